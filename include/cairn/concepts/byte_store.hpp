@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// A piece of an object that is being written.
+struct write_part {
+  std::uint64_t offset;              ///< in the object, in bytes
+  std::span<const std::byte> bytes;  ///< stays valid and unchanged until write() returns
+};
+
+/// A piece of an object that is wanted.
+struct read_range {
+  std::string_view key;              ///< valid until read() returns
+  std::uint64_t offset;              ///< in the object, in bytes
+  std::span<std::byte> destination;  ///< filled completely, or read() throws
+};
+
+/// A row of a listing.
+struct listed_object {
+  std::string key;
+  std::uint64_t bytes = 0;
+};
+
+/// One object while it is being written; what ByteStore::create gives.
+///
+/// - `write(parts)`: several at once, in any order; each byte of [0, size) is written exactly once over all
+/// calls. Writes are
+///   fastest when offset, length and memory are multiples of the store's part_alignment() and at least
+///   min_part() long; the last part of the object may end anywhere. Anything else works too, slower. Returns
+///   when the memory may be reused. Throws storage_error; the object is then broken and only destroyed.
+/// - `finish()`: the object is durable under its key, under which nothing stood before, or finish throws. No
+/// other call follows.
+/// - Destroyed without finish(): the object is aborted, nothing stands under its key.
+///
+/// One thread at a time calls an object writer; different ones may be used at once.
+template <class W>
+concept ObjectWriter = std::movable<W> && requires(W& w, std::span<const write_part> parts) {
+  { w.write(parts) } -> std::same_as<void>;
+  { w.finish() } -> std::same_as<void>;
+};
+
+/// Durable objects under keys: a directory, a bucket. Keys are relative paths of `[A-Za-z0-9._-]` and '/', no
+/// empty, "." or ".." part, at most 512 bytes: a store refuses others (storage_bad_key).
+///
+/// - `create(key, size_hint)`: begins a new object of about `size_hint` bytes (0: unknown); an ObjectWriter.
+/// Parents appear by
+///   themselves. Throws storage_error at once if space or permission is known to be missing, storage_exists
+///   if the key exists.
+/// - `part_alignment()`, `min_part()`: what ObjectWriter::write likes, in bytes; at least 1, constant.
+/// - `read(ranges)`: all of them, in parallel where that is faster; returns when all are filled. The caller
+/// has sorted and
+///   coalesced them. Throws storage_error (storage_not_found, storage_io) or corrupt_error
+///   (corrupt_truncated: the object ends before the range).
+/// - `put_new(key, bytes)`: a small object under a key that nobody used before; durable when it returns,
+/// never seen in part.
+///   Throws storage_exists if the key exists.
+/// - `publish_new(key, bytes)`: the same, atomic between any number of writers: true for exactly one of them,
+/// whose bytes stand;
+///   false if something stood there before. Everything finished before by this store, in this process, is
+///   durable before the key is seen.
+/// - `read_all(key, cap)`: the whole object, or nothing if there is none; throws corrupt_size_mismatch if
+/// longer than `cap` bytes.
+/// - `size(key)`: bytes, or nothing if there is none.
+/// - `list(prefix)`: all objects whose key begins with prefix, sorted by key. Objects that are being written
+/// are not listed.
+/// - `remove(key)`: durable; no error if there is none.
+/// - `leftovers(prefix)`: unfinished objects of writers that died, as keys for `discard(key)`; those of live
+/// writers are not
+///   listed where the store can know (file_store does on one host).
+/// - `free_space()`: what is left in bytes and objects, or nothing where the store cannot say.
+/// - `describe()`: for messages, such as "directory /data/checkpoints".
+///
+/// All functions may be called by several threads at once.
+struct space_left {
+  std::uint64_t bytes = 0;
+  std::uint64_t objects = 0;  ///< inodes; the largest number where there is no limit
+};
+
+template <class S>
+concept ByteStore =
+    std::movable<S> && requires(S& s, std::string_view key, std::uint64_t n, std::span<const std::byte> bytes,
+                                std::span<const read_range> ranges) {
+      { s.create(key, n) } -> ObjectWriter;
+      { s.part_alignment() } -> std::convertible_to<std::size_t>;
+      { s.min_part() } -> std::convertible_to<std::size_t>;
+      { s.read(ranges) } -> std::same_as<void>;
+      { s.put_new(key, bytes) } -> std::same_as<void>;
+      { s.publish_new(key, bytes) } -> std::same_as<bool>;
+      { s.read_all(key, n) } -> std::same_as<std::optional<std::vector<std::byte>>>;
+      { s.size(key) } -> std::same_as<std::optional<std::uint64_t>>;
+      { s.list(key) } -> std::same_as<std::vector<listed_object>>;
+      { s.remove(key) } -> std::same_as<void>;
+      { s.leftovers(key) } -> std::same_as<std::vector<std::string>>;
+      { s.discard(key) } -> std::same_as<void>;
+      { s.free_space() } -> std::same_as<std::optional<space_left>>;
+      { s.describe() } -> std::convertible_to<std::string>;
+    };
+
+/// True for keys that every store accepts.
+[[nodiscard]] constexpr bool valid_key(std::string_view key) noexcept {
+  if (key.empty() || key.size() > 512) return false;
+  std::size_t part = 0;
+  std::size_t dots = 0;
+  for (std::size_t i = 0; i <= key.size(); ++i) {
+    if (i == key.size() || key[i] == '/') {
+      if (part == 0 || (part == dots && part <= 2)) return false;
+      part = dots = 0;
+      continue;
+    }
+    const char c = key[i];
+    const bool fine = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                      c == '.' || c == '_' || c == '-';
+    if (!fine) return false;
+    ++part;
+    dots += c == '.';
+  }
+  return true;
+}
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/deadline.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// What a rank can say to another: messages of bytes, in order for each pair of ranks, none lost while both
+/// live.
+///
+/// - `rank()`: 0 <= rank() < size(); `size()`: the world size, at least 1. Both constant.
+/// - `send(to, bytes, deadline)`: gives the message to the transport; may return before it is received. The
+/// bytes may be
+///   reused when it returns. Throws timeout_error (timeout_peer, field rank = `to`) when the deadline passes
+///   first, peer_error (peer_lost) when the transport knows that `to` is gone.
+/// - `receive(from, deadline)`: the next message of `from`, which may be empty. Throws as send does, naming
+/// `from`.
+///
+/// One thread at a time uses a communicator. After a throw, messages may be under way: the collectives above
+/// (comm/collectives.hpp) carry an epoch in each message and drop what belongs to an earlier one. Messages
+/// are at most 1 GiB.
+template <class C>
+concept Communicator = std::movable<C> && requires(C& c, const C& k, int peer,
+                                                   std::span<const std::byte> bytes, deadline until) {
+  { k.rank() } -> std::convertible_to<int>;
+  { k.size() } -> std::convertible_to<int>;
+  { c.send(peer, bytes, until) } -> std::same_as<void>;
+  { c.receive(peer, until) } -> std::same_as<std::vector<std::byte>>;
+};
+
+}  // namespace v1
+}  // namespace cairn

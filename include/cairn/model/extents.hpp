@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/dtype.hpp>
+#include <cairn/model/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Up to eight non-negative numbers: the shape of a tensor, or an offset in one. Braces of any integers make
+/// one: `extents{vocab, width}`. No numbers at all is the shape of a scalar (volume 1).
+class extents {
+ public:
+  static constexpr int max_rank = 8;
+
+  constexpr extents() noexcept = default;
+  template <std::integral... Sizes>
+    requires(sizeof...(Sizes) > 0 && sizeof...(Sizes) <= max_rank)
+  extents(Sizes... sizes) : rank_(static_cast<int>(sizeof...(Sizes))) {
+    int i = 0;
+    ((values_[static_cast<std::size_t>(i++)] = checked(sizes)), ...);
+  }
+  /// From a run-time list. @throws usage_error if it is longer than eight or holds a negative number.
+  explicit extents(std::span<const std::int64_t> sizes) : rank_(static_cast<int>(sizes.size())) {
+    if (sizes.size() > max_rank)
+      fail(error_id::usage_bad_shape, "a shape has more than eight dimensions; merge some of them",
+           {.got = std::to_string(sizes.size())});
+    for (std::size_t i = 0; i < sizes.size(); ++i) values_[i] = checked(sizes[i]);
+  }
+  /// `rank` numbers, all `value`.
+  static extents filled(int rank, std::int64_t value) {
+    std::array<std::int64_t, max_rank> v;
+    v.fill(value);
+    return extents(std::span<const std::int64_t>(v.data(), static_cast<std::size_t>(rank)));
+  }
+
+  [[nodiscard]] constexpr int rank() const noexcept { return rank_; }
+  [[nodiscard]] constexpr std::int64_t operator[](int i) const noexcept {
+    return values_[static_cast<std::size_t>(i)];
+  }
+  constexpr void set(int i, std::int64_t value) noexcept { values_[static_cast<std::size_t>(i)] = value; }
+  [[nodiscard]] constexpr const std::int64_t* begin() const noexcept { return values_.data(); }
+  [[nodiscard]] constexpr const std::int64_t* end() const noexcept { return values_.data() + rank_; }
+  friend constexpr bool operator==(const extents&, const extents&) noexcept = default;
+  /// Lexicographic; only for sorting.
+  friend constexpr bool operator<(const extents& a, const extents& b) noexcept {
+    return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+  }
+
+  /// The product of all, or nothing if it is above 2^63 - 1.
+  [[nodiscard]] std::optional<std::int64_t> checked_volume() const noexcept {
+    std::int64_t product = 1;
+    bool overflow = false;
+    for (auto v : *this) {
+      if (v == 0) return 0;
+      overflow |= __builtin_mul_overflow(product, v, &product);
+    }
+    if (overflow) return std::nullopt;
+    return product;
+  }
+  /// The product of all. @pre it fits, which is checked where extents enter (state_dict, parsers).
+  [[nodiscard]] std::int64_t volume() const noexcept { return checked_volume().value_or(0); }
+
+ private:
+  template <std::integral Size>
+  static std::int64_t checked(Size size) {
+    if (!std::in_range<std::int64_t>(size) || std::cmp_less(size, 0))
+      fail(error_id::usage_bad_shape, "a size or offset is negative or above 2^63 - 1",
+           {.got = std::to_string(size)});
+    return static_cast<std::int64_t>(size);
+  }
+  std::array<std::int64_t, max_rank> values_{};
+  int rank_ = 0;
+};
+
+/// "[3, 4]"
+[[nodiscard]] inline std::string to_string(const extents& e) {
+  std::string text = "[";
+  for (int i = 0; i < e.rank(); ++i) text.append(i ? ", " : "").append(std::to_string(e[i]));
+  return text + "]";
+}
+
+/// Bytes of a tensor of this shape, or nothing on overflow or where packed elements do not fill whole bytes.
+[[nodiscard]] inline std::optional<std::uint64_t> checked_bytes(dtype t, const extents& shape) noexcept {
+  const auto volume = shape.checked_volume();
+  if (!volume || *volume % granule_of(t) != 0) return std::nullopt;
+  std::int64_t bits = 0;
+  if (__builtin_mul_overflow(*volume, static_cast<std::int64_t>(bits_of(t)), &bits)) return std::nullopt;
+  return static_cast<std::uint64_t>(bits) / 8;
+}
+
+/// An axis-aligned box of a global tensor: what one rank holds, writes or reads. Same rank as the tensor.
+struct chunk {
+  extents offsets;  ///< of the first element, in elements of each dimension
+  extents sizes;    ///< elements in each dimension
+
+  friend bool operator==(const chunk&, const chunk&) noexcept = default;
+  friend bool operator<(const chunk& a, const chunk& b) noexcept {
+    return a.offsets == b.offsets ? a.sizes < b.sizes : a.offsets < b.offsets;
+  }
+  [[nodiscard]] std::int64_t volume() const noexcept { return sizes.volume(); }
+  [[nodiscard]] bool empty() const noexcept { return volume() == 0; }
+};
+
+/// The box that is the tensor.
+[[nodiscard]] inline chunk whole(const extents& shape) {
+  return {extents::filled(shape.rank(), 0), shape};
+}
+
+/// Text for messages: offsets [0, 4] sizes [2, 4].
+[[nodiscard]] inline std::string to_string(const chunk& c) {
+  return "offsets " + to_string(c.offsets) + " sizes " + to_string(c.sizes);
+}
+
+/// True if the box lies in the tensor; overflow-safe.
+[[nodiscard]] inline bool inside(const chunk& c, const extents& shape) noexcept {
+  if (c.offsets.rank() != shape.rank() || c.sizes.rank() != shape.rank()) return false;
+  for (int d = 0; d < shape.rank(); ++d)
+    if (c.offsets[d] < 0 || c.sizes[d] < 0 || c.offsets[d] > shape[d] || c.sizes[d] > shape[d] - c.offsets[d])
+      return false;
+  return true;
+}
+
+/// The common box, or nothing if there is none (boxes without volume meet nothing; scalars meet).
+[[nodiscard]] inline std::optional<chunk> intersect(const chunk& a, const chunk& b) noexcept {
+  if (a.offsets.rank() != b.offsets.rank()) return std::nullopt;
+  chunk c = a;
+  for (int d = 0; d < a.offsets.rank(); ++d) {
+    const auto begin = std::max(a.offsets[d], b.offsets[d]);
+    const auto end = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
+    if (begin >= end) return std::nullopt;
+    c.offsets.set(d, begin);
+    c.sizes.set(d, end - begin);
+  }
+  return c;
+}
+
+}  // namespace v1
+}  // namespace cairn
