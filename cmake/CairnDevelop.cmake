@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# What cairn's own tests, examples and benchmarks share; users of the library never see it.
+
+add_library(cairn_warnings INTERFACE)
+target_compile_options(cairn_warnings INTERFACE
+  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow
+  $<$<BOOL:${CAIRN_WERROR}>:-Werror>
+  $<$<CXX_COMPILER_ID:GNU>:-fconcepts-diagnostics-depth=4>)
+
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(CAIRN_CCACHE ccache)
+  mark_as_advanced(CAIRN_CCACHE)
+  if(CAIRN_CCACHE)
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${CAIRN_CCACHE}")
+  endif()
+endif()
+
+# cairn_program(NAME FILE...): one executable with cairn's warnings.
+function(cairn_program name)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE cairn::cairn cairn_warnings)
+  set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
+endfunction()
+
+# cairn_marker(OUT FILE KEY): the value of a comment line `// KEY` or `// KEY: value` among the first lines of FILE;
+# TRUE where it has no value, empty where there is no such line.
+function(cairn_marker out file key)
+  set(${out} "" PARENT_SCOPE)
+  file(STRINGS "${file}" lines LIMIT_COUNT 12)
+  foreach(line IN LISTS lines)
+    if(line MATCHES "^// ${key} *$")
+      set(${out} TRUE PARENT_SCOPE)
+      return()
+    elseif(line MATCHES "^// ${key}: *(.*[^ ]) *$")
+      set(${out} "${CMAKE_MATCH_1}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+endfunction()

@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Checks the rules that the source tree keeps, and names each breach by file:
+#   1. every source file names its licence in its first lines;
+#   2. core headers include none of the headers that cost every user compile time;
+#   3. headers are included as <cairn/...>, and only downwards between the folders of include/cairn;
+#   4. every error id has a heading in docs/errors.md (where that page exists).
+# usage: check_tree.sh [ROOT]; check_tree.sh --self-test
+set -euo pipefail
+export LC_ALL=C
+
+# Which folders of include/cairn a folder may include besides itself.
+declare -A may_include=(
+  [model]="version.hpp"
+  [concepts]="model"
+  [plan]="model concepts"
+  [stage]="model concepts"
+  [execute]="model concepts"
+  [storage]="model concepts"
+  [stores]="model concepts"
+  [comm]="model concepts"
+  [cuda]="model concepts stage"
+  [interop]="model concepts"
+  [manage]="model concepts"
+  [observe]="model concepts"
+)
+
+breaches=0
+breach() {
+  printf '%s\n' "$*"
+  breaches=$((breaches + 1))
+}
+
+check_licences() {
+  local path
+  while IFS= read -r path; do
+    head -n 3 "$path" | grep -q 'SPDX-License-Identifier: Apache-2.0' ||
+      breach "$path: no line 'SPDX-License-Identifier: Apache-2.0' at its beginning"
+  done < <(find . \( -name build -o -name 'build-*' -o -name .git -o -name .cache -o -name __pycache__ \) -prune -o -type f \
+    \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.inc' -o -name '*.sh' -o -name '*.py' \
+    -o -name '*.cmake' -o -name '*.cmake.in' -o -name CMakeLists.txt -o -path './.ci/run' \) -print | sort)
+}
+
+check_heavy_headers() {
+  local path header
+  while IFS= read -r path; do
+    if head -n 12 "$path" | grep -q '^// opt-in:'; then continue; fi
+    for header in iostream ranges regex filesystem format; do
+      if grep -qE "^[[:space:]]*#[[:space:]]*include[[:space:]]*<$header>" "$path"; then
+        breach "$path: includes <$header>, which core headers must not"
+      fi
+    done
+  done < <(find include/cairn -name '*.hpp' | sort)
+}
+
+check_arrows() {
+  local path folder target allowed candidate
+  while IFS= read -r path; do
+    if grep -qE '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' "$path"; then
+      breach "$path: includes with quotes; use <cairn/...>"
+    fi
+    folder=${path#include/cairn/}
+    # The umbrella and the other headers beside it may include all of core.
+    case $folder in */*) folder=${folder%%/*} ;; *) continue ;; esac
+    if [ -z "${may_include[$folder]+set}" ]; then
+      breach "$path: include/cairn/$folder is not in the table of folders in tests/check_tree.sh"
+      continue
+    fi
+    while IFS= read -r target; do
+      target=${target#cairn/}
+      allowed=no
+      for candidate in "$folder" ${may_include[$folder]}; do
+        case $target in "$candidate" | "$candidate"/*) allowed=yes ;; esac
+      done
+      [ "$allowed" = yes ] ||
+        breach "$path: includes <cairn/$target>, but $folder may include only itself${may_include[$folder]:+, ${may_include[$folder]// /, }}"
+    done < <(sed -nE 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*<(cairn\/[^>]*)>.*/\1/p' "$path")
+  done < <(find include/cairn \( -name '*.hpp' -o -name '*.cuh' \) | sort)
+}
+
+check_error_pages() {
+  local ids=include/cairn/model/error_ids.hpp page=docs/errors.md id
+  if [ ! -f "$ids" ] || [ ! -f "$page" ]; then
+    return 0
+  fi
+  local found=0
+  while IFS= read -r id; do
+    found=$((found + 1))
+    grep -qE "^#+ .*\b$id\b" "$page" || breach "$page: no heading for the error id $id"
+  done < <(sed -n '/^enum class error_id/,/^};/p' "$ids" | sed -nE 's/^[[:space:]]*([a-z][a-z0-9_]*) *=.*/\1/p')
+  [ "$found" -gt 0 ] || breach "$ids: found no id in enum class error_id"
+}
+
+check() {
+  cd "$1"
+  breaches=0
+  check_licences
+  check_heavy_headers
+  check_arrows
+  check_error_pages
+  if [ "$breaches" -gt 0 ]; then
+    echo "check_tree: $breaches breaches of the tree's rules"
+    return 1
+  fi
+  echo "check_tree: the tree keeps its rules"
+}
+
+# Every rule must notice its breach, and a tree without one must pass.
+self_test() {
+  local root failures=0
+  root=$(mktemp -d)
+  trap "rm -rf '$root'" EXIT
+  local licence='// SPDX-License-Identifier: Apache-2.0'
+  fresh() {
+    rm -rf "$root/tree"
+    mkdir -p "$root/tree/include/cairn/model" "$root/tree/include/cairn/plan" "$root/tree/docs"
+    printf '%s\n' "$licence" 'enum class error_id {' '  usage_one = 101,' '};' >"$root/tree/include/cairn/model/error_ids.hpp"
+    printf '%s\n' "$licence" '#include <cairn/model/error_ids.hpp>' >"$root/tree/include/cairn/plan/a.hpp"
+    printf '## 101 `usage_one`\n' >"$root/tree/docs/errors.md"
+  }
+  expect() {  # expect TITLE REGEX: REGEX empty means that the tree must pass
+    local output status=0
+    output=$( (check "$root/tree") 2>&1) || status=$?
+    if { [ -z "$2" ] && [ "$status" -ne 0 ]; } || { [ -n "$2" ] && { [ "$status" -eq 0 ] || ! grep -qE "$2" <<<"$output"; }; }; then
+      echo "check_tree self-test: '$1' was not told as it should be: $output"
+      failures=$((failures + 1))
+    fi
+  }
+  fresh
+  expect "a good tree" ""
+  fresh && echo 'int a;' >"$root/tree/include/cairn/model/b.hpp"
+  expect "no licence" "b.hpp: no line 'SPDX"
+  fresh && echo '#include <iostream>' >>"$root/tree/include/cairn/plan/a.hpp"
+  expect "heavy header" 'a.hpp: includes <iostream>'
+  fresh && echo '#include <cairn/plan/a.hpp>' >>"$root/tree/include/cairn/model/error_ids.hpp"
+  expect "arrow upwards" 'error_ids.hpp: includes <cairn/plan/a.hpp>'
+  fresh && echo '#include "b.hpp"' >>"$root/tree/include/cairn/plan/a.hpp"
+  expect "quotes" 'includes with quotes'
+  fresh && mkdir "$root/tree/include/cairn/other" && echo "$licence" >"$root/tree/include/cairn/other/c.hpp"
+  expect "unknown folder" 'not in the table'
+  fresh && echo '# Errors' >"$root/tree/docs/errors.md"
+  expect "error without a page" 'no heading for the error id usage_one'
+  if [ "$failures" -gt 0 ]; then
+    return 1
+  fi
+  echo "check_tree self-test: every rule notices its breach"
+}
+
+if [ "${1:-}" = --self-test ]; then
+  self_test
+else
+  check "${1:-$(dirname "${BASH_SOURCE[0]}")/..}"
+fi

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles every header of cairn alone, after hostile macros, two at a time, and prints the CPU seconds of each.
+
+usage: check_headers.py --compiler C --include DIR [--table FILE] [--jobs N] -- FLAG...
+
+A header with a line `// opt-in: WHAT` among its first lines needs an optional dependency and is listed, not compiled.
+The compile time of the umbrella is printed against its limit as a report: time never decides.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror"]
+UMBRELLA = "cairn/cairn.hpp"
+UMBRELLA_LIMIT_S = 4.0
+
+
+def compile_source(command, source):
+    """Returns (succeeded, CPU seconds with all child processes, output)."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output,
+                                   env={**os.environ, "LC_ALL": "C"})
+        try:
+            process.stdin.write(source.encode())
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        return process.returncode == 0, usage.ru_utime + usage.ru_stime, output.read().decode(errors="replace")
+
+
+def opt_in(path):
+    with open(path, encoding="utf-8") as file:
+        for _, line in zip(range(12), file):
+            match = re.match(r"// opt-in: *(.+)$", line)
+            if match:
+                return match.group(1).strip()
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--compiler", required=True)
+    parser.add_argument("--include", required=True, type=pathlib.Path)
+    parser.add_argument("--table", type=pathlib.Path)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("flags", nargs="*")
+    arguments = parser.parse_args()
+
+    hostile = pathlib.Path(__file__).with_name("hostile.hpp")
+    # GNU mode, because it predefines the macros linux and unix.
+    base = [arguments.compiler, "-x", "c++", "-std=gnu++20", *WARNINGS, *arguments.flags]
+    names = sorted(str(path.relative_to(arguments.include)) for path in arguments.include.glob("cairn/**/*.hpp"))
+    if not names:
+        sys.exit(f"check_headers: there is no header in {arguments.include}/cairn")
+
+    def check(name):
+        reason = opt_in(arguments.include / name)
+        if reason:
+            return name, None, reason, ""
+        twice = f"#include <{name}>\n#include <{name}>\n"
+        good, seconds, output = compile_source([*base, "-fsyntax-only", "-include", str(hostile), "-"], twice)
+        return name, good, seconds, output
+
+    lines = [f"CPU seconds of each header alone, after hostile macros ({os.path.basename(arguments.compiler)})"]
+    failed = []
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for name, good, seconds, output in pool.map(check, names):
+            if good is None:
+                lines.append(f"  opt-in  {name} ({seconds})")
+                continue
+            lines.append(f"  {seconds:6.2f}  {name}{'' if good else '  FAILED'}")
+            if not good:
+                failed.append(name)
+                lines.append("\n".join(output.splitlines()[:40]))
+    if UMBRELLA in names:
+        good, seconds, _ = compile_source([*base, "-O2", "-c", "-o", "/dev/null", "-"],
+                                          f"#include <{UMBRELLA}>\nint main() {{}}\n")
+        if good:
+            word = "within" if seconds <= UMBRELLA_LIMIT_S else "OVER"
+            lines.append(f"  {seconds:6.2f}  compiling {UMBRELLA} with -O2: {word} the {UMBRELLA_LIMIT_S:g} s limit (a report)")
+    lines.append(f"{len(names)} headers, {len(failed)} failed")
+    text = "\n".join(lines) + "\n"
+    sys.stdout.write(text)
+    if arguments.table:
+        arguments.table.write_text(text, encoding="utf-8")
+    if failed:
+        sys.exit(f"check_headers: these do not compile alone: {', '.join(failed)}")
+
+
+main()
