@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/item.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/plan.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Segments of an image begin at multiples of this, in bytes: what direct I/O and devices want.
+inline constexpr std::uint64_t image_alignment = 4096;
+/// Items smaller than this are copied before save() returns, also when it is overlapped.
+inline constexpr std::uint64_t always_copied_below = 64 * 1024;
+
+/// One run of an image that becomes one file, byte for byte.
+struct image_segment {
+  std::uint64_t begin = 0;  ///< in the image; a multiple of image_alignment
+  std::uint64_t bytes = 0;  ///< of the file: header and items, without the padding that follows in the image
+  std::vector<std::byte> header;  ///< the first bytes of the file; items follow directly
+};
+
+/// Where one item of a plan lies.
+struct item_placement {
+  std::uint32_t item = 0;  ///< index in save_plan::items
+  std::uint32_t segment = 0;
+  std::uint64_t begin = 0;        ///< in the image
+  std::uint64_t bytes = 0;        ///< stored size at this save
+  std::uint64_t first_block = 0;  ///< index of its first digest among all digests of the image
+  item_key key;                   ///< in the record
+  bool early = false;             ///< copied before save() returns
+};
+
+/// The image of one rank's save: every file that it writes, one after another. What StorageWriter::layout
+/// gives; immutable.
+struct image_layout {
+  std::vector<image_segment> segments;
+  std::vector<item_placement> items;  ///< in image order: ascending begin, no gap within a segment
+  std::uint64_t bytes = 0;            ///< of the image; a multiple of image_alignment
+  std::uint64_t blocks = 0;           ///< digests of all items together
+};
+
+}  // namespace v1
+}  // namespace cairn

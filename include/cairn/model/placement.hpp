@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/extents.hpp>
+
+#include <concepts>
+#include <cstdint>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// This rank holds one box of a global tensor: `shard{{rows, columns}, {first_row, 0}}`. The box's sizes are
+/// deduced from the size of a container (all of the global size in the dimensions after the first); with a
+/// raw pointer they must be given.
+struct shard {
+  extents global;
+  extents offset;
+  extents sizes = {};
+};
+
+/// This rank holds a range of the flattened (row-major) global tensor, as ZeRO and FSDP1 do:
+/// `flat_shard{{rows, columns}, begin}`. `begin` and `length` count elements; the length is deduced from a
+/// container, with a raw pointer it must be given.
+struct flat_shard {
+  extents global;
+  std::int64_t begin = 0;
+  std::int64_t length = -1;
+};
+
+template <class P>
+concept Placement = std::same_as<P, shard> || std::same_as<P, flat_shard>;
+
+/// The fewest boxes that make up elements [begin, begin + length) of the flattened tensor, in memory order:
+/// at most 2 x rank - 1.
+/// @pre the range lies in the tensor.
+[[nodiscard]] inline std::vector<chunk> boxes_of_range(const extents& shape, std::int64_t begin,
+                                                       std::int64_t length) {
+  std::vector<chunk> boxes;
+  const std::int64_t end = begin + length;
+  for (std::int64_t at = begin; at < end;) {
+    // The outermost dimension along which a whole slab starts here and fits.
+    std::int64_t slab = 1;
+    int d = shape.rank() - 1;
+    for (std::int64_t next = slab; d > 0; --d, slab = next) {
+      next = slab * shape[d];
+      if (at % next != 0 || end - at < next) break;
+    }
+    chunk box{extents::filled(shape.rank(), 0), shape};
+    std::int64_t rest = at;
+    for (int k = shape.rank() - 1; k >= 0; --k) {
+      const std::int64_t index = rest % shape[k];
+      rest /= shape[k];
+      if (k > d) continue;
+      box.offsets.set(k, index);
+      box.sizes.set(k, 1);
+    }
+    if (shape.rank() > 0) box.sizes.set(d, std::min((end - at) / slab, shape[d] - box.offsets[d]));
+    at += box.volume();
+    boxes.push_back(box);
+  }
+  return boxes;
+}
+
+}  // namespace v1
+}  // namespace cairn

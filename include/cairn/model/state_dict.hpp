@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/digest.hpp>
+#include <cairn/model/item.hpp>
+#include <cairn/model/placement.hpp>
+#include <cairn/model/tensor_view.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// How the memory of an entry is found: an address taken at its word, or a container that is asked anew at
+/// each save.
+struct memory_binding {
+  void* object = nullptr;                   ///< the container, or the address itself where `data` is null
+  void* (*data)(void*) = nullptr;           ///< address of the container's first element
+  std::uint64_t (*count)(void*) = nullptr;  ///< elements that the container holds now
+  void (*resize)(void*, std::uint64_t) = nullptr;  ///< null where the size cannot change
+};
+
+/// One name of a state_dict, on this rank. Planners read it; users do not make it.
+struct state_entry {
+  std::string name;
+  item_kind kind = item_kind::tensor;
+  dtype type = dtype::u8;
+  extents global;  ///< shape of the whole tensor; empty for values; not used for bytes
+  item_flags flags;
+  std::vector<chunk> boxes;   ///< what this rank holds, in memory order; none of them is empty
+  std::int64_t elements = 0;  ///< in all boxes together
+  memory_binding memory;
+  tensor_view shape_of_memory;  ///< strides, space and device where the entry is one box; `data` is not used
+  bool strided = false;         ///< shape_of_memory holds strides of the user
+
+  /// The memory of a box, asked for now. @throws usage_error (usage_size_changed) if the container does not
+  /// fit any more.
+  [[nodiscard]] tensor_view view(std::size_t box) const {
+    void* address = address_now();
+    if (memory.count != nullptr && memory.count(memory.object) != static_cast<std::uint64_t>(elements))
+      fail(
+          error_id::usage_size_changed,
+          "a container has another size than when its tensor was added; make a new state_dict after resizing",
+          {.item = name,
+           .expected = std::to_string(elements),
+           .got = std::to_string(memory.count(memory.object))});
+    if (strided) {
+      tensor_view v = shape_of_memory;
+      v.data = static_cast<std::byte*>(address);
+      return v;
+    }
+    std::int64_t before = 0;
+    for (std::size_t i = 0; i < box; ++i) before += boxes[i].volume();
+    tensor_view v =
+        contiguous_view(static_cast<std::byte*>(address) + bytes_of(type, before), type, boxes[box].sizes);
+    v.space = shape_of_memory.space;
+    v.device = shape_of_memory.device;
+    return v;
+  }
+  /// The memory of a bytes item, asked for now.
+  [[nodiscard]] std::span<std::byte> bytes() const {
+    return {static_cast<std::byte*>(address_now()), static_cast<std::size_t>(memory.count(memory.object))};
+  }
+
+ private:
+  [[nodiscard]] void* address_now() const {
+    return memory.data != nullptr ? memory.data(memory.object) : memory.object;
+  }
+};
+
+class state_scope;
+
+/// Tells how a type that cannot be changed joins a state_dict; a type of yours has a member instead:
+/// `void register_state(cairn::state_scope& scope) { scope.tensor("weight", weight_, {n, k}); }`
+template <class T>
+struct state_of {};
+
+namespace detail {
+template <class C>
+using element_of = std::remove_pointer_t<decltype(std::data(std::declval<C&>()))>;
+template <class C>
+concept TensorContainer = requires(C& c) {
+  { std::data(c) };
+  { std::size(c) } -> std::convertible_to<std::size_t>;
+} && Element<element_of<C>> && !std::is_const_v<element_of<C>>;
+template <class C>
+concept ByteContainer =
+    requires(C& c) {
+      { std::data(c) };
+      { std::size(c) } -> std::convertible_to<std::size_t>;
+    } && sizeof(element_of<C>) == 1 && std::is_trivially_copyable_v<element_of<C>> &&
+    !std::is_const_v<element_of<C>>;
+template <class T>
+concept HasRegisterMember = requires(T& t, state_scope& s) { t.register_state(s); };
+template <class T>
+concept HasStateOf = requires(T& t, state_scope& s) { state_of<T>::register_state(s, t); };
+template <class>
+inline constexpr bool always_false = false;
+
+template <class C>
+memory_binding bind_container(C& c) {
+  memory_binding m;
+  m.object = const_cast<void*>(static_cast<const void*>(std::addressof(c)));
+  m.data = [](void* o) -> void* { return std::data(*static_cast<C*>(o)); };
+  m.count = [](void* o) -> std::uint64_t { return std::size(*static_cast<C*>(o)); };
+  if constexpr (requires { c.resize(std::size_t{}); })
+    m.resize = [](void* o, std::uint64_t n) { static_cast<C*>(o)->resize(static_cast<std::size_t>(n)); };
+  return m;
+}
+}  // namespace detail
+
+/// The named state of a training job, as this rank holds it: what is saved and where loads put it. It refers
+/// to memory and owns none: the memory must be there at each save and load, and unchanged until the save has
+/// released it; the state_dict itself may be changed or destroyed once save() has returned.
+///
+/// - A container (std::vector, std::array, C array, anything with data() and size()) is kept by reference and
+/// asked for its address and
+///   size at each save: it may be reassigned but must keep its size, and outlive the state_dict.
+/// - A raw pointer or a tensor_view is taken at its word; `rebind` gives it a new address.
+/// - Names are unique; a name given twice is a usage error (usage_duplicate_name).
+///
+/// One thread at a time. Registration costs one small allocation or two for each item.
+class state_dict {
+ public:
+  /// A whole tensor; the same name and shape on several ranks means replicated. `memory`: an element pointer,
+  /// a container, or a tensor_view. Flags: copy_now, per_rank, optional. @throws usage_error on a bad name or
+  /// shape, or a container of another size.
+  template <class Memory, ItemFlag... Flags>
+  void tensor(std::string_view name, Memory&& memory, const extents& shape, Flags... flags) {
+    auto e = begin_entry(name, item_kind::tensor, flags...);
+    const auto held = bind<Memory>(e, memory);
+    e.global = shape;
+    e.boxes = {whole(shape)};
+    finish_tensor(std::move(e), held);
+  }
+  /// A placed tensor: this rank's shard or flat_shard of a global one.
+  template <class Memory, Placement P, ItemFlag... Flags>
+  void tensor(std::string_view name, Memory&& memory, const P& placement, Flags... flags) {
+    auto e = begin_entry(name, item_kind::tensor, flags...);
+    const auto held = bind<Memory>(e, memory);
+    place(e, placement, held);
+    finish_tensor(std::move(e), held);
+  }
+  /// A whole tensor with the shape of the view.
+  template <ItemFlag... Flags>
+  void tensor(std::string_view name, const tensor_view& view, Flags... flags) {
+    tensor(name, view, view.shape, flags...);
+  }
+
+  /// An arithmetic value or an enumeration, restored in place. Lvalues only: the state_dict refers to it.
+  template <class T, ItemFlag... Flags>
+    requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
+  void value(std::string_view name, T& value, Flags... flags) {
+    static_assert(
+        Element<T>,
+        "cairn::state_dict::value: this type has no dtype; specialise cairn::dtype_for or store it as bytes");
+    auto e = begin_entry(name, item_kind::value, flags...);
+    e.type = dtype_v<T>;
+    e.boxes = {whole({})};
+    e.elements = 1;
+    e.memory.object = std::addressof(value);
+    add(std::move(e));
+  }
+
+  /// Opaque bytes: a container of one-byte elements, by reference. Its size may change from save to save; a
+  /// load resizes it (or throws where it cannot be resized and the sizes differ). Lvalues only.
+  template <detail::ByteContainer C, ItemFlag... Flags>
+  void bytes(std::string_view name, C& container, Flags... flags) {
+    auto e = begin_entry(name, item_kind::bytes, flags...);
+    e.memory = detail::bind_container(container);
+    add(std::move(e));
+  }
+
+  /// Adds what a user's struct registers, under "prefix." names; see state_of. The struct must outlive the
+  /// state_dict.
+  template <class T>
+  void object(std::string_view prefix, T& object);
+
+  /// The new address of a tensor that was added by pointer or view. @throws usage_error if the name is
+  /// unknown, bound to a container, or of another dtype.
+  template <Element T>
+  void rebind(std::string_view name, T* data) {
+    rebind_to(name, data, dtype_v<T>);
+  }
+  void rebind(std::string_view name, const tensor_view& view) { rebind_to(name, view.data, view.type); }
+
+  /// All entries in the order of registration.
+  [[nodiscard]] std::span<const state_entry> entries() const noexcept { return entries_; }
+  /// The entry of a name, or nullptr.
+  [[nodiscard]] const state_entry* find(std::string_view name) const {
+    const auto found = index_.find(std::string(name));
+    return found == index_.end() ? nullptr : &entries_[found->second];
+  }
+  [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
+
+  /// Digest of everything that a plan depends on: names, kinds, dtypes, shapes, boxes, flags; not addresses,
+  /// values, or the sizes of bytes items. Kept until the next registration: O(1) after the first call.
+  [[nodiscard]] std::uint64_t structure() const {
+    if (structure_known_) return structure_;
+    digest_stream d;
+    for (const auto& e : entries_) {
+      d.put(e.name).put(e.kind).put(e.type).put(e.flags.copy_now).put(e.flags.per_rank).put(e.flags.optional);
+      put(d, e.global);
+      d.put(static_cast<std::uint64_t>(e.boxes.size()));
+      for (const auto& b : e.boxes) put(d, b.offsets), put(d, b.sizes);
+    }
+    structure_ = d.value();
+    structure_known_ = true;
+    return structure_;
+  }
+
+ private:
+  static void put(digest_stream& d, const extents& e) {
+    d.put(e.rank());
+    for (auto v : e) d.put(v);
+  }
+  template <ItemFlag... Flags>
+  state_entry begin_entry(std::string_view name, item_kind kind, Flags... flags) {
+    if (const auto problem = name_problem(name); !problem.empty())
+      fail(error_id::usage_bad_name, "the name of an item " + std::string(problem),
+           {.item = std::string(name.substr(0, 200))});
+    state_entry e;
+    e.name = name;
+    e.kind = kind;
+    (detail::set_flag(e.flags, flags), ...);
+    return e;
+  }
+  /// Binds memory; the number of elements it holds, or -1 where it is taken at its word.
+  template <class Memory>
+  static std::int64_t bind(state_entry& e, Memory& memory) {
+    using M = std::remove_cvref_t<Memory>;
+    if constexpr (std::same_as<M, tensor_view>) {
+      e.type = memory.type;
+      e.memory.object = memory.data;
+      e.shape_of_memory = memory;
+      e.strided = !memory.contiguous();
+      return memory.shape.volume();
+    } else if constexpr (std::is_pointer_v<M>) {
+      static_assert(Element<std::remove_pointer_t<M>>,
+                    "cairn::state_dict::tensor: pass a pointer to non-const elements that have a dtype "
+                    "(specialise cairn::dtype_for), "
+                    "or a cairn::tensor_view");
+      if constexpr (Element<std::remove_pointer_t<M>>) {
+        e.type = dtype_v<std::remove_pointer_t<M>>;
+        e.memory.object = memory;
+      }
+      return -1;
+    } else if constexpr (detail::TensorContainer<std::remove_reference_t<Memory>>) {
+      static_assert(std::is_lvalue_reference_v<Memory>,
+                    "cairn::state_dict::tensor: the state_dict keeps a reference to the container, so it "
+                    "must be an lvalue that "
+                    "outlives it; pass .data() to bind an address");
+      e.type = dtype_v<detail::element_of<std::remove_reference_t<Memory>>>;
+      e.memory = detail::bind_container(memory);
+      e.memory.resize = nullptr;
+      return static_cast<std::int64_t>(std::size(memory));
+    } else {
+      static_assert(detail::always_false<Memory>,
+                    "cairn::state_dict::tensor: the second argument must be an element pointer, a container "
+                    "with data() and size() of "
+                    "non-const elements, or a cairn::tensor_view");
+      return -1;
+    }
+  }
+  static void place(state_entry& e, const shard& s, std::int64_t held);
+  static void place(state_entry& e, const flat_shard& s, std::int64_t held);
+  void finish_tensor(state_entry e, std::int64_t held);
+  void add(state_entry e);
+  void rebind_to(std::string_view name, void* data, dtype type);
+
+  std::vector<state_entry> entries_;
+  std::unordered_map<std::string, std::size_t> index_;
+  mutable std::uint64_t structure_ = 0;
+  mutable bool structure_known_ = false;
+};
+
+/// A state_dict seen through a prefix: "encoder." + name. What register_state gets; lives only during that
+/// call.
+class state_scope {
+ public:
+  state_scope(state_dict& state, std::string prefix) : state_(state), prefix_(std::move(prefix)) {}
+
+  template <class Memory, ItemFlag... Flags>
+  void tensor(std::string_view name, Memory&& memory, const extents& shape, Flags... flags) {
+    state_.tensor(prefix_ + std::string(name), std::forward<Memory>(memory), shape, flags...);
+  }
+  template <class Memory, Placement P, ItemFlag... Flags>
+  void tensor(std::string_view name, Memory&& memory, const P& placement, Flags... flags) {
+    state_.tensor(prefix_ + std::string(name), std::forward<Memory>(memory), placement, flags...);
+  }
+  template <ItemFlag... Flags>
+  void tensor(std::string_view name, const tensor_view& view, Flags... flags) {
+    state_.tensor(prefix_ + std::string(name), view, flags...);
+  }
+  template <class T, ItemFlag... Flags>
+  void value(std::string_view name, T& value, Flags... flags) {
+    state_.value(prefix_ + std::string(name), value, flags...);
+  }
+  template <class C, ItemFlag... Flags>
+  void bytes(std::string_view name, C& container, Flags... flags) {
+    state_.bytes(prefix_ + std::string(name), container, flags...);
+  }
+  template <class T>
+  void object(std::string_view name, T& object) {
+    state_.object(prefix_ + std::string(name), object);
+  }
+
+ private:
+  state_dict& state_;
+  std::string prefix_;
+};
+
+template <class T>
+void state_dict::object(std::string_view prefix, T& object) {
+  static_assert(detail::HasRegisterMember<T> || detail::HasStateOf<T>,
+                "cairn::state_dict::object: the type joins a state_dict through a member void "
+                "register_state(cairn::state_scope&), or a "
+                "specialisation cairn::state_of<T> with static void register_state(cairn::state_scope&, T&)");
+  state_scope scope(*this, std::string(prefix) + ".");
+  if constexpr (detail::HasRegisterMember<T>)
+    object.register_state(scope);
+  else if constexpr (detail::HasStateOf<T>)
+    state_of<T>::register_state(scope, object);
+}
+
+inline void state_dict::place(state_entry& e, const shard& s, std::int64_t held) {
+  e.global = s.global;
+  chunk box{s.offset, s.sizes};
+  if (s.offset.rank() != s.global.rank())
+    fail(error_id::usage_bad_shape, "a shard's offset has another number of dimensions than its global shape",
+         {.item = e.name, .expected = to_string(s.global), .got = to_string(s.offset)});
+  if (s.sizes.rank() == 0 && s.global.rank() > 0) {
+    if (held < 0)
+      fail(error_id::usage_bad_shape,
+           "a shard over a raw pointer needs its sizes: cairn::shard{global, offset, sizes}",
+           {.item = e.name});
+    box.sizes = s.global;
+    std::int64_t row = 1;
+    for (int d = 1; d < s.global.rank(); ++d) row *= s.global[d];
+    if (row != 0 && held % row != 0)
+      fail(error_id::usage_bad_shape,
+           "a container does not hold whole rows of its shard; give the sizes: cairn::shard{global, offset, "
+           "sizes}",
+           {.item = e.name, .expected = "a multiple of " + std::to_string(row), .got = std::to_string(held)});
+    box.sizes.set(0, row == 0 ? 0 : held / row);
+  }
+  if (!inside(box, s.global))
+    fail(error_id::usage_bad_shape, "a shard reaches outside of its global shape",
+         {.item = e.name, .expected = "inside " + to_string(s.global), .got = to_string(box)});
+  e.boxes = {box};
+}
+
+inline void state_dict::place(state_entry& e, const flat_shard& s, std::int64_t held) {
+  e.global = s.global;
+  const auto volume = s.global.checked_volume();
+  const auto length = s.length >= 0 ? s.length : held;
+  if (length < 0)
+    fail(error_id::usage_bad_shape,
+         "a flat_shard over a raw pointer needs its length: cairn::flat_shard{global, begin, length}",
+         {.item = e.name});
+  if (!volume || s.begin < 0 || s.begin > *volume || length > *volume - s.begin)
+    fail(error_id::usage_bad_shape, "a flat_shard reaches outside of its global shape",
+         {.item = e.name,
+          .expected = "inside " + to_string(s.global),
+          .got = "[" + std::to_string(s.begin) + ", +" + std::to_string(length) + ")"});
+  if (e.strided)
+    fail(error_id::usage_bad_shape, "a flat_shard needs contiguous memory; this view has strides",
+         {.item = e.name});
+  e.boxes = boxes_of_range(s.global, s.begin, length);
+}
+
+inline void state_dict::finish_tensor(state_entry e, std::int64_t held) {
+  if (!checked_bytes(e.type, e.global))
+    fail(error_id::usage_bad_shape,
+         "a tensor is larger than 2^63 bits, or its packed elements do not fill whole bytes",
+         {.item = e.name, .got = to_string(e.global)});
+  std::erase_if(e.boxes, [](const chunk& b) { return b.empty(); });
+  for (const auto& b : e.boxes) {
+    e.elements += b.volume();
+    const auto granule = granule_of(e.type);
+    if (granule != 1 && (b.sizes.rank() == 0 || b.offsets[b.sizes.rank() - 1] % granule != 0 ||
+                         b.sizes[b.sizes.rank() - 1] % granule != 0))
+      fail(error_id::usage_bad_shape,
+           "a shard of a packed type is cut inside of a byte in its last dimension",
+           {.item = e.name, .got = to_string(b)});
+  }
+  if (held >= 0 && held != e.elements)
+    fail(error_id::usage_bad_shape,
+         "the memory of a tensor holds another number of elements than its shape says",
+         {.item = e.name, .expected = std::to_string(e.elements), .got = std::to_string(held)});
+  if (e.strided && e.boxes.size() == 1 && !(e.shape_of_memory.shape == e.boxes[0].sizes))
+    fail(
+        error_id::usage_bad_shape, "a view with strides has another shape than its shard",
+        {.item = e.name, .expected = to_string(e.boxes[0].sizes), .got = to_string(e.shape_of_memory.shape)});
+  if (e.strided && granule_of(e.type) != 1)
+    fail(error_id::usage_bad_shape, "a view of a packed type must be contiguous", {.item = e.name});
+  if (e.memory.object == nullptr && e.elements > 0)
+    fail(error_id::usage_bad_shape, "the address of a tensor is null", {.item = e.name});
+  add(std::move(e));
+}
+
+inline void state_dict::add(state_entry e) {
+  if (!index_.emplace(e.name, entries_.size()).second)
+    fail(error_id::usage_duplicate_name, "a name was given twice; every item of a state_dict has its own",
+         {.item = e.name});
+  structure_known_ = false;
+  entries_.push_back(std::move(e));
+}
+
+inline void state_dict::rebind_to(std::string_view name, void* data, dtype type) {
+  const auto found = index_.find(std::string(name));
+  if (found == index_.end())
+    fail(error_id::usage_unknown_name, "rebind: no item has this name", {.item = std::string(name)});
+  auto& e = entries_[found->second];
+  if (e.memory.data != nullptr)
+    fail(error_id::usage_bad_name,
+         "rebind: the item is bound to a container, which is asked for its address at each save",
+         {.item = e.name});
+  if (e.type != type)
+    fail(error_id::plan_dtype_mismatch, "rebind: the new memory has another dtype",
+         {.item = e.name, .expected = std::string(name_of(e.type)), .got = std::string(name_of(type))});
+  if (data == nullptr && e.elements > 0)
+    fail(error_id::usage_bad_shape, "rebind: the new address is null", {.item = e.name});
+  e.memory.object = data;
+}
+
+}  // namespace v1
+}  // namespace cairn
