@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// threaded
+// optimised
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include <gpt/trainer.hpp>
+#include "../examples/gpt/trainer.hpp"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpt/random.hpp>
+#include "random.hpp"
 
 namespace gpt {
 

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include <gpt/kernels.hpp>
-#include <gpt/random.hpp>
+#include "kernels.hpp"
+#include "random.hpp"
 
 namespace gpt {
 

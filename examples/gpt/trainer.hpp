@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include <gpt/adamw.hpp>
-#include <gpt/data.hpp>
-#include <gpt/group.hpp>
-#include <gpt/model.hpp>
-#include <gpt/random.hpp>
+#include "adamw.hpp"
+#include "data.hpp"
+#include "group.hpp"
+#include "model.hpp"
+#include "random.hpp"
 
 namespace gpt {
 
