@@ -1,0 +1,318 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+set -uo pipefail
+
+usage() {
+  cat <<'END'
+Builds and runs cairn's tests on Debian 12 or a later Debian or Ubuntu. Installs the packages that are missing (as root or
+with sudo), keeps everything else in build/, and can be run again: what is built is not built twice.
+
+usage: bash tests/run.sh [--quick | --full] [-R REGEX] [--jobs N] [--help]
+
+  (nothing)   every test under AddressSanitizer and UndefinedBehaviorSanitizer, the threaded ones under ThreadSanitizer, those
+              that ask for it in an optimised build; examples and benchmarks compiled; headers, compile-fail cases, consumers,
+              format. About 15 minutes on 2 cores from a fresh clone.
+  --quick     one build without sanitizers, and no headers, compile-fail cases or consumers.
+  --full      everything on g++ and clang, with every sanitizer, and the slow tests. Up to an hour on 2 cores.
+  -R REGEX    only the tests whose name matches, as ctest does it; only their programs are built.
+  --jobs N    programs built and tests run at a time (default: the number of cores).
+
+The tests' names, with their labels:  ctest --test-dir build/asan -N --verbose
+The closing line is `N passed, N failed`; the status is 0 only if nothing failed and something ran.
+END
+}
+
+mode=short
+regex=
+jobs=$(nproc)
+while [ $# -gt 0 ]; do
+  case $1 in
+    --quick) mode=quick ;;
+    --full) mode=full ;;
+    -R)
+      [ $# -ge 2 ] || { echo "run.sh: -R needs a regular expression, see --help" >&2; exit 2; }
+      regex=$2
+      shift
+      ;;
+    --jobs)
+      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || { echo "run.sh: --jobs needs a number, see --help" >&2; exit 2; }
+      jobs=$2
+      shift
+      ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "run.sh: there is no option '$1', see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit 1
+cd "$root" || exit 1
+mkdir -p build || { echo "run.sh: cannot write in $root; choose a clone that this user may write" >&2; exit 1; }
+
+die() {
+  printf 'run.sh: %s\n' "$*" >&2
+  echo "0 passed, 1 failed"
+  exit 1
+}
+
+# --- Phases and their seconds ------------------------------------------------------------------------------------
+
+run_start=$(date +%s)
+phase_name=
+phase_start=0
+phase_report=()
+begin_phase() {
+  phase_name=$1
+  phase_start=$(date +%s)
+  printf '\n=== %s (at %s s)\n' "$1" "$((phase_start - run_start))"
+}
+end_phase() { phase_report+=("$(printf '%6d s  %s' "$(($(date +%s) - phase_start))" "$phase_name")"); }
+
+# --- Packages ------------------------------------------------------------------------------------------------------
+
+has_command() { command -v "$1" >/dev/null 2>&1; }
+# The preprocessor tells, wherever the header is installed.
+has_header() { has_command g++ && echo "#include <$1>" | g++ -x c++ -E - >/dev/null 2>&1; }
+has_library() { has_command g++ && echo 'int main() {}' | g++ -x c++ - -o /dev/null "-l$1" >/dev/null 2>&1; }
+cmake_is_new() {
+  has_command cmake && printf '3.25\n%s\n' "$(cmake --version | sed -nE '1s/^cmake version ([0-9.]+).*/\1/p')" | sort -C -V
+}
+clang_has_sanitizers() {
+  has_command clang++-16 && echo 'int main() {}' | clang++-16 -fsanitize=address,undefined -x c++ - -o /dev/null >/dev/null 2>&1
+}
+
+list_missing() {
+  missing=()
+  has_command g++ || missing+=(g++)
+  cmake_is_new || missing+=(cmake)
+  has_command ninja || missing+=(ninja-build)
+  has_command ccache || missing+=(ccache)
+  has_command pkg-config || missing+=(pkg-config)
+  has_command python3 || missing+=(python3)
+  { has_header xxhash.h && has_library xxhash; } || missing+=(libxxhash-dev)
+  has_header rapidjson/reader.h || missing+=(rapidjson-dev)
+  has_header doctest/doctest.h || missing+=(doctest-dev)
+  has_header CLI/CLI.hpp || missing+=(libcli11-dev)
+  if [ "$mode" != quick ]; then
+    has_command clang++-16 || missing+=(clang-16)
+    has_command clang-format-16 || missing+=(clang-format-16)
+  fi
+  if [ "$mode" = full ]; then
+    clang_has_sanitizers || missing+=(libclang-rt-16-dev)
+  fi
+}
+
+as_root=()
+install_packages() {  # install_packages PACKAGE...
+  has_command apt-get || die "these packages are missing, and there is no apt-get to install them: $*. Install them, then run this again."
+  if [ "$(id -u)" -ne 0 ]; then
+    has_command sudo || die "these packages are missing: $*. Install them as root (apt-get install $*), then run this again."
+    as_root=(sudo)
+    [ -t 0 ] || as_root=(sudo -n)
+  fi
+  echo "installing: $*"
+  local log=build/apt.log
+  if ! { "${as_root[@]}" apt-get update -q &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"; } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    die "apt-get could not install: $*. See $log; check the network and the package sources, or install them yourself, then run this again."
+  fi
+}
+
+begin_phase "packages"
+list_missing
+if [ ${#missing[@]} -gt 0 ]; then
+  # The first look at headers needs a compiler: look again once there is one.
+  if [[ " ${missing[*]} " == *" g++ "* ]]; then
+    install_packages g++
+    list_missing
+  fi
+  [ ${#missing[@]} -eq 0 ] || install_packages "${missing[@]}"
+  list_missing
+  [ ${#missing[@]} -eq 0 ] || die "still not usable after their installation: ${missing[*]}. cairn needs CMake 3.25 and g++ 12 or newer (Debian 12 has them)."
+else
+  echo "all are there"
+fi
+end_phase
+
+# --- Python with numpy and safetensors -----------------------------------------------------------------------------
+
+begin_phase "python"
+venv_python=$root/build/venv/bin/python3
+python_is_ready() { "$1" -c 'import numpy, safetensors.numpy' >/dev/null 2>&1; }
+if [ -x "$venv_python" ] && python_is_ready "$venv_python"; then
+  python=$venv_python
+elif python_is_ready python3; then
+  python=$(command -v python3)
+else
+  maker=
+  for candidate in python3 /usr/bin/python3; do
+    if "$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+      maker=$candidate
+      break
+    fi
+  done
+  if [ -z "$maker" ]; then
+    install_packages python3 python3-venv
+    maker=/usr/bin/python3
+  fi
+  echo "installing numpy and safetensors in build/venv"
+  if ! { "$maker" -m venv --clear build/venv && "$venv_python" -m pip install -q numpy safetensors; } >build/pip.log 2>&1; then
+    tail -n 20 build/pip.log >&2
+    die "pip could not install numpy and safetensors in build/venv. See build/pip.log; check the network, or install both for python3, then run this again."
+  fi
+  python_is_ready "$venv_python" || die "numpy and safetensors do not import in build/venv; remove build/venv, then run this again."
+  python=$venv_python
+fi
+echo "$python"
+end_phase
+
+# --- Builds and their tests --------------------------------------------------------------------------------------------
+
+# The same objects serve every clone on this machine.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+[ -n "${HOME:-}" ] || export CCACHE_DIR=$root/build/ccache
+
+passed=0
+failed=0
+skipped=0
+failures=()
+results=$root/build/results
+rm -rf "$results"
+mkdir -p "$results"
+
+# count_results FILE BUILD: adds what ctest wrote; a test that could not be started has failed.
+count_results() {
+  local line
+  while IFS= read -r line; do
+    case $line in
+      passed*) passed=$((passed + 1)) ;;
+      skipped*) skipped=$((skipped + 1)) ;;
+      failed*)
+        failed=$((failed + 1))
+        failures+=("$2: ${line#failed }")
+        ;;
+    esac
+  done < <(python3 - "$1" <<'END'
+import sys
+import xml.etree.ElementTree
+
+for case in xml.etree.ElementTree.parse(sys.argv[1]).getroot().iter("testcase"):
+    skip = case.find("skipped")
+    if case.get("status") == "run":
+        word = "passed"
+    elif case.get("status") == "disabled" or (skip is not None and "SKIP_RETURN_CODE" in skip.get("message", "")):
+        word = "skipped"
+    else:
+        word = "failed"
+    print(word, case.get("name"))
+END
+  )
+}
+
+fail() {  # fail SENTENCE: a failure that is no test's
+  failed=$((failed + 1))
+  failures+=("$*")
+  echo "run.sh: $*" >&2
+}
+
+# run_build PRESET "EXTRA TARGETS" CTEST_OPTION...: configures the preset, builds the programs of the selected tests and the extra
+# targets, runs the selected tests.
+run_build() {
+  local preset=$1 extra=$2 tree=$root/build/$1 junit=$results/$1.xml selected targets
+  shift 2
+  local options=("$@")
+  [ -z "$regex" ] || { options+=(-R "$regex"); extra=; }
+
+  begin_phase "$preset: configure"
+  # Another generator or a moved clone leaves a cache that cannot be used.
+  if [ -f "$tree/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$tree/CMakeCache.txt"; then
+    rm -rf "$tree"
+  fi
+  if ! cmake --preset "$preset" -DCAIRN_PYTHON="$python" >"$results/$preset.configure.log" 2>&1; then
+    cat "$results/$preset.configure.log"
+    fail "$preset: CMake could not configure"
+    end_phase
+    return
+  fi
+  end_phase
+
+  selected=$(ctest --test-dir "$tree" -N "${options[@]}" | sed -nE 's/^ *Test +#[0-9]+: //p')
+  targets=$(awk 'NR == FNR { wanted[$1] = 1; next } ($1 in wanted) { print $2 }' <(echo "$selected") "$tree/tests/test_targets.txt" | sort -u)
+  if [ -z "$selected" ] && [ -z "$extra" ]; then
+    echo "$preset: no test is selected here"
+    return
+  fi
+  if [ -n "$targets$extra" ]; then
+    begin_phase "$preset: build"
+    # shellcheck disable=SC2086  # one word for each target
+    if ! cmake --build "$tree" -j "$jobs" --target $targets $extra -- -k 0; then
+      fail "$preset: something does not build (above)"
+    fi
+    end_phase
+  fi
+  [ -n "$selected" ] || return
+
+  begin_phase "$preset: tests"
+  local runner=()
+  # ThreadSanitizer's shadow memory does not fit every address layout that the kernel may choose.
+  if [[ $preset == *tsan* ]] && setarch -R true 2>/dev/null; then
+    runner=(setarch -R)
+  fi
+  local status=0
+  "${runner[@]}" ctest --test-dir "$tree" -j "$jobs" --output-on-failure --output-junit "$junit" "${options[@]}" </dev/null || status=$?
+  local before=$failed
+  if [ -s "$junit" ]; then
+    count_results "$junit" "$preset"
+  fi
+  if [ "$status" -ne 0 ] && [ "$failed" -eq "$before" ]; then
+    fail "$preset: ctest ended with status $status"
+  fi
+  cat "$tree"/tests/headers.*.txt >"$results/$preset.headers.txt" 2>/dev/null
+  if grep -q '^headers.alone' <<<"$selected"; then
+    cat "$results/$preset.headers.txt"
+  fi
+  end_phase
+}
+
+not_static=(-LE '^(slow|static)$')
+[ -z "$regex" ] || not_static=(-LE '^slow$')
+case $mode in
+  quick)
+    run_build debug "" "${not_static[@]}"
+    ;;
+  short)
+    run_build asan "" -LE '^slow$'
+    run_build tsan "" -L '^threaded$' -LE '^(slow|static)$'
+    run_build release "cairn_examples cairn_benchmarks" -L '^optimised$' -LE '^(slow|static)$'
+    ;;
+  full)
+    run_build asan ""
+    run_build tsan "" -L '^threaded$' -LE '^static$'
+    run_build release "cairn_examples cairn_benchmarks" -LE '^static$'
+    run_build debug "cairn_examples" -LE '^(slow|static)$'
+    run_build clang "cairn_examples cairn_benchmarks" -LE '^(slow|static)$'
+    run_build clang-asan "" -LE '^(slow|static)$'
+    run_build clang-tsan "" -L '^threaded$' -LE '^(slow|static)$'
+    ;;
+esac
+
+# --- The end -----------------------------------------------------------------------------------------------------------
+
+printf '\n=== seconds of each phase\n'
+printf '%s\n' "${phase_report[@]}"
+printf '%6d s  all\n' "$(($(date +%s) - run_start))"
+if [ "$failed" -gt 0 ]; then
+  printf '\n=== failed\n'
+  printf '%s\n' "${failures[@]}"
+fi
+if [ "$((passed + failed))" -eq 0 ]; then
+  echo "run.sh: no test ran; is there one whose name matches '$regex'?" >&2
+fi
+printf '\n'
+if [ "$skipped" -gt 0 ]; then
+  echo "$passed passed, $failed failed, $skipped skipped"
+else
+  echo "$passed passed, $failed failed"
+fi
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
