@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/image_layout.hpp>
+#include <cairn/model/plan.hpp>
+#include <cairn/model/staged_image.hpp>
+
+#include <concepts>
+#include <memory>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// How one image is to be staged.
+struct stage_options {
+  bool overlapped =
+      false;  ///< return when the early items are copied; the rest is copied while the caller goes on
+  bool digest = true;  ///< compute block digests while copying; else the writer does
+};
+
+/// How memory stops being shared with training.
+///
+/// - `stage(layout, sources, options, deadline)`: a staged_image whose bytes are those of the sources (one
+/// for each item of the plan, at the index
+///   item_placement::item) in the layout. Items that are `early` are copied when it returns; without
+///   `overlapped`, all are, unless the stager leaves the bytes in training memory (no_staging). Afterwards,
+///   in the background and in image order, the rest; the image's control tells how far, and `released` when
+///   all is copied. Casts are applied. Waits for a free buffer of its pool until the deadline
+///   (timeout_staging). Throws storage_error (storage_out_of_memory, storage_limit) where memory cannot be
+///   had; nothing is copied then. A failure after it has returned is in the image.
+/// - `prepare(layout, deadline)`: allocates and pre-faults the buffers that images of this layout need, so
+/// that stage() does not. May be called from a background
+///   thread, not together with stage().
+/// - `depth()`: images that can be alive at once, at least 1.
+///
+/// One thread at a time calls stage and prepare; images are used and dropped by any thread, also after the
+/// stager is gone.
+template <class S>
+concept Stager =
+    std::movable<S> && requires(S& s, const S& k, std::shared_ptr<const image_layout> layout,
+                                std::vector<item_source> sources, stage_options options, deadline until) {
+      { s.stage(layout, std::move(sources), options, until) } -> std::same_as<staged_image>;
+      { s.prepare(*layout, until) } -> std::same_as<void>;
+      { k.depth() } -> std::convertible_to<int>;
+    };
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/image_layout.hpp>
+#include <cairn/model/save_job.hpp>
+#include <cairn/model/state_dict.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// What of a store is needed before a save begins.
+struct space_needed {
+  std::uint64_t bytes = 0;
+  std::uint64_t objects = 0;
+};
+
+/// How plans become durable bytes.
+///
+/// On every rank, in this order, for one save:
+/// 1. `layout(plan, item_bytes, rank)`: the image; `item_bytes[i]` is the stored size of plan item i at this
+/// save. Pure: depends on its arguments and fingerprint() only.
+/// 2. `write(context, image, deadline)`: takes the image's bytes as they become available, makes data durable
+/// under names of this attempt, then waits until the
+///    image is released, then publishes the record. Calls image.read_completely() when it needs the bytes no
+///    more.
+/// 3. `commit(context, metadata, deadline)`: on the coordinator: collects the records of all ranks, checks
+/// that they agree, publishes the checkpoint as the last step.
+///    It exists from then on; before, it does not. Throws peer_error naming ranks whose record reports a
+///    failure or is missing at the deadline, storage_error (storage_already_committed) if another attempt
+///    won. `await_commit(context, deadline)`: on the other ranks: returns when the checkpoint exists; throws
+///    what the coordinator gave as the reason where it was aborted.
+/// 4. `abort(context, failure)`: if step 2 or 3 threw: tells the others and removes what this attempt wrote.
+/// Never throws.
+///
+/// And at any time, on the coordinator only:
+/// - `remove(step)`: the manifest first, then the rest. `set_aside(step)`: the checkpoint does not exist any
+/// more but can be examined; false on a read-only store.
+/// - `clean(run)`: fences and removes what interrupted attempts of other runs left in uncommitted
+/// checkpoints; the number of objects removed. Data of committed checkpoints is
+///   never touched.
+/// - `check_space(needed)`: throws storage_no_space naming needed and free, where the store can tell.
+///
+/// Different saves may be in different steps at once, from several threads.
+template <class W>
+concept StorageWriter =
+    std::movable<W> &&
+    requires(W& w, const W& k, const save_plan& plan, std::span<const std::uint64_t> item_bytes, int rank,
+             const save_context& context, const staged_image& image, const metadata& stored, deadline until,
+             std::exception_ptr failure, std::int64_t step, run_id run, space_needed needed) {
+      { k.layout(plan, item_bytes, rank) } -> std::same_as<image_layout>;
+      { k.fingerprint() } -> std::same_as<std::uint64_t>;
+      { w.write(context, image, until) } -> std::same_as<record>;
+      { w.commit(context, stored, until) } -> std::same_as<void>;
+      { w.await_commit(context, until) } -> std::same_as<void>;
+      { w.abort(context, failure) } noexcept -> std::same_as<void>;
+      { w.remove(step) } -> std::same_as<void>;
+      { w.set_aside(step) } -> std::same_as<bool>;
+      { w.clean(run) } -> std::same_as<std::uint64_t>;
+      { w.check_space(needed) } -> std::same_as<void>;
+    };
+
+/// How a load reads.
+struct read_options {
+  std::uint64_t memory_budget = std::uint64_t{256} << 20;  ///< for bounce buffers, in bytes
+};
+
+/// Gives the destination of a planned read; called by one thread.
+using target_resolver = std::function<item_target(const read_item&)>;
+
+/// How durable bytes come back.
+///
+/// - `list()`: the steps of committed checkpoints, ascending. May name ones that turn out to be damaged.
+/// - `fetch(step)`: the manifest's bytes, to be handed to all ranks; throws storage_not_committed.
+/// - `open(step, manifest)`: checks the bytes and gives a `checkpoint_type` whose `metadata()` says what is
+/// stored; throws corrupt_error. Reads nothing else.
+/// - `read(checkpoint, state, plan, resolver, options, deadline)`: fills every destination; no byte is
+/// delivered that was not verified, but destinations may hold verified parts when it throws
+///   corrupt_error (item, file, offset) or storage_error. Gives the bytes fetched. `state` is for resizing
+///   bytes items.
+/// - `verify(checkpoint, deadline)`: reads everything and checks every digest; throws the first
+/// corrupt_error. Gives the bytes read.
+///
+/// One thread at a time for each checkpoint_type; several checkpoints may be read at once.
+template <class R>
+concept StorageReader =
+    std::movable<R> &&
+    requires(R& r, std::int64_t step, std::span<const std::byte> manifest,
+             typename R::checkpoint_type& opened, const state_dict& state, const load_plan& plan,
+             const target_resolver& resolver, read_options options, deadline until) {
+      { r.list() } -> std::same_as<std::vector<std::int64_t>>;
+      { r.fetch(step) } -> std::same_as<std::vector<std::byte>>;
+      { r.open(step, manifest) } -> std::same_as<typename R::checkpoint_type>;
+      { opened.metadata() } -> std::convertible_to<const metadata&>;
+      { r.read(opened, state, plan, resolver, options, until) } -> std::same_as<std::uint64_t>;
+      { r.verify(opened, until) } -> std::same_as<std::uint64_t>;
+    };
+
+/// A matching pair: what `writer()` writes, `reader()` reads. Pass one to a checkpointer in place of a
+/// ByteStore.
+template <class S>
+concept Storage = std::movable<S> && requires(S& s) {
+  { s.writer() } -> StorageWriter;
+  { s.reader() } -> StorageReader;
+  { s.describe() } -> std::convertible_to<std::string>;
+};
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/metadata.hpp>
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// A random 128-bit number that a process group agrees on once: all that one run of a trainer writes carries
+/// it.
+struct run_id {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+  friend bool operator==(const run_id&, const run_id&) = default;
+};
+[[nodiscard]] inline std::string to_string(const run_id& id) {
+  char text[33];
+  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(id.high),
+                static_cast<unsigned long long>(id.low));
+  return text;
+}
+
+/// One file of a rank.
+struct record_file {
+  std::uint64_t bytes = 0;  ///< its exact size
+};
+
+/// Where one item of a rank lies.
+struct record_item {
+  item_key key;
+  std::uint32_t file = 0;         ///< index in record::files
+  std::uint64_t offset = 0;       ///< of its first byte in the file
+  std::uint64_t bytes = 0;        ///< stored size
+  std::uint64_t digest = 0;       ///< digest_of_blocks of its blocks
+  std::uint64_t first_block = 0;  ///< index in record::blocks
+};
+
+/// What a rank wrote in one attempt of a save: the sizes and digests by which everything is verified on load.
+struct record {
+  run_id run;
+  std::uint64_t attempt = 0;
+  std::int64_t step = 0;
+  std::int32_t rank = 0;
+  std::int32_t world_size = 1;
+  std::uint64_t plan_digest = 0;
+  std::vector<record_file> files;
+  std::vector<record_item> items;
+  std::vector<std::uint64_t> blocks;  ///< digests of blocks of digest_block_bytes, item after item
+};
+
+}  // namespace v1
+}  // namespace cairn

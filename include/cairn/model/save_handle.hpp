@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/model/save_report.hpp>
+#include <cairn/model/staged_image.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Where a save stands, shared by the checkpointer, the executor and handles. Executors call set_*; each at
+/// most once, in order; after set_failed nothing else counts. Any thread.
+class save_progress {
+ public:
+  explicit save_progress(std::int64_t step) : begun_(deadline::clock::now()) { report_.step = step; }
+
+  void set_image(std::shared_ptr<image_control> control) {
+    const std::lock_guard lock(mutex_);
+    image_ = std::move(control);
+  }
+  void set_written() noexcept {
+    set([](auto& p) { p.written_ = true, p.report_.written_seconds = seconds_since(p.begun_); });
+  }
+  void set_committed() noexcept {
+    set([](auto& p) { p.committed_ = true, p.report_.committed_seconds = seconds_since(p.begun_); });
+  }
+  void set_failed(std::exception_ptr why) noexcept {
+    set([&](auto& p) { p.failure_ = why; });
+  }
+  /// Changes the report under the lock.
+  template <class Change>
+  void note(Change&& change) {
+    const std::lock_guard lock(mutex_);
+    change(report_);
+  }
+  /// Called once, by the thread that ends the save (committed or failed), after the state has changed; at
+  /// once if it has ended already. Must not throw.
+  void on_end(std::function<void(const save_progress&)> callback) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!ended()) {
+        on_end_ = std::move(callback);
+        return;
+      }
+    }
+    callback(*this);
+  }
+
+  [[nodiscard]] bool released() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return (image_ != nullptr && image_->released()) || ended();
+  }
+  [[nodiscard]] bool written() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return written_ && failure_ == nullptr;
+  }
+  [[nodiscard]] bool committed() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return committed_;
+  }
+  [[nodiscard]] std::exception_ptr failure() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  [[nodiscard]] bool finished() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return ended();
+  }
+  [[nodiscard]] save_report report() const {
+    const std::lock_guard lock(mutex_);
+    return report_;
+  }
+  [[nodiscard]] deadline::clock::time_point begun() const noexcept { return begun_; }
+
+  void wait_released(deadline until) const {
+    std::shared_ptr<image_control> image;
+    {
+      std::unique_lock lock(mutex_);
+      if (!wait(lock, until, [&] { return image_ != nullptr || ended(); }))
+        fail(error_id::timeout_staging, "a save did not begin to copy in time");
+      image = image_;
+      if (image == nullptr || ended()) return;
+    }
+    (void)image->wait_released(until);
+  }
+  void wait_written(deadline until) const {
+    std::unique_lock lock(mutex_);
+    if (!wait(lock, until, [&] { return written_ || ended(); }))
+      fail(error_id::timeout_write, "a save was not durable in time; it goes on in the background");
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
+  void wait_committed(deadline until) const {
+    std::unique_lock lock(mutex_);
+    if (!wait(lock, until, [&] { return ended(); }))
+      fail(error_id::timeout_commit, "a save was not committed in time; it goes on in the background");
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
+  /// Until committed or failed; false at the deadline. Does not throw.
+  [[nodiscard]] bool wait_finished(deadline until) const noexcept {
+    std::unique_lock lock(mutex_);
+    return wait(lock, until, [&] { return ended(); });
+  }
+
+ private:
+  template <class Change>
+  void set(Change&& change) noexcept {
+    std::function<void(const save_progress&)> callback;
+    {
+      const std::lock_guard lock(mutex_);
+      if (ended()) return;
+      change(*this);
+      if (ended()) callback = std::exchange(on_end_, nullptr);
+    }
+    changed_.notify_all();
+    if (callback) callback(*this);
+  }
+  template <class Condition>
+  bool wait(std::unique_lock<std::mutex>& lock, deadline until, Condition&& condition) const noexcept {
+    // Years are cut to a day: wait_until overflows in some libraries at time_point::max().
+    while (!condition()) {
+      if (until.passed()) return false;
+      const auto now = deadline::clock::now();
+      changed_.wait_until(lock, std::min(until.time_point(), now + std::chrono::hours(24)));
+    }
+    return true;
+  }
+  [[nodiscard]] bool ended() const noexcept { return committed_ || failure_ != nullptr; }
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::shared_ptr<image_control> image_;
+  std::function<void(const save_progress&)> on_end_;
+  std::exception_ptr failure_;
+  save_report report_;
+  deadline::clock::time_point begun_;
+  bool written_ = false;
+  bool committed_ = false;
+};
+
+/// A save that is under way or over, as `checkpointer::save` gives it. Copies share it; it may outlive the
+/// checkpointer; dropping it neither waits nor cancels. Any thread may use it.
+class save_handle {
+ public:
+  /// Of no save: not valid() until assigned.
+  save_handle() = default;
+  explicit save_handle(std::shared_ptr<const save_progress> progress) noexcept
+      : progress_(std::move(progress)) {}
+
+  [[nodiscard]] bool valid() const noexcept { return progress_ != nullptr; }
+  /// Training may change its memory: copied, or written where nothing is staged, or failed.
+  [[nodiscard]] bool released() const noexcept { return progress_->released(); }
+  /// This rank's bytes are durable.
+  [[nodiscard]] bool written() const noexcept { return progress_->written(); }
+  /// The checkpoint exists. Only then is anything saved.
+  [[nodiscard]] bool committed() const noexcept { return progress_->committed(); }
+  [[nodiscard]] bool failed() const noexcept { return progress_->failure() != nullptr; }
+  /// What failed, or null.
+  [[nodiscard]] std::exception_ptr failure() const noexcept { return progress_->failure(); }
+
+  /// Each waits until the state is reached. @throws what failed, or timeout_error after `patience`; the save
+  /// then goes on.
+  void wait_released(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
+    progress_->wait_released(deadline::in(patience));
+  }
+  void wait_written(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
+    progress_->wait_written(deadline::in(patience));
+  }
+  void wait(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
+    progress_->wait_committed(deadline::in(patience));
+  }
+
+  [[nodiscard]] std::int64_t step() const { return progress_->report().step; }
+  [[nodiscard]] save_report report() const { return progress_->report(); }
+
+ private:
+  std::shared_ptr<const save_progress> progress_;
+};
+
+}  // namespace v1
+}  // namespace cairn

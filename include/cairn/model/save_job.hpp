@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/record.hpp>
+#include <cairn/model/save_handle.hpp>
+#include <cairn/model/staged_image.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+namespace cairn {
+inline namespace v1 {
+
+/// What identifies one rank's part of one save. Plain data.
+struct save_context {
+  run_id run;
+  std::int64_t step = 0;
+  std::uint64_t attempt =
+      0;  ///< the same on all ranks, different for every save of every run; see attempt_of
+  std::uint64_t plan_digest = 0;  ///< digest of the global summary: the same on all ranks
+  std::int32_t rank = 0;
+  std::int32_t world_size = 1;
+  std::chrono::nanoseconds patience = std::chrono::minutes(30);  ///< for writing, and again for the commit
+
+  /// Rank 0 commits.
+  [[nodiscard]] bool coordinator() const noexcept { return rank == 0; }
+};
+
+/// The attempt number that every rank derives alone.
+[[nodiscard]] inline std::uint64_t attempt_of(const run_id& run, std::int64_t step,
+                                              std::uint64_t save_count) {
+  digest_stream d;
+  return d.put(run.high).put(run.low).put(step).put(save_count).value();
+}
+
+/// All that an executor needs to carry out one rank's part of a save. `Writer` is copied into jobs by shared
+/// pointer; a process executor sends its description instead.
+template <class Writer>
+struct save_job {
+  std::shared_ptr<Writer> writer;
+  save_context context;
+  staged_image image;
+  std::shared_ptr<const cairn::metadata> metadata;  ///< on the coordinator; null elsewhere
+  std::shared_ptr<save_progress> progress;
+};
+
+}  // namespace v1
+}  // namespace cairn

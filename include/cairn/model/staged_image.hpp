@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/error.hpp>
+#include <cairn/model/event_word.hpp>
+#include <cairn/model/image_layout.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// The part of an image that may lie in shared memory: how far it is filled, and whether training may have
+/// its memory back. Any thread may call anything; no locks.
+class image_control {
+ public:
+  /// Bytes [0, watermark()) of the image are complete, with their digests; they do not change any more.
+  [[nodiscard]] std::uint64_t watermark() const noexcept {
+    return watermark_.load(std::memory_order_acquire);
+  }
+  /// True once training may change its memory.
+  [[nodiscard]] bool released() const noexcept { return released_.load(std::memory_order_acquire); }
+  /// True if the image will never be complete.
+  [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+
+  /// For stagers: only ever upwards.
+  void advance(std::uint64_t watermark) noexcept {
+    watermark_.store(watermark, std::memory_order_release);
+    event_.notify();
+  }
+  void release() noexcept {
+    released_.store(true, std::memory_order_release);
+    event_.notify();
+  }
+  /// The image is given up; training has its memory back.
+  void fail() noexcept {
+    failed_.store(true, std::memory_order_release);
+    release();
+  }
+  /// Waits for watermark() >= end. False if the image failed. @throws timeout_error (timeout_staging).
+  [[nodiscard]] bool wait_for(std::uint64_t end, deadline until) {
+    return wait([&] { return watermark() >= end; }, until, "the image was not filled in time");
+  }
+  /// Waits for released(). False if the image failed. @throws timeout_error (timeout_staging).
+  [[nodiscard]] bool wait_released(deadline until) {
+    return wait([&] { return released(); }, until, "the memory of training was not copied in time");
+  }
+
+ private:
+  template <class Condition>
+  bool wait(Condition&& condition, deadline until, const char* sentence) {
+    for (;;) {
+      const auto seen = event_.current();
+      if (failed()) return false;
+      if (condition()) return true;
+      if (until.passed()) fail_with(sentence);
+      event_.wait(seen, until);
+    }
+  }
+  [[noreturn]] static void fail_with(const char* sentence) {
+    cairn::fail(error_id::timeout_staging, sentence);
+  }
+
+  std::atomic<std::uint64_t> watermark_{0};
+  event_word event_;
+  std::atomic<bool> released_{false};
+  std::atomic<bool> failed_{false};
+};
+
+/// What a stager keeps behind an image: destroyed with the last copy of the image, which gives the buffers
+/// back to its pool.
+class image_backing {
+ public:
+  virtual ~image_backing() = default;
+  /// Images without memory of their own: copies image bytes [begin, begin + out.size()) from training memory,
+  /// headers included. Any thread.
+  virtual void gather(std::uint64_t begin, std::span<std::byte> out) const { (void)begin, (void)out; }
+  /// Why the image failed.
+  [[nodiscard]] virtual std::exception_ptr failure() const noexcept = 0;
+};
+
+/// The bytes of one rank's save, in the layout of its files: a lease on a stager's buffers, or a view of
+/// training memory. Copies share it; the last one gives it back. Any number of threads may read.
+class staged_image {
+ public:
+  staged_image() = default;
+  /// `memory` is empty where the bytes stay in training memory (then gather() reads them). `digests` has
+  /// layout->blocks numbers. `digested`: the stager fills the digests before it advances the watermark; else
+  /// the writer does.
+  staged_image(std::shared_ptr<const image_layout> layout, std::shared_ptr<image_control> control,
+               std::span<const std::byte> memory, std::span<std::uint64_t> digests, bool digested,
+               std::shared_ptr<image_backing> backing)
+      : layout_(std::move(layout)),
+        control_(std::move(control)),
+        backing_(std::move(backing)),
+        memory_(memory),
+        digests_(digests),
+        digested_(digested) {}
+
+  [[nodiscard]] const image_layout& layout() const noexcept { return *layout_; }
+  [[nodiscard]] const std::shared_ptr<image_control>& control() const noexcept { return control_; }
+  /// True if bytes() may be used; false if only gather() may.
+  [[nodiscard]] bool resident() const noexcept { return !memory_.empty() || layout_->bytes == 0; }
+  /// All bytes of the image, aligned to image_alignment; only those below the watermark may be read.
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return memory_; }
+  /// Digests of blocks, see item_placement::first_block.
+  [[nodiscard]] std::span<std::uint64_t> digests() const noexcept { return digests_; }
+  [[nodiscard]] bool digested() const noexcept { return digested_; }
+
+  /// Waits until bytes [0, end) are complete. @throws what failed in the stager, or timeout_error.
+  void wait_for(std::uint64_t end, deadline until) const {
+    if (!control_->wait_for(end, until)) rethrow();
+  }
+  /// Copies from training memory; only where not resident. @pre the watermark covers it.
+  void gather(std::uint64_t begin, std::span<std::byte> out) const { backing_->gather(begin, out); }
+  /// Waits until training has its memory back. @throws as wait_for.
+  void wait_released(deadline until) const {
+    if (!control_->wait_released(until)) rethrow();
+  }
+  /// For writers: all bytes were read and none will be again. Where they stayed in training memory, this
+  /// gives it back.
+  void read_completely() const noexcept {
+    if (!resident()) control_->release();
+  }
+
+ private:
+  [[noreturn]] void rethrow() const {
+    if (auto why = backing_ != nullptr ? backing_->failure() : nullptr) std::rethrow_exception(why);
+    fail(error_id::storage_aborted, "the image was given up before it was complete");
+  }
+  std::shared_ptr<const image_layout> layout_;
+  std::shared_ptr<image_control> control_;
+  std::shared_ptr<image_backing> backing_;
+  std::span<const std::byte> memory_;
+  std::span<std::uint64_t> digests_;
+  bool digested_ = false;
+};
+
+}  // namespace v1
+}  // namespace cairn
