@@ -10,20 +10,26 @@
 namespace cairn {
 inline namespace v1 {
 
+/// The longest message that send() takes, in bytes.
+inline constexpr std::size_t max_message_bytes = std::size_t{1} << 30;
+
 /// What a rank can say to another: messages of bytes, in order for each pair of ranks, none lost while both
 /// live.
 ///
 /// - `rank()`: 0 <= rank() < size(); `size()`: the world size, at least 1. Both constant.
 /// - `send(to, bytes, deadline)`: gives the message to the transport; may return before it is received. The
-/// bytes may be
-///   reused when it returns. Throws timeout_error (timeout_peer, field rank = `to`) when the deadline passes
-///   first, peer_error (peer_lost) when the transport knows that `to` is gone.
-/// - `receive(from, deadline)`: the next message of `from`, which may be empty. Throws as send does, naming
-/// `from`.
+///   bytes may be reused when it returns. Throws timeout_error (timeout_peer, field rank = `to`) when the
+///   deadline passes first, peer_error (peer_lost) when the transport knows that `to` is gone.
+/// - `receive(from, deadline)`: the next message of `from`, which may be empty. One that has arrived already
+/// is
+///   returned even if the deadline has passed, and even if `from` is gone. Throws as send does, naming
+///   `from`.
 ///
-/// One thread at a time uses a communicator. After a throw, messages may be under way: the collectives above
-/// (comm/collectives.hpp) carry an epoch in each message and drop what belongs to an earlier one. Messages
-/// are at most 1 GiB.
+/// Messages are at most max_message_bytes; `to` and `from` may be rank() itself. A rank outside of the world
+/// is a usage_error. One thread at a time uses a communicator. After a throw, messages may be under way: the
+/// collectives above (comm/collectives.hpp) carry an epoch in each message and drop what belongs to an
+/// earlier one. What two ranks of a transport send is seen by nobody else: give cairn a communicator of its
+/// own (a duplicate, where the trainer uses it too).
 template <class C>
 concept Communicator = std::movable<C> && requires(C& c, const C& k, int peer,
                                                    std::span<const std::byte> bytes, deadline until) {

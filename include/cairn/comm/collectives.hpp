@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/comm/collective_frame.hpp>
+
+#include <bit>
+#include <chrono>
+#include <map>
+#include <type_traits>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// What a rank brings to a collective: bytes, or the exception that kept it from having any. A rank that
+/// failed brings its failure instead of staying away, so that the others learn it at once.
+class contribution {
+ public:
+  contribution() = default;
+  contribution(std::vector<std::byte> bytes) noexcept : bytes_(std::move(bytes)) {}
+  contribution(std::exception_ptr failure) noexcept : failure_(std::move(failure)) {}
+
+  /// What `make()` returns, or what it throws.
+  template <class Make>
+    requires std::is_invocable_r_v<std::vector<std::byte>, Make&>
+  [[nodiscard]] static contribution from(Make&& make) noexcept {
+    try {
+      return contribution(make());
+    } catch (...) {
+      return contribution(std::current_exception());
+    }
+  }
+
+  [[nodiscard]] const std::exception_ptr& failure() const noexcept { return failure_; }
+  [[nodiscard]] std::vector<std::byte>& bytes() noexcept { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::exception_ptr failure_;
+};
+
+/// The collectives, written once above any Communicator.
+///
+/// Every collective goes up a binomial tree to its root and comes down again, O(log n) messages deep and two
+/// messages for each rank, so that it ends alike on all ranks: each returns, or each throws the same error.
+/// - A rank that failed (its contribution is an exception, or its merge threw) is named everywhere: its error
+/// is
+///   thrown on all ranks with its type and id, fields().rank filled with the rank. Of several the lowest
+///   rank's.
+/// - A rank that is absent is named everywhere: timeout_error (timeout_peer), or peer_error (peer_lost) where
+/// the
+///   transport knows that it is gone; fields().rank is the first absent one, the message lists all that are
+///   known. Ranks wait at most until the deadline and a grace of 1 s + a tenth of the time that was left at
+///   the call, at most 6 s. Ranks may come with different deadlines.
+/// - Ranks that call in different order get peer_error (peer_bad_message), which names a rank and the calls
+/// of both.
+///   So do bytes that are no message of cairn's.
+/// - A rank that vanishes while the result comes down can be seen by some ranks only.
+///
+/// Each message carries the run id and the count of collectives (the epoch): what a call that failed left
+/// under way is dropped. All ranks make the same calls in the same order; one thread at a time on each. A
+/// rank outside of the world as root is a usage_error, before anything is sent. Values are at most 1 GiB less
+/// 64 bytes, and so is what gather, scatter and all_gather move in one message: more is a usage_error
+/// (usage_overflow) on all ranks.
+template <Communicator C>
+class collectives {
+ public:
+  /// Owns the communicator, which nobody else uses for messages.
+  explicit collectives(C communicator) : communicator_(std::move(communicator)) {}
+
+  [[nodiscard]] int rank() const { return communicator_.rank(); }
+  [[nodiscard]] int size() const { return communicator_.size(); }
+  [[nodiscard]] C& communicator() noexcept { return communicator_; }
+  [[nodiscard]] const C& communicator() const noexcept { return communicator_; }
+  /// How many collectives were begun.
+  [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
+  /// All ranks set the same id at the same place in the order of calls. Messages of another run are dropped;
+  /// zero, the value before, means that none is agreed yet.
+  void set_run(const std::array<std::byte, 16>& run) noexcept { run_ = run; }
+  [[nodiscard]] const std::array<std::byte, 16>& run() const noexcept { return run_; }
+
+  /// Every rank gets what `root` brings; of the others only a failure counts.
+  [[nodiscard]] std::vector<std::byte> broadcast(int root, contribution own, deadline until) {
+    if (rank() != root) own.bytes().clear();
+    return run_tree(operation::broadcast, root, std::move(own), until, keep_left, whole);
+  }
+
+  /// `root` gets what all bring, in rank order; the others get an empty vector.
+  [[nodiscard]] std::vector<std::vector<std::byte>> gather(int root, contribution own, deadline until) {
+    const auto all = run_tree(operation::gather, root, labelled(std::move(own)), until, append, nothing);
+    return rank() == root ? unlabelled(all) : std::vector<std::vector<std::byte>>();
+  }
+
+  /// Every rank gets what all bring, in rank order.
+  [[nodiscard]] std::vector<std::vector<std::byte>> all_gather(contribution own, deadline until) {
+    return unlabelled(run_tree(operation::all_gather, 0, labelled(std::move(own)), until, append, whole));
+  }
+
+  /// Rank r gets pieces[r] of `root`; the others' pieces are ignored. A rank that cannot go on brings
+  /// `failure`.
+  /// @throws usage_error (usage_bad_option), on all ranks, if the root has not one piece for each rank.
+  [[nodiscard]] std::vector<std::byte> scatter(int root, const std::vector<std::vector<std::byte>>& pieces,
+                                               deadline until, std::exception_ptr failure = nullptr) {
+    auto own = contribution::from([&]() -> std::vector<std::byte> {
+      if (failure) std::rethrow_exception(failure);
+      if (rank() != root) return {};
+      if (pieces.size() != static_cast<std::size_t>(size()))
+        fail(error_id::usage_bad_option, "scatter needs one piece for each rank",
+             {.expected = std::to_string(size()), .got = std::to_string(pieces.size())});
+      std::vector<std::span<const std::byte>> list;
+      for (std::size_t i = 0; i < pieces.size(); ++i)
+        list.emplace_back(pieces[(i + static_cast<std::size_t>(root)) % pieces.size()]);
+      return join(list);
+    });
+    const auto mine = run_tree(operation::scatter, root, std::move(own), until, keep_left, part);
+    const auto list = split(mine);
+    return {list.front().begin(), list.front().end()};
+  }
+
+  /// Returns when all ranks have called it; a rank that cannot go on brings `failure`, which all throw.
+  void barrier(deadline until, std::exception_ptr failure = nullptr) {
+    static_cast<void>(
+        run_tree(operation::barrier, 0, contribution(std::move(failure)), until, keep_left, nothing));
+  }
+
+  /// Every rank gets the fold of what all bring: merge(left, right), where left covers the lower ranks and
+  /// the two are neighbours. Merge must be associative, not commutative, and gets and returns
+  /// std::vector<std::byte>; it is called O(log n) times on a rank; what it throws is that rank's failure.
+  template <class Merge>
+    requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
+                                   std::vector<std::byte>>
+  [[nodiscard]] std::vector<std::byte> tree_reduce_broadcast(contribution own, Merge merge, deadline until) {
+    return run_tree(operation::tree_reduce_broadcast, 0, std::move(own), until, merge, whole);
+  }
+
+ private:
+  using operation = detail::collective_operation;
+  using step = detail::collective_step;
+  using bytes_view = std::span<const std::byte>;
+
+  /// A neighbour below in the tree, whose root is vertex 0: it covers the vertices [vertex, vertex + count).
+  struct child {
+    int vertex;
+    int count;
+    int height;
+  };
+
+  /// How long a call waits, longer the nearer to its end: who is nearer to an absent rank gives up first and
+  /// has a step of time to say so before the next one gives up.
+  struct patience {
+    patience(deadline until, int ranks) : last(until) {
+      const auto left = until.left();
+      if (left == std::chrono::nanoseconds::max()) return;
+      const auto grace =
+          std::chrono::seconds(1) + std::min<std::chrono::nanoseconds>(left / 10, std::chrono::seconds(5));
+      levels = static_cast<int>(std::bit_width(static_cast<unsigned>(ranks - 1)));
+      one = grace / (2 * levels + 1);
+      before_word = std::min<std::chrono::nanoseconds>(left / 8, std::chrono::seconds(1));
+    }
+    [[nodiscard]] bool ends() const noexcept { return one.count() != 0; }
+    [[nodiscard]] deadline after(int steps) const noexcept {
+      constexpr auto never = deadline::clock::time_point::max();
+      const auto when = last.time_point();
+      return deadline::at(when > never - one * steps ? never : when + one * steps);
+    }
+    [[nodiscard]] deadline up(int height) const noexcept { return after(height); }
+    [[nodiscard]] deadline down(int depth) const noexcept { return after(levels + depth); }
+
+    deadline last;
+    std::chrono::nanoseconds one{0};
+    std::chrono::nanoseconds before_word{0};  ///< a wait longer than this is told to the parent
+    int levels = 1;
+  };
+
+  static std::vector<std::byte> keep_left(std::vector<std::byte> left, const std::vector<std::byte>&) {
+    return left;
+  }
+  static std::vector<std::byte> append(std::vector<std::byte> left, const std::vector<std::byte>& right) {
+    left.insert(left.end(), right.begin(), right.end());
+    return left;
+  }
+  static bytes_view whole(bytes_view value, int, int) { return value; }
+  static bytes_view nothing(bytes_view, int, int) { return {}; }
+  static std::vector<std::byte> part(bytes_view value, int first, int count) {
+    const auto list = split(value);
+    if (static_cast<std::size_t>(first) + static_cast<std::size_t>(count) > list.size())
+      fail(error_id::peer_bad_message, "a scatter brought fewer pieces than ranks");
+    return join(std::span(list).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+  }
+
+  static std::vector<std::byte> join(std::span<const bytes_view> list) {
+    wire_writer out;
+    out.put(static_cast<std::uint64_t>(list.size()));
+    for (const auto& each : list) out.put(static_cast<std::uint64_t>(each.size())).raw(each);
+    return out.take();
+  }
+  static std::vector<bytes_view> split(bytes_view joined) {
+    try {
+      wire_reader in(joined);
+      const auto count = in.get_count(sizeof(std::uint64_t));
+      if (count == 0) in.fail_here("a list has no piece");
+      std::vector<bytes_view> list;
+      list.reserve(count);
+      for (std::size_t i = 0; i < count; ++i) list.push_back(in.take(in.get_count(1)));
+      in.finish();
+      return list;
+    } catch (const wire_error& e) {
+      fail(error_id::peer_bad_message, std::string("pieces of a collective are damaged: ") + e.what());
+    }
+  }
+
+  [[nodiscard]] contribution labelled(contribution own) const {
+    if (own.failure()) return own;
+    return contribution::from([&] {
+      wire_writer out;
+      out.put(static_cast<std::int32_t>(rank()))
+          .put(static_cast<std::uint64_t>(own.bytes().size()))
+          .raw(own.bytes());
+      return out.take();
+    });
+  }
+  [[nodiscard]] std::vector<std::vector<std::byte>> unlabelled(bytes_view all) const {
+    const auto ranks = static_cast<std::size_t>(size());
+    std::vector<std::vector<std::byte>> result(ranks);
+    std::vector<bool> seen(ranks);
+    try {
+      wire_reader in(all);
+      for (std::size_t i = 0; i < ranks; ++i) {
+        const auto from = static_cast<std::size_t>(in.get<std::int32_t>());
+        if (from >= ranks || seen[from]) in.fail_here("a rank is unknown or comes twice");
+        seen[from] = true;
+        const auto bytes = in.take(in.get_count(1));
+        result[from].assign(bytes.begin(), bytes.end());
+      }
+      in.finish();
+    } catch (const wire_error& e) {
+      fail(error_id::peer_bad_message, std::string("gathered parts are damaged: ") + e.what());
+    }
+    return result;
+  }
+
+  /// Runs `body`; what it throws becomes this rank's failure in `what`.
+  template <class Body>
+  void guard(detail::outcome& what, Body&& body) {
+    try {
+      body();
+    } catch (...) {
+      what.add_failure(rank(), detail::portable_failure(std::current_exception(), rank()));
+    }
+  }
+
+  /// Sends; a peer that cannot be reached, or a transport that fails, goes into `what`.
+  void send(detail::outcome& what, int to, const std::vector<std::byte>& message, deadline until) {
+    guard(what, [&] {
+      try {
+        communicator_.send(to, message, until);
+      } catch (const timeout_error&) {
+        what.add_absent(to, false);
+      } catch (const peer_error& e) {
+        if (e.id() != error_id::peer_lost) throw;
+        what.add_absent(to, true);
+      }
+    });
+  }
+
+  /// The next frame of a neighbour, of whatever call. Throws as the communicator does.
+  [[nodiscard]] detail::collective_frame next_frame(int from, deadline until) {
+    if (auto early = early_.extract(from); !early.empty()) return std::move(early.mapped());
+    auto message = communicator_.receive(from, until);
+    try {
+      return detail::decode_frame(std::move(message), size());
+    } catch (const wire_error& e) {
+      fail(error_id::peer_bad_message,
+           std::string("a message is none of cairn's: ") + e.what() +
+               "; give cairn a communicator that carries nothing else",
+           {.rank = from, .offset = static_cast<std::int64_t>(e.offset)});
+    }
+  }
+
+  /// The next frame of this call from a neighbour; those of earlier calls are dropped. Throws as the
+  /// communicator does, and peer_error (peer_bad_message).
+  [[nodiscard]] detail::collective_frame receive(const detail::collective_call& call, step wanted, int from,
+                                                 deadline until) {
+    for (int dropped = 0;; ++dropped) {
+      // Without a limit a peer that sends old messages for ever would keep us past the deadline.
+      if (dropped > most_dropped && until.passed())
+        fail(error_id::timeout_peer, "only messages of earlier calls came by the deadline", {.rank = from});
+      auto frame = next_frame(from, until);
+      const auto& theirs = frame.call;
+      if (theirs.run != run_ && theirs.run != no_run) continue;
+      if (theirs.epoch < call.epoch) continue;
+      if (theirs.epoch == call.epoch && theirs.operation == call.operation && theirs.root == call.root) {
+        if (frame.step == wanted || (frame.step == step::waiting && wanted == step::up)) return frame;
+        fail(error_id::peer_bad_message, "a message goes the wrong way in " + detail::call_text(call),
+             {.rank = from});
+      }
+      const auto text = "rank " + std::to_string(from) + " is at " + detail::call_text(theirs) +
+                        " with root " + std::to_string(theirs.root) + " while rank " +
+                        std::to_string(rank()) + " is at " + detail::call_text(call) + " with root " +
+                        std::to_string(call.root) + ": all ranks must make the same calls in the same order";
+      // Kept: when this rank has made the calls that the other is ahead, they meet again.
+      if (theirs.epoch > call.epoch) early_.emplace(from, std::move(frame));
+      fail(error_id::peer_bad_message, text, {.rank = from});
+    }
+  }
+
+  /// Waits for a neighbour's outcome. While a wait for a child lasts, `tell(absent)` says so to the parent:
+  /// that this rank is here, and for whom it waits.
+  template <class Tell>
+  [[nodiscard]] detail::outcome await(const detail::collective_call& call, step wanted, int from,
+                                      deadline until, deadline word, Tell&& tell) {
+    detail::outcome result;
+    detail::outcome known;  // whom the neighbour was waiting for when it was last heard of
+    known.add_absent(from, false);
+    auto next = wanted == step::up ? until.earlier(word) : until;
+    guard(result, [&] {
+      for (;;) {
+        try {
+          auto frame = receive(call, wanted, from, next);
+          if (frame.step != step::waiting) {
+            result = std::move(frame.what);
+            return;
+          }
+          known = std::move(frame.what);
+        } catch (const timeout_error&) {
+          if (until.passed()) {
+            result.add_troubles(std::move(known));
+            return;
+          }
+        } catch (const peer_error& e) {
+          if (e.id() != error_id::peer_lost) throw;
+          result.add_absent(from, e.fields().rank != rank());
+          return;
+        }
+        next = until;
+        tell(known);
+      }
+    });
+    return result;
+  }
+
+  /// One collective: parts are merged up the tree, the value of the root goes down, each child gets
+  /// share(value, first, count), where `first` counts vertices from this rank's own.
+  template <class Merge, class Share>
+  [[nodiscard]] std::vector<std::byte> run_tree(operation kind, int root, contribution own, deadline until,
+                                                Merge&& merge, Share&& share) {
+    const int ranks = size();
+    if (root < 0 || root >= ranks)
+      fail(error_id::usage_bad_option, "the root of a collective is no rank of this world",
+           {.expected = "0 to " + std::to_string(ranks - 1), .got = std::to_string(root)});
+    const detail::collective_call call{run_, epoch_++, kind, root};
+    const int vertex = (rank() - root + ranks) % ranks;
+    const auto rank_of = [&](int other) { return (other + root) % ranks; };
+    std::vector<child> children;
+    for (int height = 0; (1 << height) < ranks - vertex && (vertex & (1 << height)) == 0; ++height) {
+      const int first = vertex + (1 << height);
+      children.push_back({first, std::min(1 << height, ranks - first), height});
+    }
+    const int parent = vertex == 0 ? -1 : rank_of(vertex & (vertex - 1));
+    const int depth = std::popcount(static_cast<unsigned>(vertex));
+    const patience wait(until, ranks);
+    const auto word = wait.ends() ? deadline::in(wait.before_word) : deadline::never();
+
+    detail::outcome mine;
+    bool parent_gone = false;
+    const auto tell_parent = [&](const detail::outcome& known) {
+      if (parent < 0 || parent_gone) return;
+      detail::outcome unreachable;
+      send(unreachable, parent, detail::encode_frame(call, step::waiting, known, {}), until);
+      parent_gone = !unreachable.ok();
+    };
+    guard(mine, [&] {
+      if (own.failure()) std::rethrow_exception(own.failure());
+      mine.value = std::move(own.bytes());
+    });
+    check_length(mine);
+    std::vector<int> unreachable;
+    for (const auto& each : children) {
+      const int from = rank_of(each.vertex);
+      auto theirs = await(call, step::up, from, wait.up(each.height), word, tell_parent);
+      if (std::ranges::any_of(theirs.absent, [&](const auto& one) { return one.rank == from; }))
+        unreachable.push_back(from);
+      if (mine.ok() && theirs.ok()) {
+        guard(mine, [&] { mine.value = merge(std::move(mine.value), std::move(theirs.value)); });
+        check_length(mine);
+      } else {
+        mine.add_troubles(std::move(theirs));
+      }
+    }
+
+    if (parent >= 0) {
+      detail::outcome sent;
+      send(sent, parent, detail::encode_frame(call, step::up, mine, mine.value), wait.down(0));
+      auto verdict =
+          sent.ok() ? await(call, step::down, parent, wait.down(depth), word, [](const auto&) {}) : sent;
+      // Who has no verdict knows at least what its own part of the tree says.
+      if (!verdict.ok() && verdict.failed_rank < 0) verdict.add_troubles(std::move(mine));
+      mine = std::move(verdict);
+    }
+
+    std::vector<std::vector<std::byte>> messages(children.size());
+    if (mine.ok()) {
+      guard(mine, [&] {
+        for (std::size_t i = 0; i < children.size(); ++i) {
+          const auto value = share(bytes_view(mine.value), children[i].vertex - vertex, children[i].count);
+          messages[i] = detail::encode_frame(call, step::down, mine, value);
+        }
+      });
+    }
+    const bool told_ok = mine.ok();
+    detail::outcome below;
+    // The largest part of the tree first; who is known to be absent last, so that nobody waits behind them.
+    for (const bool missing : {false, true}) {
+      for (std::size_t i = children.size(); i-- > 0;) {
+        const int to = rank_of(children[i].vertex);
+        if ((std::ranges::find(unreachable, to) != unreachable.end()) != missing) continue;
+        if (!told_ok) messages[i] = detail::encode_frame(call, step::down, mine, {});
+        send(below, to, messages[i], wait.down(missing ? 0 : depth + 1));
+      }
+    }
+    if (told_ok) mine.add_troubles(std::move(below));
+    if (!mine.ok()) detail::raise(mine, call);
+    return std::move(mine.value);
+  }
+
+  void check_length(detail::outcome& what) {
+    if (!what.ok() || what.value.size() <= detail::max_collective_bytes) return;
+    guard(what, [&] {
+      fail(error_id::usage_overflow, "the bytes of a collective are more than fit a message",
+           {.expected = "at most " + std::to_string(detail::max_collective_bytes),
+            .got = std::to_string(what.value.size())});
+    });
+  }
+
+  static constexpr std::array<std::byte, 16> no_run{};
+  static constexpr int most_dropped = 10'000;
+
+  C communicator_;
+  std::array<std::byte, 16> run_{};
+  std::uint64_t epoch_ = 0;
+  std::map<int, detail::collective_frame> early_;
+};
+
+template <class C>
+collectives(C) -> collectives<C>;
+
+}  // namespace v1
+}  // namespace cairn
