@@ -29,36 +29,34 @@ class save_progress {
     image_ = std::move(control);
   }
   void set_written() noexcept {
-    set([](auto& p) { p.written_ = true, p.report_.written_seconds = seconds_since(p.begun_); });
+    {
+      const std::lock_guard lock(mutex_);
+      if (ending_) return;
+      written_ = true;
+      report_.written_seconds = seconds_since(begun_);
+    }
+    changed_.notify_all();
   }
-  void set_committed() noexcept {
-    set([](auto& p) { p.committed_ = true, p.report_.committed_seconds = seconds_since(p.begun_); });
-  }
-  void set_failed(std::exception_ptr why) noexcept {
-    set([&](auto& p) { p.failure_ = why; });
-  }
+  void set_committed() noexcept { end(outcome::committed, nullptr); }
+  /// The save was not begun, by decision of all ranks.
+  void set_skipped() noexcept { end(outcome::skipped, nullptr); }
+  void set_failed(std::exception_ptr why) noexcept { end(outcome::failed, std::move(why)); }
   /// Changes the report under the lock.
   template <class Change>
   void note(Change&& change) {
     const std::lock_guard lock(mutex_);
     change(report_);
   }
-  /// Called once, by the thread that ends the save (committed or failed), after the state has changed; at
-  /// once if it has ended already. Must not throw.
-  void on_end(std::function<void(const save_progress&)> callback) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!ended()) {
-        on_end_ = std::move(callback);
-        return;
-      }
-    }
-    callback(*this);
+  /// Is called once, by the thread that ends the save, just before anybody can see that it ended; null
+  /// failure: committed. Set it before the job is submitted; must not throw.
+  void on_end(std::function<void(const save_report&, const std::exception_ptr&)> callback) {
+    const std::lock_guard lock(mutex_);
+    on_end_ = std::move(callback);
   }
 
   [[nodiscard]] bool released() const noexcept {
     const std::lock_guard lock(mutex_);
-    return (image_ != nullptr && image_->released()) || ended();
+    return image_ != nullptr ? image_->copied() : ended();
   }
   [[nodiscard]] bool written() const noexcept {
     const std::lock_guard lock(mutex_);
@@ -66,7 +64,11 @@ class save_progress {
   }
   [[nodiscard]] bool committed() const noexcept {
     const std::lock_guard lock(mutex_);
-    return committed_;
+    return outcome_ == outcome::committed;
+  }
+  [[nodiscard]] bool skipped() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return outcome_ == outcome::skipped;
   }
   [[nodiscard]] std::exception_ptr failure() const noexcept {
     const std::lock_guard lock(mutex_);
@@ -82,6 +84,12 @@ class save_progress {
   }
   [[nodiscard]] deadline::clock::time_point begun() const noexcept { return begun_; }
 
+  /// Training vouches that it kept the memory of an overlapped save unchanged so far and keeps it so until
+  /// all is copied.
+  void confirm() const {
+    const std::lock_guard lock(mutex_);
+    if (image_ != nullptr) image_->confirm();
+  }
   void wait_released(deadline until) const {
     std::shared_ptr<image_control> image;
     {
@@ -89,9 +97,9 @@ class save_progress {
       if (!wait(lock, until, [&] { return image_ != nullptr || ended(); }))
         fail(error_id::timeout_staging, "a save did not begin to copy in time");
       image = image_;
-      if (image == nullptr || ended()) return;
+      if (image == nullptr) return;
     }
-    (void)image->wait_released(until);
+    (void)image->wait_copied(until);
   }
   void wait_written(deadline until) const {
     std::unique_lock lock(mutex_);
@@ -112,17 +120,27 @@ class save_progress {
   }
 
  private:
-  template <class Change>
-  void set(Change&& change) noexcept {
-    std::function<void(const save_progress&)> callback;
+  enum class outcome : std::uint8_t { none, committed, failed, skipped };
+
+  void end(outcome how, std::exception_ptr why) noexcept {
+    std::function<void(const save_report&, const std::exception_ptr&)> callback;
+    save_report report;
     {
       const std::lock_guard lock(mutex_);
-      if (ended()) return;
-      change(*this);
-      if (ended()) callback = std::exchange(on_end_, nullptr);
+      if (ending_) return;
+      ending_ = true;
+      if (how == outcome::committed) report_.committed_seconds = seconds_since(begun_);
+      callback = std::move(on_end_);
+      on_end_ = nullptr;
+      report = report_;
+    }
+    if (callback && how != outcome::skipped) callback(report, why);
+    {
+      const std::lock_guard lock(mutex_);
+      outcome_ = how;
+      failure_ = std::move(why);
     }
     changed_.notify_all();
-    if (callback) callback(*this);
   }
   template <class Condition>
   bool wait(std::unique_lock<std::mutex>& lock, deadline until, Condition&& condition) const noexcept {
@@ -134,17 +152,18 @@ class save_progress {
     }
     return true;
   }
-  [[nodiscard]] bool ended() const noexcept { return committed_ || failure_ != nullptr; }
+  [[nodiscard]] bool ended() const noexcept { return outcome_ != outcome::none; }
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::shared_ptr<image_control> image_;
-  std::function<void(const save_progress&)> on_end_;
+  std::function<void(const save_report&, const std::exception_ptr&)> on_end_;
   std::exception_ptr failure_;
   save_report report_;
   deadline::clock::time_point begun_;
   bool written_ = false;
-  bool committed_ = false;
+  bool ending_ = false;
+  outcome outcome_ = outcome::none;
 };
 
 /// A save that is under way or over, as `checkpointer::save` gives it. Copies share it; it may outlive the
@@ -157,25 +176,31 @@ class save_handle {
       : progress_(std::move(progress)) {}
 
   [[nodiscard]] bool valid() const noexcept { return progress_ != nullptr; }
-  /// Training may change its memory: copied, or written where nothing is staged, or failed.
+  /// Training may change its memory: copied, or written where nothing is staged, or given up. An overlapped
+  /// save is committed only after before_update(), wait() or close().
   [[nodiscard]] bool released() const noexcept { return progress_->released(); }
   /// This rank's bytes are durable.
   [[nodiscard]] bool written() const noexcept { return progress_->written(); }
   /// The checkpoint exists. Only then is anything saved.
   [[nodiscard]] bool committed() const noexcept { return progress_->committed(); }
+  /// Not begun: an earlier save was under way and busy_policy::skip was asked for. Waits return at once.
+  [[nodiscard]] bool skipped() const noexcept { return progress_->skipped(); }
   [[nodiscard]] bool failed() const noexcept { return progress_->failure() != nullptr; }
   /// What failed, or null.
   [[nodiscard]] std::exception_ptr failure() const noexcept { return progress_->failure(); }
 
-  /// Each waits until the state is reached. @throws what failed, or timeout_error after `patience`; the save
-  /// then goes on.
+  /// Each waits until the state is reached. The last two may be called only while training keeps the memory
+  /// of an overlapped save unchanged, as before_update(). @throws what failed, or timeout_error after
+  /// `patience`; the save then goes on.
   void wait_released(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
     progress_->wait_released(deadline::in(patience));
   }
   void wait_written(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
+    progress_->confirm();
     progress_->wait_written(deadline::in(patience));
   }
   void wait(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
+    progress_->confirm();
     progress_->wait_committed(deadline::in(patience));
   }
 

@@ -23,8 +23,14 @@ class image_control {
   [[nodiscard]] std::uint64_t watermark() const noexcept {
     return watermark_.load(std::memory_order_acquire);
   }
-  /// True once training may change its memory.
-  [[nodiscard]] bool released() const noexcept { return released_.load(std::memory_order_acquire); }
+  /// True once nobody reads training memory any more.
+  [[nodiscard]] bool copied() const noexcept { return copied_.load(std::memory_order_acquire); }
+  /// True once training may change its memory and the image may be committed: copied, and, for an overlapped
+  /// save, confirmed.
+  [[nodiscard]] bool released() const noexcept {
+    return copied() && (!needs_confirmation_.load(std::memory_order_acquire) ||
+                        confirmed_.load(std::memory_order_acquire));
+  }
   /// True if the image will never be complete.
   [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
 
@@ -33,8 +39,16 @@ class image_control {
     watermark_.store(watermark, std::memory_order_release);
     event_.notify();
   }
+  /// For stagers, and for writers of bytes that stayed in training memory: all is copied.
   void release() noexcept {
-    released_.store(true, std::memory_order_release);
+    copied_.store(true, std::memory_order_release);
+    event_.notify();
+  }
+  /// For overlapped saves: released() waits for confirm(), by which training says that it kept the memory
+  /// unchanged until all was copied. Call it before the image is given away.
+  void require_confirmation() noexcept { needs_confirmation_.store(true, std::memory_order_release); }
+  void confirm() noexcept {
+    confirmed_.store(true, std::memory_order_release);
     event_.notify();
   }
   /// The image is given up; training has its memory back.
@@ -46,9 +60,16 @@ class image_control {
   [[nodiscard]] bool wait_for(std::uint64_t end, deadline until) {
     return wait([&] { return watermark() >= end; }, until, "the image was not filled in time");
   }
+  /// Waits for copied(). False if the image failed. @throws timeout_error (timeout_staging).
+  [[nodiscard]] bool wait_copied(deadline until) {
+    return wait([&] { return copied(); }, until, "the memory of training was not copied in time");
+  }
   /// Waits for released(). False if the image failed. @throws timeout_error (timeout_staging).
   [[nodiscard]] bool wait_released(deadline until) {
-    return wait([&] { return released(); }, until, "the memory of training was not copied in time");
+    return wait(
+        [&] { return released(); }, until,
+        "a save was not released in time: its memory was not copied, or nobody called before_update(), "
+        "wait() or close() after an overlapped save");
   }
 
  private:
@@ -68,7 +89,9 @@ class image_control {
 
   std::atomic<std::uint64_t> watermark_{0};
   event_word event_;
-  std::atomic<bool> released_{false};
+  std::atomic<bool> copied_{false};
+  std::atomic<bool> needs_confirmation_{false};
+  std::atomic<bool> confirmed_{false};
   std::atomic<bool> failed_{false};
 };
 

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/executor.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/execute/run_save_job.hpp>
+
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// The calling thread writes and commits: save() returns when the checkpoint exists or failed. Cannot be
+/// overlapped.
+class inline_executor {
+ public:
+  using cairn_role = role::executor;
+  template <class Writer>
+  static constexpr bool accepts = true;
+  /// Says that submit() runs the job before it returns.
+  static constexpr bool runs_in_caller = true;
+
+  template <class Writer>
+  void submit(save_job<Writer> job) {
+    run_save_job(std::move(job));
+  }
+  [[nodiscard]] bool drain(deadline) noexcept { return true; }
+};
+
+}  // namespace v1
+}  // namespace cairn

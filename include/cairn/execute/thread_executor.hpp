@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/executor.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/execute/run_save_job.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+namespace detail {
+/// A thread that runs what it is given, in order, and can be left behind if it hangs.
+class job_thread {
+ public:
+  job_thread() : shared_(std::make_shared<shared>()) {}
+  job_thread(const job_thread&) = delete;
+  job_thread& operator=(const job_thread&) = delete;
+  ~job_thread() {
+    if (!thread_.joinable()) return;
+    {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->stopping = true;
+    }
+    shared_->changed.notify_all();
+    // Jobs end by their own deadlines; a thread that hangs in the kernel is left to the end of the process.
+    if (drain(deadline::in(patience_)))
+      thread_.join();
+    else
+      thread_.detach();
+  }
+  /// `patience`: how long the destructor waits for jobs, at least this one's own limit.
+  void run(std::function<void()> job, std::chrono::nanoseconds patience) {
+    if (!thread_.joinable()) thread_ = std::thread([state = shared_] { loop(*state); });
+    {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->jobs.push_back(std::move(job));
+    }
+    patience_ = std::max(patience_, patience);
+    shared_->changed.notify_all();
+  }
+  [[nodiscard]] bool drain(deadline until) {
+    std::unique_lock lock(shared_->mutex);
+    while (shared_->running || !shared_->jobs.empty()) {
+      if (until.passed()) return false;
+      const auto slice = deadline::clock::now() + std::chrono::hours(24);
+      shared_->changed.wait_until(lock, std::min(until.time_point(), slice));
+    }
+    return true;
+  }
+
+ private:
+  struct shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> jobs;
+    bool running = false;
+    bool stopping = false;
+  };
+  static void loop(shared& s) {
+    std::unique_lock lock(s.mutex);
+    for (;;) {
+      s.changed.wait(lock, [&] { return s.stopping || !s.jobs.empty(); });
+      if (s.jobs.empty()) return;
+      auto job = std::move(s.jobs.front());
+      s.jobs.pop_front();
+      s.running = true;
+      lock.unlock();
+      job();
+      job = nullptr;
+      lock.lock();
+      s.running = false;
+      s.changed.notify_all();
+    }
+  }
+  std::shared_ptr<shared> shared_;
+  std::thread thread_;
+  std::chrono::nanoseconds patience_{0};
+};
+}  // namespace detail
+
+/// A thread of its own writes and commits while training goes on. The thread starts with the first job.
+/// The destructor waits for all jobs, at most twice the patience of their saves and a minute; then it leaves
+/// the thread behind.
+class thread_executor {
+ public:
+  using cairn_role = role::executor;
+  template <class Writer>
+  static constexpr bool accepts = true;
+  static constexpr bool runs_in_caller = false;
+
+  thread_executor() : thread_(std::make_unique<detail::job_thread>()) {}
+
+  template <class Writer>
+  void submit(save_job<Writer> job) {
+    const auto patience = job.context.patience;
+    const auto most = std::chrono::nanoseconds::max() / 4;
+    auto shared = std::make_shared<save_job<Writer>>(std::move(job));
+    thread_->run([shared] { run_save_job(std::move(*shared)); },
+                 std::min<std::chrono::nanoseconds>(patience, most) * 2 + std::chrono::minutes(1));
+  }
+  [[nodiscard]] bool drain(deadline until) { return thread_->drain(until); }
+
+ private:
+  std::unique_ptr<detail::job_thread> thread_;
+};
+
+}  // namespace v1
+}  // namespace cairn
