@@ -23,6 +23,7 @@ enum class error_id : std::uint16_t {
   usage_bad_option = 109,
   usage_too_many_failures = 110,
   usage_overflow = 111,
+  usage_incomplete_object = 112,
 
   plan_dtype_mismatch = 201,
   plan_shape_mismatch = 202,
@@ -97,6 +98,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "usage.too_many_failures";
     case error_id::usage_overflow:
       return "usage.overflow";
+    case error_id::usage_incomplete_object:
+      return "usage.incomplete_object";
     case error_id::plan_dtype_mismatch:
       return "plan.dtype_mismatch";
     case error_id::plan_shape_mismatch:

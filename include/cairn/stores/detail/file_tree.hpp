@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/stores/detail/file_io.hpp>
+#include <cairn/stores/detail/io_pool.hpp>
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// How a file_store works. Sizes in bytes.
+struct file_store_options {
+  bool direct_io = true;               ///< O_DIRECT for large aligned requests, where the file system can
+  std::size_t write_bytes = 8u << 20;  ///< length of one write request; a multiple of the part alignment
+  std::size_t writes_in_flight = 4;    ///< write requests at once, over one call of write()
+  std::size_t read_bytes = 2u << 20;   ///< length of one read request
+  std::size_t reads_in_flight = 4;     ///< read requests at once, over one call of read()
+  unsigned file_mode = 0644;           ///< permission bits before the umask
+  unsigned directory_mode = 0755;      ///< permission bits before the umask
+};
+
+namespace detail {
+
+/// The directory that a key stands in ("" for the root) and its name there.
+struct split_key {
+  std::string_view directory;
+  std::string_view name;
+};
+[[nodiscard]] inline split_key split(std::string_view key) noexcept {
+  const auto slash = key.rfind('/');
+  if (slash == std::string_view::npos) return {{}, key};
+  return {key.substr(0, slash), key.substr(slash + 1)};
+}
+
+inline constexpr std::size_t part_suffix_bytes = 22;  // ".", 16 hexadecimal digits, ".part"
+
+/// True for names that file_store gives to unfinished files: `<name>.<16 hexadecimal digits>.part`.
+[[nodiscard]] constexpr bool is_part_name(std::string_view name) noexcept {
+  if (name.size() <= part_suffix_bytes || !name.ends_with(".part")) return false;
+  const auto suffix = name.substr(name.size() - part_suffix_bytes);
+  if (suffix[0] != '.') return false;
+  for (std::size_t i = 1; i <= 16; ++i)
+    if (!((suffix[i] >= '0' && suffix[i] <= '9') || (suffix[i] >= 'a' && suffix[i] <= 'f'))) return false;
+  return true;
+}
+
+[[nodiscard]] inline std::string part_name(std::string_view name, std::uint64_t unique) {
+  std::string out(name);
+  out += '.';
+  for (int shift = 60; shift >= 0; shift -= 4) out += "0123456789abcdef"[(unique >> shift) & 15];
+  return out += ".part";
+}
+
+/// Splits a relative path at its slashes and calls visit(part) until it returns false.
+template <class Visit>
+void for_each_part(std::string_view path, Visit visit) {
+  while (!path.empty()) {
+    const auto slash = path.find('/');
+    if (!visit(std::string(path.substr(0, slash)))) return;
+    path = slash == std::string_view::npos ? std::string_view{} : path.substr(slash + 1);
+  }
+}
+
+/// What the objects of one file_store share: the root, the options, the threads. Finds and makes directories.
+template <FileSystem F>
+struct file_tree {
+  file_tree(std::string root_path, file_store_options o, F file_system, std::size_t alignment)
+      : fs(std::move(file_system)),
+        root(fs.absolute(root_path)),
+        options(o),
+        part_alignment(alignment),
+        bounces(std::min<std::size_t>(o.write_bytes, std::max<std::size_t>(alignment, 1u << 20)), alignment) {
+    while (root.size() > 1 && root.back() == '/') root.pop_back();
+  }
+
+  F fs;
+  std::string root;
+  file_store_options options;
+  std::size_t part_alignment;
+  io_pool pool;
+  bounce_buffers bounces;
+
+  [[nodiscard]] std::string path_of(std::string_view key) const {
+    std::string path = root;
+    if (key.empty()) return path;
+    if (path.back() != '/') path += '/';
+    return path.append(key);
+  }
+
+  void check_key(std::string_view key) const {
+    if (!valid_key(key) || is_part_name(split(key).name))
+      fail(error_id::storage_bad_key,
+           "a key is a relative path of [A-Za-z0-9._-] and '/', without empty, '.' or '..' parts, of at most "
+           "512 "
+           "bytes, and no name of an unfinished file",
+           {.file = std::string(key.substr(0, 600))});
+  }
+
+  /// Opens an existing directory below the root; negative errno in `error`.
+  [[nodiscard]] file_handle<F> open_directory(std::string_view directory, int& error) {
+    error = uninterrupted([&] { return fs.open_directory(root.c_str()); });
+    file_handle<F> here(fs, error);
+    for_each_part(directory, [&](const std::string& part) {
+      if (error < 0) return false;
+      error = uninterrupted([&] { return fs.open_directory_at(here.get(), part.c_str()); });
+      if (error >= 0) here = file_handle<F>(fs, error);
+      return error >= 0;
+    });
+    if (error < 0) return {};
+    error = 0;
+    return here;
+  }
+
+  /// Opens a directory below the root, making it and its parents where missing. Its entry and those of its
+  /// parents are durable on return, also if another process made them: it may not have come to its own fsync
+  /// yet.
+  [[nodiscard]] file_handle<F> make_directory(std::string_view directory) {
+    for (int attempt = 0; attempt < 16; ++attempt) {
+      auto here = make_root();
+      std::string path = root;
+      bool vanished = false;
+      for_each_part(directory, [&](const std::string& part) {
+        path += '/' + part;
+        int r = open_or_make(here, part, path);
+        if (r == -ENOENT) {
+          vanished = true;
+          return false;
+        }
+        file_handle<F> child(fs, r);
+        settle(here, child, path);
+        here = std::move(child);
+        return true;
+      });
+      if (!vanished) return here;
+    }
+    fail(error_id::storage_io, "the directory is removed again and again while it is being made",
+         {.file = path_of(directory)});
+  }
+
+  /// fsync of a directory; file systems that cannot do that and say so need none.
+  void sync_directory(const file_handle<F>& directory, std::string_view path) {
+    const int r = fs.sync_directory(directory.get());
+    if (r != 0 && r != -EINVAL && r != -EBADF) fail_io(-r, "fsync of the directory", path);
+  }
+
+  [[nodiscard]] std::optional<space_left> free_space(const file_handle<F>& at) {
+    space_left left;
+    if (fs.free_space(at.get(), left) != 0) return {};
+    return left;
+  }
+
+  /// The typed error; with the free space where that matters.
+  [[noreturn]] void fail_at(int code, std::string_view call, std::string_view path, const file_handle<F>& at,
+                            std::int64_t offset = -1, std::optional<std::uint64_t> needed = {}) {
+    std::optional<space_left> left;
+    if ((code == ENOSPC || code == EDQUOT) && at) left = free_space(at);
+    fail_io(code, call, path, offset, left ? needed : std::nullopt, left);
+  }
+
+ private:
+  /// A handle, or -ENOENT if it vanished meanwhile.
+  int open_or_make(const file_handle<F>& parent, const std::string& name, const std::string& path) {
+    int r = uninterrupted([&] { return fs.open_directory_at(parent.get(), name.c_str()); });
+    if (r == -ENOENT) {
+      r = uninterrupted(
+          [&] { return fs.make_directory_at(parent.get(), name.c_str(), options.directory_mode); });
+      if (r == -ENOENT) return r;
+      if (r != 0 && r != -EEXIST) fail_at(-r, "mkdir", path, parent);
+      r = uninterrupted([&] { return fs.open_directory_at(parent.get(), name.c_str()); });
+    }
+    if (r < 0 && r != -ENOENT) fail_at(-r, "open of the directory", path, parent);
+    return r;
+  }
+
+  file_handle<F> make_root() { return make_path(root, 0); }
+
+  file_handle<F> make_path(const std::string& path, int depth) {
+    int r = uninterrupted([&] { return fs.open_directory(path.c_str()); });
+    if (r >= 0) {
+      file_handle<F> here(fs, r);
+      // Who made it may not have come to its fsync yet; a parent that this user cannot open was not made by
+      // cairn.
+      if (!is_settled(here)) {
+        r = uninterrupted([&] { return fs.open_directory_at(here.get(), ".."); });
+        file_handle<F> parent(fs, r);
+        if (parent) settle(parent, here, path);
+      }
+      return here;
+    }
+    if (r != -ENOENT || depth > 256) fail_io(-r, "open of the directory", path);
+    const auto slash = path.find_last_of('/');
+    const auto name = slash == std::string::npos ? path : path.substr(slash + 1);
+    auto above = slash == std::string::npos ? std::string(".") : path.substr(0, slash);
+    while (above.size() > 1 && above.back() == '/') above.pop_back();
+    if (above.empty()) above = "/";
+    if (name.empty() || path == above) fail_io(ENOENT, "open of the directory", path);
+    const auto parent = make_path(above, depth + 1);
+    file_handle<F> here(fs, open_or_make(parent, name, path));
+    if (!here) fail_io(ENOENT, "open of the directory", path);
+    settle(parent, here, path);
+    return here;
+  }
+
+  /// Makes the entry of `child` in `parent` durable, once.
+  void settle(const file_handle<F>& parent, const file_handle<F>& child, const std::string& path) {
+    if (is_settled(child)) return;
+    sync_directory(parent, path + "/..");
+    file_status s;
+    if (fs.status(child.get(), s) != 0 || s.identity.born < 0) return;
+    const std::lock_guard lock(mutex_);
+    if (settled_.size() >= 1024) settled_.clear();
+    settled_.push_back(s.identity);
+  }
+  bool is_settled(const file_handle<F>& directory) {
+    file_status s;
+    if (fs.status(directory.get(), s) != 0) return false;
+    const std::lock_guard lock(mutex_);
+    return std::find(settled_.begin(), settled_.end(), s.identity) != settled_.end();
+  }
+
+  std::mutex mutex_;
+  std::vector<file_identity> settled_;  // directories whose entry is known to be durable
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/error.hpp>
+
+#include <cerrno>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The id and the cure that belong to an errno of file I/O.
+struct errno_meaning {
+  error_id id;
+  std::string_view cure;
+};
+
+[[nodiscard]] constexpr errno_meaning meaning_of(int code) noexcept {
+  switch (code) {
+    case ENOSPC:
+      return {error_id::storage_no_space, "free space on the file system or keep fewer checkpoints"};
+    case EDQUOT:
+      return {error_id::storage_no_space, "the quota is used up: remove files or ask for more"};
+    case ENOENT:
+      return {error_id::storage_not_found, "it is not there, or was removed meanwhile"};
+    case EEXIST:
+      return {error_id::storage_exists, "something stands there already; nothing was replaced"};
+    case EACCES:
+    case EPERM:
+      return {error_id::storage_permission, "give this user the right to do it, or choose another directory"};
+    case EROFS:
+      return {error_id::storage_permission,
+              "the file system is read-only: mount it writable or choose another directory"};
+    case EMFILE:
+      return {error_id::storage_limit, "this process has too many open files: raise ulimit -n"};
+    case ENFILE:
+      return {error_id::storage_limit, "the system has too many open files: raise fs.file-max"};
+    case ENAMETOOLONG:
+      return {error_id::storage_limit, "the name is too long for this file system: choose a shorter one"};
+    case EFBIG:
+      return {error_id::storage_limit,
+              "the file would be larger than allowed: raise ulimit -f, or use a file system for large files"};
+    case EMLINK:
+      return {error_id::storage_limit, "the directory holds too many entries: use another one"};
+    case ENOMEM:
+      return {error_id::storage_out_of_memory, "the system is out of memory"};
+    case ELOOP:
+      return {error_id::storage_bad_key,
+              "a symbolic link stands in the way; none is followed below the store's directory"};
+    case ENOTDIR:
+      return {error_id::storage_bad_key, "a part of the path is no directory"};
+    case EISDIR:
+      return {error_id::storage_bad_key, "a directory stands there"};
+    case EIO:
+      return {error_id::storage_io,
+              "the device or server reported an I/O error: look at the kernel log; nothing is retried on "
+              "this file"};
+    case ESTALE:
+      return {error_id::storage_io, "the file was replaced on the server"};
+    default:
+      return {error_id::storage_io, "look at the kernel log and the mount"};
+  }
+}
+
+/// Throws the typed error for `code` (a positive errno) of `call` on `path`.
+[[noreturn]] inline void fail_io(int code, std::string_view call, std::string_view path,
+                                 std::int64_t offset = -1, std::optional<std::uint64_t> needed = {},
+                                 std::optional<space_left> left = {}) {
+  const auto meaning = meaning_of(code);
+  std::string text = std::string(call) + " failed: " + std::system_category().message(code) + " (errno " +
+                     std::to_string(code) + "); " + std::string(meaning.cure);
+  error_fields fields{.file = std::string(path), .offset = offset};
+  if (needed) fields.expected = std::to_string(*needed) + " bytes of space";
+  if (left)
+    fields.got = std::to_string(left->bytes) + " bytes and " + std::to_string(left->objects) + " inodes free";
+  fail(meaning.id, text, std::move(fields));
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// A few threads that help their callers with blocking I/O. They begin when first needed, take no signals,
+/// and end in the destructor. Where no thread can be started the caller does the work alone.
+class io_pool {
+ public:
+  io_pool() = default;
+  io_pool(const io_pool&) = delete;
+  io_pool& operator=(const io_pool&) = delete;
+  ~io_pool() {
+    if (::getpid() != owner_) {  // the child of a fork has the objects, perhaps locked, but not the threads
+      static_cast<void>(in_.release());
+      return;
+    }
+    {
+      const std::lock_guard lock(in_->mutex);
+      in_->ending = true;
+    }
+    in_->wake.notify_all();
+    for (auto& t : in_->threads) t.join();
+  }
+
+  /// Calls work(i) for each i below `count`, on this thread and up to `in_flight` - 1 others, beginning them
+  /// in order. Returns when all calls have ended. After an exception no further call begins; the first one is
+  /// thrown. Any number of threads may call it at once.
+  template <class Work>
+  void run(std::size_t count, std::size_t in_flight, Work&& work) {
+    if (count == 0) return;
+    const auto helpers = std::min(in_flight, count) - 1;
+    if (helpers == 0) {
+      for (std::size_t i = 0; i < count; ++i) work(i);
+      return;
+    }
+    const auto shared = std::make_shared<job>();
+    shared->count = count;
+    shared->context = &work;
+    shared->call = [](void* context, std::size_t i) {
+      (*static_cast<std::remove_reference_t<Work>*>(context))(i);
+    };
+    try {
+      post(shared, helpers);
+    } catch (const std::bad_alloc&) {  // then with the helpers that there are
+    }
+    shared->take_part();
+    std::unique_lock lock(shared->mutex);
+    shared->closed = true;
+    shared->ended.wait(lock, [&] { return shared->active == 0; });
+    if (shared->failure) std::rethrow_exception(shared->failure);
+  }
+
+ private:
+  struct job {
+    std::size_t count = 0;
+    void* context = nullptr;
+    void (*call)(void*, std::size_t) = nullptr;
+    std::atomic<std::size_t> next{0};
+    std::atomic<bool> failed{false};
+    std::mutex mutex;
+    std::condition_variable ended;
+    std::size_t active = 0;
+    bool closed = false;
+    std::exception_ptr failure;
+
+    void take_part() noexcept {
+      while (!failed.load(std::memory_order_relaxed)) {
+        const auto i = next.fetch_add(1, std::memory_order_relaxed);
+        if (i >= count) return;
+        try {
+          call(context, i);
+        } catch (...) {
+          const std::lock_guard lock(mutex);
+          if (!failure) failure = std::current_exception();
+          failed.store(true, std::memory_order_relaxed);
+        }
+      }
+    }
+  };
+
+  struct inside {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::deque<std::shared_ptr<job>> queue;
+    std::vector<std::thread> threads;
+    bool ending = false;
+  };
+
+  void post(const std::shared_ptr<job>& shared, std::size_t helpers) {
+    {
+      const std::lock_guard lock(in_->mutex);
+      grow(std::min<std::size_t>(helpers, 64));
+      const auto tickets = std::min(helpers, in_->threads.size());
+      for (std::size_t i = 0; i < tickets; ++i) in_->queue.push_back(shared);
+    }
+    in_->wake.notify_all();
+  }
+
+  void grow(std::size_t wanted) {
+    if (in_->threads.size() >= wanted) return;
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    if (::pthread_sigmask(SIG_BLOCK, &all, &before) != 0) return;
+    try {
+      while (in_->threads.size() < wanted) in_->threads.emplace_back([in = in_.get()] { serve(*in); });
+    } catch (const std::system_error&) {  // no more threads: those that there are do the work
+    } catch (...) {
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw;
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  static void serve(inside& in) noexcept {
+    for (;;) {
+      std::shared_ptr<job> shared;
+      {
+        std::unique_lock lock(in.mutex);
+        in.wake.wait(lock, [&] { return in.ending || !in.queue.empty(); });
+        if (in.queue.empty()) return;
+        shared = std::move(in.queue.front());
+        in.queue.pop_front();
+      }
+      {
+        const std::lock_guard lock(shared->mutex);
+        if (shared->closed) continue;
+        ++shared->active;
+      }
+      shared->take_part();
+      const std::lock_guard lock(shared->mutex);
+      if (--shared->active == 0) shared->ended.notify_all();
+    }
+  }
+
+  std::unique_ptr<inside> in_ = std::make_unique<inside>();
+  ::pid_t owner_ = ::getpid();
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/error.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Objects in the memory of this process; a ByteStore for tests and for ranks that are threads. Copies share
+/// the objects, which live as long as the last copy or object writer. Nothing is durable. All functions may
+/// be called by several threads at once.
+class memory_store {
+  using bytes_ptr = std::shared_ptr<const std::vector<std::byte>>;
+  struct objects {
+    std::mutex mutex;
+    std::map<std::string, bytes_ptr, std::less<>> by_key;
+
+    [[nodiscard]] bytes_ptr find(std::string_view key) {
+      const std::lock_guard lock(mutex);
+      const auto at = by_key.find(key);
+      return at == by_key.end() ? nullptr : at->second;
+    }
+    [[nodiscard]] bool add(std::string_view key, bytes_ptr bytes) {
+      const std::lock_guard lock(mutex);
+      return by_key.try_emplace(std::string(key), std::move(bytes)).second;
+    }
+  };
+
+ public:
+  class object_writer {
+   public:
+    void write(std::span<const write_part> parts) {
+      must_be_open("write");
+      for (const auto& part : parts) {
+        std::uint64_t end = 0;
+        if (__builtin_add_overflow(part.offset, std::uint64_t{part.bytes.size()}, &end) ||
+            end > bytes_.max_size()) {
+          objects_.reset();
+          fail(error_id::usage_overflow, "a part ends beyond the largest possible object", {.file = key_});
+        }
+        if (end > bytes_.size()) bytes_.resize(static_cast<std::size_t>(end));
+        if (!part.bytes.empty())
+          std::memcpy(bytes_.data() + part.offset, part.bytes.data(), part.bytes.size());
+        written_ += part.bytes.size();
+      }
+    }
+    void finish() {
+      must_be_open("finish");
+      const auto into = std::exchange(objects_, nullptr);
+      if (written_ != bytes_.size())
+        fail(error_id::usage_incomplete_object,
+             "each byte of an object must be written once before it is finished",
+             {.file = key_,
+              .expected = std::to_string(bytes_.size()) + " bytes",
+              .got = std::to_string(written_) + " bytes"});
+      if (!into->add(key_, std::make_shared<const std::vector<std::byte>>(std::move(bytes_))))
+        fail_exists(key_);
+    }
+
+   private:
+    friend memory_store;
+    object_writer(std::shared_ptr<objects> into, std::string_view key)
+        : objects_(std::move(into)), key_(key) {}
+    void must_be_open(const char* call) const {
+      if (!objects_)
+        fail(error_id::usage_closed,
+             std::string(call) + "() after finish() or after an error: begin a new object", {.file = key_});
+    }
+    std::shared_ptr<objects> objects_;
+    std::string key_;
+    std::vector<std::byte> bytes_;
+    std::uint64_t written_ = 0;
+  };
+
+  [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) {
+    check(key);
+    if (objects_->find(key)) fail_exists(key);
+    object_writer writer(objects_, key);
+    constexpr std::uint64_t most_reserved = std::uint64_t{1}
+                                            << 30;  // a hint is no reason to run out of memory
+    writer.bytes_.reserve(static_cast<std::size_t>(std::min(size_hint, most_reserved)));
+    return writer;
+  }
+  [[nodiscard]] std::size_t part_alignment() const noexcept { return 1; }
+  [[nodiscard]] std::size_t min_part() const noexcept { return 1; }
+
+  void read(std::span<const read_range> ranges) {
+    for (const auto& range : ranges) {
+      check(range.key);
+      const auto bytes = objects_->find(range.key);
+      if (!bytes)
+        fail(error_id::storage_not_found, "there is no object of this key", {.file = std::string(range.key)});
+      const auto wanted = range.destination.size();
+      if (range.offset > bytes->size() || wanted > bytes->size() - range.offset)
+        fail(error_id::corrupt_truncated, "the object ends before the bytes that are wanted",
+             {.file = std::string(range.key),
+              .offset = static_cast<std::int64_t>(range.offset & INT64_MAX),
+              .expected = std::to_string(wanted) + " bytes",
+              .got = std::to_string(range.offset > bytes->size() ? 0 : bytes->size() - range.offset) +
+                     " bytes"});
+      if (wanted > 0) std::memcpy(range.destination.data(), bytes->data() + range.offset, wanted);
+    }
+  }
+  void put_new(std::string_view key, std::span<const std::byte> bytes) {
+    if (!publish_new(key, bytes)) fail_exists(key);
+  }
+  [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes) {
+    check(key);
+    return objects_->add(key, std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end()));
+  }
+  [[nodiscard]] std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) {
+    check(key);
+    const auto bytes = objects_->find(key);
+    if (!bytes) return {};
+    if (bytes->size() > cap)
+      fail(error_id::corrupt_size_mismatch, "the object is longer than it can be",
+           {.file = std::string(key),
+            .expected = "at most " + std::to_string(cap) + " bytes",
+            .got = std::to_string(bytes->size()) + " bytes"});
+    return *bytes;
+  }
+  [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) {
+    check(key);
+    const auto bytes = objects_->find(key);
+    if (!bytes) return {};
+    return bytes->size();
+  }
+  [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) {
+    const std::lock_guard lock(objects_->mutex);
+    std::vector<listed_object> found;
+    for (auto at = objects_->by_key.lower_bound(prefix);
+         at != objects_->by_key.end() && std::string_view(at->first).starts_with(prefix); ++at)
+      found.push_back({at->first, at->second->size()});
+    return found;
+  }
+  void remove(std::string_view key) {
+    check(key);
+    const std::lock_guard lock(objects_->mutex);
+    if (const auto at = objects_->by_key.find(key); at != objects_->by_key.end()) objects_->by_key.erase(at);
+  }
+  /// None: what was not finished died with its writer.
+  [[nodiscard]] std::vector<std::string> leftovers(std::string_view) { return {}; }
+  void discard(std::string_view key) { check(key); }
+  [[nodiscard]] std::optional<space_left> free_space() { return {}; }
+  [[nodiscard]] std::string describe() const { return "memory of this process"; }
+
+ private:
+  static void check(std::string_view key) {
+    if (!valid_key(key))
+      fail(error_id::storage_bad_key,
+           "a key is a relative path of [A-Za-z0-9._-] and '/', without empty, '.' or '..' parts, of at most "
+           "512 bytes",
+           {.file = std::string(key.substr(0, 600))});
+  }
+  [[noreturn]] static void fail_exists(std::string_view key) {
+    fail(error_id::storage_exists, "an object of this key exists already; it was not touched",
+         {.file = std::string(key)});
+  }
+
+  std::shared_ptr<objects> objects_ = std::make_shared<objects>();
+};
+
+static_assert(ByteStore<memory_store>);
+
+}  // namespace v1
+}  // namespace cairn
