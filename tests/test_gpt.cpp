@@ -191,20 +191,21 @@ TEST_CASE("gpt: a rank that fails ends the others") {
 
 TEST_CASE("gpt: a batch is a function of seed, step and micro-batch, and the loader knows its stream") {
   const gpt::text source = some_text();
-  const gpt::data_loader loader(source, 1, 2, 9);
+  const gpt::data_loader loader(source, 1, 8, 2, 9);
   CHECK(loader.micro_batch(3, 4).size() == 20);
-  CHECK(loader.micro_batch(3, 4) == gpt::data_loader(source, 1, 2, 9).micro_batch(3, 4));
+  CHECK(loader.micro_batch(3, 4) == gpt::data_loader(source, 1, 8, 2, 9).micro_batch(3, 4));
   CHECK(loader.micro_batch(3, 4) != loader.micro_batch(4, 4));
   CHECK(loader.micro_batch(3, 4) != loader.micro_batch(3, 5));
-  CHECK(loader.micro_batch(3, 4) != gpt::data_loader(source, 2, 2, 9).micro_batch(3, 4));
+  CHECK(loader.micro_batch(3, 4) != gpt::data_loader(source, 2, 8, 2, 9).micro_batch(3, 4));
 
   CHECK_NOTHROW(loader.check(loader.save(3), 3));
   CHECK_THROWS_AS(loader.check(loader.save(3), 4), std::runtime_error);
-  CHECK_THROWS_AS(loader.check(gpt::data_loader(source, 2, 2, 9).save(3), 3), std::runtime_error);
+  CHECK_THROWS_AS(loader.check(gpt::data_loader(source, 2, 8, 2, 9).save(3), 3), std::runtime_error);
+  CHECK_THROWS_AS(loader.check(gpt::data_loader(source, 1, 4, 2, 9).save(3), 3), std::runtime_error);
   CHECK_THROWS_AS(loader.check({}, 3), std::runtime_error);
   const gpt::text other = some_text(20001);
-  CHECK_THROWS_AS(loader.check(gpt::data_loader(other, 1, 2, 9).save(3), 3), std::runtime_error);
-  CHECK_THROWS_AS(gpt::data_loader(source, 1, 2, 5000), std::runtime_error);
+  CHECK_THROWS_AS(loader.check(gpt::data_loader(other, 1, 8, 2, 9).save(3), 3), std::runtime_error);
+  CHECK_THROWS_AS(gpt::data_loader(source, 1, 8, 2, 5000), std::runtime_error);
 }
 
 TEST_CASE("gpt: a rank's generator goes on from its saved state") {

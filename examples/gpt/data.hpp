@@ -71,8 +71,13 @@ class data_loader {
  public:
   /// source must outlive the loader.
   /// @throws std::runtime_error if the text is too short for one sequence
-  data_loader(const text& source, std::uint64_t seed, std::size_t sequences, std::size_t context)
-      : source_(&source), seed_(seed), sequences_(sequences), context_(context) {
+  data_loader(const text& source, std::uint64_t seed, std::size_t micro_batches, std::size_t sequences,
+              std::size_t context)
+      : source_(&source),
+        seed_(seed),
+        micro_batches_(micro_batches),
+        sequences_(sequences),
+        context_(context) {
     if (source.held_out().size() < context + 1)
       throw std::runtime_error("the text has " + std::to_string(source.size()) + " bytes, needed are " +
                                std::to_string(20 * (context + 1)) +
@@ -98,11 +103,11 @@ class data_loader {
     return source.held_out().subspan(count > 1 ? last * index / (count - 1) : 0, context + 1);
   }
 
-  /// What must be the same for the stream to be the same, and the position in it: 40 bytes.
+  /// What must be the same for the stream to be the same, and the position in it: 48 bytes.
   std::vector<std::byte> save(std::uint64_t step) const {
     std::vector<std::byte> bytes;
-    for (const std::uint64_t word :
-         {step, seed_, source_->digest(), std::uint64_t{sequences_}, std::uint64_t{context_}})
+    for (const std::uint64_t word : {step, seed_, source_->digest(), std::uint64_t{micro_batches_},
+                                     std::uint64_t{sequences_}, std::uint64_t{context_}})
       for (unsigned i = 0; i < 8; ++i) bytes.push_back(static_cast<std::byte>(word >> (8 * i)));
     return bytes;
   }
@@ -113,13 +118,14 @@ class data_loader {
     const std::vector<std::byte> expected = save(step);
     if (!std::equal(bytes.begin(), bytes.end(), expected.begin(), expected.end()))
       throw std::runtime_error(
-          "the checkpoint was made with another text, seed, micro-batch size or context; "
+          "the checkpoint was made with another text, seed, number of micro-batches or context; "
           "resume with the same ones, or use another directory for checkpoints");
   }
 
  private:
   const text* source_;
   std::uint64_t seed_;
+  std::size_t micro_batches_;
   std::size_t sequences_;
   std::size_t context_;
 };

@@ -58,7 +58,7 @@ class trainer {
   trainer(const training_settings& settings, const text& source, group& others)
       : settings_(settings),
         others_(others),
-        loader_(source, settings.seed, settings.sequences, settings.shape.context),
+        loader_(source, settings.seed, settings.micro_batches, settings.sequences, settings.shape.context),
         net_(settings.shape, settings.sequences),
         range_(range_of(net_.parameters().size(), others.size(), others.rank())),
         m_(range_.size()),
