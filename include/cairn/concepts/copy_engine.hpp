@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/memory.hpp>
+#include <cairn/concepts/stager.hpp>
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/image_layout.hpp>
+#include <cairn/model/plan.hpp>
+#include <cairn/model/staged_image.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// One image while it is being filled: what a stager hands to its engine. Keeps the buffer and the table of
+/// sources alive; the engine holds it until it touches neither any more.
+class image_fill : public image_backing {
+ public:
+  /// `memory` has layout->bytes bytes, `digests` layout->blocks numbers; one source for each item of the
+  /// plan, which fits its place (see check_sources).
+  image_fill(std::shared_ptr<const image_layout> layout, std::vector<item_source> sources,
+             stage_options options, std::span<std::byte> memory, std::span<std::uint64_t> digests,
+             std::shared_ptr<image_control> control)
+      : layout_(std::move(layout)),
+        sources_(std::move(sources)),
+        control_(std::move(control)),
+        memory_(memory),
+        digests_(digests),
+        options_(options) {}
+
+  [[nodiscard]] const image_layout& layout() const noexcept { return *layout_; }
+  [[nodiscard]] const item_source& source(const item_placement& place) const noexcept {
+    return sources_[place.item];
+  }
+  [[nodiscard]] std::span<std::byte> memory() const noexcept { return memory_; }
+  [[nodiscard]] std::span<std::uint64_t> digests() const noexcept { return digests_; }
+  [[nodiscard]] image_control& control() const noexcept { return *control_; }
+  [[nodiscard]] stage_options options() const noexcept { return options_; }
+
+  /// For engines, at most once, when they touch the sources no more: the image will never be complete.
+  void fail(std::exception_ptr why) noexcept {
+    failure_ = std::move(why);
+    control_->fail();
+  }
+  [[nodiscard]] std::exception_ptr failure() const noexcept override {
+    return control_->failed() ? failure_ : nullptr;
+  }
+
+ private:
+  std::shared_ptr<const image_layout> layout_;
+  std::vector<item_source> sources_;
+  std::shared_ptr<image_control> control_;
+  std::span<std::byte> memory_;
+  std::span<std::uint64_t> digests_;
+  std::exception_ptr failure_;
+  stage_options options_;
+};
+
+/// Fills images from the memory of training.
+///
+/// - `accepts<Memory>`: a bool constant: whether it can fill blocks of this memory.
+/// - `digests`: a bool constant: whether it computes block digests in its pass (where stage_options::digest
+/// asks for it); else the writer does.
+/// - `check(source)`: throws usage_error where the view's memory_space is not one that it reads.
+/// - `copy(fill, until)`: brings every byte of the image into fill->memory(): headers, items (casts applied),
+/// zeros between segments. Items that are `early` come first where the fill is overlapped, and are complete
+/// when copy returns; without `overlapped`, all are. The rest follows in the background, about in image
+/// order: the control's watermark is raised as the front of the image is complete (digests first), the
+/// control released when no source is needed any more. A failure after the return ends in fill->fail().
+/// Throws what failed before it (timeout_staging at the deadline); no source is touched afterwards then, and
+/// the fill has failed.
+///
+/// One thread at a time calls copy; several fills may be in progress. The destructor waits for those.
+template <class E, class M>
+concept CopyEngine =
+    std::movable<E> && Memory<M> && E::template accepts<M> &&
+    requires(E& engine, const item_source& source, std::shared_ptr<image_fill> fill, deadline until) {
+      { E::digests } -> std::same_as<const bool&>;
+      { engine.check(source) } -> std::same_as<void>;
+      { engine.copy(std::move(fill), until) } -> std::same_as<void>;
+    };
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/digest.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/stage/image_pieces.hpp>
+
+#include <xxhash.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Copies without bringing the destination into the caches, which saves the read of each line before it is
+/// written; short copies are ordinary ones. streamed_copies_done() must follow before another thread is told.
+inline void streaming_copy(std::byte* to, const std::byte* from, std::uint64_t bytes) noexcept {
+#if defined(__SSE2__)
+  if (bytes >= 4096) {
+    const std::uint64_t head = (64 - reinterpret_cast<std::uintptr_t>(to) % 64) % 64;
+    std::memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+    for (; bytes >= 64; to += 64, from += 64, bytes -= 64) {
+      const auto* in = reinterpret_cast<const __m128i*>(from);
+      auto* out = reinterpret_cast<__m128i*>(to);
+      const __m128i a = _mm_loadu_si128(in);
+      const __m128i b = _mm_loadu_si128(in + 1);
+      const __m128i c = _mm_loadu_si128(in + 2);
+      const __m128i d = _mm_loadu_si128(in + 3);
+      _mm_stream_si128(out, a);
+      _mm_stream_si128(out + 1, b);
+      _mm_stream_si128(out + 2, c);
+      _mm_stream_si128(out + 3, d);
+    }
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
+inline void streamed_copies_done() noexcept {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+/// A thread's XXH3 state.
+class hash_state {
+ public:
+  hash_state() : state_(XXH3_createState()) {
+    if (state_ == nullptr)
+      fail(error_id::storage_out_of_memory, "there is no memory for the state of a digest");
+  }
+  void reset() noexcept { XXH3_64bits_reset(state_.get()); }
+  void put(const std::byte* bytes, std::uint64_t count) noexcept {
+    XXH3_64bits_update(state_.get(), bytes, count);
+  }
+  [[nodiscard]] std::uint64_t value() const noexcept { return XXH3_64bits_digest(state_.get()); }
+
+ private:
+  struct free_state {
+    void operator()(XXH3_state_t* state) const noexcept { XXH3_freeState(state); }
+  };
+  std::unique_ptr<XXH3_state_t, free_state> state_;
+};
+
+/// Bytes that are copied and hashed in turns: they stay in the first caches in between.
+inline constexpr std::uint64_t copy_step_bytes = 16 * 1024;
+
+/// Copies [begin, end) of an item, within one digest block or (`digest` null) any range; `digest`: where the
+/// digest of the range goes.
+inline void copy_range(const item_source& source, std::uint64_t bytes, std::uint64_t begin, std::uint64_t end,
+                       std::byte* out, std::uint64_t* digest, hash_state& hash) {
+  if (digest == nullptr) {
+    copy_item(source, bytes, begin, end, out, streaming_copy);
+    return;
+  }
+  const bool straight = source.cast == nullptr && source.view.contiguous();
+  if (end - begin <= copy_step_bytes) {
+    copy_item(source, bytes, begin, end, out, plain_copy);
+    *digest = cairn::digest(std::span<const std::byte>(out, end - begin));
+    return;
+  }
+  hash.reset();
+  for (std::uint64_t at = begin; at < end; at += copy_step_bytes) {
+    const auto step = std::min(copy_step_bytes, end - at);
+    if (straight) {
+      const auto* from = source.view.data + at;
+      streaming_copy(out + (at - begin), from, step);
+      hash.put(from, step);
+    } else {
+      copy_item(source, bytes, at, at + step, out + (at - begin), plain_copy);
+      hash.put(out + (at - begin), step);
+    }
+  }
+  *digest = hash.value();
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

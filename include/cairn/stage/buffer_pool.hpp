@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/model/event_word.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// At most `depth` leases on blocks; a lease that ends leaves its block for the next. Leases keep the pool
+/// alive. Any thread.
+template <class Block>
+class buffer_pool : public std::enable_shared_from_this<buffer_pool<Block>> {
+ public:
+  explicit buffer_pool(int depth) : depth_(depth), free_(depth) {
+    if (depth < 1)
+      fail(error_id::usage_bad_option, "the depth of a stager is the number of its buffers: at least 1",
+           {.got = std::to_string(depth)});
+    blocks_.reserve(static_cast<std::size_t>(depth));
+  }
+
+  /// The right to one block, which may be empty as yet.
+  class lease {
+   public:
+    lease(std::shared_ptr<buffer_pool> pool, std::optional<Block> block) noexcept
+        : pool_(std::move(pool)), block_(std::move(block)) {}
+    lease(lease&& other) noexcept
+        : pool_(std::move(other.pool_)), block_(std::exchange(other.block_, std::nullopt)) {}
+    lease& operator=(lease&&) = delete;
+    ~lease() {
+      if (pool_ != nullptr) pool_->give_back(std::move(block_));
+    }
+    [[nodiscard]] bool empty() const noexcept { return !block_; }
+    [[nodiscard]] bool holds(std::uint64_t bytes) const noexcept {
+      return block_ && block_->bytes().size() >= bytes;
+    }
+    [[nodiscard]] Block& block() noexcept { return *block_; }
+    void clear() noexcept { block_.reset(); }
+    void put(Block block) { block_.emplace(std::move(block)); }
+
+   private:
+    std::shared_ptr<buffer_pool> pool_;
+    std::optional<Block> block_;
+  };
+
+  /// Waits for a lease. @throws timeout_error (timeout_staging).
+  [[nodiscard]] lease acquire(deadline until) {
+    for (;;) {
+      const auto seen = returned_.current();
+      {
+        const std::lock_guard lock(mutex_);
+        if (free_ > 0) {
+          --free_;
+          std::optional<Block> block;
+          if (!blocks_.empty()) {
+            block.emplace(std::move(blocks_.back()));
+            blocks_.pop_back();
+          }
+          return lease(this->shared_from_this(), std::move(block));
+        }
+      }
+      if (until.passed())
+        fail(error_id::timeout_staging,
+             "no buffer of the stager became free in time: an earlier save is still being written; save less "
+             "often, or "
+             "give the stager more depth",
+             {.expected = "less than " + std::to_string(depth_) + " images alive",
+              .got = std::to_string(depth_)});
+      returned_.wait(seen, until);
+    }
+  }
+  [[nodiscard]] int depth() const noexcept { return depth_; }
+
+ private:
+  void give_back(std::optional<Block> block) noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      if (block) blocks_.push_back(std::move(*block));
+      ++free_;
+    }
+    returned_.notify();
+  }
+
+  const int depth_;
+  std::mutex mutex_;
+  event_word returned_;
+  std::vector<Block> blocks_;  // of leases that ended; room for all is reserved
+  int free_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

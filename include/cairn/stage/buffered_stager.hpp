@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/copy_engine.hpp>
+#include <cairn/concepts/memory.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/stager.hpp>
+#include <cairn/stage/buffer_pool.hpp>
+#include <cairn/stage/heap_memory.hpp>
+#include <cairn/stage/host_copy.hpp>
+#include <cairn/stage/image_pieces.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+struct buffered_stager_options {
+  /// Images that can be alive at once, each in a buffer of its own: with 1, a save waits until the one before
+  /// is written; with 2 it does not, at twice the memory.
+  int depth = 1;
+};
+
+/// Copies images into a bounded pool of buffers, which are allocated once, kept, and reused; a buffer that is
+/// too small is replaced. `M` is where buffers come from, `Engine` who fills them. Memory beyond the state:
+/// the largest image times the images that were alive at once (times depth after prepare()).
+template <Memory M, CopyEngine<M> Engine>
+class buffered_stager {
+ public:
+  using cairn_role = role::stager;
+  using memory_type = M;
+
+  buffered_stager() : buffered_stager(buffered_stager_options{}) {}
+  /// @throws usage_error (usage_bad_option) if the depth is below 1.
+  explicit buffered_stager(buffered_stager_options options, Engine engine = Engine(), M memory = M())
+      : memory_(std::move(memory)),
+        engine_(std::move(engine)),
+        pool_(std::make_shared<detail::buffer_pool<typename M::block_type>>(options.depth)) {}
+
+  /// See Stager. The calling thread helps to copy. @throws also usage_error where sources do not fit their
+  /// places.
+  [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout,
+                                   std::vector<item_source> sources, stage_options options, deadline until) {
+    check_sources(*layout, sources);
+    for (const auto& source : sources) engine_.check(source);
+    auto lease = pool_->acquire(until);
+    fit(lease, *layout);
+    auto control = memory_.make_control(lease.block());
+    const auto image = lease.block().bytes().first(layout->bytes);
+    const auto digests = digests_in(lease.block().bytes(), *layout);
+    auto fill = std::make_shared<leased_fill>(std::move(lease), layout, std::move(sources), options, image,
+                                              digests, control);
+    engine_.copy(fill, until);
+    return {std::move(layout), std::move(control), image, digests, options.digest && Engine::digests,
+            std::move(fill)};
+  }
+
+  /// See Stager. All buffers of the pool are sized; those in use are waited for.
+  void prepare(const image_layout& layout, deadline until) {
+    std::vector<typename detail::buffer_pool<typename M::block_type>::lease> leases;
+    for (int i = 0; i < depth(); ++i) {
+      leases.push_back(pool_->acquire(until));
+      fit(leases.back(), layout);
+    }
+  }
+  [[nodiscard]] int depth() const noexcept { return pool_->depth(); }
+
+ private:
+  using lease_type = typename detail::buffer_pool<typename M::block_type>::lease;
+
+  struct leased_fill final : image_fill {
+    template <class... Arguments>
+    explicit leased_fill(lease_type held, Arguments&&... arguments)
+        : image_fill(std::forward<Arguments>(arguments)...), lease(std::move(held)) {}
+    lease_type lease;
+  };
+
+  // Digests lie behind the image, so that whoever can see the block sees them.
+  static std::uint64_t bytes_for(const image_layout& layout) {
+    return layout.bytes + layout.blocks * sizeof(std::uint64_t);
+  }
+  static std::span<std::uint64_t> digests_in(std::span<std::byte> block, const image_layout& layout) {
+    if (layout.blocks == 0) return {};
+    return {new (block.data() + layout.bytes) std::uint64_t[layout.blocks],
+            static_cast<std::size_t>(layout.blocks)};
+  }
+  void fit(lease_type& lease, const image_layout& layout) {
+    const std::uint64_t needed = bytes_for(layout);
+    if (lease.holds(needed)) return;
+    // A size that changed once may change again: leave a little room, so that not every save allocates.
+    const std::uint64_t slack = lease.empty() ? 0 : needed / 64 + 64 * 1024;
+    lease.clear();
+    lease.put(memory_.allocate(needed + slack));
+  }
+
+  M memory_;
+  Engine engine_;
+  std::shared_ptr<detail::buffer_pool<typename M::block_type>> pool_;
+};
+
+/// The default stager: ordinary memory, filled by threads.
+using heap_stager = buffered_stager<heap_memory, host_copy>;
+static_assert(Stager<heap_stager>, "heap_stager must model Stager");
+
+}  // namespace v1
+}  // namespace cairn

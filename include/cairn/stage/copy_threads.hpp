@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/copy_engine.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/stage/copy_job.hpp>
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <csignal>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The threads of a host_copy and the images that they fill, in the order of arrival.
+class copy_threads {
+ public:
+  explicit copy_threads(int threads) : state_(std::make_unique<shared>()), threads_(threads) {}
+  /// Waits for what is in progress. In a child after fork(), where there are no threads, nothing is touched.
+  ~copy_threads() {
+    if (process_ != ::getpid()) {
+      (void)state_.release();
+      return;
+    }
+    {
+      const std::lock_guard lock(state_->mutex);
+      state_->stopping = true;
+    }
+    state_->changed.notify_all();
+    for (auto& worker : state_->workers) worker.join();
+  }
+  copy_threads(const copy_threads&) = delete;
+  copy_threads& operator=(const copy_threads&) = delete;
+
+  void copy(std::shared_ptr<image_fill> fill, deadline until) {
+    const bool overlapped = fill->options().overlapped;
+    // Without overlap the caller is one of the threads.
+    const int helpers = overlapped ? threads_ : threads_ - 1;
+    auto job = std::make_shared<copy_job>(std::move(fill), helpers);
+    if (helpers > 0) {
+      try {
+        start(job, helpers, overlapped);
+      } catch (...) {
+        job->give_up(std::current_exception());
+        throw;
+      }
+    }
+    job->work(state_->hash, overlapped);
+    // No worker that wakes up now finds the job: it would only keep the buffer for longer.
+    if (!overlapped) state_->remove(job);
+    job->wait(overlapped, until);
+  }
+
+ private:
+  struct shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::shared_ptr<copy_job>> jobs;
+    std::vector<std::thread> workers;
+    hash_state hash;  // of the thread that calls copy
+    bool stopping = false;
+
+    void remove(const std::shared_ptr<copy_job>& job) {
+      const std::lock_guard lock(mutex);
+      std::erase(jobs, job);
+    }
+    // The first job that another thread may join; jobs without anything to claim are dropped on the way.
+    std::shared_ptr<copy_job> take() {
+      std::erase_if(jobs, [](const auto& job) { return !job->claimable(); });
+      for (auto& job : jobs)
+        if (job->helpers_left > 0) {
+          --job->helpers_left;
+          return job;
+        }
+      return nullptr;
+    }
+    void run(hash_state& own) noexcept {
+      std::unique_lock lock(mutex);
+      for (;;) {
+        auto job = take();
+        if (job == nullptr) {
+          if (stopping) return;  // what is in progress is finished by its threads
+          changed.wait(lock);
+          continue;
+        }
+        lock.unlock();
+        job->work(own, false);
+        job.reset();
+        lock.lock();
+      }
+    }
+  };
+
+  /// Holds signals off, also those that threads started meanwhile will get: they are for the threads of the
+  /// program.
+  class signals_blocked {
+   public:
+    signals_blocked() noexcept {
+      sigset_t all;
+      sigfillset(&all);
+      ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~signals_blocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    signals_blocked(const signals_blocked&) = delete;
+    signals_blocked& operator=(const signals_blocked&) = delete;
+
+   private:
+    sigset_t before_;
+  };
+
+  void start(const std::shared_ptr<copy_job>& job, int helpers, bool needed) {
+    const std::lock_guard lock(state_->mutex);
+    {
+      const signals_blocked guard;
+      try {
+        while (state_->workers.size() < static_cast<std::size_t>(helpers)) {
+          auto hash = std::make_unique<hash_state>();
+          state_->workers.emplace_back([state = state_.get(), own = std::move(hash)] { state->run(*own); });
+          ::pthread_setname_np(state_->workers.back().native_handle(), "cairn copy");
+        }
+      } catch (const std::system_error&) {
+        // Fewer threads do it too.
+      }
+    }
+    if (needed && state_->workers.empty())
+      fail(error_id::storage_limit,
+           "no thread could be started to copy; raise RLIMIT_NPROC (ulimit -u) or the limit pids.max of the "
+           "control "
+           "group");
+    state_->jobs.push_back(job);
+    state_->changed.notify_all();
+  }
+
+  std::unique_ptr<shared> state_;
+  int threads_;
+  ::pid_t process_ = ::getpid();
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/memory.hpp>
+#include <cairn/model/image_layout.hpp>
+#include <cairn/stage/memory_limits.hpp>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+struct heap_memory_options {
+  /// Threads that touch a new buffer's pages; 0: one for each core that this process may use, at most 8.
+  int threads = 0;
+  /// Ask for huge pages, which take fewer faults and are copied to faster.
+  bool huge_pages = true;
+  /// Look at the limits of machine, control group and process before a buffer is allocated.
+  bool check_limits = true;
+};
+
+/// An anonymous private mapping. Movable; unmapped by the destructor.
+class heap_block {
+ public:
+  heap_block(std::byte* data, std::size_t bytes) noexcept : data_(data), bytes_(bytes) {}
+  heap_block(heap_block&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  heap_block& operator=(heap_block&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~heap_block() {
+    if (data_ != nullptr) ::munmap(data_, bytes_);
+  }
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data_, bytes_}; }
+
+ private:
+  std::byte* data_;
+  std::size_t bytes_;
+};
+
+namespace detail {
+/// Cores that this process may run on, at least 1.
+[[nodiscard]] inline int usable_cores() noexcept {
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+/// Makes the pages of a fresh mapping be there: false, with errno, if the kernel has no more.
+[[nodiscard]] inline bool populate(std::byte* begin, std::size_t bytes) noexcept {
+  constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+  for (;;) {
+    if (::madvise(begin, bytes, populate_write) == 0) return true;
+    if (errno == EINTR || errno == EAGAIN) continue;
+    if (errno != EINVAL && errno != ENOSYS) return false;
+    break;
+  }
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  for (std::size_t at = 0; at < bytes; at += page)
+    *reinterpret_cast<volatile std::byte*>(begin + at) = std::byte{0};
+  return true;
+}
+}  // namespace detail
+
+/// Ordinary memory of this process, mapped for each block and touched in parallel.
+class heap_memory {
+ public:
+  using block_type = heap_block;
+  static constexpr memory_space space = memory_space::host;
+  static constexpr bool shareable = false;
+
+  heap_memory() = default;
+  explicit heap_memory(heap_memory_options options) noexcept : options_(options) {}
+
+  /// See Memory. Cost about 0.2 s for each GiB and core with small pages.
+  [[nodiscard]] heap_block allocate(std::uint64_t bytes) {
+    constexpr std::uint64_t huge = std::uint64_t{2} << 20;
+    const bool large = options_.huge_pages && bytes >= huge;
+    const std::uint64_t unit = large ? huge : image_alignment;
+    if (bytes > std::numeric_limits<std::uint64_t>::max() / 2)
+      detail::fail_for_memory(bytes, detail::room_for_memory());
+    const std::uint64_t rounded = std::max<std::uint64_t>(1, (bytes + unit - 1) / unit) * unit;
+    if (options_.check_limits) {
+      const auto room = detail::room_for_memory();
+      if (rounded > room.bytes) detail::fail_for_memory(rounded, room);
+    }
+    // A little more is mapped, so that huge pages can begin at the block's beginning; it is never touched.
+    const std::size_t mapped = rounded + (large ? huge - image_alignment : 0);
+    void* at =
+        ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) detail::fail_for_memory(rounded, detail::room_for_memory());
+    auto* first = static_cast<std::byte*>(at);
+    if (large) {
+      const std::size_t skip = (huge - reinterpret_cast<std::uintptr_t>(first) % huge) % huge;
+      if (skip != 0) ::munmap(first, skip);
+      if (mapped - skip > rounded) ::munmap(first + skip + rounded, mapped - skip - rounded);
+      first += skip;
+      ::madvise(first, rounded, MADV_HUGEPAGE);
+    }
+    heap_block block(first, rounded);
+    if (!populate(block.bytes())) detail::fail_for_memory(rounded, detail::room_for_memory());
+    return block;
+  }
+  /// See Memory.
+  [[nodiscard]] std::shared_ptr<image_control> make_control(heap_block&) {
+    return std::make_shared<image_control>();
+  }
+
+ private:
+  [[nodiscard]] bool populate(std::span<std::byte> block) const {
+    constexpr std::size_t part = std::size_t{32} << 20;
+    const std::size_t parts = (block.size() + part - 1) / part;
+    std::atomic<std::size_t> next{0};
+    std::atomic<bool> done{true};
+    const auto work = [&]() noexcept {
+      for (std::size_t i = 0; (i = next.fetch_add(1)) < parts && done.load();)
+        if (!detail::populate(block.data() + i * part, std::min(part, block.size() - i * part)))
+          done.store(false);
+    };
+    const int wanted = options_.threads > 0 ? options_.threads : std::min(8, detail::usable_cores());
+    {
+      std::vector<std::jthread> helpers;
+      try {
+        for (int i = 1; i < wanted && static_cast<std::size_t>(i) < parts; ++i) helpers.emplace_back(work);
+      } catch (const std::system_error&) {
+        // Fewer threads do it too.
+      }
+      work();
+    }
+    return done.load();
+  }
+
+  heap_memory_options options_;
+};
+static_assert(Memory<heap_memory>, "heap_memory must model Memory");
+
+}  // namespace v1
+}  // namespace cairn

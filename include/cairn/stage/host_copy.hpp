@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/copy_engine.hpp>
+#include <cairn/stage/copy_job.hpp>
+#include <cairn/stage/copy_threads.hpp>
+#include <cairn/stage/image_pieces.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+struct host_copy_options {
+  /// Threads that copy, the caller of stage() among them while it waits; 0: one for each core, at most 4.
+  int threads = 0;
+};
+
+/// The engine that copies with the CPU, from and to memory that it can address. Threads are started by the
+/// first copy that needs them, sleep in between, and are joined by the destructor, which waits for images in
+/// progress.
+class host_copy {
+ public:
+  template <class M>
+  static constexpr bool accepts = M::space != memory_space::device;
+  static constexpr bool digests = true;
+
+  host_copy() : host_copy(host_copy_options{}) {}
+  /// @throws usage_error (usage_bad_option) if the number of threads is negative or above 1024.
+  explicit host_copy(host_copy_options options) {
+    if (options.threads < 0 || options.threads > 1024)
+      fail(error_id::usage_bad_option, "the number of copy threads is between 0 (choose) and 1024",
+           {.got = std::to_string(options.threads)});
+    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    threads_ =
+        std::make_unique<detail::copy_threads>(options.threads > 0 ? options.threads : std::min(4, cores));
+  }
+
+  void check(const item_source& source) const { check_host_readable(source); }
+  /// See CopyEngine.
+  void copy(std::shared_ptr<image_fill> fill, deadline until) { threads_->copy(std::move(fill), until); }
+
+ private:
+  std::unique_ptr<detail::copy_threads> threads_;
+};
+
+}  // namespace v1
+}  // namespace cairn
