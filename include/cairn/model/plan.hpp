@@ -23,8 +23,9 @@ struct write_item {
   chunk box;               ///< what is written of it; `whole({})` for values and bytes
   item_flags flags;
   std::uint32_t entry = 0;  ///< index in state_dict::entries(): where the memory is found
-  std::uint64_t bytes =
-      0;  ///< stored size; of a bytes item, its size when it was planned (the size at each save counts)
+  /// Stored size. Of a bytes item, its size when it was planned (the size at each save counts). A tensor of 0
+  /// bytes in a local plan tells its definition only (an empty shard); `box` is then not used.
+  std::uint64_t bytes = 0;
 };
 
 /// What one rank writes, in the order of its state_dict.
@@ -116,7 +117,7 @@ inline void encode(wire_writer& out, const save_plan& plan) {
     i.entry = in.get<std::uint32_t>(), i.bytes = in.get<std::uint64_t>();
     if (!checked_bytes(i.type, i.global) || !inside(i.box, i.global))
       in.fail_here("a box is outside of its tensor");
-    if (i.kind != item_kind::bytes && checked_bytes(i.type, i.box.sizes) != i.bytes)
+    if (i.kind != item_kind::bytes && i.bytes != 0 && checked_bytes(i.type, i.box.sizes) != i.bytes)
       in.fail_here("a size does not fit its box");
   }
   return plan;

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/planner.hpp>
+#include <cairn/plan/cover.hpp>
+#include <cairn/plan/glob.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// The names that both lists hold; both sorted. A name of a checkpoint is unexpected in a group if it is
+/// unexpected on every rank: each pipeline stage knows its own items only.
+[[nodiscard]] inline std::vector<std::string> unexpected_on_both(const std::vector<std::string>& a,
+                                                                 const std::vector<std::string>& b) {
+  std::vector<std::string> both;
+  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+  return both;
+}
+
+/// Throws an error about names of a report: "3 <what>: a, b, c". @pre `names` is not empty.
+[[noreturn]] inline void fail_names(error_id id, const std::string& what,
+                                    const std::vector<std::string>& names, int rank) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i == 10) {
+      text += ", ...";
+      break;
+    }
+    text.append(i ? ", " : "").append(names[i]);
+  }
+  fail(id, std::to_string(names.size()) + " " + what + ": " + text, {.rank = rank, .item = names.front()});
+}
+
+namespace detail {
+
+/// The part of a box that each stored chunk holds.
+struct stored_part {
+  std::uint32_t chunk;
+  cairn::chunk box;
+};
+
+/// Finds the chunks of a stored item that make up a wanted box. Even grids in row-major order, which is how
+/// shards of one size are stored, are guessed from the first chunk and found by arithmetic in O(parts); what
+/// comes out is proved to cover the box exactly, so a wrong guess costs a scan of the chunks and nothing
+/// else. (An index is not worth its making: a rank wants at most 2 x rank - 1 boxes of a tensor.)
+class chunk_finder {
+ public:
+  /// Fills `parts`; false if the chunks do not cover the box exactly once.
+  bool find(const stored_item& item, const chunk& wanted, std::vector<stored_part>& parts) {
+    parts.clear();
+    if (wanted.empty()) return true;
+    if (item.chunks.size() > 4 && find_in_grid(item, wanted, parts) && exact(wanted, parts)) return true;
+    parts.clear();
+    for (std::uint32_t k = 0; k < item.chunks.size(); ++k)
+      if (const auto common = intersect(item.chunks[k].box, wanted)) parts.push_back({k, *common});
+    return exact(wanted, parts);
+  }
+
+ private:
+  static bool exact(const chunk& wanted, const std::vector<stored_part>& parts) {
+    if (parts.size() == 1) return parts[0].box == wanted;
+    return tiles(wanted, parts.size(), [&](std::size_t i) -> const chunk& { return parts[i].box; });
+  }
+  static bool find_in_grid(const stored_item& item, const chunk& wanted, std::vector<stored_part>& parts) {
+    const auto& cell = item.chunks[0].box.sizes;
+    const int rank = item.global.rank();
+    if (cell.rank() != rank || wanted.sizes.rank() != rank) return false;
+    std::array<std::int64_t, extents::max_rank> first{};
+    std::array<std::int64_t, extents::max_rank> last{};
+    std::array<std::int64_t, extents::max_rank> stride{};
+    std::int64_t cells = 1;
+    for (int d = rank - 1; d >= 0; --d) {
+      const auto k = static_cast<std::size_t>(d);
+      if (cell[d] == 0) return false;
+      const auto across = (item.global[d] - 1) / cell[d] + 1;
+      stride[k] = cells;
+      if (__builtin_mul_overflow(cells, across, &cells)) return false;
+      first[k] = wanted.offsets[d] / cell[d];
+      last[k] = (wanted.offsets[d] + wanted.sizes[d] - 1) / cell[d];
+    }
+    if (std::cmp_not_equal(cells, item.chunks.size())) return false;
+    for (auto at = first;;) {
+      std::int64_t index = 0;
+      for (int d = 0; d < rank; ++d) {
+        const auto k = static_cast<std::size_t>(d);
+        index += at[k] * stride[k];
+      }
+      const auto common = intersect(item.chunks[static_cast<std::size_t>(index)].box, wanted);
+      if (!common) return false;
+      parts.push_back({static_cast<std::uint32_t>(index), *common});
+      int d = rank - 1;
+      for (; d >= 0; --d) {
+        const auto k = static_cast<std::size_t>(d);
+        if (++at[k] <= last[k]) break;
+        at[k] = first[k];
+      }
+      if (d < 0) return true;
+    }
+  }
+};
+
+/// Makes the load plan of one rank, entry by entry.
+class load_planning {
+ public:
+  load_planning(const metadata& stored, const load_request& request)
+      : stored_(stored), request_(request), known_(stored.items.size()) {}
+
+  /// `stored_type`: the dtype that the checkpoint must have. `castable`: it can be converted to the entry's.
+  void add(const state_entry& e, std::uint32_t index, const std::string& stored_name, dtype stored_type,
+           bool castable) {
+    const auto* item = stored_.find(stored_name);
+    if (item == nullptr) {
+      miss(e);
+      return;
+    }
+    const auto at = static_cast<std::size_t>(item - stored_.items.data());
+    known_[at] = true;
+    if (item->kind != e.kind) {
+      mismatch(e, error_id::plan_kind_mismatch, "the checkpoint holds an item of another kind",
+               std::string(name_of(e.kind)), std::string(name_of(item->kind)));
+      return;
+    }
+    if (item->per_rank != e.flags.per_rank) {
+      mismatch(e, error_id::plan_kind_mismatch, "an item is per_rank in the checkpoint or the state only",
+               e.flags.per_rank ? "per_rank" : "not per_rank", item->per_rank ? "per_rank" : "not per_rank");
+      return;
+    }
+    if (e.kind != item_kind::bytes) {
+      if (item->type != stored_type) {
+        mismatch(e, error_id::plan_dtype_mismatch,
+                 "the checkpoint has another dtype; convert it with a planner that has stored_dtype",
+                 std::string(name_of(stored_type)), std::string(name_of(item->type)));
+        return;
+      }
+      if (!castable) {
+        mismatch(e, error_id::plan_no_cast, "there is no conversion from the stored dtype",
+                 std::string(name_of(e.type)), std::string(name_of(item->type)));
+        return;
+      }
+      if (!(item->global == e.global)) {
+        mismatch(e, error_id::plan_shape_mismatch, "the checkpoint has another global shape",
+                 to_string(e.global), to_string(item->global));
+        return;
+      }
+    }
+    const auto stored_index = static_cast<std::uint32_t>(at);
+    if (item->per_rank)
+      add_own(e, index, *item, stored_index);
+    else if (e.kind == item_kind::bytes)
+      add_bytes(e, index, *item, stored_index);
+    else
+      add_boxes(e, index, *item, stored_index);
+  }
+
+  /// The plan, or what strictness says against it.
+  [[nodiscard]] load_plan finish() {
+    for (std::size_t k = 0; k < known_.size(); ++k)
+      if (!known_[k] && is_wanted(request_.only, stored_.items[k].name))
+        plan_.report.unexpected.push_back(stored_.items[k].name);
+    if (request_.strict && !required_.empty())
+      fail_names(error_id::plan_missing_item,
+                 "items of the state are not in the checkpoint (flag them optional, or load with strict = "
+                 "false)",
+                 required_, request_.rank);
+    // With more ranks, what one of them does not know may be another's: the group decides from all reports.
+    if (request_.strict && request_.world_size == 1 && !plan_.report.unexpected.empty())
+      fail_names(error_id::plan_unexpected_item,
+                 "items of the checkpoint are not in the state (name what you want with only, or load with "
+                 "strict = false)",
+                 plan_.report.unexpected, request_.rank);
+    return std::move(plan_);
+  }
+
+ private:
+  void miss(const state_entry& e) {
+    plan_.report.missing.push_back(e.name);
+    if (!e.flags.optional) required_.push_back(e.name);
+  }
+  void mismatch(const state_entry& e, error_id id, const std::string& what, const std::string& expected,
+                const std::string& got) {
+    if (request_.strict)
+      fail(id, what, {.rank = request_.rank, .item = e.name, .expected = expected, .got = got});
+    plan_.report.mismatched.push_back(e.name + ": " + what + " (expected " + expected + ", got " + got + ")");
+  }
+  void add_own(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored) {
+    const auto low = std::lower_bound(item.chunks.begin(), item.chunks.end(), request_.rank,
+                                      [](const stored_chunk& c, int rank) { return c.rank < rank; });
+    if (low == item.chunks.end() || low->rank != request_.rank) {
+      miss(e);
+      return;
+    }
+    const auto box = e.kind == item_kind::bytes ? whole({}) : whole(e.global);
+    if (box.empty()) return;
+    plan_.items.push_back({stored, static_cast<std::uint32_t>(low - item.chunks.begin()), index, 0, box});
+  }
+  void add_bytes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored) {
+    if (item.chunks.empty())
+      mismatch(e, error_id::plan_not_covered, "the checkpoint holds nothing of an item", "its bytes",
+               "nothing");
+    else
+      plan_.items.push_back({stored, 0, index, 0, whole({})});
+  }
+  void add_boxes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored) {
+    const auto before = plan_.items.size();
+    for (std::uint32_t part = 0; part < e.boxes.size(); ++part) {
+      const auto& wanted = e.boxes[part];
+      if (!finder_.find(item, wanted, parts_)) {
+        plan_.items.resize(before);
+        std::vector<chunk> boxes;
+        for (const auto& c : item.chunks) boxes.push_back(c.box);
+        const auto missing = box_search(boxes).uncovered(wanted);
+        if (missing)
+          mismatch(e, error_id::plan_not_covered, "the checkpoint lacks a part of a tensor",
+                   to_string(wanted), "nothing at " + to_string(*missing));
+        else
+          mismatch(e, error_id::plan_overlap, "stored chunks of a tensor overlap", "each element once",
+                   "some twice in " + to_string(wanted));
+        return;
+      }
+      for (const auto& p : parts_) plan_.items.push_back({stored, p.chunk, index, part, p.box});
+    }
+  }
+
+  const metadata& stored_;
+  const load_request& request_;
+  std::vector<bool> known_;
+  std::vector<std::string> required_;
+  std::vector<stored_part> parts_;
+  chunk_finder finder_;
+  load_plan plan_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
