@@ -7,6 +7,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -121,6 +124,29 @@ TEST_CASE("gpt: gradients agree with finite differences") {
   }
 }
 
+TEST_CASE("gpt: a prediction sees what stands before it and nothing else") {
+  const gpt::model_config longer{.layers = 2, .width = 12, .heads = 3, .context = 6, .vocabulary = 11};
+  gpt::model_config shorter = longer;
+  shorter.context = 5;
+  gpt::model<double> whole(longer, 1), prefix(shorter, 1);
+  for (std::size_t i = 0; i < whole.parameters().size(); ++i)
+    whole.parameters()[i] = gpt::uniform(gpt::random_at({3, i})) - 0.5;
+  for (std::size_t t = 0; t < whole.tensors().size(); ++t)
+    std::copy_n(whole.parameters().begin() + static_cast<std::ptrdiff_t>(whole.tensors()[t].offset),
+                prefix.tensors()[t].count,
+                prefix.parameters().begin() + static_cast<std::ptrdiff_t>(prefix.tensors()[t].offset));
+
+  // If the first five predictions ignore the sixth token, what is left is a distribution over the seventh.
+  std::vector<std::uint8_t> tokens{1, 7, 3, 9, 0, 4, 0};
+  const double before = 5 * prefix.loss(std::span(tokens).first(6));
+  double sum = 0;
+  for (std::uint8_t last = 0; last < 11; ++last) {
+    tokens[6] = last;
+    sum += std::exp(before - 6 * whole.loss(tokens));
+  }
+  CHECK(sum == doctest::Approx(1).epsilon(1e-10));
+}
+
 TEST_CASE("gpt: the losses are the same bits on 1, 2, 4 and 8 ranks") {
   whole_state expected_state;
   const std::vector<double> expected = train(1, 0, 5, expected_state)[0];
@@ -219,6 +245,17 @@ TEST_CASE("gpt: a rank's generator goes on from its saved state") {
 }
 
 TEST_CASE("gpt: text is read in the order of names; what cannot be read is named") {
+  std::string directory = (std::filesystem::temp_directory_path() / "gpt-text-XXXXXX").string();
+  REQUIRE(::mkdtemp(directory.data()) != nullptr);
+  for (const std::string name : {"b", "c", "a"}) std::ofstream(directory + "/" + name) << name << name;
+  std::filesystem::create_symlink("a", directory + "/d");
+  const auto digest_of = [](const std::string& bytes) {
+    return gpt::text(std::vector<std::uint8_t>(bytes.begin(), bytes.end())).digest();
+  };
+  CHECK(gpt::text::read({directory}).digest() == digest_of("aabbcc"));
+  CHECK(gpt::text::read({directory + "/c", directory + "/a"}).digest() == digest_of("aacc"));
+  std::filesystem::remove_all(directory);
+
   const gpt::text licences = gpt::text::read({});
   CHECK(licences.size() > 100000);
   CHECK(licences.digest() == gpt::text::read({"/usr/share/common-licenses"}).digest());
