@@ -41,6 +41,13 @@ class save_progress {
   /// The save was not begun, by decision of all ranks.
   void set_skipped() noexcept { end(outcome::skipped, nullptr); }
   void set_failed(std::exception_ptr why) noexcept { end(outcome::failed, std::move(why)); }
+  /// Fails the save and wakes a writer that waits for its image, so that it publishes nothing. @pre the image
+  /// is copied.
+  void give_up(std::exception_ptr why) noexcept {
+    set_failed(std::move(why));
+    const std::lock_guard lock(mutex_);
+    if (image_ != nullptr) image_->fail();
+  }
   /// Changes the report under the lock.
   template <class Change>
   void note(Change&& change) {

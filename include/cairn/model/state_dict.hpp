@@ -170,6 +170,14 @@ class state_dict {
     add(std::move(e));
   }
 
+  template <class T, ItemFlag... Flags>
+    requires(!std::is_lvalue_reference_v<T>)
+  void value(std::string_view, T&&, Flags...) {
+    static_assert(detail::always_false<T>,
+                  "cairn::state_dict::value: the state_dict refers to the value, so it must be an lvalue "
+                  "that outlives it");
+  }
+
   /// Opaque bytes: a container of one-byte elements, by reference. Its size may change from save to save; a
   /// load resizes it (or throws where it cannot be resized and the sizes differ). Lvalues only.
   template <detail::ByteContainer C, ItemFlag... Flags>

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/storage.hpp>
+#include <cairn/observe/teller.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What the threads of an executor share with the checkpointer, and may outlive it with: the storage, who is
+/// told, and what happens at the end of each save. Any thread.
+template <StorageWriter Writer, StorageReader Reader, Observer O>
+class background {
+ public:
+  background(Writer writer, Reader reader, O observer, int rank, bool quiet, std::size_t keep)
+      : writer_(std::make_shared<Writer>(std::move(writer))),
+        reader_(std::move(reader)),
+        teller_(std::move(observer), rank, quiet),
+        rank_(rank),
+        keep_(keep) {}
+
+  [[nodiscard]] const std::shared_ptr<Writer>& writer() const noexcept { return writer_; }
+  [[nodiscard]] Reader& reader() noexcept { return reader_; }
+  [[nodiscard]] teller<O>& tell() noexcept { return teller_; }
+  [[nodiscard]] std::uint64_t fingerprint() const { return writer_->fingerprint(); }
+
+  /// Called once for each save, when it ends.
+  void ended(const save_report& report, const std::exception_ptr& failure) noexcept {
+    if (failure == nullptr) {
+      retain();
+      note(nullptr);
+      teller_.saved(report);
+    } else {
+      note(failure);
+      teller_.failed(report, failure);
+    }
+  }
+  [[nodiscard]] int failures_in_a_row() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return failures_;
+  }
+  [[nodiscard]] std::string last_failure() const {
+    const std::lock_guard lock(mutex_);
+    return last_failure_ == nullptr ? std::string() : text_of(last_failure_);
+  }
+
+ private:
+  void note(const std::exception_ptr& failure) noexcept {
+    const std::lock_guard lock(mutex_);
+    failures_ = failure == nullptr ? 0 : failures_ + 1;
+    last_failure_ = failure;
+  }
+  /// Only after a commit, and only on the coordinator: the old checkpoints are good until the new one exists.
+  void retain() noexcept {
+    if (rank_ != 0 || keep_ == 0) return;
+    try {
+      const auto steps = reader_.list();
+      for (std::size_t i = 0; i + keep_ < steps.size(); ++i) writer_->remove(steps[i]);
+    } catch (...) {
+      try {
+        teller_.warned("old checkpoints could not be removed: " + text_of(std::current_exception()));
+      } catch (...) {
+        // Out of memory for a warning; the next commit tries again.
+      }
+    }
+  }
+
+  std::shared_ptr<Writer> writer_;
+  Reader reader_;
+  teller<O> teller_;
+  int rank_;
+  std::size_t keep_;
+  mutable std::mutex mutex_;
+  int failures_ = 0;
+  std::exception_ptr last_failure_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/communicator.hpp>
+#include <cairn/concepts/executor.hpp>
+#include <cairn/concepts/observer.hpp>
+#include <cairn/concepts/planner.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/stager.hpp>
+#include <cairn/concepts/storage.hpp>
+
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The argument type that plays Role, or Default.
+template <class Role, class Default, class... Arguments>
+struct pick {
+  using type = Default;
+};
+template <class Role, class Default, class First, class... Rest>
+struct pick<Role, Default, First, Rest...> {
+  using type = std::conditional_t<plays<First, Role>, std::type_identity<std::remove_cvref_t<First>>,
+                                  pick<Role, Default, Rest...>>::type;
+};
+template <class Role, class Default, class... Arguments>
+using pick_t = typename pick<Role, Default, Arguments...>::type;
+
+template <class Role, class... Arguments>
+inline constexpr int count_of = (0 + ... + static_cast<int>(plays<Arguments, Role>));
+
+/// The argument that plays Role, moved out of the tuple of references, or a default.
+template <class Role, class Default, class... Arguments>
+Default take(std::tuple<Arguments&...> arguments) {
+  using wanted = pick_t<Role, void, Arguments...>;
+  if constexpr (std::is_void_v<wanted>)
+    return Default{};
+  else
+    return std::move(std::get<wanted&>(arguments));
+}
+
+// One sentence for each misuse; the concept's own diagnosis, which names the missing expression, follows it.
+template <class... Arguments>
+constexpr bool check_arguments() {
+  static_assert((plays_a_role<Arguments> && ...),
+                "cairn::checkpointer: an argument plays no role; declare one in its class (using cairn_role "
+                "= cairn::role::stager;) or "
+                "specialise cairn::role_of. See docs/concepts.md#roles");
+  static_assert(count_of<role::save_planner, Arguments...> + count_of<role::planner, Arguments...> <= 1,
+                "cairn::checkpointer: two arguments play the role save planner; pass one");
+  static_assert(count_of<role::load_planner, Arguments...> + count_of<role::planner, Arguments...> <= 1,
+                "cairn::checkpointer: two arguments play the role load planner; pass one");
+  static_assert(count_of<role::stager, Arguments...> <= 1,
+                "cairn::checkpointer: two arguments play the role stager; pass one");
+  static_assert(count_of<role::executor, Arguments...> <= 1,
+                "cairn::checkpointer: two arguments play the role executor; pass one");
+  static_assert(count_of<role::communicator, Arguments...> <= 1,
+                "cairn::checkpointer: two arguments play the role communicator; pass one");
+  static_assert(count_of<role::observer, Arguments...> <= 1,
+                "cairn::checkpointer: two arguments play the role observer; pass one");
+  static_assert(count_of<role::options, Arguments...> <= 1,
+                "cairn::checkpointer: options are given twice; pass one");
+  static_assert(count_of<role::overlap, Arguments...> <= 1,
+                "cairn::checkpointer: overlapped is given twice; pass one");
+  static_assert(count_of<role::retention, Arguments...> <= 1,
+                "cairn::checkpointer: keep_last is given twice; pass one");
+  static_assert(count_of<role::store, Arguments...> + count_of<role::storage, Arguments...> == 0,
+                "cairn::checkpointer: the store or storage is the first argument, and there is one");
+  return true;
+}
+template <class S>
+constexpr bool check_store() {
+  static_assert(ByteStore<S> || Storage<S>,
+                "cairn::checkpointer: the first argument is neither a ByteStore nor a Storage (see the lines "
+                "below for the missing member; "
+                "docs/concepts.md#bytestore)");
+  if constexpr (!Storage<S>) static_assert(ByteStore<S>);
+  return true;
+}
+template <class P>
+constexpr bool check_save_planner() {
+  static_assert(
+      SavePlanner<P>,
+      "cairn::checkpointer: an argument declares the role planner but does not model SavePlanner (see the "
+      "lines below for the "
+      "missing member; docs/concepts.md#saveplanner). A planner that must see all plans: cairn::gathered");
+  return true;
+}
+template <class P>
+constexpr bool check_load_planner() {
+  static_assert(LoadPlanner<P>,
+                "cairn::checkpointer: an argument declares the role planner but does not model LoadPlanner "
+                "(see the lines below for the "
+                "missing member; docs/concepts.md#loadplanner)");
+  return true;
+}
+template <class S>
+constexpr bool check_stager() {
+  static_assert(Stager<S>,
+                "cairn::checkpointer: an argument declares the role stager but does not model Stager (see "
+                "the lines below for the missing "
+                "member; docs/concepts.md#stager)");
+  return true;
+}
+template <class C>
+constexpr bool check_communicator() {
+  static_assert(Communicator<C>,
+                "cairn::checkpointer: an argument declares the role communicator but does not model "
+                "Communicator (see the lines below for "
+                "the missing member; docs/concepts.md#communicator)");
+  return true;
+}
+template <class O>
+constexpr bool check_observer() {
+  static_assert(Observer<O>,
+                "cairn::checkpointer: an argument declares the role observer but does not model Observer: it "
+                "needs observe(const "
+                "cairn::observation&) noexcept. See docs/concepts.md#observer");
+  return true;
+}
+template <class X, class Writer, bool Overlapped>
+constexpr bool check_executor() {
+  static_assert(Executor<X, Writer>,
+                "cairn::checkpointer: an argument declares the role executor but does not model Executor for "
+                "this StorageWriter (see the "
+                "lines below for the missing member; docs/concepts.md#executor)");
+  if constexpr (requires { X::runs_in_caller; })
+    static_assert(!Overlapped || !X::runs_in_caller,
+                  "cairn::checkpointer: overlapped{} needs an executor that runs beside training; "
+                  "inline_executor runs in the calling "
+                  "thread: take thread_executor");
+  return true;
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

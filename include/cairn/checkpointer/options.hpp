@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/roles.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// What save() does while an earlier save is under way.
+enum class busy_policy : std::uint8_t {
+  block,  ///< waits until the earlier one has ended
+  queue,  ///< goes on, up to the depth of the stager's pool; then waits for a buffer
+  skip,   ///< the ranks agree, with one small message each, to skip this save if any of them is busy
+};
+
+/// Options of a checkpointer, all with defaults; pass as any argument:
+/// `cairn::checkpointer_options{.max_fallback = 1}`.
+struct checkpointer_options {
+  using cairn_role = role::options;
+  busy_policy when_busy = busy_policy::block;
+  /// Limit for writing one save, again for its commit, and for waits on earlier saves and buffers.
+  std::chrono::nanoseconds patience = std::chrono::minutes(30);
+  /// Limit for each exchange of messages between ranks (planning, loading).
+  std::chrono::nanoseconds peer_patience = std::chrono::minutes(5);
+  /// After so many failed saves in a row, save() throws (once its own save is under way); 0: never.
+  int max_consecutive_failures = 3;
+  /// Digests are computed by the writer, off the training thread's path, instead of in the same pass as the
+  /// copy.
+  bool checksum_in_writer = false;
+  /// resume() passes over at most so many damaged checkpoints.
+  int max_fallback = 3;
+  /// Memory that a load uses besides its destinations, in bytes.
+  std::uint64_t load_memory = std::uint64_t{256} << 20;
+  /// Plans that are kept for states of different structure.
+  std::size_t cached_plans = 4;
+  /// No lines on stderr.
+  bool quiet = false;
+};
+
+/// Tensors are copied while the next forward and backward run: save() returns at once, and the memory of
+/// tensors must not change until before_update() has returned. Pass as any argument.
+struct overlapped {
+  using cairn_role = role::overlap;
+};
+
+/// After each commit, all but the newest n checkpoints are removed. Pass as any argument.
+struct keep_last {
+  using cairn_role = role::retention;
+  explicit constexpr keep_last(std::size_t n) noexcept : count(n) {}
+  std::size_t count;
+};
+
+/// For load: only items whose name matches one of the patterns (`*` any text, `?` one character):
+/// `cairn::only{"model.*"}`.
+struct only {
+  only(std::initializer_list<std::string> list) : patterns(list) {}
+  explicit only(std::vector<std::string> list) : patterns(std::move(list)) {}
+  std::vector<std::string> patterns;
+};
+/// For load: what is missing, unexpected or mismatched is told in the report and is no error.
+struct partial_t {};
+inline constexpr partial_t partial{};
+
+}  // namespace v1
+}  // namespace cairn
