@@ -22,17 +22,17 @@ function(cairn_program name)
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
 endfunction()
 
-# cairn_marker(OUT FILE KEY): the value of a comment line `// KEY` or `// KEY: value` among the first lines of FILE;
-# TRUE where it has no value, empty where there is no such line.
+# cairn_marker(OUT FILE KEY): the value of a comment line `// KEY` or `// KEY: value` (`#` in scripts) among the first lines of
+# FILE; TRUE where it has no value, empty where there is no such line.
 function(cairn_marker out file key)
   set(${out} "" PARENT_SCOPE)
   file(STRINGS "${file}" lines LIMIT_COUNT 12)
   foreach(line IN LISTS lines)
-    if(line MATCHES "^// ${key} *$")
+    if(line MATCHES "^(//|#) ${key} *$")
       set(${out} TRUE PARENT_SCOPE)
       return()
-    elseif(line MATCHES "^// ${key}: *(.*[^ ]) *$")
-      set(${out} "${CMAKE_MATCH_1}" PARENT_SCOPE)
+    elseif(line MATCHES "^(//|#) ${key}: *(.*[^ ]) *$")
+      set(${out} "${CMAKE_MATCH_2}" PARENT_SCOPE)
       return()
     endif()
   endforeach()

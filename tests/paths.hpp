@@ -10,4 +10,8 @@ std::string source_dir();
 /// A python3 that can import numpy and safetensors.
 std::string python();
 
+/// The path of a program of this build that the test names in its line `// needs:` (an example, or
+/// tests/helper_*.cpp). Throws std::runtime_error if it is not there.
+std::string program(const std::string& name);
+
 }  // namespace cairn_test
