@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/image_layout.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/plan.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Everything that a finished plan and its layout depend on.
+struct plan_key {
+  std::uint64_t structure = 0;  ///< state_dict::structure()
+  std::uint64_t planner = 0;    ///< fingerprint of the planner
+  std::uint64_t writer = 0;     ///< fingerprint of the writer
+  std::int32_t world_size = 1;
+  std::int32_t rank = 0;
+  friend bool operator==(const plan_key&, const plan_key&) = default;
+};
+
+/// The result of planning, to use again. Holds no pointer into the user's memory: items are resolved anew at
+/// each save.
+struct cached_plan {
+  save_plan plan;
+  std::uint64_t digest = 0;                    ///< digest_of(plan)
+  std::shared_ptr<const metadata> stored;      ///< on the coordinator only
+  std::shared_ptr<const image_layout> layout;  ///< for `bytes_sizes`
+  std::vector<std::uint64_t> bytes_sizes;      ///< of the plan's bytes items, in order, when it was laid out
+};
+
+/// The plans of the last few structures that were saved; belongs to one checkpointer. Which entry is dropped
+/// depends on the order of calls alone, so that ranks that make the same calls hit and miss alike. One thread
+/// at a time; what was found stays valid when the cache forgets it.
+class plan_cache {
+ public:
+  /// Remembers up to `limit` plans; 0 remembers nothing.
+  explicit plan_cache(std::size_t limit = 8) : limit_(limit) {}
+
+  /// The plan of a key, or nullptr. O(limit), without allocation.
+  [[nodiscard]] std::shared_ptr<const cached_plan> find(const plan_key& key) {
+    const auto found = find_slot(key);
+    if (found == slots_.end()) return nullptr;
+    std::rotate(found, found + 1, slots_.end());
+    return slots_.back().plan;
+  }
+  /// Remembers a plan, in place of an earlier one of the same key, or else of the one that was used longest
+  /// ago. Call it when planning has ended in agreement on all ranks.
+  std::shared_ptr<const cached_plan> put(const plan_key& key, cached_plan plan) {
+    auto shared = std::make_shared<const cached_plan>(std::move(plan));
+    if (const auto found = find_slot(key); found != slots_.end()) slots_.erase(found);
+    if (limit_ == 0) return shared;
+    if (slots_.size() >= limit_) slots_.erase(slots_.begin());
+    slots_.push_back({key, shared});
+    return shared;
+  }
+  void erase(const plan_key& key) {
+    if (const auto found = find_slot(key); found != slots_.end()) slots_.erase(found);
+  }
+  void clear() noexcept { slots_.clear(); }
+  [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
+
+ private:
+  struct slot {
+    plan_key key;
+    std::shared_ptr<const cached_plan> plan;
+  };
+  std::vector<slot>::iterator find_slot(const plan_key& key) {
+    return std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) { return s.key == key; });
+  }
+  std::size_t limit_;
+  std::vector<slot> slots_;  ///< the one used last at the end
+};
+
+}  // namespace v1
+}  // namespace cairn
