@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/comm/collective_frame.hpp>
+#include <cairn/comm/collective_pieces.hpp>
 
 #include <bit>
 #include <chrono>
@@ -40,8 +41,9 @@ class contribution {
 
 /// The collectives, written once above any Communicator.
 ///
-/// Every collective goes up a binomial tree to its root and comes down again, O(log n) messages deep and two
+/// Every collective goes up one binomial tree to rank 0 and comes down again, O(log n) messages deep and two
 /// messages for each rank, so that it ends alike on all ranks: each returns, or each throws the same error.
+/// Ranks that wait for long say so to their parent with a few messages more.
 /// - A rank that failed (its contribution is an exception, or its merge threw) is named everywhere: its error
 /// is
 ///   thrown on all ranks with its type and id, fields().rank filled with the rank. Of several the lowest
@@ -81,18 +83,23 @@ class collectives {
   /// Every rank gets what `root` brings; of the others only a failure counts.
   [[nodiscard]] std::vector<std::byte> broadcast(int root, contribution own, deadline until) {
     if (rank() != root) own.bytes().clear();
-    return run_tree(operation::broadcast, root, std::move(own), until, keep_left, whole);
+    return run_tree(operation::broadcast, root, std::move(own), until, the_roots, whole);
   }
 
   /// `root` gets what all bring, in rank order; the others get an empty vector.
   [[nodiscard]] std::vector<std::vector<std::byte>> gather(int root, contribution own, deadline until) {
-    const auto all = run_tree(operation::gather, root, labelled(std::move(own)), until, append, nothing);
-    return rank() == root ? unlabelled(all) : std::vector<std::vector<std::byte>>();
+    const auto to_root = [&](bytes_view value, int first, int count) {
+      const int from = rank() + first;
+      return root >= from && root < from + count ? value : bytes_view();
+    };
+    const auto all = run_tree(operation::gather, root, labelled(std::move(own)), until, append, to_root);
+    return rank() == root ? detail::sort_labelled(all, size()) : std::vector<std::vector<std::byte>>();
   }
 
   /// Every rank gets what all bring, in rank order.
   [[nodiscard]] std::vector<std::vector<std::byte>> all_gather(contribution own, deadline until) {
-    return unlabelled(run_tree(operation::all_gather, 0, labelled(std::move(own)), until, append, whole));
+    return detail::sort_labelled(
+        run_tree(operation::all_gather, 0, labelled(std::move(own)), until, append, whole), size());
   }
 
   /// Rank r gets pieces[r] of `root`; the others' pieces are ignored. A rank that cannot go on brings
@@ -107,19 +114,19 @@ class collectives {
         fail(error_id::usage_bad_option, "scatter needs one piece for each rank",
              {.expected = std::to_string(size()), .got = std::to_string(pieces.size())});
       std::vector<std::span<const std::byte>> list;
-      for (std::size_t i = 0; i < pieces.size(); ++i)
-        list.emplace_back(pieces[(i + static_cast<std::size_t>(root)) % pieces.size()]);
-      return join(list);
+      list.reserve(pieces.size());
+      for (const auto& each : pieces) list.emplace_back(each);
+      return detail::join_pieces(list);
     });
-    const auto mine = run_tree(operation::scatter, root, std::move(own), until, keep_left, part);
-    const auto list = split(mine);
+    const auto mine = run_tree(operation::scatter, root, std::move(own), until, the_roots, part);
+    const auto list = detail::split_pieces(mine);
     return {list.front().begin(), list.front().end()};
   }
 
   /// Returns when all ranks have called it; a rank that cannot go on brings `failure`, which all throw.
   void barrier(deadline until, std::exception_ptr failure = nullptr) {
     static_cast<void>(
-        run_tree(operation::barrier, 0, contribution(std::move(failure)), until, keep_left, nothing));
+        run_tree(operation::barrier, 0, contribution(std::move(failure)), until, the_roots, nothing));
   }
 
   /// Every rank gets the fold of what all bring: merge(left, right), where left covers the lower ranks and
@@ -137,9 +144,9 @@ class collectives {
   using step = detail::collective_step;
   using bytes_view = std::span<const std::byte>;
 
-  /// A neighbour below in the tree, whose root is vertex 0: it covers the vertices [vertex, vertex + count).
+  /// A neighbour below in the tree: it covers the ranks [rank, rank + count).
   struct child {
-    int vertex;
+    int rank;
     int count;
     int height;
   };
@@ -171,8 +178,9 @@ class collectives {
     int levels = 1;
   };
 
-  static std::vector<std::byte> keep_left(std::vector<std::byte> left, const std::vector<std::byte>&) {
-    return left;
+  /// Only the root brings bytes.
+  static std::vector<std::byte> the_roots(std::vector<std::byte> left, std::vector<std::byte> right) {
+    return left.empty() ? right : left;
   }
   static std::vector<std::byte> append(std::vector<std::byte> left, const std::vector<std::byte>& right) {
     left.insert(left.end(), right.begin(), right.end());
@@ -181,61 +189,16 @@ class collectives {
   static bytes_view whole(bytes_view value, int, int) { return value; }
   static bytes_view nothing(bytes_view, int, int) { return {}; }
   static std::vector<std::byte> part(bytes_view value, int first, int count) {
-    const auto list = split(value);
+    const auto list = detail::split_pieces(value);
     if (static_cast<std::size_t>(first) + static_cast<std::size_t>(count) > list.size())
       fail(error_id::peer_bad_message, "a scatter brought fewer pieces than ranks");
-    return join(std::span(list).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
-  }
-
-  static std::vector<std::byte> join(std::span<const bytes_view> list) {
-    wire_writer out;
-    out.put(static_cast<std::uint64_t>(list.size()));
-    for (const auto& each : list) out.put(static_cast<std::uint64_t>(each.size())).raw(each);
-    return out.take();
-  }
-  static std::vector<bytes_view> split(bytes_view joined) {
-    try {
-      wire_reader in(joined);
-      const auto count = in.get_count(sizeof(std::uint64_t));
-      if (count == 0) in.fail_here("a list has no piece");
-      std::vector<bytes_view> list;
-      list.reserve(count);
-      for (std::size_t i = 0; i < count; ++i) list.push_back(in.take(in.get_count(1)));
-      in.finish();
-      return list;
-    } catch (const wire_error& e) {
-      fail(error_id::peer_bad_message, std::string("pieces of a collective are damaged: ") + e.what());
-    }
+    return detail::join_pieces(
+        std::span(list).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
   }
 
   [[nodiscard]] contribution labelled(contribution own) const {
     if (own.failure()) return own;
-    return contribution::from([&] {
-      wire_writer out;
-      out.put(static_cast<std::int32_t>(rank()))
-          .put(static_cast<std::uint64_t>(own.bytes().size()))
-          .raw(own.bytes());
-      return out.take();
-    });
-  }
-  [[nodiscard]] std::vector<std::vector<std::byte>> unlabelled(bytes_view all) const {
-    const auto ranks = static_cast<std::size_t>(size());
-    std::vector<std::vector<std::byte>> result(ranks);
-    std::vector<bool> seen(ranks);
-    try {
-      wire_reader in(all);
-      for (std::size_t i = 0; i < ranks; ++i) {
-        const auto from = static_cast<std::size_t>(in.get<std::int32_t>());
-        if (from >= ranks || seen[from]) in.fail_here("a rank is unknown or comes twice");
-        seen[from] = true;
-        const auto bytes = in.take(in.get_count(1));
-        result[from].assign(bytes.begin(), bytes.end());
-      }
-      in.finish();
-    } catch (const wire_error& e) {
-      fail(error_id::peer_bad_message, std::string("gathered parts are damaged: ") + e.what());
-    }
-    return result;
+    return contribution::from([&] { return detail::label_piece(rank(), own.bytes()); });
   }
 
   /// Runs `body`; what it throws becomes this rank's failure in `what`.
@@ -248,6 +211,11 @@ class collectives {
     }
   }
 
+  /// Who is gone: the peer, or this rank itself where the transport says so.
+  [[nodiscard]] int gone(const peer_error& e, int peer) const {
+    return e.fields().rank == rank() ? rank() : peer;
+  }
+
   /// Sends; a peer that cannot be reached, or a transport that fails, goes into `what`.
   void send(detail::outcome& what, int to, const std::vector<std::byte>& message, deadline until) {
     guard(what, [&] {
@@ -257,7 +225,7 @@ class collectives {
         what.add_absent(to, false);
       } catch (const peer_error& e) {
         if (e.id() != error_id::peer_lost) throw;
-        what.add_absent(to, true);
+        what.add_absent(gone(e, to), true);
       }
     });
   }
@@ -328,7 +296,7 @@ class collectives {
           }
         } catch (const peer_error& e) {
           if (e.id() != error_id::peer_lost) throw;
-          result.add_absent(from, e.fields().rank != rank());
+          result.add_absent(gone(e, from), true);
           return;
         }
         next = until;
@@ -339,7 +307,7 @@ class collectives {
   }
 
   /// One collective: parts are merged up the tree, the value of the root goes down, each child gets
-  /// share(value, first, count), where `first` counts vertices from this rank's own.
+  /// share(value, first, count), where `first` counts from this rank.
   template <class Merge, class Share>
   [[nodiscard]] std::vector<std::byte> run_tree(operation kind, int root, contribution own, deadline until,
                                                 Merge&& merge, Share&& share) {
@@ -348,15 +316,12 @@ class collectives {
       fail(error_id::usage_bad_option, "the root of a collective is no rank of this world",
            {.expected = "0 to " + std::to_string(ranks - 1), .got = std::to_string(root)});
     const detail::collective_call call{run_, epoch_++, kind, root};
-    const int vertex = (rank() - root + ranks) % ranks;
-    const auto rank_of = [&](int other) { return (other + root) % ranks; };
+    const int self = rank();
     std::vector<child> children;
-    for (int height = 0; (1 << height) < ranks - vertex && (vertex & (1 << height)) == 0; ++height) {
-      const int first = vertex + (1 << height);
-      children.push_back({first, std::min(1 << height, ranks - first), height});
-    }
-    const int parent = vertex == 0 ? -1 : rank_of(vertex & (vertex - 1));
-    const int depth = std::popcount(static_cast<unsigned>(vertex));
+    for (int height = 0; (1 << height) < ranks - self && (self & (1 << height)) == 0; ++height)
+      children.push_back({self + (1 << height), std::min(1 << height, ranks - self - (1 << height)), height});
+    const int parent = self == 0 ? -1 : self & (self - 1);
+    const int depth = std::popcount(static_cast<unsigned>(self));
     const patience wait(until, ranks);
     const auto word = wait.ends() ? deadline::in(wait.before_word) : deadline::never();
 
@@ -375,10 +340,9 @@ class collectives {
     check_length(mine);
     std::vector<int> unreachable;
     for (const auto& each : children) {
-      const int from = rank_of(each.vertex);
-      auto theirs = await(call, step::up, from, wait.up(each.height), word, tell_parent);
-      if (std::ranges::any_of(theirs.absent, [&](const auto& one) { return one.rank == from; }))
-        unreachable.push_back(from);
+      auto theirs = await(call, step::up, each.rank, wait.up(each.height), word, tell_parent);
+      if (std::ranges::any_of(theirs.absent, [&](const auto& one) { return one.rank == each.rank; }))
+        unreachable.push_back(each.rank);
       if (mine.ok() && theirs.ok()) {
         guard(mine, [&] { mine.value = merge(std::move(mine.value), std::move(theirs.value)); });
         check_length(mine);
@@ -401,7 +365,7 @@ class collectives {
     if (mine.ok()) {
       guard(mine, [&] {
         for (std::size_t i = 0; i < children.size(); ++i) {
-          const auto value = share(bytes_view(mine.value), children[i].vertex - vertex, children[i].count);
+          const auto value = share(bytes_view(mine.value), children[i].rank - self, children[i].count);
           messages[i] = detail::encode_frame(call, step::down, mine, value);
         }
       });
@@ -411,7 +375,7 @@ class collectives {
     // The largest part of the tree first; who is known to be absent last, so that nobody waits behind them.
     for (const bool missing : {false, true}) {
       for (std::size_t i = children.size(); i-- > 0;) {
-        const int to = rank_of(children[i].vertex);
+        const int to = children[i].rank;
         if ((std::ranges::find(unreachable, to) != unreachable.end()) != missing) continue;
         if (!told_ok) messages[i] = detail::encode_frame(call, step::down, mine, {});
         send(below, to, messages[i], wait.down(missing ? 0 : depth + 1));

@@ -71,6 +71,7 @@ class thread_world {
 
   void send(int from, int to, std::span<const std::byte> bytes) {
     std::vector<std::byte> message(bytes.begin(), bytes.end());
+    if (at(from).lost) fail(error_id::peer_lost, "this rank itself was marked as lost", {.rank = from});
     box& target = at(to);
     const std::lock_guard lock(target.mutex);
     if (target.lost) fail(error_id::peer_lost, "the rank that a message is for is gone", {.rank = to});

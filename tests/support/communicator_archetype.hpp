@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/communicator.hpp>
+#include <cairn/model/error.hpp>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace cairn_test {
+
+/// The least that models Communicator: nothing that the concept does not ask for may be used on it. A world
+/// of one rank, in which nothing is ever sent.
+class communicator_archetype {
+ public:
+  struct number {
+    int value;
+    operator int() const { return value; }
+  };
+
+  static communicator_archetype make() { return communicator_archetype(0); }
+  communicator_archetype(const communicator_archetype&) = delete;
+  communicator_archetype& operator=(const communicator_archetype&) = delete;
+  communicator_archetype(communicator_archetype&&) = default;
+  communicator_archetype& operator=(communicator_archetype&&) = default;
+  void operator&() const = delete;
+
+  [[nodiscard]] number rank() const { return {0}; }
+  [[nodiscard]] number size() const { return {1}; }
+  void send(int to, std::span<const std::byte>, cairn::deadline) { nobody(to); }
+  std::vector<std::byte> receive(int from, cairn::deadline) { nobody(from); }
+
+ private:
+  explicit communicator_archetype(int) {}
+  [[noreturn]] static void nobody(int rank) {
+    cairn::fail(cairn::error_id::peer_lost, "a world of one rank has no peer", {.rank = rank});
+  }
+};
+
+static_assert(cairn::Communicator<communicator_archetype>);
+
+}  // namespace cairn_test

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/comm/collectives.hpp>
+#include <cairn/comm/thread_communicator.hpp>
+#include <exception>
+#include <thread>
+#include <vector>
+
+namespace cairn_test {
+
+/// A world of ranks as threads whose communicators live as long as it does, over several rounds of threads: a
+/// rank that ends its round early is not lost for the others.
+template <class Communicator = cairn::thread_communicator>
+class thread_ranks {
+ public:
+  explicit thread_ranks(int size)
+    requires std::same_as<Communicator, cairn::thread_communicator>
+      : thread_ranks(size, [](cairn::thread_communicator comm) { return comm; }) {}
+  /// `decorate(thread_communicator)` gives the communicator of each rank.
+  template <class Decorate>
+  thread_ranks(int size, Decorate decorate) : group_(size) {
+    for (int rank = 0; rank < size; ++rank) ranks_.emplace_back(decorate(group_.communicator(rank)));
+  }
+
+  [[nodiscard]] int size() const { return group_.size(); }
+  [[nodiscard]] const cairn::thread_group& group() const { return group_; }
+  [[nodiscard]] cairn::collectives<Communicator>& at(int rank) {
+    return ranks_[static_cast<std::size_t>(rank)];
+  }
+
+  /// body(collectives&) on each rank at the same time, but for those in `absent`; what each threw, or null.
+  template <class Body>
+  std::vector<std::exception_ptr> run(Body body, const std::vector<int>& absent = {}) {
+    std::vector<std::exception_ptr> thrown(ranks_.size());
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < size(); ++rank) {
+      bool here = true;
+      for (const int each : absent) here = here && each != rank;
+      if (!here) continue;
+      threads.emplace_back([&, rank] {
+        try {
+          body(at(rank));
+        } catch (...) {
+          thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+        }
+      });
+    }
+    threads.clear();
+    return thrown;
+  }
+
+ private:
+  cairn::thread_group group_;
+  std::vector<cairn::collectives<Communicator>> ranks_;
+};
+
+}  // namespace cairn_test

@@ -1,0 +1,637 @@
+// SPDX-License-Identifier: Apache-2.0
+// threaded
+#include <doctest/doctest.h>
+
+#include <cairn/comm/collectives.hpp>
+#include <cairn/comm/single_process.hpp>
+#include <cairn/comm/thread_communicator.hpp>
+#include <support/communicator_archetype.hpp>
+#include <support/communicator_conformance.hpp>
+#include <support/counting_communicator.hpp>
+#include <support/thread_ranks.hpp>
+
+using namespace cairn_test;
+using namespace std::chrono_literals;
+using cairn::collectives;
+using cairn::deadline;
+using cairn::error_id;
+using bytes = std::vector<std::byte>;
+
+namespace {
+
+// --- The concept refuses what it must
+// ----------------------------------------------------------------------------
+
+struct good {
+  int rank() const { return 0; }
+  int size() const { return 1; }
+  void send(int, std::span<const std::byte>, deadline) {}
+  bytes receive(int, deadline) { return {}; }
+};
+struct rank_is_not_const : good {
+  int rank() { return 0; }
+};
+struct no_size : private good {
+  using good::rank;
+  using good::receive;
+  using good::send;
+};
+struct send_without_deadline : good {
+  void send(int, std::span<const std::byte>) {}
+};
+struct send_changes_the_bytes : good {
+  void send(int, std::span<std::byte>, deadline) {}
+};
+struct send_returns_a_length : good {
+  std::size_t send(int, std::span<const std::byte> all, deadline) { return all.size(); }
+};
+struct receive_gives_a_view : good {
+  std::span<const std::byte> receive(int, deadline) { return {}; }
+};
+struct cannot_move : good {
+  cannot_move() = default;
+  cannot_move(cannot_move&&) = delete;
+};
+static_assert(cairn::Communicator<good>);
+static_assert(!cairn::Communicator<rank_is_not_const>);
+static_assert(!cairn::Communicator<no_size>);
+static_assert(!cairn::Communicator<send_without_deadline>);
+static_assert(!cairn::Communicator<send_changes_the_bytes>);
+static_assert(!cairn::Communicator<send_returns_a_length>);
+static_assert(!cairn::Communicator<receive_gives_a_view>);
+static_assert(!cairn::Communicator<cannot_move>);
+static_assert(!cairn::Communicator<int>);
+
+static_assert(cairn::plays<cairn::single_process, cairn::role::communicator>);
+static_assert(cairn::plays<cairn::thread_communicator, cairn::role::communicator>);
+static_assert(!std::copy_constructible<cairn::thread_communicator>);
+static_assert(cairn::Communicator<counting_communicator<cairn::single_process>>);
+
+// --- The worlds that the conformance suite runs in
+// ----------------------------------------------------------------
+
+struct single_env {
+  static int size() { return 1; }
+  template <class Body>
+  void run(Body body) {
+    cairn::single_process comm;
+    body(comm);
+  }
+};
+
+template <int Size>
+struct thread_env {
+  static int size() { return Size; }
+  template <class Body>
+  void run(Body body) {
+    thread_ranks<> world(Size);
+    for (const auto& thrown : world.run([&](auto& all) { body(all.communicator()); }))
+      if (thrown) std::rethrow_exception(thrown);
+  }
+};
+
+// --- Helpers
+// ----------------------------------------------------------------------------------------------------------
+
+bytes concatenate(bytes left, const bytes& right) {
+  left.insert(left.end(), right.begin(), right.end());
+  return left;
+}
+bytes letter(int rank) {
+  return {static_cast<std::byte>('!' + rank)};
+}
+std::string letters(int size) {
+  std::string all;
+  for (int rank = 0; rank < size; ++rank) all += static_cast<char>('!' + rank);
+  return all;
+}
+
+/// The error inside, which must be a T; a usage_error that says so if it is not.
+template <class T>
+T caught(const std::exception_ptr& thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const T& e) {
+    return e;
+  } catch (const std::exception& e) {
+    return T(error_id::usage_closed, std::string("thrown was: ") + e.what(), {});
+  }
+  return T(error_id::usage_closed, "nothing was thrown", {});
+}
+
+void check_none(const std::vector<std::exception_ptr>& thrown) {
+  for (const auto& each : thrown) CHECK_NOTHROW(each ? std::rethrow_exception(each) : void());
+}
+
+/// The message that rank 1 of 2 sends in its next collective.
+template <class Call>
+bytes message_of(Call call) {
+  thread_ranks<> world(2);
+  try {
+    call(world.at(1));
+  } catch (const cairn::error&) {
+  }
+  return world.at(0).communicator().receive(1, deadline::in(0ns));
+}
+
+const std::vector<int> world_sizes{1, 2, 3, 4, 5, 7, 8, 16, 33};
+
+}  // namespace
+
+// The archetype compiles and works in every function.
+template class cairn::collectives<communicator_archetype>;
+
+TEST_CASE_TEMPLATE_INVOKE(communicator_conformance, single_env, thread_env<1>, thread_env<2>, thread_env<5>);
+
+TEST_CASE("the archetype is enough for every collective") {
+  collectives all(communicator_archetype::make());
+  CHECK(text_of(all.broadcast(0, bytes_of("b"), ample())) == "b");
+  CHECK(text_of(all.gather(0, bytes_of("g"), ample()).at(0)) == "g");
+  CHECK(text_of(all.all_gather(bytes_of("a"), ample()).at(0)) == "a");
+  CHECK(text_of(all.scatter(0, {bytes_of("s")}, ample())) == "s");
+  all.barrier(ample());
+  CHECK(text_of(all.tree_reduce_broadcast(bytes_of("r"), concatenate, ample())) == "r");
+  CHECK(all.epoch() == 6);
+}
+
+TEST_CASE("collectives of one process send nothing and never wait") {
+  auto counts = std::make_shared<message_counts>();
+  collectives all(counting_communicator(cairn::single_process{}, counts));
+  CHECK(text_of(all.tree_reduce_broadcast(bytes_of("alone"), concatenate, deadline::never())) == "alone");
+  all.barrier(deadline::never());
+  const auto failure = cairn::make_failure(error_id::plan_overlap, "two chunks overlap");
+  try {
+    all.barrier(deadline::never(), failure);
+    FAIL("the failure was not thrown");
+  } catch (const cairn::plan_error& e) {
+    CHECK(e.fields().rank == 0);
+  }
+  CHECK(counts->sent == 0);
+  CHECK(counts->received == 0);
+}
+
+TEST_CASE("every collective on every size of world, from every root") {
+  for (const int size : world_sizes) {
+    CAPTURE(size);
+    thread_ranks<> world(size);
+    check_none(world.run([&](auto& all) {
+      const int me = all.rank();
+      // A merge that does not commute: only the rank order gives these letters.
+      const auto folded = all.tree_reduce_broadcast(letter(me), concatenate, ample());
+      expect(text_of(folded) == letters(size), "the fold is not in rank order: " + text_of(folded));
+      const auto everything = all.all_gather(letter(me), ample());
+      expect(everything.size() == static_cast<std::size_t>(size), "all_gather gave another count");
+      for (int r = 0; r < size; ++r)
+        expect(everything[static_cast<std::size_t>(r)] == letter(r), "all_gather");
+      for (int root = 0; root < size; ++root) {
+        const auto value = all.broadcast(root, bytes_of("from " + std::to_string(me)), ample());
+        expect(text_of(value) == "from " + std::to_string(root), "broadcast gave " + text_of(value));
+
+        const auto gathered = all.gather(root, bytes(static_cast<std::size_t>(me), std::byte{7}), ample());
+        expect(gathered.size() == (me == root ? static_cast<std::size_t>(size) : 0U),
+               "gather gave another count");
+        for (std::size_t r = 0; r < gathered.size(); ++r)
+          expect(gathered[r].size() == r, "gather mixed ranks");
+
+        std::vector<bytes> pieces;
+        if (me == root)
+          for (int r = 0; r < size; ++r) pieces.push_back(concatenate(letter(r), letter(root)));
+        expect(all.scatter(root, pieces, ample()) == concatenate(letter(me), letter(root)),
+               "scatter mixed ranks");
+        all.barrier(ample());
+      }
+    }));
+  }
+}
+
+TEST_CASE("no rank leaves a barrier before all have come") {
+  thread_ranks<> world(7);
+  std::atomic<int> come = 0;
+  check_none(world.run([&](auto& all) {
+    for (int round = 1; round <= 20; ++round) {
+      ++come;
+      all.barrier(ample());
+      expect(come >= round * all.size(), "a rank left early");
+      all.barrier(ample());
+    }
+  }));
+}
+
+TEST_CASE("a collective costs two messages for each rank, and the depth is logarithmic") {
+  for (const int size : {2, 5, 16, 33}) {
+    CAPTURE(size);
+    auto counts = std::make_shared<message_counts>();
+    thread_ranks<counting_communicator<cairn::thread_communicator>> world(
+        size, [&](auto comm) { return counting_communicator(std::move(comm), counts); });
+    // Without a deadline no rank says that it waits: the count is exact.
+    check_none(world.run([](auto& all) { all.barrier(deadline::never()); }));
+    CHECK(counts->sent == 2U * static_cast<unsigned>(size - 1));
+    CHECK(counts->received == counts->sent);
+    CHECK(counts->sent_bytes < counts->sent * 100);
+  }
+}
+
+TEST_CASE("large values pass") {
+  thread_ranks<> world(5);
+  check_none(world.run([](auto& all) {
+    expect(all.broadcast(3, large_message(all.rank()), ample()) == large_message(3),
+           "the large value differs");
+    const auto gathered = all.all_gather(large_message(all.rank()), ample());
+    for (int r = 0; r < 5; ++r)
+      expect(gathered[static_cast<std::size_t>(r)] == large_message(r), "all_gather");
+  }));
+}
+
+TEST_CASE("a rank that fails is named on all ranks, with its error's type") {
+  for (const int size : {1, 2, 5, 8}) {
+    for (int failing = 0; failing < size; ++failing) {
+      CAPTURE(size);
+      CAPTURE(failing);
+      thread_ranks<> world(size);
+      const auto failure = [&](int me) -> std::exception_ptr {
+        if (me != failing) return nullptr;
+        return cairn::make_failure(error_id::plan_overlap, "two chunks overlap",
+                                   {.item = "wte", .got = "[0, 4)"});
+      };
+      const auto own = [&](int me) {
+        return cairn::contribution::from([&] {
+          if (const auto bad = failure(me)) std::rethrow_exception(bad);
+          return letter(me);
+        });
+      };
+      const auto check_all = [&](const std::vector<std::exception_ptr>& thrown) {
+        for (const auto& each : thrown) {
+          const auto e = caught<cairn::plan_error>(each);
+          CHECK(e.id() == error_id::plan_overlap);
+          CHECK(e.fields().rank == failing);
+          CHECK(e.fields().item == "wte");
+          CHECK(e.fields().got == "[0, 4)");
+          CHECK(e.message() == "two chunks overlap");
+        }
+      };
+      const int root = size / 2;
+      check_all(world.run(
+          [&](auto& all) { (void)all.tree_reduce_broadcast(own(all.rank()), concatenate, ample()); }));
+      check_all(world.run([&](auto& all) { (void)all.broadcast(root, own(all.rank()), ample()); }));
+      check_all(world.run([&](auto& all) { (void)all.gather(root, own(all.rank()), ample()); }));
+      check_all(world.run([&](auto& all) { (void)all.all_gather(own(all.rank()), ample()); }));
+      check_all(world.run([&](auto& all) {
+        const std::vector<bytes> pieces(static_cast<std::size_t>(size), letter(0));
+        (void)all.scatter(root, pieces, ample(), failure(all.rank()));
+      }));
+      check_all(world.run([&](auto& all) { all.barrier(ample(), failure(all.rank())); }));
+      // The next call is as good as ever.
+      check_none(world.run([&](auto& all) {
+        expect(text_of(all.tree_reduce_broadcast(letter(all.rank()), concatenate, ample())) == letters(size),
+               "fold");
+      }));
+    }
+  }
+}
+
+TEST_CASE("of several failures the lowest rank's is thrown on all ranks") {
+  thread_ranks<> world(8);
+  const auto thrown = world.run([](auto& all) {
+    const int me = all.rank();
+    all.barrier(ample(),
+                me == 3 || me == 6 ? cairn::make_failure(error_id::storage_no_space, "full") : nullptr);
+  });
+  for (const auto& each : thrown) CHECK(caught<cairn::storage_error>(each).fields().rank == 3);
+}
+
+TEST_CASE("a merge that throws is its rank's failure") {
+  thread_ranks<> world(8);
+  const auto thrown = world.run([](auto& all) {
+    (void)all.tree_reduce_broadcast(
+        letter(all.rank()),
+        [&](bytes left, const bytes& right) {
+          if (left == letter(4)) cairn::fail(error_id::plan_disagreement, "the halves do not fit");
+          return concatenate(std::move(left), right);
+        },
+        ample());
+  });
+  for (const auto& each : thrown) {
+    const auto e = caught<cairn::plan_error>(each);
+    CHECK(e.id() == error_id::plan_disagreement);
+    CHECK(e.fields().rank == 4);
+  }
+}
+
+TEST_CASE("foreign exceptions and endless texts cross ranks too") {
+  thread_ranks<> world(3);
+  const auto run_with = [&](const std::exception_ptr& failure) {
+    return world.run([&](auto& all) { all.barrier(ample(), all.rank() == 2 ? failure : nullptr); });
+  };
+  for (const auto& each : run_with(std::make_exception_ptr(std::bad_alloc()))) {
+    CHECK(caught<cairn::storage_error>(each).id() == error_id::storage_out_of_memory);
+    CHECK(caught<cairn::storage_error>(each).fields().rank == 2);
+  }
+  for (const auto& each : run_with(std::make_exception_ptr(std::runtime_error("odd"))))
+    CHECK(caught<cairn::error>(each).message() == "odd");
+  for (const auto& each : run_with(std::make_exception_ptr(17)))
+    CHECK(caught<cairn::error>(each).fields().rank == 2);
+  const std::string endless(1U << 20, 'x');
+  for (const auto& each : run_with(cairn::make_failure(error_id::plan_overlap, endless, {.item = endless}))) {
+    const auto e = caught<cairn::plan_error>(each);
+    CHECK(e.id() == error_id::plan_overlap);
+    CHECK(e.fields().rank == 2);
+    CHECK(e.message() == endless.substr(0, 1000));
+  }
+  for (const auto& each : run_with(std::make_exception_ptr(std::runtime_error(endless))))
+    CHECK(caught<cairn::error>(each).fields().rank == 2);
+}
+
+TEST_CASE("a rank that does not come is named on all others soon after the deadline") {
+  for (int missing = 0; missing < 5; ++missing) {
+    CAPTURE(missing);
+    thread_ranks<> world(5);
+    const auto begin = deadline::clock::now();
+    const auto thrown = world.run(
+        [](auto& all) {
+          (void)all.tree_reduce_broadcast(letter(all.rank()), concatenate, deadline::in(200ms));
+        },
+        {missing});
+    const double seconds = cairn::seconds_since(begin);
+    for (int rank = 0; rank < 5; ++rank) {
+      if (rank == missing) continue;
+      const auto e = caught<cairn::timeout_error>(thrown[static_cast<std::size_t>(rank)]);
+      CHECK(e.id() == error_id::timeout_peer);
+      CHECK(e.fields().rank == missing);
+      CHECK(e.message() == "rank " + std::to_string(missing) +
+                               " did not arrive at tree_reduce_broadcast (collective 0) by the deadline");
+    }
+    CHECK(seconds >= 0.2);
+
+    // It comes late: it learns that it was given up (or, as the root, finds all parts), and the next
+    // collective has all ranks again.
+    const auto late = world.run([](auto& all) {
+      if (all.epoch() == 0)
+        (void)all.tree_reduce_broadcast(letter(all.rank()), concatenate, deadline::in(0ns));
+    })[static_cast<std::size_t>(missing)];
+    if (missing == 0)
+      CHECK(late == nullptr);
+    else
+      CHECK(caught<cairn::timeout_error>(late).fields().rank == missing);
+    check_none(world.run([](auto& all) {
+      expect(text_of(all.tree_reduce_broadcast(letter(all.rank()), concatenate, ample())) == letters(5),
+             "fold");
+    }));
+  }
+}
+
+TEST_CASE("all absent ranks that are known are listed") {
+  thread_ranks<> world(8);
+  const auto thrown = world.run([](auto& all) { all.barrier(deadline::in(200ms)); }, {3, 5, 7});
+  for (const int rank : {0, 1, 2, 4, 6}) {
+    const auto e = caught<cairn::timeout_error>(thrown[static_cast<std::size_t>(rank)]);
+    CHECK(e.fields().rank == 3);
+    CHECK(e.message() == "ranks 3, 5, 7 did not arrive at barrier (collective 0) by the deadline");
+  }
+}
+
+TEST_CASE("a failure is told together with who is absent") {
+  thread_ranks<> world(4);
+  const auto thrown = world.run(
+      [](auto& all) {
+        all.barrier(deadline::in(200ms),
+                    all.rank() == 2 ? cairn::make_failure(error_id::storage_io, "broken") : nullptr);
+      },
+      {1});
+  for (const int rank : {0, 2, 3}) {
+    const auto e = caught<cairn::storage_error>(thrown[static_cast<std::size_t>(rank)]);
+    CHECK(e.fields().rank == 2);
+    CHECK(e.message() == "broken; rank 1 did not arrive at barrier (collective 0) by the deadline");
+  }
+}
+
+TEST_CASE("a rank whose deadline is later than its parent's still says for whom it waits") {
+  thread_ranks<> world(4);
+  // Rank 3 is a child of 2, 2 of 0. Rank 0 gives up first, and must not take rank 2 for the absent one.
+  const auto thrown = world.run([](auto& all) { all.barrier(deadline::in(all.rank() == 2 ? 3s : 2s)); }, {3});
+  for (const int rank : {0, 1, 2}) {
+    const auto e = caught<cairn::timeout_error>(thrown[static_cast<std::size_t>(rank)]);
+    CHECK(e.message() == "rank 3 did not arrive at barrier (collective 0) by the deadline");
+  }
+}
+
+TEST_CASE("a rank that is known to be gone is named at once") {
+  for (int lost = 0; lost < 5; ++lost) {
+    CAPTURE(lost);
+    thread_ranks<> world(5);
+    world.group().lose(lost);
+    // Without a deadline: only the knowledge that it is gone ends the wait.
+    const auto thrown = world.run([](auto& all) { all.barrier(deadline::never()); });
+    for (const auto& each : thrown) {
+      const auto e = caught<cairn::peer_error>(each);
+      CHECK(e.id() == error_id::peer_lost);
+      CHECK(e.fields().rank == lost);
+    }
+  }
+}
+
+TEST_CASE("ranks that call in different order are told who is where") {
+  SUBCASE("another operation") {
+    thread_ranks<> world(2);
+    const auto thrown = world.run([](auto& all) {
+      if (all.rank() == 1)
+        (void)all.gather(0, bytes_of("x"), ample());
+      else
+        all.barrier(ample());
+    });
+    const auto e = caught<cairn::peer_error>(thrown[0]);
+    CHECK(e.id() == error_id::peer_bad_message);
+    CHECK(e.fields().rank == 1);
+    CHECK(
+        e.message().starts_with("rank 1 is at gather (collective 0) with root 0 while rank 0 is at barrier "
+                                "(collective 0) with root 0"));
+    CHECK(caught<cairn::peer_error>(thrown[1]).fields().rank == 0);
+  }
+  SUBCASE("another root") {
+    thread_ranks<> world(5);
+    const auto thrown =
+        world.run([](auto& all) { (void)all.broadcast(all.rank() == 3 ? 1 : 0, bytes_of("x"), ample()); });
+    for (const int rank : {0, 1, 2, 4}) {
+      const auto e = caught<cairn::peer_error>(thrown[static_cast<std::size_t>(rank)]);
+      CHECK(e.fields().rank == 3);
+      CHECK(e.message().starts_with("rank 3 is at broadcast (collective 0) with root 1 while rank 2 is at"));
+    }
+    CHECK(caught<cairn::peer_error>(thrown[3]).fields().rank == 2);
+  }
+  SUBCASE("a call that only one rank made") {
+    thread_ranks<> world(2);
+    const auto alone = world.run([](auto& all) { all.barrier(deadline::in(0ns)); }, {0});
+    CHECK(caught<cairn::timeout_error>(alone[1]).fields().rank == 0);
+    static_cast<void>(world.at(0).communicator().receive(1, ample()));  // as if that call had never been
+    const auto thrown = world.run([](auto& all) { all.barrier(deadline::in(0ns)); }, {0});
+    CHECK(thrown[1] != nullptr);
+    const auto behind = world.run([](auto& all) { all.barrier(ample()); }, {1});
+    const auto e = caught<cairn::peer_error>(behind[0]);
+    CHECK(e.id() == error_id::peer_bad_message);
+    CHECK(e.message().starts_with("rank 1 is at barrier (collective 1)"));
+    // Its next call is the one that rank 1 has made.
+    check_none(world.run([](auto& all) { all.barrier(ample()); }, {1}));
+    check_none(world.run([](auto& all) { all.barrier(ample()); }));
+  }
+}
+
+TEST_CASE("messages of an earlier call are dropped") {
+  thread_ranks<> world(3);
+  for (int round = 0; round < 2; ++round) {
+    const auto thrown = world.run([](auto& all) { (void)all.all_gather(letter(9), deadline::in(0ns)); }, {0});
+    CHECK(caught<cairn::timeout_error>(thrown[1]).fields().rank == 0);
+  }
+  // Rank 0 makes the two calls late: it takes the parts that lie there, and the others drop its verdicts.
+  check_none(world.run(
+      [](auto& all) {
+        for (int round = 0; round < 2; ++round)
+          expect(all.all_gather(letter(9), ample()).size() == 3, "late");
+      },
+      {1, 2}));
+  check_none(world.run([](auto& all) {
+    expect(text_of(all.tree_reduce_broadcast(letter(all.rank()), concatenate, ample())) == letters(3),
+           "fold");
+  }));
+}
+
+TEST_CASE("messages of another run are dropped") {
+  thread_ranks<> world(2);
+  std::array<std::byte, 16> run{};
+  run[3] = std::byte{1};
+  world.at(1).set_run(run);
+  const auto thrown = world.run([](auto& all) { all.barrier(deadline::in(0ns)); }, {0});
+  CHECK(thrown[1] != nullptr);
+  run[3] = std::byte{2};
+  world.at(0).set_run(run);
+  world.at(1).set_run(run);
+  const auto other = world.run([](auto& all) { all.barrier(deadline::in(0ns)); }, {1});
+  CHECK(caught<cairn::timeout_error>(other[0]).fields().rank == 1);
+  check_none(world.run([](auto& all) { all.barrier(ample()); }));
+}
+
+TEST_CASE("a root outside of the world, and a scatter with too few pieces, are usage errors") {
+  thread_ranks<> world(3);
+  for (const int root : {-1, 3}) {
+    const auto thrown = world.run([&](auto& all) { (void)all.broadcast(root, {}, ample()); });
+    for (const auto& each : thrown)
+      CHECK(caught<cairn::usage_error>(each).id() == error_id::usage_bad_option);
+  }
+  CHECK(world.at(0).epoch() == 0);
+  const auto thrown = world.run([&](auto& all) { (void)all.scatter(1, {bytes(), bytes()}, ample()); });
+  for (const auto& each : thrown) {
+    CHECK(caught<cairn::usage_error>(each).id() == error_id::usage_bad_option);
+    CHECK(caught<cairn::usage_error>(each).fields().rank == 1);
+  }
+}
+
+TEST_CASE("damaged messages are errors and nothing else") {
+  const std::size_t behind_epoch = 4 + 2 + 1 + 1 + 16 + 8;
+  const auto gather = [](auto& all) { (void)all.all_gather(bytes_of("payload"), deadline::in(0ns)); };
+  const auto barrier = [](auto& all) {
+    all.barrier(deadline::in(0ns), cairn::make_failure(error_id::plan_overlap, "bad", {.item = "wte"}));
+  };
+  int rejected = 0;
+  const auto feed = [&](const bytes& message, auto call) {
+    thread_ranks<> world(2);
+    world.at(1).communicator().send(0, message, ample());
+    try {
+      call(world.at(0));
+    } catch (const cairn::error&) {
+      ++rejected;
+    }
+  };
+  const auto damage = [&](const bytes& message, auto call) {
+    REQUIRE(message.size() > behind_epoch);
+    for (std::size_t length = 0; length < message.size(); ++length)
+      feed({message.begin(), message.begin() + static_cast<std::ptrdiff_t>(length)}, call);
+    for (std::size_t at = 0; at < message.size(); ++at) {
+      for (const unsigned flip : {0x01U, 0x80U, 0xFFU}) {
+        auto changed = message;
+        changed[at] ^= static_cast<std::byte>(flip);
+        feed(changed, call);
+      }
+    }
+  };
+  const auto value = message_of(gather);
+  damage(value, gather);
+  const auto failure = message_of(barrier);
+  damage(failure, barrier);
+  CHECK(rejected > 500);
+
+  SUBCASE("a message that is none of cairn's says so") {
+    thread_ranks<> world(2);
+    world.at(1).communicator().send(0, bytes_of("GET / HTTP/1.1"), ample());
+    const auto thrown = world.run([](auto& all) { all.barrier(ample()); });
+    for (const auto& each : thrown) {
+      const auto e = caught<cairn::peer_error>(each);
+      CHECK(e.id() == error_id::peer_bad_message);
+      CHECK(e.fields().rank == 1);
+    }
+  }
+  SUBCASE("on the way down") {
+    // The pieces that rank 0 sends to rank 1, damaged behind the frame's call.
+    const auto scatter = [](auto& all) {
+      (void)all.scatter(0, {bytes_of("a"), bytes_of("bc")}, deadline::in(0ns));
+    };
+    thread_ranks<> world(2);
+    check_none(world.run([&](auto& all) {
+      if (all.rank() == 0)
+        (void)all.scatter(0, {bytes_of("a"), bytes_of("bc")}, ample());
+      else
+        all.communicator().send(0, message_of(scatter), ample());
+    }));
+    const auto down = world.at(1).communicator().receive(0, ample());
+    int failed = 0;
+    for (std::size_t length = 0; length < down.size(); ++length) {
+      thread_ranks<> other(2);
+      other.at(0).communicator().send(1, std::span(down).first(length), ample());
+      try {
+        scatter(other.at(1));
+      } catch (const cairn::peer_error&) {
+        ++failed;
+      }
+    }
+    CHECK(failed == static_cast<int>(down.size()));
+  }
+}
+
+TEST_CASE("a thread_group knows its ranks") {
+  CHECK_THROWS_AS(cairn::thread_group(0), cairn::usage_error);
+  cairn::thread_group group(2);
+  CHECK_THROWS_AS((void)group.communicator(2), cairn::usage_error);
+  CHECK_THROWS_AS((void)group.communicator(-1), cairn::usage_error);
+  CHECK_THROWS_AS(group.lose(2), cairn::usage_error);
+  auto first = group.communicator(0);
+  CHECK_THROWS_AS((void)group.communicator(0), cairn::usage_error);
+  {
+    auto second = group.communicator(1);
+    second.send(0, bytes_of("last words"), ample());
+    first.send(1, bytes_of("never read"), ample());
+  }
+  // What it had said is heard; then it is gone, until somebody takes the rank again.
+  CHECK(text_of(first.receive(1, ample())) == "last words");
+  CHECK_THROWS_AS((void)first.receive(1, ample()), cairn::peer_error);
+  CHECK_THROWS_AS(first.send(1, bytes_of("x"), ample()), cairn::peer_error);
+  auto again = group.communicator(1);
+  first.send(1, bytes_of("welcome"), ample());
+  CHECK(text_of(again.receive(0, ample())) == "welcome");
+  group.lose(1);
+  CHECK_THROWS_AS((void)again.receive(0, ample()), cairn::peer_error);
+}
+
+TEST_CASE("a rank that goes away wakes those who wait for it") {
+  cairn::thread_group group(2);
+  auto first = group.communicator(0);
+  auto second = std::make_unique<cairn::thread_communicator>(group.communicator(1));
+  std::exception_ptr thrown;
+  std::jthread waits([&] {
+    try {
+      static_cast<void>(first.receive(1, deadline::never()));
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+  });
+  second.reset();
+  waits.join();
+  CHECK(caught<cairn::peer_error>(thrown).id() == error_id::peer_lost);
+  CHECK(caught<cairn::peer_error>(thrown).fields().rank == 1);
+}
