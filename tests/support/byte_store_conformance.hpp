@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What every ByteStore does. A store's test file gives an environment of about twenty lines and invokes the
+// suite:
+//
+//   struct memory_environment {
+//     cairn::memory_store store;
+//     cairn::memory_store make() { return store; }  // each call: a handle on the same, at first empty
+//     objects
+//   };
+//   TEST_CASE_TEMPLATE_INVOKE(byte_store_conformance, memory_environment);
+//
+// The environment's destructor cleans up. A TEST_CASE_TEMPLATE makes one for each subcase.
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/error.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn_test {
+
+/// Bytes that differ from place to place and from seed to seed.
+inline std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed = 1) {
+  std::vector<std::byte> bytes(size);
+  std::uint64_t x = seed * 0x9E3779B97F4A7C15u + 1;
+  for (auto& b : bytes) {
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    b = static_cast<std::byte>(x >> 32);
+  }
+  return bytes;
+}
+
+/// A copy that begins `skew` bytes after an aligned address.
+class skewed {
+ public:
+  explicit skewed(std::size_t size, std::size_t skew) : memory_(size + 8192), size_(size) {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
+    at_ = static_cast<std::size_t>((4096 - address % 4096) % 4096) + skew;
+  }
+  skewed(const std::vector<std::byte>& bytes, std::size_t skew) : skewed(bytes.size(), skew) {
+    std::copy(bytes.begin(), bytes.end(), span().begin());
+  }
+  [[nodiscard]] std::span<std::byte> span() { return std::span(memory_).subspan(at_, size_); }
+  [[nodiscard]] bool equals(const std::vector<std::byte>& bytes) {
+    return std::equal(bytes.begin(), bytes.end(), span().begin(), span().end());
+  }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::size_t size_;
+  std::size_t at_ = 0;
+};
+
+/// The id of the cairn::error that the call throws, or nothing if it throws none.
+template <class Call>
+std::optional<cairn::error_id> thrown(Call call) {
+  try {
+    call();
+  } catch (const cairn::error& e) {
+    return e.id();
+  }
+  return {};
+}
+
+template <class Store>
+void write_object(Store& store, std::string_view key, std::span<const std::byte> bytes) {
+  auto writer = store.create(key, bytes.size());
+  const cairn::write_part whole{0, bytes};
+  writer.write(std::span(&whole, 1));
+  writer.finish();
+}
+
+template <class Store>
+std::vector<std::byte> read_range(Store& store, std::string_view key, std::uint64_t offset,
+                                  std::size_t bytes) {
+  std::vector<std::byte> out(bytes);
+  const cairn::read_range range{key, offset, out};
+  store.read(std::span(&range, 1));
+  return out;
+}
+
+inline std::vector<std::string> keys_of(const std::vector<cairn::listed_object>& listing) {
+  std::vector<std::string> keys;
+  for (const auto& object : listing) keys.push_back(object.key);
+  return keys;
+}
+
+TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_conformance) {
+  using cairn::error_id;
+  Environment environment;
+  auto store = environment.make();
+  static_assert(cairn::ByteStore<decltype(store)>);
+
+  SUBCASE("an empty store is read like any other") {
+    CHECK(store.list("").empty());
+    CHECK(store.leftovers("").empty());
+    CHECK_FALSE(store.size("a").has_value());
+    CHECK_FALSE(store.read_all("a/b", 10).has_value());
+    CHECK_NOTHROW(store.remove("a/b"));
+    CHECK_FALSE(std::string(store.describe()).empty());
+    CHECK(store.part_alignment() >= 1);
+    CHECK(store.min_part() >= 1);
+    static_cast<void>(store.free_space());
+  }
+
+  SUBCASE("empty object") {
+    {
+      auto writer = store.create("empty", 0);
+      writer.finish();
+    }
+    CHECK(store.size("empty") == 0);
+    CHECK(store.read_all("empty", 0)->empty());
+    CHECK_NOTHROW(read_range(store, "empty", 0, 0));
+    CHECK(thrown([&] { read_range(store, "empty", 0, 1); }) == error_id::corrupt_truncated);
+    store.put_new("empty2", {});
+    CHECK(store.size("empty2") == 0);
+  }
+
+  SUBCASE("one byte") {
+    write_object(store, "d/one", pattern(1));
+    CHECK(store.size("d/one") == 1);
+    CHECK(read_range(store, "d/one", 0, 1) == pattern(1));
+    CHECK(store.read_all("d/one", 1) == pattern(1));
+    CHECK(thrown([&] { static_cast<void>(store.read_all("d/one", 0)); }) == error_id::corrupt_size_mismatch);
+  }
+
+  SUBCASE("parts out of order and unaligned, hint too small, too large and missing") {
+    const auto bytes = pattern(300'001);
+    const std::size_t cuts[] = {0, 1, 4095, 4097, 70'000, 204'800, 300'000, 300'001};
+    for (const std::uint64_t hint : {std::uint64_t{0}, std::uint64_t{10}, std::uint64_t{5'000'000}}) {
+      const auto key = "cut/" + std::to_string(hint);
+      {
+        auto writer = store.create(key, hint);
+        for (std::size_t i = std::size(cuts) - 1; i > 0; --i) {
+          const cairn::write_part part{cuts[i - 1],
+                                       std::span(bytes).subspan(cuts[i - 1], cuts[i] - cuts[i - 1])};
+          writer.write(std::span(&part, 1));
+        }
+        CHECK_FALSE(store.size(key).has_value());
+        writer.finish();
+      }
+      CHECK(store.read_all(key, 1u << 20) == bytes);
+    }
+  }
+
+  SUBCASE("several parts in one call, from memory of every alignment") {
+    const auto bytes = pattern(1'200'000, 7);
+    for (const std::size_t skew : {std::size_t{0}, std::size_t{1}, std::size_t{8}, std::size_t{512}}) {
+      skewed image(bytes, skew);
+      const auto whole = image.span();
+      const cairn::write_part parts[] = {{800'000, whole.subspan(800'000)},
+                                         {0, whole.subspan(0, 4096)},
+                                         {4096, whole.subspan(4096, 400'000)},
+                                         {404'096, whole.subspan(404'096, 395'904)}};
+      const auto key = "skew" + std::to_string(skew);
+      auto writer = store.create(key, bytes.size());
+      writer.write(parts);
+      writer.write({});
+      writer.finish();
+      skewed back(bytes.size(), skew + 3);
+      const cairn::read_range ranges[] = {{key, 0, back.span().subspan(0, 700'001)},
+                                          {key, 700'001, back.span().subspan(700'001)}};
+      store.read(ranges);
+      CHECK(back.equals(bytes));
+    }
+  }
+
+  SUBCASE("a big object") {
+    const auto bytes = pattern((20u << 20) + 12'345, 3);
+    write_object(store, "big", bytes);
+    CHECK(store.size("big") == bytes.size());
+    CHECK(read_range(store, "big", 0, bytes.size()) == bytes);
+    CHECK(store.read_all("big", bytes.size()) == bytes);
+  }
+
+  SUBCASE("many ranges of several objects in one call") {
+    std::vector<std::vector<std::byte>> objects;
+    std::vector<std::string> keys;
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      objects.push_back(pattern(100'000 + i, i));
+      keys.push_back("many/" + std::to_string(i));
+      write_object(store, keys.back(), objects.back());
+    }
+    std::vector<std::vector<std::byte>> pieces;
+    std::vector<cairn::read_range> ranges;
+    for (std::size_t i = 0; i < 200; ++i) pieces.emplace_back(97 + i);
+    for (std::size_t i = 0; i < 200; ++i) ranges.push_back({keys[i / 40], (i % 40) * 2'400, pieces[i]});
+    store.read(ranges);
+    bool same = true;
+    for (std::size_t i = 0; i < 200; ++i)
+      same = same && std::equal(pieces[i].begin(), pieces[i].end(),
+                                objects[i / 40].begin() + static_cast<std::ptrdiff_t>((i % 40) * 2'400));
+    CHECK(same);
+    store.read({});
+  }
+
+  SUBCASE("reads of what is not there") {
+    CHECK(thrown([&] { read_range(store, "missing", 0, 1); }) == error_id::storage_not_found);
+    CHECK(thrown([&] { read_range(store, "missing/too", 0, 0); }) == error_id::storage_not_found);
+    write_object(store, "short", pattern(10));
+    CHECK(read_range(store, "short", 9, 1).size() == 1);
+    CHECK(thrown([&] { read_range(store, "short", 9, 2); }) == error_id::corrupt_truncated);
+    CHECK(thrown([&] { read_range(store, "short", 11, 1); }) == error_id::corrupt_truncated);
+    CHECK(thrown([&] { read_range(store, "short", UINT64_MAX - 1, 1); }) == error_id::corrupt_truncated);
+    CHECK(thrown([&] { read_range(store, "short", UINT64_MAX, 1); }) == error_id::corrupt_truncated);
+    try {
+      read_range(store, "short", 4, 20);
+      FAIL("a read beyond the end came back");
+    } catch (const cairn::corrupt_error& e) {
+      CHECK(e.fields().file.find("short") != std::string::npos);
+      CHECK(e.fields().offset == 4);
+      CHECK(e.fields().expected == "20 bytes");
+      CHECK(e.fields().got == "6 bytes");
+    }
+  }
+
+  SUBCASE("an existing key is never touched") {
+    store.put_new("k", pattern(100, 1));
+    CHECK(thrown([&] { store.put_new("k", pattern(100, 2)); }) == error_id::storage_exists);
+    CHECK(thrown([&] { static_cast<void>(store.create("k", 100)); }) == error_id::storage_exists);
+    CHECK_FALSE(store.publish_new("k", pattern(100, 3)));
+    auto first = store.create("raced", 10);
+    auto second = store.create("raced", 10);
+    const auto bytes = pattern(10, 4);
+    const cairn::write_part part{0, bytes};
+    first.write(std::span(&part, 1));
+    const auto other = pattern(10, 5);
+    const cairn::write_part other_part{0, other};
+    second.write(std::span(&other_part, 1));
+    first.finish();
+    CHECK(thrown([&] { second.finish(); }) == error_id::storage_exists);
+    CHECK(store.read_all("k", 100) == pattern(100, 1));
+    CHECK(store.read_all("raced", 100) == bytes);
+  }
+
+  SUBCASE("destroyed unfinished is aborted") {
+    {
+      auto writer = store.create("aborted", 5'000'000);
+      const auto bytes = pattern(1'000'000);
+      const cairn::write_part part{0, bytes};
+      writer.write(std::span(&part, 1));
+      CHECK(store.list("").empty());
+      CHECK(store.leftovers("").empty());
+      auto moved = std::move(writer);
+      auto other = store.create("other", 0);
+      other = std::move(moved);
+      CHECK_FALSE(store.size("aborted").has_value());
+    }
+    CHECK(store.list("").empty());
+    CHECK(store.leftovers("").empty());
+    CHECK_NOTHROW(write_object(store, "aborted", pattern(3)));
+  }
+
+  SUBCASE("an object with a hole is refused") {
+    auto writer = store.create("hole", 10'000);
+    const auto bytes = pattern(10);
+    const cairn::write_part part{90, bytes};
+    writer.write(std::span(&part, 1));
+    CHECK(thrown([&] { writer.finish(); }) == error_id::usage_incomplete_object);
+    CHECK_FALSE(store.size("hole").has_value());
+    CHECK(thrown([&] { writer.finish(); }) == error_id::usage_closed);
+    CHECK(thrown([&] { writer.write(std::span(&part, 1)); }) == error_id::usage_closed);
+  }
+
+  SUBCASE("publish_new by eight threads: one wins, and its bytes stand whole") {
+    for (int round = 0; round < 5; ++round) {
+      const auto key = "step/manifest." + std::to_string(round);
+      std::atomic<int> winners{0};
+      std::atomic<std::uint64_t> winner{0};
+      std::atomic<bool> go{false};
+      std::vector<std::thread> threads;
+      for (std::uint64_t t = 0; t < 8; ++t)
+        threads.emplace_back([&, t] {
+          auto own = environment.make();
+          while (!go.load()) std::this_thread::yield();
+          if (own.publish_new(key, pattern(5'000, t))) {
+            ++winners;
+            winner = t;
+          }
+          if (store.read_all(key, 5'000)->size() != 5'000) winners += 100;
+        });
+      go = true;
+      for (auto& t : threads) t.join();
+      CHECK(winners == 1);
+      CHECK(store.read_all(key, 5'000) == pattern(5'000, winner));
+    }
+    CHECK(store.leftovers("").empty());
+  }
+
+  SUBCASE("listing by prefix, sorted; removing") {
+    for (const auto* key : {"b/2", "a", "b/10", "b/c/x", "b.d", "bb"}) store.put_new(key, pattern(3));
+    using keys = std::vector<std::string>;
+    CHECK(keys_of(store.list("")) == keys{"a", "b.d", "b/10", "b/2", "b/c/x", "bb"});
+    CHECK(keys_of(store.list("b")) == keys{"b.d", "b/10", "b/2", "b/c/x", "bb"});
+    CHECK(keys_of(store.list("b/")) == keys{"b/10", "b/2", "b/c/x"});
+    CHECK(keys_of(store.list("b/1")) == keys{"b/10"});
+    CHECK(keys_of(store.list("b/c/x")) == keys{"b/c/x"});
+    CHECK(store.list("b/c/x")[0].bytes == 3);
+    CHECK(store.list("c").empty());
+    CHECK(store.list("b/c/x/").empty());
+    store.remove("b/c/x");
+    store.remove("b/c/x");
+    CHECK(keys_of(store.list("b/")) == keys{"b/10", "b/2"});
+    CHECK_NOTHROW(store.put_new("b/c/x", pattern(4)));
+    CHECK(store.size("b/c/x") == 4);
+  }
+
+  SUBCASE("bad keys are refused everywhere") {
+    const std::string bad[] = {"",
+                               "/",
+                               "/a",
+                               "a/",
+                               "a//b",
+                               ".",
+                               "..",
+                               "a/..",
+                               "../a",
+                               "./a",
+                               "a b",
+                               "a\\b",
+                               "\xc3\xa9",
+                               std::string("a\0b", 3),
+                               std::string(513, 'a')};
+    for (const auto& key : bad) {
+      CAPTURE(key);
+      CHECK(thrown([&] { static_cast<void>(store.create(key, 0)); }) == error_id::storage_bad_key);
+      CHECK(thrown([&] { store.put_new(key, {}); }) == error_id::storage_bad_key);
+      CHECK(thrown([&] { static_cast<void>(store.publish_new(key, {})); }) == error_id::storage_bad_key);
+      CHECK(thrown([&] { read_range(store, key, 0, 0); }) == error_id::storage_bad_key);
+      CHECK(thrown([&] { static_cast<void>(store.read_all(key, 0)); }) == error_id::storage_bad_key);
+      CHECK(thrown([&] { static_cast<void>(store.size(key)); }) == error_id::storage_bad_key);
+      CHECK(thrown([&] { store.remove(key); }) == error_id::storage_bad_key);
+      CHECK(thrown([&] { store.discard(key); }) == error_id::storage_bad_key);
+    }
+    CHECK(store.list("").empty());
+    CHECK_NOTHROW(store.put_new("...", pattern(1)));
+    CHECK_NOTHROW(store.put_new("-x/_.Y-0", pattern(1)));
+  }
+
+  SUBCASE("many threads at once") {
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (std::uint64_t t = 0; t < 8; ++t)
+      threads.emplace_back([&, t] {
+        try {
+          for (std::uint64_t i = 0; i < 4; ++i) {
+            const auto bytes = pattern(300'000 + t * 1'001 + i, t * 100 + i);
+            const auto key = "t" + std::to_string(t % 4) + "/" + std::to_string(t) + "." + std::to_string(i);
+            write_object(store, key, bytes);
+            if (read_range(store, key, 0, bytes.size()) != bytes) ++wrong;
+            static_cast<void>(store.list(""));
+            if (!store.leftovers("none").empty()) ++wrong;
+            if (i % 2 == 1) store.remove(key);
+          }
+        } catch (...) {
+          ++wrong;
+        }
+      });
+    for (auto& t : threads) t.join();
+    CHECK(wrong == 0);
+    CHECK(store.list("").size() == 16);
+  }
+
+  SUBCASE("a moved store and a store opened anew see the same objects") {
+    write_object(store, "x/y", pattern(1'000));
+    auto moved = std::move(store);
+    CHECK(moved.read_all("x/y", 1'000) == pattern(1'000));
+    auto anew = environment.make();
+    CHECK(anew.read_all("x/y", 1'000) == pattern(1'000));
+  }
+}
+
+}  // namespace cairn_test
