@@ -1,42 +1,110 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cairn/plan/default_planner.hpp>
+#include <cairn/plan/gathered.hpp>
 #include <cairn/plan/glob.hpp>
+#include <cairn/plan/plan_cache.hpp>
 #include <deque>
+#include <set>
 #include <string>
+#include <support/planner_archetypes.hpp>
+#include <support/planner_conformance.hpp>
 #include <vector>
+
+using cairn::chunk;
+using cairn::error_id;
+using cairn_test::failure_of;
+using cairn_test::plan_group;
 
 namespace {
 
-/// The plans of all ranks, reduced in rank order and finished.
-template <class Planner>
-struct planned {
-  std::vector<cairn::save_plan> plans;
-  cairn::plan_summary summary;
-  cairn::metadata stored;
-};
-
-template <class Planner>
-planned<Planner> plan_all(Planner& planner, const std::deque<cairn::state_dict>& states) {
-  planned<Planner> out;
-  const auto world = static_cast<int>(states.size());
-  std::vector<cairn::save_plan> local;
-  for (int r = 0; r < world; ++r) {
-    local.push_back(planner.local_plan(states[static_cast<std::size_t>(r)], r));
-    out.summary = planner.merge(std::move(out.summary), planner.summarise(local.back(), r));
+/// A planner in the manner of DCP: the first rank that has a box writes it.
+struct first_come_planner : cairn::basic_planner<first_come_planner> {
+  cairn::metadata create_global_plan(std::span<cairn::save_plan> plans) {
+    std::set<std::pair<std::string, chunk>> seen;
+    cairn::metadata out;
+    out.world_size = static_cast<std::int32_t>(plans.size());
+    for (std::size_t r = 0; r < plans.size(); ++r) {
+      // Items of 0 bytes tell a definition; a tensor without elements is written by the first that has it.
+      std::erase_if(plans[r].items, [&](const cairn::write_item& i) {
+        return !i.flags.per_rank && !definition_only(i) && !seen.emplace(i.name, i.box).second;
+      });
+      for (const auto& i : plans[r].items) {
+        if (definition_only(i) && !cairn::whole(i.global).empty()) continue;
+        auto at = std::find_if(out.items.begin(), out.items.end(), [&](auto& s) { return s.name == i.name; });
+        if (at == out.items.end())
+          at = out.items.insert(at, {i.name, i.kind, i.type, i.global, i.flags.per_rank, {}});
+        if (!definition_only(i) || i.flags.per_rank || at->chunks.empty())
+          at->chunks.push_back(
+              {definition_only(i) ? cairn::whole(i.global) : i.box, static_cast<std::int32_t>(r)});
+      }
+    }
+    if (forget_an_item) out.items.pop_back();
+    if (write_twice && plans.size() > 1) plans[1] = plans[0];
+    if (drop_an_item) plans[0].items.erase(plans[0].items.begin());
+    return out;
   }
-  out.summary = planner.decode(planner.encode(out.summary));
-  for (int r = 0; r < world; ++r)
-    out.plans.push_back(planner.finish(std::move(local[static_cast<std::size_t>(r)]), out.summary, r, world));
-  out.stored = planner.metadata(out.summary, world);
-  return out;
-}
+  static bool definition_only(const cairn::write_item& i) {
+    return i.kind != cairn::item_kind::bytes && i.bytes == 0;
+  }
+  bool forget_an_item = false;
+  bool write_twice = false;
+  bool drop_an_item = false;
+};
+static_assert(cairn::GatheringSavePlanner<first_come_planner>);
+static_assert(!cairn::GatheringSavePlanner<cairn::default_planner>);
+static_assert(cairn::SavePlanner<cairn::gathered<first_come_planner>>);
+static_assert(cairn::LoadPlanner<cairn::gathered<first_come_planner>>);
+static_assert(cairn::plays<cairn::gathered<first_come_planner>, cairn::role::planner>);
+static_assert(cairn::plays<cairn::default_planner, cairn::role::planner>);
 
 std::vector<std::string> names_of(const cairn::save_plan& plan) {
   std::vector<std::string> names;
   for (const auto& i : plan.items) names.push_back(i.name);
   return names;
+}
+
+std::vector<std::uint64_t> loads_of(const std::vector<cairn::save_plan>& plans) {
+  std::vector<std::uint64_t> loads;
+  for (const auto& p : plans) {
+    loads.push_back(0);
+    for (const auto& i : p.items) loads.back() += i.bytes;
+  }
+  return loads;
+}
+
+bool mentions(const cairn::error& e, std::string_view text) {
+  return std::string_view(e.what()).find(text) != std::string_view::npos;
+}
+
+cairn::write_item box_item(std::string name, cairn::extents global, chunk box) {
+  return {std::move(name),
+          cairn::item_kind::tensor,
+          cairn::dtype::f32,
+          global,
+          box,
+          {},
+          0,
+          cairn::bytes_of(cairn::dtype::f32, box.volume())};
+}
+
+/// The error of a group in which rank r's plan is plans[r]; the same on every rank, or the test fails.
+cairn::error refused(std::vector<cairn::save_plan> plans) {
+  cairn::default_planner planner;
+  cairn::plan_summary all;
+  const auto world = static_cast<int>(plans.size());
+  for (int r = 0; r < world; ++r)
+    all = planner.merge(all, planner.summarise(plans[static_cast<std::size_t>(r)], r));
+  all = planner.decode(planner.encode(all));
+  const auto error = failure_of([&] { (void)planner.finish(plans[0], all, 0, world); });
+  for (int r = 1; r < world; ++r)
+    CHECK(
+        std::string(error.what()) ==
+        failure_of([&] { (void)planner.finish(plans[static_cast<std::size_t>(r)], all, r, world); }).what());
+  CHECK(std::string(error.what()) == failure_of([&] { (void)planner.metadata(all, world); }).what());
+  return error;
 }
 
 }  // namespace
@@ -45,24 +113,346 @@ TEST_CASE("one rank writes everything, in the order of its state") {
   std::vector<float> w(12), m(6);
   double lr = 0.5;
   std::string blob = "abc";
-  std::deque<cairn::state_dict> states(1);
-  states[0].tensor("w", w, {3, 4});
-  states[0].bytes("blob", blob);
-  states[0].value("lr", lr);
-  states[0].tensor("m", m, cairn::flat_shard{{6}, 0});
+  cairn::state_dict state;
+  state.tensor("w", w, {3, 4});
+  state.bytes("blob", blob);
+  state.value("lr", lr);
+  state.tensor("m", m, cairn::flat_shard{{6}, 0});
   cairn::default_planner planner;
-  const auto all = plan_all(planner, states);
-  CHECK(names_of(all.plans[0]) == std::vector<std::string>{"w", "blob", "lr", "m"});
-  CHECK(all.plans[0].items[0].bytes == 48);
-  CHECK(all.plans[0].items[1].bytes == 3);
-  CHECK(all.plans[0].items[2].bytes == 8);
-  REQUIRE(all.stored.items.size() == 4);
-  CHECK(all.stored.items[0].name == "blob");
-  CHECK(all.stored.find("w")->chunks == std::vector<cairn::stored_chunk>{{cairn::whole({3, 4}), 0}});
-  const auto source = planner.resolve(states[0], all.plans[0].items[0]);
+  auto local = planner.local_plan(state, 0);
+  const auto summary = planner.summarise(local, 0);
+  const auto plan = planner.finish(local, summary, 0, 1);
+  const auto stored = planner.metadata(summary, 1);
+  CHECK(names_of(plan) == std::vector<std::string>{"w", "blob", "lr", "m"});
+  CHECK(plan.items[0].bytes == 48);
+  CHECK(plan.items[1].bytes == 3);
+  CHECK(plan.items[2].bytes == 8);
+  REQUIRE(stored.items.size() == 4);
+  CHECK(stored.items[0].name == "blob");
+  CHECK(stored.find("w")->chunks == std::vector<cairn::stored_chunk>{{cairn::whole({3, 4}), 0}});
+  const auto source = planner.resolve(state, plan.items[0]);
   CHECK(source.view.data == reinterpret_cast<std::byte*>(w.data()));
   CHECK(source.view.shape == cairn::extents{3, 4});
   CHECK(!source.cast);
-  const auto bytes = planner.resolve(states[0], all.plans[0].items[1]);
-  CHECK(bytes.view.bytes() == 3);
+  CHECK(planner.resolve(state, plan.items[1]).view.bytes() == 3);
+  blob = "a longer one";
+  CHECK(planner.resolve(state, plan.items[1]).view.bytes() == 12);
+}
+
+TEST_CASE("default_planner models SavePlanner") {
+  cairn_test::save_planner_conformance([] { return cairn::default_planner{}; });
+}
+TEST_CASE("default_planner that splits everything models SavePlanner") {
+  cairn_test::save_planner_conformance(
+      [] { return cairn::default_planner{{.split_above_bytes = 1, .least_piece_bytes = 4}}; });
+}
+TEST_CASE("gathered models SavePlanner") {
+  cairn_test::save_planner_conformance([] { return cairn::gathered<first_come_planner>{}; });
+}
+
+TEST_CASE("each disagreement is refused by its name, with item, boxes and ranks") {
+  const auto whole_item = box_item("w", {4, 4}, cairn::whole({4, 4}));
+  SUBCASE("dtype") {
+    auto other = whole_item;
+    other.type = cairn::dtype::i32;
+    const auto e = refused({{{whole_item}}, {{whole_item}}, {{other}}});
+    CHECK(e.id() == error_id::plan_dtype_mismatch);
+    CHECK(e.fields().item == "w");
+    CHECK(mentions(e, "F32 on ranks 0-1"));
+    CHECK(mentions(e, "I32 on rank 2"));
+  }
+  SUBCASE("shape, though one of the ranks has an empty shard only") {
+    cairn::write_item other = box_item("w", {4, 5}, {{0, 0}, {0, 0}});
+    const auto e = refused({{{whole_item}}, {{other}}});
+    CHECK(e.id() == error_id::plan_shape_mismatch);
+    CHECK(mentions(e, "[4, 4] on rank 0"));
+    CHECK(mentions(e, "[4, 5] on rank 1"));
+  }
+  SUBCASE("kind") {
+    auto other = whole_item;
+    other.kind = cairn::item_kind::bytes;
+    const auto e = refused({{{whole_item}}, {{other}}});
+    CHECK(e.id() == error_id::plan_kind_mismatch);
+    CHECK(mentions(e, "tensor on rank 0"));
+    CHECK(mentions(e, "bytes on rank 1"));
+  }
+  SUBCASE("per_rank") {
+    auto other = whole_item;
+    other.flags.per_rank = true;
+    const auto e = refused({{{whole_item}}, {{other}}});
+    CHECK(e.id() == error_id::plan_kind_mismatch);
+    CHECK(mentions(e, "per_rank on rank 1"));
+  }
+  SUBCASE("out of bounds") {
+    const auto e = refused({{{whole_item}}, {{box_item("w", {4, 4}, {{2, 0}, {3, 4}})}}});
+    CHECK(e.id() == error_id::plan_out_of_bounds);
+    CHECK(e.fields().rank == 1);
+    CHECK(mentions(e, "offsets [2, 0] sizes [3, 4]"));
+    const auto big = std::int64_t{1} << 40;
+    CHECK(refused({{{box_item("w", {big, big}, cairn::whole({big, big}))}}}).id() ==
+          error_id::plan_out_of_bounds);
+  }
+  SUBCASE("overlap") {
+    const auto e =
+        refused({{{box_item("w", {4, 4}, {{0, 0}, {3, 4}})}}, {{box_item("w", {4, 4}, {{2, 0}, {2, 4}})}}});
+    CHECK(e.id() == error_id::plan_overlap);
+    CHECK(e.fields().item == "w");
+    CHECK(e.fields().expected == "offsets [0, 0] sizes [3, 4] on rank 0");
+    CHECK(e.fields().got == "offsets [2, 0] sizes [2, 4] on rank 1");
+  }
+  SUBCASE("overlap that makes up for a hole of the same size") {
+    CHECK(refused({{{box_item("w", {6}, {{0}, {2}})}},
+                   {{box_item("w", {6}, {{1}, {2}})}},
+                   {{box_item("w", {6}, {{4}, {2}})}}})
+              .id() == error_id::plan_overlap);
+  }
+  SUBCASE("the same box twice on one rank") {
+    const auto e = refused({{{whole_item}}, {{whole_item, whole_item}}});
+    CHECK(e.id() == error_id::plan_overlap);
+    CHECK(e.fields().rank == 1);
+    CHECK(mentions(e, "twice"));
+  }
+  SUBCASE("not covered") {
+    const auto e =
+        refused({{{box_item("w", {4, 4}, {{0, 0}, {2, 4}})}}, {{box_item("w", {4, 4}, {{2, 1}, {2, 3}})}}});
+    CHECK(e.id() == error_id::plan_not_covered);
+    CHECK(e.fields().got == "nothing at offsets [2, 0] sizes [2, 1]");
+    CHECK(mentions(e, "ranks 0-1"));
+    const auto nothing = refused({{{box_item("w", {4, 4}, {{0, 0}, {0, 0}})}}});
+    CHECK(nothing.id() == error_id::plan_not_covered);
+  }
+  SUBCASE("a per_rank item that is not whole") {
+    auto part = box_item("w", {4, 4}, {{0, 0}, {2, 4}});
+    part.flags.per_rank = true;
+    CHECK(refused({{{part}}}).id() == error_id::plan_not_covered);
+  }
+  SUBCASE("a rank that the group does not have") {
+    cairn::default_planner planner;
+    const auto summary = planner.summarise({{whole_item}}, 5);
+    const auto e = failure_of([&] { (void)planner.finish({{whole_item}}, summary, 0, 2); });
+    CHECK(e.id() == error_id::plan_disagreement);
+    CHECK(e.fields().rank == 5);
+  }
+  SUBCASE("a plan that is not in the summary") {
+    cairn::default_planner planner;
+    const auto summary = planner.summarise({{whole_item}}, 0);
+    CHECK(failure_of([&] {
+            (void)planner.finish({{box_item("v", {2}, cairn::whole({2}))}}, summary, 0, 1);
+          }).id() == error_id::plan_disagreement);
+    CHECK(failure_of([&] {
+            (void)planner.finish({{box_item("w", {4, 4}, {{0, 0}, {1, 4}})}}, summary, 0, 1);
+          }).id() == error_id::plan_disagreement);
+  }
+}
+
+TEST_CASE("holes and overlaps are found among many chunks") {
+  std::vector<cairn::write_item> items;
+  for (std::int64_t i = 0; i < 128; ++i)
+    for (std::int64_t k = 0; k < 128; ++k)
+      items.push_back(box_item("w", {256, 384}, {{2 * i, 3 * k}, {2, 3}}));
+  const auto check = [](const std::vector<cairn::write_item>& from) {
+    cairn::validate(cairn::summarise_plan({from}, 0), 1);
+  };
+  CHECK_NOTHROW(check(items));
+  auto hole = items;
+  hole.erase(hole.begin() + 5000);
+  auto e = failure_of([&] { check(hole); });
+  CHECK(e.id() == error_id::plan_not_covered);
+  CHECK(e.fields().got == "nothing at " + cairn::to_string(items[5000].box));
+  auto larger = items;
+  larger[700].box.sizes = {2, 4};
+  e = failure_of([&] { check(larger); });
+  CHECK(e.id() == error_id::plan_overlap);
+  CHECK(mentions(e, cairn::to_string(larger[700].box)));
+  CHECK(mentions(e, cairn::to_string(larger[701].box)));
+}
+
+TEST_CASE("replicas are levelled by bytes really written") {
+  const std::uint64_t mebibyte = 1 << 20;
+  std::vector<float> memory(6 << 20);
+  for (const int world : {1, 2, 3, 8, 16}) {
+    CAPTURE(world);
+    std::deque<cairn::state_dict> states(static_cast<std::size_t>(world));
+    double value = 0;
+    std::string blob(100000, 'x');
+    for (auto& s : states) {
+      s.tensor("embedding", memory.data(), {1000, 4001});
+      s.tensor("wide", memory.data(), {3, 1 << 19});
+      s.tensor("odd", memory.data(), {1, 1, 700001});
+      for (int i = 0; i < 40; ++i) s.tensor("layer" + std::to_string(i), memory.data(), {200 + 10 * i, 300});
+      s.value("value", value);
+      s.bytes("blob", blob);
+    }
+    cairn::default_planner planner;
+    const auto group = plan_group(planner, states);
+    const auto loads = loads_of(group.plans);
+    std::uint64_t sum = 0;
+    for (auto l : loads) sum += l;
+    const auto mean = sum / static_cast<std::uint64_t>(world);
+    const auto most = *std::max_element(loads.begin(), loads.end());
+    CHECK(most - mean <= std::max(mean / 20, mebibyte));
+    for (const auto& p : group.plans) {
+      // A rank has one box of a tensor at most, so that one file can hold them.
+      const auto names = names_of(p);
+      CHECK(std::set<std::string>(names.begin(), names.end()).size() == names.size());
+      for (const auto& i : p.items)
+        if (i.name == "embedding" && world > 1) CHECK(i.bytes >= (std::uint64_t{200} << 10));
+    }
+  }
+}
+
+TEST_CASE("fixed loads are placed first, replicas fill the ranks that write less") {
+  std::vector<float> memory(1 << 20);
+  std::deque<cairn::state_dict> states(3);
+  const std::int64_t rows[] = {4, 700, 320};
+  std::int64_t at = 0;
+  for (std::size_t r = 0; r < 3; ++r) {
+    // Names before and after: the order of names must not matter.
+    states[r].tensor("a.replica", memory.data(), {1024, 1024});
+    states[r].tensor("b.shard", memory.data(), cairn::shard{{1024, 1024}, {at, 0}, {rows[r], 1024}});
+    at += rows[r];
+  }
+  cairn::default_planner planner;
+  const auto group = plan_group(planner, states);
+  const auto loads = loads_of(group.plans);
+  const auto mean = (loads[0] + loads[1] + loads[2]) / 3;
+  for (auto l : loads) CHECK(std::max(l, mean) - std::min(l, mean) <= mean / 20);
+  cairn_test::check_whole(group.plans, group.stored);
+}
+
+TEST_CASE("packed types are split at whole bytes") {
+  std::vector<std::byte> memory(8 << 20);
+  std::deque<cairn::state_dict> states(5);
+  for (auto& s : states) {
+    s.tensor("f4", cairn::contiguous_view(memory.data(), cairn::dtype::f4, {6000002}));
+    s.tensor("f6", cairn::contiguous_view(memory.data(), cairn::dtype::f6_e2m3, {1000, 5004}));
+  }
+  cairn::default_planner planner;
+  const auto group = plan_group(planner, states);
+  std::uint64_t total = 0;
+  for (const auto& p : group.plans)
+    for (const auto& i : p.items) {
+      CHECK(i.box.offsets[i.box.offsets.rank() - 1] % cairn::granule_of(i.type) == 0);
+      CHECK(cairn::checked_bytes(i.type, i.box.sizes) == i.bytes);
+      total += i.bytes;
+    }
+  CHECK(total == 3000001 + 1000 * 5004 * 6 / 8);
+}
+
+TEST_CASE("empty shards and tensors without elements") {
+  std::deque<cairn::state_dict> states(3);
+  float scale = 2;
+  std::vector<float> none;
+  for (std::size_t r = 0; r < 3; ++r) {
+    // As FSDP shards a scalar: one rank has it, the others hold nothing of it.
+    if (r == 1)
+      states[r].tensor("scale", &scale, cairn::flat_shard{{}, 0, 1});
+    else
+      states[r].tensor("scale", &scale, cairn::flat_shard{{}, r == 0 ? 0 : 1, 0});
+    states[r].tensor("none", none, {0, 4});
+    states[r].tensor("own", none, {0}, cairn::per_rank);
+  }
+  cairn::default_planner planner;
+  const auto group = plan_group(planner, states);
+  CHECK(names_of(group.plans[0]) == std::vector<std::string>{"none", "own"});
+  CHECK(names_of(group.plans[1]) == std::vector<std::string>{"scale", "own"});
+  CHECK(names_of(group.plans[2]) == std::vector<std::string>{"own"});
+  CHECK(group.stored.find("scale")->chunks == std::vector<cairn::stored_chunk>{{{}, 1}});
+  CHECK(group.stored.find("none")->chunks == std::vector<cairn::stored_chunk>{{cairn::whole({0, 4}), 0}});
+  CHECK(group.stored.find("own")->chunks.size() == 3);
+  CHECK(planner.resolve(states[0], group.plans[0].items[0]).view.bytes() == 0);
+  CHECK(planner.plan(states[0], group.stored, {0, 3, true, {}}).items.empty());
+  CHECK(planner.plan(states[1], group.stored, {1, 3, true, {}}).items.size() == 1);
+
+  cairn::gathered<first_come_planner> all_seeing;
+  const auto gathered = plan_group(all_seeing, states);
+  CHECK(gathered.stored.items == group.stored.items);
+  CHECK(names_of(gathered.plans[0]) == std::vector<std::string>{"none", "own"});
+  CHECK(names_of(gathered.plans[1]) == std::vector<std::string>{"scale", "own"});
+}
+
+TEST_CASE("options differ in the fingerprint") {
+  const cairn::default_planner a;
+  const cairn::default_planner b{{.split_above_bytes = 5}};
+  const cairn::default_planner c{{.least_piece_bytes = 5}};
+  CHECK(a.fingerprint() == cairn::default_planner{}.fingerprint());
+  CHECK(a.fingerprint() != b.fingerprint());
+  CHECK(a.fingerprint() != c.fingerprint());
+  CHECK(b.fingerprint() != c.fingerprint());
+}
+
+TEST_CASE("resolve refuses a state that is not the planned one") {
+  std::vector<float> w(4), v(4);
+  cairn::state_dict state;
+  state.tensor("w", w, cairn::shard{{8}, {4}});
+  cairn::default_planner planner;
+  auto item = planner.local_plan(state, 0).items[0];
+  CHECK(planner.resolve(state, item).view.data == reinterpret_cast<std::byte*>(w.data()));
+  item.box = {{3}, {2}};
+  CHECK(failure_of([&] { (void)planner.resolve(state, item); }).id() == error_id::plan_disagreement);
+  item.entry = 1;
+  CHECK(failure_of([&] { (void)planner.resolve(state, item); }).id() == error_id::plan_disagreement);
+}
+
+TEST_CASE("gathered planners are validated") {
+  std::vector<float> w(4);
+  std::deque<cairn::state_dict> states(2);
+  for (auto& s : states) s.tensor("w", w, {4}), s.tensor("v", w, {4});
+  const auto refused_by = [&](auto change) {
+    first_come_planner p;
+    change(p);
+    cairn::gathered<first_come_planner> planner(p);
+    return failure_of([&] { (void)plan_group(planner, states); });
+  };
+  CHECK(refused_by([](auto& p) { p.forget_an_item = true; }).id() == error_id::plan_disagreement);
+  CHECK(refused_by([](auto& p) { p.drop_an_item = true; }).id() == error_id::plan_disagreement);
+  CHECK(refused_by([](auto& p) { p.write_twice = true; }).id() == error_id::plan_overlap);
+  cairn::gathered<first_come_planner> planner;
+  const auto one = planner.summarise(planner.local_plan(states[0], 0), 0);
+  CHECK(failure_of([&] { (void)planner.finish({}, one, 0, 2); }).id() == error_id::plan_disagreement);
+}
+
+TEST_CASE("the plan cache forgets what was used longest ago") {
+  cairn::plan_cache cache(2);
+  const auto key = [](std::uint64_t s) { return cairn::plan_key{s, 1, 2, 4, 3}; };
+  const auto plan = [](std::uint64_t d) {
+    cairn::cached_plan p;
+    p.digest = d;
+    return p;
+  };
+  cache.put(key(1), plan(10));
+  cache.put(key(2), plan(20));
+  const auto kept = cache.find(key(1));
+  REQUIRE(kept);
+  cache.put(key(3), plan(30));
+  CHECK(!cache.find(key(2)));
+  CHECK(cache.find(key(1)) == kept);
+  CHECK(cache.find(key(3))->digest == 30);
+  cache.put(key(3), plan(31));
+  CHECK(cache.size() == 2);
+  CHECK(cache.find(key(3))->digest == 31);
+  for (auto other : {cairn::plan_key{1, 9, 2, 4, 3}, cairn::plan_key{1, 1, 9, 4, 3},
+                     cairn::plan_key{1, 1, 2, 9, 3}, cairn::plan_key{1, 1, 2, 4, 9}})
+    CHECK(!cache.find(other));
+  cache.erase(key(3));
+  CHECK(!cache.find(key(3)));
+  cache.clear();
+  CHECK(cache.size() == 0);
+  CHECK(kept->digest == 10);
+  cairn::plan_cache none(0);
+  CHECK(none.put(key(1), plan(1))->digest == 1);
+  CHECK(!none.find(key(1)));
+}
+
+TEST_CASE("patterns") {
+  CHECK(cairn::glob_matches("*", ""));
+  CHECK(cairn::glob_matches("model.*", "model.w"));
+  CHECK(!cairn::glob_matches("model.*", "mode.w"));
+  CHECK(cairn::glob_matches("*.w?", "a.b.w1"));
+  CHECK(!cairn::glob_matches("*.w?", "a.b.w"));
+  CHECK(cairn::glob_matches("a*b*c", "axxbyybzc"));
+  CHECK(!cairn::glob_matches("a*b*c", "axxbyybz"));
+  CHECK(cairn::glob_matches("", ""));
+  CHECK(!cairn::glob_matches("", "a"));
+  CHECK(cairn::is_wanted({}, "anything"));
 }
