@@ -23,6 +23,7 @@ declare -A may_include=(
   [interop]="model concepts"
   [manage]="model concepts"
   [observe]="model concepts"
+  [checkpointer]="model concepts plan comm observe"
 )
 
 breaches=0
