@@ -50,8 +50,8 @@ class any_checkpointer {
   [[nodiscard]] int world_size() const { return held_->world_size(); }
 
  private:
-  struct interface {
-    virtual ~interface() = default;
+  struct erased {
+    virtual ~erased() = default;
     virtual void prepare(const state_dict&) = 0;
     virtual save_handle save(const state_dict&, std::int64_t) = 0;
     virtual void before_update() = 0;
@@ -64,7 +64,7 @@ class any_checkpointer {
     [[nodiscard]] virtual int world_size() const = 0;
   };
   template <class Checkpointer>
-  struct holder final : interface {
+  struct holder final : erased {
     explicit holder(Checkpointer c) : held(std::move(c)) {}
     void prepare(const state_dict& s) override { held.prepare(s); }
     save_handle save(const state_dict& s, std::int64_t step) override { return held.save(s, step); }
@@ -81,7 +81,7 @@ class any_checkpointer {
     [[nodiscard]] int world_size() const override { return held.world_size(); }
     Checkpointer held;
   };
-  std::unique_ptr<interface> held_;
+  std::unique_ptr<erased> held_;
 };
 
 }  // namespace v1
