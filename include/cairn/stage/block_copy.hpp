@@ -69,7 +69,8 @@ class hash_state {
   std::unique_ptr<XXH3_state_t, free_state> state_;
 };
 
-/// Bytes that are copied and hashed in turns: they stay in the first caches in between.
+/// Bytes that are hashed and copied in turns: the hash brings them into the first cache, from where they are
+/// copied.
 inline constexpr std::uint64_t copy_step_bytes = 16 * 1024;
 
 /// Copies [begin, end) of an item, within one digest block or (`digest` null) any range; `digest`: where the
@@ -91,8 +92,8 @@ inline void copy_range(const item_source& source, std::uint64_t bytes, std::uint
     const auto step = std::min(copy_step_bytes, end - at);
     if (straight) {
       const auto* from = source.view.data + at;
-      streaming_copy(out + (at - begin), from, step);
       hash.put(from, step);
+      streaming_copy(out + (at - begin), from, step);
     } else {
       copy_item(source, bytes, at, at + step, out + (at - begin), plain_copy);
       hash.put(out + (at - begin), step);

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+// threaded
+// Stagers: conformance of each composition, the pool of buffers, failures, limits of memory.
+#include <cairn/stage/buffered_stager.hpp>
+#include <cairn/stage/no_staging.hpp>
+
+#include <doctest/doctest.h>
+#include <support/stager_conformance.hpp>
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+
+namespace {
+using namespace cairn;
+using namespace cairn_test;
+
+struct unstaged {
+  static constexpr bool digests = false;
+  [[nodiscard]] no_staging make() const { return {}; }
+};
+struct heap {
+  static constexpr bool digests = true;
+  int threads;
+  [[nodiscard]] heap_stager make() const { return heap_stager({}, host_copy({.threads = threads})); }
+};
+using least_buffered = buffered_stager<least_memory, least_engine>;
+struct least {
+  static constexpr bool digests = false;
+  std::shared_ptr<std::atomic<int>> live;
+  [[nodiscard]] least_buffered make() const {
+    return least_buffered({.depth = 1}, least_engine(1), least_memory(live));
+  }
+};
+
+TEST_CASE("no_staging is a stager") {
+  stager_conformance(unstaged{});
+}
+TEST_CASE("heap_stager with one thread is a stager") {
+  stager_conformance(heap{1});
+}
+TEST_CASE("heap_stager with two threads is a stager") {
+  stager_conformance(heap{2});
+}
+TEST_CASE("heap_stager with four threads is a stager") {
+  stager_conformance(heap{4});
+}
+TEST_CASE("buffered_stager of archetypes is a stager, and leaves nothing behind") {
+  const auto live = std::make_shared<std::atomic<int>>(0);
+  stager_conformance(least{live});
+  CHECK(*live == 0);
+}
+
+stager_case one_tensor(std::uint64_t bytes, std::uint32_t seed = 1) {
+  return case_maker(seed).segment(4096).tensor(dtype::u8, {bytes}).make();
+}
+
+/// Holds its fills until the test ends them.
+struct scripted_engine {
+  template <class M>
+  static constexpr bool accepts = true;
+  static constexpr bool digests = false;
+  std::shared_ptr<std::vector<std::shared_ptr<image_fill>>> fills =
+      std::make_shared<std::vector<std::shared_ptr<image_fill>>>();
+  std::shared_ptr<bool> refuse = std::make_shared<bool>(false);
+  void check(const item_source&) const {}
+  void copy(std::shared_ptr<image_fill> fill, deadline) {
+    if (*refuse) fail(error_id::storage_limit, "refused by the test");
+    fills->push_back(std::move(fill));
+  }
+};
+
+TEST_CASE("a buffer is free again when the last copy of its image is dropped and its engine is done") {
+  const auto live = std::make_shared<std::atomic<int>>(0);
+  scripted_engine engine;
+  const auto fills = engine.fills;
+  const auto c = one_tensor(100);
+  {
+    buffered_stager<least_memory, scripted_engine> stager({.depth = 2}, engine, least_memory(live));
+    CHECK(stager.depth() == 2);
+    auto first = stager.stage(c.layout, c.sources, {true, false}, soon());
+    auto second = stager.stage(c.layout, c.sources, {true, false}, soon());
+    CHECK(first.bytes().data() != second.bytes().data());
+    const auto* const buffer = first.bytes().data();
+    const auto none_free = [&] {
+      try {
+        (void)stager.stage(c.layout, c.sources, {true, false}, deadline::in(std::chrono::milliseconds(1)));
+        return false;
+      } catch (const timeout_error& e) {
+        return e.id() == error_id::timeout_staging;
+      }
+    };
+    CHECK(none_free());
+    auto copy = first;
+    first = {};
+    CHECK(none_free());
+    // A handle keeps the control: that does not hold the buffer.
+    const auto control = copy.control();
+    copy = {};
+    CHECK(none_free());
+    control->release();
+    (*fills)[0].reset();
+    auto third = stager.stage(c.layout, c.sources, {true, false}, soon());
+    CHECK(third.bytes().data() == buffer);
+    CHECK(*live == 2);
+    // The stager goes first; the images keep their buffers.
+    fills->clear();
+    second = {};
+    CHECK(third.control() != control);
+  }
+  CHECK(*live == 0);
+}
+
+TEST_CASE("stage waits for a buffer that is in use") {
+  heap_stager stager;
+  const auto c = one_tensor(3'000'000);
+  std::optional<staged_image> first = stager.stage(c.layout, c.sources, {}, soon());
+  staged_image second;
+  std::thread waiting([&] { second = stager.stage(c.layout, c.sources, {}, soon()); });
+  CHECK(first_difference(read_image(*first), c.image) == -1);
+  first.reset();
+  waiting.join();
+  CHECK(first_difference(read_image(second), c.image) == -1);
+}
+
+TEST_CASE("buffers are kept, and replaced when they are too small") {
+  const auto live = std::make_shared<std::atomic<int>>(0);
+  least_buffered stager({.depth = 1}, least_engine(1), least_memory(live));
+  const auto small = one_tensor(1000);
+  const auto large = one_tensor(2'000'000);
+  const auto a_little_larger = one_tensor(2'010'000);
+  const auto address = [&](const stager_case& c) {
+    const auto image = stager.stage(c.layout, c.sources, {}, soon());
+    CHECK(first_difference(read_image(image), c.image) == -1);
+    return image.bytes().data();
+  };
+  CHECK(address(small) == address(small));
+  CHECK(*live == 1);
+  const auto* const grown = address(large);
+  CHECK(*live == 1);
+  CHECK(address(small) == grown);
+  CHECK(address(a_little_larger) == grown);
+  CHECK(*live == 1);
+}
+
+TEST_CASE("prepare allocates all buffers, and stage none") {
+  const auto live = std::make_shared<std::atomic<int>>(0);
+  least_buffered stager({.depth = 3}, least_engine(1), least_memory(live));
+  const auto c = one_tensor(1000);
+  stager.prepare(*c.layout, soon());
+  CHECK(*live == 3);
+  {
+    const auto a = stager.stage(c.layout, c.sources, {}, soon());
+    const auto b = stager.stage(c.layout, c.sources, {}, soon());
+    CHECK(*live == 3);
+    CHECK_THROWS_AS(stager.prepare(*c.layout, deadline::in(std::chrono::milliseconds(1))), timeout_error);
+  }
+  stager.prepare(*c.layout, soon());
+  CHECK(*live == 3);
+}
+
+/// Refuses when told to.
+struct failing_memory : least_memory {
+  using least_memory::least_memory;
+  std::shared_ptr<bool> refuse = std::make_shared<bool>(false);
+  block_type allocate(std::uint64_t bytes) {
+    if (*refuse) fail(error_id::storage_out_of_memory, "refused by the test");
+    return least_memory::allocate(bytes);
+  }
+};
+
+TEST_CASE("a buffer that cannot be had is a typed error, and the next save may succeed") {
+  const auto live = std::make_shared<std::atomic<int>>(0);
+  failing_memory memory(live);
+  const auto refuse = memory.refuse;
+  buffered_stager<failing_memory, least_engine> stager({.depth = 1}, least_engine(1), std::move(memory));
+  const auto small = one_tensor(1000);
+  const auto large = one_tensor(1'000'000);
+  *refuse = true;
+  CHECK_THROWS_AS((void)stager.stage(small.layout, small.sources, {}, soon()), storage_error);
+  *refuse = false;
+  (void)stager.stage(small.layout, small.sources, {}, soon());
+  *refuse = true;
+  CHECK_THROWS_AS((void)stager.stage(large.layout, large.sources, {}, soon()), storage_error);
+  CHECK(*live == 0);
+  *refuse = false;
+  const auto image = stager.stage(large.layout, large.sources, {}, soon());
+  CHECK(first_difference(read_image(image), large.image) == -1);
+  CHECK(*live == 1);
+}
+
+TEST_CASE("an engine that fails: before it returns, stage throws; afterwards, the image says why") {
+  const auto live = std::make_shared<std::atomic<int>>(0);
+  scripted_engine engine;
+  const auto fills = engine.fills;
+  const auto refuse = engine.refuse;
+  {
+    buffered_stager<least_memory, scripted_engine> stager({.depth = 1}, engine, least_memory(live));
+    const auto c = one_tensor(100);
+    *refuse = true;
+    CHECK_THROWS_AS((void)stager.stage(c.layout, c.sources, {}, soon()), storage_error);
+    *refuse = false;
+    {
+      const auto image = stager.stage(c.layout, c.sources, {true, false}, soon());
+      CHECK_THROWS_AS(image.wait_for(1, deadline::in(std::chrono::milliseconds(1))), timeout_error);
+      (*fills)[0]->fail(make_failure(error_id::storage_io, "the device is gone"));
+      fills->clear();
+      CHECK(image.control()->copied());
+      try {
+        image.wait_for(1, soon());
+        FAIL("nothing was thrown");
+      } catch (const storage_error& e) {
+        CHECK(e.id() == error_id::storage_io);
+        CHECK(e.message() == "the device is gone");
+      }
+      CHECK_THROWS_AS(image.wait_released(soon()), storage_error);
+    }
+    const auto again = stager.stage(c.layout, c.sources, {true, false}, soon());
+    fills->clear();
+  }
+  CHECK(*live == 0);
+}
+
+/// The fill of a case in memory of the test.
+struct test_fill {
+  std::vector<std::byte> memory;
+  std::vector<std::uint64_t> digests;
+  std::shared_ptr<image_control> control = std::make_shared<image_control>();
+  std::shared_ptr<image_fill> fill;
+  test_fill(const stager_case& c, bool overlapped)
+      : memory(c.layout->bytes, std::byte{0xcc}), digests(c.layout->blocks) {
+    fill = std::make_shared<image_fill>(c.layout, c.sources, stage_options{overlapped, true}, memory, digests,
+                                        control);
+  }
+};
+
+TEST_CASE("a copy that is not done at the deadline fails the image, and reads no source afterwards") {
+  case_maker make(21);
+  make.segment(4096);
+  for (int i = 0; i < 4; ++i) make.tensor(dtype::u8, {1'500'000}).tensor(dtype::u8, {777}, true);
+  const auto c = make.make();
+  detail::hash_state hash;
+  SUBCASE("before anything was copied") {
+    test_fill t(c, false);
+    detail::copy_job job(t.fill, 0);
+    CHECK(job.claimable());
+    CHECK_THROWS_AS(job.wait(false, deadline::in(std::chrono::nanoseconds(0))), timeout_error);
+    CHECK_FALSE(job.claimable());
+    CHECK(t.control->failed());
+    CHECK(t.control->copied());
+    CHECK(t.control->watermark() == 0);
+    CHECK(t.fill->failure() != nullptr);
+    job.work(hash, false);
+    CHECK(std::count(t.memory.begin(), t.memory.end(), std::byte{0xcc}) ==
+          static_cast<std::ptrdiff_t>(t.memory.size()));
+  }
+  SUBCASE("after the early items") {
+    test_fill t(c, true);
+    detail::copy_job job(t.fill, 0);
+    job.work(hash, true);
+    job.wait(true, deadline::in(std::chrono::nanoseconds(0)));
+    CHECK_FALSE(t.control->copied());
+    for (const auto& place : c.layout->items)
+      if (place.early)
+        CHECK(first_difference(std::span<const std::byte>(t.memory).subspan(place.begin, place.bytes),
+                               std::span<const std::byte>(c.image).subspan(place.begin, place.bytes)) == -1);
+    CHECK(t.memory[c.layout->items[0].begin] == std::byte{0xcc});
+    CHECK_THROWS_AS(job.wait(false, deadline::in(std::chrono::nanoseconds(0))), timeout_error);
+    CHECK(t.control->failed());
+    CHECK(t.control->watermark() == 0);
+  }
+}
+
+TEST_CASE("units cut an image without gaps, between items and between blocks") {
+  for (std::uint32_t seed = 31; seed < 34; ++seed) {
+    const auto c = random_case(seed);
+    for (const bool early_first : {false, true}) {
+      const auto units = detail::cut_into_units(*c.layout, early_first);
+      std::uint64_t at = 0;
+      for (const auto& u : units) {
+        CHECK(u.begin == at);
+        CHECK(u.end > u.begin);
+        at = u.end;
+        for (const auto& place : c.layout->items) {
+          const bool inside = u.begin > place.begin && u.begin < place.begin + place.bytes;
+          if (inside) CHECK((u.begin - place.begin) % digest_block_bytes == 0);
+          const bool meets = place.bytes != 0 && u.begin < place.begin + place.bytes && place.begin < u.end;
+          if (meets) CHECK(u.early == (early_first && place.early));
+        }
+      }
+      CHECK(at == c.layout->bytes);
+    }
+  }
+  // Small items are put together: not a unit for each.
+  CHECK(detail::cut_into_units(*many_small(7).layout, false).size() <= 4);
+}
+
+TEST_CASE("options out of range are refused") {
+  CHECK_THROWS_AS(heap_stager({.depth = 0}), usage_error);
+  CHECK_THROWS_AS(host_copy({.threads = -1}), usage_error);
+  CHECK_THROWS_AS(host_copy({.threads = 5000}), usage_error);
+}
+
+TEST_CASE("heap_memory gives blocks that are there, aligned and zero") {
+  for (const bool huge_pages : {false, true})
+    for (const std::uint64_t bytes :
+         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{5'000'001}, std::uint64_t{70} << 20}) {
+      heap_memory memory({.threads = 2, .huge_pages = huge_pages});
+      auto block = memory.allocate(bytes);
+      REQUIRE(block.bytes().size() >= bytes);
+      CHECK(reinterpret_cast<std::uintptr_t>(block.bytes().data()) % image_alignment == 0);
+      const auto* const data = block.bytes().data();
+      const auto moved = std::move(block);
+      CHECK(moved.bytes().data() == data);
+      bool zero = true;
+      for (std::size_t i = 0; i < moved.bytes().size(); i += 512) zero &= moved.bytes()[i] == std::byte{0};
+      CHECK(zero);
+    }
+}
+
+TEST_CASE("memory that the machine does not have is refused with needed and free") {
+  heap_memory memory;
+  try {
+    (void)memory.allocate(std::uint64_t{1} << 50);
+    FAIL("a petabyte was allocated");
+  } catch (const storage_error& e) {
+    CHECK((e.id() == error_id::storage_out_of_memory || e.id() == error_id::storage_limit));
+    CHECK(e.fields().expected == std::to_string(std::uint64_t{1} << 50) + " bytes");
+    CHECK_FALSE(e.fields().got.empty());
+    CHECK(e.message().find("the limit is") != std::string::npos);
+  }
+  CHECK_THROWS_AS((void)memory.allocate(~std::uint64_t{0}), storage_error);
+}
+
+TEST_CASE("the limit of a process is named") {
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_DATA, &before) == 0);
+  rlimit low = before;
+  const auto used =
+      detail::number_after(detail::kernel_file("/proc/self/status").value(), "VmData:").value() * 1024;
+  low.rlim_cur = used + (std::uint64_t{256} << 20);
+  REQUIRE(::setrlimit(RLIMIT_DATA, &low) == 0);
+  std::string said;
+  auto id = error_id::storage_io;
+  try {
+    (void)heap_memory().allocate(std::uint64_t{1} << 30);
+  } catch (const storage_error& e) {
+    said = e.message(), id = e.id();
+  }
+  ::setrlimit(RLIMIT_DATA, &before);
+  CHECK(id == error_id::storage_limit);
+  CHECK(said.find("RLIMIT_DATA") != std::string::npos);
+}
+
+/// A directory of small files, removed at the end.
+class scratch_directory {
+ public:
+  scratch_directory() {
+    char name[] = "/tmp/cairn-stage-XXXXXX";
+    path_ = ::mkdtemp(name);
+  }
+  ~scratch_directory() {
+    for (auto it = made_.rbegin(); it != made_.rend(); ++it) std::remove(it->c_str());
+    ::rmdir(path_.c_str());
+  }
+  void folder(const std::string& name) {
+    ::mkdir((path_ + name).c_str(), 0700);
+    made_.push_back(path_ + name);
+  }
+  void file(const std::string& name, const std::string& text) {
+    std::FILE* f = std::fopen((path_ + name).c_str(), "w");
+    REQUIRE(f != nullptr);
+    std::fwrite(text.data(), 1, text.size(), f);
+    std::fclose(f);
+    made_.push_back(path_ + name);
+  }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  std::vector<std::string> made_;
+};
+
+TEST_CASE("the tightest control group counts, without the cache that can be dropped") {
+  scratch_directory root;
+  detail::memory_room room;
+  SUBCASE("version 2, a parent is tighter") {
+    root.folder("/job"), root.folder("/job/step");
+    root.file("/job/step/memory.max", "max\n");
+    root.file("/job/step/memory.current", "500\n");
+    root.file("/job/memory.max", "10000\n");
+    root.file("/job/memory.current", "9000\n");
+    root.file("/job/memory.stat", "anon 4000\nfile 5000\ninactive_file 3000\n");
+    detail::take_cgroup_room(room, root.path(), "0::/job/step\n");
+    CHECK(room.bytes == 4000);
+    CHECK(room.limit == root.path() + "/job/memory.max");
+    CHECK(room.id == error_id::storage_limit);
+  }
+  SUBCASE("version 2, in a container, where the path is not there") {
+    root.file("/memory.max", "1000\n");
+    root.file("/memory.current", "2000\n");
+    detail::take_cgroup_room(room, root.path(), "0::/../elsewhere\n");
+    CHECK(room.bytes == 0);
+  }
+  SUBCASE("version 1") {
+    root.folder("/memory"), root.folder("/memory/a");
+    root.file("/memory/a/memory.limit_in_bytes", "700\n");
+    root.file("/memory/a/memory.usage_in_bytes", "300\n");
+    root.file("/memory/a/memory.stat", "total_inactive_file 50\n");
+    detail::take_cgroup_room(room, root.path(), "5:cpu:/a\n4:memory:/a\n0::/\n");
+    CHECK(room.bytes == 450);
+  }
+  SUBCASE("none, or nonsense") {
+    root.file("/memory.max", "much\n");
+    root.file("/memory.current", "\n");
+    detail::take_cgroup_room(room, root.path(), "0::/\nnonsense\n\n::");
+    CHECK(room.limit.empty());
+  }
+}
+
+TEST_CASE("after fork, the child's copy of a stager can be destroyed") {
+  const auto c = one_tensor(3'000'000);
+  std::optional<heap_stager> stager(std::in_place, buffered_stager_options{}, host_copy({.threads = 2}));
+  stager->stage(c.layout, c.sources, {true, true}, soon()).wait_released(soon());
+  const auto child = ::fork();
+  if (child == 0) {
+    stager.reset();
+    ::_exit(0);
+  }
+  REQUIRE(child > 0);
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+}
+
+}  // namespace
