@@ -1,0 +1,521 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every system call of file_store fails in turn, once and for ever; and the faults of real file systems.
+#include <cairn/stores/file_store.hpp>
+
+#include "support/byte_store_conformance.hpp"
+#include "support/faulty_file_system.hpp"
+#include "support/recording_file_system.hpp"
+#include "support/scratch_directory.hpp"
+
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace cairn_test;
+using cairn::error_id;
+using model = faulty_file_system<recording_file_system>;
+using model_store = cairn::basic_file_store<model>;
+using real_store = cairn::basic_file_store<faulty_file_system<>>;
+
+constexpr cairn::file_store_options small_requests{
+    .write_bytes = 64u << 10, .writes_in_flight = 1, .read_bytes = 64u << 10};
+
+struct wanted {
+  std::vector<std::byte> bytes;
+  bool acknowledged = false;
+};
+
+struct outcome {
+  std::map<std::string, wanted> objects;
+  std::vector<error_id> errors;
+  bool foreign = false;  // an exception that is no cairn::error
+};
+
+/// What a save does to a store: two data files, one with odd edges, a record, a manifest, and a look at it
+/// all. Each step is tried, whatever became of those before.
+template <class Store>
+outcome save(Store& s) {
+  outcome out;
+  const auto step = [&](const std::string& key, std::vector<std::byte> bytes, auto call) {
+    auto& object = out.objects[key];
+    object.bytes = std::move(bytes);
+    try {
+      call(object.bytes);
+      object.acknowledged = true;
+    } catch (const cairn::error& e) {
+      out.errors.push_back(e.id());
+      if (e.fields().file.empty()) out.foreign = true;  // each names the file
+    } catch (...) {
+      out.foreign = true;
+    }
+  };
+  step("step/rank-0.data", pattern(200'001, 1),
+       [&](const auto& bytes) { write_object(s, "step/rank-0.data", bytes); });
+  step("step/rank-0.1.data", pattern(150'000, 2), [&](const auto& bytes) {
+    skewed image(bytes, 3);
+    auto writer = s.create("step/rank-0.1.data", 190'000);
+    const cairn::write_part parts[] = {{100'000, image.span().subspan(100'000)},
+                                       {0, image.span().subspan(0, 100'000)}};
+    writer.write(parts);
+    writer.finish();
+  });
+  step("step/rank-0.record", pattern(200, 3),
+       [&](const auto& bytes) { s.put_new("step/rank-0.record", bytes); });
+  step("step/manifest", pattern(900, 4), [&](const auto& bytes) {
+    if (!s.publish_new("step/manifest", bytes))
+      cairn::fail(error_id::storage_exists, "lost", {.file = "step/manifest"});
+  });
+  step("step/removed", pattern(10, 5), [&](const auto& bytes) {
+    s.put_new("step/removed", bytes);
+    s.remove("step/removed");
+  });
+  out.objects.erase("step/removed");
+  return out;
+}
+
+/// Reads everything back, and looks for what must not be there.
+template <class Store>
+void check_whole(Store& healthy, const outcome& out) {
+  CHECK_FALSE(out.foreign);
+  for (const auto& [key, want] : out.objects) {
+    CAPTURE(key);
+    const auto got = healthy.read_all(key, 1u << 20);
+    if (want.acknowledged) CHECK(got.has_value());
+    if (got) CHECK((*got == want.bytes));
+  }
+}
+
+struct fault_kind {
+  const char* name;
+  file_fault fault;
+  std::set<error_id> expected;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "the k-th call of each kind fails, once and for ever: a typed error or success, never a part of an "
+    "object") {
+  std::size_t runs = 0;
+  for (int c = 0; c < file_calls; ++c) {
+    const auto call = static_cast<file_call>(c);
+    for (const int error : {EIO, ENOSPC, EINTR, EACCES, EMFILE, ENOENT, EEXIST, EINVAL, EOPNOTSUPP, ENOMEM})
+      for (const bool for_ever : {false, true})
+        for (const bool after : {false, true}) {
+          // Only names are changed by calls whose reply may be lost and still have worked.
+          if (after && (for_ever || (call != file_call::rename && call != file_call::link))) continue;
+          for (std::size_t k = 1;; ++k) {
+            recording_file_system disk;
+            model fs(disk);
+            fs.fail({.call = call,
+                     .k = k,
+                     .error = error,
+                     .for_ever = for_ever,
+                     .how = after ? file_fault::manner::fails_after : file_fault::manner::fails});
+            outcome out;
+            {
+              model_store s{"root", small_requests, fs};
+              out = save(s);
+            }
+            const auto hits = fs.hits();
+            fs.heal();
+            CAPTURE(c);
+            CAPTURE(error);
+            CAPTURE(k);
+            CAPTURE(for_ever);
+            model_store healthy{"root", small_requests, fs};
+            check_whole(healthy, out);
+            CHECK(disk.open_handles() == 0);
+            if (hits == 0) CHECK(out.errors.empty());
+            // A failed fsync is not tried again on the same file.
+            std::map<std::uint64_t, int> syncs;
+            for (const auto& sync : disk.sync_calls())
+              if (!sync.directory) CHECK(++syncs[sync.inode] == 1);
+            // Nothing is left over, unless taking it away was what failed.
+            for (const auto& key : healthy.leftovers("")) healthy.discard(key);
+            if (call != file_call::unlink)
+              for (const auto& path : disk.files()) CHECK(path.find(".part") == std::string::npos);
+            ++runs;
+            if (hits == 0) break;
+            REQUIRE(k < 1'000);
+          }
+        }
+  }
+  CHECK(runs > 1'000);
+}
+
+TEST_CASE("each error has its id, and the message names file, call and cause") {
+  struct row {
+    file_call call;
+    int error;
+    error_id id;
+    const char* says;
+  };
+  const row rows[] = {
+      {file_call::pwrite, EIO, error_id::storage_io, "pwrite"},
+      {file_call::pwrite, ENOSPC, error_id::storage_no_space, "No space left"},
+      {file_call::allocate, ENOSPC, error_id::storage_no_space, "fallocate"},
+      {file_call::allocate, EDQUOT, error_id::storage_no_space, "quota"},
+      {file_call::pwrite, EFBIG, error_id::storage_limit, "ulimit -f"},
+      {file_call::open, EMFILE, error_id::storage_limit, "ulimit -n"},
+      {file_call::open, ENFILE, error_id::storage_limit, "fs.file-max"},
+      {file_call::open, ENAMETOOLONG, error_id::storage_limit, "too long"},
+      {file_call::open, EROFS, error_id::storage_permission, "read-only"},
+      {file_call::open, EACCES, error_id::storage_permission, "Permission denied"},
+      {file_call::open_directory, ELOOP, error_id::storage_bad_key, "symbolic link"},
+      {file_call::open_directory, ENOTDIR, error_id::storage_bad_key, "no directory"},
+      {file_call::make_directory, EROFS, error_id::storage_permission, "mkdir"},
+      {file_call::sync, EIO, error_id::storage_io, "fsync"},
+      {file_call::sync, ENOSPC, error_id::storage_no_space, "fsync"},
+      {file_call::close, EDQUOT, error_id::storage_no_space, "close"},
+      {file_call::rename, EIO, error_id::storage_io, "rename"},
+      {file_call::sync_directory, EIO, error_id::storage_io, "directory"},
+      {file_call::truncate, EIO, error_id::storage_io, "ftruncate"},
+      {file_call::pwrite, ENOMEM, error_id::storage_out_of_memory, "memory"},
+  };
+  for (const auto& row : rows) {
+    CAPTURE(row.says);
+    CAPTURE(row.error);
+    model fs;
+    model_store s{"root", small_requests, fs};
+    s.put_new("first", pattern(1));
+    // The first open and close are those of directories that the object is looked for in.
+    bool seen = false;
+    for (std::size_t k = 1; k < 50 && !seen; ++k) {
+      fs.fail({.call = row.call, .k = k, .error = row.error});
+      try {
+        auto writer = s.create("new/object" + std::to_string(k), 300'000);
+        const auto bytes = pattern(200'000);
+        const cairn::write_part part{0, bytes};
+        writer.write(std::span(&part, 1));
+        writer.finish();
+      } catch (const cairn::storage_error& e) {
+        seen = true;
+        CHECK(e.id() == row.id);
+        CHECK_MESSAGE(std::string(e.what()).find(row.says) != std::string::npos, e.what());
+        CHECK(e.message().find(std::system_category().message(row.error)) != std::string::npos);
+        CHECK(e.fields().file.find("/root") == 0);
+        if (row.id == error_id::storage_no_space) CHECK_FALSE(e.fields().got.empty());
+      }
+    }
+    CHECK(seen);
+  }
+}
+
+TEST_CASE("short counts, EINTR and calls that move nothing end well or in an error, and never in a loop") {
+  using manner = file_fault::manner;
+  for (const auto how : {manner::one_byte, manner::half, manner::nothing})
+    for (const bool only_direct : {false, true})
+      for (const bool for_ever : {false, true}) {
+        if (how == manner::one_byte && for_ever && !only_direct)
+          continue;  // 350,000 calls prove no more than one
+        CAPTURE(static_cast<int>(how));
+        CAPTURE(only_direct);
+        CAPTURE(for_ever);
+        recording_file_system disk;
+        model fs(disk);
+        fs.fail({.call = file_call::pwrite,
+                 .k = 1,
+                 .for_ever = for_ever,
+                 .only_direct = only_direct,
+                 .how = how});
+        model_store s{"root", small_requests, fs};
+        const auto out = save(s);
+        CHECK(fs.hits() > 0);
+        fs.heal();
+        check_whole(s, out);
+        if (how == manner::nothing && for_ever && !only_direct)
+          CHECK(out.errors.size() == 5);
+        else
+          CHECK(out.errors.empty());
+      }
+  for (const auto how : {manner::one_byte, manner::half}) {
+    model fs;
+    model_store s{"root", small_requests, fs};
+    write_object(s, "x", pattern(10'000, 1));
+    fs.fail({.call = file_call::pread, .k = 1, .for_ever = true, .how = how});
+    CHECK(read_range(s, "x", 1, 9'999).size() == 9'999);
+    CHECK(s.read_all("x", 10'000) == pattern(10'000, 1));
+    fs.fail({.call = file_call::pread, .k = 1, .error = EINTR, .for_ever = true});
+    CHECK(thrown([&] { read_range(s, "x", 0, 1); }) == error_id::storage_io);
+    fs.fail({.call = file_call::pread, .k = 1, .error = EINTR});
+    CHECK(read_range(s, "x", 0, 10'000) == pattern(10'000, 1));
+    fs.fail({.call = file_call::pread, .k = 1, .error = ESTALE});
+    CHECK(read_range(s, "x", 0, 10'000) == pattern(10'000, 1));
+    fs.fail({.call = file_call::pread, .k = 1, .error = ESTALE, .for_ever = true});
+    CHECK(thrown([&] { read_range(s, "x", 0, 1); }) == error_id::storage_io);
+  }
+}
+
+TEST_CASE("where O_DIRECT is refused the bytes are the same") {
+  for (const auto call : {file_call::open, file_call::pwrite, file_call::direct}) {
+    const scratch_directory directory;
+    faulty_file_system<> fs;
+    for (const std::size_t k : {std::size_t{1}, std::size_t{2}}) {
+      fs.fail({.call = call,
+               .k = k,
+               .error = EINVAL,
+               .for_ever = true,
+               .only_direct = call != file_call::direct});
+      real_store s{directory.path() + "/" + std::to_string(k), {.write_bytes = 64u << 10}, fs};
+      const auto out = save(s);
+      CHECK(out.errors.empty());
+      CHECK(fs.hits() > 0);
+      fs.heal();
+      check_whole(s, out);
+    }
+  }
+}
+
+TEST_CASE("where names cannot be renamed without replacing, a link does it") {
+  for (const int error : {EINVAL, ENOSYS}) {
+    recording_file_system disk;
+    model fs(disk);
+    fs.fail({.call = file_call::rename, .k = 1, .error = error, .for_ever = true});
+    model_store s{"root", small_requests, fs};
+    const auto out = save(s);
+    CHECK(out.errors.empty());
+    check_whole(s, out);
+    CHECK(disk.files().size() == 4);
+    CHECK_FALSE(s.publish_new("step/manifest", pattern(3)));
+    CHECK(disk.files().size() == 4);
+  }
+}
+
+TEST_CASE("a rename or link whose reply was lost is known by the file that stands there") {
+  for (const bool by_link : {false, true})
+    for (const int error : {EEXIST, ENOENT, EIO}) {
+      recording_file_system disk;
+      faulty_file_system<model> fs{model(disk)};
+      if (by_link) fs.inner().fail({.call = file_call::rename, .k = 1, .error = EINVAL, .for_ever = true});
+      fs.fail({.call = by_link ? file_call::link : file_call::rename,
+               .k = 1,
+               .error = error,
+               .for_ever = true,
+               .how = file_fault::manner::fails_after});
+      cairn::basic_file_store<faulty_file_system<model>> s{"root", small_requests, fs};
+      const auto out = save(s);
+      CHECK(out.errors.empty());
+      CHECK(out.objects.at("step/manifest").acknowledged);
+      check_whole(s, out);
+    }
+}
+
+TEST_CASE("leftovers are the files of dead writers only") {
+  const scratch_directory directory;
+  cairn::file_store s{directory.path()};
+  auto alive = s.create("step/alive", 100);
+  CHECK(s.leftovers("").empty());
+  const auto child = ::fork();
+  if (child == 0) {
+    cairn::file_store in_child{directory.path()};
+    const auto bytes = pattern(100);
+    auto dead = in_child.create("step/dead", 100);
+    const cairn::write_part part{0, bytes};
+    dead.write(std::span(&part, 1));
+    ::kill(::getpid(), SIGKILL);
+  }
+  REQUIRE(child > 0);
+  REQUIRE(::waitpid(child, nullptr, 0) == child);
+  const auto left = s.leftovers("");
+  REQUIRE(left.size() == 1);
+  CHECK(left[0].starts_with("step/dead."));
+  CHECK(s.leftovers("step/de") == left);
+  CHECK(s.leftovers("other").empty());
+  CHECK(s.list("").empty());
+  CHECK(thrown([&] { s.put_new(left[0], {}); }) == error_id::storage_bad_key);
+  s.discard(left[0]);
+  s.discard(left[0]);
+  CHECK(s.leftovers("").empty());
+  CHECK(thrown([&] { s.discard("step/dead"); }) == error_id::storage_bad_key);
+  // The live one, by its name on the disk.
+  std::vector<std::string> names;
+  cairn::posix_file_system fs;
+  const int step = fs.open_directory((directory.path() + "/step").c_str());
+  REQUIRE(fs.list(step, names) == 0);
+  CHECK(fs.close(step) == 0);
+  REQUIRE(names.size() == 1);
+  CHECK(thrown([&] { s.discard("step/" + names[0]); }) == error_id::storage_exists);
+  alive.finish();
+  CHECK(s.size("step/alive") == 0);
+}
+
+TEST_CASE("no symbolic link and no pipe below the root is followed") {
+  const scratch_directory directory;
+  const scratch_directory outside;
+  cairn::file_store s{directory.path()};
+  cairn::file_store o{outside.path()};
+  o.put_new("secret", pattern(10));
+  REQUIRE(::symlink(outside.path().c_str(), (directory.path() + "/step").c_str()) == 0);
+  REQUIRE(::symlink((outside.path() + "/secret").c_str(), (directory.path() + "/file").c_str()) == 0);
+  REQUIRE(::mkfifo((directory.path() + "/pipe").c_str(), 0600) == 0);
+  CHECK(thrown([&] { read_range(s, "file", 0, 1); }) == error_id::storage_bad_key);
+  CHECK(thrown([&] { static_cast<void>(s.read_all("file", 100)); }) == error_id::storage_bad_key);
+  CHECK(thrown([&] { s.put_new("step/new", {}); }) == error_id::storage_bad_key);
+  CHECK_FALSE(s.read_all("step/secret", 100).has_value());
+  CHECK(thrown([&] { read_range(s, "pipe", 0, 1); }) == error_id::storage_not_found);
+  CHECK(s.list("").empty());
+  CHECK(thrown([&] { s.put_new("file", {}); }) == error_id::storage_exists);
+  s.remove("step/secret");
+  CHECK(o.size("secret") == 10);
+}
+
+TEST_CASE("a file larger than ulimit -f is an error and no signal") {
+  const scratch_directory directory;
+  const auto child = ::fork();
+  if (child == 0) {
+    const rlimit small{100'000, 100'000};
+    if (::setrlimit(RLIMIT_FSIZE, &small) != 0) ::_exit(10);
+    cairn::file_store s{directory.path(), {.writes_in_flight = 2}};
+    const auto bytes = pattern(400'000);
+    if (thrown([&] { write_object(s, "hinted", bytes); }) != error_id::storage_limit) ::_exit(11);
+    if (thrown([&] { s.put_new("small", bytes); }) != error_id::storage_limit) ::_exit(12);
+    auto writer = s.create("unhinted", 0);
+    const cairn::write_part part{0, bytes};
+    if (thrown([&] { writer.write(std::span(&part, 1)); }) != error_id::storage_limit) ::_exit(13);
+    sigset_t pending;
+    if (::sigpending(&pending) != 0 || sigismember(&pending, SIGXFSZ) != 0) ::_exit(14);
+    ::_exit(0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+
+namespace {
+/// A small tmpfs of its own, where the test may mount one.
+class small_tmpfs {
+ public:
+  explicit small_tmpfs(const char* options) {
+    mounted_ = ::mount("none", directory_.path().c_str(), "tmpfs", 0, options) == 0;
+    if (!mounted_) MESSAGE("skipped: mounting a tmpfs needs root (" << std::strerror(errno) << ")");
+  }
+  ~small_tmpfs() {
+    if (mounted_) ::umount2(directory_.path().c_str(), MNT_DETACH);
+  }
+  small_tmpfs(const small_tmpfs&) = delete;
+  small_tmpfs& operator=(const small_tmpfs&) = delete;
+  [[nodiscard]] bool mounted() const { return mounted_; }
+  [[nodiscard]] const std::string& path() const { return directory_.path(); }
+  [[nodiscard]] bool make_read_only() const {
+    return ::mount("none", path().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr) == 0;
+  }
+
+ private:
+  scratch_directory directory_;
+  bool mounted_ = false;
+};
+}  // namespace
+
+TEST_CASE("a full disk: told at once with what is needed and free, nothing left over, and work goes on") {
+  const small_tmpfs disk("size=4m");
+  if (!disk.mounted()) return;
+  for (const bool direct : {true, false}) {
+    cairn::file_store s{disk.path() + (direct ? "/d" : "/b"), {.direct_io = direct}};
+    s.put_new("kept", pattern(1'000));
+    REQUIRE(s.free_space().has_value());
+    CHECK(s.free_space()->bytes < (4u << 20));
+    try {
+      static_cast<void>(s.create("too-big", 100u << 20));
+      FAIL("100 MiB found room on 4 MiB");
+    } catch (const cairn::storage_error& e) {
+      CHECK(e.id() == error_id::storage_no_space);
+      CHECK(e.fields().expected == "104857600 bytes of space");
+      CHECK(e.fields().got.find("bytes and") != std::string::npos);
+    }
+    const auto bytes = pattern(8u << 20);
+    CHECK(thrown([&] { s.put_new("too-big", bytes); }) == error_id::storage_no_space);
+    {
+      auto writer = s.create("too-big", 0);
+      const cairn::write_part part{0, bytes};
+      CHECK(thrown([&] { writer.write(std::span(&part, 1)); }) == error_id::storage_no_space);
+      CHECK(thrown([&] { writer.finish(); }) == error_id::usage_closed);
+    }
+    CHECK(s.leftovers("").empty());
+    CHECK(keys_of(s.list("")) == std::vector<std::string>{"kept"});
+    write_object(s, "fits", pattern(1u << 20));
+    CHECK(s.read_all("fits", 1u << 20) == pattern(1u << 20));
+    s.remove("fits");
+  }
+}
+
+TEST_CASE("a disk without inodes is full too") {
+  const small_tmpfs disk("size=4m,nr_inodes=6");
+  if (!disk.mounted()) return;
+  cairn::file_store s{disk.path()};
+  std::optional<error_id> id;
+  for (int i = 0; i < 10 && !id; ++i) id = thrown([&] { s.put_new("f" + std::to_string(i), {}); });
+  CHECK(id == error_id::storage_no_space);
+  CHECK(s.free_space()->objects == 0);
+}
+
+TEST_CASE("a read-only store is read, and says so when written") {
+  const small_tmpfs disk("size=4m");
+  if (!disk.mounted()) return;
+  cairn::file_store s{disk.path()};
+  s.put_new("step/kept", pattern(1'000));
+  REQUIRE(disk.make_read_only());
+  cairn::file_store t{disk.path()};
+  CHECK(t.read_all("step/kept", 1'000) == pattern(1'000));
+  CHECK(t.list("").size() == 1);
+  CHECK(t.leftovers("").empty());
+  CHECK(thrown([&] { static_cast<void>(t.create("step/new", 10)); }) == error_id::storage_permission);
+  CHECK(thrown([&] { static_cast<void>(t.create("other/new", 10)); }) == error_id::storage_permission);
+  CHECK(thrown([&] { static_cast<void>(t.publish_new("step/new", {})); }) == error_id::storage_permission);
+  CHECK(thrown([&] { t.remove("step/kept"); }) == error_id::storage_permission);
+  CHECK(t.size("step/kept") == 1'000);
+}
+
+TEST_CASE("a directory without permission") {
+  if (::geteuid() == 0) {
+    MESSAGE("skipped: root may write everywhere; the read-only file system above stands for it");
+    return;
+  }
+  const scratch_directory directory;
+  REQUIRE(::chmod(directory.path().c_str(), 0555) == 0);
+  cairn::file_store s{directory.path()};
+  CHECK(thrown([&] { static_cast<void>(s.create("new", 10)); }) == error_id::storage_permission);
+  CHECK(thrown([&] { s.put_new("new/x", {}); }) == error_id::storage_permission);
+}
+
+TEST_CASE("options that make no sense are refused") {
+  const auto id = [](cairn::file_store_options o) {
+    return thrown([&] { cairn::file_store s("/tmp/never-made", o); });
+  };
+  CHECK_FALSE(id({}).has_value());
+  CHECK(id({.write_bytes = 0}) == error_id::usage_bad_option);
+  CHECK(id({.write_bytes = 1'000}) == error_id::usage_bad_option);
+  CHECK(id({.writes_in_flight = 0}) == error_id::usage_bad_option);
+  CHECK(id({.read_bytes = 4097}) == error_id::usage_bad_option);
+  CHECK(id({.reads_in_flight = 1'000}) == error_id::usage_bad_option);
+  CHECK(thrown([&] { cairn::file_store s(""); }) == error_id::usage_bad_option);
+}
+
+TEST_CASE("the root is where it was, whatever the working directory becomes") {
+  const scratch_directory directory;
+  std::vector<char> before(4096);
+  REQUIRE(::getcwd(before.data(), before.size()) != nullptr);
+  REQUIRE(::chdir(directory.path().c_str()) == 0);
+  cairn::file_store s{"relative/"};
+  REQUIRE(::chdir(before.data()) == 0);
+  CHECK(s.describe() == "directory " + directory.path() + "/relative");
+  REQUIRE(s.free_space().has_value());
+  s.put_new("k", pattern(5));
+  CHECK(cairn::file_store{directory.path() + "/relative"}.size("k") == 5);
+}
