@@ -192,13 +192,14 @@ class state_dict {
   template <class T>
   void object(std::string_view prefix, T& object);
 
-  /// The new address of a tensor that was added by pointer or view. @throws usage_error if the name is
-  /// unknown, bound to a container, or of another dtype.
+  /// The new address of a tensor that was added by pointer or view; a view brings its strides and memory
+  /// space. @throws usage_error if the name is unknown, bound to a container, or the view has another shape;
+  /// plan_error for another dtype.
   template <Element T>
   void rebind(std::string_view name, T* data) {
     rebind_to(name, data, dtype_v<T>);
   }
-  void rebind(std::string_view name, const tensor_view& view) { rebind_to(name, view.data, view.type); }
+  void rebind(std::string_view name, const tensor_view& view);
 
   /// All entries in the order of registration.
   [[nodiscard]] std::span<const state_entry> entries() const noexcept { return entries_; }
@@ -421,6 +422,24 @@ inline void state_dict::add(state_entry e) {
          {.item = e.name});
   structure_known_ = false;
   entries_.push_back(std::move(e));
+}
+
+inline void state_dict::rebind(std::string_view name, const tensor_view& view) {
+  if (const auto* e = find(name)) {
+    const bool contiguous = view.contiguous();
+    if (view.shape.volume() != e->elements ||
+        (!contiguous && (e->boxes.size() != 1 || !(view.shape == e->boxes[0].sizes))))
+      fail(error_id::usage_bad_shape, "rebind: the view has another shape than the memory of the tensor",
+           {.item = e->name,
+            .expected = e->boxes.size() == 1 ? to_string(e->boxes[0].sizes) : std::to_string(e->elements),
+            .got = to_string(view.shape)});
+    if (!contiguous && granule_of(e->type) != 1)
+      fail(error_id::usage_bad_shape, "a view of a packed type must be contiguous", {.item = e->name});
+  }
+  rebind_to(name, view.data, view.type);
+  auto& e = entries_[index_.find(std::string(name))->second];
+  e.shape_of_memory = view;
+  e.strided = !view.contiguous();
 }
 
 inline void state_dict::rebind_to(std::string_view name, void* data, dtype type) {

@@ -1,0 +1,697 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cairn/model/cast.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/state_dict.hpp>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <support/planner_conformance.hpp>
+#include <vector>
+
+using cairn::chunk;
+using cairn::dtype;
+using cairn::error_id;
+using cairn::extents;
+using cairn_test::failure_of;
+
+namespace {
+constexpr auto most = std::numeric_limits<std::int64_t>::max();
+
+enum class mode : std::uint16_t { cold, warm };
+
+struct layer {
+  std::vector<float> weight = std::vector<float>(6, 1);
+  std::vector<float> bias = std::vector<float>(2, 2);
+  void register_state(cairn::state_scope& scope) {
+    scope.tensor("weight", weight, {2, 3});
+    scope.tensor("bias", bias, {2}, cairn::optional);
+  }
+};
+struct block {
+  layer first, second;
+  std::int64_t calls = 7;
+  std::string notes = "n";
+  void register_state(cairn::state_scope& scope) {
+    scope.object("first", first);
+    scope.object("second", second);
+    scope.value("calls", calls);
+    scope.bytes("notes", notes, cairn::per_rank);
+  }
+};
+struct foreign {
+  double x = 1;
+};
+struct foreign_element {
+  std::uint16_t bits;
+};
+}  // namespace
+
+template <>
+struct cairn::state_of<foreign> {
+  static void register_state(cairn::state_scope& scope, foreign& f) { scope.value("x", f.x); }
+};
+template <>
+struct cairn::dtype_for<foreign_element> {
+  static constexpr cairn::dtype value = cairn::dtype::bf16;
+};
+
+TEST_CASE("extents") {
+  CHECK(extents{}.volume() == 1);
+  CHECK(extents{2, 3u, 4l}.volume() == 24);
+  CHECK(extents{2, 3}.rank() == 2);
+  CHECK(cairn::to_string(extents{2, 3}) == "[2, 3]");
+  CHECK(extents{2, 3} < extents{2, 4});
+  CHECK(!(extents{2, 3} == extents{2, 3, 1}));
+  CHECK(extents{most, 1}.checked_volume() == most);
+  CHECK(!extents{most, 2}.checked_volume());
+  CHECK(!extents{std::int64_t{1} << 32, std::int64_t{1} << 32}.checked_volume());
+  CHECK(extents{most, most, 0}.checked_volume() == 0);
+  CHECK(extents{0, most, most}.checked_volume() == 0);
+  CHECK(failure_of([] { (void)extents{-1}; }).id() == error_id::usage_bad_shape);
+  CHECK(failure_of([] { (void)extents{~std::uint64_t{0}}; }).id() == error_id::usage_bad_shape);
+  std::vector<std::int64_t> nine(9, 1);
+  CHECK(failure_of([&] { (void)extents(std::span<const std::int64_t>(nine)); }).id() ==
+        error_id::usage_bad_shape);
+  CHECK(cairn::checked_bytes(dtype::f32, {3}) == 12u);
+  CHECK(!cairn::checked_bytes(dtype::f64, {most / 8}));
+  CHECK(!cairn::checked_bytes(dtype::f4, {3}));
+  CHECK(cairn::checked_bytes(dtype::f4, {4}) == 2u);
+  CHECK(!cairn::checked_bytes(dtype::f6_e2m3, {6}));
+  CHECK(cairn::checked_bytes(dtype::f6_e3m2, {8}) == 6u);
+}
+
+TEST_CASE("boxes: inside and intersect") {
+  CHECK(cairn::inside({{0, 0}, {2, 2}}, {2, 2}));
+  CHECK(!cairn::inside({{1, 0}, {2, 2}}, {2, 2}));
+  CHECK(!cairn::inside({{0}, {2}}, {2, 2}));
+  CHECK(!cairn::inside({{most, 0}, {most, 1}}, {2, 2}));
+  CHECK(cairn::inside({{2, 0}, {0, 2}}, {2, 2}));
+  CHECK(cairn::intersect({{0, 0}, {3, 3}}, {{2, 1}, {5, 1}}) == chunk{{2, 1}, {1, 1}});
+  CHECK(!cairn::intersect({{0}, {2}}, {{2}, {2}}));
+  CHECK(!cairn::intersect({{0}, {2}}, {{1}, {0}}));
+  CHECK(cairn::intersect({{}, {}}, {{}, {}}) == chunk{{}, {}});
+  CHECK(!cairn::intersect({{0}, {2}}, {{0, 0}, {2, 2}}));
+}
+
+TEST_CASE("the table of dtypes") {
+  std::set<std::string_view> names;
+  for (int n = 0; n <= static_cast<int>(cairn::last_dtype); ++n) {
+    const auto t = static_cast<dtype>(n);
+    names.insert(cairn::name_of(t));
+    CHECK(cairn::dtype_from_name(cairn::name_of(t)) == t);
+    CHECK(cairn::granule_of(t) * static_cast<std::int64_t>(cairn::bits_of(t)) % 8 == 0);
+    CHECK(cairn::bytes_of(t, 8 * cairn::granule_of(t)) * 8 ==
+          8 * static_cast<std::uint64_t>(cairn::granule_of(t)) * cairn::bits_of(t));
+  }
+  CHECK(names.size() == 20);
+  CHECK(!cairn::dtype_from_name("F128"));
+  CHECK(!cairn::dtype_from_name(""));
+  CHECK(cairn::name_of(dtype::bf16) == "BF16");
+  CHECK(static_cast<int>(dtype::f4) == 19);
+  CHECK(cairn::dtype_v<float> == dtype::f32);
+  CHECK(cairn::dtype_v<bool> == dtype::boolean);
+  CHECK(cairn::dtype_v<char> == (std::is_signed_v<char> ? dtype::i8 : dtype::u8));
+  CHECK(cairn::dtype_v<long long> == dtype::i64);
+  CHECK(cairn::dtype_v<std::uint16_t> == dtype::u16);
+  CHECK(cairn::dtype_v<mode> == dtype::u16);
+  CHECK(cairn::dtype_v<std::byte> == dtype::u8);
+  CHECK(cairn::dtype_v<foreign_element> == dtype::bf16);
+  static_assert(!cairn::Element<long double> && !cairn::Element<std::string> && !cairn::Element<foreign>);
+}
+
+TEST_CASE("boxes_of_range covers each range exactly, in order, with few boxes") {
+  const auto element_of = [](const extents& shape, const chunk& b, std::int64_t k) {
+    std::int64_t flat = 0;
+    std::int64_t stride = 1;
+    for (int d = shape.rank() - 1; d >= 0; --d) {
+      flat += (b.offsets[d] + k % b.sizes[d]) * stride;
+      k /= b.sizes[d];
+      stride *= shape[d];
+    }
+    return flat;
+  };
+  for (const auto& shape : {extents{}, extents{1}, extents{7}, extents{1, 5}, extents{5, 1}, extents{3, 4},
+                            extents{4, 3}, extents{2, 3, 4}, extents{3, 1, 3}, extents{2, 2, 2, 3}}) {
+    const auto volume = shape.volume();
+    for (std::int64_t begin = 0; begin <= volume; ++begin)
+      for (std::int64_t length = 0; begin + length <= volume; ++length) {
+        const auto boxes = cairn::boxes_of_range(shape, begin, length);
+        std::int64_t next = begin;
+        bool in_order = true;
+        for (const auto& b : boxes) {
+          REQUIRE(cairn::inside(b, shape));
+          REQUIRE(b.volume() > 0);
+          for (std::int64_t k = 0; k < b.volume(); ++k) in_order &= element_of(shape, b, k) == next++;
+        }
+        CHECK(in_order);
+        CHECK(next == begin + length);
+        CHECK(boxes.size() <= static_cast<std::size_t>(std::max(1, 2 * shape.rank() - 1)));
+        if (shape.rank() == 2 && length > 0) {
+          // A partial first row, whole rows, a partial last row.
+          const auto columns = shape[1];
+          const auto end = begin + length;
+          std::size_t least = 0;
+          if (begin / columns == (end - 1) / columns) {
+            least = 1;
+          } else {
+            const auto whole_from = (begin + columns - 1) / columns;
+            const auto whole_to = end / columns;
+            least = (begin % columns != 0 ? 1u : 0u) + (whole_to > whole_from ? 1u : 0u) +
+                    (end % columns != 0 ? 1u : 0u);
+          }
+          CHECK(boxes.size() == least);
+        }
+      }
+  }
+  CHECK(cairn::boxes_of_range({0, 4}, 0, 0).empty());
+}
+
+TEST_CASE("for_each_run against a naive walk") {
+  std::mt19937_64 random(cairn_test::seed_or(3));
+  const auto in = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  std::vector<std::uint16_t> memory(200000);
+  std::iota(memory.begin(), memory.end(), std::uint16_t{0});
+  for (int round = 0; round < 2000; ++round) {
+    const auto rank = static_cast<int>(in(0, 4));
+    auto shape = extents::filled(rank, 1);
+    for (int d = 0; d < rank; ++d) shape.set(d, in(0, 20) == 0 ? 0 : in(1, 6));
+    auto view = cairn::contiguous_view(memory.data() + 100000, dtype::u16, shape);
+    const auto kind = in(0, 2);
+    for (int d = 0; d < rank; ++d) {
+      auto& stride = view.strides[static_cast<std::size_t>(d)];
+      if (kind == 1) stride = in(-20, 20);
+      if (kind == 2 && d + 1 < rank) stride += in(0, 1) * 5;
+    }
+    // The naive packed tensor.
+    std::vector<std::uint16_t> naive;
+    for (std::int64_t k = 0; k < shape.volume(); ++k) {
+      std::int64_t rest = k;
+      std::int64_t at = 0;
+      for (int d = rank - 1; d >= 0; --d) {
+        at += rest % shape[d] * view.strides[static_cast<std::size_t>(d)];
+        rest /= shape[d];
+      }
+      naive.push_back(memory[static_cast<std::size_t>(100000 + at)]);
+    }
+    const auto total = static_cast<std::int64_t>(naive.size());
+    const auto begin = in(0, total);
+    const auto end = in(begin, total);
+    std::vector<std::uint16_t> walked(naive.size());
+    std::uint64_t next = static_cast<std::uint64_t>(begin) * 2;
+    bool in_order = true;
+    cairn::for_each_run(view, static_cast<std::uint64_t>(begin) * 2, static_cast<std::uint64_t>(end) * 2,
+                        [&](std::byte* from, std::uint64_t bytes, std::uint64_t at) {
+                          in_order &= at == next && bytes > 0;
+                          next = at + bytes;
+                          std::memcpy(reinterpret_cast<std::byte*>(walked.data()) + at, from, bytes);
+                        });
+    CHECK(in_order);
+    CHECK(next == static_cast<std::uint64_t>(end) * 2);
+    CHECK(std::equal(naive.begin() + begin, naive.begin() + end, walked.begin() + begin));
+    if (kind == 0) CHECK(view.contiguous());
+  }
+  // Contiguous memory is one run.
+  int runs = 0;
+  cairn::for_each_run(cairn::contiguous_view(memory.data(), dtype::u16, {4, 5, 6}), 0, 240,
+                      [&](std::byte*, std::uint64_t, std::uint64_t) { ++runs; });
+  CHECK(runs == 1);
+  const auto part =
+      cairn::subview(cairn::contiguous_view(memory.data(), dtype::u16, {10, 10}), {{2, 3}, {2, 4}});
+  CHECK(*reinterpret_cast<std::uint16_t*>(part.data) == 23);
+  CHECK(!part.contiguous());
+  const auto packed =
+      cairn::subview(cairn::contiguous_view(memory.data(), dtype::f4, {4, 8}), {{1, 2}, {2, 4}});
+  CHECK(packed.data == reinterpret_cast<std::byte*>(memory.data()) + 5);
+  std::vector<std::uint64_t> at;
+  cairn::for_each_run(packed, 0, packed.bytes(),
+                      [&](std::byte*, std::uint64_t bytes, std::uint64_t) { at.push_back(bytes); });
+  CHECK(at == std::vector<std::uint64_t>{2, 2});
+}
+
+namespace {
+template <class To, class From>
+To cast_one(From x) {
+  To y;
+  const auto cast = cairn::find_cast(cairn::dtype_v<From>, cairn::dtype_v<To>);
+  REQUIRE((cast != nullptr));
+  cast(reinterpret_cast<const std::byte*>(&x), reinterpret_cast<std::byte*>(&y), 1);
+  return y;
+}
+/// The value of a 16-bit float, by its definition.
+double value_of(std::uint16_t bits, int exponent_bits) {
+  const int mantissa_bits = 15 - exponent_bits;
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
+  const int mantissa = bits & ((1 << mantissa_bits) - 1);
+  const double sign = bits & 0x8000 ? -1 : 1;
+  if (exponent == (1 << exponent_bits) - 1)
+    return mantissa != 0 ? std::nan("") : sign * std::numeric_limits<double>::infinity();
+  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  return sign * std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+}
+}  // namespace
+
+TEST_CASE("casts of 16-bit types, each of their values") {
+  int wrong = 0;
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    const auto b = static_cast<std::uint16_t>(bits);
+    const double half = value_of(b, 5);
+    const double brain = value_of(b, 8);
+    const auto same = [](double x, double y) {
+      return (std::isnan(x) && std::isnan(y)) || (x == y && std::signbit(x) == std::signbit(y));
+    };
+    wrong += !same(cast_one<float>(cairn::f16{b}), half);
+    wrong += !same(cast_one<double>(cairn::f16{b}), half);
+    wrong += !same(cast_one<float>(cairn::bf16{b}), brain);
+    wrong += !same(cast_one<double>(cairn::bf16{b}), brain);
+    // And back: nothing is lost.
+    if (std::isnan(half))
+      wrong += !std::isnan(value_of(cast_one<cairn::f16>(cast_one<float>(cairn::f16{b})).bits, 5));
+    else
+      wrong += cast_one<cairn::f16>(cast_one<float>(cairn::f16{b})).bits != b;
+    if (std::isnan(brain))
+      wrong += !std::isnan(value_of(cast_one<cairn::bf16>(cast_one<float>(cairn::bf16{b})).bits, 8));
+    else
+      wrong += cast_one<cairn::bf16>(cast_one<float>(cairn::bf16{b})).bits != b;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("casts to 16-bit types round to nearest, ties to even") {
+  int wrong = 0;
+  for (std::uint32_t bits = 0; bits < 0x7fff; ++bits) {
+    const auto b = static_cast<std::uint16_t>(bits);
+    for (const int exponent_bits : {5, 8}) {
+      const double low = value_of(b, exponent_bits);
+      const auto above = static_cast<std::uint16_t>(b + 1);
+      double high = value_of(above, exponent_bits);
+      if (std::isinf(high)) high = low + (low - value_of(static_cast<std::uint16_t>(b - 1), exponent_bits));
+      if (!std::isfinite(low) || !std::isfinite(high)) continue;
+      const double middle = low / 2 + high / 2;
+      const auto bits_from = [&](double x) {
+        const auto f = static_cast<float>(x);
+        return exponent_bits == 5 ? cast_one<cairn::f16>(f).bits : cast_one<cairn::bf16>(f).bits;
+      };
+      const auto tie = static_cast<float>(middle);
+      if (static_cast<double>(tie) != middle) continue;
+      wrong += bits_from(middle) != (b % 2 == 0 ? b : above);
+      wrong += bits_from(std::nextafter(tie, -1.0F)) != b;
+      wrong += bits_from(std::nextafter(tie, std::numeric_limits<float>::infinity())) != above;
+      wrong += bits_from(-middle) != (b % 2 == 0 ? b : above) + 0x8000;
+    }
+  }
+  CHECK(wrong == 0);
+  CHECK(std::isnan(value_of(cast_one<cairn::bf16>(std::bit_cast<float>(0x7f800001u)).bits, 8)));
+  CHECK(std::isnan(value_of(cast_one<cairn::f16>(std::bit_cast<float>(0x7f800001u)).bits, 5)));
+  CHECK(cast_one<cairn::f16>(1e30F).bits == 0x7c00);
+  CHECK(cast_one<cairn::f16>(-1e30).bits == 0xfc00);
+  CHECK(cast_one<float>(0.1) == 0.1F);
+  CHECK(cast_one<double>(0.1F) == static_cast<double>(0.1F));
+  CHECK((cairn::find_cast(dtype::i32, dtype::f32) == nullptr));
+  CHECK((cairn::find_cast(dtype::f32, dtype::u8) == nullptr));
+}
+
+TEST_CASE("a state_dict keeps what it was given") {
+  cairn::state_dict state;
+  std::vector<float> w(12, 1);
+  std::array<double, 4> fixed{};
+  int plain[6] = {};
+  std::vector<foreign_element> foreign_w(2);
+  CHECK(state.empty());
+  state.tensor("w", w, {3, 4});
+  state.tensor("fixed", fixed, {4}, cairn::copy_now, cairn::optional);
+  state.tensor("plain", plain, {2, 3});
+  state.tensor("foreign", foreign_w, {2});
+  state.tensor("pointer", w.data(), {2, 2});
+  state.tensor("scalar", w.data(), extents{});
+  state.tensor("shard", w, cairn::shard{{9, 4}, {3, 0}});
+  state.tensor("shard2", w.data(), cairn::shard{{9, 4}, {3, 1}, {2, 2}});
+  state.tensor("flat", w, cairn::flat_shard{{5, 4}, 2});
+  state.tensor("flat2", w.data(), cairn::flat_shard{{5, 4}, 2, 3});
+  auto m = mode::warm;
+  bool yes = true;
+  state.value("mode", m);
+  state.value("yes", yes);
+  std::string text = "abc";
+  state.bytes("text", text, cairn::per_rank);
+  REQUIRE(state.entries().size() == 13);
+  CHECK(state.find("absent") == nullptr);
+  CHECK(state.find("w") == &state.entries()[0]);
+  CHECK(state.find("w")->view(0).data == reinterpret_cast<std::byte*>(w.data()));
+  CHECK(state.find("w")->boxes == std::vector<chunk>{cairn::whole({3, 4})});
+  CHECK(state.find("w")->elements == 12);
+  CHECK(state.find("fixed")->flags == cairn::item_flags{true, false, true});
+  CHECK(state.find("fixed")->type == dtype::f64);
+  CHECK(state.find("plain")->type == dtype::i32);
+  CHECK(state.find("foreign")->type == dtype::bf16);
+  CHECK(state.find("scalar")->elements == 1);
+  CHECK(state.find("shard")->boxes == std::vector<chunk>{{{3, 0}, {3, 4}}});
+  CHECK(state.find("shard2")->boxes == std::vector<chunk>{{{3, 1}, {2, 2}}});
+  REQUIRE(state.find("flat")->boxes.size() == 3);
+  CHECK(state.find("flat")->boxes[0] == chunk{{0, 2}, {1, 2}});
+  CHECK(state.find("flat")->boxes[1] == chunk{{1, 0}, {2, 4}});
+  CHECK(state.find("flat")->boxes[2] == chunk{{3, 0}, {1, 2}});
+  CHECK(state.find("flat")->view(1).data == reinterpret_cast<std::byte*>(w.data() + 2));
+  CHECK(state.find("flat")->view(2).data == reinterpret_cast<std::byte*>(w.data() + 10));
+  CHECK(state.find("flat2")->elements == 3);
+  CHECK(state.find("mode")->type == dtype::u16);
+  CHECK(state.find("mode")->kind == cairn::item_kind::value);
+  CHECK(state.find("yes")->type == dtype::boolean);
+  CHECK(state.find("text")->bytes().size() == 3);
+  CHECK(state.find("text")->flags.per_rank);
+}
+
+TEST_CASE("containers may move, but keep their size; bytes may change it") {
+  cairn::state_dict state;
+  std::vector<float> w(4);
+  std::string text = "abc";
+  state.tensor("w", w, {4});
+  state.bytes("text", text);
+  w = std::vector<float>{5, 6, 7, 8};
+  CHECK(*reinterpret_cast<float*>(state.find("w")->view(0).data) == 5);
+  CHECK(!state.find("w")->memory.resize);
+  w.resize(5);
+  const auto e = failure_of([&] { (void)state.find("w")->view(0); });
+  CHECK(e.id() == error_id::usage_size_changed);
+  CHECK(e.fields().item == "w");
+  CHECK(e.fields().expected == "4");
+  CHECK(e.fields().got == "5");
+  text = "longer";
+  CHECK(state.find("text")->bytes().size() == 6);
+  state.find("text")->memory.resize(state.find("text")->memory.object, 2);
+  CHECK(text == "lo");
+  std::array<char, 3> fixed{};
+  state.bytes("fixed", fixed);
+  CHECK(!state.find("fixed")->memory.resize);
+}
+
+TEST_CASE("views with strides") {
+  cairn::state_dict state;
+  std::vector<float> w(100);
+  std::iota(w.begin(), w.end(), 0.0F);
+  auto view = cairn::contiguous_view(w.data(), dtype::f32, {4, 3});
+  view.strides[0] = 10;
+  state.tensor("whole", view);
+  state.tensor("shard", view, cairn::shard{{8, 3}, {4, 0}, {4, 3}});
+  const auto seen = state.find("shard")->view(0);
+  CHECK(seen.strides[0] == 10);
+  CHECK(seen.shape == extents{4, 3});
+  const auto packed = cairn_test::packed(seen);
+  CHECK(reinterpret_cast<const float*>(packed.data())[3] == 10);
+  CHECK(failure_of([&] {
+          state.tensor("flat", view, cairn::flat_shard{{12}, 0});
+        }).id() == error_id::usage_bad_shape);
+  CHECK(failure_of([&] { state.tensor("other", view, extents{3, 4}); }).id() == error_id::usage_bad_shape);
+  auto half = cairn::contiguous_view(w.data(), dtype::f4, {4, 4});
+  half.strides[0] = 8;
+  CHECK(failure_of([&] { state.tensor("packed", half); }).id() == error_id::usage_bad_shape);
+  // A device view keeps its space.
+  auto device = cairn::contiguous_view(w.data(), dtype::f32, {4});
+  device.space = cairn::memory_space::device;
+  device.device = 3;
+  state.tensor("device", device);
+  CHECK(state.find("device")->view(0).space == cairn::memory_space::device);
+  CHECK(state.find("device")->view(0).device == 3);
+}
+
+TEST_CASE("rebind gives a new address") {
+  cairn::state_dict state;
+  std::vector<float> a(4), b(4);
+  std::vector<double> d(4);
+  state.tensor("p", a.data(), {4});
+  state.tensor("c", a, {4});
+  const auto structure = state.structure();
+  state.rebind("p", b.data());
+  CHECK(state.find("p")->view(0).data == reinterpret_cast<std::byte*>(b.data()));
+  CHECK(state.structure() == structure);
+  CHECK(failure_of([&] { state.rebind("absent", b.data()); }).id() == error_id::usage_unknown_name);
+  CHECK(failure_of([&] { state.rebind("c", b.data()); }).kind() == cairn::error_kind::usage);
+  CHECK(failure_of([&] { state.rebind("p", d.data()); }).id() == error_id::plan_dtype_mismatch);
+  CHECK(failure_of([&] { state.rebind("p", static_cast<float*>(nullptr)); }).id() ==
+        error_id::usage_bad_shape);
+  auto view = cairn::contiguous_view(a.data(), dtype::f32, {2, 2});
+  view.strides[0] = 2;
+  state.tensor("v", view);
+  state.rebind("v", cairn::contiguous_view(b.data(), dtype::f32, {2, 2}));
+  CHECK(state.find("v")->view(0).data == reinterpret_cast<std::byte*>(b.data()));
+}
+
+TEST_CASE("rebind to a view takes its strides, and refuses another shape") {
+  cairn::state_dict state;
+  std::vector<float> a(64), b(64);
+  auto view = cairn::contiguous_view(a.data(), dtype::f32, {2, 3});
+  view.strides[0] = 8;
+  state.tensor("v", view);
+  auto other = cairn::contiguous_view(b.data(), dtype::f32, {2, 3});
+  state.rebind("v", other);
+  CHECK(state.find("v")->view(0).strides[0] == 3);
+  other.strides[0] = 16;
+  state.rebind("v", other);
+  CHECK(state.find("v")->view(0).strides[0] == 16);
+  other.shape = {3, 2};
+  CHECK(failure_of([&] {
+          state.rebind("v", cairn::contiguous_view(b.data(), dtype::f32, {3, 3}));
+        }).id() == error_id::usage_bad_shape);
+  CHECK(failure_of([&] { state.rebind("v", other); }).id() == error_id::usage_bad_shape);
+  CHECK(state.find("v")->view(0).shape == extents{2, 3});
+  state.tensor("flat", b.data(), cairn::flat_shard{{4, 4}, 3, 6});
+  other.shape = {2, 3};
+  CHECK(failure_of([&] { state.rebind("flat", other); }).id() == error_id::usage_bad_shape);
+  state.rebind("flat", cairn::contiguous_view(a.data(), dtype::f32, {6}));
+  CHECK(state.find("flat")->view(0).data == reinterpret_cast<std::byte*>(a.data()));
+}
+
+TEST_CASE("mistakes of registration leave the state unharmed") {
+  cairn::state_dict state;
+  std::vector<float> w(12);
+  state.tensor("w", w, {12});
+  const auto structure = state.structure();
+  const auto id = [&](auto work) { return failure_of(work).id(); };
+  CHECK(id([&] { state.tensor("w", w, {12}); }) == error_id::usage_duplicate_name);
+  for (const auto* name : {"", "__metadata__", "a\nb", "a\x7f", "rng@rank00003", "\xff", "\xc0\x80",
+                           "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82"}) {
+    CAPTURE(name);
+    CHECK(id([&] { state.tensor(name, w, {12}); }) == error_id::usage_bad_name);
+  }
+  CHECK(id([&] { state.tensor(std::string(4097, 'a'), w, {12}); }) == error_id::usage_bad_name);
+  CHECK(cairn::name_problem(std::string(4096, 'a')).empty());
+  CHECK(cairn::name_problem("stra\xc3\x9f"
+                            "e.\xe2\x82\xac.\xf0\x9f\x8e\x89")
+            .empty());
+  CHECK(cairn::name_problem("a@rank").empty());
+  CHECK(cairn::name_problem("a@rank1b").empty());
+  CHECK(id([&] { state.tensor("x", w, {11}); }) == error_id::usage_bad_shape);
+  CHECK(id([&] { state.tensor("x", static_cast<float*>(nullptr), {1}); }) == error_id::usage_bad_shape);
+  CHECK(id([&] { state.tensor("x", w.data(), extents{most}); }) == error_id::usage_bad_shape);
+  CHECK(id([&] { state.tensor("x", w.data(), cairn::shard{{4, 4}, {0, 0}}); }) == error_id::usage_bad_shape);
+  CHECK(id([&] { state.tensor("x", w, cairn::shard{{4, 4}, {0}}); }) == error_id::usage_bad_shape);
+  CHECK(id([&] { state.tensor("x", w, cairn::shard{{8, 5}, {0, 0}}); }) == error_id::usage_bad_shape);
+  CHECK(id([&] { state.tensor("x", w, cairn::shard{{8, 4}, {6, 0}}); }) == error_id::usage_bad_shape);
+  CHECK(id([&] { state.tensor("x", w, cairn::flat_shard{{20}, 9}); }) == error_id::usage_bad_shape);
+  CHECK(id([&] { state.tensor("x", w, cairn::flat_shard{{20}, -1}); }) == error_id::usage_bad_shape);
+  CHECK(id([&] { state.tensor("x", w.data(), cairn::flat_shard{{20}, 0}); }) == error_id::usage_bad_shape);
+  CHECK(id([&] {
+          state.tensor("x", cairn::contiguous_view(w.data(), dtype::f4, {3}), cairn::flat_shard{{8}, 1});
+        }) == error_id::usage_bad_shape);
+  CHECK(state.entries().size() == 1);
+  CHECK(state.structure() == structure);
+}
+
+TEST_CASE("objects register themselves under a prefix") {
+  cairn::state_dict state;
+  block b;
+  foreign f;
+  state.object("block", b);
+  state.object("foreign", f);
+  std::vector<std::string> names;
+  for (const auto& e : state.entries()) names.push_back(e.name);
+  CHECK(names == std::vector<std::string>{"block.first.weight", "block.first.bias", "block.second.weight",
+                                          "block.second.bias", "block.calls", "block.notes", "foreign.x"});
+  CHECK(state.find("block.first.bias")->flags.optional);
+  CHECK(state.find("block.notes")->flags.per_rank);
+}
+
+TEST_CASE("the structure tells everything that plans depend on, and nothing else") {
+  std::vector<float> w(16), v(16);
+  std::vector<std::int32_t> i(16);
+  std::string text = "a";
+  std::set<std::uint64_t> seen;
+  const auto structure = [](auto fill) {
+    cairn::state_dict s;
+    fill(s);
+    return s.structure();
+  };
+  const auto base = structure([&](auto& s) { s.tensor("w", w, {4, 4}); });
+  CHECK(base == structure([&](auto& s) { s.tensor("w", v, {4, 4}); }));
+  seen.insert(base);
+  seen.insert(structure([&](auto& s) { s.tensor("x", w, {4, 4}); }));
+  seen.insert(structure([&](auto& s) { s.tensor("w", w, {16}); }));
+  seen.insert(structure([&](auto& s) { s.tensor("w", w, {2, 8}); }));
+  seen.insert(structure([&](auto& s) { s.tensor("w", i, {4, 4}); }));
+  seen.insert(structure([&](auto& s) { s.tensor("w", w, {4, 4}, cairn::copy_now); }));
+  seen.insert(structure([&](auto& s) { s.tensor("w", w, {4, 4}, cairn::per_rank); }));
+  seen.insert(structure([&](auto& s) { s.tensor("w", w, {4, 4}, cairn::optional); }));
+  seen.insert(structure([&](auto& s) { s.tensor("w", w, cairn::shard{{8, 4}, {0, 0}}); }));
+  seen.insert(structure([&](auto& s) { s.tensor("w", w, cairn::shard{{8, 4}, {4, 0}}); }));
+  seen.insert(structure([&](auto& s) { s.tensor("w", w, cairn::flat_shard{{8, 4}, 8}); }));
+  seen.insert(structure([&](auto& s) { s.bytes("w", text); }));
+  seen.insert(structure([&](auto& s) { s.tensor("w", w, {4, 4}), s.tensor("v", v, {4, 4}); }));
+  seen.insert(structure([&](auto& s) { s.tensor("v", v, {4, 4}), s.tensor("w", w, {4, 4}); }));
+  seen.insert(structure([](auto&) {}));
+  CHECK(seen.size() == 15);
+  cairn::state_dict s;
+  s.bytes("text", text);
+  const auto before = s.structure();
+  text = "longer";
+  CHECK(s.structure() == before);
+  s.tensor("w", w, {16});
+  CHECK(s.structure() != before);
+}
+
+TEST_CASE("errors cross processes as data and come out as the same type") {
+  const auto failure =
+      cairn::make_failure(error_id::corrupt_digest, "a block is damaged",
+                          {.rank = 3, .item = "w", .file = "f", .offset = 9, .expected = "1", .got = "2"});
+  const auto bytes = cairn::encode_failure(failure);
+  const auto back = [&](std::span<const std::byte> from, int rank = -1) {
+    cairn::wire_reader in(from);
+    auto e = cairn::decode_failure(in, rank);
+    in.finish();
+    return e;
+  };
+  try {
+    std::rethrow_exception(back(bytes));
+  } catch (const cairn::corrupt_error& e) {
+    CHECK(e.id() == error_id::corrupt_digest);
+    CHECK(std::string(e.what()) ==
+          "[cairn.corrupt.digest] a block is damaged (rank 3, item w, file f, offset 9, expected 1, got 2)");
+    CHECK(e.message() == "a block is damaged");
+  }
+  CHECK_THROWS_AS(
+      std::rethrow_exception(back(cairn::encode_failure(std::make_exception_ptr(std::bad_alloc{})))),
+      cairn::storage_error);
+  const auto foreign_failure = cairn::encode_failure(std::make_exception_ptr(std::runtime_error("odd")));
+  CHECK(failure_of([&] { std::rethrow_exception(back(foreign_failure, 5)); }).fields().rank == 5);
+  CHECK(failure_of([&] { std::rethrow_exception(back(foreign_failure, 5)); }).message() == "odd");
+  CHECK_THROWS_AS(std::rethrow_exception(back(cairn::encode_failure(std::make_exception_ptr(1)))),
+                  cairn::storage_error);
+  for (std::size_t n = 0; n < bytes.size(); ++n)
+    CHECK_THROWS_AS((void)back(std::span(bytes).first(n)), cairn::wire_error);
+  for (const auto id : {error_id::usage_overflow, error_id::plan_overlap, error_id::storage_io,
+                        error_id::timeout_commit, error_id::peer_lost})
+    CHECK(failure_of([&] { cairn::fail(id, "x"); }).kind() == cairn::kind_of(id));
+  CHECK(cairn::error_name(static_cast<error_id>(999)) == "unknown");
+}
+
+TEST_CASE("wire: what was put comes back, and hostile input ends in wire_error") {
+  cairn::wire_writer out;
+  out.put(std::uint8_t{7}).put(std::int64_t{-5}).put(2.5).put("text").put(dtype::f32).put(std::uint64_t{3});
+  const auto bytes = out.take();
+  cairn::wire_reader in(bytes);
+  CHECK(in.get<std::uint8_t>() == 7);
+  CHECK(in.get<std::int64_t>() == -5);
+  CHECK(in.get<double>() == 2.5);
+  CHECK(in.get_string() == "text");
+  CHECK(in.get_enum(cairn::last_dtype) == dtype::f32);
+  CHECK_THROWS_AS((void)in.get_count(1), cairn::wire_error);
+  CHECK_THROWS_AS((void)in.get<std::uint8_t>(), cairn::wire_error);
+  CHECK_NOTHROW(in.finish());
+
+  const auto reader_of = [](auto... values) {
+    cairn::wire_writer w;
+    (w.put(values), ...);
+    return w.take();
+  };
+  const auto huge = reader_of(std::uint32_t{0xffffffff}, std::uint32_t{0xffffffff});
+  CHECK_THROWS_AS((void)cairn::wire_reader(huge).get_string(), cairn::wire_error);
+  CHECK_THROWS_AS((void)cairn::wire_reader(huge).get_count(1), cairn::wire_error);
+  CHECK_THROWS_AS((void)cairn::wire_reader(huge).get_count(0), cairn::wire_error);
+  CHECK_THROWS_AS((void)cairn::wire_reader(huge).take(9), cairn::wire_error);
+  CHECK_THROWS_AS(cairn::wire_reader(huge).finish(), cairn::wire_error);
+  CHECK_THROWS_AS((void)cairn::wire_reader(huge).get_enum(cairn::last_dtype), cairn::wire_error);
+  const auto text = reader_of(std::uint32_t{5}, std::uint64_t{0});
+  CHECK_THROWS_AS((void)cairn::wire_reader(text).get_string(4), cairn::wire_error);
+  try {
+    cairn::wire_reader r(text);
+    (void)r.get<std::uint64_t>();
+    (void)r.get<std::uint64_t>();
+    FAIL("nothing was thrown");
+  } catch (const cairn::wire_error& e) {
+    CHECK(e.offset == 8);
+  }
+  const auto nine = reader_of(std::uint8_t{9});
+  cairn::wire_reader r(nine);
+  CHECK_THROWS_AS((void)cairn::decode_extents(r), cairn::wire_error);
+  const auto negative = reader_of(std::uint8_t{1}, std::int64_t{-1});
+  cairn::wire_reader n(negative);
+  CHECK_THROWS_AS((void)cairn::decode_extents(n), cairn::wire_error);
+}
+
+TEST_CASE("plans as messages") {
+  cairn::save_plan plan;
+  plan.items.push_back(
+      {"w", cairn::item_kind::tensor, dtype::f32, {4, 4}, {{2, 0}, {2, 4}}, {true, false, true}, 3, 32});
+  plan.items.push_back({"b", cairn::item_kind::bytes, dtype::u8, {}, {}, {false, true, false}, 4, 999});
+  cairn::wire_writer out;
+  cairn::encode(out, plan);
+  const auto bytes = out.take();
+  const auto decode = [](std::span<const std::byte> from) {
+    cairn::wire_reader in(from);
+    auto p = cairn::decode_save_plan(in);
+    in.finish();
+    return p;
+  };
+  const auto back = decode(bytes);
+  REQUIRE(back.items.size() == 2);
+  CHECK(back.items[0].flags == plan.items[0].flags);
+  CHECK(back.items[0].box == plan.items[0].box);
+  CHECK(back.items[1].bytes == 999);
+  CHECK(cairn::digest_of(back) == cairn::digest_of(plan));
+  for (std::size_t n = 0; n < bytes.size(); ++n)
+    CHECK_THROWS_AS((void)decode(std::span(bytes).first(n)), cairn::wire_error);
+  auto refused = [&](auto change) {
+    auto p = plan;
+    change(p.items[0]);
+    cairn::wire_writer w;
+    cairn::encode(w, p);
+    const auto from = w.take();
+    CHECK_THROWS_AS((void)decode(from), cairn::wire_error);
+  };
+  refused([](auto& i) { i.box.offsets = {3, 0}; });
+  refused([](auto& i) { i.bytes = 31; });
+  refused([](auto& i) { i.global = {most, most}; });
+  refused([](auto& i) { i.name = std::string(5000, 'a'); });
+  auto other = plan;
+  other.items[1].bytes = 5;
+  other.items[0].entry = 9;
+  CHECK(cairn::digest_of(other) == cairn::digest_of(plan));
+  other.items[0].box.offsets = {1, 0};
+  CHECK(cairn::digest_of(other) != cairn::digest_of(plan));
+}
+
+TEST_CASE("metadata is found by name") {
+  cairn::metadata m;
+  CHECK(m.find("a") == nullptr);
+  for (const auto* name : {"a", "b", "bb", "c"}) m.items.push_back({name, {}, {}, {}, false, {}});
+  for (const auto& i : m.items) CHECK(m.find(i.name) == &i);
+  CHECK(m.find("") == nullptr);
+  CHECK(m.find("ba") == nullptr);
+  CHECK(m.find("d") == nullptr);
+  CHECK(cairn::per_rank_key("rng", 3) == "rng@rank00003");
+  CHECK(!cairn::name_problem(cairn::per_rank_key("rng", 123456)).empty());
+  CHECK(cairn::key_of("a", cairn::whole({2})) == cairn::key_of("a", cairn::whole({2})));
+  CHECK(!(cairn::key_of("a", cairn::whole({2})) == cairn::key_of("a", cairn::whole({3}))));
+  CHECK(!(cairn::key_of("a", cairn::whole({2})) == cairn::key_of("b", cairn::whole({2}))));
+}
