@@ -67,6 +67,7 @@ enum class error_id : std::uint16_t {
   timeout_commit = 503,
   timeout_peer = 504,
   timeout_close = 505,
+  timeout_load = 506,
 
   peer_failed = 601,
   peer_lost = 602,
@@ -178,6 +179,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "timeout.peer";
     case error_id::timeout_close:
       return "timeout.close";
+    case error_id::timeout_load:
+      return "timeout.load";
     case error_id::peer_failed:
       return "peer.failed";
     case error_id::peer_lost:

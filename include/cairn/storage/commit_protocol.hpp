@@ -1,0 +1,494 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/save_job.hpp>
+#include <cairn/storage/commit_parts.hpp>
+#include <cairn/storage/manifest_format.hpp>
+#include <cairn/storage/names.hpp>
+#include <cairn/storage/record_format.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// How a commit_protocol behaves where two attempts want one step.
+struct commit_options {
+  /// How long an attempt that came second waits for the one that came first, before it takes it for dead.
+  std::chrono::nanoseconds rival_patience = std::chrono::seconds(10);
+};
+
+/// How a checkpoint comes to exist, by objects of a ByteStore alone: for formats other than safetensors too.
+/// It knows keys, records and manifests, nothing of what is in data files.
+///
+/// Every rank writes its data files, then `publish` its record; the coordinator's `commit` collects the
+/// records and publishes the manifest, which only one attempt of a step can do; the others `await_commit`. A
+/// mark `aborted.<attempt>` ends an attempt for good: whoever wants to remove the files of an attempt first
+/// publishes its mark and then makes sure that no manifest names them; whoever publishes a manifest looks for
+/// a mark afterwards, and takes the manifest back where there is one. So one of the two always sees the
+/// other, and a checkpoint whose commit has returned keeps its files.
+///
+/// All functions may be called by several threads at once, for different attempts. Copies share the store.
+/// Functions throw the store's errors besides those that they name.
+template <ByteStore Store>
+class commit_protocol {
+ public:
+  explicit commit_protocol(std::shared_ptr<Store> store, commit_options options = {})
+      : store_(std::move(store)), options_(options) {}
+
+  [[nodiscard]] Store& store() const noexcept { return *store_; }
+
+  /// Before the first byte is written, and again when all are: throws storage_already_committed if the step
+  /// is committed, and the reason of an attempt that was aborted. Two small requests.
+  void check_open(const save_context& c) const {
+    throw_if_aborted(c.step, c.attempt);
+    if (store_->size(manifest_key(c.step))) detail::fail_already_committed(c.step);
+  }
+
+  /// Publishes this rank's record, whose identity is filled in from the context, after a last check_open.
+  /// @pre all data files of the record are durable under their keys.
+  void publish(const save_context& c, record& r) const {
+    detail::identify(r, c);
+    check_open(c);
+    store_->put_new(record_key(c.step, c.rank, c.attempt), encode_record(r));
+  }
+
+  /// Coordinator: see StorageWriter::commit. Before the manifest is published, other attempts of the step are
+  /// aborted and their files removed; afterwards, what appeared meanwhile. @throws what a failing rank
+  /// reported, with its rank; plan_error (plan_disagreement); peer_error (peer_lost) naming the ranks that
+  /// did not report by the deadline; storage_error (storage_already_committed, storage_aborted).
+  void commit(const save_context& c, const metadata& content, deadline until) const {
+    try {
+      manifest m;
+      m.run = c.run;
+      m.step = c.step;
+      m.attempt = c.attempt;
+      m.plan_digest = c.plan_digest;
+      m.content = content;
+      m.unix_time = static_cast<decltype(m.unix_time)>(std::time(nullptr));
+      for (const auto& h : collect(c, until))
+        m.records.push_back({h.step, h.attempt, h.rank, h.files, h.header_digest, h.data_bytes});
+      end_other_attempts(c, until);
+      publish_manifest(c, m);
+    } catch (...) {
+      // Beside another attempt's manifest no mark is needed.
+      if (!stands(c.step)) mark(c.step, c.attempt, std::current_exception());
+      throw;
+    }
+    try {
+      remove_foreign(c.step, c.attempt);
+    } catch (...) {  // the checkpoint exists; clean() removes what is left
+    }
+  }
+
+  /// Other ranks: see StorageWriter::await_commit. @throws the reason of an abort, storage_already_committed,
+  /// timeout_error (timeout_commit).
+  void await_commit(const save_context& c, deadline until) const {
+    const auto key = manifest_key(c.step);
+    for (detail::backoff pause(c.attempt, c.rank);;) {
+      throw_if_aborted(c.step, c.attempt);
+      if (store_->size(key)) {
+        if (!committed_by(c.step, c.attempt)) detail::fail_already_committed(c.step);
+        throw_if_aborted(c.step, c.attempt);  // the manifest may have been published too late
+        return;
+      }
+      if (!pause.wait(until))
+        fail(error_id::timeout_commit,
+             "the coordinator neither committed nor aborted the checkpoint in time; look for its errors",
+             {.rank = c.rank, .file = key});
+    }
+  }
+
+  /// After a failure in this rank's part: tells the others and removes what the attempt wrote: this rank's
+  /// files, on the coordinator those of all. Does nothing if the checkpoint was committed.
+  void abort(const save_context& c, const std::exception_ptr& failure) const noexcept {
+    try {
+      if (committed_by(c.step, c.attempt)) return;
+      const bool superseded = stands(c.step);  // by another attempt: ours can never be committed
+      const bool told = !superseded && report(c, failure);
+      // A rank whose record is a failure is in no manifest; else the attempt as a whole must be ended first.
+      if (!superseded && (!told || c.coordinator())) {
+        const bool marked = mark(c.step, c.attempt, failure);
+        if (committed_by(c.step, c.attempt)) {
+          if (marked) store_->remove(aborted_key(c.step, c.attempt));
+          return;
+        }
+      }
+      for (const auto& o : objects_of(c.step)) {
+        if (!o.is_file() || o.name.attempt != c.attempt || (!c.coordinator() && o.name.rank != c.rank))
+          continue;
+        if (o.name.kind != object_kind::record || c.coordinator() || !told) store_->remove(o.key);
+      }
+    } catch (...) {  // what cannot be told now is noticed by deadlines, what is left is removed by clean()
+    }
+  }
+
+  /// Steps with a manifest, ascending. One listing.
+  [[nodiscard]] std::vector<std::int64_t> list() const {
+    std::vector<std::int64_t> steps;
+    for (const auto& o : store_->list("step-"))
+      if (const auto k = parse_key(o.key); k && k->object.kind == object_kind::manifest)
+        steps.push_back(k->step);
+    std::sort(steps.begin(), steps.end());
+    return steps;
+  }
+
+  /// Removes a checkpoint or what is left of one: the manifest first, then everything that cairn put beside
+  /// it.
+  void remove(std::int64_t step) const {
+    store_->remove(manifest_key(step));
+    for (const auto& o : objects_of(step)) store_->remove(o.key);
+    (void)discard_leftovers(step_directory(step) + "/", nullptr);
+  }
+
+  /// The checkpoint does not exist any more, but nothing is lost: its manifest becomes
+  /// `manifest.damaged.<n>`. False if the store does not let it be changed.
+  [[nodiscard]] bool set_aside(std::int64_t step) const {
+    try {
+      const auto key = manifest_key(step);
+      std::optional<std::vector<std::byte>> bytes;
+      try {
+        bytes = store_->read_all(key, detail::max_manifest_bytes);
+        if (!bytes) return true;
+      } catch (const corrupt_error&) {  // too long to be one
+        bytes.emplace();
+      }
+      for (int n = 0; !store_->publish_new(detail::set_aside_key(step, n), *bytes);) ++n;
+      store_->remove(key);
+      return true;
+    } catch (const storage_error& e) {
+      if (e.id() == error_id::storage_permission) return false;
+      throw;
+    }
+  }
+
+  /// Ends the attempts of other runs in steps that are not committed, and removes their files; removes beside
+  /// committed checkpoints what their manifests do not name; discards unfinished objects of writers that
+  /// died. Leaves alone: damaged and set-aside checkpoints, and objects whose names cairn does not make. The
+  /// number of objects removed. @pre no attempt of `run` is being saved by another process that could not be
+  /// told apart: attempts count as of `run` if attempt_of() made them or a record says so.
+  std::uint64_t clean(const run_id& run) const {
+    std::uint64_t removed = 0;
+    const auto all = store_->list("step-");
+    for (std::size_t i = 0; i < all.size();) {
+      const auto directory = all[i].key.substr(0, all[i].key.find('/'));
+      const auto step = parse_step(directory);
+      while (i < all.size() && all[i].key.starts_with(directory) &&
+             (all[i].key.size() == directory.size() || all[i].key[directory.size()] == '/'))
+        ++i;
+      if (step) removed += clean_step(*step, run);
+    }
+    return removed + discard_leftovers("step-", &run);
+  }
+
+  /// Throws storage_no_space naming needed and free, where the store can tell.
+  void check_space(std::uint64_t bytes, std::uint64_t objects) const {
+    const auto left = store_->free_space();
+    if (!left) return;
+    if (left->bytes < bytes)
+      fail(error_id::storage_no_space, "the store has too little space for this checkpoint; remove old ones",
+           {.file = std::string(store_->describe()),
+            .expected = std::to_string(bytes) + " bytes",
+            .got = std::to_string(left->bytes) + " bytes free"});
+    if (left->objects < objects)
+      fail(error_id::storage_no_space, "the store has too few inodes left for this checkpoint; remove files",
+           {.file = std::string(store_->describe()),
+            .expected = std::to_string(objects) + " files",
+            .got = std::to_string(left->objects) + " inodes free"});
+  }
+
+ private:
+  [[nodiscard]] std::vector<detail::step_object> objects_of(std::int64_t step) const {
+    const auto directory = step_directory(step) + "/";
+    std::vector<detail::step_object> found;
+    for (auto& o : store_->list(directory))
+      if (auto known = detail::known_object(o.key, directory.size())) found.push_back(std::move(*known));
+    return found;
+  }
+
+  [[nodiscard]] bool stands(std::int64_t step) const noexcept {
+    try {
+      return store_->size(manifest_key(step)).has_value();
+    } catch (...) {
+      return false;
+    }
+  }
+  /// True if a manifest of this attempt stands.
+  [[nodiscard]] bool committed_by(std::int64_t step, std::uint64_t attempt) const {
+    const auto key = manifest_key(step);
+    const auto bytes = store_->read_all(key, detail::max_manifest_bytes);
+    if (!bytes) return false;
+    try {
+      manifest m;
+      (void)detail::decode_manifest_header(*bytes, key, m);
+      return m.attempt == attempt;
+    } catch (const corrupt_error&) {
+      return false;
+    }
+  }
+  void throw_if_aborted(std::int64_t step, std::uint64_t attempt) const {
+    const auto key = aborted_key(step, attempt);
+    if (const auto bytes = store_->read_all(key, detail::max_mark_bytes))
+      detail::throw_mark(*bytes, step, key);
+  }
+  /// Ends an attempt for good. False if it was ended before, or cannot be told.
+  bool mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept {
+    try {
+      return store_->publish_new(aborted_key(step, attempt), encode_failure(why));
+    } catch (...) {
+      return false;
+    }
+  }
+  /// Publishes a failure as this rank's record. False if there is a record already.
+  bool report(const save_context& c, const std::exception_ptr& failure) const {
+    record identity;
+    detail::identify(identity, c);
+    try {
+      store_->put_new(record_key(c.step, c.rank, c.attempt), encode_failure_record(identity, failure));
+      return true;
+    } catch (const storage_error& e) {
+      if (e.id() == error_id::storage_exists) return false;
+      throw;
+    }
+  }
+
+  /// The headers of all ranks' records, in rank order.
+  [[nodiscard]] std::vector<record_header> collect(const save_context& c, deadline until) const {
+    const auto world = static_cast<std::size_t>(c.world_size);
+    std::vector<record_header> headers(world);
+    std::vector<std::int32_t> missing(world);
+    for (std::size_t r = 0; r < world; ++r) missing[r] = static_cast<std::int32_t>(r);
+    detail::backoff pause(c.attempt, c.rank);
+    for (int poll = 0;; ++poll) {
+      const auto there = records_there(c, missing, poll);  // ascending
+      std::vector<std::array<std::byte, record_header_bytes>> bytes(there.size());
+      std::vector<std::string> keys;
+      std::vector<read_range> ranges;
+      for (const auto rank : there) keys.push_back(record_key(c.step, rank, c.attempt));
+      for (std::size_t i = 0; i < there.size(); ++i) ranges.push_back({keys[i], 0, bytes[i]});
+      if (!ranges.empty()) store_->read(ranges);
+      for (std::size_t i = 0; i < there.size(); ++i) {
+        auto& h = headers[static_cast<std::size_t>(there[i])];
+        h = decode_record_header(bytes[i], keys[i]);
+        if (h.failed) throw_reported(keys[i]);
+      }
+      detail::check_agreement(c, there, headers);
+      std::erase_if(missing, [&](auto rank) { return std::binary_search(there.begin(), there.end(), rank); });
+      if (missing.empty()) return headers;
+      throw_if_aborted(c.step, c.attempt);
+      if (!pause.wait(until)) detail::fail_missing(c, missing);
+    }
+  }
+  /// Those of `missing` whose records can be read now.
+  [[nodiscard]] std::vector<std::int32_t> records_there(const save_context& c,
+                                                        const std::vector<std::int32_t>& missing,
+                                                        int poll) const {
+    std::vector<std::int32_t> there;
+    // Listings of network file systems may be old: now and then the names themselves are asked for.
+    if (missing.size() <= 8 || poll % 16 == 15) {
+      for (std::size_t i = 0; i < std::min<std::size_t>(missing.size(), 64); ++i)
+        if (store_->size(record_key(c.step, missing[i], c.attempt))) there.push_back(missing[i]);
+      if (!there.empty() || missing.size() <= 8) return there;
+    }
+    for (const auto& o : objects_of(c.step))
+      if (o.name.kind == object_kind::record && o.own && o.name.attempt == c.attempt &&
+          std::binary_search(missing.begin(), missing.end(), o.name.rank))
+        there.push_back(o.name.rank);
+    std::sort(there.begin(), there.end());
+    return there;
+  }
+  [[noreturn]] void throw_reported(const std::string& key) const {
+    const auto bytes = store_->read_all(key, detail::max_mark_bytes);
+    if (!bytes) fail(error_id::storage_not_found, "the record of a rank that failed is gone", {.file = key});
+    std::rethrow_exception(decode_failure_record(*bytes, key));
+  }
+
+  void publish_manifest(const save_context& c, const manifest& m) const {
+    throw_if_aborted(c.step, c.attempt);
+    const auto key = manifest_key(c.step);
+    if (!store_->publish_new(key, encode_manifest(m)) && !committed_by(c.step, c.attempt))
+      detail::fail_already_committed(c.step);
+    try {
+      throw_if_aborted(c.step, c.attempt);
+    } catch (...) {
+      store_->remove(key);
+      throw;
+    }
+  }
+
+  /// Aborts the other attempts of the step and removes their files. Where several attempts do this at once,
+  /// the one that puts its claim first goes on.
+  void end_other_attempts(const save_context& c, deadline until) const {
+    auto objects = objects_of(c.step);
+    const auto others = detail::attempts_in(objects, c.attempt);
+    if (others.empty()) return;
+    if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
+    for (const auto& o : others)
+      if (!o.marked) mark(c.step, o.attempt, detail::superseded(c.step, c.run));
+    if (store_->size(manifest_key(c.step))) detail::fail_already_committed(c.step);
+    throw_if_aborted(c.step, c.attempt);
+    (void)remove_marked(c.step, c.attempt);
+  }
+  /// Removes data and records of all marked attempts but `keep`. @pre no manifest stood after they were
+  /// marked.
+  std::uint64_t remove_marked(std::int64_t step, std::uint64_t keep) const {
+    const auto objects = objects_of(step);
+    const auto others = detail::attempts_in(objects, keep);
+    std::uint64_t removed = 0;
+    for (const auto& o : objects) {
+      if (!o.is_file()) continue;
+      for (const auto& other : others)
+        if (other.marked && other.attempt == o.name.attempt) store_->remove(o.key), ++removed;
+    }
+    return removed;
+  }
+  void claim(const save_context& c, deadline until) const {
+    wire_writer own;
+    own.put(c.attempt);
+    int n = 0;
+    const auto patience = deadline::in(options_.rival_patience);
+    for (detail::backoff pause(c.attempt, c.rank);;) {
+      const auto key = detail::claim_key(c.step, n);
+      if (store_->publish_new(key, own.view())) return;
+      const auto bytes = store_->read_all(key, 8);
+      const auto holder = bytes && bytes->size() == 8 ? wire_reader(*bytes).get<std::uint64_t>() : 0;
+      if (bytes && holder == c.attempt) return;
+      if (store_->size(manifest_key(c.step))) detail::fail_already_committed(c.step);
+      throw_if_aborted(c.step, c.attempt);
+      if (bytes && store_->size(aborted_key(c.step, holder))) {
+        ++n;
+        continue;
+      }
+      if (bytes && patience.passed()) {
+        mark(c.step, holder, detail::superseded(c.step, c.run));
+        ++n;
+        continue;
+      }
+      if (!pause.wait(until))
+        fail(error_id::timeout_commit,
+             "another attempt wants to commit the same step and did not end in time",
+             {.file = manifest_key(c.step)});
+    }
+  }
+  /// Beside the manifest of `attempt`: everything of other attempts.
+  std::uint64_t remove_foreign(std::int64_t step, std::uint64_t attempt) const {
+    std::uint64_t removed = 0;
+    auto objects = objects_of(step);
+    for (const auto& o : objects) {
+      if (o.own && (o.name.kind == object_kind::manifest || o.name.attempt == attempt)) continue;
+      store_->remove(o.key), ++removed;
+    }
+    return removed;
+  }
+
+  std::uint64_t clean_step(std::int64_t step, const run_id& run) const {
+    const auto key = manifest_key(step);
+    if (const auto bytes = store_->read_all(key, detail::max_manifest_bytes)) {
+      try {
+        return remove_unnamed(step, decode_manifest(*bytes, key));
+      } catch (const corrupt_error&) {
+        return 0;
+      }
+    }
+    const auto objects = objects_of(step);
+    if (std::any_of(objects.begin(), objects.end(), [](const auto& o) { return o.is_set_aside(); })) return 0;
+    std::uint64_t removed = 0;
+    auto attempts = detail::attempts_in(objects, std::nullopt);
+    std::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
+    for (const auto& a : attempts)
+      if (!a.marked) mark(step, a.attempt, detail::superseded(step, run));
+    if (store_->size(key)) return 0;
+    for (const auto& o : objects_of(step)) {
+      const bool ended = std::any_of(attempts.begin(), attempts.end(),
+                                     [&](const auto& a) { return a.attempt == o.name.attempt; });
+      if (o.is_file() && ended && store_->size(aborted_key(step, o.name.attempt)))
+        store_->remove(o.key), ++removed;
+    }
+    // A mark stays until the run after the one that made it, for writers that are late.
+    for (const auto& a : attempts)
+      if (a.marked && a.files == 0 && !marked_by(run, step, a.attempt))
+        store_->remove(aborted_key(step, a.attempt)), ++removed;
+    for (const auto& o : objects)
+      if (o.is_claim() && attempts.size() == detail::attempts_in(objects, std::nullopt).size())
+        store_->remove(o.key), ++removed;
+    return removed;
+  }
+  std::uint64_t remove_unnamed(std::int64_t step, const manifest& m) const {
+    std::map<std::pair<std::uint64_t, std::int32_t>, std::uint32_t> files;  // of an attempt's ranks
+    for (const auto& r : m.records)
+      if (r.step == step) files[{r.attempt, r.rank}] = r.files;
+    std::uint64_t removed = 0;
+    for (const auto& o : objects_of(step)) {
+      if ((o.own && o.name.kind == object_kind::manifest) || o.is_set_aside()) continue;
+      const auto named = files.find({o.name.attempt, o.name.rank});
+      if (o.is_file() && named != files.end() &&
+          (o.name.kind == object_kind::record || o.name.index < named->second))
+        continue;
+      store_->remove(o.key), ++removed;
+    }
+    return removed;
+  }
+  /// True if an attempt belongs to a run.
+  [[nodiscard]] bool is_of(const run_id& run, std::int64_t step, std::uint64_t attempt,
+                           const std::vector<detail::step_object>& objects) const {
+    if (detail::made_by(run, step, attempt)) return true;
+    for (const auto& o : objects) {
+      if (!o.own || o.name.kind != object_kind::record || o.name.attempt != attempt) continue;
+      try {
+        std::array<std::byte, record_header_bytes> bytes;
+        const read_range range{o.key, 0, bytes};
+        store_->read({&range, 1});
+        return decode_record_header(bytes, o.key).run == run;
+      } catch (const error&) {  // damaged or gone: another record may tell
+      }
+    }
+    return false;
+  }
+  [[nodiscard]] bool marked_by(const run_id& run, std::int64_t step, std::uint64_t attempt) const {
+    const auto key = aborted_key(step, attempt);
+    try {
+      throw_if_aborted(step, attempt);
+    } catch (const error& e) {
+      return e.fields().got == to_string(run);
+    }
+    return false;
+  }
+  /// Unfinished objects of writers that died; those of `run` are left alone.
+  std::uint64_t discard_leftovers(const std::string& prefix, const run_id* run) const {
+    std::uint64_t removed = 0;
+    std::map<std::pair<std::int64_t, std::uint64_t>, bool> ours;  // attempts of `run`
+    for (const auto& key : store_->leftovers(prefix)) {
+      const auto about = run != nullptr ? detail::unfinished_object(key) : std::nullopt;
+      if (about) {
+        const auto [at, first] = ours.try_emplace({about->step, about->object.attempt}, false);
+        if (first) at->second = detail::made_by(*run, about->step, about->object.attempt);
+        if (at->second) continue;
+      }
+      try {
+        store_->discard(key), ++removed;
+      } catch (const storage_error& e) {
+        if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
+      }
+    }
+    return removed;
+  }
+
+  std::shared_ptr<Store> store_;
+  commit_options options_;
+};
+
+}  // namespace v1
+}  // namespace cairn

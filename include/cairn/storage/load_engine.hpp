@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/cast.hpp>
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/digest.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/model/tensor_view.hpp>
+#include <cairn/storage/byte_box.hpp>
+#include <cairn/storage/corrupt.hpp>
+#include <cairn/storage/parallel.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Where a part of a stored item goes.
+struct load_want {
+  byte_box box{0};     ///< which bytes of the stored item
+  tensor_view target;  ///< as many elements, in the same order
+  cast_function cast = nullptr;
+  std::uint64_t from = 1;        ///< bytes of an element in the file, where there is a cast
+  std::uint64_t to = 1;          ///< and in memory
+  std::uint64_t target_run = 0;  ///< contiguous bytes of the target, from multiples of itself on
+};
+/// A stored item of which something is wanted, or all of it without a destination.
+struct load_item {
+  std::uint32_t file = 0;
+  std::uint64_t offset = 0;  ///< in the file
+  std::uint64_t bytes = 0;
+  const std::uint64_t* digests = nullptr;  ///< of its blocks
+  std::string_view name;
+  std::size_t first_want = 0;
+  std::size_t wants = 0;  ///< 0: verify it all
+};
+/// A data file and what its rank's record says of it.
+struct load_file {
+  std::string key;
+  std::uint64_t bytes = 0;
+  std::int32_t rank = 0;
+  std::uint32_t index = 0;  ///< among the rank's files
+};
+struct load_work {
+  std::vector<load_file> files;
+  std::vector<load_item> items;  ///< by file, then offset
+  std::vector<load_want> wants;  ///< item after item
+};
+
+/// A wanted part with what is derived from its target. @throws usage_error where the target does not fit.
+[[nodiscard]] inline load_want make_want(const byte_box& box, dtype stored, const tensor_view& target,
+                                         cast_function cast, std::string_view name) {
+  load_want w{box, target, cast, 1, 1, 0};
+  if (cast != nullptr) {
+    w.from = bits_of(stored) / 8;
+    w.to = bits_of(target.type) / 8;
+  }
+  if (target.space == memory_space::device)
+    fail(error_id::usage_bad_option,
+         "the destination lies in device memory, which this reader does not write",
+         {.item = std::string(name)});
+  const bool casts_packed = cast != nullptr && (granule_of(stored) != 1 || granule_of(target.type) != 1);
+  if (casts_packed || w.from == 0 || box.bytes() / w.from * w.to != target.bytes())
+    fail(error_id::usage_size_changed,
+         "the destination of an item has another size than what is loaded into it",
+         {.item = std::string(name),
+          .expected = std::to_string(box.bytes()) + " bytes",
+          .got = std::to_string(target.bytes()) + " bytes"});
+  std::int64_t run = 1;
+  for (int d = target.shape.rank() - 1; d >= 0; --d) {
+    if (target.shape[d] != 1 && target.strides[static_cast<std::size_t>(d)] != run) break;
+    run *= target.shape[d];
+  }
+  w.target_run = bytes_of(target.type, run);
+  if (w.target_run == 0)
+    fail(error_id::usage_bad_shape, "a destination of a packed type must be contiguous",
+         {.item = std::string(name)});
+  return w;
+}
+
+/// Copies what is wanted of a verified block, which begins at `begin` of the stored item, to its destination.
+inline void deliver(const load_want& w, std::uint64_t begin, std::span<const std::byte> block) {
+  const auto first = w.box.before(begin);
+  const auto last = w.box.before(begin + block.size());
+  const auto run = w.box.run();
+  for_each_run(w.target, first / w.from * w.to, last / w.from * w.to,
+               [&](std::byte* to, std::uint64_t bytes, std::uint64_t at) {
+                 auto packed = at / w.to * w.from;
+                 for (auto left = bytes / w.to * w.from; left != 0;) {
+                   const auto length = std::min(left, run - packed % run);
+                   const auto* from = block.data() + (w.box.position(packed) - begin);
+                   if (w.cast != nullptr)
+                     w.cast(from, to, static_cast<std::size_t>(length / w.from));
+                   else
+                     std::memcpy(to, from, static_cast<std::size_t>(length));
+                   to += length / w.from * w.to;
+                   packed += length;
+                   left -= length;
+                 }
+               });
+}
+
+/// Reads what is wanted, in whole blocks that are verified before anything is delivered from them; a block
+/// that goes to one place without change is read straight there and verified there. Blocks are read in order,
+/// neighbours together, by several threads. One use.
+template <ByteStore Store>
+class load_engine {
+ public:
+  load_engine(Store& store, const load_work& work, std::uint64_t memory_budget, deadline until)
+      : store_(store), work_(work), until_(until) {
+    threads_ = std::clamp<std::uint64_t>(memory_budget / digest_block_bytes, 1, load_threads());
+    batch_bytes_ = std::clamp<std::uint64_t>(memory_budget / threads_, digest_block_bytes, most_batch) /
+                   digest_block_bytes * digest_block_bytes;
+  }
+  /// The bytes read. @throws corrupt_error naming item, file and offset of the first block that is wrong
+  /// among those read; the store's errors; timeout_error.
+  std::uint64_t run() {
+    find_pieces();
+    find_batches();
+    std::vector<buffer> buffers(static_cast<std::size_t>(threads_));
+    parallel_for(batches_.size() - 1, static_cast<std::size_t>(threads_),
+                 [&](std::size_t i, std::size_t thread) {
+                   if (until_.passed())
+                     fail(error_id::timeout_load, "the checkpoint was not read in time",
+                          {.file = work_.files[item_of(pieces_[batches_[i]]).file].key});
+                   read_batch(batches_[i], batches_[i + 1], buffers[thread]);
+                 });
+    return bytes_.load();
+  }
+
+ private:
+  static constexpr std::uint64_t most_batch = std::uint64_t{8} << 20;
+  /// A block that is to be read.
+  struct piece {
+    std::uint32_t item = 0;
+    std::uint32_t want = no_want;  ///< the one that gets it directly
+    std::uint64_t block = 0;
+    std::byte* direct = nullptr;
+  };
+  static constexpr std::uint32_t no_want = UINT32_MAX;
+  struct buffer {
+    struct free_bytes {
+      void operator()(std::byte* p) const noexcept { ::operator delete(p, std::align_val_t{4096}); }
+    };
+    std::unique_ptr<std::byte, free_bytes> bytes;
+  };
+
+  [[nodiscard]] const load_item& item_of(const piece& p) const noexcept { return work_.items[p.item]; }
+  [[nodiscard]] std::uint64_t begin_of(const piece& p) const noexcept { return p.block * digest_block_bytes; }
+  [[nodiscard]] std::uint64_t end_of(const piece& p) const noexcept {
+    return std::min((p.block + 1) * digest_block_bytes, item_of(p).bytes);
+  }
+
+  void find_pieces() {
+    for (std::uint32_t i = 0; i < work_.items.size(); ++i) {
+      const auto& item = work_.items[i];
+      std::uint64_t first = 0;
+      std::uint64_t last = block_count(item.bytes);
+      if (item.wants != 0) {
+        first = UINT64_MAX, last = 0;
+        for (std::size_t k = 0; k < item.wants; ++k) {
+          const auto& box = work_.wants[item.first_want + k].box;
+          first = std::min(first, box.position(0) / digest_block_bytes);
+          last = std::max(last, box.position(box.bytes() - 1) / digest_block_bytes + 1);
+        }
+      }
+      for (auto b = first; b < last; ++b) {
+        piece p{i, no_want, b, nullptr};
+        bool wanted = item.wants == 0;
+        for (std::size_t k = 0; k < item.wants; ++k) {
+          const auto& w = work_.wants[item.first_want + k];
+          const auto from = w.box.before(begin_of(p));
+          const auto to = w.box.before(end_of(p));
+          wanted |= from != to;
+          if (p.direct == nullptr && w.cast == nullptr && to - from == end_of(p) - begin_of(p) &&
+              from / w.target_run == (to - 1) / w.target_run) {
+            for_each_run(w.target, from, to,
+                         [&](std::byte* data, std::uint64_t, std::uint64_t) { p.direct = data; });
+            p.want = static_cast<std::uint32_t>(k);
+          }
+        }
+        if (wanted) pieces_.push_back(p);
+      }
+    }
+  }
+  void find_batches() {
+    batches_.push_back(0);
+    std::uint64_t bytes = 0;
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const auto length = end_of(pieces_[i]) - begin_of(pieces_[i]);
+      if (bytes + length > batch_bytes_) {
+        batches_.push_back(i);
+        bytes = 0;
+      }
+      bytes += length;
+    }
+    if (!pieces_.empty()) batches_.push_back(pieces_.size());
+  }
+
+  void read_batch(std::size_t first, std::size_t last, buffer& bounce) {
+    std::vector<std::byte*> places;  // of the blocks
+    std::vector<read_range> ranges;
+    std::size_t used = 0;
+    std::uint64_t file_end = 0;  // of the last range
+    for (auto i = first; i < last; ++i) {
+      const auto& p = pieces_[i];
+      const auto& item = item_of(p);
+      const auto length = static_cast<std::size_t>(end_of(p) - begin_of(p));
+      const auto offset = item.offset + begin_of(p);
+      auto* place = p.direct;
+      if (place == nullptr) {
+        if (!bounce.bytes)
+          bounce.bytes.reset(static_cast<std::byte*>(
+              ::operator new(static_cast<std::size_t>(batch_bytes_), std::align_val_t{4096})));
+        place = bounce.bytes.get() + used;
+        used += length;
+      }
+      places.push_back(place);
+      const std::string_view key = work_.files[item.file].key;
+      const bool follows = !ranges.empty() && ranges.back().key == key && file_end == offset &&
+                           ranges.back().destination.data() + ranges.back().destination.size() == place;
+      if (follows)
+        ranges.back().destination = {ranges.back().destination.data(),
+                                     ranges.back().destination.size() + length};
+      else
+        ranges.push_back({key, offset, {place, length}});
+      file_end = offset + length;
+      bytes_.fetch_add(length, std::memory_order_relaxed);
+    }
+    store_.read(ranges);
+    for (auto i = first; i < last; ++i) {
+      const auto& p = pieces_[i];
+      const auto& item = item_of(p);
+      const std::span<const std::byte> block(places[i - first],
+                                             static_cast<std::size_t>(end_of(p) - begin_of(p)));
+      const auto expected = item.digests[p.block];
+      if (const auto got = digest(block); got != expected)
+        fail(error_id::corrupt_digest,
+             "a block of a data file is damaged: its bytes are not what was written",
+             {.item = std::string(item.name),
+              .file = work_.files[item.file].key,
+              .offset = static_cast<std::int64_t>(item.offset + begin_of(p)),
+              .expected = digest_text(expected),
+              .got = digest_text(got)});
+      for (std::size_t k = 0; k < item.wants; ++k)
+        if (k != p.want) deliver(work_.wants[item.first_want + k], begin_of(p), block);
+    }
+  }
+
+  Store& store_;
+  const load_work& work_;
+  deadline until_;
+  std::uint64_t threads_ = 1;
+  std::uint64_t batch_bytes_ = digest_block_bytes;
+  std::vector<piece> pieces_;
+  std::vector<std::size_t> batches_;  ///< first piece of each, and the end
+  std::atomic<std::uint64_t> bytes_{0};
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

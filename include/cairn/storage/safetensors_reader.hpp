@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/storage/commit_protocol.hpp>
+#include <cairn/storage/load_engine.hpp>
+#include <cairn/storage/safetensors_check.hpp>
+#include <cairn/storage/stored_checkpoint.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Reads what safetensors_writer wrote, over a ByteStore; a StorageReader. Copies share the store.
+///
+/// Data is read in whole blocks of 1 MiB that are verified first; a block that goes to one contiguous place
+/// of host memory without a cast is read straight there and verified there: where that fails, read() throws,
+/// and the destination holds the damaged block. Data files must have the exact size that the writer recorded.
+template <ByteStore Store>
+class safetensors_reader {
+ public:
+  using checkpoint_type = stored_checkpoint;
+
+  explicit safetensors_reader(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+
+  [[nodiscard]] std::vector<std::int64_t> list() { return commit_protocol<Store>(store_).list(); }
+
+  [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step) {
+    const auto key = manifest_key(step);
+    auto bytes = store_->read_all(key, detail::max_manifest_bytes);
+    if (!bytes)
+      fail(error_id::storage_not_committed,
+           "there is no committed checkpoint of step " + std::to_string(step) + " in " +
+               std::string(store_->describe()),
+           {.file = key});
+    return std::move(*bytes);
+  }
+
+  [[nodiscard]] checkpoint_type open(std::int64_t step, std::span<const std::byte> manifest_bytes) {
+    const auto key = manifest_key(step);
+    auto m = decode_manifest(manifest_bytes, key);
+    if (m.step != step)
+      fail(error_id::corrupt_identity, "this is the manifest of another step",
+           {.file = key, .expected = std::to_string(step), .got = std::to_string(m.step)});
+    return checkpoint_type(std::move(m));
+  }
+
+  std::uint64_t read(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,
+                     const target_resolver& resolver, read_options options, deadline until) {
+    std::vector<std::int32_t> ranks;
+    for (const auto& item : plan.items) ranks.push_back(checkpoint.chunk_of(item).rank);
+    std::uint64_t bytes = fetch_records(checkpoint, std::move(ranks), until);
+
+    std::vector<detail::planned_want> wants;
+    wants.reserve(plan.items.size());
+    for (const auto& item : plan.items) {
+      auto planned = detail::place_want(checkpoint, item);
+      const auto& stored = checkpoint.metadata().items[item.stored];
+      if (stored.kind == item_kind::bytes) detail::resize_for(state, item, planned.bytes);
+      if (planned.box.bytes() == 0) continue;
+      const auto target = resolver(item);
+      planned.want = detail::make_want(planned.box, stored.type, target.view, target.cast, stored.name);
+      planned.name = stored.name;
+      wants.push_back(std::move(planned));
+    }
+    const auto work = detail::gather_work(checkpoint, wants);
+    check_files(work, until);
+    return bytes + detail::load_engine<Store>(*store_, work, options.memory_budget, until).run();
+  }
+
+  /// Reads every file of the checkpoint: headers, which must be what the records say, and all blocks.
+  std::uint64_t verify(checkpoint_type& checkpoint, deadline until) {
+    const auto& m = checkpoint.manifest();
+    std::vector<std::int32_t> ranks(m.records.size());
+    for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<std::int32_t>(r);
+    std::atomic<std::uint64_t> bytes = fetch_records(checkpoint, ranks, until);
+    checkpoint.check_complete();
+    const auto work = detail::all_work(checkpoint);
+    check_files(work, until);
+    detail::parallel_for(work.files.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
+      throw_if_late(until, work.files[i].key);
+      bytes += check_header(checkpoint, work.files[i]);
+    });
+    return bytes + detail::load_engine<Store>(*store_, work, read_options{}.memory_budget, until).run();
+  }
+
+ private:
+  static void throw_if_late(deadline until, const std::string& key) {
+    if (until.passed()) fail(error_id::timeout_load, "the checkpoint was not read in time", {.file = key});
+  }
+  std::uint64_t fetch_records(checkpoint_type& checkpoint, std::vector<std::int32_t> ranks, deadline until) {
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    std::erase_if(ranks, [&](auto r) { return checkpoint.has_record(r); });
+    std::vector<std::unique_ptr<stored_record>> records(ranks.size());
+    std::atomic<std::uint64_t> bytes{0};
+    detail::parallel_for(ranks.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
+      const auto& named = checkpoint.manifest().records[static_cast<std::size_t>(ranks[i])];
+      const auto key = record_key(named.step, named.rank, named.attempt);
+      throw_if_late(until, key);
+      const auto content = store_->read_all(key, detail::max_record_bytes);
+      if (!content)
+        fail(error_id::corrupt_missing_file, "a record that the manifest names is not there", {.file = key});
+      records[i] = std::make_unique<stored_record>(named, *content, key);
+      bytes += content->size();
+    });
+    for (std::size_t i = 0; i < ranks.size(); ++i) checkpoint.add_record(ranks[i], std::move(records[i]));
+    return bytes;
+  }
+  /// Before the first byte is read.
+  void check_files(const detail::load_work& work, deadline until) {
+    detail::parallel_for(work.files.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
+      const auto& file = work.files[i];
+      throw_if_late(until, file.key);
+      const auto size = store_->size(file.key);
+      if (!size)
+        fail(error_id::corrupt_missing_file, "a data file of the checkpoint is not there",
+             {.file = file.key});
+      if (*size != file.bytes)
+        fail(error_id::corrupt_size_mismatch, "a data file has another size than when it was written",
+             {.file = file.key,
+              .expected = std::to_string(file.bytes) + " bytes",
+              .got = std::to_string(*size) + " bytes"});
+    });
+  }
+  std::uint64_t check_header(const checkpoint_type& checkpoint, const detail::load_file& file) {
+    std::array<std::byte, 8> first{};
+    const read_range length_range{file.key, 0, std::span(first).first(std::min<std::size_t>(8, file.bytes))};
+    store_->read({&length_range, 1});
+    const auto length = safetensors_header_bytes(
+        std::span<const std::byte>(first).first(length_range.destination.size()), file.bytes, file.key);
+    std::vector<std::byte> header(static_cast<std::size_t>(length));
+    const read_range whole_range{file.key, 0, header};
+    store_->read({&whole_range, 1});
+    detail::check_header(header, checkpoint.record_of(file.rank), file);
+    return length;
+  }
+
+  std::shared_ptr<Store> store_;
+};
+
+}  // namespace v1
+}  // namespace cairn

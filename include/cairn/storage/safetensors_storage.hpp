@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/storage/safetensors_writer.hpp>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Checkpoints as safetensors files over a ByteStore: the default Storage. Copies, writers and readers share
+/// the store.
+template <ByteStore Store>
+class safetensors_storage {
+ public:
+  using cairn_role = role::storage;
+
+  explicit safetensors_storage(Store store, commit_options options = {})
+      : store_(std::make_shared<Store>(std::move(store))), options_(options) {}
+
+  [[nodiscard]] safetensors_writer<Store> writer() const {
+    return safetensors_writer<Store>(store_, options_);
+  }
+  [[nodiscard]] safetensors_reader<Store> reader() const { return safetensors_reader<Store>(store_); }
+  /// For messages: that of the store.
+  [[nodiscard]] std::string describe() const { return std::string(store_->describe()); }
+  [[nodiscard]] Store& store() const noexcept { return *store_; }
+
+ private:
+  std::shared_ptr<Store> store_;
+  commit_options options_;
+};
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/storage/commit_protocol.hpp>
+#include <cairn/storage/safetensors_layout.hpp>
+#include <cairn/storage/write_source.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Writes images as safetensors files over a ByteStore; a StorageWriter. Copies share the store and the
+/// buffers, which are kept between saves. Large pieces of the image go to the store as they are, without
+/// another copy; an image that stays in training memory goes through 24 MiB of buffers, for each save that
+/// runs at once.
+template <ByteStore Store>
+class safetensors_writer {
+ public:
+  explicit safetensors_writer(std::shared_ptr<Store> store, commit_options options = {})
+      : protocol_(std::move(store), options), rings_(std::make_shared<detail::ring_pool>()) {}
+
+  [[nodiscard]] image_layout layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,
+                                    int rank) const {
+    return safetensors_layout(plan, item_bytes, rank);
+  }
+  [[nodiscard]] std::uint64_t fingerprint() const noexcept { return digest("safetensors 1"); }
+
+  /// See StorageWriter. After the data files stand under their names and before the record, the attempt is
+  /// checked once more: if it was aborted or another one committed, its files are removed and this throws
+  /// why.
+  record write(const save_context& c, const staged_image& image, deadline until) {
+    protocol_.check_open(c);
+    std::size_t finished = 0;
+    try {
+      auto r = write_files(c, image, until, finished);
+      protocol_.publish(c, r);
+      return r;
+    } catch (...) {
+      const auto why = std::current_exception();
+      // Whoever ended the attempt may have listed its files too early to see these.
+      if (!record_stands(c)) remove_files(c, finished);
+      std::rethrow_exception(why);
+    }
+  }
+  void commit(const save_context& c, const metadata& stored, deadline until) {
+    protocol_.commit(c, stored, until);
+  }
+  void await_commit(const save_context& c, deadline until) { protocol_.await_commit(c, until); }
+  void abort(const save_context& c, std::exception_ptr failure) noexcept { protocol_.abort(c, failure); }
+  void remove(std::int64_t step) { protocol_.remove(step); }
+  bool set_aside(std::int64_t step) { return protocol_.set_aside(step); }
+  std::uint64_t clean(run_id run) { return protocol_.clean(run); }
+  void check_space(space_needed needed) { protocol_.check_space(needed.bytes, needed.objects); }
+
+ private:
+  using object = decltype(std::declval<Store&>().create(std::string_view{}, std::uint64_t{}));
+
+  record write_files(const save_context& c, const staged_image& image, deadline until,
+                     std::size_t& finished) {
+    const auto& layout = image.layout();
+    std::vector<object> files;
+    files.reserve(layout.segments.size());
+    {
+      detail::write_source source(image, *rings_, until);
+      for (std::uint32_t k = 0; k < layout.segments.size(); ++k) {
+        const auto& segment = layout.segments[k];
+        files.push_back(protocol_.store().create(data_key(c.step, c.rank, c.attempt, k), segment.bytes));
+        for (std::uint64_t at = segment.begin; at < segment.begin + segment.bytes;) {
+          if (until.passed())
+            fail(error_id::timeout_write, "the checkpoint was not written in time",
+                 {.rank = c.rank, .file = data_key(c.step, c.rank, c.attempt, k)});
+          std::vector<write_part> parts;
+          auto offset = at - segment.begin;
+          for (const auto span : source.next(at, segment.begin + segment.bytes)) {
+            parts.push_back({offset, span});
+            offset += span.size();
+          }
+          files.back().write(parts);
+          at = segment.begin + offset;
+          source.done(at);
+        }
+      }
+      source.done(layout.bytes);
+      source.finish();
+    }
+    image.read_completely();
+    finish(files, finished);
+    image.wait_released(until);
+    return record_of(layout, image.digests());
+  }
+
+  /// Makes the files durable, several at once: each waits for the device. `finished`: how many may stand.
+  static void finish(std::vector<object>& files, std::size_t& finished) {
+    finished = files.size();
+    const std::size_t threads = std::min<std::size_t>(files.size(), 4);
+    std::vector<std::exception_ptr> failures(threads);
+    const auto part = [&](std::size_t t) noexcept {
+      try {
+        for (auto i = t; i < files.size(); i += threads) files[i].finish();
+      } catch (...) {
+        failures[t] = std::current_exception();
+      }
+    };
+    {
+      std::vector<std::jthread> others;
+      others.reserve(threads);
+      for (std::size_t t = 1; t < threads; ++t) others.emplace_back(part, t);
+      if (threads != 0) part(0);
+    }
+    for (const auto& f : failures)
+      if (f) std::rethrow_exception(f);
+  }
+  [[nodiscard]] bool record_stands(const save_context& c) const noexcept {
+    try {
+      return protocol_.store().size(record_key(c.step, c.rank, c.attempt)).has_value();
+    } catch (...) {
+      return true;  // unknown: the files stay until the attempt is ended
+    }
+  }
+  void remove_files(const save_context& c, std::size_t count) const noexcept {
+    for (std::uint32_t k = 0; k < count; ++k) try {
+        protocol_.store().remove(data_key(c.step, c.rank, c.attempt, k));
+      } catch (...) {  // clean() removes it
+      }
+  }
+
+  commit_protocol<Store> protocol_;
+  std::shared_ptr<detail::ring_pool> rings_;
+};
+
+}  // namespace v1
+}  // namespace cairn
