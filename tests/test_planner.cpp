@@ -303,21 +303,42 @@ TEST_CASE("replicas are levelled by bytes really written") {
 
 TEST_CASE("fixed loads are placed first, replicas fill the ranks that write less") {
   std::vector<float> memory(1 << 20);
+  std::vector<std::int64_t> rows{4, 320, 700};
+  do {
+    CAPTURE(rows[0]);
+    CAPTURE(rows[1]);
+    std::deque<cairn::state_dict> states(3);
+    std::int64_t at = 0;
+    for (std::size_t r = 0; r < 3; ++r) {
+      // Names before and after: the order of names must not matter.
+      states[r].tensor("a.replica", memory.data(), {1024, 1024});
+      states[r].tensor("b.shard", memory.data(), cairn::shard{{1024, 1024}, {at, 0}, {rows[r], 1024}});
+      at += rows[r];
+    }
+    cairn::default_planner planner;
+    const auto group = plan_group(planner, states);
+    const auto loads = loads_of(group.plans);
+    const auto mean = (loads[0] + loads[1] + loads[2]) / 3;
+    for (auto l : loads) CHECK(std::max(l, mean) - std::min(l, mean) <= mean / 20);
+    cairn_test::check_whole(group.plans, group.stored);
+  } while (std::next_permutation(rows.begin(), rows.end()));
+}
+
+TEST_CASE("small replicas go to the holder with the least, ties to the lowest rank") {
+  std::vector<float> memory(1 << 18);
   std::deque<cairn::state_dict> states(3);
-  const std::int64_t rows[] = {4, 700, 320};
-  std::int64_t at = 0;
   for (std::size_t r = 0; r < 3; ++r) {
-    // Names before and after: the order of names must not matter.
-    states[r].tensor("a.replica", memory.data(), {1024, 1024});
-    states[r].tensor("b.shard", memory.data(), cairn::shard{{1024, 1024}, {at, 0}, {rows[r], 1024}});
-    at += rows[r];
+    states[r].tensor("a", memory.data(), {1000});
+    states[r].tensor("b", memory.data(), {3000});
+    states[r].tensor("c", memory.data(), {2000});
+    states[r].tensor("d", memory.data(), {500});
+    if (r != 0) states[r].tensor("e", memory.data(), {4000});  // not on rank 0
   }
   cairn::default_planner planner;
   const auto group = plan_group(planner, states);
-  const auto loads = loads_of(group.plans);
-  const auto mean = (loads[0] + loads[1] + loads[2]) / 3;
-  for (auto l : loads) CHECK(std::max(l, mean) - std::min(l, mean) <= mean / 20);
-  cairn_test::check_whole(group.plans, group.stored);
+  CHECK(names_of(group.plans[0]) == std::vector<std::string>{"b", "d"});
+  CHECK(names_of(group.plans[1]) == std::vector<std::string>{"e"});
+  CHECK(names_of(group.plans[2]) == std::vector<std::string>{"a", "c"});
 }
 
 TEST_CASE("packed types are split at whole bytes") {
