@@ -3,6 +3,7 @@
 #include <cairn/model/extents.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/metadata.hpp>
+#include <cairn/storage/manifest.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -59,6 +60,19 @@ struct content_problem {
     if (const auto* what = chunks_problem(item, content.world_size)) return {what, i};
   }
   return {};
+}
+
+/// Why the table of records is none.
+[[nodiscard]] inline const char* records_problem(const manifest& m) noexcept {
+  if (m.step < 0) return "its step is negative";
+  if (m.content.world_size < 1) return "its world size is not positive";
+  if (m.records.size() != static_cast<std::size_t>(m.content.world_size))
+    return "it has not one record for each rank";
+  for (std::size_t r = 0; r < m.records.size(); ++r) {
+    if (m.records[r].rank != static_cast<std::int64_t>(r)) return "its records are not in rank order";
+    if (m.records[r].step < 0 || m.records[r].step > m.step) return "a record is of a later step";
+  }
+  return nullptr;
 }
 
 }  // namespace detail

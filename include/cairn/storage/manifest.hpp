@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/record.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+// The file `manifest.cairn`: a header of 128 bytes, a table of sections, and sections of columns.
+// docs/format.md describes it byte by byte.
+
+/// The record of one rank: where the files of its chunks are, and by what they are verified.
+struct manifest_record {
+  std::int64_t step = 0;      ///< in whose directory its files lie
+  std::uint64_t attempt = 0;  ///< in the names of its files
+  std::int32_t rank = 0;
+  std::uint32_t files = 0;
+  std::uint64_t record_digest = 0;  ///< record_header::header_digest, which covers the whole record
+  std::uint64_t data_bytes = 0;     ///< of all files together
+  friend bool operator==(const manifest_record&, const manifest_record&) = default;
+};
+
+/// All that a checkpoint's existence means: what it holds, and which records say where.
+struct manifest {
+  run_id run;
+  std::int64_t step = 0;
+  std::uint64_t attempt = 0;
+  std::uint64_t plan_digest = 0;
+  metadata content;
+  std::vector<manifest_record> records;  ///< one for each rank, in rank order
+  std::int64_t unix_time = 0;            ///< of the commit, in seconds
+};
+
+/// Chunks that the progressions of one manifest may stand for; more are written one by one.
+inline constexpr std::uint64_t max_progression_chunks = std::uint64_t{1} << 22;
+
+namespace detail {
+
+inline constexpr std::string_view manifest_magic = "cairnman";
+inline constexpr std::uint16_t manifest_major = 1;
+inline constexpr std::uint16_t manifest_minor = 0;
+inline constexpr std::size_t manifest_header_bytes = 128;
+inline constexpr std::size_t section_entry_bytes = 32;
+inline constexpr std::uint32_t max_sections = 64;
+inline constexpr std::uint32_t section_required = 1;
+
+/// Sections of version 1, all required, in this order.
+enum class section_id : std::uint32_t { names = 1, items, shapes, grids, boxes, records };
+inline constexpr std::size_t known_sections = 6;
+
+enum class chunk_form : std::uint8_t { boxes = 0, grid = 1 };
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
