@@ -5,6 +5,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include <xxhash.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +22,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace cairn_bench {
@@ -92,6 +96,23 @@ inline void in_parallel(int threads, std::uint64_t size, std::uint64_t piece,
   for (auto& t : team) t.join();
 }
 
+/// memcpy without reading the destination into the caches first, where the machine can.
+inline void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if defined(__SSE2__)
+  if (bytes >= 4096) {
+    const std::size_t head = (64 - reinterpret_cast<std::uintptr_t>(to) % 64) % 64;
+    std::memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+    for (; bytes >= 64; to += 64, from += 64, bytes -= 64)
+      for (int i = 0; i < 4; ++i)
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i,
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i));
+    _mm_sfence();
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
+
 inline void check_io(bool good, const char* what) {
   if (!good) throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
 }
@@ -141,66 +162,94 @@ struct read_piece {
   std::uint64_t bytes;
   std::byte* to;
 };
+/// What is wanted of one file, by offset.
+struct read_file {
+  std::string path;
+  std::vector<read_piece> pieces;
+};
+
+/// A file that is open for reading.
+class open_file {
+ public:
+  open_file(const std::string& path, int flags) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags)) {
+    check_io(fd_ >= 0, "open");
+    size_ = static_cast<std::uint64_t>(::lseek(fd_, 0, SEEK_END));
+  }
+  open_file(open_file&& other) noexcept : fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
+  open_file& operator=(open_file&&) = delete;
+  ~open_file() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  /// Reads until `most` bytes are there or the file ends.
+  void read(std::byte* to, std::uint64_t most, std::uint64_t offset) const {
+    const auto wanted = std::min(most, size_ - offset);
+    for (std::uint64_t done = 0; done < wanted;) {
+      const auto n = ::pread(fd_, to + done, most - done, static_cast<off_t>(offset + done));
+      check_io(n > 0, "pread");
+      done += static_cast<std::uint64_t>(n);
+    }
+  }
+
+ private:
+  int fd_;
+  std::uint64_t size_ = 0;
+};
 
 /// Parallel pread into the destinations, through the page cache.
-inline void read_buffered(const std::string& path, std::span<const read_piece> pieces, int threads = 4) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  check_io(fd >= 0, "open");
-  std::vector<read_piece> cut;
-  for (auto p : pieces)
-    for (std::uint64_t at = 0; at < p.bytes; at += 4 * mebibyte)
-      cut.push_back({p.offset + at, std::min(p.bytes - at, 4 * mebibyte), p.to + at});
+inline void read_buffered(std::span<const read_file> files, int threads = 4) {
+  std::vector<open_file> open;
+  std::vector<std::pair<std::size_t, read_piece>> cut;
+  for (const auto& file : files) {
+    open.emplace_back(file.path, 0);
+    for (const auto& p : file.pieces)
+      for (std::uint64_t at = 0; at < p.bytes; at += 4 * mebibyte)
+        cut.push_back({open.size() - 1, {p.offset + at, std::min(p.bytes - at, 4 * mebibyte), p.to + at}});
+  }
   in_parallel(threads, cut.size(), 1, [&](std::uint64_t i, std::uint64_t) {
-    auto [offset, bytes, to] = cut[i];
-    while (bytes > 0) {
-      const auto n = ::pread(fd, to, bytes, static_cast<off_t>(offset));
-      check_io(n > 0, "pread");
-      offset += static_cast<std::uint64_t>(n), bytes -= static_cast<std::uint64_t>(n), to += n;
-    }
+    const auto& [file, piece] = cut[i];
+    open[file].read(piece.to, piece.bytes, piece.offset);
   });
-  ::close(fd);
 }
 
-/// Parallel O_DIRECT reads of the whole file in aligned requests, each through a bounce buffer to where its
-/// bytes go. `pieces` are sorted by offset.
-inline void read_direct(const std::string& path, std::span<const read_piece> pieces, int threads = 4,
-                        std::uint64_t request = 8 * mebibyte) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
-  check_io(fd >= 0, "open with O_DIRECT");
-  const auto size = static_cast<std::uint64_t>(::lseek(fd, 0, SEEK_END));
+/// Parallel O_DIRECT reads of the whole files in aligned requests, each through a bounce buffer, which is
+/// kept warm between calls, to where its bytes go.
+inline void read_direct(std::span<const read_file> files, int threads = 4,
+                        std::uint64_t request = 2 * mebibyte) {
   static std::vector<std::unique_ptr<warm_memory>> bounces;
   while (bounces.size() < static_cast<std::size_t>(threads))
-    bounces.push_back(std::make_unique<warm_memory>(request));
-  std::atomic<std::size_t> worker{0};
-  std::atomic<std::uint64_t> next{0};
+    bounces.push_back(std::make_unique<warm_memory>(8 * mebibyte));
+  std::vector<open_file> open;
+  std::vector<std::pair<std::size_t, std::uint64_t>> requests;
+  for (const auto& file : files) {
+    open.emplace_back(file.path, O_DIRECT);
+    for (std::uint64_t at = 0; at < open.back().size(); at += request)
+      requests.push_back({open.size() - 1, at});
+  }
+  std::atomic<std::size_t> next{0};
   std::vector<std::thread> team;
   for (int t = 0; t < threads; ++t)
-    team.emplace_back([&] {
-      std::byte* bounce = bounces[worker.fetch_add(1)]->data();
-      for (;;) {
-        const auto begin = next.fetch_add(request);
-        if (begin >= size) return;
-        const auto end = std::min(size, begin + request);
-        for (std::uint64_t at = begin; at < end;) {
-          const auto n = ::pread(fd, bounce + (at - begin), request - (at - begin), static_cast<off_t>(at));
-          check_io(n > 0, "pread");
-          at += static_cast<std::uint64_t>(n);
-        }
+    team.emplace_back([&, bounce = bounces[static_cast<std::size_t>(t)]->data()] {
+      for (std::size_t i = 0; (i = next.fetch_add(1)) < requests.size();) {
+        const auto [file, begin] = requests[i];
+        const auto end = begin + request;
+        open[file].read(bounce, request, begin);
+        const auto& pieces = files[file].pieces;
         auto piece =
             std::upper_bound(pieces.begin(), pieces.end(), begin,
                              [](std::uint64_t at, const read_piece& p) { return at < p.offset + p.bytes; });
         for (; piece != pieces.end() && piece->offset < end; ++piece) {
           const auto from = std::max(begin, piece->offset);
           const auto to = std::min(end, piece->offset + piece->bytes);
-          std::memcpy(piece->to + (from - piece->offset), bounce + (from - begin), to - from);
+          copy_streaming(piece->to + (from - piece->offset), bounce + (from - begin), to - from);
         }
       }
     });
   for (auto& t : team) t.join();
-  ::close(fd);
 }
 
-/// Parallel copy of several pieces, with XXH3 of each block of 1 MiB if wanted, into `digests`.
+/// Parallel copy of several pieces, with XXH3 of each block of 1 MiB if wanted, into `digests`. Hashing first
+/// brings bytes into the cache that the copy then takes them from.
 inline void copy_pieces(std::span<const std::span<const std::byte>> from, std::byte* to, int threads,
                         std::vector<std::uint64_t>* digests) {
   struct block {
@@ -208,6 +257,7 @@ inline void copy_pieces(std::span<const std::span<const std::byte>> from, std::b
     std::byte* to;
     std::size_t bytes;
   };
+  constexpr std::size_t step = 16 * 1024;
   std::vector<block> blocks;
   for (const auto& f : from)
     for (std::size_t at = 0; at < f.size(); at += mebibyte) {
@@ -218,8 +268,16 @@ inline void copy_pieces(std::span<const std::span<const std::byte>> from, std::b
   if (digests != nullptr) digests->resize(blocks.size());
   in_parallel(threads, blocks.size(), 1, [&](std::uint64_t i, std::uint64_t) {
     const auto& b = blocks[i];
-    std::memcpy(b.to, b.from, b.bytes);
-    if (digests != nullptr) (*digests)[i] = XXH3_64bits(b.to, b.bytes);
+    if (digests == nullptr) return copy_streaming(b.to, b.from, b.bytes);
+    const std::unique_ptr<XXH3_state_t, decltype([](XXH3_state_t* s) { XXH3_freeState(s); })> state(
+        XXH3_createState());
+    XXH3_64bits_reset(state.get());
+    for (std::size_t at = 0; at < b.bytes; at += step) {
+      const auto n = std::min(step, b.bytes - at);
+      XXH3_64bits_update(state.get(), b.from + at, n);
+      copy_streaming(b.to + at, b.from + at, n);
+    }
+    (*digests)[i] = XXH3_64bits_digest(state.get());
   });
 }
 
