@@ -35,7 +35,7 @@ inline namespace v1 {
 /// - `fingerprint()`: a digest of the planner's own configuration; plans are cached under it. Two planners
 /// that would plan differently differ in it.
 ///
-/// One thread at a time. Derive from default_planner and replace one function for most purposes; gathered<P>
+/// One thread at a time. Derive from basic_planner and hide one hook for most purposes; gathered<P>
 /// adapts planners that must see the plans of all ranks.
 template <class P>
 concept SavePlanner =
@@ -58,7 +58,7 @@ concept SavePlanner =
 struct load_request {
   int rank = 0;
   int world_size = 1;
-  bool strict = true;  ///< missing, unexpected or uncovered items are errors
+  bool strict = true;  ///< missing, unexpected, mismatched or uncovered items are errors
   std::vector<std::string>
       only;  ///< patterns with * and ?; empty: everything. Others are neither read nor reported
 };
@@ -66,13 +66,14 @@ struct load_request {
 /// Decides what each rank reads, and where it goes.
 ///
 /// - `plan(state, stored, request)`: the boxes to read, by arithmetic; throws plan_error naming the item
-/// where a dtype, a shape or a kind differs, where a wanted
-///   box is not covered, and, if strict, where an item is missing or unexpected. No memory is touched.
-///   `stored` outlives the plan.
+/// where a dtype, a shape or a kind differs, where a wanted box is not covered, and, if strict, where an item
+/// is missing. No memory is touched. `stored` outlives the plan. What is unexpected on this rank may be
+/// another's (a stage of a pipeline knows its own items only): a strict plan throws for it in a group of one;
+/// else it is in the report, and whoever loads makes an error of what is unexpected on all ranks.
 /// - `resolve(state, stored, item)`: the destination of one item, whose view may be filled by any thread
 /// afterwards. Bytes items are resized by the
 ///   reader through the entry's memory.resize before.
-/// - `stored_name(entry)` is not part of the concept: default_planner has it, for planners that rename.
+/// - `stored_name(entry)` is not part of the concept: basic_planner has it, for planners that rename.
 template <class P>
 concept LoadPlanner = std::movable<P> && requires(P& p, const state_dict& state, const metadata& stored,
                                                   const load_request& request, const read_item& item) {
