@@ -424,14 +424,21 @@ TEST_CASE("the tightest control group counts, without the cache that can be drop
   }
 }
 
-TEST_CASE("after fork, the child's copy of a stager can be destroyed") {
+TEST_CASE("after fork, the child's copy of a stager refuses to stage and can be destroyed") {
   const auto c = one_tensor(3'000'000);
   std::optional<heap_stager> stager(std::in_place, buffered_stager_options{}, host_copy({.threads = 2}));
   stager->stage(c.layout, c.sources, {true, true}, soon()).wait_released(soon());
   const auto child = ::fork();
   if (child == 0) {
+    bool refused = false;
+    try {
+      (void)stager->stage(c.layout, c.sources, {true, true}, soon());
+    } catch (const usage_error& e) {
+      refused = e.id() == error_id::usage_wrong_process;
+    } catch (...) {
+    }
     stager.reset();
-    ::_exit(0);
+    ::_exit(refused ? 0 : 1);
   }
   REQUIRE(child > 0);
   int status = -1;

@@ -390,6 +390,11 @@ void stager_conformance(const Environment& environment) {
     sources[0].view.shape = {9};
     CHECK_THROWS_AS((void)stager.stage(c.layout, sources, {}, soon()), cairn::usage_error);
     CHECK_THROWS_AS((void)stager.stage(c.layout, {}, {}, soon()), cairn::usage_error);
+    // A cast whose result does not divide the place.
+    sources = c.sources;
+    sources[0].view.shape = {7};
+    sources[0].cast = cairn::find_cast(cairn::dtype::f32, cairn::dtype::bf16);
+    CHECK_THROWS_AS((void)stager.stage(c.layout, sources, {}, soon()), cairn::usage_error);
     sources = c.sources;
     sources[0].view.space = cairn::memory_space::device;
     CHECK_THROWS_AS((void)stager.stage(c.layout, sources, {}, soon()), cairn::usage_error);

@@ -9,6 +9,8 @@
 #include <cairn/stage/host_copy.hpp>
 #include <cairn/stage/image_pieces.hpp>
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -47,6 +49,7 @@ class buffered_stager {
   /// places.
   [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout,
                                    std::vector<item_source> sources, stage_options options, deadline until) {
+    check_process();
     check_sources(*layout, sources);
     for (const auto& source : sources) engine_.check(source);
     auto lease = pool_->acquire(until);
@@ -63,6 +66,7 @@ class buffered_stager {
 
   /// See Stager. All buffers of the pool are sized; those in use are waited for.
   void prepare(const image_layout& layout, deadline until) {
+    check_process();
     std::vector<typename detail::buffer_pool<typename M::block_type>::lease> leases;
     for (int i = 0; i < depth(); ++i) {
       leases.push_back(pool_->acquire(until));
@@ -81,6 +85,11 @@ class buffered_stager {
     lease_type lease;
   };
 
+  // A child after fork() has neither the engine's threads nor those that give buffers back.
+  void check_process() const {
+    if (process_ != ::getpid())
+      fail(error_id::usage_wrong_process, "a stager was used in a child after fork(); make one there");
+  }
   // Digests lie behind the image, so that whoever can see the block sees them.
   static std::uint64_t bytes_for(const image_layout& layout) {
     return layout.bytes + layout.blocks * sizeof(std::uint64_t);
@@ -101,6 +110,7 @@ class buffered_stager {
 
   M memory_;
   Engine engine_;
+  ::pid_t process_ = ::getpid();
   std::shared_ptr<detail::buffer_pool<typename M::block_type>> pool_;
 };
 

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <system_error>
@@ -63,9 +64,10 @@ namespace detail {
   constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14
   for (;;) {
     if (::madvise(begin, bytes, populate_write) == 0) return true;
-    if (errno == EINTR || errno == EAGAIN) continue;
-    if (errno != EINVAL && errno != ENOSYS) return false;
-    break;
+    if (errno == EINTR) continue;
+    // An older kernel, or one that is told to refuse: touch the pages instead.
+    if (errno == EINVAL || errno == ENOSYS || errno == EPERM || errno == EAGAIN) break;
+    return false;
   }
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   for (std::size_t at = 0; at < bytes; at += page)

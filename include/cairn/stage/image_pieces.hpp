@@ -26,9 +26,13 @@ inline void check_sources(const image_layout& layout, std::span<const item_sourc
           {.expected = std::to_string(place.item + std::uint64_t{1}), .got = std::to_string(sources.size())});
     const auto& source = sources[place.item];
     const auto elements = static_cast<std::uint64_t>(source.view.shape.volume());
-    const bool fits = source.cast == nullptr
-                          ? source.view.bytes() == place.bytes
-                          : (elements == 0 ? place.bytes == 0 : place.bytes % elements == 0);
+    bool fits = source.view.bytes() == place.bytes;
+    if (source.cast != nullptr) {
+      // Casts are between whole bytes; see detail::copy_item for the limit.
+      const bool castable = bits_of(source.view.type) % 8 == 0;
+      fits = elements == 0 ? place.bytes == 0
+                           : castable && place.bytes % elements == 0 && place.bytes / elements <= 16;
+    }
     if (!fits || (place.bytes != 0 && source.view.data == nullptr))
       fail(error_id::usage_size_changed,
            "the memory of item number " + std::to_string(place.item) +
