@@ -14,12 +14,13 @@ code that readers do not see:
   <!-- more CODE -->  the block goes on in the function of the block before. CODE comes between the two.
   <!-- then CODE -->  no block follows: CODE ends the function, with DOCS_CHECK(condition) where it can.
   <!-- declare CODE --> the block stands at namespace scope, CODE before it.
+  <!-- hidden CODE -->  no block follows: CODE stands at namespace scope.
 """
 import pathlib
 import re
 import sys
 
-COMMENT = re.compile(r"^<!-- *(run: *([a-z][a-z0-9_]*)|more|then|declare)\b *(.*)$")
+COMMENT = re.compile(r"^<!-- *(run: *([a-z][a-z0-9_]*)|more|then|declare|hidden)\b *(.*)$")
 
 
 class PageError(Exception):
@@ -66,14 +67,14 @@ def parse(page, text):
                     raise PageError(f"{page}:{first + 1}: there are two examples named {found.group(2)}")
                 examples.append(Example(found.group(2)))
                 target = examples[-1].pieces
-            elif kind == "declare":
+            elif kind in ("declare", "hidden"):
                 target = declarations
             else:
                 if not examples:
                     raise PageError(f"{page}:{first + 1}: '{kind}' before the first 'run'")
                 target = examples[-1].pieces
             target.append(piece)
-            waiting = None if kind == "then" else (target, first + 1)
+            waiting = None if kind in ("then", "hidden") else (target, first + 1)
         elif line.startswith("```"):
             fence, first, code = line[3:].strip(), at, []
             at += 1
