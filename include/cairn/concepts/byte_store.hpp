@@ -31,6 +31,12 @@ struct listed_object {
   std::uint64_t bytes = 0;
 };
 
+/// What free_space() tells.
+struct space_left {
+  std::uint64_t bytes = 0;
+  std::uint64_t objects = 0;  ///< inodes; the largest number where there is no limit
+};
+
 /// One object while it is being written; what ByteStore::create gives.
 ///
 /// - `write(parts)`: several at once, in any order; each byte of [0, size) is written exactly once over all
@@ -38,8 +44,9 @@ struct listed_object {
 ///   fastest when offset, length and memory are multiples of the store's part_alignment() and at least
 ///   min_part() long; the last part of the object may end anywhere. Anything else works too, slower. Returns
 ///   when the memory may be reused. Throws storage_error; the object is then broken and only destroyed.
-/// - `finish()`: the object is durable under its key, under which nothing stood before, or finish throws. No
-/// other call follows.
+/// - `finish()`: the object is durable under its key, under which nothing stood before, or finish throws:
+///   usage_incomplete_object if not every byte was written once, storage_exists if the key was taken meanwhile.
+/// - After finish() or an error every further call throws usage_closed.
 /// - Destroyed without finish(): the object is aborted, nothing stands under its key.
 ///
 /// One thread at a time calls an object writer; different ones may be used at once.
@@ -77,15 +84,11 @@ concept ObjectWriter = std::movable<W> && requires(W& w, std::span<const write_p
 /// - `leftovers(prefix)`: unfinished objects of writers that died, as keys for `discard(key)`; those of live
 /// writers are not
 ///   listed where the store can know (file_store does on one host).
+///   `discard` of one whose writer is known to live throws storage_exists.
 /// - `free_space()`: what is left in bytes and objects, or nothing where the store cannot say.
 /// - `describe()`: for messages, such as "directory /data/checkpoints".
 ///
 /// All functions may be called by several threads at once.
-struct space_left {
-  std::uint64_t bytes = 0;
-  std::uint64_t objects = 0;  ///< inodes; the largest number where there is no limit
-};
-
 template <class S>
 concept ByteStore =
     std::movable<S> && requires(S& s, std::string_view key, std::uint64_t n, std::span<const std::byte> bytes,
