@@ -277,6 +277,39 @@ TEST_CASE("a copy that is not done at the deadline fails the image, and reads no
   }
 }
 
+// What the cast below looks at; set before threads start.
+const image_control* watched_control = nullptr;
+const std::byte* watched_image = nullptr;
+std::atomic<bool> overtaken{false};
+void watching_cast(const std::byte* from, std::byte* to, std::size_t elements) noexcept {
+  if (static_cast<std::uint64_t>(to - watched_image) < watched_control->watermark()) overtaken = true;
+  std::memcpy(to, from, elements);
+}
+
+TEST_CASE("no byte below the watermark is written any more") {
+  case_maker make(23);
+  make.segment(4096);
+  for (int i = 0; i < 5; ++i) make.tensor(dtype::u8, {1'500'000}).tensor(dtype::u8, {70'000});
+  auto c = make.make();
+  for (auto& source : c.sources) source.cast = watching_cast;
+  for (const int threads : {1, 3}) {
+    test_fill t(c, false);
+    watched_control = t.control.get(), watched_image = t.memory.data();
+    detail::copy_job job(t.fill, 0);
+    std::vector<std::thread> helpers;
+    for (int i = 0; i < threads; ++i)
+      helpers.emplace_back([&] {
+        detail::hash_state hash;
+        job.work(hash, false);
+      });
+    for (auto& helper : helpers) helper.join();
+    job.wait(false, soon());
+    CHECK_FALSE(overtaken);
+    CHECK(t.control->watermark() == c.layout->bytes);
+    CHECK(first_difference(t.memory, c.image) == -1);
+  }
+}
+
 TEST_CASE("units cut an image without gaps, between items and between blocks") {
   for (std::uint32_t seed = 31; seed < 34; ++seed) {
     const auto c = random_case(seed);
