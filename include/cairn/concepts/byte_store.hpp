@@ -45,7 +45,7 @@ struct space_left {
 ///   min_part() long; the last part of the object may end anywhere. Anything else works too, slower. Returns
 ///   when the memory may be reused. Throws storage_error; the object is then broken and only destroyed.
 /// - `finish()`: the object is durable under its key, under which nothing stood before, or finish throws:
-///   usage_incomplete_object if not every byte was written once, storage_exists if the key was taken meanwhile.
+///   usage_incomplete_object if not every byte was written once, storage_exists if the key was taken.
 /// - After finish() or an error every further call throws usage_closed.
 /// - Destroyed without finish(): the object is aborted, nothing stands under its key.
 ///

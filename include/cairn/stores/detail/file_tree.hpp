@@ -23,7 +23,7 @@ struct file_store_options {
   bool direct_io = true;               ///< O_DIRECT for large aligned requests, where the file system can
   std::size_t write_bytes = 8u << 20;  ///< length of one write request; a multiple of the part alignment
   std::size_t writes_in_flight = 4;    ///< write requests at once, over one call of write()
-  std::size_t read_bytes = 1u << 20;   ///< length of one read request
+  std::size_t read_bytes = 2u << 20;   ///< length of one read request
   std::size_t reads_in_flight = 4;     ///< read requests at once, over one call of read()
   unsigned file_mode = 0644;           ///< permission bits before the umask
   unsigned directory_mode = 0755;      ///< permission bits before the umask
