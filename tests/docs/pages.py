@@ -10,7 +10,7 @@ Every ```cpp block of a page stands below a comment that says what becomes of it
 code that readers do not see:
 
   <!-- run: NAME      the block is the body of a function, which the program runs; it has `directory`, a
-       CODE -->       std::string that names an empty directory. CODE comes before the block.
+       CODE -->       std::string that names an empty directory, the working directory. CODE comes before the block.
   <!-- more CODE -->  the block goes on in the function of the block before. CODE comes between the two.
   <!-- then CODE -->  no block follows: CODE ends the function, with DOCS_CHECK(condition) where it can.
   <!-- declare CODE --> the block stands at namespace scope, CODE before it.

@@ -34,7 +34,7 @@ struct example {
   void (*run)(const std::string& directory);
 };
 
-/// Runs each example with an empty directory of its own; the exit status.
+/// Runs each example with an empty directory of its own, which is the working directory, too; the exit status.
 inline int run(std::initializer_list<example> examples) {
   int failures = 0;
   for (const auto& each : examples) {
@@ -44,6 +44,7 @@ inline int run(std::initializer_list<example> examples) {
       return 1;
     }
     try {
+      std::filesystem::current_path(directory);
       each.run(directory);
       std::printf("passed  %s\n", each.name);
     } catch (const std::exception& e) {
