@@ -77,7 +77,7 @@ class write_source {
       : image_(image), rings_(rings), until_(until), total_(image.layout().bytes) {
     if (!image_.resident()) ring_ = rings_.take();
     if (image_.resident() && image_.digested()) return;
-    if (total_ <= small && image_.resident()) {
+    if (total_ <= first_request && image_.resident()) {
       image_.wait_for(total_, until_);
       block_hasher hasher(image_.layout(), image_.digests());
       hasher.feed(image_.bytes().first(static_cast<std::size_t>(total_)));
@@ -136,7 +136,7 @@ class write_source {
   }
 
  private:
-  static constexpr std::uint64_t small = std::uint64_t{1} << 20;
+  static constexpr std::uint64_t first_request = std::uint64_t{1} << 20;
   static constexpr std::uint64_t least = std::uint64_t{8} << 20;
   static constexpr std::uint64_t most = std::uint64_t{64} << 20;
   static constexpr std::uint64_t unit = std::uint64_t{1} << 20;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/roles.hpp>
 #include <cairn/stores/detail/file_object_writer.hpp>
 
 #include <fcntl.h>
@@ -50,6 +51,7 @@ inline namespace v1 {
 template <FileSystem F = posix_file_system>
 class basic_file_store {
  public:
+  using cairn_role = role::store;
   using object_writer = detail::file_object_writer<F>;
 
   /// `root`: a directory that exists or can be made; relative to the working directory of now.

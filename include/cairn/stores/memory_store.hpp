@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/roles.hpp>
 #include <cairn/model/error.hpp>
 
 #include <algorithm>
@@ -41,6 +42,7 @@ class memory_store {
   };
 
  public:
+  using cairn_role = role::store;
   class object_writer {
    public:
     void write(std::span<const write_part> parts) {

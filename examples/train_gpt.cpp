@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// test: --steps 4 --every 2 --ranks 2 --layers 1 --width 32 --context 32 --checkpoints @DIR@
+// expect: step 4 +loss
+//
+// Trains a small GPT on the bytes of text files, on several ranks, and saves as it goes. Started again with
+// the same directory it goes on from the newest checkpoint, on any number of ranks, with the same losses bit
+// for bit.
+#include <CLI/CLI.hpp>
+#include <cairn/any_checkpointer.hpp>
+#include <cairn/cairn.hpp>
+#include <cairn/comm/thread_communicator.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpt/killing_store.hpp"
+#include "gpt/state.hpp"
+#include "gpt/trainer.hpp"
+
+namespace {
+
+enum class save_mode { synchronous, thread, overlapped, direct };
+
+struct run_options {
+  std::uint64_t steps = 100;
+  std::size_t ranks = 4;
+  std::uint64_t every = 20;
+  std::string checkpoints = "checkpoints";
+  std::vector<std::string> text;
+  save_mode mode = save_mode::overlapped;
+  std::size_t keep = 3;
+  std::string losses;
+  std::uint64_t kill_after_release = 0;
+  std::size_t sample = 0;
+  gpt::training_settings training;
+};
+
+using store_type = gpt::killing_store<cairn::file_store>;
+
+/// The ways to save are compositions of the same parts; the rest of the program sees one type.
+cairn::any_checkpointer make_checkpointer(const run_options& options, store_type store,
+                                          cairn::thread_communicator ranks) {
+  const cairn::keep_last keep{options.keep == 0 ? std::numeric_limits<std::size_t>::max() : options.keep};
+  switch (options.mode) {
+    case save_mode::synchronous:
+      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::no_staging{},
+                                                         cairn::inline_executor{}, std::move(ranks), keep}};
+    case save_mode::thread:
+      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), std::move(ranks), keep}};
+    case save_mode::overlapped:
+      return cairn::any_checkpointer{
+          cairn::checkpointer{std::move(store), std::move(ranks), keep, cairn::overlapped{}}};
+    case save_mode::direct:
+      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::no_staging{},
+                                                         std::move(ranks), keep, cairn::overlapped{}}};
+  }
+  throw std::logic_error("a mode without a checkpointer");
+}
+
+double milliseconds_of(const std::function<void()>& action) {
+  const auto begin = std::chrono::steady_clock::now();
+  action();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// What the first rank prints: a line for each step and save, and each loss to a file.
+class journal {
+ public:
+  explicit journal(const std::string& losses) {
+    if (losses.empty()) return;
+    file_.reset(std::fopen(losses.c_str(), "w"));
+    if (!file_) throw std::runtime_error("cannot write " + losses + "; give another file with --losses");
+  }
+  void step(std::uint64_t step, double loss, double milliseconds) {
+    std::printf("step %4llu  loss %.4f  %6.1f ms\n", static_cast<unsigned long long>(step), loss,
+                milliseconds);
+    std::fflush(stdout);
+    if (!file_) return;
+    std::fprintf(file_.get(), "%llu %a\n", static_cast<unsigned long long>(step), loss);
+    std::fflush(file_.get());  // what was printed is there even if the process is killed
+  }
+  static void stall(std::uint64_t step, double save, double before_update) {
+    std::printf("save %4llu  stalled training for %.2f ms (save %.2f, before_update %.2f)\n",
+                static_cast<unsigned long long>(step), save + before_update, save, before_update);
+    std::fflush(stdout);
+  }
+
+ private:
+  struct close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::unique_ptr<std::FILE, close> file_;
+};
+
+/// What one rank does.
+void train(const run_options& options, const gpt::text& source, gpt::group& others,
+           cairn::thread_communicator communicator, const std::shared_ptr<gpt::kill_switch>& kill,
+           journal* journal) {
+  gpt::trainer run(options.training, source, others);
+  gpt::run_state state(run);
+  cairn::any_checkpointer checkpointer =
+      make_checkpointer(options, store_type(cairn::file_store{options.checkpoints}, kill, others.rank()),
+                        std::move(communicator));
+
+  std::uint64_t step = 0;
+  if (const auto newest = checkpointer.resume(state.dict())) {
+    step = static_cast<std::uint64_t>(*newest);
+    state.restored(step);
+    if (journal)
+      std::printf("resumed from the checkpoint of step %llu\n", static_cast<unsigned long long>(step));
+  }
+
+  std::uint64_t saved = 0;  // the step of a save whose whole stall is not known yet; 0: none
+  double save_stall = 0;
+  const auto before_update = [&] {
+    const double waited = milliseconds_of([&] { checkpointer.before_update(); });
+    if (saved == 0) return;
+    if (journal) journal->stall(saved, save_stall, waited);
+    if (kill && saved == kill->step()) kill->released(others.rank());
+    saved = 0;
+  };
+  while (step < options.steps) {
+    double loss = 0;
+    double milliseconds = milliseconds_of([&] { loss = run.accumulate(step); });
+    before_update();
+    milliseconds += milliseconds_of([&] { run.update(step); });
+    ++step;
+    if (journal) journal->step(step, loss, milliseconds);
+    if (step % options.every == 0 || step == options.steps) {
+      state.collect(step);
+      save_stall = milliseconds_of([&] { checkpointer.save(state.dict(), static_cast<std::int64_t>(step)); });
+      saved = step;
+    }
+  }
+  before_update();  // nothing changes any more, but the last save may still be copying
+  checkpointer.close();
+
+  if (!journal) return;
+  const double held_out = gpt::evaluate(run.net(), source);
+  std::printf("step %llu held-out loss %.4f (%a)\n", static_cast<unsigned long long>(step), held_out,
+              held_out);
+  if (options.sample > 0)
+    std::printf("%s\n", gpt::sample(run.net(), run.generator(), "The ", options.sample).c_str());
+}
+
+void run_all(const run_options& options) {
+  const gpt::text source = gpt::text::read(options.text);
+  std::printf("%zu parameters, %zu bytes of text, %zu ranks, %zu micro-batches of %zu tokens in a step\n",
+              gpt::model<float>(options.training.shape, 1).parameters().size(), source.size(), options.ranks,
+              options.training.micro_batches, options.training.shape.context);
+  journal lines(options.losses);
+  std::shared_ptr<gpt::kill_switch> kill;
+  if (options.kill_after_release != 0)
+    kill = std::make_shared<gpt::kill_switch>(options.kill_after_release, options.ranks);
+  const cairn::thread_group communicators{static_cast<int>(options.ranks)};
+  gpt::thread_team(options.ranks).run([&](gpt::group& others) {
+    train(options, source, others, communicators.communicator(static_cast<int>(others.rank())), kill,
+          others.rank() == 0 ? &lines : nullptr);
+  });
+  if (kill)
+    throw std::runtime_error("the run ended without a save of step " + std::to_string(kill->step()) +
+                             ", in which it was to be killed");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  run_options options;
+  gpt::model_config& shape = options.training.shape;
+  CLI::App app{
+      "Trains a small byte-level GPT on text files, data-parallel, with sharded optimizer state, and saves\n"
+      "checkpoints as it goes. Started again, it goes on from the newest one, on any number of ranks, with\n"
+      "the same losses bit for bit."};
+  app.option_defaults()->always_capture_default();
+  app.add_option("--steps", options.steps, "train until this many updates are done")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--ranks", options.ranks, "ranks, each a thread")->check(CLI::Range(1, 1024));
+  app.add_option("--every", options.every, "save after this many steps, and at the end")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--checkpoints", options.checkpoints, "directory of the checkpoints");
+  app.add_option("--text", options.text,
+                 "files to learn from, or directories of files (default: /usr/share/common-licenses)")
+      ->check(CLI::ExistingPath);
+  app.add_option("--layers", shape.layers, "blocks of the model")->check(CLI::PositiveNumber);
+  app.add_option("--width", shape.width, "width of the model, a multiple of the heads")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--heads", shape.heads, "attention heads")->check(CLI::PositiveNumber);
+  app.add_option("--context", shape.context, "bytes that the model sees")->check(CLI::PositiveNumber);
+  app.add_option("--micro-batches", options.training.micro_batches,
+                 "micro-batches of a step, a multiple of the ranks")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--seed", options.training.seed, "seed of weights and data");
+  app.add_option("--learning-rate", options.training.learning_rate, "of the first step")
+      ->check(CLI::PositiveNumber);
+  app.add_option(
+         "--mode", options.mode,
+         "how to save: synchronous (write, then go on), thread (copy, then go on; a thread writes),\n"
+         "overlapped (copy while the next step computes), direct (write from training memory while it does)")
+      ->transform(CLI::CheckedTransformer(
+          std::vector<std::pair<std::string, save_mode>>{{"synchronous", save_mode::synchronous},
+                                                         {"thread", save_mode::thread},
+                                                         {"overlapped", save_mode::overlapped},
+                                                         {"direct", save_mode::direct}}))
+      ->default_str("overlapped");
+  app.add_option("--keep", options.keep, "checkpoints to keep; 0: all");
+  app.add_option("--losses", options.losses,
+                 "write step and loss (as a hexadecimal float) of each step to this file");
+  app.add_option("--sample", options.sample, "let the model write this many bytes at the end");
+  app.add_option(
+      "--kill-after-release", options.kill_after_release,
+      "end this process with SIGKILL in the save of this step: after training went on, before the\n"
+      "checkpoint exists (for trying out recovery); 0: never");
+  try {
+    app.parse(argc, argv);
+    if (options.training.micro_batches % options.ranks != 0)
+      throw CLI::ValidationError("--micro-batches",
+                                 "must be a multiple of --ranks " + std::to_string(options.ranks));
+    if (shape.width % shape.heads != 0)
+      throw CLI::ValidationError("--width", "must be a multiple of --heads " + std::to_string(shape.heads));
+    const std::uint64_t kill = options.kill_after_release;
+    if (kill != 0 && (kill >= options.steps || kill % options.every != 0))
+      throw CLI::ValidationError("--kill-after-release",
+                                 "must be a multiple of --every and less than --steps");
+    if (kill != 0 && (options.mode == save_mode::synchronous || options.mode == save_mode::direct))
+      throw CLI::ValidationError("--kill-after-release",
+                                 "needs --mode thread or overlapped: only these copy");
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  try {
+    run_all(options);
+  } catch (const std::exception& error) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "train_gpt: %s\n", error.what());
+    return 1;
+  }
+}

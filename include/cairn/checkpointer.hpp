@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/composition.hpp>
+#include <cairn/checkpointer/engine.hpp>
+#include <cairn/checkpointer/options.hpp>
+#include <cairn/comm/single_process.hpp>
+#include <cairn/execute/thread_executor.hpp>
+#include <cairn/observe/teller.hpp>
+#include <cairn/plan/default_planner.hpp>
+#include <cairn/stage/buffered_stager.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+namespace detail {
+/// Stands in for the storage over something that is no store, so that the sentence is the first error.
+template <class S>
+struct no_storage {
+  static_assert(check_store<S>());
+};
+template <class S>
+struct storage_over {
+  using type = no_storage<S>;
+};
+template <ByteStore S>
+struct storage_over<S> {
+  using type = safetensors_storage<S>;
+};
+template <class S>
+  requires plays<S, role::storage>
+struct storage_over<S> {
+  using type = S;
+};
+/// S itself if it is a Storage; else the default storage over it.
+template <class S>
+using storage_for = typename storage_over<S>::type;
+
+template <class... A>
+using save_planner_for = pick_t<role::planner, pick_t<role::save_planner, default_planner, A...>, A...>;
+/// The load planner; for one object that plays both roles, the save planner's type (and object).
+template <class... A>
+using load_planner_for = pick_t<role::planner, pick_t<role::load_planner, default_planner, A...>, A...>;
+template <class... A>
+using stager_for = pick_t<role::stager, heap_stager, A...>;
+template <class... A>
+using executor_for = pick_t<role::executor, thread_executor, A...>;
+template <class... A>
+using communicator_for = pick_t<role::communicator, single_process, A...>;
+template <class... A>
+using observer_for = pick_t<role::observer, no_observer, A...>;
+template <class... A>
+inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
+}  // namespace detail
+
+/// Saves and restores a state_dict: the one class that composes the policies.
+///
+/// `checkpointer ckpt{file_store{"checkpoints"}, policies...};` The first argument is a ByteStore or a
+/// Storage; every further one is a policy that declares its role, in any order: a planner, stager, executor,
+/// communicator, observer, overlapped{}, keep_last(n), checkpointer_options{...}. What is left out has a
+/// default. `checkpointer_for<file_store, mpi_communicator>` names the type.
+///
+/// Collective: the constructor, prepare, save, load, resume, list, remove are called by all ranks in the same
+/// order, by one thread at a time; only they use the communicator. before_update() and handles: any thread.
+/// close() waits for this rank's saves.
+///
+/// Movable, not copyable. After fork() the child's copy refuses every call and its destructor does nothing. A
+/// state_dict may be changed or destroyed once save() has returned; the memory must stay valid and unchanged
+/// until the save is `released`.
+template <class StorageType, class SavePlannerType, class LoadPlannerType, class StagerType,
+          class ExecutorType, class CommunicatorType, class ObserverType, bool Overlapped>
+class checkpointer {
+ public:
+  /// @throws timeout_error or peer_error if not all ranks arrive, storage_error if the store cannot be used.
+  template <class First, class... Policies>
+    requires(!std::same_as<std::remove_cvref_t<First>, checkpointer>)
+  explicit checkpointer(First first, Policies... policies) : owner_(::getpid()) {
+    static_assert(detail::check_arguments<Policies...>());
+    std::tuple<Policies&...> arguments(policies...);
+    auto settings = detail::take<role::options, checkpointer_options, Policies...>(arguments);
+    std::size_t keep = 0;
+    if constexpr (detail::count_of<role::retention, Policies...> == 1)
+      keep = detail::take<role::retention, keep_last, Policies...>(arguments).count;
+    if (settings.patience.count() <= 0 || settings.peer_patience.count() <= 0 || settings.max_fallback < 0 ||
+        settings.max_consecutive_failures < 0 || settings.load_memory == 0 || settings.cached_plans == 0)
+      fail(error_id::usage_bad_option, "a checkpointer option is zero or negative where that means nothing");
+    engine_ = std::make_unique<engine_type>(
+        StorageType(std::move(first)), take_save_planner(arguments), take_load_planner(arguments),
+        detail::take<role::stager, StagerType, Policies...>(arguments),
+        detail::take<role::executor, ExecutorType, Policies...>(arguments),
+        detail::take<role::communicator, CommunicatorType, Policies...>(arguments),
+        detail::take<role::observer, ObserverType, Policies...>(arguments), settings, keep);
+  }
+  checkpointer(checkpointer&&) noexcept = default;
+  checkpointer& operator=(checkpointer&& other) noexcept {
+    if (this != &other) {
+      end();
+      engine_ = std::move(other.engine_);
+      owner_ = other.owner_;
+    }
+    return *this;
+  }
+  /// Waits, at most for the patience, until memory is released and saves have ended; tells failures on stderr
+  /// and to the observer. Never throws. While an exception is on its way, an overlapped save that was not
+  /// confirmed is given up.
+  ~checkpointer() { end(); }
+
+  /// Plans for this state, checks that all ranks see one store, and sizes and pre-faults the buffers in the
+  /// background; a save() before that is ready waits. Called by resume(). Optional: a save() without it pays
+  /// for this itself.
+  void prepare(const state_dict& state) { engine().prepare(state); }
+
+  /// Saves the state as the checkpoint of `step`, the count of completed updates. Returns when training may
+  /// change its memory; with overlapped{} at once, see before_update(). The handle tells when it is written
+  /// and committed; dropping it is fine.
+  /// @throws usage_error and plan_error of this call, with the state unharmed; every later error is on the
+  /// handle, and thrown by wait() and close(). After `max_consecutive_failures` failed saves usage_error
+  /// (usage_too_many_failures), when its own save is under way.
+  save_handle save(const state_dict& state, std::int64_t step) { return engine().save(state, step); }
+
+  /// For overlapped saves: call it before memory is changed, in each step. Returns when the last save has
+  /// copied the memory of training; nothing to do, it costs nanoseconds. @throws timeout_error
+  /// (timeout_staging).
+  void before_update() {
+    check();
+    engine_->before_update();
+  }
+
+  /// Restores the state from the checkpoint of `step`, on any number of ranks, in place. Options:
+  /// cairn::only{patterns}, cairn::partial.
+  /// @throws on all ranks alike; after a throw the contents of the state are unspecified. Nothing is moved or
+  /// removed.
+  template <class... Options>
+  load_report load(const state_dict& state, std::int64_t step, Options... options) {
+    load_request request;
+    (add(request, std::move(options)), ...);
+    return engine().load(state, step, std::move(request));
+  }
+
+  /// The same with run-time options; `patterns` empty: everything.
+  load_report load_matching(const state_dict& state, std::int64_t step, std::vector<std::string> patterns,
+                            bool strict) {
+    load_request request;
+    request.only = std::move(patterns);
+    request.strict = strict;
+    return engine().load(state, step, std::move(request));
+  }
+
+  /// Restores the newest checkpoint that loads on all ranks and prepares saves; its step, or nothing if the
+  /// store holds no committed checkpoint. Damaged ones are passed over, at most max_fallback, and their
+  /// manifests moved aside; what interrupted runs left is removed.
+  /// @throws storage_error (storage_nothing_loads), with the reason of each, if there are some and none
+  /// loads; plan_error if the state does not fit the newest.
+  std::optional<std::int64_t> resume(const state_dict& state) { return engine().resume(state); }
+
+  /// The steps of all committed checkpoints, ascending.
+  [[nodiscard]] std::vector<std::int64_t> list() { return engine().list(); }
+  /// Removes a checkpoint: afterwards it does not exist. No error if there is none.
+  void remove(std::int64_t step) { engine().remove(step); }
+
+  /// Waits for all saves of this rank and throws what failed in the last one. Afterwards only list of calls
+  /// that need nothing: destruction.
+  void close() { engine().close(); }
+
+  [[nodiscard]] int rank() const { return engine_->rank(); }
+  [[nodiscard]] int world_size() const { return engine_->world_size(); }
+  /// The communicator, for tests and for those who count its messages; not to be used while a call is under
+  /// way.
+  [[nodiscard]] CommunicatorType& communicator() { return engine().communicator(); }
+
+ private:
+  static constexpr bool one_planner =
+      std::same_as<SavePlannerType, LoadPlannerType> && plays<SavePlannerType, role::planner>;
+  static_assert(detail::check_save_planner<SavePlannerType>());
+  static_assert(detail::check_load_planner<LoadPlannerType>());
+  static_assert(detail::check_stager<StagerType>());
+  static_assert(detail::check_communicator<CommunicatorType>());
+  static_assert(detail::check_observer<ObserverType>());
+  static_assert(
+      detail::check_executor<ExecutorType, decltype(std::declval<StorageType&>().writer()), Overlapped>());
+  using engine_type = detail::engine<StorageType, SavePlannerType, LoadPlannerType, one_planner, StagerType,
+                                     ExecutorType, CommunicatorType, ObserverType, Overlapped>;
+
+  template <class... P>
+  static SavePlannerType take_save_planner(std::tuple<P&...> arguments) {
+    if constexpr (detail::count_of<role::planner, P...> == 1)
+      return detail::take<role::planner, SavePlannerType, P...>(arguments);
+    else
+      return detail::take<role::save_planner, SavePlannerType, P...>(arguments);
+  }
+  template <class... P>
+  static auto take_load_planner(std::tuple<P&...> arguments) {
+    if constexpr (one_planner)
+      return detail::nothing{};
+    else
+      return detail::take<role::load_planner, LoadPlannerType, P...>(arguments);
+  }
+  static void add(load_request& request, only patterns) {
+    for (auto& p : patterns.patterns) request.only.push_back(std::move(p));
+  }
+  static void add(load_request& request, partial_t) noexcept { request.strict = false; }
+
+  void check() const {
+    if (engine_ == nullptr) fail(error_id::usage_closed, "this checkpointer was moved from");
+    if (::getpid() != owner_)
+      fail(error_id::usage_wrong_process, "a checkpointer does not work in a child of fork(); make one there",
+           {.expected = "process " + std::to_string(owner_), .got = "process " + std::to_string(::getpid())});
+  }
+  engine_type& engine() {
+    check();
+    engine_->check_open();
+    return *engine_;
+  }
+  void end() noexcept {
+    if (engine_ == nullptr) return;
+    if (::getpid() != owner_) {
+      static_cast<void>(engine_.release());  // the threads and buffers belong to the parent
+      return;
+    }
+    engine_->shut_down(std::uncaught_exceptions() > 0);
+    engine_.reset();
+  }
+
+  std::unique_ptr<engine_type> engine_;
+  ::pid_t owner_;
+};
+
+template <class First, class... Policies>
+checkpointer(First, Policies...)
+    -> checkpointer<detail::storage_for<First>, detail::save_planner_for<Policies...>,
+                    detail::load_planner_for<Policies...>, detail::stager_for<Policies...>,
+                    detail::executor_for<Policies...>, detail::communicator_for<Policies...>,
+                    detail::observer_for<Policies...>, detail::overlapped_in<Policies...>>;
+
+/// The type of `checkpointer{First{...}, Policies{...}...}`, for a data member; the order of the policies
+/// does not matter.
+template <class First, class... Policies>
+using checkpointer_for = decltype(checkpointer(std::declval<First>(), std::declval<Policies>()...));
+
+}  // namespace v1
+}  // namespace cairn

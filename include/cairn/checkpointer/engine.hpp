@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/background.hpp>
+#include <cairn/checkpointer/group_loading.hpp>
+#include <cairn/checkpointer/group_planning.hpp>
+#include <cairn/checkpointer/options.hpp>
+#include <cairn/concepts/executor.hpp>
+#include <cairn/concepts/stager.hpp>
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Stands where one object plays two roles.
+struct nothing {};
+
+/// What a checkpointer owns, at one address for its whole life. Its functions are the checkpointer's; see
+/// there.
+template <class StorageType, class SavePlannerType, class LoadPlannerType, bool OnePlanner, class StagerType,
+          class ExecutorType, class CommunicatorType, class ObserverType, bool Overlapped>
+class engine {
+  using writer_type = decltype(std::declval<StorageType&>().writer());
+  using reader_type = decltype(std::declval<StorageType&>().reader());
+  using background_type = background<writer_type, reader_type, ObserverType>;
+  using load_planner_member = std::conditional_t<OnePlanner, nothing, LoadPlannerType>;
+
+ public:
+  engine(StorageType storage, SavePlannerType planner, load_planner_member load_planner, StagerType stager,
+         ExecutorType executor, CommunicatorType communicator, ObserverType observer,
+         const checkpointer_options& options, std::size_t keep)
+      : options_(options),
+        storage_(std::move(storage)),
+        planner_(std::move(planner)),
+        load_planner_(std::move(load_planner)),
+        group_(std::move(communicator)),
+        cache_(options.cached_plans),
+        stager_(std::move(stager)),
+        executor_(std::move(executor)) {
+    background_ = std::make_shared<background_type>(storage_.writer(), storage_.reader(), std::move(observer),
+                                                    group_.rank(), options.quiet, keep);
+    const auto bytes = read_once(
+        group_, [] { return make_run(); }, peers());
+    wire_reader in(bytes);
+    run_.high = in.get<std::uint64_t>();
+    run_.low = in.get<std::uint64_t>();
+    std::array<std::byte, 16> word;
+    std::memcpy(word.data(), bytes.data(), word.size());
+    group_.set_run(word);
+  }
+
+  [[nodiscard]] int rank() const { return group_.rank(); }
+  [[nodiscard]] int world_size() const { return group_.size(); }
+  [[nodiscard]] CommunicatorType& communicator() noexcept { return group_.communicator(); }
+  void check_open() const {
+    if (closed_) fail(error_id::usage_closed, "the checkpointer is closed; make a new one");
+  }
+
+  void prepare(const state_dict& state) {
+    finish_preparation();
+    probe_store();
+    bool cached = false;
+    const auto planned = plan(state, cached);
+    const auto layout = layout_of(*planned, resolve_all(planner_, state, planned->plan), state);
+    preparation_ = std::thread([this, layout] {
+      try {
+        stager_.prepare(*layout, deadline::in(options_.patience));
+      } catch (...) {
+        background_->tell().warned("buffers could not be prepared, the first save tries again: " +
+                                   text_of(std::current_exception()));
+      }
+    });
+  }
+
+  save_handle save(const state_dict& state, std::int64_t step) {
+    const auto begin = deadline::clock::now();
+    if (step < 0)
+      fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
+    auto progress = std::make_shared<save_progress>(step);
+    ++save_count_;
+    const save_context identity{
+        run_, step, attempt_of(run_, step, save_count_), 0, rank(), world_size(), options_.patience};
+    give_up_unconfirmed();
+    if (options_.when_busy == busy_policy::skip && somebody_is_busy()) {
+      progress->set_skipped();
+      return save_handle(progress);
+    }
+
+    save_report cost;
+    cost.step = step;
+    cost.overlapped = Overlapped;
+    const auto planned = plan(state, cost.plan_cached);
+    cost.plan_seconds = seconds_since(begin);
+    save_context context = identity;
+    context.plan_digest = planned->digest;
+    auto writer = background_->writer();
+    resolved_plan resolved;
+    std::shared_ptr<const image_layout> layout;
+    try {
+      resolved = resolve_all(planner_, state, planned->plan);
+      layout = layout_of(*planned, resolved, state);
+    } catch (...) {
+      writer->abort(
+          context,
+          std::current_exception());  // the others may have planned from their caches, and learn it so
+      throw;
+    }
+    progress->on_end([background = background_](const save_report& report, const std::exception_ptr& why) {
+      background->ended(report, why);
+    });
+    staged_image image;
+    try {
+      const auto wait_begin = deadline::clock::now();
+      finish_preparation();
+      if (options_.when_busy == busy_policy::block) wait_for_earlier();
+      cost.wait_seconds = seconds_since(wait_begin);
+      const auto stage_begin = deadline::clock::now();
+      image = stager_.stage(layout, std::move(resolved.sources),
+                            {.overlapped = Overlapped, .digest = !options_.checksum_in_writer},
+                            deadline::in(options_.patience));
+      cost.stage_seconds = seconds_since(stage_begin);
+    } catch (const usage_error&) {
+      writer->abort(context, std::current_exception());
+      throw;
+    } catch (...) {
+      writer->abort(context, std::current_exception());
+      progress->set_failed(std::current_exception());
+      return enqueued(progress);
+    }
+    const auto control = image.control();
+    if constexpr (Overlapped) control->require_confirmation();
+    progress->set_image(control);
+    cost.bytes = 0;
+    for (const auto& s : layout->segments) cost.bytes += s.bytes;
+    cost.items = layout->items.size();
+    cost.blocked_seconds = seconds_since(begin);
+    progress->note([&](save_report& r) { r = cost; });
+    remember(progress);
+    try {
+      executor_.submit(save_job<writer_type>{writer, context, std::move(image), planned->stored, progress});
+    } catch (...) {
+      control->fail();
+      writer->abort(context, std::current_exception());
+      progress->set_failed(std::current_exception());
+      return enqueued(progress);
+    }
+    if constexpr (!Overlapped) {
+      // Where nothing is staged, the writer gives the memory back; a failure is on the handle.
+      progress->wait_released(deadline::in(options_.patience));
+    }
+    progress->note([&](save_report& r) {
+      r.blocked_seconds = seconds_since(begin);
+      if constexpr (!Overlapped) r.released_seconds = r.blocked_seconds;
+    });
+    return enqueued(progress);
+  }
+
+  void before_update() {
+    if (!unconfirmed_now_.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(unconfirmed_mutex_);
+    if (unconfirmed_ == nullptr) return;
+    const auto begin = deadline::clock::now();
+    unconfirmed_->wait_released(deadline::in(options_.patience));
+    unconfirmed_->note([&](save_report& r) {
+      r.before_update_seconds = seconds_since(begin);
+      r.blocked_seconds += r.before_update_seconds;
+      r.released_seconds = seconds_since(unconfirmed_->begun());
+    });
+    unconfirmed_->confirm();
+    unconfirmed_ = nullptr;
+    unconfirmed_now_.store(false, std::memory_order_release);
+  }
+
+  load_report load(const state_dict& state, std::int64_t step, load_request request) {
+    before_update();
+    request.rank = rank();
+    request.world_size = world_size();
+    const auto manifest = read_once(
+        group_, [&] { return background_->reader().fetch(step); }, peers());
+    load_report report;
+    const auto verdict = load_everywhere(state, step, manifest, request, report);
+    if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
+    background_->tell().loaded(step, report.bytes, report.seconds);
+    return report;
+  }
+
+  std::optional<std::int64_t> resume(const state_dict& state) {
+    before_update();
+    const auto steps = decode_steps(read_once(
+        group_, [&] { return clean_and_list(); }, peers()));
+    load_request request;
+    request.rank = rank();
+    request.world_size = world_size();
+    std::string reasons;
+    int tried = 0;
+    for (auto step = steps.rbegin(); step != steps.rend() && tried <= options_.max_fallback;
+         ++step, ++tried) {
+      load_report report;
+      load_verdict verdict;
+      try {
+        const auto manifest = read_once(
+            group_, [&] { return background_->reader().fetch(*step); }, peers());
+        verdict = load_everywhere(state, *step, manifest, request, report);
+      } catch (const peer_error&) {
+        throw;
+      } catch (const timeout_error&) {
+        throw;
+      } catch (...) {
+        verdict = {outcome_of(std::current_exception()), std::current_exception()};
+      }
+      if (verdict.outcome == load_outcome::loaded) {
+        background_->tell().loaded(*step, report.bytes, report.seconds);
+        for (const auto& name : report.missing)
+          background_->tell().warned("item " + name + " is not in the checkpoint of step " +
+                                     std::to_string(*step) + " and keeps its value");
+        prepare(state);
+        return *step;
+      }
+      if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
+      auto why = text_of(verdict.failure);
+      reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
+      if (rank() == 0 && verdict.outcome == load_outcome::damaged && !set_aside(*step))
+        why += " (its manifest could not be moved aside)";
+      background_->tell().fell_back(*step, why);
+    }
+    if (!steps.empty())
+      fail(error_id::storage_nothing_loads,
+           "checkpoints exist and none of the newest " + std::to_string(tried) +
+               " loads; nothing was overwritten; repair the store, load(state, step) another one, or choose "
+               "another directory to begin anew: " +
+               reasons);
+    prepare(state);
+    return std::nullopt;
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> list() {
+    return decode_steps(read_once(
+        group_, [&] { return encode_steps(background_->reader().list()); }, peers()));
+  }
+  void remove(std::int64_t step) {
+    static_cast<void>(read_once(
+        group_,
+        [&] {
+          background_->writer()->remove(step);
+          return std::vector<std::byte>();
+        },
+        peers()));
+  }
+
+  void close() {
+    before_update();
+    finish_preparation();
+    closed_ = true;
+    const auto until = deadline::in(options_.patience);
+    for (const auto& p : outstanding_)
+      if (!p->wait_finished(until))
+        fail(error_id::timeout_close,
+             "a save had not ended when close() gave up waiting; it goes on until the process ends",
+             {.item = "step " + std::to_string(p->report().step)});
+    if (last_ != nullptr && last_->failure() != nullptr) std::rethrow_exception(last_->failure());
+  }
+
+  void shut_down(bool unwinding) noexcept {
+    try {
+      if (unwinding)
+        give_up_unconfirmed();
+      else
+        before_update();
+      finish_preparation();
+      const auto until = deadline::in(options_.patience);
+      for (const auto& p : outstanding_)
+        if (!p->wait_finished(until))
+          background_->tell().warned("a save had not ended when its checkpointer was destroyed");
+    } catch (...) {
+      background_->tell().warned("while a checkpointer was destroyed: " + text_of(std::current_exception()));
+    }
+  }
+
+ private:
+  static std::vector<std::byte> make_run() {
+    std::vector<std::byte> bytes(16);
+    if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+      fail(error_id::storage_io, "the system gives no random numbers");
+    return bytes;
+  }
+  [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_patience); }
+  LoadPlannerType& load_planner() noexcept {
+    if constexpr (OnePlanner)
+      return planner_;
+    else
+      return load_planner_;
+  }
+
+  std::shared_ptr<const cached_plan> plan(const state_dict& state, bool& cached) {
+    const auto key = key_of_plan(state);
+    if (auto found = cache_.find(key)) {
+      cached = true;
+      return found;
+    }
+    return cache_.put(key, plan_together(planner_, group_, state, peers()));
+  }
+  [[nodiscard]] plan_key key_of_plan(const state_dict& state) const {
+    return {.structure = state.structure(),
+            .planner = planner_.fingerprint(),
+            .writer = background_->fingerprint(),
+            .world_size = group_.size(),
+            .rank = group_.rank()};
+  }
+  /// The layout for these sizes: kept with the plan, made anew on this rank alone when a bytes item has
+  /// another size than before.
+  std::shared_ptr<const image_layout> layout_of(const cached_plan& planned, const resolved_plan& resolved,
+                                                const state_dict& state) {
+    if (planned.layout != nullptr && planned.bytes_sizes == resolved.bytes_sizes) return planned.layout;
+    cached_plan renewed = planned;
+    renewed.layout = std::make_shared<const image_layout>(
+        background_->writer()->layout(planned.plan, resolved.bytes, group_.rank()));
+    renewed.bytes_sizes = resolved.bytes_sizes;
+    return cache_.put(key_of_plan(state), std::move(renewed))->layout;
+  }
+
+  /// An overlapped save whose memory may have been changed while it was copied must not become a checkpoint.
+  void give_up_unconfirmed() {
+    const std::lock_guard lock(unconfirmed_mutex_);
+    if (unconfirmed_ == nullptr) return;
+    unconfirmed_->wait_released(deadline::in(options_.patience));
+    unconfirmed_->give_up(make_failure(
+        error_id::usage_before_update_missing,
+        "an overlapped save was not followed by before_update(), so its memory may have changed while it was "
+        "copied: nothing of it was published; call before_update() before each update"));
+    unconfirmed_ = nullptr;
+    unconfirmed_now_.store(false, std::memory_order_release);
+  }
+  void remember(const std::shared_ptr<save_progress>& progress) {
+    std::erase_if(outstanding_, [](const auto& p) { return p->finished(); });
+    outstanding_.push_back(progress);
+    last_ = progress;
+    if constexpr (Overlapped) {
+      const std::lock_guard lock(unconfirmed_mutex_);
+      unconfirmed_ = progress;
+      unconfirmed_now_.store(true, std::memory_order_release);
+    }
+  }
+  save_handle enqueued(const std::shared_ptr<save_progress>& progress) {
+    last_ = progress;
+    if (const int failures = background_->failures_in_a_row();
+        options_.max_consecutive_failures > 0 && failures >= options_.max_consecutive_failures)
+      fail(error_id::usage_too_many_failures,
+           std::to_string(failures) +
+               " saves in a row have failed; training goes on without a checkpoint. The last one: " +
+               background_->last_failure());
+    return save_handle(progress);
+  }
+  void wait_for_earlier() {
+    const auto until = deadline::in(options_.patience);
+    for (const auto& p : outstanding_)
+      if (!p->wait_finished(until))
+        fail(error_id::timeout_commit, "an earlier save had not ended in time, so this one was not begun",
+             {.item = "step " + std::to_string(p->report().step)});
+  }
+  [[nodiscard]] bool somebody_is_busy() {
+    const bool busy =
+        std::any_of(outstanding_.begin(), outstanding_.end(), [](const auto& p) { return !p->finished(); });
+    if (group_.size() == 1) return busy;
+    const auto either = [](std::vector<std::byte> left, std::vector<std::byte> right) {
+      return left.at(0) != std::byte{0} ? left : right;
+    };
+    return group_.tree_reduce_broadcast(std::vector<std::byte>{std::byte{busy}}, either, peers()).at(0) !=
+           std::byte{0};
+  }
+  void finish_preparation() {
+    if (preparation_.joinable()) preparation_.join();
+  }
+
+  load_verdict load_everywhere(const state_dict& state, std::int64_t step,
+                               std::span<const std::byte> manifest, const load_request& request,
+                               load_report& report) {
+    std::exception_ptr failure;
+    try {
+      report = load_alone(background_->reader(), load_planner(), state, step, manifest, request, options_);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    return agree_on_load(group_, failure, report.unexpected, request.strict, deadline::in(options_.patience));
+  }
+  std::vector<std::byte> clean_and_list() {
+    try {
+      if (const auto removed = background_->writer()->clean(run_); removed > 0)
+        background_->tell().warned("removed " + std::to_string(removed) +
+                                   " objects that interrupted saves had left");
+    } catch (const error& e) {
+      background_->tell().warned(std::string("what interrupted saves left could not be removed: ") +
+                                 e.what());
+    }
+    return encode_steps(background_->reader().list());
+  }
+  [[nodiscard]] bool set_aside(std::int64_t step) noexcept {
+    try {
+      return background_->writer()->set_aside(step);
+    } catch (...) {
+      return false;
+    }
+  }
+  /// All ranks must write where the coordinator commits: it leaves a mark that the others look for.
+  void probe_store() {
+    if (group_.size() == 1 || probed_) return;
+    if constexpr (requires(writer_type& w) {
+                    w.leave_mark(run_);
+                    w.sees_mark(run_);
+                    w.remove_mark(run_);
+                  }) {
+      auto& writer = *background_->writer();
+      static_cast<void>(read_once(
+          group_,
+          [&] {
+            writer.leave_mark(run_);
+            return std::vector<std::byte>();
+          },
+          peers()));
+      std::exception_ptr failure;
+      try {
+        if (!writer.sees_mark(run_))
+          fail(error_id::storage_not_shared,
+               "a rank does not see the store of rank 0: give all ranks one shared directory or bucket",
+               {.rank = group_.rank(), .file = storage_.describe()});
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      std::exception_ptr verdict;
+      try {
+        group_.barrier(peers(), failure);
+      } catch (...) {
+        verdict = std::current_exception();
+      }
+      if (group_.rank() == 0) writer.remove_mark(run_);
+      if (verdict != nullptr) std::rethrow_exception(verdict);
+    }
+    probed_ = true;
+  }
+
+  checkpointer_options options_;
+  StorageType storage_;
+  SavePlannerType planner_;
+  [[no_unique_address]] load_planner_member load_planner_;
+  collectives<CommunicatorType> group_;
+  plan_cache cache_;
+  run_id run_;
+  std::uint64_t save_count_ = 0;
+  bool closed_ = false;
+  bool probed_ = false;
+  std::shared_ptr<background_type> background_;
+  std::vector<std::shared_ptr<save_progress>> outstanding_;
+  std::shared_ptr<save_progress> last_;
+  std::mutex unconfirmed_mutex_;
+  std::shared_ptr<save_progress> unconfirmed_;
+  std::atomic<bool> unconfirmed_now_{false};
+  std::thread preparation_;
+  StagerType stager_;
+  ExecutorType executor_;  // last: its destructor waits for jobs, which use all of the above
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/options.hpp>
+#include <cairn/comm/collectives.hpp>
+#include <cairn/concepts/planner.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/plan/load_planning.hpp>
+
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// How a load ended on the worst-off rank.
+enum class load_outcome : std::uint8_t { loaded = 0, unreadable = 1, damaged = 2, refused = 3 };
+
+/// The failure of the rank whose trouble weighs most; of equals, the lowest rank's.
+struct load_verdict {
+  load_outcome outcome = load_outcome::loaded;
+  std::exception_ptr failure;
+};
+
+[[nodiscard]] inline load_outcome outcome_of(const std::exception_ptr& failure) {
+  if (failure == nullptr) return load_outcome::loaded;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const corrupt_error&) {
+    return load_outcome::damaged;
+  } catch (const storage_error&) {
+    return load_outcome::unreadable;
+  } catch (const timeout_error&) {
+    return load_outcome::unreadable;
+  } catch (...) {
+    return load_outcome::refused;
+  }
+}
+
+/// Names as bytes and back.
+inline void put_names(wire_writer& out, const std::vector<std::string>& names) {
+  out.put(static_cast<std::uint64_t>(names.size()));
+  for (const auto& n : names) out.put(n);
+}
+[[nodiscard]] inline std::vector<std::string> get_names(wire_reader& in) {
+  std::vector<std::string> names(in.get_count(sizeof(std::uint32_t)));
+  for (auto& n : names) n = in.get_string(max_item_name);
+  return names;
+}
+
+/// Every rank learns how the load ended on all of them, and which items of the checkpoint no rank expected:
+/// an error if `strict`.
+template <Communicator C>
+load_verdict agree_on_load(collectives<C>& group, const std::exception_ptr& own,
+                           std::vector<std::string>& unexpected, bool strict, deadline until) {
+  const auto outcome = outcome_of(own);
+  if (group.size() == 1) return {outcome, own};
+  wire_writer word;
+  word.put(outcome);
+  if (own != nullptr)
+    word.put(static_cast<std::int32_t>(group.rank())).raw(encode_failure(own));
+  else
+    put_names(word, unexpected);
+  const auto merge = [](std::vector<std::byte> left, std::vector<std::byte> right) {
+    wire_reader a(left);
+    wire_reader b(right);
+    const auto first = a.get_enum(load_outcome::refused);
+    const auto second = b.get_enum(load_outcome::refused);
+    if (first != load_outcome::loaded || second != load_outcome::loaded)
+      return first >= second ? left : right;
+    wire_writer both;
+    both.put(load_outcome::loaded);
+    put_names(both, unexpected_on_both(get_names(a), get_names(b)));
+    return both.take();
+  };
+  const auto bytes = group.tree_reduce_broadcast(word.take(), merge, until);
+  load_verdict verdict;
+  try {
+    wire_reader in(bytes);
+    verdict.outcome = in.get_enum(load_outcome::refused);
+    if (verdict.outcome == load_outcome::loaded) {
+      unexpected = get_names(in);
+    } else {
+      const auto rank = in.get<std::int32_t>();
+      verdict.failure = decode_failure(in, rank);
+    }
+  } catch (const wire_error& e) {
+    fail(error_id::peer_bad_message, std::string("the ranks' words on a load are damaged: ") + e.what());
+  }
+  if (verdict.outcome == load_outcome::loaded && strict && !unexpected.empty()) {
+    try {
+      fail_names(error_id::plan_unexpected_item,
+                 "items of the checkpoint are in no rank's state (load with cairn::partial or cairn::only to "
+                 "leave them out)",
+                 unexpected, group.rank());
+    } catch (...) {
+      verdict = {load_outcome::refused, std::current_exception()};
+    }
+  }
+  return verdict;
+}
+
+/// What the coordinator read, on all ranks; what it threw is thrown on all.
+template <Communicator C, class Read>
+std::vector<std::byte> read_once(collectives<C>& group, Read&& read, deadline until) {
+  if (group.size() == 1) return read();
+  return group.broadcast(0, group.rank() == 0 ? contribution::from(read) : contribution(), until);
+}
+
+/// This rank's part of a load from a manifest that all ranks have: checks, plans, reads. Sends no message.
+template <StorageReader Reader, LoadPlanner Planner>
+load_report load_alone(Reader& reader, Planner& planner, const state_dict& state, std::int64_t step,
+                       std::span<const std::byte> manifest, const load_request& request,
+                       const checkpointer_options& options) {
+  const auto begin = deadline::clock::now();
+  auto opened = reader.open(step, manifest);
+  const metadata& stored = opened.metadata();
+  auto plan = planner.plan(state, stored, request);
+  const target_resolver resolver = [&](const read_item& item) {
+    return planner.resolve(state, stored, item);
+  };
+  plan.report.bytes_read = reader.read(opened, state, plan, resolver, {.memory_budget = options.load_memory},
+                                       deadline::in(options.patience));
+  for (const auto& item : plan.items) {
+    const auto& entry = state.entries()[item.entry];
+    plan.report.bytes +=
+        entry.kind == item_kind::bytes ? entry.bytes().size() : bytes_of(entry.type, item.box.volume());
+  }
+  plan.report.seconds = seconds_since(begin);
+  return std::move(plan.report);
+}
+
+/// The steps as bytes, for handing on.
+[[nodiscard]] inline std::vector<std::byte> encode_steps(const std::vector<std::int64_t>& steps) {
+  wire_writer out;
+  out.put(static_cast<std::uint64_t>(steps.size()));
+  for (auto s : steps) out.put(s);
+  return out.take();
+}
+[[nodiscard]] inline std::vector<std::int64_t> decode_steps(std::span<const std::byte> bytes) {
+  try {
+    wire_reader in(bytes);
+    std::vector<std::int64_t> steps(in.get_count(sizeof(std::int64_t)));
+    for (auto& s : steps) s = in.get<std::int64_t>();
+    in.finish();
+    return steps;
+  } catch (const wire_error& e) {
+    fail(error_id::peer_bad_message,
+         std::string("the coordinator's list of checkpoints is damaged: ") + e.what());
+  }
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/comm/collectives.hpp>
+#include <cairn/concepts/planner.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/plan/plan_cache.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// A summary that came from another rank; damage in transit becomes a typed error.
+template <SavePlanner Planner>
+typename Planner::summary_type decode_summary(Planner& planner, std::span<const std::byte> bytes) {
+  try {
+    return planner.decode(bytes);
+  } catch (const wire_error& e) {
+    fail(error_id::plan_bad_message,
+         std::string("a plan summary is damaged or was made by another version: ") + e.what(),
+         {.offset = static_cast<std::int64_t>(e.offset)});
+  }
+}
+
+/// Makes this rank's final plan together with the other ranks: one reduction of summaries, and one barrier
+/// after which the plan is known to stand on all ranks. Everything that any rank throws on the way is thrown
+/// on all ranks.
+template <SavePlanner Planner, Communicator C>
+cached_plan plan_together(Planner& planner, collectives<C>& group, const state_dict& state, deadline until) {
+  const int rank = group.rank();
+  const int world = group.size();
+  cached_plan planned;
+  if (world == 1) {
+    auto local = planner.local_plan(state, rank);
+    const auto summary = planner.summarise(local, rank);
+    planned.plan = planner.finish(std::move(local), summary, rank, world);
+    planned.stored = std::make_shared<const metadata>(planner.metadata(summary, world));
+    planned.digest = digest_of(planned.plan);
+    return planned;
+  }
+  save_plan local;
+  auto own = contribution::from([&] {
+    local = planner.local_plan(state, rank);
+    return planner.encode(planner.summarise(local, rank));
+  });
+  const auto merge = [&](std::vector<std::byte> left, std::vector<std::byte> right) {
+    return planner.encode(planner.merge(decode_summary(planner, left), decode_summary(planner, right)));
+  };
+  const auto bytes = group.tree_reduce_broadcast(std::move(own), merge, until);
+  std::exception_ptr failure;
+  try {
+    const auto summary = decode_summary(planner, bytes);
+    planned.plan = planner.finish(std::move(local), summary, rank, world);
+    if (rank == 0) planned.stored = std::make_shared<const metadata>(planner.metadata(summary, world));
+    planned.digest = digest(std::span<const std::byte>(bytes));
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  group.barrier(until, failure);
+  return planned;
+}
+
+/// The memory of each item of a plan, and its stored size, at one save.
+struct resolved_plan {
+  std::vector<item_source> sources;
+  std::vector<std::uint64_t> bytes;        ///< of each item
+  std::vector<std::uint64_t> bytes_sizes;  ///< of the bytes items alone, which may differ from save to save
+};
+template <SavePlanner Planner>
+resolved_plan resolve_all(Planner& planner, const state_dict& state, const save_plan& plan) {
+  resolved_plan all;
+  all.sources.reserve(plan.items.size());
+  all.bytes.reserve(plan.items.size());
+  for (const auto& item : plan.items) {
+    all.sources.push_back(planner.resolve(state, item));
+    all.bytes.push_back(item.kind == item_kind::bytes ? all.sources.back().view.bytes() : item.bytes);
+    if (item.kind == item_kind::bytes) all.bytes_sizes.push_back(all.bytes.back());
+  }
+  return all;
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

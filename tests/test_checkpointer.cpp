@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+// threaded
+#include <doctest/doctest.h>
+#include <cairn/cairn.hpp>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+/// Runs `body(rank communicator)` as `n` ranks; what a rank throws is rethrown after all have ended.
+void run_ranks(int n, const std::function<void(cairn::thread_communicator)>& body) {
+  cairn::thread_group group{n};
+  std::vector<std::thread> threads;
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(n));
+  for (int r = 0; r < n; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        body(group.communicator(r));
+      } catch (...) {
+        failures[static_cast<std::size_t>(r)] = std::current_exception();
+      }
+    });
+  for (auto& t : threads) t.join();
+  for (auto& f : failures)
+    if (f) std::rethrow_exception(f);
+}
+
+const cairn::checkpointer_options quiet{
+    .patience = std::chrono::seconds(20), .peer_patience = std::chrono::seconds(20), .quiet = true};
+
+/// The state of one rank: a replicated tensor, a row shard, a flat shard of an odd range, values, bytes.
+struct training {
+  explicit training(int rank = 0, int world = 1, bool fill = true) {
+    const std::int64_t rows = 37;
+    const std::int64_t flat = 1003;
+    const auto cut = [&](std::int64_t n, int r) { return n * r / world; };
+    first_row = cut(rows, rank);
+    shard.resize(static_cast<std::size_t>((cut(rows, rank + 1) - first_row) * 11));
+    first = cut(flat, rank);
+    moments.resize(static_cast<std::size_t>(cut(flat, rank + 1) - first));
+    weights.resize(50 * 700);
+    if (fill) {
+      std::iota(weights.begin(), weights.end(), 0.5f);
+      for (std::size_t i = 0; i < shard.size(); ++i)
+        shard[i] = static_cast<double>(first_row * 11) + static_cast<double>(i);
+      for (std::size_t i = 0; i < moments.size(); ++i)
+        moments[i] = static_cast<std::int32_t>(first) + static_cast<std::int32_t>(i);
+      learning_rate = 0.25;
+      loader = "position 17";
+      generator = {static_cast<std::uint8_t>(rank), 2, 3};
+    }
+    state.tensor("weights", weights, {50, 700});
+    state.tensor("shard", shard, cairn::shard{{rows, 11}, {first_row, 0}});
+    state.tensor("moments", moments, cairn::flat_shard{{17, 59}, first});
+    state.value("learning_rate", learning_rate);
+    state.bytes("loader", loader);
+    state.bytes("generator", generator, cairn::per_rank);
+  }
+  void check_equal(const training& other) const {
+    CHECK(weights == other.weights);
+    CHECK(shard == other.shard);
+    CHECK(moments == other.moments);
+    CHECK(learning_rate == other.learning_rate);
+    CHECK(loader == other.loader);
+  }
+  std::int64_t first_row = 0;
+  std::int64_t first = 0;
+  std::vector<float> weights;
+  std::vector<double> shard;
+  std::vector<std::int32_t> moments;
+  double learning_rate = 0;
+  std::string loader;
+  std::vector<std::uint8_t> generator;
+  cairn::state_dict state;
+};
+
+cairn::error_id id_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const cairn::error& e) {
+    return e.id();
+  }
+}
+
+template <class... Policies>
+void round_trip(Policies... policies) {
+  cairn::memory_store store;
+  training saved;
+  {
+    cairn::checkpointer ckpt{store, quiet, std::move(policies)...};
+    CHECK_FALSE(ckpt.resume(saved.state).has_value());
+    auto handle = ckpt.save(saved.state, 12);
+    ckpt.before_update();
+    CHECK(handle.released());
+    handle.wait();
+    CHECK(handle.committed());
+    CHECK(handle.written());
+    CHECK(handle.report().bytes > 0);
+    ckpt.close();
+  }
+  training loaded(0, 1, false);
+  cairn::checkpointer reader{store, quiet};
+  CHECK(reader.resume(loaded.state) == 12);
+  loaded.check_equal(saved);
+  CHECK(loaded.generator == saved.generator);
+}
+
+}  // namespace
+
+TEST_CASE("a state comes back bit for bit in every way of saving") {
+  SUBCASE("buffered, thread") {
+    round_trip();
+  }
+  SUBCASE("buffered, inline") {
+    round_trip(cairn::inline_executor{});
+  }
+  SUBCASE("unstaged, inline") {
+    round_trip(cairn::no_staging{}, cairn::inline_executor{});
+  }
+  SUBCASE("unstaged, thread") {
+    round_trip(cairn::thread_executor{}, cairn::no_staging{});
+  }
+  SUBCASE("overlapped, buffered") {
+    round_trip(cairn::overlapped{});
+  }
+  SUBCASE("overlapped, unstaged") {
+    round_trip(cairn::overlapped{}, cairn::no_staging{});
+  }
+}
+
+TEST_CASE("what several ranks saved loads on any other number of ranks") {
+  for (const int writers : {1, 3, 4}) {
+    cairn::memory_store store;
+    run_ranks(writers, [&](cairn::thread_communicator comm) {
+      training t(comm.rank(), comm.size());
+      cairn::checkpointer ckpt{store, std::move(comm), quiet};
+      ckpt.prepare(t.state);
+      ckpt.save(t.state, 5).wait();
+      ckpt.save(t.state, 6);
+      ckpt.close();
+    });
+    for (const int readers : {1, 2, 5}) {
+      run_ranks(readers, [&](cairn::thread_communicator comm) {
+        const int rank = comm.rank();
+        training t(rank, comm.size(), false);
+        const training expected(rank, comm.size());
+        cairn::checkpointer ckpt{store, std::move(comm), quiet};
+        if (readers > writers) {
+          CHECK_THROWS_AS(ckpt.load(t.state, 6), cairn::plan_error);  // rank items that nobody wrote
+          const auto report = ckpt.load(t.state, 6, cairn::partial);
+          CHECK(report.missing.size() == (rank < writers ? 0u : 1u));
+        } else {
+          CHECK(ckpt.resume(t.state) == 6);
+        }
+        t.check_equal(expected);
+        if (rank < writers) CHECK(t.generator == expected.generator);
+      });
+    }
+  }
+}
+
+TEST_CASE("an overlapped save keeps the values of its step") {
+  cairn::memory_store store;
+  training t;
+  cairn::checkpointer ckpt{store, cairn::overlapped{}, quiet};
+  ckpt.prepare(t.state);
+  ckpt.save(t.state, 1);
+  t.learning_rate = 99;  // values and bytes are free at once
+  t.loader = "changed, and longer than before";
+  t.generator[0] = 77;
+  ckpt.before_update();
+  for (auto& w : t.weights) w = -1;
+  for (auto& m : t.moments) m = -1;
+  ckpt.close();
+  training loaded(0, 1, false);
+  const training expected;
+  cairn::checkpointer reader{store, quiet};
+  CHECK(reader.load(loaded.state, 1).missing.empty());
+  loaded.check_equal(expected);
+  CHECK(loaded.generator == expected.generator);
+}
+
+TEST_CASE("an overlapped save without before_update publishes nothing") {
+  cairn::memory_store store;
+  training t;
+  cairn::checkpointer ckpt{store, cairn::overlapped{}, quiet};
+  auto first = ckpt.save(t.state, 1);
+  auto second = ckpt.save(t.state, 2);
+  REQUIRE(first.failed());
+  CHECK(id_of(first.failure()) == cairn::error_id::usage_before_update_missing);
+  ckpt.before_update();
+  ckpt.close();
+  CHECK(second.committed());
+  cairn::checkpointer reader{store, quiet};
+  CHECK(reader.list() == std::vector<std::int64_t>{2});
+}
+
+TEST_CASE("resume passes over damaged checkpoints and never begins anew because of damage") {
+  cairn::memory_store store;
+  training t;
+  {
+    cairn::checkpointer ckpt{store, quiet};
+    CHECK_FALSE(ckpt.resume(t.state).has_value());
+    for (int step = 1; step <= 3; ++step) {
+      t.learning_rate = step;
+      ckpt.save(t.state, step).wait();
+    }
+  }
+  const auto damage = [&](std::int64_t step) {
+    auto bytes = *store.read_all(cairn::manifest_key(step), 1 << 20);
+    bytes[bytes.size() / 2] ^= std::byte{4};
+    store.remove(cairn::manifest_key(step));
+    store.put_new(cairn::manifest_key(step), bytes);
+  };
+  damage(3);
+  {
+    cairn::checkpointer ckpt{store, quiet};
+    CHECK(ckpt.resume(t.state) == 2);
+    CHECK(t.learning_rate == 2);
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
+    ckpt.save(t.state, 3).wait();  // its number is free again
+  }
+  damage(1);
+  damage(2);
+  damage(3);
+  cairn::checkpointer ckpt{store, quiet};
+  try {
+    static_cast<void>(ckpt.resume(t.state));
+    FAIL("resume began anew");
+  } catch (const cairn::storage_error& e) {
+    CHECK(e.id() == cairn::error_id::storage_nothing_loads);
+    CHECK(std::string(e.what()).find("step 2") != std::string::npos);
+  }
+}
+
+TEST_CASE("keep_last removes old checkpoints after a commit") {
+  cairn::memory_store store;
+  training t;
+  cairn::checkpointer ckpt{store, cairn::keep_last(2), quiet};
+  for (int step = 1; step <= 5; ++step) ckpt.save(t.state, step).wait();
+  CHECK(ckpt.list() == std::vector<std::int64_t>{4, 5});
+  ckpt.remove(4);
+  CHECK(ckpt.list() == std::vector<std::int64_t>{5});
+  for (const auto& o : store.list("")) CHECK(o.key.find("step-00000005") == 0);
+}
+
+TEST_CASE("misuse gives usage errors and loses nothing") {
+  cairn::memory_store store;
+  training t;
+  cairn::checkpointer ckpt{store, quiet};
+  SUBCASE("a negative step") {
+    CHECK_THROWS_AS(ckpt.save(t.state, -1), cairn::usage_error);
+  }
+  SUBCASE("a container resized between saves") {
+    ckpt.save(t.state, 1).wait();
+    t.weights.resize(10);
+    try {
+      ckpt.save(t.state, 2);
+      FAIL("accepted");
+    } catch (const cairn::usage_error& e) {
+      CHECK(e.id() == cairn::error_id::usage_size_changed);
+      CHECK(e.fields().item == "weights");
+    }
+    t.weights.resize(50 * 700);
+    ckpt.save(t.state, 3).wait();
+  }
+  SUBCASE("after close") {
+    ckpt.close();
+    CHECK_THROWS_AS(ckpt.save(t.state, 1), cairn::usage_error);
+  }
+  SUBCASE("after a move") {
+    auto other = std::move(ckpt);
+    CHECK_THROWS_AS(ckpt.save(t.state, 1), cairn::usage_error);  // NOLINT
+    other.save(t.state, 1).wait();
+    ckpt = std::move(other);
+    ckpt.save(t.state, 2).wait();
+  }
+  SUBCASE("a step that is committed already") {
+    ckpt.save(t.state, 1).wait();
+    auto again = ckpt.save(t.state, 1);
+    try {
+      again.wait();
+      FAIL("a checkpoint was replaced");
+    } catch (const cairn::storage_error& e) {
+      CHECK(e.id() == cairn::error_id::storage_already_committed);
+    }
+    training loaded(0, 1, false);
+    ckpt.load(loaded.state, 1);
+    loaded.check_equal(t);
+  }
+  SUBCASE("wrong shape or dtype on load") {
+    ckpt.save(t.state, 1).wait();
+    std::vector<double> weights(50 * 700);
+    cairn::state_dict other;
+    other.tensor("weights", weights, {50, 700});
+    CHECK_THROWS_AS(ckpt.load(other, 1, cairn::only{"weights"}), cairn::plan_error);
+    cairn::state_dict shape;
+    shape.tensor("weights", t.weights, {700, 50});
+    CHECK_THROWS_AS(ckpt.load(shape, 1, cairn::only{"weights"}), cairn::plan_error);
+    CHECK_THROWS_AS(ckpt.load(t.state, 7), cairn::storage_error);
+  }
+}
+
+TEST_CASE("only what is asked for is loaded") {
+  cairn::memory_store store;
+  training t;
+  cairn::checkpointer ckpt{store, quiet};
+  ckpt.save(t.state, 1).wait();
+  training loaded(0, 1, false);
+  ckpt.load(loaded.state, 1, cairn::only{"w*", "learning_r?te"});
+  CHECK(loaded.weights == t.weights);
+  CHECK(loaded.learning_rate == t.learning_rate);
+  CHECK(loaded.loader.empty());
+}
+
+TEST_CASE("a child of fork cannot use the checkpointer and does not disturb its parent") {
+  cairn::memory_store store;
+  training t;
+  cairn::checkpointer ckpt{store, quiet};
+  ckpt.save(t.state, 1).wait();
+  const auto child = ::fork();
+  if (child == 0) {
+    int code = 1;
+    try {
+      ckpt.save(t.state, 2);
+    } catch (const cairn::usage_error& e) {
+      code = e.id() == cairn::error_id::usage_wrong_process ? 0 : 2;
+    }
+    { auto dying = std::move(ckpt); }
+    ::_exit(code);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  ckpt.save(t.state, 3).wait();
+}
+
+TEST_CASE("any_checkpointer holds one") {
+  cairn::memory_store store;
+  training t;
+  cairn::any_checkpointer ckpt = cairn::checkpointer{store, cairn::overlapped{}, quiet};
+  REQUIRE(ckpt.has_value());
+  CHECK_FALSE(ckpt.resume(t.state).has_value());
+  auto handle = ckpt.save(t.state, 4);
+  ckpt.before_update();
+  ckpt.close();
+  CHECK(handle.committed());
+}
+
+TEST_CASE("a type is named by its policies in any order") {
+  using one = cairn::checkpointer_for<cairn::memory_store, cairn::overlapped, cairn::no_staging,
+                                      cairn::thread_communicator>;
+  using other = cairn::checkpointer_for<cairn::memory_store, cairn::thread_communicator,
+                                        cairn::checkpointer_options, cairn::no_staging, cairn::overlapped>;
+  static_assert(std::is_same_v<one, other>);
+  static_assert(std::is_nothrow_move_constructible_v<one> && !std::is_copy_constructible_v<one>);
+}
+
+TEST_CASE("a change on one rank alone is named by the deadline; a change on all replans") {
+  cairn::memory_store store;
+  auto impatient = quiet;
+  impatient.patience = std::chrono::seconds(3);
+  impatient.peer_patience = std::chrono::milliseconds(1000);
+  run_ranks(3, [&](cairn::thread_communicator comm) {
+    const int rank = comm.rank();
+    training t(rank, comm.size());
+    cairn::checkpointer ckpt{store, std::move(comm), impatient};
+    ckpt.save(t.state, 1).wait();
+    int extra = 0;
+    t.state.value("extra", extra);
+    auto handle = ckpt.save(t.state, 2);  // on all ranks
+    handle.wait();
+    CHECK_FALSE(handle.report().plan_cached);
+    int odd = 0;
+    if (rank == 1) {
+      t.state.value("odd", odd);
+      CHECK_THROWS_AS(ckpt.save(t.state, 3), cairn::error);  // the others do not come
+    } else {
+      auto alone = ckpt.save(t.state, 3);
+      try {
+        alone.wait();
+        FAIL("a checkpoint without rank 1 was committed");
+      } catch (const cairn::error& e) {
+        CHECK(std::string(e.what()).find("1") != std::string::npos);
+      }
+    }
+  });
+  cairn::checkpointer ckpt{store, quiet};
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
+}
