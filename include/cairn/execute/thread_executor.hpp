@@ -32,19 +32,19 @@ class job_thread {
     }
     shared_->changed.notify_all();
     // Jobs end by their own deadlines; a thread that hangs in the kernel is left to the end of the process.
-    if (drain(deadline::in(patience_)))
+    if (drain(until_))
       thread_.join();
     else
       thread_.detach();
   }
-  /// `patience`: how long the destructor waits for jobs, at least this one's own limit.
-  void run(std::function<void()> job, std::chrono::nanoseconds patience) {
+  /// `until`: how long the destructor waits for this job.
+  void run(std::function<void()> job, deadline until) {
     if (!thread_.joinable()) thread_ = std::thread([state = shared_] { loop(*state); });
     {
       const std::lock_guard lock(shared_->mutex);
       shared_->jobs.push_back(std::move(job));
     }
-    patience_ = std::max(patience_, patience);
+    until_ = deadline::at(std::max(until_.time_point(), until.time_point()));
     shared_->changed.notify_all();
   }
   [[nodiscard]] bool drain(deadline until) {
@@ -83,13 +83,13 @@ class job_thread {
   }
   std::shared_ptr<shared> shared_;
   std::thread thread_;
-  std::chrono::nanoseconds patience_{0};
+  deadline until_ = deadline::in(std::chrono::nanoseconds(0));
 };
 }  // namespace detail
 
 /// A thread of its own writes and commits while training goes on. The thread starts with the first job.
-/// The destructor waits for all jobs, at most twice the patience of their saves and a minute; then it leaves
-/// the thread behind.
+/// The destructor waits for all jobs, each at most until twice the patience of its save and a minute after
+/// its submission; then it leaves the thread behind.
 class thread_executor {
  public:
   using cairn_role = role::executor;
@@ -104,8 +104,9 @@ class thread_executor {
     const auto patience = job.context.patience;
     const auto most = std::chrono::nanoseconds::max() / 4;
     auto shared = std::make_shared<save_job<Writer>>(std::move(job));
-    thread_->run([shared] { run_save_job(std::move(*shared)); },
-                 std::min<std::chrono::nanoseconds>(patience, most) * 2 + std::chrono::minutes(1));
+    thread_->run(
+        [shared] { run_save_job(std::move(*shared)); },
+        deadline::in(std::min<std::chrono::nanoseconds>(patience, most) * 2 + std::chrono::minutes(1)));
   }
   [[nodiscard]] bool drain(deadline until) { return thread_->drain(until); }
 
