@@ -34,7 +34,8 @@ struct example {
   void (*run)(const std::string& directory);
 };
 
-/// Runs each example with an empty directory of its own, which is the working directory, too; the exit status.
+/// Runs each example with an empty directory of its own, which is the working directory, too; the exit
+/// status.
 inline int run(std::initializer_list<example> examples) {
   int failures = 0;
   for (const auto& each : examples) {
