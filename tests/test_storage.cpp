@@ -1,63 +1,351 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the storage writes, it reads back.
+// The Storage conformance suite on safetensors over several stores, and what damaged bytes do to loads.
 // threaded
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 
-#include "support/byte_store_conformance.hpp"
-#include "support/saved_world.hpp"
+#include "support/byte_store_archetype.hpp"
 #include "support/scratch_directory.hpp"
+#include "support/storage_conformance.hpp"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
 namespace {
 using namespace cairn_test;
+using cairn::error_id;
 
-TEST_CASE("two ranks save; one loads with another sharding, by every way of staging") {
+struct in_memory {
+  cairn::memory_store objects;
+  auto make() { return cairn::safetensors_storage{objects}; }
+};
+struct in_files {
+  scratch_directory directory;
+  auto make() { return cairn::safetensors_storage{cairn::file_store{directory.path() + "/checkpoints"}}; }
+};
+struct over_the_least_store {
+  cairn::memory_store objects;
+  auto make() { return cairn::safetensors_storage{byte_store_archetype::over(objects)}; }
+};
+TEST_CASE_TEMPLATE_INVOKE(storage_conformance, in_memory, in_files, over_the_least_store);
+
+// Each differs from the real one in one point, and is no StorageWriter or StorageReader.
+using real_writer = cairn::safetensors_writer<cairn::memory_store>;
+using real_reader = cairn::safetensors_reader<cairn::memory_store>;
+struct write_gives_nothing : real_writer {
+  void write(const cairn::save_context&, const cairn::staged_image&, cairn::deadline) {}
+};
+struct abort_may_throw : real_writer {
+  void abort(const cairn::save_context&, std::exception_ptr) {}
+};
+struct list_gives_ints : real_reader {
+  std::vector<int> list() { return {}; }
+};
+struct fetch_may_give_none : real_reader {
+  std::optional<std::vector<std::byte>> fetch(std::int64_t) { return {}; }
+};
+static_assert(cairn::StorageWriter<real_writer> && cairn::StorageReader<real_reader>);
+static_assert(!cairn::StorageWriter<write_gives_nothing> && !cairn::StorageWriter<abort_may_throw>);
+static_assert(!cairn::StorageReader<list_gives_ints> && !cairn::StorageReader<fetch_may_give_none>);
+
+/// A checkpoint in memory whose objects can be replaced.
+struct stored {
+  cairn::memory_store objects;
+  cairn::safetensors_storage<cairn::memory_store> storage{objects};
+  sample_world saved{2, 1};
+  stored() {
+    auto writer = storage.writer();
+    world_save(writer, saved.states(), 4).run();
+  }
+  [[nodiscard]] std::vector<std::string> keys(std::string_view ending) {
+    std::vector<std::string> found;
+    for (const auto& o : objects.list(""))
+      if (o.key.ends_with(ending)) found.push_back(o.key);
+    return found;
+  }
+  [[nodiscard]] std::vector<std::byte> get(const std::string& key) {
+    return *objects.read_all(key, 1u << 30);
+  }
+  void put(const std::string& key, const std::vector<std::byte>& bytes) {
+    objects.remove(key);
+    objects.put_new(key, bytes);
+  }
+  told_failure load() {
+    return failure_of([&] {
+      auto reader = storage.reader();
+      sample_world loaded(2, 9);
+      load_world(reader, 4, loaded.states());
+      if (!(loaded == saved)) throw std::runtime_error("wrong bytes were delivered");
+    });
+  }
+  told_failure verify() {
+    return failure_of([&] {
+      auto reader = storage.reader();
+      auto opened = reader.open(4, reader.fetch(4));
+      (void)reader.verify(opened, soon());
+    });
+  }
+};
+bool is_corrupt(const told_failure& f) {
+  return f.id && cairn::kind_of(*f.id) == cairn::error_kind::corrupt;
+}
+
+TEST_CASE("every flipped bit of data is found, by verification and by the load that reads it") {
+  stored s;
+  std::mt19937_64 random(1);
+  int in_headers = 0;
+  const auto keys = s.keys(".safetensors");
+  const std::size_t flips = 2000 / keys.size() + 1;
+  for (const auto& key : keys) {
+    const auto good = s.get(key);
+    for (std::size_t i = 0; i < flips; ++i) {
+      auto bad = good;
+      const auto at = random() % good.size();
+      bad[at] ^= static_cast<std::byte>(1u << random() % 8);
+      s.put(key, bad);
+      CAPTURE(key);
+      CAPTURE(at);
+      const auto found = s.verify();
+      CHECK(is_corrupt(found));
+      if (at < 4096) {
+        ++in_headers;
+      } else if (i % 16 == 0) {
+        const auto loading = s.load();
+        CHECK(loading.id == error_id::corrupt_digest);
+        CHECK(loading.fields.file == key);
+        CHECK_FALSE(loading.fields.item.empty());
+        CHECK(loading.fields.expected.size() == 16);
+        CHECK(static_cast<std::uint64_t>(loading.fields.offset) <= at);
+        CHECK(at < static_cast<std::uint64_t>(loading.fields.offset) + cairn::digest_block_bytes);
+      }
+    }
+    // The whole header of small files: spaces and names too.
+    for (std::size_t at = 0; at < 4096 && key == keys.back(); ++at) {
+      auto bad = good;
+      bad[at] ^= std::byte{0x10};
+      s.put(key, bad);
+      CHECK(is_corrupt(s.verify()));
+    }
+    s.put(key, good);
+  }
+  CHECK(in_headers > 0);
+  CHECK_FALSE(s.verify().id.has_value());
+  CHECK_FALSE(s.load().id.has_value());
+}
+
+TEST_CASE("every flipped bit of the manifest is found, and of records") {
+  stored s;
+  const auto manifest = s.keys("manifest.cairn").at(0);
+  const auto good = s.get(manifest);
+  auto reader = s.storage.reader();
+  for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
+    auto bad = good;
+    bad[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+    CHECK(is_corrupt(failure_of([&] { (void)reader.open(4, bad); })));
+  }
+  const auto record = s.keys(".record").at(1);
+  const auto good_record = s.get(record);
+  for (std::size_t at = 0; at < good_record.size(); at += 13) {
+    auto bad = good_record;
+    bad[at] ^= std::byte{0x04};
+    s.put(record, bad);
+    CHECK(is_corrupt(s.verify()));
+  }
+}
+
+TEST_CASE("missing, cut, longer and exchanged files are told apart") {
+  stored s;
+  const auto data = s.keys(".safetensors").at(0);
+  const auto good = s.get(data);
+  SUBCASE("missing data") {
+    s.objects.remove(data);
+    CHECK(s.load().id == error_id::corrupt_missing_file);
+    CHECK(s.verify().id == error_id::corrupt_missing_file);
+  }
+  SUBCASE("missing record") {
+    s.objects.remove(s.keys(".record").at(0));
+    CHECK(s.load().id == error_id::corrupt_missing_file);
+  }
+  SUBCASE("cut") {
+    s.put(data, {good.begin(), good.end() - 1});
+    const auto why = s.load();
+    CHECK(why.id == error_id::corrupt_size_mismatch);
+    CHECK(why.fields.file == data);
+  }
+  SUBCASE("longer") {
+    auto bad = good;
+    bad.push_back(std::byte{0});
+    s.put(data, bad);
+    CHECK(s.load().id == error_id::corrupt_size_mismatch);
+  }
+  SUBCASE("another file of the same size") {
+    stored other;
+    sample_world state(2, 2);
+    auto writer = other.storage.writer();
+    world_save(writer, state.states(), 5).run();
+    auto bytes = other.get(other.keys(".safetensors").back());
+    bytes.resize(good.size());
+    s.put(data, bytes);
+    CHECK(s.load().id == error_id::corrupt_digest);
+  }
+  SUBCASE("the manifest of another step") {
+    const auto key = s.keys("manifest.cairn").at(0);
+    s.objects.put_new(cairn::manifest_key(6), s.get(key));
+    auto reader = s.storage.reader();
+    CHECK(failure_of([&] { (void)reader.open(6, reader.fetch(6)); }).id == error_id::corrupt_identity);
+  }
+  SUBCASE("the record of the other rank") {
+    const auto records = s.keys(".record");
+    s.put(records.at(0), s.get(records.at(1)));
+    CHECK(s.load().id == error_id::corrupt_identity);
+  }
+}
+
+TEST_CASE("any grid loads into any other, with any budget") {
+  std::mt19937 random(7);
+  const auto pick = [&](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  for (int round = 0; round < 30; ++round) {
+    CAPTURE(round);
+    const std::int64_t rows = pick(1, 300), columns = pick(1, 3000), depth = pick(1, 3);
+    const auto cells = static_cast<std::size_t>(rows * columns * depth);
+    std::vector<float> values(cells);
+    for (std::size_t i = 0; i < cells; ++i) values[i] = static_cast<float>(i % 65521);
+    // Cuts the tensor along one dimension into pieces, each a rank of its own.
+    const auto cut = [&](int dimension, int pieces) {
+      std::vector<cairn::chunk> boxes;
+      const cairn::extents shape{rows, columns, depth};
+      for (int p = 0; p < pieces; ++p) {
+        auto box = cairn::whole(shape);
+        const auto begin = shape[dimension] * p / pieces;
+        box.offsets.set(dimension, begin);
+        box.sizes.set(dimension, shape[dimension] * (p + 1) / pieces - begin);
+        if (!box.empty()) boxes.push_back(box);
+      }
+      return boxes;
+    };
+    const auto view_of = [&](std::vector<float>& memory, const cairn::chunk& box) {
+      return cairn::subview(cairn::contiguous_view(memory.data(), cairn::dtype::f32, {rows, columns, depth}),
+                            box);
+    };
+    const auto register_all = [&](const std::vector<cairn::chunk>& boxes,
+                                  std::vector<cairn::state_dict>& states, std::vector<float>& memory) {
+      states.resize(boxes.size());
+      std::vector<const cairn::state_dict*> all;
+      for (std::size_t i = 0; i < boxes.size(); ++i) {
+        states[i].tensor("w", view_of(memory, boxes[i]),
+                         cairn::shard{{rows, columns, depth}, boxes[i].offsets, boxes[i].sizes});
+        all.push_back(&states[i]);
+      }
+      return all;
+    };
+    cairn::safetensors_storage storage{cairn::memory_store{}};
+    auto writer = storage.writer();
+    auto reader = storage.reader();
+    std::vector<cairn::state_dict> from, to;
+    world_save(writer, register_all(cut(pick(0, 2), pick(1, 4)), from, values), 1, {1, 2}, 0,
+               static_cast<staging>(round % 3))
+        .run();
+    std::vector<float> loaded(cells, -1);
+    load_world(reader, 1, register_all(cut(pick(0, 2), pick(1, 4)), to, loaded),
+               {.memory_budget = static_cast<std::uint64_t>(pick(0, 6)) << 20});
+    CHECK(loaded == values);
+  }
+}
+
+TEST_CASE("a cast is applied to what is read, also to a part with strides") {
   cairn::safetensors_storage storage{cairn::memory_store{}};
   auto writer = storage.writer();
   auto reader = storage.reader();
-  for (const auto how : {staging::copied, staging::copied_without_digests, staging::none}) {
-    std::vector<float> a(3'000'000), b(100), c(3'000'000);
-    for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i);
-    for (std::size_t i = 0; i < b.size(); ++i) b[i] = static_cast<float>(i);
-    double lr = 0.5;
-    std::vector<unsigned char> blob(70000, 7);
-    const auto fill = [](auto& s, auto& x, auto& y, auto& v, auto& bl, int r) {
-      s.tensor("a", x.data() + 1'500'000 * r, cairn::shard{{2000, 1500}, {1000 * r, 0}, {1000, 1500}});
-      s.tensor("b", y, {10, 10});
-      s.value("lr", v);
-      s.bytes("blob", bl);
-      s.bytes("rng", bl, cairn::per_rank);
+  std::vector<double> values(1000 * 700);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i);
+  cairn::state_dict state;
+  state.tensor("w", values, {1000, 700});
+  world_save(writer, {&state}, 1).run();
+  auto opened = reader.open(1, reader.fetch(1));
+  std::vector<float> narrow(1000 * 700, -1);
+  cairn::load_plan plan;
+  plan.items.push_back({0, 0, 0, 0, {{0, 100}, {1000, 300}}});
+  plan.items.push_back({0, 0, 0, 0, {{0, 400}, {1000, 300}}});
+  const cairn::target_resolver resolver = [&](const cairn::read_item& item) {
+    const auto all = cairn::contiguous_view(narrow.data(), cairn::dtype::f32, {1000, 700});
+    return cairn::item_target{cairn::subview(all, item.box),
+                              cairn::find_cast(cairn::dtype::f64, cairn::dtype::f32)};
+  };
+  reader.read(opened, state, plan, resolver, {}, soon());
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    wrong += narrow[i] != (i % 700 < 100 ? -1.0F : static_cast<float>(values[i]));
+  CHECK(wrong == 0);
+  SUBCASE("a destination of another size is refused") {
+    const cairn::target_resolver bad = [&](const cairn::read_item&) {
+      return cairn::item_target{cairn::contiguous_view(narrow.data(), cairn::dtype::f32, {1000, 299}),
+                                nullptr};
     };
-    cairn::state_dict s0, s1;
-    fill(s0, a, b, lr, blob, 0);
-    fill(s1, a, b, lr, blob, 1);
-    world_save save(writer, {&s0, &s1}, 7, {1, 2}, 0, how);
-    save.run();
-    CHECK(reader.list() == std::vector<std::int64_t>{7});
-    std::vector<float> x(a.size()), y(b.size());
-    double z = 0;
-    std::vector<unsigned char> bl;
-    cairn::state_dict t;
-    t.tensor("a", x.data(), cairn::shard{{2000, 1500}, {0, 3}, {2000, 1497}});
-    t.tensor("b", y, {10, 10});
-    t.value("lr", z);
-    t.bytes("blob", bl);
-    t.bytes("rng", bl, cairn::per_rank);
-    load_world(reader, 7, {&t});
-    CHECK(z == 0.5);
-    CHECK(y == b);
-    CHECK(bl == blob);
-    std::size_t wrong = 0;
-    for (std::size_t i = 0; i < 2000; ++i)
-      for (std::size_t k = 3; k < 1500; ++k) wrong += x[i * 1497 + k - 3] != a[i * 1500 + k];
-    CHECK(wrong == 0);
-    auto open = reader.open(7, reader.fetch(7));
-    reader.verify(open, soon());
-    writer.remove(7);
-    CHECK(storage.store().list("").empty());
+    CHECK(failure_of([&] { reader.read(opened, state, plan, bad, {}, soon()); }).id ==
+          error_id::usage_size_changed);
+  }
+  SUBCASE("a plan of another checkpoint is refused") {
+    plan.items[0].chunk = 1;
+    CHECK(failure_of([&] { reader.read(opened, state, plan, resolver, {}, soon()); }).id ==
+          error_id::plan_out_of_bounds);
+  }
+  SUBCASE("a deadline that has passed") {
+    CHECK(failure_of([&] {
+            reader.read(opened, state, plan, resolver, {}, cairn::deadline::in(std::chrono::seconds(-1)));
+          }).id == error_id::timeout_load);
   }
 }
+
+TEST_CASE("layout: aligned without holes, one box of a tensor in a file, ten thousand items at once") {
+  cairn::save_plan plan;
+  std::vector<std::uint64_t> bytes;
+  std::mt19937 random(3);
+  for (int i = 0; i < 10'000; ++i) {
+    cairn::write_item item;
+    item.name = "tensor." + std::to_string(i / 2);
+    item.type = static_cast<cairn::dtype>(i / 2 % 20);
+    item.global = {2, 96};
+    item.box = {{i % 2, 0}, {1, 96}};
+    item.bytes = cairn::bytes_of(item.type, 96);
+    bytes.push_back(item.bytes);
+    plan.items.push_back(item);
+  }
+  const auto image = cairn::safetensors_layout(plan, bytes, 3);
+  REQUIRE(image.segments.size() == 2);
+  CHECK(image.items.size() == 10'000);
+  CHECK(image.bytes % cairn::image_alignment == 0);
+  std::vector<std::uint64_t> at;
+  for (const auto& s : image.segments) {
+    CHECK(s.begin % cairn::image_alignment == 0);
+    CHECK(s.header.size() % 4096 == 0);
+    at.push_back(s.begin + s.header.size());
+    const auto decoded = cairn::decode_safetensors_header(s.header, s.bytes, "x");
+    CHECK(decoded.entries.size() == 5'000);
+  }
+  std::uint64_t block = 0;
+  for (const auto& i : image.items) {
+    CHECK(i.begin == at[i.segment]);
+    at[i.segment] += i.bytes;
+    CHECK(i.first_block == block);
+    block += cairn::block_count(i.bytes);
+    const auto bits = cairn::bits_of(plan.items[i.item].type);
+    if (bits >= 8) CHECK(i.begin % (bits / 8) == 0);
+  }
+  CHECK(block == image.blocks);
+  for (std::size_t s = 0; s < 2; ++s) CHECK(at[s] == image.segments[s].begin + image.segments[s].bytes);
+  const auto nothing = cairn::safetensors_layout({}, {}, 0);
+  CHECK(nothing.segments.empty());
+  CHECK(nothing.bytes == 0);
+}
+
 }  // namespace

@@ -117,15 +117,14 @@ class commit_protocol {
   void abort(const save_context& c, const std::exception_ptr& failure) const noexcept {
     try {
       if (committed_by(c.step, c.attempt)) return;
-      const bool superseded = stands(c.step);  // by another attempt: ours can never be committed
-      const bool told = !superseded && report(c, failure);
+      // Ended by another attempt's manifest or by a mark: then nobody needs to be told, and nothing can be
+      // committed.
+      const bool ended = stands(c.step) || store_->size(aborted_key(c.step, c.attempt));
+      const bool told = !ended && report(c, failure);
       // A rank whose record is a failure is in no manifest; else the attempt as a whole must be ended first.
-      if (!superseded && (!told || c.coordinator())) {
-        const bool marked = mark(c.step, c.attempt, failure);
-        if (committed_by(c.step, c.attempt)) {
-          if (marked) store_->remove(aborted_key(c.step, c.attempt));
-          return;
-        }
+      if (!ended && (!told || c.coordinator())) {
+        mark(c.step, c.attempt, failure);
+        if (committed_by(c.step, c.attempt)) return;
       }
       for (const auto& o : objects_of(c.step)) {
         if (!o.is_file() || o.name.attempt != c.attempt || (!c.coordinator() && o.name.rank != c.rank))
@@ -244,12 +243,11 @@ class commit_protocol {
     if (const auto bytes = store_->read_all(key, detail::max_mark_bytes))
       detail::throw_mark(*bytes, step, key);
   }
-  /// Ends an attempt for good. False if it was ended before, or cannot be told.
-  bool mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept {
+  /// Ends an attempt for good, where the store lets it.
+  void mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept {
     try {
-      return store_->publish_new(aborted_key(step, attempt), encode_failure(why));
-    } catch (...) {
-      return false;
+      static_cast<void>(store_->publish_new(aborted_key(step, attempt), encode_failure(why)));
+    } catch (...) {  // deadlines tell the others
     }
   }
   /// Publishes a failure as this rank's record. False if there is a record already.
@@ -288,7 +286,7 @@ class commit_protocol {
       detail::check_agreement(c, there, headers);
       std::erase_if(missing, [&](auto rank) { return std::binary_search(there.begin(), there.end(), rank); });
       if (missing.empty()) return headers;
-      throw_if_aborted(c.step, c.attempt);
+      check_open(c);
       if (!pause.wait(until)) detail::fail_missing(c, missing);
     }
   }
@@ -323,6 +321,9 @@ class commit_protocol {
       detail::fail_already_committed(c.step);
     try {
       throw_if_aborted(c.step, c.attempt);
+      if (!store_->size(record_key(c.step, c.rank, c.attempt)))  // marks do not stay for ever
+        fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
+             {.file = key});
     } catch (...) {
       store_->remove(key);
       throw;

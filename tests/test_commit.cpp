@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: Apache-2.0
+// The commit protocol: who may publish a checkpoint, and what happens when ranks fail, are missing, or
+// compete. threaded
+#include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/stores/file_store.hpp>
+#include <cairn/stores/memory_store.hpp>
+
+#include "support/faulty_store.hpp"
+#include "support/saved_world.hpp"
+#include "support/scratch_directory.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+using namespace cairn_test;
+using cairn::error_id;
+using store = faulty_store<cairn::memory_store>;
+
+constexpr cairn::run_id first_run{11, 12};
+constexpr cairn::run_id second_run{21, 22};
+
+/// The state of some ranks: a sharded tensor, a replicated one, values and blobs; all of it depends on a
+/// seed.
+class ranks {
+ public:
+  explicit ranks(int count, int seed = 1) {
+    for (int r = 0; r < count; ++r) {
+      auto& m = *memory_.emplace_back(std::make_unique<memory>());
+      for (int i = 0; i < 600; ++i) m.sharded.push_back(static_cast<float>(seed * 1000 + r * 600 + i));
+      for (int i = 0; i < 40; ++i) m.replicated.push_back(seed + i);
+      m.rng.assign(static_cast<std::size_t>(10 + r), static_cast<unsigned char>(seed + r));
+      m.step = seed;
+      m.state.tensor("sharded", m.sharded, cairn::shard{{count * 20, 30}, {r * 20, 0}});
+      m.state.tensor("replicated", m.replicated, {8, 5});
+      m.state.value("step", m.step);
+      m.state.bytes("rng", m.rng, cairn::per_rank);
+    }
+  }
+  [[nodiscard]] std::vector<const cairn::state_dict*> states() const {
+    std::vector<const cairn::state_dict*> all;
+    for (const auto& m : memory_) all.push_back(&m->state);
+    return all;
+  }
+  friend bool operator==(const ranks& a, const ranks& b) {
+    for (std::size_t r = 0; r < a.memory_.size(); ++r) {
+      const auto& x = *a.memory_[r];
+      const auto& y = *b.memory_[r];
+      if (x.sharded != y.sharded || x.replicated != y.replicated || x.rng != y.rng || x.step != y.step)
+        return false;
+    }
+    return a.memory_.size() == b.memory_.size();
+  }
+
+ private:
+  struct memory {
+    std::vector<float> sharded;
+    std::vector<std::int32_t> replicated;
+    std::vector<unsigned char> rng;
+    int step = 0;
+    cairn::state_dict state;
+  };
+  std::vector<std::unique_ptr<memory>> memory_;
+};
+
+/// A storage whose calls can be disturbed.
+struct disturbed {
+  cairn::memory_store objects;
+  std::shared_ptr<store_faults> faults = std::make_shared<store_faults>();
+  cairn::safetensors_storage<store> storage{store{objects, faults},
+                                            {.rival_patience = std::chrono::milliseconds(20)}};
+  cairn::safetensors_writer<store> writer = storage.writer();
+  cairn::safetensors_reader<store> reader = storage.reader();
+
+  [[nodiscard]] bool holds(std::int64_t step, const ranks& expected, int count) {
+    ranks loaded(count, 99);
+    load_world(reader, step, loaded.states());
+    return loaded == expected;
+  }
+  [[nodiscard]] std::vector<std::string> keys(std::string_view ending = "") {
+    std::vector<std::string> found;
+    for (const auto& o : objects.list(""))
+      if (o.key.ends_with(ending)) found.push_back(o.key);
+    return found;
+  }
+  /// Data files that no manifest names.
+  [[nodiscard]] std::size_t strays() {
+    std::size_t count = 0;
+    for (const auto& key : keys(".safetensors")) {
+      const auto parsed = cairn::parse_key(key);
+      const auto bytes = objects.read_all(cairn::manifest_key(parsed->step), 1 << 30);
+      bool named = false;
+      if (bytes)
+        for (const auto& r : cairn::decode_manifest(*bytes, key).records)
+          named |= r.attempt == parsed->object.attempt && r.rank == parsed->object.rank &&
+                   parsed->object.index < r.files;
+      count += !named;
+    }
+    return count;
+  }
+};
+
+cairn::deadline at_once() {
+  return cairn::deadline::in(std::chrono::milliseconds(5));
+}
+
+TEST_CASE("a checkpoint exists from the commit on, and no step before") {
+  disturbed d;
+  const ranks state(3);
+  world_save save(d.writer, state.states(), 5);
+  for (int r = 0; r < 3; ++r) {
+    save.write(r);
+    CHECK(d.reader.list().empty());
+    CHECK(failure_of([&] { (void)d.reader.fetch(5); }).id == error_id::storage_not_committed);
+  }
+  save.commit();
+  CHECK(d.reader.list() == std::vector<std::int64_t>{5});
+  for (int r = 1; r < 3; ++r) d.writer.await_commit(save.context(r), at_once());
+  CHECK(d.holds(5, state, 3));
+  CHECK(d.keys().size() == 3 + 3 + 1);
+  CHECK(d.strays() == 0);
+}
+
+TEST_CASE("the coordinator may begin to wait before the others have written") {
+  disturbed d;
+  const ranks state(12);
+  world_save save(d.writer, state.states(), 5);
+  std::jthread coordinator([&] {
+    save.write(0);
+    save.commit();
+  });
+  std::vector<std::jthread> others;
+  std::atomic<int> committed{0};
+  for (int r = 1; r < 12; ++r) {
+    auto image = save.image(r);
+    others.emplace_back([&, r, image] {
+      (void)d.writer.write(save.context(r), image, soon());
+      d.writer.await_commit(save.context(r), soon());
+      ++committed;
+    });
+  }
+  others.clear();
+  coordinator.join();
+  CHECK(committed == 11);
+  CHECK(d.holds(5, state, 12));
+}
+
+TEST_CASE("a rank that fails is named, with its reason, on all ranks") {
+  disturbed d;
+  const ranks state(3);
+  world_save save(d.writer, state.states(), 5);
+  save.write(0), save.write(2);
+  d.writer.abort(save.context(1),
+                 cairn::make_failure(error_id::storage_no_space, "the disk is full", {.item = "w"}));
+  const auto why = failure_of([&] { save.commit(); });
+  CHECK(why.id == error_id::storage_no_space);
+  CHECK(why.fields.rank == 1);
+  CHECK(why.fields.item == "w");
+  const auto told = failure_of([&] { d.writer.await_commit(save.context(2), at_once()); });
+  CHECK(told.id == error_id::storage_no_space);
+  CHECK(told.fields.rank == 1);
+  for (int r = 0; r < 3; ++r)
+    d.writer.abort(save.context(r), cairn::make_failure(error_id::storage_aborted, "aborted"));
+  CHECK(d.reader.list().empty());
+  CHECK(d.keys(".safetensors").empty());
+  CHECK(d.keys(".record").empty());
+  SUBCASE("the same step can be saved again") {
+    world_save again(d.writer, state.states(), 5, {1, 2}, 1);
+    again.run();
+    CHECK(d.holds(5, state, 3));
+    CHECK(d.keys().size() == 7);
+  }
+}
+
+TEST_CASE("ranks that never report are named at the deadline") {
+  disturbed d;
+  const ranks state(4);
+  world_save save(d.writer, state.states(), 5);
+  save.write(0), save.write(2);
+  const auto why = failure_of([&] { save.commit(at_once()); });
+  CHECK(why.id == error_id::peer_lost);
+  CHECK(why.fields.rank == 1);
+  CHECK(why.text.find("ranks 1, 3 ") != std::string::npos);
+  CHECK(failure_of([&] { d.writer.await_commit(save.context(2), at_once()); }).id == error_id::peer_lost);
+  SUBCASE("one that comes too late removes what it wrote") {
+    const auto files = d.keys().size();
+    CHECK(failure_of([&] { save.write(3); }).id == error_id::peer_lost);
+    CHECK(d.keys().size() == files);
+  }
+}
+
+TEST_CASE("a coordinator that says nothing is noticed") {
+  disturbed d;
+  const ranks state(2);
+  world_save save(d.writer, state.states(), 5);
+  save.write(0), save.write(1);
+  CHECK(failure_of([&] { d.writer.await_commit(save.context(1), at_once()); }).id ==
+        error_id::timeout_commit);
+  SUBCASE("and cannot commit once a rank has given up") {
+    d.writer.abort(save.context(1), cairn::make_failure(error_id::timeout_commit, "gave up", {.rank = 1}));
+    CHECK(failure_of([&] { save.commit(); }).id == error_id::timeout_commit);
+    CHECK(d.reader.list().empty());
+  }
+  SUBCASE("an abort after the commit changes nothing") {
+    save.commit();
+    for (int r = 0; r < 2; ++r)
+      d.writer.abort(save.context(r), cairn::make_failure(error_id::timeout_commit, "gave up"));
+    CHECK(d.holds(5, state, 2));
+    CHECK(d.keys().size() == 5);
+  }
+}
+
+TEST_CASE("ranks with another plan, run or world are named") {
+  disturbed d;
+  const ranks state(3);
+  world_save save(d.writer, state.states(), 5);
+  save.write(0), save.write(1);
+  auto c = save.context(2);
+  SUBCASE("plan") {
+    c.plan_digest ^= 1;
+  }
+  SUBCASE("run") {
+    c.run.low ^= 1;
+  }
+  SUBCASE("world") {
+    c.world_size = 7;
+  }
+  (void)d.writer.write(c, save.image(2), soon());
+  const auto why = failure_of([&] { save.commit(); });
+  CHECK(why.id == error_id::plan_disagreement);
+  CHECK(why.fields.rank == 2);
+  CHECK(d.reader.list().empty());
+}
+
+TEST_CASE("of two attempts exactly one is committed, and the other's files go") {
+  disturbed d;
+  const ranks one(2, 1);
+  const ranks two(2, 2);
+  world_save first(d.writer, one.states(), 5, first_run);
+  world_save second(d.writer, two.states(), 5, second_run);
+  SUBCASE("one after the other") {
+    first.run();
+    CHECK(failure_of([&] { second.write(0); }).id == error_id::storage_already_committed);
+    CHECK(d.holds(5, one, 2));
+    CHECK(d.keys().size() == 5);
+  }
+  SUBCASE("both written, the first commits") {
+    for (int r = 0; r < 2; ++r) first.write(r), second.write(r);
+    first.commit();
+    CHECK(d.strays() == 0);
+    CHECK(failure_of([&] { second.commit(); }).id.has_value());
+    CHECK(failure_of([&] { d.writer.await_commit(second.context(1), at_once()); }).id ==
+          error_id::storage_already_committed);
+    for (int r = 0; r < 2; ++r)
+      d.writer.abort(second.context(r), cairn::make_failure(error_id::storage_aborted, "x"));
+    CHECK(d.holds(5, one, 2));
+    CHECK(d.keys().size() == 5);
+  }
+  SUBCASE("a rank of the loser comes late") {
+    first.write(0), first.write(1), second.write(0);
+    d.faults->add({.kind = store_call::finish, .after = true, .action = [&](auto) { first.commit(); }});
+    CHECK(failure_of([&] { second.write(1); }).id.has_value());
+    CHECK(d.holds(5, one, 2));
+    CHECK(d.strays() == 0);
+  }
+  SUBCASE("what appears while the manifest is published is removed") {
+    first.write(0), first.write(1);
+    d.faults->add(
+        {.kind = store_call::publish_new, .after = true, .key_contains = "manifest", .action = [&](auto) {
+           d.objects.put_new(cairn::data_key(5, 0, 77, 0), {});
+           d.objects.put_new("step-00000005/notes.txt", {});
+         }});
+    first.commit();
+    CHECK(d.strays() == 0);
+    CHECK(d.objects.size("step-00000005/notes.txt").has_value());
+  }
+}
+
+TEST_CASE("attempts that race for a step: one wins, whatever the order") {
+  for (int round = 0; round < 60; ++round) {
+    disturbed d;
+    const ranks one(2, 1);
+    const ranks two(2, 2);
+    const ranks three(2, 3);
+    world_save first(d.writer, one.states(), 5, first_run);
+    world_save second(d.writer, two.states(), 5, second_run);
+    world_save third(d.writer, three.states(), 5, {31, 32});
+    std::atomic<int> winner{0};
+    std::atomic<int> winners{0};
+    std::atomic<int> ready{0};
+    const auto compete = [&](auto& save, int number) {
+      std::vector<cairn::staged_image> images{save.image(0), save.image(1)};
+      ++ready;
+      while (ready < 3) std::this_thread::yield();
+      try {
+        for (int r = 0; r < 2; ++r)
+          (void)d.writer.write(save.context(r), images[static_cast<std::size_t>(r)], soon());
+        save.commit();
+        ++winners;
+        winner = number;
+      } catch (const cairn::error&) {
+        for (int r = 1; r >= 0; --r) d.writer.abort(save.context(r), std::current_exception());
+      }
+    };
+    {
+      std::jthread a([&] { compete(first, 1); });
+      std::jthread b([&] { compete(second, 2); });
+      std::jthread c([&] { compete(third, 3); });
+    }
+    REQUIRE(winners == 1);
+    CHECK(d.holds(5, winner == 1 ? one : winner == 2 ? two : three, 2));
+    CHECK(d.strays() == 0);
+  }
+}
+
+TEST_CASE("a new run ends the attempts of the one before, for good") {
+  disturbed d;
+  const ranks state(2);
+  world_save old(d.writer, state.states(), 5, first_run);
+  SUBCASE("that was interrupted while writing") {
+    old.write(1);
+    CHECK(d.writer.clean(second_run) == 2);
+    CHECK(d.keys(".safetensors").empty());
+    CHECK(failure_of([&] { old.write(0); }).id == error_id::storage_aborted);
+  }
+  SUBCASE("that was about to commit") {
+    old.write(0), old.write(1);
+    CHECK(d.writer.clean(second_run) == 4);
+    CHECK(failure_of([&] { old.commit(); }).id == error_id::storage_aborted);
+  }
+  SUBCASE("at the last moment before its manifest") {
+    old.write(0), old.write(1);
+    d.faults->add({.kind = store_call::publish_new, .key_contains = "manifest", .action = [&](auto) {
+                     (void)d.writer.clean(second_run);
+                   }});
+    CHECK(failure_of([&] { old.commit(); }).id == error_id::storage_aborted);
+  }
+  SUBCASE("between the names of its files and its record") {
+    d.faults->add({.kind = store_call::finish, .after = true, .action = [&](auto) {
+                     (void)d.writer.clean(second_run);
+                   }});
+    CHECK(failure_of([&] { old.write(0); }).id == error_id::storage_aborted);
+  }
+  CHECK(d.reader.list().empty());
+  CHECK(d.keys(".safetensors").empty());
+  CHECK(d.keys(".record").empty());
+  world_save next(d.writer, state.states(), 5, second_run);
+  next.run();
+  CHECK(d.holds(5, state, 2));
+  CHECK(d.keys().size() == 5);
+}
+
+TEST_CASE("clean leaves alone what is committed, what its own run does, and what is not of cairn") {
+  disturbed d;
+  const ranks state(2);
+  world_save(d.writer, state.states(), 5, first_run).run();
+  world_save running(d.writer, state.states(), 6, second_run, 3);
+  running.write(0), running.write(1);
+  world_save unusual(d.writer, state.states(), 7, second_run);
+  auto c = unusual.context(0);
+  c.attempt = 4711;  // not made by attempt_of: its record tells the run
+  (void)d.writer.write(c, unusual.image(0), soon());
+  d.objects.put_new("step-00000008/notes.txt", {});
+  d.objects.put_new("readme", {});
+  const auto before = d.keys();
+  CHECK(d.writer.clean(second_run) == 0);
+  CHECK(d.keys() == before);
+  running.commit();
+  CHECK(d.holds(5, state, 2));
+  CHECK(d.holds(6, state, 2));
+  SUBCASE("but not what lies beside a committed checkpoint") {
+    d.objects.put_new(cairn::data_key(5, 0, 77, 0), {});
+    d.objects.put_new(cairn::record_key(5, 1, 77), {});
+    d.objects.put_new(cairn::data_key(5, 2, running.context(0).attempt, 0), {});
+    CHECK(d.writer.clean(second_run) == 3);
+    CHECK(d.holds(5, state, 2));
+    CHECK(d.strays() == 1);  // of the unusual attempt
+  }
+  SUBCASE("nor marks that outlived their run") {
+    d.objects.put_new(cairn::data_key(9, 0, 77, 0), {});
+    CHECK(d.writer.clean(first_run) == 2 + 1);  // also the unusual attempt
+    CHECK(d.writer.clean(first_run) == 0);
+    CHECK(d.writer.clean({41, 42}) == 2);
+  }
+}
+
+TEST_CASE("remove takes all of a checkpoint, set_aside none of it") {
+  disturbed d;
+  const ranks state(2);
+  world_save(d.writer, state.states(), 5, first_run).run();
+  SUBCASE("remove") {
+    d.writer.remove(5);
+    CHECK(d.keys().empty());
+    d.writer.remove(5);
+  }
+  SUBCASE("set aside") {
+    CHECK(d.writer.set_aside(5));
+    CHECK(d.reader.list().empty());
+    CHECK(d.keys().size() == 5);
+    CHECK(d.writer.clean(second_run) == 0);
+    CHECK(d.keys().size() == 5);
+    world_save again(d.writer, state.states(), 5, second_run);
+    again.run();
+    CHECK(d.holds(5, state, 2));
+    CHECK(d.keys().size() == 5);
+  }
+  SUBCASE("a store that refuses") {
+    d.faults->fail_at(store_call::publish_new, 0, true, false, error_id::storage_permission);
+    CHECK_FALSE(d.writer.set_aside(5));
+    CHECK(d.holds(5, state, 2));
+  }
+}
+
+/// A save in which every call may fail; each rank does what an executor does. True if it says it was
+/// committed.
+bool try_save(disturbed& d, const ranks& state, std::int64_t step, cairn::run_id run) {
+  world_save save(d.writer, state.states(), step, run);
+  bool committed = true;
+  const auto part = [&](int rank, auto&& call) {
+    try {
+      call();
+    } catch (...) {
+      d.writer.abort(save.context(rank), std::current_exception());
+      committed = false;
+    }
+  };
+  part(1, [&] { save.write(1); });
+  part(0, [&] {
+    save.write(0);
+    save.commit(at_once());
+  });
+  part(1, [&] { d.writer.await_commit(save.context(1), at_once()); });
+  return committed;
+}
+
+TEST_CASE(
+    "whatever call of a save fails: what was acknowledged loads, the rest is cleaned, and the next save "
+    "works") {
+  const ranks before(2, 1);
+  const ranks state(2, 2);
+  for (const bool for_ever : {false, true})
+    for (const bool after : {false, true}) {
+      std::uint64_t k = 0;
+      for (bool reached = true; reached; ++k) {
+        CAPTURE(k);
+        CAPTURE(for_ever);
+        CAPTURE(after);
+        disturbed d;
+        REQUIRE(try_save(d, before, 4, first_run));
+        d.faults->fail_at(store_call::any, k, for_ever, after);
+        const bool acknowledged = try_save(d, state, 5, first_run);
+        reached = d.faults->triggered() > 0;
+        d.faults->clear();
+        const auto steps = d.reader.list();
+        const bool exists = steps.size() == 2;
+        REQUIRE(steps.size() >= 1);
+        CHECK((exists || !acknowledged));
+        CHECK(d.holds(4, before, 2));
+        if (exists) CHECK(d.holds(5, state, 2));
+        (void)d.writer.clean(second_run);
+        CHECK(d.strays() == 0);
+        if (!exists) CHECK(try_save(d, state, 5, second_run));
+        CHECK(d.holds(5, state, 2));
+      }
+      CHECK(k > 20);
+    }
+}
+
+}  // namespace
