@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
@@ -396,4 +397,22 @@ TEST_CASE("a change on one rank alone is named by the deadline; a change on all 
   });
   cairn::checkpointer ckpt{store, quiet};
   CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
+}
+
+TEST_CASE("ranks that do not see one store are refused before a byte is written") {
+  std::vector<cairn::memory_store> stores(3);
+  std::atomic<int> refused{0};
+  run_ranks(3, [&](cairn::thread_communicator comm) {
+    const int rank = comm.rank();
+    training t(rank, comm.size());
+    // Rank 2 has a store of its own, as when a directory is on a local disk.
+    cairn::checkpointer ckpt{stores[rank == 2 ? 1u : 0u], std::move(comm), quiet};
+    try {
+      ckpt.prepare(t.state);
+    } catch (const cairn::storage_error& e) {
+      if (e.id() == cairn::error_id::storage_not_shared && e.fields().rank == 2) ++refused;
+    }
+  });
+  CHECK(refused == 3);
+  CHECK(stores[0].list("").empty());
 }

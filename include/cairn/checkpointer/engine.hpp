@@ -416,9 +416,9 @@ class engine {
   void probe_store() {
     if (group_.size() == 1 || probed_) return;
     if constexpr (requires(writer_type& w) {
-                    w.leave_mark(run_);
-                    w.sees_mark(run_);
-                    w.remove_mark(run_);
+                    w.leave_mark(run_id{});
+                    w.sees_mark(run_id{});
+                    w.remove_mark(run_id{});
                   }) {
       auto& writer = *background_->writer();
       static_cast<void>(read_once(

@@ -4,6 +4,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/commit_protocol.hpp>
 #include <cairn/storage/safetensors_layout.hpp>
+#include <cairn/storage/shared_mark.hpp>
 #include <cairn/storage/write_source.hpp>
 
 #include <algorithm>
@@ -61,10 +62,17 @@ class safetensors_writer {
   void abort(const save_context& c, std::exception_ptr failure) noexcept { protocol_.abort(c, failure); }
   void remove(std::int64_t step) { protocol_.remove(step); }
   bool set_aside(std::int64_t step) { return protocol_.set_aside(step); }
-  std::uint64_t clean(run_id run) { return protocol_.clean(run); }
+  std::uint64_t clean(run_id run) { return protocol_.clean(run) + mark().remove_others(run); }
+  /// By these, a checkpointer proves that all ranks see one store; not part of the concept.
+  void leave_mark(run_id run) { mark().leave(run); }
+  [[nodiscard]] bool sees_mark(run_id run) { return mark().seen(run); }
+  void remove_mark(run_id run) { mark().remove(run); }
   void check_space(space_needed needed) { protocol_.check_space(needed.bytes, needed.objects); }
 
  private:
+  [[nodiscard]] detail::shared_mark<Store> mark() const noexcept {
+    return detail::shared_mark<Store>(protocol_.store());
+  }
   using object = decltype(std::declval<Store&>().create(std::string_view{}, std::uint64_t{}));
 
   record write_files(const save_context& c, const staged_image& image, deadline until,
