@@ -122,7 +122,7 @@ TEST_CASE_TEMPLATE_DEFINE("a Storage keeps the contract", Environment, storage_c
   auto writer = storage.writer();
   auto reader = storage.reader();
   const auto late = [] { return cairn::deadline::in(std::chrono::milliseconds(5)); };
-  CHECK_FALSE(std::string(storage.describe()).empty());
+  CHECK_FALSE(static_cast<std::string>(storage.describe()).empty());
   CHECK(reader.list().empty());
 
   SUBCASE(

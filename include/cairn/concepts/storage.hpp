@@ -34,10 +34,11 @@ struct space_needed {
 ///    more.
 /// 3. `commit(context, metadata, deadline)`: on the coordinator: collects the records of all ranks, checks
 /// that they agree, publishes the checkpoint as the last step.
-///    It exists from then on; before, it does not. Throws peer_error naming ranks whose record reports a
-///    failure or is missing at the deadline, storage_error (storage_already_committed) if another attempt
-///    won. `await_commit(context, deadline)`: on the other ranks: returns when the checkpoint exists; throws
-///    what the coordinator gave as the reason where it was aborted.
+///    It exists from then on; before, it does not. Throws what a rank's record reports as its failure, with
+///    that rank in the fields; peer_error naming the ranks whose record is missing at the deadline;
+///    plan_error (plan_disagreement) naming ranks; storage_error (storage_already_committed) if another
+///    attempt won. `await_commit(context, deadline)`: on the other ranks: returns when the checkpoint exists;
+///    throws what the coordinator gave as the reason where it was aborted.
 /// 4. `abort(context, failure)`: if step 2 or 3 threw: tells the others and removes what this attempt wrote.
 /// Never throws.
 ///
