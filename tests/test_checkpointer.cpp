@@ -416,3 +416,26 @@ TEST_CASE("ranks that do not see one store are refused before a byte is written"
   CHECK(refused == 3);
   CHECK(stores[0].list("").empty());
 }
+
+TEST_CASE("a rank without the others' store does not make them take their checkpoints for damaged") {
+  cairn::memory_store shared;
+  {
+    training t;
+    cairn::checkpointer ckpt{shared, quiet};
+    ckpt.save(t.state, 5).wait();
+  }
+  std::atomic<int> refused{0};
+  run_ranks(2, [&](cairn::thread_communicator comm) {
+    const int rank = comm.rank();
+    training t(rank, 2);
+    cairn::checkpointer ckpt{rank == 0 ? shared : cairn::memory_store{}, std::move(comm), quiet};
+    try {
+      static_cast<void>(ckpt.resume(t.state));
+    } catch (const cairn::storage_error& e) {
+      if (e.id() == cairn::error_id::storage_not_shared && e.fields().rank == 1) ++refused;
+    }
+  });
+  CHECK(refused == 2);
+  cairn::checkpointer ckpt{shared, quiet};
+  CHECK(ckpt.list() == std::vector<std::int64_t>{5});
+}

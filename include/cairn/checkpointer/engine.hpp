@@ -198,6 +198,7 @@ class engine {
 
   std::optional<std::int64_t> resume(const state_dict& state) {
     before_update();
+    probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
     const auto steps = decode_steps(read_once(
         group_, [&] { return clean_and_list(); }, peers()));
     load_request request;
