@@ -416,6 +416,7 @@ class least_stager {
     struct backing final : cairn::image_backing {
       std::vector<cairn::item_source> sources;
       std::shared_ptr<const cairn::image_layout> layout;
+      std::vector<std::uint64_t> digests;
       void gather(std::uint64_t begin, std::span<std::byte> out) const override {
         cairn::detail::gather_image(*layout, sources, begin, out);
       }
@@ -423,9 +424,10 @@ class least_stager {
     };
     auto held = std::make_shared<backing>();
     held->sources = std::move(sources), held->layout = layout;
+    held->digests.resize(layout->blocks);
     auto control = std::make_shared<cairn::image_control>();
     control->advance(layout->bytes);
-    return {layout, control, {}, {}, false, held};
+    return {layout, control, {}, held->digests, false, held};
   }
   void prepare(const cairn::image_layout&, cairn::deadline) {}
   int depth() const { return 1; }

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// threaded
+#include <cairn/cairn.hpp>
+
+#include "support/communicator_archetype.hpp"
+#include "support/executor_conformance.hpp"
+#include "support/faulty_store.hpp"
+#include "support/planner_archetypes.hpp"
+#include "support/stager_conformance.hpp"
+#include "support/storage_archetype.hpp"
+#include "support/thread_ranks.hpp"
+
+#include <doctest/doctest.h>
+
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+template <>
+struct cairn::role_of<cairn_test::save_planner_archetype> {
+  using type = cairn::role::save_planner;
+};
+template <>
+struct cairn::role_of<cairn_test::load_planner_archetype> {
+  using type = cairn::role::load_planner;
+};
+template <>
+struct cairn::role_of<cairn_test::least_stager> {
+  using type = cairn::role::stager;
+};
+template <>
+struct cairn::role_of<cairn_test::executor_archetype> {
+  using type = cairn::role::executor;
+};
+template <>
+struct cairn::role_of<cairn_test::communicator_archetype> {
+  using type = cairn::role::communicator;
+};
+
+namespace {
+
+struct inline_env {
+  static cairn::inline_executor make() { return {}; }
+};
+struct thread_env {
+  static cairn::thread_executor make() { return {}; }
+};
+struct archetype_env {
+  static cairn_test::executor_archetype make() { return cairn_test::executor_archetype::make(); }
+};
+
+/// The least that satisfies Observer.
+class observer_archetype {
+ public:
+  using cairn_role = cairn::role::observer;
+  static observer_archetype make(int& seen) { return observer_archetype(seen); }
+  observer_archetype(observer_archetype&&) = default;
+  observer_archetype& operator=(observer_archetype&&) = default;
+  void observe(const cairn::observation&) & noexcept { ++*seen_; }
+
+ private:
+  explicit observer_archetype(int& seen) : seen_(&seen) {}
+  int* seen_;
+};
+static_assert(cairn::Observer<observer_archetype>);
+struct observer_that_may_throw : observer_archetype {
+  void observe(const cairn::observation&) & {}
+};
+static_assert(!cairn::Observer<observer_that_may_throw>);
+
+/// A latch that a store's action waits on.
+struct gate {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool open = false;
+  void wait() {
+    std::unique_lock lock(mutex);
+    if (!changed.wait_for(lock, std::chrono::minutes(2), [&] { return open; }))
+      throw std::runtime_error("the gate stayed shut");
+  }
+  void let_through() {
+    {
+      const std::lock_guard lock(mutex);
+      open = true;
+    }
+    changed.notify_all();
+  }
+};
+
+using store = cairn_test::faulty_store<cairn::memory_store>;
+
+}  // namespace
+
+TEST_CASE_TEMPLATE_INVOKE(cairn_test::executor_conformance, inline_env, thread_env, archetype_env);
+
+TEST_CASE("a checkpointer made of archetypes asks nothing beyond the concepts") {
+  std::vector<float> weights(1000);
+  std::iota(weights.begin(), weights.end(), 1.0f);
+  std::string text = "blob";
+  cairn::state_dict state;
+  state.tensor("weights", weights, {10, 100});
+  state.bytes("text", text);
+  int seen = 0;
+  cairn::memory_store objects;
+  cairn::checkpointer ckpt{cairn_test::storage_archetype::over(objects),
+                           cairn_test::save_planner_archetype{},
+                           cairn_test::load_planner_archetype{},
+                           cairn_test::least_stager{0},
+                           cairn_test::executor_archetype::make(),
+                           cairn_test::communicator_archetype::make(),
+                           observer_archetype::make(seen),
+                           cairn::checkpointer_options{.quiet = true}};
+  CHECK_FALSE(ckpt.resume(state).has_value());
+  ckpt.save(state, 3).wait();
+  const auto expected = weights;
+  weights.assign(1000, 0.0f);
+  text.clear();
+  CHECK(ckpt.resume(state) == 3);
+  CHECK(weights == expected);
+  CHECK(text == "blob");
+  ckpt.remove(3);
+  CHECK(ckpt.list().empty());
+  ckpt.close();
+  CHECK(seen >= 2);
+}
+
+TEST_CASE("what save() does while an earlier save is under way") {
+  auto faults = std::make_shared<cairn_test::store_faults>();
+  auto held = std::make_shared<gate>();
+  cairn::memory_store objects;
+  std::vector<float> weights(100000, 1.0f);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {100000});
+  cairn::checkpointer_options options{.quiet = true};
+  faults->add({.kind = cairn_test::store_call::publish_new, .at = 0, .action = [held](std::string_view) {
+                 held->wait();
+               }});
+
+  SUBCASE("skip") {
+    options.when_busy = cairn::busy_policy::skip;
+    cairn::checkpointer ckpt{store(objects, faults), options};
+    auto first = ckpt.save(state, 1);
+    auto second = ckpt.save(state, 2);
+    CHECK(second.skipped());
+    second.wait();  // at once
+    CHECK_FALSE(second.committed());
+    held->let_through();
+    first.wait();
+    CHECK_FALSE(ckpt.save(state, 3).skipped());
+    ckpt.close();
+    CHECK(objects.size(cairn::manifest_key(3)).has_value());
+    CHECK_FALSE(objects.size(cairn::manifest_key(2)).has_value());
+  }
+  SUBCASE("queue goes on while there is a buffer") {
+    options.when_busy = cairn::busy_policy::queue;
+    cairn::checkpointer ckpt{store(objects, faults), options, cairn::heap_stager{{.depth = 2}}};
+    auto first = ckpt.save(state, 1);  // held at its manifest: its buffer is free again
+    auto second = ckpt.save(state, 2);
+    auto third = ckpt.save(state, 3);
+    CHECK_FALSE(first.committed());
+    held->let_through();
+    third.wait();
+    CHECK(first.committed());
+    CHECK(second.committed());
+  }
+  SUBCASE("block waits for the earlier one") {
+    cairn::checkpointer ckpt{store(objects, faults), options};
+    auto first = ckpt.save(state, 1);
+    CHECK_FALSE(first.committed());
+    std::thread opener([&] { held->let_through(); });
+    auto second = ckpt.save(state, 2);
+    CHECK(first.committed());
+    opener.join();
+    second.wait();
+  }
+  SUBCASE("skip is one decision of all ranks") {
+    options.when_busy = cairn::busy_policy::skip;
+    std::atomic<int> skipped{0};
+    cairn_test::thread_ranks<> world(3);
+    const auto failures = world.run([&](auto& all) {
+      // Only rank 0 publishes the manifest that is held; the others are busy no longer when they have seen
+      // it, and skip with it.
+      std::vector<float> own(1000, 1.0f);
+      cairn::state_dict mine;
+      mine.tensor("weights", own, {1000});
+      cairn::checkpointer ckpt{store(objects, faults), std::move(all.communicator()), options};
+      auto first = ckpt.save(mine, 1);
+      if (ckpt.save(mine, 2).skipped()) ++skipped;
+      held->let_through();
+      first.wait();
+      ckpt.close();
+    });
+    for (const auto& f : failures) CHECK(f == nullptr);
+    CHECK(skipped == 3);
+  }
+}
