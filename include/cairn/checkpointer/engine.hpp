@@ -264,7 +264,7 @@ class engine {
     before_update();
     finish_preparation();
     closed_ = true;
-    const auto until = deadline::in(options_.patience);
+    const auto until = deadline::in(longest_save());
     for (const auto& p : outstanding_)
       if (!p->wait_finished(until))
         fail(error_id::timeout_close,
@@ -280,7 +280,7 @@ class engine {
       else
         before_update();
       finish_preparation();
-      const auto until = deadline::in(options_.patience);
+      const auto until = deadline::in(longest_save());
       for (const auto& p : outstanding_)
         if (!p->wait_finished(until))
           background_->tell().warned("a save had not ended when its checkpointer was destroyed");
@@ -295,6 +295,11 @@ class engine {
     if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
       fail(error_id::storage_io, "the system gives no random numbers");
     return bytes;
+  }
+  [[nodiscard]] std::chrono::nanoseconds longest_save() const noexcept {
+    save_context c;
+    c.patience = options_.patience;
+    return c.longest();
   }
   [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_patience); }
   LoadPlannerType& load_planner() noexcept {
@@ -364,7 +369,7 @@ class engine {
     return save_handle(progress);
   }
   void wait_for_earlier() {
-    const auto until = deadline::in(options_.patience);
+    const auto until = deadline::in(longest_save());
     for (const auto& p : outstanding_)
       if (!p->wait_finished(until))
         fail(error_id::timeout_commit, "an earlier save had not ended in time, so this one was not begun",

@@ -24,7 +24,8 @@ enum class busy_policy : std::uint8_t {
 struct checkpointer_options {
   using cairn_role = role::options;
   busy_policy when_busy = busy_policy::block;
-  /// Limit for writing one save, again for its commit, and for waits on earlier saves and buffers.
+  /// Limit for writing one save, again for its commit, and for waits on buffers. Waits for the end of a save,
+  /// which include other ranks' writing, last at most three times as long and 10 s.
   std::chrono::nanoseconds patience = std::chrono::minutes(30);
   /// Limit for each exchange of messages between ranks (planning, loading).
   std::chrono::nanoseconds peer_patience = std::chrono::minutes(5);

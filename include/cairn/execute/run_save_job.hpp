@@ -20,11 +20,10 @@ void run_save_job(save_job<Writer> job) noexcept {
     static_cast<void>(writer.write(job.context, job.image, deadline::in(job.context.patience)));
     job.image = staged_image();
     job.progress->set_written();
-    const auto until = deadline::in(job.context.patience);
     if (job.context.coordinator())
-      writer.commit(job.context, *job.metadata, until);
+      writer.commit(job.context, *job.metadata, deadline::in(job.context.patience));
     else
-      writer.await_commit(job.context, until);
+      writer.await_commit(job.context, deadline::in(job.context.outcome_patience()));
     job.progress->set_committed();
   } catch (...) {
     const auto why = std::current_exception();

@@ -88,8 +88,8 @@ class job_thread {
 }  // namespace detail
 
 /// A thread of its own writes and commits while training goes on. The thread starts with the first job.
-/// The destructor waits for all jobs, each at most until twice the patience of its save and a minute after
-/// its submission; then it leaves the thread behind.
+/// The destructor waits for all jobs, each at most until save_context::longest() after its submission; then
+/// it leaves the thread behind.
 class thread_executor {
  public:
   using cairn_role = role::executor;
@@ -101,12 +101,9 @@ class thread_executor {
 
   template <class Writer>
   void submit(save_job<Writer> job) {
-    const auto patience = job.context.patience;
-    const auto most = std::chrono::nanoseconds::max() / 4;
+    const auto until = deadline::in(job.context.longest());
     auto shared = std::make_shared<save_job<Writer>>(std::move(job));
-    thread_->run(
-        [shared] { run_save_job(std::move(*shared)); },
-        deadline::in(std::min<std::chrono::nanoseconds>(patience, most) * 2 + std::chrono::minutes(1)));
+    thread_->run([shared] { run_save_job(std::move(*shared)); }, until);
   }
   [[nodiscard]] bool drain(deadline until) { return thread_->drain(until); }
 

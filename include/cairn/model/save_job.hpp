@@ -5,6 +5,7 @@
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/staged_image.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -23,6 +24,17 @@ struct save_context {
   std::int32_t world_size = 1;
   std::chrono::nanoseconds patience = std::chrono::minutes(30);  ///< for writing, and again for the commit
 
+  /// How long the other ranks wait for the coordinator's word once their part is written: it may still be
+  /// writing, and then waits for records, `patience` each; so that it is the coordinator that gives up first,
+  /// and says for whom.
+  [[nodiscard]] std::chrono::nanoseconds outcome_patience() const noexcept {
+    return std::min(patience, std::chrono::nanoseconds::max() / 8) * 2 + std::chrono::seconds(5);
+  }
+  /// After which a save has ended on this rank, come what may.
+  [[nodiscard]] std::chrono::nanoseconds longest() const noexcept {
+    return std::min(patience, std::chrono::nanoseconds::max() / 8) + outcome_patience() +
+           std::chrono::seconds(5);
+  }
   /// Rank 0 commits.
   [[nodiscard]] bool coordinator() const noexcept { return rank == 0; }
 };
