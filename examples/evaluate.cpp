@@ -52,7 +52,8 @@ int main(int argc, char** argv) {
   std::int64_t step = -1;
   std::vector<std::string> files;
   std::size_t sample = 0;
-  CLI::App app{"Prints the loss of a checkpoint of train_gpt on text that training has not seen."};
+  CLI::App app{"Prints the loss of a checkpoint of train_gpt on text that training has not seen.",
+               "evaluate"};
   app.add_option("checkpoints", directory, "directory of the checkpoints")
       ->required()
       ->check(CLI::ExistingDirectory);

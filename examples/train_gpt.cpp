@@ -179,17 +179,21 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Trains a small byte-level GPT on text files, data-parallel, with sharded optimizer state, and saves\n"
       "checkpoints as it goes. Started again, it goes on from the newest one, on any number of ranks, with\n"
-      "the same losses bit for bit."};
+      "the same losses bit for bit.",
+      "train_gpt"};
   app.option_defaults()->always_capture_default();
   app.add_option("--steps", options.steps, "train until this many updates are done")
       ->check(CLI::PositiveNumber);
-  app.add_option("--ranks", options.ranks, "ranks, each a thread")->check(CLI::Range(1, 1024));
+  app.add_option("--ranks", options.ranks, "ranks, each a thread")
+      ->check(CLI::Range(1, 1024))
+      ->option_text("1-1024=4");
   app.add_option("--every", options.every, "save after this many steps, and at the end")
       ->check(CLI::PositiveNumber);
   app.add_option("--checkpoints", options.checkpoints, "directory of the checkpoints");
   app.add_option("--text", options.text,
                  "files to learn from, or directories of files (default: /usr/share/common-licenses)")
-      ->check(CLI::ExistingPath);
+      ->check(CLI::ExistingPath)
+      ->option_text("PATH ...");
   app.add_option("--layers", shape.layers, "blocks of the model")->check(CLI::PositiveNumber);
   app.add_option("--width", shape.width, "width of the model, a multiple of the heads")
       ->check(CLI::PositiveNumber);
@@ -210,7 +214,7 @@ int main(int argc, char** argv) {
                                                          {"thread", save_mode::thread},
                                                          {"overlapped", save_mode::overlapped},
                                                          {"direct", save_mode::direct}}))
-      ->default_str("overlapped");
+      ->option_text("synchronous|thread|overlapped|direct=overlapped");
   app.add_option("--keep", options.keep, "checkpoints to keep; 0: all");
   app.add_option("--losses", options.losses,
                  "write step and loss (as a hexadecimal float) of each step to this file");

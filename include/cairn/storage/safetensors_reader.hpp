@@ -79,12 +79,18 @@ class safetensors_reader {
     return bytes + detail::load_engine<Store>(*store_, work, options.memory_budget, until).run();
   }
 
+  /// Reads the records of all ranks that were not read yet: afterwards checkpoint.find() and record_of() tell
+  /// where each chunk lies, and its digest. Gives the bytes read. @throws corrupt_error, storage_error,
+  /// timeout_error
+  std::uint64_t load_records(checkpoint_type& checkpoint, deadline until) {
+    std::vector<std::int32_t> ranks(checkpoint.manifest().records.size());
+    for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<std::int32_t>(r);
+    return fetch_records(checkpoint, std::move(ranks), until);
+  }
+
   /// Reads every file of the checkpoint: headers, which must be what the records say, and all blocks.
   std::uint64_t verify(checkpoint_type& checkpoint, deadline until) {
-    const auto& m = checkpoint.manifest();
-    std::vector<std::int32_t> ranks(m.records.size());
-    for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<std::int32_t>(r);
-    std::atomic<std::uint64_t> bytes = fetch_records(checkpoint, ranks, until);
+    std::atomic<std::uint64_t> bytes = load_records(checkpoint, until);
     checkpoint.check_complete();
     const auto work = detail::all_work(checkpoint);
     check_files(work, until);
