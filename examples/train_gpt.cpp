@@ -157,6 +157,7 @@ void run_all(const run_options& options) {
   std::printf("%zu parameters, %zu bytes of text, %zu ranks, %zu micro-batches of %zu tokens in a step\n",
               gpt::model<float>(options.training.shape, 1).parameters().size(), source.size(), options.ranks,
               options.training.micro_batches, options.training.shape.context);
+  std::fflush(stdout);
   journal lines(options.losses);
   std::shared_ptr<gpt::kill_switch> kill;
   if (options.kill_after_release != 0)

@@ -69,67 +69,13 @@ end_phase() { phase_report+=("$(printf '%6d s  %s' "$(($(date +%s) - phase_start
 
 # --- Packages ------------------------------------------------------------------------------------------------------
 
-has_command() { command -v "$1" >/dev/null 2>&1; }
-# The preprocessor tells, wherever the header is installed.
-has_header() { has_command g++ && echo "#include <$1>" | g++ -x c++ -E - >/dev/null 2>&1; }
-has_library() { has_command g++ && echo 'int main() {}' | g++ -x c++ - -o /dev/null "-l$1" >/dev/null 2>&1; }
-cmake_is_new() {
-  has_command cmake && printf '3.25\n%s\n' "$(cmake --version | sed -nE '1s/^cmake version ([0-9.]+).*/\1/p')" | sort -C -V
-}
-clang_has_sanitizers() {
-  has_command clang++-16 && echo 'int main() {}' | clang++-16 -fsanitize=address,undefined -x c++ - -o /dev/null >/dev/null 2>&1
-}
-
-list_missing() {
-  missing=()
-  has_command g++ || missing+=(g++)
-  cmake_is_new || missing+=(cmake)
-  has_command ninja || missing+=(ninja-build)
-  has_command ccache || missing+=(ccache)
-  has_command pkg-config || missing+=(pkg-config)
-  has_command python3 || missing+=(python3)
-  { has_header xxhash.h && has_library xxhash; } || missing+=(libxxhash-dev)
-  has_header rapidjson/reader.h || missing+=(rapidjson-dev)
-  has_header doctest/doctest.h || missing+=(doctest-dev)
-  has_header CLI/CLI.hpp || missing+=(libcli11-dev)
-  if [ "$mode" != quick ]; then
-    has_command clang++-16 || missing+=(clang-16)
-    has_command clang-format-16 || missing+=(clang-format-16)
-    clang_has_sanitizers || missing+=(libclang-rt-16-dev)
-  fi
-}
-
-as_root=()
-install_packages() {  # install_packages PACKAGE...
-  has_command apt-get || die "these packages are missing, and there is no apt-get to install them: $*. Install them, then run this again."
-  if [ "$(id -u)" -ne 0 ]; then
-    has_command sudo || die "these packages are missing: $*. Install them as root (apt-get install $*), then run this again."
-    as_root=(sudo)
-    [ -t 0 ] || as_root=(sudo -n)
-  fi
-  echo "installing: $*"
-  local log=build/apt.log
-  if ! { "${as_root[@]}" apt-get update -q &&
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"; } >"$log" 2>&1; then
-    tail -n 20 "$log" >&2
-    die "apt-get could not install: $*. See $log; check the network and the package sources, or install them yourself, then run this again."
-  fi
-}
+install_log=build/apt.log
+. tests/support/install.sh || exit 1
 
 begin_phase "packages"
-list_missing
-if [ ${#missing[@]} -gt 0 ]; then
-  # The first look at headers needs a compiler: look again once there is one.
-  if [[ " ${missing[*]} " == *" g++ "* ]]; then
-    install_packages g++
-    list_missing
-  fi
-  [ ${#missing[@]} -eq 0 ] || install_packages "${missing[@]}"
-  list_missing
-  [ ${#missing[@]} -eq 0 ] || die "still not usable after their installation: ${missing[*]}. cairn needs CMake 3.25 and g++ 12 or newer (Debian 12 has them)."
-else
-  echo "all are there"
-fi
+packages=(g++ cmake ninja-build ccache pkg-config python3 libxxhash-dev rapidjson-dev doctest-dev libcli11-dev)
+[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16)
+install_missing "${packages[@]}"
 end_phase
 
 # --- Python with numpy and safetensors -----------------------------------------------------------------------------

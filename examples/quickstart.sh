@@ -1,0 +1,188 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+Trains a small GPT on 4 ranks, kills it in the middle of a save, resumes it on 2 ranks, evaluates the result in one process,
+and shows that not one bit was lost. Installs the packages that are missing (as root or with sudo), builds three programs in
+build/quickstart, and writes to a directory of its own. Runs on Debian 12 or a later Debian or Ubuntu; about a minute or two
+on 2 cores once the packages are there. Can be run again.
+
+usage: bash examples/quickstart.sh [--dir DIR] [--help]
+
+  --dir DIR   write checkpoints, losses and logs here; must be empty, not there, or from an earlier quickstart, which is then
+              replaced (default: a new directory below ${TMPDIR:-/tmp}, which stays for you to look at)
+
+The status is 0 only if every check holds.
+END
+}
+
+die() {
+  printf '\nquickstart.sh: %s\n' "$*" >&2
+  exit 1
+}
+
+directory=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dir)
+      [ -n "${2:-}" ] || { echo "quickstart.sh: --dir needs a directory, see --help" >&2; exit 2; }
+      directory=$2
+      shift
+      ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "quickstart.sh: there is no option '$1', see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+start=$(date +%s)
+[ -z "$directory" ] || directory=$(realpath -m -- "$directory")
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+say() { printf '\n=== %s\n' "$*"; }
+
+# --- Packages and programs -----------------------------------------------------------------------------------------------
+
+build=$root/build/quickstart
+mkdir -p "$build" || die "cannot write in $root; choose a clone that this user may write, then run this again."
+
+say "packages"
+install_log=$build/apt.log
+. "$root/tests/support/install.sh"
+install_missing g++ cmake ninja-build ccache pkg-config libxxhash-dev rapidjson-dev libcli11-dev
+
+say "build train_gpt, evaluate and inspect in build/quickstart (the first time: about a minute)"
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+[ -n "${HOME:-}" ] || export CCACHE_DIR=$root/build/ccache
+# A moved clone leaves a cache that cannot be used.
+if [ -f "$build/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$build/CMakeCache.txt"; then
+  rm -rf "$build/CMakeCache.txt" "$build/CMakeFiles"
+fi
+cmake --preset release -B "$build" -DCAIRN_BUILD_TESTS=OFF -DCAIRN_BUILD_BENCHMARKS=OFF >"$build/configure.log" 2>&1 || {
+  cat "$build/configure.log" >&2
+  die "CMake could not configure (above); remove $build, then run this again."
+}
+cmake --build "$build" -j "$(nproc)" --target train_gpt evaluate inspect ||
+  die "a program does not build (above); g++ 12 or newer is needed: see g++ --version."
+programs=$build/examples
+
+# --- A place for the files -------------------------------------------------------------------------------------------------
+
+if [ -z "$directory" ]; then
+  directory=$(mktemp -d "${TMPDIR:-/tmp}/cairn-quickstart.XXXXXX") ||
+    die "cannot make a temporary directory; name one with --dir DIR, then run this again."
+else
+  mkdir -p "$directory" || die "cannot make $directory; name another with --dir DIR."
+  if [ -n "$(ls -A "$directory")" ]; then
+    [ -f "$directory/.cairn-quickstart" ] ||
+      die "$directory holds files that are not of an earlier quickstart; name an empty one with --dir DIR."
+    rm -rf "${directory:?}"/{reference,checkpoints} "$directory"/*.{losses,log}
+  fi
+fi
+: >"$directory/.cairn-quickstart" || die "cannot write in $directory; name another with --dir DIR."
+
+# --- Training --------------------------------------------------------------------------------------------------------------
+
+steps=60 every=10 kill=40
+resumed=$((kill - every))
+settings=(--steps "$steps" --every "$every" --width 160 --mode overlapped --keep 0)
+if [ ! -d /usr/share/common-licenses ]; then
+  settings+=(--text "$root/LICENSE" "$root/docs")
+fi
+
+# train NAME OPTION...: runs train_gpt, shows every tenth step and all else that it says; its exit status is in $status, all
+# its output in NAME.log, its losses in NAME.losses.
+train() {
+  local name=$1
+  shift
+  status=0
+  { "$programs/train_gpt" "${settings[@]}" --losses "$directory/$name.losses" "$@" 2>&1 || status=$?
+    echo "$status" >"$directory/$name.status.log"
+  } 2>/dev/null | tee "$directory/$name.log" | grep --line-buffered -vE '^step +[0-9]*[1-9]  loss' | sed -u 's/^/  /' || true
+  status=$(cat "$directory/$name.status.log")
+  rm -f "$directory/$name.status.log"
+}
+trained() {  # trained NAME: the last train must have succeeded
+  [ "$status" -eq 0 ] || die "train_gpt ended with status $status; all that it said is in $directory/$1.log."
+}
+# held_out LOG: the held-out loss in it, as a hexadecimal float
+held_out() { sed -nE 's/^step +[0-9]+ held-out loss .*\((.*)\)$/\1/p' "$1"; }
+
+say "1. the reference: $steps steps on 4 ranks without interruption"
+train reference --ranks 4 --checkpoints "$directory/reference"
+trained reference
+
+say "2. the same again on 4 ranks, killed with SIGKILL: the save of step $kill is released, but not committed"
+train killed --ranks 4 --checkpoints "$directory/checkpoints" --kill-after-release "$kill"
+[ "$status" -eq 137 ] || die "train_gpt was to be killed (status 137) and ended with $status; see $directory/killed.log."
+grep -q "^save *$kill  stalled" "$directory/killed.log" ||
+  die "the save of step $kill was not released before the kill; see $directory/killed.log."
+save_directory=$directory/checkpoints/step-$(printf %08d "$kill")
+echo "  train_gpt ended with status 137: SIGKILL. Training had gone on after the save of step $kill; what that save left:"
+(cd "$save_directory" && ls -l) | sed 's/^/    /'
+[ ! -e "$save_directory/manifest.cairn" ] || die "$save_directory has a manifest: the kill came after the commit."
+parts=$(find "$save_directory" -name '*.part' | wc -l)
+[ "$parts" -ge 4 ] || die "expected an unfinished file of each of the 4 ranks in $save_directory and found $parts."
+echo "  $parts unfinished files (*.part) and no manifest.cairn: step $kill does not exist. The checkpoints that do:"
+"$programs/inspect" "$directory/checkpoints" | sed 's/^/    /'
+
+say "3. resume on 2 ranks, to the end"
+train resumed --ranks 2 --checkpoints "$directory/checkpoints"
+trained resumed
+grep -q "^resumed from the checkpoint of step $resumed\$" "$directory/resumed.log" ||
+  die "the run did not resume from step $resumed; see $directory/resumed.log."
+
+say "4. evaluate in 1 process what 2 ranks wrote"
+text=()
+[ -d /usr/share/common-licenses ] || text=(--text "$root/LICENSE" "$root/docs")
+"$programs/evaluate" "$directory/checkpoints" "${text[@]}" >"$directory/evaluate.log" 2>&1 || {
+  cat "$directory/evaluate.log" >&2
+  die "evaluate could not read the checkpoint (above)."
+}
+sed 's/^/  /' "$directory/evaluate.log"
+
+# --- Checks ------------------------------------------------------------------------------------------------------------------
+
+say "5. compare with the reference, bit by bit"
+same() {  # same WHAT FILE FIRST LAST: the losses of these steps in FILE are those of the reference
+  local expected
+  expected=$(sed -n "$3,$4p" "$directory/reference.losses")
+  if [ "$(wc -l <<<"$expected")" -ne $(($4 - $3 + 1)) ] || ! diff <(echo "$expected") "$directory/$2.losses"; then
+    die "the losses of the $1 differ from those of the reference (above); see $directory/*.losses."
+  fi
+  echo "  losses of steps $3 to $4, the $1: equal"
+}
+same "run that was killed" killed 1 "$kill"
+same "run that was resumed" resumed $((resumed + 1)) "$steps"
+reference=$(held_out "$directory/reference.log")
+for name in resumed evaluate; do
+  found=$(held_out "$directory/$name.log")
+  if [ -z "$reference" ] || [ "$found" != "$reference" ]; then
+    die "the held-out loss in $directory/$name.log is '$found', in the reference '$reference'."
+  fi
+done
+echo "  held-out loss $reference of the reference on 4 ranks, the resumed run on 2, evaluate on 1: equal"
+"$programs/inspect" "$directory/checkpoints" --verify >"$directory/inspect.log" 2>&1 || {
+  cat "$directory/inspect.log" >&2
+  die "a checkpoint does not verify (above)."
+}
+sed 's/^/  /' "$directory/inspect.log"
+
+say "summary"
+printf '  the stall of each save (asynchronous and overlapped), in milliseconds:\n'
+for name in reference killed resumed; do
+  printf '    %-10s' "$name"
+  sed -nE 's/^save +([0-9]+)  stalled training for ([0-9.]+) ms.*/ step \1: \2/p' "$directory/$name.log" | paste -sd, -
+done
+largest=$(sed -nE 's/^save +[0-9]+  stalled training for ([0-9.]+) ms.*/\1/p' "$directory"/*.log | sort -g | tail -n 1)
+each=$(sed -nE 's/^step +[0-9]+  loss +[0-9.]+ +([0-9.]+) ms/\1/p' "$directory/reference.log" | sort -g |
+  awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }')
+echo "  largest stall    $largest ms, while a step of training takes $each ms (median)"
+echo "  a checkpoint     $("$programs/inspect" "$directory/checkpoints" | sed -nE "s/^step $steps  .*UTC  //p")"
+echo "  all files        $directory ($(du -sh "$directory" | cut -f 1)); look around with"
+echo "                   $programs/inspect $directory/checkpoints --step $steps"
+echo "  time             $(($(date +%s) - start)) s"
+echo
+echo "Killed on 4 ranks in the middle of a save, resumed on 2, evaluated on 1: every loss is that of the uninterrupted run, bit for bit."
