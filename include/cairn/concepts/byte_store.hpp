@@ -66,7 +66,8 @@ concept ObjectWriter = std::movable<W> && requires(W& w, std::span<const write_p
 /// - `part_alignment()`, `min_part()`: what ObjectWriter::write likes, in bytes; at least 1, constant.
 /// - `read(ranges)`: all of them, in parallel where that is faster; returns when all are filled. The caller
 /// has sorted and
-///   coalesced them. Throws storage_error (storage_not_found, storage_io) or corrupt_error
+///   coalesced them; ranges whose offset and memory are multiples of part_alignment() may be quicker. Throws
+///   storage_error (storage_not_found, storage_io) or corrupt_error
 ///   (corrupt_truncated: the object ends before the range).
 /// - `put_new(key, bytes)`: a small object under a key that nobody used before; durable when it returns,
 /// never seen in part.

@@ -5,6 +5,8 @@
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/large_buffer.hpp>
+#include <cairn/model/streaming_copy.hpp>
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/storage/byte_box.hpp>
 #include <cairn/storage/corrupt.hpp>
@@ -14,7 +16,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <new>
 #include <span>
@@ -103,7 +104,7 @@ inline void deliver(const load_want& w, std::uint64_t begin, std::span<const std
                    if (w.cast != nullptr)
                      w.cast(from, to, static_cast<std::size_t>(length / w.from));
                    else
-                     std::memcpy(to, from, static_cast<std::size_t>(length));
+                     streaming_copy(to, from, length);
                    to += length / w.from * w.to;
                    packed += length;
                    left -= length;
@@ -112,13 +113,17 @@ inline void deliver(const load_want& w, std::uint64_t begin, std::span<const std
 }
 
 /// Reads what is wanted, in whole blocks that are verified before anything is delivered from them; a block
-/// that goes to one place without change is read straight there and verified there. Blocks are read in order,
-/// neighbours together, by several threads. One use.
+/// that goes to one place without change, where the store reads as quickly as into a buffer (as far from a
+/// multiple of its part_alignment() as in the file), is read straight there and verified there. Blocks are
+/// read in order, neighbours together, by several threads. One use.
 template <ByteStore Store>
 class load_engine {
  public:
   load_engine(Store& store, const load_work& work, std::uint64_t memory_budget, deadline until)
       : store_(store), work_(work), until_(until) {
+    // A store that likes pieces of MiBs does so for writing only.
+    const std::uint64_t likes = store_.part_alignment();
+    alignment_ = likes <= most_alignment ? std::max<std::uint64_t>(likes, 1) : 1;
     threads_ = std::clamp<std::uint64_t>(memory_budget / digest_block_bytes, 1, load_threads());
     batch_bytes_ = std::clamp<std::uint64_t>(memory_budget / threads_, digest_block_bytes, most_batch) /
                    digest_block_bytes * digest_block_bytes;
@@ -128,38 +133,56 @@ class load_engine {
   std::uint64_t run() {
     find_pieces();
     find_batches();
-    std::vector<buffer> buffers(static_cast<std::size_t>(threads_));
+    threads_ = std::min<std::uint64_t>(threads_, std::max<std::size_t>(batches_.size() - 1, 1));
+    // Room for what lies before and behind the units of a batch.
+    const auto room = static_cast<std::size_t>((batch_bytes_ + 4 * alignment_ + page - 1) / page * page);
+    const large_buffer bounce(buffered_ ? room * static_cast<std::size_t>(threads_) : 0);
     parallel_for(batches_.size() - 1, static_cast<std::size_t>(threads_),
                  [&](std::size_t i, std::size_t thread) {
                    if (until_.passed())
                      fail(error_id::timeout_load, "the checkpoint was not read in time",
                           {.file = work_.files[item_of(pieces_[batches_[i]]).file].key});
-                   read_batch(batches_[i], batches_[i + 1], buffers[thread]);
+                   read_batch(batches_[i], batches_[i + 1], bounce.data() + thread * room);
                  });
     return bytes_.load();
   }
 
  private:
-  static constexpr std::uint64_t most_batch = std::uint64_t{8} << 20;
+  // What one thread reads at once: it stays in a cache that cores share until it is verified and delivered.
+  static constexpr std::uint64_t most_batch = std::uint64_t{2} << 20;
+  static constexpr std::uint64_t page = 4096;
+  static constexpr std::uint64_t most_alignment = std::uint64_t{64} << 10;
   /// A block that is to be read.
   struct piece {
     std::uint32_t item = 0;
     std::uint32_t want = no_want;  ///< the one that gets it directly
     std::uint64_t block = 0;
     std::byte* direct = nullptr;
+    std::uint64_t at = 0;  ///< in the buffer of its batch, where not direct
   };
   static constexpr std::uint32_t no_want = UINT32_MAX;
-  struct buffer {
-    struct free_bytes {
-      void operator()(std::byte* p) const noexcept { ::operator delete(p, std::align_val_t{4096}); }
-    };
-    std::unique_ptr<std::byte, free_bytes> bytes;
-  };
-
   [[nodiscard]] const load_item& item_of(const piece& p) const noexcept { return work_.items[p.item]; }
+  [[nodiscard]] const load_file& file_of(const piece& p) const noexcept {
+    return work_.files[item_of(p).file];
+  }
   [[nodiscard]] std::uint64_t begin_of(const piece& p) const noexcept { return p.block * digest_block_bytes; }
   [[nodiscard]] std::uint64_t end_of(const piece& p) const noexcept {
     return std::min((p.block + 1) * digest_block_bytes, item_of(p).bytes);
+  }
+  /// The bytes of the file that are read for a piece: through a buffer, whole units of the store, which are
+  /// then as aligned in the buffer as in the file.
+  struct extent {
+    std::uint64_t begin;
+    std::uint64_t end;
+  };
+  [[nodiscard]] extent extent_of(const piece& p) const noexcept {
+    const auto begin = item_of(p).offset + begin_of(p);
+    const auto end = item_of(p).offset + end_of(p);
+    if (p.direct != nullptr) return {begin, end};
+    return {begin - begin % alignment_, std::max(end, std::min(file_of(p).bytes, align_up(end)))};
+  }
+  [[nodiscard]] std::uint64_t align_up(std::uint64_t n) const noexcept {
+    return (n + alignment_ - 1) / alignment_ * alignment_;
   }
 
   void find_pieces() {
@@ -185,9 +208,15 @@ class load_engine {
           wanted |= from != to;
           if (p.direct == nullptr && w.cast == nullptr && to - from == end_of(p) - begin_of(p) &&
               from / w.target_run == (to - 1) / w.target_run) {
+            std::byte* place = nullptr;
             for_each_run(w.target, from, to,
-                         [&](std::byte* data, std::uint64_t, std::uint64_t) { p.direct = data; });
-            p.want = static_cast<std::uint32_t>(k);
+                         [&](std::byte* data, std::uint64_t, std::uint64_t) { place = data; });
+            // Elsewhere the store would have to copy what it read, before it is verified and out of the
+            // cache.
+            if ((reinterpret_cast<std::uintptr_t>(place) - (item.offset + begin_of(p))) % alignment_ == 0) {
+              p.direct = place;
+              p.want = static_cast<std::uint32_t>(k);
+            }
           }
         }
         if (wanted) pieces_.push_back(p);
@@ -196,47 +225,58 @@ class load_engine {
   }
   void find_batches() {
     batches_.push_back(0);
-    std::uint64_t bytes = 0;
+    std::uint64_t used = 0;    // of the buffer
+    std::uint64_t direct = 0;  // bytes that need none
+    extent last{0, 0};         // of the buffered bytes that were read last, and where they are in the buffer
+    std::uint64_t last_at = 0;
+    const load_file* last_file = nullptr;
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      const auto length = end_of(pieces_[i]) - begin_of(pieces_[i]);
-      if (bytes + length > batch_bytes_) {
+      auto& p = pieces_[i];
+      const auto wanted = extent_of(p);
+      const auto length = wanted.end - wanted.begin;
+      if (batches_.back() != i && used + direct + length > batch_bytes_) {
         batches_.push_back(i);
-        bytes = 0;
+        used = direct = 0;
+        last_file = nullptr;
       }
-      bytes += length;
+      if (p.direct != nullptr) {
+        direct += length;
+        continue;
+      }
+      if (last_file != &file_of(p) || wanted.begin < last.begin || wanted.begin > last.end) {
+        last_file = &file_of(p);
+        last = {wanted.begin, wanted.begin};
+        last_at = align_up(used);
+      }
+      last.end = std::max(last.end, wanted.end);
+      used = last_at + (last.end - last.begin);
+      buffered_ = true;
+      p.at = last_at + (item_of(p).offset + begin_of(p) - last.begin);
     }
     if (!pieces_.empty()) batches_.push_back(pieces_.size());
   }
-
-  void read_batch(std::size_t first, std::size_t last, buffer& bounce) {
-    std::vector<std::byte*> places;  // of the blocks
+  void read_batch(std::size_t first, std::size_t last, std::byte* bounce) {
+    std::vector<const std::byte*> places;  // of the blocks
     std::vector<read_range> ranges;
-    std::size_t used = 0;
-    std::uint64_t file_end = 0;  // of the last range
     for (auto i = first; i < last; ++i) {
       const auto& p = pieces_[i];
-      const auto& item = item_of(p);
-      const auto length = static_cast<std::size_t>(end_of(p) - begin_of(p));
-      const auto offset = item.offset + begin_of(p);
-      auto* place = p.direct;
-      if (place == nullptr) {
-        if (!bounce.bytes)
-          bounce.bytes.reset(static_cast<std::byte*>(
-              ::operator new(static_cast<std::size_t>(batch_bytes_), std::align_val_t{4096})));
-        place = bounce.bytes.get() + used;
-        used += length;
-      }
+      const auto begin = item_of(p).offset + begin_of(p);
+      auto* place = p.direct != nullptr ? p.direct : bounce + p.at;
       places.push_back(place);
-      const std::string_view key = work_.files[item.file].key;
-      const bool follows = !ranges.empty() && ranges.back().key == key && file_end == offset &&
-                           ranges.back().destination.data() + ranges.back().destination.size() == place;
-      if (follows)
-        ranges.back().destination = {ranges.back().destination.data(),
-                                     ranges.back().destination.size() + length};
-      else
-        ranges.push_back({key, offset, {place, length}});
-      file_end = offset + length;
-      bytes_.fetch_add(length, std::memory_order_relaxed);
+      const auto wanted = extent_of(p);
+      place -= begin - wanted.begin;
+      const std::string_view key = file_of(p).key;
+      if (!ranges.empty() && ranges.back().key == key) {
+        auto& back = ranges.back();
+        const auto back_end = back.offset + back.destination.size();
+        if (wanted.begin >= back.offset && wanted.begin <= back_end &&
+            back.destination.data() + (wanted.begin - back.offset) == place) {
+          const auto end = std::max(wanted.end, back_end);
+          back.destination = {back.destination.data(), static_cast<std::size_t>(end - back.offset)};
+          continue;
+        }
+      }
+      ranges.push_back({key, wanted.begin, {place, static_cast<std::size_t>(wanted.end - wanted.begin)}});
     }
     store_.read(ranges);
     for (auto i = first; i < last; ++i) {
@@ -244,6 +284,7 @@ class load_engine {
       const auto& item = item_of(p);
       const std::span<const std::byte> block(places[i - first],
                                              static_cast<std::size_t>(end_of(p) - begin_of(p)));
+      bytes_.fetch_add(block.size(), std::memory_order_relaxed);
       const auto expected = item.digests[p.block];
       if (const auto got = digest(block); got != expected)
         fail(error_id::corrupt_digest,
@@ -256,12 +297,15 @@ class load_engine {
       for (std::size_t k = 0; k < item.wants; ++k)
         if (k != p.want) deliver(work_.wants[item.first_want + k], begin_of(p), block);
     }
+    streamed_copies_done();
   }
 
   Store& store_;
   const load_work& work_;
   deadline until_;
   std::uint64_t threads_ = 1;
+  bool buffered_ = false;        ///< some piece is not direct
+  std::uint64_t alignment_ = 1;  ///< of offsets and memory that the store reads quickly
   std::uint64_t batch_bytes_ = digest_block_bytes;
   std::vector<piece> pieces_;
   std::vector<std::size_t> batches_;  ///< first piece of each, and the end

@@ -16,7 +16,7 @@ namespace detail {
 
 /// Threads of a load: enough to keep a device busy while others verify, whatever the number of cores.
 [[nodiscard]] inline std::uint64_t load_threads() noexcept {
-  return std::clamp<std::uint64_t>(std::thread::hardware_concurrency(), 4, 16);
+  return std::clamp<std::uint64_t>(std::thread::hardware_concurrency(), 8, 16);
 }
 
 /// Calls `call(i, thread)` for each i in [0, count), ascending, on up to `threads` threads including this

@@ -25,8 +25,9 @@ inline namespace v1 {
 /// Reads what safetensors_writer wrote, over a ByteStore; a StorageReader. Copies share the store.
 ///
 /// Data is read in whole blocks of 1 MiB that are verified first; a block that goes to one contiguous place
-/// of host memory without a cast is read straight there and verified there: where that fails, read() throws,
-/// and the destination holds the damaged block. Data files must have the exact size that the writer recorded.
+/// of host memory without a cast, aligned as in the file, is read straight there and verified there: where
+/// that fails, read() throws, and the destination holds the damaged block. Data files must have the exact
+/// size that the writer recorded.
 template <ByteStore Store>
 class safetensors_reader {
  public:

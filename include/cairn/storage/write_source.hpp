@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/event_word.hpp>
+#include <cairn/model/large_buffer.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/block_hasher.hpp>
 
@@ -14,7 +15,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <span>
 #include <thread>
 #include <utility>
@@ -29,17 +29,13 @@ class write_ring {
  public:
   static constexpr std::size_t slot_bytes = std::size_t{4} << 20;
   static constexpr std::size_t slots = 6;
-  write_ring() : bytes_(static_cast<std::byte*>(::operator new(slot_bytes* slots, alignment))) {}
+  write_ring() : bytes_(slot_bytes * slots) {}
   [[nodiscard]] std::span<std::byte> slot(std::uint64_t n) const noexcept {
-    return {bytes_.get() + n % slots * slot_bytes, slot_bytes};
+    return {bytes_.data() + n % slots * slot_bytes, slot_bytes};
   }
 
  private:
-  static constexpr std::align_val_t alignment{image_alignment};
-  struct free_bytes {
-    void operator()(std::byte* p) const noexcept { ::operator delete(p, alignment); }
-  };
-  std::unique_ptr<std::byte, free_bytes> bytes_;
+  large_buffer bytes_;
 };
 
 /// Rings that were used before, so that a save does not touch new memory. Any thread.

@@ -2,11 +2,13 @@
 #pragma once
 #include <cairn/concepts/roles.hpp>
 #include <cairn/stores/detail/file_object_writer.hpp>
+#include <cairn/stores/detail/file_source.hpp>
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -198,9 +200,8 @@ class basic_file_store {
   };
   struct source {
     std::string_view key;
-    std::size_t tasks = 0;  // that are not done yet
-    std::mutex mutex;
-    handle file;
+    std::atomic<std::size_t> tasks{0};  // that are not done yet
+    detail::file_source<F> file;
   };
   struct task {
     std::size_t source;
@@ -256,14 +257,14 @@ class basic_file_store {
   [[nodiscard]] bool occupied(std::string_view key) { return status(key).has_value(); }
 
   /// Opens a regular file for reading; negative errno in `error`, -ENOENT also for what is no regular file.
-  [[nodiscard]] handle open_object(std::string_view key, int& error) {
+  [[nodiscard]] handle open_object(std::string_view key, int& error, int flags = 0) {
     const auto where = detail::split(key);
     const auto directory = tree_->open_directory(where.directory, error);
     if (error < 0) return {};
     const std::string name(where.name);
     // O_NONBLOCK: opening a pipe that somebody put there must not wait for its other end.
     const int r = detail::uninterrupted(
-        [&] { return tree_->fs.open_at(directory.get(), name.c_str(), O_RDONLY | O_NONBLOCK, 0); });
+        [&] { return tree_->fs.open_at(directory.get(), name.c_str(), O_RDONLY | O_NONBLOCK | flags, 0); });
     handle file(tree_->fs, r);
     error = r < 0 ? r : 0;
     file_status s;
@@ -290,7 +291,8 @@ class basic_file_store {
       const auto i = index.find(range.key)->second;
       auto from = range.offset;
       do {  // also for an empty range: the object must be there
-        const auto to = std::min(end, (from / step + 1) * step);
+        // Ends at multiples of the step; what is little longer than one step stays one request.
+        const auto to = end - from <= step + step / 4 ? end : (from / step + 1) * step;
         tasks.push_back({i, from, range.destination.data() + (from - range.offset),
                          static_cast<std::size_t>(to - from), end});
         ++sources[i].tasks;
@@ -299,24 +301,21 @@ class basic_file_store {
     }
     tree_->pool.run(tasks.size(), tree_->options.reads_in_flight, [&](std::size_t i) {
       auto& from = sources[tasks[i].source];
-      read_piece(from, open_source(from), tasks[i]);
-      const std::lock_guard lock(from.mutex);
-      if (--from.tasks == 0) static_cast<void>(from.file.close());
+      read_piece(from, tasks[i]);
+      if (--from.tasks == 0) from.file.close();
     });
   }
 
-  [[nodiscard]] int open_source(source& from) {
-    const std::lock_guard lock(from.mutex);
-    if (!from.file) {
-      int error = 0;
-      from.file = open_object(from.key, error);
-      if (error < 0) fail_reading(-error, "open", from.key, -1);
-    }
-    return from.file.get();
-  }
-
-  void read_piece(const source& from, int file, const task& piece) {
-    const auto t = detail::read_fully(tree_->fs, file, piece.to, piece.bytes, piece.offset);
+  void read_piece(source& from, const task& piece) {
+    int opening = 0;
+    const auto open = [&](int flags, int& error) {
+      auto file = open_object(from.key, error, flags);
+      if ((flags & O_DIRECT) == 0) opening = error;
+      return file;
+    };
+    const auto t = from.file.read(tree_->fs, tree_->bounces, tree_->part_alignment, tree_->options.direct_io,
+                                  open, piece.to, piece.bytes, piece.offset);
+    if (opening < 0) fail_reading(-opening, "open", from.key, -1);
     const auto at = static_cast<std::int64_t>(piece.offset + t.done);
     if (t.error != 0) fail_reading(t.error, "pread", from.key, at);
     if (t.done < piece.bytes) fail_truncated(from.key, piece.offset, piece.range_end - piece.offset, t.done);

@@ -20,7 +20,7 @@ inline namespace v1 {
 
 /// How a file_store works. Sizes in bytes.
 struct file_store_options {
-  bool direct_io = true;               ///< O_DIRECT for large aligned requests, where the file system can
+  bool direct_io = true;               ///< O_DIRECT for large requests, where the file system can
   std::size_t write_bytes = 8u << 20;  ///< length of one write request; a multiple of the part alignment
   std::size_t writes_in_flight = 4;    ///< write requests at once, over one call of write()
   std::size_t read_bytes = 2u << 20;   ///< length of one read request
