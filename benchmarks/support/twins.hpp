@@ -29,19 +29,20 @@ namespace cairn_bench {
 
 inline constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
 
-/// Anonymous memory, every page touched.
+/// Anonymous memory in large pages where the machine has them, every page touched.
 class warm_memory {
  public:
-  explicit warm_memory(std::uint64_t bytes) : bytes_(bytes) {
-    void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) throw std::runtime_error("no memory for a benchmark");
-    data_ = static_cast<std::byte*>(p);
+  explicit warm_memory(std::uint64_t bytes) : bytes_(bytes), mapped_(bytes + 2 * mebibyte) {
+    base_ = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base_ == MAP_FAILED) throw std::runtime_error("no memory for a benchmark");
+    const auto past = reinterpret_cast<std::uintptr_t>(base_) % (2 * mebibyte);
+    data_ = static_cast<std::byte*>(base_) + (2 * mebibyte - past) % (2 * mebibyte);
     ::madvise(data_, bytes, MADV_HUGEPAGE);
     for (std::uint64_t i = 0; i < bytes; i += 4096) data_[i] = static_cast<std::byte>(i >> 12);
   }
   warm_memory(const warm_memory&) = delete;
   warm_memory& operator=(const warm_memory&) = delete;
-  ~warm_memory() { ::munmap(data_, bytes_); }
+  ~warm_memory() { ::munmap(base_, mapped_); }
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::uint64_t size() const noexcept { return bytes_; }
   /// Bytes that look like trained weights to nobody in particular: not compressible, made quickly.
@@ -55,6 +56,8 @@ class warm_memory {
 
  private:
   std::uint64_t bytes_;
+  std::uint64_t mapped_;
+  void* base_;
   std::byte* data_;
 };
 
@@ -214,8 +217,7 @@ inline void read_buffered(std::span<const read_file> files, int threads = 4) {
 
 /// Parallel O_DIRECT reads of the whole files in aligned requests, each through a bounce buffer, which is
 /// kept warm between calls, to where its bytes go.
-inline void read_direct(std::span<const read_file> files, int threads = 4,
-                        std::uint64_t request = 2 * mebibyte) {
+inline void read_direct(std::span<const read_file> files, int threads = 8, std::uint64_t request = mebibyte) {
   static std::vector<std::unique_ptr<warm_memory>> bounces;
   while (bounces.size() < static_cast<std::size_t>(threads))
     bounces.push_back(std::make_unique<warm_memory>(8 * mebibyte));

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a load costs from a cold cache: as it was saved, resharded from rows to columns, and a verification.
+#include <cairn/checkpointer.hpp>
+#include <cairn/comm/thread_communicator.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/stores/file_store.hpp>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <support/bench.hpp>
+#include <support/program.hpp>
+#include <support/twins.hpp>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using cairn_bench::at_least;
+using cairn_bench::bench_state;
+using cairn_bench::mebibyte;
+using cairn_bench::read_file;
+
+constexpr int shards = 4;
+
+/// The same files with all of their bytes going to memory one after another, 4 bytes off alignment.
+std::vector<read_file> into_memory(const std::vector<std::string>& paths, std::byte* to) {
+  std::vector<read_file> files;
+  to += 4;
+  for (const auto& path : paths) {
+    const auto bytes = cairn_bench::open_file(path, 0).size();
+    files.push_back({path, {{0, bytes, to}}});
+    to += bytes;
+  }
+  return files;
+}
+
+class load_benchmark {
+ public:
+  explicit load_benchmark(const cairn_bench::program_options& o)
+      : options_(o),
+        directory_(o.directory),
+        rows_(bench_state::tensor_rows(o.bytes, o.tensors)),
+        size_("/" + cairn_bench::size_text(o.bytes) + "/tensors=" + std::to_string(o.tensors)) {}
+
+  void run() {
+    measure_whole();
+    measure_reshard();
+    report_.write(options_.json);
+  }
+
+ private:
+  static cairn::checkpointer_options quiet() {
+    cairn::checkpointer_options o;
+    o.quiet = true;
+    return o;
+  }
+  [[nodiscard]] cairn::file_store store(const char* name) const {
+    return cairn::file_store{directory_.path() + "/" + name};
+  }
+  /// The data files below a directory of the store.
+  [[nodiscard]] std::vector<std::string> data_files(const std::string& name) const {
+    std::vector<std::string> found;
+    for (const auto& path : directory_.files())
+      if (path.starts_with(directory_.path() + "/" + name + "/") && path.ends_with(".safetensors"))
+        found.push_back(path);
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  /// Runs ours and both ways to read by hand in turns, each from a cold cache, and reports rates of `bytes`
+  /// against the quicker way.
+  template <class Load>
+  void compare(const std::string& name, std::uint64_t bytes, const std::vector<read_file>& by_hand,
+               double goal, Load&& load) {
+    const auto all = directory_.files();
+    const auto cold = [&](auto&& work) {
+      for (const auto& path : all) cairn_bench::make_cold(path);
+      return cairn_bench::seconds_of(work);
+    };
+    const auto ours = [&] { return cold(load); };
+    const auto direct = [&] { return cold([&] { cairn_bench::read_direct(by_hand); }); };
+    const auto buffered = [&] { return cold([&] { cairn_bench::read_buffered(by_hand); }); };
+    (void)ours(), (void)direct(), (void)buffered();
+    const auto seconds = cairn_bench::interleaved(options_.pairs, ours, direct, buffered);
+    const bool second = cairn_bench::samples(seconds[2]).median() < cairn_bench::samples(seconds[1]).median();
+    report_.add(name + size_ + (second ? "/twin=pread" : "/twin=O_DIRECT"),
+                cairn_bench::make_pairs(cairn_bench::rates(bytes, seconds[0]),
+                                        cairn_bench::rates(bytes, seconds[second ? 2 : 1])),
+                "B/s", goal > 0 ? at_least(goal) : cairn_bench::goal{});
+  }
+
+  void measure_whole() {
+    bench_state memory(rows_);
+    memory.fill(1);
+    const auto state = memory.whole();
+    cairn::checkpointer c{store("whole"), quiet()};
+    c.save(state, 1).wait();
+    const auto paths = data_files("whole");
+    if (paths.size() != 1) throw std::runtime_error("one rank is expected to write one file");
+    bench_state copy(rows_);
+    const auto loaded = copy.whole();
+    // Its own reading of the layout: the file's items follow each other, in the order of the state.
+    read_file by_hand{paths[0], {}};
+    auto at = cairn_bench::open_file(paths[0], 0).size() - memory.bytes();
+    std::vector<std::size_t> order;
+    for (const bool small : {true, false})
+      for (std::size_t i = 0; i < rows_.size(); ++i)
+        if ((memory.size(i) < cairn::always_copied_below) == small) order.push_back(i);
+    for (const auto i : order) {
+      by_hand.pieces.push_back({at, copy.size(i), copy.place(i)});
+      at += copy.size(i);
+    }
+    cairn_bench::read_buffered({&by_hand, 1});
+    check_equal(memory, copy);
+    copy.clear();
+    c.load(loaded, 1);
+    check_equal(memory, copy);
+
+    compare("load_cold", memory.bytes(), {by_hand}, 0.9, [&] { c.load(loaded, 1); });
+    cairn::safetensors_storage storage{store("whole")};
+    auto reader = storage.reader();
+    compare("verify_cold", memory.bytes(), {by_hand}, 0, [&] {
+      auto opened = reader.open(1, reader.fetch(1));
+      (void)reader.verify(opened, cairn::deadline::never());
+    });
+    c.close();
+  }
+
+  void measure_reshard() {
+    std::vector<std::int64_t> part;
+    for (const auto n : rows_) part.push_back(n / shards);
+    std::vector<std::unique_ptr<bench_state>> saved;
+    for (int r = 0; r < shards; ++r) {
+      saved.push_back(std::make_unique<bench_state>(part));
+      saved.back()->fill(static_cast<std::uint64_t>(r) + 10);
+    }
+    on_ranks([&](int rank, auto& c) {
+      c.save(saved[static_cast<std::size_t>(rank)]->row_shard(rank, shards), 1).wait();
+    });
+    const auto paths = data_files("rows");
+    if (paths.size() != shards) throw std::runtime_error("each rank is expected to write one file");
+    std::uint64_t stored = 0;
+    for (const auto& path : paths) stored += cairn_bench::open_file(path, 0).size();
+    cairn_bench::warm_memory flat(stored + mebibyte);
+    const auto by_hand = into_memory(paths, flat.data());
+
+    // One rank's columns lie in every block of every file: all bytes are read, one quarter is kept.
+    constexpr auto width = bench_state::columns / shards;
+    std::vector<std::unique_ptr<bench_state>> columns;
+    for (int r = 0; r < shards; ++r) columns.push_back(std::make_unique<bench_state>(rows_, width));
+    cairn::checkpointer alone{store("rows"), quiet()};
+    const auto first = columns[0]->column_shard(0, shards);
+    alone.load(first, 1);
+    check_columns(saved, *columns[0], 0);
+    compare("load_cold/rows_to_columns/one_rank", stored, by_hand, 0.5, [&] { alone.load(first, 1); });
+    // All columns, by four ranks that are threads: each of them reads every file.
+    compare("load_cold/rows_to_columns/four_ranks", stored, by_hand, 0, [&] {
+      on_ranks([&](int rank, auto& c) {
+        c.load(columns[static_cast<std::size_t>(rank)]->column_shard(rank, shards), 1);
+      });
+    });
+    for (int r = 0; r < shards; ++r) check_columns(saved, *columns[static_cast<std::size_t>(r)], r);
+  }
+
+  /// Runs body(rank, checkpointer) on threads that are ranks.
+  template <class Body>
+  void on_ranks(Body&& body) {
+    const cairn::thread_group group{shards};
+    std::vector<std::exception_ptr> failures(shards);
+    {
+      std::vector<std::jthread> threads;
+      for (int r = 0; r < shards; ++r)
+        threads.emplace_back([&, r] {
+          try {
+            cairn::checkpointer c{store("rows"), quiet(), group.communicator(r)};
+            body(r, c);
+            c.close();
+          } catch (...) {
+            failures[static_cast<std::size_t>(r)] = std::current_exception();
+          }
+        });
+    }
+    for (const auto& f : failures)
+      if (f) std::rethrow_exception(f);
+  }
+  static void check_equal(const bench_state& a, const bench_state& b) {
+    for (std::size_t i = 0; i < a.rows().size(); ++i)
+      if (std::memcmp(a.place(i), b.place(i), a.size(i)) != 0)
+        throw std::runtime_error("a load brought other bytes than were saved");
+  }
+  void check_columns(const std::vector<std::unique_ptr<bench_state>>& saved, const bench_state& got,
+                     int part) {
+    constexpr std::uint64_t row = bench_state::columns * sizeof(float);
+    constexpr std::uint64_t piece = row / shards;
+    for (std::size_t i = 0; i < rows_.size(); ++i)
+      for (int r = 0; r < shards; ++r) {
+        const auto& from = *saved[static_cast<std::size_t>(r)];
+        for (std::int64_t k = 0; k < from.rows()[i]; ++k) {
+          const auto global = static_cast<std::uint64_t>(r * from.rows()[i] + k);
+          if (std::memcmp(from.place(i) + static_cast<std::uint64_t>(k) * row +
+                              static_cast<std::uint64_t>(part) * piece,
+                          got.place(i) + global * piece, piece) != 0)
+            throw std::runtime_error("a resharding load brought other bytes than were saved");
+        }
+      }
+  }
+
+  cairn_bench::program_options options_;
+  cairn_bench::scratch directory_;
+  std::vector<std::int64_t> rows_;
+  std::string size_;
+  cairn_bench::report report_{"load"};
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return cairn_bench::benchmark_main(
+      argc, argv, "bench_load",
+      "What a load costs from a cold cache, against reading the same bytes by hand.",
+      [](const cairn_bench::program_options& o) { load_benchmark(o).run(); });
+}
