@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // test: --steps 4 --every 2 --ranks 2 --layers 1 --width 32 --context 32 --checkpoints @DIR@
-// expect: step 4 +loss
+// expect: step +4 +loss
 //
 // Trains a small GPT on the bytes of text files, on several ranks, and saves as it goes. Started again with
 // the same directory it goes on from the newest checkpoint, on any number of ranks, with the same losses bit
