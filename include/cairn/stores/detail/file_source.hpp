@@ -34,8 +34,8 @@ class file_source {
         t = read_direct(fs, bounces, block, file, to, bytes, offset);
     }
     if (t.error != 0 || (t.done == bytes && bytes != 0)) return t;
-    // What direct requests did not bring: all of it, or what follows an odd end. Also for nothing the file must
-    // be there.
+    // What direct requests did not bring: all of it, or what follows an odd end. Also for nothing the file
+    // must be there.
     const int file = buffered_file(open);
     if (file < 0) return {t.done, -file};
     auto rest = read_fully(fs, file, to + t.done, bytes - static_cast<std::size_t>(t.done), offset + t.done);
