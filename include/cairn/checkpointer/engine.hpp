@@ -4,16 +4,15 @@
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/checkpointer/group_planning.hpp>
 #include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/overlap_gate.hpp>
 #include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/stager.hpp>
 
 #include <sys/random.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -92,7 +91,7 @@ class engine {
     ++save_count_;
     const save_context identity{
         run_, step, attempt_of(run_, step, save_count_), 0, rank(), world_size(), options_.patience};
-    give_up_unconfirmed();
+    overlap_.give_up(deadline::in(options_.patience));
     if (options_.when_busy == busy_policy::skip && somebody_is_busy()) {
       progress->set_skipped();
       return save_handle(progress);
@@ -167,21 +166,7 @@ class engine {
     return enqueued(progress);
   }
 
-  void before_update() {
-    if (!unconfirmed_now_.load(std::memory_order_acquire)) return;
-    const std::lock_guard lock(unconfirmed_mutex_);
-    if (unconfirmed_ == nullptr) return;
-    const auto begin = deadline::clock::now();
-    unconfirmed_->wait_released(deadline::in(options_.patience));
-    unconfirmed_->note([&](save_report& r) {
-      r.before_update_seconds = seconds_since(begin);
-      r.blocked_seconds += r.before_update_seconds;
-      r.released_seconds = seconds_since(unconfirmed_->begun());
-    });
-    unconfirmed_->confirm();
-    unconfirmed_ = nullptr;
-    unconfirmed_now_.store(false, std::memory_order_release);
-  }
+  void before_update() { overlap_.pass(deadline::in(options_.patience)); }
 
   load_report load(const state_dict& state, std::int64_t step, load_request request) {
     before_update();
@@ -276,7 +261,7 @@ class engine {
   void shut_down(bool unwinding) noexcept {
     try {
       if (unwinding)
-        give_up_unconfirmed();
+        overlap_.give_up(deadline::in(options_.patience));
       else
         before_update();
       finish_preparation();
@@ -336,27 +321,11 @@ class engine {
     return cache_.put(key_of_plan(state), std::move(renewed))->layout;
   }
 
-  /// An overlapped save whose memory may have been changed while it was copied must not become a checkpoint.
-  void give_up_unconfirmed() {
-    const std::lock_guard lock(unconfirmed_mutex_);
-    if (unconfirmed_ == nullptr) return;
-    unconfirmed_->wait_released(deadline::in(options_.patience));
-    unconfirmed_->give_up(make_failure(
-        error_id::usage_before_update_missing,
-        "an overlapped save was not followed by before_update(), so its memory may have changed while it was "
-        "copied: nothing of it was published; call before_update() before each update"));
-    unconfirmed_ = nullptr;
-    unconfirmed_now_.store(false, std::memory_order_release);
-  }
   void remember(const std::shared_ptr<save_progress>& progress) {
     std::erase_if(outstanding_, [](const auto& p) { return p->finished(); });
     outstanding_.push_back(progress);
     last_ = progress;
-    if constexpr (Overlapped) {
-      const std::lock_guard lock(unconfirmed_mutex_);
-      unconfirmed_ = progress;
-      unconfirmed_now_.store(true, std::memory_order_release);
-    }
+    if constexpr (Overlapped) overlap_.shut(progress);
   }
   save_handle enqueued(const std::shared_ptr<save_progress>& progress) {
     last_ = progress;
@@ -468,9 +437,7 @@ class engine {
   std::shared_ptr<background_type> background_;
   std::vector<std::shared_ptr<save_progress>> outstanding_;
   std::shared_ptr<save_progress> last_;
-  std::mutex unconfirmed_mutex_;
-  std::shared_ptr<save_progress> unconfirmed_;
-  std::atomic<bool> unconfirmed_now_{false};
+  overlap_gate overlap_;
   std::thread preparation_;
   StagerType stager_;
   ExecutorType executor_;  // last: its destructor waits for jobs, which use all of the above
