@@ -39,11 +39,23 @@ struct save_context {
   [[nodiscard]] bool coordinator() const noexcept { return rank == 0; }
 };
 
+namespace detail {
+inline constexpr std::uint64_t attempt_stride = 0x9E3779B97F4A7C15;  // odd, so that it can be divided by
+inline constexpr std::uint64_t attempt_stride_inverse = 0xF1DE83E19937733D;
+static_assert(attempt_stride * attempt_stride_inverse == 1);
+}  // namespace detail
+
 /// The attempt number that every rank derives alone.
 [[nodiscard]] inline std::uint64_t attempt_of(const run_id& run, std::int64_t step,
                                               std::uint64_t save_count) {
   digest_stream d;
-  return d.put(run.high).put(run.low).put(step).put(save_count).value();
+  return d.put(run.high).put(run.low).put(step).value() + save_count * detail::attempt_stride;
+}
+/// The save_count of which attempt_of() makes this attempt, if it is of this run and step; else any number,
+/// most probably a huge one.
+[[nodiscard]] inline std::uint64_t save_count_of(const run_id& run, std::int64_t step,
+                                                 std::uint64_t attempt) {
+  return (attempt - attempt_of(run, step, 0)) * detail::attempt_stride_inverse;
 }
 
 /// All that an executor needs to carry out one rank's part of a save. `Writer` is copied into jobs by shared

@@ -115,11 +115,9 @@ struct seen_attempt {
   return found;
 }
 
-/// True if attempt_of() makes this attempt of this run, for one of its first 65,536 saves. About 5 ms if not.
+/// True if attempt_of() makes this attempt of this run, for one of its first million saves.
 [[nodiscard]] inline bool made_by(const run_id& run, std::int64_t step, std::uint64_t attempt) {
-  for (std::uint64_t save = 0; save < 65536; ++save)
-    if (attempt_of(run, step, save) == attempt) return true;
-  return false;
+  return save_count_of(run, step, attempt) < (std::uint64_t{1} << 20);
 }
 
 inline void identify(record& r, const save_context& c) noexcept {
