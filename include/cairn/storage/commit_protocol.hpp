@@ -399,7 +399,8 @@ class commit_protocol {
     const auto key = manifest_key(step);
     if (const auto bytes = store_->read_all(key, detail::max_manifest_bytes)) {
       try {
-        return remove_unnamed(step, decode_manifest(*bytes, key));
+        const auto m = decode_manifest(*bytes, key);
+        return m.step == step ? remove_unnamed(step, m) : 0;  // another's names nothing here
       } catch (const corrupt_error&) {
         return 0;
       }

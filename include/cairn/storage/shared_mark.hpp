@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/error.hpp>
 #include <cairn/model/record.hpp>
 
 #include <chrono>
@@ -31,11 +32,19 @@ class shared_mark {
     return store_.size(key).has_value();
   }
   void remove(const run_id& run) { store_.remove(key_of(run)); }
-  /// Those that other runs left behind; the number removed.
+  /// Those that other runs left behind, also unfinished ones; the number removed.
   std::uint64_t remove_others(const run_id& run) {
     std::uint64_t removed = 0;
     for (const auto& o : store_.list(prefix))
       if (o.key != key_of(run)) store_.remove(o.key), ++removed;
+    for (const auto& key : store_.leftovers(prefix)) {
+      if (key.starts_with(key_of(run))) continue;
+      try {
+        store_.discard(key), ++removed;
+      } catch (const storage_error& e) {
+        if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
+      }
+    }
     return removed;
   }
 
