@@ -116,10 +116,10 @@ class commit_protocol {
   /// files, on the coordinator those of all. Does nothing if the checkpoint was committed.
   void abort(const save_context& c, const std::exception_ptr& failure) const noexcept {
     try {
-      if (committed_by(c.step, c.attempt)) return;
       // Ended by another attempt's manifest or by a mark: then nobody needs to be told, and nothing can be
-      // committed.
+      // committed any more. Looked at before the manifest's attempt: it may be published in between.
       const bool ended = stands(c.step) || store_->size(aborted_key(c.step, c.attempt));
+      if (committed_by(c.step, c.attempt)) return;
       const bool told = !ended && report(c, failure);
       // A rank whose record is a failure is in no manifest; else the attempt as a whole must be ended first.
       if (!ended && (!told || c.coordinator())) {
@@ -319,15 +319,16 @@ class commit_protocol {
     const auto key = manifest_key(c.step);
     if (!store_->publish_new(key, encode_manifest(m)) && !committed_by(c.step, c.attempt))
       detail::fail_already_committed(c.step);
-    try {
-      throw_if_aborted(c.step, c.attempt);
-      if (!store_->size(record_key(c.step, c.rank, c.attempt)))  // marks do not stay for ever
-        fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
-             {.file = key});
-    } catch (...) {
-      store_->remove(key);
-      throw;
-    }
+    // Where these two cannot be read, this rank fails, but the manifest stays: others may have relied on it.
+    const auto ended = aborted_key(c.step, c.attempt);
+    const auto mark_bytes = store_->read_all(ended, detail::max_mark_bytes);
+    const bool whole = store_->size(record_key(c.step, c.rank, c.attempt)).has_value();
+    if (!mark_bytes && whole) return;
+    store_->remove(key);
+    if (mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);
+    // Marks do not stay for ever.
+    fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
+         {.file = key});
   }
 
   /// Aborts the other attempts of the step and removes their files. Where several attempts do this at once,
