@@ -82,7 +82,7 @@ class commit_protocol {
       for (const auto& h : collect(c, until))
         m.records.push_back({h.step, h.attempt, h.rank, h.files, h.header_digest, h.data_bytes});
       end_other_attempts(c, until);
-      publish_manifest(c, m);
+      publish_manifest(c, m, until);
     } catch (...) {
       // Beside another attempt's manifest no mark is needed.
       if (!stands(c.step)) mark(c.step, c.attempt, std::current_exception());
@@ -225,17 +225,38 @@ class commit_protocol {
       return false;
     }
   }
-  /// True if a manifest of this attempt stands.
-  [[nodiscard]] bool committed_by(std::int64_t step, std::uint64_t attempt) const {
+  /// The attempt whose manifest stands; nothing where none does, or a damaged one.
+  [[nodiscard]] std::optional<std::uint64_t> standing_attempt(std::int64_t step) const {
     const auto key = manifest_key(step);
     const auto bytes = store_->read_all(key, detail::max_manifest_bytes);
-    if (!bytes) return false;
+    if (!bytes) return std::nullopt;
     try {
       manifest m;
       (void)detail::decode_manifest_header(*bytes, key, m);
-      return m.attempt == attempt;
+      return m.attempt;
     } catch (const corrupt_error&) {
-      return false;
+      return std::nullopt;
+    }
+  }
+  /// True if a manifest of this attempt stands.
+  [[nodiscard]] bool committed_by(std::int64_t step, std::uint64_t attempt) const {
+    return standing_attempt(step) == attempt;
+  }
+  /// Returns when no manifest of another attempt stands. An attempt that was ended after it published takes
+  /// its manifest back: that is waited for, since else both it and the one that ended it would lose.
+  /// @throws storage_already_committed if one stands to stay.
+  void outlast_ended_manifest(const save_context& c, deadline until) const {
+    const auto patience = deadline::in(options_.rival_patience).earlier(until);
+    for (detail::backoff pause(c.attempt, c.rank); store_->size(manifest_key(c.step));) {
+      const auto standing = standing_attempt(c.step);
+      if (!standing) {
+        if (!store_->size(manifest_key(c.step))) return;
+        detail::fail_already_committed(c.step);
+      }
+      if (!store_->size(aborted_key(c.step, *standing)) || !pause.wait(patience)) {
+        // Looked at in this order, a manifest that was just taken back is not mistaken for one that stays.
+        if (standing_attempt(c.step) == standing) detail::fail_already_committed(c.step);
+      }
     }
   }
   void throw_if_aborted(std::int64_t step, std::uint64_t attempt) const {
@@ -314,11 +335,12 @@ class commit_protocol {
     std::rethrow_exception(decode_failure_record(*bytes, key));
   }
 
-  void publish_manifest(const save_context& c, const manifest& m) const {
+  void publish_manifest(const save_context& c, const manifest& m, deadline until) const {
     throw_if_aborted(c.step, c.attempt);
     const auto key = manifest_key(c.step);
-    if (!store_->publish_new(key, encode_manifest(m)) && !committed_by(c.step, c.attempt))
-      detail::fail_already_committed(c.step);
+    const auto bytes = encode_manifest(m);
+    while (!store_->publish_new(key, bytes) && !committed_by(c.step, c.attempt))
+      outlast_ended_manifest(c, until);
     // Where these two cannot be read, this rank fails, but the manifest stays: others may have relied on it.
     const auto ended = aborted_key(c.step, c.attempt);
     const auto mark_bytes = store_->read_all(ended, detail::max_mark_bytes);
@@ -340,7 +362,7 @@ class commit_protocol {
     if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
     for (const auto& o : others)
       if (!o.marked) mark(c.step, o.attempt, detail::superseded(c.step, c.run));
-    if (store_->size(manifest_key(c.step))) detail::fail_already_committed(c.step);
+    outlast_ended_manifest(c, until);
     throw_if_aborted(c.step, c.attempt);
     (void)remove_marked(c.step, c.attempt);
   }
