@@ -30,7 +30,12 @@ void evaluate(const std::string& directory, std::int64_t step, const std::vector
   gpt::stored_config config;
   cairn::state_dict values;
   values.object("config", config);
-  checkpointer.load(values, step, cairn::only{"config.*"});
+  try {
+    checkpointer.load(values, step, cairn::only{"config.*"});
+  } catch (const cairn::plan_error& error) {
+    throw std::runtime_error("train_gpt did not write the checkpoint of step " + std::to_string(step) +
+                             " in " + directory + ": " + error.what());
+  }
 
   gpt::model<float> net(config.shape(), 1);
   cairn::state_dict parameters;

@@ -154,7 +154,10 @@ same() {  # same WHAT FILE FIRST LAST: the losses of these steps in FILE are tho
   fi
   echo "  losses of steps $3 to $4, the $1: equal"
 }
-same "run that was killed" killed 1 "$kill"
+# The kill came when all writers were there: training may have gone on for some steps.
+last=$(tail -n 1 "$directory/killed.losses" | cut -d ' ' -f 1)
+[ "$last" -ge "$kill" ] || die "the killed run ended at step $last, before step $kill; see $directory/killed.log."
+same "run that was killed" killed 1 "$last"
 same "run that was resumed" resumed $((resumed + 1)) "$steps"
 reference=$(held_out "$directory/reference.log")
 for name in resumed evaluate; do

@@ -10,6 +10,8 @@
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -17,8 +19,11 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -101,6 +106,18 @@ class journal {
   std::unique_ptr<std::FILE, close> file_;
 };
 
+std::optional<std::int64_t> resume(cairn::any_checkpointer& checkpointer, gpt::run_state& state,
+                                   const std::string& directory) {
+  try {
+    return checkpointer.resume(state.dict());
+  } catch (const cairn::plan_error& error) {
+    throw std::runtime_error("the checkpoints in " + directory +
+                             " are of another model; give the options that it was trained with, or another "
+                             "directory with --checkpoints: " +
+                             error.what());
+  }
+}
+
 /// What one rank does.
 void train(const run_options& options, const gpt::text& source, gpt::group& others,
            cairn::thread_communicator communicator, const std::shared_ptr<gpt::kill_switch>& kill,
@@ -112,7 +129,7 @@ void train(const run_options& options, const gpt::text& source, gpt::group& othe
                         std::move(communicator));
 
   std::uint64_t step = 0;
-  if (const auto newest = checkpointer.resume(state.dict())) {
+  if (const auto newest = resume(checkpointer, state, options.checkpoints)) {
     step = static_cast<std::uint64_t>(*newest);
     state.restored(step);
     if (journal)
@@ -154,9 +171,9 @@ void train(const run_options& options, const gpt::text& source, gpt::group& othe
 
 void run_all(const run_options& options) {
   const gpt::text source = gpt::text::read(options.text);
-  std::printf("%zu parameters, %zu bytes of text, %zu ranks, %zu micro-batches of %zu tokens in a step\n",
+  std::printf("%zu parameters, %zu bytes of text, %zu rank%s, %zu micro-batches of %zu tokens in a step\n",
               gpt::model<float>(options.training.shape, 1).parameters().size(), source.size(), options.ranks,
-              options.training.micro_batches, options.training.shape.context);
+              options.ranks == 1 ? "" : "s", options.training.micro_batches, options.training.shape.context);
   std::fflush(stdout);
   journal lines(options.losses);
   std::shared_ptr<gpt::kill_switch> kill;
@@ -172,6 +189,29 @@ void run_all(const run_options& options) {
                              ", in which it was to be killed");
 }
 
+/// Accepts whole numbers from least to most.
+CLI::Validator between(std::uint64_t least, std::uint64_t most) {
+  const std::string range = std::to_string(least) + " to " + std::to_string(most);
+  return CLI::Validator(
+      [=](std::string& text) {
+        std::uint64_t number = 0;
+        const char* const end = text.data() + text.size();
+        const auto parsed = std::from_chars(text.data(), end, number);
+        const bool fine = parsed.ec == std::errc() && parsed.ptr == end && number >= least && number <= most;
+        return fine ? std::string() : "must be a number from " + range + ", not " + text;
+      },
+      range);
+}
+
+/// Turns a name into the number of the mode.
+std::string mode_of(std::string& text) {
+  const std::vector<std::string> names{"synchronous", "thread", "overlapped", "direct"};
+  const auto found = std::find(names.begin(), names.end(), text);
+  if (found == names.end()) return "must be synchronous, thread, overlapped or direct, not " + text;
+  text = std::to_string(found - names.begin());
+  return {};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -184,37 +224,31 @@ int main(int argc, char** argv) {
       "train_gpt"};
   app.option_defaults()->always_capture_default();
   app.add_option("--steps", options.steps, "train until this many updates are done")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--ranks", options.ranks, "ranks, each a thread")
-      ->check(CLI::Range(1, 1024))
-      ->option_text("1-1024=4");
+      ->check(between(1, 1000000000));
+  app.add_option("--ranks", options.ranks, "ranks, each a thread")->check(between(1, 1024));
   app.add_option("--every", options.every, "save after this many steps, and at the end")
-      ->check(CLI::PositiveNumber);
+      ->check(between(1, 1000000000));
   app.add_option("--checkpoints", options.checkpoints, "directory of the checkpoints");
   app.add_option("--text", options.text,
                  "files to learn from, or directories of files (default: /usr/share/common-licenses)")
       ->check(CLI::ExistingPath)
       ->option_text("PATH ...");
-  app.add_option("--layers", shape.layers, "blocks of the model")->check(CLI::PositiveNumber);
+  app.add_option("--layers", shape.layers, "blocks of the model")->check(between(1, 1000));
   app.add_option("--width", shape.width, "width of the model, a multiple of the heads")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--heads", shape.heads, "attention heads")->check(CLI::PositiveNumber);
-  app.add_option("--context", shape.context, "bytes that the model sees")->check(CLI::PositiveNumber);
+      ->check(between(1, 65536));
+  app.add_option("--heads", shape.heads, "attention heads")->check(between(1, 1024));
+  app.add_option("--context", shape.context, "bytes that the model sees")->check(between(1, 65536));
   app.add_option("--micro-batches", options.training.micro_batches,
                  "micro-batches of a step, a multiple of the ranks")
-      ->check(CLI::PositiveNumber);
+      ->check(between(1, 65536));
   app.add_option("--seed", options.training.seed, "seed of weights and data");
   app.add_option("--learning-rate", options.training.learning_rate, "of the first step")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(0.0, 1.0));
   app.add_option(
          "--mode", options.mode,
          "how to save: synchronous (write, then go on), thread (copy, then go on; a thread writes),\n"
          "overlapped (copy while the next step computes), direct (write from training memory while it does)")
-      ->transform(CLI::CheckedTransformer(
-          std::vector<std::pair<std::string, save_mode>>{{"synchronous", save_mode::synchronous},
-                                                         {"thread", save_mode::thread},
-                                                         {"overlapped", save_mode::overlapped},
-                                                         {"direct", save_mode::direct}}))
+      ->transform(CLI::Validator(mode_of, "", "mode"))
       ->option_text("synchronous|thread|overlapped|direct=overlapped");
   app.add_option("--keep", options.keep, "checkpoints to keep; 0: all");
   app.add_option("--losses", options.losses,
@@ -243,6 +277,9 @@ int main(int argc, char** argv) {
   }
   try {
     run_all(options);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "train_gpt: memory ran out; make the model smaller, or give fewer ranks\n");
+    return 1;
   } catch (const std::exception& error) {
     std::fflush(stdout);
     std::fprintf(stderr, "train_gpt: %s\n", error.what());

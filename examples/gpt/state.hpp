@@ -60,7 +60,8 @@ class run_state {
     state_.tensor("adam.v", run.v(), cairn::flat_shard{{all}, begin});
     state_.value("learning_rate", run.learning_rate());
     state_.bytes("data_loader", loader_);
-    state_.bytes("rng", generator_, cairn::per_rank);
+    // Optional: on more ranks than the checkpoint had, the new ones begin with their own.
+    state_.bytes("rng", generator_, cairn::per_rank, cairn::optional);
     collect(0);
   }
   run_state(const run_state&) = delete;

@@ -5,8 +5,8 @@
 usage: check_safetensors.py DIRECTORY
 
 Every directory below DIRECTORY that holds *.safetensors is one checkpoint. Each file must open, give the bytes that
-stand in it, and place every tensor by DCP_SHARDING_INFO; together the files must cover each tensor exactly once. A file
-expected.json beside them, {key: {"dtype": "F32", "shape": [4, 3], "hex": bytes}} (or "sha256" in place of "hex"), says
+stand in it, and place every tensor by DCP_SHARDING_INFO, unless all of its tensors are whole; together the files must
+cover each tensor exactly once. A file expected.json beside them, {key: {"dtype": "F32", "shape": [4, 3], "hex": bytes}} (or "sha256" in place of "hex"), says
 what must come out. Prints one line for each tensor; exits with 1 at the first difference.
 """
 
@@ -49,12 +49,16 @@ def read_file(path):
         data = file.read()
     metadata = header.pop("__metadata__", {})
     require(all(isinstance(value, str) for value in metadata.values()), "__metadata__ holds more than texts")
-    require(metadata.get("DCP_VERSION") == "1.0" and metadata.get("format") == "pt", "DCP_VERSION or format is missing")
-    places = json.loads(metadata["DCP_SHARDING_INFO"], object_pairs_hook=without_twice)
+    if "DCP_SHARDING_INFO" in metadata:
+        require(metadata.get("DCP_VERSION") == "1.0" and metadata.get("format") == "pt", "DCP_VERSION or format is missing")
+        places = json.loads(metadata["DCP_SHARDING_INFO"], object_pairs_hook=without_twice)
+    else:  # a file of whole tensors alone needs none
+        places = {key: {"saved_offsets": [0] * len(entry["shape"]), "global_shape": entry["shape"]}
+                  for key, entry in header.items()}
     require(set(places) == set(header), "DCP_SHARDING_INFO does not name exactly the keys of the file")
     with safetensors.safe_open(path, framework="numpy") as opened:
         require(set(opened.keys()) == set(header), "safetensors sees other keys")
-        require(opened.metadata() == metadata, "safetensors sees other metadata")
+        require((opened.metadata() or {}) == metadata, "safetensors sees other metadata")
         for key, entry in header.items():
             begin, end = entry["data_offsets"]
             raw = data[begin:end]

@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# optimised
+# timeout: 900
+# needs: train_gpt evaluate inspect first_save
+"""Runs the examples as a user does: trains, kills, resumes on other numbers of ranks, damages, inspects, evaluates.
+
+usage: test_train_gpt.py TRAIN_GPT EVALUATE INSPECT FIRST_SAVE
+"""
+
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+import numpy
+
+TRAIN, EVALUATE, INSPECT, FIRST_SAVE = (os.path.abspath(path) for path in sys.argv[1:5])
+HERE = os.path.dirname(os.path.abspath(__file__))
+STEPS, EVERY = 8, 2
+SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
+
+
+def run(program, *arguments, status=0):
+    """The output of a program, which must end with this status."""
+    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=300, check=False)
+    if done.returncode != status:
+        raise AssertionError(f"{program} {arguments} ended with {done.returncode}, not {status}:\n{done.stdout}")
+    return done.stdout
+
+
+def expect(text, pattern):
+    assert re.search(pattern, text, re.MULTILINE), f"nothing matches {pattern!r} in:\n{text}"
+
+
+def train(directory, ranks, *more, shape=None, keep=0, status=0):
+    return run(TRAIN, *(SHAPE if shape is None else shape), "--steps", STEPS, "--every", EVERY, "--keep", keep, "--ranks",
+               ranks, "--checkpoints", directory, "--losses", losses_of(directory), *more, status=status)
+
+
+def losses_of(directory):
+    return directory + ".losses"
+
+
+def losses(directory):
+    """{step: loss as a hexadecimal float} of the last run in this directory."""
+    with open(losses_of(directory), encoding="utf-8") as file:
+        return {int(step): loss for step, loss in map(str.split, file)}
+
+
+def held_out(output):
+    return re.search(r"held-out loss .*\((.*)\)$", output, re.MULTILINE).group(1)
+
+
+def step_directory(directory, step):
+    return os.path.join(directory, f"step-{step:08d}")
+
+
+def copy_until(source, target, step):
+    """A directory that holds the checkpoints of source up to a step."""
+    shutil.copytree(source, target)
+    for name in os.listdir(target):
+        if int(name.removeprefix("step-")) > step:
+            shutil.rmtree(os.path.join(target, name))
+    return target
+
+
+def same_losses(directory, reference, first):
+    expected = {step: loss for step, loss in reference.items() if step >= first}
+    assert losses(directory) == expected, f"{directory}: {losses(directory)} instead of {expected}"
+
+
+def digests_of(directory, step, pattern):
+    """The digests of the chunks of an item, in rank order."""
+    return re.findall(r"xxh3 ([0-9a-f]{16})$", run(INSPECT, directory, "--step", step, "--items", pattern), re.MULTILINE)
+
+
+def check_ranks(root, reference, directory, output):
+    assert sorted(reference) == list(range(1, STEPS + 1)), reference
+    for ranks in (1, 2):
+        fresh = os.path.join(root, f"fresh{ranks}")
+        assert held_out(train(fresh, ranks)) == held_out(output)
+        same_losses(fresh, reference, 1)
+    for ranks in (1, 2, 4, 8):
+        resumed = copy_until(directory, os.path.join(root, f"resumed{ranks}"), 4)
+        told = train(resumed, ranks)
+        expect(told, "^resumed from the checkpoint of step 4$")
+        assert held_out(told) == held_out(output)
+        same_losses(resumed, reference, 5)
+        expect(run(INSPECT, resumed), rf"^step {STEPS}  .* UTC  {ranks} ranks?  ")
+        rng = digests_of(resumed, STEPS, "rng")
+        assert len(set(rng)) == ranks, rng
+        shared = min(ranks, 4)
+        assert rng[:shared] == digests_of(directory, STEPS, "rng")[:shared], "the generators did not come back"
+        assert digests_of(resumed, STEPS, "data_loader") == digests_of(directory, STEPS, "data_loader")
+        expect(run(EVALUATE, resumed), re.escape(f"({held_out(output)})"))
+
+
+def check_modes(root, reference):
+    for mode in ("synchronous", "thread", "overlapped", "direct"):
+        directory = os.path.join(root, mode)
+        told = train(directory, 2, "--mode", mode)
+        for step in range(EVERY, STEPS + 1, EVERY):
+            expect(told, rf"^save +{step}  stalled training for [0-9.]+ ms ")
+        same_losses(directory, reference, 1)
+        assert len(re.findall("every digest is right", run(INSPECT, directory, "--verify"))) == STEPS // EVERY
+
+
+def check_kill(root, reference, mode):
+    """4 ranks, killed; 2 ranks, killed; 1 rank to the end."""
+    directory = os.path.join(root, "killed." + mode)
+    for ranks, kill, first in ((4, 4, 1), (2, 6, 3)):
+        train(directory, ranks, "--mode", mode, "--kill-after-release", kill, status=-signal.SIGKILL)
+        left = os.listdir(step_directory(directory, kill))
+        assert "manifest.cairn" not in left and len(left) == ranks, left
+        assert all(name.endswith(".part") for name in left), left
+        # The kill comes when the writers are there: training may have gone on until the next save.
+        last = max(losses(directory))
+        assert kill <= last <= kill + EVERY, losses(directory)
+        same_losses(directory, {step: loss for step, loss in reference.items() if step <= last}, first)
+        expect(run(INSPECT, directory), rf"^step {kill}  was interrupted: {ranks} unfinished files, no manifest$")
+        expect(run(INSPECT, directory, "--watch", "--watch-seconds", 1), rf"^step {kill}  was interrupted")
+    expect(train(directory, 1, "--mode", mode), "^resumed from the checkpoint of step 4$")
+    same_losses(directory, reference, 5)
+    assert not glob.glob(directory + "/*/*.part")
+    run(INSPECT, directory, "--verify")
+
+
+def check_damage(root, directory, reference):
+    damaged = copy_until(directory, os.path.join(root, "damaged"), STEPS)
+    victim = sorted(glob.glob(step_directory(damaged, STEPS) + "/rank-00002.*.safetensors"))[0]
+    with open(victim, "r+b") as file:
+        file.seek(5000)
+        byte = file.read(1)
+        file.seek(5000)
+        file.write(bytes([byte[0] ^ 1]))
+    name = f"step-{STEPS:08d}/{os.path.basename(victim)}"
+    told = run(INSPECT, damaged, "--verify", status=1)
+    expect(told, rf"^inspect: step {STEPS} is damaged: \[cairn\.corrupt\.digest\] .*file {re.escape(name)}, offset [0-9]+")
+    assert len(re.findall("every digest is right", told)) == STEPS // EVERY - 1
+    told = train(damaged, 4)
+    expect(told, rf"^cairn: step {STEPS} is passed over: \[cairn\.corrupt\.digest\]")
+    expect(told, f"^resumed from the checkpoint of step {STEPS - EVERY}$")
+    same_losses(damaged, reference, STEPS - EVERY + 1)
+    run(INSPECT, damaged, "--verify")
+
+
+def check_refusals(root, directory):
+    other = ["--layers", "2", *SHAPE[2:]]
+    expect(train(directory, 2, shape=other, status=1), "are of another model; give the options that it was trained with")
+    expect(train(directory, 2, "--seed", 2, status=1), "was made with another text, seed")
+    text = os.path.join(root, "other.txt")
+    with open(text, "w", encoding="utf-8") as file:
+        file.write("other words " * 200)
+    expect(train(directory, 2, "--text", text, status=1), "was made with another text, seed")
+    for wrong, sentence in ((["--ranks", 3], "must be a multiple of --ranks 3"),
+                            (["--ranks", 0], "must be a number from 1 to 1024, not 0"),
+                            (["--mode", "fast"], "must be synchronous, thread, overlapped or direct, not fast"),
+                            (["--width", 30, "--heads", 4], "must be a multiple of --heads 4"),
+                            (["--text", root + "/nothing"], "Path does not exist"),
+                            (["--steps", "many"], "must be a number from 1"),
+                            (["--kill-after-release", 3], "must be a multiple of --every"),
+                            (["--mode", "direct", "--kill-after-release", 20], "needs --mode thread or overlapped"),
+                            (["--sideways"], "--sideways")):
+        expect(run(TRAIN, *wrong, status=2), re.escape(sentence))
+    for program in (TRAIN, EVALUATE, INSPECT):
+        expect(run(program, "--help"), "Usage: ")
+    expect(run(EVALUATE, root, status=1), "there is no checkpoint in")
+    expect(run(EVALUATE, directory, "--step", 999, status=1), "no committed checkpoint of step 999")
+    run(EVALUATE, status=2)
+
+
+def check_inspect(root, directory):
+    told = run(INSPECT, directory)
+    expect(told, rf"^{STEPS // EVERY} checkpoints in ")
+    expect(told, rf"^step {STEPS}  [0-9-]+ [0-9:]+ UTC  4 ranks  [0-9.]+ kB in 4 files  [0-9]+ items$")
+    told = run(INSPECT, directory, "--step", STEPS)
+    expect(told, r"^adam\.m +tensor +F32 +\[[0-9]+\] .*4 chunks, ranks 0-3$")
+    expect(told, r"^    offsets \[0\] sizes \[[0-9]+\]  [0-9]+ bytes at [0-9]+ of rank 0's file 0  xxh3 [0-9a-f]{16}$")
+    expect(told, r"^config\.layers +value +U64 +8 bytes")
+    expect(told, r"^rng +per-rank bytes .* 4 chunks, ranks 0-3$")
+    files = {f"step-{STEPS:08d}/{os.path.basename(path)}": os.path.getsize(path)
+             for path in glob.glob(step_directory(directory, STEPS) + "/*.safetensors")}
+    listed = dict(re.findall(r"^(step-\S+)  ([0-9]+) bytes$", told, re.MULTILINE))
+    assert {name: int(size) for name, size in listed.items()} == files, listed
+    told = run(INSPECT, directory, "--items", "adam.?", "--verify")
+    assert re.findall(r"^(\S+) +tensor", told, re.MULTILINE) == ["adam.m", "adam.v"], told
+    expect(told, f"^step {STEPS}  verified: ")
+    expect(run(INSPECT, directory, "--items", "nothing", status=1), "no item of step 8 matches --items")
+    expect(run(INSPECT, directory, "--step", 3, status=1), "no committed checkpoint of step 3")
+    expect(run(INSPECT, root, "--verify", status=1), "there is no checkpoint in")
+    expect(run(INSPECT, root + "/nothing", status=2), "does not exist")
+    run(INSPECT, directory, "--watch", "--verify", status=2)
+
+
+def check_watch(root):
+    """inspect --watch, started before the run, tells of each checkpoint, and ends well with SIGINT."""
+    directory = os.path.join(root, "watched")
+    os.mkdir(directory)
+    with subprocess.Popen([INSPECT, directory, "--watch"], stdout=subprocess.PIPE, text=True) as watcher:
+        try:
+            assert watcher.stdout.readline().startswith("watching ")
+            train(directory, 2)
+            seen = [int(watcher.stdout.readline().split()[1]) for _ in range(STEPS // EVERY)]
+            assert seen == list(range(EVERY, STEPS + 1, EVERY)), seen
+            watcher.send_signal(signal.SIGINT)
+            assert watcher.wait(60) == 0
+        finally:
+            watcher.kill()
+
+
+def check_keep(root):
+    directory = os.path.join(root, "kept")
+    train(directory, 2, keep=2)
+    assert sorted(os.listdir(directory)) == ["step-00000006", "step-00000008"], os.listdir(directory)
+
+
+def check_stock_safetensors(root, trained):
+    """What first_save and train_gpt write opens with the stock package; the values are those that were trained."""
+    directory = os.path.join(root, "first_save")
+    for last in (3, 6):
+        expect(run(FIRST_SAVE, directory), f"^step {last} is committed")
+    weights = numpy.full((512, 64), 0.5, numpy.float32)
+    for step in range(1, 7):
+        weights -= numpy.float32(0.01) * weights
+        expected = {"weights": {"dtype": "F32", "shape": [512, 64], "sha256": hashlib.sha256(weights.tobytes()).hexdigest()},
+                    "learning_rate": {"dtype": "F64", "shape": [], "hex": numpy.float64(0.01).tobytes().hex()}}
+        with open(os.path.join(step_directory(directory, step), "expected.json"), "w", encoding="utf-8") as file:
+            json.dump(expected, file)
+    checker = os.path.join(HERE, "python", "check_safetensors.py")
+    told = run(sys.executable, checker, directory)
+    assert len(re.findall(": 1 files, 2 tensors$", told, re.MULTILINE)) == 6, told
+    expect(run(sys.executable, checker, trained), "^adam.m F32 .* in 4 parts$")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as root:
+        directory = os.path.join(root, "reference")
+        output = train(directory, 4)
+        reference = losses(directory)
+        check_ranks(root, reference, directory, output)
+        check_modes(root, reference)
+        for mode in ("thread", "overlapped"):
+            check_kill(root, reference, mode)
+        check_damage(root, directory, reference)
+        check_refusals(root, directory)
+        check_inspect(root, directory)
+        check_watch(root)
+        check_keep(root)
+        check_stock_safetensors(root, directory)
+
+
+if __name__ == "__main__":
+    main()
