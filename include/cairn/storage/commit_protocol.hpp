@@ -7,6 +7,7 @@
 #include <cairn/storage/manifest_format.hpp>
 #include <cairn/storage/names.hpp>
 #include <cairn/storage/record_format.hpp>
+#include <cairn/storage/step_objects.hpp>
 
 #include <algorithm>
 #include <array>
@@ -14,7 +15,6 @@
 #include <cstdint>
 #include <ctime>
 #include <exception>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,14 +47,14 @@ template <ByteStore Store>
 class commit_protocol {
  public:
   explicit commit_protocol(std::shared_ptr<Store> store, commit_options options = {})
-      : store_(std::move(store)), options_(options) {}
+      : store_(store), objects_(std::move(store)), options_(options) {}
 
   [[nodiscard]] Store& store() const noexcept { return *store_; }
 
   /// Before the first byte is written, and again when all are: throws storage_already_committed if the step
   /// is committed, and the reason of an attempt that was aborted. Two small requests.
   void check_open(const save_context& c) const {
-    throw_if_aborted(c.step, c.attempt);
+    objects_.throw_if_aborted(c.step, c.attempt);
     if (store_->size(manifest_key(c.step))) detail::fail_already_committed(c.step);
   }
 
@@ -85,7 +85,7 @@ class commit_protocol {
       publish_manifest(c, m, until);
     } catch (...) {
       // Beside another attempt's manifest no mark is needed.
-      if (!stands(c.step)) mark(c.step, c.attempt, std::current_exception());
+      if (!objects_.stands(c.step)) objects_.mark(c.step, c.attempt, std::current_exception());
       throw;
     }
     try {
@@ -99,10 +99,10 @@ class commit_protocol {
   void await_commit(const save_context& c, deadline until) const {
     const auto key = manifest_key(c.step);
     for (detail::backoff pause(c.attempt, c.rank);;) {
-      throw_if_aborted(c.step, c.attempt);
+      objects_.throw_if_aborted(c.step, c.attempt);
       if (store_->size(key)) {
-        if (!committed_by(c.step, c.attempt)) detail::fail_already_committed(c.step);
-        throw_if_aborted(c.step, c.attempt);  // the manifest may have been published too late
+        if (!objects_.committed_by(c.step, c.attempt)) detail::fail_already_committed(c.step);
+        objects_.throw_if_aborted(c.step, c.attempt);  // the manifest may have been published too late
         return;
       }
       if (!pause.wait(until))
@@ -118,15 +118,15 @@ class commit_protocol {
     try {
       // Ended by another attempt's manifest or by a mark: then nobody needs to be told, and nothing can be
       // committed any more. Looked at before the manifest's attempt: it may be published in between.
-      const bool ended = stands(c.step) || store_->size(aborted_key(c.step, c.attempt));
-      if (committed_by(c.step, c.attempt)) return;
+      const bool ended = objects_.stands(c.step) || store_->size(aborted_key(c.step, c.attempt));
+      if (objects_.committed_by(c.step, c.attempt)) return;
       const bool told = !ended && report(c, failure);
       // A rank whose record is a failure is in no manifest; else the attempt as a whole must be ended first.
       if (!ended && (!told || c.coordinator())) {
-        mark(c.step, c.attempt, failure);
-        if (committed_by(c.step, c.attempt)) return;
+        objects_.mark(c.step, c.attempt, failure);
+        if (objects_.committed_by(c.step, c.attempt)) return;
       }
-      for (const auto& o : objects_of(c.step)) {
+      for (const auto& o : objects_.objects_of(c.step)) {
         if (!o.is_file() || o.name.attempt != c.attempt || (!c.coordinator() && o.name.rank != c.rank))
           continue;
         if (o.name.kind != object_kind::record || c.coordinator() || !told) store_->remove(o.key);
@@ -135,140 +135,22 @@ class commit_protocol {
     }
   }
 
-  /// Steps with a manifest, ascending. One listing.
-  [[nodiscard]] std::vector<std::int64_t> list() const {
-    std::vector<std::int64_t> steps;
-    for (const auto& o : store_->list("step-"))
-      if (const auto k = parse_key(o.key); k && k->object.kind == object_kind::manifest)
-        steps.push_back(k->step);
-    std::sort(steps.begin(), steps.end());
-    return steps;
-  }
-
-  /// Removes a checkpoint or what is left of one: the manifest first, then everything that cairn put beside
-  /// it.
-  void remove(std::int64_t step) const {
-    store_->remove(manifest_key(step));
-    for (const auto& o : objects_of(step)) store_->remove(o.key);
-    (void)discard_leftovers(step_directory(step) + "/", nullptr);
-  }
-
-  /// The checkpoint does not exist any more, but nothing is lost: its manifest becomes
-  /// `manifest.damaged.<n>`. False if the store does not let it be changed.
-  [[nodiscard]] bool set_aside(std::int64_t step) const {
-    try {
-      const auto key = manifest_key(step);
-      std::optional<std::vector<std::byte>> bytes;
-      try {
-        bytes = store_->read_all(key, detail::max_manifest_bytes);
-        if (!bytes) return true;
-      } catch (const corrupt_error&) {  // too long to be one
-        bytes.emplace();
-      }
-      for (int n = 0; !store_->publish_new(detail::set_aside_key(step, n), *bytes);) ++n;
-      store_->remove(key);
-      return true;
-    } catch (const storage_error& e) {
-      if (e.id() == error_id::storage_permission) return false;
-      throw;
-    }
-  }
-
-  /// Ends the attempts of other runs in steps that are not committed, and removes their files; removes beside
-  /// committed checkpoints what their manifests do not name; discards unfinished objects of writers that
-  /// died. Leaves alone: damaged and set-aside checkpoints, and objects whose names cairn does not make. The
-  /// number of objects removed. @pre no attempt of `run` is being saved by another process that could not be
-  /// told apart: attempts count as of `run` if attempt_of() made them or a record says so.
-  std::uint64_t clean(const run_id& run) const {
-    std::uint64_t removed = 0;
-    const auto all = store_->list("step-");
-    for (std::size_t i = 0; i < all.size();) {
-      const auto directory = all[i].key.substr(0, all[i].key.find('/'));
-      const auto step = parse_step(directory);
-      while (i < all.size() && all[i].key.starts_with(directory) &&
-             (all[i].key.size() == directory.size() || all[i].key[directory.size()] == '/'))
-        ++i;
-      if (step) removed += clean_step(*step, run);
-    }
-    return removed + discard_leftovers("step-", &run);
-  }
-
-  /// Throws storage_no_space naming needed and free, where the store can tell.
-  void check_space(std::uint64_t bytes, std::uint64_t objects) const {
-    const auto left = store_->free_space();
-    if (!left) return;
-    if (left->bytes < bytes)
-      fail(error_id::storage_no_space, "the store has too little space for this checkpoint; remove old ones",
-           {.file = std::string(store_->describe()),
-            .expected = std::to_string(bytes) + " bytes",
-            .got = std::to_string(left->bytes) + " bytes free"});
-    if (left->objects < objects)
-      fail(error_id::storage_no_space, "the store has too few inodes left for this checkpoint; remove files",
-           {.file = std::string(store_->describe()),
-            .expected = std::to_string(objects) + " files",
-            .got = std::to_string(left->objects) + " inodes free"});
-  }
-
  private:
-  [[nodiscard]] std::vector<detail::step_object> objects_of(std::int64_t step) const {
-    const auto directory = step_directory(step) + "/";
-    std::vector<detail::step_object> found;
-    for (auto& o : store_->list(directory))
-      if (auto known = detail::known_object(o.key, directory.size())) found.push_back(std::move(*known));
-    return found;
-  }
-
-  [[nodiscard]] bool stands(std::int64_t step) const noexcept {
-    try {
-      return store_->size(manifest_key(step)).has_value();
-    } catch (...) {
-      return false;
-    }
-  }
-  /// The attempt whose manifest stands; nothing where none does, or a damaged one.
-  [[nodiscard]] std::optional<std::uint64_t> standing_attempt(std::int64_t step) const {
-    const auto key = manifest_key(step);
-    const auto bytes = store_->read_all(key, detail::max_manifest_bytes);
-    if (!bytes) return std::nullopt;
-    try {
-      manifest m;
-      (void)detail::decode_manifest_header(*bytes, key, m);
-      return m.attempt;
-    } catch (const corrupt_error&) {
-      return std::nullopt;
-    }
-  }
-  /// True if a manifest of this attempt stands.
-  [[nodiscard]] bool committed_by(std::int64_t step, std::uint64_t attempt) const {
-    return standing_attempt(step) == attempt;
-  }
   /// Returns when no manifest of another attempt stands. An attempt that was ended after it published takes
   /// its manifest back: that is waited for, since else both it and the one that ended it would lose.
   /// @throws storage_already_committed if one stands to stay.
   void outlast_ended_manifest(const save_context& c, deadline until) const {
     const auto patience = deadline::in(options_.rival_patience).earlier(until);
     for (detail::backoff pause(c.attempt, c.rank); store_->size(manifest_key(c.step));) {
-      const auto standing = standing_attempt(c.step);
+      const auto standing = objects_.standing_attempt(c.step);
       if (!standing) {
         if (!store_->size(manifest_key(c.step))) return;
         detail::fail_already_committed(c.step);
       }
       if (!store_->size(aborted_key(c.step, *standing)) || !pause.wait(patience)) {
         // Looked at in this order, a manifest that was just taken back is not mistaken for one that stays.
-        if (standing_attempt(c.step) == standing) detail::fail_already_committed(c.step);
+        if (objects_.standing_attempt(c.step) == standing) detail::fail_already_committed(c.step);
       }
-    }
-  }
-  void throw_if_aborted(std::int64_t step, std::uint64_t attempt) const {
-    const auto key = aborted_key(step, attempt);
-    if (const auto bytes = store_->read_all(key, detail::max_mark_bytes))
-      detail::throw_mark(*bytes, step, key);
-  }
-  /// Ends an attempt for good, where the store lets it.
-  void mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept {
-    try {
-      static_cast<void>(store_->publish_new(aborted_key(step, attempt), encode_failure(why)));
-    } catch (...) {  // deadlines tell the others
     }
   }
   /// Publishes a failure as this rank's record. False if there is a record already.
@@ -322,7 +204,7 @@ class commit_protocol {
         if (store_->size(record_key(c.step, missing[i], c.attempt))) there.push_back(missing[i]);
       if (!there.empty() || missing.size() <= 8) return there;
     }
-    for (const auto& o : objects_of(c.step))
+    for (const auto& o : objects_.objects_of(c.step))
       if (o.name.kind == object_kind::record && o.own && o.name.attempt == c.attempt &&
           std::binary_search(missing.begin(), missing.end(), o.name.rank))
         there.push_back(o.name.rank);
@@ -336,10 +218,10 @@ class commit_protocol {
   }
 
   void publish_manifest(const save_context& c, const manifest& m, deadline until) const {
-    throw_if_aborted(c.step, c.attempt);
+    objects_.throw_if_aborted(c.step, c.attempt);
     const auto key = manifest_key(c.step);
     const auto bytes = encode_manifest(m);
-    while (!store_->publish_new(key, bytes) && !committed_by(c.step, c.attempt))
+    while (!store_->publish_new(key, bytes) && !objects_.committed_by(c.step, c.attempt))
       outlast_ended_manifest(c, until);
     // Where these two cannot be read, this rank fails, but the manifest stays: others may have relied on it.
     const auto ended = aborted_key(c.step, c.attempt);
@@ -356,20 +238,20 @@ class commit_protocol {
   /// Aborts the other attempts of the step and removes their files. Where several attempts do this at once,
   /// the one that puts its claim first goes on.
   void end_other_attempts(const save_context& c, deadline until) const {
-    auto objects = objects_of(c.step);
+    auto objects = objects_.objects_of(c.step);
     const auto others = detail::attempts_in(objects, c.attempt);
     if (others.empty()) return;
     if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
     for (const auto& o : others)
-      if (!o.marked) mark(c.step, o.attempt, detail::superseded(c.step, c.run));
+      if (!o.marked) objects_.mark(c.step, o.attempt, detail::superseded(c.step, c.run));
     outlast_ended_manifest(c, until);
-    throw_if_aborted(c.step, c.attempt);
+    objects_.throw_if_aborted(c.step, c.attempt);
     (void)remove_marked(c.step, c.attempt);
   }
   /// Removes data and records of all marked attempts but `keep`. @pre no manifest stood after they were
   /// marked.
   std::uint64_t remove_marked(std::int64_t step, std::uint64_t keep) const {
-    const auto objects = objects_of(step);
+    const auto objects = objects_.objects_of(step);
     const auto others = detail::attempts_in(objects, keep);
     std::uint64_t removed = 0;
     for (const auto& o : objects) {
@@ -391,13 +273,13 @@ class commit_protocol {
       const auto holder = bytes && bytes->size() == 8 ? wire_reader(*bytes).get<std::uint64_t>() : 0;
       if (bytes && holder == c.attempt) return;
       if (store_->size(manifest_key(c.step))) detail::fail_already_committed(c.step);
-      throw_if_aborted(c.step, c.attempt);
+      objects_.throw_if_aborted(c.step, c.attempt);
       if (bytes && store_->size(aborted_key(c.step, holder))) {
         ++n;
         continue;
       }
       if (bytes && patience.passed()) {
-        mark(c.step, holder, detail::superseded(c.step, c.run));
+        objects_.mark(c.step, holder, detail::superseded(c.step, c.run));
         ++n;
         continue;
       }
@@ -410,7 +292,7 @@ class commit_protocol {
   /// Beside the manifest of `attempt`: everything of other attempts.
   std::uint64_t remove_foreign(std::int64_t step, std::uint64_t attempt) const {
     std::uint64_t removed = 0;
-    auto objects = objects_of(step);
+    auto objects = objects_.objects_of(step);
     for (const auto& o : objects) {
       if (o.own && (o.name.kind == object_kind::manifest || o.name.attempt == attempt)) continue;
       store_->remove(o.key), ++removed;
@@ -418,100 +300,8 @@ class commit_protocol {
     return removed;
   }
 
-  std::uint64_t clean_step(std::int64_t step, const run_id& run) const {
-    const auto key = manifest_key(step);
-    if (const auto bytes = store_->read_all(key, detail::max_manifest_bytes)) {
-      try {
-        const auto m = decode_manifest(*bytes, key);
-        return m.step == step ? remove_unnamed(step, m) : 0;  // another's names nothing here
-      } catch (const corrupt_error&) {
-        return 0;
-      }
-    }
-    const auto objects = objects_of(step);
-    if (std::any_of(objects.begin(), objects.end(), [](const auto& o) { return o.is_set_aside(); })) return 0;
-    std::uint64_t removed = 0;
-    auto attempts = detail::attempts_in(objects, std::nullopt);
-    std::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
-    for (const auto& a : attempts)
-      if (!a.marked) mark(step, a.attempt, detail::superseded(step, run));
-    if (store_->size(key)) return 0;
-    for (const auto& o : objects_of(step)) {
-      const bool ended = std::any_of(attempts.begin(), attempts.end(),
-                                     [&](const auto& a) { return a.attempt == o.name.attempt; });
-      if (o.is_file() && ended && store_->size(aborted_key(step, o.name.attempt)))
-        store_->remove(o.key), ++removed;
-    }
-    // A mark stays until the run after the one that made it, for writers that are late.
-    for (const auto& a : attempts)
-      if (a.marked && a.files == 0 && !marked_by(run, step, a.attempt))
-        store_->remove(aborted_key(step, a.attempt)), ++removed;
-    for (const auto& o : objects)
-      if (o.is_claim() && attempts.size() == detail::attempts_in(objects, std::nullopt).size())
-        store_->remove(o.key), ++removed;
-    return removed;
-  }
-  std::uint64_t remove_unnamed(std::int64_t step, const manifest& m) const {
-    std::map<std::pair<std::uint64_t, std::int32_t>, std::uint32_t> files;  // of an attempt's ranks
-    for (const auto& r : m.records)
-      if (r.step == step) files[{r.attempt, r.rank}] = r.files;
-    std::uint64_t removed = 0;
-    for (const auto& o : objects_of(step)) {
-      if ((o.own && o.name.kind == object_kind::manifest) || o.is_set_aside()) continue;
-      const auto named = files.find({o.name.attempt, o.name.rank});
-      if (o.is_file() && named != files.end() &&
-          (o.name.kind == object_kind::record || o.name.index < named->second))
-        continue;
-      store_->remove(o.key), ++removed;
-    }
-    return removed;
-  }
-  /// True if an attempt belongs to a run.
-  [[nodiscard]] bool is_of(const run_id& run, std::int64_t step, std::uint64_t attempt,
-                           const std::vector<detail::step_object>& objects) const {
-    if (detail::made_by(run, step, attempt)) return true;
-    for (const auto& o : objects) {
-      if (!o.own || o.name.kind != object_kind::record || o.name.attempt != attempt) continue;
-      try {
-        std::array<std::byte, record_header_bytes> bytes;
-        const read_range range{o.key, 0, bytes};
-        store_->read({&range, 1});
-        return decode_record_header(bytes, o.key).run == run;
-      } catch (const error&) {  // damaged or gone: another record may tell
-      }
-    }
-    return false;
-  }
-  [[nodiscard]] bool marked_by(const run_id& run, std::int64_t step, std::uint64_t attempt) const {
-    const auto key = aborted_key(step, attempt);
-    try {
-      throw_if_aborted(step, attempt);
-    } catch (const error& e) {
-      return e.fields().got == to_string(run);
-    }
-    return false;
-  }
-  /// Unfinished objects of writers that died; those of `run` are left alone.
-  std::uint64_t discard_leftovers(const std::string& prefix, const run_id* run) const {
-    std::uint64_t removed = 0;
-    std::map<std::pair<std::int64_t, std::uint64_t>, bool> ours;  // attempts of `run`
-    for (const auto& key : store_->leftovers(prefix)) {
-      const auto about = run != nullptr ? detail::unfinished_object(key) : std::nullopt;
-      if (about) {
-        const auto [at, first] = ours.try_emplace({about->step, about->object.attempt}, false);
-        if (first) at->second = detail::made_by(*run, about->step, about->object.attempt);
-        if (at->second) continue;
-      }
-      try {
-        store_->discard(key), ++removed;
-      } catch (const storage_error& e) {
-        if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
-      }
-    }
-    return removed;
-  }
-
   std::shared_ptr<Store> store_;
+  detail::step_objects<Store> objects_;
   commit_options options_;
 };
 

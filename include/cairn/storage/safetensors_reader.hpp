@@ -2,7 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/storage/commit_protocol.hpp>
+#include <cairn/storage/checkpoint_keeping.hpp>
 #include <cairn/storage/load_engine.hpp>
 #include <cairn/storage/safetensors_check.hpp>
 #include <cairn/storage/stored_checkpoint.hpp>
@@ -35,7 +35,7 @@ class safetensors_reader {
 
   explicit safetensors_reader(std::shared_ptr<Store> store) : store_(std::move(store)) {}
 
-  [[nodiscard]] std::vector<std::int64_t> list() { return commit_protocol<Store>(store_).list(); }
+  [[nodiscard]] std::vector<std::int64_t> list() { return checkpoint_keeping<Store>(store_).list(); }
 
   [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step) {
     const auto key = manifest_key(step);

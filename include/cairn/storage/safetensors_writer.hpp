@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/storage/checkpoint_keeping.hpp>
 #include <cairn/storage/commit_protocol.hpp>
 #include <cairn/storage/safetensors_layout.hpp>
 #include <cairn/storage/shared_mark.hpp>
@@ -30,7 +31,9 @@ template <ByteStore Store>
 class safetensors_writer {
  public:
   explicit safetensors_writer(std::shared_ptr<Store> store, commit_options options = {})
-      : protocol_(std::move(store), options), rings_(std::make_shared<detail::ring_pool>()) {}
+      : protocol_(store, options),
+        keeping_(std::move(store)),
+        rings_(std::make_shared<detail::ring_pool>()) {}
 
   [[nodiscard]] image_layout layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,
                                     int rank) const {
@@ -60,14 +63,14 @@ class safetensors_writer {
   }
   void await_commit(const save_context& c, deadline until) { protocol_.await_commit(c, until); }
   void abort(const save_context& c, std::exception_ptr failure) noexcept { protocol_.abort(c, failure); }
-  void remove(std::int64_t step) { protocol_.remove(step); }
-  bool set_aside(std::int64_t step) { return protocol_.set_aside(step); }
-  std::uint64_t clean(run_id run) { return protocol_.clean(run) + mark().remove_others(run); }
+  void remove(std::int64_t step) { keeping_.remove(step); }
+  bool set_aside(std::int64_t step) { return keeping_.set_aside(step); }
+  std::uint64_t clean(run_id run) { return keeping_.clean(run) + mark().remove_others(run); }
   /// By these, a checkpointer proves that all ranks see one store; not part of the concept.
   void leave_mark(run_id run) { mark().leave(run); }
   [[nodiscard]] bool sees_mark(run_id run) { return mark().seen(run); }
   void remove_mark(run_id run) { mark().remove(run); }
-  void check_space(space_needed needed) { protocol_.check_space(needed.bytes, needed.objects); }
+  void check_space(space_needed needed) { keeping_.check_space(needed.bytes, needed.objects); }
 
  private:
   [[nodiscard]] detail::shared_mark<Store> mark() const noexcept {
@@ -145,6 +148,7 @@ class safetensors_writer {
   }
 
   commit_protocol<Store> protocol_;
+  checkpoint_keeping<Store> keeping_;
   std::shared_ptr<detail::ring_pool> rings_;
 };
 

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/model/record.hpp>
+#include <cairn/storage/commit_parts.hpp>
+#include <cairn/storage/manifest_format.hpp>
+#include <cairn/storage/names.hpp>
+#include <cairn/storage/record_format.hpp>
+#include <cairn/storage/step_objects.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// The checkpoints of a store beside their commit: which there are, their removal, and the cleaning of what
+/// interrupted saves left. For formats other than safetensors too. All functions may be called by several
+/// threads at once; they throw the store's errors.
+template <ByteStore Store>
+class checkpoint_keeping {
+ public:
+  explicit checkpoint_keeping(std::shared_ptr<Store> store) : store_(store), objects_(std::move(store)) {}
+
+  /// Steps with a manifest, ascending. One listing.
+  [[nodiscard]] std::vector<std::int64_t> list() const {
+    std::vector<std::int64_t> steps;
+    for (const auto& o : store_->list("step-"))
+      if (const auto k = parse_key(o.key); k && k->object.kind == object_kind::manifest)
+        steps.push_back(k->step);
+    std::sort(steps.begin(), steps.end());
+    return steps;
+  }
+
+  /// Removes a checkpoint or what is left of one: the manifest first, then everything that cairn put beside
+  /// it.
+  void remove(std::int64_t step) const {
+    store_->remove(manifest_key(step));
+    for (const auto& o : objects_.objects_of(step)) store_->remove(o.key);
+    (void)discard_leftovers(step_directory(step) + "/", nullptr);
+  }
+
+  /// The checkpoint does not exist any more, but nothing is lost: its manifest becomes
+  /// `manifest.damaged.<n>`. False if the store does not let it be changed.
+  [[nodiscard]] bool set_aside(std::int64_t step) const {
+    try {
+      const auto key = manifest_key(step);
+      std::optional<std::vector<std::byte>> bytes;
+      try {
+        bytes = store_->read_all(key, detail::max_manifest_bytes);
+        if (!bytes) return true;
+      } catch (const corrupt_error&) {  // too long to be one
+        bytes.emplace();
+      }
+      for (int n = 0; !store_->publish_new(detail::set_aside_key(step, n), *bytes);) ++n;
+      store_->remove(key);
+      return true;
+    } catch (const storage_error& e) {
+      if (e.id() == error_id::storage_permission) return false;
+      throw;
+    }
+  }
+
+  /// Ends the attempts of other runs in steps that are not committed, and removes their files; removes beside
+  /// committed checkpoints what their manifests do not name; discards unfinished objects of writers that
+  /// died. Leaves alone: damaged and set-aside checkpoints, and objects whose names cairn does not make. The
+  /// number of objects removed. @pre no attempt of `run` is being saved by another process that could not be
+  /// told apart: attempts count as of `run` if attempt_of() made them or a record says so.
+  std::uint64_t clean(const run_id& run) const {
+    std::uint64_t removed = 0;
+    const auto all = store_->list("step-");
+    for (std::size_t i = 0; i < all.size();) {
+      const auto directory = all[i].key.substr(0, all[i].key.find('/'));
+      const auto step = parse_step(directory);
+      while (i < all.size() && all[i].key.starts_with(directory) &&
+             (all[i].key.size() == directory.size() || all[i].key[directory.size()] == '/'))
+        ++i;
+      if (step) removed += clean_step(*step, run);
+    }
+    return removed + discard_leftovers("step-", &run);
+  }
+
+  /// Throws storage_no_space naming needed and free, where the store can tell.
+  void check_space(std::uint64_t bytes, std::uint64_t objects) const {
+    const auto left = store_->free_space();
+    if (!left) return;
+    if (left->bytes < bytes)
+      fail(error_id::storage_no_space, "the store has too little space for this checkpoint; remove old ones",
+           {.file = std::string(store_->describe()),
+            .expected = std::to_string(bytes) + " bytes",
+            .got = std::to_string(left->bytes) + " bytes free"});
+    if (left->objects < objects)
+      fail(error_id::storage_no_space, "the store has too few inodes left for this checkpoint; remove files",
+           {.file = std::string(store_->describe()),
+            .expected = std::to_string(objects) + " files",
+            .got = std::to_string(left->objects) + " inodes free"});
+  }
+
+ private:
+  std::uint64_t clean_step(std::int64_t step, const run_id& run) const {
+    const auto key = manifest_key(step);
+    if (const auto bytes = store_->read_all(key, detail::max_manifest_bytes)) {
+      try {
+        const auto m = decode_manifest(*bytes, key);
+        return m.step == step ? remove_unnamed(step, m) : 0;  // another's names nothing here
+      } catch (const corrupt_error&) {
+        return 0;
+      }
+    }
+    const auto objects = objects_.objects_of(step);
+    if (std::any_of(objects.begin(), objects.end(), [](const auto& o) { return o.is_set_aside(); })) return 0;
+    std::uint64_t removed = 0;
+    auto attempts = detail::attempts_in(objects, std::nullopt);
+    std::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
+    for (const auto& a : attempts)
+      if (!a.marked) objects_.mark(step, a.attempt, detail::superseded(step, run));
+    if (store_->size(key)) return 0;
+    for (const auto& o : objects_.objects_of(step)) {
+      const bool ended = std::any_of(attempts.begin(), attempts.end(),
+                                     [&](const auto& a) { return a.attempt == o.name.attempt; });
+      if (o.is_file() && ended && store_->size(aborted_key(step, o.name.attempt)))
+        store_->remove(o.key), ++removed;
+    }
+    // A mark stays until the run after the one that made it, for writers that are late.
+    for (const auto& a : attempts)
+      if (a.marked && a.files == 0 && !marked_by(run, step, a.attempt))
+        store_->remove(aborted_key(step, a.attempt)), ++removed;
+    for (const auto& o : objects)
+      if (o.is_claim() && attempts.size() == detail::attempts_in(objects, std::nullopt).size())
+        store_->remove(o.key), ++removed;
+    return removed;
+  }
+  std::uint64_t remove_unnamed(std::int64_t step, const manifest& m) const {
+    std::map<std::pair<std::uint64_t, std::int32_t>, std::uint32_t> files;  // of an attempt's ranks
+    for (const auto& r : m.records)
+      if (r.step == step) files[{r.attempt, r.rank}] = r.files;
+    std::uint64_t removed = 0;
+    for (const auto& o : objects_.objects_of(step)) {
+      if ((o.own && o.name.kind == object_kind::manifest) || o.is_set_aside()) continue;
+      const auto named = files.find({o.name.attempt, o.name.rank});
+      if (o.is_file() && named != files.end() &&
+          (o.name.kind == object_kind::record || o.name.index < named->second))
+        continue;
+      store_->remove(o.key), ++removed;
+    }
+    return removed;
+  }
+  /// True if an attempt belongs to a run.
+  [[nodiscard]] bool is_of(const run_id& run, std::int64_t step, std::uint64_t attempt,
+                           const std::vector<detail::step_object>& objects) const {
+    if (detail::made_by(run, step, attempt)) return true;
+    for (const auto& o : objects) {
+      if (!o.own || o.name.kind != object_kind::record || o.name.attempt != attempt) continue;
+      try {
+        std::array<std::byte, record_header_bytes> bytes;
+        const read_range range{o.key, 0, bytes};
+        store_->read({&range, 1});
+        return decode_record_header(bytes, o.key).run == run;
+      } catch (const error&) {  // damaged or gone: another record may tell
+      }
+    }
+    return false;
+  }
+  [[nodiscard]] bool marked_by(const run_id& run, std::int64_t step, std::uint64_t attempt) const {
+    const auto key = aborted_key(step, attempt);
+    try {
+      objects_.throw_if_aborted(step, attempt);
+    } catch (const error& e) {
+      return e.fields().got == to_string(run);
+    }
+    return false;
+  }
+  /// Unfinished objects of writers that died; those of `run` are left alone.
+  std::uint64_t discard_leftovers(const std::string& prefix, const run_id* run) const {
+    std::uint64_t removed = 0;
+    std::map<std::pair<std::int64_t, std::uint64_t>, bool> ours;  // attempts of `run`
+    for (const auto& key : store_->leftovers(prefix)) {
+      const auto about = run != nullptr ? detail::unfinished_object(key) : std::nullopt;
+      if (about) {
+        const auto [at, first] = ours.try_emplace({about->step, about->object.attempt}, false);
+        if (first) at->second = detail::made_by(*run, about->step, about->object.attempt);
+        if (at->second) continue;
+      }
+      try {
+        store_->discard(key), ++removed;
+      } catch (const storage_error& e) {
+        if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
+      }
+    }
+    return removed;
+  }
+
+  std::shared_ptr<Store> store_;
+  detail::step_objects<Store> objects_;
+};
+
+}  // namespace v1
+}  // namespace cairn
