@@ -1,0 +1,893 @@
+// SPDX-License-Identifier: Apache-2.0
+// threaded
+// Bad input and faults, as a trainer meets them through its checkpointer.
+#include <doctest/doctest.h>
+#include <cairn/cairn.hpp>
+
+#include "support/counting_communicator.hpp"
+#include "support/faulty_file_system.hpp"
+#include "support/faulty_store.hpp"
+#include "support/scratch_directory.hpp"
+#include "support/training_state.hpp"
+
+#include <sys/mount.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <semaphore>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace cairn_test;
+using cairn::error_id;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+using store = faulty_store<cairn::memory_store>;
+using storage = cairn::safetensors_storage<store>;
+using communicator = counting_communicator<cairn::thread_communicator>;
+using disk_store = cairn::basic_file_store<faulty_file_system<>>;
+
+disk_store disk_at(const std::string& root, faulty_file_system<> fs = faulty_file_system<>{}) {
+  return disk_store{root, {}, std::move(fs)};
+}
+
+std::uint64_t seed() {
+  static const std::uint64_t chosen = [] {
+    const char* text = std::getenv("CAIRN_TEST_SEED");
+    const auto value = text != nullptr ? std::strtoull(text, nullptr, 10) : 20'240'602u;
+    MESSAGE("seed " << value << " (CAIRN_TEST_SEED repeats another one)");
+    return value;
+  }();
+  return chosen;
+}
+
+cairn::checkpointer_options patient(std::chrono::nanoseconds patience = seconds(60)) {
+  cairn::checkpointer_options options;
+  options.patience = patience;
+  options.peer_patience = patience;
+  options.max_consecutive_failures = 0;
+  options.quiet = true;
+  return options;
+}
+
+/// What a checkpointer told; shared with its copies.
+class listener {
+ public:
+  using cairn_role = cairn::role::observer;
+  void observe(const cairn::observation& what) noexcept {
+    const std::lock_guard lock(told_->mutex);
+    if (what.kind == cairn::observation::what::fell_back)
+      told_->passed_over.push_back({what.step, std::string(what.text)});
+    if (what.kind == cairn::observation::what::warning) told_->warnings.emplace_back(what.text);
+  }
+  [[nodiscard]] std::vector<std::pair<std::int64_t, std::string>> passed_over() const {
+    const std::lock_guard lock(told_->mutex);
+    return told_->passed_over;
+  }
+  [[nodiscard]] std::vector<std::string> warnings() const {
+    const std::lock_guard lock(told_->mutex);
+    return told_->warnings;
+  }
+
+ private:
+  struct told {
+    std::mutex mutex;
+    std::vector<std::pair<std::int64_t, std::string>> passed_over;
+    std::vector<std::string> warnings;
+  };
+  std::shared_ptr<told> told_ = std::make_shared<told>();
+};
+
+/// The error of an exception, taken apart.
+struct told_error {
+  std::optional<error_id> id;
+  std::string text = "nothing";
+  cairn::error_fields fields;
+  [[nodiscard]] bool is(cairn::error_kind kind) const { return id && cairn::kind_of(*id) == kind; }
+};
+told_error error_of(const std::exception_ptr& failure) {
+  if (failure == nullptr) return {};
+  try {
+    std::rethrow_exception(failure);
+  } catch (const cairn::error& e) {
+    return {e.id(), e.what(), e.fields()};
+  } catch (const std::exception& e) {
+    return {{}, std::string("no cairn::error: ") + e.what(), {}};
+  }
+}
+template <class Call>
+told_error thrown_by(Call&& call) {
+  try {
+    call();
+  } catch (...) {
+    return error_of(std::current_exception());
+  }
+  return {};
+}
+
+communicator alone() {
+  return communicator(cairn::thread_group{1}.communicator(0));
+}
+
+/// A store in memory whose calls can be made to fail, and checkpointers on it.
+struct place {
+  cairn::memory_store objects;
+  std::shared_ptr<store_faults> faults = std::make_shared<store_faults>();
+  std::shared_ptr<message_counts> counts = std::make_shared<message_counts>();
+
+  [[nodiscard]] storage disturbed() const { return storage{store{objects, faults}}; }
+  [[nodiscard]] auto open(communicator comm = alone(), const cairn::checkpointer_options& options = patient(),
+                          std::size_t keep = 0, listener ear = {}) const {
+    return cairn::checkpointer{disturbed(), std::move(comm), std::move(ear), options, cairn::keep_last(keep)};
+  }
+  [[nodiscard]] auto open_overlapped(communicator comm = alone()) const {
+    return cairn::checkpointer{disturbed(), std::move(comm), listener{}, patient(), cairn::overlapped{}};
+  }
+  [[nodiscard]] std::vector<std::byte> get(const std::string& key) {
+    return objects.read_all(key, std::uint64_t{1} << 30).value();
+  }
+  void put(const std::string& key, std::span<const std::byte> bytes) {
+    objects.remove(key);
+    objects.put_new(key, bytes);
+  }
+  [[nodiscard]] std::vector<std::string> keys(const std::string& contains, const std::string& ending = "") {
+    std::vector<std::string> found;
+    for (const auto& o : objects.list(""))
+      if (o.key.find(contains) != std::string::npos && o.key.ends_with(ending)) found.push_back(o.key);
+    return found;
+  }
+  /// body(rank, communicator) as ranks; what each threw, or null.
+  template <class Body>
+  std::vector<std::exception_ptr> ranks(int n, Body body) const {
+    const cairn::thread_group group{n};
+    std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(n));
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < n; ++rank)
+      threads.emplace_back([&, rank] {
+        try {
+          body(rank, communicator(group.communicator(rank), counts));
+        } catch (...) {
+          thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+        }
+      });
+    threads.clear();
+    return thrown;
+  }
+};
+void none_failed(const std::vector<std::exception_ptr>& thrown) {
+  for (const auto& each : thrown) CHECK(error_of(each).text == "nothing");
+}
+
+constexpr training_sizes small{.weights = 700, .rows = 9};
+
+/// Checkpoints of steps 1 and 2, by one rank.
+struct saved_twice : place {
+  training_state t{0, 1, small};
+  saved_twice() {
+    auto ckpt = open();
+    for (const std::int64_t step : {1, 2}) {
+      t.fill(step);
+      ckpt.save(t.state, step).wait();
+    }
+  }
+  /// A new run falls back to step 1, says why, and moves the manifest of step 2 aside; everything is put
+  /// back.
+  void falls_back(const std::string& word) {
+    const auto manifest = get(cairn::manifest_key(2));
+    t.spoil();
+    const listener ear;
+    auto ckpt = open(alone(), patient(), 0, ear);
+    CHECK(ckpt.resume(t.state) == 1);
+    CHECK(t.is(1));
+    const auto passed = ear.passed_over();
+    REQUIRE(passed.size() == 1);
+    CHECK(passed[0].first == 2);
+    CHECK_MESSAGE(passed[0].second.find(word) != std::string::npos, passed[0].second);
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+    const auto aside = keys("manifest.damaged.0");
+    REQUIRE(aside.size() == 1);
+    CHECK(get(aside[0]) == manifest);
+    objects.remove(aside[0]);
+    put(cairn::manifest_key(2), manifest);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("every flipped bit, cut and exchange of a manifest is an error of load, and resume falls back") {
+  saved_twice s;
+  auto ckpt = s.open();
+  const auto key = cairn::manifest_key(2);
+  const auto good = s.get(key);
+  const auto loading = [&](std::span<const std::byte> bytes) {
+    s.put(key, bytes);
+    return thrown_by([&] { ckpt.load(s.t.state, 2); });
+  };
+  for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
+    auto bad = good;
+    bad[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+    if (!loading(bad).is(cairn::error_kind::corrupt)) FAIL_CHECK("bit " << bit << " went unnoticed");
+    if (bit % 997 == 0) s.falls_back("cairn.corrupt.");
+  }
+  for (std::size_t length = 0; length < good.size(); ++length) {
+    if (!loading({good.data(), length}).is(cairn::error_kind::corrupt)) FAIL_CHECK("cut at " << length);
+    if (length % 97 == 0) s.falls_back("cairn.corrupt.");
+  }
+  auto longer = good;
+  longer.resize(good.size() + (1u << 20), std::byte{0x5a});
+  CHECK(loading(longer).is(cairn::error_kind::corrupt));
+  s.falls_back("cairn.corrupt.");
+  CHECK(loading(s.get(cairn::manifest_key(1))).id == error_id::corrupt_identity);
+  s.falls_back("another step");
+  CHECK(loading(s.get(s.keys("step-00000002", ".record").at(0))).id == error_id::corrupt_bad_magic);
+  s.falls_back("cairn.corrupt.bad_magic");
+  CHECK_FALSE(loading(good).id.has_value());
+  CHECK(s.t.is(2));
+}
+
+TEST_CASE("every damaged, cut, missing or exchanged record is an error of load, and resume falls back") {
+  saved_twice s;
+  auto ckpt = s.open();
+  const auto key = s.keys("step-00000002", ".record").at(0);
+  const auto good = s.get(key);
+  const auto loading = [&] { return thrown_by([&] { ckpt.load(s.t.state, 2); }); };
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    auto bad = good;
+    bad[at] ^= static_cast<std::byte>(1u << at % 8);
+    s.put(key, bad);
+    if (!loading().is(cairn::error_kind::corrupt)) FAIL_CHECK("byte " << at << " went unnoticed");
+    s.put(key, {good.data(), at});
+    if (!loading().is(cairn::error_kind::corrupt)) FAIL_CHECK("cut at " << at);
+    if (at % 101 == 0) s.falls_back("cairn.corrupt.");
+  }
+  auto longer = good;
+  longer.resize(good.size() + 4'096);
+  s.put(key, longer);
+  CHECK(loading().is(cairn::error_kind::corrupt));
+  s.put(key, s.get(s.keys("step-00000001", ".record").at(0)));
+  CHECK(loading().is(cairn::error_kind::corrupt));
+  s.falls_back(key);
+  s.objects.remove(key);
+  CHECK(loading().id == error_id::corrupt_missing_file);
+  s.falls_back("cairn.corrupt.missing_file");
+  s.put(key, good);
+  CHECK_FALSE(loading().id.has_value());
+  CHECK(s.t.is(2));
+}
+
+TEST_CASE("2,000 random flips of data: each is an error of load, or the bits that load are right") {
+  saved_twice s;
+  auto ckpt = s.open();
+  std::mt19937_64 random(seed());
+  const auto files = s.keys("step-00000002", ".safetensors");
+  std::vector<std::vector<std::byte>> good;
+  for (const auto& file : files) good.push_back(s.get(file));
+  int found = 0, beside = 0, in_data = 0;
+  for (int i = 0; i < 2'500; ++i) {
+    const auto f = static_cast<std::size_t>(random() % files.size());
+    auto bad = good[f];
+    const auto at = random() % bad.size();
+    bad[at] ^= static_cast<std::byte>(1u << random() % 8);
+    s.put(files[f], bad);
+    in_data += at >= 4'096;
+    const auto e = thrown_by([&] { ckpt.load(s.t.state, 2); });
+    s.put(files[f], good[f]);
+    if (e.id == error_id::corrupt_digest && e.fields.file == files[f])
+      ++found;
+    else if (!e.id && s.t.is(2))
+      ++beside;  // in the header, which load does not believe, or in the padding
+    else
+      FAIL_CHECK("byte " << at << " of " << files[f] << ": " << e.text);
+  }
+  CHECK(found + beside == 2'500);
+  CHECK(found > in_data * 9 / 10);
+  CHECK(found >= 1'000);
+}
+
+TEST_CASE("a data file that is missing, shorter, longer, or of another step is told and passed over") {
+  saved_twice s;
+  auto ckpt = s.open();
+  const auto keys = s.keys("step-00000002", ".safetensors");
+  const auto old_keys = s.keys("step-00000001", ".safetensors");
+  REQUIRE(keys.size() == old_keys.size());
+  for (std::size_t f = 0; f < keys.size(); ++f) {
+    const auto good = s.get(keys[f]);
+    const auto loading = [&] {
+      auto e = thrown_by([&] { ckpt.load(s.t.state, 2); });
+      CHECK(e.fields.file == keys[f]);
+      return e.id;
+    };
+    s.objects.remove(keys[f]);
+    CHECK(loading() == error_id::corrupt_missing_file);
+    s.falls_back(keys[f]);
+    s.put(keys[f], {good.data(), good.size() - 1});
+    CHECK(loading() == error_id::corrupt_size_mismatch);
+    s.falls_back(keys[f]);
+    s.put(keys[f], {});
+    CHECK(loading() == error_id::corrupt_size_mismatch);
+    auto longer = good;
+    longer.push_back(std::byte{0});
+    s.put(keys[f], longer);
+    CHECK(loading() == error_id::corrupt_size_mismatch);
+    s.falls_back(keys[f]);
+    auto old = s.get(old_keys[f]);
+    old.resize(good.size());
+    s.put(keys[f], old);
+    CHECK(loading() == error_id::corrupt_digest);
+    s.falls_back("cairn.corrupt.digest");
+    s.put(keys[f], good);
+  }
+  ckpt.load(s.t.state, 2);
+  CHECK(s.t.is(2));
+}
+
+TEST_CASE("hostile headers of data files: load believes nothing that they say, verification finds them") {
+  saved_twice s;
+  auto ckpt = s.open();
+  const auto reader = s.disturbed().reader();
+  const auto key = s.keys("step-00000002", ".safetensors").at(0);
+  const auto good = s.get(key);
+  const std::string hostile[] = {
+      std::string("\xff\xff\xff\xff\xff\xff\xff\x7f{", 9),
+      std::string("\x20\0\0\0\0\0\0\0{\"a\":{\"dtype\":\"U8\",\"shape\":[9", 31),
+      std::string("\x08\0\0\0\0\0\0\0[[[[[[[[", 16),
+      std::string("\0\0\0\0\0\0\0\0", 8),
+      std::string("\x0c\0\0\0\0\0\0\0{\"/etc/x\":1}", 20),
+  };
+  for (const auto& text : hostile) {
+    auto bad = good;
+    std::memcpy(bad.data(), text.data(), text.size());
+    s.put(key, bad);
+    s.t.spoil();
+    ckpt.load(s.t.state, 2);
+    CHECK(s.t.is(2));
+    const auto found = thrown_by([&] {
+      auto own = reader;
+      auto opened = own.open(2, own.fetch(2));
+      static_cast<void>(own.verify(opened, cairn::deadline::in(seconds(60))));
+    });
+    CHECK(found.is(cairn::error_kind::corrupt));
+    CHECK(found.fields.file == key);
+  }
+}
+
+TEST_CASE("absolute and .. names of items never become paths") {
+  const scratch_directory directory;
+  const auto root = directory.path() + "/inner/checkpoints";
+  const std::string hostile[] = {"../../up", "/etc/cairn", "a/../../b",
+                                 "..",       ".",          "step-00000009/manifest.cairn"};
+  double values[std::size(hostile)] = {};
+  cairn::state_dict state;
+  for (std::size_t i = 0; i < std::size(hostile); ++i) {
+    values[i] = static_cast<double>(i) + 0.5;
+    state.value(hostile[i], values[i]);
+  }
+  cairn::checkpointer ckpt{disk_at(root), alone(), listener{}, patient()};
+  ckpt.save(state, 1).wait();
+  for (auto& v : values) v = 0;
+  ckpt.load(state, 1);
+  for (std::size_t i = 0; i < std::size(hostile); ++i) CHECK(values[i] == static_cast<double>(i) + 0.5);
+  for (const auto& file : std::filesystem::recursive_directory_iterator(directory.path())) {
+    const auto path = file.path().string().substr(directory.path().size());
+    if (file.is_directory())
+      CHECK((path == "/inner" || path == "/inner/checkpoints" || path == "/inner/checkpoints/step-00000001"));
+    else
+      CHECK(cairn::parse_key(path.substr(std::strlen("/inner/checkpoints/"))).has_value());
+  }
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+}
+
+namespace {
+/// A file system of its own and of one size, where the test may mount one.
+class small_disk {
+ public:
+  explicit small_disk(const char* options) {
+    mounted_ = ::mount("none", directory_.path().c_str(), "tmpfs", 0, options) == 0;
+    if (!mounted_) MESSAGE("skipped: mounting a tmpfs needs root (" << std::strerror(errno) << ")");
+  }
+  ~small_disk() {
+    if (mounted_) ::umount2(directory_.path().c_str(), MNT_DETACH);
+  }
+  small_disk(const small_disk&) = delete;
+  small_disk& operator=(const small_disk&) = delete;
+  [[nodiscard]] bool mounted() const { return mounted_; }
+  [[nodiscard]] const std::string& path() const { return directory_.path(); }
+  [[nodiscard]] bool make_read_only() const {
+    return ::mount("none", path().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr) == 0;
+  }
+
+ private:
+  scratch_directory directory_;
+  bool mounted_ = false;
+};
+constexpr training_sizes large{.weights = 100'000};
+auto open_disk(disk_store s, listener ear = {}, int most_failures = 0) {
+  auto options = patient();
+  options.max_consecutive_failures = most_failures;
+  return cairn::checkpointer{std::move(s), alone(), std::move(ear), options};
+}
+}  // namespace
+
+TEST_CASE("a full disk: the save fails with what is needed and free, and works when there is room again") {
+  const small_disk disk("size=2m");
+  if (!disk.mounted()) return;
+  training_state t(0, 1, large);
+  auto ckpt = open_disk(disk_at(disk.path() + "/c"));
+  t.fill(1);
+  ckpt.save(t.state, 1).wait();
+  const auto ballast = disk.path() + "/ballast";
+  {
+    std::ofstream file(ballast);
+    file << std::string(1'400'000, 'x');
+  }
+  t.fill(2);
+  const auto handle = ckpt.save(t.state, 2);
+  const auto why = thrown_by([&] { handle.wait(); });
+  CHECK(why.id == error_id::storage_no_space);
+  CHECK(std::strtoull(why.fields.expected.c_str(), nullptr, 10) >= 400'000);
+  CHECK(std::strtoull(why.fields.got.c_str(), nullptr, 10) < 400'000);
+  CHECK(why.fields.got.find("free") != std::string::npos);
+  CHECK(t.is(2));
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+  REQUIRE(std::filesystem::remove(ballast));
+  t.fill(3);
+  ckpt.save(t.state, 3).wait();
+  for (const std::int64_t step : {1, 3}) {
+    ckpt.load(t.state, step);
+    CHECK(t.is(step));
+  }
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1, 3});
+}
+
+TEST_CASE("a read-only store: it loads and resumes, damage is passed over, saves say why they fail") {
+  const small_disk disk("size=4m");
+  if (!disk.mounted()) return;
+  training_state t(0, 1, small);
+  {
+    auto ckpt = open_disk(disk_at(disk.path()));
+    for (const std::int64_t step : {1, 2}) {
+      t.fill(step);
+      ckpt.save(t.state, step).wait();
+    }
+  }
+  std::filesystem::resize_file(disk.path() + "/" + cairn::manifest_key(2), 100);
+  REQUIRE(disk.make_read_only());
+  const listener ear;
+  auto ckpt = open_disk(disk_at(disk.path()), ear);
+  CHECK(ckpt.resume(t.state) == 1);
+  CHECK(t.is(1));
+  REQUIRE(ear.passed_over().size() == 1);
+  CHECK(ear.passed_over()[0].second.find("could not be moved aside") != std::string::npos);
+  CHECK(thrown_by([&] { ckpt.save(t.state, 3).wait(); }).id == error_id::storage_permission);
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
+  ckpt.load(t.state, 1);
+  CHECK(t.is(1));
+}
+
+TEST_CASE("short writes and reads, EINTR, and a disk that is full in the middle, seen by a trainer") {
+  const scratch_directory directory;
+  training_state t(0, 1, large);
+  std::int64_t step = 0;
+  std::vector<std::int64_t> kept;
+  const auto run = [&](file_fault fault) {
+    faulty_file_system<> fs;
+    auto ckpt = open_disk(disk_at(directory.path(), fs));
+    t.fill(++step);
+    fs.fail(fault);
+    const auto why = thrown_by([&] { ckpt.save(t.state, step).wait(); });
+    CHECK(fs.hits() > 0);
+    CHECK(t.is(step));
+    if (!why.id) {
+      ckpt.load(t.state, step);
+      CHECK(t.is(step));
+      kept.push_back(step);
+    }
+    fs.heal();
+    CHECK(ckpt.list() == kept);
+    t.fill(++step);  // training goes on
+    ckpt.save(t.state, step).wait();
+    kept.push_back(step);
+    ckpt.load(t.state, step);
+    CHECK(t.is(step));
+    return why.id;
+  };
+  using manner = file_fault::manner;
+  for (const auto call : {file_call::pwrite, file_call::pread})
+    for (const bool for_ever : {false, true})
+      CHECK_FALSE(run({.call = call, .for_ever = for_ever, .how = manner::half}).has_value());
+  CHECK_FALSE(run({.call = file_call::pwrite, .how = manner::one_byte}).has_value());
+  for (const auto call : {file_call::pwrite, file_call::open, file_call::open_directory, file_call::rename})
+    CHECK_FALSE(run({.call = call, .error = EINTR}).has_value());
+  for (const auto call : {file_call::pwrite, file_call::allocate})
+    CHECK(run({.call = call, .error = ENOSPC}) == error_id::storage_no_space);
+  CHECK(run({.call = file_call::sync, .error = EIO}) == error_id::storage_io);
+  CHECK(run({.call = file_call::open, .error = EROFS, .for_ever = true}) == error_id::storage_permission);
+}
+
+TEST_CASE(
+    "whatever call to the store fails in a save of two ranks: the handles say so, and training goes on") {
+  for (const bool for_ever : {false, true}) {
+    bool reached = true;
+    std::uint64_t k = 0;
+    // The order of the ranks' calls differs from run to run: each call is met in some run.
+    for (; reached; ++k) {
+      CAPTURE(k);
+      CAPTURE(for_ever);
+      place p;
+      std::barrier together(2);
+      std::atomic<int> acknowledged = 0;
+      const auto thrown = p.ranks(2, [&](int rank, communicator comm) {
+        training_state t(rank, 2, small);
+        auto ckpt = p.open(std::move(comm));
+        t.fill(1);
+        ckpt.save(t.state, 1).wait();
+        together.arrive_and_wait();
+        if (rank == 0) p.faults->fail_at(store_call::any, k, for_ever);
+        together.arrive_and_wait();
+        t.fill(2);
+        const auto why = thrown_by([&] {
+          ckpt.save(t.state, 2).wait();
+          ++acknowledged;
+        });
+        if (why.text != "nothing" && !why.id) FAIL_CHECK(why.text);
+        CHECK(t.is(2));
+        together.arrive_and_wait();
+        if (rank == 0) {
+          reached = p.faults->triggered() > 0;
+          p.faults->clear();
+        }
+        together.arrive_and_wait();
+        t.fill(3);
+        ckpt.save(t.state, 3).wait();
+        ckpt.close();
+      });
+      none_failed(thrown);
+      training_state t(0, 1, small);
+      auto next = p.open();
+      CHECK(next.resume(t.state) == 3);
+      CHECK(t.is(3));
+      const auto steps = next.list();
+      const bool exists = std::find(steps.begin(), steps.end(), 2) != steps.end();
+      CHECK((exists || acknowledged == 0));
+      for (const auto step : steps) {
+        next.load(t.state, step);
+        CHECK(t.is(step));
+      }
+    }
+    CHECK(k > 20);
+  }
+}
+
+TEST_CASE("after max_consecutive_failures save throws, when its own save is under way") {
+  place p;
+  training_state t(0, 1, small);
+  auto options = patient();
+  options.max_consecutive_failures = 3;
+  auto ckpt = p.open(alone(), options);
+  // A writer goes on when save() has returned.
+  std::counting_semaphore<8> returned(0);
+  std::atomic<bool> broken = true;
+  p.faults->add({.kind = store_call::create, .for_ever = true, .action = [&](std::string_view key) {
+                   returned.acquire();
+                   if (broken) cairn::fail(error_id::storage_io, "no spindle", {.file = std::string(key)});
+                 }});
+  for (const std::int64_t step : {1, 2, 3}) {
+    t.fill(step);
+    const auto handle = ckpt.save(t.state, step);
+    returned.release();
+    CHECK(thrown_by([&] { handle.wait(); }).id == error_id::storage_io);
+    CHECK(handle.failed());
+  }
+  broken = false;
+  t.fill(4);
+  const auto why = thrown_by([&] { ckpt.save(t.state, 4); });
+  CHECK(why.id == error_id::usage_too_many_failures);
+  CHECK(why.text.find("no spindle") != std::string::npos);
+  returned.release(5);
+  t.fill(5);
+  ckpt.save(t.state, 5).wait();
+  ckpt.close();
+  CHECK(p.open().list() == std::vector<std::int64_t>{4, 5});
+}
+
+TEST_CASE("another dtype or shape on one rank alone is an error of load on all ranks") {
+  place p;
+  none_failed(p.ranks(2, [&](int rank, communicator comm) {
+    training_state t(rank, 2, small);
+    auto ckpt = p.open(std::move(comm));
+    t.fill(1);
+    ckpt.save(t.state, 1).wait();
+    std::vector<float> weights(700);
+    std::vector<double> doubles(700);
+    cairn::state_dict dtype;
+    cairn::state_dict shape;
+    if (rank == 1) {
+      dtype.tensor("weights", doubles, {700});
+      shape.tensor("weights", weights, {7, 100});
+    } else {
+      dtype.tensor("weights", weights, {700});
+      shape.tensor("weights", weights, {700});
+    }
+    const auto wrong_dtype = thrown_by([&] { ckpt.load(dtype, 1, cairn::only{"weights"}); });
+    CHECK(wrong_dtype.id == error_id::plan_dtype_mismatch);
+    CHECK(wrong_dtype.fields.item == "weights");
+    const auto wrong_shape = thrown_by([&] { ckpt.load(shape, 1, cairn::only{"weights"}); });
+    CHECK(wrong_shape.id == error_id::plan_shape_mismatch);
+    CHECK(wrong_shape.fields.item == "weights");
+    // resume does not look for an older checkpoint: none would fit.
+    CHECK(thrown_by([&] { static_cast<void>(ckpt.resume(shape)); }).is(cairn::error_kind::plan));
+    t.spoil();
+    ckpt.load(t.state, 1);
+    CHECK(t.is(1));
+  }));
+}
+
+TEST_CASE("ranks that claim overlapping chunks are all told, before a byte is written") {
+  place p;
+  none_failed(p.ranks(4, [&](int rank, communicator comm) {
+    std::vector<float> rows(4 * 8);
+    cairn::state_dict state;
+    const std::int64_t begin[] = {0, 4, 7, 12};  // rank 2 should begin at 8
+    state.tensor("rows", rows, cairn::shard{{16, 8}, {begin[rank], 0}, {4, 8}});
+    auto ckpt = p.open(std::move(comm));
+    const auto why = thrown_by([&] { ckpt.save(state, 1); });
+    CHECK(why.id == error_id::plan_overlap);
+    CHECK(why.fields.item == "rows");
+    CHECK(why.text.find("offsets [4, 0] sizes [4, 8] on rank 1") != std::string::npos);
+    CHECK(why.text.find("offsets [7, 0] sizes [4, 8] on rank 2") != std::string::npos);
+    CHECK(ckpt.list().empty());
+  }));
+  CHECK(p.objects.list("").empty());
+  CHECK(p.faults->count(store_call::create) == 0);
+}
+
+TEST_CASE("a name given twice is refused, and the state saves as it was") {
+  place p;
+  training_state t(0, 1, small);
+  t.fill(1);
+  double other = 0;
+  CHECK(thrown_by([&] { t.state.value("rate", other); }).id == error_id::usage_duplicate_name);
+  CHECK(thrown_by([&] { t.state.tensor("weights", t.weights, {700}); }).id == error_id::usage_duplicate_name);
+  auto ckpt = p.open();
+  ckpt.save(t.state, 1).wait();
+  t.spoil();
+  ckpt.load(t.state, 1);
+  CHECK(t.is(1));
+}
+
+TEST_CASE("a rank that does not come to plan is named on all others by the deadline") {
+  place p;
+  std::latch others_done(2);
+  none_failed(p.ranks(3, [&](int rank, communicator comm) {
+    training_state t(rank, 3, small);
+    auto options = patient();
+    options.peer_patience = milliseconds(1'500);
+    auto ckpt = p.open(std::move(comm), options);
+    if (rank == 2) return others_done.wait();
+    const auto why = thrown_by([&] { ckpt.save(t.state, 1); });
+    CHECK(why.is(cairn::error_kind::timeout));
+    CHECK(why.fields.rank == 2);
+    others_done.count_down();
+  }));
+  CHECK(p.objects.list("").empty());
+}
+
+TEST_CASE("memory resized on one rank: it throws there, and the others learn it long before any deadline") {
+  place p;
+  none_failed(p.ranks(3, [&](int rank, communicator comm) {
+    training_state t(rank, 3, small);
+    auto ckpt = p.open(std::move(comm), patient(std::chrono::hours(1)));
+    t.fill(1);
+    ckpt.save(t.state, 1).wait();
+    const auto length = t.rows.size();
+    if (rank == 1) t.rows.resize(length - 1);
+    const auto why = thrown_by([&] {
+      const auto handle = ckpt.save(t.state, 2);
+      CHECK(rank != 1);
+      handle.wait();
+    });
+    CHECK(why.id == error_id::usage_size_changed);
+    CHECK(why.fields.item == "rows");
+    if (rank != 1) CHECK(why.text.find("rank 1") != std::string::npos);
+    t.rows.resize(length);
+    t.fill(3);
+    ckpt.save(t.state, 3).wait();
+  }));
+  CHECK(p.open().list() == std::vector<std::int64_t>{1, 3});
+}
+
+TEST_CASE("a rank whose writer fails: the others' handles say why and where") {
+  place p;
+  p.faults->add(
+      {.kind = store_call::create, .key_contains = "rank-00001", .action = [](std::string_view key) {
+         cairn::fail(error_id::storage_io, "the cable was pulled", {.file = std::string(key)});
+       }});
+  none_failed(p.ranks(3, [&](int, communicator comm) {
+    const int rank = comm.rank();
+    training_state t(rank, 3, small);
+    auto ckpt = p.open(std::move(comm), patient(std::chrono::hours(1)));
+    t.fill(1);
+    const auto handle = ckpt.save(t.state, 1);
+    const auto why = thrown_by([&] { handle.wait(); });
+    CHECK(why.id == error_id::storage_io);
+    CHECK(why.text.find("the cable was pulled") != std::string::npos);
+    if (rank != 1) CHECK(why.fields.rank == 1);
+    CHECK_FALSE(handle.committed());
+    t.fill(2);
+    ckpt.save(t.state, 2).wait();
+  }));
+  CHECK(p.open().list() == std::vector<std::int64_t>{2});
+  CHECK(p.keys("step-00000001", ".safetensors").empty());
+}
+
+TEST_CASE("before_update forgotten on all ranks: nothing of the save is published, and the next one is") {
+  place p;
+  none_failed(p.ranks(2, [&](int rank, communicator comm) {
+    training_state t(rank, 2, small);
+    auto ckpt = p.open_overlapped(std::move(comm));
+    t.fill(1);
+    const auto first = ckpt.save(t.state, 1);
+    t.fill(2);
+    const auto second = ckpt.save(t.state, 2);
+    const auto why = error_of(first.failure());
+    CHECK_MESSAGE(why.id == error_id::usage_before_update_missing, why.text);
+    ckpt.before_update();
+    second.wait();
+  }));
+  training_state t(0, 1, small);
+  auto next = p.open();
+  CHECK(next.resume(t.state) == 2);
+  CHECK(t.is(2));
+  CHECK(p.keys("step-00000001", ".safetensors").empty());
+}
+
+TEST_CASE("an exception while an overlapped save is not confirmed: nothing is committed") {
+  place p;
+  cairn::save_handle handle;
+  training_state t(0, 1, small);
+  t.fill(1);
+  try {
+    auto ckpt = p.open_overlapped();
+    handle = ckpt.save(t.state, 1);
+    throw std::runtime_error("the loss is no number");
+  } catch (const std::runtime_error&) {
+  }
+  CHECK(error_of(handle.failure()).id == error_id::usage_before_update_missing);
+  CHECK(p.open().list().empty());
+  CHECK(p.keys("manifest").empty());
+}
+
+TEST_CASE("a checkpointer that is destroyed without close waits for its saves") {
+  place p;
+  training_state t(0, 1, small);
+  t.fill(1);
+  std::latch gate(1);
+  p.faults->add({.kind = store_call::finish, .action = [&](std::string_view) { gate.wait(); }});
+  cairn::save_handle handle;
+  std::jthread opener;
+  {
+    auto ckpt = p.open();
+    handle = ckpt.save(t.state, 1);
+    CHECK_FALSE(handle.written());
+    CHECK_FALSE(handle.committed());
+    opener = std::jthread([&] { gate.count_down(); });
+  }
+  CHECK(handle.committed());
+  t.spoil();
+  CHECK(p.open().resume(t.state) == 1);
+  CHECK(t.is(1));
+}
+
+TEST_CASE("a save whose plan is cached sends no message") {
+  place p;
+  std::barrier together(4);
+  none_failed(p.ranks(4, [&](int rank, communicator comm) {
+    training_state t(rank, 4, small);
+    auto ckpt = p.open(std::move(comm));
+    ckpt.save(t.state, 1).wait();
+    together.arrive_and_wait();
+    const auto sent = p.counts->sent.load();
+    CHECK(sent > 0);
+    together.arrive_and_wait();
+    for (const std::int64_t step : {2, 3, 4}) {
+      t.fill(step);
+      t.loader =
+          std::string(static_cast<std::size_t>(rank * 100 + step), 'x');  // bytes may change their size
+      auto handle = ckpt.save(t.state, step);
+      handle.wait();
+      CHECK(handle.report().plan_cached);
+    }
+    ckpt.close();
+    together.arrive_and_wait();
+    CHECK(p.counts->sent.load() == sent);
+    together.arrive_and_wait();
+  }));
+}
+
+TEST_CASE("two checkpointers save the same step at once: exactly one wins, whole") {
+  for (std::int64_t round = 1; round <= 30; ++round) {
+    CAPTURE(round);
+    place p;
+    std::barrier together(2);
+    std::atomic<std::int64_t> winners = 0;
+    std::atomic<std::int64_t> content = 0;
+    const auto job = [&](std::int64_t own) {
+      training_state t(0, 1, small);
+      auto ckpt = p.open();
+      t.fill(own);
+      ckpt.prepare(t.state);
+      together.arrive_and_wait();
+      const auto why = thrown_by([&] { ckpt.save(t.state, round).wait(); });
+      if (!why.id) ++winners, content = own;
+      CHECK_MESSAGE(
+          (!why.id || why.id == error_id::storage_already_committed || why.id == error_id::storage_aborted),
+          why.text);
+    };
+    std::jthread other(job, 100);
+    job(200);
+    other.join();
+    CHECK(winners == 1);
+    training_state t(0, 1, small);
+    CHECK(p.open().resume(t.state) == round);
+    CHECK(t.is(content));
+    CHECK(p.keys("", ".safetensors").size() <= 2);
+  }
+}
+
+TEST_CASE(
+    "a checkpoint that retention removes while it is being loaded gives a typed error or its own bits") {
+  bool reached = true;
+  int errors = 0;
+  std::uint64_t k = 0;
+  for (; reached; ++k) {
+    CAPTURE(k);
+    place p;
+    training_state t(0, 1, small);
+    place trainer;
+    trainer.objects = p.objects;
+    auto saving = trainer.open(alone(), patient(), 1);
+    t.fill(1);
+    saving.save(t.state, 1).wait();
+    p.faults->add({.at = k, .key_contains = "step-00000001", .action = [&](std::string_view) {
+                     training_state newer(0, 1, small);
+                     newer.fill(2);
+                     saving.save(newer.state, 2).wait();
+                   }});
+    training_state loaded(0, 1, small);
+    auto reader = p.open();
+    const auto why = thrown_by([&] { reader.load(loaded.state, 1); });
+    reached = p.faults->triggered() > 0;
+    if (why.id) {
+      CHECK((why.is(cairn::error_kind::storage) || why.is(cairn::error_kind::corrupt)));
+      ++errors;
+    } else {
+      CHECK(why.text == "nothing");
+      CHECK(loaded.is(1));
+    }
+    if (!reached) break;
+    CHECK(reader.list() == std::vector<std::int64_t>{2});
+    reader.load(loaded.state, 2);
+    CHECK(loaded.is(2));
+  }
+  CHECK(k >= 3);
+  CHECK(errors >= 2);
+}
