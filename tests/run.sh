@@ -12,7 +12,7 @@ usage: bash tests/run.sh [--quick | --full] [-R REGEX] [--jobs N] [--help]
   (nothing)   every test under AddressSanitizer and UndefinedBehaviorSanitizer (clang), the threaded ones under ThreadSanitizer
               (g++), the examples in an optimised build (g++); benchmarks compiled; headers, compile-fail cases, consumers, format. About 15 minutes on 2 cores from a fresh clone.
   --quick     one build without sanitizers, and no headers, compile-fail cases or consumers.
-  --full      everything on g++ and clang, with every sanitizer, and the slow tests. Up to an hour on 2 cores.
+  --full      everything on g++ and clang, with every sanitizer, the slow tests, and ten times as many random cases. Up to an hour on 2 cores.
   -R REGEX    only the tests whose name matches, as ctest does it; only their programs are built.
   --jobs N    programs built and tests run at a time (default: the number of cores).
 
@@ -232,7 +232,7 @@ case $mode in
   full)
     run_build asan ""
     run_build tsan "" -L '^threaded$' -LE '^static$'
-    run_build release "cairn_examples cairn_benchmarks" -LE '^static$'
+    CAIRN_TEST_LONG=1 run_build release "cairn_examples cairn_benchmarks" -LE '^static$'
     run_build debug "cairn_examples" -LE '^(slow|static)$'
     run_build clang "cairn_examples cairn_benchmarks" -LE '^(slow|static)$'
     run_build clang-asan "" -LE '^(slow|static)$'

@@ -6,6 +6,7 @@
 #include <cairn/stores/memory_store.hpp>
 
 #include "support/faulty_store.hpp"
+#include "support/rounds.hpp"
 #include "support/saved_world.hpp"
 #include "support/scratch_directory.hpp"
 
@@ -284,7 +285,7 @@ TEST_CASE("of two attempts exactly one is committed, and the other's files go") 
 }
 
 TEST_CASE("attempts that race for a step: one wins, whatever the order") {
-  for (int round = 0; round < 60; ++round) {
+  for (std::uint64_t round = 0; round < cairn_test::rounds(60); ++round) {
     disturbed d;
     const ranks one(2, 1);
     const ranks two(2, 2);

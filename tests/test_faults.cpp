@@ -7,6 +7,7 @@
 #include "support/counting_communicator.hpp"
 #include "support/faulty_file_system.hpp"
 #include "support/faulty_store.hpp"
+#include "support/rounds.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/training_state.hpp"
 
@@ -281,8 +282,9 @@ TEST_CASE("2,000 random flips of data: each is an error of load, or the bits tha
   const auto files = s.keys("step-00000002", ".safetensors");
   std::vector<std::vector<std::byte>> good;
   for (const auto& file : files) good.push_back(s.get(file));
+  const int flips = static_cast<int>(cairn_test::rounds(2'500));
   int found = 0, beside = 0, in_data = 0;
-  for (int i = 0; i < 2'500; ++i) {
+  for (int i = 0; i < flips; ++i) {
     const auto f = static_cast<std::size_t>(random() % files.size());
     auto bad = good[f];
     const auto at = random() % bad.size();
@@ -298,7 +300,7 @@ TEST_CASE("2,000 random flips of data: each is an error of load, or the bits tha
     else
       FAIL_CHECK("byte " << at << " of " << files[f] << ": " << e.text);
   }
-  CHECK(found + beside == 2'500);
+  CHECK(found + beside == flips);
   CHECK(found > in_data * 9 / 10);
   CHECK(found >= 1'000);
 }

@@ -6,6 +6,7 @@
 #include <cairn/cairn.hpp>
 
 #include "support/recording_file_system.hpp"
+#include "support/rounds.hpp"
 #include "support/training_state.hpp"
 #include "support/watched_file_system.hpp"
 
@@ -253,7 +254,8 @@ TEST_CASE("after a power loss at any moment, what was committed loads, and all t
     CAPTURE(site_name);
     CHECK(r.watch->count(static_cast<site>(s)) > 0);
   }
-  const auto seen = r.look({.random = 8, .all = 5, .resumes = 50});
+  const auto seen =
+      r.look({.random = static_cast<std::size_t>(cairn_test::rounds(8)), .all = 5, .resumes = 50});
   CHECK_MESSAGE(!seen.wrong.has_value(), seen.wrong.value_or(""));
   CHECK(seen.states >= 2'000);
   MESSAGE(seen.states << " states after " << r.disk.operations() << " operations");

@@ -11,6 +11,7 @@
 #include <random>
 #include <string>
 #include <support/planner_conformance.hpp>
+#include <support/rounds.hpp>
 #include <vector>
 
 using cairn::chunk;
@@ -196,7 +197,7 @@ struct job {
 
 TEST_CASE("any sharding is saved once and loads into any other sharding") {
   const auto first_seed = cairn_test::seed_or(1);
-  const std::uint64_t rounds = std::getenv("CAIRN_TEST_SEED") != nullptr ? 1 : 150;
+  const std::uint64_t rounds = std::getenv("CAIRN_TEST_SEED") != nullptr ? 1 : cairn_test::rounds(150, 20);
   for (auto seed = first_seed; seed < first_seed + rounds; ++seed) {
     INFO("repeat with CAIRN_TEST_SEED=", seed);
     generator g{std::mt19937_64(seed)};
