@@ -180,7 +180,12 @@ class commit_protocol {
       std::vector<read_range> ranges;
       for (const auto rank : there) keys.push_back(record_key(c.step, rank, c.attempt));
       for (std::size_t i = 0; i < there.size(); ++i) ranges.push_back({keys[i], 0, bytes[i]});
-      if (!ranges.empty()) store_->read(ranges);
+      try {
+        if (!ranges.empty()) store_->read(ranges);
+      } catch (const storage_error& e) {
+        if (e.id() == error_id::storage_not_found) check_open(c);  // who removed a record ended the attempt
+        throw;
+      }
       for (std::size_t i = 0; i < there.size(); ++i) {
         auto& h = headers[static_cast<std::size_t>(there[i])];
         h = decode_record_header(bytes[i], keys[i]);
