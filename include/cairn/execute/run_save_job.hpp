@@ -26,7 +26,9 @@ void run_save_job(save_job<Writer> job) noexcept {
       writer.await_commit(job.context, deadline::in(job.context.outcome_patience()));
     job.progress->set_committed();
   } catch (...) {
-    const auto why = std::current_exception();
+    // A save that was given up has its reason already, which is what the others should hear.
+    auto why = job.progress->failure();
+    if (why == nullptr) why = std::current_exception();
     // Nobody reads training memory through this image any more; a stager that still copies says so itself.
     if (job.image.control() != nullptr) job.image.read_completely();
     writer.abort(job.context, why);
