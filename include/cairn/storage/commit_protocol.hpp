@@ -147,7 +147,9 @@ class commit_protocol {
         if (!store_->size(manifest_key(c.step))) return;
         detail::fail_already_committed(c.step);
       }
-      if (!store_->size(aborted_key(c.step, *standing)) || !pause.wait(patience)) {
+      // Who keeps its manifest removes the records of others.
+      if (!store_->size(aborted_key(c.step, *standing)) ||
+          !store_->size(record_key(c.step, c.rank, c.attempt)) || !pause.wait(patience)) {
         // Looked at in this order, a manifest that was just taken back is not mistaken for one that stays.
         if (objects_.standing_attempt(c.step) == standing) detail::fail_already_committed(c.step);
       }
@@ -247,6 +249,7 @@ class commit_protocol {
     const auto others = detail::attempts_in(objects, c.attempt);
     if (others.empty()) return;
     if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
+    outlast_ended_manifest(c, until);  // one that stands already is none to end
     for (const auto& o : others)
       if (!o.marked) objects_.mark(c.step, o.attempt, detail::superseded(c.step, c.run));
     outlast_ended_manifest(c, until);
