@@ -22,6 +22,42 @@ function(cairn_program name)
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
 endfunction()
 
+# cairn_link_optional(NAME SOURCE): links the optional targets that the marker lines of SOURCE name to the program NAME:
+#   // links: cairn::mpi   needed: see cairn_can_link
+#   // uses: cairn::mpi    where it is there; CAIRN_USES_MPI is 1 then
+function(cairn_link_optional name source)
+  cairn_marker(links ${source} links)
+  cairn_marker(uses ${source} uses)
+  separate_arguments(links UNIX_COMMAND "${links}")
+  separate_arguments(uses UNIX_COMMAND "${uses}")
+  foreach(target IN LISTS links)
+    target_link_libraries(${name} PRIVATE ${target})
+  endforeach()
+  foreach(target IN LISTS uses)
+    if(TARGET ${target})
+      string(REPLACE "cairn::" "" component "${target}")
+      string(TOUPPER "${component}" component)
+      target_link_libraries(${name} PRIVATE ${target})
+      target_compile_definitions(${name} PRIVATE CAIRN_USES_${component}=1)
+    endif()
+  endforeach()
+endfunction()
+
+# cairn_can_link(OUT SOURCE): whether the targets that SOURCE links are there; tells what is left out where not.
+function(cairn_can_link out source)
+  set(${out} TRUE PARENT_SCOPE)
+  cairn_marker(links ${source} links)
+  separate_arguments(links UNIX_COMMAND "${links}")
+  foreach(target IN LISTS links)
+    if(NOT TARGET ${target})
+      cmake_path(GET source FILENAME file)
+      message(STATUS "${file} is left out: it needs ${target}, and what that needs was not found or not asked for")
+      set(${out} FALSE PARENT_SCOPE)
+      set_property(GLOBAL APPEND PROPERTY CAIRN_LEFT_OUT "${source}")
+    endif()
+  endforeach()
+endfunction()
+
 # cairn_marker(OUT FILE KEY): the value of a comment line `// KEY` or `// KEY: value` (`#` in scripts) among the first lines of
 # FILE; TRUE where it has no value, empty where there is no such line.
 function(cairn_marker out file key)

@@ -73,8 +73,8 @@ install_log=build/apt.log
 . tests/support/install.sh || exit 1
 
 begin_phase "packages"
-packages=(g++ cmake ninja-build ccache pkg-config python3 libxxhash-dev rapidjson-dev doctest-dev libcli11-dev)
-[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16)
+packages=(g++ cmake ninja-build ccache pkg-config python3 libxxhash-dev rapidjson-dev doctest-dev libcli11-dev libboost-dev)
+[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16 libopenmpi-dev openmpi-bin libzstd-dev)
 install_missing "${packages[@]}"
 end_phase
 

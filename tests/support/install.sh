@@ -24,6 +24,10 @@ is_usable() {
     rapidjson-dev) has_header rapidjson/reader.h ;;
     doctest-dev) has_header doctest/doctest.h ;;
     libcli11-dev) has_header CLI/CLI.hpp ;;
+    libboost-dev) has_header boost/interprocess/mapped_region.hpp ;;
+    libopenmpi-dev) has_command mpicxx ;;
+    openmpi-bin) has_command mpirun ;;
+    libzstd-dev) has_header zstd.h && has_library zstd ;;
     *) has_command "$1" ;;
   esac
 }
