@@ -20,7 +20,8 @@ declare -A may_include=(
   [stores]="model concepts"
   [comm]="model concepts"
   [cuda]="model concepts stage"
-  [interop]="model concepts"
+  # A face for another language holds a checkpointer of any composition.
+  [interop]="model concepts any_checkpointer.hpp"
   [manage]="model concepts"
   [observe]="model concepts"
   [checkpointer]="model concepts plan comm observe"
@@ -38,7 +39,7 @@ check_licences() {
     head -n 3 "$path" | grep -q 'SPDX-License-Identifier: Apache-2.0' ||
       breach "$path: no line 'SPDX-License-Identifier: Apache-2.0' at its beginning"
   done < <(find . \( -name build -o -name 'build-*' -o -name .git -o -name .cache -o -name __pycache__ \) -prune -o -type f \
-    \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.inc' -o -name '*.sh' -o -name '*.py' \
+    \( -name '*.h' -o -name '*.c' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.inc' -o -name '*.sh' -o -name '*.py' \
     -o -name '*.cmake' -o -name '*.cmake.in' -o -name CMakeLists.txt -o -path './.ci/run' \) -print | sort)
 }
 
@@ -51,7 +52,7 @@ check_heavy_headers() {
         breach "$path: includes <$header>, which core headers must not"
       fi
     done
-  done < <(find include/cairn -name '*.hpp' | sort)
+  done < <(find include/cairn \( -name '*.h' -o -name '*.hpp' \) | sort)
 }
 
 check_arrows() {
@@ -76,7 +77,7 @@ check_arrows() {
       [ "$allowed" = yes ] ||
         breach "$path: includes <cairn/$target>, but $folder may include only itself${may_include[$folder]:+, ${may_include[$folder]// /, }}"
     done < <(sed -nE 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*<(cairn\/[^>]*)>.*/\1/p' "$path")
-  done < <(find include/cairn \( -name '*.hpp' -o -name '*.cuh' \) | sort)
+  done < <(find include/cairn \( -name '*.h' -o -name '*.hpp' -o -name '*.cuh' \) | sort)
 }
 
 check_error_pages() {

@@ -7,6 +7,7 @@ usage: check_headers.py --compiler C --include DIR [--table FILE] [--jobs N] -- 
 A header with a line `// opt-in: TARGET` among its first lines needs an optional dependency: it is compiled with the flags that
 --optional gives for it, without the hostile macros (which the other library's headers need not stand), and only listed where
 there are none.
+A header `*.h` is for C, too: it is compiled as C99 and as C++17.
 The compile time of the umbrella is printed against its limit as a report: time never decides.
 """
 
@@ -68,6 +69,7 @@ def main():
         target, _, flags = each.partition("=")
         optional[target] = [flag for flag in flags.split("|") if flag]
     names = sorted(str(path.relative_to(arguments.include)) for path in arguments.include.glob("cairn/**/*.hpp"))
+    c_names = sorted(str(path.relative_to(arguments.include)) for path in arguments.include.glob("cairn/**/*.h"))
     if not names:
         sys.exit(f"check_headers: there is no header in {arguments.include}/cairn")
 
@@ -80,10 +82,21 @@ def main():
         good, seconds, output = compile_source([*base, *flags, "-fsyntax-only", "-"], twice)
         return name, good, seconds, output
 
+    def check_c(name):
+        twice, seconds = f"#include <{name}>\n#include <{name}>\nint main(void) {{ return 0; }}\n", 0.0
+        for language in (["c", "-std=c99", "-Wstrict-prototypes"], ["c++", "-std=c++17"]):
+            command = [arguments.compiler, "-x", *language, *WARNINGS, *arguments.flags, "-include", str(hostile)]
+            good, more, output = compile_source([*command, "-fsyntax-only", "-"], twice)
+            seconds += more
+            if not good:
+                break
+        return name, good, seconds, output
+
     lines = [f"CPU seconds of each header alone, after hostile macros ({os.path.basename(arguments.compiler)})"]
     failed = []
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        for name, good, seconds, output in pool.map(check, names):
+        every = [*names, *c_names]
+        for name, good, seconds, output in pool.map(lambda each: (check_c if each in c_names else check)(each), every):
             if good is None:
                 lines.append(f"  opt-in  {name} ({seconds})")
                 continue
@@ -97,7 +110,7 @@ def main():
         if good:
             word = "within" if seconds <= UMBRELLA_LIMIT_S else "OVER"
             lines.append(f"  {seconds:6.2f}  compiling {UMBRELLA} with -O2: {word} the {UMBRELLA_LIMIT_S:g} s limit (a report)")
-    lines.append(f"{len(names)} headers, {len(failed)} failed")
+    lines.append(f"{len(every)} headers, {len(failed)} failed")
     text = "\n".join(lines) + "\n"
     sys.stdout.write(text)
     if arguments.table:

@@ -24,6 +24,7 @@ enum class error_id : std::uint16_t {
   usage_too_many_failures = 110,
   usage_overflow = 111,
   usage_incomplete_object = 112,
+  usage_wrong_order = 113,
 
   plan_dtype_mismatch = 201,
   plan_shape_mismatch = 202,
@@ -101,6 +102,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "usage.overflow";
     case error_id::usage_incomplete_object:
       return "usage.incomplete_object";
+    case error_id::usage_wrong_order:
+      return "usage.wrong_order";
     case error_id::plan_dtype_mismatch:
       return "plan.dtype_mismatch";
     case error_id::plan_shape_mismatch:

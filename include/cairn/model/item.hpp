@@ -37,8 +37,10 @@ inline constexpr per_rank_t per_rank{};
 struct optional_t {};
 inline constexpr optional_t optional{};
 
+/// One of the tags above, or item_flags that were made at run time.
 template <class F>
-concept ItemFlag = std::same_as<F, copy_now_t> || std::same_as<F, per_rank_t> || std::same_as<F, optional_t>;
+concept ItemFlag = std::same_as<F, copy_now_t> || std::same_as<F, per_rank_t> ||
+                   std::same_as<F, optional_t> || std::same_as<F, item_flags>;
 
 namespace detail {
 inline void set_flag(item_flags& f, copy_now_t) noexcept {
@@ -49,6 +51,11 @@ inline void set_flag(item_flags& f, per_rank_t) noexcept {
 }
 inline void set_flag(item_flags& f, optional_t) noexcept {
   f.optional = true;
+}
+inline void set_flag(item_flags& f, item_flags more) noexcept {
+  f.copy_now |= more.copy_now;
+  f.per_rank |= more.per_rank;
+  f.optional |= more.optional;
 }
 }  // namespace detail
 

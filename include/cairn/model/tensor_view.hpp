@@ -25,9 +25,10 @@ struct tensor_view {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_of(type, shape.volume()); }
   /// True if the elements lie one after another in row-major order.
   [[nodiscard]] bool contiguous() const noexcept {
+    if (shape.volume() == 0) return true;  // the other sizes may multiply to anything
     std::int64_t expected = 1;
     for (int d = shape.rank() - 1; d >= 0; --d) {
-      if (shape[d] != 1 && strides[static_cast<std::size_t>(d)] != expected) return shape.volume() == 0;
+      if (shape[d] != 1 && strides[static_cast<std::size_t>(d)] != expected) return false;
       expected *= shape[d];
     }
     return true;
@@ -37,6 +38,7 @@ struct tensor_view {
 /// The row-major view of contiguous memory.
 [[nodiscard]] inline tensor_view contiguous_view(void* data, dtype type, const extents& shape) noexcept {
   tensor_view v{static_cast<std::byte*>(data), type, shape, {}, memory_space::host, -1};
+  if (shape.volume() == 0) return v;  // the other sizes may multiply to anything
   std::int64_t stride = 1;
   for (int d = shape.rank() - 1; d >= 0; --d) {
     v.strides[static_cast<std::size_t>(d)] = stride;
@@ -63,6 +65,7 @@ struct tensor_view {
 /// for packed types), bound the walk. No allocation; cost O(runs).
 template <class Run>
 void for_each_run(const tensor_view& view, std::uint64_t begin, std::uint64_t end, Run&& run) {
+  if (begin >= end) return;
   // The innermost dimensions that are contiguous together make one run.
   int outer = view.shape.rank();
   std::int64_t run_elements = 1;
@@ -72,7 +75,7 @@ void for_each_run(const tensor_view& view, std::uint64_t begin, std::uint64_t en
     run_elements *= view.shape[d];
     --outer;
   }
-  if (run_elements == 0 || begin >= end) return;
+  if (run_elements == 0) return;
   const bool packed = granule_of(view.type) != 1;
   const std::uint64_t run_bytes = packed && outer > 0 && run_elements % granule_of(view.type) != 0
                                       ? 0
