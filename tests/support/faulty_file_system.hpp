@@ -48,8 +48,9 @@ enum class file_call : std::uint8_t {
   direct,
   list,
   free_space,
+  change_mode,
 };
-inline constexpr int file_calls = 20;
+inline constexpr int file_calls = 21;
 
 struct file_fault {
   enum class manner : std::uint8_t {
@@ -145,6 +146,9 @@ class faulty_file_system {
   [[nodiscard]] int make_directory_at(int directory, const char* name, unsigned mode) {
     return around(file_call::make_directory, [&] { return inner_.make_directory_at(directory, name, mode); });
   }
+  [[nodiscard]] int change_mode(int file, unsigned mode) {
+    return around(file_call::change_mode, [&] { return inner_.change_mode(file, mode); });
+  }
   [[nodiscard]] int rename_new_at(int directory, const char* from, const char* to) {
     return around(file_call::rename, [&] { return inner_.rename_new_at(directory, from, to); });
   }
@@ -175,6 +179,7 @@ class faulty_file_system {
   [[nodiscard]] int free_space(int file, cairn::space_left& out) {
     return around(file_call::free_space, [&] { return inner_.free_space(file, out); });
   }
+  void quotas(int file, std::vector<cairn::quota_use>& out) { inner_.quotas(file, out); }
 
  private:
   struct script {

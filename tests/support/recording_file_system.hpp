@@ -353,6 +353,14 @@ class recording_file_system {
     out = {std::uint64_t{1} << 32, 1'000'000};
     return 0;
   }
+  void quotas(int, std::vector<cairn::quota_use>&) const {}
+  [[nodiscard]] int change_mode(int file, unsigned mode) const {
+    const std::lock_guard lock(model_->mutex);
+    const auto inode = model_->at(file);
+    if (inode == 0) return -EBADF;
+    model_->nodes[inode].mode = mode;
+    return 0;
+  }
 
  private:
   enum class what : std::uint8_t { name, rename, write, truncate, sync, sync_directory };
@@ -371,6 +379,7 @@ class recording_file_system {
     std::uint64_t links = 1;
     std::uint64_t parent = 1;
     std::uint64_t lock = 0;
+    unsigned mode = 0;
     std::vector<std::byte> bytes = {};
     std::map<std::string, std::uint64_t> names = {};
   };
@@ -550,6 +559,7 @@ class recording_file_system {
     out.kind = n.directory ? cairn::file_kind::directory : cairn::file_kind::regular;
     out.bytes = n.bytes.size();
     out.links = n.links;
+    out.mode = n.mode;
     out.identity = {1, inode, static_cast<std::int64_t>(inode)};
     return 0;
   }

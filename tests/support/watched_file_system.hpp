@@ -99,6 +99,7 @@ class watched_file_system {
     return around(file_call::make_directory, path_at(directory, name),
                   [&] { return inner_.make_directory_at(directory, name, mode); });
   }
+  [[nodiscard]] int change_mode(int file, unsigned mode) { return inner_.change_mode(file, mode); }
   [[nodiscard]] int rename_new_at(int directory, const char* from, const char* to) {
     return around(file_call::rename, path_at(directory, to),
                   [&] { return inner_.rename_new_at(directory, from, to); });
@@ -127,6 +128,7 @@ class watched_file_system {
     return inner_.list(directory, names);
   }
   [[nodiscard]] int free_space(int file, cairn::space_left& out) { return inner_.free_space(file, out); }
+  void quotas(int file, std::vector<cairn::quota_use>& out) { inner_.quotas(file, out); }
 
  private:
   struct handles {

@@ -3,6 +3,7 @@
 #include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/execute/run_save_job.hpp>
+#include <cairn/model/process_limits.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -39,7 +41,7 @@ class job_thread {
   }
   /// `until`: how long the destructor waits for this job.
   void run(std::function<void()> job, deadline until) {
-    if (!thread_.joinable()) thread_ = std::thread([state = shared_] { loop(*state); });
+    if (!thread_.joinable()) start();
     {
       const std::lock_guard lock(shared_->mutex);
       shared_->jobs.push_back(std::move(job));
@@ -65,6 +67,13 @@ class job_thread {
     bool running = false;
     bool stopping = false;
   };
+  void start() {
+    try {
+      thread_ = std::thread([state = shared_] { loop(*state); });
+    } catch (const std::system_error&) {
+      fail_for_threads("to write");
+    }
+  }
   static void loop(shared& s) {
     std::unique_lock lock(s.mutex);
     for (;;) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/copy_engine.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/process_limits.hpp>
 #include <cairn/stage/copy_job.hpp>
 
 #include <pthread.h>
@@ -131,11 +132,7 @@ class copy_threads {
         // Fewer threads do it too.
       }
     }
-    if (needed && state_->workers.empty())
-      fail(error_id::storage_limit,
-           "no thread could be started to copy; raise RLIMIT_NPROC (ulimit -u) or the limit pids.max of the "
-           "control "
-           "group");
+    if (needed && state_->workers.empty()) fail_for_threads("to copy");
     state_->jobs.push_back(job);
     state_->changed.notify_all();
   }

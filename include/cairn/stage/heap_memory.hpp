@@ -30,6 +30,8 @@ struct heap_memory_options {
   bool huge_pages = true;
   /// Look at the limits of machine, control group and process before a buffer is allocated.
   bool check_limits = true;
+  /// Keep the buffers from being swapped (mlock), within RLIMIT_MEMLOCK.
+  bool lock = false;
 };
 
 /// An anonymous private mapping. Movable; unmapped by the destructor.
@@ -113,6 +115,7 @@ class heap_memory {
     }
     heap_block block(first, rounded);
     if (!populate(block.bytes())) detail::fail_for_memory(rounded, detail::room_for_memory());
+    if (options_.lock && ::mlock2(first, rounded, 0) != 0) detail::fail_for_locked_memory(rounded, errno);
     return block;
   }
   /// See Memory.

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/error.hpp>
+#include <cairn/model/process_limits.hpp>
 
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <charconv>
 #include <cstdint>
@@ -12,24 +11,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// A small file of the kernel's, whole; nothing if it cannot be read.
-[[nodiscard]] inline std::optional<std::string> kernel_file(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return std::nullopt;
-  std::string text;
-  char part[4096];
-  ::ssize_t got = 0;
-  while (text.size() < 64 * 1024 && (got = ::read(file, part, sizeof part)) > 0)
-    text.append(part, static_cast<std::size_t>(got));
-  ::close(file);
-  if (got < 0) return std::nullopt;
-  return text;
-}
 
 /// The number after `key` at the beginning of a line, or nothing. An empty key: the number that the text
 /// begins with.
@@ -52,11 +38,12 @@ namespace detail {
 /// What is left below a limit, and which limit that is.
 struct memory_room {
   std::uint64_t bytes = std::numeric_limits<std::uint64_t>::max();
-  std::string limit;  ///< for messages, such as "RLIMIT_AS (ulimit -v)"
+  std::string limit;       ///< for messages, such as "RLIMIT_AS (ulimit -v)"
+  std::uint64_t most = 0;  ///< what that limit is set to
   error_id id = error_id::storage_limit;
 
-  void take(std::uint64_t left, std::string_view name, error_id which) {
-    if (left < bytes) bytes = left, limit = name, id = which;
+  void take(std::uint64_t left, std::uint64_t limited_to, std::string_view name, error_id which) {
+    if (left < bytes) bytes = left, most = limited_to, limit = name, id = which;
   }
 };
 
@@ -73,12 +60,18 @@ inline void take_cgroup_room(memory_room& room, const std::string& root, std::st
     const auto line = groups.substr(0, groups.find('\n'));
     groups.remove_prefix(line.size() == groups.size() ? line.size() : line.size() + 1);
     const bool second = line.starts_with("0::");
-    const auto controllers = line.find(":memory:");
-    if (!second && controllers == std::string_view::npos) continue;
+    // "4:memory:/path", or with the controllers that are mounted together: "4:cpu,memory:/path".
+    const auto first_colon = line.find(':');
+    const auto second_colon =
+        line.find(':', first_colon == std::string_view::npos ? line.size() : first_colon + 1);
+    if (second_colon == std::string_view::npos) continue;
+    const auto controllers =
+        "," + std::string(line.substr(first_colon + 1, second_colon - first_colon - 1)) + ",";
+    if (!second && controllers.find(",memory,") == std::string::npos) continue;
     const names n =
         second ? names{"", "/memory.max", "/memory.current", "inactive_file"}
                : names{"/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file"};
-    std::string path(line.substr(second ? 3 : controllers + 8));
+    std::string path(line.substr(second_colon + 1));
     // Inside a container the path may be the host's: its parents end at the root, which is then the
     // container's own.
     for (;;) {
@@ -93,7 +86,7 @@ inline void take_cgroup_room(memory_room& room, const std::string& root, std::st
           const auto cache =
               number_after(kernel_file(folder + "/memory.stat").value_or(""), n.cache).value_or(0);
           const auto busy = *now - std::min(*now, cache);
-          room.take(*most - std::min(*most, busy), folder + n.limit, error_id::storage_limit);
+          room.take(*most - std::min(*most, busy), *most, folder + n.limit, error_id::storage_limit);
         }
       }
       if (path.empty()) break;
@@ -108,14 +101,15 @@ inline void take_cgroup_room(memory_room& room, const std::string& root, std::st
   memory_room room;
   if (const auto info = kernel_file("/proc/meminfo"))
     if (const auto free = number_after(*info, "MemAvailable:"))
-      room.take(*free * 1024, "the machine's free memory (MemAvailable)", error_id::storage_out_of_memory);
+      room.take(*free * 1024, number_after(*info, "MemTotal:").value_or(0) * 1024,
+                "the machine's free memory (MemAvailable)", error_id::storage_out_of_memory);
   take_cgroup_room(room, "/sys/fs/cgroup", kernel_file("/proc/self/cgroup").value_or(""));
   if (const auto status = kernel_file("/proc/self/status")) {
     const auto take_limit = [&](auto resource, std::string_view key, std::string_view name) {
       rlimit limit{};
       if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
       const auto used = number_after(*status, key).value_or(0) * 1024;
-      room.take(limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, used), name,
+      room.take(limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, used), limit.rlim_cur, name,
                 error_id::storage_limit);
     };
     take_limit(RLIMIT_AS, "VmSize:", "RLIMIT_AS (ulimit -v)");
@@ -130,11 +124,27 @@ inline void take_cgroup_room(memory_room& room, const std::string& root, std::st
   fail(known ? room.id : error_id::storage_out_of_memory,
        "a buffer for a checkpoint's image cannot be had: " + std::to_string(needed) +
            " bytes are needed and " +
-           (known ? std::to_string(room.bytes) + " are free; the limit is " + room.limit
+           (known ? std::to_string(room.bytes) + " are free; the limit is " + room.limit + " of " +
+                        std::to_string(room.most) + " bytes"
                   : std::string("the kernel refused them")) +
            ". Free memory or raise the limit, save less on this rank, or use no_staging",
        {.expected = std::to_string(needed) + " bytes",
         .got = known ? std::to_string(room.bytes) + " bytes" : ""});
+}
+
+/// Throws for memory that cannot be locked (mlock, or registered with a device). `code`: the errno.
+[[noreturn]] inline void fail_for_locked_memory(std::uint64_t needed, int code) {
+  const auto locked =
+      number_after(kernel_file("/proc/self/status").value_or(""), "VmLck:").value_or(0) * 1024;
+  fail(error_id::storage_limit,
+       "a buffer for a checkpoint's image cannot be locked in memory: " + std::to_string(needed) +
+           " bytes are needed and " + std::to_string(locked) + " bytes are locked already; " +
+           limit_text(RLIMIT_MEMLOCK, "RLIMIT_MEMLOCK", "ulimit -l, in kB there") +
+           ". Raise it (LimitMEMLOCK of systemd, memlock in limits.conf, --ulimit memlock of a container), "
+           "or do "
+           "not ask for locked memory: " +
+           std::system_category().message(code),
+       {.expected = std::to_string(needed) + " bytes", .got = std::to_string(locked) + " bytes locked"});
 }
 
 }  // namespace detail

@@ -227,6 +227,12 @@ class basic_file_store {
     if (o.writes_in_flight == 0 || o.writes_in_flight > 64 || o.reads_in_flight == 0 ||
         o.reads_in_flight > 64)
       bad("writes_in_flight and reads_in_flight must be 1 to 64");
+    if (o.file_mode && ((*o.file_mode & 0600u) != 0600u || (*o.file_mode & ~0777u) != 0))
+      bad("file_mode is permission bits as 0640: the owner must read and write, and no bit above 0777 is "
+          "set");
+    if (o.directory_mode && ((*o.directory_mode & 0700u) != 0700u || (*o.directory_mode & ~03777u) != 0))
+      bad("directory_mode is permission bits as 0750 or 02770: the owner needs 0700, and set-user-id is no "
+          "bit of directories");
     return root;
   }
 

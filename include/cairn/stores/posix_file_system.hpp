@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <linux/quota.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -39,7 +40,19 @@ struct file_status {
   file_kind kind = file_kind::other;
   std::uint64_t bytes = 0;
   std::uint64_t links = 0;
+  unsigned mode = 0;  ///< permission bits, at most 07777
   file_identity identity = {};
+};
+
+/// What the quota of the user or of the group on one file system allows, and what of it is used. Bytes and
+/// files; a limit of zero: none.
+struct quota_use {
+  bool group = false;  ///< of the group, else of the user
+  std::uint32_t id = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t bytes_limit = 0;
+  std::uint64_t files = 0;
+  std::uint64_t files_limit = 0;
 };
 
 /// What O_DIRECT needs on one file, in bytes. Zero: the file cannot do it.
@@ -57,14 +70,17 @@ struct direct_alignment {
 /// - `try_lock` takes an exclusive lock that lives as long as the open file description: -EAGAIN if another
 /// has it.
 /// - `absolute(path)` is the path as it will be used from now on, whatever the working directory becomes.
+/// - `change_mode` sets exactly these permission bits, whatever the umask.
+/// - `quotas` adds the quotas that hold for this user and group on the file system of a handle; what cannot
+/// be asked for is left out.
 ///
 /// All functions may be called by several threads at once.
 template <class F>
 concept FileSystem =
-    std::copyable<F> &&
-    requires(F& f, int handle, const char* name, int flags, unsigned mode, void* to, const void* from,
-             std::size_t n, std::uint64_t offset, file_status& status, direct_alignment& direct,
-             std::vector<std::string>& names, space_left& space, std::string path) {
+    std::copyable<F> && requires(F& f, int handle, const char* name, int flags, unsigned mode, void* to,
+                                 const void* from, std::size_t n, std::uint64_t offset, file_status& status,
+                                 direct_alignment& direct, std::vector<std::string>& names, space_left& space,
+                                 std::vector<quota_use>& quotas, std::string path) {
       { f.absolute(path) } -> std::same_as<std::string>;
       { f.unique_number() } -> std::same_as<std::uint64_t>;
       { f.open_directory(name) } -> std::same_as<int>;
@@ -79,6 +95,7 @@ concept FileSystem =
       { f.sync(handle) } -> std::same_as<int>;
       { f.sync_directory(handle) } -> std::same_as<int>;
       { f.make_directory_at(handle, name, mode) } -> std::same_as<int>;
+      { f.change_mode(handle, mode) } -> std::same_as<int>;
       { f.rename_new_at(handle, name, name) } -> std::same_as<int>;
       { f.link_at(handle, name, name) } -> std::same_as<int>;
       { f.unlink_at(handle, name) } -> std::same_as<int>;
@@ -89,6 +106,7 @@ concept FileSystem =
       { f.direct(handle, direct) } -> std::same_as<int>;
       { f.list(handle, names) } -> std::same_as<int>;
       { f.free_space(handle, space) } -> std::same_as<int>;
+      { f.quotas(handle, quotas) } -> std::same_as<void>;
     };
 
 /// The Linux system calls themselves; stateless.
@@ -152,6 +170,9 @@ class posix_file_system {
 
   [[nodiscard]] int make_directory_at(int directory, const char* name, unsigned mode) const noexcept {
     return code(::mkdirat(directory, name, static_cast<::mode_t>(mode)));
+  }
+  [[nodiscard]] int change_mode(int file, unsigned mode) const noexcept {
+    return code(::fchmod(file, static_cast<::mode_t>(mode)));
   }
   [[nodiscard]] int rename_new_at(int directory, const char* from, const char* to) const noexcept {
     return code(static_cast<int>(::syscall(SYS_renameat2, directory, from, directory, to, RENAME_NOREPLACE)));
@@ -230,6 +251,21 @@ class posix_file_system {
     out.objects = s.f_files == 0 ? std::numeric_limits<std::uint64_t>::max() : s.f_favail;
     return 0;
   }
+  /// Where kernel (Linux 5.14) and file system can tell; NFS and Lustre cannot.
+  void quotas(int file, std::vector<quota_use>& out) const {
+    for (const bool group : {false, true}) {
+      const std::uint32_t id = group ? ::getegid() : ::geteuid();
+      struct if_dqblk q {};
+      constexpr long quotactl_fd = 443;
+      if (::syscall(quotactl_fd, file, QCMD(Q_GETQUOTA, group ? GRPQUOTA : USRQUOTA), id, &q) == 0)
+        out.push_back({.group = group,
+                       .id = id,
+                       .bytes = q.dqb_curspace,
+                       .bytes_limit = q.dqb_bhardlimit * QIF_DQBLKSIZE,
+                       .files = q.dqb_curinodes,
+                       .files_limit = q.dqb_ihardlimit});
+    }
+  }
 
  private:
   static int code(int result) noexcept { return result < 0 ? -errno : result; }
@@ -239,6 +275,7 @@ class posix_file_system {
                                      : file_kind::other;
     out.bytes = s.stx_size;
     out.links = s.stx_nlink;
+    out.mode = s.stx_mode & 07777u;
     out.identity.device = (std::uint64_t{s.stx_dev_major} << 32) | s.stx_dev_minor;
     out.identity.inode = s.stx_ino;
     out.identity.born = (s.stx_mask & STATX_BTIME) != 0

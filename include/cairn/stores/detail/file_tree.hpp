@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -25,8 +27,13 @@ struct file_store_options {
   std::size_t writes_in_flight = 4;    ///< write requests at once, over one call of write()
   std::size_t read_bytes = 2u << 20;   ///< length of one read request
   std::size_t reads_in_flight = 4;     ///< read requests at once, over one call of read()
-  unsigned file_mode = 0644;           ///< permission bits before the umask
-  unsigned directory_mode = 0755;      ///< permission bits before the umask
+  /// Permission bits of all files, exactly these whatever the umask: 0600 and any of 0177. Left out: 0666
+  /// less the umask, as other programs do it.
+  std::optional<unsigned> file_mode = {};
+  /// Permission bits of all directories that are made, the root and its parents among them, exactly these
+  /// whatever the umask: 0700 and any of 03077. Left out: 0777 less the umask. A set-group-id bit that a
+  /// directory inherits stays. A crash in the instant after mkdir leaves what the umask allows of them.
+  std::optional<unsigned> directory_mode = {};
 };
 
 namespace detail {
@@ -163,8 +170,21 @@ struct file_tree {
   [[noreturn]] void fail_at(int code, std::string_view call, std::string_view path, const file_handle<F>& at,
                             std::int64_t offset = -1, std::optional<std::uint64_t> needed = {}) {
     std::optional<space_left> left;
+    std::vector<quota_use> quotas;
     if ((code == ENOSPC || code == EDQUOT) && at) left = free_space(at);
-    fail_io(code, call, path, offset, left ? needed : std::nullopt, left);
+    if (code == EDQUOT && at) fs.quotas(at.get(), quotas);
+    fail_io(code, call, path, offset, left ? needed : std::nullopt, left, quotas);
+  }
+
+  /// `code`: of fchmod, or 0 where it worked and the bits are others all the same.
+  [[noreturn]] static void fail_for_mode(int code, unsigned mode, std::string_view path) {
+    char bits[16];
+    std::snprintf(bits, sizeof bits, "%04o", mode);
+    fail(error_id::storage_permission,
+         "the file system does not take these permission bits" +
+             (code == 0 ? std::string() : ": " + std::system_category().message(code)) +
+             "; leave file_mode and directory_mode out, or use a file system that keeps permissions",
+         {.file = std::string(path), .expected = bits});
   }
 
  private:
@@ -172,14 +192,29 @@ struct file_tree {
   int open_or_make(const file_handle<F>& parent, const std::string& name, const std::string& path) {
     int r = uninterrupted([&] { return fs.open_directory_at(parent.get(), name.c_str()); });
     if (r == -ENOENT) {
-      r = uninterrupted(
-          [&] { return fs.make_directory_at(parent.get(), name.c_str(), options.directory_mode); });
+      r = uninterrupted([&] {
+        return fs.make_directory_at(parent.get(), name.c_str(), options.directory_mode.value_or(0777));
+      });
       if (r == -ENOENT) return r;
       if (r != 0 && r != -EEXIST) fail_at(-r, "mkdir", path, parent);
+      const bool made = r == 0;
       r = uninterrupted([&] { return fs.open_directory_at(parent.get(), name.c_str()); });
+      if (made && r >= 0 && options.directory_mode) set_directory_mode(r, path);
     }
     if (r < 0 && r != -ENOENT) fail_at(-r, "open of the directory", path, parent);
     return r;
+  }
+
+  void set_directory_mode(int handle, const std::string& path) {
+    file_status s;
+    int r = fs.status(handle, s);
+    const unsigned mode = *options.directory_mode | (s.mode & 02000u);
+    if (r == 0) r = fs.change_mode(handle, mode);
+    if (r == 0) r = fs.status(handle, s);
+    // The system takes the set-group-id bit away from who is not in the directory's group.
+    if (r == 0 && (s.mode & ~02000u) == (mode & ~02000u)) return;
+    static_cast<void>(fs.close(handle));
+    fail_for_mode(-r, mode, path);
   }
 
   file_handle<F> make_root() { return make_path(root, 0); }

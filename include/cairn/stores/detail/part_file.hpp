@@ -28,7 +28,7 @@ class part_file {
       name_ = part_name(where.name, tree.fs.unique_number());
       const int r = uninterrupted([&] {
         return tree.fs.open_at(directory_.get(), name_.c_str(), O_RDWR | O_CREAT | O_EXCL,
-                               tree.options.file_mode);
+                               tree.options.file_mode.value_or(0666));
       });
       if (r == -EEXIST) continue;
       if (r == -ENOENT) {  // the directory was empty, and somebody removed it
@@ -38,11 +38,22 @@ class part_file {
       if (r < 0) tree.fail_at(-r, "open", path(), directory_);
       file_ = file_handle<F>(tree.fs, r);
       linked_ = true;
+      if (const auto mode = tree.options.file_mode)
+        if (const int changed = tree.fs.change_mode(file_.get(), *mode); changed != 0) {
+          const auto where_it_is = path();
+          abandon();
+          tree.fail_for_mode(-changed, *mode, where_it_is);
+        }
       // Between open and lock a cleaner may have taken it for the file of a dead writer.
       const int locked = tree.fs.try_lock(file_.get());
       file_status s;
       if (locked != -EAGAIN && tree.fs.status(file_.get(), s) == 0 && s.links > 0) {
         identity_ = s.identity;
+        if (const auto mode = tree.options.file_mode; mode && s.mode != *mode) {
+          const auto where_it_is = path();
+          abandon();
+          tree.fail_for_mode(0, *mode, where_it_is);
+        }
         return;
       }
       abandon();

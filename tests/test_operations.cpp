@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an operator needs: permission bits; limits of the process and the file system, which errors name; the
+// request to stop; the interval of saves.
+#include <cairn/cairn.hpp>
+
+#include "support/faulty_file_system.hpp"
+#include "support/scratch_directory.hpp"
+
+#include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace cairn_test;
+using cairn::error_id;
+
+/// What `work` gives in a child process, whose limits, user and signals it may change.
+std::string in_child(const std::function<std::string()>& work) {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  const auto child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    std::string text;
+    try {
+      text = work();
+    } catch (const std::exception& e) {
+      text = std::string("thrown: ") + e.what();
+    }
+    const bool whole = ::write(ends[1], text.data(), text.size()) == static_cast<::ssize_t>(text.size());
+    ::_exit(whole ? 0 : 1);
+  }
+  ::close(ends[1]);
+  std::string text;
+  char part[4096];
+  for (::ssize_t n = 0; (n = ::read(ends[0], part, sizeof part)) > 0;)
+    text.append(part, static_cast<std::size_t>(n));
+  ::close(ends[0]);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  return text;
+}
+
+/// "<name of the id>|<text>" of what `work` throws, or "nothing".
+std::string error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const cairn::error& e) {
+    return std::string(cairn::error_name(e.id())) + "|" + e.what();
+  }
+  return "nothing";
+}
+
+void check_says(const std::string& text, std::initializer_list<std::string_view> parts) {
+  for (const auto part : parts)
+    CHECK_MESSAGE(text.find(part) != std::string::npos, part, " is not in: ", text);
+}
+
+template <class Resource>
+void limit(Resource resource, rlim_t value) {
+  const rlimit both{value, value};
+  if (::setrlimit(resource, &both) != 0) throw std::runtime_error("setrlimit failed");
+}
+
+/// Root is above some limits: becomes a user that nobody else is.
+void become_nobody() {
+  if (::geteuid() == 0 && (::setgid(61'321) != 0 || ::setuid(61'321) != 0))
+    throw std::runtime_error("setuid failed");
+}
+
+class umask_set {
+ public:
+  explicit umask_set(mode_t mask) : before_(::umask(mask)) {}
+  ~umask_set() { ::umask(before_); }
+  umask_set(const umask_set&) = delete;
+  umask_set& operator=(const umask_set&) = delete;
+
+ private:
+  mode_t before_;
+};
+
+/// The permission bits of all below a directory, by what it is: "manifest", "record", "data", "mark",
+/// "directory".
+std::map<std::string, std::vector<unsigned>> modes_below(const std::string& root) {
+  std::map<std::string, std::vector<unsigned>> found;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
+    const auto name = entry.path().filename().string();
+    struct ::stat s {};
+    REQUIRE(::lstat(entry.path().c_str(), &s) == 0);
+    const std::string kind = entry.is_directory()             ? "directory"
+                             : name == "manifest.cairn"       ? "manifest"
+                             : name.ends_with(".record")      ? "record"
+                             : name.ends_with(".safetensors") ? "data"
+                             : name.starts_with("aborted.")   ? "mark"
+                                                              : "other";
+    found[kind].push_back(s.st_mode & 07777u);
+  }
+  return found;
+}
+
+constexpr cairn::checkpointer_options quiet{.quiet = true};
+
+/// A checkpoint, and a save that failed and left its mark, below `root`.
+void save_and_fail(const std::string& root, const cairn::file_store_options& options) {
+  std::vector<float> weights(20'000, 1.5f);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {20'000});
+  cairn::checkpointer ckpt{cairn::file_store{root, options}, quiet};
+  ckpt.save(state, 1).wait();
+  weights.resize(10);
+  CHECK_THROWS_AS(static_cast<void>(ckpt.save(state, 2)), cairn::usage_error);
+  ckpt.close();
+}
+
+}  // namespace
+
+TEST_CASE("files and directories have the bits that the umask leaves, or exactly those that were asked for") {
+  struct row {
+    mode_t mask;
+    std::optional<unsigned> file, directory;
+    unsigned file_bits, directory_bits;
+  };
+  const row rows[] = {
+      {022, {}, {}, 0644, 0755},     {077, {}, {}, 0600, 0700},   {0, {}, {}, 0666, 0777},
+      {077, 0664, 0775, 0664, 0775}, {0, 0600, 0700, 0600, 0700}, {027, 0640, {}, 0640, 0750},
+      {022, {}, 02770, 0644, 02770},
+  };
+  for (const auto& row : rows) {
+    CAPTURE(row.file_bits);
+    CAPTURE(row.directory_bits);
+    const scratch_directory directory;
+    const umask_set mask(row.mask);
+    save_and_fail(directory.path() + "/a/b", {.file_mode = row.file, .directory_mode = row.directory});
+    const auto found = modes_below(directory.path());
+    CHECK(found.count("other") == 0);
+    for (const auto* kind : {"manifest", "record", "data", "mark", "directory"}) {
+      CAPTURE(kind);
+      REQUIRE(found.count(kind) == 1);
+      const auto bits = std::string_view(kind) == "directory" ? row.directory_bits : row.file_bits;
+      for (const auto mode : found.at(kind)) CHECK(mode == bits);
+    }
+    CHECK(found.at("directory").size() == 4);  // a, b and two steps
+  }
+}
+
+TEST_CASE(
+    "a set-group-id bit is inherited whatever bits are asked for; a directory that stood there keeps its "
+    "own") {
+  const scratch_directory directory;
+  REQUIRE(::chmod(directory.path().c_str(), 02750) == 0);
+  cairn::file_store store{directory.path(), {.file_mode = 0660, .directory_mode = 0770}};
+  store.put_new("step/x", {});
+  struct ::stat s {};
+  REQUIRE(::stat((directory.path() + "/step").c_str(), &s) == 0);
+  CHECK((s.st_mode & 07777u) == 02770u);
+  REQUIRE(::stat(directory.path().c_str(), &s) == 0);
+  CHECK((s.st_mode & 07777u) == 02750u);
+}
+
+TEST_CASE("an unfinished file is never open to more than was asked for") {
+  const scratch_directory directory;
+  const umask_set mask(0);
+  cairn::file_store store{directory.path(), {.file_mode = 0600}};
+  auto writer = store.create("x", 1'000);
+  int seen = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+    struct ::stat s {};
+    REQUIRE(::lstat(entry.path().c_str(), &s) == 0);
+    CHECK((s.st_mode & 07777u) == 0600u);
+    ++seen;
+  }
+  CHECK(seen == 1);
+}
+
+TEST_CASE("permission bits that make no sense are refused, and so is a file system that does not keep them") {
+  const auto refused = [](cairn::file_store_options o) {
+    return error_of([&] { cairn::file_store("/tmp/never-made", o); }).starts_with("usage.bad_option|");
+  };
+  for (const unsigned mode : {0u, 0400u, 0044u, 01600u, 04600u, 010600u}) CHECK(refused({.file_mode = mode}));
+  for (const unsigned mode : {0u, 0600u, 0500u, 04700u, 010700u}) CHECK(refused({.directory_mode = mode}));
+  CHECK_FALSE(refused({.file_mode = 0600, .directory_mode = 03777}));
+
+  struct forgetful : cairn::posix_file_system {
+    int change_mode(int, unsigned) const noexcept { return 0; }
+  };
+  const scratch_directory directory;
+  const umask_set mask(022);
+  const cairn::file_store_options files{.file_mode = 0666}, directories{.directory_mode = 0777};
+  cairn::basic_file_store<forgetful> deaf{directory.path(), files};
+  check_says(error_of([&] { deaf.put_new("x", {}); }), {"storage.permission|", "0666", "permission bits"});
+  cairn::basic_file_store<forgetful> deaf_directories{directory.path(), directories};
+  check_says(error_of([&] { deaf_directories.put_new("d/x", {}); }), {"storage.permission|", "0777"});
+  faulty_file_system<> refusing;
+  cairn::basic_file_store<faulty_file_system<>> store{directory.path(), files, refusing};
+  refusing.fail({.call = file_call::change_mode, .k = 1, .error = EPERM});
+  check_says(error_of([&] { store.put_new("x", {}); }),
+             {"storage.permission|", "0666", "Operation not permitted"});
+  CHECK(store.list("").empty());
+  CHECK(store.leftovers("").empty());
+  store.put_new("x", {});
+}
+
+TEST_CASE("descriptors: the error names the limit, its value and how many are open") {
+  const scratch_directory directory;
+  const auto said = in_child([&] {
+    cairn::file_store store{directory.path()};
+    limit(RLIMIT_NOFILE, 60);
+    while (::dup(0) >= 0) {
+    }
+    return error_of([&] { store.put_new("x", {}); });
+  });
+  check_says(said, {"storage.limit|", "RLIMIT_NOFILE is 60 (ulimit -n; at most 60)", "60 are open",
+                    directory.path()});
+  faulty_file_system<> fs;
+  cairn::basic_file_store<faulty_file_system<>> store{directory.path(), {}, fs};
+  fs.fail({.call = file_call::open, .k = 1, .error = ENFILE});
+  check_says(error_of([&] { store.put_new("x", {}); }), {"storage.limit|", "fs.file-max is ", " are open"});
+}
+
+TEST_CASE("file size: the error names the limit and its value, or says that there is none") {
+  const scratch_directory directory;
+  const std::vector<std::byte> bytes(400'000);
+  const auto said = in_child([&] {
+    cairn::file_store store{directory.path()};
+    limit(RLIMIT_FSIZE, 100'000);
+    return error_of([&] { store.put_new("x", bytes); });
+  });
+  check_says(said, {"storage.limit|", "RLIMIT_FSIZE is 100000 (ulimit -f", "offset 100000"});
+  faulty_file_system<> fs;
+  cairn::basic_file_store<faulty_file_system<>> store{directory.path(), {}, fs};
+  fs.fail({.call = file_call::pwrite, .k = 1, .error = EFBIG});
+  check_says(error_of([&] { store.put_new("x", bytes); }), {"storage.limit|", "RLIMIT_FSIZE is unlimited"});
+}
+
+TEST_CASE("locked memory: the error names the limit and its value") {
+  const auto said = in_child([&] {
+    become_nobody();
+    limit(RLIMIT_MEMLOCK, 65'536);
+    cairn::heap_memory memory{{.lock = true}};
+    static_cast<void>(memory.allocate(40'000));
+    return error_of([&] { static_cast<void>(memory.allocate(1u << 20)); });
+  });
+  check_says(said, {"storage.limit|", "RLIMIT_MEMLOCK is 65536 (ulimit -l", "1048576 bytes are needed"});
+}
+
+TEST_CASE("threads: the save fails with the limit and its value, and training goes on") {
+  const auto said = in_child([&] {
+    std::vector<float> weights(1'000, 1.5f);
+    cairn::state_dict state;
+    state.tensor("weights", weights, {1'000});
+    cairn::checkpointer ckpt{cairn::memory_store{}, quiet};
+    become_nobody();
+    limit(RLIMIT_NPROC, 1);
+    const auto handle = ckpt.save(state, 1);
+    return error_of([&] { handle.wait(); });
+  });
+  check_says(said, {"storage.limit|", "no thread could be started to write", "RLIMIT_NPROC is 1 (ulimit -u"});
+}
+
+namespace {
+/// The real one, with quotas and free space as a test says.
+struct full_file_system : cairn::posix_file_system {
+  std::vector<cairn::quota_use> use;
+  std::uint64_t free_inodes = 1'000;
+  int free_space(int, cairn::space_left& out) const noexcept {
+    out = {1u << 20, free_inodes};
+    return 0;
+  }
+  void quotas(int, std::vector<cairn::quota_use>& out) const { out = use; }
+};
+}  // namespace
+
+TEST_CASE("quotas and inodes: the error says which of them is used up, and by whom") {
+  const scratch_directory directory;
+  full_file_system full;
+  full.use = {{.group = false, .id = 1'000, .bytes = 999, .bytes_limit = 1'000, .files = 7, .files_limit = 0},
+              {.group = true, .id = 100, .bytes = 5, .bytes_limit = 0, .files = 10, .files_limit = 10}};
+  full.free_inodes = 0;
+  faulty_file_system<full_file_system> fs{full};
+  cairn::basic_file_store<faulty_file_system<full_file_system>> store{directory.path(), {}, fs};
+  const std::vector<std::byte> bytes(10);
+  fs.fail({.call = file_call::pwrite, .k = 1, .error = EDQUOT});
+  check_says(error_of([&] { store.put_new("x", bytes); }),
+             {"storage.no_space|", "user 1000 has 999 of 1000 bytes and 7 of unlimited files",
+              "group 100 has 5 of unlimited bytes and 10 of 10 files"});
+  fs.fail({.call = file_call::open, .k = 1, .error = ENOSPC});
+  check_says(error_of([&] { store.put_new("x", bytes); }), {"storage.no_space|", "no inodes are left"});
+
+  // Where the file system cannot tell, the error says whose quota it is and how to ask.
+  full.use.clear();
+  full.free_inodes = 10;
+  faulty_file_system<full_file_system> silent{full};
+  cairn::basic_file_store<faulty_file_system<full_file_system>> other{directory.path(), {}, silent};
+  silent.fail({.call = file_call::pwrite, .k = 1, .error = EDQUOT});
+  check_says(error_of([&] { other.put_new("x", bytes); }),
+             {"user " + std::to_string(::geteuid()), "group " + std::to_string(::getegid()), "'quota -s'"});
+  silent.fail({.call = file_call::pwrite, .k = 1, .error = ENOSPC});
+  const auto said = error_of([&] { other.put_new("x", bytes); });
+  check_says(said, {"storage.no_space|", "free space on the file system"});
+  CHECK(said.find("no inodes") == std::string::npos);
+}
+
+namespace {
+int former_calls = 0;
+void former_handler(int) {
+  ++former_calls;
+}
+}  // namespace
+
+TEST_CASE("stop_signal notes number, time and count; the former handlers are not called, and come back") {
+  struct sigaction mine {
+  }, now{};
+  mine.sa_handler = former_handler;
+  mine.sa_flags = SA_NODEFER;
+  struct sigaction before {};
+  REQUIRE(::sigaction(SIGUSR1, &mine, &before) == 0);
+  {
+    cairn::stop_signal stop{SIGTERM, SIGUSR1};
+    CHECK_FALSE(stop.requested());
+    CHECK(stop.signal() == 0);
+    CHECK(stop.since().count() == 0);
+    const auto begin = std::chrono::steady_clock::now();
+    errno = 4711;
+    REQUIRE(::raise(SIGUSR1) == 0);
+    CHECK(errno == 4711);
+    const auto end = std::chrono::steady_clock::now();
+    CHECK(stop.requested());
+    CHECK(stop.signal() == SIGUSR1);
+    CHECK(stop.when() >= begin);
+    CHECK(stop.when() <= end);
+    const auto first = stop.when();
+    std::thread([] { ::raise(SIGTERM); }).join();
+    CHECK(stop.signal() == SIGUSR1);
+    CHECK(stop.when() == first);
+    CHECK(stop.count() == 2);
+    CHECK(stop.since().count() > 0);
+  }
+  CHECK(former_calls == 0);
+  REQUIRE(::raise(SIGUSR1) == 0);
+  CHECK(former_calls == 1);
+  REQUIRE(::sigaction(SIGUSR1, nullptr, &now) == 0);
+  CHECK((now.sa_flags & SA_NODEFER) != 0);
+  {
+    cairn::stop_signal again;  // a new one begins anew
+    CHECK_FALSE(again.requested());
+    again.request();
+    CHECK(again.requested());
+    CHECK(again.signal() == 0);
+    CHECK(again.since().count() >= 0);
+    // A handler that the program puts over it stays.
+    struct sigaction over {};
+    over.sa_handler = former_handler;
+    REQUIRE(::sigaction(SIGTERM, &over, nullptr) == 0);
+  }
+  REQUIRE(::sigaction(SIGTERM, nullptr, &now) == 0);
+  CHECK((now.sa_handler == former_handler));
+  ::signal(SIGTERM, SIG_DFL);
+  REQUIRE(::sigaction(SIGUSR1, &before, nullptr) == 0);
+}
+
+TEST_CASE(
+    "stop_signal refuses a second one, and signals that it cannot or should not catch, and changes nothing "
+    "then") {
+  const auto refused = [](std::initializer_list<int> signals) {
+    return error_of([&] { cairn::stop_signal stop(signals); }).starts_with("usage.bad_option|");
+  };
+  CHECK(refused({}));
+  for (const int number : {0, -1, SIGKILL, SIGSTOP, SIGSEGV, SIGFPE, SIGABRT, 100'000, 32})
+    CHECK(refused({SIGUSR2, number}));
+  struct sigaction now {};
+  REQUIRE(::sigaction(SIGUSR2, nullptr, &now) == 0);
+  CHECK((now.sa_handler == SIG_DFL));
+  cairn::stop_signal one{SIGUSR1};
+  one.request();
+  CHECK(refused({SIGUSR2}));
+  CHECK(one.requested());
+  REQUIRE(::sigaction(SIGUSR2, nullptr, &now) == 0);
+  CHECK((now.sa_handler == SIG_DFL));
+}
+
+TEST_CASE(
+    "without stop_signal nothing is caught; with it a process that was asked to stop ends when it wants") {
+  const auto ends_by = [](bool with) {
+    const auto child = ::fork();
+    if (child == 0) {
+      std::optional<cairn::stop_signal> stop;
+      if (with) stop.emplace();
+      cairn::checkpointer ckpt{cairn::memory_store{}, quiet};
+      ::raise(SIGTERM);
+      ::_exit(stop && stop->requested() ? 7 : 8);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    return status;
+  };
+  const int without = ends_by(false), with = ends_by(true);
+  CHECK(WIFSIGNALED(without));
+  CHECK(WTERMSIG(without) == SIGTERM);
+  CHECK(WIFEXITED(with));
+  CHECK(WEXITSTATUS(with) == 7);
+}
