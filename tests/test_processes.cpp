@@ -4,11 +4,27 @@
 // behind, and that a rank that dies or hangs is named on all others.
 #include <doctest/doctest.h>
 
+#include <cairn/checkpointer.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
+#include <cairn/stores/file_store.hpp>
 #include <support/communicator_conformance.hpp>
 #include <support/process_ranks.hpp>
+#include <support/rounds.hpp>
+#include <support/scratch_directory.hpp>
+#include <support/training_state.hpp>
 
+#include <dirent.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <set>
 #include <thread>
 
 using namespace cairn_test;
@@ -61,7 +77,588 @@ struct shared_thread_env {
   }
 };
 
+// --- What is on the host
+
+std::set<std::string> names_in(const char* path) {
+  std::set<std::string> names;
+  if (DIR* folder = ::opendir(path)) {
+    while (const auto* entry = ::readdir(folder)) names.insert(entry->d_name);
+    ::closedir(folder);
+  }
+  return names;
+}
+/// Names of jobs of this test that sockets hold.
+std::size_t sockets_of_jobs() {
+  std::ifstream table("/proc/net/unix");
+  std::size_t count = 0;
+  for (std::string line; std::getline(table, line);)
+    count += line.find("-test-" + std::to_string(::getpid()) + "-") != std::string::npos;
+  return count;
+}
+/// Checks at its end that no name is left in /dev/shm and among the sockets, and no descriptor here.
+struct nothing_left {
+  std::set<std::string> shm = names_in("/dev/shm");
+  std::size_t open = names_in("/proc/self/fd").size();
+  ~nothing_left() {
+    for (const auto& name : names_in("/dev/shm"))
+      CHECK_MESSAGE(name.find("cairn-ranks") == std::string::npos, name);
+    CHECK(sockets_of_jobs() == 0);
+    CHECK(names_in("/proc/self/fd").size() == open);
+  }
+};
+
+/// Memory for shared files runs out after so many more calls; see fallocate() below.
+int allocations_left = -1;
+
+// --- Bodies of ranks
+
+bytes of_size(std::size_t size, int seed) {
+  bytes all(size);
+  for (std::size_t i = 0; i < size; ++i)
+    all[i] = static_cast<std::byte>(i * 31 + static_cast<std::size_t>(seed));
+  return all;
+}
+bytes concatenate(bytes left, const bytes& right) {
+  left.insert(left.end(), right.begin(), right.end());
+  return left;
+}
+/// "ok", or the id of the error with the rank that it names: "peer.lost 2".
+template <class Body>
+std::string outcome_of(Body&& body) {
+  try {
+    body();
+    return "ok";
+  } catch (const cairn::error& e) {
+    return std::string(cairn::error_name(e.id())) + " " + std::to_string(e.fields().rank);
+  }
+}
+template <class Body>
+std::string message_of(Body&& body) {
+  try {
+    body();
+    return "nothing was thrown";
+  } catch (const cairn::error& e) {
+    return e.what();
+  }
+}
+shared_memory_communicator join(const std::string& job, const rank_process& me,
+                                std::chrono::nanoseconds patience = 60s) {
+  return {job, me.rank(), me.size(), {.patience = patience}};
+}
+/// The outcome that every rank told but for `victim`.
+void check_all_told(const std::vector<rank_end>& ends, int victim, const std::string& expected) {
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    if (static_cast<int>(rank) == victim) continue;
+    CAPTURE(rank);
+    CHECK(ends[rank].said == expected);
+    CHECK(ends[rank].good());
+  }
+}
+
 }  // namespace
+
+// Stands before the C library's: memory that runs out is an error of ours, and no host has to be filled.
+extern "C" int fallocate(int file, int mode, off_t from, off_t length) {
+  if (allocations_left == 0) {
+    errno = ENOSPC;
+    return -1;
+  }
+  if (allocations_left > 0) --allocations_left;
+  return static_cast<int>(::syscall(SYS_fallocate, file, mode, from, length));
+}
 
 TEST_CASE_TEMPLATE_INVOKE(communicator_conformance, process_env<1>, process_env<2>, process_env<4>,
                           process_env<8>, process_env<3, 4096>, shared_thread_env<1>, shared_thread_env<3>);
+
+// --- Messages
+
+TEST_CASE("ranks that send more than a ring holds to each other at once do not wait for each other") {
+  const nothing_left after;
+  const auto job = job_name();
+  expect_good(process_ranks(3).run([&](rank_process& me) {
+    shared_memory_communicator comm(job, me.rank(), 3, {.ring_bytes = 64 << 10});
+    for (int to = 0; to < 3; ++to) comm.send(to, of_size(3 << 20, me.rank()), ample());
+    for (int from = 2; from >= 0; --from)
+      expect(comm.receive(from, ample()) == of_size(3 << 20, from), "a large message differs");
+  }));
+}
+
+TEST_CASE("a message that was given up in its middle never comes, those after it do") {
+  const nothing_left after;
+  const auto job = job_name();
+  const auto ends = process_ranks(2).run([&](rank_process& me) {
+    shared_memory_communicator comm(job, me.rank(), 2, {.ring_bytes = 4096});
+    if (me.rank() == 1) {
+      comm.send(0, bytes_of("before"), ample());
+      me.say(outcome_of([&] { comm.send(0, of_size(1 << 20, 1), deadline::in(20ms)); }));
+      me.word(0) = 1;
+      comm.send(0, bytes_of("after"), ample());
+      static_cast<void>(comm.receive(0, ample()));
+    } else {
+      me.await(0, 1);
+      expect(text_of(comm.receive(1, ample())) == "before", "the message before differs");
+      expect(text_of(comm.receive(1, ample())) == "after", "the message after differs");
+      comm.send(1, {}, ample());
+    }
+  });
+  expect_good(ends);
+  CHECK(ends[1].said == "timeout.peer 0");
+}
+
+TEST_CASE("a late message of an earlier call is dropped") {
+  const nothing_left after;
+  const auto job = job_name();
+  const auto ends = process_ranks(3).run([&](rank_process& me) {
+    cairn::collectives all(join(job, me));
+    const auto fold = [&](std::string_view what, deadline until) {
+      const auto got = text_of(all.tree_reduce_broadcast(bytes_of(what), concatenate, until));
+      expect(got == std::string(what) + std::string(what) + std::string(what), "a fold of " + got);
+    };
+    if (me.rank() == 2) me.await(0, 2);  // it comes when the others have given up
+    me.say(outcome_of([&] { fold("old", deadline::in(100ms)); }) + "; ");
+    ++me.word(0);
+    me.await(0, 3);
+    fold("new", ample());
+  });
+  expect_good(ends);
+  CHECK(ends[0].said == "timeout.peer 2; ");
+  CHECK(ends[1].said == "timeout.peer 2; ");
+  CHECK(ends[2].said == "timeout.peer 2; ");
+}
+
+// --- Ranks that die or hang
+
+TEST_CASE("a rank that dies in the middle of a message is named; what it had sent before comes") {
+  const nothing_left after;
+  const auto job = job_name();
+  const auto ends = process_ranks(3).run([&](rank_process& me) {
+    shared_memory_communicator comm(job, me.rank(), 3, {.ring_bytes = 64 << 10});
+    if (me.rank() == 1) {
+      const std::jthread killer([&] {
+        me.await(0, 1);
+        ::kill(::getpid(), SIGKILL);
+      });
+      comm.send(2, bytes_of("whole"), ample());
+      comm.send(0, bytes_of("whole"), ample());
+      comm.send(0, of_size(64 << 20, 1), ample());
+    }
+    if (me.rank() == 0) {
+      // Two pieces of the long one are here, and its sender waits.
+      while (outcome_of([&] { static_cast<void>(comm.receive(0, deadline::in(0ns))); }) == "ok") {
+      }
+      expect(text_of(comm.receive(1, ample())) == "whole", "the message before differs");
+      me.say(outcome_of([&] { static_cast<void>(comm.receive(1, deadline::in(1ms))); }) + "; ");
+      me.word(0) = 1;
+    }
+    const auto begin = deadline::clock::now();
+    if (me.rank() == 2)
+      expect(text_of(comm.receive(1, ample())) == "whole", "what the dead rank had sent differs");
+    me.say(outcome_of([&] { static_cast<void>(comm.receive(1, ample())); }) + "; ");
+    me.say(outcome_of([&] { comm.send(1, bytes_of("x"), ample()); }));
+    expect(cairn::seconds_since(begin) < 50, "only the deadline told that the rank is gone");
+  });
+  CHECK(ends[0].said == "timeout.peer 1; peer.lost 1; peer.lost 1");
+  CHECK(ends[1].killed());
+  CHECK(ends[2].said == "peer.lost 1; peer.lost 1");
+}
+
+TEST_CASE("a rank that is killed in a collective is named on all others") {
+  const nothing_left after;
+  for (int victim = 0; victim < 4; ++victim) {
+    CAPTURE(victim);
+    const auto job = job_name();
+    process_ranks ranks(4);
+    // In its merge, where it has children; else between two calls.
+    const bool parent = victim % 2 == 0;
+    ranks.kill_at(victim, parent ? "merge" : "call", 2);
+    const auto ends = ranks.run([&](rank_process& me) {
+      cairn::collectives all(join(job, me));
+      const auto fold = [&](deadline until) {
+        me.point("call");
+        static_cast<void>(all.tree_reduce_broadcast(
+            bytes_of("x"),
+            [&](bytes left, const bytes& right) {
+              if (left.size() == 1) me.point("merge");
+              return concatenate(std::move(left), right);
+            },
+            until));
+      };
+      fold(ample());
+      me.say(outcome_of([&] { fold(deadline::never()); }));
+    });
+    check_all_told(ends, victim, "peer.lost " + std::to_string(victim));
+    CHECK(ends[static_cast<std::size_t>(victim)].killed());
+  }
+}
+
+TEST_CASE("a rank that hangs is named by the deadline on all others") {
+  const nothing_left after;
+  for (int victim = 0; victim < 3; ++victim) {
+    CAPTURE(victim);
+    const auto job = job_name();
+    process_ranks ranks(3);
+    ranks.hang_at(victim, "call", 2);
+    const auto ends = ranks.run([&](rank_process& me) {
+      cairn::collectives all(join(job, me));
+      me.point("call");
+      all.barrier(ample());
+      me.point("call");
+      me.say(outcome_of([&] { all.barrier(deadline::in(200ms)); }));
+    });
+    check_all_told(ends, victim, "timeout.peer " + std::to_string(victim));
+    CHECK(ends[static_cast<std::size_t>(victim)].hung);
+  }
+}
+
+TEST_CASE("a rank that never comes is named, on all that came") {
+  const nothing_left after;
+  for (int victim = 0; victim < 4; ++victim) {
+    CAPTURE(victim);
+    const auto job = job_name();
+    process_ranks ranks(4);
+    ranks.kill_at(victim, "start");
+    const auto ends = ranks.run([&](rank_process& me) {
+      me.point("start");
+      // The others' patience is longer: rank 0 tells them.
+      me.say(
+          outcome_of([&] { static_cast<void>(join(job, me, me.rank() == 0 || victim == 0 ? 300ms : 60s)); }));
+    });
+    check_all_told(ends, victim, "timeout.peer " + std::to_string(victim));
+  }
+  SUBCASE("several are listed") {
+    const auto job = job_name();
+    process_ranks ranks(4);
+    ranks.kill_at(1, "start").kill_at(3, "start");
+    const auto ends = ranks.run([&](rank_process& me) {
+      me.point("start");
+      me.say(message_of([&] { static_cast<void>(join(job, me, 300ms)); }));
+    });
+    for (const std::size_t rank : {0U, 2U})
+      CHECK(ends[rank].said.find("ranks did not come to the job by the deadline: 1, 3 (rank 1") !=
+            std::string::npos);
+  }
+}
+
+TEST_CASE("ranks that are killed at any system call while they meet leave nothing, and are named") {
+  const nothing_left after;
+  // A rank that is traced, and killed before its n-th system call. Whether it was killed before it was
+  // through.
+  const auto die_at = [](int n, const auto& body) {
+    const auto victim = ::fork();
+    if (victim == 0) {
+      ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+      ::kill(::getpid(), SIGSTOP);
+      body();
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(victim, &status, 0);
+    ::ptrace(PTRACE_SETOPTIONS, victim, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
+    for (int stops = 0; !WIFEXITED(status) && !WIFSIGNALED(status);) {
+      const bool call = WIFSTOPPED(status) && WSTOPSIG(status) == (SIGTRAP | 0x80);
+      if (call && stops++ == 2 * n) {
+        ::kill(victim, SIGKILL);
+        ::waitpid(victim, &status, 0);
+        return true;
+      }
+      if (::ptrace(PTRACE_SYSCALL, victim, nullptr, nullptr) != 0)
+        throw std::runtime_error("cannot trace a process");
+      ::waitpid(victim, &status, 0);
+    }
+    return false;
+  };
+  const auto job = job_name();
+  for (const int victim : {0, 1}) {
+    int n = 0;
+    for (bool killed = true; killed; n += n < 60 ? 1 : 7) {
+      CAPTURE(victim);
+      CAPTURE(n);
+      const auto ends = process_ranks(2).run([&](rank_process& me) {
+        if (me.rank() == victim)
+          me.say(
+              die_at(n,
+                     [&] { static_cast<void>(outcome_of([&] { static_cast<void>(join(job, me, 60s)); })); })
+                  ? "killed"
+                  : "through");
+        else
+          me.say(outcome_of([&] { static_cast<void>(join(job, me, 60ms)); }));
+      });
+      expect_good(ends);
+      const auto& told = ends[static_cast<std::size_t>(1 - victim)].said;
+      const auto name = " " + std::to_string(victim);
+      CHECK_MESSAGE((told == "ok" || told == "timeout.peer" + name || told == "peer.lost" + name), told);
+      killed = ends[static_cast<std::size_t>(victim)].said == "killed";
+      CHECK(sockets_of_jobs() == 0);
+      // The name is free at once.
+      CHECK(outcome_of([&] { static_cast<void>(shared_memory_communicator(job, 0, 1)); }) == "ok");
+    }
+    CHECK(n > 15);
+  }
+}
+
+TEST_CASE("a child of fork() is none of the ranks, and its death is not theirs") {
+  const nothing_left after;
+  const auto job = job_name();
+  const auto ends = process_ranks(2).run([&](rank_process& me) {
+    auto comm = join(job, me);
+    if (me.rank() == 0) {
+      const auto child = ::fork();
+      if (child == 0) {
+        const auto told = outcome_of([&] { comm.send(1, bytes_of("from the child"), ample()); });
+        { const auto destroyed = std::move(comm); }
+        ::_exit(told == "usage.wrong_process -1" ? 7 : 8);
+      }
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      expect(WIFEXITED(status) && WEXITSTATUS(status) == 7, "the child did not refuse");
+      // One that lives on must not keep this rank alive for the others.
+      const auto orphan = ::fork();
+      if (orphan == 0) {
+        while (::getppid() != 1 && me.word(1) == 0) ::usleep(1000);
+        me.await(1, 1);
+        ::_exit(0);
+      }
+      comm.send(1, bytes_of("from the parent"), ample());
+      me.await(0, 1);
+      ::kill(::getpid(), SIGKILL);
+    }
+    expect(text_of(comm.receive(0, ample())) == "from the parent", "the message differs");
+    me.word(0) = 1;
+    me.say(outcome_of([&] { static_cast<void>(comm.receive(0, ample())); }));
+    me.word(1) = 1;
+  });
+  CHECK(ends[0].killed());
+  CHECK(ends[1].said == "peer.lost 0");
+  // The name is free once the last child that rank 0 had is gone.
+  CHECK(outcome_of([&] { static_cast<void>(shared_memory_communicator(job, 0, 1)); }) == "ok");
+}
+
+// --- Names, sizes, memory
+
+TEST_CASE("what cannot be a job is refused") {
+  const auto tried = [](std::string_view job, int rank, int size, cairn::shared_memory_options options = {}) {
+    return outcome_of([&] { shared_memory_communicator comm(job, rank, size, options); });
+  };
+  for (const char* job : {"", "a/b", "a b", "\xC3\xA4", "-@-"})
+    CHECK(tried(job, 0, 1) == "usage.bad_name -1");
+  CHECK(tried(std::string(65, 'x'), 0, 1) == "usage.bad_name -1");
+  CHECK(tried(std::string("a\0b", 3), 0, 1) == "usage.bad_name -1");
+  CHECK(tried(job_name() + std::string(64, 'x').substr(job_name().size()), 0, 1) == "ok");
+  for (const int size : {0, -1, 257}) CHECK(tried(job_name(), 0, size) == "usage.bad_option -1");
+  for (const int rank : {-1, 2}) CHECK(tried(job_name(), rank, 2) == "usage.bad_option -1");
+  for (const std::size_t ring : {0U, 4095U, 6000U, 2048U, 1U << 27})
+    CHECK(tried(job_name(), 0, 1, {.ring_bytes = ring}) == "usage.bad_option -1");
+}
+
+TEST_CASE("two jobs of one name") {
+  const nothing_left after;
+  const auto job = job_name();
+  SUBCASE("the second is told that the first one runs") {
+    const shared_memory_communicator first(job, 0, 1);
+    const auto told = message_of([&] { shared_memory_communicator second(job, 0, 1, {.patience = 50ms}); });
+    CHECK(told.starts_with("[cairn.usage.bad_option] another job of this name runs on this host"));
+    const auto late = message_of([&] { shared_memory_communicator other(job, 1, 2, {.patience = 50ms}); });
+    CHECK(late.starts_with(
+        "[cairn.timeout.peer] rank 0 did not let this rank in by the deadline: a job of this name runs"));
+  }
+  SUBCASE("other numbers of ranks") {
+    const auto ends = process_ranks(2).run([&](rank_process& me) {
+      me.say(message_of([&] {
+        shared_memory_communicator comm(job, me.rank(), me.rank() == 0 ? 2 : 3,
+                                        {.patience = me.rank() == 0 ? 500ms : 60s});
+      }));
+    });
+    CHECK(ends[0].said.find("ranks did not come to the job by the deadline: 1; process ") !=
+          std::string::npos);
+    CHECK(ends[0].said.find("came as rank 1 of 3 and was sent away") != std::string::npos);
+    CHECK(ends[1].said.starts_with(
+        "[cairn.usage.bad_option] rank 0 of this job expects another number of ranks"));
+  }
+  SUBCASE("two processes are one rank") {
+    process_ranks ranks(3);
+    const auto body = [&](rank_process& me) {
+      me.say(outcome_of([&] {
+        const auto comm = shared_memory_communicator(job, me.rank() == 0 ? 0 : 1, 3, {.patience = 500ms});
+      }));
+    };
+    const auto ends = ranks.run(body);
+    CHECK(ends[0].said == "timeout.peer 2");
+    auto others = ends[1].said + ", " + ends[2].said;
+    CHECK_MESSAGE(
+        (others == "timeout.peer 2, usage.bad_option 1" || others == "usage.bad_option 1, timeout.peer 2"),
+        others);
+  }
+  SUBCASE("a process is two ranks of several") {
+    const auto ends = process_ranks(2).run([&](rank_process& me) {
+      if (me.rank() == 0) {
+        me.say(outcome_of(
+            [&] { static_cast<void>(shared_memory_communicator(job, 0, 3, {.patience = 500ms})); }));
+      } else {
+        std::string second;
+        const std::jthread other(
+            [&] { second = outcome_of([&] { static_cast<void>(shared_memory_communicator(job, 2, 3)); }); });
+        const auto first = outcome_of([&] { static_cast<void>(shared_memory_communicator(job, 1, 3)); });
+        const_cast<std::jthread&>(other).join();
+        me.say(first < second ? first + ", " + second : second + ", " + first);
+      }
+    });
+    CHECK(ends[0].said.starts_with("timeout.peer "));
+    CHECK(ends[1].said.starts_with("timeout.peer "));
+    CHECK(ends[1].said.find(", usage.bad_option ") != std::string::npos);
+  }
+}
+
+TEST_CASE("a host without memory, or low limits, is a storage error") {
+  const nothing_left after;
+  SUBCASE("no memory at the start") {
+    allocations_left = 0;
+    const auto told = outcome_of([&] { shared_memory_communicator comm(job_name(), 0, 1); });
+    allocations_left = -1;
+    CHECK(told == "storage.no_space -1");
+  }
+  SUBCASE("no memory for a ring") {
+    const auto job = job_name();
+    const auto ends = process_ranks(2).run([&](rank_process& me) {
+      auto comm = join(job, me);
+      if (me.rank() == 0) {
+        allocations_left = 0;
+        me.say(outcome_of([&] { comm.send(1, bytes_of("x"), ample()); }));
+        allocations_left = -1;
+        comm.send(1, bytes_of("y"), ample());
+      } else {
+        expect(text_of(comm.receive(0, ample())) == "y", "the message differs");
+      }
+    });
+    expect_good(ends);
+    CHECK(ends[0].said == "storage.no_space -1");
+  }
+  SUBCASE("limits") {
+    const auto limited = [&](auto which, rlim_t most) {
+      return process_ranks(1)
+          .run([&](rank_process& me) {
+            const rlimit limit{most, most};
+            if (::setrlimit(which, &limit) != 0) throw std::runtime_error("a limit was not set");
+            me.say(outcome_of([&] { static_cast<void>(join("limited", me)); }));
+          })[0]
+          .said;
+    };
+    CHECK(limited(RLIMIT_FSIZE, 1 << 16) == "storage.limit -1");
+    CHECK(limited(RLIMIT_NOFILE, 3) == "storage.limit -1");
+  }
+}
+
+// --- Hostile bytes
+
+TEST_CASE("pieces that were damaged in any way are refused, and never become another message") {
+  // What a writer makes: three messages, one of them in several pieces.
+  bytes memory(4096);
+  cairn::detail::ring_counters counters;
+  cairn::detail::ring_writer writer(counters, memory);
+  std::deque<bytes> sent{bytes_of("one"), {}, of_size(2500, 3)};
+  for (const auto& each : sent) {
+    cairn::detail::outgoing_message message{each};
+    CHECK(writer.put(message));
+    CHECK(message.done());
+  }
+  memory.resize(static_cast<std::size_t>(counters.written.load()));
+  CHECK(cairn::detail::read_pieces(memory) == sent);
+  // Where a message may end unnoticed: between pieces.
+  const auto is_part = [&](const std::deque<bytes>& got) {
+    return got.size() <= sent.size() && std::equal(got.begin(), got.end(), sent.begin());
+  };
+  std::size_t refused = 0;
+  const auto feed = [&](const bytes& damaged) {
+    try {
+      const auto got = cairn::detail::read_pieces(damaged);
+      CHECK(is_part(got));
+    } catch (const cairn::wire_error&) {
+      ++refused;
+    }
+  };
+  for (std::size_t length = 0; length < memory.size(); ++length)
+    feed({memory.begin(), memory.begin() + static_cast<std::ptrdiff_t>(length)});
+  CHECK(refused >= memory.size() - 5);
+  refused = 0;
+  for (std::size_t at = 0; at < memory.size(); ++at)
+    for (const unsigned flip : {0x01U, 0x80U, 0xFFU}) {
+      auto damaged = memory;
+      damaged[at] ^= static_cast<std::byte>(flip);
+      feed(damaged);
+    }
+  CHECK(refused == 3 * memory.size());
+}
+
+TEST_CASE("a peer that writes garbage into shared memory is named, and harms nobody else") {
+  const nothing_left after;
+  struct range {
+    std::byte* from;
+    std::size_t size;
+  };
+  // Where this process has the memory of its only job.
+  const auto shared = [] {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      if (line.find("memfd:cairn-ranks") == std::string::npos) continue;
+      const auto from = std::stoull(line, nullptr, 16);
+      const auto to = std::stoull(line.substr(line.find('-') + 1), nullptr, 16);
+      return range{reinterpret_cast<std::byte*>(from), to - from};  // NOLINT
+    }
+    throw std::runtime_error("the shared memory is not mapped");
+  };
+  constexpr cairn::detail::world_layout layout{3, 4096};
+  for (const std::string_view what : {"bytes", "written", "read", "all"}) {
+    CAPTURE(what);
+    const auto job = job_name();
+    const auto ends = process_ranks(3).run([&](rank_process& me) {
+      shared_memory_communicator comm(job, me.rank(), 3, {.ring_bytes = 4096});
+      if (me.rank() == 1) {
+        comm.send(0, bytes_of("good until now"), ample());
+        const auto memory = shared();
+        expect(memory.size == layout.total(), "the layout is another one");
+        const std::size_t from_1_to_0 = 3;
+        const std::size_t from_0_to_1 = 1;
+        std::byte* at = memory.from;
+        std::size_t count = 8;
+        if (what == "bytes") {
+          at += layout.rings_at() + from_1_to_0 * 4096;
+          count = 64;
+        } else if (what == "written") {
+          at += layout.counters_at() + from_1_to_0 * sizeof(cairn::detail::ring_counters);
+        } else if (what == "read") {
+          at += layout.counters_at() + from_0_to_1 * sizeof(cairn::detail::ring_counters) + 64;
+        } else {
+          at += layout.counters_at();
+          count = layout.rings_at() - layout.counters_at();
+        }
+        for (std::size_t i = 0; i < count; ++i) at[i] = static_cast<std::byte>(0xA5 + i);
+        me.word(0) = 1;
+        me.await(1, what == "all" ? 2 : 1);
+      } else if (me.rank() == 0) {
+        me.await(0, 1);
+        me.say(outcome_of([&] { comm.send(1, bytes_of("x"), ample()); }) + "; ");
+        me.say(outcome_of([&] { static_cast<void>(comm.receive(1, ample())); }) + "; ");
+        me.say(outcome_of([&] { static_cast<void>(comm.receive(1, ample())); }) + "; ");
+        if (what != "all") {
+          comm.send(2, bytes_of("fine"), ample());
+          expect(text_of(comm.receive(2, ample())) == "fine", "another pair was harmed");
+        }
+        ++me.word(1);
+      } else if (what != "all") {
+        comm.send(0, bytes_of("fine"), ample());
+        expect(text_of(comm.receive(0, ample())) == "fine", "another pair was harmed");
+      } else {
+        me.await(0, 1);
+        me.say(outcome_of([&] { static_cast<void>(comm.receive(0, ample())); }));
+        ++me.word(1);
+      }
+    });
+    expect_good(ends);
+    const std::string bad = "peer.bad_message 1; ";
+    if (what == "bytes" || what == "written") CHECK(ends[0].said == "ok; " + bad + bad);
+    if (what == "read") CHECK(ends[0].said == bad + bad + bad);
+    if (what == "all") {
+      CHECK(ends[0].said == bad + bad + bad);
+      CHECK(ends[2].said == "peer.bad_message 0");
+    }
+  }
+}

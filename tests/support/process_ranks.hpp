@@ -35,11 +35,12 @@ namespace cairn_test {
 struct rank_end {
   int code = -1;      ///< its exit code, or -1
   int signal = 0;     ///< what killed it, or 0
+  bool hung = false;  ///< it hung as rank_event said, and was killed when the others had ended
   bool late = false;  ///< it had not ended by the deadline, and was killed then
   std::string said;   ///< what its body threw, or told with rank_process::say()
 
   [[nodiscard]] bool good() const { return code == 0; }
-  [[nodiscard]] bool killed() const { return signal == SIGKILL && !late; }
+  [[nodiscard]] bool killed() const { return signal == SIGKILL && !late && !hung; }
   [[nodiscard]] std::string text() const {
     if (late) return "did not end by the deadline; " + said;
     return signal != 0 ? "ended with signal " + std::to_string(signal) + "; " + said
@@ -68,8 +69,7 @@ class rank_process {
   void point(std::string_view name) {
     for (auto& each : events_) {
       if (each.rank != rank_ || each.point != name || --each.count != 0) continue;
-      if (each.what == rank_event::kill) ::kill(::getpid(), SIGKILL);
-      for (;;) ::pause();
+      for (;;) ::kill(::getpid(), each.what == rank_event::kill ? SIGKILL : SIGSTOP);
     }
   }
   /// Adds to rank_end::said.
@@ -125,7 +125,7 @@ class process_ranks {
   process_ranks(const process_ranks&) = delete;
   process_ranks& operator=(const process_ranks&) = delete;
   ~process_ranks() {
-    reap(0);
+    reap(std::chrono::milliseconds(0));
     ::munmap(words_, bytes);
   }
 
@@ -169,10 +169,10 @@ class process_ranks {
       ::_exit(run_body(me, body));
     }
     ::close(ends[1]);
-    running_.push_back({pid, ends[0], {}});
+    running_.push_back({pid, ends[0], static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)), {}});
   }
   std::vector<rank_end> finish() {
-    reap(patience_.count());
+    reap(patience_);
     std::vector<rank_end> all;
     for (auto& each : running_) all.push_back(std::move(each.end));
     running_.clear();
@@ -185,6 +185,7 @@ class process_ranks {
   struct running {
     ::pid_t pid;
     int out;
+    int watch;
     rank_end end;
     bool ended = false;
   };
@@ -222,45 +223,50 @@ class process_ranks {
     }
     drain(each);
     ::close(each.out);
+    ::close(each.watch);
     each.ended = true;
     if (WIFEXITED(status)) each.end.code = WEXITSTATUS(status);
     if (WIFSIGNALED(status)) each.end.signal = WTERMSIG(status);
   }
-  void reap(long long milliseconds) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
-    for (auto& each : running_) {
-      if (each.ended) continue;
-      const int watch = static_cast<int>(::syscall(SYS_pidfd_open, each.pid, 0));
-      for (;;) {
-        // Its output too, or a rank that says much would wait for us.
-        std::vector<pollfd> list{{watch, POLLIN, 0}};
-        for (const auto& other : running_)
-          if (!other.ended) list.push_back({other.out, POLLIN, 0});
-        const auto left =
-            std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now())
-                .count();
-        const int step = watch < 0 ? 5 : static_cast<int>(left < 0 ? 0 : left > 1000 ? 1000 : left + 1);
-        static_cast<void>(::poll(list.data(), list.size(), step));
-        for (auto& other : running_)
-          if (!other.ended && other.out >= 0) drain_or_close(other);
-        siginfo_t info{};
-        if (::waitid(P_PID, static_cast<id_t>(each.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-            info.si_pid != 0)
-          break;
-        if (left <= 0) {
-          each.end.late = true;
-          ::kill(each.pid, SIGKILL);
-          break;
+  static bool has(const running& each, int what) {
+    siginfo_t info{};
+    return ::waitid(P_PID, static_cast<id_t>(each.pid), &info, what | WNOHANG | WNOWAIT) != 0 ||
+           info.si_pid != 0;
+  }
+  /// Waits until all have ended.
+  void reap(std::chrono::milliseconds patience) {
+    const auto end = std::chrono::steady_clock::now() + patience;
+    for (;;) {
+      std::vector<pollfd> list;
+      bool only_hung = true;
+      for (auto& each : running_) {
+        if (each.ended) continue;
+        if (has(each, WEXITED)) {
+          take_end(each);
+          continue;
         }
+        only_hung = only_hung && has(each, WSTOPPED);
+        list.push_back({each.watch, POLLIN, 0});
+        list.push_back({each.out, POLLIN, 0});  // a rank that says much would wait for us
       }
-      if (watch >= 0) ::close(watch);
-      take_end(each);
+      if (list.empty()) return;
+      const bool late = std::chrono::steady_clock::now() >= end;
+      for (auto& each : running_) {
+        if (each.ended || (!late && !only_hung)) continue;
+        (only_hung ? each.end.hung : each.end.late) = true;
+        ::kill(each.pid, SIGKILL);
+        take_end(each);
+      }
+      // A process that stops wakes nobody.
+      static_cast<void>(::poll(list.data(), list.size(), 10));
+      for (auto& each : running_)
+        if (!each.ended) drain_or_close(each);
     }
   }
   /// Reads what is there; a pipe at its end is closed, so that poll() does not return for it for ever.
   static void drain_or_close(running& each) {
     pollfd one{each.out, POLLIN, 0};
-    if (::poll(&one, 1, 0) <= 0) return;
+    if (each.out < 0 || ::poll(&one, 1, 0) <= 0) return;
     if ((one.revents & POLLIN) != 0) {
       drain(each);
     } else {

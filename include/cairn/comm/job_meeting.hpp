@@ -274,7 +274,7 @@ struct meeting_place {
 
 /// Waits for rank 0 and asks it to be let in.
 /// @throws timeout_error (timeout_peer) that names rank 0, usage_error if rank 0 does not want this rank.
-[[nodiscard]] inline meeting_place meet(const std::string& job, int rank, int size, deadline until) {
+[[nodiscard]] inline meeting_place ask_in(const std::string& job, int rank, int size, deadline until) {
   const job_address where(job);
   for (auto pause = std::chrono::milliseconds(1);;
        pause = std::min(pause * 2, std::chrono::milliseconds(20))) {

@@ -289,7 +289,7 @@ class shared_rank {
   }
 
   void join(int size) {
-    auto place = meet(job_, rank_, size, until_);
+    auto place = ask_in(job_, rank_, size, until_);
     world_.emplace(std::move(place.memory), size);
     seat_.emplace(*world_, rank_);
     static_cast<void>(::send(place.connection.get(), "!", 1, MSG_NOSIGNAL));
