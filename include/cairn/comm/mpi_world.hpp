@@ -40,8 +40,8 @@ class mpi_backoff {
       ::sched_yield();
       return;
     }
-    // Both sides must poll for a large message to go on.
-    const auto longest = std::chrono::microseconds(transferring ? 50 : 1000);
+    // A large message goes on only while both sides poll; but one that is not taken for long has no receiver.
+    const auto longest = std::chrono::microseconds(transferring && polls_ < 5000 ? 50 : 1000);
     std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(until.left(), std::min(sleep_, longest)));
     sleep_ = std::min(2 * sleep_, std::chrono::microseconds(1000));
   }
