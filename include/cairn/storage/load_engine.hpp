@@ -139,10 +139,12 @@ class load_engine {
     const large_buffer bounce(buffered_ ? room * static_cast<std::size_t>(threads_) : 0);
     parallel_for(batches_.size() - 1, static_cast<std::size_t>(threads_),
                  [&](std::size_t i, std::size_t thread) {
+                   // Where every block goes straight to its place there is no buffer.
+                   auto* const own = buffered_ ? bounce.data() + thread * room : nullptr;
                    if (until_.passed())
                      fail(error_id::timeout_load, "the checkpoint was not read in time",
                           {.file = work_.files[item_of(pieces_[batches_[i]]).file].key});
-                   read_batch(batches_[i], batches_[i + 1], bounce.data() + thread * room);
+                   read_batch(batches_[i], batches_[i + 1], own);
                  });
     return bytes_.load();
   }
