@@ -15,13 +15,16 @@
 #include <support/training_state.hpp>
 
 #include <dirent.h>
+#include <malloc.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <fstream>
 #include <set>
@@ -661,4 +664,129 @@ TEST_CASE("a peer that writes garbage into shared memory is named, and harms nob
       CHECK(ends[2].said == "peer.bad_message 0");
     }
   }
+}
+
+// --- Checkpoints
+
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__)
+#define CAIRN_TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CAIRN_TEST_SANITIZED 1
+#endif
+#endif
+
+/// Bytes that the program has allocated and not freed.
+#if defined(CAIRN_TEST_SANITIZED)
+extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // NOLINT
+std::size_t heap_bytes() {
+  return __sanitizer_get_current_allocated_bytes();
+}
+constexpr bool freed_is_kept = true;  // for a while, to find its users
+#else
+std::size_t heap_bytes() {
+  return ::mallinfo2().uordblks;
+}
+constexpr bool freed_is_kept = false;
+#endif
+
+/// body(checkpointer&, state&) on each of `size` processes over one directory.
+template <class Body>
+std::vector<rank_end> train(process_ranks& ranks, const std::string& directory, Body body) {
+  const auto job = job_name();
+  return ranks.run([&](rank_process& me) {
+    cairn::checkpointer ckpt{
+        cairn::file_store{directory}, join(job, me), cairn::keep_last(3),
+        cairn::checkpointer_options{.patience = 60s, .peer_patience = 60s, .quiet = true}};
+    training_state model(me.rank(), me.size());
+    body(me, ckpt, model);
+    ckpt.close();
+  });
+}
+
+struct resources {
+  std::size_t descriptors = 0;
+  std::size_t threads = 0;
+  std::size_t shared_kib = 0;  ///< allocated for what ranks share
+  std::size_t all_kib = 0;     ///< PSS
+  std::size_t heap = heap_bytes();
+
+  static resources now() {
+    resources r{names_in("/proc/self/fd").size(), names_in("/proc/self/task").size()};
+    for (const auto& name : names_in("/proc/self/fd")) {
+      const auto path = "/proc/self/fd/" + name;
+      std::array<char, 256> target{};
+      struct stat s {};
+      if (::readlink(path.c_str(), target.data(), target.size() - 1) > 0 &&
+          std::string_view(target.data()).find("memfd:cairn-ranks") != std::string_view::npos &&
+          ::stat(path.c_str(), &s) == 0)
+        r.shared_kib = static_cast<std::size_t>(s.st_blocks) / 2;
+    }
+    std::ifstream table("/proc/self/smaps_rollup");
+    for (std::string line; std::getline(table, line);)
+      if (line.starts_with("Pss:")) r.all_kib = std::stoul(line.substr(4));
+    return r;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("four processes save, two resume, then one") {
+  const nothing_left after;
+  const scratch_directory directory;
+  process_ranks four(4);
+  expect_good(train(four, directory.path(), [](rank_process&, auto& ckpt, training_state& model) {
+    expect(!ckpt.resume(model.state).has_value(), "there was a checkpoint");
+    for (const int step : {1, 2}) {
+      model.fill(step);
+      ckpt.save(model.state, step).wait();
+    }
+  }));
+  process_ranks two(2);
+  expect_good(train(two, directory.path(), [](rank_process&, auto& ckpt, training_state& model) {
+    expect(ckpt.resume(model.state) == 2 && model.is(2), "what two ranks loaded differs");
+    model.fill(3);
+    ckpt.save(model.state, 3).wait();
+  }));
+  process_ranks one(1);
+  expect_good(train(one, directory.path(), [](rank_process&, auto& ckpt, training_state& model) {
+    expect(ckpt.resume(model.state) == 3 && model.is(3), "what one rank loaded differs");
+  }));
+  // A rank that dies before a load is named on the others, at once.
+  process_ranks broken(4);
+  broken.kill_at(2, "resume");
+  const auto ends = train(broken, directory.path(), [](rank_process& me, auto& ckpt, training_state& model) {
+    me.point("resume");
+    me.say(outcome_of([&] { static_cast<void>(ckpt.resume(model.state)); }));
+  });
+  check_all_told(ends, 2, "peer.lost 2");
+}
+
+TEST_CASE("many saves take no more memory, descriptors and threads than few") {
+  const nothing_left after;
+  const scratch_directory directory("/dev/shm");
+  const auto saves = static_cast<int>(rounds(100));
+  process_ranks ranks(2);
+  const auto ends = train(ranks, directory.path(), [&](rank_process& me, auto& ckpt, training_state& model) {
+    resources first;
+    for (int step = 1; step <= saves; ++step) {
+      model.fill(step);
+      ckpt.save(model.state, step).wait();
+      if (step == 20) first = resources::now();
+    }
+    const auto last = resources::now();
+    expect(last.descriptors == first.descriptors, "descriptors are left open");
+    expect(last.threads == first.threads, "threads are left");
+    // Two rings, and the page of what stands before them.
+    expect(first.shared_kib == 2 * 256 + 4 && last.shared_kib == first.shared_kib, "what ranks share grew");
+    me.say("PSS " + std::to_string(first.all_kib) + " KiB after 20 saves, " + std::to_string(last.all_kib) +
+           " KiB after " + std::to_string(saves) + "; heap " + std::to_string(first.heap) + " and " +
+           std::to_string(last.heap) + " bytes");
+    expect(last.heap < first.heap + (64 << 10), "the heap grew");
+    expect(freed_is_kept || last.all_kib < first.all_kib + 1024, "memory grew");
+  });
+  expect_good(ends);
+  MESSAGE(ends[0].said);
 }
