@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cairn/comm/collectives.hpp>
+#include <cairn/comm/message_ring.hpp>
 #include <cairn/comm/single_process.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <support/communicator_archetype.hpp>
@@ -634,4 +635,38 @@ TEST_CASE("a rank that goes away wakes those who wait for it") {
   waits.join();
   CHECK(caught<cairn::peer_error>(thrown).id() == error_id::peer_lost);
   CHECK(caught<cairn::peer_error>(thrown).fields().rank == 1);
+}
+
+TEST_CASE("a ring hands messages of all lengths from one thread to another") {
+  bytes memory(4096);
+  cairn::detail::ring_counters counters;
+  const auto message = [](std::size_t i) {
+    bytes all(i * i * 7 % 20'011);
+    for (std::size_t at = 0; at < all.size(); ++at) all[at] = static_cast<std::byte>(at * 13 + i);
+    return all;
+  };
+  constexpr std::size_t count = 300;
+  const auto until = ample();
+  const std::jthread sender([&] {
+    cairn::detail::ring_writer writer(counters, memory);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto all = message(i);
+      cairn::detail::outgoing_message out{all};
+      while (!out.done() && !until.passed())
+        if (!writer.put(out)) std::this_thread::yield();
+    }
+  });
+  cairn::detail::ring_reader reader(counters, memory);
+  std::deque<bytes> got;
+  std::size_t same = 0;
+  while (same < count && !until.passed()) {
+    if (!reader.take(got)) std::this_thread::yield();
+    for (; !got.empty(); got.pop_front()) {
+      if (got.front() != message(same)) break;
+      ++same;
+    }
+    if (!got.empty()) break;
+  }
+  CHECK(same == count);
+  CHECK(reader.empty());
 }
