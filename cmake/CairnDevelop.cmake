@@ -5,7 +5,15 @@ add_library(cairn_warnings INTERFACE)
 target_compile_options(cairn_warnings INTERFACE
   -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow
   $<$<BOOL:${CAIRN_WERROR}>:-Werror>
-  $<$<CXX_COMPILER_ID:GNU>:-fconcepts-diagnostics-depth=4>)
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fconcepts-diagnostics-depth=4>)
+
+# The C interface has an example and tests in C, with the sanitizers of the C++ part where both compilers are of one kind.
+enable_language(C)
+if(CMAKE_C_COMPILER_ID STREQUAL CMAKE_CXX_COMPILER_ID)
+  foreach(config IN ITEMS DEBUG RELEASE)
+    set(CMAKE_C_FLAGS_${config} "${CMAKE_CXX_FLAGS_${config}}")
+  endforeach()
+endif()
 
 if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(CAIRN_CCACHE ccache)

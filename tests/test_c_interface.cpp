@@ -216,7 +216,6 @@ TEST_CASE("C: a second close is refused and does no harm") {
 TEST_CASE("C: opening that fails gives null and says why") {
   CHECK(cairn_open(nullptr) == nullptr);
   CHECK(std::strlen(cairn_error_message()) > 0);
-  const cairn_test::scratch_directory scratch;
   const auto throws = [](auto what) {
     return cairn::open_for_c([&]() -> cairn::any_checkpointer { throw what; });
   };
@@ -228,6 +227,13 @@ TEST_CASE("C: opening that fails gives null and says why") {
   CHECK(told("unknown type"));
   CHECK(cairn::open_for_c([] { return cairn::any_checkpointer(); }) == nullptr);
   CHECK(told("empty"));
+  CHECK(throws(std::runtime_error("the network is down")) == nullptr);
+  CHECK(cairn_save(nullptr, 1) == number(error_id::usage_closed));
+  CHECK(told("opening it failed: the network is down"));
+  const cairn_test::scratch_directory good;
+  one_tensor trainer(good.path());
+  CHECK(cairn_save(nullptr, 1) == number(error_id::usage_closed));
+  CHECK_FALSE(told("network"));
 }
 
 TEST_CASE("C: registrations that cannot be are refused, and remembered") {

@@ -15,12 +15,17 @@ code that readers do not see:
   <!-- then CODE -->  no block follows: CODE ends the function, with DOCS_CHECK(condition) where it can.
   <!-- declare CODE --> the block stands at namespace scope, CODE before it.
   <!-- hidden CODE -->  no block follows: CODE stands at namespace scope.
+  <!-- check: NAME CODE --> no block follows: CODE is the body of a function, which the program runs.
+
+A ```c block stands below <!-- from: FILE -->: --check sees that its lines stand in that file of the tree, one after another,
+which the tests compile and run.
 """
 import pathlib
 import re
 import sys
 
-COMMENT = re.compile(r"^<!-- *(run: *([a-z][a-z0-9_]*)|more|then|declare|hidden)\b *(.*)$")
+COMMENT = re.compile(r"^<!-- *((?:run|check): *([a-z][a-z0-9_]*)|more|then|declare|hidden)\b *(.*)$")
+FROM = re.compile(r"^<!-- *from: *(\S+) *-->$")
 
 
 class PageError(Exception):
@@ -40,15 +45,19 @@ class Example:
 
 
 def parse(page, text):
-    """(declarations, examples) of a page, in order."""
-    declarations, examples = [], []
+    """(declarations, examples, copies) of a page, in order; copies: [(file, piece)]."""
+    declarations, examples, copies = [], [], []
     lines = text.split("\n")
     waiting = None  # (where its block goes, the line of the comment)
     at = 0
     while at < len(lines):
         line = lines[at]
-        found = COMMENT.match(line)
-        if found:
+        found, copied = COMMENT.match(line), FROM.match(line)
+        if copied:
+            if waiting:
+                raise PageError(f"{page}:{at + 1}: the comment of line {waiting[1]} has no block yet")
+            waiting = (copied.group(1), at + 1)
+        elif found:
             if waiting:
                 raise PageError(f"{page}:{at + 1}: the comment of line {waiting[1]} has no block yet")
             first, code = at, []
@@ -62,7 +71,7 @@ def parse(page, text):
             code.append(rest[: rest.index("-->")])
             piece = Piece(page, first + 1, code)
             kind = found.group(1)
-            if kind.startswith("run"):
+            if kind.startswith(("run", "check")):
                 if any(e.name == found.group(2) for e in examples):
                     raise PageError(f"{page}:{first + 1}: there are two examples named {found.group(2)}")
                 examples.append(Example(found.group(2)))
@@ -74,7 +83,7 @@ def parse(page, text):
                     raise PageError(f"{page}:{first + 1}: '{kind}' before the first 'run'")
                 target = examples[-1].pieces
             target.append(piece)
-            waiting = None if kind in ("then", "hidden") else (target, first + 1)
+            waiting = None if kind in ("then", "hidden") or kind.startswith("check") else (target, first + 1)
         elif line.startswith("```"):
             fence, first, code = line[3:].strip(), at, []
             at += 1
@@ -83,9 +92,13 @@ def parse(page, text):
                 at += 1
             if at == len(lines):
                 raise PageError(f"{page}:{first + 1}: the block does not end")
-            if fence == "cpp":
-                if not waiting:
-                    raise PageError(f"{page}:{first + 1}: a cpp block without a comment above it (run, more, declare)")
+            if fence in ("c", "cpp") and (not waiting or isinstance(waiting[0], str) != (fence == "c")):
+                wanted = "from" if fence == "c" else "run, more, declare"
+                raise PageError(f"{page}:{first + 1}: a {fence} block without a comment above it ({wanted})")
+            if fence == "c":
+                copies.append((waiting[0], Piece(page, first + 2, code)))
+                waiting = None
+            elif fence == "cpp":
                 waiting[0].append(Piece(page, first + 2, code))
                 waiting = None
         elif waiting and line.strip():
@@ -93,7 +106,7 @@ def parse(page, text):
         at += 1
     if waiting:
         raise PageError(f"{page}:{waiting[1]}: the comment has no block")
-    return declarations, examples
+    return declarations, examples, copies
 
 
 def program(pages):
@@ -112,7 +125,7 @@ def program(pages):
                     out.append(line)
 
     for page, text in pages:
-        declared, examples = parse(page, text)
+        declared, examples, _ = parse(page, text)
         emit(declared, declarations)
         stem = re.sub(r"[^a-z0-9]", "_", pathlib.PurePath(page).stem.lower())
         for example in examples:
@@ -181,10 +194,22 @@ def check_links(root, pages):
                 target = target[0] or target[1]
                 if not re.match(r"[a-z]+:", target):
                     check((name, page), page.parent, target)
-    for header in sorted((root / "include").rglob("*.hpp")):
+    for header in sorted(p for end in ("h", "hpp") for p in (root / "include").rglob(f"*.{end}")):
         text = re.sub(r'"\s*\n\s*"', "", header.read_text(encoding="utf-8"))
         for target in re.findall(r"docs/[a-z0-9_-]+\.md(?:#[a-z0-9_.-]+)?", text):
             check((str(header.relative_to(root)), header), root, target)
+    return problems
+
+
+def check_copies(root, copies):
+    """Blocks whose lines do not stand in the file that they say they are from."""
+    problems = []
+    for file, piece in copies:
+        path = root / file
+        known = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+        length = len(piece.lines)
+        if not any(known[i : i + length] == piece.lines for i in range(len(known) - length + 1)):
+            problems.append(f"{piece.page}:{piece.line}: these lines do not stand in {file}")
     return problems
 
 
@@ -217,7 +242,7 @@ def check_pages(root):
     problems = []
     for page in pages:
         try:
-            parse(str(page.relative_to(root)), page.read_text(encoding="utf-8"))
+            problems += check_copies(root, parse(str(page.relative_to(root)), page.read_text(encoding="utf-8"))[2])
         except PageError as e:
             problems.append(str(e))
     return problems + check_links(root, pages) + check_messages(root)
@@ -242,6 +267,9 @@ def self_test():
     assert "directly above" in problem_of("<!-- run: a -->\ntext\n```cpp\n```\n")
     assert "does not end" in problem_of("<!-- run: a -->\n```cpp\nint x;\n")
     assert "two examples" in problem_of(good + good)
+    assert "without a comment" in problem_of("```c\nint x;\n```\n")
+    assert "without a comment" in problem_of("<!-- from: a.c -->\n```cpp\nint x;\n```\n")
+    assert "DOCS_CHECK(1)" in program([("p.md", "<!-- check: c\nDOCS_CHECK(1); -->\ntext\n")])
     assert "no page" in problem_of("```text\nx\n```\n")
     assert slug("Who owns `what`, when?") == "who-owns-what-when"
     with tempfile.TemporaryDirectory() as scratch:
@@ -250,12 +278,15 @@ def self_test():
         (root / "include").mkdir()
         (root / "README.md").write_text("[a](docs/errors.md#one) [b](docs/errors.md#two) [c](gone.md)\n")
         (root / "include" / "a.hpp").write_text('f("this is what went wrong"); // docs/errors.md#three\n')
+        (root / "a.c").write_text("int x;\nint y;\nint z;\n")
+        (root / "docs" / "c.md").write_text(
+            "<!-- from: a.c -->\n```c\nint y;\nint z;\n```\n<!-- from: a.c -->\n```c\nint x;\nint z;\n```\n")
         (root / "docs" / "errors.md").write_text(
             "# One\n```text\n[cairn.x] this is what went wrong (rank 1)\n[cairn.y] nobody says such a thing\n```\n")
         problems = check_pages(root)
-        assert len(problems) == 4, problems
+        assert len(problems) == 5, problems
         for part in ("#two, which has no such heading", "gone.md, which is not there", "a.hpp: links to docs/errors.md#three",
-                     "errors.md:4: no header"):
+                     "errors.md:4: no header", "c.md:8: these lines do not stand in a.c"):
             assert any(part in p for p in problems), (part, problems)
     print("pages.py: notices what it should")
 

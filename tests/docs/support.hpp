@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the program made of the pages' code stands on; see pages.py.
-#include <cairn/cairn.hpp>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <docs/existing_trainer.h>
 #include <atomic>
+#include <cairn/cairn.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -12,6 +16,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>

@@ -38,6 +38,7 @@ struct c_bytes {
 struct c_failure {
   std::string text;
   const char* shown = "";
+  std::string opening;  ///< why the last opening on this thread failed; empty where it did not
 };
 inline c_failure& c_failure_of_thread() noexcept {
   thread_local c_failure last;
@@ -102,21 +103,27 @@ inline namespace v1 {
 template <class Make>
 cairn_checkpointer* open_for_c(Make&& make) noexcept {
   std::unique_ptr<cairn_checkpointer> opened;
-  static_cast<void>(detail::guarded([&] {
+  auto& last = detail::c_failure_of_thread();
+  last.opening.clear();
+  const int failed = detail::guarded([&] {
     auto ckpt = std::make_unique<cairn_checkpointer>(cairn_checkpointer{any_checkpointer(make())});
     if (!ckpt->held.has_value())
       fail(error_id::usage_closed, "the function that makes the checkpointer gave an empty one");
     opened = std::move(ckpt);
-  }));
+  });
+  if (failed != 0) static_cast<void>(detail::guarded([&] { last.opening = std::string(last.shown); }));
   return opened.release();
 }
 
 namespace detail {
 
 inline cairn_checkpointer& c_checkpointer(cairn_checkpointer* ckpt) {
-  if (ckpt == nullptr)
+  if (ckpt == nullptr) {
+    const auto& why = c_failure_of_thread().opening;
+    if (!why.empty()) fail(error_id::usage_closed, "the checkpointer is null, as opening it failed: " + why);
     fail(error_id::usage_closed,
-         "the checkpointer is null: opening it failed, or cairn_close has ended it already");
+         "the checkpointer is null: cairn_close has ended it, or it was never opened");
+  }
   return *ckpt;
 }
 
