@@ -56,6 +56,11 @@ int MPI_Improbe(int from, int tag, MPI_Comm comm, int* found, MPI_Message* messa
 int MPI_Imrecv(void* data, int count, MPI_Datatype type, MPI_Message* message, MPI_Request* request) {
   return done_or("MPI_Imrecv", PMPI_Imrecv(data, count, type, message, request));
 }
+int MPI_Get_count(const MPI_Status* status, MPI_Datatype type, int* count) {
+  if (failing_call != "MPI_Get_count") return PMPI_Get_count(status, type, count);
+  *count = MPI_UNDEFINED;  // what does not fit an int
+  return MPI_SUCCESS;
+}
 int MPI_Ibarrier(MPI_Comm comm, MPI_Request* request) {
   return done_or("MPI_Ibarrier", PMPI_Ibarrier(comm, request));
 }
@@ -201,6 +206,7 @@ TEST_CASE("a rank that hangs is named on all others, and its late messages are d
   const int hanging = all.size() - 1;
   if (hanging < 3) return;
   const auto own = large(all.rank());
+  meet();
   const auto merge = [](bytes left, const bytes& right) { return left.size() < right.size() ? right : left; };
   if (all.rank() != hanging) {
     const auto e =
@@ -249,6 +255,25 @@ TEST_CASE("an error of MPI breaks the communicator: this call and each further o
     }
     CHECK(sends == before);
   }
+  meet();
+}
+
+TEST_CASE("a message that is longer than any of cairn's breaks the communicator") {
+  if (world_size() == 1) return;
+  mpi_communicator comm{MPI_COMM_WORLD};
+  const int previous = (comm.rank() + comm.size() - 1) % comm.size();
+  failing_call = "MPI_Get_count";
+  const auto first = caught([&] {
+    comm.send((comm.rank() + 1) % comm.size(), bytes_of("x"), ample());
+    static_cast<void>(comm.receive(previous, ample()));
+  });
+  failing_call.clear();
+  CHECK(first.id() == error_id::peer_bad_message);
+  CHECK(first.fields().rank == previous);
+  CHECK(says(first, "longer than 1 GiB"));
+  const auto next = caught([&] { static_cast<void>(comm.receive(previous, deadline::never())); });
+  CHECK(next.id() == error_id::peer_failed);
+  CHECK(says(next, "longer than 1 GiB; this communicator is broken"));
   meet();
 }
 
@@ -351,7 +376,7 @@ int killed() {
     cairn::collectives all(mpi_communicator{MPI_COMM_WORLD});
     all.barrier(ample());
     if (all.rank() == 2) ::raise(SIGKILL);
-    told = caught([&] { all.barrier(deadline::in(200ms)); }).what();
+    told = caught([&] { all.barrier(deadline::in(1s)); }).what();
   }
   // Nor can a new communicator be made without it.
   told += "\n";
