@@ -48,7 +48,7 @@ template <class Resource>
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
   const int end = static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1u << 20));
   std::size_t count = 0;
-  for (int i = 0; i < end; ++i) count += ::fcntl(i, F_GETFD) >= 0 ? 1 : 0;
+  for (int i = 0; i < end; ++i) count += ::fcntl(i, F_GETFD) >= 0 ? 1U : 0U;
   return count;
 }
 
