@@ -304,9 +304,9 @@ TEST_CASE("what is not meant to be used refuses with a sentence") {
     meet();
   }
   SUBCASE("too long a message") {
-    const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(&comm),
-                                           cairn::max_message_bytes + 1);
-    CHECK(caught([&] { comm.send(0, bytes, ample()); }).id() == error_id::usage_overflow);
+    const std::span<const std::byte> huge(reinterpret_cast<const std::byte*>(&comm),
+                                          cairn::max_message_bytes + 1);
+    CHECK(caught([&] { comm.send(0, huge, ample()); }).id() == error_id::usage_overflow);
   }
   SUBCASE("another thread than MPI's") {
     std::jthread([&] {
