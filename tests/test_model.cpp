@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cairn/interop/dlpack.hpp>
 #include <cairn/model/cast.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/state_dict.hpp>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <set>
@@ -694,4 +696,259 @@ TEST_CASE("metadata is found by name") {
   CHECK(cairn::key_of("a", cairn::whole({2})) == cairn::key_of("a", cairn::whole({2})));
   CHECK(!(cairn::key_of("a", cairn::whole({2})) == cairn::key_of("a", cairn::whole({3}))));
   CHECK(!(cairn::key_of("a", cairn::whole({2})) == cairn::key_of("b", cairn::whole({2}))));
+}
+
+// --- DLPack
+// --------------------------------------------------------------------------------------------------------
+
+namespace {
+// As <dlpack/dlpack.h> declares them, with enumerations where cairn's twins have numbers.
+enum ForeignDeviceType : std::int32_t { foreign_cpu = 1, foreign_cuda = 2, foreign_opencl = 4 };
+struct ForeignTensor {
+  void* data;
+  struct {
+    ForeignDeviceType device_type;
+    std::int32_t device_id;
+  } device;
+  std::int32_t ndim;
+  struct {
+    std::uint8_t code, bits;
+    std::uint16_t lanes;
+  } dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;
+  std::uint64_t byte_offset;
+};
+struct ForeignManaged {
+  ForeignTensor dl_tensor;
+  void* manager_ctx;
+  void (*deleter)(ForeignManaged*);
+};
+static_assert(cairn::dlpack::ManagedTensor<ForeignManaged>);
+static_assert(!cairn::dlpack::VersionedManagedTensor<ForeignManaged>);
+static_assert(cairn::dlpack::VersionedManagedTensor<cairn::dlpack::versioned_managed_tensor>);
+
+/// A 2 x 3 tensor of floats that counts the calls of its deleter.
+struct counted_tensor {
+  std::array<float, 6> values{1, 2, 3, 4, 5, 6};
+  std::array<std::int64_t, 9> shape{2, 3};
+  std::array<std::int64_t, 9> strides{3, 1};
+  int deleted = 0;
+  cairn::dlpack::versioned_managed_tensor managed{
+      {1, 0},
+      this,
+      [](cairn::dlpack::versioned_managed_tensor* m) {
+        ++static_cast<counted_tensor*>(m->manager_ctx)->deleted;
+      },
+      0,
+      {values.data(), {1, 0}, 2, {2, 32, 1}, shape.data(), strides.data(), 0}};
+  cairn::dlpack::tensor& tensor() { return managed.dl_tensor; }
+};
+
+template <class Managed>
+void round_trip(const cairn::tensor_view& view) {
+  auto owner = std::make_shared<int>(0);
+  auto exported = cairn::dlpack::export_tensor<Managed>(view, owner);
+  CHECK(owner.use_count() == 2);
+  {
+    auto imported = cairn::dlpack::import_tensor(exported.release());
+    const auto& got = imported.view();
+    CHECK((got.data == view.data && got.type == view.type && got.shape == view.shape &&
+           got.space == view.space));
+    CHECK(got.device == view.device);
+    for (int d = 0; d < view.shape.rank(); ++d)
+      CHECK((view.shape[d] < 2 || view.bytes() == 0 ||
+             got.strides[static_cast<std::size_t>(d)] == view.strides[static_cast<std::size_t>(d)]));
+    auto moved = std::move(imported);
+    CHECK((moved.view().data == view.data && owner.use_count() == 2));
+  }
+  CHECK(owner.use_count() == 1);
+}
+}  // namespace
+
+TEST_CASE("DLPack: what is exported is imported as it was, and given back once") {
+  std::array<std::byte, 4096> memory{};
+  for (int number = 0; number <= static_cast<int>(cairn::last_dtype); ++number) {
+    const auto type = static_cast<dtype>(number);
+    CAPTURE(cairn::name_of(type));
+    auto view = cairn::contiguous_view(memory.data(), type, {2, 4, 8});
+    const auto code = cairn::dlpack::data_type_of(type);
+    CHECK((cairn::dlpack::dtype_from(code.code, code.bits) == type && code.lanes == 1));
+    round_trip<cairn::dlpack::managed_tensor>(view);
+    round_trip<cairn::dlpack::versioned_managed_tensor>(view);
+    round_trip<ForeignManaged>(view);
+    if (cairn::granule_of(type) == 1) {
+      auto columns = cairn::subview(view, {{0, 1, 2}, {2, 2, 3}});
+      round_trip<ForeignManaged>(columns);
+      columns.strides = {-32, 0, 8};
+      columns.data = memory.data() + 2048;
+      round_trip<ForeignManaged>(columns);
+    } else {
+      view.strides[0] = 64;
+      CHECK(failure_of([&] { (void)cairn::dlpack::export_tensor(view); }).id() == error_id::usage_bad_shape);
+    }
+  }
+  for (const auto& shape :
+       {extents{}, extents{0}, extents{3, 0, most, most}, extents{1, 1, 1, 1, 1, 1, 1, 8}})
+    round_trip<ForeignManaged>(
+        cairn::contiguous_view(shape.volume() == 0 ? nullptr : memory.data(), dtype::u8, shape));
+  auto view = cairn::contiguous_view(memory.data(), dtype::f32, {8});
+  view.space = cairn::memory_space::pinned;
+  round_trip<cairn::dlpack::managed_tensor>(view);
+  view.space = cairn::memory_space::device;
+  view.device = 3;
+  round_trip<ForeignManaged>(view);
+  CHECK(cairn::dlpack::export_tensor<ForeignManaged>(view)->dl_tensor.device.device_type == foreign_cuda);
+}
+
+TEST_CASE("DLPack: strides may be missing, the beginning may have an offset, and a state takes the view") {
+  counted_tensor t;
+  t.tensor().strides = nullptr;
+  auto view = cairn::dlpack::view_of(t.tensor());
+  CHECK((view.contiguous() && view.strides[0] == 3 && view.strides[1] == 1));
+  t.tensor().byte_offset = 4;
+  t.shape[1] = 2;
+  t.strides = {3, 1};
+  t.tensor().strides = t.strides.data();
+  view = cairn::dlpack::view_of(t.tensor());
+  CHECK(view.data == reinterpret_cast<std::byte*>(t.values.data() + 1));
+  cairn::state_dict state;
+  state.tensor("t", view);
+  std::vector<float> packed(4);
+  cairn::for_each_run(state.find("t")->view(0), 0, 16,
+                      [&](std::byte* first, std::uint64_t bytes, std::uint64_t at) {
+                        std::memcpy(reinterpret_cast<std::byte*>(packed.data()) + at, first, bytes);
+                      });
+  CHECK(packed == std::vector<float>{2, 3, 5, 6});
+  t.tensor() = {t.values.data(), {13, 0}, 0, {2, 32, 1}, nullptr, nullptr, 0};
+  view = cairn::dlpack::view_of(t.tensor());
+  CHECK((view.shape.rank() == 0 && view.bytes() == 4 && view.space == cairn::memory_space::host));
+  // Sizes of one or none make their strides meaningless.
+  t.shape = {1, 0};
+  t.strides = {most, most};
+  t.tensor() = {nullptr, {1, 0}, 2, {2, 32, 1}, t.shape.data(), t.strides.data(), ~0ull};
+  view = cairn::dlpack::view_of(t.tensor());
+  CHECK((view.bytes() == 0 && view.contiguous()));
+  t.shape = {1, 6};
+  t.strides = {most, 1};
+  t.tensor() = {t.values.data(), {1, 0}, 2, {2, 32, 1}, t.shape.data(), t.strides.data(), 0};
+  CHECK(cairn::dlpack::view_of(t.tensor()).contiguous());
+}
+
+TEST_CASE("DLPack: what cannot be a view is refused with a sentence, and given back once all the same") {
+  struct hostile {
+    const char* title;
+    void (*spoil)(counted_tensor&);
+    error_id id;
+    const char* sentence;
+  };
+  constexpr auto bad_shape = error_id::usage_bad_shape;
+  constexpr auto unsupported = error_id::usage_unsupported_tensor;
+  const hostile cases[] = {
+      {"negative rank", [](counted_tensor& t) { t.tensor().ndim = -1; }, bad_shape, "number of dimensions"},
+      {"nine dimensions", [](counted_tensor& t) { t.tensor().ndim = 9; }, bad_shape, "number of dimensions"},
+      {"huge rank", [](counted_tensor& t) { t.tensor().ndim = 0x7fffffff; }, bad_shape,
+       "number of dimensions"},
+      {"no shape", [](counted_tensor& t) { t.tensor().shape = nullptr; }, unsupported, "no shape"},
+      {"negative size", [](counted_tensor& t) { t.shape[1] = -3; }, bad_shape, "negative"},
+      {"volume overflow",
+       [](counted_tensor& t) {
+         t.shape = {most, most};
+       },
+       bad_shape, "2^63 bits"},
+      {"bits overflow",
+       [](counted_tensor& t) {
+         t.shape = {1, most / 16};
+       },
+       bad_shape, "2^63 bits"},
+      {"lanes", [](counted_tensor& t) { t.tensor().dtype.lanes = 4; }, unsupported,
+       "vectors as its elements"},
+      {"no lanes", [](counted_tensor& t) { t.tensor().dtype.lanes = 0; }, unsupported,
+       "vectors as its elements"},
+      {"complex of doubles",
+       [](counted_tensor& t) {
+         t.tensor().dtype = {5, 128, 1};
+       },
+       unsupported, "no dtype"},
+      {"odd integer",
+       [](counted_tensor& t) {
+         t.tensor().dtype = {0, 24, 1};
+       },
+       unsupported, "no dtype"},
+      {"handle",
+       [](counted_tensor& t) {
+         t.tensor().dtype = {3, 64, 1};
+       },
+       unsupported, "no dtype"},
+      {"unknown code",
+       [](counted_tensor& t) {
+         t.tensor().dtype = {255, 8, 1};
+       },
+       unsupported, "no dtype"},
+      {"device", [](counted_tensor& t) { t.tensor().device.device_type = 10; }, unsupported,
+       "kind of device"},
+      {"no device", [](counted_tensor& t) { t.tensor().device.device_type = -1; }, unsupported,
+       "kind of device"},
+      {"null", [](counted_tensor& t) { t.tensor().data = nullptr; }, unsupported, "is null"},
+      {"offset", [](counted_tensor& t) { t.tensor().byte_offset = ~0ull; }, unsupported, "byte_offset"},
+      {"stride up", [](counted_tensor& t) { t.strides[0] = most; }, unsupported, "address space"},
+      {"stride far up", [](counted_tensor& t) { t.strides[0] = most / 60; }, unsupported, "address space"},
+      {"stride down", [](counted_tensor& t) { t.strides[0] = -most; }, unsupported, "address space"},
+      {"strides both",
+       [](counted_tensor& t) {
+         t.strides = {most / 3, most / 4};
+       },
+       unsupported, "address space"},
+      {"below zero", [](counted_tensor& t) { t.tensor().data = &t, t.strides[0] = -(std::int64_t{1} << 50); },
+       unsupported, "address space"},
+      {"packed with strides",
+       [](counted_tensor& t) {
+         t.tensor().dtype = {17, 4, 1}, t.shape = {2, 2}, t.strides = {4, 1};
+       },
+       unsupported, "packed type has strides"},
+      {"half a byte",
+       [](counted_tensor& t) {
+         t.tensor().dtype = {17, 4, 1}, t.shape = {1, 3};
+       },
+       bad_shape, "whole bytes"},
+      {"padded",
+       [](counted_tensor& t) {
+         t.tensor().dtype = {17, 4, 1}, t.managed.flags = 4;
+       },
+       unsupported, "a byte for each element"},
+      {"version 2", [](counted_tensor& t) { t.managed.version.major = 2; }, unsupported, "major version"},
+      {"read-only", [](counted_tensor& t) { t.managed.flags = 1; }, unsupported, "read-only"},
+  };
+  for (const auto& c : cases) {
+    CAPTURE(std::string(c.title));
+    counted_tensor t;
+    c.spoil(t);
+    const auto failure = failure_of([&] { (void)cairn::dlpack::import_tensor(&t.managed); });
+    CHECK(failure.id() == c.id);
+    CHECK(failure.message().find(c.sentence) != std::string::npos);
+    CHECK(t.deleted == 1);
+  }
+  CHECK(failure_of([] {
+          (void)cairn::dlpack::import_tensor(static_cast<cairn::dlpack::managed_tensor*>(nullptr));
+        }).id() == unsupported);
+  counted_tensor read_only;
+  read_only.managed.flags = 1;
+  {
+    auto imported =
+        cairn::dlpack::import_tensor(&read_only.managed, cairn::dlpack::read_only_tensors::accept);
+    CHECK(imported.read_only());
+    counted_tensor other;
+    auto second = cairn::dlpack::import_tensor(&other.managed);
+    CHECK(!second.read_only());
+    second = std::move(imported);
+    CHECK((other.deleted == 1 && second.read_only()));
+  }
+  CHECK(read_only.deleted == 1);
+  const auto view = cairn::contiguous_view(read_only.values.data(), dtype::f32, {6});
+  CHECK(cairn::dlpack::export_tensor(view, {}, true)->flags == cairn::dlpack::read_only_flag);
+  CHECK(failure_of([&] { (void)cairn::dlpack::export_tensor<ForeignManaged>(view, {}, true); }).id() ==
+        error_id::usage_bad_option);
+  counted_tensor no_deleter;
+  no_deleter.managed.deleter = nullptr;
+  CHECK(cairn::dlpack::import_tensor(&no_deleter.managed).view().bytes() == 24);
 }

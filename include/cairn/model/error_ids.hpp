@@ -25,6 +25,7 @@ enum class error_id : std::uint16_t {
   usage_overflow = 111,
   usage_incomplete_object = 112,
   usage_wrong_order = 113,
+  usage_unsupported_tensor = 114,
 
   plan_dtype_mismatch = 201,
   plan_shape_mismatch = 202,
@@ -104,6 +105,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "usage.incomplete_object";
     case error_id::usage_wrong_order:
       return "usage.wrong_order";
+    case error_id::usage_unsupported_tensor:
+      return "usage.unsupported_tensor";
     case error_id::plan_dtype_mismatch:
       return "plan.dtype_mismatch";
     case error_id::plan_shape_mismatch:
