@@ -3,7 +3,7 @@
 #   cairn::interprocess   Boost.Interprocess: ranks as processes of one host
 #   cairn::mpi            MPI
 #   cairn::zstd           zstd
-#   cairn::torch          libtorch, where Torch_DIR or CMAKE_PREFIX_PATH leads to it
+#   cairn::torch          libtorch, where Torch_DIR (a variable of CMake or of the environment) or CMAKE_PREFIX_PATH leads to it
 
 set(cairn_optional_components interprocess mpi zstd torch)
 
@@ -51,13 +51,34 @@ macro(cairn_find_optional component)
         set(cairn_optional_missing "cairn::zstd needs zstd (Debian and Ubuntu: apt-get install libzstd-dev)")
       endif()
     elseif("${component}" STREQUAL "torch")
-      set(cairn_flags_before "${CMAKE_CXX_FLAGS}")
-      find_package(Torch QUIET)
-      set(CMAKE_CXX_FLAGS "${cairn_flags_before}")  # Torch's package adds its own to everybody's
-      if(Torch_FOUND)
+      # Not find_package(Torch): it changes CMAKE_CXX_FLAGS for everybody, and a CUDA build of it ends the configuration where no
+      # CUDA toolkit is. What cairn calls is in libtorch_cpu and libc10; a program for GPUs links what TorchConfig gives as well.
+      if(TARGET torch)
         set(cairn_optional_links torch)
       else()
-        set(cairn_optional_missing "cairn::torch needs libtorch (Debian: apt-get install libtorch-dev; or set Torch_DIR)")
+        set(cairn_torch_roots "")
+        foreach(directory IN ITEMS "${Torch_DIR}" "$ENV{Torch_DIR}")
+          if(directory)
+            list(APPEND cairn_torch_roots "${directory}" "${directory}/../../..")
+          endif()
+        endforeach()
+        find_path(CAIRN_TORCH_INCLUDE_DIR torch/csrc/api/include/torch/torch.h HINTS ${cairn_torch_roots} PATH_SUFFIXES include)
+        find_library(CAIRN_TORCH_LIBRARY torch_cpu HINTS ${cairn_torch_roots} PATH_SUFFIXES lib)
+        find_library(CAIRN_C10_LIBRARY c10 HINTS ${cairn_torch_roots} PATH_SUFFIXES lib)
+        mark_as_advanced(CAIRN_TORCH_INCLUDE_DIR CAIRN_TORCH_LIBRARY CAIRN_C10_LIBRARY)
+        if(CAIRN_TORCH_INCLUDE_DIR AND CAIRN_TORCH_LIBRARY AND CAIRN_C10_LIBRARY)
+          if(NOT TARGET cairn::torch_library)
+            add_library(cairn::c10_library UNKNOWN IMPORTED GLOBAL)
+            set_target_properties(cairn::c10_library PROPERTIES IMPORTED_LOCATION "${CAIRN_C10_LIBRARY}")
+            add_library(cairn::torch_library UNKNOWN IMPORTED GLOBAL)
+            set_target_properties(cairn::torch_library PROPERTIES IMPORTED_LOCATION "${CAIRN_TORCH_LIBRARY}"
+              INTERFACE_INCLUDE_DIRECTORIES "${CAIRN_TORCH_INCLUDE_DIR};${CAIRN_TORCH_INCLUDE_DIR}/torch/csrc/api/include"
+              INTERFACE_LINK_LIBRARIES cairn::c10_library)
+          endif()
+          set(cairn_optional_links cairn::torch_library)
+        else()
+          set(cairn_optional_missing "cairn::torch needs libtorch (Debian: apt-get install libtorch-dev; pip's torch: -DTorch_DIR=.../site-packages/torch/share/cmake/Torch)")
+        endif()
       endif()
     else()
       set(cairn_optional_missing "cairn has no component ${component}; there are: ${cairn_optional_components}")

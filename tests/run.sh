@@ -16,6 +16,10 @@ usage: bash tests/run.sh [--quick | --full] [-R REGEX] [--jobs N] [--help]
   -R REGEX    only the tests whose name matches, as ctest does it; only their programs are built.
   --jobs N    programs built and tests run at a time (default: the number of cores).
 
+test_torch is left out unless the environment's Torch_DIR leads to libtorch, for which nothing is installed:
+  Torch_DIR=/usr/lib/x86_64-linux-gnu/cmake/Torch bash tests/run.sh --quick -R torch   (Debian's libtorch-dev)
+  Torch_DIR=.../site-packages/torch/share/cmake/Torch bash tests/run.sh --quick -R torch   (pip's torch)
+
 The tests' names, with their labels:  ctest --test-dir build/clang-asan -N --verbose
 The closing line is `N passed, N failed`; the status is 0 only if nothing failed and something ran.
 END
@@ -172,12 +176,15 @@ run_build() {
   if [ -f "$tree/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$tree/CMakeCache.txt"; then
     rm -rf "$tree"
   fi
-  if ! cmake --preset "$preset" -DCAIRN_PYTHON="$python" >"$results/$preset.configure.log" 2>&1; then
+  local torch=(-DCAIRN_WITH_TORCH=OFF)
+  [ -z "${Torch_DIR:-}" ] || torch=(-DCAIRN_WITH_TORCH=ON "-DTorch_DIR=$Torch_DIR")
+  if ! cmake --preset "$preset" -DCAIRN_PYTHON="$python" "${torch[@]}" >"$results/$preset.configure.log" 2>&1; then
     cat "$results/$preset.configure.log"
     fail "$preset: CMake could not configure"
     end_phase
     return
   fi
+  sed -n 's/^-- \(.* is left out: .*\)/\1/p' "$results/$preset.configure.log"
   end_phase
 
   selected=$(ctest --test-dir "$tree" -N "${options[@]}" | sed -nE 's/^ *Test +#[0-9]+: //p')
