@@ -7,13 +7,17 @@ usage() {
 Builds and runs cairn's tests on Debian 12 or a later Debian or Ubuntu. Installs the packages that are missing (as root or
 with sudo), keeps everything else in build/, and can be run again: what is built is not built twice.
 
-usage: bash tests/run.sh [--quick | --full] [-R REGEX] [--jobs N] [--help]
+usage: bash tests/run.sh [--quick | --full | --soak [MINUTES]] [-R REGEX] [--jobs N] [--seed N] [--help]
 
   (nothing)   every test under AddressSanitizer and UndefinedBehaviorSanitizer (clang), the threaded ones under ThreadSanitizer
               (g++), the examples in an optimised build (g++); benchmarks compiled; headers, compile-fail cases, consumers, format. About 15 minutes on 2 cores from a fresh clone.
   --quick     one build without sanitizers, and no headers, compile-fail cases or consumers.
   --full      everything on g++ and clang, with every sanitizer, the slow tests, and ten times as many random cases. Up to an hour on 2 cores.
+  --soak [MINUTES]
+              the proof that nothing is lost, for 30 minutes or so many: kills, power losses, fuzzing; see docs/reliability.md.
+              Its figures go to build/results/soak.json. No other test runs.
   -R REGEX    only the tests whose name matches, as ctest does it; only their programs are built.
+  --seed N    random cases begin with this seed (default: always the same one; with --soak another one each time).
   --jobs N    programs built and tests run at a time (default: the number of cores).
 
 test_torch is left out unless the environment's Torch_DIR leads to libtorch, for which nothing is installed:
@@ -28,10 +32,24 @@ END
 mode=short
 regex=
 jobs=$(nproc)
+minutes=30
+seed=
 while [ $# -gt 0 ]; do
   case $1 in
     --quick) mode=quick ;;
     --full) mode=full ;;
+    --soak)
+      mode=soak
+      if [[ ${2:-} =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
+        minutes=$2
+        shift
+      fi
+      ;;
+    --seed)
+      [[ ${2:-} =~ ^[0-9]+$ ]] || { echo "run.sh: --seed needs a number, see --help" >&2; exit 2; }
+      seed=$2
+      shift
+      ;;
     -R)
       [ $# -ge 2 ] || { echo "run.sh: -R needs a regular expression, see --help" >&2; exit 2; }
       regex=$2
@@ -120,6 +138,8 @@ end_phase
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 [ -n "${HOME:-}" ] || export CCACHE_DIR=$root/build/ccache
 
+[ -z "$seed" ] || export CAIRN_TEST_SEED=$seed
+
 passed=0
 failed=0
 skipped=0
@@ -127,6 +147,17 @@ failures=()
 results=$root/build/results
 rm -rf "$results"
 mkdir -p "$results"
+
+if [ "$mode" = soak ]; then
+  begin_phase "release: build"
+  cmake --preset release -DCAIRN_PYTHON="$python" >"$results/release.configure.log" 2>&1 \
+    || { cat "$results/release.configure.log"; die "CMake could not configure the release build"; }
+  cmake --build build/release -j "$jobs" --target test_kill_ranks test_power_loss \
+    || die "the programs of the soak do not build (above); test_kill_ranks needs Boost's headers"
+  end_phase
+  begin_phase "soak"
+  exec python3 tests/soak.py --minutes "$minutes" ${seed:+--seed "$seed"}
+fi
 
 # count_results FILE BUILD: adds what ctest wrote; a test that could not be started has failed.
 count_results() {

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
 
+#include "support/kill_points.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/training_state.hpp"
 #include "support/watched_file_system.hpp"
@@ -58,6 +59,7 @@ struct told {
   std::atomic<std::int64_t> begun = 0;         ///< the last step that was given to save()
   std::atomic<std::int64_t> acknowledged = 0;  ///< the last step whose handle said that it is committed
   std::atomic<std::uint64_t> changes = 0;      ///< calls that change the disk
+  std::atomic<bool> gate_open = false;
   std::atomic<bool> trouble = false;
   char where[240] = {};
 };
@@ -78,93 +80,13 @@ class shared_page {
   told* value_ = nullptr;
 };
 
-enum class moment : std::uint8_t { before, after, torn, mark };
-
-/// An event: a call about a path that contains `path` (and `also`), or a mark of that name.
-struct event {
-  moment when = moment::before;
-  file_call call = file_call::sync;
-  std::string path = {};
-  std::string also = {};
-};
-
-/// Where to kill: at an event, once `gate` has happened; or at the n-th call that changes the disk.
-struct kill_plan {
-  std::optional<event> at;
-  std::optional<event> gate;
-  std::uint64_t change = 0;
-};
-
-class killer final : public file_watch {
+class killer final : public kill_watch {
  public:
-  killer(told& tell, kill_plan plan) : tell_(tell), plan_(std::move(plan)), open_(!plan_.gate) {}
-
-  file_decision before(file_call call, const std::string& path) override {
-    if (changes_disk(call, path)) {
-      const auto n = ++tell_.changes;
-      if (n == plan_.change) {
-        if (call != file_call::pwrite || n % 2 == 0) die(name_of(call, path));
-        tearing_ = true;
-        return file_decision::tear;
-      }
-    }
-    if (happens(moment::torn, call, path)) {
-      tearing_ = true;
-      return file_decision::tear;
-    }
-    if (happens(moment::before, call, path)) die(name_of(call, path));
-    return file_decision::carry_out;
-  }
-  void after(file_call call, const std::string& path) override {
-    if (call == file_call::pwrite && tearing_) die("torn " + name_of(call, path));
-    if (happens(moment::after, call, path)) die(name_of(call, path));
-  }
-  void mark(const std::string& name) {
-    if (happens(moment::mark, file_call::sync, name)) die(name);
-  }
+  killer(told& tell, kill_plan plan) : kill_watch(std::move(plan), tell.gate_open), tell_(tell) {}
 
  private:
-  static bool changes_disk(file_call call, const std::string& path) {
-    switch (call) {
-      case file_call::pwrite:
-      case file_call::truncate:
-      case file_call::allocate:
-      case file_call::sync:
-      case file_call::sync_directory:
-      case file_call::make_directory:
-      case file_call::rename:
-      case file_call::link:
-      case file_call::unlink:
-      case file_call::remove_directory:
-        return true;
-      case file_call::open:
-      case file_call::lock:
-      case file_call::close:
-        return path.ends_with(".part");
-      default:
-        return false;
-    }
-  }
-  static bool same(const event& e, moment when, file_call call, const std::string& path) {
-    return e.when == when && (when == moment::mark || e.call == call) &&
-           path.find(e.path) != std::string::npos && path.find(e.also) != std::string::npos;
-  }
-  bool happens(moment when, file_call call, const std::string& path) {
-    if (open_ && plan_.at && same(*plan_.at, when, call, path)) return true;
-    if (!open_ && plan_.gate && same(*plan_.gate, when, call, path)) open_ = true;
-    return false;
-  }
-  static std::string name_of(file_call call, const std::string& path) {
-    auto name = path;  // without the numbers that differ from run to run
-    for (std::size_t i = 0; i + 16 <= name.size(); ++i)
-      if (std::all_of(name.begin() + static_cast<std::ptrdiff_t>(i),
-                      name.begin() + static_cast<std::ptrdiff_t>(i) + 16,
-                      [](char c) { return std::strchr("0123456789abcdef", c) != nullptr; }))
-        name.replace(i, 16, "*");
-    const auto step = name.find("/step-");
-    return std::to_string(static_cast<int>(call)) + (step == std::string::npos ? "" : name.substr(step));
-  }
-  [[noreturn]] void die(const std::string& where) {
+  std::uint64_t count() override { return ++tell_.changes; }
+  void strike(const std::string& where) override {
     const std::lock_guard lock(mutex_);
     std::snprintf(tell_.where, sizeof tell_.where, "%s", where.c_str());
     ::kill(::getpid(), SIGKILL);
@@ -172,51 +94,12 @@ class killer final : public file_watch {
   }
 
   told& tell_;
-  kill_plan plan_;
-  std::atomic<bool> open_;
-  std::atomic<bool> tearing_ = false;
   std::mutex mutex_;
 };
 
-killer* marked = nullptr;  // in the victim alone
 void mark(const std::string& name) {
-  if (marked != nullptr) marked->mark(name);
+  kill_watch::mark_here(name);
 }
-
-/// Tells when a tensor is being copied.
-struct telling_planner : cairn::basic_planner<telling_planner> {
-  using base = cairn::basic_planner<telling_planner>;
-  using base::resolve;
-  [[nodiscard]] cairn::item_source resolve(const cairn::state_dict& state, const cairn::write_item& item) {
-    auto source = base::resolve(state, item);
-    if (item.name == "weights" && marked != nullptr)
-      source.cast = [](const std::byte* from, std::byte* to, std::size_t elements) noexcept {
-        std::memcpy(to, from, elements / 2 * sizeof(float));
-        mark("copying");
-        std::memcpy(to + elements / 2 * sizeof(float), from + elements / 2 * sizeof(float),
-                    (elements - elements / 2) * sizeof(float));
-      };
-    return source;
-  }
-};
-
-/// host_copy, and tells when an image is begun, and when its early items are copied.
-class telling_engine {
- public:
-  template <class M>
-  static constexpr bool accepts = cairn::host_copy::accepts<M>;
-  static constexpr bool digests = true;
-  void check(const cairn::item_source& source) const { inner_.check(source); }
-  void copy(std::shared_ptr<cairn::image_fill> fill, cairn::deadline until) {
-    mark("staging begins");
-    inner_.copy(std::move(fill), until);
-    mark("early items are copied");
-  }
-
- private:
-  cairn::host_copy inner_{cairn::host_copy_options{.threads = 2}};
-};
-using telling_stager = cairn::buffered_stager<cairn::heap_memory, telling_engine>;
 
 enum class mode : std::uint8_t { buffered, unstaged, overlapped };
 constexpr mode modes[] = {mode::buffered, mode::unstaged, mode::overlapped};
@@ -307,7 +190,7 @@ bool dies(const std::string& root, const scenario& run, const kill_plan& plan, c
   if (child == 0) {
     ::alarm(120);
     auto watch = std::make_shared<killer>(*page.operator->(), plan);
-    marked = watch.get();
+    kill_watch::of_this_process = watch.get();
     train(root, run, watch, *page.operator->());
     ::_exit(0);
   }
@@ -358,34 +241,6 @@ class past {
   scratch_directory directory_{fs::exists("/dev/shm") ? "/dev/shm" : nullptr};
 };
 
-/// What should not be there after a resume, or nothing. `marks`: whether marks of ended attempts may be.
-std::string litter(const std::string& root, bool marks) {
-  store s{root, small_requests};
-  std::set<std::string> named;
-  std::set<std::string> set_aside;
-  for (const auto& o : s.list("")) {
-    const auto directory = o.key.substr(0, o.key.find('/'));
-    if (o.key.find("/manifest.damaged.") != std::string::npos) set_aside.insert(directory);
-    const auto known = cairn::parse_key(o.key);
-    if (!known || known->object.kind != cairn::object_kind::manifest) continue;
-    named.insert(o.key);
-    const auto m = cairn::decode_manifest(*s.read_all(o.key, 1u << 20), o.key);
-    for (const auto& r : m.records) {
-      named.insert(cairn::record_key(r.step, r.rank, r.attempt));
-      for (std::uint32_t k = 0; k < r.files; ++k) named.insert(cairn::data_key(r.step, r.rank, r.attempt, k));
-    }
-  }
-  std::string found;
-  for (const auto& file : fs::recursive_directory_iterator(root)) {
-    if (!file.is_regular_file()) continue;
-    const auto key = fs::relative(file.path(), root).string();
-    if (named.count(key) != 0 || set_aside.count(key.substr(0, key.find('/'))) != 0) continue;
-    if (marks && key.find("/aborted.") != std::string::npos) continue;
-    found += key + " ";
-  }
-  return found;
-}
-
 /// The next run: loads, cleans up, and, if `goes_on`, saves and is resumed once more.
 void check_next_run(const std::string& root, const shared_page& page, bool goes_on) {
   const std::int64_t committed = std::max<std::int64_t>(12, page->acknowledged);
@@ -412,99 +267,6 @@ void check_next_run(const std::string& root, const shared_page& page, bool goes_
   CHECK(ckpt.resume(t.state) == 40);
   CHECK(t.is(40));
   CHECK(litter(root, false) == "");
-}
-
-struct named_point {
-  const char* name;
-  event at;
-  std::optional<event> gate = {};
-  bool staged = false;  ///< only where images are staged
-};
-
-constexpr auto before = moment::before;
-constexpr auto after = moment::after;
-const char* const s20 = "step-00000020";
-const char* const s12 = "step-00000012";
-const char* const s25 = "step-00000025";
-const char* const s15 = "step-00000015";
-
-std::vector<named_point> named_points() {
-  const auto file = [](moment when, file_call call, const char* step, const char* name) {
-    return event{when, call, step, name};
-  };
-  const auto at_mark = [](const char* name) { return event{moment::mark, file_call::sync, name, {}}; };
-  std::vector<named_point> all{
-      // resume: what the killed run left, and the damaged checkpoint
-      {"opened", at_mark("opened on rank 0")},
-      {"clean: before the mark of a dead attempt", file(before, file_call::open, s25, "aborted.")},
-      {"clean: the mark is torn", file(moment::torn, file_call::pwrite, s25, "aborted.")},
-      {"clean: the mark stands", file(after, file_call::rename, s25, "aborted.")},
-      {"clean: data of a dead attempt is removed", file(after, file_call::unlink, s25, ".safetensors")},
-      {"clean: its record is removed", file(after, file_call::unlink, s25, ".record")},
-      {"clean: before an unfinished file is removed", file(before, file_call::unlink, s25, ".part")},
-      {"clean: an unfinished file is removed", file(after, file_call::unlink, s25, ".part")},
-      {"set aside: before the copy", file(before, file_call::open, s15, "manifest.damaged")},
-      {"set aside: the copy is written, not renamed",
-       file(before, file_call::rename, s15, "manifest.damaged")},
-      {"set aside: both stand", file(before, file_call::unlink, s15, "manifest.cairn")},
-      {"set aside: the manifest is gone", file(after, file_call::unlink, s15, "manifest.cairn")},
-      {"prepare: the ranks' common mark stands", file(after, file_call::rename, "shared-mark.", "")},
-      {"resumed", at_mark("resumed on rank 0")},
-      // save: staging
-      {"staging begins", at_mark("staging begins"), {}, true},
-      {"a tensor is half copied", at_mark("copying")},
-      {"early items are copied", at_mark("early items are copied"), {}, true},
-      {"save returned", at_mark("save returned 20 on rank 0")},
-      {"save returned on the other rank", at_mark("save returned 20 on rank 1")},
-      {"training has its memory back", at_mark("memory is free 20 on rank 0")},
-      // save: data
-      {"before the step's directory", file(before, file_call::make_directory, s20, "")},
-      {"the step's directory is made, not fsynced", file(after, file_call::make_directory, s20, "")},
-      {"data: an empty file", file(after, file_call::open, s20, ".safetensors")},
-      {"data: space is reserved", file(after, file_call::allocate, s20, ".safetensors")},
-      {"data: torn", file(moment::torn, file_call::pwrite, s20, "rank-00000")},
-      {"data: torn on the other rank", file(moment::torn, file_call::pwrite, s20, "rank-00001")},
-      {"data: written, not fsynced", file(before, file_call::sync, s20, ".safetensors")},
-      {"data: fsynced, not renamed", file(before, file_call::rename, s20, ".safetensors")},
-      {"data: renamed, directory not fsynced", file(after, file_call::rename, s20, "rank-00000")},
-      {"data: renamed on the other rank", file(after, file_call::rename, s20, "rank-00001")},
-      {"data: directory fsynced", file(after, file_call::sync_directory, s20, ""),
-       file(after, file_call::rename, s20, ".safetensors")},
-      // save: record
-      {"record: an empty file", file(after, file_call::open, s20, ".record")},
-      {"record: torn", file(moment::torn, file_call::pwrite, s20, ".record")},
-      {"record: written, not fsynced", file(before, file_call::sync, s20, ".record")},
-      {"record: fsynced, not renamed", file(before, file_call::rename, s20, ".record")},
-      {"record: one rank's stands", file(after, file_call::rename, s20, ".record")},
-      {"record: both ranks' stand", file(after, file_call::rename, s20, ".record"),
-       file(after, file_call::rename, s20, ".record")},
-      {"written", at_mark("written 20 on rank 0")},
-      {"written on the other rank", at_mark("written 20 on rank 1")},
-      // save: manifest
-      {"manifest: an empty file", file(after, file_call::open, s20, "manifest.cairn")},
-      {"manifest: torn", file(moment::torn, file_call::pwrite, s20, "manifest.cairn")},
-      {"manifest: written, not fsynced", file(before, file_call::sync, s20, "manifest.cairn")},
-      {"manifest: fsynced, not renamed", file(before, file_call::rename, s20, "manifest.cairn")},
-      {"manifest: renamed, directory not fsynced", file(after, file_call::rename, s20, "manifest.cairn")},
-      {"manifest: directory fsynced", file(after, file_call::sync_directory, s20, ""),
-       file(after, file_call::rename, s20, "manifest.cairn")},
-      // retention
-      {"retention: before the old manifest is removed",
-       file(before, file_call::unlink, s12, "manifest.cairn")},
-      {"retention: the old manifest is removed", file(after, file_call::unlink, s12, "manifest.cairn")},
-      {"retention: and its directory fsynced", file(after, file_call::sync_directory, s12, ""),
-       file(after, file_call::unlink, s12, "manifest.cairn")},
-      {"retention: some old data is removed", file(after, file_call::unlink, s12, ".safetensors")},
-      {"retention: an old record is removed", file(after, file_call::unlink, s12, ".record")},
-      {"retention: before the old directory is removed", file(before, file_call::remove_directory, s12, "")},
-      {"retention: the old directory is removed", file(after, file_call::remove_directory, s12, "")},
-      // between saves, and the end
-      {"committed", at_mark("committed 20 on rank 0")},
-      {"committed on the other rank", at_mark("committed 20 on rank 1")},
-      {"the next save returned", at_mark("save returned 30 on rank 0")},
-      {"closed", at_mark("closed on rank 0")},
-  };
-  return all;
 }
 
 }  // namespace

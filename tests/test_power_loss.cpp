@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Power is lost at any moment of a run of two ranks with several saves, one of which fails, and with old
 // checkpoints removed: in every state that may be left of the disk, what was acknowledged loads, and no
-// checkpoint is there that does not.
+// checkpoint is there that does not. And again in the run that goes on from such a state.
+//
+//   CAIRN_TEST_SEED=N     other states
+//   CAIRN_TEST_SECONDS=N  more and more of them, until so long has passed
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
 
+#include "support/figures.hpp"
 #include "support/recording_file_system.hpp"
 #include "support/rounds.hpp"
 #include "support/training_state.hpp"
@@ -19,7 +23,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -35,16 +41,6 @@ constexpr cairn::file_store_options small_requests{.writes_in_flight = 1, .reads
 constexpr training_sizes sizes{.weights = 600, .rows = 5};
 const cairn::checkpointer_options quiet{
     .patience = std::chrono::seconds(60), .peer_patience = std::chrono::seconds(60), .quiet = true};
-
-std::uint64_t seed() {
-  static const std::uint64_t chosen = [] {
-    const char* text = std::getenv("CAIRN_TEST_SEED");
-    const auto value = text != nullptr ? std::strtoull(text, nullptr, 10) : 20'240'601u;
-    MESSAGE("seed " << value << " (CAIRN_TEST_SEED repeats another one)");
-    return value;
-  }();
-  return chosen;
-}
 
 /// The places in the code that ask for an fsync, by what was done just before.
 enum class site : std::uint8_t {
@@ -131,15 +127,44 @@ struct run {
   std::vector<acknowledgement> acknowledged;
   std::mutex mutex;
 
+  std::int64_t first = 0;       ///< the newest checkpoint that was there at the beginning
+  std::size_t checkpoints = 0;  ///< that were there
+  static constexpr std::size_t keep = 2;
+
   explicit run(std::optional<site> ignored = {}) : watch(std::make_shared<site_watch>(ignored)) {
     const int root = disk.open_directory("/");
     REQUIRE(disk.make_directory_at(root, "data", 0755) == 0);
     REQUIRE(disk.close(root) == 0);
+    on_two_ranks([this](int rank, cairn::thread_communicator comm) { train(rank, std::move(comm)); });
+    for (const std::int64_t step : {10, 20, 30})
+      REQUIRE(std::any_of(acknowledged.begin(), acknowledged.end(),
+                          [&](const auto& a) { return a.step == step; }));
+  }
+  /// Goes on where the power was lost.
+  explicit run(recording_file_system after) : disk(std::move(after)), watch(std::make_shared<site_watch>()) {
+    {
+      cairn::thread_group group{1};
+      const auto there = make_checkpointer(file_system(nullptr, disk), group.communicator(0)).list();
+      checkpoints = there.size();
+      first = there.empty() ? 0 : there.back();
+    }
+    on_two_ranks([this](int rank, cairn::thread_communicator comm) {
+      training_state t(rank, 2, sizes);
+      auto ckpt = make_checkpointer(file_system(watch, disk), std::move(comm));
+      if (ckpt.resume(t.state).value_or(0) != first || (first != 0 && !t.is(first)))
+        throw std::runtime_error("resume does not take the newest");
+      for (std::int64_t step = first + 1; step <= first + 3; ++step) save(ckpt, t, step);
+      ckpt.close();
+    });
+  }
+
+  template <class Body>
+  void on_two_ranks(Body body) {
     cairn::thread_group group{2};
     std::vector<std::string> trouble(2);
     const auto rank_main = [&](int rank) {
       try {
-        train(rank, group.communicator(rank));
+        body(rank, group.communicator(rank));
       } catch (const std::exception& e) {
         trouble[static_cast<std::size_t>(rank)] = e.what();
       }
@@ -150,9 +175,14 @@ struct run {
     REQUIRE(trouble[0] == "");
     REQUIRE(trouble[1] == "");
     REQUIRE(disk.open_handles() == 0);
-    for (const std::int64_t step : {10, 20, 30})
-      REQUIRE(std::any_of(acknowledged.begin(), acknowledged.end(),
-                          [&](const auto& a) { return a.step == step; }));
+  }
+
+  template <class Checkpointer>
+  void save(Checkpointer& ckpt, training_state& t, std::int64_t step) {
+    t.fill(step);
+    ckpt.save(t.state, step).wait();
+    const std::lock_guard lock(mutex);
+    acknowledged.push_back({step, disk.operations()});
   }
 
   void train(int rank, cairn::thread_communicator comm) {
@@ -160,9 +190,9 @@ struct run {
     auto ckpt = make_checkpointer(file_system(watch, disk), std::move(comm));
     ckpt.prepare(t.state);
     for (const std::int64_t step : {10, 20, 25, 30}) {
-      t.fill(step);
       if (step == 25) {  // fails on rank 1, when rank 0 may have written
         bool failed = false;
+        t.fill(step);
         const auto length = t.rows.size();
         if (rank == 1) t.rows.resize(7);
         try {
@@ -174,27 +204,27 @@ struct run {
         if (!failed) throw std::runtime_error("a save did not fail");
         continue;
       }
-      ckpt.save(t.state, step).wait();
-      const std::lock_guard lock(mutex);
-      acknowledged.push_back({step, disk.operations()});
+      save(ckpt, t, step);
     }
     ckpt.close();
   }
-  [[nodiscard]] std::int64_t newest_acknowledged(std::size_t at) const {
-    std::int64_t newest = 0;
+  /// The steps that were acknowledged by then.
+  [[nodiscard]] std::set<std::int64_t> promised_at(std::size_t at) const {
+    std::set<std::int64_t> steps;
     for (const auto& a : acknowledged)
-      if (a.at <= at) newest = std::max(newest, a.step);
-    return newest;
+      if (a.at <= at) steps.insert(a.step);
+    return steps;
   }
 
   /// What is wrong in this state, or nothing. `all`: looks at all checkpoints that are listed, not at the
   /// newest alone; `resumes`: a new run goes on from here.
   [[nodiscard]] std::optional<std::string> wrong(const recording_file_system::cut& cut, bool all,
                                                  bool resumes) const {
+    const auto steps = promised_at(cut.at);
+    const auto promised = steps.empty() ? first : *steps.rbegin();
     const auto say = [&](const std::string& what) {
-      return what + "; committed " + std::to_string(newest_acknowledged(cut.at)) + "; " + cut.text();
+      return what + "; committed " + std::to_string(promised) + "; " + cut.text();
     };
-    const auto promised = newest_acknowledged(cut.at);
     cairn::thread_group group{1};
     training_state t(0, 1, sizes);
     try {
@@ -202,6 +232,8 @@ struct run {
       const auto there = ckpt.list();
       const auto newest = there.empty() ? 0 : there.back();
       if (newest < promised) return say("the newest that is left is " + std::to_string(newest));
+      if (there.size() < std::min(keep, checkpoints + steps.size()))
+        return say("no more than " + std::to_string(there.size()) + " checkpoints are left");
       for (const auto step : there) {
         if (step != newest && !all) continue;
         ckpt.load(t.state, step);
@@ -229,12 +261,13 @@ struct run {
     bool singles = true;      ///< states in which one thing alone is lost, or kept
     std::size_t all = 1;      ///< in each how many-th state all checkpoints are loaded
     std::size_t resumes = 0;  ///< in each how many-th state a new run goes on; 0: in none
+    std::uint64_t seed = test_seed();
   };
   /// Looks at states after the run's operations, and stops at the first that is wrong.
   [[nodiscard]] tally look(const effort& e) const {
     tally t;
     for (std::size_t at = 0; at <= disk.operations() && !t.wrong; at += e.every)
-      for (const auto& cut : disk.cuts(at, e.random, seed())) {
+      for (const auto& cut : disk.cuts(at, e.random, e.seed)) {
         using rule = recording_file_system::cut::rule;
         if (!e.singles && (cut.how == rule::drop_one || cut.how == rule::keep_one)) continue;
         ++t.states;
@@ -248,17 +281,48 @@ struct run {
 }  // namespace
 
 TEST_CASE("after a power loss at any moment, what was committed loads, and all that is listed does") {
-  const run r;
-  for (std::size_t s = 0; s < static_cast<std::size_t>(site::count); ++s) {
-    const std::string site_name = site_names[s];
-    CAPTURE(site_name);
-    CHECK(r.watch->count(static_cast<site>(s)) > 0);
-  }
-  const auto seen =
-      r.look({.random = static_cast<std::size_t>(cairn_test::rounds(8)), .all = 5, .resumes = 50});
-  CHECK_MESSAGE(!seen.wrong.has_value(), seen.wrong.value_or(""));
-  CHECK(seen.states >= 2'000);
-  MESSAGE(seen.states << " states after " << r.disk.operations() << " operations");
+  const auto begin = std::chrono::steady_clock::now();
+  const char* text = std::getenv("CAIRN_TEST_SECONDS");
+  const std::chrono::duration<double> seconds(text != nullptr ? std::strtod(text, nullptr) : 0);
+  std::size_t states = 0, operations = 0, runs = 0, failures = 0;
+  auto seed = test_seed();
+  const auto look = [&](const run& r, std::size_t random) {
+    const auto seen = r.look({.random = random, .all = 5, .resumes = 50, .seed = seed});
+    CHECK_MESSAGE(!seen.wrong.has_value(), "CAIRN_TEST_SEED=", seed,
+                  " repeats it: ", seen.wrong.value_or(""));
+    states += seen.states;
+    operations += r.disk.operations();
+    failures += seen.wrong.has_value();
+    ++runs;
+  };
+  do {
+    const run r;
+    for (std::size_t s = 0; s < static_cast<std::size_t>(site::count); ++s) {
+      const std::string site_name = site_names[s];
+      CAPTURE(site_name);
+      CHECK(r.watch->count(static_cast<site>(s)) > 0);
+    }
+    look(r, static_cast<std::size_t>(rounds(4, 15)));
+    // The next runs meet what was left: they clean, resume, save and remove, and the power is lost again.
+    std::mt19937_64 from(seed);
+    for (std::uint64_t again = 0; again < rounds(1, 8) && failures == 0; ++again) {
+      const auto cuts = r.disk.cuts(static_cast<std::size_t>(from() % r.disk.operations()), 4, seed);
+      const auto& cut = cuts[from() % cuts.size()];
+      CAPTURE(cut.text());
+      look(run(r.disk.after(cut)), static_cast<std::size_t>(rounds(1, 5)));
+    }
+    ++seed;
+  } while (failures == 0 && std::chrono::steady_clock::now() - begin < seconds);
+  CHECK(states >= rounds(2'000));
+  report_figures(
+      "power_loss",
+      {{"states", states},
+       {"operations", operations},
+       {"runs", runs},
+       {"failures", failures},
+       {"seed", test_seed()},
+       {"seconds", static_cast<std::uint64_t>(
+                       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count())}});
 }
 
 // Each of these is needed: without it some state loses a committed checkpoint or shows one that does not

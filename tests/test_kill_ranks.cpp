@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimised
+// timeout: 1500
+// links: cairn::interprocess
+// Ranks are processes, and one of them, some or all are killed with SIGKILL, at every step of resume and save
+// that has a name, at any call that changes the disk, and at any time, in every way of saving. Whatever the
+// moment: the next run, on another number of ranks, loads the checkpoint that was being saved or the last one
+// that was told as committed, trains on as if nothing had happened, and leaves nothing behind.
+//
+//   CAIRN_TEST_SEED=N     other cases; a red one prints the seed that repeats it
+//   CAIRN_TEST_CELL=N     that cell of the matrix alone
+//   CAIRN_TEST_KILLS=N    how many random kills
+//   CAIRN_TEST_SECONDS=N  and more and more of them, until so long has passed
+//   CAIRN_TEST_FIGURES=F  appends the figures to a file
+#include <doctest/doctest.h>
+
+#include "support/figures.hpp"
+#include "support/killed_runs.hpp"
+#include "support/rounds.hpp"
+#include "support/scratch_directory.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace cairn_test;
+namespace fs = std::filesystem;
+
+// A fork of a sanitized process is slow: there, some of the cases are enough.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr std::uint64_t thinned = 8;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+constexpr std::uint64_t thinned = 8;
+#else
+constexpr std::uint64_t thinned = 1;
+#endif
+#else
+constexpr std::uint64_t thinned = 1;
+#endif
+
+constexpr int worlds[] = {1, 2, 4};
+
+class dice {
+ public:
+  explicit dice(std::uint64_t seed) : from_(seed) {}
+  /// 0 to n - 1.
+  std::uint64_t roll(std::uint64_t n) { return from_() % n; }
+  int world_but(int other) {
+    for (;;)
+      if (const int w = worlds[roll(3)]; w != other) return w;
+  }
+
+ private:
+  std::mt19937_64 from_;
+};
+
+// Kills need no disk: what was written stays.
+const char* fast_directory() {
+  return fs::exists("/dev/shm") ? "/dev/shm" : nullptr;
+}
+
+std::string names_left_in_shared_memory() {
+  std::string found;
+  std::error_code none;
+  for (const auto& file : fs::directory_iterator("/dev/shm", none))
+    if (file.path().filename().string().find(cairn_test::detail::process_world::prefix()) !=
+        std::string::npos)
+      found += file.path().string() + " ";
+  return found;
+}
+
+/// A directory in which runs are killed one after the other, and what was promised of it.
+class history {
+ public:
+  history(run_keeper& keeper, std::string root) : keeper_(keeper), root_(std::move(root)) {}
+
+  [[nodiscard]] const std::string& root() const { return root_; }
+  /// Told of a run that was made elsewhere.
+  void is_committed(std::int64_t step, int world) {
+    promised_ = begun_ = std::max(promised_, step);
+    writers_[step] = world;
+  }
+
+  /// A run that is to be killed. False if it came to its end before.
+  bool kill(run_order order) {
+    order.writers = writers_;
+    const auto end = keeper_.run(root_, order);
+    note(order, end);
+    if (!end.struck) check_values(order, true);
+    return end.struck;
+  }
+  /// The next run, until a new checkpoint is committed. `until`: counted as the order's.
+  void recover(run_order order) {
+    order.writers = writers_;
+    const auto promised = promised_;
+    const auto end = keeper_.run(root_, order);
+    const auto& log = keeper_.log();
+    note(order, end);
+    if (end.struck) wrong("a run was killed that should not be");
+    const auto resumed = log.rank[0].resumed.load();
+    for (int r = 0; r < order.world; ++r) {
+      if (!log.rank[r].ended) wrong("rank " + std::to_string(r) + " did not end: " + log.rank[r].error);
+      if (log.rank[r].resumed != resumed) wrong("ranks resumed from different steps");
+    }
+    if (std::max<std::int64_t>(resumed, 0) < promised)
+      wrong("step " + std::to_string(promised) + " was told as committed, and resume gave " +
+            std::to_string(resumed));
+    if (resumed > 0 && writers_.count(resumed) == 0) wrong("a step was resumed that nobody saved");
+    check_values(order, true);
+    const auto last = order.relative ? std::max<std::int64_t>(resumed, 0) + order.until : order.until;
+    if (log.acknowledged != last) wrong("the last save was not committed");
+    check_disk(order, resumed, last);
+  }
+
+  [[nodiscard]] const std::string& trouble() const { return trouble_; }
+  /// The last runs, for whoever looks for the cause.
+  [[nodiscard]] std::string trace() const {
+    std::string text = "in " + root_ + ":";
+    for (const auto& line : lines_) text += "\n  " + line;
+    return text;
+  }
+  [[nodiscard]] int ranks_killed() const { return ranks_killed_; }
+  [[nodiscard]] bool killed_while_resuming() const { return while_resuming_; }
+
+ private:
+  void wrong(const std::string& what) { trouble_ += what + "; "; }
+
+  void note(const run_order& order, const run_end& end) {
+    const auto& log = keeper_.log();
+    promised_ = std::max<std::int64_t>(promised_, log.acknowledged);
+    begun_ = std::max<std::int64_t>(begun_, log.begun);
+    const auto resumed = log.rank[0].resumed.load();
+    while_resuming_ = order.resumes && end.struck && resumed == run_log::rank_log::not_yet;
+    const auto first = order.resumes ? std::max<std::int64_t>(resumed, 0) : 0;
+    for (auto step = first + 1; step <= log.begun; ++step)
+      if (order.relative || std::count(order.saves.begin(), order.saves.end(), step) != 0)
+        writers_[step] = order.world;
+    ranks_killed_ = end.killed;
+    std::string line = std::to_string(order.world) + " ranks, " + ways_of_saving[order.way].name +
+                       ", resumed " + std::to_string(resumed) + ", begun " + std::to_string(log.begun) +
+                       ", acknowledged " + std::to_string(log.acknowledged);
+    if (end.struck)
+      line += ", " + std::to_string(end.killed) + " killed at " + log.where +
+              (order.survivors_end ? ", the others ended" : "");
+    for (int r = 0; r < order.world; ++r)
+      if (log.rank[r].error[0] != 0) line += ", rank " + std::to_string(r) + ": " + log.rank[r].error;
+    if (!end.trouble.empty()) wrong(end.trouble);
+    lines_.push_back(line + (end.trouble.empty() ? "" : ": " + end.trouble));
+    if (lines_.size() > 8) lines_.erase(lines_.begin());
+  }
+
+  /// The losses of all ranks together are those of a run that nobody killed.
+  void check_values(const run_order& order, bool whole) {
+    static std::map<std::int64_t, std::uint64_t> expected;
+    std::map<std::int64_t, std::pair<int, std::uint64_t>> sums;
+    for (int r = 0; r < order.world; ++r) {
+      const auto& log = keeper_.log().rank[r];
+      for (std::uint32_t i = 0; i < log.losses; ++i) {
+        auto& sum = sums[log.loss[i].first];
+        ++sum.first;
+        sum.second += log.loss[i].second;
+      }
+    }
+    for (const auto& [step, sum] : sums) {
+      const auto at = expected.find(step);
+      const auto loss =
+          at != expected.end() ? at->second : expected[step] = toy_training::expected_loss(step);
+      if (sum.first == order.world ? sum.second != loss : whole)
+        wrong("the loss after update " + std::to_string(step) + " is another one");
+    }
+    if (whole && sums.empty()) wrong("nothing was trained");
+  }
+
+  void check_disk(const run_order& order, std::int64_t resumed, std::int64_t last) {
+    const auto steps = cairn::checkpoint_keeping(std::make_shared<cairn::file_store>(root_)).list();
+    const auto kept = static_cast<std::size_t>(std::count(steps.begin(), steps.end(), resumed));
+    if (steps.empty() || steps.back() != last || steps.size() > order.keep)
+      wrong("there are " + std::to_string(steps.size()) + " checkpoints, the newest of step " +
+            std::to_string(steps.empty() ? 0 : steps.back()));
+    if (order.keep > 1 && order.until == 1 && resumed > 0 && kept != 1)
+      wrong("the checkpoint that was resumed is gone");
+    if (const auto found = litter(root_, true); !found.empty()) wrong("left behind: " + found);
+    if (const auto found = names_left_in_shared_memory(); !found.empty()) wrong("left behind: " + found);
+  }
+
+  run_keeper& keeper_;
+  std::string root_;
+  std::int64_t promised_ = 0;
+  std::int64_t begun_ = 0;
+  std::map<std::int64_t, int> writers_;
+  std::string trouble_;
+  std::vector<std::string> lines_;
+  int ranks_killed_ = 0;
+  bool while_resuming_ = false;
+};
+
+/// Where an earlier run was stopped; see named_points().
+class past {
+ public:
+  explicit past(run_keeper& keeper) {
+    const auto root = directory_.path() + "/past";
+    run_order order{.way = 3, .world = 2, .resumes = false, .until = 15, .saves = {10, 12, 15}};
+    REQUIRE(keeper.run(root, order).trouble == "");
+    REQUIRE(keeper.log().acknowledged == 15);
+    const auto manifest = root + "/" + cairn::manifest_key(15);
+    fs::resize_file(manifest, fs::file_size(manifest) - 1);
+    order.until = 25;
+    order.saves = {25};
+    order.victims = 3;
+    order.way = 2;
+    order.plan.at = event{moment::torn, file_call::pwrite, "rank-00001", ".safetensors"};
+    REQUIRE(keeper.run(root, order).struck);
+    order.way = 3;
+    order.plan.at = event{moment::after, file_call::rename, "rank-00000", ".record"};
+    REQUIRE(keeper.run(root, order).struck);
+    int parts = 0, records = 0;
+    for (const auto& file : fs::directory_iterator(root + "/" + cairn::step_directory(25))) {
+      parts += file.path().extension() == ".part";
+      records += file.path().extension() == ".record";
+    }
+    REQUIRE(parts >= 1);
+    REQUIRE(records >= 1);
+  }
+  /// A copy of it, in place of the last one.
+  [[nodiscard]] std::string copy() const {
+    const auto to = directory_.path() + "/now";
+    fs::remove_all(to);
+    fs::copy(directory_.path() + "/past", to, fs::copy_options::recursive);
+    return to;
+  }
+
+ private:
+  scratch_directory directory_{fast_directory()};
+};
+
+struct cell {
+  std::size_t number;
+  int way;
+  int world;
+  std::size_t point;
+  bool all;  ///< ranks; else the one where the moment comes
+
+  [[nodiscard]] std::string text(const std::vector<named_point>& points) const {
+    return "CAIRN_TEST_CELL=" + std::to_string(number) + " (" + ways_of_saving[way].name + ", " +
+           std::to_string(world) + " ranks, " + (all ? "all" : "one") + " killed at: " + points[point].name +
+           ")";
+  }
+};
+
+/// Every cell in which the point can be reached.
+std::vector<cell> all_cells(const std::vector<named_point>& points) {
+  std::vector<cell> cells;
+  for (int way = 0; way < ways; ++way)
+    for (const int world : worlds)
+      for (std::size_t p = 0; p < points.size(); ++p) {
+        const std::string name = points[p].name;
+        if (points[p].staged && !ways_of_saving[way].staged) continue;
+        if (world == 1 &&
+            (name.find("other rank") != std::string::npos || name.find("both ranks") != std::string::npos ||
+             name.find("common mark") != std::string::npos))
+          continue;
+        cells.push_back({cells.size(), way, world, p, true});
+        if (world > 1) cells.push_back({cells.size(), way, world, p, false});
+      }
+  return cells;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+TEST_CASE("ranks that are killed at a named step of resume and save, in any way of saving, lose nothing") {
+  const auto begin = std::chrono::steady_clock::now();
+  run_keeper keeper;
+  const past before_it(keeper);
+  const auto points = named_points();
+  auto cells = all_cells(points);
+  const auto whole = cells.size();
+  std::mt19937_64 from(test_seed());
+  std::shuffle(cells.begin(), cells.end(), from);
+  std::set<std::size_t> once;  // each point comes before any comes again
+  std::stable_partition(cells.begin(), cells.end(),
+                        [&](const cell& c) { return once.insert(c.point).second; });
+  if (std::getenv("CAIRN_TEST_LONG") == nullptr)
+    cells.resize(std::min<std::size_t>(cells.size(), 120 / thinned));
+  if (const char* one = std::getenv("CAIRN_TEST_CELL"))
+    cells = {all_cells(points).at(std::strtoull(one, nullptr, 10))};
+  std::uint64_t failures = 0;
+  std::set<std::size_t> reached;
+  for (const auto& c : cells) {
+    dice d(test_seed() ^ (c.point * 1'000 + static_cast<std::size_t>(c.way * 10 + c.world) * 2 + c.all));
+    history h(keeper, before_it.copy());
+    h.is_committed(12, 2);
+    run_order order{.way = c.way, .world = c.world, .until = 30, .saves = {20, 30}};
+    order.plan = {.at = points[c.point].at, .gate = points[c.point].gate};
+    order.victims = c.all ? (1u << c.world) - 1 : 0;
+    order.last_calls = static_cast<std::int64_t>(d.roll(40));
+    const bool struck = h.kill(order);
+    if (struck) reached.insert(c.point);
+    h.recover(
+        {.way = static_cast<int>(d.roll(ways)), .world = d.world_but(c.world), .until = 40, .saves = {40}});
+    CHECK_MESSAGE(struck, c.text(points), ": was not reached\n", h.trace());
+    CHECK_MESSAGE(h.trouble() == "", c.text(points), " and CAIRN_TEST_SEED=", test_seed(), " repeat it\n",
+                  h.trace());
+    failures += !struck || h.trouble() != "";
+    if (failures > 5) break;
+  }
+  CHECK(reached.size() >= std::min<std::size_t>(cells.size() / 2, points.size()));
+  report_figures("kill_matrix", {{"cells", cells.size()},
+                                 {"cells_in_all", whole},
+                                 {"points", reached.size()},
+                                 {"failures", failures},
+                                 {"seed", test_seed()},
+                                 {"seconds", static_cast<std::uint64_t>(seconds_since(begin))}});
+}
+
+TEST_CASE(
+    "ranks that are killed at any moment, again and again, resume on other numbers of ranks and lose "
+    "nothing") {
+  const auto begin = std::chrono::steady_clock::now();
+  const char* text = std::getenv("CAIRN_TEST_KILLS");
+  const auto wanted = text != nullptr ? std::strtoull(text, nullptr, 10) : 200 / thinned;
+  text = std::getenv("CAIRN_TEST_SECONDS");
+  const auto seconds = text != nullptr ? std::strtod(text, nullptr) : 0;
+  run_keeper keeper;
+  std::uint64_t kills = 0, ranks = 0, nested = 0, in_resume = 0, at_events = 0, failures = 0, too_late = 0;
+  const auto goes_on = [&] { return kills < wanted || seconds_since(begin) < seconds; };
+  for (std::uint64_t round = 0; goes_on() && failures == 0; ++round) {
+    const auto seed = test_seed() + round;  // of a directory's whole history
+    dice d(seed);
+    const scratch_directory directory(fast_directory());
+    history h(keeper, directory.path() + "/checkpoints");
+    const std::size_t keep = 1 + d.roll(3);
+    int world = worlds[d.roll(3)];
+    for (int i = 0; i < 25 && goes_on() && h.trouble() == ""; ++i) {
+      const auto make_order = [&] {
+        run_order order{.way = static_cast<int>(d.roll(ways)), .world = world, .keep = keep, .until = 3};
+        order.relative = true;
+        order.waits = d.roll(2) == 0;
+        order.last_calls = static_cast<std::int64_t>(d.roll(40));
+        const auto whole = (1u << world) - 1;
+        order.victims = d.roll(2) == 0 ? whole : 1 + static_cast<unsigned>(d.roll(whole));
+        if (d.roll(2) == 0) {
+          order.at_rank = static_cast<int>(d.roll(static_cast<std::uint64_t>(world)));
+          order.plan.change = 1 + d.roll(order.at_rank == 0 ? 140 : 70);
+        } else {
+          order.at_time = std::chrono::microseconds(d.roll(20'000) * thinned);
+        }
+        order.grace = std::chrono::microseconds(d.roll(5'000));
+        return order;
+      };
+      const auto order = make_order();
+      bool struck = h.kill(order);
+      at_events += struck && !order.at_time;
+      in_resume += h.killed_while_resuming();
+      ranks += static_cast<std::uint64_t>(h.ranks_killed());
+      world = d.world_but(world);
+      // Now and then the next run is killed as well, while it cleans.
+      if (struck && d.roll(4) == 0) {
+        auto again = make_order();
+        if (!again.at_time) again.plan.change = 1 + d.roll(30);
+        const bool twice = h.kill(again);
+        nested += twice;
+        in_resume += h.killed_while_resuming();
+        ranks += static_cast<std::uint64_t>(h.ranks_killed());
+        world = d.world_but(world);
+      }
+      kills += struck;
+      too_late += !struck;
+      run_order next{.way = static_cast<int>(d.roll(ways)), .world = world, .keep = keep, .until = 1};
+      next.relative = true;
+      h.recover(next);
+      world = d.world_but(world);
+    }
+    CHECK_MESSAGE(h.trouble() == "", "CAIRN_TEST_SEED=", seed, " repeats it\n", h.trace());
+    failures += h.trouble() != "";
+  }
+  report_figures("random_kills", {{"kills", kills},
+                                  {"killed_again_before_they_had_recovered", nested},
+                                  {"while_resuming", in_resume},
+                                  {"at_counted_calls", at_events},
+                                  {"ranks_killed", ranks},
+                                  {"ended_before_the_kill", too_late},
+                                  {"failures", failures},
+                                  {"seed", test_seed()},
+                                  {"seconds", static_cast<std::uint64_t>(seconds_since(begin))}});
+}
+
+TEST_CASE("ranks whose peer is killed end by the deadline with an error, and nothing is lost") {
+  run_keeper keeper;
+  std::uint64_t told = 0;
+  for (std::uint64_t i = 0; i < rounds(2, 20); ++i) {
+    dice d(test_seed() + i);
+    const scratch_directory directory(fast_directory());
+    history h(keeper, directory.path() + "/checkpoints");
+    run_order order{.way = static_cast<int>((test_seed() + i) % ways),
+                    .world = i % 2 == 0 ? 2 : 4,
+                    .until = 4,
+                    .relative = true,
+                    .patience = std::chrono::milliseconds(300),
+                    .survivors_end = true};
+    order.at_rank = static_cast<int>(d.roll(static_cast<std::uint64_t>(order.world)));
+    order.plan.change = 10 + d.roll(order.at_rank == 0 ? 80 : 30);
+    const bool struck = h.kill(order);
+    for (int r = 0; struck && r < order.world; ++r) told += keeper.log().rank[r].error[0] != 0;
+    h.recover({.world = d.world_but(order.world), .until = 1, .relative = true});
+    CHECK_MESSAGE(h.trouble() == "", "CAIRN_TEST_SEED=", test_seed() + i, " repeats it\n", h.trace());
+  }
+  CHECK(told > 0);
+}
