@@ -149,12 +149,15 @@ rm -rf "$results"
 mkdir -p "$results"
 
 if [ "$mode" = soak ]; then
-  begin_phase "release: build"
-  cmake --preset release -DCAIRN_PYTHON="$python" >"$results/release.configure.log" 2>&1 \
-    || { cat "$results/release.configure.log"; die "CMake could not configure the release build"; }
-  cmake --build build/release -j "$jobs" --target test_kill_ranks test_power_loss \
-    || die "the programs of the soak do not build (above); test_kill_ranks needs Boost's headers"
-  end_phase
+  build_programs() {  # build_programs PRESET TARGET...
+    begin_phase "$1: build"
+    cmake --preset "$1" -DCAIRN_PYTHON="$python" >"$results/$1.configure.log" 2>&1 \
+      || { cat "$results/$1.configure.log"; die "$1: CMake could not configure"; }
+    cmake --build "build/$1" -j "$jobs" --target "${@:2}" || die "$1: a program of the soak does not build (above)"
+    end_phase
+  }
+  build_programs release test_kill_ranks test_power_loss
+  [ ! -f tests/fuzz/run.sh ] || build_programs clang-asan cairn_fuzz
   begin_phase "soak"
   exec python3 tests/soak.py --minutes "$minutes" ${seed:+--seed "$seed"}
 fi
