@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+// links: cairn::interprocess
+// uses: cairn::mpi
+// Ranks as processes of one host: a save of replicated and sharded state against one process that saves the
+// same, a reduction against MPI's, and what many saves leave behind.
+//   bench_ranks [--bytes 1GiB] [--ranks 4] [--pairs 7] [--only save|reduce|many] [--directory DIR] [--json
+//   FILE]
+#include <cairn/checkpointer.hpp>
+#include <cairn/comm/collectives.hpp>
+#include <cairn/comm/shared_memory_communicator.hpp>
+#include <cairn/model/event_word.hpp>
+#include <cairn/stage/no_staging.hpp>
+#include <cairn/stores/file_store.hpp>
+
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <support/bench.hpp>
+#include <support/program.hpp>
+#include <utility>
+#include <vector>
+
+#ifdef CAIRN_USES_MPI
+#include <mpi.h>
+#endif
+
+namespace {
+
+using cairn::deadline;
+using cairn_bench::at_least;
+using cairn_bench::at_most;
+using cairn_bench::samples;
+using bytes = std::vector<std::byte>;
+
+struct options {
+  std::uint64_t bytes = std::uint64_t{1} << 30;
+  int tensors = 200;
+  int ranks = 4;
+  int pairs = 7;
+  int reduce_ranks = 8;
+  std::uint64_t reduce_bytes = 100 << 10;
+  int reductions = 300;
+  int saves = 1000;
+  std::string only;
+  std::string directory = ".";
+  std::string json;
+};
+
+deadline ample() {
+  return deadline::in(std::chrono::minutes(10));
+}
+std::string fresh_job() {
+  static int count = 0;
+  return "bench-" + std::to_string(::getpid()) + "-" + std::to_string(++count);
+}
+
+/// Processes that do the same piece of work each time they are told to: forks, which see what the parent made
+/// before, and end with it.
+class rank_group {
+ public:
+  struct shared_words {
+    cairn::event_word bell;
+    std::atomic<int> turn{0};
+    std::atomic<int> done{0};
+    std::atomic<bool> failed{false};
+    std::array<double, 8> told{};  ///< what rank 0 tells of its turn
+  };
+
+  /// `make(rank)` gives, in the process of each rank, work(turn, told), which is called once a turn.
+  template <class Make>
+  rank_group(int size, Make make) : size_(size) {
+    void* memory =
+        ::mmap(nullptr, sizeof(shared_words), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    words_ = new (memory) shared_words;
+    std::fflush(nullptr);
+    for (int rank = 0; rank < size; ++rank) {
+      const auto pid = ::fork();
+      if (pid < 0) throw std::runtime_error("no process for a rank");
+      if (pid > 0) {
+        ranks_.push_back(pid);
+        continue;
+      }
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      try {
+        serve(rank, make(rank));
+      } catch (const std::exception& e) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
+        words_->failed = true;
+        words_->bell.notify();
+      }
+      std::fflush(nullptr);
+      ::_exit(0);
+    }
+    wait_for(size);  // all have made what they need
+  }
+  rank_group(const rank_group&) = delete;
+  rank_group& operator=(const rank_group&) = delete;
+  ~rank_group() {
+    for (const auto pid : ranks_) ::kill(pid, SIGKILL);
+    for (const auto pid : ranks_) ::waitpid(pid, nullptr, 0);
+    ::munmap(words_, sizeof(shared_words));
+  }
+  /// One turn of all ranks; its seconds, from telling them to the last one's end.
+  double turn() {
+    words_->done = 0;
+    const auto begin = deadline::clock::now();
+    words_->turn.fetch_add(1);
+    words_->bell.notify();
+    wait_for(size_);
+    return cairn::seconds_since(begin);
+  }
+  [[nodiscard]] double told(std::size_t i) const { return words_->told.at(i); }
+
+ private:
+  template <class Work>
+  void serve(int rank, Work work) {
+    std::array<double, 8> told{};
+    for (int turn = 1;; ++turn) {
+      words_->done.fetch_add(1);
+      words_->bell.notify();
+      await([&] { return words_->turn.load() >= turn; });
+      work(turn, told);
+      if (rank == 0) words_->told = told;
+    }
+  }
+  void wait_for(int done) {
+    await([&] { return words_->done.load() >= done || words_->failed.load(); });
+    if (words_->failed.load()) throw std::runtime_error("a rank failed");
+  }
+  template <class Condition>
+  void await(Condition&& condition) {
+    const auto until = deadline::in(std::chrono::minutes(20));
+    for (;;) {
+      const auto seen = words_->bell.current();
+      if (condition()) return;
+      if (until.passed()) throw std::runtime_error("a rank did not end its turn in time");
+      words_->bell.wait(seen, until);
+    }
+  }
+
+  int size_;
+  std::vector<::pid_t> ranks_;
+  shared_words* words_ = nullptr;
+};
+
+// --- A save
+
+void add(cairn::state_dict& state, const std::string& prefix, const cairn_bench::bench_state& memory,
+         int part, int parts) {
+  constexpr auto columns = cairn_bench::bench_state::columns;
+  for (std::size_t i = 0; i < memory.rows().size(); ++i) {
+    const auto rows = memory.rows()[i];
+    auto* data = reinterpret_cast<float*>(memory.place(i));
+    const auto name = prefix + memory.name(i);
+    if (parts == 0)
+      state.tensor(name, data, {rows, columns});
+    else
+      state.tensor(name, data, cairn::shard{{rows * parts, columns}, {rows * part, 0}, {rows, columns}});
+  }
+}
+
+/// One composition for all: the compiler takes its time for each.
+auto make_checkpointer(const std::string& directory, const std::string& job, int rank, int size) {
+  return cairn::checkpointer{cairn::file_store{directory}, cairn::no_staging{}, cairn::keep_last(2),
+                             cairn::shared_memory_communicator{job, rank, size},
+                             cairn::checkpointer_options{.quiet = true}};
+}
+
+/// Bytes of the data files below, by rank.
+std::map<std::string, std::uint64_t> data_bytes(const std::string& directory) {
+  std::map<std::string, std::uint64_t> sizes;
+  for (const auto& each : std::filesystem::recursive_directory_iterator(directory)) {
+    const auto name = each.path().filename().string();
+    if (each.is_regular_file() && name.ends_with(".safetensors") && name.starts_with("rank-"))
+      sizes[name.substr(0, name.find('.'))] += each.file_size();
+  }
+  return sizes;
+}
+void remove_steps(const std::string& directory) {
+  for (const auto& each : std::filesystem::directory_iterator(directory))
+    if (each.is_directory()) std::filesystem::remove_all(each.path());
+}
+
+void bench_save(const options& o, cairn_bench::report& report) {
+  const cairn_bench::scratch place(o.directory);
+  const auto many = place.path() + "/ranks";
+  const auto one = place.path() + "/one";
+  std::filesystem::create_directories(many);
+  std::filesystem::create_directories(one);
+
+  // The ranks see the parent's memory, each its part of it: the replicated state is there once.
+  cairn_bench::bench_state replicated(o.bytes, o.tensors);
+  cairn_bench::bench_state whole(o.bytes, o.tensors);
+  replicated.fill(1);
+  whole.fill(2);
+  std::deque<cairn_bench::bench_state> shards;
+  for (int rank = 0; rank < o.ranks; ++rank) {
+    shards.emplace_back(o.bytes / static_cast<std::uint64_t>(o.ranks), o.tensors);
+    shards.back().fill(static_cast<std::uint64_t>(rank) + 3);
+  }
+  std::uint64_t total = replicated.bytes();
+  for (const auto& each : shards) total += each.bytes();
+
+  const auto saver = [&](const std::string& directory, const std::string& job, int size) {
+    return [&, directory, job, size](int rank) {
+      auto state = std::make_shared<cairn::state_dict>();
+      add(*state, "replicated.", replicated, 0, 0);
+      add(*state, "sharded.", size == 1 ? whole : shards[static_cast<std::size_t>(rank)], rank, size);
+      auto ckpt = std::make_shared<decltype(make_checkpointer(directory, job, rank, size))>(
+          make_checkpointer(directory, job, rank, size));
+      ckpt->resume(*state);
+      return [state, ckpt](int turn, std::array<double, 8>&) { ckpt->save(*state, turn).wait(); };
+    };
+  };
+  rank_group ranks(o.ranks, saver(many, fresh_job(), o.ranks));
+  rank_group single(1, saver(one, fresh_job(), 1));
+  const auto measured = [&](rank_group& group, const std::string& directory, std::uint64_t size) {
+    remove_steps(many);
+    remove_steps(one);
+    ::sync();
+    const auto seconds = group.turn();
+    if (data_bytes(directory).empty()) throw std::runtime_error("nothing was saved");
+    return static_cast<double>(size) / seconds;
+  };
+  const auto ours = [&] { return measured(ranks, many, total); };
+  const auto twin = [&] { return measured(single, one, replicated.bytes() + whole.bytes()); };
+  ours();  // plans
+  const auto sizes = data_bytes(many);
+  twin();
+  const auto size = cairn_bench::size_text(o.bytes);
+  const auto name = "save/" + std::to_string(o.ranks) + "_ranks/replicated=" + size + "/sharded=" + size;
+  report.add(name + "/twin=1_process", cairn_bench::interleaved_pairs(ours, twin, o.pairs), "B/s",
+             at_least(0.9));
+
+  std::uint64_t written = 0;
+  std::uint64_t least = ~std::uint64_t{0};
+  std::uint64_t most = 0;
+  for (const auto& [rank, n] : sizes) {
+    written += n;
+    least = std::min(least, n);
+    most = std::max(most, n);
+  }
+  if (sizes.size() != static_cast<std::size_t>(o.ranks)) throw std::runtime_error("a rank wrote nothing");
+  report.add_against(name + "/written", samples({static_cast<double>(written)}), "B",
+                     static_cast<double>(total), at_most(1.01));
+  const double allowed =
+      std::max(0.05 * static_cast<double>(written) / o.ranks, static_cast<double>(cairn_bench::mebibyte));
+  report.add_against(name + "/imbalance", samples({static_cast<double>(most - least)}), "B", allowed,
+                     at_most(1));
+}
+
+// --- A reduction
+
+bytes add_floats(bytes left, const bytes& right) {
+  auto* to = reinterpret_cast<float*>(left.data());
+  const auto* from = reinterpret_cast<const float*>(right.data());
+  for (std::size_t i = 0; i < std::min(left.size(), right.size()) / sizeof(float); ++i) to[i] += from[i];
+  return left;
+}
+
+#ifdef CAIRN_USES_MPI
+/// A program of mpirun: seconds of an all-reduce and of a reduce, on a line of rank 0.
+int mpi_rank(const options& o) {
+  MPI_Init(nullptr, nullptr);
+  int rank = 0;
+  int size = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  const int count = static_cast<int>(o.reduce_bytes / sizeof(float));
+  std::vector<float> in(static_cast<std::size_t>(count), 1.0F);
+  std::vector<float> out(in.size());
+  const auto measure = [&](auto call) {
+    for (int i = 0; i < o.reductions / 10 + 1; ++i) call();
+    MPI_Barrier(MPI_COMM_WORLD);
+    const double begin = MPI_Wtime();
+    for (int i = 0; i < o.reductions; ++i) call();
+    MPI_Barrier(MPI_COMM_WORLD);
+    return (MPI_Wtime() - begin) / o.reductions;
+  };
+  const double all =
+      measure([&] { MPI_Allreduce(in.data(), out.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); });
+  const bool good = out[0] == static_cast<float>(size);
+  const double one =
+      measure([&] { MPI_Reduce(in.data(), out.data(), count, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD); });
+  if (rank == 0 && good) std::printf("seconds %.9f %.9f\n", all, one);
+  MPI_Finalize();
+  return 0;
+}
+
+/// {all-reduce, reduce} of a fresh world of MPI.
+std::pair<double, double> seconds_of_mpi(const options& o) {
+  const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const auto command = std::string("mpirun ") + (::geteuid() == 0 ? "--allow-run-as-root " : "") +
+                       "--oversubscribe --bind-to none -n " + std::to_string(o.reduce_ranks) + " '" + self +
+                       "' --mpi-rank --reduce-bytes " + std::to_string(o.reduce_bytes) + " --reductions " +
+                       std::to_string(o.reductions);
+  std::FILE* out = ::popen(command.c_str(), "r");
+  if (out == nullptr) throw std::runtime_error("mpirun cannot be started");
+  std::pair<double, double> seconds{0, 0};
+  std::array<char, 512> line{};
+  while (std::fgets(line.data(), line.size(), out) != nullptr)
+    static_cast<void>(std::sscanf(line.data(), "seconds %lf %lf", &seconds.first, &seconds.second));
+  ::pclose(out);
+  if (!(seconds.first > 0)) throw std::runtime_error("the reduction of MPI failed: " + command);
+  return seconds;
+}
+#endif
+
+void bench_reduce(const options& o, cairn_bench::report& report) {
+  const auto size = static_cast<std::size_t>(o.reduce_bytes);
+  const auto job = fresh_job();
+  rank_group ranks(o.reduce_ranks, [&](int rank) {
+    auto all = std::make_shared<cairn::collectives<cairn::shared_memory_communicator>>(
+        cairn::shared_memory_communicator{job, rank, o.reduce_ranks});
+    return [&, all](int, std::array<double, 8>& told) {
+      bytes in(size);
+      for (std::size_t i = 0; i + sizeof(float) <= size; i += sizeof(float)) {
+        const float x = 1;
+        std::memcpy(in.data() + i, &x, sizeof x);
+      }
+      bytes out;
+      const auto call = [&] { out = all->tree_reduce_broadcast(in, add_floats, ample()); };
+      for (int i = 0; i < o.reductions / 10 + 1; ++i) call();
+      all->barrier(ample());
+      const auto begin = deadline::clock::now();
+      for (int i = 0; i < o.reductions; ++i) call();
+      all->barrier(ample());
+      told[0] = cairn::seconds_since(begin) / o.reductions;
+      float sum = 0;
+      std::memcpy(&sum, out.data(), sizeof sum);
+      if (sum != static_cast<float>(all->size())) throw std::runtime_error("the sum is wrong");
+    };
+  });
+  const auto ours = [&] {
+    ranks.turn();
+    return ranks.told(0);
+  };
+  const auto name =
+      "tree_reduce_broadcast/" + std::to_string(o.reduce_ranks) + "_ranks/" + std::to_string(size) + "B";
+#ifdef CAIRN_USES_MPI
+  std::vector<double> mine;
+  std::vector<double> all;
+  std::vector<double> one;
+  for (int i = 0; i < o.pairs; ++i) {
+    if (i % 2 == 0) mine.push_back(ours());
+    const auto theirs = seconds_of_mpi(o);
+    all.push_back(theirs.first);
+    one.push_back(theirs.second);
+    if (i % 2 != 0) mine.push_back(ours());
+  }
+  report.add(name + "/twin=MPI_Allreduce", cairn_bench::make_pairs(mine, all), "s", at_most(3));
+  report.add(name + "/twin=MPI_Reduce", cairn_bench::make_pairs(mine, one), "s", at_most(3));
+#else
+  report.add(name, cairn_bench::measure(o.pairs, ours), "s");
+#endif
+}
+
+// --- Many saves
+
+std::size_t entries(const char* path) {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& each : std::filesystem::directory_iterator(path)) ++count;
+  return count;
+}
+double pss_bytes() {
+  std::ifstream table("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(table, line);)
+    if (line.starts_with("Pss:")) return std::stod(line.substr(4)) * 1024;
+  return 0;
+}
+
+void bench_many(const options& o, cairn_bench::report& report) {
+  const cairn_bench::scratch place(o.directory);
+  const auto job = fresh_job();
+  rank_group ranks(2, [&](int rank) {
+    return [&, rank](int, std::array<double, 8>& told) {
+      // Memory of others in /dev/shm is counted too: measure on a quiet host.
+      std::vector<float> weights(4096);
+      cairn::state_dict state;
+      state.tensor("weights", weights, {4096});
+      auto ckpt = make_checkpointer(place.path(), job, rank, 2);
+      auto saves = [&, next = 0](int count) mutable {
+        for (int i = 0; i < count; ++i) {
+          weights[0] = static_cast<float>(next);
+          ckpt.save(state, ++next).wait();
+        }
+      };
+      saves(20);
+      const std::array<double, 4> before{pss_bytes(), static_cast<double>(entries("/proc/self/fd")),
+                                         static_cast<double>(entries("/proc/self/task")),
+                                         static_cast<double>(entries("/dev/shm"))};
+      const auto begin = deadline::clock::now();
+      saves(o.saves);
+      told[0] = cairn::seconds_since(begin) / o.saves;
+      const std::array<double, 4> after{pss_bytes(), static_cast<double>(entries("/proc/self/fd")),
+                                        static_cast<double>(entries("/proc/self/task")),
+                                        static_cast<double>(entries("/dev/shm"))};
+      for (std::size_t i = 0; i < after.size(); ++i) told[i + 1] = after[i] - before[i];
+      told[5] = before[0];
+    };
+  });
+  ranks.turn();
+  const auto name = "many_saves/2_ranks/" + std::to_string(o.saves);
+  report.add(name + "/seconds_each", ranks.told(0), "s");
+  report.add(name + "/pss", ranks.told(5), "B");
+  report.add(name + "/more_pss", ranks.told(1), "B");
+  report.add(name + "/more_descriptors", ranks.told(2), "");
+  report.add(name + "/more_threads", ranks.told(3), "");
+  report.add(name + "/more_in_dev_shm", ranks.told(4), "");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  options o;
+  bool mpi = false;
+  CLI::App app{"Measures ranks that are processes of one host", "bench_ranks"};
+  app.option_defaults()->always_capture_default();
+  app.add_option("--bytes", o.bytes, "Size of the replicated and of the sharded state, such as 256MiB")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--tensors", o.tensors, "Number of tensors in each")->check(CLI::Range(1, 1000000));
+  app.add_option("--ranks", o.ranks, "Processes that save")->check(CLI::Range(1, 64));
+  app.add_option("--pairs", o.pairs, "Turns of ours and the twin")->check(CLI::Range(1, 1000));
+  app.add_option("--reduce-ranks", o.reduce_ranks, "Processes that reduce")->check(CLI::Range(1, 64));
+  app.add_option("--reduce-bytes", o.reduce_bytes, "Bytes that they reduce")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--reductions", o.reductions, "Reductions in each turn")->check(CLI::Range(1, 1000000));
+  app.add_option("--saves", o.saves, "Saves, for what they leave behind")->check(CLI::Range(1, 1000000));
+  app.add_option("--only", o.only, "One part alone")->check(CLI::IsMember({"save", "reduce", "many"}));
+  app.add_option("--directory", o.directory,
+                 "Where checkpoints are written, in a fresh directory that is removed at the end; on a disk")
+      ->check(CLI::ExistingDirectory);
+  app.add_option("--json", o.json,
+                 "File for the figures: an array of {name, value, unit, against, ratio, ...}");
+  app.add_flag("--mpi-rank", mpi, "What mpirun starts")->group("");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  try {
+#ifdef CAIRN_USES_MPI
+    if (mpi) return mpi_rank(o);
+#endif
+    cairn_bench::report report("ranks");
+    if (o.only.empty() || o.only == "reduce") bench_reduce(o, report);
+    if (o.only.empty() || o.only == "many") bench_many(o, report);
+    if (o.only.empty() || o.only == "save") bench_save(o, report);
+    report.write(o.json);
+    return 0;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "bench_ranks: %s\n", e.what());
+    return 1;
+  }
+}
