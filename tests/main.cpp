@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one place where doctest's main is compiled; every test program links it.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
 #include <unistd.h>
@@ -33,4 +33,12 @@ std::string cairn_test::program(const std::string& name) {
   }
   throw std::runtime_error("there is no program " + name +
                            " beside this test; name it in a line `// needs: " + name + "`");
+}
+
+/// Test programs that start themselves again in other roles define it.
+void cairn_test_before_main(int argc, char** argv) __attribute__((weak));
+
+int main(int argc, char** argv) {
+  if (cairn_test_before_main != nullptr) cairn_test_before_main(argc, argv);
+  return doctest::Context(argc, argv).run();
 }

@@ -187,8 +187,8 @@ class checkpointer {
   static_assert(detail::check_stager<StagerType>());
   static_assert(detail::check_communicator<CommunicatorType>());
   static_assert(detail::check_observer<ObserverType>());
-  static_assert(
-      detail::check_executor<ExecutorType, decltype(std::declval<StorageType&>().writer()), Overlapped>());
+  static_assert(detail::check_executor<ExecutorType, decltype(std::declval<StorageType&>().writer()),
+                                       StagerType, Overlapped>());
   using engine_type = detail::engine<StorageType, SavePlannerType, LoadPlannerType, one_planner, StagerType,
                                      ExecutorType, CommunicatorType, ObserverType, Overlapped>;
 

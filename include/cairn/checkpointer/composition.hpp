@@ -122,8 +122,20 @@ constexpr bool check_observer() {
                 "cairn::observation&) noexcept. See docs/concepts.md#observer");
   return true;
 }
-template <class X, class Writer, bool Overlapped>
+template <class X, class Writer, class S, bool Overlapped>
 constexpr bool check_executor() {
+  if constexpr (requires { X::needs_shared_images; }) {
+    static_assert(
+        X::template accepts<Writer>,
+        "cairn::checkpointer: process_executor makes the StorageWriter again in the worker process: "
+        "it must be Portable, with description() and a static from_description(bytes), and so must "
+        "the store in it (file_store is; memory_store lives in one process); or take "
+        "thread_executor. See docs/concepts.md#portable");
+    static_assert(
+        requires { requires S::shareable; },
+        "cairn::checkpointer: process_executor needs a stager whose images another process can "
+        "read: take shared_stager");
+  }
   static_assert(Executor<X, Writer>,
                 "cairn::checkpointer: an argument declares the role executor but does not model Executor for "
                 "this StorageWriter (see the "

@@ -73,6 +73,7 @@ class engine {
     bool cached = false;
     const auto planned = plan(state, cached);
     const auto layout = layout_of(*planned, resolve_all(planner_, state, planned->plan), state);
+    if constexpr (requires { executor_.prepare(); }) executor_.prepare();
     preparation_ = std::thread([this, layout] {
       try {
         stager_.prepare(*layout, deadline::in(options_.patience));

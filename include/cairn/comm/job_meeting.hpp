@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/file_descriptor.hpp>
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -25,42 +26,6 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// Owns a file descriptor. Moved from, it is -1.
-class file_descriptor {
- public:
-  file_descriptor() = default;
-  explicit file_descriptor(int number) noexcept : number_(number) {}
-  file_descriptor(file_descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  file_descriptor& operator=(file_descriptor&& other) noexcept {
-    if (this != &other) {
-      close();
-      number_ = std::exchange(other.number_, -1);
-    }
-    return *this;
-  }
-  ~file_descriptor() { close(); }
-
-  [[nodiscard]] int get() const noexcept { return number_; }
-  [[nodiscard]] bool open() const noexcept { return number_ >= 0; }
-  void close() noexcept {
-    if (number_ >= 0) ::close(std::exchange(number_, -1));
-  }
-
- private:
-  int number_ = -1;
-};
-
-/// Throws what a failed system call means: a limit, memory, permission, or else storage.io.
-[[noreturn]] inline void fail_system(int code, const std::string& what) {
-  const auto id = code == EMFILE || code == ENFILE || code == ENOLCK || code == EFBIG
-                      ? error_id::storage_limit
-                  : code == ENOMEM || code == ENOBUFS ? error_id::storage_out_of_memory
-                  : code == ENOSPC                    ? error_id::storage_no_space
-                  : code == EACCES || code == EPERM   ? error_id::storage_permission
-                                                      : error_id::storage_io;
-  fail(id, what, {.got = std::generic_category().message(code)});
-}
 
 /// @throws usage_error (usage_bad_name) unless the name is 1 to 64 of A-Z a-z 0-9 . _ -
 inline void check_job_name(std::string_view name) {
@@ -93,17 +58,6 @@ struct job_address {
   file_descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!made.open()) fail_system(errno, "a socket for the meeting of a job's ranks could not be made");
   return made;
-}
-
-/// Waits for one of the events. Whether one came before the deadline.
-inline bool poll_one(int number, short events, deadline until) noexcept {
-  for (;;) {
-    const auto left = std::min<std::chrono::nanoseconds>(until.left(), std::chrono::seconds(1));
-    pollfd one{number, events, 0};
-    const int n = ::poll(&one, 1, static_cast<int>((left.count() + 999'999) / 1'000'000));
-    if (n > 0) return true;
-    if (until.passed()) return false;
-  }
 }
 
 /// What a rank says when it comes, and what rank 0 answers; with a welcome goes the shared memory.

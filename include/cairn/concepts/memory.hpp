@@ -26,7 +26,8 @@ concept MemoryBlock = std::movable<B> && requires(const B& block) {
 ///
 /// - `block_type`: a MemoryBlock. Blocks outlive the memory that gave them.
 /// - `space`: a memory_space constant: what kind of memory the blocks are. `shareable`: a bool constant:
-/// whether another process can map a block (then `process_executor` can write it).
+/// whether another process can map a block (then `process_executor` can write it): such a block has
+/// `shared(digests_offset)`, which gives a shared_image with the control that make_control() gave last.
 /// - `allocate(bytes)`: a block that can be written at full speed: its pages are there already. Throws
 /// storage_error, the message naming needed, free and the limit: storage_limit where a limit of the process
 /// or its group is in the way, storage_out_of_memory where the machine has no more. Nothing is held after a

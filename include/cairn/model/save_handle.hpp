@@ -36,6 +36,7 @@ class save_progress {
       report_.written_seconds = seconds_since(begun_);
     }
     changed_.notify_all();
+    if (on_written_) on_written_();
   }
   void set_committed() noexcept { end(outcome::committed, nullptr); }
   /// The save was not begun, by decision of all ranks.
@@ -60,6 +61,9 @@ class save_progress {
     const std::lock_guard lock(mutex_);
     on_end_ = std::move(callback);
   }
+
+  /// Is called by set_written(). Set it before the job begins; must not throw.
+  void on_written(std::function<void()> callback) { on_written_ = std::move(callback); }
 
   [[nodiscard]] bool released() const noexcept {
     const std::lock_guard lock(mutex_);
@@ -165,6 +169,7 @@ class save_progress {
   mutable std::condition_variable changed_;
   std::shared_ptr<image_control> image_;
   std::function<void(const save_report&, const std::exception_ptr&)> on_end_;
+  std::function<void()> on_written_;
   std::exception_ptr failure_;
   save_report report_;
   deadline::clock::time_point begun_;

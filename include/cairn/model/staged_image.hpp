@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -95,6 +96,21 @@ class image_control {
   std::atomic<bool> failed_{false};
 };
 
+/// A place in memory that another process can map through a file descriptor; see shared_segment.
+struct shared_place {
+  std::shared_ptr<const void> segment;  ///< keeps the descriptor open
+  int file = -1;
+  std::uint64_t id = 0;      ///< of the segment: different for all that live
+  std::uint64_t bytes = 0;   ///< of the segment
+  std::uint64_t offset = 0;  ///< in the segment
+};
+/// Where another process finds an image, its digests and its control.
+struct shared_image {
+  shared_place image;
+  std::uint64_t digests_offset = 0;  ///< in the image's segment
+  shared_place control;
+};
+
 /// What a stager keeps behind an image: destroyed with the last copy of the image, which gives the buffers
 /// back to its pool.
 class image_backing {
@@ -105,6 +121,8 @@ class image_backing {
   virtual void gather(std::uint64_t begin, std::span<std::byte> out) const { (void)begin, (void)out; }
   /// Why the image failed.
   [[nodiscard]] virtual std::exception_ptr failure() const noexcept = 0;
+  /// Where another process finds the image; nothing where it is not in shared memory.
+  [[nodiscard]] virtual std::optional<shared_image> shared() const { return std::nullopt; }
 };
 
 /// The bytes of one rank's save, in the layout of its files: a lease on a stager's buffers, or a view of
@@ -126,6 +144,8 @@ class staged_image {
         digested_(digested) {}
 
   [[nodiscard]] const image_layout& layout() const noexcept { return *layout_; }
+  [[nodiscard]] const std::shared_ptr<const image_layout>& shared_layout() const noexcept { return layout_; }
+  [[nodiscard]] bool failed() const noexcept { return control_->failed(); }
   [[nodiscard]] const std::shared_ptr<image_control>& control() const noexcept { return control_; }
   /// True if bytes() may be used; false if only gather() may.
   [[nodiscard]] bool resident() const noexcept { return !memory_.empty() || layout_->bytes == 0; }
@@ -145,6 +165,14 @@ class staged_image {
   void wait_released(deadline until) const {
     if (!control_->wait_released(until)) rethrow();
   }
+  /// Why the image failed, or null.
+  [[nodiscard]] std::exception_ptr failure() const noexcept {
+    return backing_ != nullptr ? backing_->failure() : nullptr;
+  }
+  /// Where another process finds the image; nothing where it cannot.
+  [[nodiscard]] std::optional<shared_image> shared() const {
+    return backing_ != nullptr ? backing_->shared() : std::nullopt;
+  }
   /// For writers: all bytes were read and none will be again. Where they stayed in training memory, this
   /// gives it back.
   void read_completely() const noexcept {
@@ -153,7 +181,7 @@ class staged_image {
 
  private:
   [[noreturn]] void rethrow() const {
-    if (auto why = backing_ != nullptr ? backing_->failure() : nullptr) std::rethrow_exception(why);
+    if (auto why = failure()) std::rethrow_exception(why);
     fail(error_id::storage_aborted, "the image was given up before it was complete");
   }
   std::shared_ptr<const image_layout> layout_;

@@ -45,6 +45,7 @@ class buffer_pool : public std::enable_shared_from_this<buffer_pool<Block>> {
       return block_ && block_->bytes().size() >= bytes;
     }
     [[nodiscard]] Block& block() noexcept { return *block_; }
+    [[nodiscard]] const Block& block() const noexcept { return *block_; }
     void clear() noexcept { block_.reset(); }
     void put(Block block) { block_.emplace(std::move(block)); }
 

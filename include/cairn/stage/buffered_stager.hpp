@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -37,6 +38,8 @@ class buffered_stager {
  public:
   using cairn_role = role::stager;
   using memory_type = M;
+  /// Whether another process can read the images.
+  static constexpr bool shareable = M::shareable;
 
   buffered_stager() : buffered_stager(buffered_stager_options{}) {}
   /// @throws usage_error (usage_bad_option) if the depth is below 1.
@@ -82,6 +85,12 @@ class buffered_stager {
     template <class... Arguments>
     explicit leased_fill(lease_type held, Arguments&&... arguments)
         : image_fill(std::forward<Arguments>(arguments)...), lease(std::move(held)) {}
+    [[nodiscard]] std::optional<shared_image> shared() const override {
+      if constexpr (M::shareable)
+        return lease.block().shared(this->layout().bytes);
+      else
+        return std::nullopt;
+    }
     lease_type lease;
   };
 

@@ -3,22 +3,17 @@
 #include <cairn/concepts/memory.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/stage/memory_limits.hpp>
+#include <cairn/stage/populate.hpp>
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <span>
-#include <system_error>
-#include <thread>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -54,29 +49,6 @@ class heap_block {
   std::byte* data_;
   std::size_t bytes_;
 };
-
-namespace detail {
-/// Cores that this process may run on, at least 1.
-[[nodiscard]] inline int usable_cores() noexcept {
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
-/// Makes the pages of a fresh mapping be there: false, with errno, if the kernel has no more.
-[[nodiscard]] inline bool populate(std::byte* begin, std::size_t bytes) noexcept {
-  constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14
-  for (;;) {
-    if (::madvise(begin, bytes, populate_write) == 0) return true;
-    if (errno == EINTR) continue;
-    // An older kernel, or one that is told to refuse: touch the pages instead.
-    if (errno == EINVAL || errno == ENOSYS || errno == EPERM || errno == EAGAIN) break;
-    return false;
-  }
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  for (std::size_t at = 0; at < bytes; at += page)
-    *reinterpret_cast<volatile std::byte*>(begin + at) = std::byte{0};
-  return true;
-}
-}  // namespace detail
 
 /// Ordinary memory of this process, mapped for each block and touched in parallel.
 class heap_memory {
@@ -114,7 +86,8 @@ class heap_memory {
       ::madvise(first, rounded, MADV_HUGEPAGE);
     }
     heap_block block(first, rounded);
-    if (!populate(block.bytes())) detail::fail_for_memory(rounded, detail::room_for_memory());
+    if (!detail::populate(block.bytes(), options_.threads))
+      detail::fail_for_memory(rounded, detail::room_for_memory());
     if (options_.lock && ::mlock2(first, rounded, 0) != 0) detail::fail_for_locked_memory(rounded, errno);
     return block;
   }
@@ -124,29 +97,6 @@ class heap_memory {
   }
 
  private:
-  [[nodiscard]] bool populate(std::span<std::byte> block) const {
-    constexpr std::size_t part = std::size_t{32} << 20;
-    const std::size_t parts = (block.size() + part - 1) / part;
-    std::atomic<std::size_t> next{0};
-    std::atomic<bool> done{true};
-    const auto work = [&]() noexcept {
-      for (std::size_t i = 0; (i = next.fetch_add(1)) < parts && done.load();)
-        if (!detail::populate(block.data() + i * part, std::min(part, block.size() - i * part)))
-          done.store(false);
-    };
-    const int wanted = options_.threads > 0 ? options_.threads : std::min(8, detail::usable_cores());
-    {
-      std::vector<std::jthread> helpers;
-      try {
-        for (int i = 1; i < wanted && static_cast<std::size_t>(i) < parts; ++i) helpers.emplace_back(work);
-      } catch (const std::system_error&) {
-        // Fewer threads do it too.
-      }
-      work();
-    }
-    return done.load();
-  }
-
   heap_memory_options options_;
 };
 static_assert(Memory<heap_memory>, "heap_memory must model Memory");

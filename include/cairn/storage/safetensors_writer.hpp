@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/checkpoint_keeping.hpp>
 #include <cairn/storage/commit_protocol.hpp>
@@ -9,6 +10,7 @@
 #include <cairn/storage/write_source.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -31,9 +33,27 @@ template <ByteStore Store>
 class safetensors_writer {
  public:
   explicit safetensors_writer(std::shared_ptr<Store> store, commit_options options = {})
-      : protocol_(store, options),
+      : options_(options),
+        protocol_(store, options),
         keeping_(std::move(store)),
         rings_(std::make_shared<detail::ring_pool>()) {}
+
+  /// See Portable; where the store is.
+  [[nodiscard]] std::vector<std::byte> description() const
+    requires Portable<Store>
+  {
+    wire_writer out;
+    out.put(static_cast<std::int64_t>(options_.rival_patience.count())).raw(protocol_.store().description());
+    return out.take();
+  }
+  [[nodiscard]] static safetensors_writer from_description(std::span<const std::byte> bytes)
+    requires Portable<Store>
+  {
+    wire_reader in(bytes);
+    commit_options options;
+    options.rival_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
+    return safetensors_writer(std::make_shared<Store>(Store::from_description(in.take(in.left()))), options);
+  }
 
   [[nodiscard]] image_layout layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,
                                     int rank) const {
@@ -147,6 +167,7 @@ class safetensors_writer {
       }
   }
 
+  commit_options options_;
   commit_protocol<Store> protocol_;
   checkpoint_keeping<Store> keeping_;
   std::shared_ptr<detail::ring_pool> rings_;

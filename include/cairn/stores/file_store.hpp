@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/roles.hpp>
+#include <cairn/model/wire.hpp>
 #include <cairn/stores/detail/file_object_writer.hpp>
 #include <cairn/stores/detail/file_source.hpp>
 
@@ -19,6 +20,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -61,6 +63,37 @@ class basic_file_store {
   explicit basic_file_store(std::string root, file_store_options options = {}, F file_system = {})
       : tree_(std::make_shared<detail::file_tree<F>>(checked(std::move(root), options), options,
                                                      std::move(file_system), block())) {}
+
+  /// See Portable: root and options. Where the file system is the system's own.
+  [[nodiscard]] std::vector<std::byte> description() const
+    requires std::is_empty_v<F>
+  {
+    const auto& o = tree_->options;
+    wire_writer out;
+    const auto mode = [&](std::optional<unsigned> m) { out.put(m ? static_cast<std::int32_t>(*m) : -1); };
+    out.put(tree_->root).put(static_cast<std::uint8_t>(o.direct_io));
+    for (const auto n : {o.write_bytes, o.writes_in_flight, o.read_bytes, o.reads_in_flight})
+      out.put(static_cast<std::uint64_t>(n));
+    mode(o.file_mode), mode(o.directory_mode);
+    return out.take();
+  }
+  [[nodiscard]] static basic_file_store from_description(std::span<const std::byte> bytes)
+    requires std::is_empty_v<F>
+  {
+    wire_reader in(bytes);
+    const auto mode = [&]() -> std::optional<unsigned> {
+      const auto m = in.get<std::int32_t>();
+      return m < 0 ? std::nullopt : std::optional<unsigned>(static_cast<unsigned>(m));
+    };
+    auto root = in.get_string();
+    file_store_options o;
+    o.direct_io = in.get<std::uint8_t>() != 0;
+    o.write_bytes = in.get<std::uint64_t>(), o.writes_in_flight = in.get<std::uint64_t>();
+    o.read_bytes = in.get<std::uint64_t>(), o.reads_in_flight = in.get<std::uint64_t>();
+    o.file_mode = mode(), o.directory_mode = mode();
+    in.finish();
+    return basic_file_store(std::move(root), o);
+  }
 
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) {
     tree_->check_key(key);

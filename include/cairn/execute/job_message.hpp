@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/digest.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/save_job.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/model/wire.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+// What a save_job is made of, as bytes for the process that carries it out. Every decoder throws wire_error
+// on bytes that are none.
+
+inline void encode(wire_writer& out, const save_context& c) {
+  out.put(c.run.high).put(c.run.low).put(c.step).put(c.attempt).put(c.plan_digest).put(c.rank);
+  out.put(c.world_size).put(static_cast<std::int64_t>(c.patience.count()));
+}
+[[nodiscard]] inline save_context decode_save_context(wire_reader& in) {
+  save_context c;
+  c.run.high = in.get<std::uint64_t>(), c.run.low = in.get<std::uint64_t>();
+  c.step = in.get<std::int64_t>(), c.attempt = in.get<std::uint64_t>();
+  c.plan_digest = in.get<std::uint64_t>(), c.rank = in.get<std::int32_t>();
+  c.world_size = in.get<std::int32_t>(), c.patience = std::chrono::nanoseconds(in.get<std::int64_t>());
+  if (c.step < 0 || c.world_size < 1 || c.rank < 0 || c.rank >= c.world_size || c.patience.count() <= 0)
+    in.fail_here("a save's rank, step or patience is impossible");
+  return c;
+}
+
+inline void encode(wire_writer& out, const image_layout& layout) {
+  out.put(layout.bytes).put(layout.blocks);
+  out.put(static_cast<std::uint64_t>(layout.segments.size()));
+  for (const auto& s : layout.segments)
+    out.put(s.begin).put(s.bytes).put(static_cast<std::uint64_t>(s.header.size())).raw(s.header);
+  out.put(static_cast<std::uint64_t>(layout.items.size()));
+  for (const auto& i : layout.items) {
+    out.put(i.item).put(i.segment).put(i.begin).put(i.bytes).put(i.first_block);
+    out.put(i.key.name).put(i.key.box).put(static_cast<std::uint8_t>(i.early));
+  }
+}
+/// The result is sound in itself: segments and items lie in the image, in order, and digests among its
+/// blocks.
+[[nodiscard]] inline image_layout decode_image_layout(wire_reader& in) {
+  image_layout layout;
+  layout.bytes = in.get<std::uint64_t>(), layout.blocks = in.get<std::uint64_t>();
+  if (layout.bytes > (std::uint64_t{1} << 62) || layout.blocks > layout.bytes)
+    in.fail_here("an image has an impossible size");
+  layout.segments.resize(in.get_count(24));
+  std::uint64_t end = 0;
+  for (auto& s : layout.segments) {
+    s.begin = in.get<std::uint64_t>(), s.bytes = in.get<std::uint64_t>();
+    const auto header = in.take(in.get_count(1));
+    s.header.assign(header.begin(), header.end());
+    if (s.begin < end || s.begin > layout.bytes || s.bytes > layout.bytes - s.begin ||
+        s.header.size() > s.bytes)
+      in.fail_here("a segment is outside of its image");
+    end = s.begin + s.bytes;
+  }
+  layout.items.resize(in.get_count(49));
+  end = 0;
+  for (auto& i : layout.items) {
+    i.item = in.get<std::uint32_t>(), i.segment = in.get<std::uint32_t>();
+    i.begin = in.get<std::uint64_t>(), i.bytes = in.get<std::uint64_t>();
+    i.first_block = in.get<std::uint64_t>();
+    i.key = {in.get<std::uint64_t>(), in.get<std::uint64_t>()};
+    i.early = in.get<std::uint8_t>() != 0;
+    if (i.segment >= layout.segments.size() || i.begin < end || i.begin > layout.bytes ||
+        i.bytes > layout.bytes - i.begin || i.first_block > layout.blocks ||
+        block_count(i.bytes) > layout.blocks - i.first_block)
+      in.fail_here("an item is outside of its image");
+    end = i.begin + i.bytes;
+  }
+  return layout;
+}
+
+inline void encode(wire_writer& out, const metadata& m) {
+  out.put(m.world_size).put(static_cast<std::uint64_t>(m.items.size()));
+  for (const auto& i : m.items) {
+    out.put(i.name).put(i.kind).put(i.type).put(static_cast<std::uint8_t>(i.per_rank));
+    encode(out, i.global);
+    out.put(static_cast<std::uint64_t>(i.chunks.size()));
+    for (const auto& c : i.chunks)
+      encode(out, c.box.offsets), encode(out, c.box.sizes), static_cast<void>(out.put(c.rank));
+  }
+}
+[[nodiscard]] inline metadata decode_metadata(wire_reader& in) {
+  metadata m;
+  m.world_size = in.get<std::int32_t>();
+  m.items.resize(in.get_count(16));
+  for (auto& i : m.items) {
+    i.name = in.get_string(max_item_name);
+    i.kind = in.get_enum(item_kind::bytes), i.type = in.get_enum(last_dtype);
+    i.per_rank = in.get<std::uint8_t>() != 0;
+    i.global = decode_extents(in);
+    i.chunks.resize(in.get_count(6));
+    for (auto& c : i.chunks) {
+      c.box.offsets = decode_extents(in), c.box.sizes = decode_extents(in);
+      c.rank = in.get<std::int32_t>();
+      if (c.rank < 0 || c.rank >= m.world_size) in.fail_here("a chunk is of no rank");
+    }
+  }
+  return m;
+}
+
+/// A place in shared memory; the descriptor goes beside the bytes.
+inline void encode(wire_writer& out, const shared_place& place) {
+  out.put(place.id).put(place.bytes).put(place.offset);
+}
+[[nodiscard]] inline shared_place decode_shared_place(wire_reader& in, std::uint64_t needed) {
+  shared_place place;
+  place.id = in.get<std::uint64_t>(), place.bytes = in.get<std::uint64_t>();
+  place.offset = in.get<std::uint64_t>();
+  if (place.offset > place.bytes || needed > place.bytes - place.offset)
+    in.fail_here("a place is outside of its shared memory");
+  return place;
+}
+
+}  // namespace v1
+}  // namespace cairn

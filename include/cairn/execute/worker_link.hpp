@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/digest.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/model/file_descriptor.hpp>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What trainer and worker say to each other. The numbers are the protocol.
+enum class frame_kind : std::uint16_t {
+  hello = 1,      ///< trainer: version, build, options
+  ready = 2,      ///< worker: the same hello was understood
+  refused = 3,    ///< worker: hello or job was not taken, with the reason; nothing was begun
+  job = 4,        ///< trainer: one save
+  failure = 5,    ///< trainer: why the image of the job will not be complete
+  written = 6,    ///< worker: the job's bytes are durable, its image is not needed any more
+  committed = 7,  ///< worker
+  failed = 8,     ///< worker: with the reason; the other ranks were told
+};
+inline constexpr std::uint16_t worker_protocol = 1;
+
+/// One message: bytes, and descriptors that go with it.
+struct worker_frame {
+  frame_kind kind = frame_kind::hello;
+  std::vector<std::byte> bytes;
+  std::vector<file_descriptor> descriptors;
+};
+
+struct frame_header {
+  std::uint32_t magic = magic_number;
+  std::uint16_t version = worker_protocol;
+  frame_kind kind = frame_kind::hello;
+  std::uint64_t bytes = 0;
+  std::uint64_t digest = 0;
+  std::uint32_t descriptors = 0;
+  std::uint32_t reserved = 0;
+
+  static constexpr std::uint32_t magic_number = 0x57524E43;  // "CNRW"
+  static constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;
+  static constexpr std::uint32_t most_descriptors = 8;
+
+  /// @throws peer_error (peer_bad_message)
+  void check() const {
+    const auto refuse = [](const char* why, std::uint64_t expected, std::uint64_t got) {
+      fail(error_id::peer_bad_message, std::string("between trainer and worker: ") + why,
+           {.expected = std::to_string(expected), .got = std::to_string(got)});
+    };
+    if (magic != magic_number) refuse("a message begins with another number", magic_number, magic);
+    if (version != worker_protocol) refuse("the other side has another version", worker_protocol, version);
+    if (bytes > most_bytes) refuse("a message is longer than allowed", most_bytes, bytes);
+    if (descriptors > most_descriptors)
+      refuse("a message brings more descriptors than allowed", most_descriptors, descriptors);
+    const auto number = static_cast<std::uint16_t>(kind);
+    if (number < 1 || number > static_cast<std::uint16_t>(frame_kind::failed))
+      refuse("a message of an unknown kind", 8, number);
+  }
+};
+static_assert(sizeof(frame_header) == 32);
+
+/// One end of the socket between trainer and worker. Messages come whole or not at all; each carries a
+/// digest. One thread sends and one receives, at the same time.
+class worker_link {
+ public:
+  worker_link() = default;
+  explicit worker_link(file_descriptor socket) noexcept : socket_(std::move(socket)) {}
+
+  [[nodiscard]] bool open() const noexcept { return socket_.open(); }
+  void close() noexcept { socket_.close(); }
+
+  /// @throws peer_error (peer_lost) if the other side is gone, timeout_error (timeout_peer).
+  void send(frame_kind kind, std::span<const std::byte> bytes, deadline until,
+            std::span<const int> descriptors = {}) {
+    frame_header header;
+    header.kind = kind, header.bytes = bytes.size(), header.digest = cairn::digest(bytes);
+    header.descriptors = static_cast<std::uint32_t>(descriptors.size());
+    if (bytes.size() > frame_header::most_bytes || descriptors.size() > frame_header::most_descriptors)
+      fail(error_id::usage_overflow, "a save's description is longer than a message to the worker may be",
+           {.got = std::to_string(bytes.size())});
+    send_some(std::as_bytes(std::span(&header, 1)), descriptors, until);
+    send_some(bytes, {}, until);
+  }
+
+  /// The next message; nothing if none began before the deadline. @throws peer_error: peer_lost if the other
+  /// side is gone, peer_bad_message; timeout_error if a message does not end in `frame_patience`.
+  [[nodiscard]] std::optional<worker_frame> receive(deadline until) {
+    if (!poll_one(socket_.get(), POLLIN, until)) return {};
+    const auto whole = deadline::in(frame_patience);
+    worker_frame frame;
+    frame_header header;
+    receive_some(std::as_writable_bytes(std::span(&header, 1)), frame.descriptors, whole);
+    header.check();
+    frame.kind = header.kind;
+    // Memory follows what really arrives.
+    for (std::uint64_t at = 0; at < header.bytes;) {
+      const auto part = std::min<std::uint64_t>(header.bytes - at, std::uint64_t{1} << 20);
+      frame.bytes.resize(static_cast<std::size_t>(at + part));
+      receive_some(std::span(frame.bytes).subspan(static_cast<std::size_t>(at)), frame.descriptors, whole);
+      at += part;
+    }
+    if (cairn::digest(frame.bytes) != header.digest || frame.descriptors.size() != header.descriptors)
+      fail(error_id::peer_bad_message, "a message between trainer and worker was damaged");
+    return frame;
+  }
+
+ private:
+  static constexpr std::chrono::seconds frame_patience{60};
+
+  void send_some(std::span<const std::byte> bytes, std::span<const int> descriptors, deadline until) {
+    while (!bytes.empty()) {
+      iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+      msghdr message{};
+      message.msg_iov = &part, message.msg_iovlen = 1;
+      alignas(cmsghdr) std::array<char, CMSG_SPACE(frame_header::most_descriptors * sizeof(int))> control{};
+      if (!descriptors.empty()) {
+        message.msg_control = control.data();
+        message.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
+        cmsghdr* head = CMSG_FIRSTHDR(&message);
+        head->cmsg_level = SOL_SOCKET, head->cmsg_type = SCM_RIGHTS;
+        head->cmsg_len = CMSG_LEN(descriptors.size_bytes());
+        std::memcpy(CMSG_DATA(head), descriptors.data(), descriptors.size_bytes());
+      }
+      const auto n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n >= 0) {
+        bytes = bytes.subspan(static_cast<std::size_t>(n));
+        descriptors = {};
+      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        if (!poll_one(socket_.get(), POLLOUT, until))
+          fail(error_id::timeout_peer, "the other side of a worker's socket did not read in time");
+      } else if (errno == EPIPE || errno == ECONNRESET) {
+        fail_lost();
+      } else if (errno != EINTR) {
+        fail_system(errno, "nothing could be sent between trainer and worker");
+      }
+    }
+  }
+  void receive_some(std::span<std::byte> bytes, std::vector<file_descriptor>& descriptors, deadline until) {
+    while (!bytes.empty()) {
+      iovec part{bytes.data(), bytes.size()};
+      msghdr message{};
+      message.msg_iov = &part, message.msg_iovlen = 1;
+      alignas(cmsghdr) std::array<char, CMSG_SPACE(frame_header::most_descriptors * sizeof(int))> control{};
+      message.msg_control = control.data(), message.msg_controllen = control.size();
+      const auto n = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        if (errno == ECONNRESET) fail_lost();
+        if (errno != EAGAIN && errno != EWOULDBLOCK)
+          fail_system(errno, "nothing could be received between trainer and worker");
+        if (!poll_one(socket_.get(), POLLIN, until))
+          fail(error_id::timeout_peer, "a message between trainer and worker did not end in time");
+        continue;
+      }
+      for (auto* head = CMSG_FIRSTHDR(&message); head != nullptr; head = CMSG_NXTHDR(&message, head)) {
+        if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
+        const std::size_t count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (std::size_t i = 0; i < count; ++i) {
+          int number = -1;
+          std::memcpy(&number, CMSG_DATA(head) + i * sizeof(int), sizeof number);
+          descriptors.emplace_back(number);
+        }
+      }
+      if (n == 0) fail_lost();
+      if (descriptors.size() > frame_header::most_descriptors)
+        fail(error_id::peer_bad_message, "a message between trainer and worker brought too many descriptors");
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+  }
+  [[noreturn]] static void fail_lost() {
+    fail(error_id::peer_lost, "the process at the other end of a worker's socket is gone");
+  }
+
+  file_descriptor socket_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

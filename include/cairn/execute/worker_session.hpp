@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::interprocess
+#pragma once
+#include <cairn/concepts/portable.hpp>
+#include <cairn/execute/job_message.hpp>
+#include <cairn/execute/run_save_job.hpp>
+#include <cairn/execute/worker_link.hpp>
+#include <cairn/model/shared_segment.hpp>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The name of a writer's type as this compiler spells it.
+template <class Writer>
+[[nodiscard]] constexpr std::string_view writer_type_name() noexcept {
+  return __PRETTY_FUNCTION__;
+}
+
+/// One save as the worker got it.
+struct worker_request {
+  std::vector<std::byte> writer;  ///< its description
+  save_context context;
+  staged_image image;
+  std::shared_ptr<const cairn::metadata> metadata;
+};
+
+/// What a worker keeps between saves, and its end of the socket. The receiving thread feeds it, the serving
+/// thread takes from it.
+class worker_session {
+ public:
+  explicit worker_session(worker_link link) : link_(std::move(link)) {}
+
+  void say(frame_kind kind, std::span<const std::byte> bytes = {}) noexcept {
+    try {
+      link_.send(kind, bytes, deadline::in(std::chrono::seconds(60)));
+    } catch (...) {
+      // The trainer is gone, or does not listen: what this worker does next does not depend on it.
+    }
+  }
+
+  /// For the receiving thread: takes in all that comes, until the trainer is gone. An image that the trainer
+  /// did not release before never will be.
+  void listen() noexcept {
+    for (;;) {
+      try {
+        auto frame = link_.receive(deadline::never());
+        if (!frame) continue;
+        const std::lock_guard lock(mutex_);
+        if (frame->kind == frame_kind::failure) {
+          wire_reader in(frame->bytes);
+          reason_ = decode_failure(in);
+        } else {
+          frames_.push_back(std::move(*frame));
+        }
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        trainer_gone_ = true;
+        if (control_ != nullptr && !control_->released()) control_->fail();
+        changed_.notify_all();
+        return;
+      }
+      changed_.notify_all();
+    }
+  }
+
+  /// The next message that is no failure; nothing when the trainer is gone and all that it sent was taken.
+  [[nodiscard]] std::optional<worker_frame> next() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !frames_.empty() || trainer_gone_; });
+    if (frames_.empty()) return {};
+    auto frame = std::move(frames_.front());
+    frames_.pop_front();
+    return frame;
+  }
+
+  /// Why the image of the save that runs will not be complete: the trainer says it soon after the image
+  /// failed.
+  [[nodiscard]] std::exception_ptr reason() noexcept {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::seconds(5), [&] { return reason_ != nullptr || trainer_gone_; });
+    if (reason_ != nullptr) return reason_;
+    return make_failure(error_id::peer_lost,
+                        "the trainer ended before the image of this save was complete and released");
+  }
+
+  /// Makes a request of a frame's bytes and descriptors. @throws wire_error, peer_error, storage_error
+  [[nodiscard]] worker_request decode(wire_reader& in, std::vector<file_descriptor> descriptors) {
+    worker_request request;
+    const auto writer = in.take(in.get_count(1));
+    request.writer.assign(writer.begin(), writer.end());
+    request.context = decode_save_context(in);
+    const bool digested = in.get<std::uint8_t>() != 0;
+    if (in.get<std::uint8_t>() != 0) layout_ = std::make_shared<const image_layout>(decode_image_layout(in));
+    if (layout_ == nullptr) in.fail_here("the first save came without a layout");
+    const auto known = in.get<std::uint8_t>();  // 0: none, 1: as before, 2: here
+    if (known == 2) metadata_ = std::make_shared<const cairn::metadata>(decode_metadata(in));
+    if (known != 0) request.metadata = metadata_;
+    if (request.context.coordinator() && request.metadata == nullptr)
+      in.fail_here("the coordinator's save came without what is stored");
+    const auto image = decode_shared_place(in, layout_->bytes);
+    const auto digests = in.get<std::uint64_t>();
+    if (image.offset % image_alignment != 0 || digests % sizeof(std::uint64_t) != 0 ||
+        digests > image.bytes || layout_->blocks > (image.bytes - digests) / sizeof(std::uint64_t))
+      in.fail_here("the digests of an image are outside of its shared memory");
+    const auto control = decode_shared_place(in, sizeof(image_control));
+    if (control.offset % alignof(image_control) != 0) in.fail_here("the control of an image is not aligned");
+    const auto attached = in.get<std::uint8_t>();
+    std::size_t next = 0;
+    const auto image_memory = segment(image, (attached & 1) != 0, descriptors, next, in);
+    const auto control_memory = segment(control, (attached & 2) != 0, descriptors, next, in);
+    for (auto count = in.get_count(sizeof(std::uint64_t)); count > 0; --count)
+      segments_.erase(in.get<std::uint64_t>());
+    in.finish();
+
+    const std::shared_ptr<image_control> shared(
+        control_memory, reinterpret_cast<image_control*>(control_memory->bytes().data() + control.offset));
+    {
+      const std::lock_guard lock(mutex_);
+      reason_ = nullptr;
+      control_ = shared;
+      if (trainer_gone_ && !shared->released()) shared->fail();
+    }
+    const auto bytes = image_memory->bytes();
+    request.image = staged_image(
+        layout_, shared, bytes.subspan(image.offset, layout_->bytes),
+        {reinterpret_cast<std::uint64_t*>(bytes.data() + digests), static_cast<std::size_t>(layout_->blocks)},
+        digested, std::make_shared<remote_backing>(*this, image_memory));
+    return request;
+  }
+  /// The save that decode() gave last has ended.
+  void ended() noexcept {
+    const std::lock_guard lock(mutex_);
+    control_ = nullptr;
+  }
+
+  /// The writer of a description: the one of the save before where that was the same, so that it keeps its
+  /// buffers and threads.
+  template <class Writer>
+  [[nodiscard]] std::shared_ptr<Writer> writer(const std::vector<std::byte>& description) {
+    if (writer_ == nullptr || writer_type_ != writer_type_name<Writer>() || writer_made_of_ != description) {
+      writer_ = std::make_shared<Writer>(Writer::from_description(description));
+      writer_type_ = writer_type_name<Writer>();
+      writer_made_of_ = description;
+    }
+    return std::static_pointer_cast<Writer>(writer_);
+  }
+
+ private:
+  struct remote_backing final : image_backing {
+    remote_backing(worker_session& from, std::shared_ptr<shared_segment> keeps)
+        : session(from), segment(std::move(keeps)) {}
+    [[nodiscard]] std::exception_ptr failure() const noexcept override { return session.reason(); }
+    worker_session& session;
+    std::shared_ptr<shared_segment> segment;
+  };
+
+  std::shared_ptr<shared_segment> segment(const shared_place& place, bool attached,
+                                          std::vector<file_descriptor>& descriptors, std::size_t& next,
+                                          const wire_reader& in) {
+    if (attached) {
+      if (next >= descriptors.size()) in.fail_here("a descriptor of shared memory is missing");
+      auto made = std::make_shared<shared_segment>(std::move(descriptors[next++]), place.bytes);
+      if (made->id() != place.id) in.fail_here("a descriptor is of other shared memory than was said");
+      segments_[place.id] = std::move(made);
+    }
+    const auto found = segments_.find(place.id);
+    if (found == segments_.end() || found->second->bytes().size() != place.bytes)
+      in.fail_here("shared memory is not known here");
+    return found->second;
+  }
+
+  worker_link link_;
+  std::map<std::uint64_t, std::shared_ptr<shared_segment>> segments_;
+  std::shared_ptr<const image_layout> layout_;
+  std::shared_ptr<const cairn::metadata> metadata_;
+  std::shared_ptr<void> writer_;
+  std::string_view writer_type_;
+  std::vector<std::byte> writer_made_of_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<worker_frame> frames_;
+  std::exception_ptr reason_;
+  std::shared_ptr<image_control> control_;
+  bool trainer_gone_ = false;
+};
+
+/// Carries out a request and says how it ended.
+using worker_entry = void (*)(worker_session&, worker_request&);
+
+template <class Writer>
+  requires Portable<Writer>
+void serve_request(worker_session& session, worker_request& request) {
+  auto writer = session.writer<Writer>(request.writer);
+  auto progress = std::make_shared<save_progress>(request.context.step);
+  progress->on_written([&session] { session.say(frame_kind::written); });
+  run_save_job(save_job<Writer>{std::move(writer), request.context, std::move(request.image),
+                                std::move(request.metadata), progress});
+  if (const auto why = progress->failure())
+    session.say(frame_kind::failed, encode_failure(why));
+  else
+    session.say(frame_kind::committed);
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

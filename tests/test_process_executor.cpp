@@ -1,0 +1,520 @@
+// SPDX-License-Identifier: Apache-2.0
+// links: cairn::interprocess
+// needs: helper_worker
+// Saving by a worker process: what crosses, what happens when the worker or the trainer dies.
+#include <cairn/cairn.hpp>
+#include <cairn/comm/thread_communicator.hpp>
+#include <cairn/execute/process_executor.hpp>
+#include <cairn/stage/shared_stager.hpp>
+
+#include "support/scratch_directory.hpp"
+#include "support/scripted_store.hpp"
+#include "support/stager_conformance.hpp"
+
+#include <doctest/doctest.h>
+
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <paths.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+using cairn_test::scratch_directory;
+using cairn_test::scripted_store;
+
+/// The workers of this process: its children of that name.
+std::vector<::pid_t> workers() {
+  std::vector<::pid_t> found;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream children(task.path() / "children");
+    for (::pid_t child = 0; children >> child;) {
+      std::ifstream line("/proc/" + std::to_string(child) + "/cmdline");
+      std::string text((std::istreambuf_iterator<char>(line)), {});
+      if (text.find("cairn-worker") != std::string::npos) found.push_back(child);
+    }
+  }
+  return found;
+}
+std::string proc_file(::pid_t process, const std::string& name) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/" + name);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+std::size_t open_files() {
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+}
+/// Whether a process, which need not be a child, ends within two minutes.
+bool ends(::pid_t process) {
+  const auto file = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
+  if (file < 0) return errno == ESRCH;
+  pollfd one{file, POLLIN, 0};
+  const bool ended = ::poll(&one, 1, 120'000) == 1;
+  ::close(file);
+  return ended;
+}
+
+struct shared_env {
+  static constexpr bool digests = true;
+  [[nodiscard]] cairn::shared_stager make() const { return {}; }
+};
+
+struct trained {
+  std::vector<float> weights = std::vector<float>(300'000);
+  std::vector<double> moments = std::vector<double>(50'000);
+  std::string blob = "loader";
+  std::int64_t seen = 0;
+  cairn::state_dict state;
+  trained() {
+    state.tensor("weights", weights, {300, 1000});
+    state.tensor("moments", moments, {50'000});
+    state.bytes("blob", blob);
+    state.value("seen", seen);
+  }
+  void update(std::int64_t step) {
+    std::iota(weights.begin(), weights.end(), static_cast<float>(step));
+    std::iota(moments.begin(), moments.end(), static_cast<double>(step) * 0.5);
+    blob = "loader at " + std::to_string(step);
+    seen = step;
+  }
+  [[nodiscard]] bool is_of(std::int64_t step) const {
+    trained other;
+    other.update(step);
+    return weights == other.weights && moments == other.moments && blob == other.blob && seen == step;
+  }
+};
+
+template <class... Policies>
+auto make(const std::string& directory, Policies... policies) {
+  return cairn::checkpointer{cairn::file_store{directory}, cairn::shared_stager{}, std::move(policies)...,
+                             cairn::checkpointer_options{.quiet = true}};
+}
+auto make_scripted(const scratch_directory& scratch) {
+  return cairn::checkpointer{scripted_store{cairn::file_store{scratch.path() + "/store"}, scratch.path()},
+                             cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
+                             cairn::checkpointer_options{.quiet = true}};
+}
+std::int64_t newest(const std::string& store) {
+  trained got;
+  cairn::checkpointer reader{cairn::file_store{store}, cairn::checkpointer_options{.quiet = true}};
+  const auto step = reader.resume(got.state);
+  if (!step) return -1;
+  REQUIRE(got.is_of(*step));
+  return *step;
+}
+cairn::error_id id_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const cairn::error& e) {
+    return e.id();
+  }
+}
+std::string text_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+template <class Call>
+cairn::error_id refusal(Call&& call) {
+  try {
+    call();
+  } catch (const cairn::error& e) {
+    return e.id();
+  }
+  FAIL("nothing was thrown");
+  return {};
+}
+
+// --- Trainers that are processes of their own, and are killed
+// ------------------------------------------------
+
+/// Saves step 1 and lets it commit, saves step 2, tells its worker's number, and waits to be killed.
+int trainer(const std::string& directory, bool vouches) {
+  trained run;
+  auto ckpt = cairn::checkpointer{scripted_store{cairn::file_store{directory + "/store"}, directory},
+                                  cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
+                                  cairn::checkpointer_options{.quiet = true}};
+  static_cast<void>(ckpt.resume(run.state));
+  run.update(1);
+  ckpt.save(run.state, 1).wait();
+  run.update(2);
+  scripted_store::write(directory, vouches ? "publish_new before manifest hold" : "write before rank hold");
+  const auto save = ckpt.save(run.state, 2);
+  if (vouches) {
+    ckpt.before_update();
+    run.update(3);
+  }
+  std::printf("%d\n", static_cast<int>(workers().at(0)));
+  std::fflush(stdout);
+  for (;;) ::pause();
+}
+
+struct started {
+  ::pid_t process = 0;
+  ::pid_t worker = 0;
+};
+started start_trainer(const std::string& directory, const char* role) {
+  int out[2];
+  REQUIRE(::pipe2(out, O_CLOEXEC) == 0);
+  started s;
+  s.process = ::fork();
+  if (s.process == 0) {
+    ::setpgid(0, 0);
+    ::dup2(out[1], STDOUT_FILENO);
+    ::execl("/proc/self/exe", "trainer", role, directory.c_str(), nullptr);
+    ::_exit(127);
+  }
+  ::close(out[1]);
+  std::string line;
+  char c = 0;
+  while (::read(out[0], &c, 1) == 1 && c != '\n') line += c;
+  ::close(out[0]);
+  REQUIRE(std::from_chars(line.data(), line.data() + line.size(), s.worker).ec == std::errc());
+  return s;
+}
+
+}  // namespace
+
+/// Called by main() before anything else.
+void cairn_test_before_main(int argc, char** argv) {
+  const std::string role = argc > 1 ? argv[1] : "";
+  if (role == "--forgets") {
+    try {
+      cairn::process_executor executor;
+    } catch (const cairn::usage_error& e) {
+      std::_Exit(e.id() == cairn::error_id::usage_no_worker && workers().empty() ? 0 : 1);
+    }
+    std::_Exit(1);
+  }
+  cairn::worker_main(argc, argv);
+  if (role == "--vouches" || role == "--dies-early") std::_Exit(trainer(argv[2], role == "--vouches"));
+}
+
+TEST_CASE("shared_stager is a stager") {
+  cairn_test::stager_conformance(shared_env{});
+}
+
+TEST_CASE("one worker serves all saves, and leaves nothing behind") {
+  const scratch_directory scratch;
+  trained run;
+  const auto files_before = open_files();
+  {
+    ::setenv("SLURM_JOB_ID", "4711", 1);
+    ::setenv("OMPI_COMM_WORLD_RANK", "3", 1);
+    ::setenv("KEPT_BY_CAIRN", "yes", 1);
+    auto ckpt = make(scratch.path(), cairn::process_executor{{.worker = {.nice = 3}}}, cairn::keep_last{2});
+    CHECK_FALSE(ckpt.resume(run.state).has_value());
+    run.update(1);
+    ckpt.save(run.state, 1).wait();
+    const auto first = workers();
+    REQUIRE(first.size() == 1);
+    const auto environment = proc_file(first[0], "environ");
+    CHECK(environment.find("KEPT_BY_CAIRN=yes") != std::string::npos);
+    CHECK(environment.find("SLURM_JOB_ID") == std::string::npos);
+    CHECK(environment.find("OMPI_COMM_WORLD_RANK") == std::string::npos);
+    CHECK(::getpriority(PRIO_PROCESS, static_cast<id_t>(first[0])) ==
+          std::min(19, ::getpriority(PRIO_PROCESS, 0) + 3));
+    CHECK(::getsid(first[0]) == first[0]);
+    std::size_t after_ten = 0;
+    for (std::int64_t step = 2; step <= 40; ++step) {
+      run.update(step);
+      if (step % 7 == 0) run.blob.assign(static_cast<std::size_t>(step) * 10'000, 'x');  // a larger buffer
+      auto save = ckpt.save(run.state, step);
+      save.wait();
+      CHECK(save.committed());
+      if (step == 10) after_ten = open_files();
+    }
+    CHECK(workers() == first);
+    CHECK(open_files() <= after_ten);
+    const auto worker_files =
+        std::distance(std::filesystem::directory_iterator("/proc/" + std::to_string(first[0]) + "/fd"), {});
+    CHECK(worker_files <= 16);
+    CHECK(ckpt.list() == std::vector<std::int64_t>{39, 40});
+    ckpt.close();
+  }
+  CHECK(workers().empty());
+  CHECK(open_files() == files_before);
+  CHECK(newest(scratch.path()) == 40);
+}
+
+TEST_CASE(
+    "what training changes after before_update() is not in the checkpoint; ranks have workers of their own") {
+  const scratch_directory scratch;
+  cairn::thread_group group(2);
+  const auto train = [&](int rank) {
+    std::vector<float> own(100'000);
+    cairn::state_dict state;
+    state.tensor("own", own, cairn::shard{{200'000}, {100'000 * rank}});
+    auto ckpt =
+        make(scratch.path(), cairn::process_executor{}, cairn::overlapped{}, group.communicator(rank));
+    static_cast<void>(ckpt.resume(state));
+    for (std::int64_t step = 1; step <= 5; ++step) {
+      std::fill(own.begin(), own.end(), static_cast<float>(step * 10 + rank));
+      ckpt.save(state, step);
+      ckpt.before_update();
+      std::fill(own.begin(), own.end(), -1.0f);
+    }
+    ckpt.close();
+  };
+  {
+    const std::jthread other(train, 1);
+    train(0);
+  }
+  std::vector<float> all(200'000);
+  cairn::state_dict state;
+  state.tensor("own", all, {200'000});
+  cairn::checkpointer reader{cairn::file_store{scratch.path()}, cairn::checkpointer_options{.quiet = true}};
+  for (std::int64_t step = 1; step <= 5; ++step) {
+    reader.load(state, step);
+    CHECK(std::count(all.begin(), all.end(), static_cast<float>(step * 10)) == 100'000);
+    CHECK(std::count(all.begin(), all.end(), static_cast<float>(step * 10 + 1)) == 100'000);
+  }
+}
+
+TEST_CASE(
+    "a worker that is killed at any step fails its save with the reason, or the save goes on without it") {
+  const scratch_directory scratch;
+  trained run;
+  auto ckpt = make_scripted(scratch);
+  static_cast<void>(ckpt.resume(run.state));
+  std::int64_t step = 0;
+  const auto save = [&] {
+    run.update(++step);
+    auto handle = ckpt.save(run.state, step);
+    ckpt.before_update();
+    run.update(-1);
+    try {
+      handle.wait();
+    } catch (const cairn::error&) {
+    }
+    return handle;
+  };
+  CHECK(save().committed());
+  std::int64_t last = 1;
+  for (const char* line :
+       {"create before rank kill", "write before rank kill", "write after rank kill",
+        "finish before rank kill", "finish after rank kill", "put_new before record kill",
+        "put_new after record kill", "publish_new before manifest kill", "publish_new after manifest kill"}) {
+    CAPTURE(line);
+    scripted_store::write(scratch.path(), line);
+    const auto before = workers();
+    const auto hit = save();
+    CHECK_FALSE(std::filesystem::exists(scratch.path() + "/script"));
+    if (hit.committed()) {
+      last = step;
+    } else {
+      REQUIRE(hit.failed());
+      CHECK(id_of(hit.failure()) == cairn::error_id::peer_lost);
+      CHECK(std::string(line).find("manifest") == std::string::npos);
+    }
+    CHECK(newest(scratch.path() + "/store") == last);
+    CHECK(save().committed());
+    last = step;
+    CHECK(workers() != before);
+    CHECK(workers().size() == 1);
+  }
+  // Between two saves.
+  ::kill(workers().at(0), SIGKILL);
+  static_cast<void>(save());
+  CHECK(save().committed());
+  CHECK(newest(scratch.path() + "/store") == step);
+  CHECK_NOTHROW(ckpt.close());
+}
+
+TEST_CASE("a trainer that is killed after its image was released does not take the checkpoint with it") {
+  for (const bool whole_group : {false, true}) {
+    const scratch_directory scratch;
+    const auto run = start_trainer(scratch.path(), "--vouches");
+    scripted_store::wait_held(scratch.path());  // the worker is about to publish the manifest
+    ::kill(whole_group ? -run.process : run.process, SIGKILL);
+    REQUIRE(::waitpid(run.process, nullptr, 0) == run.process);
+    CHECK(::kill(run.worker, 0) == 0);
+    scripted_store::let_go(scratch.path());
+    CHECK(ends(run.worker));
+    CHECK(newest(scratch.path() + "/store") == 2);
+  }
+}
+
+TEST_CASE("a trainer that is killed before it vouched for its memory: nothing of that save is committed") {
+  const scratch_directory scratch;
+  const auto run = start_trainer(scratch.path(), "--dies-early");
+  scripted_store::wait_held(scratch.path());
+  ::kill(run.process, SIGKILL);
+  REQUIRE(::waitpid(run.process, nullptr, 0) == run.process);
+  scripted_store::let_go(scratch.path());
+  CHECK(ends(run.worker));
+  CHECK(newest(scratch.path() + "/store") == 1);
+  for (const auto& each : std::filesystem::recursive_directory_iterator(scratch.path() + "/store"))
+    CHECK(each.path().string().find("step-000000000002") == std::string::npos);
+}
+
+TEST_CASE("a run that resumes while a worker of the one before still writes ends its attempt for good") {
+  const scratch_directory scratch;
+  const auto run = start_trainer(scratch.path(), "--vouches");
+  scripted_store::wait_held(scratch.path());
+  ::kill(run.process, SIGKILL);
+  REQUIRE(::waitpid(run.process, nullptr, 0) == run.process);
+  trained next;
+  auto ckpt = make_scripted(scratch);
+  CHECK(ckpt.resume(next.state) == 1);
+  CHECK(next.is_of(1));
+  scripted_store::let_go(scratch.path());
+  CHECK(ends(run.worker));
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+  next.update(2);
+  ckpt.save(next.state, 2).wait();
+  CHECK(newest(scratch.path() + "/store") == 2);
+}
+
+TEST_CASE("programs that are no workers are refused with a sentence") {
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    ::execl("/proc/self/exe", "trainer", "--forgets", nullptr);
+    ::_exit(127);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+
+  CHECK(refusal([] { cairn::process_executor(cairn::worker_program{"/no/such/program"}); }) ==
+        cairn::error_id::usage_no_worker);
+  CHECK(refusal([] { cairn::process_executor({.worker = {.nice = 99}}); }) ==
+        cairn::error_id::usage_bad_option);
+  const scratch_directory scratch;
+  trained run;
+  run.update(1);
+  auto ckpt = make(scratch.path(), cairn::process_executor(cairn::worker_program{"/bin/true"}));
+  auto save = ckpt.save(run.state, 1);
+  CHECK_THROWS_AS(save.wait(), cairn::usage_error);
+  CHECK(id_of(save.failure()) == cairn::error_id::usage_no_worker);
+}
+
+TEST_CASE(
+    "a worker program of its own serves the writers that it names, and says which where another comes") {
+  const cairn::worker_program program{cairn_test::program("helper_worker")};
+  const scratch_directory scratch;
+  trained run;
+  run.update(7);
+  {
+    auto ckpt = make(scratch.path() + "/store", cairn::process_executor(program));
+    ckpt.prepare(run.state);
+    ckpt.save(run.state, 7).wait();
+    CHECK(proc_file(workers().at(0), "cmdline").find("cairn-worker") == 0);
+    ckpt.close();
+  }
+  CHECK(newest(scratch.path() + "/store") == 7);
+  cairn::checkpointer other{scripted_store{cairn::file_store{scratch.path() + "/store"}, scratch.path()},
+                            cairn::shared_stager{}, cairn::process_executor(program),
+                            cairn::checkpointer_options{.quiet = true}};
+  auto save = other.save(run.state, 8);
+  CHECK_THROWS_AS(save.wait(), cairn::usage_error);
+  CHECK(text_of(save.failure()).find("file_store") != std::string::npos);
+  CHECK(newest(scratch.path() + "/store") == 7);
+}
+
+TEST_CASE("a worker refuses what is no message, and no job, and goes on") {
+  using namespace cairn::detail;
+  worker_process worker;
+  const auto until = cairn::deadline::in(std::chrono::minutes(1));
+  worker.start("/proc/self/exe", {this_program().build, {}}, until);
+  const std::vector<std::byte> garbage(1000, std::byte{0x5a});
+  worker.link().send(frame_kind::job, garbage, until);
+  auto answer = worker.link().receive(until);
+  REQUIRE(answer.has_value());
+  CHECK(answer->kind == frame_kind::refused);
+  worker.link().send(frame_kind::written, {}, until);
+  answer = worker.link().receive(until);
+  REQUIRE(answer.has_value());
+  CHECK(answer->kind == frame_kind::refused);
+  const auto id = worker.id();
+  worker.end(until);
+  CHECK(ends(id));
+
+  CHECK(refusal([&] {
+          worker_process stranger;
+          stranger.start("/proc/self/exe", {this_program().build + 1, {}}, until);
+        }) == cairn::error_id::usage_no_worker);
+
+  int pair[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
+  worker_link reader{file_descriptor(pair[0])};
+  file_descriptor writer(pair[1]);
+  const auto received = [&](frame_header header, std::size_t bytes) {
+    const auto raw = std::as_bytes(std::span(&header, 1));
+    REQUIRE(::write(writer.get(), raw.data(), raw.size()) == static_cast<ssize_t>(raw.size()));
+    REQUIRE(::write(writer.get(), garbage.data(), bytes) == static_cast<ssize_t>(bytes));
+    return refusal([&] { static_cast<void>(reader.receive(until)); });
+  };
+  CHECK(received({.magic = 1}, 0) == cairn::error_id::peer_bad_message);
+  CHECK(received({.version = 99}, 0) == cairn::error_id::peer_bad_message);
+  CHECK(received({.bytes = std::uint64_t{1} << 40}, 0) == cairn::error_id::peer_bad_message);
+  CHECK(received({.descriptors = 100}, 0) == cairn::error_id::peer_bad_message);
+  CHECK(received({.kind = static_cast<frame_kind>(77)}, 0) == cairn::error_id::peer_bad_message);
+  CHECK(received({.bytes = 10, .digest = 1}, 10) == cairn::error_id::peer_bad_message);
+  writer.close();
+  CHECK(refusal([&] { static_cast<void>(reader.receive(until)); }) == cairn::error_id::peer_lost);
+}
+
+TEST_CASE("memory that cannot be had is an error before anything is copied") {
+  cairn::shared_memory memory;
+  CHECK(refusal([&] { static_cast<void>(memory.allocate(std::uint64_t{1} << 50)); }) ==
+        cairn::error_id::storage_out_of_memory);
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    rlimit small{1 << 20, 1 << 20};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    try {
+      cairn::shared_memory limited;
+      static_cast<void>(limited.allocate(64 << 20));
+    } catch (const cairn::storage_error& e) {
+      std::_Exit(e.id() == cairn::error_id::storage_limit ? 0 : 1);
+    }
+    std::_Exit(2);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+}
+
+TEST_CASE(
+    "a checkpointer may be built by a thread that ends, beside another one, and in a program that forks") {
+  const scratch_directory scratch;
+  trained one;
+  trained two;
+  std::optional<decltype(make(std::string(), cairn::process_executor{}))> first;
+  std::thread([&] { first.emplace(make(scratch.path() + "/one", cairn::process_executor{})); }).join();
+  auto second = make(scratch.path() + "/two", cairn::process_executor{});
+  one.update(1), two.update(2);
+  auto a = first->save(one.state, 1);
+  auto b = second.save(two.state, 2);
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      static_cast<void>(first->save(one.state, 9));
+    } catch (const cairn::usage_error& e) {
+      std::_Exit(e.id() == cairn::error_id::usage_wrong_process ? 0 : 1);
+    }
+    std::_Exit(2);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  a.wait(), b.wait();
+  CHECK(workers().size() == 2);
+  first.reset();
+  CHECK(workers().size() == 1);
+  CHECK(newest(scratch.path() + "/one") == 1);
+  CHECK(newest(scratch.path() + "/two") == 2);
+}
