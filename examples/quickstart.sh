@@ -4,8 +4,8 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-Trains a small GPT on 4 ranks, kills it in the middle of a save, resumes it on 2 ranks, evaluates the result in one process,
-and shows that not one bit was lost. Installs the packages that are missing (as root or with sudo), builds three programs in
+Trains a small GPT on 4 ranks, each a process, kills them in the middle of a save, resumes on 2 ranks, kills these, too, resumes
+on 1, evaluates the result, and shows that not one bit was lost. Installs the packages that are missing (as root or with sudo), builds three programs in
 build/quickstart, and writes to a directory of its own. Runs on Debian 12 or a later Debian or Ubuntu; about a minute or two
 on 2 cores once the packages are there. Can be run again.
 
@@ -51,7 +51,7 @@ mkdir -p "$build" || die "cannot write in $root; choose a clone that this user m
 say "packages"
 install_log=$build/apt.log
 . "$root/tests/support/install.sh"
-install_missing g++ cmake ninja-build ccache pkg-config libxxhash-dev rapidjson-dev libcli11-dev
+install_missing g++ cmake ninja-build ccache pkg-config libxxhash-dev rapidjson-dev libcli11-dev libboost-dev
 
 say "build train_gpt, evaluate and inspect in build/quickstart (the first time: about a minute)"
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
@@ -85,8 +85,7 @@ fi
 
 # --- Training --------------------------------------------------------------------------------------------------------------
 
-steps=60 every=10 kill=40
-resumed=$((kill - every))
+steps=60 every=10 kill4=20 kill2=50
 settings=(--steps "$steps" --every "$every" --width 160 --mode overlapped --keep 0)
 if [ ! -d /usr/share/common-licenses ]; then
   settings+=(--text "$root/LICENSE" "$root/docs")
@@ -110,31 +109,47 @@ trained() {  # trained NAME: the last train must have succeeded
 # held_out LOG: the held-out loss in it, as a hexadecimal float
 held_out() { sed -nE 's/^step +[0-9]+ held-out loss .*\((.*)\)$/\1/p' "$1"; }
 
+# killed_in_save NAME RANKS STEP: the last train must have been killed in the save of this step; shows what is left of it
+killed_in_save() {
+  local name=$1 ranks=$2 step=$3 save_directory parts
+  save_directory=$directory/checkpoints/step-$(printf %08d "$step")
+  [ "$status" -eq 137 ] || die "train_gpt was to be killed (status 137) and ended with $status; see $directory/$name.log."
+  grep -q "^save *$step  stalled" "$directory/$name.log" ||
+    die "the save of step $step was not released before the kill; see $directory/$name.log."
+  grep -q "^step *$((step + 1))  loss" "$directory/$name.log" ||
+    die "training did not go on after the save of step $step; see $directory/$name.log."
+  echo "  All $ranks processes ended with SIGKILL, after training had gone on to step $((step + 1)). What the save of step $step left:"
+  (cd "$save_directory" && ls -l) | sed 's/^/    /'
+  [ ! -e "$save_directory/manifest.cairn" ] || die "$save_directory has a manifest: the kill came after the commit."
+  parts=$(find "$save_directory" -name '*.part' | wc -l)
+  [ "$parts" -ge "$ranks" ] || die "expected an unfinished file of each of the $ranks ranks in $save_directory and found $parts."
+  echo "  $parts unfinished files (*.part) and no manifest.cairn: step $step does not exist. The checkpoints that do:"
+  "$programs/inspect" "$directory/checkpoints" | sed 's/^/    /'
+}
+resumed_from() {  # resumed_from NAME STEP: the last train must have resumed from this step
+  grep -q "^resumed from the checkpoint of step $2\$" "$directory/$1.log" ||
+    die "the run did not resume from step $2; see $directory/$1.log."
+}
+
 say "1. the reference: $steps steps on 4 ranks without interruption"
 train reference --ranks 4 --checkpoints "$directory/reference"
 trained reference
 
-say "2. the same again on 4 ranks, killed with SIGKILL: the save of step $kill is released, but not committed"
-train killed --ranks 4 --checkpoints "$directory/checkpoints" --kill-after-release "$kill"
-[ "$status" -eq 137 ] || die "train_gpt was to be killed (status 137) and ended with $status; see $directory/killed.log."
-grep -q "^save *$kill  stalled" "$directory/killed.log" ||
-  die "the save of step $kill was not released before the kill; see $directory/killed.log."
-save_directory=$directory/checkpoints/step-$(printf %08d "$kill")
-echo "  train_gpt ended with status 137: SIGKILL. Training had gone on after the save of step $kill; what that save left:"
-(cd "$save_directory" && ls -l) | sed 's/^/    /'
-[ ! -e "$save_directory/manifest.cairn" ] || die "$save_directory has a manifest: the kill came after the commit."
-parts=$(find "$save_directory" -name '*.part' | wc -l)
-[ "$parts" -ge 4 ] || die "expected an unfinished file of each of the 4 ranks in $save_directory and found $parts."
-echo "  $parts unfinished files (*.part) and no manifest.cairn: step $kill does not exist. The checkpoints that do:"
-"$programs/inspect" "$directory/checkpoints" | sed 's/^/    /'
+say "2. the same again on 4 ranks, killed with SIGKILL: the save of step $kill4 is released, but not committed"
+train killed4 --ranks 4 --checkpoints "$directory/checkpoints" --kill-after-release "$kill4"
+killed_in_save killed4 4 "$kill4"
 
-say "3. resume on 2 ranks, to the end"
-train resumed --ranks 2 --checkpoints "$directory/checkpoints"
+say "3. resume on 2 ranks, and kill these in the save of step $kill2"
+train killed2 --ranks 2 --checkpoints "$directory/checkpoints" --kill-after-release "$kill2"
+resumed_from killed2 $((kill4 - every))
+killed_in_save killed2 2 "$kill2"
+
+say "4. resume on 1 rank, to the end"
+train resumed --ranks 1 --checkpoints "$directory/checkpoints"
 trained resumed
-grep -q "^resumed from the checkpoint of step $resumed\$" "$directory/resumed.log" ||
-  die "the run did not resume from step $resumed; see $directory/resumed.log."
+resumed_from resumed $((kill2 - every))
 
-say "4. evaluate in 1 process what 2 ranks wrote"
+say "5. evaluate the checkpoint in another program"
 text=()
 [ -d /usr/share/common-licenses ] || text=(--text "$root/LICENSE" "$root/docs")
 "$programs/evaluate" "$directory/checkpoints" "${text[@]}" >"$directory/evaluate.log" 2>&1 || {
@@ -145,7 +160,7 @@ sed 's/^/  /' "$directory/evaluate.log"
 
 # --- Checks ------------------------------------------------------------------------------------------------------------------
 
-say "5. compare with the reference, bit by bit"
+say "6. compare with the reference, bit by bit"
 same() {  # same WHAT FILE FIRST LAST: the losses of these steps in FILE are those of the reference
   local expected
   expected=$(sed -n "$3,$4p" "$directory/reference.losses")
@@ -154,11 +169,9 @@ same() {  # same WHAT FILE FIRST LAST: the losses of these steps in FILE are tho
   fi
   echo "  losses of steps $3 to $4, the $1: equal"
 }
-# The kill came when all writers were there: training may have gone on for some steps.
-last=$(tail -n 1 "$directory/killed.losses" | cut -d ' ' -f 1)
-[ "$last" -ge "$kill" ] || die "the killed run ended at step $last, before step $kill; see $directory/killed.log."
-same "run that was killed" killed 1 "$last"
-same "run that was resumed" resumed $((resumed + 1)) "$steps"
+same "run on 4 ranks that was killed" killed4 1 $((kill4 + 1))
+same "run on 2 ranks that was killed" killed2 $((kill4 - every + 1)) $((kill2 + 1))
+same "run on 1 rank that ended it" resumed $((kill2 - every + 1)) "$steps"
 reference=$(held_out "$directory/reference.log")
 for name in resumed evaluate; do
   found=$(held_out "$directory/$name.log")
@@ -166,7 +179,7 @@ for name in resumed evaluate; do
     die "the held-out loss in $directory/$name.log is '$found', in the reference '$reference'."
   fi
 done
-echo "  held-out loss $reference of the reference on 4 ranks, the resumed run on 2, evaluate on 1: equal"
+echo "  held-out loss $reference of the reference on 4 ranks, the resumed run on 1, and evaluate: equal"
 "$programs/inspect" "$directory/checkpoints" --verify >"$directory/inspect.log" 2>&1 || {
   cat "$directory/inspect.log" >&2
   die "a checkpoint does not verify (above)."
@@ -175,7 +188,7 @@ sed 's/^/  /' "$directory/inspect.log"
 
 say "summary"
 printf '  the stall of each save (asynchronous and overlapped), in milliseconds:\n'
-for name in reference killed resumed; do
+for name in reference killed4 killed2 resumed; do
   printf '    %-10s' "$name"
   sed -nE 's/^save +([0-9]+)  stalled training for ([0-9.]+) ms.*/ step \1: \2/p' "$directory/$name.log" | paste -sd, -
 done
@@ -188,4 +201,4 @@ echo "  all files        $directory ($(du -sh "$directory" | cut -f 1)); look ar
 echo "                   $programs/inspect $directory/checkpoints --step $steps"
 echo "  time             $(($(date +%s) - start)) s"
 echo
-echo "Killed on 4 ranks in the middle of a save, resumed on 2, evaluated on 1: every loss is that of the uninterrupted run, bit for bit."
+echo "Killed on 4 ranks in the middle of a save, killed again on 2, ended on 1: every loss is that of the uninterrupted run, bit for bit."

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // test: --steps 4 --every 2 --ranks 2 --layers 1 --width 32 --context 32 --checkpoints @DIR@
 // expect: step +4 +loss
+// links: cairn::interprocess
+// uses: cairn::mpi
 //
-// Trains a small GPT on the bytes of text files, on several ranks, and saves as it goes. Started again with
-// the same directory it goes on from the newest checkpoint, on any number of ranks, with the same losses bit
-// for bit.
+// Trains a small GPT on the bytes of text files, on several ranks, and saves as it goes. Each rank is a
+// process: this program starts them itself, or mpirun does. Started again with the same directory it goes on
+// from the newest checkpoint, on any number of ranks, with the same losses bit for bit.
 #include <CLI/CLI.hpp>
 #include <cairn/any_checkpointer.hpp>
 #include <cairn/cairn.hpp>
-#include <cairn/comm/thread_communicator.hpp>
+#include <cairn/comm/shared_memory_communicator.hpp>
+#include <cairn/comm/single_process.hpp>
+#ifdef CAIRN_USES_MPI
+#include <cairn/comm/mpi_communicator.hpp>
+#endif
 
 #include <algorithm>
 #include <charconv>
@@ -27,7 +33,10 @@
 #include <utility>
 #include <vector>
 
+#include "gpt/group.hpp"
 #include "gpt/killing_store.hpp"
+#include "gpt/launcher.hpp"
+#include "gpt/mpi_session.hpp"
 #include "gpt/state.hpp"
 #include "gpt/trainer.hpp"
 
@@ -38,6 +47,9 @@ enum class save_mode { synchronous, thread, overlapped, direct };
 struct run_options {
   std::uint64_t steps = 100;
   std::size_t ranks = 4;
+  bool mpi = false;
+  gpt::started_rank started;
+  std::uint64_t patience = 300;
   std::uint64_t every = 20;
   std::string checkpoints = "checkpoints";
   std::vector<std::string> text;
@@ -53,20 +65,22 @@ using store_type = gpt::killing_store<cairn::file_store>;
 
 /// The ways to save are compositions of the same parts; the rest of the program sees one type.
 cairn::any_checkpointer make_checkpointer(const run_options& options, store_type store,
-                                          cairn::thread_communicator ranks) {
+                                          gpt::any_communicator ranks) {
   const cairn::keep_last keep{options.keep == 0 ? std::numeric_limits<std::size_t>::max() : options.keep};
+  const std::chrono::seconds patience(options.patience);
+  const cairn::checkpointer_options waits{.patience = patience, .peer_patience = patience};
   switch (options.mode) {
     case save_mode::synchronous:
-      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::no_staging{},
-                                                         cairn::inline_executor{}, std::move(ranks), keep}};
+      return cairn::any_checkpointer{cairn::checkpointer{
+          std::move(store), cairn::no_staging{}, cairn::inline_executor{}, std::move(ranks), keep, waits}};
     case save_mode::thread:
-      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), std::move(ranks), keep}};
+      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), std::move(ranks), keep, waits}};
     case save_mode::overlapped:
       return cairn::any_checkpointer{
-          cairn::checkpointer{std::move(store), std::move(ranks), keep, cairn::overlapped{}}};
+          cairn::checkpointer{std::move(store), std::move(ranks), keep, waits, cairn::overlapped{}}};
     case save_mode::direct:
       return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::no_staging{},
-                                                         std::move(ranks), keep, cairn::overlapped{}}};
+                                                         std::move(ranks), keep, waits, cairn::overlapped{}}};
   }
   throw std::logic_error("a mode without a checkpointer");
 }
@@ -84,6 +98,13 @@ class journal {
     if (losses.empty()) return;
     file_.reset(std::fopen(losses.c_str(), "w"));
     if (!file_) throw std::runtime_error("cannot write " + losses + "; give another file with --losses");
+  }
+  static void begin(std::size_t parameters, std::size_t bytes, std::size_t ranks,
+                    const gpt::training_settings& training) {
+    std::printf("%zu parameters, %zu bytes of text, %zu rank%s, %zu micro-batches of %zu tokens in a step\n",
+                parameters, bytes, ranks, ranks == 1 ? "" : "s", training.micro_batches,
+                training.shape.context);
+    std::fflush(stdout);
   }
   void step(std::uint64_t step, double loss, double milliseconds) {
     std::printf("step %4llu  loss %.4f  %6.1f ms\n", static_cast<unsigned long long>(step), loss,
@@ -118,16 +139,10 @@ std::optional<std::int64_t> resume(cairn::any_checkpointer& checkpointer, gpt::r
   }
 }
 
-/// What one rank does.
-void train(const run_options& options, const gpt::text& source, gpt::group& others,
-           cairn::thread_communicator communicator, const std::shared_ptr<gpt::kill_switch>& kill,
-           journal* journal) {
-  gpt::trainer run(options.training, source, others);
-  gpt::run_state state(run);
-  cairn::any_checkpointer checkpointer =
-      make_checkpointer(options, store_type(cairn::file_store{options.checkpoints}, kill, others.rank()),
-                        std::move(communicator));
-
+/// Trains from the newest checkpoint, or from the beginning, to the last step, which it returns. journal: of
+/// the first rank alone.
+std::uint64_t train(const run_options& options, gpt::group& others, gpt::trainer& run, gpt::run_state& state,
+                    cairn::any_checkpointer& checkpointer, gpt::kill_switch* kill, journal* journal) {
   std::uint64_t step = 0;
   if (const auto newest = resume(checkpointer, state, options.checkpoints)) {
     step = static_cast<std::uint64_t>(*newest);
@@ -140,18 +155,17 @@ void train(const run_options& options, const gpt::text& source, gpt::group& othe
   double save_stall = 0;
   const auto before_update = [&] {
     const double waited = milliseconds_of([&] { checkpointer.before_update(); });
-    if (saved == 0) return;
-    if (journal) journal->stall(saved, save_stall, waited);
-    if (kill && saved == kill->step()) kill->released(others.rank());
-    saved = 0;
+    if (saved != 0 && journal) journal->stall(saved, save_stall, waited);
+    return std::exchange(saved, 0);
   };
   while (step < options.steps) {
     double loss = 0;
     double milliseconds = milliseconds_of([&] { loss = run.accumulate(step); });
-    before_update();
+    const std::uint64_t released = before_update();
     milliseconds += milliseconds_of([&] { run.update(step); });
     ++step;
     if (journal) journal->step(step, loss, milliseconds);
+    if (kill && released == kill->step()) kill->kill(others);
     if (step % options.every == 0 || step == options.steps) {
       state.collect(step);
       save_stall = milliseconds_of([&] { checkpointer.save(state.dict(), static_cast<std::int64_t>(step)); });
@@ -160,33 +174,101 @@ void train(const run_options& options, const gpt::text& source, gpt::group& othe
   }
   before_update();  // nothing changes any more, but the last save may still be copying
   checkpointer.close();
-
-  if (!journal) return;
-  const double held_out = gpt::evaluate(run.net(), source);
-  std::printf("step %llu held-out loss %.4f (%a)\n", static_cast<unsigned long long>(step), held_out,
-              held_out);
-  if (options.sample > 0)
-    std::printf("%s\n", gpt::sample(run.net(), run.generator(), "The ", options.sample).c_str());
+  return step;
 }
 
-void run_all(const run_options& options) {
-  const gpt::text source = gpt::text::read(options.text);
-  std::printf("%zu parameters, %zu bytes of text, %zu rank%s, %zu micro-batches of %zu tokens in a step\n",
-              gpt::model<float>(options.training.shape, 1).parameters().size(), source.size(), options.ranks,
-              options.ranks == 1 ? "" : "s", options.training.micro_batches, options.training.shape.context);
+/// Tells the exception that is being handled; the status that the process ends with.
+int complain(std::size_t rank) {
   std::fflush(stdout);
-  journal lines(options.losses);
-  std::shared_ptr<gpt::kill_switch> kill;
-  if (options.kill_after_release != 0)
-    kill = std::make_shared<gpt::kill_switch>(options.kill_after_release, options.ranks);
-  const cairn::thread_group communicators{static_cast<int>(options.ranks)};
-  gpt::thread_team(options.ranks).run([&](gpt::group& others) {
-    train(options, source, others, communicators.communicator(static_cast<int>(others.rank())), kill,
-          others.rank() == 0 ? &lines : nullptr);
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "train_gpt: rank %zu: memory ran out; make the model smaller, or give fewer ranks\n",
+                 rank);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "train_gpt: rank %zu: %s\n", rank, error.what());
+  }
+  return 1;
+}
+
+/// One rank from its beginning to its end; returns the status of its process.
+/// @param connect gives a communicator of the ranks, for one use: what two parts of the program say to their
+/// like on the other ranks must not mix. All ranks call it in the same order
+int run_rank(const run_options& options, std::size_t rank,
+             const std::function<gpt::any_communicator(const std::string& use)>& connect) {
+  try {
+    gpt::group others(connect("training"), std::chrono::seconds(options.patience));
+    const gpt::text source = gpt::text::read(options.text);
+    gpt::trainer run(options.training, source, others);
+    gpt::run_state state(run);
+    std::unique_ptr<journal> lines;
+    if (rank == 0) {
+      lines = std::make_unique<journal>(options.losses);
+      lines->begin(run.net().parameters().size(), source.size(), others.size(), options.training);
+    }
+    std::shared_ptr<gpt::kill_switch> kill;
+    if (options.kill_after_release != 0)
+      kill = std::make_shared<gpt::kill_switch>(options.kill_after_release);
+    cairn::any_checkpointer checkpointer = make_checkpointer(
+        options, store_type(cairn::file_store{options.checkpoints}, kill), connect("saving"));
+    std::uint64_t step = 0;
+    try {
+      step = train(options, others, run, state, checkpointer, kill.get(), lines.get());
+    } catch (...) {
+      // Now, not later: the checkpointer ends only when its last save has, and that may wait for a rank that
+      // is gone.
+      return complain(rank);
+    }
+    if (!lines) return 0;
+    if (kill)
+      throw std::runtime_error("the run ended without a save of step " + std::to_string(kill->step()) +
+                               ", in which it was to be killed");
+    const double held_out = gpt::evaluate(run.net(), source);
+    std::printf("step %llu held-out loss %.4f (%a)\n", static_cast<unsigned long long>(step), held_out,
+                held_out);
+    if (options.sample > 0)
+      std::printf("%s\n", gpt::sample(run.net(), run.generator(), "The ", options.sample).c_str());
+    return 0;
+  } catch (...) {
+    return complain(rank);
+  }
+}
+
+/// A rank of a job that this program started on this host.
+int run_started(const run_options& options) {
+  const gpt::started_rank& self = options.started;
+  const cairn::shared_memory_options waits{.patience = std::chrono::seconds(options.patience)};
+  return run_rank(options, static_cast<std::size_t>(self.rank), [&](const std::string& use) {
+    return cairn::shared_memory_communicator(self.job + "." + use, self.rank, static_cast<int>(options.ranks),
+                                             waits);
   });
-  if (kill)
-    throw std::runtime_error("the run ended without a save of step " + std::to_string(kill->step()) +
-                             ", in which it was to be killed");
+}
+
+/// A rank that mpirun started.
+int run_with_mpi([[maybe_unused]] const run_options& options, [[maybe_unused]] bool ranks_given) {
+#ifdef CAIRN_USES_MPI
+  const gpt::mpi_session mpi;
+  const auto ranks = static_cast<std::size_t>(mpi.size());
+  if (ranks_given && ranks != options.ranks) {
+    if (mpi.rank() == 0)
+      std::fprintf(stderr, "train_gpt: mpirun started %zu ranks and --ranks says %zu; leave --ranks away\n",
+                   ranks, options.ranks);
+    return 2;
+  }
+  const int status = run_rank(options, static_cast<std::size_t>(mpi.rank()), [&](const std::string&) {
+    // Each is a duplicate of its own.
+    return cairn::mpi_communicator(MPI_COMM_WORLD,
+                                   cairn::deadline::in(std::chrono::seconds(options.patience)));
+  });
+  if (status != 0) mpi.abort(status);
+  return status;
+#else
+  std::fprintf(
+      stderr,
+      "train_gpt: this build has no MPI: start it without mpirun and with --ranks N, or install MPI "
+      "(Debian and Ubuntu: apt-get install libopenmpi-dev openmpi-bin), configure again and build\n");
+  return 1;
+#endif
 }
 
 /// Accepts whole numbers from least to most.
@@ -220,12 +302,19 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Trains a small byte-level GPT on text files, data-parallel, with sharded optimizer state, and saves\n"
       "checkpoints as it goes. Started again, it goes on from the newest one, on any number of ranks, with\n"
-      "the same losses bit for bit.",
+      "the same losses bit for bit. Each rank is a process; `mpirun -n N train_gpt ...` works as well.",
       "train_gpt"};
   app.option_defaults()->always_capture_default();
   app.add_option("--steps", options.steps, "train until this many updates are done")
       ->check(between(1, 1000000000));
-  app.add_option("--ranks", options.ranks, "ranks, each a thread")->check(between(1, 1024));
+  const CLI::Option* const ranks =
+      app.add_option("--ranks", options.ranks, "ranks, each a process on this host; 1: this process")
+          ->check(between(1, 1024));
+  app.add_flag("--mpi", options.mpi,
+               "the ranks are those of MPI, one for each process that mpirun started; found out by itself\n"
+               "where mpirun says so to its processes");
+  app.add_option("--patience", options.patience, "seconds that a rank waits for another one")
+      ->check(between(1, 1000000));
   app.add_option("--every", options.every, "save after this many steps, and at the end")
       ->check(between(1, 1000000000));
   app.add_option("--checkpoints", options.checkpoints, "directory of the checkpoints");
@@ -256,11 +345,16 @@ int main(int argc, char** argv) {
   app.add_option("--sample", options.sample, "let the model write this many bytes at the end");
   app.add_option(
       "--kill-after-release", options.kill_after_release,
-      "end this process with SIGKILL in the save of this step: after training went on, before the\n"
-      "checkpoint exists (for trying out recovery); 0: never");
+      "end all ranks with SIGKILL in the save of this step: after training went on, before the checkpoint\n"
+      "exists (for trying out recovery); 0: never");
+  // What the launcher says to the processes that it starts; not for users.
+  app.add_option("--rank", options.started.rank)->group("");
+  app.add_option("--job", options.started.job)->group("");
+  app.add_option("--launcher", options.started.launcher)->group("");
   try {
     app.parse(argc, argv);
-    if (options.training.micro_batches % options.ranks != 0)
+    options.mpi = options.started.rank < 0 && (options.mpi || gpt::started_by_mpi());
+    if (!options.mpi && options.training.micro_batches % options.ranks != 0)
       throw CLI::ValidationError("--micro-batches",
                                  "must be a multiple of --ranks " + std::to_string(options.ranks));
     if (shape.width % shape.heads != 0)
@@ -276,12 +370,19 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   try {
-    run_all(options);
-  } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "train_gpt: memory ran out; make the model smaller, or give fewer ranks\n");
-    return 1;
-  } catch (const std::exception& error) {
+    if (options.started.rank >= 0) {
+      gpt::begin_rank(options.started);
+      return run_started(options);
+    }
+    if (options.mpi) return run_with_mpi(options, ranks->count() > 0);
+    if (options.ranks == 1)
+      return run_rank(options, 0, [](const std::string&) { return cairn::single_process{}; });
+    const std::chrono::seconds grace(std::min<std::uint64_t>(options.patience, 10));
+    gpt::launcher job(argv[0], {argv + 1, argv + argc}, static_cast<int>(options.ranks), grace);
+    std::printf("the ranks are processes %s\n", job.text().c_str());
     std::fflush(stdout);
+    return job.wait();
+  } catch (const std::exception& error) {
     std::fprintf(stderr, "train_gpt: %s\n", error.what());
     return 1;
   }

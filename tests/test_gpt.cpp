@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "../examples/gpt/trainer.hpp"
+#include "support/gpt_ranks.hpp"
 
 namespace {
 
@@ -47,7 +48,7 @@ std::vector<std::vector<double>> train(std::size_t ranks, std::uint64_t begin, s
   std::vector<std::vector<double>> losses(ranks);
   const std::size_t count = gpt::model<float>(small().shape, 1).parameters().size();
   whole_state last{std::vector<float>(count), std::vector<float>(count), std::vector<float>(count), 0};
-  gpt::thread_team(ranks).run([&](gpt::group& others) {
+  cairn_test::run_gpt_ranks(ranks, [&](gpt::group& others) {
     gpt::trainer one(small(), source, others);
     const auto at = static_cast<std::ptrdiff_t>(one.range().begin);
     if (begin != 0) {
@@ -196,7 +197,8 @@ TEST_CASE("gpt: every kept part of the state matters") {
 TEST_CASE("gpt: micro-batches that cannot be dealt out are refused, on every rank") {
   const gpt::text source = some_text();
   const auto run = [&] {
-    gpt::thread_team(3).run([&](gpt::group& others) { gpt::trainer(small(), source, others).accumulate(0); });
+    cairn_test::run_gpt_ranks(
+        3, [&](gpt::group& others) { gpt::trainer(small(), source, others).accumulate(0); });
   };
   CHECK_THROWS_AS(run(), std::invalid_argument);
 }
@@ -204,7 +206,7 @@ TEST_CASE("gpt: micro-batches that cannot be dealt out are refused, on every ran
 TEST_CASE("gpt: a rank that fails ends the others") {
   const gpt::text source = some_text();
   const auto run = [&] {
-    gpt::thread_team(4).run([&](gpt::group& others) {
+    cairn_test::run_gpt_ranks(4, [&](gpt::group& others) {
       gpt::trainer one(small(), source, others);
       one.accumulate(0);
       if (others.rank() == 2) throw std::domain_error("rank 2 ends");
@@ -213,6 +215,59 @@ TEST_CASE("gpt: a rank that fails ends the others") {
     });
   };
   CHECK_THROWS_WITH_AS(run(), "rank 2 ends", std::domain_error);
+}
+
+TEST_CASE("gpt: an exchange brings each rank what the others have for it, on any number of ranks") {
+  static_assert(cairn::Communicator<gpt::any_communicator>);
+  for (const std::size_t ranks : {1u, 2u, 3u, 5u, 8u}) {
+    CAPTURE(ranks);
+    std::vector<std::vector<float>> received(ranks, std::vector<float>(ranks));
+    cairn_test::run_gpt_ranks(ranks, [&](gpt::group& others) {
+      std::vector<float> sent(ranks);
+      std::vector<std::span<const float>> outgoing;
+      std::vector<std::span<float>> incoming;
+      for (std::size_t to = 0; to < ranks; ++to) {
+        sent[to] = static_cast<float>(100 * others.rank() + to);
+        outgoing.emplace_back(&sent[to], 1);
+        incoming.emplace_back(&received[others.rank()][to], 1);
+      }
+      others.exchange(outgoing, incoming);
+      others.barrier();
+    });
+    for (std::size_t to = 0; to < ranks; ++to)
+      for (std::size_t from = 0; from < ranks; ++from)
+        CHECK(received[to][from] == static_cast<float>(100 * from + to));
+  }
+}
+
+TEST_CASE("gpt: the rank that is missing is named on all others, also on those that wait for another one") {
+  std::vector<int> named(5, -1);
+  const auto run = [&] {
+    cairn_test::run_gpt_ranks(5, [&](gpt::group& others) {
+      others.barrier();
+      if (others.rank() == 3) return;
+      try {
+        for (int i = 0; i < 2; ++i) others.barrier();
+      } catch (const cairn::error& error) {
+        named[others.rank()] = error.fields().rank;
+        throw;
+      }
+    });
+  };
+  CHECK_THROWS_AS(run(), cairn::peer_error);
+  CHECK(named == std::vector<int>{3, 3, 3, -1, 3});
+}
+
+TEST_CASE("gpt: a part of another length is refused") {
+  const auto run = [&] {
+    cairn_test::run_gpt_ranks(2, [&](gpt::group& others) {
+      std::vector<float> memory(4);
+      const std::vector<std::span<const float>> outgoing(2, std::span(memory).first(1 + others.rank()));
+      const std::vector<std::span<float>> incoming(2, std::span(memory).first(1 + others.rank()));
+      others.exchange(outgoing, incoming);
+    });
+  };
+  CHECK_THROWS_AS(run(), std::logic_error);
 }
 
 TEST_CASE("gpt: a batch is a function of seed, step and micro-batch, and the loader knows its stream") {

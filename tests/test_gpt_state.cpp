@@ -2,21 +2,25 @@
 #include <doctest/doctest.h>
 #include <cairn/stores/memory_store.hpp>
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "../examples/gpt/killing_store.hpp"
 #include "../examples/gpt/state.hpp"
+#include "support/gpt_ranks.hpp"
 
 namespace {
 
@@ -43,7 +47,7 @@ TEST_CASE("gpt state: the ranks' shards of the optimizer state make up the whole
   for (const std::size_t ranks : {1u, 2u, 4u, 8u}) {
     std::vector<std::int64_t> elements(ranks);
     std::int64_t all = 0;
-    gpt::thread_team(ranks).run([&](gpt::group& others) {
+    cairn_test::run_gpt_ranks(ranks, [&](gpt::group& others) {
       gpt::trainer run(small(), source, others);
       gpt::run_state state(run);
       elements[others.rank()] = state.dict().find("adam.m")->elements;
@@ -57,7 +61,7 @@ TEST_CASE("gpt state: the ranks' shards of the optimizer state make up the whole
 
 TEST_CASE("gpt state: parameters are bound in their shapes, and a foreign state is refused") {
   const gpt::text source(std::vector<std::uint8_t>(1000, 'a'));
-  gpt::thread_team(1).run([&](gpt::group& others) {
+  cairn_test::run_gpt_ranks(1, [&](gpt::group& others) {
     gpt::trainer run(small(), source, others);
     gpt::run_state state(run);
     const cairn::state_entry* up = state.dict().find("model.layer0.mlp.up.weight");
@@ -74,27 +78,29 @@ TEST_CASE("gpt state: parameters are bound in their shapes, and a foreign state 
 }
 
 TEST_CASE("gpt state: the kill switch ends the process when all is released and written, not before") {
+  void* const shared =
+      ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(shared != MAP_FAILED);
+  auto& may_kill = *new (shared) std::atomic<bool>(false);
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
     ::alarm(60);
-    const auto kill = std::make_shared<gpt::kill_switch>(20, 2);
-    gpt::killing_store<cairn::memory_store> first(cairn::memory_store{}, kill, 0);
-    gpt::killing_store<cairn::memory_store> second(cairn::memory_store{}, kill, 1);
-    for (auto* store : {&first, &second})
+    cairn_test::run_gpt_ranks(2, [&](gpt::group& others) {
+      const auto kill = std::make_shared<gpt::kill_switch>(20);
+      gpt::killing_store<cairn::memory_store> store(cairn::memory_store{}, kill);
       for (const char* key :
            {"step-00000010/rank-00000.a.0.safetensors", "step-00000020/rank-00000.a.record"})
-        write_object(*store, key);
-    kill->released(0);
-    auto one = std::async(std::launch::async, write_object, std::ref(first), "step-00000020/a.safetensors");
-    auto two = std::async(std::launch::async, write_object, std::ref(second), "step-00000020/b.safetensors");
-    const auto still = std::chrono::milliseconds(50);
-    if (one.wait_for(still) == std::future_status::ready || two.wait_for(still) == std::future_status::ready)
-      ::_exit(3);
-    if (first.size("step-00000020/a.safetensors") || second.size("step-00000020/b.safetensors")) ::_exit(4);
-    kill->released(1);
-    one.wait();
-    two.wait();
+        write_object(store, key);
+      const auto writer =
+          std::async(std::launch::async, write_object, std::ref(store), "step-00000020/a.safetensors");
+      if (others.rank() == 0) {
+        if (writer.wait_for(std::chrono::milliseconds(50)) == std::future_status::ready) ::_exit(3);
+        if (store.size("step-00000020/a.safetensors")) ::_exit(4);
+        may_kill = true;
+      }
+      kill->kill(others);
+    });
     ::_exit(5);
   }
   int status = 0;
@@ -102,10 +108,12 @@ TEST_CASE("gpt state: the kill switch ends the process when all is released and 
   CAPTURE(status);
   CHECK(WIFSIGNALED(status));
   CHECK(WTERMSIG(status) == SIGKILL);
+  CHECK(may_kill);
+  ::munmap(shared, sizeof may_kill);
 }
 
 TEST_CASE("gpt state: a store without a kill switch is the store itself") {
-  gpt::killing_store<cairn::memory_store> store(cairn::memory_store{}, nullptr, 0);
+  gpt::killing_store<cairn::memory_store> store(cairn::memory_store{}, nullptr);
   write_object(store, "step-00000020/rank-00000.a.0.safetensors");
   CHECK(store.size("step-00000020/rank-00000.a.0.safetensors") == std::uint64_t{10});
 }

@@ -1,110 +1,172 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cairn/concepts/communicator.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/model/error.hpp>
+
+#include <array>
 #include <chrono>
-#include <condition_variable>
+#include <concepts>
 #include <cstddef>
 #include <cstring>
-#include <exception>
-#include <mutex>
+#include <memory>
 #include <span>
 #include <stdexcept>
-#include <thread>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace gpt {
 
-/// The ranks that train one model together, as one of them sees them.
-class group {
+/// A Communicator that is chosen when the program runs: over shared memory, over MPI, or of one process. It
+/// models Communicator itself, so that the rest of the program, and cairn, see one type.
+class any_communicator {
  public:
-  virtual ~group() = default;
-  virtual std::size_t rank() const = 0;
-  virtual std::size_t size() const = 0;
+  using cairn_role = cairn::role::communicator;
 
-  /// Collective: outgoing[r] goes to rank r, incoming[r] is filled by rank r; both have size() entries, and
-  /// what r sends to s has the length that s expects from r. A part that is the same memory on both sides
-  /// stays as it is. Returns when all ranks may change their memory.
-  /// @throws std::runtime_error on all ranks if one failed or does not arrive
-  virtual void exchange(std::span<const std::span<const float>> outgoing,
-                        std::span<const std::span<float>> incoming) = 0;
+  template <class C>
+    requires(!std::same_as<C, any_communicator> && cairn::Communicator<C>)
+  any_communicator(C communicator) : held_(std::make_unique<holder<C>>(std::move(communicator))) {}
+
+  int rank() const { return held_->rank(); }
+  int size() const { return held_->size(); }
+  void send(int to, std::span<const std::byte> bytes, cairn::deadline until) {
+    held_->send(to, bytes, until);
+  }
+  std::vector<std::byte> receive(int from, cairn::deadline until) { return held_->receive(from, until); }
+
+ private:
+  struct base {
+    virtual ~base() = default;
+    virtual int rank() const = 0;
+    virtual int size() const = 0;
+    virtual void send(int to, std::span<const std::byte> bytes, cairn::deadline until) = 0;
+    virtual std::vector<std::byte> receive(int from, cairn::deadline until) = 0;
+  };
+  template <class C>
+  struct holder final : base {
+    explicit holder(C communicator) : inner(std::move(communicator)) {}
+    int rank() const override { return inner.rank(); }
+    int size() const override { return inner.size(); }
+    void send(int to, std::span<const std::byte> bytes, cairn::deadline until) override {
+      inner.send(to, bytes, until);
+    }
+    std::vector<std::byte> receive(int from, cairn::deadline until) override {
+      return inner.receive(from, until);
+    }
+    C inner;
+  };
+
+  std::unique_ptr<base> held_;
 };
 
-/// Ranks that are threads of this process.
-class thread_team {
+/// The ranks that train one model together, as one of them sees them. One thread at a time uses it.
+class group {
  public:
-  explicit thread_team(std::size_t size) : sent(size) {}
+  /// @param communicator the trainer's own: cairn gets another one, so that neither sees the other's messages
+  /// @param patience how long an exchange waits for another rank
+  explicit group(any_communicator communicator, std::chrono::seconds patience = std::chrono::minutes(5))
+      : communicator_(std::move(communicator)), patience_(patience) {}
 
-  /// Runs body(group&) on a thread for each rank and waits for all.
-  /// @throws what the first rank that failed threw; the others are told and end as well
-  template <typename Body>
-  void run(Body body) {
-    std::vector<std::thread> threads;
-    for (std::size_t rank = 0; rank < sent.size(); ++rank) {
-      threads.emplace_back([this, rank, &body] {
-        try {
-          member one(*this, rank);
-          body(static_cast<group&>(one));
-        } catch (...) {
-          const std::lock_guard lock(mutex);
-          if (!failure) failure = std::current_exception();
-          changed.notify_all();
-        }
-      });
+  std::size_t rank() const { return static_cast<std::size_t>(communicator_.rank()); }
+  std::size_t size() const { return static_cast<std::size_t>(communicator_.size()); }
+
+  /// Collective: outgoing[r] goes to rank r, incoming[r] is filled by rank r; both have size() entries, and
+  /// what r sends to s has the length that s expects from r. Incoming and outgoing parts do not overlap, but
+  /// for a rank's own, which may be the same memory. When it returns, this rank may change its memory, and
+  /// every other rank has called it.
+  /// @throws cairn::error, which names the rank, if one is gone or does not come in time; then every rank
+  /// throws, here or in its next exchange
+  void exchange(std::span<const std::span<const float>> outgoing,
+                std::span<const std::span<float>> incoming) {
+    try {
+      exchange_in_pairs(outgoing, incoming, cairn::deadline::in(patience_));
+    } catch (const cairn::error& error) {
+      // Without a word, those who wait for this rank would take it for the one that is gone.
+      tell_who_is_missing(error.fields().rank);
+      throw;
     }
-    for (std::thread& thread : threads) thread.join();
-    if (failure) std::rethrow_exception(failure);
+  }
+
+  /// Collective: returns when every rank has called it.
+  void barrier() {
+    const std::vector<std::span<const float>> nothing(size());
+    const std::vector<std::span<float>> into(size());
+    exchange(nothing, into);
   }
 
  private:
-  class member final : public group {
-   public:
-    member(thread_team& owner, std::size_t rank) : team(owner), rank_(rank) {}
-    std::size_t rank() const override { return rank_; }
-    std::size_t size() const override { return team.sent.size(); }
-
-    void exchange(std::span<const std::span<const float>> outgoing,
-                  std::span<const std::span<float>> incoming) override {
-      team.sent[rank_] = outgoing;
-      team.wait();
-      bool fits = true;
-      for (std::size_t from = 0; from < size(); ++from) {
-        const std::span<const float> part = team.sent[from][rank_];
-        if (part.size() != incoming[from].size())
-          fits = false;
-        else if (!part.empty() && part.data() != incoming[from].data())
-          std::memcpy(incoming[from].data(), part.data(), part.size_bytes());
+  void exchange_in_pairs(std::span<const std::span<const float>> outgoing,
+                         std::span<const std::span<float>> incoming, cairn::deadline until) {
+    // In each round the ranks form pairs, and the lower of a pair speaks first: nobody waits in a circle,
+    // even where a send returns only when the other side receives.
+    for (std::size_t round = 0; round < size(); ++round) {
+      const std::size_t other = (round + size() - rank()) % size();
+      if (other == rank()) {
+        put(std::as_bytes(outgoing[other]), incoming[other], other);
+      } else if (rank() < other) {
+        send(other, outgoing[other], until);
+        receive(other, incoming[other], until);
+      } else {
+        receive(other, incoming[other], until);
+        send(other, outgoing[other], until);
       }
-      team.wait();  // before any throw: others may still read what this rank sent
-      if (!fits) throw std::logic_error("a rank sent another length than was expected");
     }
-
-   private:
-    thread_team& team;
-    std::size_t rank_;
-  };
-
-  /// A barrier that ends for all when one rank has failed.
-  void wait() {
-    std::unique_lock lock(mutex);
-    const std::size_t mine = round;
-    if (++arrived == sent.size()) {
-      arrived = 0;
-      ++round;
-      changed.notify_all();
-      return;
-    }
-    const bool told =
-        changed.wait_for(lock, std::chrono::minutes(5), [&] { return round != mine || failure != nullptr; });
-    if (round == mine)
-      throw std::runtime_error(told ? "another rank failed" : "another rank did not arrive in 5 minutes");
   }
 
-  std::vector<std::span<const std::span<const float>>> sent;
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::size_t arrived = 0;
-  std::size_t round = 0;
-  std::exception_ptr failure;
+  void send(std::size_t to, std::span<const float> part, cairn::deadline until) {
+    try {
+      communicator_.send(static_cast<int>(to), std::as_bytes(part), until);
+    } catch (const cairn::peer_error&) {
+      // It is gone; it may have left word why.
+      try {
+        for (;;) check_farewell(communicator_.receive(static_cast<int>(to), until), to);
+      } catch (const cairn::timeout_error&) {
+      }
+      throw;
+    }
+  }
+  void receive(std::size_t from, std::span<float> part, cairn::deadline until) {
+    const std::vector<std::byte> bytes = communicator_.receive(static_cast<int>(from), until);
+    check_farewell(bytes, from);
+    put(bytes, part, from);
+  }
+  static void put(std::span<const std::byte> bytes, std::span<float> part, std::size_t from) {
+    if (bytes.size() != part.size_bytes())
+      throw std::logic_error("rank " + std::to_string(from) + " sent " + std::to_string(bytes.size()) +
+                             " bytes instead of " + std::to_string(part.size_bytes()));
+    if (!bytes.empty() && bytes.data() != reinterpret_cast<std::byte*>(part.data()))
+      std::memcpy(part.data(), bytes.data(), bytes.size());
+  }
+
+  static void check_farewell(std::span<const std::byte> bytes, std::size_t from) {
+    if (bytes.size() != farewell_bytes) return;
+    int missing = 0;
+    std::memcpy(&missing, bytes.data(), sizeof missing);
+    cairn::fail(cairn::error_id::peer_lost,
+                "rank " + std::to_string(from) + " gives up, because another rank is missing",
+                {.rank = missing});
+  }
+
+  void tell_who_is_missing(int missing) noexcept {
+    std::array<std::byte, farewell_bytes> farewell{};
+    std::memcpy(farewell.data(), &missing, sizeof missing);
+    for (int to = 0; to < communicator_.size(); ++to) {
+      if (to == missing || to == communicator_.rank()) continue;
+      try {
+        communicator_.send(to, farewell, cairn::deadline::in(std::chrono::seconds(1)));
+      } catch (...) {
+        // Then that rank is gone, too, or finds out by itself.
+      }
+    }
+  }
+
+  /// No part has this length: it is no multiple of a float's.
+  static constexpr std::size_t farewell_bytes = sizeof(int) + 1;
+
+  any_communicator communicator_;
+  std::chrono::seconds patience_;
 };
 
 }  // namespace gpt
