@@ -91,3 +91,20 @@ macro(cairn_find_optional component)
     endif()
   endif()
 endmacro()
+
+# cairn_add_worker_program(NAME): a program that serves process_executor{worker_program{path}} for trainers whose main() is not theirs,
+# with the writer safetensors_writer<file_store>. Needs cairn::interprocess.
+function(cairn_add_worker_program name)
+  set(source "${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp")
+  file(CONFIGURE OUTPUT "${source}" CONTENT [[
+#include <cairn/execute/worker_main.hpp>
+#include <cairn/storage/safetensors_writer.hpp>
+#include <cairn/stores/file_store.hpp>
+
+int main(int argc, char** argv) {
+  return cairn::worker_program_main<cairn::safetensors_writer<cairn::file_store>>(argc, argv);
+}
+]] @ONLY)
+  add_executable(${name} "${source}")
+  target_link_libraries(${name} PRIVATE cairn::interprocess)
+endfunction()

@@ -29,7 +29,10 @@ namespace detail {
 /// The name of a writer's type as this compiler spells it.
 template <class Writer>
 [[nodiscard]] constexpr std::string_view writer_type_name() noexcept {
-  return __PRETTY_FUNCTION__;
+  std::string_view text = __PRETTY_FUNCTION__;  // "... [with Writer = NAME; ...]" or "... [Writer = NAME]"
+  constexpr std::string_view before = "Writer = ";
+  text.remove_prefix(text.find(before) + before.size());
+  return text.substr(0, text.find_first_of(";]"));
 }
 
 /// One save as the worker got it.
