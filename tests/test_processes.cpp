@@ -666,6 +666,134 @@ TEST_CASE("a peer that writes garbage into shared memory is named, and harms nob
   }
 }
 
+TEST_CASE("strangers at the door keep no rank out") {
+  const nothing_left after;
+  const auto job = job_name();
+  const auto ends = process_ranks(3).run([&](rank_process& me) {
+    if (me.rank() < 2) {
+      if (me.rank() == 1) me.await(0, 1);
+      cairn::collectives all(shared_memory_communicator(job, me.rank(), 2));
+      all.barrier(ample());
+      return;
+    }
+    const cairn::detail::job_address where(job);
+    std::vector<cairn::detail::file_descriptor> open;
+    const auto call = [&](const void* data, std::size_t size) {
+      const auto until = ample();
+      auto socket = cairn::detail::job_socket();
+      while (::connect(socket.get(), where.get(), where.length) != 0)
+        expect(!until.passed(), "rank 0 does not listen");
+      static_cast<void>(::send(socket.get(), data, size, MSG_NOSIGNAL));
+      open.push_back(std::move(socket));
+    };
+    const auto answer = [&] {
+      cairn::detail::meeting_reply reply;
+      cairn::detail::file_descriptor memory;
+      const int socket = open.back().get();
+      expect(cairn::detail::poll_one(socket, POLLIN, ample()), "no answer");
+      const bool good = cairn::detail::take_reply(socket, reply, memory);
+      return std::to_string(good ? static_cast<int>(reply.answer) : -1) + (memory.open() ? "!" : " ");
+    };
+    const auto noise = of_size(4096, 9);
+    for (std::size_t size = 0; size <= noise.size(); size += 97) call(noise.data(), size);
+    call(noise.data(), 40);
+    me.say(answer());
+    using cairn::detail::meeting_hello;
+    for (const auto& hello : {meeting_hello{.version = 2, .rank = 1, .size = 2},
+                              meeting_hello{.rank = 1, .size = 3}, meeting_hello{.rank = 2, .size = 2},
+                              meeting_hello{.rank = -1, .size = 2}, meeting_hello{.rank = 0, .size = 2}}) {
+      call(&hello, sizeof hello);
+      me.say(answer());
+    }
+    // One who is let in, and never sits down.
+    const meeting_hello hello{.rank = 1, .size = 2};
+    call(&hello, sizeof hello);
+    me.say(answer());
+    me.word(0) = 1;
+  });
+  expect_good(ends);
+  CHECK(ends[2].said == "-1 1 2 3 3 3 0!");
+}
+
+TEST_CASE("a rank takes nothing from a false rank 0") {
+  const nothing_left after;
+  using cairn::detail::file_descriptor;
+  using cairn::detail::shared_world;
+  const auto memory_of = [](std::size_t size, int seals, const void* data, std::size_t bytes_of_data) {
+    file_descriptor file(::memfd_create("false", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    expect(::ftruncate(file.get(), static_cast<off_t>(size)) == 0, "no memory");
+    expect(::pwrite(file.get(), data, bytes_of_data, 0) == static_cast<ssize_t>(bytes_of_data), "no memory");
+    expect(::fcntl(file.get(), F_ADD_SEALS, seals) == 0, "no seal");
+    return file;
+  };
+  const auto total = cairn::detail::world_layout{2, 4096}.total();
+  const auto tried = [&](auto change, std::size_t size, int seals) {
+    struct alignas(8) {
+      std::uint64_t magic = cairn::detail::world_header::world_magic;
+      std::uint32_t version = 1;
+      std::uint32_t size = 2;
+      std::uint64_t ring_bytes = 4096;
+      std::uint64_t phase = 1;
+    } header;
+    change(header);
+    return message_of([&] { shared_world world(memory_of(size, seals, &header, sizeof header), 2); });
+  };
+  const auto as_it_is = [](auto&) {};
+  constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  const std::string bad = "[cairn.peer.bad_message] the memory that ranks share is none of cairn's: ";
+  CHECK(tried(as_it_is, total, sealed) == "nothing was thrown");
+  CHECK(tried(as_it_is, total, F_SEAL_GROW) == bad + "its size may change (rank 0)");
+  CHECK(tried(as_it_is, 100, sealed) == bad + "it is too short (rank 0)");
+  CHECK(tried(as_it_is, total + 4096, sealed) == bad + "its size is not what its header says (rank 0)");
+  CHECK(tried([](auto& h) { h.magic ^= 1; }, total, sealed) == bad + "the magic number is missing (rank 0)");
+  CHECK(tried([](auto& h) { h.version = 2; }, total, sealed) == bad + "it has another version (rank 0)");
+  CHECK(tried([](auto& h) { h.size = 1U << 31; }, total, sealed) ==
+        bad + "it has another number of ranks (rank 0)");
+  for (const std::uint64_t ring :
+       {std::uint64_t{0}, std::uint64_t{4097}, std::uint64_t{1} << 63, ~std::uint64_t{0}})
+    CHECK(tried([&](auto& h) { h.ring_bytes = ring; }, total, sealed) ==
+          bad + "its rings have an impossible size (rank 0)");
+  CHECK(tried([](auto& h) { h.ring_bytes = 8192; }, total, sealed) ==
+        bad + "its size is not what its header says (rank 0)");
+  const auto regular =
+      message_of([] { shared_world world(file_descriptor(::open("/proc/self/exe", O_RDONLY)), 2); });
+  CHECK(regular == bad + "its size may change (rank 0)");
+
+  // One that answers nonsense, or a welcome without memory.
+  for (const bool welcome : {false, true}) {
+    CAPTURE(welcome);
+    const auto job = job_name();
+    const auto ends = process_ranks(2).run([&](rank_process& me) {
+      if (me.rank() == 1) {
+        me.say(outcome_of([&] { static_cast<void>(join(job, me, 300ms)); }));
+        me.word(0) = 1;
+        return;
+      }
+      const cairn::detail::job_address where(job);
+      const auto door = cairn::detail::job_socket();
+      expect(::bind(door.get(), where.get(), where.length) == 0 && ::listen(door.get(), 9) == 0, "no name");
+      while (me.word(0) == 0) {
+        if (!cairn::detail::poll_one(door.get(), POLLIN, deadline::in(5ms))) continue;
+        const file_descriptor guest(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (welcome)
+          cairn::detail::send_reply(guest.get(), {}, -1);
+        else
+          static_cast<void>(::send(guest.get(), "nonsense", 8, MSG_NOSIGNAL));
+      }
+    });
+    expect_good(ends);
+    CHECK(ends[1].said == (welcome ? "storage.limit -1" : "timeout.peer 0"));
+  }
+}
+
+TEST_CASE("a communicator that was moved from says so") {
+  shared_memory_communicator comm(job_name(), 0, 1);
+  auto moved = std::move(comm);
+  CHECK(moved.size() == 1);
+  CHECK(outcome_of([&] { static_cast<void>(comm.size()); }) == "usage.closed -1");               // NOLINT
+  CHECK(outcome_of([&] { static_cast<void>(comm.receive(0, ample())); }) == "usage.closed -1");  // NOLINT
+}
+
 // --- Checkpoints
 
 namespace {

@@ -24,7 +24,7 @@ struct shared_memory_options {
   /// messages go through it in pieces.
   std::size_t ring_bytes = std::size_t{256} << 10;
   /// How long the constructor waits for the other ranks.
-  std::chrono::nanoseconds patience = std::chrono::seconds(60);
+  std::chrono::nanoseconds patience = std::chrono::minutes(5);
 };
 
 /// A rank that is a process of its own, beside the other ranks on the same host; models Communicator.
@@ -32,8 +32,9 @@ struct shared_memory_options {
 ///     cairn::shared_memory_communicator comm{"train-4711", rank, 8};
 ///
 /// The ranks find each other by the name of the job, 1 to 64 of A-Z a-z 0-9 . _ - ; each user has names of
-/// their own, and a run should have one that no other has (the batch system's job number). The constructor
-/// is collective: it returns when all ranks have come. One thread at a time uses a communicator.
+/// their own, and a run should have one that no other has (the batch system's job number). Rank 0 holds the
+/// name as long as its communicator, or a child that it forked, lives. The constructor is collective: it
+/// returns when all ranks have come. One thread at a time uses a communicator.
 ///
 /// Nothing has a name in a file system, so that nothing is left behind, however ranks end. They must see each
 /// other's network namespace and be of one user. A process has one rank of a job; only a job whose ranks are
@@ -62,14 +63,19 @@ class shared_memory_communicator {
       : self_(std::make_unique<detail::shared_rank>(std::string(job), rank, size, options.ring_bytes,
                                                     deadline::in(options.patience))) {}
 
-  [[nodiscard]] int rank() const noexcept { return self_->rank(); }
-  [[nodiscard]] int size() const noexcept { return self_->size(); }
-  void send(int to, std::span<const std::byte> bytes, deadline until) { self_->send(to, bytes, until); }
+  [[nodiscard]] int rank() const { return self().rank(); }
+  [[nodiscard]] int size() const { return self().size(); }
+  void send(int to, std::span<const std::byte> bytes, deadline until) { self().send(to, bytes, until); }
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
-    return self_->receive(from, until);
+    return self().receive(from, until);
   }
 
  private:
+  [[nodiscard]] detail::shared_rank& self() const {
+    if (self_ == nullptr) fail(error_id::usage_closed, "this communicator was moved from");
+    return *self_;
+  }
+
   std::unique_ptr<detail::shared_rank> self_;
 };
 
