@@ -2,8 +2,8 @@
 // opt-in: cairn::torch
 #pragma once
 // libtorch's tensors, modules and optimizers as items of a state_dict, with PyTorch's names. Tried with
-// libtorch 1.13 and 2.x. Inside namespace cairn libtorch is ::torch; a file that says `using namespace cairn`
-// must write ::torch, too.
+// libtorch 1.13 and 2.15. Inside namespace cairn libtorch is ::torch; a file that says `using namespace
+// cairn` must write ::torch, too.
 #include <cairn/model/state_dict.hpp>
 
 #include <torch/nn/module.h>
