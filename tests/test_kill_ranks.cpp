@@ -296,7 +296,7 @@ TEST_CASE("ranks that are killed at a named step of resume and save, in any way 
   std::stable_partition(cells.begin(), cells.end(),
                         [&](const cell& c) { return once.insert(c.point).second; });
   if (std::getenv("CAIRN_TEST_LONG") == nullptr)
-    cells.resize(std::min<std::size_t>(cells.size(), 120 / thinned));
+    cells.resize(std::min<std::size_t>(cells.size(), 90 / thinned));
   if (const char* one = std::getenv("CAIRN_TEST_CELL"))
     cells = {all_cells(points).at(std::strtoull(one, nullptr, 10))};
   std::uint64_t failures = 0;
@@ -421,4 +421,34 @@ TEST_CASE("ranks whose peer is killed end by the deadline with an error, and not
     CHECK_MESSAGE(h.trouble() == "", "CAIRN_TEST_SEED=", test_seed() + i, " repeats it\n", h.trace());
   }
   CHECK(told > 0);
+}
+
+TEST_CASE("the checks of these tests see what they look for") {
+  run_keeper keeper;
+  const past before_it(keeper);
+  run_order order{.world = 2, .until = 30, .saves = {20, 30}};
+  order.victims = 3;
+  order.plan.at = event{moment::torn, file_call::pwrite, "step-00000020", ".safetensors"};
+  const run_order next{.until = 40, .saves = {40}};
+  const auto trouble_of = [&](const run_order& killed, const run_order& recovering) {
+    history h(keeper, before_it.copy());
+    h.is_committed(12, 2);
+    REQUIRE(h.kill(killed));
+    h.recover(recovering);
+    return h.trouble();
+  };
+  CHECK(trouble_of(order, next) == "");
+  auto early = order;
+  early.tells_too_early = true;
+  CHECK(trouble_of(early, next).find("was told as committed") != std::string::npos);
+  auto littering = next;
+  littering.removes_nothing = true;
+  CHECK(trouble_of(order, littering).find("left behind") != std::string::npos);
+
+  toy_training toy(0, 1);
+  toy.update();
+  CHECK(toy.wrong(1) == "");
+  CHECK(toy.loss() == toy_training::expected_loss(1));
+  CHECK(toy.wrong(2) != "");
+  CHECK(toy.loss() != toy_training::expected_loss(2));
 }

@@ -99,6 +99,10 @@ struct run_order {
   std::int64_t last_calls = 0;             ///< after how many calls of theirs the survivors die, too
   std::chrono::microseconds grace{5'000};  ///< or after how long
   bool survivors_end = false;              ///< they live until they end by themselves
+
+  // What a broken library would do, for tests of the checks.
+  bool tells_too_early = false;  ///< a step counts as acknowledged before it is saved
+  bool removes_nothing = false;
 };
 
 /// How it ended.
@@ -179,6 +183,11 @@ class run_watch final : public kill_watch {
   run_watch(run_log& log, const run_order& order, int rank)
       : kill_watch(order.plan, log.gate_open), log_(log), order_(order), rank_(rank) {}
 
+  file_decision before(file_call call, const std::string& path) override {
+    const auto decided = kill_watch::before(call, path);
+    return order_.removes_nothing && call == file_call::unlink ? file_decision::leave_out : decided;
+  }
+
  private:
   std::uint64_t count() override {
     const auto n = ++log_.rank[rank_].changes;
@@ -254,6 +263,7 @@ class rank_run {
         std::optional<cairn::save_handle> saved;
         if (step > first && to_be_saved(step)) {
           raise_to(log_.begun, step);
+          if (order_.tells_too_early) raise_to(log_.acknowledged, step);
           saved = ckpt.save(toy.state, step);
           mark("save returned", step);
           ckpt.before_update();
