@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,7 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
+#include <ratio>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -406,6 +408,7 @@ TEST_CASE(
   const auto ends_by = [](bool with) {
     const auto child = ::fork();
     if (child == 0) {
+      ::signal(SIGTERM, SIG_DFL);  // doctest has a handler of its own
       std::optional<cairn::stop_signal> stop;
       if (with) stop.emplace();
       cairn::checkpointer ckpt{cairn::memory_store{}, quiet};
@@ -421,4 +424,214 @@ TEST_CASE(
   CHECK(WTERMSIG(without) == SIGTERM);
   CHECK(WIFEXITED(with));
   CHECK(WEXITSTATUS(with) == 7);
+}
+
+TEST_CASE(
+    "the suggested interval is Daly's, near Young's where a save is cheap, and never shorter than a save "
+    "lasts") {
+  using minutes = std::chrono::duration<double, std::ratio<60>>;
+  const auto interval = [](double cost, double mean, double durable = 0) {
+    return minutes(cairn::suggested_interval(minutes(cost), minutes(mean), minutes(durable))).count();
+  };
+  // 5 minutes and a day: Young's is 120 minutes.
+  CHECK(interval(5, 1'440) == doctest::Approx(120 * (1 + std::sqrt(1.0 / 576) / 3 + 1.0 / 576 / 9) - 5));
+  CHECK(interval(5, 1'440) == doctest::Approx(116.69).epsilon(1e-4));
+  CHECK(interval(1e-6, 1'440) == doctest::Approx(std::sqrt(2 * 1e-6 * 1'440)).epsilon(1e-3));
+  CHECK(interval(10, 60) == doctest::Approx(28.295).epsilon(1e-3));
+  // Where a save costs twice the time between failures or more, the interval is that time.
+  CHECK(interval(120, 60) == doctest::Approx(60));
+  CHECK(interval(1'000, 60) == doctest::Approx(60));
+  CHECK(interval(119.999, 60) > 0);
+  // A save that does not stall training is limited by how long it lasts.
+  CHECK(interval(0, 1'440) == 0);
+  CHECK(interval(0, 1'440, 7) == doctest::Approx(7));
+  CHECK(interval(5, 1'440, 7) == doctest::Approx(116.69).epsilon(1e-4));
+  for (const double mean : {0.0, -1.0, std::nan(""), HUGE_VAL})
+    CHECK(error_of([&] { interval(1, mean); }).starts_with("usage.bad_option|"));
+  for (const double wrong : {-1.0, std::nan(""), HUGE_VAL}) {
+    CHECK(error_of([&] { interval(wrong, 60); }).starts_with("usage.bad_option|"));
+    CHECK(error_of([&] { interval(1, 60, wrong); }).starts_with("usage.bad_option|"));
+  }
+  // It is the optimum of Daly's exact expectation, to within what the expansion leaves out.
+  const auto expected = [](double t, double cost, double mean) {
+    return mean * std::expm1((t + cost) / mean) / t;  // time for a unit of work, restarts left out
+  };
+  for (const double cost : {0.1, 1.0, 10.0, 100.0}) {
+    const double t = interval(cost, 1'440);
+    for (const double other : {0.8, 1.25})
+      CHECK(expected(t, cost, 1'440) <= expected(t * other, cost, 1'440));
+  }
+}
+
+TEST_CASE(
+    "time_to_save is nothing before the first commit, then what the longest save took; the report suggests "
+    "an interval") {
+  const scratch_directory directory;
+  std::vector<float> weights(20'000, 1.5f);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {20'000});
+  CHECK(error_of([&] {
+          cairn::checkpointer bad{
+              cairn::memory_store{},
+              cairn::checkpointer_options{.mean_time_between_failures = -std::chrono::hours(1)}};
+        }).starts_with("usage.bad_option|"));
+  cairn::checkpointer quick{
+      cairn::file_store{directory.path() + "/a"},
+      cairn::checkpointer_options{.mean_time_between_failures = std::chrono::hours(24), .quiet = true}};
+  CHECK_FALSE(quick.time_to_save().has_value());
+  CHECK_FALSE(quick.any_rank(false));
+  CHECK(quick.any_rank(true));
+  double longest = 0;
+  for (int step = 1; step <= 3; ++step) {
+    const auto handle = quick.save(state, step);
+    handle.wait();
+    const auto report = handle.report();
+    const double durable = report.committed_seconds - report.wait_seconds;
+    longest = std::max(longest, durable);
+    REQUIRE(quick.time_to_save().has_value());
+    CHECK(quick.time_to_save()->count() == doctest::Approx(longest));
+    CHECK(report.suggested_interval_seconds >= longest);
+    // Of the mean stall of the saves so far, each of which stalled for less than the longest took.
+    CHECK(report.suggested_interval_seconds <=
+          cairn::suggested_interval(std::chrono::duration<double>(longest), std::chrono::hours(24)).count());
+  }
+  quick.close();
+  CHECK(error_of([&] { static_cast<void>(quick.time_to_save()); }).starts_with("usage.closed|"));
+
+  // Behind one type, and without a mean time: nothing is suggested.
+  cairn::any_checkpointer other{cairn::checkpointer{cairn::file_store{directory.path() + "/b"}, quiet}};
+  CHECK_FALSE(other.time_to_save().has_value());
+  CHECK(other.any_rank(true));
+  const auto handle = other.save(state, 1);
+  handle.wait();
+  CHECK(other.time_to_save().has_value());
+  CHECK(handle.report().suggested_interval_seconds == 0);
+  // A save that fails teaches nothing.
+  const auto before = other.time_to_save();
+  const auto again = other.save(state, 1);
+  CHECK(error_of([&] { again.wait(); }).starts_with("storage.already_committed|"));
+  CHECK(other.time_to_save() == before);
+}
+
+namespace {
+/// A policy and a critic, each with a directory of its own, and a state whose values tell the step.
+struct actor_critic {
+  explicit actor_critic(const std::string& root, cairn::memory_budget budget = {}, std::size_t keep = 100)
+      : policy(make(root + "/policy", budget, keep)), critic(make(root + "/critic", budget, keep)) {
+    policy_state.tensor("weights", policy_weights, {50'000});
+    critic_state.tensor("weights", critic_weights, {40'000});
+  }
+  using type = cairn::checkpointer_for<cairn::file_store>;
+  static type make(const std::string& directory, const cairn::memory_budget& budget, std::size_t keep) {
+    return type{cairn::file_store{directory}, cairn::heap_stager{{.budget = budget}}, cairn::keep_last(keep),
+                quiet};
+  }
+  void set(std::int64_t step) {
+    std::fill(policy_weights.begin(), policy_weights.end(), static_cast<float>(step));
+    std::fill(critic_weights.begin(), critic_weights.end(), static_cast<float>(-step));
+  }
+  [[nodiscard]] bool holds(std::int64_t step) const {
+    const auto all = [](const auto& weights, float value) {
+      return std::all_of(weights.begin(), weights.end(), [&](float w) { return w == value; });
+    };
+    return all(policy_weights, static_cast<float>(step)) && all(critic_weights, static_cast<float>(-step));
+  }
+  std::optional<std::int64_t> resume() {
+    return cairn::resume_together({{policy, policy_state}, {critic, critic_state}});
+  }
+
+  std::vector<float> policy_weights = std::vector<float>(50'000);
+  std::vector<float> critic_weights = std::vector<float>(40'000);
+  cairn::state_dict policy_state, critic_state;
+  type policy, critic;
+};
+
+void damage_data_of(const std::string& directory) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    if (entry.path().extension() == ".safetensors") std::filesystem::resize_file(entry.path(), 5'000);
+}
+using steps = std::vector<std::int64_t>;
+}  // namespace
+
+TEST_CASE(
+    "two states of one run share a budget for one image, and their saves overlap without disturbing each "
+    "other") {
+  const scratch_directory directory;
+  const cairn::memory_budget budget{240'000};  // the images need 209 kB and 168 kB
+  {
+    actor_critic run(directory.path(), budget, 2);
+    CHECK_FALSE(run.resume().has_value());
+    for (std::int64_t step = 1; step <= 6; ++step) {
+      run.set(step);
+      const auto first = run.policy.save(run.policy_state, step);  // each save waits for the other's buffer
+      const auto second = run.critic.save(run.critic_state, step);
+      CHECK(budget.used() <= budget.limit());
+      if (step % 2 == 0) first.wait(), second.wait();
+    }
+    run.policy.close();
+    run.critic.close();
+    CHECK(budget.used() <= budget.limit());
+  }
+  CHECK(budget.used() == 0);
+  actor_critic again(directory.path(), budget);
+  CHECK(again.policy.list() == steps{5, 6});
+  CHECK(again.critic.list() == steps{5, 6});
+  REQUIRE(again.resume() == 6);
+  CHECK(again.holds(6));
+
+  // An image that is larger than the budget: the error is on the handle, and names both numbers.
+  actor_critic small(directory.path() + "/small", cairn::memory_budget{180'000});
+  small.set(1);
+  const auto large = small.policy.save(small.policy_state, 1);
+  check_says(error_of([&] { large.wait(); }),
+             {"storage.limit|", "208896 bytes", "180000 bytes", "memory budget"});
+  small.critic.save(small.critic_state, 1).wait();
+}
+
+TEST_CASE("two states resume at the newest step that both have and that loads in both") {
+  const scratch_directory directory;
+  const auto root = directory.path();
+  const auto save = [&](actor_critic& run, std::int64_t step, bool both = true) {
+    run.set(step);
+    run.policy.save(run.policy_state, step).wait();
+    if (both) run.critic.save(run.critic_state, step).wait();
+  };
+  {
+    // The run ends before its first step is committed everywhere: it begins anew, and saves that step again.
+    actor_critic run(root);
+    save(run, 10, false);
+  }
+  {
+    actor_critic run(root);
+    CHECK_FALSE(run.resume().has_value());
+    CHECK(run.policy.list().empty());
+    for (const std::int64_t step : {10, 20, 30, 40}) save(run, step, step != 40);
+  }
+  {
+    actor_critic run(root);
+    run.set(0);
+    REQUIRE(run.resume() == 30);
+    CHECK(run.holds(30));
+    CHECK(run.policy.list() == steps{10, 20, 30});  // 40 went aside, and can be saved again
+    CHECK(std::filesystem::exists(root + "/policy/step-00000040/manifest.damaged.0"));
+    save(run, 40);
+  }
+  damage_data_of(root + "/critic/step-00000040");
+  damage_data_of(root + "/policy/step-00000030");
+  {
+    actor_critic run(root);
+    REQUIRE(run.resume() == 20);
+    CHECK(run.holds(20));
+    CHECK(run.policy.list() == steps{10, 20});
+    CHECK(run.critic.list() == steps{10, 20});
+  }
+  // No step in common and more than one checkpoint: never from zero without being told.
+  {
+    actor_critic run(root);
+    run.critic.remove(10);
+    run.critic.remove(20);
+    check_says(error_of([&] { static_cast<void>(run.resume()); }),
+               {"storage.nothing_loads|", "2 from step 10 to 20; none"});
+    CHECK(run.policy.list() == steps{10, 20});
+  }
 }

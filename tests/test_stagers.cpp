@@ -334,6 +334,145 @@ TEST_CASE("units cut an image without gaps, between items and between blocks") {
   CHECK(detail::cut_into_units(*many_small(7).layout, false).size() <= 4);
 }
 
+/// Memory that knows how many bytes its blocks, and those of its copies, hold, and held at most.
+struct metered_memory {
+  struct meter {
+    std::atomic<std::uint64_t> now{0};
+    std::atomic<std::uint64_t> most{0};
+  };
+  struct block_type {
+    block_type(std::uint64_t bytes, std::shared_ptr<meter> m) : block(bytes, live()), held(std::move(m)) {
+      const auto sum = held->now += block.bytes().size();
+      for (auto seen = held->most.load(); seen < sum && !held->most.compare_exchange_weak(seen, sum);) {
+      }
+    }
+    block_type(block_type&&) noexcept = default;
+    block_type& operator=(block_type&& other) noexcept {
+      std::swap(block, other.block), std::swap(held, other.held);
+      return *this;
+    }
+    ~block_type() {
+      if (held != nullptr) held->now -= block.bytes().size();
+    }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return block.bytes(); }
+    static std::shared_ptr<std::atomic<int>> live() { return std::make_shared<std::atomic<int>>(0); }
+    least_memory::block_type block;
+    std::shared_ptr<meter> held;
+  };
+  static constexpr memory_space space = memory_space::host;
+  static constexpr bool shareable = false;
+  std::shared_ptr<meter> held = std::make_shared<meter>();
+  block_type allocate(std::uint64_t bytes) { return {bytes, held}; }
+  std::shared_ptr<image_control> make_control(block_type&) { return std::make_shared<image_control>(); }
+};
+using metered_stager = buffered_stager<metered_memory, least_engine>;
+
+TEST_CASE("stagers that share a budget for one image: each gets all of it in turn, and waits for the other") {
+  metered_memory memory;
+  const memory_budget budget{1u << 17};
+  metered_stager a({.depth = 2, .budget = budget}, least_engine(1), memory);
+  metered_stager b({.depth = 2, .budget = budget}, least_engine(1), memory);
+  const auto c = one_tensor(115'000);
+  const auto d = one_tensor(120'000, 2);
+  for (int round = 0; round < 3; ++round) {
+    // Nothing is in use: what the one keeps is freed for the other.
+    CHECK(first_difference(read_image(a.stage(c.layout, c.sources, {}, soon())), c.image) == -1);
+    CHECK(first_difference(read_image(b.stage(d.layout, d.sources, {}, soon())), d.image) == -1);
+  }
+  // In use: the other waits, at most until its deadline, and is woken.
+  std::optional<staged_image> first = a.stage(c.layout, c.sources, {}, soon());
+  try {
+    (void)b.stage(d.layout, d.sources, {}, deadline::in(std::chrono::milliseconds(1)));
+    FAIL("two images found room for one");
+  } catch (const timeout_error& e) {
+    CHECK(e.id() == error_id::timeout_staging);
+    CHECK(e.message().find("memory budget") != std::string::npos);
+    CHECK(e.message().find("of 131072 bytes") != std::string::npos);
+  }
+  // The same pool has a second buffer, and the budget has no room for it.
+  CHECK_THROWS_AS((void)a.stage(c.layout, c.sources, {}, deadline::in(std::chrono::milliseconds(1))),
+                  timeout_error);
+  staged_image second;
+  std::thread waiting([&] { second = b.stage(d.layout, d.sources, {}, soon()); });
+  CHECK(first_difference(read_image(*first), c.image) == -1);
+  first.reset();
+  waiting.join();
+  CHECK(first_difference(read_image(second), d.image) == -1);
+  // A buffer that is in use outlives its stager, with its share.
+  { const metered_stager gone = std::move(b); }
+  CHECK(budget.used() > 0);
+  second = {};
+  CHECK(budget.used() == 0);
+  CHECK(memory.held->most <= budget.limit());
+}
+
+TEST_CASE(
+    "an image that is larger than the budget is an error at once, with both numbers; the next one works") {
+  const memory_budget budget{1u << 16};
+  heap_stager stager({.budget = budget});
+  const auto large = one_tensor(100'000);
+  const auto small = one_tensor(1'000);
+  const auto check = [&](auto call) {
+    try {
+      call();
+      FAIL("100 kB found room in 64");
+    } catch (const storage_error& e) {
+      CHECK(e.id() == error_id::storage_limit);
+      CHECK(e.fields().expected ==
+            std::to_string(memory_budget::rounded(large.layout->bytes + 8)) + " bytes");
+      CHECK(e.fields().got == "65536 bytes");
+    }
+  };
+  check([&] { (void)stager.stage(large.layout, large.sources, {}, soon()); });
+  check([&] { stager.prepare(*large.layout, soon()); });
+  CHECK(first_difference(read_image(stager.stage(small.layout, small.sources, {}, soon())), small.image) ==
+        -1);
+  CHECK_THROWS_AS(memory_budget{0}, usage_error);
+  CHECK_FALSE(memory_budget{}.limited());
+}
+
+TEST_CASE("prepare takes what the budget has left, and neither waits nor frees what others keep") {
+  metered_memory memory;
+  const memory_budget budget{1u << 18};
+  metered_stager a({.depth = 3, .budget = budget}, least_engine(1), memory);
+  metered_stager b({.depth = 3, .budget = budget}, least_engine(1), memory);
+  const auto c = one_tensor(115'000);
+  a.prepare(*c.layout, soon());
+  const auto prepared = memory.held->now.load();
+  CHECK(prepared >= 230'000);
+  b.prepare(*c.layout, soon());
+  CHECK(memory.held->now == prepared);
+  CHECK(first_difference(read_image(b.stage(c.layout, c.sources, {}, soon())), c.image) == -1);
+  CHECK(memory.held->most <= budget.limit());
+}
+
+TEST_CASE("many stagers at once stay within the budget, and all of them come to their turn") {
+  metered_memory memory;
+  const memory_budget budget{1u << 17};
+  std::atomic<int> whole{0};
+  {
+    std::vector<std::jthread> threads;
+    for (std::uint32_t t = 0; t < 4; ++t)
+      threads.emplace_back([&, t] {
+        metered_stager stager({.depth = 1 + static_cast<int>(t % 2), .budget = budget}, least_engine(1),
+                              memory);
+        // From a third of the budget to all of it; sizes change, so that buffers are replaced.
+        const auto small = one_tensor(40'000 + 20'000 * t, t + 1);
+        const auto large = one_tensor(70'000 + 15'000 * t, t + 5);
+        for (int i = 0; i < 10; ++i) {
+          const auto& c = i % 3 == 0 ? large : small;
+          const auto image = stager.stage(c.layout, c.sources, {}, soon());
+          whole += first_difference(read_image(image), c.image) == -1 ? 1 : 0;
+        }
+      });
+  }
+  CHECK(whole == 40);
+  CHECK(memory.held->most <= budget.limit());
+  CHECK(memory.held->most > 60'000);
+  CHECK(memory.held->now == 0);
+  CHECK(budget.used() == 0);
+}
+
 TEST_CASE("options out of range are refused") {
   CHECK_THROWS_AS(heap_stager({.depth = 0}), usage_error);
   CHECK_THROWS_AS(host_copy({.threads = -1}), usage_error);

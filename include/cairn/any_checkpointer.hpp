@@ -4,6 +4,7 @@
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/state_dict.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -42,9 +43,15 @@ class any_checkpointer {
                    bool strict = true) {
     return held_->load(state, step, std::move(patterns), strict);
   }
-  std::optional<std::int64_t> resume(const state_dict& state) { return held_->resume(state); }
+  std::optional<std::int64_t> resume(const state_dict& state) { return held_->resume(state, nullptr); }
+  std::optional<std::int64_t> resume(const state_dict& state, const std::vector<std::int64_t>& among) {
+    return held_->resume(state, &among);
+  }
   [[nodiscard]] std::vector<std::int64_t> list() { return held_->list(); }
   void remove(std::int64_t step) { held_->remove(step); }
+  bool set_aside(std::int64_t step) { return held_->set_aside(step); }
+  [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() { return held_->time_to_save(); }
+  [[nodiscard]] bool any_rank(bool here) { return held_->any_rank(here); }
   void close() { held_->close(); }
   [[nodiscard]] int rank() const { return held_->rank(); }
   [[nodiscard]] int world_size() const { return held_->world_size(); }
@@ -56,9 +63,12 @@ class any_checkpointer {
     virtual save_handle save(const state_dict&, std::int64_t) = 0;
     virtual void before_update() = 0;
     virtual load_report load(const state_dict&, std::int64_t, std::vector<std::string>, bool) = 0;
-    virtual std::optional<std::int64_t> resume(const state_dict&) = 0;
+    virtual std::optional<std::int64_t> resume(const state_dict&, const std::vector<std::int64_t>*) = 0;
     virtual std::vector<std::int64_t> list() = 0;
     virtual void remove(std::int64_t) = 0;
+    virtual bool set_aside(std::int64_t) = 0;
+    [[nodiscard]] virtual std::optional<std::chrono::duration<double>> time_to_save() = 0;
+    [[nodiscard]] virtual bool any_rank(bool) = 0;
     virtual void close() = 0;
     [[nodiscard]] virtual int rank() const = 0;
     [[nodiscard]] virtual int world_size() const = 0;
@@ -73,9 +83,16 @@ class any_checkpointer {
                      bool strict) override {
       return held.load_matching(s, step, std::move(patterns), strict);
     }
-    std::optional<std::int64_t> resume(const state_dict& s) override { return held.resume(s); }
+    std::optional<std::int64_t> resume(const state_dict& s, const std::vector<std::int64_t>* among) override {
+      return among == nullptr ? held.resume(s) : held.resume(s, *among);
+    }
     std::vector<std::int64_t> list() override { return held.list(); }
     void remove(std::int64_t step) override { held.remove(step); }
+    bool set_aside(std::int64_t step) override { return held.set_aside(step); }
+    [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() override {
+      return held.time_to_save();
+    }
+    [[nodiscard]] bool any_rank(bool here) override { return held.any_rank(here); }
     void close() override { held.close(); }
     [[nodiscard]] int rank() const override { return held.rank(); }
     [[nodiscard]] int world_size() const override { return held.world_size(); }

@@ -8,7 +8,9 @@
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/execute/inline_executor.hpp>
 #include <cairn/execute/thread_executor.hpp>
+#include <cairn/manage/resume_together.hpp>
 #include <cairn/manage/stop_signal.hpp>
+#include <cairn/observe/save_interval.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/gathered.hpp>
 #include <cairn/stage/buffered_stager.hpp>

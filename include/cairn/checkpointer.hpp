@@ -12,6 +12,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -71,9 +72,9 @@ inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
 /// communicator, observer, overlapped{}, keep_last(n), checkpointer_options{...}. What is left out has a
 /// default. `checkpointer_for<file_store, mpi_communicator>` names the type.
 ///
-/// Collective: the constructor, prepare, save, load, resume, list, remove are called by all ranks in the same
-/// order, by one thread at a time; only they use the communicator. before_update() and handles: any thread.
-/// close() waits for this rank's saves.
+/// Collective: the constructor, prepare, save, load, resume, list, remove, set_aside, any_rank are called by
+/// all ranks in the same order, by one thread at a time; only they use the communicator. before_update() and
+/// handles: any thread. close() waits for this rank's saves.
 ///
 /// Movable, not copyable. After fork() the child's copy refuses every call and its destructor does nothing. A
 /// state_dict may be changed or destroyed once save() has returned; the memory must stay valid and unchanged
@@ -93,7 +94,8 @@ class checkpointer {
     if constexpr (detail::count_of<role::retention, Policies...> == 1)
       keep = detail::take<role::retention, keep_last, Policies...>(arguments).count;
     if (settings.patience.count() <= 0 || settings.peer_patience.count() <= 0 || settings.max_fallback < 0 ||
-        settings.max_consecutive_failures < 0 || settings.load_memory == 0 || settings.cached_plans == 0)
+        settings.max_consecutive_failures < 0 || settings.load_memory == 0 || settings.cached_plans == 0 ||
+        settings.mean_time_between_failures.count() < 0)
       fail(error_id::usage_bad_option, "a checkpointer option is zero or negative where that means nothing");
     engine_ = std::make_unique<engine_type>(
         StorageType(std::move(first)), take_save_planner(arguments), take_load_planner(arguments),
@@ -162,12 +164,30 @@ class checkpointer {
   /// manifests moved aside; what interrupted runs left is removed.
   /// @throws storage_error (storage_nothing_loads), with the reason of each, if there are some and none
   /// loads; plan_error if the state does not fit the newest.
-  std::optional<std::int64_t> resume(const state_dict& state) { return engine().resume(state); }
+  std::optional<std::int64_t> resume(const state_dict& state) { return engine().resume(state, nullptr); }
+  /// The same with the checkpoints of these steps alone, as if there were no others; see resume_together.
+  std::optional<std::int64_t> resume(const state_dict& state, const std::vector<std::int64_t>& among) {
+    return engine().resume(state, &among);
+  }
 
   /// The steps of all committed checkpoints, ascending.
   [[nodiscard]] std::vector<std::int64_t> list() { return engine().list(); }
   /// Removes a checkpoint: afterwards it does not exist. No error if there is none.
   void remove(std::int64_t step) { engine().remove(step); }
+  /// The checkpoint of this step does not exist any more, but nothing is lost: its manifest becomes
+  /// manifest.damaged.<n>. False if the store is read-only. No error if there is none.
+  bool set_aside(std::int64_t step) { return engine().set_aside_for_all(step); }
+
+  /// What a save() that begins now would need until it is committed, by what earlier saves of this
+  /// checkpointer needed: the longest of the last eight, after the rest of those under way. Nothing before
+  /// the first commit. Of this rank: ranks that act on it agree with any_rank(). No message; the same thread
+  /// as save().
+  [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() {
+    return engine().time_to_save();
+  }
+  /// True on all ranks if `here` is true on one: one small message up a tree and down again, nothing with one
+  /// rank. Collective: for decisions that all ranks must take at the same step, such as to save and stop.
+  [[nodiscard]] bool any_rank(bool here) { return engine().any_rank(here); }
 
   /// Waits for all saves of this rank and throws what failed in the last one. Afterwards only list of calls
   /// that need nothing: destruction.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/checkpointer/options.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/observe/save_history.hpp>
 #include <cairn/observe/teller.hpp>
 
 #include <cstdint>
@@ -18,10 +20,12 @@ namespace detail {
 template <StorageWriter Writer, StorageReader Reader, Observer O>
 class background {
  public:
-  background(Writer writer, Reader reader, O observer, int rank, bool quiet, std::size_t keep)
+  background(Writer writer, Reader reader, O observer, int rank, const checkpointer_options& options,
+             std::size_t keep)
       : writer_(std::make_shared<Writer>(std::move(writer))),
         reader_(std::move(reader)),
-        teller_(std::move(observer), rank, quiet),
+        teller_(std::move(observer), rank, options.quiet),
+        history_(options.mean_time_between_failures),
         rank_(rank),
         keep_(keep) {}
 
@@ -29,10 +33,12 @@ class background {
   [[nodiscard]] Reader& reader() noexcept { return reader_; }
   [[nodiscard]] teller<O>& tell() noexcept { return teller_; }
   [[nodiscard]] std::uint64_t fingerprint() const { return writer_->fingerprint(); }
+  [[nodiscard]] const save_history& history() const noexcept { return history_; }
 
   /// Called once for each save, when it ends.
-  void ended(const save_report& report, const std::exception_ptr& failure) noexcept {
+  void ended(save_report& report, const std::exception_ptr& failure) noexcept {
     if (failure == nullptr) {
+      history_.committed(report);
       retain();
       note(nullptr);
       teller_.saved(report);
@@ -74,6 +80,7 @@ class background {
   std::shared_ptr<Writer> writer_;
   Reader reader_;
   teller<O> teller_;
+  save_history history_;
   int rank_;
   std::size_t keep_;
   mutable std::mutex mutex_;

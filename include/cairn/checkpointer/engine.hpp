@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/checkpointer/agreement.hpp>
 #include <cairn/checkpointer/background.hpp>
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/checkpointer/group_planning.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/overlap_gate.hpp>
+#include <cairn/checkpointer/store_probe.hpp>
 #include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/stager.hpp>
 
@@ -49,7 +51,7 @@ class engine {
         stager_(std::move(stager)),
         executor_(std::move(executor)) {
     background_ = std::make_shared<background_type>(storage_.writer(), storage_.reader(), std::move(observer),
-                                                    group_.rank(), options.quiet, keep);
+                                                    group_.rank(), options, keep);
     const auto bytes = read_once(
         group_, [] { return make_run(); }, peers());
     wire_reader in(bytes);
@@ -93,7 +95,7 @@ class engine {
     const save_context identity{
         run_, step, attempt_of(run_, step, save_count_), 0, rank(), world_size(), options_.patience};
     overlap_.give_up(deadline::in(options_.patience));
-    if (options_.when_busy == busy_policy::skip && somebody_is_busy()) {
+    if (options_.when_busy == busy_policy::skip && any_rank(busy())) {
       progress->set_skipped();
       return save_handle(progress);
     }
@@ -117,7 +119,7 @@ class engine {
           std::current_exception());  // the others may have planned from their caches, and learn it so
       throw;
     }
-    progress->on_end([background = background_](const save_report& report, const std::exception_ptr& why) {
+    progress->on_end([background = background_](save_report& report, const std::exception_ptr& why) {
       background->ended(report, why);
     });
     staged_image image;
@@ -182,11 +184,12 @@ class engine {
     return report;
   }
 
-  std::optional<std::int64_t> resume(const state_dict& state) {
+  std::optional<std::int64_t> resume(const state_dict& state, const std::vector<std::int64_t>* among) {
     before_update();
     probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
-    const auto steps = decode_steps(read_once(
+    auto steps = decode_steps(read_once(
         group_, [&] { return clean_and_list(); }, peers()));
+    if (among != nullptr) keep_only(steps, *among);
     load_request request;
     request.rank = rank();
     request.world_size = world_size();
@@ -244,6 +247,18 @@ class engine {
           return std::vector<std::byte>();
         },
         peers()));
+  }
+
+  [[nodiscard]] bool any_rank(bool here) { return detail::any_rank(group_, here, peers()); }
+  [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() const {
+    return background_->history().until_committed(outstanding_);
+  }
+
+  [[nodiscard]] bool set_aside_for_all(std::int64_t step) {
+    const auto done = [&] {
+      return std::vector<std::byte>{std::byte{background_->writer()->set_aside(step)}};
+    };
+    return read_once(group_, done, peers()).at(0) != std::byte{0};
   }
 
   void close() {
@@ -345,15 +360,9 @@ class engine {
         fail(error_id::timeout_commit, "an earlier save had not ended in time, so this one was not begun",
              {.item = "step " + std::to_string(p->report().step)});
   }
-  [[nodiscard]] bool somebody_is_busy() {
-    const bool busy =
-        std::any_of(outstanding_.begin(), outstanding_.end(), [](const auto& p) { return !p->finished(); });
-    if (group_.size() == 1) return busy;
-    const auto either = [](std::vector<std::byte> left, std::vector<std::byte> right) {
-      return left.at(0) != std::byte{0} ? left : right;
-    };
-    return group_.tree_reduce_broadcast(std::vector<std::byte>{std::byte{busy}}, either, peers()).at(0) !=
-           std::byte{0};
+  [[nodiscard]] bool busy() const {
+    return std::any_of(outstanding_.begin(), outstanding_.end(),
+                       [](const auto& p) { return !p->finished(); });
   }
   void finish_preparation() {
     if (preparation_.joinable()) preparation_.join();
@@ -388,40 +397,9 @@ class engine {
       return false;
     }
   }
-  /// All ranks must write where the coordinator commits: it leaves a mark that the others look for.
   void probe_store() {
-    if (group_.size() == 1 || probed_) return;
-    if constexpr (requires(writer_type& w) {
-                    w.leave_mark(run_id{});
-                    w.sees_mark(run_id{});
-                    w.remove_mark(run_id{});
-                  }) {
-      auto& writer = *background_->writer();
-      static_cast<void>(read_once(
-          group_,
-          [&] {
-            writer.leave_mark(run_);
-            return std::vector<std::byte>();
-          },
-          peers()));
-      std::exception_ptr failure;
-      try {
-        if (!writer.sees_mark(run_))
-          fail(error_id::storage_not_shared,
-               "a rank does not see the store of rank 0: give all ranks one shared directory or bucket",
-               {.rank = group_.rank(), .file = storage_.describe()});
-      } catch (...) {
-        failure = std::current_exception();
-      }
-      std::exception_ptr verdict;
-      try {
-        group_.barrier(peers(), failure);
-      } catch (...) {
-        verdict = std::current_exception();
-      }
-      if (group_.rank() == 0) writer.remove_mark(run_);
-      if (verdict != nullptr) std::rethrow_exception(verdict);
-    }
+    if (!probed_)
+      probe_shared_store(group_, *background_->writer(), run_, storage_.describe(), options_.peer_patience);
     probed_ = true;
   }
 

@@ -6,6 +6,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/plan/load_planning.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -152,6 +153,10 @@ load_report load_alone(Reader& reader, Planner& planner, const state_dict& state
     fail(error_id::peer_bad_message,
          std::string("the coordinator's list of checkpoints is damaged: ") + e.what());
   }
+}
+inline void keep_only(std::vector<std::int64_t>& steps, const std::vector<std::int64_t>& among) {
+  std::erase_if(steps,
+                [&](std::int64_t s) { return std::find(among.begin(), among.end(), s) == among.end(); });
 }
 
 }  // namespace detail

@@ -40,6 +40,8 @@ struct checkpointer_options {
   std::uint64_t load_memory = std::uint64_t{256} << 20;
   /// Plans that are kept for states of different structure.
   std::size_t cached_plans = 4;
+  /// Of the whole job, when it is known: reports then suggest how often to save; 0: not known.
+  std::chrono::nanoseconds mean_time_between_failures{0};
   /// No lines on stderr.
   bool quiet = false;
 };

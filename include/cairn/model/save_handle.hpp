@@ -56,8 +56,9 @@ class save_progress {
     change(report_);
   }
   /// Is called once, by the thread that ends the save, just before anybody can see that it ended; null
-  /// failure: committed. Set it before the job is submitted; must not throw.
-  void on_end(std::function<void(const save_report&, const std::exception_ptr&)> callback) {
+  /// failure: committed. It may set the report's suggestion. Set it before the job is submitted; must not
+  /// throw.
+  void on_end(std::function<void(save_report&, const std::exception_ptr&)> callback) {
     const std::lock_guard lock(mutex_);
     on_end_ = std::move(callback);
   }
@@ -134,7 +135,7 @@ class save_progress {
   enum class outcome : std::uint8_t { none, committed, failed, skipped };
 
   void end(outcome how, std::exception_ptr why) noexcept {
-    std::function<void(const save_report&, const std::exception_ptr&)> callback;
+    std::function<void(save_report&, const std::exception_ptr&)> callback;
     save_report report;
     {
       const std::lock_guard lock(mutex_);
@@ -148,6 +149,7 @@ class save_progress {
     if (callback && how != outcome::skipped) callback(report, why);
     {
       const std::lock_guard lock(mutex_);
+      report_.suggested_interval_seconds = report.suggested_interval_seconds;
       outcome_ = how;
       failure_ = std::move(why);
     }
@@ -168,7 +170,7 @@ class save_progress {
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::shared_ptr<image_control> image_;
-  std::function<void(const save_report&, const std::exception_ptr&)> on_end_;
+  std::function<void(save_report&, const std::exception_ptr&)> on_end_;
   std::function<void()> on_written_;
   std::exception_ptr failure_;
   save_report report_;

@@ -20,6 +20,9 @@ struct save_report {
   double released_seconds = 0;       ///< from save() to released
   double written_seconds = 0;        ///< from save() to written
   double committed_seconds = 0;      ///< from save() to committed
+  /// How long to train between two saves, by suggested_interval() from what the last saves cost; 0 where
+  /// checkpointer_options::mean_time_between_failures is not given.
+  double suggested_interval_seconds = 0;
 };
 
 }  // namespace v1

@@ -58,7 +58,12 @@ class teller {
                     "cairn: step %lld committed: %s by rank 0 in %.3f s, training waited %.1f ms%s",
                     static_cast<long long>(r.step), human_bytes(r.bytes).c_str(), r.committed_seconds,
                     r.blocked_seconds * 1e3, r.plan_cached ? "" : " (planned)");
-      return std::string(text);
+      std::string line = text;
+      if (r.suggested_interval_seconds > 0) {
+        std::snprintf(text, sizeof text, "; save about every %.0f s", r.suggested_interval_seconds);
+        line += text;
+      }
+      return line;
     });
   }
   void failed(const save_report& r, const std::exception_ptr& why) noexcept {

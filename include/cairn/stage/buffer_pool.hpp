@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,7 +23,9 @@ namespace detail {
 template <class Block>
 class buffer_pool : public std::enable_shared_from_this<buffer_pool<Block>> {
  public:
-  explicit buffer_pool(int depth) : depth_(depth), free_(depth) {
+  /// `on_return` is called when a lease has ended; must not throw.
+  explicit buffer_pool(int depth, std::function<void()> on_return = {})
+      : depth_(depth), on_return_(std::move(on_return)), free_(depth) {
     if (depth < 1)
       fail(error_id::usage_bad_option, "the depth of a stager is the number of its buffers: at least 1",
            {.got = std::to_string(depth)});
@@ -81,6 +84,13 @@ class buffer_pool : public std::enable_shared_from_this<buffer_pool<Block>> {
     }
   }
   [[nodiscard]] int depth() const noexcept { return depth_; }
+  /// Frees the blocks that no lease holds.
+  void free_kept() {
+    std::vector<Block> freed;
+    freed.reserve(static_cast<std::size_t>(depth_));
+    const std::lock_guard lock(mutex_);
+    freed.swap(blocks_);
+  }
 
  private:
   void give_back(std::optional<Block> block) noexcept {
@@ -90,9 +100,11 @@ class buffer_pool : public std::enable_shared_from_this<buffer_pool<Block>> {
       ++free_;
     }
     returned_.notify();
+    if (on_return_) on_return_();
   }
 
   const int depth_;
+  const std::function<void()> on_return_;
   std::mutex mutex_;
   event_word returned_;
   std::vector<Block> blocks_;  // of leases that ended; room for all is reserved

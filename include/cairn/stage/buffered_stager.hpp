@@ -8,11 +8,13 @@
 #include <cairn/stage/heap_memory.hpp>
 #include <cairn/stage/host_copy.hpp>
 #include <cairn/stage/image_pieces.hpp>
+#include <cairn/stage/memory_budget.hpp>
 
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -28,6 +30,8 @@ struct buffered_stager_options {
   /// Images that can be alive at once, each in a buffer of its own: with 1, a save waits until the one before
   /// is written; with 2 it does not, at twice the memory.
   int depth = 1;
+  /// Shared with other stagers of this process; without one, this stager takes what it needs.
+  memory_budget budget = {};
 };
 
 /// Copies images into a bounded pool of buffers, which are allocated once, kept, and reused; a buffer that is
@@ -46,7 +50,11 @@ class buffered_stager {
   explicit buffered_stager(buffered_stager_options options, Engine engine = Engine(), M memory = M())
       : memory_(std::move(memory)),
         engine_(std::move(engine)),
-        pool_(std::make_shared<detail::buffer_pool<typename M::block_type>>(options.depth)) {}
+        budget_(options.budget),
+        pool_(std::make_shared<pool_type>(options.depth, on_return(options.budget))),
+        member_(budget_.join([kept = std::weak_ptr<pool_type>(pool_)] {
+          if (const auto pool = kept.lock()) pool->free_kept();
+        })) {}
 
   /// See Stager. The calling thread helps to copy. @throws also usage_error where sources do not fit their
   /// places.
@@ -56,8 +64,8 @@ class buffered_stager {
     check_sources(*layout, sources);
     for (const auto& source : sources) engine_.check(source);
     auto lease = pool_->acquire(until);
-    fit(lease, *layout);
-    auto control = memory_.make_control(lease.block());
+    fit(lease, *layout, until);
+    auto control = memory_.make_control(lease.block().block);
     const auto image = lease.block().bytes().first(layout->bytes);
     const auto digests = digests_in(lease.block().bytes(), *layout);
     auto fill = std::make_shared<leased_fill>(std::move(lease), layout, std::move(sources), options, image,
@@ -67,19 +75,33 @@ class buffered_stager {
             std::move(fill)};
   }
 
-  /// See Stager. All buffers of the pool are sized; those in use are waited for.
+  /// See Stager. All buffers of the pool are sized, as far as the budget has room; those in use are waited
+  /// for.
   void prepare(const image_layout& layout, deadline until) {
     check_process();
-    std::vector<typename detail::buffer_pool<typename M::block_type>::lease> leases;
+    std::vector<lease_type> leases;
     for (int i = 0; i < depth(); ++i) {
       leases.push_back(pool_->acquire(until));
-      fit(leases.back(), layout);
+      // Never waits for the budget: that would hold buffers while others wait for them.
+      if (!fit(leases.back(), layout, {})) return;
     }
   }
   [[nodiscard]] int depth() const noexcept { return pool_->depth(); }
 
  private:
-  using lease_type = typename detail::buffer_pool<typename M::block_type>::lease;
+  /// A buffer and its share of the budget, which ends after it.
+  struct held_block {
+    memory_budget::share share;
+    typename M::block_type block;
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return block.bytes(); }
+  };
+  using pool_type = detail::buffer_pool<held_block>;
+  using lease_type = typename pool_type::lease;
+
+  static std::function<void()> on_return(const memory_budget& budget) {
+    if (!budget.limited()) return {};
+    return [budget] { budget.kept(); };
+  }
 
   struct leased_fill final : image_fill {
     template <class... Arguments>
@@ -108,19 +130,26 @@ class buffered_stager {
     return {new (block.data() + layout.bytes) std::uint64_t[layout.blocks],
             static_cast<std::size_t>(layout.blocks)};
   }
-  void fit(lease_type& lease, const image_layout& layout) {
+  /// Without a deadline: false if that would take waiting.
+  bool fit(lease_type& lease, const image_layout& layout, std::optional<deadline> until) {
     const std::uint64_t needed = bytes_for(layout);
-    if (lease.holds(needed)) return;
+    if (lease.holds(needed)) return true;
     // A size that changed once may change again: leave a little room, so that not every save allocates.
-    const std::uint64_t slack = lease.empty() ? 0 : needed / 64 + 64 * 1024;
+    std::uint64_t bytes = needed + (lease.empty() ? 0 : needed / 64 + 64 * 1024);
+    if (memory_budget::rounded(bytes) > budget_.limit()) bytes = needed;
     lease.clear();
-    lease.put(memory_.allocate(needed + slack));
+    auto share = until ? budget_.take(bytes, *until) : budget_.try_take(bytes);
+    if (budget_.limited() && share.bytes() == 0) return false;
+    lease.put({std::move(share), memory_.allocate(bytes)});
+    return true;
   }
 
   M memory_;
   Engine engine_;
   ::pid_t process_ = ::getpid();
-  std::shared_ptr<detail::buffer_pool<typename M::block_type>> pool_;
+  memory_budget budget_;
+  std::shared_ptr<pool_type> pool_;
+  std::shared_ptr<void> member_;
 };
 
 /// The default stager: ordinary memory, filled by threads.

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/save_handle.hpp>
+#include <cairn/model/save_report.hpp>
+#include <cairn/observe/save_interval.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What the last saves of this rank took, for estimates of the next one. Any thread.
+class save_history {
+ public:
+  /// `mean_time_between_failures`: of the job; zero: not known, and nothing is suggested.
+  explicit save_history(std::chrono::duration<double> mean_time_between_failures = {}) noexcept
+      : mean_time_between_failures_(mean_time_between_failures) {}
+
+  /// Takes note of a committed save, and puts the suggestion into its report.
+  void committed(save_report& report) {
+    const std::lock_guard lock(mutex_);
+    const cost now{report.blocked_seconds - report.wait_seconds,
+                   report.committed_seconds - report.wait_seconds};
+    costs_[count_++ % costs_.size()] = {std::max(now.stall, 0.0), std::max(now.durable, 0.0)};
+    if (mean_time_between_failures_.count() <= 0) return;
+    double stall = 0;
+    for (std::size_t i = 0; i < kept(); ++i) stall += costs_[i].stall;
+    stall /= static_cast<double>(kept());
+    report.suggested_interval_seconds =
+        suggested_interval(std::chrono::duration<double>(stall), mean_time_between_failures_,
+                           std::chrono::duration<double>(longest()))
+            .count();
+  }
+  /// What a save that begins now needs until it is committed: as long as the longest of the last saves, after
+  /// the rest of those that are under way. Nothing before the first commit.
+  [[nodiscard]] std::optional<std::chrono::duration<double>> until_committed(
+      std::span<const std::shared_ptr<save_progress>> saves) const {
+    double most = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (count_ == 0) return {};
+      most = longest();
+    }
+    double sum = most;
+    for (const auto& save : saves)
+      if (!save->finished())
+        sum += std::max(0.0, most - (seconds_since(save->begun()) - save->report().wait_seconds));
+    return std::chrono::duration<double>(sum);
+  }
+
+ private:
+  struct cost {
+    double stall = 0;    // seconds that training stood still, not counting waits for earlier saves
+    double durable = 0;  // seconds from save() until committed, not counting these waits
+  };
+  [[nodiscard]] std::size_t kept() const noexcept { return std::min(count_, costs_.size()); }
+  [[nodiscard]] double longest() const noexcept {
+    double most = 0;
+    for (std::size_t i = 0; i < kept(); ++i) most = std::max(most, costs_[i].durable);
+    return most;
+  }
+
+  const std::chrono::duration<double> mean_time_between_failures_;
+  mutable std::mutex mutex_;
+  std::array<cost, 8> costs_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

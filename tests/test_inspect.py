@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# needs: inspect first_save
+"""inspect as an operator uses it: exit statuses for scripts, and --watch while a run saves.
+
+usage: test_inspect.py INSPECT FIRST_SAVE
+"""
+
+import contextlib
+import fcntl
+import glob
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+
+INSPECT, FIRST_SAVE = (os.path.abspath(path) for path in sys.argv[1:3])
+FINE, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE, NOT_REACHED = 0, 2, 3, 4, 5, 6
+
+
+def run(program, *arguments, status=FINE):
+    """The output of a program, which must end with this status."""
+    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=300, check=False)
+    if done.returncode != status:
+        raise AssertionError(f"{program} {arguments} ended with {done.returncode}, not {status}:\n{done.stdout}")
+    return done.stdout
+
+
+def expect(text, pattern):
+    assert re.search(pattern, text, re.MULTILINE), f"nothing matches {pattern!r} in:\n{text}"
+
+
+def manifest(directory, step):
+    return f"{directory}/step-{step:08d}/manifest.cairn"
+
+
+@contextlib.contextmanager
+def unfinished(directory, step):
+    """A file that is being written: it has a lock as long as its writer lives."""
+    os.makedirs(f"{directory}/step-{step:08d}", exist_ok=True)
+    path = f"{directory}/step-{step:08d}/rank-00000.{step:016x}.0.safetensors.{7:016x}.part"
+    with open(path, "wb") as file:
+        file.write(bytes(12345))
+        file.flush()
+        fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        yield path
+
+
+def check_statuses(root):
+    directory = os.path.join(root, "run")
+    expect(run(INSPECT, directory, status=NOTHING_THERE), "does not exist$")
+    os.mkdir(directory)
+    expect(run(INSPECT, directory, status=NOTHING_THERE), "^0 checkpoints in ")
+    run(INSPECT, directory, "--verify", status=NOTHING_THERE)
+    run(FIRST_SAVE, directory)
+    expect(run(INSPECT, directory), "^3 checkpoints in ")
+    run(INSPECT, directory, "--verify")
+    run(INSPECT, directory, "--step", 2, "--items", "w*", "--verify")
+    run(INSPECT, directory, "--step", 9, status=NOTHING_THERE)
+    run(INSPECT, directory, "--items", "none", status=NOTHING_THERE)
+    run(INSPECT, status=WRONG_OPTIONS)
+    run(INSPECT, directory, "--sideways", status=WRONG_OPTIONS)
+    run(INSPECT, directory, "--for", 1, status=WRONG_OPTIONS)
+    run(INSPECT, directory, "--watch", "--verify", status=WRONG_OPTIONS)
+    expect(run(INSPECT, manifest(directory, 1), status=WRONG_OPTIONS), "is a file; give the directory")
+    told = run(INSPECT, "--help")
+    for number in range(7):
+        expect(told, rf"\b{number} ")
+
+    other = os.path.join(root, "damaged")
+    shutil.copytree(directory, other)
+    data = glob.glob(other + "/step-00000002/*.safetensors")[0]
+    with open(data, "r+b") as file:
+        file.seek(5000)
+        file.write(b"damage")
+    run(INSPECT, other)  # the manifests are whole
+    expect(run(INSPECT, other, "--verify", status=DAMAGED), "^inspect: step 2 is damaged: ")
+    run(INSPECT, other, "--verify", "--step", 1)
+    with open(manifest(other, 3), "r+b") as file:
+        file.truncate(50)
+    expect(run(INSPECT, other, status=DAMAGED), "^step 3  damaged: ")
+
+    # What is there and cannot be read: a name that leads in a circle, whoever asks.
+    loop = os.path.join(root, "loop")
+    os.symlink(loop, loop)
+    run(INSPECT, loop, status=UNREADABLE)
+    os.remove(manifest(other, 3))
+    os.symlink(manifest(other, 3), manifest(other, 3))
+    run(INSPECT, other, "--verify", "--step", 3, status=UNREADABLE)
+
+
+class Watch:
+    """inspect --watch, line by line."""
+
+    def __init__(self, *arguments):
+        self.process = subprocess.Popen([INSPECT, "--watch", *map(str, arguments)], stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, text=True)
+        self.lines = []
+
+    def until(self, pattern):
+        """Reads on until a line matches; what came is in self.lines. The test's own limit ends a wait."""
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if re.search(pattern, line):
+                return line
+        raise AssertionError(f"no line matched {pattern!r}:\n{''.join(self.lines)}")
+
+    def ends(self, status):
+        rest = self.process.stdout.read()
+        got = self.process.wait(60)
+        assert got == status, (got, self.lines, rest)
+        return rest
+
+
+def check_watch(root):
+    directory = os.path.join(root, "watched")
+    watch = Watch(directory, "--stale-after", 3600)  # the directory is not there yet
+    try:
+        watch.until("^watching ")
+        watch.until("^no checkpoint yet$")
+        run(FIRST_SAVE, directory)
+        for step in (1, 2, 3):
+            watch.until(rf"^step {step}  .* UTC  1 rank ")
+        watch.until(r"^newest: step 3, [0-9]+ (s|min) old$")
+        with unfinished(directory, 50):
+            watch.until("^step 50  is being saved$")
+            watch.until(r"^newest: step 3, .* old; being saved: step 50 \(12.3[0-9] kB\)$")
+        watch.until("^step 50  was interrupted: 1 unfinished file, no manifest$")
+        watch.until(r"^newest: step 3, .*; stale: step 50 \(")
+        shutil.rmtree(os.path.join(directory, "step-00000001"))
+        watch.until("^step 1  is not a checkpoint any more")
+        watch.process.send_signal(signal.SIGINT)
+        watch.ends(FINE)
+    finally:
+        watch.process.kill()
+    # What is there already counts for --until; what is not there by the end is told by the status.
+    expect(run(INSPECT, directory, "--watch", "--until", 3), "^step 50  was interrupted")
+    expect(run(INSPECT, directory, "--watch", "--until", 4, "--for", 0.3, status=NOT_REACHED), "step 4 was not reached$")
+    run(INSPECT, directory, "--watch", "--for", 0.3)
+    watch = Watch(directory, "--until", 6)
+    try:
+        watch.until("^newest: ")
+        run(FIRST_SAVE, directory)  # goes on from step 3
+        watch.until("^step 6  ")
+        watch.ends(FINE)
+    finally:
+        watch.process.kill()
+    # A whole attempt that nobody commits: its files are there, and no writer.
+    os.rename(glob.glob(directory + "/step-00000050/*.part")[0], f"{directory}/step-00000050/rank-00000.{50:016x}.0.safetensors")
+    expect(run(INSPECT, directory, "--watch", "--for", 0.3, "--stale-after", 0), "^step 50  is stale: written and not committed")
+    with open(manifest(directory, 6), "r+b") as file:
+        file.truncate(50)
+    expect(run(INSPECT, directory, "--watch", "--for", 0.3, status=DAMAGED), "^step 6  damaged: ")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as root:
+        check_statuses(root)
+        check_watch(root)
+
+
+if __name__ == "__main__":
+    main()
