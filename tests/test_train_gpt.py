@@ -126,7 +126,7 @@ def check_kill(root, reference, mode):
         # Training has gone on for one step after the save.
         same_losses(directory, {step: loss for step, loss in reference.items() if step <= kill + 1}, first)
         expect(run(INSPECT, directory), rf"^step {kill}  was interrupted: {ranks} unfinished files, no manifest$")
-        expect(run(INSPECT, directory, "--watch", "--watch-seconds", 1), rf"^step {kill}  was interrupted")
+        expect(run(INSPECT, directory, "--watch", "--for", 1), rf"^step {kill}  was interrupted")
     expect(train(directory, 1, "--mode", mode), "^resumed from the checkpoint of step 4$")
     same_losses(directory, reference, 5)
     assert not glob.glob(directory + "/*/*.part")
@@ -255,7 +255,7 @@ def check_damage(root, directory, reference):
         file.seek(5000)
         file.write(bytes([byte[0] ^ 1]))
     name = f"step-{STEPS:08d}/{os.path.basename(victim)}"
-    told = run(INSPECT, damaged, "--verify", status=1)
+    told = run(INSPECT, damaged, "--verify", status=4)
     expect(told, rf"^inspect: step {STEPS} is damaged: \[cairn\.corrupt\.digest\] .*file {re.escape(name)}, offset [0-9]+")
     assert len(re.findall("every digest is right", told)) == STEPS // EVERY - 1
     told = train(damaged, 4)
@@ -307,10 +307,10 @@ def check_inspect(root, directory):
     told = run(INSPECT, directory, "--items", "adam.?", "--verify")
     assert re.findall(r"^(\S+) +tensor", told, re.MULTILINE) == ["adam.m", "adam.v"], told
     expect(told, f"^step {STEPS}  verified: ")
-    expect(run(INSPECT, directory, "--items", "nothing", status=1), "no item of step 8 matches --items")
-    expect(run(INSPECT, directory, "--step", 3, status=1), "no committed checkpoint of step 3")
-    expect(run(INSPECT, root, "--verify", status=1), "there is no checkpoint in")
-    expect(run(INSPECT, root + "/nothing", status=2), "does not exist")
+    expect(run(INSPECT, directory, "--items", "nothing", status=3), "no item of step 8 matches --items")
+    expect(run(INSPECT, directory, "--step", 3, status=3), "no committed checkpoint of step 3")
+    expect(run(INSPECT, root, "--verify", status=3), "there is no checkpoint in")
+    expect(run(INSPECT, root + "/nothing", status=3), "does not exist")
     run(INSPECT, directory, "--watch", "--verify", status=2)
 
 
@@ -322,7 +322,12 @@ def check_watch(root):
         try:
             assert watcher.stdout.readline().startswith("watching ")
             train(directory, 2)
-            seen = [int(watcher.stdout.readline().split()[1]) for _ in range(STEPS // EVERY)]
+            seen = []
+            while len(seen) < STEPS // EVERY:
+                line = watcher.stdout.readline()
+                if re.match(r"step [0-9]+  \S+ \S+ UTC ", line):
+                    seen.append(int(line.split()[1]))
+                assert line, seen
             assert seen == list(range(EVERY, STEPS + 1, EVERY)), seen
             watcher.send_signal(signal.SIGINT)
             assert watcher.wait(60) == 0

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What inspect says about a directory of checkpoints and the steps in it.
+#include <cairn/cairn.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace inspecting {
+
+/// The exit status of inspect; with several, the largest of damage, failed reads and the others counts as
+/// `worse` says. Scripts rely on the numbers: they do not change.
+enum exit_status : int {
+  fine = 0,
+  failed = 1,         ///< another failure
+  wrong_options = 2,  ///< the command line
+  nothing_there = 3,  ///< no directory, no checkpoint, no such step or item
+  damaged = 4,        ///< a checkpoint is not what was written
+  unreadable = 5,     ///< permission, I/O error, a limit: nothing is known about the checkpoint
+  not_reached = 6,    ///< --watch ended before --until
+};
+/// Damage counts more than what could not be read, and both more than all is well.
+inline exit_status worse(exit_status a, exit_status b) {
+  if (a == damaged || b == damaged) return damaged;
+  return std::max(a, b);
+}
+inline exit_status status_of(const cairn::error& error) {
+  if (error.kind() == cairn::error_kind::corrupt) return damaged;
+  if (error.kind() != cairn::error_kind::storage) return failed;
+  const bool absent = error.id() == cairn::error_id::storage_not_committed ||
+                      error.id() == cairn::error_id::storage_not_found;
+  return absent ? nothing_there : unreadable;
+}
+
+using store_type = cairn::file_store;
+using reader_type = cairn::safetensors_reader<store_type>;
+
+inline std::string size_text(std::uint64_t bytes) {
+  const char* const units[] = {"bytes", "kB", "MB", "GB", "TB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1000 && unit < 4; ++unit) value /= 1000;
+  char text[40];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
+  return text;
+}
+
+inline std::string count_text(std::uint64_t count, std::string_view one) {
+  return std::to_string(count) + " " + std::string(one) + (count == 1 ? "" : "s");
+}
+
+inline std::string time_text(std::int64_t unix_time) {
+  const auto time = static_cast<std::time_t>(unix_time);
+  std::tm parts{};
+  char text[40];
+  if (::gmtime_r(&time, &parts) == nullptr ||
+      std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts) == 0)
+    return "at " + std::to_string(unix_time);
+  return text;
+}
+
+inline reader_type::checkpoint_type open(reader_type& reader, std::int64_t step) {
+  return reader.open(step, reader.fetch(step));
+}
+
+inline std::string summary(const cairn::manifest& m) {
+  std::uint64_t bytes = 0, files = 0;
+  for (const auto& record : m.records) bytes += record.data_bytes, files += record.files;
+  return "step " + std::to_string(m.step) + "  " + time_text(m.unix_time) + "  " +
+         count_text(static_cast<std::uint64_t>(m.content.world_size), "rank") + "  " + size_text(bytes) +
+         " in " + count_text(files, "file") + "  " + count_text(m.content.items.size(), "item");
+}
+
+/// A directory of a step that holds no checkpoint: why, or an empty text while a save may be at work in it.
+inline std::string interruption(store_type& store, std::int64_t step) {
+  const auto prefix = cairn::step_directory(step) + "/";
+  for (const auto& object : store.list(prefix)) {
+    const std::string_view name = std::string_view(object.key).substr(prefix.size());
+    if (name.starts_with("manifest.damaged.")) return "was damaged and is set aside";
+    const auto parsed = cairn::parse_object(name);
+    if (parsed && parsed->kind == cairn::object_kind::aborted) return "failed: nothing was committed";
+  }
+  const auto parts = store.leftovers(prefix).size();
+  if (parts == 0) return {};
+  return "was interrupted: " + count_text(parts, "unfinished file") + ", no manifest";
+}
+
+/// The steps that have a directory and no manifest, ascending.
+inline std::vector<std::int64_t> uncommitted_steps(store_type& store,
+                                                   const std::vector<std::int64_t>& committed) {
+  std::set<std::int64_t> steps;
+  const auto add = [&](const std::string& key) {
+    const auto step = cairn::parse_step(std::string_view(key).substr(0, key.find('/')));
+    if (step && !std::binary_search(committed.begin(), committed.end(), *step)) steps.insert(*step);
+  };
+  for (const auto& object : store.list("")) add(object.key);
+  for (const auto& key : store.leftovers("")) add(key);
+  return {steps.begin(), steps.end()};
+}
+
+}  // namespace inspecting
