@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ class Part:
         self.passed, self.seconds, self.figures = False, 0.0, []
 
     def repeat(self):
-        return " ".join([f"{k}={v}" for k, v in self.environment.items() if k != "CAIRN_TEST_FIGURES"] + self.command)
+        return " ".join([f"{k}={v}" for k, v in self.environment.items()] + [shlex.join(self.command)])
 
     def run(self):
         print(f"soak: {self.name} begins: {self.repeat()}", flush=True)

@@ -403,7 +403,7 @@ TEST_CASE(
 TEST_CASE("ranks whose peer is killed end by the deadline with an error, and nothing is lost") {
   run_keeper keeper;
   std::uint64_t told = 0;
-  for (std::uint64_t i = 0; i < rounds(2, 20); ++i) {
+  for (std::uint64_t i = 0; i < rounds(2, 8); ++i) {
     dice d(test_seed() + i);
     const scratch_directory directory(fast_directory());
     history h(keeper, directory.path() + "/checkpoints");
