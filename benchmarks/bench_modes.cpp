@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: Apache-2.0
+// links: cairn::interprocess
+// The ways of saving beside each other, on one state and one training loop: what each costs the loop. Beside
+// them what one would write by hand. Columns, medians of the rounds: mean step, its overhead over the plain
+// loop of the same round, slowest step, blocked (save() and the before_update() after it), durable (after
+// save(); by-hand-fwrite is not safe from a power loss), beside (training alone in steps during which a save
+// was written, over a plain step), back (steps until one is within 5 % of a plain one), memory (beyond the
+// state, workers included), at end (waiting after the last step).
+#include <cairn/cairn.hpp>
+#include <cairn/execute/process_executor.hpp>
+#include <cairn/stage/shared_stager.hpp>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <support/bench.hpp>
+#include <support/program.hpp>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+using namespace cairn_bench;
+
+struct mode_options {
+  program_options common;
+  int steps = 25;
+  int every = 5;
+  double step_seconds = 0.5;
+  std::vector<std::string> only;
+  std::string chart;
+};
+
+/// Training on one thread: matrix products in cache, for about as long as was asked, then one pass of Adam
+/// over all of the state, which is parameters and two moments.
+class training {
+ public:
+  training(bench_state& state, double seconds) : state_(state) {
+    for (auto* m : {&a_, &b_, &c_}) m->assign(side * side, 0.5f);
+    const double update_seconds = median_of(3, [&] { update(); });
+    const double product = median_of(5, [&] { multiply(); });
+    products_ = static_cast<int>(std::max(1.0, (seconds - update_seconds) / product));
+    update_share_ = update_seconds / seconds;
+  }
+  /// Forward and backward: reads the state, changes nothing of it.
+  void gradient() {
+    for (int i = 0; i < products_; ++i) multiply();
+    keep(c_);
+  }
+  void update() {
+    ++step_;
+    const float rate = 1e-3f / static_cast<float>(step_);
+    const auto third = state_.rows().size() / 3;
+    for (std::size_t i = 0; i < third; ++i) {
+      auto* p = reinterpret_cast<float*>(state_.place(i));
+      auto* m = reinterpret_cast<float*>(state_.place(third + i));
+      auto* v = reinterpret_cast<float*>(state_.place(2 * third + i));
+      const auto count =
+          std::min({state_.size(i), state_.size(third + i), state_.size(2 * third + i)}) / sizeof(float);
+      for (std::size_t k = 0; k < count; ++k) {
+        const float gradient = c_[k % c_.size()];
+        m[k] = 0.9f * m[k] + 0.1f * gradient;
+        v[k] = 0.999f * v[k] + 0.001f * gradient * gradient;
+        p[k] -= rate * m[k] / (std::sqrt(v[k]) + 1e-8f);
+      }
+    }
+  }
+  [[nodiscard]] double update_share() const { return update_share_; }
+
+ private:
+  static constexpr std::size_t side = 128;  // three matrices: 192 KiB
+  void multiply() {
+    for (std::size_t i = 0; i < side; ++i)
+      for (std::size_t k = 0; k < side; ++k) {
+        const float x = a_[i * side + k];
+        for (std::size_t j = 0; j < side; ++j)
+          c_[i * side + j] = c_[i * side + j] * 0.5f + x * b_[k * side + j];
+      }
+  }
+  bench_state& state_;
+  std::vector<float> a_, b_, c_;
+  int products_ = 1;
+  int step_ = 0;
+  double update_share_ = 0;
+};
+
+/// Bytes that this process and the workers that it started have beyond files, each page shared out among
+/// those that map it.
+double proportional_bytes() {
+  const auto of = [](const std::string& process) {
+    std::ifstream file("/proc/" + process + "/smaps_rollup");
+    double bytes = 0;
+    for (std::string word; file >> word;)
+      if (word == "Pss_Anon:" || word == "Pss_Shmem:") {
+        double kib = 0;
+        file >> kib;
+        bytes += kib * 1024;
+      }
+    return bytes;
+  };
+  double sum = of("self");
+  std::ifstream children("/proc/self/task/" + std::to_string(::getpid()) + "/children");
+  for (std::string child; children >> child;) sum += of(child);
+  // Workers are started by a thread of their executor.
+  if (DIR* tasks = ::opendir("/proc/self/task"); tasks != nullptr) {
+    while (const auto* task = ::readdir(tasks)) {
+      if (task->d_name[0] == '.' || task->d_name == std::to_string(::getpid())) continue;
+      std::ifstream own("/proc/self/task/" + std::string(task->d_name) + "/children");
+      for (std::string child; own >> child;) sum += of(child);
+    }
+    ::closedir(tasks);
+  }
+  return sum;
+}
+
+/// One way of saving, for one run of the loop.
+class saver {
+ public:
+  virtual ~saver() = default;
+  /// After `step` updates.
+  virtual void save(int step) = 0;
+  virtual void before_update() {}
+  /// Whether a save is under way.
+  [[nodiscard]] virtual bool busy() { return false; }
+  /// Waits until all is as safe as this way makes it.
+  virtual void finish() {}
+  std::vector<double> durable_after;  ///< seconds from save() on, of each save
+};
+
+/// What a run of the loop measured. Seconds.
+struct run_result {
+  std::vector<double> steps;    ///< whole steps, with what saves cost them
+  std::vector<double> blocked;  ///< of each save: save() and the before_update() after it
+  std::vector<double> durable;
+  std::vector<double> beside;  ///< training alone in steps during which a save was written
+  double after = 0;            ///< waiting after the last step
+  double memory = 0;           ///< bytes beyond those before the run, at most
+
+  [[nodiscard]] double mean() const {
+    double sum = 0;
+    for (const double s : steps) sum += s;
+    return sum / static_cast<double>(steps.size());
+  }
+  [[nodiscard]] double slowest() const { return *std::max_element(steps.begin(), steps.end()); }
+};
+
+run_result run_loop(training& train, saver* how, const mode_options& o) {
+  run_result r;
+  const double memory_before = proportional_bytes();
+  double save_stall = 0;
+  for (int step = 1; step <= o.steps; ++step) {
+    const bool writing = how != nullptr && how->busy();
+    double stall = 0;
+    double forward = 0;
+    double update = 0;
+    r.steps.push_back(seconds_of([&] {
+      forward = seconds_of([&] { train.gradient(); });
+      if (how != nullptr) {
+        stall = seconds_of([&] { how->before_update(); });
+        if (save_stall > 0) r.blocked.push_back(save_stall + stall), save_stall = 0;
+      }
+      update = seconds_of([&] { train.update(); });
+      if (how != nullptr && step % o.every == 0) save_stall = seconds_of([&] { how->save(step); });
+    }));
+    if (writing) r.beside.push_back(forward + update);
+    if (how != nullptr && how->busy()) r.memory = std::max(r.memory, proportional_bytes() - memory_before);
+  }
+  if (how != nullptr) {
+    r.after = seconds_of([&] { how->finish(); });
+    if (save_stall > 0) r.blocked.push_back(save_stall);
+    r.durable = how->durable_after;
+  }
+  return r;
+}
+
+// --- Ours
+// ------------------------------------------------------------------------------------------------------
+
+template <class Checkpointer>
+class cairn_saver : public saver {
+ public:
+  cairn_saver(Checkpointer checkpointer, const bench_state& state)
+      : checkpointer_(std::move(checkpointer)), state_(state.whole()) {
+    checkpointer_.prepare(state_);
+    // The first save of the loop is to be like the others: plans, buffers and worker are there.
+    checkpointer_.save(state_, 0).wait();
+  }
+  void save(int step) override { handles_.push_back(checkpointer_.save(state_, step)); }
+  void before_update() override { checkpointer_.before_update(); }
+  [[nodiscard]] bool busy() override {
+    return !handles_.empty() && !handles_.back().committed() && !handles_.back().failed();
+  }
+  void finish() override {
+    for (auto& handle : handles_) {
+      handle.wait();
+      durable_after.push_back(handle.report().committed_seconds);
+    }
+    checkpointer_.close();
+  }
+
+ private:
+  Checkpointer checkpointer_;
+  cairn::state_dict state_;
+  std::vector<cairn::save_handle> handles_;
+};
+template <class... Policies>
+std::unique_ptr<saver> ours(const std::string& directory, const bench_state& state, Policies... policies) {
+  cairn::checkpointer made{cairn::file_store{directory}, std::move(policies)..., cairn::keep_last{1},
+                           cairn::checkpointer_options{.quiet = true}};
+  return std::make_unique<cairn_saver<decltype(made)>>(std::move(made), state);
+}
+
+// --- By hand
+// -----------------------------------------------------------------------------------------------------
+
+void make_done(const std::string& directory, int step) {
+  std::FILE* done = std::fopen((directory + "/DONE_" + std::to_string(step)).c_str(), "w");
+  if (done == nullptr || std::fclose(done) != 0) throw std::runtime_error("cannot write DONE");
+}
+
+/// fwrite of everything in pieces of 32 MiB in the loop, then a file DONE; durable where asked.
+class fwrite_saver : public saver {
+ public:
+  fwrite_saver(std::string directory, const bench_state& state, bool durable)
+      : directory_(std::move(directory)), state_(state), durable_(durable) {
+    ::mkdir(directory_.c_str(), 0777);
+  }
+  void save(int step) override {
+    durable_after.push_back(seconds_of([&] {
+      const auto path = directory_ + "/state";
+      std::FILE* file = std::fopen(path.c_str(), "wb");
+      if (file == nullptr) throw std::runtime_error("cannot open " + path);
+      for (std::size_t i = 0; i < state_.rows().size(); ++i)
+        for (std::uint64_t at = 0; at < state_.size(i); at += piece) {
+          const auto part = std::min(piece, state_.size(i) - at);
+          if (std::fwrite(state_.place(i) + at, 1, part, file) != part)
+            throw std::runtime_error("cannot write " + path);
+        }
+      if (std::fflush(file) != 0 || (durable_ && ::fdatasync(::fileno(file)) != 0) || std::fclose(file) != 0)
+        throw std::runtime_error("cannot write " + path);
+      make_done(directory_, step);
+    }));
+  }
+
+ private:
+  static constexpr std::uint64_t piece = 32 * mebibyte;
+  std::string directory_;
+  const bench_state& state_;
+  bool durable_;
+};
+
+/// A copy in the loop, and a std::thread that writes it and calls fdatasync.
+class copying_saver : public saver {
+ public:
+  copying_saver(std::string directory, const bench_state& state)
+      : directory_(std::move(directory)), state_(state), copy_(state.bytes()) {
+    ::mkdir(directory_.c_str(), 0777);
+  }
+  ~copying_saver() override { join(); }
+  void save(int step) override {
+    join();
+    const auto begin = std::chrono::steady_clock::now();
+    std::uint64_t at = 0;
+    for (std::size_t i = 0; i < state_.rows().size(); ++i) {
+      std::memcpy(copy_.data() + at, state_.place(i), state_.size(i));
+      at += state_.size(i);
+    }
+    running_.store(true);
+    thread_ = std::thread([this, begin, step] {
+      const auto path = directory_ + "/state";
+      const int file = ::open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0666);
+      bool good = file >= 0;
+      for (std::uint64_t done = 0; good && done < copy_.size();) {
+        const auto n =
+            ::write(file, copy_.data() + done, std::min<std::uint64_t>(copy_.size() - done, 32 * mebibyte));
+        good = n > 0;
+        if (good) done += static_cast<std::uint64_t>(n);
+      }
+      good = good && ::fdatasync(file) == 0 && ::close(file) == 0;
+      if (good) make_done(directory_, step);
+      good_ = good_ && good;
+      took_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      running_.store(false);
+    });
+  }
+  [[nodiscard]] bool busy() override { return running_.load(); }
+  void finish() override {
+    join();
+    if (!good_) throw std::runtime_error("the twin could not write");
+  }
+
+ private:
+  void join() {
+    if (!thread_.joinable()) return;
+    thread_.join();
+    durable_after.push_back(took_);
+  }
+  std::string directory_;
+  const bench_state& state_;
+  warm_memory copy_;
+  std::thread thread_;
+  std::atomic<bool> running_{false};
+  bool good_ = true;
+  double took_ = 0;
+};
+
+// --- The table
+// ---------------------------------------------------------------------------------------------------
+
+struct mode {
+  const char* name;
+  std::function<std::unique_ptr<saver>(const std::string&, const bench_state&)> make;
+};
+const std::vector<mode>& modes() {
+  static const std::vector<mode> all{
+      {"plain", nullptr},
+      {"synchronous",
+       [](const auto& d, const auto& s) {
+         return ours(d, s, cairn::no_staging{}, cairn::inline_executor{});
+       }},
+      {"thread", [](const auto& d, const auto& s) { return ours(d, s); }},
+      {"process",
+       [](const auto& d, const auto& s) {
+         return ours(d, s, cairn::shared_stager{}, cairn::process_executor{});
+       }},
+      {"overlapped-thread", [](const auto& d, const auto& s) { return ours(d, s, cairn::overlapped{}); }},
+      {"overlapped-process",
+       [](const auto& d, const auto& s) {
+         return ours(d, s, cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{});
+       }},
+      {"by-hand-fwrite",
+       [](const auto& d, const auto& s) -> std::unique_ptr<saver> {
+         return std::make_unique<fwrite_saver>(d, s, false);
+       }},
+      {"by-hand-fwrite-fdatasync",
+       [](const auto& d, const auto& s) -> std::unique_ptr<saver> {
+         return std::make_unique<fwrite_saver>(d, s, true);
+       }},
+      {"by-hand-copy-thread",
+       [](const auto& d, const auto& s) -> std::unique_ptr<saver> {
+         return std::make_unique<copying_saver>(d, s);
+       }},
+  };
+  return all;
+}
+
+struct summary {
+  std::vector<double> mean, overhead, slowest, blocked, durable, disturbance, memory, after, back;
+  std::vector<std::vector<double>> steps;  ///< of each round
+};
+
+double median_or_zero(std::vector<double> values) {
+  return values.empty() ? 0 : samples(std::move(values)).median();
+}
+
+/// Steps after a save until one takes at most 5 % more than a plain step; the median of all saves.
+double steps_until_back(const run_result& r, double plain, int every) {
+  std::vector<double> counts;
+  for (std::size_t save = static_cast<std::size_t>(every); save < r.steps.size();
+       save += static_cast<std::size_t>(every)) {
+    double count = 0;
+    while (save + static_cast<std::size_t>(count) < r.steps.size() &&
+           r.steps[save + static_cast<std::size_t>(count)] > 1.05 * plain)
+      ++count;
+    counts.push_back(count);
+  }
+  return median_or_zero(counts);
+}
+
+/// The steps of each mode's middle round as lines, plain first.
+std::string chart_of(const std::vector<std::pair<std::string, summary>>& all, const mode_options& o) {
+  static constexpr std::array<const char*, 9> colours{"#888888", "#c0392b", "#e67e22", "#8e44ad", "#2980b9",
+                                                      "#27ae60", "#7f8c8d", "#a04000", "#b7950b"};
+  double most = 0;
+  for (const auto& [name, s] : all)
+    for (const auto& round : s.steps) most = std::max(most, *std::max_element(round.begin(), round.end()));
+  const double width = 760;
+  const double height = 300;
+  std::ostringstream out;
+  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1010 380\" font-family=\"sans-serif\" "
+         "font-size=\"12\">\n<rect width=\"1010\" height=\"380\" fill=\"white\"/>\n<text x=\"60\" y=\"20\" "
+         "font-size=\"14\">Seconds of each step; a save of "
+      << size_text(o.common.bytes) << " every " << o.every << " steps</text>\n";
+  const auto y = [&](double seconds) { return 40 + height * (1 - seconds / most); };
+  for (int line = 0; line <= 4; ++line) {
+    const double at = most * line / 4;
+    out << "<line x1=\"60\" x2=\"" << 60 + width << "\" y1=\"" << y(at) << "\" y2=\"" << y(at)
+        << "\" stroke=\"#dddddd\"/><text x=\"54\" y=\"" << y(at) + 4 << "\" text-anchor=\"end\">"
+        << std::round(at * 100) / 100 << "</text>\n";
+  }
+  std::size_t index = 0;
+  for (const auto& [name, s] : all) {
+    const auto& round = s.steps[s.steps.size() / 2];
+    const char* colour = colours[index % colours.size()];
+    out << "<polyline fill=\"none\" stroke=\"" << colour << "\" stroke-width=\"2\" points=\"";
+    for (std::size_t i = 0; i < round.size(); ++i)
+      out << 60 + width * static_cast<double>(i) / static_cast<double>(round.size() - 1) << ',' << y(round[i])
+          << ' ';
+    out << "\"/>\n<line x1=\"835\" x2=\"860\" y1=\"" << 50 + 20 * index << "\" y2=\"" << 50 + 20 * index
+        << "\" stroke=\"" << colour << "\" stroke-width=\"3\"/><text x=\"866\" y=\"" << 54 + 20 * index
+        << "\">" << name << "</text>\n";
+    ++index;
+  }
+  for (int step = o.every; step <= o.steps; step += o.every)
+    out << "<text x=\"" << 60 + width * (step - 1) / (o.steps - 1) << "\" y=\"358\" text-anchor=\"middle\">"
+        << step << "</text>\n";
+  out << "<text x=\"440\" y=\"376\" text-anchor=\"middle\">step</text>\n</svg>\n";
+  return out.str();
+}
+
+void measure_modes(const mode_options& o) {
+  report out("bench_modes");
+  const scratch place(o.common.directory);
+  bench_state state(o.common.bytes, o.common.tensors / 3 * 3);
+  state.fill(1);
+  state.clear();
+  training train(state, o.step_seconds);
+  std::vector<std::pair<std::string, summary>> all;
+  for (const auto& m : modes())
+    if (o.only.empty() || m.make == nullptr ||
+        std::find(o.only.begin(), o.only.end(), m.name) != o.only.end())
+      all.emplace_back(m.name, summary{});
+  std::printf("# %s of state, %d steps of about %.2f s (the update: %.0f %%), a save every %d, %d rounds\n",
+              size_text(state.bytes()).c_str(), o.steps, o.step_seconds, 100 * train.update_share(), o.every,
+              o.common.pairs);
+  for (int round = 0; round < o.common.pairs; ++round) {
+    double plain = 0;
+    double plain_step = 0;
+    for (auto& [name, s] : all) {
+      const auto& m =
+          *std::find_if(modes().begin(), modes().end(), [&](const auto& each) { return name == each.name; });
+      const auto directory = place.path() + "/" + name + std::to_string(round);
+      auto how = m.make ? m.make(directory, state) : nullptr;
+      const auto r = run_loop(train, how.get(), o);
+      how = nullptr;
+      if (!m.make) plain = r.mean(), plain_step = samples(r.steps).median();
+      s.mean.push_back(r.mean());
+      s.overhead.push_back(100 * (r.mean() / plain - 1));
+      s.slowest.push_back(r.slowest());
+      s.blocked.push_back(median_or_zero(r.blocked));
+      s.durable.push_back(median_or_zero(r.durable));
+      if (!r.beside.empty()) s.disturbance.push_back(samples(r.beside).median() / plain_step);
+      s.memory.push_back(r.memory);
+      s.after.push_back(r.after);
+      s.back.push_back(steps_until_back(r, plain_step, o.every));
+      s.steps.push_back(r.steps);
+      const auto clean = "rm -rf '" + directory + "'";
+      if (std::system(clean.c_str()) != 0) throw std::runtime_error("cannot remove " + directory);
+      ::sync();  // what a mode left in the page cache is not written at the cost of the next
+    }
+  }
+
+  std::printf("\n%-26s %9s %9s %9s %9s %9s %9s %6s %9s %9s %8s\n", "", "mean step", "overhead", "slowest",
+              "blocked", "durable", "beside", "back", "memory", "at end", "steps/s");
+  const auto find = [&](std::string_view name) -> summary* {
+    for (auto& [each, s] : all)
+      if (each == name) return &s;
+    return nullptr;
+  };
+  for (auto& [name, s] : all)
+    std::printf("%-26s %7.3f s %7.1f %% %7.3f s %6.1f ms %7.3f s %8.3f %6.1f %6.0f MiB %7.3f s %8.3f\n",
+                name.c_str(), samples(s.mean).median(), samples(s.overhead).median(),
+                samples(s.slowest).median(), 1000 * samples(s.blocked).median(), samples(s.durable).median(),
+                median_or_zero(s.disturbance), samples(s.back).median(),
+                samples(s.memory).median() / static_cast<double>(mebibyte), samples(s.after).median(),
+                1 / samples(s.mean).median());
+  std::printf("\n");
+  for (auto& [name, s] : all) {
+    if (name == "plain") continue;
+    out.add_against(name + "/mean_step", samples(s.mean), "s", samples(find("plain")->mean).median(),
+                    name.starts_with("overlapped") ? at_most(1.05) : goal{});
+    out.add(name + "/blocked", samples(s.blocked), "s");
+  }
+  const auto pair = [&](const char* what, const char* a, const char* b, auto member, goal wanted) {
+    auto* first = find(a);
+    auto* second = find(b);
+    if (first != nullptr && second != nullptr)
+      out.add(what, make_pairs(first->*member, second->*member), "s", wanted);
+  };
+  pair("overlapped-thread/blocked/of-synchronous", "overlapped-thread", "synchronous", &summary::blocked,
+       at_most(0.01));
+  pair("overlapped-process/blocked/of-synchronous", "overlapped-process", "synchronous", &summary::blocked,
+       at_most(0.01));
+  pair("thread/blocked/of-synchronous", "thread", "synchronous", &summary::blocked, at_most(0.5));
+  pair("process/blocked/of-thread", "process", "thread", &summary::blocked, at_most(1.1));
+  pair("process/mean_step/of-copy-thread-by-hand", "process", "by-hand-copy-thread", &summary::mean, {});
+  out.write(o.common.json);
+  if (!o.chart.empty()) {
+    std::ofstream file(o.chart);
+    file << chart_of(all, o);
+    if (!file.flush()) throw std::runtime_error("cannot write " + o.chart);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  cairn::worker_main(argc, argv);
+  mode_options o;
+  CLI::App app{"The ways of saving beside each other: what each costs a training loop", "bench_modes"};
+  app.option_defaults()->always_capture_default();
+  app.add_option("--bytes", o.common.bytes, "Size of the state, such as 256MiB")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--tensors", o.common.tensors, "Number of tensors in it")->check(CLI::Range(3, 1000000));
+  app.add_option("--directory", o.common.directory, "Where checkpoints are written; on a disk")
+      ->check(CLI::ExistingDirectory);
+  app.add_option("--rounds", o.common.pairs, "Runs of each mode, in turns")->check(CLI::Range(1, 1000));
+  app.add_option("--steps", o.steps, "Steps of a run")->check(CLI::Range(2, 100000));
+  app.add_option("--every", o.every, "Steps between saves")->check(CLI::Range(1, 100000));
+  app.add_option("--step-seconds", o.step_seconds, "Seconds of a plain step")
+      ->check(CLI::Range(0.001, 100.0));
+  app.add_option("--only", o.only, "Modes to measure, beside the plain loop");
+  app.add_option("--json", o.common.json, "File for the figures");
+  app.add_option("--chart", o.chart, "File for a picture of the steps (SVG)");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  try {
+    measure_modes(o);
+    return 0;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "bench_modes: %s\n", e.what());
+    return 1;
+  }
+}
