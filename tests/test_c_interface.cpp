@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// threaded
-//
 // The C interface: a state of every kind goes from two ranks to one, and nothing that C can do wrong does
 // harm.
 #include <doctest/doctest.h>
