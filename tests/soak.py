@@ -68,7 +68,7 @@ def lanes(arguments):
     kills = os.path.join(programs, "test_kill_ranks")
 
     def matrix():
-        return Part("kill_matrix", [kills, "--test-case=*at a named step*,*whose peer is killed*"], long_run)
+        return Part("kill_matrix", [kills, "--test-case=*at a named step*,*whose peer is killed*,*still there*"], long_run)
 
     def random_kills(begin):
         left = max(1, int(seconds - (time.monotonic() - begin)))

@@ -101,6 +101,25 @@ class history {
     if (!end.struck) check_values(order, true);
     return end.struck;
   }
+  /// The same, and while survivors are still there, another run begins and saves.
+  void kill_and_begin_again(run_order order, run_order next) {
+    order.writers = next.writers = writers_;
+    run_keeper second;
+    keeper_.start(root_, order);
+    keeper_.wait_for_one();
+    const auto promised = std::max<std::int64_t>(promised_, keeper_.log().acknowledged);
+    const auto after = second.run(root_, next);
+    const auto before = keeper_.finish();
+    auto writers = writers_;
+    note(order, before);
+    writers.swap(writers_);
+    note(second.log(), next, after);
+    for (const auto& [step, world] : writers) {
+      const auto [at, first] = writers_.try_emplace(step, world);
+      if (!first) at->second = std::min(at->second, world);
+    }
+    if (second.log().rank[0].resumed < promised) wrong("the run beside the survivors resumed an older step");
+  }
   /// The next run, until a new checkpoint is committed. `until`: counted as the order's.
   void recover(run_order order) {
     order.writers = writers_;
@@ -137,8 +156,8 @@ class history {
  private:
   void wrong(const std::string& what) { trouble_ += what + "; "; }
 
-  void note(const run_order& order, const run_end& end) {
-    const auto& log = keeper_.log();
+  void note(const run_order& order, const run_end& end) { note(keeper_.log(), order, end); }
+  void note(const run_log& log, const run_order& order, const run_end& end) {
     promised_ = std::max<std::int64_t>(promised_, log.acknowledged);
     begun_ = std::max<std::int64_t>(begun_, log.begun);
     const auto resumed = log.rank[0].resumed.load();
@@ -421,6 +440,43 @@ TEST_CASE("ranks whose peer is killed end by the deadline with an error, and not
     CHECK_MESSAGE(h.trouble() == "", "CAIRN_TEST_SEED=", test_seed() + i, " repeats it\n", h.trace());
   }
   CHECK(told > 0);
+}
+
+TEST_CASE(
+    "a run that begins while ranks of a killed one are still there takes nothing from it, nor it from that") {
+  run_keeper keeper;
+  std::uint64_t failed_saves = 0, failures = 0, runs = 0;
+  for (std::uint64_t i = 0; i < rounds(8) / (thinned > 1 ? 4 : 1); ++i) {
+    dice d(test_seed() + i);
+    const scratch_directory directory(fast_directory());
+    history h(keeper, directory.path() + "/checkpoints");
+    h.recover({.world = worlds[d.roll(3)], .keep = 3, .until = 2, .relative = true});
+    run_order order{.way = static_cast<int>(d.roll(ways)),
+                    .world = i % 2 == 0 ? 2 : 4,
+                    .keep = 3,
+                    .until = 4,
+                    .relative = true,
+                    .patience = std::chrono::milliseconds(300),
+                    .survivors_end = true};
+    order.at_rank = static_cast<int>(d.roll(static_cast<std::uint64_t>(order.world)));
+    order.plan.change = 1 + d.roll(order.at_rank == 0 ? 60 : 30);
+    run_order next{.way = static_cast<int>(d.roll(ways)),
+                   .world = d.world_but(order.world),
+                   .keep = 3,
+                   .until = 3,
+                   .relative = true,
+                   .has_rival = true};
+    h.kill_and_begin_again(order, next);
+    h.recover({.world = d.world_but(next.world), .keep = 3, .until = 1, .relative = true});
+    CHECK_MESSAGE(h.trouble() == "", "CAIRN_TEST_SEED=", test_seed() + i, " repeats it\n", h.trace());
+    failures += h.trouble() != "";
+    ++runs;
+    failed_saves += h.trace().find("cairn.storage") != std::string::npos;
+  }
+  report_figures("survivors", {{"runs_beside_survivors", runs},
+                               {"with_a_failed_save", failed_saves},
+                               {"failures", failures},
+                               {"seed", test_seed()}});
 }
 
 TEST_CASE("the checks of these tests see what they look for") {
