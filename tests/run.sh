@@ -266,9 +266,9 @@ case $mode in
     run_build debug "" "${not_static[@]}"
     ;;
   short)
-    run_build clang-asan "" -LE '^(slow|example)$'
+    run_build clang-asan "cairn_benchmarks" -LE '^(slow|example)$'
     run_build tsan "" -L '^threaded$' -LE '^(slow|static)$'
-    run_build release "cairn_examples cairn_benchmarks" -L '^(optimised|example)$' -LE '^(slow|static)$'
+    run_build release "cairn_examples" -L '^(optimised|example)$' -LE '^(slow|static)$'
     ;;
   full)
     run_build asan ""
