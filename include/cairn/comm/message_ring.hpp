@@ -231,22 +231,23 @@ class ring_reader {
   ring_reader(ring_counters& shared, std::span<const std::byte> memory) noexcept
       : shared_(&shared), memory_(memory) {}
 
-  [[nodiscard]] bool empty() const noexcept {
-    return shared_->written.load(std::memory_order_seq_cst) == read_;
-  }
-  /// Takes one piece, if there is one; a message that it ends goes to `messages`. Whether there was one.
-  /// @throws wire_error if what lies there is no piece or the writer's counter is impossible.
-  bool take(std::deque<std::vector<std::byte>>& messages) {
+  /// Bytes that lie there now. @throws wire_error if the writer's counter is impossible.
+  [[nodiscard]] std::size_t available() const {
     const auto there = shared_->written.load(std::memory_order_seq_cst) - read_;
-    if (there == 0) return false;
     if (there > memory_.size()) throw wire_error("the writer's place in a ring is impossible", read_);
+    return static_cast<std::size_t>(there);
+  }
+  /// Takes one piece, if there is one; a message that it ends goes to `messages`. The bytes that it took.
+  /// @throws wire_error if what lies there is no piece, or as available().
+  std::size_t take(std::deque<std::vector<std::byte>>& messages) {
+    const auto there = available();
+    if (there == 0) return 0;
     const auto at = static_cast<std::size_t>(read_) & (memory_.size() - 1);
-    const auto here = std::min(static_cast<std::size_t>(there), memory_.size() - at);
-    const auto taken = assembler_.take(
-        {memory_.subspan(at, here), memory_.first(static_cast<std::size_t>(there) - here)}, messages);
+    const auto here = std::min(there, memory_.size() - at);
+    const auto taken = assembler_.take({memory_.subspan(at, here), memory_.first(there - here)}, messages);
     read_ += taken;
     shared_->read.store(read_, std::memory_order_seq_cst);
-    return true;
+    return taken;
   }
   [[nodiscard]] std::size_t partial_bytes() const noexcept { return assembler_.partial_bytes(); }
 

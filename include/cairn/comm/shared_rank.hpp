@@ -74,13 +74,14 @@ class shared_rank {
       const auto seen = one.announce(rank_slot::anyone);
       const bool moved = put(to, message);
       if (message.done()) return;
+      if (until.passed()) {
+        if (is_gone(to, true)) fail_lost(to);
+        fail(error_id::timeout_peer, "a rank took no message, or not all of one, by the deadline",
+             {.rank = to});
+      }
       // Two ranks that send to each other at the same time both go on: each takes in what the other sends.
       if (take_from_all() || moved) continue;
       if (is_gone(to, one.long_enough())) fail_lost(to);
-      if (until.passed()) {
-        if (is_gone(to, true)) fail_lost(to);
-        fail(error_id::timeout_peer, "a rank took no message by the deadline", {.rank = to});
-      }
       one.sleep(seen, until);
     }
   }
@@ -102,7 +103,7 @@ class shared_rank {
         if (gone) continue;
         fail(error_id::timeout_peer, "no message came by the deadline", {.rank = from});
       }
-      one.sleep(seen, until);
+      if (is_empty(from)) one.sleep(seen, until);
       gone = is_gone(from, one.long_enough());
     }
   }
@@ -199,10 +200,14 @@ class shared_rank {
     if (moved) wake(to, static_cast<std::uint32_t>(rank_));
     return moved;
   }
-  bool take(int from) {
-    const bool moved = guarded(from, [&] { return lane(from).reader.take(lane(from).ready); });
-    if (moved) wake(from, rank_slot::anyone);
-    return moved;
+  std::size_t take(int from) {
+    std::size_t taken = 0;
+    guarded(from, [&] { return (taken = lane(from).reader.take(lane(from).ready)) != 0; });
+    if (taken != 0) wake(from, rank_slot::anyone);
+    return taken;
+  }
+  [[nodiscard]] bool is_empty(int from) {
+    return !guarded(from, [&] { return lane(from).reader.available() != 0; });
   }
   /// Rings a rank's bell if it sleeps for this: a message of `what`, or anyone's room.
   void wake(int peer, std::uint32_t what) noexcept {
@@ -210,11 +215,16 @@ class shared_rank {
     const auto whom = theirs.waits_for.load(std::memory_order_seq_cst);
     if (whom == what || whom == rank_slot::anyone) theirs.bell.notify();
   }
+  /// The next message, if it lies there. Looks no further than at what lay there at the call: a peer that
+  /// goes on sending does not keep us past the deadline.
   [[nodiscard]] std::optional<std::vector<std::byte>> next(int from) {
     auto& l = lane(from);
-    while (l.ready.empty()) {
-      if (from == rank_ || !take(from)) return std::nullopt;
+    if (l.ready.empty() && from != rank_) {
+      std::size_t there = 0;
+      guarded(from, [&] { return (there = l.reader.available()) != 0; });
+      while (there != 0 && l.ready.empty()) there -= std::min(there, take(from));
     }
+    if (l.ready.empty()) return std::nullopt;
     std::optional<std::vector<std::byte>> message(std::move(l.ready.front()));
     l.ready.pop_front();
     return message;
@@ -227,14 +237,14 @@ class shared_rank {
       for (const auto& each : l.ready) kept += each.size() + sizeof each;
     }
     bool any = false;
-    for (int peer = 0; peer < size() && kept < max_message_bytes; ++peer)
-      if (peer != rank_ && !lane(peer).broken && !lane(peer).reader.empty()) {
-        try {
-          any = take(peer) || any;
-        } catch (const peer_error&) {
-          // Told when this peer is used.
-        }
+    for (int peer = 0; peer < size() && kept < max_message_bytes; ++peer) {
+      if (peer == rank_ || lane(peer).broken) continue;
+      try {
+        any = take(peer) != 0 || any;
+      } catch (const peer_error&) {
+        // Told when this peer is used.
       }
+    }
     return any;
   }
 
