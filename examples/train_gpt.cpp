@@ -27,6 +27,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <ratio>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -55,6 +56,7 @@ struct run_options {
   std::vector<std::string> text;
   save_mode mode = save_mode::overlapped;
   std::size_t keep = 3;
+  double hours_between_failures = 0;
   std::string losses;
   std::uint64_t kill_after_release = 0;
   std::size_t sample = 0;
@@ -68,7 +70,11 @@ cairn::any_checkpointer make_checkpointer(const run_options& options, store_type
                                           gpt::any_communicator ranks) {
   const cairn::keep_last keep{options.keep == 0 ? std::numeric_limits<std::size_t>::max() : options.keep};
   const std::chrono::seconds patience(options.patience);
-  const cairn::checkpointer_options waits{.patience = patience, .peer_patience = patience};
+  const std::chrono::duration<double, std::ratio<3600>> between_failures(options.hours_between_failures);
+  const cairn::checkpointer_options waits{
+      .patience = patience,
+      .peer_patience = patience,
+      .mean_time_between_failures = std::chrono::duration_cast<std::chrono::nanoseconds>(between_failures)};
   switch (options.mode) {
     case save_mode::synchronous:
       return cairn::any_checkpointer{cairn::checkpointer{
@@ -340,6 +346,9 @@ int main(int argc, char** argv) {
       ->transform(CLI::Validator(mode_of, "", "mode"))
       ->option_text("synchronous|thread|overlapped|direct=overlapped");
   app.add_option("--keep", options.keep, "checkpoints to keep; 0: all");
+  app.add_option("--failures-every", options.hours_between_failures,
+                 "hours between failures of the job: each save then suggests how often to save; 0: not known")
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--losses", options.losses,
                  "write step and loss (as a hexadecimal float) of each step to this file");
   app.add_option("--sample", options.sample, "let the model write this many bytes at the end");

@@ -338,7 +338,8 @@ def check_watch(root):
 
 def check_keep(root):
     directory = os.path.join(root, "kept")
-    train(directory, 2, keep=2)
+    told = train(directory, 2, "--failures-every", 24, keep=2)
+    expect(told, "^cairn: step 8 committed: .*; save about every [0-9]+ s$")
     assert sorted(os.listdir(directory)) == ["step-00000006", "step-00000008"], os.listdir(directory)
 
 
