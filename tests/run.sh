@@ -9,7 +9,8 @@ with sudo), keeps everything else in build/, and can be run again: what is built
 
 usage: bash tests/run.sh [--quick | --full | --soak [MINUTES]] [-R REGEX] [--jobs N] [--seed N] [--help]
 
-  (nothing)   every test under AddressSanitizer and UndefinedBehaviorSanitizer (clang), the threaded ones under ThreadSanitizer
+  (nothing)   every test under AddressSanitizer and UndefinedBehaviorSanitizer (clang), each fuzz target for 30 seconds, the
+              threaded ones under ThreadSanitizer
               (g++), the examples in an optimised build (g++); benchmarks compiled; headers, compile-fail cases, consumers, format. About 15 minutes on 2 cores from a fresh clone.
   --quick     one build without sanitizers, and no headers, compile-fail cases or consumers.
   --full      everything on g++ and clang, with every sanitizer, the slow tests, and ten times as many random cases. Up to an hour on 2 cores.
@@ -96,7 +97,7 @@ install_log=build/apt.log
 
 begin_phase "packages"
 packages=(g++ cmake ninja-build ccache pkg-config python3 libxxhash-dev rapidjson-dev doctest-dev libcli11-dev libboost-dev)
-[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16 libopenmpi-dev openmpi-bin libzstd-dev)
+[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16 llvm-16 libopenmpi-dev openmpi-bin libzstd-dev)
 install_missing "${packages[@]}"
 end_phase
 
@@ -238,6 +239,7 @@ run_build() {
   [ -n "$selected" ] || return
 
   begin_phase "$preset: tests"
+  rm -rf "$tree/coverage"
   local runner=()
   # ThreadSanitizer's shadow memory does not fit every address layout that the kernel may choose.
   if [[ $preset == *tsan* ]] && setarch -R true 2>/dev/null; then
@@ -259,6 +261,15 @@ run_build() {
   end_phase
 }
 
+# print_coverage PRESET: which part of include/cairn the tests of a build ran; a part of the tests proves nothing about that.
+print_coverage() {
+  [ -z "$regex" ] && [ -d "build/$1/coverage" ] || return 0
+  begin_phase "$1: coverage"
+  python3 tests/support/coverage.py --tree "build/$1" --source . --least 90 --lines "$results/$1.lines_not_run.txt" \
+    || fail "$1: the tests run too few lines of include/cairn (above; $results/$1.lines_not_run.txt)"
+  end_phase
+}
+
 not_static=(-LE '^(slow|static)$')
 [ -z "$regex" ] || not_static=(-LE '^slow$')
 case $mode in
@@ -267,6 +278,7 @@ case $mode in
     ;;
   short)
     run_build clang-asan "cairn_benchmarks" -LE '^(slow|example)$'
+    print_coverage clang-asan
     run_build tsan "" -L '^threaded$' -LE '^(slow|static)$'
     run_build release "cairn_examples" -L '^(optimised|example)$' -LE '^(slow|static)$'
     ;;
@@ -277,6 +289,7 @@ case $mode in
     run_build debug "cairn_examples" -LE '^(slow|static)$'
     run_build clang "cairn_examples cairn_benchmarks" -LE '^(slow|static)$'
     run_build clang-asan "" -LE '^(slow|static)$'
+    print_coverage clang-asan
     run_build clang-tsan "" -L '^threaded$' -LE '^(slow|static)$'
     ;;
 esac

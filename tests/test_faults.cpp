@@ -9,9 +9,8 @@
 #include "support/faulty_store.hpp"
 #include "support/rounds.hpp"
 #include "support/scratch_directory.hpp"
+#include "support/small_disk.hpp"
 #include "support/training_state.hpp"
-
-#include <sys/mount.h>
 
 #include <algorithm>
 #include <atomic>
@@ -399,28 +398,6 @@ TEST_CASE("absolute and .. names of items never become paths") {
 }
 
 namespace {
-/// A file system of its own and of one size, where the test may mount one.
-class small_disk {
- public:
-  explicit small_disk(const char* options) {
-    mounted_ = ::mount("none", directory_.path().c_str(), "tmpfs", 0, options) == 0;
-    if (!mounted_) MESSAGE("skipped: mounting a tmpfs needs root (" << std::strerror(errno) << ")");
-  }
-  ~small_disk() {
-    if (mounted_) ::umount2(directory_.path().c_str(), MNT_DETACH);
-  }
-  small_disk(const small_disk&) = delete;
-  small_disk& operator=(const small_disk&) = delete;
-  [[nodiscard]] bool mounted() const { return mounted_; }
-  [[nodiscard]] const std::string& path() const { return directory_.path(); }
-  [[nodiscard]] bool make_read_only() const {
-    return ::mount("none", path().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr) == 0;
-  }
-
- private:
-  scratch_directory directory_;
-  bool mounted_ = false;
-};
 constexpr training_sizes large{.weights = 100'000};
 auto open_disk(disk_store s, listener ear = {}, int most_failures = 0) {
   auto options = patient();

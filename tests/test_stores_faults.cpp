@@ -6,8 +6,8 @@
 #include "support/faulty_file_system.hpp"
 #include "support/recording_file_system.hpp"
 #include "support/scratch_directory.hpp"
+#include "support/small_disk.hpp"
 
-#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -398,33 +398,8 @@ TEST_CASE("a file larger than ulimit -f is an error and no signal") {
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-namespace {
-/// A small tmpfs of its own, where the test may mount one.
-class small_tmpfs {
- public:
-  explicit small_tmpfs(const char* options) {
-    mounted_ = ::mount("none", directory_.path().c_str(), "tmpfs", 0, options) == 0;
-    if (!mounted_) MESSAGE("skipped: mounting a tmpfs needs root (" << std::strerror(errno) << ")");
-  }
-  ~small_tmpfs() {
-    if (mounted_) ::umount2(directory_.path().c_str(), MNT_DETACH);
-  }
-  small_tmpfs(const small_tmpfs&) = delete;
-  small_tmpfs& operator=(const small_tmpfs&) = delete;
-  [[nodiscard]] bool mounted() const { return mounted_; }
-  [[nodiscard]] const std::string& path() const { return directory_.path(); }
-  [[nodiscard]] bool make_read_only() const {
-    return ::mount("none", path().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr) == 0;
-  }
-
- private:
-  scratch_directory directory_;
-  bool mounted_ = false;
-};
-}  // namespace
-
 TEST_CASE("a full disk: told at once with what is needed and free, nothing left over, and work goes on") {
-  const small_tmpfs disk("size=4m");
+  const small_disk disk("size=4m");
   if (!disk.mounted()) return;
   for (const bool direct : {true, false}) {
     cairn::file_store s{disk.path() + (direct ? "/d" : "/b"), {.direct_io = direct}};
@@ -456,7 +431,7 @@ TEST_CASE("a full disk: told at once with what is needed and free, nothing left 
 }
 
 TEST_CASE("a disk without inodes is full too") {
-  const small_tmpfs disk("size=4m,nr_inodes=6");
+  const small_disk disk("size=4m,nr_inodes=6");
   if (!disk.mounted()) return;
   cairn::file_store s{disk.path()};
   std::optional<error_id> id;
@@ -466,7 +441,7 @@ TEST_CASE("a disk without inodes is full too") {
 }
 
 TEST_CASE("a read-only store is read, and says so when written") {
-  const small_tmpfs disk("size=4m");
+  const small_disk disk("size=4m");
   if (!disk.mounted()) return;
   cairn::file_store s{disk.path()};
   s.put_new("step/kept", pattern(1'000));

@@ -49,8 +49,13 @@ enum class file_call : std::uint8_t {
   list,
   free_space,
   change_mode,
+  any  ///< as a fault's call: each of the above counts
 };
 inline constexpr int file_calls = 21;
+
+/// More than 0 while this thread is inside a faulty_file_system: for tests that let allocations fail, but not
+/// those of the test double.
+inline thread_local int inside_file_system = 0;
 
 struct file_fault {
   enum class manner : std::uint8_t {
@@ -105,6 +110,7 @@ class faulty_file_system {
     const int handle = around(
         file_call::open, [&] { return inner_.open_at(directory, name, flags, mode); }, direct);
     if (handle >= 0 && direct) {
+      const entered guard;
       const std::lock_guard lock(script_->mutex);
       script_->direct_handles.insert(handle);
     }
@@ -115,6 +121,7 @@ class faulty_file_system {
   }
   /// Closes in any case, as Linux does.
   [[nodiscard]] int close(int file) {
+    const entered guard;
     {
       const std::lock_guard lock(script_->mutex);
       script_->direct_handles.erase(file);
@@ -191,11 +198,20 @@ class faulty_file_system {
     std::set<int> direct_handles;
   };
 
+  struct entered {
+    entered() noexcept { ++inside_file_system; }
+    ~entered() { --inside_file_system; }
+    entered(const entered&) = delete;
+    entered& operator=(const entered&) = delete;
+  };
+
   /// The error of this call, or 0.
   [[nodiscard]] int reached(file_call call, bool direct) {
     const std::lock_guard lock(script_->mutex);
     auto& s = *script_;
-    if (!s.armed || s.fault.call != call || (s.fault.only_direct && !direct)) return 0;
+    if (!s.armed || (s.fault.call != call && s.fault.call != file_call::any) ||
+        (s.fault.only_direct && !direct))
+      return 0;
     ++s.count;
     if (s.count < s.fault.k || (s.count > s.fault.k && !s.fault.for_ever)) return 0;
     ++s.hits;
@@ -203,6 +219,7 @@ class faulty_file_system {
   }
   template <class Call>
   int around(file_call call, Call work, bool direct = false) {
+    const entered guard;
     const int error = reached(call, direct);
     if (error == 0) return work();
     if (how() == file_fault::manner::fails_after) static_cast<void>(work());
@@ -210,6 +227,7 @@ class faulty_file_system {
   }
   template <class Call>
   std::int64_t move_bytes(file_call call, int file, std::size_t bytes, Call work) {
+    const entered guard;
     bool direct = false;
     {
       const std::lock_guard lock(script_->mutex);

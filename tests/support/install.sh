@@ -16,6 +16,7 @@ is_usable() {
       ;;
     ninja-build) has_command ninja ;;
     clang-16) has_command clang++-16 ;;
+    llvm-16) has_command llvm-profdata-16 && has_command llvm-cov-16 ;;
     libclang-rt-16-dev)
       has_command clang++-16 &&
         echo 'int main() {}' | clang++-16 -fsanitize=address,undefined -x c++ - -o /dev/null >/dev/null 2>&1

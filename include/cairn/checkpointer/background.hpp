@@ -68,12 +68,8 @@ class background {
     try {
       const auto steps = reader_.list();
       for (std::size_t i = 0; i + keep_ < steps.size(); ++i) writer_->remove(steps[i]);
-    } catch (...) {
-      try {
-        teller_.warned("old checkpoints could not be removed: " + text_of(std::current_exception()));
-      } catch (...) {
-        // Out of memory for a warning; the next commit tries again.
-      }
+    } catch (...) {  // the next commit tries again
+      teller_.warned("old checkpoints could not be removed", std::current_exception());
     }
   }
 

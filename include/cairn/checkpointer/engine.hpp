@@ -80,18 +80,19 @@ class engine {
       try {
         stager_.prepare(*layout, deadline::in(options_.patience));
       } catch (...) {
-        background_->tell().warned("buffers could not be prepared, the first save tries again: " +
-                                   text_of(std::current_exception()));
+        background_->tell().warned("buffers could not be prepared, the first save tries again",
+                                   std::current_exception());
       }
     });
   }
 
   save_handle save(const state_dict& state, std::int64_t step) {
     const auto begin = deadline::clock::now();
+    ++save_count_;  // first: where a rank alone runs out of memory, the next attempt is the same on all
     if (step < 0)
       fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
     auto progress = std::make_shared<save_progress>(step);
-    ++save_count_;
+    progress->set_place(rank(), place_of(step));
     const save_context identity{
         run_, step, attempt_of(run_, step, save_count_), 0, rank(), world_size(), options_.patience};
     overlap_.give_up(deadline::in(options_.patience));
@@ -113,15 +114,16 @@ class engine {
     try {
       resolved = resolve_all(planner_, state, planned->plan);
       layout = layout_of(*planned, resolved, state);
+      outstanding_.reserve(outstanding_.size() + 1);
+      progress->on_end([background = background_](save_report& report, const std::exception_ptr& why) {
+        background->ended(report, why);
+      });
     } catch (...) {
       writer->abort(
           context,
           std::current_exception());  // the others may have planned from their caches, and learn it so
       throw;
     }
-    progress->on_end([background = background_](save_report& report, const std::exception_ptr& why) {
-      background->ended(report, why);
-    });
     staged_image image;
     try {
       const auto wait_begin = deadline::clock::now();
@@ -143,7 +145,7 @@ class engine {
     }
     const auto control = image.control();
     if constexpr (Overlapped) control->require_confirmation();
-    progress->set_image(control);
+    progress->set_image(control, image.files());
     cost.bytes = 0;
     for (const auto& s : layout->segments) cost.bytes += s.bytes;
     cost.items = layout->items.size();
@@ -265,12 +267,10 @@ class engine {
     before_update();
     finish_preparation();
     closed_ = true;
-    const auto until = deadline::in(longest_save());
     for (const auto& p : outstanding_)
-      if (!p->wait_finished(until))
-        fail(error_id::timeout_close,
-             "a save had not ended when close() gave up waiting; it goes on until the process ends",
-             {.item = "step " + std::to_string(p->report().step)});
+      if (!p->wait_finished(given_up_at_))
+        p->fail_late(error_id::timeout_close,
+                     "a save had not ended when close() gave up waiting; it goes on until the process ends");
     if (last_ != nullptr && last_->failure() != nullptr) std::rethrow_exception(last_->failure());
   }
 
@@ -281,12 +281,11 @@ class engine {
       else
         before_update();
       finish_preparation();
-      const auto until = deadline::in(longest_save());
       for (const auto& p : outstanding_)
-        if (!p->wait_finished(until))
-          background_->tell().warned("a save had not ended when its checkpointer was destroyed");
+        if (!p->wait_finished(given_up_at_))
+          background_->tell().warned("a save had not ended when its checkpointer was destroyed", nullptr);
     } catch (...) {
-      background_->tell().warned("while a checkpointer was destroyed: " + text_of(std::current_exception()));
+      background_->tell().warned("while a checkpointer was destroyed", std::current_exception());
     }
   }
 
@@ -337,8 +336,17 @@ class engine {
     return cache_.put(key_of_plan(state), std::move(renewed))->layout;
   }
 
+  /// What a save that is late is told to wait for once this rank's files are written.
+  [[nodiscard]] std::string place_of(std::int64_t step) {
+    if constexpr (requires(writer_type& w) { std::string(w.place_of(step)); })
+      return background_->writer()->place_of(step);
+    else
+      return storage_.describe();
+  }
+  /// Room in outstanding_ is there already.
   void remember(const std::shared_ptr<save_progress>& progress) {
     std::erase_if(outstanding_, [](const auto& p) { return p->finished(); });
+    given_up_at_ = deadline::in(longest_save());
     outstanding_.push_back(progress);
     last_ = progress;
     if constexpr (Overlapped) overlap_.shut(progress);
@@ -354,11 +362,10 @@ class engine {
     return save_handle(progress);
   }
   void wait_for_earlier() {
-    const auto until = deadline::in(longest_save());
     for (const auto& p : outstanding_)
-      if (!p->wait_finished(until))
-        fail(error_id::timeout_commit, "an earlier save had not ended in time, so this one was not begun",
-             {.item = "step " + std::to_string(p->report().step)});
+      if (!p->wait_finished(given_up_at_))
+        p->fail_late(error_id::timeout_commit,
+                     "an earlier save had not ended in time, so this one was not begun");
   }
   [[nodiscard]] bool busy() const {
     return std::any_of(outstanding_.begin(), outstanding_.end(),
@@ -415,6 +422,7 @@ class engine {
   bool probed_ = false;
   std::shared_ptr<background_type> background_;
   std::vector<std::shared_ptr<save_progress>> outstanding_;
+  deadline given_up_at_ = deadline::in(std::chrono::nanoseconds(0));  // when nobody waits for them any more
   std::shared_ptr<save_progress> last_;
   overlap_gate overlap_;
   std::thread preparation_;

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 namespace cairn {
@@ -24,9 +25,16 @@ class save_progress {
  public:
   explicit save_progress(std::int64_t step) : begun_(deadline::clock::now()) { report_.step = step; }
 
-  void set_image(std::shared_ptr<image_control> control) {
+  /// Who saves, and the file by which the checkpoint comes to exist: for errors about deadlines.
+  void set_place(int rank, std::string manifest) {
+    const std::lock_guard lock(mutex_);
+    rank_ = rank;
+    manifest_ = std::move(manifest);
+  }
+  void set_image(std::shared_ptr<image_control> control, std::shared_ptr<files_under_way> files = nullptr) {
     const std::lock_guard lock(mutex_);
     image_ = std::move(control);
+    files_ = std::move(files);
   }
   void set_written() noexcept {
     {
@@ -107,7 +115,7 @@ class save_progress {
     {
       std::unique_lock lock(mutex_);
       if (!wait(lock, until, [&] { return image_ != nullptr || ended(); }))
-        fail(error_id::timeout_staging, "a save did not begin to copy in time");
+        fail(error_id::timeout_staging, "a save did not begin to copy in time", here());
       image = image_;
       if (image == nullptr) return;
     }
@@ -116,19 +124,26 @@ class save_progress {
   void wait_written(deadline until) const {
     std::unique_lock lock(mutex_);
     if (!wait(lock, until, [&] { return written_ || ended(); }))
-      fail(error_id::timeout_write, "a save was not durable in time; it goes on in the background");
+      fail(error_id::timeout_write, "a save was not durable in time; it goes on in the background" + stage(),
+           here());
     if (failure_ != nullptr) std::rethrow_exception(failure_);
   }
   void wait_committed(deadline until) const {
     std::unique_lock lock(mutex_);
     if (!wait(lock, until, [&] { return ended(); }))
-      fail(error_id::timeout_commit, "a save was not committed in time; it goes on in the background");
+      fail(error_id::timeout_commit,
+           "a save was not committed in time; it goes on in the background" + stage(), here());
     if (failure_ != nullptr) std::rethrow_exception(failure_);
   }
   /// Until committed or failed; false at the deadline. Does not throw.
   [[nodiscard]] bool wait_finished(deadline until) const noexcept {
     std::unique_lock lock(mutex_);
     return wait(lock, until, [&] { return ended(); });
+  }
+  /// Throws that a deadline passed, with the rank and the file that this save is at.
+  [[noreturn]] void fail_late(error_id id, const std::string& sentence) const {
+    const std::lock_guard lock(mutex_);
+    fail(id, sentence + stage(), here());
   }
 
  private:
@@ -166,14 +181,28 @@ class save_progress {
     return true;
   }
   [[nodiscard]] bool ended() const noexcept { return outcome_ != outcome::none; }
+  // What a save that is late waits for.
+  [[nodiscard]] std::string stage() const {
+    return written_ ? ": this rank's part is durable, the commit is awaited"
+                    : ": this rank's part is not durable yet; if its bytes do not grow, the store hangs";
+  }
+  [[nodiscard]] error_fields here() const {
+    auto file = written_ || files_ == nullptr ? std::string() : files_->first();
+    return {.rank = rank_,
+            .item = "step " + std::to_string(report_.step),
+            .file = file.empty() ? manifest_ : std::move(file)};
+  }
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::shared_ptr<image_control> image_;
+  std::shared_ptr<files_under_way> files_;
   std::function<void(save_report&, const std::exception_ptr&)> on_end_;
   std::function<void()> on_written_;
   std::exception_ptr failure_;
   save_report report_;
+  std::string manifest_;
+  int rank_ = -1;
   deadline::clock::time_point begun_;
   bool written_ = false;
   bool ending_ = false;

@@ -8,9 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
 namespace cairn {
@@ -111,6 +114,38 @@ struct shared_image {
   shared_place control;
 };
 
+/// The files that a writer is at, for errors about deadlines. Any thread.
+class files_under_way {
+ public:
+  /// One file is being written as long as this lives.
+  class note {
+   public:
+    note(files_under_way& owner, std::string key) : owner_(&owner) {
+      const std::lock_guard lock(owner.mutex_);
+      at_ = owner.keys_.insert(owner.keys_.end(), std::move(key));
+    }
+    ~note() {
+      const std::lock_guard lock(owner_->mutex_);
+      owner_->keys_.erase(at_);
+    }
+    note(const note&) = delete;
+    note& operator=(const note&) = delete;
+
+   private:
+    files_under_way* owner_;
+    std::list<std::string>::iterator at_;
+  };
+  /// The one that was begun first; empty: none.
+  [[nodiscard]] std::string first() const {
+    const std::lock_guard lock(mutex_);
+    return keys_.empty() ? std::string() : keys_.front();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::list<std::string> keys_;
+};
+
 /// What a stager keeps behind an image: destroyed with the last copy of the image, which gives the buffers
 /// back to its pool.
 class image_backing {
@@ -139,6 +174,7 @@ class staged_image {
       : layout_(std::move(layout)),
         control_(std::move(control)),
         backing_(std::move(backing)),
+        files_(std::make_shared<files_under_way>()),
         memory_(memory),
         digests_(digests),
         digested_(digested) {}
@@ -147,6 +183,8 @@ class staged_image {
   [[nodiscard]] const std::shared_ptr<const image_layout>& shared_layout() const noexcept { return layout_; }
   [[nodiscard]] bool failed() const noexcept { return control_->failed(); }
   [[nodiscard]] const std::shared_ptr<image_control>& control() const noexcept { return control_; }
+  /// Where writers note the files that they are at.
+  [[nodiscard]] const std::shared_ptr<files_under_way>& files() const noexcept { return files_; }
   /// True if bytes() may be used; false if only gather() may.
   [[nodiscard]] bool resident() const noexcept { return !memory_.empty() || layout_->bytes == 0; }
   /// All bytes of the image, aligned to image_alignment; only those below the watermark may be read.
@@ -187,6 +225,7 @@ class staged_image {
   std::shared_ptr<const image_layout> layout_;
   std::shared_ptr<image_control> control_;
   std::shared_ptr<image_backing> backing_;
+  std::shared_ptr<files_under_way> files_;
   std::span<const std::byte> memory_;
   std::span<std::uint64_t> digests_;
   bool digested_ = false;

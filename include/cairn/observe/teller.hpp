@@ -89,6 +89,10 @@ class teller {
     observation what{observation::what::fell_back, rank_, step, 0, 0, why, nullptr};
     tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " is passed over: " + why; });
   }
+  /// The sentence and, unless it is null, what was thrown. Also where there is no memory for the two.
+  void warned(const char* sentence, const std::exception_ptr& why) noexcept {
+    guarded([&] { warned(sentence + (why == nullptr ? std::string() : ": " + text_of(why))); });
+  }
   void warned(const std::string& text) noexcept {
     observation what{observation::what::warning, rank_, 0, 0, 0, text, nullptr};
     tell(what, true, [&] { return "cairn: rank " + std::to_string(rank_) + ": " + text; });

@@ -18,6 +18,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -86,6 +87,8 @@ class safetensors_writer {
   void remove(std::int64_t step) { keeping_.remove(step); }
   bool set_aside(std::int64_t step) { return keeping_.set_aside(step); }
   std::uint64_t clean(run_id run) { return keeping_.clean(run) + mark().remove_others(run); }
+  /// The object by which a checkpoint comes to exist, for errors; not part of the concept.
+  [[nodiscard]] std::string place_of(std::int64_t step) const { return manifest_key(step); }
   /// By these, a checkpointer proves that all ranks see one store; not part of the concept.
   void leave_mark(run_id run) { mark().leave(run); }
   [[nodiscard]] bool sees_mark(run_id run) { return mark().seen(run); }
@@ -107,11 +110,13 @@ class safetensors_writer {
       detail::write_source source(image, *rings_, until);
       for (std::uint32_t k = 0; k < layout.segments.size(); ++k) {
         const auto& segment = layout.segments[k];
-        files.push_back(protocol_.store().create(data_key(c.step, c.rank, c.attempt, k), segment.bytes));
+        const auto key = data_key(c.step, c.rank, c.attempt, k);
+        const files_under_way::note note(*image.files(), key);
+        files.push_back(protocol_.store().create(key, segment.bytes));
         for (std::uint64_t at = segment.begin; at < segment.begin + segment.bytes;) {
           if (until.passed())
             fail(error_id::timeout_write, "the checkpoint was not written in time",
-                 {.rank = c.rank, .file = data_key(c.step, c.rank, c.attempt, k)});
+                 {.rank = c.rank, .file = key});
           std::vector<write_part> parts;
           auto offset = at - segment.begin;
           for (const auto span : source.next(at, segment.begin + segment.bytes)) {
@@ -127,19 +132,24 @@ class safetensors_writer {
       source.finish();
     }
     image.read_completely();
-    finish(files, finished);
+    finish(c, image, files, finished);
     image.wait_released(until);
     return record_of(layout, image.digests());
   }
 
   /// Makes the files durable, several at once: each waits for the device. `finished`: how many may stand.
-  static void finish(std::vector<object>& files, std::size_t& finished) {
+  static void finish(const save_context& c, const staged_image& image, std::vector<object>& files,
+                     std::size_t& finished) {
     finished = files.size();
     const std::size_t threads = std::min<std::size_t>(files.size(), 4);
     std::vector<std::exception_ptr> failures(threads);
     const auto part = [&](std::size_t t) noexcept {
       try {
-        for (auto i = t; i < files.size(); i += threads) files[i].finish();
+        for (auto i = t; i < files.size(); i += threads) {
+          const files_under_way::note note(
+              *image.files(), data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i)));
+          files[i].finish();
+        }
       } catch (...) {
         failures[t] = std::current_exception();
       }
@@ -147,8 +157,13 @@ class safetensors_writer {
     {
       std::vector<std::jthread> others;
       others.reserve(threads);
-      for (std::size_t t = 1; t < threads; ++t) others.emplace_back(part, t);
+      std::size_t begun = 1;
+      try {
+        for (; begun < threads; ++begun) others.emplace_back(part, begun);
+      } catch (const std::system_error&) {  // no more threads: this one does their part
+      }
       if (threads != 0) part(0);
+      for (; begun < threads; ++begun) part(begun);
     }
     for (const auto& f : failures)
       if (f) std::rethrow_exception(f);

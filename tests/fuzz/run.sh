@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+set -uo pipefail
+
+usage() {
+  cat <<'END'
+Fuzzes what cairn reads from outside: manifests, records, safetensors headers, plan messages, frames of collectives and of
+shared memory, and what users configure. Inputs that were found are kept beside the program and used again; the checked-in
+ones are in tests/fuzz/corpus.
+
+usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N] [--jobs N] [--seed N] [TARGET...]
+
+  --program PATH  the fuzzer (default: build/clang-asan/tests/cairn_fuzz, which `bash tests/run.sh -R fuzz` builds)
+  --seconds N     for each target (default 30)
+  --jobs N        targets at a time (default: the number of cores)
+  --seed N        of libFuzzer's random numbers (default: another one in each run; it is printed)
+  TARGET          manifest record safetensors plan frame config (default: all)
+
+The status is 0 only if no target crashed. A crash prints the command that repeats it, and its input is kept.
+END
+}
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) || exit 1
+program=$root/build/clang-asan/tests/cairn_fuzz
+seconds=30
+jobs=$(nproc)
+seed=$((RANDOM * 32768 + RANDOM + 1))
+targets=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --program | --seconds | --jobs | --seed)
+      [ $# -ge 2 ] || { echo "fuzz: $1 needs a value, see --help" >&2; exit 2; }
+      printf -v "${1#--}" '%s' "$2"
+      shift
+      ;;
+    -h | --help) usage; exit 0 ;;
+    manifest | record | safetensors | plan | frame | config) targets+=("$1") ;;
+    *) echo "fuzz: there is no option or target '$1', see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+for number in "$seconds" "$jobs" "$seed"; do
+  [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "fuzz: '$number' is no number above 0, see --help" >&2; exit 2; }
+done
+[ ${#targets[@]} -gt 0 ] || targets=(manifest record safetensors plan frame config)
+[ -x "$program" ] || { echo "fuzz: there is no program $program; 'bash tests/run.sh -R fuzz' builds it" >&2; exit 2; }
+program=$(realpath "$program")
+kept=$(dirname "$program")/fuzz
+
+fuzz_one() {
+  local target=$1 found=$kept/$1 log=$kept/$1.log status=0
+  mkdir -p "$found" || return 1
+  # No reader takes more than 64 MiB at once, whatever 64 KiB of input claim.
+  CAIRN_FUZZ_TARGET=$target "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=65 \
+    -max_len=65536 -len_control=20 -seed="$seed" -print_final_stats=1 -artifact_prefix="$kept/$target-" \
+    "$found" "$root/tests/fuzz/corpus/$target" >"$log" 2>&1 || status=$?
+  if [ "$status" -ne 0 ]; then
+    grep -vE '^#[0-9]+[[:space:]]|NEW_FUNC' "$log" | tail -n 60
+    local input
+    input=$(sed -nE 's/.*Test unit written to (.*)$/\1/p' "$log" | tail -n 1)
+    echo "fuzz: $target failed with status $status and seed $seed. Repeat it with:"
+    echo "  CAIRN_FUZZ_TARGET=$target $program ${input:-"-seed=$seed $found $root/tests/fuzz/corpus/$target"}"
+    return 1
+  fi
+  local executions coverage
+  executions=$(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)$/\1/p' "$log")
+  coverage=$(sed -nE 's/.* cov: ([0-9]+) .*/\1/p' "$log" | tail -n 1)
+  echo "fuzz: $target: $executions executions in $seconds s, $coverage edges, seed $seed: no crash"
+}
+
+failed=0
+running=0
+for target in "${targets[@]}"; do
+  if [ "$running" -ge "$jobs" ]; then
+    wait -n || failed=1
+    running=$((running - 1))
+  fi
+  fuzz_one "$target" &
+  running=$((running + 1))
+done
+while [ "$running" -gt 0 ]; do
+  wait -n || failed=1
+  running=$((running - 1))
+done
+exit "$failed"
