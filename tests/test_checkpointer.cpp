@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -364,6 +365,34 @@ TEST_CASE("a type is named by its policies in any order") {
                                         cairn::checkpointer_options, cairn::no_staging, cairn::overlapped>;
   static_assert(std::is_same_v<one, other>);
   static_assert(std::is_nothrow_move_constructible_v<one> && !std::is_copy_constructible_v<one>);
+}
+
+TEST_CASE("ranks agree to stop at one step, whichever of them was asked, and resume two states together") {
+  cairn::memory_store policies, critics;
+  std::atomic<int> stopped_at_4{0};
+  for (const bool again : {false, true}) {
+    cairn::thread_group others{3};  // each checkpointer has a communicator of its own
+    run_ranks(3, [&](cairn::thread_communicator comm) {
+      const int rank = comm.rank();
+      training policy(rank, comm.size()), critic(rank, comm.size());
+      cairn::checkpointer first{policies, std::move(comm), quiet};
+      cairn::checkpointer second{critics, others.communicator(rank), quiet};
+      const auto resumed = cairn::resume_together({{first, policy.state}, {second, critic.state}});
+      CHECK(resumed == (again ? std::optional<std::int64_t>(3) : std::nullopt));
+      CHECK(first.list().size() == (again ? 1 : 0));  // step 4, which the critic does not have, went aside
+      std::int64_t step = resumed.value_or(0);
+      for (bool stop = false; !stop && step < 10;) {
+        ++step;
+        stop = first.any_rank(rank == 2 && step >= 4);
+        if (step < 3) continue;
+        first.save(policy.state, step).wait();
+        if (!stop || again) second.save(critic.state, step).wait();
+      }
+      if (step == 4) ++stopped_at_4;
+    });
+  }
+  CHECK(stopped_at_4 == 6);
+  CHECK(cairn::checkpointer{critics, quiet}.list() == std::vector<std::int64_t>{3, 4});
 }
 
 TEST_CASE("a change on one rank alone is named by the deadline; a change on all replans") {
