@@ -109,7 +109,7 @@ class buffered_stager {
         : image_fill(std::forward<Arguments>(arguments)...), lease(std::move(held)) {}
     [[nodiscard]] std::optional<shared_image> shared() const override {
       if constexpr (M::shareable)
-        return lease.block().shared(this->layout().bytes);
+        return lease.block().block.shared(this->layout().bytes);
       else
         return std::nullopt;
     }
