@@ -57,15 +57,16 @@ def main():
     current = None
     for line in export.splitlines():
         if line.startswith("SF:"):
-            path = os.path.realpath(line[3:])
-            current = lines.setdefault(path, {}) if path.startswith(include + os.sep) else None
+            # A compiler cache may give an object that was made of the same header in another clone.
+            name = line[3:].rpartition("/include/cairn/")[2]
+            known = "/include/cairn/" in line and os.path.exists(os.path.join(include, name))
+            current = lines.setdefault(name, {}) if known else None
         elif line.startswith("DA:") and current is not None:
             number, count = line[3:].split(",")[:2]
             current[int(number)] = max(current.get(int(number), 0), int(count))
     rooms = {}
     missed = []
-    for path, counts in sorted(lines.items()):
-        name = os.path.relpath(path, include)
+    for name, counts in sorted(lines.items()):
         room = name.split(os.sep)[0] + "/" if os.sep in name else name
         ran, all_lines = rooms.get(room, (0, 0))
         rooms[room] = (ran + sum(1 for c in counts.values() if c > 0), all_lines + len(counts))
