@@ -50,7 +50,7 @@ fuzz_one() {
   local target=$1 found=$kept/$1 log=$kept/$1.log status=0
   mkdir -p "$found" || return 1
   # No reader takes more than 64 MiB at once, whatever 64 KiB of input claim.
-  CAIRN_FUZZ_TARGET=$target "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=65 \
+  LLVM_PROFILE_FILE=/dev/null CAIRN_FUZZ_TARGET=$target "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=65 \
     -max_len=65536 -len_control=20 -seed="$seed" -print_final_stats=1 -artifact_prefix="$kept/$target-" \
     "$found" "$root/tests/fuzz/corpus/$target" >"$log" 2>&1 || status=$?
   if [ "$status" -ne 0 ]; then
