@@ -7,7 +7,8 @@ usage: check_headers.py --compiler C --include DIR [--table FILE] [--jobs N] -- 
 A header with a line `// opt-in: TARGET` among its first lines needs an optional dependency: it is compiled with the flags that
 --optional gives for it, without the hostile macros (which the other library's headers need not stand), and only listed where
 there are none.
-A header `*.h` is for C, too: it is compiled as C99 and as C++17.
+A header `*.h` is for C, too: it is compiled as C99 and as C++17, and as CUDA C++ where nvcc is installed (beside g++, its
+host compiler).
 The compile time of the umbrella is printed against its limit as a report: time never decides.
 """
 
@@ -16,6 +17,7 @@ import concurrent.futures
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -73,6 +75,10 @@ def main():
     if not names:
         sys.exit(f"check_headers: there is no header in {arguments.include}/cairn")
 
+    nvcc = None
+    if "clang" not in os.path.basename(arguments.compiler):
+        nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
     def check(name):
         reason = opt_in(arguments.include / name)
         if reason and reason not in optional:
@@ -90,9 +96,18 @@ def main():
             seconds += more
             if not good:
                 break
+        if good and nvcc:
+            with tempfile.NamedTemporaryFile("w", suffix=".cu") as file:
+                file.write(f"#include <{name}>\n__global__ void kernel(float* x) {{ *x = 1; }}\nint main() {{ return 0; }}\n")
+                file.flush()
+                command = [nvcc, "-std=c++17", "--Werror", "all-warnings", "-I", str(arguments.include)]
+                good, more, output = compile_source([*command, "-c", "-o", "/dev/null", file.name], "")
+                seconds += more
         return name, good, seconds, output
 
     lines = [f"CPU seconds of each header alone, after hostile macros ({os.path.basename(arguments.compiler)})"]
+    if nvcc:
+        lines.append(f"  *.h also by {nvcc}")
     failed = []
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         every = [*names, *c_names]
