@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <paths.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,6 +20,7 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
@@ -634,4 +636,37 @@ TEST_CASE("two states resume at the newest step that both have and that loads in
                {"storage.nothing_loads|", "2 from step 10 to 20; none"});
     CHECK(run.policy.list() == steps{10, 20});
   }
+}
+
+TEST_CASE("a trace opens as JSON at any moment, and tells the parts of a save, loads, failures and marks") {
+  const scratch_directory scratch;
+  const auto path = scratch.path() + "/trace.json";
+  std::vector<float> weights(100'000, 1.0f);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {100'000});
+  cairn::trace_file trace{path, 3};
+  cairn::checkpointer ckpt{cairn::file_store{scratch.path() + "/store"}, trace, cairn::overlapped{},
+                           cairn::checkpointer_options{.quiet = true}};
+  static_cast<void>(ckpt.resume(state));
+  ckpt.save(state, 1).wait();
+  trace.mark("a mark of \"mine\"\n");
+  CHECK_THROWS_AS(ckpt.save(state, 1).wait(), cairn::storage_error);
+  ckpt.load(state, 1);
+  // The list has no end: a comma follows the last event.
+  const auto command = cairn_test::python() + R"( -c '
+import json, sys
+events = json.loads(open(sys.argv[1]).read() + "{}]")[:-1]
+names = [each["name"] for each in events]
+for name in ["process_name", "save step 1", "plan", "stage", "write", "commit", "a mark of \"mine\" ", "load step 1"]:
+    assert name in names, (name, names)
+assert any("already_committed" in name for name in names), names
+assert all(each["pid"] == 3 for each in events)
+parts = {each["name"]: each for each in events if each["ph"] == "X" and each["tid"] == 1}
+begin, write, commit = parts["save step 1"], parts["write"], parts["commit"]
+assert begin["ts"] <= write["ts"] and write["ts"] + write["dur"] <= commit["ts"] + 1
+assert commit["ts"] + commit["dur"] <= begin["ts"] + begin["dur"] + 1
+assert begin["args"]["bytes"] >= 400000' )" +
+                       path;
+  CHECK(std::system(command.c_str()) == 0);
+  CHECK_THROWS_AS(cairn::trace_file("/no/such/directory/trace.json"), cairn::storage_error);
 }

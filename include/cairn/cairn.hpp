@@ -11,6 +11,7 @@
 #include <cairn/manage/resume_together.hpp>
 #include <cairn/manage/stop_signal.hpp>
 #include <cairn/observe/save_interval.hpp>
+#include <cairn/observe/trace_file.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/gathered.hpp>
 #include <cairn/stage/buffered_stager.hpp>
