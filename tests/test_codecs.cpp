@@ -470,7 +470,7 @@ TEST_CASE("zstd: frames that claim what is not there are refused, and cost nothi
     codec.decode(dtype::u8, as_whole(plain), to);
     CHECK(to == zeros);
   }
-  SUBCASE("no size, two frames, frames to be skipped, a dictionary") {
+  SUBCASE("no size, two frames, frames to be skipped") {
     const codec_bytes small(1000);
     const auto unsized = zstd_frame(
         small, [](ZSTD_CCtx* c) { static_cast<void>(ZSTD_CCtx_setParameter(c, ZSTD_c_contentSizeFlag, 0)); });
@@ -497,6 +497,20 @@ TEST_CASE("zstd: frames that claim what is not there are refused, and cost nothi
     damaged.back() ^= std::byte{1};
     CHECK(take(as_whole(damaged), 1000) == decoded::refused);
   }
+  SUBCASE("what is no zstd frame") {
+    // Of an old version, to be skipped, a dictionary, anything.
+    for (const std::uint32_t magic : {0xFD2FB527u, 0x184D2A50u, 0xEC30A437u, 0u}) {
+      auto other = as_whole(plain);
+      std::memcpy(other.data() + 1, &magic, sizeof magic);
+      codec_bytes to(zeros.size());
+      try {
+        codec.decode(dtype::u8, other, to);
+        FAIL("it was decoded");
+      } catch (const corrupt_error& e) {
+        CHECK(e.id() == error_id::corrupt_bad_magic);
+      }
+    }
+  }
   SUBCASE("a window of any size") {
     const auto wide = zstd_frame(zeros, [](ZSTD_CCtx* c) {
       static_cast<void>(
@@ -515,6 +529,18 @@ TEST_CASE("zstd: planes that do not fit are refused") {
   for (const auto type : {dtype::u8, dtype::bf16, dtype::f64, dtype::f4})
     CHECK(decode_checked(codec, type, encoded, from, from.size()) == decoded::refused);
   CHECK(decode_checked(codec, dtype::c64, encoded, from, from.size()) == decoded::right);
+  for (const unsigned width : {0u, 1u, 2u, 8u, 255u}) {
+    auto broken = encoded;
+    broken[1] = static_cast<std::byte>(width);
+    CHECK(decode_checked(codec, dtype::f32, broken, from, from.size()) == decoded::refused);
+  }
+  // One plane, of a type that has none.
+  const codec_bytes zeros(100);
+  const auto plane_of_zeros = zstd_frame(zeros, [](ZSTD_CCtx*) {});
+  wire_writer one;
+  one.put(std::uint8_t{2}).put(std::uint8_t{1}).put(static_cast<std::uint32_t>(plane_of_zeros.size()));
+  one.raw(plane_of_zeros);
+  CHECK(decode_checked(codec, dtype::u8, one.take(), zeros, zeros.size()) == decoded::refused);
   for (std::size_t plane = 0; plane < 4; ++plane)
     for (const std::uint32_t size : {0u, 1u, 9999u, 10'000u, 10'001u, 0x7fffffffu, 0xffffffffu}) {
       auto broken = encoded;
