@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+// uses: cairn::zstd
 // One libFuzzer program for everything that cairn reads from outside; CAIRN_FUZZ_TARGET chooses: manifest,
-// record, safetensors, plan, frame, config. What is refused must be refused by the typed error of its reader;
-// what is accepted must be written again as it was read. tests/fuzz/run.sh starts it.
+// record, safetensors, plan, frame, config, codec. What is refused must be refused by the typed error of its
+// reader; what is accepted must be written again as it was read. tests/fuzz/run.sh starts it.
 //
 //   CAIRN_FUZZ_SEEDS=tests/fuzz/corpus fuzz    writes the first inputs of every target there, and ends
 #include <cairn/comm/collective_frame.hpp>
@@ -9,9 +10,15 @@
 #include <cairn/comm/message_ring.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/glob.hpp>
+#include <cairn/storage/item_frames.hpp>
 #include <cairn/storage/names.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/file_store.hpp>
+#if CAIRN_USES_ZSTD + 0
+#include <cairn/storage/zstd_codec.hpp>
+#else
+#include <support/codec_archetype.hpp>
+#endif
 
 #include "../formats_samples.hpp"
 
@@ -28,6 +35,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -277,13 +285,78 @@ void read_config(input in) {
   }
 }
 
+#if CAIRN_USES_ZSTD + 0
+using fuzzed_codec = cairn::zstd_codec;
+const fuzzed_codec& the_codec() {
+  static const fuzzed_codec codec;
+  return codec;
+}
+#else
+using fuzzed_codec = cairn_test::codec_archetype;
+const fuzzed_codec& the_codec() {
+  static const fuzzed_codec codec = fuzzed_codec::make();
+  return codec;
+}
+#endif
+bytes encoded_by_codec(cairn::dtype type, input item) {
+  bytes to(static_cast<std::size_t>(the_codec().bound(item.size())));
+  to.resize(the_codec().encode(type, item, to));
+  return to;
+}
+/// The first byte chooses a dtype and what follows two bytes that are a size: what is encoded, an item that
+/// is, or frames with their index.
+void read_codec(input in) {
+  if (in.size() < 3) return;
+  const auto choice = std::to_integer<unsigned>(in[0]);
+  const auto type = static_cast<cairn::dtype>(choice / 4 % 20);
+  std::uint16_t size = 0;
+  std::memcpy(&size, in.data() + 1, sizeof size);
+  in = in.subspan(3);
+  const auto decoded = [&](input from, std::size_t to_size) {
+    return accepted<cairn::corrupt_error>([&] {
+      bytes to(to_size);
+      the_codec().decode(type, from, to);
+      return to;
+    });
+  };
+  if (choice % 4 == 0) {
+    const auto item = decoded(in, size);
+    if (item) demand(decoded(encoded_by_codec(type, *item), size) == item, "what was decoded can be encoded");
+    return;
+  }
+  if (choice % 4 == 1) {
+    const auto again = decoded(encoded_by_codec(type, in), in.size());
+    demand(again && std::ranges::equal(*again, in), "what was encoded is decoded");
+    return;
+  }
+  const cairn::framed_item item{.codec = fuzzed_codec::id,
+                                .type = type,
+                                .decoded_bytes = std::uint64_t{size} * 37,
+                                .encoded_bytes = in.size()};
+  const auto index = accepted<cairn::corrupt_error>([&] { return cairn::frame_index::parse(in, item); });
+  if (!index) return;
+  const auto last = index->encode();
+  demand(index->frames_end() + last.size() == in.size() && std::ranges::equal(last, in.last(last.size())),
+         "an index of frames is written as it was read");
+  static_cast<void>(accepted<cairn::corrupt_error>([&] {
+    bytes to(std::size_t{size} * 20);
+    const auto range = index->covering(size, to.size());
+    cairn::decode_range(the_codec(), *index,
+                        in.subspan(static_cast<std::size_t>(range.encoded_begin),
+                                   static_cast<std::size_t>(range.encoded_bytes)),
+                        size, to);
+    return true;
+  }));
+}
+
 struct target {
   const char* name;
   void (*read)(input);
 };
 constexpr target targets[] = {
     {"manifest", read_manifest}, {"record", read_record}, {"safetensors", read_safetensors},
-    {"plan", read_plan},         {"frame", read_frame},   {"config", read_config}};
+    {"plan", read_plan},         {"frame", read_frame},   {"config", read_config},
+    {"codec", read_codec}};
 const target* chosen = nullptr;
 
 // --- The first inputs
@@ -393,10 +466,61 @@ void write_seeds(const std::string& root) {
       .put(std::uint64_t{0x0202})
       .raw(bytes_of("checkpoints"));
   put("config", "options", options.take());
+
+  // Weights of two dtypes, and text; each as it is and encoded.
+  const auto sized_item = [](unsigned choice, cairn::dtype type, std::size_t size, input rest) {
+    cairn::wire_writer out;
+    out.put(static_cast<std::uint8_t>(choice + 4 * static_cast<unsigned>(type)));
+    return out.put(static_cast<std::uint16_t>(size)).raw(rest).take();
+  };
+  bytes item(1500);
+  for (std::size_t i = 0; i + 4 <= item.size(); i += 4) {
+    const float x = 0.01f * static_cast<float>(d.roll(2000) - 1000);
+    std::memcpy(item.data() + i, &x, sizeof x);
+  }
+  bytes words;
+  while (words.size() < 1500)
+    words.push_back(static_cast<std::byte>("not at all or as a whole "[words.size() % 25]));
+  for (const auto& [name, type, content] :
+       {std::tuple("f32", cairn::dtype::f32, item), std::tuple("f64", cairn::dtype::f64, item),
+        std::tuple("text", cairn::dtype::u8, words)}) {
+    put("codec", name, sized_item(1, type, content.size(), content));
+    put("codec", (std::string(name) + "-encoded").c_str(),
+        sized_item(0, type, content.size(), encoded_by_codec(type, content)));
+  }
+  bytes framed;
+  bytes longer(std::size_t{2000} * 37);
+  std::copy(item.begin(), item.end(), longer.begin() + 65'000);
+  cairn::encode_frames(the_codec(), cairn::dtype::f32, longer, {.frame_bytes = 1 << 16},
+                       [&](input part) { framed.insert(framed.end(), part.begin(), part.end()); });
+  put("codec", "frames", sized_item(2, cairn::dtype::f32, 2000, framed));
 }
 
+/// Puts the digests of frames and of their index right.
+void seal_frames(bytes& content) {
+  std::uint64_t frames = 0;
+  if (content.size() < 3 + cairn::frame_index::trailer_bytes) return;
+  std::memcpy(&frames, content.data() + content.size() - 16, sizeof frames);
+  const std::size_t room = content.size() - 3 - cairn::frame_index::trailer_bytes;
+  if (frames > room / 12) return;
+  const auto index =
+      content.size() - cairn::frame_index::trailer_bytes - static_cast<std::size_t>(frames) * 12;
+  std::size_t at = 3;
+  for (std::size_t i = 0; i < frames; ++i) {
+    std::uint32_t length = 0;
+    std::memcpy(&length, content.data() + index + 4 * i, sizeof length);
+    if (length > index - at) break;
+    const auto value = cairn::digest(input(content).subspan(at, length));
+    std::memcpy(content.data() + index + 4 * frames + 8 * i, &value, sizeof value);
+    at += length;
+  }
+  const auto value = cairn::digest(input(content).subspan(index, content.size() - index - 8));
+  std::memcpy(content.data() + content.size() - 8, &value, sizeof value);
+}
 /// Puts the digests right, so that what lies behind them is read.
 void seal(const char* name, bytes& content) {
+  if (std::strcmp(name, "codec") == 0 && !content.empty() && (std::to_integer<unsigned>(content[0]) & 2) != 0)
+    seal_frames(content);
   if (std::strcmp(name, "manifest") == 0 && content.size() >= 128) cairn_test::seal_manifest(content);
   if (std::strcmp(name, "record") == 0 && content.size() >= 128) cairn_test::seal_record(content);
   if (std::strcmp(name, "frame") != 0 || content.empty() || (std::to_integer<unsigned>(content[0]) & 1) == 0)
@@ -423,7 +547,8 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
   for (const auto& t : targets)
     if (wanted != nullptr && std::strcmp(t.name, wanted) == 0) chosen = &t;
   if (chosen == nullptr) {
-    std::fprintf(stderr, "CAIRN_FUZZ_TARGET must be one of: manifest record safetensors plan frame config\n");
+    std::fprintf(stderr,
+                 "CAIRN_FUZZ_TARGET must be one of: manifest record safetensors plan frame config codec\n");
     std::_Exit(2);
   }
   return 0;
