@@ -243,7 +243,7 @@ struct test_fill {
 TEST_CASE("a copy that is not done at the deadline fails the image, and reads no source afterwards") {
   case_maker make(21);
   make.segment(4096);
-  for (int i = 0; i < 4; ++i) make.tensor(dtype::u8, {1'500'000}).tensor(dtype::u8, {777}, true);
+  for (int i = 0; i < 2; ++i) make.tensor(dtype::u8, {1'200'000}).tensor(dtype::u8, {777}, true);
   const auto c = make.make();
   detail::hash_state hash;
   SUBCASE("before anything was copied") {

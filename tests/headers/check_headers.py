@@ -7,8 +7,7 @@ usage: check_headers.py --compiler C --include DIR [--table FILE] [--jobs N] -- 
 A header with a line `// opt-in: TARGET` among its first lines needs an optional dependency: it is compiled with the flags that
 --optional gives for it, without the hostile macros (which the other library's headers need not stand), and only listed where
 there are none.
-A header `*.h` is for C, too: it is compiled as C99 and as C++17, and as CUDA C++ where nvcc is installed (beside g++, its
-host compiler).
+A header `*.h` is for C, too: it is compiled as C99 and as C++17, and with --nvcc as CUDA C++ where nvcc is installed.
 The compile time of the umbrella is printed against its limit as a report: time never decides.
 """
 
@@ -58,6 +57,7 @@ def main():
     parser.add_argument("--include", required=True, type=pathlib.Path)
     parser.add_argument("--table", type=pathlib.Path)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--nvcc", action="store_true")
     parser.add_argument("--optional", action="append", default=[], metavar="TARGET=FLAGS",
                         help="the flags, separated by |, of headers that say `// opt-in: TARGET`")
     parser.add_argument("flags", nargs="*")
@@ -76,7 +76,7 @@ def main():
         sys.exit(f"check_headers: there is no header in {arguments.include}/cairn")
 
     nvcc = None
-    if "clang" not in os.path.basename(arguments.compiler):
+    if arguments.nvcc:
         nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
     def check(name):

@@ -238,7 +238,7 @@ inline stager_case large_and_small(std::uint32_t seed) {
     case_maker make(s);
     make.segment(4096);
     for (int i = 0; i < 4; ++i)
-      make.tensor(cairn::dtype::u8, {2'500'001}).tensor(cairn::dtype::u8, {99}, true);
+      make.tensor(cairn::dtype::u8, {1'300'001}).tensor(cairn::dtype::u8, {99}, true);
     return make.make();
   });
 }
