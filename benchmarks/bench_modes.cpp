@@ -160,9 +160,8 @@ struct run_result {
   [[nodiscard]] double slowest() const { return *std::max_element(steps.begin(), steps.end()); }
 };
 
-run_result run_loop(training& train, saver* how, const mode_options& o) {
+run_result run_loop(training& train, saver* how, const mode_options& o, double memory_before) {
   run_result r;
-  const double memory_before = proportional_bytes();
   double save_stall = 0;
   for (int step = 1; step <= o.steps; ++step) {
     const bool writing = how != nullptr && how->busy();
@@ -446,8 +445,9 @@ void measure_modes(const mode_options& o) {
       const auto& m =
           *std::find_if(modes().begin(), modes().end(), [&](const auto& each) { return name == each.name; });
       const auto directory = place.path() + "/" + name + std::to_string(round);
+      const double memory_before = proportional_bytes();
       auto how = m.make ? m.make(directory, state) : nullptr;
-      const auto r = run_loop(train, how.get(), o);
+      const auto r = run_loop(train, how.get(), o, memory_before);
       how = nullptr;
       if (!m.make) plain = r.mean(), plain_step = samples(r.steps).median();
       s.mean.push_back(r.mean());
