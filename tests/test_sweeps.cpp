@@ -145,8 +145,8 @@ struct blocking {
 class blocking_file_system : public recording_file_system {
  public:
   blocking_file_system() = default;
-  blocking_file_system(recording_file_system disk, blocking what)
-      : recording_file_system(std::move(disk)), what_(std::move(what)) {}
+  blocking_file_system(recording_file_system disk, blocking where)
+      : recording_file_system(std::move(disk)), what_(std::move(where)) {}
   int open_at(int directory, const char* name, int flags, unsigned mode) {
     const int handle = recording_file_system::open_at(directory, name, flags, mode);
     if (handle >= 0 && !what_.name.empty() && std::strstr(name, what_.name.c_str()) != nullptr) {
