@@ -4,6 +4,7 @@
 #include <cairn/comm/job_meeting.hpp>
 #include <cairn/comm/message_ring.hpp>
 #include <cairn/model/event_word.hpp>
+#include <cairn/model/shared_segment.hpp>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -166,16 +167,6 @@ class shared_world {
   }
 
  private:
-  /// What mapped_region asks of a file.
-  struct mappable {
-    int file;
-    [[nodiscard]] boost::interprocess::mapping_handle_t get_mapping_handle() const noexcept {
-      boost::interprocess::mapping_handle_t handle{};
-      handle.handle = file;
-      return handle;
-    }
-  };
-
   static struct flock lock_of(int rank) noexcept {
     struct flock lock {};
     lock.l_type = F_WRLCK;
@@ -193,8 +184,8 @@ class shared_world {
   }
   void map(std::size_t bytes) {
     try {
-      region_ = boost::interprocess::mapped_region(mappable{file_.get()}, boost::interprocess::read_write, 0,
-                                                   bytes);
+      region_ = boost::interprocess::mapped_region(mappable_file{file_.get()},
+                                                   boost::interprocess::read_write, 0, bytes);
     } catch (const boost::interprocess::interprocess_exception& e) {
       fail_system(e.get_native_error(), "the memory that ranks share could not be mapped");
     }

@@ -22,6 +22,18 @@
 namespace cairn {
 inline namespace v1 {
 
+namespace detail {
+/// A file as Boost's mapped_region takes it.
+struct mappable_file {
+  int file;
+  [[nodiscard]] boost::interprocess::mapping_handle_t get_mapping_handle() const noexcept {
+    boost::interprocess::mapping_handle_t handle{};
+    handle.handle = file;
+    return handle;
+  }
+};
+}  // namespace detail
+
 /// Anonymous memory that other processes map through its file descriptor (memfd_create): it has no name, so
 /// that nothing is left when the last process that has it ends. Its size is sealed. Unmapped by the
 /// destructor.
@@ -72,15 +84,6 @@ class shared_segment {
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
 
  private:
-  /// What mapped_region asks of a file.
-  struct mappable {
-    int file;
-    [[nodiscard]] boost::interprocess::mapping_handle_t get_mapping_handle() const noexcept {
-      boost::interprocess::mapping_handle_t handle{};
-      handle.handle = file;
-      return handle;
-    }
-  };
   void identify(std::uint64_t bytes) {
     struct stat s {};
     if (::fstat(file_.get(), &s) != 0) detail::fail_system(errno, "shared memory could not be examined");
@@ -91,7 +94,8 @@ class shared_segment {
   }
   void map(std::uint64_t bytes) {
     try {
-      region_ = boost::interprocess::mapped_region(mappable{file_.get()}, boost::interprocess::read_write, 0,
+      region_ = boost::interprocess::mapped_region(detail::mappable_file{file_.get()},
+                                                   boost::interprocess::read_write, 0,
                                                    static_cast<std::size_t>(bytes));
     } catch (const boost::interprocess::interprocess_exception& e) {
       detail::fail_system(e.get_native_error(), "shared memory could not be mapped");
