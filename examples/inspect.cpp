@@ -42,7 +42,7 @@ struct inspect_options {
 };
 
 /// "rank 2", "ranks 0-3", "ranks 0-1, 3"
-std::string ranks_text(const std::vector<cairn::stored_chunk>& chunks) {
+std::string ranks_text(const cairn::chunk_set& chunks) {
   std::set<std::int32_t> ranks;
   for (const auto& chunk : chunks) ranks.insert(chunk.rank);
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";

@@ -17,7 +17,7 @@ using bytes = std::vector<std::byte>;
 
 inline cairn::stored_item item_of(std::string name, cairn::dtype type, cairn::extents global,
                                   std::vector<cairn::stored_chunk> chunks) {
-  return {std::move(name), cairn::item_kind::tensor, type, global, false, std::move(chunks)};
+  return {std::move(name), cairn::item_kind::tensor, type, global, false, cairn::chunk_set::from(chunks)};
 }
 
 /// What the golden record holds: two files, three items, one of them empty and one of two blocks.
@@ -119,14 +119,16 @@ inline cairn::stored_item random_tensor(dice& d, std::string name, std::int32_t 
   item.global = cairn::extents::filled(rank, 0);
   for (int i = 0; i < rank; ++i) item.global.set(i, d.roll(20) == 0 ? 0 : 1 + d.roll(12));
   if (rank > 0 && d.roll(4) == 0) {
+    std::vector<cairn::stored_chunk> chunks;
     for (std::int64_t at = 0; at < item.global[0];) {
       const auto size = 1 + d.roll(item.global[0] - at);
       auto box = cairn::whole(item.global);
       box.offsets.set(0, at), box.sizes.set(0, size);
-      item.chunks.push_back({box, static_cast<std::int32_t>(d.roll(world))});
+      chunks.push_back({box, static_cast<std::int32_t>(d.roll(world))});
       at += size;
     }
-    if (item.global.volume() == 0) item.chunks.resize(std::min<std::size_t>(item.chunks.size(), 1));
+    if (item.global.volume() == 0) chunks.resize(std::min<std::size_t>(chunks.size(), 1));
+    item.chunks = cairn::chunk_set::from(chunks);
     return item;
   }
   std::vector<cairn::stored_chunk> chunks{{cairn::whole(item.global), 0}};
@@ -145,7 +147,7 @@ inline cairn::stored_item random_tensor(dice& d, std::string name, std::int32_t 
     chunks = std::move(cut);
     stride *= index;
   }
-  item.chunks = std::move(chunks);
+  item.chunks = cairn::chunk_set::from(chunks);
   return item;
 }
 

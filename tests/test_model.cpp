@@ -6,6 +6,7 @@
 #include <bit>
 #include <cairn/interop/dlpack.hpp>
 #include <cairn/model/cast.hpp>
+#include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cmath>
@@ -18,6 +19,7 @@
 #include <set>
 #include <string>
 #include <support/planner_conformance.hpp>
+#include <utility>
 #include <vector>
 
 using cairn::chunk;
@@ -951,4 +953,138 @@ TEST_CASE("DLPack: what cannot be a view is refused with a sentence, and given b
   counted_tensor no_deleter;
   no_deleter.managed.deleter = nullptr;
   CHECK(cairn::dlpack::import_tensor(&no_deleter.managed).view().bytes() == 24);
+}
+
+namespace {
+
+/// A tensor cut by a mesh of ranks: one axis of the mesh for each entry, the last one with the ranks that are
+/// neighbours; dimension -1 means replicas.
+struct random_mesh {
+  std::vector<int> counts;
+  std::vector<int> dimensions;
+  cairn::extents global;
+  std::int32_t first_rank = 0;
+
+  explicit random_mesh(std::mt19937_64& random) {
+    const auto roll = [&](std::size_t n) { return static_cast<int>(random() % n); };
+    const int rank = 1 + roll(3);
+    global = cairn::extents::filled(rank, 0);
+    for (int d = 0; d < rank; ++d) global.set(d, 1 + roll(20));
+    for (int axes = roll(4); axes-- > 0;)
+      counts.push_back(1 + roll(7)), dimensions.push_back(roll(static_cast<std::size_t>(rank) + 1) - 1);
+    first_rank = roll(5);
+  }
+  /// What each rank has of a dimension is cut evenly, the last part shorter or empty.
+  [[nodiscard]] std::vector<cairn::stored_chunk> chunks() const {
+    std::vector<cairn::stored_chunk> all{{cairn::whole(global), first_rank}};
+    for (std::size_t k = 0; k < counts.size(); ++k) {
+      std::vector<cairn::stored_chunk> next;
+      for (const auto& c : all)
+        for (int i = 0; i < counts[k]; ++i) {
+          auto cut = c;
+          cut.rank = first_rank + (c.rank - first_rank) * counts[k] + i;
+          if (const int d = dimensions[k]; d >= 0) {
+            const auto each = (c.box.sizes[d] + counts[k] - 1) / counts[k];
+            const auto from = std::min(i * each, c.box.sizes[d]);
+            cut.box.offsets.set(d, c.box.offsets[d] + from);
+            cut.box.sizes.set(d, std::min(each, c.box.sizes[d] - from));
+          }
+          if (!cut.box.empty()) next.push_back(cut);
+        }
+      all = std::move(next);
+    }
+    return all;
+  }
+};
+
+bool by_box(const cairn::stored_chunk& a, const cairn::stored_chunk& b) {
+  return a.box == b.box ? a.rank < b.rank : a.box < b.box;
+}
+
+}  // namespace
+
+TEST_CASE("a chunk_set is the list that it was made of") {
+  std::mt19937_64 random(17);
+  const auto roll = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+  };
+  for (int round = 0; round < 400; ++round) {
+    CAPTURE(round);
+    const random_mesh mesh(random);
+    auto list = mesh.chunks();
+    // Now and then what no mesh would give: other ranks, chunks left out, chunks twice.
+    for (int k = round % 4 == 0 ? 5 : 0; k-- > 0 && !list.empty();) {
+      const auto at = static_cast<std::size_t>(roll(static_cast<std::int64_t>(list.size())));
+      if (k == 0) list.push_back(list[at]);
+      if (k == 1) list[at].rank = static_cast<std::int32_t>(roll(50));
+      if (k > 1) list.erase(list.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    std::shuffle(list.begin(), list.end(), random);
+    const auto set = cairn::chunk_set::from(list);
+    std::sort(list.begin(), list.end(), by_box);
+    CHECK(set.size() == list.size());
+    CHECK(set.sorted() == list);
+    CHECK(std::vector<cairn::stored_chunk>(set.begin(), set.end()) == set.expand());
+    std::uint64_t index = 0;
+    for (const auto& c : set) CHECK(set[index++] == c);
+    cairn::chunk_set one_by_one;
+    for (const auto& c : list) one_by_one.push_back(c);
+    CHECK(one_by_one == set);
+    CHECK(one_by_one.expand().size() == list.size());
+
+    cairn::compact_writer out;
+    cairn::encode(out, set);
+    cairn::compact_reader in(out.view());
+    const auto back = cairn::decode_chunk_set(in, mesh.global, 10000);
+    in.finish();
+    CHECK(back == set);
+    CHECK(back.expand() == set.expand());
+
+    for (int k = 0; k < 10; ++k) {
+      auto wanted = cairn::whole(mesh.global);
+      for (int d = 0; d < mesh.global.rank(); ++d) {
+        wanted.offsets.set(d, roll(mesh.global[d]));
+        wanted.sizes.set(d, roll(mesh.global[d] - wanted.offsets[d] + 1));
+      }
+      std::vector<cairn::stored_chunk> found;
+      set.overlaps(wanted, [&](std::uint64_t at, const cairn::stored_chunk& c, const chunk& common) {
+        CHECK(set[at] == c);
+        CHECK(cairn::intersect(c.box, wanted) == common);
+        found.push_back(c);
+      });
+      std::sort(found.begin(), found.end(), by_box);
+      std::vector<cairn::stored_chunk> expected;
+      for (const auto& c : list)
+        if (cairn::intersect(c.box, wanted)) expected.push_back(c);
+      CHECK(found == expected);
+      const auto rank = static_cast<std::int32_t>(roll(60));
+      std::uint64_t of_rank = 0;
+      set.of_rank(rank, [&](std::uint64_t at, const cairn::stored_chunk& c) {
+        CHECK(c.rank == rank);
+        CHECK(set[at] == c);
+        ++of_rank;
+      });
+      CHECK(std::cmp_equal(of_rank,
+                           std::count_if(list.begin(), list.end(), [&](auto& c) { return c.rank == rank; })));
+    }
+  }
+}
+
+TEST_CASE("a chunk_set is as large as its pattern, not as its chunks") {
+  const auto of = [](std::int32_t rows, std::int32_t columns, std::int32_t copies, std::int64_t short_row) {
+    std::vector<cairn::stored_chunk> list;
+    std::int32_t rank = 0;
+    for (std::int32_t r = 0; r < rows; ++r)
+      for (std::int32_t k = 0; k < copies; ++k)
+        for (std::int32_t c = 0; c < columns; ++c)
+          list.push_back({{{10 * r, 8 * c}, {10 - (r == rows - 1 ? short_row : 0), 8}}, rank++});
+    return cairn::chunk_set::from(list);
+  };
+  CHECK(of(1000, 1, 1, 0).progressions() == 1);
+  CHECK(of(60, 6, 3, 0).progressions() == 1);
+  CHECK(of(61, 7, 5, 0).progressions() == 1);
+  CHECK(of(61, 7, 5, 3).progressions() == 2);
+  CHECK(of(61, 7, 5, 3).bytes() < 256);
+  const auto big = of(61, 7, 5, 3);
+  CHECK(big.size() == 61 * 7 * 5);
 }

@@ -129,7 +129,7 @@ TEST_CASE("one rank writes everything, in the order of its state") {
   CHECK(plan.items[2].bytes == 8);
   REQUIRE(stored.items.size() == 4);
   CHECK(stored.items[0].name == "blob");
-  CHECK(stored.find("w")->chunks == std::vector<cairn::stored_chunk>{{cairn::whole({3, 4}), 0}});
+  CHECK(stored.find("w")->chunks == cairn::chunk_set{{cairn::whole({3, 4}), 0}});
   const auto source = planner.resolve(state, plan.items[0]);
   CHECK(source.view.data == reinterpret_cast<std::byte*>(w.data()));
   CHECK(source.view.shape == cairn::extents{3, 4});
@@ -378,8 +378,8 @@ TEST_CASE("empty shards and tensors without elements") {
   CHECK(names_of(group.plans[0]) == std::vector<std::string>{"none", "own"});
   CHECK(names_of(group.plans[1]) == std::vector<std::string>{"scale", "own"});
   CHECK(names_of(group.plans[2]) == std::vector<std::string>{"own"});
-  CHECK(group.stored.find("scale")->chunks == std::vector<cairn::stored_chunk>{{{}, 1}});
-  CHECK(group.stored.find("none")->chunks == std::vector<cairn::stored_chunk>{{cairn::whole({0, 4}), 0}});
+  CHECK(group.stored.find("scale")->chunks == cairn::chunk_set{{{}, 1}});
+  CHECK(group.stored.find("none")->chunks == cairn::chunk_set{{cairn::whole({0, 4}), 0}});
   CHECK(group.stored.find("own")->chunks.size() == 3);
   CHECK(planner.resolve(states[0], group.plans[0].items[0]).view.bytes() == 0);
   CHECK(planner.plan(states[0], group.stored, {0, 3, true, {}}).items.empty());

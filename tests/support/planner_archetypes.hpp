@@ -76,7 +76,7 @@ struct load_planner_archetype {
     for (const auto& e : state.entries()) {
       if (const auto* item = stored.find(e.name))
         plan.items.push_back(
-            {static_cast<std::uint32_t>(item - stored.items.data()), 0, n, 0, item->chunks.at(0).box});
+            {static_cast<std::uint32_t>(item - stored.items.data()), 0, n, 0, item->chunks[0].box});
       ++n;
     }
     return plan;

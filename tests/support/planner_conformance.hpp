@@ -128,7 +128,8 @@ struct simulated_storage {
     std::uint64_t total = 0;
     for (const auto& item : plan.items) {
       const auto& from = stored.items.at(item.stored);
-      const auto& chunk = from.chunks.at(item.chunk);
+      REQUIRE(item.chunk < from.chunks.size());
+      const auto chunk = from.chunks[item.chunk];
       auto data = chunks.at({from.name, chunk.rank, chunk.box});
       const auto& entry = state.entries()[item.entry];
       if (from.kind == cairn::item_kind::bytes) {
@@ -169,11 +170,6 @@ inline void check_whole(const std::vector<cairn::save_plan>& plans, const cairn:
     auto said = stored.items[n++];
     CHECK(said.name == name);
     if (n > 1) CHECK(stored.items[n - 2].name < name);
-    const auto order = [](const cairn::stored_chunk& a, const cairn::stored_chunk& b) {
-      return a.box == b.box ? a.rank < b.rank : a.box < b.box;
-    };
-    std::sort(item.chunks.begin(), item.chunks.end(), order);
-    std::sort(said.chunks.begin(), said.chunks.end(), order);
     CHECK(said == item);
     if (item.per_rank || item.kind == cairn::item_kind::bytes) continue;
     // Counted element by element, which is slow and cannot be wrong.
@@ -232,7 +228,7 @@ void save_planner_conformance(Make make) {
     REQUIRE(group.stored.find("rng") != nullptr);
     REQUIRE(group.stored.find("rng")->chunks.size() == 3);
     for (std::int32_t r = 0; r < world; ++r)
-      CHECK(group.stored.find("rng")->chunks[static_cast<std::size_t>(r)].rank == r);
+      CHECK(group.stored.find("rng")->chunks[static_cast<std::uint64_t>(r)].rank == r);
   }
   SUBCASE("how summaries are merged does not matter, and planners that plan alike agree") {
     auto other = make();

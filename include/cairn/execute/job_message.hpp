@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/save_job.hpp>
@@ -85,9 +86,9 @@ inline void encode(wire_writer& out, const metadata& m) {
   for (const auto& i : m.items) {
     out.put(i.name).put(i.kind).put(i.type).put(static_cast<std::uint8_t>(i.per_rank));
     encode(out, i.global);
-    out.put(static_cast<std::uint64_t>(i.chunks.size()));
-    for (const auto& c : i.chunks)
-      encode(out, c.box.offsets), encode(out, c.box.sizes), static_cast<void>(out.put(c.rank));
+    compact_writer chunks;
+    encode(chunks, i.chunks);
+    out.put(static_cast<std::uint64_t>(chunks.size())).raw(chunks.view());
   }
 }
 [[nodiscard]] inline metadata decode_metadata(wire_reader& in) {
@@ -99,12 +100,9 @@ inline void encode(wire_writer& out, const metadata& m) {
     i.kind = in.get_enum(item_kind::bytes), i.type = in.get_enum(last_dtype);
     i.per_rank = in.get<std::uint8_t>() != 0;
     i.global = decode_extents(in);
-    i.chunks.resize(in.get_count(6));
-    for (auto& c : i.chunks) {
-      c.box.offsets = decode_extents(in), c.box.sizes = decode_extents(in);
-      c.rank = in.get<std::int32_t>();
-      if (c.rank < 0 || c.rank >= m.world_size) in.fail_here("a chunk is of no rank");
-    }
+    compact_reader chunks(in.take(in.get_count(1)));
+    i.chunks = decode_chunk_set(chunks, i.global, m.world_size);
+    chunks.finish();
   }
   return m;
 }

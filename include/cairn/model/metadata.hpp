@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/chunk_set.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/plan.hpp>
@@ -12,23 +13,15 @@
 namespace cairn {
 inline namespace v1 {
 
-/// A box of a stored tensor and the rank that wrote it.
-struct stored_chunk {
-  cairn::chunk box;
-  std::int32_t rank = 0;
-  friend bool operator==(const stored_chunk&, const stored_chunk&) = default;
-};
-
 /// One name of a checkpoint. The chunks cover the global shape exactly once; per-rank items have one chunk
-/// for each rank that has the item, each the whole of it, in rank order; values and bytes have one chunk
-/// `whole({})`.
+/// for each rank that has the item, each the whole of it; values and bytes have one chunk `whole({})`.
 struct stored_item {
   std::string name;
   item_kind kind = item_kind::tensor;
   dtype type = dtype::u8;
   extents global;
   bool per_rank = false;
-  std::vector<stored_chunk> chunks;
+  chunk_set chunks;
   friend bool operator==(const stored_item&, const stored_item&) = default;
 };
 

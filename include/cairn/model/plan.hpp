@@ -42,7 +42,7 @@ struct item_source {
 /// One box that this rank reads: a part of one stored chunk, and its place in this rank's state.
 struct read_item {
   std::uint32_t stored = 0;  ///< index in metadata::items
-  std::uint32_t chunk = 0;   ///< index in stored_item::chunks
+  std::uint32_t chunk = 0;   ///< its number in stored_item::chunks
   std::uint32_t entry = 0;   ///< index in state_dict::entries()
   std::uint32_t part = 0;    ///< index in state_entry::boxes
   cairn::chunk box;          ///< what is wanted, in coordinates of the global tensor; inside of both

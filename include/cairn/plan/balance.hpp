@@ -232,7 +232,7 @@ class balancer {
   return detail::balancer(summary, world_size, options).assign();
 }
 
-/// What a checkpoint that is written so will hold. Chunks are sorted by box, those of per-rank items by rank.
+/// What a checkpoint that is written so will hold.
 [[nodiscard]] inline metadata metadata_of(const plan_summary& summary, const write_assignment& assignment,
                                           int world_size) {
   cairn::metadata out;
@@ -241,11 +241,7 @@ class balancer {
   for (std::size_t n = 0; n < summary.items.size(); ++n) {
     const auto& i = summary.items[n];
     const auto pieces = assignment.pieces_of(n);
-    auto& item = out.items.emplace_back(
-        stored_item{i.name, i.kind, i.type, i.global, i.per_rank, {pieces.begin(), pieces.end()}});
-    const auto by_box = [](const stored_chunk& a, const stored_chunk& b) { return a.box < b.box; };
-    if (!i.per_rank && !std::is_sorted(item.chunks.begin(), item.chunks.end(), by_box))
-      std::sort(item.chunks.begin(), item.chunks.end(), by_box);
+    out.items.push_back(stored_item{i.name, i.kind, i.type, i.global, i.per_rank, chunk_set::from(pieces)});
   }
   return out;
 }

@@ -50,9 +50,6 @@ inline void check_metadata(metadata said, const metadata& made) {
   const auto by_name = [](const stored_item& a, const stored_item& b) { return a.name < b.name; };
   std::sort(said.items.begin(), said.items.end(), by_name);
   for (std::size_t n = 0; n < std::max(said.items.size(), made.items.size()); ++n) {
-    if (n < said.items.size() && !said.items[n].per_rank)
-      std::sort(said.items[n].chunks.begin(), said.items[n].chunks.end(),
-                [](const stored_chunk& a, const stored_chunk& b) { return a.box < b.box; });
     if (n < said.items.size() && n < made.items.size() && said.items[n] == made.items[n]) continue;
     fail(error_id::plan_disagreement,
          "the metadata of create_global_plan is not what its plans write, beginning with this item",
@@ -123,8 +120,9 @@ class gathered {
     std::erase_if(mine.items, [&](const write_item& i) {
       if (!detail::definition_only(i)) return false;
       const auto* item = made.stored.find(i.name);
-      return !whole(i.global).empty() || std::none_of(item->chunks.begin(), item->chunks.end(),
-                                                      [&](const stored_chunk& c) { return c.rank == rank; });
+      bool here = false;
+      item->chunks.of_rank(rank, [&](std::uint64_t, const stored_chunk&) { here = true; });
+      return !whole(i.global).empty() || !here;
     });
     for (auto& i : mine.items)
       if (detail::definition_only(i)) i.box = whole(i.global);

@@ -5,10 +5,10 @@
 #include <cairn/plan/glob.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,65 +47,18 @@ struct stored_part {
   cairn::chunk box;
 };
 
-/// Finds the chunks of a stored item that make up a wanted box. Even grids in row-major order, which is how
-/// shards of one size are stored, are guessed from the first chunk and found by arithmetic in O(parts); what
-/// comes out is proved to cover the box exactly, so a wrong guess costs a scan of the chunks and nothing
-/// else. (An index is not worth its making: a rank wants at most 2 x rank - 1 boxes of a tensor.)
-class chunk_finder {
- public:
-  /// Fills `parts`; false if the chunks do not cover the box exactly once.
-  bool find(const stored_item& item, const chunk& wanted, std::vector<stored_part>& parts) {
-    parts.clear();
-    if (wanted.empty()) return true;
-    if (item.chunks.size() > 4 && find_in_grid(item, wanted, parts) && exact(wanted, parts)) return true;
-    parts.clear();
-    for (std::uint32_t k = 0; k < item.chunks.size(); ++k)
-      if (const auto common = intersect(item.chunks[k].box, wanted)) parts.push_back({k, *common});
-    return exact(wanted, parts);
-  }
-
- private:
-  static bool exact(const chunk& wanted, const std::vector<stored_part>& parts) {
-    if (parts.size() == 1) return parts[0].box == wanted;
-    return tiles(wanted, parts.size(), [&](std::size_t i) -> const chunk& { return parts[i].box; });
-  }
-  static bool find_in_grid(const stored_item& item, const chunk& wanted, std::vector<stored_part>& parts) {
-    const auto& cell = item.chunks[0].box.sizes;
-    const int rank = item.global.rank();
-    if (cell.rank() != rank || wanted.sizes.rank() != rank) return false;
-    std::array<std::int64_t, extents::max_rank> first{};
-    std::array<std::int64_t, extents::max_rank> last{};
-    std::array<std::int64_t, extents::max_rank> stride{};
-    std::int64_t cells = 1;
-    for (int d = rank - 1; d >= 0; --d) {
-      const auto k = static_cast<std::size_t>(d);
-      if (cell[d] == 0) return false;
-      const auto across = (item.global[d] - 1) / cell[d] + 1;
-      stride[k] = cells;
-      if (__builtin_mul_overflow(cells, across, &cells)) return false;
-      first[k] = wanted.offsets[d] / cell[d];
-      last[k] = (wanted.offsets[d] + wanted.sizes[d] - 1) / cell[d];
-    }
-    if (std::cmp_not_equal(cells, item.chunks.size())) return false;
-    for (auto at = first;;) {
-      std::int64_t index = 0;
-      for (int d = 0; d < rank; ++d) {
-        const auto k = static_cast<std::size_t>(d);
-        index += at[k] * stride[k];
-      }
-      const auto common = intersect(item.chunks[static_cast<std::size_t>(index)].box, wanted);
-      if (!common) return false;
-      parts.push_back({static_cast<std::uint32_t>(index), *common});
-      int d = rank - 1;
-      for (; d >= 0; --d) {
-        const auto k = static_cast<std::size_t>(d);
-        if (++at[k] <= last[k]) break;
-        at[k] = first[k];
-      }
-      if (d < 0) return true;
-    }
-  }
-};
+/// Finds the chunks of a stored item that make up a wanted box: false if they do not cover it exactly once.
+/// O(progressions + parts).
+[[nodiscard]] inline bool find_parts(const stored_item& item, const chunk& wanted,
+                                     std::vector<stored_part>& parts) {
+  parts.clear();
+  if (wanted.empty()) return true;
+  item.chunks.overlaps(wanted, [&](std::uint64_t index, const stored_chunk&, const chunk& common) {
+    parts.push_back({static_cast<std::uint32_t>(index), common});
+  });
+  if (parts.size() == 1) return parts[0].box == wanted;
+  return tiles(wanted, parts.size(), [&](std::size_t i) -> const chunk& { return parts[i].box; });
+}
 
 /// Makes the load plan of one rank, entry by entry.
 class load_planning {
@@ -191,15 +144,15 @@ class load_planning {
     plan_.report.mismatched.push_back(e.name + ": " + what + " (expected " + expected + ", got " + got + ")");
   }
   void add_own(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored) {
-    const auto low = std::lower_bound(item.chunks.begin(), item.chunks.end(), request_.rank,
-                                      [](const stored_chunk& c, int rank) { return c.rank < rank; });
-    if (low == item.chunks.end() || low->rank != request_.rank) {
+    std::optional<std::uint64_t> own;
+    item.chunks.of_rank(request_.rank, [&](std::uint64_t at, const stored_chunk&) { own = at; });
+    if (!own) {
       miss(e);
       return;
     }
     const auto box = e.kind == item_kind::bytes ? whole({}) : whole(e.global);
     if (box.empty()) return;
-    plan_.items.push_back({stored, static_cast<std::uint32_t>(low - item.chunks.begin()), index, 0, box});
+    plan_.items.push_back({stored, static_cast<std::uint32_t>(*own), index, 0, box});
   }
   void add_bytes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored) {
     if (item.chunks.empty())
@@ -212,7 +165,7 @@ class load_planning {
     const auto before = plan_.items.size();
     for (std::uint32_t part = 0; part < e.boxes.size(); ++part) {
       const auto& wanted = e.boxes[part];
-      if (!finder_.find(item, wanted, parts_)) {
+      if (!find_parts(item, wanted, parts_)) {
         plan_.items.resize(before);
         std::vector<chunk> boxes;
         for (const auto& c : item.chunks) boxes.push_back(c.box);
@@ -234,7 +187,6 @@ class load_planning {
   std::vector<bool> known_;
   std::vector<std::string> required_;
   std::vector<stored_part> parts_;
-  chunk_finder finder_;
   load_plan plan_;
 };
 

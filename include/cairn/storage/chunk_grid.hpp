@@ -78,9 +78,11 @@ class grid_cursor {
   std::int64_t rank_;  // cannot overflow: fewer than 2^31 steps of less than 2^31
 };
 
-/// The grid that an item's chunks are, or nothing. Grids have at most `world_size` chunks. O(chunks).
-[[nodiscard]] inline std::optional<chunk_grid> find_grid(const stored_item& item, std::int32_t world_size) {
-  const auto& chunks = item.chunks;
+/// The grid that an item's chunks, sorted by box and rank, are, or nothing. Grids have at most `world_size`
+/// chunks. O(chunks).
+[[nodiscard]] inline std::optional<chunk_grid> find_grid(const stored_item& item,
+                                                         const std::vector<stored_chunk>& chunks,
+                                                         std::int32_t world_size) {
   if (chunks.empty() || chunks.size() > static_cast<std::size_t>(world_size)) return std::nullopt;
   chunk_grid grid;
   grid.first_rank = chunks[0].rank;

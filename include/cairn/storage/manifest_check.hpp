@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -19,20 +20,34 @@ struct content_problem {
 };
 
 /// Why the chunks of one item are none; nullptr if they are fine. Boxes are not compared with each other:
-/// that they cover the tensor is checked by their volume. O(chunks).
-[[nodiscard]] inline const char* chunks_problem(const stored_item& item, std::int32_t world_size) noexcept {
+/// that they cover the tensor is checked by their volume. O(progressions), of per-rank items O(ranks).
+[[nodiscard]] inline const char* chunks_problem(const stored_item& item, std::int32_t world_size) {
   std::int64_t covered = 0;
-  std::int64_t rank_before = -1;
-  for (const auto& c : item.chunks) {
-    if (c.rank < 0 || c.rank >= world_size) return "names a rank outside of its world";
-    if (!inside(c.box, item.global)) return "has a chunk outside of its tensor";
-    if (!checked_bytes(item.type, c.box.sizes)) return "has a chunk that does not fill whole bytes";
-    if (item.per_rank) {
-      if (c.rank <= rank_before) return "names a rank twice or out of order";
-      if (!(c.box == whole(item.global))) return "has a per-rank chunk that is not the whole tensor";
-      rank_before = c.rank;
-    } else if (__builtin_add_overflow(covered, c.box.volume(), &covered)) {
-      return "has chunks that together exceed the tensor";
+  const char* what = nullptr;
+  item.chunks.for_each_progression([&](const chunk_progression& p) {
+    const auto last = p.last_box();
+    std::int64_t volume = 0;
+    if (what != nullptr) return;
+    if (p.rank < 0 || p.last_rank() >= world_size)
+      what = "names a rank outside of its world";
+    else if (!inside(p.first, item.global) || !inside(last, item.global))
+      what = "has a chunk outside of its tensor";
+    else if (!checked_bytes(item.type, p.first.sizes))
+      what = "has a chunk that does not fill whole bytes";
+    else if (item.per_rank) {
+      if (!(p.first == whole(item.global) && last == p.first))
+        what = "has a per-rank chunk that is not the whole tensor";
+    } else if (__builtin_mul_overflow(p.first.volume(), p.count(), &volume) ||
+               __builtin_add_overflow(covered, volume, &covered)) {
+      what = "has chunks that together exceed the tensor";
+    }
+  });
+  if (what != nullptr) return what;
+  if (item.per_rank && item.chunks.progressions() > 1) {
+    std::vector<bool> seen(static_cast<std::size_t>(world_size));
+    for (const auto& c : item.chunks) {
+      if (seen[static_cast<std::size_t>(c.rank)]) return "names a rank twice";
+      seen[static_cast<std::size_t>(c.rank)] = true;
     }
   }
   if (item.per_rank) return item.chunks.empty() ? "has no chunk" : nullptr;
@@ -51,7 +66,7 @@ struct content_problem {
 }
 
 /// The first problem of all items: names sorted and unique, and the checks above.
-[[nodiscard]] inline content_problem find_problem(const metadata& content) noexcept {
+[[nodiscard]] inline content_problem find_problem(const metadata& content) {
   for (std::size_t i = 0; i < content.items.size(); ++i) {
     const auto& item = content.items[i];
     if (i != 0 && !(content.items[i - 1].name < item.name))

@@ -48,9 +48,9 @@ inline void put_grid(manifest_columns& c, const stored_item& item, const chunk_g
   for (int d = 0; d < steps; ++d) c.rank_steps.put(grid.rank_steps[static_cast<std::size_t>(d)]);
 }
 
-inline void put_boxes(manifest_columns& c, const stored_item& item) {
-  c.box_counts.put(static_cast<std::uint32_t>(item.chunks.size()));
-  for (const auto& chunk : item.chunks) {
+inline void put_boxes(manifest_columns& c, const stored_item& item, const std::vector<stored_chunk>& chunks) {
+  c.box_counts.put(static_cast<std::uint32_t>(chunks.size()));
+  for (const auto& chunk : chunks) {
     c.box_ranks.put(chunk.rank).put(std::uint32_t{0});
     if (item.per_rank) continue;
     for (const auto offset : chunk.box.offsets) c.boxes.put(offset);
@@ -64,7 +64,8 @@ inline void put_boxes(manifest_columns& c, const stored_item& item) {
   for (const auto& item : m.content.items) {
     c.name_sizes.put(static_cast<std::uint32_t>(item.name.size()));
     c.names.raw(std::as_bytes(std::span{item.name.data(), item.name.size()}));
-    auto grid = find_grid(item, m.content.world_size);
+    const auto chunks = item.chunks.sorted();
+    auto grid = find_grid(item, chunks, m.content.world_size);
     if (grid && grid->count > max_progression_chunks - progression_chunks) grid.reset();
     c.kinds.put(item.kind), c.types.put(item.type);
     c.flags.put(static_cast<std::uint8_t>(item.per_rank));
@@ -77,7 +78,7 @@ inline void put_boxes(manifest_columns& c, const stored_item& item) {
       progression_chunks += grid->count;
       put_grid(c, item, *grid);
     } else {
-      put_boxes(c, item);
+      put_boxes(c, item, chunks);
     }
   }
   wire_writer steps, attempts, ranks, files, digests, bytes;

@@ -284,13 +284,15 @@ class content_reader {
     if (grid.count == 0 || grid.count > static_cast<std::uint32_t>(content_.world_size) ||
         fits != std::int64_t{grid.count})
       in.bad("a progression in a manifest has another number of chunks than it says", item.name);
-    item.chunks.reserve(grid.count);
+    std::vector<stored_chunk> chunks;
+    chunks.reserve(grid.count);
     grid_cursor cursor(grid, item);
     for (std::uint32_t k = 0; k < grid.count; ++k, cursor.next()) {
       if (cursor.rank() < 0 || cursor.rank() >= content_.world_size)
         in.bad("a progression in a manifest leaves the world", item.name);
-      item.chunks.push_back({cursor.box(), static_cast<std::int32_t>(cursor.rank())});
+      chunks.push_back({cursor.box(), static_cast<std::int32_t>(cursor.rank())});
     }
+    item.chunks = chunk_set::from(chunks);
   }
 
   void read_boxes() {
@@ -315,19 +317,25 @@ class content_reader {
       if (is_grid(i)) continue;
       auto& item = content_.items[i];
       const auto count = column_at<std::uint32_t>(counts, e++);
-      item.chunks.resize(count);
-      for (auto& c : item.chunks) {
+      std::vector<stored_chunk> own(count);
+      std::int32_t before = -1;
+      for (auto& c : own) {
         c.rank = column_at<std::int32_t>(ranks, 0);
         if (column_at<std::uint32_t>(ranks, 1) != 0)
           in.bad("a reserved field of a manifest is not zero", item.name);
         ranks += 8;
         c.box = whole(item.global);
-        if (item.per_rank) continue;
+        if (item.per_rank) {
+          if (c.rank <= before) in.bad("an item of a manifest names a rank twice or out of order", item.name);
+          before = c.rank;
+          continue;
+        }
         for (int d = 0; d < item.global.rank(); ++d, boxes += 8)
           c.box.offsets.set(d, column_at<std::int64_t>(boxes, 0));
         for (int d = 0; d < item.global.rank(); ++d, boxes += 8)
           c.box.sizes.set(d, column_at<std::int64_t>(boxes, 0));
       }
+      item.chunks = chunk_set::from(own);
     }
   }
 

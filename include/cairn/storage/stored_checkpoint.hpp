@@ -84,7 +84,7 @@ class stored_checkpoint {
   }
 
   /// The stored chunk that a planned read is about. @throws plan_error if the plan is not of this checkpoint.
-  [[nodiscard]] const stored_chunk& chunk_of(const read_item& item) const {
+  [[nodiscard]] stored_chunk chunk_of(const read_item& item) const {
     if (item.stored >= metadata().items.size() || item.chunk >= metadata().items[item.stored].chunks.size())
       fail(error_id::plan_out_of_bounds,
            "a load plan names what this checkpoint does not hold; it was made for another one");
@@ -138,7 +138,7 @@ struct planned_want {
 
 [[nodiscard]] inline planned_want place_want(const stored_checkpoint& checkpoint, const read_item& item) {
   const auto& stored = checkpoint.metadata().items[item.stored];
-  const auto& c = checkpoint.chunk_of(item);
+  const auto c = checkpoint.chunk_of(item);
   const auto& found = checkpoint.find(stored, c);
   planned_want w{c.rank, &found, found.bytes, byte_box(found.bytes), {}, stored.name};
   if (stored.kind == item_kind::tensor && !item.box.empty()) {
