@@ -648,7 +648,24 @@ TEST_CASE("a trace opens as JSON at any moment, and tells the parts of a save, l
   cairn::checkpointer ckpt{cairn::file_store{scratch.path() + "/store"}, trace, cairn::overlapped{},
                            cairn::checkpointer_options{.quiet = true}};
   static_cast<void>(ckpt.resume(state));
-  ckpt.save(state, 1).wait();
+  trace.step(1);
+  auto save = ckpt.save(state, 1);
+  ckpt.before_update();
+  save.wait();
+  trace.step(2);
+  const auto report = save.report();
+  CHECK(report.copying.process == ::getpid());
+  CHECK(report.copying.bytes >= 400'000);
+  CHECK(report.copying.seconds > 0);
+  CHECK(report.copying.cpu_seconds > 0);
+  CHECK(report.writing.process == ::getpid());
+  CHECK(report.writing.bytes == report.copying.bytes);
+  CHECK(report.writing.cpu_seconds > 0);
+  CHECK(report.writing.bytes_per_second() ==
+        static_cast<double>(report.writing.bytes) / report.writing.seconds);
+  CHECK(report.copying.seconds <= report.committed_seconds);
+  CHECK(report.writing.seconds <= report.written_seconds);
+  CHECK(save.bytes_written() == report.bytes);
   trace.mark("a mark of \"mine\"\n");
   CHECK_THROWS_AS(ckpt.save(state, 1).wait(), cairn::storage_error);
   ckpt.load(state, 1);
@@ -657,12 +674,20 @@ TEST_CASE("a trace opens as JSON at any moment, and tells the parts of a save, l
 import json, sys
 events = json.loads(open(sys.argv[1]).read() + "{}]")[:-1]
 names = [each["name"] for each in events]
-for name in ["process_name", "save step 1", "plan", "stage", "write", "commit", "a mark of \"mine\" ", "load step 1"]:
+for name in ["process_name", "save step 1", "plan", "stage", "before_update", "copy and hash", "write", "sync", "record",
+             "commit", "a mark of \"mine\" ", "load step 1", "step 2", "copied MB/s", "written MB/s", "cores in use"]:
     assert name in names, (name, names)
 assert any("already_committed" in name for name in names), names
-assert all(each["pid"] == 3 for each in events)
-parts = {each["name"]: each for each in events if each["ph"] == "X" and each["tid"] == 1}
+assert "step 1" not in names
+assert any(each["name"] == "process_name" and each["args"]["name"].startswith("rank 3 trainer") for each in events)
+assert len({each["pid"] for each in events}) == 1
+parts = {}
+for each in events:
+    if each["ph"] == "X": parts.setdefault(each["name"], each)
 begin, write, commit = parts["save step 1"], parts["write"], parts["commit"]
+copy, update = parts["copy and hash"], parts["before_update"]
+assert begin["ts"] <= parts["plan"]["ts"] <= parts["stage"]["ts"] <= copy["ts"] + 1
+assert copy["ts"] + copy["dur"] <= update["ts"] + update["dur"] + 1 <= commit["ts"] + 2
 assert begin["ts"] <= write["ts"] and write["ts"] + write["dur"] <= commit["ts"] + 1
 assert commit["ts"] + commit["dur"] <= begin["ts"] + begin["dur"] + 1
 assert begin["args"]["bytes"] >= 400000' )" +

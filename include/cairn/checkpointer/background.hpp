@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -36,15 +37,21 @@ class background {
   [[nodiscard]] const save_history& history() const noexcept { return history_; }
 
   /// Called once for each save, when it ends.
-  void ended(save_report& report, const std::exception_ptr& failure) noexcept {
+  void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal) noexcept {
+    std::vector<save_span> spans;
+    try {
+      if (journal != nullptr) spans = journal->spans();
+    } catch (...) {
+      // Out of memory for a trace: the save is worth more.
+    }
     if (failure == nullptr) {
       history_.committed(report);
       retain();
       note(nullptr);
-      teller_.saved(report);
+      teller_.saved(report, spans);
     } else {
       note(failure);
-      teller_.failed(report, failure);
+      teller_.failed(report, failure, spans);
     }
   }
   [[nodiscard]] int failures_in_a_row() const noexcept {

@@ -11,8 +11,10 @@
 #include <cairn/concepts/stager.hpp>
 
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -88,6 +90,9 @@ class engine {
 
   save_handle save(const state_dict& state, std::int64_t step) {
     const auto begin = deadline::clock::now();
+    const auto cpu_begin = thread_cpu_now();
+    std::shared_ptr<save_journal> journal;
+    if constexpr (wants_spans<ObserverType>) journal = std::make_shared<save_journal>();
     ++save_count_;  // first: where a rank alone runs out of memory, the next attempt is the same on all
     if (step < 0)
       fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
@@ -104,7 +109,11 @@ class engine {
     save_report cost;
     cost.step = step;
     cost.overlapped = Overlapped;
-    const auto planned = plan(state, cost.plan_cached);
+    std::shared_ptr<const cached_plan> planned;
+    {
+      const span_note span(journal.get(), span_kind::plan);
+      planned = plan(state, cost.plan_cached);
+    }
     cost.plan_seconds = seconds_since(begin);
     save_context context = identity;
     context.plan_digest = planned->digest;
@@ -115,9 +124,10 @@ class engine {
       resolved = resolve_all(planner_, state, planned->plan);
       layout = layout_of(*planned, resolved, state);
       outstanding_.reserve(outstanding_.size() + 1);
-      progress->on_end([background = background_](save_report& report, const std::exception_ptr& why) {
-        background->ended(report, why);
-      });
+      progress->on_end(
+          [background = background_, journal](save_report& report, const std::exception_ptr& why) {
+            background->ended(report, why, journal.get());
+          });
     } catch (...) {
       writer->abort(
           context,
@@ -125,12 +135,18 @@ class engine {
       throw;
     }
     staged_image image;
+    std::int64_t copy_begin = 0;
     try {
       const auto wait_begin = deadline::clock::now();
-      finish_preparation();
-      if (options_.when_busy == busy_policy::block) wait_for_earlier();
+      {
+        const span_note span(journal.get(), span_kind::wait);
+        finish_preparation();
+        if (options_.when_busy == busy_policy::block) wait_for_earlier();
+      }
       cost.wait_seconds = seconds_since(wait_begin);
       const auto stage_begin = deadline::clock::now();
+      copy_begin = steady_now();
+      const span_note span(journal.get(), span_kind::stage);
       image = stager_.stage(layout, std::move(resolved.sources),
                             {.overlapped = Overlapped, .digest = !options_.checksum_in_writer},
                             deadline::in(options_.patience));
@@ -150,8 +166,13 @@ class engine {
     for (const auto& s : layout->segments) cost.bytes += s.bytes;
     cost.items = layout->items.size();
     cost.blocked_seconds = seconds_since(begin);
+    cost.copying = {::getpid(), image.resident() ? layout->bytes : 0, 0,
+                    1e-9 * static_cast<double>(thread_cpu_now() - cpu_begin)};
+    progress->set_copying(copy_begin, image.digested() ? span_kind::copy_and_hash : span_kind::copy, journal);
+    image.trace_to(journal);
     progress->note([&](save_report& r) { r = cost; });
     remember(progress);
+    if constexpr (wants_began<ObserverType>) background_->tell().began(save_handle(progress));
     try {
       executor_.submit(save_job<writer_type>{writer, context, std::move(image), planned->stored, progress});
     } catch (...) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/save_handle.hpp>
+#include <cairn/model/save_journal.hpp>
 
 #include <atomic>
 #include <memory>
@@ -28,7 +29,11 @@ class overlap_gate {
     const std::lock_guard lock(mutex_);
     if (save_ == nullptr) return;
     const auto begin = deadline::clock::now();
-    save_->wait_released(until);
+    const auto journal = save_->journal();
+    {
+      const span_note span(journal.get(), span_kind::before_update);
+      save_->wait_released(until);
+    }
     save_->note([&](save_report& r) {
       r.before_update_seconds = seconds_since(begin);
       r.blocked_seconds += r.before_update_seconds;

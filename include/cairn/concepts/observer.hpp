@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/error.hpp>
+#include <cairn/model/save_handle.hpp>
+#include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_report.hpp>
 
 #include <concepts>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -19,6 +22,7 @@ struct observation {
     loaded,     ///< `step`, `bytes` and `seconds` of a load
     fell_back,  ///< resume passed over a damaged checkpoint; `text` says why
     warning,    ///< `text`
+    began,      ///< a save was enqueued; `save` follows it. Only for observers that ask
   };
   what kind = what::warning;
   std::int32_t rank = 0;
@@ -26,8 +30,27 @@ struct observation {
   std::uint64_t bytes = 0;
   double seconds = 0;
   std::string_view text = {};           ///< valid during the call
-  const save_report* report = nullptr;  ///< of saves
+  const save_report* report = nullptr;  ///< of saves that ended
+  const save_handle* save = nullptr;    ///< of `began`; copy it to keep it
+  /// Of saves that ended, where the observer asks: what was done when, in all processes, in no order. Valid
+  /// during the call.
+  std::span<const save_span> spans = {};
 };
+
+/// Observers that say `static constexpr bool wants_spans = true;` get the parts of each save. Without one,
+/// nobody looks at the clock for them.
+template <class O>
+inline constexpr bool wants_spans = false;
+template <class O>
+  requires requires { O::wants_spans; }
+inline constexpr bool wants_spans<O> = O::wants_spans;
+/// Observers that say `static constexpr bool wants_began = true;` are told by the training thread, inside
+/// save(), that one began.
+template <class O>
+inline constexpr bool wants_began = false;
+template <class O>
+  requires requires { O::wants_began; }
+inline constexpr bool wants_began<O> = O::wants_began;
 
 /// Is told what happens. `observe` is called by the training thread and by threads of executors, at most one
 /// at a time for each checkpointer, and must not throw or call the checkpointer.

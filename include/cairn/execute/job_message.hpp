@@ -4,11 +4,13 @@
 #include <cairn/model/digest.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/save_job.hpp>
+#include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/model/wire.hpp>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -105,6 +107,24 @@ inline void encode(wire_writer& out, const metadata& m) {
     chunks.finish();
   }
   return m;
+}
+
+/// What a worker did so far, and when, since it said so last.
+inline void encode(wire_writer& out, const process_share& share, const std::vector<save_span>& spans) {
+  out.put(share.bytes).put(share.seconds).put(share.cpu_seconds);
+  encode(out, spans);
+}
+/// For reports only: what it says is checked for sense, not for truth. `process`: who sent it.
+[[nodiscard]] inline process_share decode_share(wire_reader& in, std::int64_t process,
+                                                std::vector<save_span>& spans) {
+  process_share share;
+  share.process = process, share.bytes = in.get<std::uint64_t>();
+  share.seconds = in.get<double>(), share.cpu_seconds = in.get<double>();
+  if (!(share.seconds >= 0) || !(share.cpu_seconds >= 0) || !std::isfinite(share.seconds) ||
+      !std::isfinite(share.cpu_seconds))
+    in.fail_here("a worker's times are impossible");
+  spans = decode_spans(in, process);
+  return share;
 }
 
 /// A place in shared memory; the descriptor goes beside the bytes.

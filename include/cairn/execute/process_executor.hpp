@@ -75,6 +75,7 @@ class worker_client {
     out.put(static_cast<std::uint64_t>(writer.size())).raw(writer);
     encode(out, job.context);
     out.put(static_cast<std::uint8_t>(job.image.digested()));
+    out.put(static_cast<std::uint8_t>(job.progress->journal() != nullptr));
     // What planning cached is the same object at the next save: it crosses once.
     const auto& layout = job.image.shared_layout();
     const bool new_layout = layout != layout_;
@@ -142,6 +143,15 @@ void outlive_worker(save_job<Writer>& job, bool written, std::exception_ptr why)
   }
 }
 
+/// Puts what a worker says of its costs into the report.
+inline void note_worker(save_progress& progress, wire_reader& in, ::pid_t worker) {
+  std::vector<save_span> spans;
+  const auto share = decode_share(in, worker, spans);
+  in.finish();
+  progress.note([&](save_report& r) { r.writing = share; });
+  if (const auto journal = progress.journal()) journal->append(spans);
+}
+
 /// Has the worker carry out a job, and follows it to its end.
 template <class Writer>
 void carry_out(worker_client& client, save_job<Writer> job) noexcept {
@@ -168,25 +178,27 @@ void carry_out(worker_client& client, save_job<Writer> job) noexcept {
         }
         continue;
       }
+      wire_reader in(frame->bytes);
       switch (frame->kind) {
         case frame_kind::written:
+          note_worker(*job.progress, in, client.process().id());
           written = true;
           job.image = staged_image();
           job.progress->set_written();
           continue;
         case frame_kind::committed:
+          note_worker(*job.progress, in, client.process().id());
           job.progress->set_committed();
           return;
         case frame_kind::failed: {
-          wire_reader in(frame->bytes);
-          auto why = job.progress->failure();
-          if (why == nullptr) why = decode_failure(in, job.context.rank);
+          auto why = decode_failure(in, job.context.rank);
+          note_worker(*job.progress, in, client.process().id());
+          if (const auto earlier = job.progress->failure()) why = earlier;
           job.image = staged_image();
           job.progress->set_failed(why);
           return;
         }
         case frame_kind::refused: {
-          wire_reader in(frame->bytes);
           std::rethrow_exception(decode_failure(in, job.context.rank));
         }
         default:

@@ -34,11 +34,11 @@ enum class frame_kind : std::uint16_t {
   refused = 3,    ///< worker: hello or job was not taken, with the reason; nothing was begun
   job = 4,        ///< trainer: one save
   failure = 5,    ///< trainer: why the image of the job will not be complete
-  written = 6,    ///< worker: the job's bytes are durable, its image is not needed any more
-  committed = 7,  ///< worker
-  failed = 8,     ///< worker: with the reason; the other ranks were told
+  written = 6,    ///< worker: the job's bytes are durable, its image is not needed any more; what it did
+  committed = 7,  ///< worker: what it did
+  failed = 8,     ///< worker: with the reason, and what it did; the other ranks were told
 };
-inline constexpr std::uint16_t worker_protocol = 1;
+inline constexpr std::uint16_t worker_protocol = 2;
 
 /// One message: bytes, and descriptors that go with it.
 struct worker_frame {

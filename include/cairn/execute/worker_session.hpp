@@ -41,6 +41,7 @@ struct worker_request {
   save_context context;
   staged_image image;
   std::shared_ptr<const cairn::metadata> metadata;
+  bool traced = false;  ///< somebody wants to know what is done when
 };
 
 /// What a worker keeps between saves, and its end of the socket. The receiving thread feeds it, the serving
@@ -109,6 +110,7 @@ class worker_session {
     request.writer.assign(writer.begin(), writer.end());
     request.context = decode_save_context(in);
     const bool digested = in.get<std::uint8_t>() != 0;
+    request.traced = in.get<std::uint8_t>() != 0;
     if (in.get<std::uint8_t>() != 0) layout_ = std::make_shared<const image_layout>(decode_image_layout(in));
     if (layout_ == nullptr) in.fail_here("the first save came without a layout");
     const auto known = in.get<std::uint8_t>();  // 0: none, 1: as before, 2: here
@@ -212,13 +214,24 @@ template <class Writer>
 void serve_request(worker_session& session, worker_request& request) {
   auto writer = session.writer<Writer>(request.writer);
   auto progress = std::make_shared<save_progress>(request.context.step);
-  progress->on_written([&session] { session.say(frame_kind::written); });
+  const auto journal = request.traced ? std::make_shared<save_journal>() : nullptr;
+  request.image.trace_to(journal);
+  progress->set_copying(0, span_kind::copy, journal);
+  // Whatever this process does, it does for this save.
+  const auto cpu = process_cpu_now();
+  const auto told = [&](wire_writer out) {
+    auto share = progress->report().writing;
+    share.cpu_seconds = 1e-9 * static_cast<double>(process_cpu_now() - cpu);
+    encode(out, share, journal != nullptr ? journal->take() : std::vector<save_span>());
+    return out.take();
+  };
+  progress->on_written([&] { session.say(frame_kind::written, told({})); });
   run_save_job(save_job<Writer>{std::move(writer), request.context, std::move(request.image),
                                 std::move(request.metadata), progress});
   if (const auto why = progress->failure())
-    session.say(frame_kind::failed, encode_failure(why));
+    session.say(frame_kind::failed, told(std::move(wire_writer().raw(encode_failure(why)))));
   else
-    session.say(frame_kind::committed);
+    session.say(frame_kind::committed, told({}));
 }
 
 }  // namespace detail

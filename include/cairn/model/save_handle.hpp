@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/model/staged_image.hpp>
 
@@ -35,6 +36,18 @@ class save_progress {
     const std::lock_guard lock(mutex_);
     image_ = std::move(control);
     files_ = std::move(files);
+  }
+  /// When copying began, and what it was; for the report and the journal. Null: nobody wants to know more.
+  void set_copying(std::int64_t begun, span_kind how, std::shared_ptr<save_journal> journal) {
+    const std::lock_guard lock(mutex_);
+    copying_since_ = begun;
+    copying_ = how;
+    journal_ = std::move(journal);
+  }
+  /// Null unless somebody wants to know.
+  [[nodiscard]] std::shared_ptr<save_journal> journal() const {
+    const std::lock_guard lock(mutex_);
+    return journal_;
   }
   void set_written() noexcept {
     {
@@ -81,6 +94,12 @@ class save_progress {
   [[nodiscard]] bool written() const noexcept {
     const std::lock_guard lock(mutex_);
     return written_ && failure_ == nullptr;
+  }
+  /// Bytes that were handed to the store so far, of report().bytes; also of a writer in another process.
+  [[nodiscard]] std::uint64_t bytes_written() const noexcept {
+    const std::lock_guard lock(mutex_);
+    if (written_ || image_ == nullptr) return written_ ? report_.bytes : 0;
+    return std::min(report_.bytes, image_->costs().written.load(std::memory_order_relaxed));
   }
   [[nodiscard]] bool committed() const noexcept {
     const std::lock_guard lock(mutex_);
@@ -157,6 +176,7 @@ class save_progress {
       if (ending_) return;
       ending_ = true;
       if (how == outcome::committed) report_.committed_seconds = seconds_since(begun_);
+      note_copying();
       callback = std::move(on_end_);
       on_end_ = nullptr;
       report = report_;
@@ -169,6 +189,16 @@ class save_progress {
       failure_ = std::move(why);
     }
     changed_.notify_all();
+  }
+  // Under the lock.
+  void note_copying() noexcept {
+    if (image_ == nullptr || copying_since_ == 0) return;
+    const auto& costs = image_->costs();
+    report_.copying.cpu_seconds += 1e-9 * static_cast<double>(costs.copy_cpu.load(std::memory_order_relaxed));
+    const auto end = costs.copied_at.load(std::memory_order_relaxed);
+    if (report_.copying.bytes == 0 || end <= copying_since_) return;
+    report_.copying.seconds = 1e-9 * static_cast<double>(end - copying_since_);
+    if (journal_ != nullptr) journal_->add(copying_, copying_since_, end, report_.copying.bytes);
   }
   template <class Condition>
   bool wait(std::unique_lock<std::mutex>& lock, deadline until, Condition&& condition) const noexcept {
@@ -197,6 +227,9 @@ class save_progress {
   mutable std::condition_variable changed_;
   std::shared_ptr<image_control> image_;
   std::shared_ptr<files_under_way> files_;
+  std::shared_ptr<save_journal> journal_;
+  std::int64_t copying_since_ = 0;
+  span_kind copying_ = span_kind::copy;
   std::function<void(save_report&, const std::exception_ptr&)> on_end_;
   std::function<void()> on_written_;
   std::exception_ptr failure_;
@@ -224,6 +257,9 @@ class save_handle {
   [[nodiscard]] bool released() const noexcept { return progress_->released(); }
   /// This rank's bytes are durable.
   [[nodiscard]] bool written() const noexcept { return progress_->written(); }
+  /// Bytes that were handed to the store so far, of report().bytes; it grows while another process writes,
+  /// too.
+  [[nodiscard]] std::uint64_t bytes_written() const noexcept { return progress_->bytes_written(); }
   /// The checkpoint exists. Only then is anything saved.
   [[nodiscard]] bool committed() const noexcept { return progress_->committed(); }
   /// Not begun: an earlier save was under way and busy_policy::skip was asked for. Waits return at once.

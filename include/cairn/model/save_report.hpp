@@ -5,6 +5,19 @@
 namespace cairn {
 inline namespace v1 {
 
+/// What one process did for one part of a save.
+struct process_share {
+  std::int64_t process = 0;  ///< its id; 0: nothing was done yet
+  std::uint64_t bytes = 0;
+  double seconds = 0;      ///< by the clock, from the first of these bytes to the last
+  double cpu_seconds = 0;  ///< of its threads that worked for this save
+
+  /// 0 where nothing was done.
+  [[nodiscard]] double bytes_per_second() const noexcept {
+    return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
+  }
+};
+
 /// What one save cost this rank, in seconds and bytes. Parts that have not happened yet are zero.
 struct save_report {
   std::int64_t step = 0;
@@ -20,6 +33,15 @@ struct save_report {
   double released_seconds = 0;       ///< from save() to released
   double written_seconds = 0;        ///< from save() to written
   double committed_seconds = 0;      ///< from save() to committed
+  /// The trainer: its image, headers included, 0 where the bytes stay in training memory. CPU seconds are
+  /// those of the calling thread in save(), planning included, and of the threads that copied (and hashed, in
+  /// the same pass).
+  process_share copying;
+  /// Whoever wrote: the trainer, or its worker process. Seconds until the bytes were durable, and in an
+  /// overlapped save also those in which the writer waited for bytes to be copied. CPU seconds also of the
+  /// commit: of the thread that saved and of those that helped it to hash and write with file_store; of a
+  /// worker, of the whole process.
+  process_share writing;
   /// How long to train between two saves, by suggested_interval() from what the last saves cost; 0 where
   /// checkpointer_options::mean_time_between_failures is not given.
   double suggested_interval_seconds = 0;

@@ -3,6 +3,7 @@
 #include <cairn/model/error.hpp>
 #include <cairn/model/event_word.hpp>
 #include <cairn/model/image_layout.hpp>
+#include <cairn/model/save_journal.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -18,6 +19,16 @@
 
 namespace cairn {
 inline namespace v1 {
+
+/// What was done for an image so far; it lies in shared memory with the control. Any thread; no locks. Only
+/// for reports: nothing depends on it.
+struct image_costs {
+  std::atomic<std::int64_t> copied_at{0};  ///< when nobody read training memory any more; steady_now()
+  std::atomic<std::int64_t> copy_cpu{
+      0};  ///< nanoseconds, of threads that the caller of save() did not wait in
+  std::atomic<std::int64_t> write_cpu{0};  ///< nanoseconds, of threads that helped the writer
+  std::atomic<std::uint64_t> written{0};   ///< bytes of the image that were handed to the store
+};
 
 /// The part of an image that may lie in shared memory: how far it is filled, and whether training may have
 /// its memory back. Any thread may call anything; no locks.
@@ -45,6 +56,8 @@ class image_control {
   }
   /// For stagers, and for writers of bytes that stayed in training memory: all is copied.
   void release() noexcept {
+    std::int64_t never = 0;
+    costs_.copied_at.compare_exchange_strong(never, steady_now(), std::memory_order_relaxed);
     copied_.store(true, std::memory_order_release);
     event_.notify();
   }
@@ -60,6 +73,7 @@ class image_control {
     failed_.store(true, std::memory_order_release);
     release();
   }
+  [[nodiscard]] image_costs& costs() noexcept { return costs_; }
   /// Waits for watermark() >= end. False if the image failed. @throws timeout_error (timeout_staging).
   [[nodiscard]] bool wait_for(std::uint64_t end, deadline until) {
     return wait([&] { return watermark() >= end; }, until, "the image was not filled in time");
@@ -97,6 +111,7 @@ class image_control {
   std::atomic<bool> needs_confirmation_{false};
   std::atomic<bool> confirmed_{false};
   std::atomic<bool> failed_{false};
+  image_costs costs_;
 };
 
 /// A place in memory that another process can map through a file descriptor; see shared_segment.
@@ -183,6 +198,9 @@ class staged_image {
   [[nodiscard]] const std::shared_ptr<const image_layout>& shared_layout() const noexcept { return layout_; }
   [[nodiscard]] bool failed() const noexcept { return control_->failed(); }
   [[nodiscard]] const std::shared_ptr<image_control>& control() const noexcept { return control_; }
+  /// Where writers note what they do, and when; null unless somebody wants to know.
+  [[nodiscard]] save_journal* journal() const noexcept { return journal_.get(); }
+  void trace_to(std::shared_ptr<save_journal> journal) noexcept { journal_ = std::move(journal); }
   /// Where writers note the files that they are at.
   [[nodiscard]] const std::shared_ptr<files_under_way>& files() const noexcept { return files_; }
   /// True if bytes() may be used; false if only gather() may.
@@ -226,6 +244,7 @@ class staged_image {
   std::shared_ptr<image_control> control_;
   std::shared_ptr<image_backing> backing_;
   std::shared_ptr<files_under_way> files_;
+  std::shared_ptr<save_journal> journal_;
   std::span<const std::byte> memory_;
   std::span<std::uint64_t> digests_;
   bool digested_ = false;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <exception>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -50,8 +51,17 @@ class teller {
  public:
   teller(O observer, int rank, bool quiet) : observer_(std::move(observer)), rank_(rank), quiet_(quiet) {}
 
-  void saved(const save_report& r) noexcept {
+  void began(const save_handle& save) noexcept {
+    guarded([&] {
+      const auto report = save.report();
+      observation what{observation::what::began, rank_, report.step, report.bytes};
+      what.save = &save;
+      tell(what, false, [] { return std::string(); });
+    });
+  }
+  void saved(const save_report& r, std::span<const save_span> spans = {}) noexcept {
     observation what{observation::what::committed, rank_, r.step, r.bytes, r.committed_seconds, {}, &r};
+    what.spans = spans;
     tell(what, rank_ == 0, [&] {
       char text[200];
       std::snprintf(text, sizeof text,
@@ -66,10 +76,12 @@ class teller {
       return line;
     });
   }
-  void failed(const save_report& r, const std::exception_ptr& why) noexcept {
+  void failed(const save_report& r, const std::exception_ptr& why,
+              std::span<const save_span> spans = {}) noexcept {
     guarded([&] {
       const auto text = text_of(why);
       observation what{observation::what::failed, rank_, r.step, r.bytes, 0, text, &r};
+      what.spans = spans;
       tell(what, true, [&] {
         return "cairn: rank " + std::to_string(rank_) + ": the save of step " + std::to_string(r.step) +
                " failed: " + text;

@@ -2,37 +2,42 @@
 #pragma once
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/deadline.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/save_journal.hpp>
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
 
 /// An observer that writes a trace for Perfetto (https://ui.perfetto.dev) and chrome://tracing, in the JSON
-/// array form of the Trace Event Format: one process for each rank, with a track for what training waits for
-/// and one for what goes on beside it.
+/// array form of the Trace Event Format: the trainer, and its worker where a process_executor writes, with a
+/// track for each thing that goes on at once, and counters of the bytes per second and of the cores in use.
 ///
-/// `cairn::trace_file trace{"trace-" + std::to_string(rank) + ".json"};`
+/// `cairn::trace_file trace{"trace-" + std::to_string(rank) + ".json", rank};`
 /// `cairn::checkpointer ckpt{store, trace};   // copies share the file`
-/// `trace.mark("step " + std::to_string(step));`
+/// `trace.step(step);                         // at the end of each step`
 ///
 /// Each rank writes a file of its own. Times are those of the steady clock, which all processes of a host
-/// share. Each event is in the file when it was observed, and the list has no end, as the format allows: a
-/// killed process leaves a file that opens. Any thread. Errors of writing are ignored.
+/// share. Each save is in the file when it has ended, and the list has no end, as the format allows: a killed
+/// process leaves a file that opens. Any thread. Errors of writing are ignored.
 class trace_file {
  public:
   using cairn_role = role::observer;
+  static constexpr bool wants_spans = true;
 
   /// Replaces the file. @throws storage_error (storage_io)
   explicit trace_file(const std::string& path, std::int32_t rank = 0) : shared_(std::make_shared<shared>()) {
@@ -41,113 +46,221 @@ class trace_file {
       fail(error_id::storage_io, "the trace file cannot be written",
            {.file = path, .got = std::generic_category().message(errno)});
     shared_->rank = rank;
-    std::fputs("[\n", shared_->file.get());
-    put_name("process_name", -1, "rank " + std::to_string(rank));
-    put_name("thread_name", training, "training");
-    put_name("thread_name", beside, "saving");
+    shared_->cpu[shared_->trainer] = {steady_now(), process_cpu_now()};
+    std::string text = "[\n";
+    shared_->introduce(text, shared_->trainer, "trainer");
+    shared_->write(text);
   }
 
   void observe(const observation& what) noexcept {
     try {
-      const double now = microseconds();
       const std::string name = "step " + std::to_string(what.step);
+      const std::lock_guard lock(shared_->mutex);
+      std::string text;
       switch (what.kind) {
         case observation::what::committed:
-          put_save(*what.report, now - what.report->committed_seconds * 1e6, name);
-          break;
-        case observation::what::loaded:
-          span(training, "load " + name, now - what.seconds * 1e6, what.seconds, what.bytes);
+          shared_->put_save(text, what, name);
           break;
         case observation::what::failed:
+          shared_->put_save(text, what, name);
+          shared_->put_instant(text, track::saves, what.text);
+          break;
+        case observation::what::loaded: {
+          const auto end = steady_now();
+          shared_->put_span(text, shared_->trainer, track::training, "load " + name,
+                            end - static_cast<std::int64_t>(what.seconds * 1e9), end, what.bytes);
+          break;
+        }
         case observation::what::fell_back:
         case observation::what::warning:
-          instant(beside, what.text, now);
+          shared_->put_instant(text, track::saves, what.text);
+          break;
+        case observation::what::began:
           break;
       }
+      shared_->write(text);
     } catch (...) {
       // Out of memory for a line of the trace: training is worth more.
     }
   }
-  /// A moment of training, such as the end of a step.
+  /// A step of training has ended: a slice from where the one before ended, and how many cores the trainer
+  /// has used meanwhile. Before the first step it only says where that begins. Cost: microseconds.
+  void step(std::int64_t number) noexcept {
+    try {
+      const auto now = steady_now();
+      const std::lock_guard lock(shared_->mutex);
+      std::string text;
+      if (shared_->step_begin != 0)
+        shared_->put_span(text, shared_->trainer, track::steps, "step " + std::to_string(number),
+                          shared_->step_begin, now);
+      shared_->step_begin = now;
+      shared_->put_cpu(text, shared_->trainer, now, process_cpu_now());
+      shared_->write(text);
+    } catch (...) {
+      // As above.
+    }
+  }
+  /// A moment of training.
   void mark(std::string_view text) noexcept {
     try {
-      instant(training, text, microseconds());
+      const std::lock_guard lock(shared_->mutex);
+      std::string line;
+      shared_->put_instant(line, track::training, text);
+      shared_->write(line);
     } catch (...) {
       // As above.
     }
   }
 
  private:
-  static constexpr int training = 0;
-  static constexpr int beside = 1;
+  enum class track : int { steps = 1, training, copying, saves, writing, hashing };
+
+  static track track_of(span_kind kind) noexcept {
+    switch (kind) {
+      case span_kind::plan:
+      case span_kind::wait:
+      case span_kind::stage:
+      case span_kind::before_update:
+        return track::training;
+      case span_kind::copy:
+      case span_kind::copy_and_hash:
+        return track::copying;
+      case span_kind::hash:
+      case span_kind::gather:
+        return track::hashing;
+      default:
+        return track::writing;
+    }
+  }
+  static bool counted(span_kind kind) noexcept {
+    return kind == span_kind::copy || kind == span_kind::copy_and_hash || kind == span_kind::write;
+  }
+
   struct close {
     void operator()(std::FILE* file) const noexcept { std::fclose(file); }
+  };
+  struct cpu_sample {
+    std::int64_t at = 0;
+    std::int64_t used = 0;
   };
   struct shared {
     std::mutex mutex;
     std::unique_ptr<std::FILE, close> file;
     std::int32_t rank = 0;
-  };
+    std::int64_t trainer = ::getpid();
+    std::int64_t step_begin = 0;
+    std::set<std::int64_t> introduced;
+    std::map<std::int64_t, cpu_sample> cpu;  // of each process, the last
 
-  static double microseconds() noexcept {
-    return std::chrono::duration<double, std::micro>(deadline::clock::now().time_since_epoch()).count();
-  }
-  void put_save(const save_report& r, double begin, const std::string& name) {
-    const double in_save = r.blocked_seconds - r.before_update_seconds;
-    span(training, "save " + name, begin, in_save, r.bytes);
-    double at = begin;
-    for (const auto& [part, seconds] : {std::pair{"plan", r.plan_seconds}, std::pair{"wait", r.wait_seconds},
-                                        std::pair{"stage", r.stage_seconds}}) {
-      if (seconds > 0) span(training, part, at, seconds);
-      at += seconds * 1e6;
+    void introduce(std::string& out, std::int64_t process, const char* role) {
+      if (!introduced.insert(process).second) return;
+      put_name(out, "process_name", process, 0,
+               "rank " + std::to_string(rank) + " " + role + " (" + std::to_string(process) + ")");
+      for (const auto& [number, name] :
+           {std::pair{track::steps, "steps"}, std::pair{track::training, "training waits for"},
+            std::pair{track::copying, "copying"}, std::pair{track::saves, "saves"},
+            std::pair{track::writing, "writing"}, std::pair{track::hashing, "hashing"}})
+        put_name(out, "thread_name", process, static_cast<int>(number), name);
     }
-    if (r.before_update_seconds > 0)
-      span(training, "before_update", begin + (r.released_seconds - r.before_update_seconds) * 1e6,
-           r.before_update_seconds);
-    span(beside, "save " + name, begin, r.committed_seconds, r.bytes);
-    span(beside, "write", begin + (r.plan_seconds + r.wait_seconds) * 1e6,
-         r.written_seconds - r.plan_seconds - r.wait_seconds, r.bytes);
-    span(beside, "commit", begin + r.written_seconds * 1e6, r.committed_seconds - r.written_seconds);
-  }
-  void span(int track, std::string_view name, double begin, double seconds, std::uint64_t bytes = 0) {
-    char tail[160];
-    std::snprintf(tail, sizeof tail, R"(,"ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f)",
-                  static_cast<int>(shared_->rank), track, begin, seconds > 0 ? seconds * 1e6 : 0.0);
-    std::string line = R"({"name":)" + quoted(name) + tail;
-    if (bytes != 0) {
-      std::snprintf(tail, sizeof tail, R"(,"args":{"bytes":%llu,"bytes per second":%.0f})",
-                    static_cast<unsigned long long>(bytes),
-                    seconds > 0 ? static_cast<double>(bytes) / seconds : 0.0);
-      line += tail;
+    /// All of one save, and from save() to its end as one slice.
+    void put_save(std::string& out, const observation& what, const std::string& name) {
+      const auto& r = *what.report;
+      const auto now = steady_now();
+      auto begin = now;
+      std::vector<save_span> spans(what.spans.begin(), what.spans.end());
+      std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+      for (const auto& s : spans) begin = std::min(begin, s.begin);
+      put_span(out, trainer, track::saves, "save " + name, begin, now, r.bytes);
+      for (const auto& s : spans) {
+        introduce(out, s.process, "worker");
+        if (s.end - s.begin < 1000 && (s.kind == span_kind::wait || s.kind == span_kind::await)) continue;
+        put_span(out, s.process, track_of(s.kind),
+                 s.kind == span_kind::save ? "save " + name : std::string(name_of(s.kind)), s.begin, s.end,
+                 s.bytes);
+        if (!counted(s.kind) || s.end <= s.begin) continue;
+        const char* counter = s.kind == span_kind::write ? "written MB/s" : "copied MB/s";
+        put_counter(out, s.process, counter, s.begin,
+                    1e3 * static_cast<double>(s.bytes) / static_cast<double>(s.end - s.begin));
+        put_counter(out, s.process, counter, s.end, 0);
+      }
+      std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.end < b.end; });
+      for (const auto& s : spans)
+        if (s.process != trainer) put_cpu(out, s.process, s.end, s.cpu);
+      if (r.writing.process != 0 && r.writing.process != trainer) {
+        put_counter(out, r.writing.process, "cores in use", now, 0);
+        cpu[r.writing.process].at = now;
+      }
     }
-    write(line + "},\n");
-  }
-  void instant(int track, std::string_view text, double at) {
-    char tail[120];
-    std::snprintf(tail, sizeof tail, R"(,"ph":"i","s":"t","pid":%d,"tid":%d,"ts":%.3f},)",
-                  static_cast<int>(shared_->rank), track, at);
-    write(R"({"name":)" + quoted(text) + tail + "\n");
-  }
-  void put_name(const char* what, int track, std::string_view name) {
-    char middle[80];
-    std::snprintf(middle, sizeof middle, R"(","ph":"M","pid":%d,"tid":%d,"args":{"name":)",
-                  static_cast<int>(shared_->rank), track < 0 ? 0 : track);
-    write(std::string(R"({"name":")") + what + middle + quoted(name) + "}},\n");
-  }
-  /// A JSON string.
-  static std::string quoted(std::string_view text) {
-    std::string out = "\"";
-    for (const char c : text) {
-      if (c == '"' || c == '\\') out += '\\';
-      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    /// A process has used so much CPU time until then; samples that are too close say nothing.
+    void put_cpu(std::string& out, std::int64_t process, std::int64_t at, std::int64_t used) {
+      auto& before = cpu[process];
+      if (before.at == 0 || used < before.used) {
+        before = {at, used};
+        return;
+      }
+      if (at - before.at < 100'000) return;
+      put_counter(out, process, "cores in use", before.at,
+                  static_cast<double>(used - before.used) / static_cast<double>(at - before.at));
+      before = {at, used};
     }
-    return out + '"';
-  }
-  void write(const std::string& line) {
-    const std::lock_guard lock(shared_->mutex);
-    std::fputs(line.c_str(), shared_->file.get());
-    std::fflush(shared_->file.get());
-  }
+    void put_span(std::string& out, std::int64_t process, track where, std::string_view name,
+                  std::int64_t begin, std::int64_t end, std::uint64_t bytes = 0) {
+      out += R"({"name":)" + quoted(name);
+      put_place(out, "X", process, static_cast<int>(where), begin);
+      char tail[120];
+      std::snprintf(tail, sizeof tail, R"(,"dur":%.3f)", 1e-3 * static_cast<double>(end - begin));
+      out += tail;
+      if (bytes != 0) {
+        std::snprintf(
+            tail, sizeof tail, R"(,"args":{"bytes":%llu,"bytes per second":%.0f})",
+            static_cast<unsigned long long>(bytes),
+            end > begin ? 1e9 * static_cast<double>(bytes) / static_cast<double>(end - begin) : 0.0);
+        out += tail;
+      }
+      out += "},\n";
+    }
+    void put_instant(std::string& out, track where, std::string_view text) {
+      out += R"({"name":)" + quoted(text);
+      put_place(out, "i", trainer, static_cast<int>(where), steady_now());
+      out += R"(,"s":"t"},)"
+             "\n";
+    }
+    static void put_counter(std::string& out, std::int64_t process, std::string_view name, std::int64_t at,
+                            double value) {
+      out += R"({"name":)" + quoted(name);
+      put_place(out, "C", process, 0, at);
+      char tail[60];
+      std::snprintf(tail, sizeof tail, R"(,"args":{"value":%.3f}},)", value);
+      out += tail;
+      out += '\n';
+    }
+    static void put_name(std::string& out, const char* what, std::int64_t process, int where,
+                         std::string_view name) {
+      out += R"({"name":)" + quoted(what);
+      put_place(out, "M", process, where, 0);
+      out += R"(,"args":{"name":)" + quoted(name) + "}},\n";
+    }
+    static void put_place(std::string& out, const char* phase, std::int64_t process, int where,
+                          std::int64_t at) {
+      char text[120];
+      std::snprintf(text, sizeof text, R"(,"ph":"%s","pid":%lld,"tid":%d,"ts":%.3f)", phase,
+                    static_cast<long long>(process), where, 1e-3 * static_cast<double>(at));
+      out += text;
+    }
+    /// A JSON string.
+    static std::string quoted(std::string_view text) {
+      std::string out = "\"";
+      for (const char c : text) {
+        if (c == '"' || c == '\\') out += '\\';
+        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+      }
+      return out + '"';
+    }
+    void write(const std::string& text) {
+      std::fputs(text.c_str(), file.get());
+      std::fflush(file.get());
+    }
+  };
 
   std::shared_ptr<shared> shared_;
 };

@@ -4,6 +4,7 @@
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/event_word.hpp>
+#include <cairn/model/save_journal.hpp>
 #include <cairn/stage/block_copy.hpp>
 #include <cairn/stage/image_pieces.hpp>
 
@@ -74,15 +75,17 @@ class copy_job {
     if (units_.empty()) complete();
   }
 
-  /// Copies units until none is left to claim; early ones first. `early_only`: only those.
-  void work(hash_state& hash, bool early_only) noexcept {
+  /// Copies units until none is left to claim; early ones first. `early_only`: only those. `cpu`: CPU time of
+  /// the calling thread so far, if the image's costs are to tell what it spends here.
+  void work(hash_state& hash, bool early_only, std::int64_t* cpu = nullptr) noexcept {
     for (std::size_t i = 0; (i = next_early_.fetch_add(1, std::memory_order_relaxed)) < early_.size();) {
-      run(early_[i], hash);
+      run(early_[i], hash, cpu);
       if (early_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) event_.notify();
     }
     if (early_only) return;
     for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_.size();)
-      if (!units_[i].early) run(i, hash);
+      if (!units_[i].early) run(i, hash, cpu);
+    account(cpu);
   }
   /// True if there may be something to claim.
   [[nodiscard]] bool claimable() const noexcept {
@@ -124,7 +127,13 @@ class copy_job {
   int helpers_left;  ///< threads that may still join; guarded by the lock of the threads
 
  private:
-  void run(std::size_t index, hash_state& hash) noexcept {
+  void account(std::int64_t* cpu) noexcept {
+    if (cpu == nullptr) return;
+    const auto now = thread_cpu_now();
+    fill_->control().costs().copy_cpu.fetch_add(now - *cpu, std::memory_order_relaxed);
+    *cpu = now;
+  }
+  void run(std::size_t index, hash_state& hash, std::int64_t* cpu) noexcept {
     if (failed_.load(std::memory_order_acquire)) return finish(false);
     try {
       copy(units_[index], hash);
@@ -132,6 +141,8 @@ class copy_job {
       fail(std::current_exception());
       return finish(false);
     }
+    // Before anybody can see that all is copied.
+    if (!claimable()) account(cpu);
     copied_[index].store(true, std::memory_order_seq_cst);
     advance();
     finish(true);

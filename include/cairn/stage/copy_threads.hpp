@@ -94,7 +94,8 @@ class copy_threads {
           continue;
         }
         lock.unlock();
-        job->work(own, false);
+        auto cpu = thread_cpu_now();
+        job->work(own, false, &cpu);
         job.reset();
         lock.lock();
       }

@@ -3,6 +3,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/save_journal.hpp>
 #include <cairn/storage/checkpoint_keeping.hpp>
 #include <cairn/storage/commit_protocol.hpp>
 #include <cairn/storage/safetensors_layout.hpp>
@@ -70,6 +71,7 @@ class safetensors_writer {
     std::size_t finished = 0;
     try {
       auto r = write_files(c, image, until, finished);
+      const span_note span(image.journal(), span_kind::record);
       protocol_.publish(c, r);
       return r;
     } catch (...) {
@@ -123,8 +125,12 @@ class safetensors_writer {
             parts.push_back({offset, span});
             offset += span.size();
           }
-          files.back().write(parts);
+          {
+            const span_note span(image.journal(), span_kind::write, segment.begin + offset - at);
+            files.back().write(parts);
+          }
           at = segment.begin + offset;
+          image.control()->costs().written.store(at, std::memory_order_relaxed);
           source.done(at);
         }
       }
@@ -132,7 +138,14 @@ class safetensors_writer {
       source.finish();
     }
     image.read_completely();
-    finish(c, image, files, finished);
+    if constexpr (requires(const object& o) { o.helper_cpu(); })
+      for (const auto& file : files)
+        image.control()->costs().write_cpu.fetch_add(file.helper_cpu(), std::memory_order_relaxed);
+    {
+      const span_note span(image.journal(), span_kind::sync);
+      finish(c, image, files, finished);
+    }
+    const span_note span(image.journal(), span_kind::await);
     image.wait_released(until);
     return record_of(layout, image.digests());
   }
@@ -144,6 +157,7 @@ class safetensors_writer {
     const std::size_t threads = std::min<std::size_t>(files.size(), 4);
     std::vector<std::exception_ptr> failures(threads);
     const auto part = [&](std::size_t t) noexcept {
+      const auto cpu = thread_cpu_now();
       try {
         for (auto i = t; i < files.size(); i += threads) {
           const files_under_way::note note(
@@ -153,6 +167,8 @@ class safetensors_writer {
       } catch (...) {
         failures[t] = std::current_exception();
       }
+      if (t != 0)
+        image.control()->costs().write_cpu.fetch_add(thread_cpu_now() - cpu, std::memory_order_relaxed);
     };
     {
       std::vector<std::jthread> others;

@@ -3,6 +3,7 @@
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/event_word.hpp>
 #include <cairn/model/large_buffer.hpp>
+#include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/block_hasher.hpp>
 
@@ -143,9 +144,13 @@ class write_source {
   /// How far the image can be handed out, at least to `end`.
   [[nodiscard]] std::uint64_t wait_ready(std::uint64_t end) {
     if (image_.resident() && image_.digested()) {
+      if (const auto there = image_.control()->watermark(); there >= end && !image_.failed()) return there;
+      const span_note span(image_.journal(), span_kind::await);
       image_.wait_for(end, until_);
       return image_.control()->watermark();
     }
+    if (const auto there = ready_.load(std::memory_order_acquire); there >= end) return there;
+    const span_note span(image_.journal(), span_kind::await);
     for (;;) {
       const auto seen = event_.current();
       if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
@@ -156,11 +161,17 @@ class write_source {
     }
   }
   void run() noexcept {
+    hash_all();
+    image_.control()->costs().write_cpu.fetch_add(thread_cpu_now(), std::memory_order_relaxed);
+  }
+  void hash_all() noexcept {
+    const auto what = ring_ ? span_kind::gather : span_kind::hash;
     try {
       block_hasher hasher(image_.layout(), image_.digests());
       for (std::uint64_t at = 0; at < total_;) {
         const auto end = std::min(total_, at + write_ring::slot_bytes);
         if (!wait_filled(end)) return;
+        const span_note span(image_.journal(), what, end - at);
         if (ring_) {
           const auto to = ring_->slot(at / write_ring::slot_bytes).first(static_cast<std::size_t>(end - at));
           image_.gather(at, to);

@@ -45,6 +45,7 @@ class file_object_writer {
       allocated_ = other.allocated_;
       written_ = other.written_;
       end_ = other.end_;
+      helper_cpu_ = other.helper_cpu_;
       refused_ = std::move(other.refused_);
       tried_direct_ = other.tried_direct_;
       state_ = other.state_;
@@ -72,7 +73,7 @@ class file_object_writer {
     const bool direct =
         std::any_of(requests.begin(), requests.end(), [](const request& r) { return r.direct; });
     if (direct) open_direct();
-    tree_->pool.run(requests.size(), tree_->options.writes_in_flight, [&](std::size_t i) {
+    helper_cpu_ += tree_->pool.run(requests.size(), tree_->options.writes_in_flight, [&](std::size_t i) {
       const file_size_signal_blocked guard;
       perform(requests[i]);
     });
@@ -80,6 +81,9 @@ class file_object_writer {
     written_ = sum;
     state_ = state::open;
   }
+
+  /// CPU time of threads that helped to write, in nanoseconds; for reports, not part of the concept.
+  [[nodiscard]] std::int64_t helper_cpu() const noexcept { return helper_cpu_; }
 
   void finish() {
     must_be_open("finish");
@@ -215,6 +219,7 @@ class file_object_writer {
   std::uint64_t allocated_ = 0;
   std::uint64_t written_ = 0;
   std::uint64_t end_ = 0;
+  std::int64_t helper_cpu_ = 0;
   std::unique_ptr<std::atomic<bool>> refused_ = std::make_unique<std::atomic<bool>>(false);
   bool tried_direct_ = false;
   state state_ = state::open;
