@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// group: checkpoints
 // threaded
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>

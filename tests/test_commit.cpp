@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// group: checkpoints
 // The commit protocol: who may publish a checkpoint, and what happens when ranks fail, are missing, or
 // compete. threaded
 #include <cairn/storage/safetensors_storage.hpp>

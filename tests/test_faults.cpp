@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// group: checkpoints
 // threaded
 // Bad input and faults, as a trainer meets them through its checkpointer.
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// group: files
 // What an operator needs: permission bits; limits of the process and the file system, which errors name; the
 // request to stop; the interval of saves.
 #include <cairn/cairn.hpp>

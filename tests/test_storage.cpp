@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// group: checkpoints
 // The Storage conformance suite on safetensors over several stores, and what damaged bytes do to loads.
 // threaded
 #include <cairn/storage/safetensors_storage.hpp>

@@ -60,7 +60,7 @@ class background {
   }
   [[nodiscard]] std::string last_failure() const {
     const std::lock_guard lock(mutex_);
-    return last_failure_ == nullptr ? std::string() : text_of(last_failure_);
+    return last_failure_ == nullptr ? std::string() : failure_text(last_failure_);
   }
 
  private:

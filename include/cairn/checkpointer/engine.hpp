@@ -242,7 +242,7 @@ class engine {
         return *step;
       }
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
-      auto why = text_of(verdict.failure);
+      auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
       if (rank() == 0 && verdict.outcome == load_outcome::damaged && !set_aside(*step))
         why += " (its manifest could not be moved aside)";

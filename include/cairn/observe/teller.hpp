@@ -21,7 +21,7 @@ struct no_observer {
 static_assert(Observer<no_observer>);
 
 /// What an exception says, whatever it is.
-[[nodiscard]] inline std::string text_of(const std::exception_ptr& failure) {
+[[nodiscard]] inline std::string failure_text(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& e) {
@@ -79,7 +79,7 @@ class teller {
   void failed(const save_report& r, const std::exception_ptr& why,
               std::span<const save_span> spans = {}) noexcept {
     guarded([&] {
-      const auto text = text_of(why);
+      const auto text = failure_text(why);
       observation what{observation::what::failed, rank_, r.step, r.bytes, 0, text, &r};
       what.spans = spans;
       tell(what, true, [&] {
@@ -103,7 +103,7 @@ class teller {
   }
   /// The sentence and, unless it is null, what was thrown. Also where there is no memory for the two.
   void warned(const char* sentence, const std::exception_ptr& why) noexcept {
-    guarded([&] { warned(sentence + (why == nullptr ? std::string() : ": " + text_of(why))); });
+    guarded([&] { warned(sentence + (why == nullptr ? std::string() : ": " + failure_text(why))); });
   }
   void warned(const std::string& text) noexcept {
     observation what{observation::what::warning, rank_, 0, 0, 0, text, nullptr};
