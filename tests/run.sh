@@ -101,11 +101,12 @@ packages=(g++ cmake ninja-build ccache pkg-config python3 libxxhash-dev rapidjso
 install_missing "${packages[@]}"
 end_phase
 
-# --- Python with numpy and safetensors -----------------------------------------------------------------------------
+# --- Python with numpy, safetensors, boto3 and moto -----------------------------------------------------------------------------
 
 begin_phase "python"
 venv_python=$root/build/venv/bin/python3
-python_is_ready() { "$1" -c 'import numpy, safetensors.numpy' >/dev/null 2>&1; }
+python_packages=(numpy safetensors boto3 'moto[s3]' flask flask-cors)  # moto[server] is all of AWS
+python_is_ready() { "$1" -c 'import numpy, safetensors.numpy, boto3, moto.server' >/dev/null 2>&1; }
 if [ -x "$venv_python" ] && python_is_ready "$venv_python"; then
   python=$venv_python
 elif python_is_ready python3; then
@@ -122,12 +123,12 @@ else
     install_packages python3 python3-venv
     maker=/usr/bin/python3
   fi
-  echo "installing numpy and safetensors in build/venv"
-  if ! { "$maker" -m venv --clear build/venv && "$venv_python" -m pip install -q numpy safetensors; } >build/pip.log 2>&1; then
+  echo "installing ${python_packages[*]} in build/venv"
+  if ! { "$maker" -m venv --clear build/venv && "$venv_python" -m pip install -q "${python_packages[@]}"; } >build/pip.log 2>&1; then
     tail -n 20 build/pip.log >&2
-    die "pip could not install numpy and safetensors in build/venv. See build/pip.log; check the network, or install both for python3, then run this again."
+    die "pip could not install ${python_packages[*]} in build/venv. See build/pip.log; check the network, or install them for python3, then run this again."
   fi
-  python_is_ready "$venv_python" || die "numpy and safetensors do not import in build/venv; remove build/venv, then run this again."
+  python_is_ready "$venv_python" || die "numpy, safetensors, boto3 and moto do not import in build/venv; remove build/venv, then run this again."
   python=$venv_python
 fi
 echo "$python"
