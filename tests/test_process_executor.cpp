@@ -30,6 +30,9 @@
 #include <thread>
 #include <vector>
 
+/// Of the runtime of address and leak sanitizers.
+extern "C" std::size_t __sanitizer_get_current_allocated_bytes() __attribute__((weak));
+
 namespace {
 using cairn_test::scratch_directory;
 using cairn_test::scripted_store;
@@ -50,6 +53,24 @@ std::vector<::pid_t> workers() {
 std::string proc_file(::pid_t process, const std::string& name) {
   std::ifstream file("/proc/" + std::to_string(process) + "/" + name);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+/// A line of /proc/PROCESS/status that is a number, such as "VmRSS" in KiB.
+long status_of(::pid_t process, const std::string& name) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/status");
+  long value = -1;
+  for (std::string word; file >> word;)
+    if (word == name + ":") file >> value;
+  return value;
+}
+/// What this process holds: what it allocated, where a sanitizer that keeps freed memory for a while tells
+/// it.
+long allocated_kib() {
+  if (__sanitizer_get_current_allocated_bytes != nullptr)
+    return static_cast<long>(__sanitizer_get_current_allocated_bytes() / 1024);
+  return status_of(::getpid(), "VmRSS");
+}
+std::ptrdiff_t files_of(::pid_t process) {
+  return std::distance(std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/fd"), {});
 }
 std::size_t open_files() {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
@@ -517,4 +538,102 @@ TEST_CASE(
   CHECK(workers().size() == 1);
   CHECK(newest(scratch.path() + "/one") == 1);
   CHECK(newest(scratch.path() + "/two") == 2);
+}
+
+TEST_CASE("report and trace tell what trainer and worker did, on one clock") {
+  const scratch_directory scratch;
+  const auto path = scratch.path() + "/trace.json";
+  std::vector<float> weights(1'000'000, 1.0f);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {1'000'000});
+  cairn::trace_file trace{path, 2};
+  auto ckpt = make(scratch.path() + "/store", cairn::process_executor{}, cairn::overlapped{}, trace);
+  static_cast<void>(ckpt.resume(state));
+  ckpt.save(state, 1).wait();
+  trace.step(1);
+  auto save = ckpt.save(state, 2);
+  ckpt.before_update();
+  save.wait();
+  trace.step(2);
+  const auto report = save.report();
+  CHECK(report.copying.process == ::getpid());
+  CHECK(report.copying.bytes >= 4'000'000);
+  CHECK(report.copying.seconds > 0);
+  CHECK(report.copying.cpu_seconds > 0);
+  CHECK(report.writing.process == workers().at(0));
+  CHECK(report.writing.bytes == report.copying.bytes);
+  CHECK(report.writing.seconds > 0);
+  CHECK(report.writing.seconds <= report.written_seconds);
+  CHECK(report.writing.cpu_seconds > 0);
+  CHECK(save.bytes_written() == report.bytes);
+  const auto command = cairn_test::python() + R"( -c '
+import json, sys
+trainer, worker = int(sys.argv[2]), int(sys.argv[3])
+events = json.loads(open(sys.argv[1]).read() + "{}]")[:-1]
+assert {each["pid"] for each in events} == {trainer, worker}
+def find(name, process):
+    found = [each for each in events if each["name"] == name and each["pid"] == process and each["ph"] == "X"]
+    assert found, (name, process)
+    return found[-1]["ts"], found[-1]["ts"] + found[-1]["dur"]
+whole, job = find("save step 2", trainer), find("save step 2", worker)
+assert whole[0] <= job[0] and job[1] <= whole[1]
+for name in ["plan", "stage", "copy and hash", "before_update"]:
+    begin, end = find(name, trainer)
+    assert whole[0] <= begin <= end <= whole[1], name
+for name in ["write", "sync", "record", "commit"]:
+    begin, end = find(name, worker)
+    assert job[0] <= begin <= end <= job[1] + 1, name
+assert find("write", worker)[0] >= find("stage", trainer)[0]
+step = find("step 2", trainer)
+assert step[0] <= whole[0] and whole[1] <= step[1]
+names = {each["args"]["name"].split(" (")[0]: each["pid"] for each in events if each["name"] == "process_name"}
+assert names == {"rank 2 trainer": trainer, "rank 2 worker": worker}, names
+counters = {(each["name"], each["pid"]) for each in events if each["ph"] == "C"}
+for counter in [("copied MB/s", trainer), ("written MB/s", worker), ("cores in use", trainer), ("cores in use", worker)]:
+    assert counter in counters, counters' )" +
+                       path + " " + std::to_string(::getpid()) + " " + std::to_string(report.writing.process);
+  CHECK(std::system(command.c_str()) == 0);
+}
+
+TEST_CASE("a thousand saves leave memory, descriptors, threads and processes where they were") {
+  // In memory, so that no device is waited for. A sanitizer keeps freed memory for a while; let it not be
+  // much in the worker, whose memory is looked at from outside.
+  const scratch_directory scratch("/dev/shm");
+  const char* options = std::getenv("ASAN_OPTIONS");
+  const std::string before = options != nullptr ? options : "";
+  ::setenv("ASAN_OPTIONS", (before + ":quarantine_size_mb=1:thread_local_quarantine_size_kb=64").c_str(), 1);
+  std::vector<float> weights(2000, 1.0f);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {2000});
+  std::string blob = "loader";
+  state.bytes("blob", blob);
+  {
+    auto ckpt = make(scratch.path(), cairn::process_executor{}, cairn::overlapped{}, cairn::keep_last{1});
+    static_cast<void>(ckpt.resume(state));
+    std::vector<::pid_t> worker;
+    const auto now = [&] {
+      return std::vector<long>{files_of(::getpid()), files_of(worker.at(0)), status_of(::getpid(), "Threads"),
+                               status_of(worker.at(0), "Threads")};
+    };
+    std::vector<long> there;
+    std::vector<long> kept;
+    for (std::int64_t step = 1; step <= 1000; ++step) {
+      auto save = ckpt.save(state, step);
+      ckpt.before_update();
+      save.wait();
+      if (step != 100 && step != 1000) continue;
+      if (step == 100) worker = workers();
+      REQUIRE(worker.size() == 1);
+      (step == 100 ? there : kept) = now();
+      (step == 100 ? there : kept).push_back(allocated_kib());
+      (step == 100 ? there : kept).push_back(status_of(worker[0], "VmRSS"));
+    }
+    CHECK(workers() == worker);
+    for (std::size_t i = 0; i < 4; ++i) CHECK(kept[i] <= there[i]);
+    CHECK(kept[4] <= there[4] + 256);
+    CHECK(kept[5] <= there[5] + 4096);
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1000});
+  }
+  CHECK(workers().empty());
+  ::setenv("ASAN_OPTIONS", before.c_str(), 1);
 }
