@@ -3,7 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cairn/checkpointer.hpp>
+#include <cairn/comm/thread_communicator.hpp>
 #include <cairn/plan/default_planner.hpp>
+#include <cairn/stores/memory_store.hpp>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -13,6 +17,7 @@
 #include <string>
 #include <support/planner_conformance.hpp>
 #include <support/rounds.hpp>
+#include <thread>
 #include <vector>
 
 using cairn::chunk;
@@ -512,4 +517,250 @@ TEST_CASE("mistakes of a user's planner are errors that name the item") {
   CHECK(e.fields().item == "x");
   one.name = "rng@rank00001";
   CHECK(failure_of([&] { (void)one.local_plan(states[0], 0); }).id() == error_id::usage_bad_name);
+}
+
+// --- Loads of ranks that share what they read
+
+namespace {
+
+/// What was read from a store, and what shall go wrong there.
+struct read_counts {
+  std::atomic<std::uint64_t> data = 0;
+  std::atomic<std::uint64_t> records = 0;
+  std::atomic<bool> fail = false;  ///< the next read of a data file
+};
+
+/// A memory_store that counts the bytes that are read.
+class counting_store : public cairn::memory_store {
+ public:
+  std::shared_ptr<read_counts> counts = std::make_shared<read_counts>();
+  void read(std::span<const cairn::read_range> ranges) {
+    if (counts->fail.exchange(false)) cairn::fail(error_id::storage_io, "an injected fault");
+    for (const auto& r : ranges) counts->data += r.destination.size();
+    memory_store::read(ranges);
+  }
+  std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) {
+    auto bytes = memory_store::read_all(key, cap);
+    if (bytes && key.ends_with(".record")) counts->records += bytes->size();
+    return bytes;
+  }
+  [[nodiscard]] std::uint64_t stored(std::string_view ending) {
+    std::uint64_t sum = 0;
+    for (const auto& o : list(""))
+      if (o.key.ends_with(ending)) sum += o.bytes;
+    return sum;
+  }
+};
+
+/// body(rank, checkpointer) on threads that are ranks; what each threw.
+template <class Body>
+std::vector<std::string> on_ranks(const counting_store& store, int size, cairn::read_sharing sharing,
+                                  Body body, std::uint64_t load_memory = std::uint64_t{256} << 20) {
+  const cairn::thread_group group{size};
+  std::vector<std::string> said(static_cast<std::size_t>(size));
+  {
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < size; ++r)
+      threads.emplace_back([&, r] {
+        try {
+          auto own = store;
+          cairn::checkpointer c{own, group.communicator(r), sharing,
+                                cairn::checkpointer_options{.patience = std::chrono::seconds(60),
+                                                            .peer_patience = std::chrono::seconds(60),
+                                                            .load_memory = load_memory,
+                                                            .quiet = true}};
+          body(r, c);
+          c.close();
+        } catch (const cairn::error& e) {
+          said[static_cast<std::size_t>(r)] = std::string(cairn::error_name(e.id())) + " " + e.fields().item;
+        } catch (const std::exception& e) {
+          said[static_cast<std::size_t>(r)] = e.what();
+        }
+      });
+  }
+  return said;
+}
+
+/// A tensor of rows that a rank holds by rows, by columns or whole.
+struct table {
+  static constexpr std::int64_t rows = 4 * 160;
+  static constexpr std::int64_t columns = 4 * 7 * 60;
+  std::vector<float> own;
+  std::vector<float> small = std::vector<float>(100);
+  std::string text;
+  cairn::state_dict state;
+  chunk box;
+  table(const char* how, int rank, int ranks) : box(cairn::whole({rows, columns})) {
+    const int d = *how == 'r' ? 0 : 1;
+    if (*how != 'w') {
+      box.sizes.set(d, box.sizes[d] / ranks);
+      box.offsets.set(d, box.sizes[d] * rank);
+    }
+    own.resize(static_cast<std::size_t>(box.volume()));
+    state.tensor("table", own, cairn::shard{{rows, columns}, box.offsets, box.sizes});
+    state.tensor("small", small, {10, 10});
+    state.bytes("text", text);
+  }
+  template <class Visit>
+  void each(Visit visit) {
+    std::size_t k = 0;
+    for (auto i = box.offsets[0]; i < box.offsets[0] + box.sizes[0]; ++i)
+      for (auto j = box.offsets[1]; j < box.offsets[1] + box.sizes[1]; ++j)
+        visit(own[k++], static_cast<float>((i * columns + j) % 1'000'003));
+    for (std::size_t i = 0; i < small.size(); ++i) visit(small[i], static_cast<float>(i));
+  }
+  void fill() {
+    each([](float& at, float value) { at = value; });
+    text = "a few bytes";
+  }
+  [[nodiscard]] bool good() {
+    bool same = text == "a few bytes";
+    each([&](float at, float value) { same = same && at == value; });
+    return same;
+  }
+};
+
+counting_store saved_by_rows(int ranks) {
+  counting_store store;
+  const auto said = on_ranks(store, ranks, cairn::read_sharing::off, [&](int r, auto& c) {
+    for (const int step : {1, 2}) {
+      table t("rows", r, ranks);
+      t.fill();
+      c.save(t.state, step).wait();
+    }
+  });
+  for (const auto& s : said) CHECK(s == "");
+  return store;
+}
+
+}  // namespace
+
+TEST_CASE("ranks that share reads fetch the checkpoint once, whatever each of them wants of it") {
+  const auto store = saved_by_rows(4);
+  auto each_alone = store;
+  // One step of the two; headers of data files are not read.
+  const auto data = (table::rows * table::columns + 100) * sizeof(float) + 11;
+  const auto records = each_alone.stored(".record") / 2;
+  struct wanted {
+    const char* how;
+    int ranks;
+    std::uint64_t copies;  ///< that are read where ranks do not share
+  };
+  for (const auto& w : {wanted{"columns", 4, 4}, wanted{"whole", 4, 4}, wanted{"whole", 3, 3},
+                        wanted{"rows", 2, 1}, wanted{"columns", 7, 7}}) {
+    CAPTURE(w.how);
+    CAPTURE(w.ranks);
+    for (const auto sharing : {cairn::read_sharing::on, cairn::read_sharing::off})
+      for (const std::uint64_t memory : {1U, 10'000'000U, 256'000'000U}) {
+        CAPTURE(memory);
+        if (sharing == cairn::read_sharing::off && memory != 1) continue;
+        store.counts->data = store.counts->records = 0;
+        std::atomic<std::uint64_t> told = 0;
+        const auto said = on_ranks(
+            store, w.ranks, sharing,
+            [&](int r, auto& c) {
+              table t(w.how, r, w.ranks);
+              told += c.load(t.state, 1).bytes_read;
+              if (!t.good()) throw std::runtime_error("a load brought other bytes");
+            },
+            memory);
+        for (const auto& s : said) CHECK(s == "");
+        const bool shared = sharing == cairn::read_sharing::on;
+        if (shared) CHECK(store.counts->data == data);
+        if (shared) CHECK(store.counts->records == records);
+        if (!shared) CHECK(store.counts->data >= w.copies * table::rows * table::columns * sizeof(float));
+        CHECK(told == store.counts->data + store.counts->records);
+      }
+  }
+}
+
+TEST_CASE("any sharding loads by shared reads into any other") {
+  const auto first_seed = cairn_test::seed_or(1);
+  const std::uint64_t rounds = std::getenv("CAIRN_TEST_SEED") != nullptr ? 1 : cairn_test::rounds(8, 50);
+  for (auto seed = first_seed; seed < first_seed + rounds; ++seed) {
+    CAPTURE(seed);
+    generator g{std::mt19937_64(seed)};
+    std::vector<global_tensor> tensors;
+    for (std::int64_t k = g.in(1, 6); k > 0; --k) {
+      const auto rank = static_cast<int>(g.in(0, 3));
+      auto shape = extents::filled(rank, 1);
+      for (int d = 0; d < rank; ++d) shape.set(d, g.chance(30) ? 0 : g.in(1, rank > 2 ? 6 : 20));
+      if (rank == 2 && g.chance(4)) shape = extents{g.in(100, 400), g.in(100, 400)};
+      tensors.push_back({"t" + std::to_string(k), g.chance(2) ? cairn::dtype::f64 : cairn::dtype::u8, shape});
+    }
+    const int world = static_cast<int>(g.in(1, 6));
+    job from(g, tensors, world, true);
+    from.fill(tensors);
+    const counting_store store;
+    auto said = on_ranks(store, world, cairn::read_sharing::off,
+                         [&](int r, auto& c) { c.save(from.states[static_cast<std::size_t>(r)], 5).wait(); });
+    for (const auto& s : said) CHECK(s == "");
+    const int other = static_cast<int>(g.in(2, 7));
+    job to(g, tensors, other, true);
+    store.counts->data = 0;
+    said = on_ranks(
+        store, other, cairn::read_sharing::on,
+        [&](int r, auto& c) {
+          const auto k = static_cast<std::size_t>(r);
+          static_cast<void>(c.load(to.states[k], 5, cairn::partial));
+          if (to.ranks[k].step != 1234 || to.ranks[k].notes != "the same everywhere" ||
+              (r < world && to.ranks[k].rng != from.ranks[k].rng))
+            throw std::runtime_error("a load brought another value");
+          for (const auto& t : tensors)
+            if (const auto* e = to.states[k].find(t.name))
+              for (std::size_t b = 0; b < e->boxes.size(); ++b)
+                if (cairn_test::packed(e->view(b)) != expected(t, e->boxes[b]))
+                  throw std::runtime_error("a load brought another tensor");
+        },
+        static_cast<std::uint64_t>(g.in(1, 10'000'000)));
+    for (const auto& s : said) CHECK(s == "");
+    auto all = store;
+    CHECK(store.counts->data <= all.stored(".safetensors"));
+  }
+}
+
+TEST_CASE("what one rank cannot read ends a shared load on all ranks alike") {
+  const auto store = saved_by_rows(4);
+  const auto load = [&](std::uint64_t memory) {
+    return on_ranks(
+        store, 4, cairn::read_sharing::on,
+        [&](int r, auto& c) {
+          table t("columns", r, 4);
+          static_cast<void>(c.load(t.state, 2));
+        },
+        memory);
+  };
+  SUBCASE("a store that fails once") {
+    for (const std::uint64_t memory : {1U, 256'000'000U}) {
+      store.counts->fail = true;
+      for (const auto& s : load(memory)) CHECK(s.starts_with("storage.io"));
+      for (const auto& s : load(memory)) CHECK(s == "");
+    }
+  }
+  SUBCASE("a damaged block of the newer checkpoint") {
+    auto changed = store;
+    for (const auto& o : changed.list("")) {
+      if (!o.key.starts_with("step-00000002/rank-00002") || !o.key.ends_with(".safetensors")) continue;
+      auto bytes = changed.read_all(o.key, UINT64_MAX).value();
+      bytes[bytes.size() - 1000] ^= std::byte{1};
+      changed.remove(o.key);
+      changed.put_new(o.key, bytes);
+    }
+    for (const std::uint64_t memory : {1U, 256'000'000U})
+      for (const auto& s : load(memory)) CHECK(s == "corrupt.digest table");
+    const auto said = on_ranks(store, 4, cairn::read_sharing::on, [&](int r, auto& c) {
+      table t("whole", r, 4);
+      if (c.resume(t.state) != 1 || !t.good()) throw std::runtime_error("ranks did not fall back together");
+    });
+    for (const auto& s : said) CHECK(s == "");
+  }
+  SUBCASE("a rank whose state does not fit") {
+    const auto said = on_ranks(store, 4, cairn::read_sharing::on, [&](int r, auto& c) {
+      table t("columns", r, 4);
+      std::vector<float> more(9);
+      if (r == 2) t.state.tensor("more", more, {9});
+      static_cast<void>(c.load(t.state, 2));
+    });
+    for (const auto& s : said) CHECK(s == "plan.missing_item more");
+  }
 }

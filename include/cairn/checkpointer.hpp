@@ -69,7 +69,7 @@ inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
 ///
 /// `checkpointer ckpt{file_store{"checkpoints"}, policies...};` The first argument is a ByteStore or a
 /// Storage; every further one is a policy that declares its role, in any order: a planner, stager, executor,
-/// communicator, observer, overlapped{}, keep_last(n), checkpointer_options{...}. What is left out has a
+/// communicator, observer, overlapped{}, keep_last(n), read_sharing::off, checkpointer_options{...}. What is left out has a
 /// default. `checkpointer_for<file_store, mpi_communicator>` names the type.
 ///
 /// Collective: the constructor, prepare, save, load, resume, list, remove, set_aside, any_rank are called by
@@ -90,6 +90,8 @@ class checkpointer {
     static_assert(detail::check_arguments<Policies...>());
     std::tuple<Policies&...> arguments(policies...);
     auto settings = detail::take<role::options, checkpointer_options, Policies...>(arguments);
+    if constexpr (detail::count_of<role::read_sharing, Policies...> == 1)
+      settings.sharing = detail::take<role::read_sharing, read_sharing, Policies...>(arguments);
     std::size_t keep = 0;
     if constexpr (detail::count_of<role::retention, Policies...> == 1)
       keep = detail::take<role::retention, keep_last, Policies...>(arguments).count;

@@ -401,11 +401,19 @@ class engine {
                                load_report& report) {
     std::exception_ptr failure;
     try {
-      report = load_alone(background_->reader(), load_planner(), state, step, manifest, request, options_);
+      report = load_part(state, step, manifest, request);
     } catch (...) {
       failure = std::current_exception();
     }
     return agree_on_load(group_, failure, report.unexpected, request.strict, deadline::in(options_.patience));
+  }
+  load_report load_part(const state_dict& state, std::int64_t step, std::span<const std::byte> manifest,
+                        const load_request& request) {
+    if constexpr (SharingReader<reader_type, CommunicatorType>)
+      if (options_.sharing == read_sharing::on && group_.size() > 1)
+        return load_shared(background_->reader(), load_planner(), group_, state, step, manifest, request,
+                           options_);
+    return load_alone(background_->reader(), load_planner(), state, step, manifest, request, options_);
   }
   std::vector<std::byte> clean_and_list() {
     try {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/read_exchange.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/planner.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/plan/load_planning.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -112,6 +114,18 @@ std::vector<std::byte> read_once(collectives<C>& group, Read&& read, deadline un
   return group.broadcast(0, group.rank() == 0 ? contribution::from(read) : contribution(), until);
 }
 
+/// What a load filled, and how long it took.
+inline load_report finish_report(load_plan& plan, const state_dict& state,
+                                 deadline::clock::time_point begin) {
+  for (const auto& item : plan.items) {
+    const auto& entry = state.entries()[item.entry];
+    plan.report.bytes +=
+        entry.kind == item_kind::bytes ? entry.bytes().size() : bytes_of(entry.type, item.box.volume());
+  }
+  plan.report.seconds = seconds_since(begin);
+  return std::move(plan.report);
+}
+
 /// This rank's part of a load from a manifest that all ranks have: checks, plans, reads. Sends no message.
 template <StorageReader Reader, LoadPlanner Planner>
 load_report load_alone(Reader& reader, Planner& planner, const state_dict& state, std::int64_t step,
@@ -126,14 +140,45 @@ load_report load_alone(Reader& reader, Planner& planner, const state_dict& state
   };
   plan.report.bytes_read = reader.read(opened, state, plan, resolver, {.memory_budget = options.load_memory},
                                        deadline::in(options.patience));
-  for (const auto& item : plan.items) {
-    const auto& entry = state.entries()[item.entry];
-    plan.report.bytes +=
-        entry.kind == item_kind::bytes ? entry.bytes().size() : bytes_of(entry.type, item.box.volume());
-  }
-  plan.report.seconds = seconds_since(begin);
-  return std::move(plan.report);
+  return finish_report(plan, state, begin);
 }
+
+/// The same by all ranks together, each reading a part of what several want. Collective: ends alike on all
+/// ranks where a rank fails, but for what fails after the last exchange.
+template <StorageReader Reader, LoadPlanner Planner, Communicator C>
+load_report load_shared(Reader& reader, Planner& planner, collectives<C>& group, const state_dict& state,
+                        std::int64_t step, std::span<const std::byte> manifest, const load_request& request,
+                        const checkpointer_options& options) {
+  const auto begin = deadline::clock::now();
+  const auto until = deadline::in(options.patience);
+  std::optional<typename Reader::checkpoint_type> opened;
+  load_plan plan;
+  auto own = contribution::from([&] {
+    opened.emplace(reader.open(step, manifest));
+    plan = planner.plan(state, opened->metadata(), request);
+    return encode_wants(summarise_plan(wants_of(opened->metadata(), plan), group.rank()));
+  });
+  const auto merge = [](std::vector<std::byte> left, std::vector<std::byte> right) {
+    return encode_wants(merge_summaries(decode_wants(left), decode_wants(right)));
+  };
+  const auto bytes = group.tree_reduce_broadcast(std::move(own), merge, until);
+  read_exchange<C> exchange(group, bytes);
+  const metadata& stored = opened->metadata();
+  const target_resolver resolver = [&](const read_item& item) {
+    return planner.resolve(state, stored, item);
+  };
+  plan.report.bytes_read = reader.read_shared(opened.value(), state, plan, resolver,
+                                              {.memory_budget = options.load_memory}, exchange, until);
+  return finish_report(plan, state, begin);
+}
+
+/// Whether a reader can share what it reads with other ranks.
+template <class Reader, class C>
+concept SharingReader = requires(Reader& r, typename Reader::checkpoint_type& opened, const state_dict& state,
+                                 const load_plan& plan, const target_resolver& resolver, read_options options,
+                                 read_exchange<C>& exchange, deadline until) {
+  { r.read_shared(opened, state, plan, resolver, options, exchange, until) } -> std::same_as<std::uint64_t>;
+};
 
 /// The steps as bytes, for handing on.
 [[nodiscard]] inline std::vector<std::byte> encode_steps(const std::vector<std::int64_t>& steps) {

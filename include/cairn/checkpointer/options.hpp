@@ -19,6 +19,17 @@ enum class busy_policy : std::uint8_t {
   skip,   ///< the ranks agree, with one small message each, to skip this save if any of them is busy
 };
 
+/// Whether the ranks of a load share what they read. `on`: what several ranks want is read once, by one of
+/// them, in stripes in turn, and comes to the others through the communicator, so that a load fetches the
+/// size of the checkpoint and not replicas x size. `off`: every rank reads what it wants by itself; the store
+/// does the sharing, if anyone (a page cache). The same on all ranks; a group of one never shares. Pass as
+/// any argument: `cairn::read_sharing::on`.
+enum class read_sharing : std::uint8_t { off, on };
+template <>
+struct role_of<read_sharing> {
+  using type = role::read_sharing;
+};
+
 /// Options of a checkpointer, all with defaults; pass as any argument:
 /// `cairn::checkpointer_options{.max_fallback = 1}`.
 struct checkpointer_options {
@@ -38,6 +49,8 @@ struct checkpointer_options {
   int max_fallback = 3;
   /// Memory that a load uses besides its destinations, in bytes.
   std::uint64_t load_memory = std::uint64_t{256} << 20;
+  /// Whether what several ranks want is read once; cairn::read_sharing as an argument overrides this.
+  cairn::read_sharing sharing = cairn::read_sharing::on;
   /// Plans that are kept for states of different structure.
   std::size_t cached_plans = 4;
   /// Of the whole job, when it is known: reports then suggest how often to save; 0: not known.

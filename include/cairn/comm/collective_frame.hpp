@@ -24,12 +24,13 @@ enum class collective_operation : std::uint8_t {
   scatter,
   barrier,
   tree_reduce_broadcast,
-  all_gather
+  all_gather,
+  exchange
 };
 
 constexpr std::string_view operation_name(collective_operation operation) noexcept {
-  constexpr std::array<std::string_view, 6> names{
-      "broadcast", "gather", "scatter", "barrier", "tree_reduce_broadcast", "all_gather"};
+  constexpr std::array<std::string_view, 7> names{
+      "broadcast", "gather", "scatter", "barrier", "tree_reduce_broadcast", "all_gather", "exchange"};
   return names[static_cast<std::size_t>(operation)];
 }
 
@@ -153,7 +154,7 @@ struct collective_frame {
   if (in.get<std::uint32_t>() != collective_magic) in.fail_here("the magic number is missing");
   if (in.get<std::uint16_t>() != collective_version)
     in.fail_here("the version of the messages is another one");
-  frame.call.operation = in.get_enum(collective_operation::all_gather);
+  frame.call.operation = in.get_enum(collective_operation::exchange);
   frame.step = in.get_enum(collective_step::down);
   const auto run = in.take(frame.call.run.size());
   std::copy(run.begin(), run.end(), frame.call.run.begin());

@@ -139,6 +139,28 @@ class collectives {
     return run_tree(operation::tree_reduce_broadcast, 0, std::move(own), until, merge, whole);
   }
 
+  /// Begins an exchange: messages from rank to rank, outside of the tree, until the next collective. All
+  /// ranks call it at the same place in the order of calls. A message that is not taken by then is dropped.
+  /// Where a transport holds little, two ranks that each wait to be heard wait for ever: in step s of
+  /// size() - 1 a rank sends to rank + s first, and then takes from rank - s.
+  void begin_exchange() { exchange_ = {run_, epoch_++, operation::exchange, 0}; }
+  /// What a message of the exchange begins with: the caller's bytes follow.
+  [[nodiscard]] std::vector<std::byte> message_head() const {
+    return detail::encode_frame(exchange_, step::up, {}, {});
+  }
+  /// Sends a message that begins with message_head(). Throws as the communicator does.
+  void send_message(int to, std::span<const std::byte> message, deadline until) {
+    communicator_.send(to, message, until);
+  }
+  /// The bytes of the next message of `from` in this exchange. Throws as the communicator does, and
+  /// peer_error (peer_bad_message).
+  [[nodiscard]] std::vector<std::byte> take_message(int from, deadline until) {
+    auto frame = receive(exchange_, step::up, from, until);
+    if (!frame.what.ok() || frame.step != step::up)
+      fail(error_id::peer_bad_message, "a message of an exchange is none", {.rank = from});
+    return std::move(frame.what.value);
+  }
+
  private:
   using operation = detail::collective_operation;
   using step = detail::collective_step;
@@ -401,6 +423,7 @@ class collectives {
   C communicator_;
   std::array<std::byte, 16> run_{};
   std::uint64_t epoch_ = 0;
+  detail::collective_call exchange_{};
   std::map<int, detail::collective_frame> early_;
 };
 

@@ -21,6 +21,7 @@ struct communicator {};
 struct observer {};
 struct overlap {};    ///< cairn::overlapped
 struct retention {};  ///< cairn::keep_last
+struct read_sharing {};  ///< cairn::read_sharing
 struct options {};    ///< cairn::checkpointer_options
 }  // namespace role
 

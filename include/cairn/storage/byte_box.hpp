@@ -52,6 +52,7 @@ class byte_box {
     return b;
   }
 
+  friend bool operator==(const byte_box&, const byte_box&) noexcept = default;
   [[nodiscard]] std::uint64_t bytes() const noexcept { return inner_[0] * size_[0]; }
   /// Bytes that lie one after another in the tensor, from packed multiples of this on.
   [[nodiscard]] std::uint64_t run() const noexcept { return size_[rank_ - 1]; }

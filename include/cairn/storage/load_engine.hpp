@@ -5,6 +5,8 @@
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/extents.hpp>
+#include <cairn/model/item.hpp>
 #include <cairn/model/large_buffer.hpp>
 #include <cairn/model/streaming_copy.hpp>
 #include <cairn/model/tensor_view.hpp>
@@ -16,6 +18,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 #include <span>
@@ -45,6 +49,11 @@ struct load_item {
   std::string_view name;
   std::size_t first_want = 0;
   std::size_t wants = 0;  ///< 0: verify it all
+  // Where something is wanted:
+  item_kind kind = item_kind::tensor;
+  dtype type = dtype::u8;
+  bool per_rank = false;
+  chunk box;  ///< of the global tensor
 };
 /// A data file and what its rank's record says of it.
 struct load_file {
@@ -90,26 +99,64 @@ struct load_work {
   return w;
 }
 
+/// A block of a stored item.
+struct block_place {
+  std::uint32_t item = 0;  ///< index in load_work::items
+  std::uint64_t block = 0;
+};
+
+/// Gives each run of the target, where bytes [first, last) of the wanted part go: give(to, from, bytes),
+/// where `from` counts the bytes of the wanted part that lie before.
+template <class Give>
+void for_each_target(const load_want& w, std::uint64_t first, std::uint64_t last, Give&& give) {
+  for_each_run(w.target, first / w.from * w.to, last / w.from * w.to,
+               [&](std::byte* to, std::uint64_t bytes, std::uint64_t at) {
+                 give(to, at / w.to * w.from, bytes / w.to * w.from);
+               });
+}
+inline void put(const load_want& w, std::byte* to, const std::byte* from, std::uint64_t bytes) {
+  if (w.cast != nullptr)
+    w.cast(from, to, static_cast<std::size_t>(bytes / w.from));
+  else
+    streaming_copy(to, from, bytes);
+}
+
 /// Copies what is wanted of a verified block, which begins at `begin` of the stored item, to its destination.
 inline void deliver(const load_want& w, std::uint64_t begin, std::span<const std::byte> block) {
   const auto first = w.box.before(begin);
   const auto last = w.box.before(begin + block.size());
   const auto run = w.box.run();
-  for_each_run(w.target, first / w.from * w.to, last / w.from * w.to,
-               [&](std::byte* to, std::uint64_t bytes, std::uint64_t at) {
-                 auto packed = at / w.to * w.from;
-                 for (auto left = bytes / w.to * w.from; left != 0;) {
-                   const auto length = std::min(left, run - packed % run);
-                   const auto* from = block.data() + (w.box.position(packed) - begin);
-                   if (w.cast != nullptr)
-                     w.cast(from, to, static_cast<std::size_t>(length / w.from));
-                   else
-                     streaming_copy(to, from, length);
-                   to += length / w.from * w.to;
-                   packed += length;
-                   left -= length;
-                 }
-               });
+  for_each_target(w, first, last, [&](std::byte* to, std::uint64_t packed, std::uint64_t left) {
+    while (left != 0) {
+      const auto length = std::min(left, run - packed % run);
+      put(w, to, block.data() + (w.box.position(packed) - begin), length);
+      to += length / w.from * w.to;
+      packed += length;
+      left -= length;
+    }
+  });
+}
+
+/// Copies bytes [first, first + bytes.size()) of a wanted part, which lie one after another, to their
+/// destination.
+inline void deliver_packed(const load_want& w, std::uint64_t first, std::span<const std::byte> bytes) {
+  for_each_target(w, first, first + bytes.size(),
+                  [&](std::byte* to, std::uint64_t packed, std::uint64_t length) {
+                    put(w, to, bytes.data() + (packed - first), length);
+                  });
+}
+
+/// Copies the bytes of a box that a block holds, which begins at `begin` of the stored item, one after
+/// another. How many: box.before(its end) - box.before(begin).
+inline void pack(const byte_box& box, std::uint64_t begin, std::span<const std::byte> block, std::byte* to) {
+  const auto last = box.before(begin + block.size());
+  const auto run = box.run();
+  for (auto packed = box.before(begin); packed < last;) {
+    const auto length = std::min(last - packed, run - packed % run);
+    std::memcpy(to, block.data() + (box.position(packed) - begin), static_cast<std::size_t>(length));
+    to += length;
+    packed += length;
+  }
 }
 
 /// Reads what is wanted, in whole blocks that are verified before anything is delivered from them; a block
@@ -119,6 +166,9 @@ inline void deliver(const load_want& w, std::uint64_t begin, std::span<const std
 template <ByteStore Store>
 class load_engine {
  public:
+  /// Gets each block when it was verified, from any thread.
+  using block_sink = std::function<void(block_place, std::span<const std::byte>)>;
+
   load_engine(Store& store, const load_work& work, std::uint64_t memory_budget, deadline until)
       : store_(store), work_(work), until_(until) {
     // A store that likes pieces of MiBs does so for writing only.
@@ -132,6 +182,18 @@ class load_engine {
   /// among those read; the store's errors; timeout_error.
   std::uint64_t run() {
     find_pieces();
+    return read_pieces();
+  }
+  /// The same for these blocks alone, ordered as the items are, of each item ascending.
+  std::uint64_t run(std::span<const block_place> blocks, block_sink sink = {}) {
+    sink_ = std::move(sink);
+    for (const auto& b : blocks) add_piece(b.item, b.block, true);
+    return read_pieces();
+  }
+
+ private:
+  std::uint64_t read_pieces() {
+    if (pieces_.empty()) return 0;
     find_batches();
     threads_ = std::min<std::uint64_t>(threads_, std::max<std::size_t>(batches_.size() - 1, 1));
     // Room for what lies before and behind the units of a batch.
@@ -149,7 +211,6 @@ class load_engine {
     return bytes_.load();
   }
 
- private:
   // What one thread reads at once: it stays in a cache that cores share until it is verified and delivered.
   static constexpr std::uint64_t most_batch = std::uint64_t{2} << 20;
   static constexpr std::uint64_t page = 4096;
@@ -200,30 +261,31 @@ class load_engine {
           last = std::max(last, box.position(box.bytes() - 1) / digest_block_bytes + 1);
         }
       }
-      for (auto b = first; b < last; ++b) {
-        piece p{i, no_want, b, nullptr};
-        bool wanted = item.wants == 0;
-        for (std::size_t k = 0; k < item.wants; ++k) {
-          const auto& w = work_.wants[item.first_want + k];
-          const auto from = w.box.before(begin_of(p));
-          const auto to = w.box.before(end_of(p));
-          wanted |= from != to;
-          if (p.direct == nullptr && w.cast == nullptr && to - from == end_of(p) - begin_of(p) &&
-              from / w.target_run == (to - 1) / w.target_run) {
-            std::byte* place = nullptr;
-            for_each_run(w.target, from, to,
-                         [&](std::byte* data, std::uint64_t, std::uint64_t) { place = data; });
-            // Elsewhere the store would have to copy what it read, before it is verified and out of the
-            // cache.
-            if ((reinterpret_cast<std::uintptr_t>(place) - (item.offset + begin_of(p))) % alignment_ == 0) {
-              p.direct = place;
-              p.want = static_cast<std::uint32_t>(k);
-            }
-          }
+      for (auto b = first; b < last; ++b) add_piece(i, b, item.wants == 0);
+    }
+  }
+  /// Adds a block if something of it is wanted, or `wanted` anyway.
+  void add_piece(std::uint32_t i, std::uint64_t block, bool wanted) {
+    const auto& item = work_.items[i];
+    piece p{i, no_want, block, nullptr};
+    for (std::size_t k = 0; k < item.wants; ++k) {
+      const auto& w = work_.wants[item.first_want + k];
+      const auto from = w.box.before(begin_of(p));
+      const auto to = w.box.before(end_of(p));
+      wanted |= from != to;
+      if (p.direct == nullptr && w.cast == nullptr && to - from == end_of(p) - begin_of(p) &&
+          from / w.target_run == (to - 1) / w.target_run) {
+        std::byte* place = nullptr;
+        for_each_run(w.target, from, to,
+                     [&](std::byte* data, std::uint64_t, std::uint64_t) { place = data; });
+        // Elsewhere the store would have to copy what it read, before it is verified and out of the cache.
+        if ((reinterpret_cast<std::uintptr_t>(place) - (item.offset + begin_of(p))) % alignment_ == 0) {
+          p.direct = place;
+          p.want = static_cast<std::uint32_t>(k);
         }
-        if (wanted) pieces_.push_back(p);
       }
     }
+    if (wanted) pieces_.push_back(p);
   }
   void find_batches() {
     batches_.push_back(0);
@@ -298,6 +360,7 @@ class load_engine {
               .got = digest_text(got)});
       for (std::size_t k = 0; k < item.wants; ++k)
         if (k != p.want) deliver(work_.wants[item.first_want + k], begin_of(p), block);
+      if (sink_) sink_({p.item, p.block}, block);
     }
     streamed_copies_done();
   }
@@ -305,6 +368,7 @@ class load_engine {
   Store& store_;
   const load_work& work_;
   deadline until_;
+  block_sink sink_;
   std::uint64_t threads_ = 1;
   bool buffered_ = false;        ///< some piece is not direct
   std::uint64_t alignment_ = 1;  ///< of offsets and memory that the store reads quickly

@@ -5,6 +5,8 @@
 #include <cairn/storage/checkpoint_keeping.hpp>
 #include <cairn/storage/load_engine.hpp>
 #include <cairn/storage/safetensors_check.hpp>
+#include <cairn/storage/shared_reads.hpp>
+#include <cairn/storage/shared_records.hpp>
 #include <cairn/storage/stored_checkpoint.hpp>
 
 #include <algorithm>
@@ -59,25 +61,34 @@ class safetensors_reader {
 
   std::uint64_t read(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,
                      const target_resolver& resolver, read_options options, deadline until) {
-    std::vector<std::int32_t> ranks;
-    for (const auto& item : plan.items) ranks.push_back(checkpoint.chunk_of(item).rank);
-    std::uint64_t bytes = fetch_records(checkpoint, std::move(ranks), until);
-
-    std::vector<detail::planned_want> wants;
-    wants.reserve(plan.items.size());
-    for (const auto& item : plan.items) {
-      auto planned = detail::place_want(checkpoint, item);
-      const auto& stored = checkpoint.metadata().items[item.stored];
-      if (stored.kind == item_kind::bytes) detail::resize_for(state, item, planned.bytes);
-      if (planned.box.bytes() == 0) continue;
-      const auto target = resolver(item);
-      planned.want = detail::make_want(planned.box, stored.type, target.view, target.cast, stored.name);
-      planned.name = stored.name;
-      wants.push_back(std::move(planned));
-    }
-    const auto work = detail::gather_work(checkpoint, wants);
-    check_files(work, until);
+    const auto bytes = fetch_records(checkpoint, ranks_of(checkpoint, plan), until);
+    const auto work = find_work(checkpoint, state, plan, resolver);
+    check_files(work, until, std::vector<bool>(work.files.size(), true));
     return bytes + detail::load_engine<Store>(*store_, work, options.memory_budget, until).run();
+  }
+
+  /// The same together with other ranks, whose plans `exchange` knows: what several ranks want, one of them
+  /// reads, in stripes in turn, and sends to the others; records, too. Collective: it throws on all ranks
+  /// alike what any of them throws before the last exchange. Gives the bytes that this rank fetched.
+  template <class Exchange>
+  std::uint64_t read_shared(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,
+                            const target_resolver& resolver, read_options options, Exchange& exchange,
+                            deadline until) {
+    const auto share = options.memory_budget / 4;
+    std::uint64_t bytes = exchange_records(checkpoint, plan, share, exchange, until);
+    std::optional<detail::load_work> work;
+    std::optional<detail::shared_blocks<Store, typename Exchange::wants_type>> blocks;
+    exchange.run(
+        [&] {
+          work.emplace(find_work(checkpoint, state, plan, resolver));
+          blocks.emplace(*store_, *work, exchange.wants(), exchange.rank(), share, until);
+          auto units = blocks->find_units();
+          check_files(*work, until, blocks->files_of(units));
+          return units;
+        },
+        share, [&]() -> auto& { return *blocks; }, until);
+    blocks->read_alone();
+    return bytes + blocks->bytes_read();
   }
 
   /// Reads the records of all ranks that were not read yet: afterwards checkpoint.find() and record_of() tell
@@ -94,7 +105,7 @@ class safetensors_reader {
     std::atomic<std::uint64_t> bytes = load_records(checkpoint, until);
     checkpoint.check_complete();
     const auto work = detail::all_work(checkpoint);
-    check_files(work, until);
+    check_files(work, until, std::vector<bool>(work.files.size(), true));
     detail::parallel_for(work.files.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
       throw_if_late(until, work.files[i].key);
       bytes += check_header(checkpoint, work.files[i]);
@@ -106,9 +117,8 @@ class safetensors_reader {
   static void throw_if_late(deadline until, const std::string& key) {
     if (until.passed()) fail(error_id::timeout_load, "the checkpoint was not read in time", {.file = key});
   }
-  std::uint64_t fetch_records(checkpoint_type& checkpoint, std::vector<std::int32_t> ranks, deadline until) {
-    std::sort(ranks.begin(), ranks.end());
-    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  std::uint64_t fetch_records(checkpoint_type& checkpoint, std::vector<std::int32_t> ranks, deadline until,
+                              const detail::record_sink& sink = {}) {
     std::erase_if(ranks, [&](auto r) { return checkpoint.has_record(r); });
     std::vector<std::unique_ptr<stored_record>> records(ranks.size());
     std::atomic<std::uint64_t> bytes{0};
@@ -121,13 +131,52 @@ class safetensors_reader {
         fail(error_id::corrupt_missing_file, "a record that the manifest names is not there", {.file = key});
       records[i] = std::make_unique<stored_record>(named, *content, key);
       bytes += content->size();
+      if (sink) sink(ranks[i], *content);
     });
     for (std::size_t i = 0; i < ranks.size(); ++i) checkpoint.add_record(ranks[i], std::move(records[i]));
     return bytes;
   }
+  [[nodiscard]] static std::vector<std::int32_t> ranks_of(const checkpoint_type& checkpoint,
+                                                          const load_plan& plan) {
+    std::vector<std::int32_t> ranks;
+    for (const auto& item : plan.items) ranks.push_back(checkpoint.chunk_of(item).rank);
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return ranks;
+  }
+  /// The records that a plan needs, each read by one of the ranks that need it.
+  template <class Exchange>
+  std::uint64_t exchange_records(checkpoint_type& checkpoint, const load_plan& plan, std::uint64_t budget,
+                                 Exchange& exchange, deadline until) {
+    detail::shared_records<checkpoint_type, typename Exchange::wants_type> records(
+        checkpoint, exchange.wants(), exchange.rank(),
+        [&](std::vector<std::int32_t> ranks, const detail::record_sink& sink) {
+          return fetch_records(checkpoint, std::move(ranks), until, sink);
+        });
+    exchange.run([&] { return records.find_units(ranks_of(checkpoint, plan)); }, budget,
+                 [&]() -> auto& { return records; }, until);
+    return records.bytes_read();
+  }
+  /// What a plan wants of which files; gives bytes items their size. @pre the records are there.
+  [[nodiscard]] static detail::load_work find_work(const checkpoint_type& checkpoint, const state_dict& state,
+                                                   const load_plan& plan, const target_resolver& resolver) {
+    std::vector<detail::planned_want> wants;
+    wants.reserve(plan.items.size());
+    for (const auto& item : plan.items) {
+      auto planned = detail::place_want(checkpoint, item);
+      const auto& stored = checkpoint.metadata().items[item.stored];
+      if (stored.kind == item_kind::bytes) detail::resize_for(state, item, planned.bytes);
+      if (planned.box.bytes() == 0) continue;
+      const auto target = resolver(item);
+      planned.want = detail::make_want(planned.box, stored.type, target.view, target.cast, stored.name);
+      wants.push_back(std::move(planned));
+    }
+    return detail::gather_work(checkpoint, wants);
+  }
   /// Before the first byte is read.
-  void check_files(const detail::load_work& work, deadline until) {
+  void check_files(const detail::load_work& work, deadline until, const std::vector<bool>& wanted) {
     detail::parallel_for(work.files.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
+      if (!wanted[i]) return;
       const auto& file = work.files[i];
       throw_if_late(until, file.key);
       const auto size = store_->size(file.key);

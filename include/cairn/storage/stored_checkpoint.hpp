@@ -133,14 +133,15 @@ struct planned_want {
   std::uint64_t bytes = 0;  ///< of the stored item
   byte_box box{0};
   load_want want;
-  std::string_view name;
+  const stored_item* item = nullptr;
+  const chunk* chunk_box = nullptr;
 };
 
 [[nodiscard]] inline planned_want place_want(const stored_checkpoint& checkpoint, const read_item& item) {
   const auto& stored = checkpoint.metadata().items[item.stored];
   const auto c = checkpoint.chunk_of(item);
   const auto& found = checkpoint.find(stored, c);
-  planned_want w{c.rank, &found, found.bytes, byte_box(found.bytes), {}, stored.name};
+  planned_want w{c.rank, &found, found.bytes, byte_box(found.bytes), {}, &stored, &c.box};
   if (stored.kind == item_kind::tensor && !item.box.empty()) {
     const auto box = byte_box::make(stored.type, c.box, item.box);
     if (!box)
@@ -202,7 +203,11 @@ inline void resize_for(const state_dict& state, const read_item& item, std::uint
     if (!same_file) work.files.push_back(file_of(checkpoint, w.rank, w.stored->file));
     if (!same_file || wants[i - 1].stored != w.stored) {
       work.items.push_back(item_of(checkpoint, w.rank, *w.stored, work.files.size() - 1));
-      work.items.back().name = w.name;
+      work.items.back().name = w.item->name;
+      work.items.back().kind = w.item->kind;
+      work.items.back().type = w.item->type;
+      work.items.back().per_rank = w.item->per_rank;
+      work.items.back().box = *w.chunk_box;
       work.items.back().first_want = work.wants.size();
     }
     ++work.items.back().wants;
