@@ -858,6 +858,20 @@ std::vector<rank_end> train(process_ranks& ranks, const std::string& directory, 
   });
 }
 
+/// Comes by the point "data" where it sends what was read from a store.
+struct dying_communicator {
+  using cairn_role = cairn::role::communicator;
+  shared_memory_communicator inner;
+  rank_process* me;
+  [[nodiscard]] int rank() const { return inner.rank(); }
+  [[nodiscard]] int size() const { return inner.size(); }
+  void send(int to, std::span<const std::byte> message, deadline until) {
+    if (message.size() > 200'000) me->point("data");
+    inner.send(to, message, until);
+  }
+  [[nodiscard]] bytes receive(int from, deadline until) { return inner.receive(from, until); }
+};
+
 struct resources {
   std::size_t descriptors = 0;
   std::size_t threads = 0;
@@ -914,6 +928,46 @@ TEST_CASE("four processes save, two resume, then one") {
     me.say(outcome_of([&] { static_cast<void>(ckpt.resume(model.state)); }));
   });
   check_all_told(ends, 2, "peer.lost 2");
+}
+
+TEST_CASE("processes read a checkpoint once together, and a rank that dies meanwhile is named") {
+  const nothing_left after;
+  const scratch_directory directory;
+  const training_sizes sizes{.weights = 1'300'000, .rows = 4'100, .moments = 1'003};
+  const auto bytes = static_cast<std::uint32_t>(sizes.weights * 4 + sizes.rows * 61 * 8);
+  const auto run = [&](process_ranks& ranks, auto body) {
+    const auto job = job_name();
+    return ranks.run([&](rank_process& me) {
+      // Rings that hold less than a message, and memory for a few blocks at a time.
+      dying_communicator comm{{job, me.rank(), me.size(), {.ring_bytes = 64 << 10}}, &me};
+      cairn::checkpointer ckpt{
+          cairn::file_store{directory.path()}, std::move(comm), cairn::keep_last(3),
+          cairn::checkpointer_options{
+              .patience = 60s, .peer_patience = 60s, .load_memory = 16 << 20, .quiet = true}};
+      training_state model(me.rank(), me.size(), sizes);
+      body(me, ckpt, model);
+      ckpt.close();
+    });
+  };
+  process_ranks four(4);
+  expect_good(run(four, [](rank_process&, auto& ckpt, training_state& model) {
+    model.fill(1);
+    ckpt.save(model.state, 1).wait();
+  }));
+  process_ranks three(3);
+  expect_good(run(three, [](rank_process& me, auto& ckpt, training_state& model) {
+    me.word(0) += static_cast<std::uint32_t>(ckpt.load(model.state, 1).bytes_read);
+    expect(model.is(1), "what three ranks loaded differs");
+  }));
+  CHECK(three.word(0) >= bytes);
+  CHECK(three.word(0) < bytes + (64 << 10));  // records and small items
+  process_ranks broken(3);
+  broken.kill_at(1, "data", 3);
+  const auto ends = run(broken, [](rank_process& me, auto& ckpt, training_state& model) {
+    me.say(outcome_of([&] { static_cast<void>(ckpt.load(model.state, 1)); }));
+  });
+  CHECK(ends[1].killed());
+  check_all_told(ends, 1, "peer.lost 1");
 }
 
 TEST_CASE("many saves take no more memory, descriptors and threads than few") {

@@ -41,7 +41,10 @@ inline constexpr std::string_view wanted_records_name = "\x01records";
            plan.items[end].box.offsets.rank() == low.rank();
          ++end) {
       const auto& r = plan.items[end];
-      records.push_back(item.chunks.at(r.chunk).rank);
+      if (r.chunk >= item.chunks.size())
+        fail(error_id::plan_out_of_bounds, "a load plan names a chunk that this checkpoint does not hold",
+             {.item = item.name});
+      records.push_back(item.chunks[r.chunk].rank);
       volume += r.box.volume();
       for (int d = 0; d < low.rank(); ++d) {
         low.set(d, std::min(low[d], r.box.offsets[d]));

@@ -134,14 +134,14 @@ struct planned_want {
   byte_box box{0};
   load_want want;
   const stored_item* item = nullptr;
-  const chunk* chunk_box = nullptr;
+  chunk stored_box;
 };
 
 [[nodiscard]] inline planned_want place_want(const stored_checkpoint& checkpoint, const read_item& item) {
   const auto& stored = checkpoint.metadata().items[item.stored];
   const auto c = checkpoint.chunk_of(item);
   const auto& found = checkpoint.find(stored, c);
-  planned_want w{c.rank, &found, found.bytes, byte_box(found.bytes), {}, &stored, &c.box};
+  planned_want w{c.rank, &found, found.bytes, byte_box(found.bytes), {}, &stored, c.box};
   if (stored.kind == item_kind::tensor && !item.box.empty()) {
     const auto box = byte_box::make(stored.type, c.box, item.box);
     if (!box)
@@ -207,7 +207,7 @@ inline void resize_for(const state_dict& state, const read_item& item, std::uint
       work.items.back().kind = w.item->kind;
       work.items.back().type = w.item->type;
       work.items.back().per_rank = w.item->per_rank;
-      work.items.back().box = *w.chunk_box;
+      work.items.back().box = w.stored_box;
       work.items.back().first_want = work.wants.size();
     }
     ++work.items.back().wants;
