@@ -10,15 +10,18 @@
 #include "support/rounds.hpp"
 #include "support/saved_world.hpp"
 #include "support/scratch_directory.hpp"
+#include "support/watched_file_system.hpp"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -74,10 +77,12 @@ class ranks {
 
 /// A storage whose calls can be disturbed.
 struct disturbed {
+  explicit disturbed(std::int32_t block_ranks = 128)
+      : options{.block_ranks = block_ranks, .rival_patience = std::chrono::milliseconds(20)} {}
+  cairn::commit_options options;
   cairn::memory_store objects;
   std::shared_ptr<store_faults> faults = std::make_shared<store_faults>();
-  cairn::safetensors_storage<store> storage{store{objects, faults},
-                                            {.rival_patience = std::chrono::milliseconds(20)}};
+  cairn::safetensors_storage<store> storage{store{objects, faults}, options};
   cairn::safetensors_writer<store> writer = storage.writer();
   cairn::safetensors_reader<store> reader = storage.reader();
 
@@ -418,6 +423,221 @@ TEST_CASE("remove takes all of a checkpoint, set_aside none of it") {
     CHECK_FALSE(d.writer.set_aside(5));
     CHECK(d.holds(5, state, 2));
   }
+}
+
+/// Lets a rank look once; true if it says that the checkpoint is committed.
+bool looks(disturbed& d, const world_save<cairn::safetensors_writer<store>>& save, int rank) {
+  return !failure_of([&] { d.writer.await_commit(save.context(rank), cairn::deadline::in({})); }).id;
+}
+
+TEST_CASE("in a large world, the first rank of each block hands on the headers of its block") {
+  disturbed d(4);
+  const ranks state(10);  // blocks of 4, 4 and 2
+  world_save save(d.writer, state.states(), 5);
+  for (int r = 0; r < 10; ++r) save.write(r);
+  const auto all = [&] { return d.keys(".records"); };
+  for (int r = 0; r < 10; ++r) CHECK_FALSE(looks(d, save, r));
+  const auto attempt = save.context(0).attempt;
+  using keys = std::vector<std::string>;
+  CHECK(all() == keys{cairn::records_key(5, 4, attempt), cairn::records_key(5, 8, attempt)});
+  const auto listings = d.faults->count(store_call::list);
+  const auto reads = d.faults->count(store_call::read);
+  save.commit();
+  CHECK(d.faults->count(store_call::list) == listings + 2);  // for other attempts, before and after
+  CHECK(d.faults->count(store_call::read) == reads + 2);     // its own block, and the other two
+  for (int r = 1; r < 10; ++r) CHECK(looks(d, save, r));
+  CHECK(d.holds(5, state, 10));
+  CHECK(d.writer.clean(second_run) == 0);
+  CHECK(d.holds(5, state, 10));
+  d.writer.remove(5);
+  CHECK(d.keys().empty());
+}
+
+TEST_CASE("in a large world, no rank is needed for the records of others") {
+  disturbed d(4);
+  const ranks state(10);
+  world_save save(d.writer, state.states(), 5);
+  for (int r = 0; r < 9; ++r) save.write(r);
+  const auto damage = [&](std::int32_t first, std::size_t at) {
+    const auto key = cairn::records_key(5, first, save.context(0).attempt);
+    auto bytes = d.objects.read_all(key, 4096).value();
+    d.objects.remove(key);
+    if (at < bytes.size()) bytes[at] ^= std::byte{1};
+    if (at != bytes.size()) d.objects.put_new(key, bytes);
+  };
+  SUBCASE("a first rank that went after its part was written") {
+    save.write(9);
+    save.commit(at_once());
+  }
+  SUBCASE("one that cannot put its object") {
+    save.write(9);
+    d.faults->fail_at(store_call::put_new, 0, true);
+    for (const int r : {4, 8}) CHECK_FALSE(looks(d, save, r));
+    d.faults->clear();
+    CHECK(d.keys(".records").empty());
+    save.commit(at_once());
+  }
+  SUBCASE("objects that are damaged, cut, or gone again") {
+    save.write(9);
+    for (const int r : {4, 8}) CHECK_FALSE(looks(d, save, r));
+    damage(4, 130);
+    SUBCASE("") {
+      damage(8, 256);
+    }
+    SUBCASE("") {
+      d.objects.remove(cairn::records_key(5, 8, save.context(0).attempt));
+      d.objects.put_new(cairn::records_key(5, 8, save.context(0).attempt), std::vector<std::byte>(100));
+    }
+    save.commit(at_once());
+  }
+  SUBCASE("the ranks that are missing are named by the deadline") {
+    for (const int r : {4, 8}) CHECK_FALSE(looks(d, save, r));
+    const auto why = failure_of([&] { save.commit(at_once()); });
+    CHECK(why.id == error_id::peer_lost);
+    CHECK(why.text.find(" rank 9 ") != std::string::npos);
+    return;
+  }
+  CHECK(d.holds(5, state, 10));
+}
+
+TEST_CASE("in a large world, a failure is told to all at once, with its rank") {
+  disturbed d(4);
+  const ranks state(10);
+  world_save save(d.writer, state.states(), 5);
+  for (int r = 0; r < 9; ++r) save.write(r);
+  const auto failure = cairn::make_failure(error_id::storage_no_space, "the disk is full");
+  SUBCASE("by a mark") {
+    d.writer.abort(save.context(9), failure);
+    const auto told = failure_of([&] { d.writer.await_commit(save.context(5), at_once()); });
+    CHECK(told.id == error_id::storage_no_space);
+    CHECK(told.fields.rank == 9);
+  }
+  SUBCASE("by its record alone, where no mark can be made") {
+    d.faults->fail_at(store_call::publish_new, 0);
+    d.writer.abort(save.context(9), failure);
+    CHECK_FALSE(looks(d, save, 8));
+    CHECK(d.keys(".records").empty());
+  }
+  const auto why = failure_of([&] { save.commit(at_once()); });
+  CHECK(why.id == error_id::storage_no_space);
+  CHECK(why.fields.rank == 9);
+  for (int r = 9; r >= 0; --r) d.writer.abort(save.context(r), failure);
+  CHECK(d.keys(".safetensors").empty());
+  CHECK(d.keys(".record").empty());
+  CHECK(d.keys(".records").empty());
+}
+
+TEST_CASE("1024 ranks commit with few calls of the store for each") {
+  constexpr std::int32_t world = 1024;
+  const auto faults = std::make_shared<store_faults>();
+  cairn::memory_store objects;
+  const cairn::commit_protocol<store> protocol(std::make_shared<store>(objects, faults));
+  const auto context = [&](std::int32_t rank) {
+    cairn::save_context c;
+    c.run = first_run;
+    c.step = 5;
+    c.attempt = 7;
+    c.rank = rank;
+    c.world_size = world;
+    return c;
+  };
+  auto calls = [&, last = std::uint64_t{0}]() mutable {
+    const auto now = faults->count();
+    return now - std::exchange(last, now);
+  };
+  for (std::int32_t r = 0; r < world; ++r) {
+    cairn::record r_record;
+    protocol.publish(context(r), r_record);
+  }
+  CHECK(calls() == 3 * world);
+  const auto past = cairn::deadline::in({});
+  for (std::int32_t r = 1; r < world; ++r)
+    CHECK(failure_of([&] { protocol.await_commit(context(r), past); }).id == error_id::timeout_commit);
+  CHECK(calls() == 2 * (world - 1) + 7 * (128 + 2));  // a look of each; seven first ranks of a block
+  cairn::metadata content;
+  content.world_size = world;
+  protocol.commit(context(0), content, soon());
+  CHECK(calls() < 128 + 7 + 20);
+  for (std::int32_t r = 1; r < world; ++r) protocol.await_commit(context(r), soon());
+  CHECK(calls() < 6 * world);
+  CHECK(objects.list("").size() == world + 7 + 1);
+}
+
+TEST_CASE("ranks of a large world do not poll in step, nor often") {
+  using std::chrono::milliseconds;
+  const auto polls_of = [](std::int32_t world, std::int32_t rank, milliseconds during) {
+    cairn::detail::backoff pause(4711, rank, world);
+    std::vector<std::int64_t> at;  // in microseconds
+    for (auto now = pause.next(); now < during; now += pause.next())
+      at.push_back(std::chrono::duration_cast<std::chrono::microseconds>(now).count());
+    return at;
+  };
+  CHECK(polls_of(1024, 3, milliseconds(60'000)) == polls_of(1024, 3, milliseconds(60'000)));
+  for (const std::int32_t world : {1024, 16'384}) {
+    CAPTURE(world);
+    std::vector<std::size_t> in_10_ms(1000);
+    for (std::int32_t rank = 0; rank < world; ++rank)
+      for (const auto at : polls_of(world, rank, milliseconds(10'000)))
+        ++in_10_ms[static_cast<std::size_t>(at / 10'000)];
+    CHECK(*std::max_element(in_10_ms.begin(), in_10_ms.end()) < 200);  // 20,000 in a second
+    CHECK(polls_of(world, 5, milliseconds(60'000)).size() < 150);
+    CHECK(polls_of(world, 5, milliseconds(1'800'000)).size() < 2000);
+  }
+  const auto small = polls_of(128, 5, milliseconds(1000));
+  CHECK(small.size() > 20);
+  CHECK(small.front() < 300);
+  for (std::size_t i = 1; i < small.size(); ++i) CHECK(small[i] - small[i - 1] <= 62'500);
+}
+
+/// Counts calls about directories.
+class directory_watch final : public file_watch {
+ public:
+  std::atomic<int> made{0}, root_synced{0};
+  std::string root;
+  file_decision before(file_call call, const std::string& path) override {
+    if (call == file_call::make_directory && path.ends_with("step-00000005")) ++made;
+    if (call == file_call::sync_directory && path == root) ++root_synced;
+    return file_decision::carry_out;
+  }
+  void after(file_call, const std::string&) override {}
+};
+
+TEST_CASE("in a large world, one rank makes the step's directory, and makes it durable") {
+  const scratch_directory scratch;
+  using watched_store = cairn::basic_file_store<watched_file_system<>>;
+  const auto watch = std::make_shared<directory_watch>();
+  watch->root = scratch.path();
+  const ranks state(6);
+  cairn::commit_options options;
+  options.block_ranks = 2;
+  bool coordinator_comes = true;
+  SUBCASE("the coordinator") {}
+  SUBCASE("whoever is there, where it does not come") {
+    coordinator_comes = false;
+    options.directory_patience = std::chrono::milliseconds(20);
+  }
+  const auto storage_of = [&] {  // ranks are processes: none knows what another has made durable
+    return cairn::safetensors_storage<watched_store>(
+        watched_store(scratch.path(), {}, watched_file_system<>(watch)), options);
+  };
+  auto planning = storage_of().writer();
+  world_save save(planning, state.states(), 5);
+  std::vector<std::jthread> others;
+  std::atomic<int> written{0};
+  for (int r = 1; r < 6; ++r)
+    others.emplace_back([&, r, image = save.image(r)] {
+      (void)storage_of().writer().write(save.context(r), image, soon());
+      ++written;
+    });
+  if (coordinator_comes) save.write(0);
+  others.clear();
+  CHECK(written == 5);
+  CHECK(watch->made >= 1);
+  if (!coordinator_comes) return;
+  CHECK(watch->made == 1);
+  CHECK(watch->root_synced == 1);
+  save.commit();
+  CHECK(watch->root_synced == 1);
 }
 
 /// A save in which every call may fail; each rank does what an executor does. True if it says it was

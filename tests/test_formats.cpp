@@ -73,9 +73,9 @@ TEST_CASE("names are made from numbers and parsed back") {
   for (int i = 0; i < 2000; ++i) {
     const auto step = static_cast<std::int64_t>(d.word() >> (1 + d.roll(62)));
     object_name name;
-    name.kind = static_cast<object_kind>(d.roll(4));
+    name.kind = static_cast<object_kind>(d.roll(5));
     if (name.kind != object_kind::manifest) name.attempt = d.word();
-    if (name.kind == object_kind::data || name.kind == object_kind::record)
+    if (name.kind != object_kind::manifest && name.kind != object_kind::aborted)
       name.rank = static_cast<std::int32_t>(d.word() >> (33 + d.roll(30)));
     if (name.kind == object_kind::data)
       name.index = static_cast<std::uint32_t>(d.word() >> (32 + d.roll(32)));

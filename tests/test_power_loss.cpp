@@ -72,7 +72,11 @@ class site_watch final : public file_watch {
   file_decision before(file_call call, const std::string& path) override {
     std::optional<site> here;
     if (call == file_call::sync) here = bytes_of(path);
-    if (call == file_call::sync_directory) here = std::exchange(last_change(), site::new_directory);
+    if (call == file_call::sync_directory) {
+      here = std::exchange(last_change(), site::new_directory);
+      // Nothing is made in a step's directory: a rank makes the manifest last that it has seen there.
+      if (here == site::new_directory && contains(path, "/step-")) here = site::manifest_name;
+    }
     if (!here) return file_decision::carry_out;
     ++counts_[static_cast<std::size_t>(*here)];
     return here == ignored_ ? file_decision::leave_out : file_decision::carry_out;

@@ -374,6 +374,26 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
     CHECK(store.list("").size() == 16);
   }
 
+  if constexpr (cairn::DirectoryStore<decltype(store)>) {
+    SUBCASE("a directory that one makes and others take as it is") {
+      CHECK_FALSE(store.adopt_directory("d/e"));
+      store.make_directory("d/e");
+      store.make_directory("d/e");
+      auto anew = environment.make();
+      CHECK(anew.adopt_directory("d/e"));
+      CHECK(anew.adopt_directory("d"));
+      CHECK_FALSE(anew.adopt_directory("d/f"));
+      CHECK(store.list("").empty());
+      write_object(anew, "d/e/x", pattern(10));
+      CHECK(store.read_all("d/e/x", 10) == pattern(10));
+      CHECK_FALSE(store.adopt_directory("d/e/x"));
+      CHECK_NOTHROW(store.settle("d/e/x"));
+      CHECK_NOTHROW(store.settle("d/f/x"));
+      CHECK(thrown([&] { store.make_directory("../d"); }) == error_id::storage_bad_key);
+      CHECK(thrown([&] { static_cast<void>(store.adopt_directory("d//e")); }) == error_id::storage_bad_key);
+    }
+  }
+
   SUBCASE("a moved store and a store opened anew see the same objects") {
     write_object(store, "x/y", pattern(1'000));
     auto moved = std::move(store);

@@ -110,6 +110,25 @@ concept ByteStore =
       { s.describe() } -> std::convertible_to<std::string>;
     };
 
+/// What a ByteStore over directories may offer besides, so that thousands of writers do not each make one
+/// that all share, and make it durable. `directory`: the parents of keys, without a slash at the end.
+///
+/// - `make_directory(directory)`: it is there, durably; no error if it was.
+/// - `adopt_directory(directory)`: true if it is there; that its own entry is durable is from then on, for
+/// this
+///   store in this process, left to who made it. False if not.
+///
+/// - `settle(key)`: what is seen under this key is durable, also if who put it there has not come to that
+/// yet.
+///
+/// All throw storage_error.
+template <class S>
+concept DirectoryStore = ByteStore<S> && requires(S& s, std::string_view directory) {
+  { s.make_directory(directory) } -> std::same_as<void>;
+  { s.adopt_directory(directory) } -> std::same_as<bool>;
+  { s.settle(directory) } -> std::same_as<void>;
+};
+
 /// True for keys that every store accepts.
 [[nodiscard]] constexpr bool valid_key(std::string_view key) noexcept {
   if (key.empty() || key.size() > 512) return false;

@@ -148,7 +148,7 @@ class checkpoint_keeping {
       if ((o.own && o.name.kind == object_kind::manifest) || o.is_set_aside()) continue;
       const auto named = files.find({o.name.attempt, o.name.rank});
       if (o.is_file() && named != files.end() &&
-          (o.name.kind == object_kind::record || o.name.index < named->second))
+          (o.name.kind != object_kind::data || o.name.index < named->second))
         continue;
       store_->remove(o.key), ++removed;
     }

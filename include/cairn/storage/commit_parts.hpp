@@ -31,27 +31,46 @@ inline constexpr std::uint64_t max_manifest_bytes = std::uint64_t{1} << 30;
 /// The most bytes of a mark or of a failure's record that are read.
 inline constexpr std::uint64_t max_mark_bytes = std::uint64_t{1} << 20;
 
-/// Pauses between polls, from 0.2 ms doubling to 50 ms, each a little different so that ranks do not poll in
-/// step.
+/// Pauses between polls of one store by all ranks of a world: from 0.2 ms doubling to 50 ms, each a little
+/// different so that ranks do not poll in step. In a world of more than 500 ranks they begin and end longer,
+/// so that all ranks together do not poll more often, and grow to a 16th of the time that was waited; the
+/// first ones are spread over their whole length. The same attempt and rank give the same pauses.
 class backoff {
  public:
-  backoff(std::uint64_t attempt, std::int32_t rank) noexcept
-      : noise_(attempt ^ (static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15U)) {}
+  backoff(std::uint64_t attempt, std::int32_t rank, std::int32_t world_size = 1) noexcept
+      : noise_(attempt ^ (static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15U)) {
+    const auto share = std::chrono::nanoseconds(std::chrono::microseconds(100)) * world_size;
+    if (share <= most_) return;
+    most_ = share;
+    last_ = std::max<std::chrono::nanoseconds>(share, std::chrono::seconds(1));
+    pause_ = share;
+    spread_ = true;
+  }
+  /// The next pause.
+  [[nodiscard]] std::chrono::nanoseconds next() noexcept {
+    noise_ = noise_ * 6364136223846793005U + 1442695040888963407U;
+    const auto noise = static_cast<std::int64_t>(noise_ >> 54);  // 0 to 1023
+    if (std::exchange(spread_, false)) return pause_ / 1024 * noise;
+    const auto pause = pause_ + pause_ / 4096 * noise;  // up to a quarter more
+    waited_ += pause;
+    pause_ = std::min(std::max(pause_ * 2, waited_ / 16), std::min(last_, std::max(most_, waited_ / 16)));
+    return pause;
+  }
   /// False, at once, if the deadline has passed.
   [[nodiscard]] bool wait(deadline until) {
     const auto left = until.left();
     if (left.count() <= 0) return false;
-    noise_ = noise_ * 6364136223846793005U + 1442695040888963407U;
-    const auto pause =
-        pause_ + pause_ * static_cast<std::int64_t>(noise_ >> 58) / 256;  // up to a quarter more
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
-    pause_ = std::min<std::chrono::nanoseconds>(pause_ * 2, std::chrono::milliseconds(50));
+    std::this_thread::sleep_for(std::min(next(), left));
     return true;
   }
 
  private:
   std::uint64_t noise_;
   std::chrono::nanoseconds pause_ = std::chrono::microseconds(200);
+  std::chrono::nanoseconds most_ = std::chrono::milliseconds(50);
+  std::chrono::nanoseconds last_ = std::chrono::milliseconds(50);
+  std::chrono::nanoseconds waited_{0};
+  bool spread_ = false;
 };
 
 /// An object that cairn put into a step's directory: one of object_name's, or one of the two below.
@@ -61,7 +80,7 @@ struct step_object {
   bool own = true;  ///< `name` says what it is
   bool claimed = false;
   [[nodiscard]] bool is_file() const noexcept {
-    return own && (name.kind == object_kind::data || name.kind == object_kind::record);
+    return own && name.kind != object_kind::manifest && name.kind != object_kind::aborted;
   }
   [[nodiscard]] bool is_mark() const noexcept { return own && name.kind == object_kind::aborted; }
   /// A manifest that was taken out of use.
@@ -141,6 +160,17 @@ inline void identify(record& r, const save_context& c) noexcept {
   return make_failure(error_id::storage_aborted,
                       "another save of step " + std::to_string(step) + " took the place of this one",
                       {.file = manifest_key(step), .got = to_string(by)});
+}
+/// A failure with the rank filled in, where it is open.
+[[nodiscard]] inline std::exception_ptr failure_of_rank(const std::exception_ptr& failure,
+                                                        std::int32_t rank) {
+  const auto bytes = encode_failure(failure);
+  try {
+    wire_reader in(bytes);
+    return decode_failure(in, rank);
+  } catch (const wire_error&) {  // longer than a reader accepts
+    return failure;
+  }
 }
 [[noreturn]] inline void throw_mark(std::span<const std::byte> bytes, std::int64_t step,
                                     const std::string& key) {

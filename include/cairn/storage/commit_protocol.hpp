@@ -6,11 +6,11 @@
 #include <cairn/storage/commit_parts.hpp>
 #include <cairn/storage/manifest_format.hpp>
 #include <cairn/storage/names.hpp>
+#include <cairn/storage/record_collection.hpp>
 #include <cairn/storage/record_format.hpp>
 #include <cairn/storage/step_objects.hpp>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <ctime>
@@ -27,8 +27,13 @@ inline namespace v1 {
 
 /// How a commit_protocol behaves where two attempts want one step.
 struct commit_options {
+  /// In a world of more ranks, the first rank of every so many collects the headers of their records for the
+  /// coordinator, which also makes the step's directory. The same on all ranks, at least 2.
+  std::int32_t block_ranks = 128;
   /// How long an attempt that came second waits for the one that came first, before it takes it for dead.
   std::chrono::nanoseconds rival_patience = std::chrono::seconds(10);
+  /// How long the ranks of a large world wait for the coordinator to make the step's directory.
+  std::chrono::nanoseconds directory_patience = std::chrono::seconds(5);
 };
 
 /// How a checkpoint comes to exist, by objects of a ByteStore alone: for formats other than safetensors too.
@@ -53,9 +58,21 @@ class commit_protocol {
 
   /// Before the first byte is written, and again when all are: throws storage_already_committed if the step
   /// is committed, and the reason of an attempt that was aborted. Two small requests.
-  void check_open(const save_context& c) const {
-    objects_.throw_if_aborted(c.step, c.attempt);
-    if (store_->size(manifest_key(c.step))) detail::fail_already_committed(c.step);
+  void check_open(const save_context& c) const { objects_.check_open(c); }
+
+  /// Before the first object is created, in a world of more than one block of ranks over a store with
+  /// directories: the coordinator makes the step's directory, the others wait for it, for some seconds at
+  /// most; then whoever creates the first object makes it. That the directory itself lasts is the
+  /// coordinator's matter, before it publishes the manifest.
+  void enter(const save_context& c, deadline until) const {
+    if constexpr (DirectoryStore<Store>) {
+      if (!large(c)) return;
+      const auto directory = step_directory(c.step);
+      if (c.coordinator()) return store_->make_directory(directory);
+      const auto patience = deadline::in(options_.directory_patience).earlier(until);
+      for (detail::backoff pause(c.attempt, c.rank, c.world_size); !store_->adopt_directory(directory);)
+        if (!pause.wait(patience)) return;
+    }
   }
 
   /// Publishes this rank's record, whose identity is filled in from the context, after a last check_open.
@@ -79,7 +96,8 @@ class commit_protocol {
       m.plan_digest = c.plan_digest;
       m.content = content;
       m.unix_time = static_cast<decltype(m.unix_time)>(std::time(nullptr));
-      for (const auto& h : collect(c, until))
+      detail::record_collection<Store> records(*store_, objects_, c, options_.block_ranks);
+      for (const auto& h : records.collect(until))
         m.records.push_back({h.step, h.attempt, h.rank, h.files, h.header_digest, h.data_bytes});
       end_other_attempts(c, until);
       publish_manifest(c, m, until);
@@ -98,11 +116,17 @@ class commit_protocol {
   /// timeout_error (timeout_commit).
   void await_commit(const save_context& c, deadline until) const {
     const auto key = manifest_key(c.step);
-    for (detail::backoff pause(c.attempt, c.rank);;) {
+    detail::block_merge<Store> merge(*store_, c, options_.block_ranks);
+    // Those who merge are few, and waited for.
+    const auto pollers = merge.done() ? c.world_size : 1;
+    for (detail::backoff pause(c.attempt, c.rank, pollers);;) {
       objects_.throw_if_aborted(c.step, c.attempt);
+      merge.advance();
       if (store_->size(key)) {
         if (!objects_.committed_by(c.step, c.attempt)) detail::fail_already_committed(c.step);
         objects_.throw_if_aborted(c.step, c.attempt);  // the manifest may have been published too late
+        // The coordinator may not have come to the fsync that makes the name last.
+        if constexpr (DirectoryStore<Store>) store_->settle(key);
         return;
       }
       if (!pause.wait(until))
@@ -122,20 +146,37 @@ class commit_protocol {
       if (objects_.committed_by(c.step, c.attempt)) return;
       const bool told = !ended && report(c, failure);
       // A rank whose record is a failure is in no manifest; else the attempt as a whole must be ended first.
-      if (!ended && (!told || c.coordinator())) {
-        objects_.mark(c.step, c.attempt, failure);
+      // In a large world the mark is seen sooner than the record.
+      if (!ended && (!told || c.coordinator() || large(c))) {
+        objects_.mark(c.step, c.attempt,
+                      told && large(c) ? detail::failure_of_rank(failure, c.rank) : failure);
         if (objects_.committed_by(c.step, c.attempt)) return;
       }
-      for (const auto& o : objects_.objects_of(c.step)) {
-        if (!o.is_file() || o.name.attempt != c.attempt || (!c.coordinator() && o.name.rank != c.rank))
-          continue;
-        if (o.name.kind != object_kind::record || c.coordinator() || !told) store_->remove(o.key);
-      }
+      if (!c.coordinator()) return remove_own(c, told);
+      for (const auto& o : objects_.objects_of(c.step))
+        if (o.is_file() && o.name.attempt == c.attempt) store_->remove(o.key);
     } catch (...) {  // what cannot be told now is noticed by deadlines, what is left is removed by clean()
     }
   }
 
  private:
+  [[nodiscard]] bool large(const save_context& c) const noexcept {
+    return c.world_size > options_.block_ranks;
+  }
+  /// The files of this rank, by their names: a listing would cost as much as there are ranks. A failure's
+  /// record stays.
+  void remove_own(const save_context& c, bool told) const {
+    const auto remove = [&](const std::string& key) {
+      const bool there = store_->size(key).has_value();
+      if (there) store_->remove(key);
+      return there;
+    };
+    // Several at once get their names, in any order.
+    for (std::uint32_t k = 0, misses = 0; misses < 4; ++k)
+      if (!remove(data_key(c.step, c.rank, c.attempt, k))) ++misses;
+    if (!told) remove(record_key(c.step, c.rank, c.attempt));
+    if (large(c) && c.rank % options_.block_ranks == 0) remove(records_key(c.step, c.rank, c.attempt));
+  }
   /// Returns when no manifest of another attempt stands. An attempt that was ended after it published takes
   /// its manifest back: that is waited for, since else both it and the one that ended it would lose.
   /// @throws storage_already_committed if one stands to stay.
@@ -166,62 +207,6 @@ class commit_protocol {
       if (e.id() == error_id::storage_exists) return false;
       throw;
     }
-  }
-
-  /// The headers of all ranks' records, in rank order.
-  [[nodiscard]] std::vector<record_header> collect(const save_context& c, deadline until) const {
-    const auto world = static_cast<std::size_t>(c.world_size);
-    std::vector<record_header> headers(world);
-    std::vector<std::int32_t> missing(world);
-    for (std::size_t r = 0; r < world; ++r) missing[r] = static_cast<std::int32_t>(r);
-    detail::backoff pause(c.attempt, c.rank);
-    for (int poll = 0;; ++poll) {
-      const auto there = records_there(c, missing, poll);  // ascending
-      std::vector<std::array<std::byte, record_header_bytes>> bytes(there.size());
-      std::vector<std::string> keys;
-      std::vector<read_range> ranges;
-      for (const auto rank : there) keys.push_back(record_key(c.step, rank, c.attempt));
-      for (std::size_t i = 0; i < there.size(); ++i) ranges.push_back({keys[i], 0, bytes[i]});
-      try {
-        if (!ranges.empty()) store_->read(ranges);
-      } catch (const storage_error& e) {
-        if (e.id() == error_id::storage_not_found) check_open(c);  // who removed a record ended the attempt
-        throw;
-      }
-      for (std::size_t i = 0; i < there.size(); ++i) {
-        auto& h = headers[static_cast<std::size_t>(there[i])];
-        h = decode_record_header(bytes[i], keys[i]);
-        if (h.failed) throw_reported(keys[i]);
-      }
-      detail::check_agreement(c, there, headers);
-      std::erase_if(missing, [&](auto rank) { return std::binary_search(there.begin(), there.end(), rank); });
-      if (missing.empty()) return headers;
-      check_open(c);
-      if (!pause.wait(until)) detail::fail_missing(c, missing);
-    }
-  }
-  /// Those of `missing` whose records can be read now.
-  [[nodiscard]] std::vector<std::int32_t> records_there(const save_context& c,
-                                                        const std::vector<std::int32_t>& missing,
-                                                        int poll) const {
-    std::vector<std::int32_t> there;
-    // Listings of network file systems may be old: now and then the names themselves are asked for.
-    if (missing.size() <= 8 || poll % 16 == 15) {
-      for (std::size_t i = 0; i < std::min<std::size_t>(missing.size(), 64); ++i)
-        if (store_->size(record_key(c.step, missing[i], c.attempt))) there.push_back(missing[i]);
-      if (!there.empty() || missing.size() <= 8) return there;
-    }
-    for (const auto& o : objects_.objects_of(c.step))
-      if (o.name.kind == object_kind::record && o.own && o.name.attempt == c.attempt &&
-          std::binary_search(missing.begin(), missing.end(), o.name.rank))
-        there.push_back(o.name.rank);
-    std::sort(there.begin(), there.end());
-    return there;
-  }
-  [[noreturn]] void throw_reported(const std::string& key) const {
-    const auto bytes = store_->read_all(key, detail::max_mark_bytes);
-    if (!bytes) fail(error_id::storage_not_found, "the record of a rank that failed is gone", {.file = key});
-    std::rethrow_exception(decode_failure_record(*bytes, key));
   }
 
   void publish_manifest(const save_context& c, const manifest& m, deadline until) const {

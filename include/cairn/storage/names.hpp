@@ -15,13 +15,13 @@ inline namespace v1 {
 // accept exactly what the makers make: no name in a file is ever used as a path.
 
 /// What an object in a step's directory is.
-enum class object_kind : std::uint8_t { data, record, manifest, aborted };
+enum class object_kind : std::uint8_t { data, record, manifest, aborted, records };
 
 /// The numbers in an object's name. Those that its kind does not have are zero.
 struct object_name {
   object_kind kind = object_kind::data;
-  std::int32_t rank = 0;      ///< of data and records
-  std::uint64_t attempt = 0;  ///< of data, records and aborted
+  std::int32_t rank = 0;      ///< of data and a record; of records the first
+  std::uint64_t attempt = 0;  ///< of all but manifests
   std::uint32_t index = 0;    ///< of data: which of its rank's files
   friend bool operator==(const object_name&, const object_name&) = default;
 };
@@ -47,8 +47,9 @@ struct object_name {
   }
   if (name.rank < 0)
     fail(error_id::usage_bad_option, "a rank cannot be negative", {.got = std::to_string(name.rank)});
-  if (name.kind == object_kind::record)
-    std::snprintf(text, sizeof text, "rank-%05d.%016llx.record", static_cast<int>(name.rank), attempt);
+  if (name.kind == object_kind::record || name.kind == object_kind::records)
+    std::snprintf(text, sizeof text, "rank-%05d.%016llx.%s", static_cast<int>(name.rank), attempt,
+                  name.kind == object_kind::record ? "record" : "records");
   else
     std::snprintf(text, sizeof text, "rank-%05d.%016llx.%u.safetensors", static_cast<int>(name.rank), attempt,
                   static_cast<unsigned>(name.index));
@@ -67,6 +68,10 @@ struct object_name {
 /// "step-00001200/rank-00003.0123456789abcdef.record"
 [[nodiscard]] inline std::string record_key(std::int64_t step, std::int32_t rank, std::uint64_t attempt) {
   return object_key(step, {object_kind::record, rank, attempt, 0});
+}
+/// "step-00001200/rank-00128.0123456789abcdef.records": the headers of the records of ranks from `first` on.
+[[nodiscard]] inline std::string records_key(std::int64_t step, std::int32_t first, std::uint64_t attempt) {
+  return object_key(step, {object_kind::records, first, attempt, 0});
 }
 /// "step-00001200/manifest.cairn"
 [[nodiscard]] inline std::string manifest_key(std::int64_t step) {
@@ -131,8 +136,9 @@ namespace detail {
   const auto attempt = detail::parse_hex16(name.substr(0, 16));
   name.remove_prefix(17);
   if (!attempt) return std::nullopt;
-  if (name == "record")
-    return object_name{object_kind::record, static_cast<std::int32_t>(*rank), *attempt, 0};
+  if (name == "record" || name == "records")
+    return object_name{name == "record" ? object_kind::record : object_kind::records,
+                       static_cast<std::int32_t>(*rank), *attempt, 0};
   if (!name.ends_with(".safetensors")) return std::nullopt;
   name.remove_suffix(12);
   const auto index = detail::parse_padded(name, 1, UINT32_MAX);

@@ -45,7 +45,10 @@ class safetensors_writer {
     requires Portable<Store>
   {
     wire_writer out;
-    out.put(static_cast<std::int64_t>(options_.rival_patience.count())).raw(protocol_.store().description());
+    out.put(static_cast<std::int64_t>(options_.rival_patience.count()))
+        .put(static_cast<std::int64_t>(options_.directory_patience.count()))
+        .put(options_.block_ranks)
+        .raw(protocol_.store().description());
     return out.take();
   }
   [[nodiscard]] static safetensors_writer from_description(std::span<const std::byte> bytes)
@@ -54,6 +57,8 @@ class safetensors_writer {
     wire_reader in(bytes);
     commit_options options;
     options.rival_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
+    options.directory_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
+    options.block_ranks = in.get<std::int32_t>();
     return safetensors_writer(std::make_shared<Store>(Store::from_description(in.take(in.left()))), options);
   }
 
@@ -68,6 +73,7 @@ class safetensors_writer {
   /// why.
   record write(const save_context& c, const staged_image& image, deadline until) {
     protocol_.check_open(c);
+    protocol_.enter(c, until);
     std::size_t finished = 0;
     try {
       auto r = write_files(c, image, until, finished);

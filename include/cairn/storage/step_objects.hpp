@@ -3,6 +3,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/model/error.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/model/save_job.hpp>
 #include <cairn/storage/commit_parts.hpp>
 #include <cairn/storage/manifest_format.hpp>
 #include <cairn/storage/names.hpp>
@@ -61,6 +62,12 @@ class step_objects {
   void throw_if_aborted(std::int64_t step, std::uint64_t attempt) const {
     const auto key = aborted_key(step, attempt);
     if (const auto bytes = store_->read_all(key, max_mark_bytes)) throw_mark(*bytes, step, key);
+  }
+  /// Throws storage_already_committed if the step is committed, and the reason of an attempt that was
+  /// aborted.
+  void check_open(const save_context& c) const {
+    throw_if_aborted(c.step, c.attempt);
+    if (store_->size(manifest_key(c.step))) fail_already_committed(c.step);
   }
   /// Ends an attempt for good, where the store lets it.
   void mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept {

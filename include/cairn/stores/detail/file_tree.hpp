@@ -154,6 +154,17 @@ struct file_tree {
          {.file = path_of(directory)});
   }
 
+  /// True if a directory is there, whose entry from now on is taken to be made durable by others.
+  [[nodiscard]] bool adopt_directory(std::string_view directory) {
+    int error = 0;
+    const auto here = open_directory(directory, error);
+    if (error == -ENOENT || error == -ENOTDIR) return false;
+    if (error < 0) fail_io(-error, "open of the directory", path_of(directory));
+    file_status s;
+    if (!is_settled(here) && fs.status(here.get(), s) == 0 && s.identity.born >= 0) note_settled(s.identity);
+    return true;
+  }
+
   /// fsync of a directory; file systems that cannot do that and say so need none.
   void sync_directory(const file_handle<F>& directory, std::string_view path) {
     const int r = fs.sync_directory(directory.get());
@@ -251,10 +262,12 @@ struct file_tree {
     if (is_settled(child)) return;
     sync_directory(parent, path + "/..");
     file_status s;
-    if (fs.status(child.get(), s) != 0 || s.identity.born < 0) return;
+    if (fs.status(child.get(), s) == 0 && s.identity.born >= 0) note_settled(s.identity);
+  }
+  void note_settled(const file_identity& directory) {
     const std::lock_guard lock(mutex_);
     if (settled_.size() >= 1024) settled_.clear();
-    settled_.push_back(s.identity);
+    settled_.push_back(directory);
   }
   bool is_settled(const file_handle<F>& directory) {
     file_status s;
