@@ -339,13 +339,13 @@ TEST_CASE("what is not meant to be used refuses with a sentence") {
   }
 }
 
-TEST_CASE("4 ranks save, fewer resume") {
+TEST_CASE("8 ranks save and load, fewer resume") {
   const int size = world_size();
   training_state training(world_rank(), size);
   cairn::checkpointer ckpt{cairn::file_store{directory}, mpi_communicator{MPI_COMM_WORLD},
                            cairn::checkpointer_options{.peer_patience = 60s, .quiet = true}};
   const auto step = ckpt.resume(training.state);
-  if (size == 4) {
+  if (size == 8) {
     CHECK(!step);
     for (int next = 1; next <= 2; ++next) {
       training.fill(next);
@@ -354,6 +354,8 @@ TEST_CASE("4 ranks save, fewer resume") {
       CHECK(sends == before);  // resume planned: a save sends no message
       training.spoil();
     }
+    ckpt.load(training.state, 2);
+    CHECK(training.is(2));
   } else {
     CHECK(step == 2);
     CHECK(training.is(2));
@@ -396,12 +398,13 @@ int plain() {
   return 0;
 }
 
-int suite() {
+int suite(const char* cases) {
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
   doctest::Context context;
   context.setOption("no-intro", true);
   context.setOption("no-colors", true);
+  if (cases != nullptr) context.setOption("test-case", cases);
   int failed = context.run();
   std::optional<mpi_communicator> late(std::in_place, MPI_COMM_WORLD);
   std::optional<mpi_communicator> unused(std::in_place, MPI_COMM_WORLD);
@@ -419,13 +422,14 @@ int suite() {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   if (argc > 2) directory = argv[2];
-  if (mode == "suite" && argc == 3) return suite();
+  if (mode == "suite" && argc == 3) return suite(nullptr);
+  if (mode == "save" && argc == 3) return suite("8 ranks save*");
   if (mode == "plain" && argc == 2) return plain();
   if (mode == "killed" && argc == 3) {
     int provided = MPI_THREAD_SINGLE;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
     return killed();
   }
-  std::fprintf(stderr, "usage: helper_mpi_ranks suite DIR | killed DIR | plain\n");
+  std::fprintf(stderr, "usage: helper_mpi_ranks suite DIR | save DIR | killed DIR | plain\n");
   return 2;
 }

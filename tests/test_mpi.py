@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # needs: helper_mpi_ranks
-"""Runs helper_mpi_ranks as MPI jobs of 4, 2 and 1 ranks, one of which a rank dies in.
+"""Runs helper_mpi_ranks as MPI jobs of 8, 4, 2 and 1 ranks, one of which a rank dies in.
 
 usage: test_mpi.py HELPER_MPI_RANKS
 """
@@ -45,10 +45,10 @@ def expect(text, pattern):
 
 
 def check_suite(root):
-    """The conformance suite and more on each world; what 4 ranks saved, 2 resume, and 1 that mpirun has not started."""
+    """The conformance suite and more on each world; what 8 ranks saved, 4 resume, and 2, and 1 that mpirun has not started."""
     directory = os.path.join(root, "checkpoints")
-    for ranks in (4, 2):
-        told = mpirun(ranks, "suite", directory)
+    for ranks in (8, 4, 2):
+        told = mpirun(ranks, "save" if ranks == 8 else "suite", directory)
         passed = re.findall(r"test cases: *([0-9]+) \| *\1 passed \| *0 failed", told)
         assert len(passed) == ranks, told
     expect(run([HELPER, "suite", directory]), "Status: SUCCESS!")
