@@ -3,9 +3,10 @@
 #   cairn::interprocess   Boost.Interprocess: ranks as processes of one host
 #   cairn::mpi            MPI
 #   cairn::zstd           zstd
+#   cairn::s3             libcurl, OpenSSL's libcrypto and Expat: object storage
 #   cairn::torch          libtorch, where Torch_DIR (a variable of CMake or of the environment) or CMAKE_PREFIX_PATH leads to it
 
-set(cairn_optional_components interprocess mpi zstd torch)
+set(cairn_optional_components interprocess mpi zstd s3 torch)
 
 # cairn_find_optional(COMPONENT): makes cairn::COMPONENT where what it needs is found; in cairn_optional_missing, a sentence where not.
 macro(cairn_find_optional component)
@@ -49,6 +50,16 @@ macro(cairn_find_optional component)
         set(cairn_optional_links cairn::zstd_library)
       else()
         set(cairn_optional_missing "cairn::zstd needs zstd (Debian and Ubuntu: apt-get install libzstd-dev)")
+      endif()
+    elseif("${component}" STREQUAL "s3")
+      find_package(CURL 7.85 QUIET)
+      find_package(OpenSSL QUIET COMPONENTS Crypto)
+      find_package(EXPAT QUIET)
+      if(CURL_FOUND AND TARGET OpenSSL::Crypto AND EXPAT_FOUND)
+        set_property(TARGET CURL::libcurl OpenSSL::Crypto EXPAT::EXPAT PROPERTY IMPORTED_GLOBAL TRUE)
+        set(cairn_optional_links CURL::libcurl OpenSSL::Crypto EXPAT::EXPAT)
+      else()
+        set(cairn_optional_missing "cairn::s3 needs libcurl 7.85 or later, OpenSSL and Expat (Debian and Ubuntu: apt-get install libcurl4-openssl-dev libssl-dev libexpat1-dev)")
       endif()
     elseif("${component}" STREQUAL "torch")
       # Not find_package(Torch): it changes CMAKE_CXX_FLAGS for everybody, and a CUDA build of it ends the configuration where no

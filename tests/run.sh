@@ -97,7 +97,8 @@ install_log=build/apt.log
 
 begin_phase "packages"
 packages=(g++ cmake ninja-build ccache pkg-config python3 libxxhash-dev rapidjson-dev doctest-dev libcli11-dev libboost-dev)
-[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16 llvm-16 libopenmpi-dev openmpi-bin libzstd-dev)
+[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16 llvm-16 libopenmpi-dev openmpi-bin libzstd-dev
+  libcurl4-openssl-dev libssl-dev libexpat1-dev)
 install_missing "${packages[@]}"
 end_phase
 

@@ -53,6 +53,7 @@ enum class error_id : std::uint16_t {
   storage_bad_key = 311,
   storage_not_shared = 312,
   storage_aborted = 313,
+  storage_unavailable = 314,
 
   corrupt_truncated = 401,
   corrupt_digest = 402,
@@ -158,6 +159,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "storage.not_shared";
     case error_id::storage_aborted:
       return "storage.aborted";
+    case error_id::storage_unavailable:
+      return "storage.unavailable";
     case error_id::corrupt_truncated:
       return "corrupt.truncated";
     case error_id::corrupt_digest:

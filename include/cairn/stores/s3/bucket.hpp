@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/stores/s3/client.hpp>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// How many bytes are copied to be sent: parts wait here for their turn, so that memory stays bounded.
+/// Buffers are used again. Any thread.
+class part_buffers {
+ public:
+  explicit part_buffers(std::size_t most) : most_(most) {}
+  using buffer = std::vector<std::byte>;
+  [[nodiscard]] std::unique_ptr<buffer> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique<buffer>();
+    auto b = std::move(free_.back());
+    free_.pop_back();
+    return b;
+  }
+  void give_back(std::unique_ptr<buffer> b) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!b || free_.size() >= most_) return;
+    b->clear();
+    try {
+      free_.push_back(std::move(b));
+    } catch (...) {
+    }
+  }
+  /// Waits until fewer than the most buffers are being sent; each ends by its request's deadline.
+  void begin_sending() {
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [&] { return sending_ < most_; });
+    ++sending_;
+  }
+  void sent(std::unique_ptr<buffer> b) noexcept {
+    give_back(std::move(b));
+    const std::lock_guard lock(mutex_);
+    --sending_;
+    ended_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::size_t most_;
+  std::size_t sending_ = 0;
+  std::vector<std::unique_ptr<buffer>> free_;
+};
+
+/// An upload that was begun and not ended.
+struct open_upload {
+  std::string key;
+  std::string id;
+};
+
+/// A bucket, as copies of a store and their object writers share it. Keys have the prefix. Any thread.
+class s3_bucket {
+ public:
+  s3_bucket(s3_options options, s3_credential_source credentials, std::shared_ptr<s3_clock> clock)
+      : client(std::move(options), std::move(credentials), std::move(clock)),
+        buffers(client.options().in_flight) {}
+
+  s3_client client;
+  part_buffers buffers;
+
+  // --- What is known of objects, so that ranges are asked for with their ETag.
+  [[nodiscard]] std::optional<s3_object> known(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    const auto at = known_.find(key);
+    if (at == known_.end()) return std::nullopt;
+    return at->second;
+  }
+  void learn(const std::string& key, s3_object o) {
+    const std::lock_guard lock(mutex_);
+    constexpr std::size_t most = 8192;
+    if (known_.size() >= most) known_.clear();
+    known_.insert_or_assign(key, std::move(o));
+  }
+  void forget(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    known_.erase(key);
+  }
+
+  // --- Uploads of this process's writers.
+  void opened(const std::string& id) {
+    const std::lock_guard lock(mutex_);
+    live_.insert(id);
+  }
+  void closed(const std::string& id) noexcept {
+    const std::lock_guard lock(mutex_);
+    live_.erase(id);
+  }
+  [[nodiscard]] bool lives(const std::string& id) {
+    const std::lock_guard lock(mutex_);
+    return live_.contains(id);
+  }
+
+  /// All objects below a prefix, page by page, not sorted; learns their ETags. Keys outside of it are passed
+  /// over.
+  [[nodiscard]] std::vector<listed_object> list(const std::string& prefix) {
+    std::vector<listed_object> found;
+    std::string token;
+    std::set<std::string> seen;
+    for (;;) {
+      s3_request r{.method = "GET"};
+      r.query = {{"list-type", "2"}, {"prefix", prefix}, {"encoding-type", "url"}, {"max-keys", "1000"}};
+      if (!token.empty()) r.query.emplace_back("continuation-token", token);
+      const auto page = ask(std::move(r), "ListBucketResult", "listing of the bucket");
+      const bool encoded = page.text_of("EncodingType") == "url";
+      for (const auto& c : page.children) {
+        if (c.name != "Contents") continue;
+        s3_object o;
+        auto key = key_of(c, encoded);
+        if (!parse_decimal(c.text_of("Size"), o.bytes)) fail_answer("a listing without sizes");
+        if (!key || !key->starts_with(prefix)) continue;
+        o.etag = c.text_of("ETag");
+        if (!o.etag.empty() && o.etag.size() <= 1024 && header_safe(o.etag)) learn(*key, o);
+        found.push_back({std::move(*key), o.bytes});
+      }
+      if (page.text_of("IsTruncated") != "true") return found;
+      token = page.text_of("NextContinuationToken");
+      if (token.empty() || !seen.insert(token).second) fail_answer("a listing that never ends");
+    }
+  }
+
+  /// All uploads below a prefix that were begun and not ended.
+  [[nodiscard]] std::vector<open_upload> uploads(const std::string& prefix) {
+    std::vector<open_upload> found;
+    std::string key_marker;
+    std::string id_marker;
+    std::set<std::pair<std::string, std::string>> seen;
+    for (;;) {
+      s3_request r{.method = "GET"};
+      r.query = {{"uploads", ""}, {"prefix", prefix}, {"encoding-type", "url"}, {"max-uploads", "1000"}};
+      if (!key_marker.empty()) r.query.emplace_back("key-marker", key_marker);
+      if (!id_marker.empty()) r.query.emplace_back("upload-id-marker", id_marker);
+      const auto page = ask(std::move(r), "ListMultipartUploadsResult", "listing of unfinished uploads");
+      const bool encoded = page.text_of("EncodingType") == "url";
+      for (const auto& c : page.children) {
+        if (c.name != "Upload") continue;
+        auto key = key_of(c, encoded);
+        std::string id(c.text_of("UploadId"));
+        if (!key || !key->starts_with(prefix) || id.empty() || id.size() > 4096) continue;
+        found.push_back({std::move(*key), std::move(id)});
+      }
+      if (page.text_of("IsTruncated") != "true") return found;
+      key_marker = decoded(page.text_of("NextKeyMarker"), encoded).value_or("");
+      id_marker = page.text_of("NextUploadIdMarker");
+      if (key_marker.empty() || !seen.emplace(key_marker, id_marker).second)
+        fail_answer("a listing that never ends");
+    }
+  }
+
+  /// Ends an upload, and its parts that come late, too.
+  void abort(const std::string& key, const std::string& id) {
+    for (int i = 0; i < 3; ++i) {
+      const auto call = client.run({.method = "DELETE", .key = key, .query = {{"uploadId", id}}});
+      const bool gone = !call->fine() && call->end == http_end::answered && call->status == 404;
+      if (!gone) client.require(*call, "ending of an upload");
+      if (gone) return;
+      const auto parts =
+          client.run({.method = "GET", .key = key, .query = {{"max-parts", "1"}, {"uploadId", id}}});
+      if (!parts->fine()) return;  // 404: nothing is left; other refusals tell no more
+    }
+  }
+
+  /// An answer that must be a document of one kind.
+  [[nodiscard]] xml_element ask(s3_request r, std::string_view root, std::string_view doing) {
+    r.most_answer = xml_reader::most_bytes;
+    const auto key = r.key;
+    const auto call = client.run(std::move(r));
+    client.require(*call, doing);
+    auto document = xml_reader::read(call->answer_text(), client.place(key));
+    if (document.name != root) fail_answer("another document than the one that was asked for");
+    return document;
+  }
+
+  /// Whether the service refuses a second conditional write, found out once. @throws usage_bad_option if it
+  /// does not.
+  void require_exclusive() {
+    if (client.options().exclusive != s3_exclusive::probe) return;
+    const std::lock_guard lock(probe_mutex_);
+    if (!probed_) {
+      const auto key = client.options().prefix + std::string(probe_prefix) + random_token();
+      const auto attempt = [&] {
+        s3_request r{.method = "PUT", .key = key};
+        client.only_if_absent(r);
+        client.set_body(r, {}, false);
+        return client.run(std::move(r));
+      };
+      const auto first = attempt();
+      const bool unsupported = first->end == http_end::answered && first->status == 501;
+      if (!unsupported) client.require(*first, "trying conditional writes");
+      const auto second = unsupported ? first : attempt();
+      const bool refused = second->end == http_end::answered && second->status == 412;
+      if (!unsupported) client.remove(key);
+      if (!unsupported && !refused && !second->fine()) client.fail_call(*second, "trying conditional writes");
+      exclusive_ = refused;
+      probed_ = true;
+    }
+    if (!exclusive_)
+      fail(error_id::usage_bad_option,
+           "the object store does not heed If-None-Match, so that two jobs could both commit a step: if only "
+           "one job "
+           "at a time writes there, say so with s3_options{.exclusive = s3_exclusive::single_writer}",
+           {.file = client.place("")});
+  }
+  static constexpr std::string_view probe_prefix = "cairn-probe-";
+
+ private:
+  [[noreturn]] void fail_answer(std::string_view what) const {
+    fail(error_id::corrupt_bad_value, "the server answered with " + std::string(what),
+         {.file = client.place("")});
+  }
+  static std::optional<std::string> decoded(std::string_view text, bool encoded) {
+    std::string out(text);
+    if (encoded && !percent_decoded(text, out)) return std::nullopt;
+    return out;
+  }
+  static std::optional<std::string> key_of(const xml_element& e, bool encoded) {
+    return decoded(e.text_of("Key"), encoded);
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, s3_object> known_;
+  std::set<std::string> live_;
+  std::mutex probe_mutex_;
+  bool probed_ = false;
+  bool exclusive_ = false;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/model/error.hpp>
+#include <cairn/stores/s3/request.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What a HEAD request or a listing tells of an object.
+struct s3_object {
+  std::uint64_t bytes = 0;
+  std::string etag;   ///< as it was received, with its quotes
+  std::string token;  ///< of the writer, where the service keeps metadata
+};
+
+/// Requests to one bucket, made and awaited: any thread. Keys have the store's prefix already.
+class s3_client {
+ public:
+  s3_client(s3_options options, s3_credential_source credentials, std::shared_ptr<s3_clock> clock)
+      : service_(std::make_shared<s3_service>(std::move(options), std::move(credentials), clock)),
+        transport_(
+            {service_->options.verify_tls, service_->options.ca_file, service_->options.connect_timeout,
+             service_->options.stalled_after, service_->options.in_flight},
+            std::move(clock)) {}
+
+  [[nodiscard]] s3_service& service() noexcept { return *service_; }
+  [[nodiscard]] const s3_options& options() const noexcept { return service_->options; }
+  [[nodiscard]] std::string prefix_of_headers() const { return service_->signer.prefix(); }
+  [[nodiscard]] bool google() const noexcept { return service_->options.dialect == s3_dialect::google; }
+
+  /// Begins a call of a group.
+  [[nodiscard]] std::shared_ptr<s3_call> begin(s3_request request, const std::shared_ptr<call_group>& group,
+                                               std::function<void(const s3_call&)> on_end = {}) {
+    auto call = std::make_shared<s3_call>(service_, transport_, std::move(request), group);
+    call->on_end = std::move(on_end);
+    group->begin();
+    try {
+      transport_.submit(call);
+    } catch (...) {
+      group->end();
+      throw;
+    }
+    return call;
+  }
+  void cancel(s3_call& call) noexcept { transport_.cancel(call); }
+  /// Makes a request and waits for its end, whatever that is.
+  [[nodiscard]] std::shared_ptr<s3_call> run(s3_request request) {
+    const auto group = std::make_shared<call_group>();
+    auto call = begin(std::move(request), group);
+    group->wait();
+    return call;
+  }
+
+  /// "s3://bucket/key" for messages.
+  [[nodiscard]] std::string place(std::string_view key) const {
+    return "s3://" + service_->options.bucket + "/" + std::string(key.substr(0, 1100));
+  }
+
+  /// Throws what a call that was not fine means. `doing`: "reading of an object".
+  [[noreturn]] void fail_call(const s3_call& call, std::string_view doing) const {
+    if (call.unmade()) std::rethrow_exception(call.unmade());
+    const auto& r = call.refusal();
+    error_fields fields{.file = place(call.request().key)};
+    fields.got = call.last_failure();
+    if (!r.message.empty()) fields.got += ": " + r.message;
+    if (!r.request_id.empty()) fields.got += ", request " + r.request_id;
+    if (call.attempts() > 1) fields.got += ", after " + std::to_string(call.attempts()) + " attempts";
+    const auto because = [&](error_id id, std::string_view what) {
+      fail(id, std::string(doing) + " failed: " + std::string(what), std::move(fields));
+    };
+    const auto is = [&](std::initializer_list<std::string_view> codes) {
+      for (const auto c : codes)
+        if (r.code == c) return true;
+      return false;
+    };
+    if (call.end == http_end::tls)
+      because(error_id::storage_permission,
+              "the server's certificate is not to be trusted; for an authority of your own set "
+              "s3_options::ca_file");
+    if (call.end == http_end::cancelled) because(error_id::storage_io, "it was cancelled");
+    if (call.end == http_end::answered || call.end == http_end::refused) {
+      if (call.status / 100 == 3 ||
+          is({"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed",
+              "IllegalLocationConstraintException"}))
+        because(error_id::storage_io,
+                r.region.empty()
+                    ? std::string("the bucket is somewhere else: check endpoint and region")
+                    : "the bucket is in region " + r.region + ": set s3_options::region and endpoint");
+      if (is({"NoSuchBucket"})) because(error_id::storage_not_found, "there is no such bucket");
+      if (is({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}))
+        because(error_id::storage_permission, "the server does not accept the credentials");
+      if (call.status == 401 || call.status == 403)
+        because(error_id::storage_permission, "the credentials do not permit it");
+      if (call.status == 404) because(error_id::storage_not_found, "there is no such object");
+      if (call.status == 507 || is({"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"}))
+        because(error_id::storage_no_space, "the store is full");
+      if (is({"EntityTooLarge", "TooManyParts", "EntityTooSmall"}))
+        because(error_id::storage_limit, "the server does not take objects or parts of this size");
+      if (call.status == 412 || call.status == 409)
+        because(error_id::storage_exists, "something else stands there, or is being written");
+      const bool transient = call.status / 100 == 5 || call.status == 408 || call.status == 429;
+      if (!transient && call.status / 100 == 4) because(error_id::storage_io, "the server refused it");
+    }
+    because(error_id::storage_unavailable,
+            "the object store did not do it in time and in spite of further attempts");
+    __builtin_unreachable();
+  }
+  void require(const s3_call& call, std::string_view doing) const {
+    if (!call.fine()) fail_call(call, doing);
+  }
+
+  /// What stands under a key, or nothing.
+  [[nodiscard]] std::optional<s3_object> head(const std::string& key) {
+    return object_of(*run({.method = "HEAD", .key = key}));
+  }
+  /// What a HEAD request that has ended tells.
+  [[nodiscard]] std::optional<s3_object> object_of(const s3_call& call) const {
+    if (!call.fine() && call.end == http_end::answered && call.status == 404) return std::nullopt;
+    require(call, "asking for an object");
+    s3_object o;
+    const auto length = call.header("content-length");
+    if (!length || !parse_decimal(*length, o.bytes))
+      fail(error_id::corrupt_bad_value, "the server does not say how long an object is",
+           {.file = place(call.request().key)});
+    if (const auto etag = call.header("etag"); etag && etag->size() <= 1024 && header_safe(*etag))
+      o.etag = *etag;
+    if (const auto token = call.header(token_header())) o.token = *token;
+    return o;
+  }
+
+  /// All of an object, or nothing if there is none. @throws corrupt_size_mismatch if it is longer than `cap`.
+  [[nodiscard]] std::optional<std::vector<std::byte>> get_all(const std::string& key, std::uint64_t cap) {
+    const auto call = run({.method = "GET", .key = key, .most_answer = cap});
+    if (!call->fine() && call->end == http_end::answered && call->status == 404 &&
+        call->refusal().code != "NoSuchBucket")
+      return std::nullopt;
+    if (const auto told = call->too_long(); told && call->status / 100 == 2)
+      fail(error_id::corrupt_size_mismatch, "the object is longer than it can be",
+           {.file = place(key),
+            .expected = "at most " + std::to_string(cap) + " bytes",
+            .got = *told != 0 ? std::to_string(*told) + " bytes" : "more"});
+    require(*call, "reading of an object");
+    return call->take_answer();
+  }
+
+  void remove(const std::string& key) {
+    const auto call = run({.method = "DELETE", .key = key});
+    if (!call->fine() && call->end == http_end::answered && call->status == 404 &&
+        call->refusal().code != "NoSuchBucket")
+      return;
+    require(*call, "removing of an object");
+  }
+
+  /// The header by which a writer's objects are known again.
+  [[nodiscard]] std::string token_header() const { return prefix_of_headers() + "meta-cairn-writer"; }
+  /// A request may only succeed where nothing stands under its key.
+  void only_if_absent(s3_request& r) const {
+    if (service_->options.exclusive == s3_exclusive::single_writer) return;
+    if (google())
+      r.headers.emplace_back("x-goog-if-generation-match", "0");
+    else
+      r.headers.emplace_back("if-none-match", "*");
+  }
+  /// Sets what is sent, with its hash and checksum where they are needed. Reads all bytes.
+  void set_body(s3_request& r, std::vector<std::span<const std::byte>> pieces, bool checksum) const {
+    r.body = std::move(pieces);
+    r.has_body = true;
+    if (signs_payload(*service_)) r.body_hash = sha256_text(r.body);
+    if (checksum && service_->checksums.load()) r.body_checksum = crc32c_text(crc32c(r.body));
+  }
+
+  enum class put_result : std::uint8_t { stands, existed };
+  /// One object by one request, only if nothing stands there. A lost answer is settled by looking at what
+  /// stands.
+  [[nodiscard]] put_result put(const std::string& key, std::vector<std::span<const std::byte>> pieces) {
+    const auto token = random_token();
+    if (service_->options.exclusive == s3_exclusive::single_writer && head(key)) return put_result::existed;
+    s3_request r{.method = "PUT", .key = key};
+    r.headers.emplace_back(token_header(), token);
+    only_if_absent(r);
+    set_body(r, std::move(pieces), true);
+    const auto call = run(std::move(r));
+    if (call->fine()) return put_result::stands;
+    const bool exists = call->end == http_end::answered && call->status == 412;
+    if (!exists && !call->uncertain()) fail_call(*call, "writing of an object");
+    switch (who_stands(key, token, call->request().body)) {
+      case standing::ours:
+        return put_result::stands;
+      case standing::other:
+        return put_result::existed;
+      case standing::nobody:
+        break;
+    }
+    fail_call(*call, "writing of an object");
+  }
+
+  enum class standing : std::uint8_t { nobody, ours, other };
+  /// Whose object stands under a key: by the writer's token, or, where the service keeps none, by its bytes.
+  [[nodiscard]] standing who_stands(const std::string& key, const std::string& token,
+                                    std::span<const std::span<const std::byte>> pieces) {
+    const auto found = head(key);
+    if (!found) return standing::nobody;
+    if (!found->token.empty()) return found->token == token ? standing::ours : standing::other;
+    std::uint64_t bytes = 0;
+    for (const auto& p : pieces) bytes += p.size();
+    if (found->bytes != bytes) return standing::other;
+    const auto there = get_all(key, bytes);
+    if (!there) return standing::nobody;
+    std::size_t at = 0;
+    for (const auto& p : pieces) {
+      if (!std::equal(p.begin(), p.end(), there->begin() + static_cast<std::ptrdiff_t>(at)))
+        return standing::other;
+      at += p.size();
+    }
+    return standing::ours;
+  }
+
+ private:
+  std::shared_ptr<s3_service> service_;
+  http_transport transport_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

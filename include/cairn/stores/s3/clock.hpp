@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+#include <random>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Time and chance as an s3_store takes them; another one makes tests quick and repeatable. Called by the
+/// store's threads, one at a time for random() and pause().
+class s3_clock {
+ public:
+  using time_point = std::chrono::steady_clock::time_point;
+  s3_clock() = default;
+  s3_clock(const s3_clock&) = delete;
+  s3_clock& operator=(const s3_clock&) = delete;
+  virtual ~s3_clock() = default;
+
+  /// For deadlines and pauses: never goes back. Any thread.
+  [[nodiscard]] virtual time_point now() noexcept { return std::chrono::steady_clock::now(); }
+  /// Seconds since 1970, for signatures. Any thread.
+  [[nodiscard]] virtual std::int64_t unix_time() noexcept {
+    return static_cast<std::int64_t>(std::time(nullptr));
+  }
+  /// A wait of `wanted` before an attempt is due: how long to wait indeed. A clock that jumps gives less.
+  [[nodiscard]] virtual std::chrono::nanoseconds pause(std::chrono::nanoseconds wanted) noexcept {
+    return wanted;
+  }
+  /// Uniform in [0, 1).
+  [[nodiscard]] virtual double random() noexcept {
+    return static_cast<double>(generator_() >> 11) * 0x1.0p-53;
+  }
+
+ private:
+  std::mt19937_64 generator_{std::random_device{}()};
+};
+
+namespace detail {
+
+/// How many requests run at a time: halved when the server asks to slow down, one more after as many
+/// successes as run at a time. One thread.
+class request_window {
+ public:
+  explicit request_window(std::size_t most) noexcept : most_(most), limit_(most) {}
+  [[nodiscard]] std::size_t limit() const noexcept { return limit_; }
+  [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
+  /// `begun`: epoch() when the request began. Those that began before the last halving do not halve again.
+  void slow_down(std::uint64_t begun) noexcept {
+    successes_ = 0;
+    if (begun != epoch_) return;
+    ++epoch_;
+    limit_ = std::max<std::size_t>(1, limit_ / 2);
+  }
+  void success() noexcept {
+    if (limit_ == most_ || ++successes_ < limit_) return;
+    successes_ = 0;
+    ++limit_;
+  }
+
+ private:
+  std::size_t most_;
+  std::size_t limit_;
+  std::size_t successes_ = 0;
+  std::uint64_t epoch_ = 0;
+};
+
+/// Tokens for retries, refilled by time: a retry that finds none waits for its own. One thread.
+class retry_bucket {
+ public:
+  retry_bucket(std::size_t burst, double per_second) noexcept
+      : burst_(static_cast<double>(burst)), rate_(per_second), tokens_(burst_) {}
+  /// Takes one; how long its owner waits until it is there.
+  [[nodiscard]] std::chrono::nanoseconds take(s3_clock::time_point now) noexcept {
+    if (last_ != s3_clock::time_point())
+      tokens_ = std::min(burst_, tokens_ + rate_ * std::chrono::duration<double>(now - last_).count());
+    last_ = now;
+    tokens_ -= 1;
+    if (tokens_ >= 0) return std::chrono::nanoseconds(0);
+    return std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(-tokens_ / rate_, 3600.0) * 1e9));
+  }
+
+ private:
+  double burst_;
+  double rate_;
+  double tokens_;
+  s3_clock::time_point last_{};
+};
+
+/// Full jitter: uniform between nothing and first * 2^retries, at most `longest`.
+[[nodiscard]] inline std::chrono::nanoseconds jittered(std::chrono::nanoseconds first,
+                                                       std::chrono::nanoseconds longest, std::size_t retries,
+                                                       double random) noexcept {
+  const auto most = std::min(static_cast<double>(longest.count()),
+                             static_cast<double>(first.count()) *
+                                 std::exp2(static_cast<double>(std::min<std::size_t>(retries, 40))));
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(most * random));
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

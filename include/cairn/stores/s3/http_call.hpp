@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/stores/s3/clock.hpp>
+#include <cairn/stores/s3/sigv4.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// How an attempt of a request ended, apart from its status.
+enum class http_end : std::uint8_t {
+  answered,   ///< with a status and a whole answer
+  not_sent,   ///< no connection: nothing reached the server
+  broken,     ///< the connection failed, stalled or was cut, in the request or in the answer
+  tls,        ///< the server is not who it should be
+  refused,    ///< the call did not want the answer
+  expired,    ///< the call's deadline passed
+  cancelled,  ///< its owner did not want it any more
+  unmade,     ///< the request could not be made: no credentials, no memory
+};
+
+/// Some calls that one thread waits for.
+class call_group {
+ public:
+  void begin() {
+    const std::lock_guard lock(mutex_);
+    ++running_;
+  }
+  void end() noexcept {
+    const std::lock_guard lock(mutex_);
+    --running_;
+    ended_.notify_all();
+  }
+  /// Returns when at most `most` of them still run. Each ends by its own deadline.
+  void wait(std::size_t most = 0) {
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [&] { return running_ <= most; });
+  }
+  [[nodiscard]] std::size_t running() {
+    const std::lock_guard lock(mutex_);
+    return running_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::size_t running_ = 0;
+};
+
+/// A request that is attempted until its judge is content. All virtual functions are called by the
+/// transport's thread, one at a time; the other members are the owner's before submit() and after finished().
+class http_call {
+ public:
+  http_call() = default;
+  http_call(const http_call&) = delete;
+  http_call& operator=(const http_call&) = delete;
+  virtual ~http_call() = default;
+
+  // Of the attempt to come; prepare() fills them in.
+  std::string method;
+  std::string url;
+  std::vector<std::string> headers;
+  std::span<const std::span<const std::byte>> body;
+  std::uint64_t body_bytes = 0;
+  bool has_body = false;
+
+  // Of the whole call.
+  std::chrono::nanoseconds patience{0};  ///< from the first attempt on
+  bool may_be_silent = false;            ///< the server may think for minutes before it answers
+
+  // Of the last attempt.
+  http_end end = http_end::unmade;
+  long status = 0;
+  name_values answer_headers;  ///< names in lower case
+  std::string detail;          ///< what the transport says of a failure
+
+  /// Makes the next attempt's request. What it throws ends the call as unmade.
+  virtual void prepare() = 0;
+  /// A piece of the answer's body; false: refused.
+  virtual bool receive(std::span<const std::byte> bytes) = 0;
+  /// After an attempt: nothing if the call has ended, else the pause before the next one.
+  virtual std::optional<std::chrono::nanoseconds> judge() = 0;
+  /// The call has ended; the transport forgets it.
+  virtual void finished() noexcept = 0;
+
+  /// The value of a header of the last answer, or nothing. One that came twice with different values is as
+  /// good as none.
+  [[nodiscard]] std::optional<std::string_view> header(std::string_view name) const noexcept {
+    std::optional<std::string_view> found;
+    for (const auto& [n, value] : answer_headers) {
+      if (n != name) continue;
+      if (found && *found != value) return std::nullopt;
+      found = value;
+    }
+    return found;
+  }
+
+ private:
+  friend class http_transport;
+  std::atomic<bool> cancel_{false};
+  bool began_ = false;
+  bool fresh_connection_ = false;
+  s3_clock::time_point until_{};
+  s3_clock::time_point due_{};
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

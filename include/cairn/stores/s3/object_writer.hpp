@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/stores/s3/bucket.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The size of an upload's parts for an object of about `bytes` bytes (0: unknown).
+[[nodiscard]] inline std::uint64_t part_bytes_for(std::uint64_t bytes, std::uint64_t wanted) noexcept {
+  constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+  constexpr std::uint64_t most_parts = 10'000;
+  // Few enough bytes that many connections share an object, and few enough parts.
+  const auto by_length = std::clamp((bytes / 64 + mib - 1) / mib * mib, 8 * mib, 16 * mib);
+  const auto least = (bytes / most_parts + mib) / mib * mib;
+  return std::min(std::max(wanted != 0 ? wanted : by_length, bytes == 0 ? 0 : least), std::uint64_t{5} << 30);
+}
+
+/// An object that is being written: by one request if it fits into a part, else by an upload whose parts are
+/// sent as soon as they are complete. Parts of write() are copied, and at most as many as run at a time;
+/// those of write_lasting() are sent from where they are.
+class s3_upload {
+ public:
+  s3_upload(std::shared_ptr<s3_bucket> bucket, std::string key, std::uint64_t size_hint)
+      : bucket_(std::move(bucket)),
+        key_(std::move(key)),
+        token_(random_token()),
+        part_bytes_(part_bytes_for(size_hint, bucket_->client.options().part_bytes)),
+        shared_(std::make_shared<shared>()) {}
+  s3_upload(const s3_upload&) = delete;
+  s3_upload& operator=(const s3_upload&) = delete;
+  ~s3_upload() { give_up(); }
+
+  void add(std::span<const write_part> parts, bool lasting) {
+    must_be_open("write");
+    try {
+      for (const auto& p : parts) add_one(p, lasting);
+    } catch (...) {
+      give_up();
+      throw;
+    }
+  }
+
+  void finish() {
+    must_be_open("finish");
+    try {
+      finish_object();
+    } catch (...) {
+      give_up();
+      throw;
+    }
+    if (!id_.empty()) bucket_->closed(id_);
+    open_ = false;
+  }
+
+ private:
+  struct part_piece {
+    std::uint64_t at;  // in the part
+    std::uint64_t bytes;
+    const std::byte* lasting;  // nothing: in the part's buffer, at the same place
+  };
+  struct waiting_part {
+    std::vector<part_piece> pieces;
+    std::unique_ptr<part_buffers::buffer> buffer;
+    std::uint64_t filled = 0;
+  };
+  struct sent_part {
+    std::shared_ptr<s3_call> call;
+  };
+  struct shared {
+    std::shared_ptr<call_group> group = std::make_shared<call_group>();
+    std::atomic<bool> failed{false};
+  };
+
+  void must_be_open(const char* call) const {
+    if (!open_)
+      fail(error_id::usage_closed,
+           std::string(call) + "() after finish() or after an error: begin a new object",
+           {.file = bucket_->client.place(key_)});
+  }
+
+  void add_one(const write_part& p, bool lasting) {
+    std::uint64_t end = 0;
+    if (__builtin_add_overflow(p.offset, std::uint64_t{p.bytes.size()}, &end) || end > std::uint64_t{5} << 40)
+      fail(error_id::usage_overflow, "a part ends beyond the largest possible object, of 5 TiB",
+           {.file = bucket_->client.place(key_)});
+    if (end > part_bytes_ * 10'000)
+      fail(error_id::storage_limit,
+           "the object has more than 10,000 parts: give create() the size that it will have, or set "
+           "part_bytes",
+           {.file = bucket_->client.place(key_)});
+    end_ = std::max(end_, end);
+    written_ += p.bytes.size();
+    auto bytes = p.bytes;
+    for (auto at = p.offset; !bytes.empty();) {
+      const auto index = at / part_bytes_;
+      const auto in_part = at % part_bytes_;
+      const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(part_bytes_ - in_part, bytes.size()));
+      put_into(index, in_part, bytes.first(n), lasting);
+      bytes = bytes.subspan(n);
+      at += n;
+    }
+  }
+
+  void put_into(std::uint64_t index, std::uint64_t at, std::span<const std::byte> bytes, bool lasting) {
+    if (sent_.contains(index)) fail_incomplete();
+    auto& p = parts_[index];
+    const part_piece next{at, bytes.size(), lasting ? bytes.data() : nullptr};
+    if (!lasting) {
+      if (!p.buffer) p.buffer = bucket_->buffers.take();
+      const auto needed = static_cast<std::size_t>(at + bytes.size());
+      if (p.buffer->size() < needed) {
+        if (p.buffer->capacity() < needed)
+          p.buffer->reserve(std::min<std::size_t>(static_cast<std::size_t>(part_bytes_),
+                                                  std::max(needed, p.buffer->capacity() * 2)));
+        p.buffer->resize(needed);
+      }
+      std::memcpy(p.buffer->data() + at, bytes.data(), bytes.size());
+    }
+    if (!p.pieces.empty()) {
+      auto& last = p.pieces.back();
+      const bool follows = last.at + last.bytes == at && (last.lasting == nullptr) == !lasting &&
+                           (!lasting || last.lasting + last.bytes == bytes.data());
+      if (follows)
+        last.bytes += bytes.size();
+      else
+        p.pieces.push_back(next);
+    } else {
+      p.pieces.push_back(next);
+    }
+    p.filled += bytes.size();
+    // The first part alone may be the whole object.
+    if (sent_.empty() && parts_.size() == 1) return;
+    for (auto open = parts_.begin(); open != parts_.end();) {
+      const auto now = open++;
+      if (now->second.filled >= part_bytes_) send(now);
+    }
+  }
+
+  /// The bytes of a part in order. @throws usage_incomplete_object if there is a hole, or something twice.
+  [[nodiscard]] std::vector<std::span<const std::byte>> assembled(waiting_part& p,
+                                                                  std::uint64_t bytes) const {
+    std::sort(p.pieces.begin(), p.pieces.end(),
+              [](const part_piece& a, const part_piece& b) { return a.at < b.at; });
+    std::vector<std::span<const std::byte>> out;
+    std::uint64_t at = 0;
+    for (const auto& piece : p.pieces) {
+      if (piece.at != at) fail_incomplete();
+      out.emplace_back(piece.lasting != nullptr ? piece.lasting : p.buffer->data() + piece.at,
+                       static_cast<std::size_t>(piece.bytes));
+      at += piece.bytes;
+    }
+    if (at != bytes) fail_incomplete();
+    return out;
+  }
+
+  void send(std::map<std::uint64_t, waiting_part>::iterator which) {
+    if (shared_->failed.load()) fail_failed_part();
+    if (id_.empty()) begin_upload();
+    const auto index = which->first;
+    auto pieces = assembled(which->second, std::min(part_bytes_, end_ - index * part_bytes_));
+    s3_request r{.method = "PUT", .key = key_};
+    r.query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", id_}};
+    bucket_->client.set_body(r, std::move(pieces), checksums_);
+    auto buffer = std::make_shared<std::unique_ptr<part_buffers::buffer>>(std::move(which->second.buffer));
+    parts_.erase(which);
+    const bool copied = *buffer != nullptr;
+    if (copied) bucket_->buffers.begin_sending();
+    const auto on_end = [shared = shared_, buffer, copied, bucket = bucket_.get()](const s3_call& call) {
+      if (!call.fine()) shared->failed.store(true);
+      if (copied) bucket->buffers.sent(std::move(*buffer));
+    };
+    try {
+      sent_[index].call = bucket_->client.begin(std::move(r), shared_->group, on_end);
+    } catch (...) {
+      sent_.erase(index);
+      if (copied) bucket_->buffers.sent(std::move(*buffer));
+      throw;
+    }
+  }
+
+  void begin_upload() {
+    auto& service = bucket_->client.service();
+    for (int i = 0;; ++i) {
+      checksums_ = service.checksums.load() && !bucket_->client.google();
+      s3_request r{.method = "POST", .key = key_};
+      r.query = {{"uploads", ""}};
+      r.headers.emplace_back(bucket_->client.token_header(), token_);
+      if (checksums_) r.headers.emplace_back("x-amz-checksum-algorithm", "CRC32C");
+      const auto call = bucket_->client.run(std::move(r));
+      if (!call->fine() && checksums_ && i == 0 && !service.checksums_known.load() &&
+          call->end == http_end::answered && (call->status == 400 || call->status == 501)) {
+        service.checksums.store(false);
+        continue;
+      }
+      bucket_->client.require(*call, "beginning of an upload");
+      const auto document = xml_reader::read(call->answer_text(), bucket_->client.place(key_));
+      id_ = document.text_of("UploadId");
+      if (document.name != "InitiateMultipartUploadResult" || id_.empty() || id_.size() > 4096) {
+        id_.clear();
+        fail(error_id::corrupt_bad_value, "the server began an upload without saying which",
+             {.file = bucket_->client.place(key_)});
+      }
+      bucket_->opened(id_);
+      return;
+    }
+  }
+
+  void finish_object() {
+    if (written_ != end_) fail_incomplete();
+    auto& client = bucket_->client;
+    if (sent_.empty() && parts_.size() <= 1) {
+      std::vector<std::span<const std::byte>> pieces;
+      if (!parts_.empty()) {
+        if (parts_.begin()->first != 0) fail_incomplete();
+        pieces = assembled(parts_.begin()->second, end_);
+      }
+      if (client.put(key_, std::move(pieces)) == s3_client::put_result::existed) fail_exists();
+      return;
+    }
+    while (!parts_.empty()) send(parts_.begin());
+    shared_->group->wait();
+    if (shared_->failed.load()) fail_failed_part();
+    complete();
+  }
+
+  void complete() {
+    auto& client = bucket_->client;
+    std::string text = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
+    std::uint64_t expected = 0;
+    for (const auto& [index, part] : sent_) {
+      const auto etag = part.call->header("etag");
+      if (index != expected++ || !etag || etag->empty() || etag->size() > 1024)
+        fail(error_id::corrupt_bad_value, "the server took a part without giving its ETag",
+             {.file = client.place(key_)});
+      text += "<Part><PartNumber>" + std::to_string(index + 1) + "</PartNumber><ETag>" + escaped(*etag) +
+              "</ETag>";
+      if (part.call->sent_checksum())
+        text += "<ChecksumCRC32C>" + part.call->request().body_checksum + "</ChecksumCRC32C>";
+      text += "</Part>";
+    }
+    text += "</CompleteMultipartUpload>";
+    for (bool conditional = true;; conditional = false) {
+      s3_request r{.method = "POST", .key = key_};
+      r.query = {{"uploadId", id_}};
+      r.completes = true;
+      if (conditional) client.only_if_absent(r);
+      client.set_body(r, {std::as_bytes(std::span(text.data(), text.size()))}, false);
+      const auto call = client.run(std::move(r));
+      if (call->fine()) return;
+      const bool answered = call->end == http_end::answered;
+      // Where it is not understood here, the look of create() must do: names are those of one attempt alone.
+      if (conditional && answered && call->status == 501) continue;
+      const bool taken = answered && (call->status == 412 || call->status == 409);
+      const bool gone = answered && call->status == 404;
+      if (!taken && !gone && !call->uncertain()) client.fail_call(*call, "putting together of an upload");
+      const auto stands = client.head(key_);
+      if (stands && stands->token == token_ && stands->bytes == end_) return;
+      if (stands && (taken || !stands->token.empty())) fail_exists();
+      client.fail_call(*call, "putting together of an upload");
+    }
+  }
+
+  static std::string escaped(std::string_view text) {
+    std::string out;
+    for (const char c : text) {
+      if (c == '&')
+        out += "&amp;";
+      else if (c == '<')
+        out += "&lt;";
+      else if (c == '>')
+        out += "&gt;";
+      else
+        out += c;
+    }
+    return out;
+  }
+
+  [[noreturn]] void fail_incomplete() const {
+    fail(error_id::usage_incomplete_object,
+         "each byte of an object must be written once before it is finished",
+         {.file = bucket_->client.place(key_),
+          .expected = std::to_string(end_) + " bytes",
+          .got = std::to_string(written_) + " bytes"});
+  }
+  [[noreturn]] void fail_exists() const {
+    fail(error_id::storage_exists, "an object of this key exists already; it was not touched",
+         {.file = bucket_->client.place(key_)});
+  }
+  [[noreturn]] void fail_failed_part() {
+    for (const auto& [index, part] : sent_) bucket_->client.cancel(*part.call);
+    shared_->group->wait();
+    for (const auto& [index, part] : sent_)
+      if (!part.call->fine() && part.call->end != http_end::cancelled)
+        bucket_->client.fail_call(*part.call, "sending of a part");
+    fail(error_id::storage_io, "sending of a part failed", {.file = bucket_->client.place(key_)});
+  }
+
+  /// Leaves nothing under the key, and nothing that costs money, as far as the server lets it.
+  void give_up() noexcept {
+    if (!std::exchange(open_, false)) return;
+    try {
+      for (const auto& [index, part] : sent_) bucket_->client.cancel(*part.call);
+      shared_->group->wait();
+      for (auto& [index, part] : parts_) bucket_->buffers.give_back(std::move(part.buffer));
+      if (!id_.empty()) bucket_->abort(key_, id_);
+    } catch (...) {  // leftovers() lists it
+    }
+    if (!id_.empty()) bucket_->closed(id_);
+  }
+
+  std::shared_ptr<s3_bucket> bucket_;
+  std::string key_;
+  std::string token_;
+  std::uint64_t part_bytes_;
+  std::shared_ptr<shared> shared_;
+  std::string id_;
+  std::map<std::uint64_t, waiting_part> parts_;  // that are not sent yet
+  std::map<std::uint64_t, sent_part> sent_;
+  std::uint64_t written_ = 0;
+  std::uint64_t end_ = 0;
+  bool checksums_ = false;
+  bool open_ = true;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

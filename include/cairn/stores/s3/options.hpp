@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/model/error.hpp>
+#include <cairn/model/wire.hpp>
+#include <cairn/stores/s3/credentials.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Where the bucket's name stands in an address.
+enum class s3_addressing : std::uint8_t {
+  automatic,     ///< in the host for AWS's own end points and names without dots, else in the path
+  path,          ///< https://end.point/bucket/key
+  virtual_host,  ///< https://bucket.end.point/key
+};
+
+/// Whether the store may rely on conditional writes (If-None-Match: *), by which exactly one of two jobs
+/// commits.
+enum class s3_exclusive : std::uint8_t {
+  probe,          ///< asked once, with an object that is removed again; AWS and Google are known to have them
+  assumed,        ///< the service has them
+  single_writer,  ///< it has not, and only one job at a time writes below the prefix: a look before each
+                  ///< write
+};
+
+/// How an s3_store behaves. Each default is for one rank among several on a host.
+struct s3_options {
+  std::string bucket = {};
+  std::string prefix = {};  ///< before every key, such as "team/run-7/"; "" or ends with '/'
+  std::string endpoint =
+      {};  ///< "https://host[:port]"; "": AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or the service's own
+  std::string region = {};  ///< "": AWS_REGION, AWS_DEFAULT_REGION, or "us-east-1" ("auto" for Google)
+  s3_addressing addressing = s3_addressing::automatic;
+  s3_dialect dialect = s3_dialect::aws;
+  s3_exclusive exclusive = s3_exclusive::probe;
+  bool checksums = true;  ///< send CRC-32C with every object; dropped by itself where the service refuses it
+  bool sign_payload =
+      false;                 ///< sign the SHA-256 of what is sent over TLS, too; over plain http it always is
+  bool verify_tls = true;    ///< check the server's certificate
+  std::string ca_file = {};  ///< certificates of authorities, PEM; "": the system's
+
+  std::uint64_t part_bytes = 0;  ///< of a multipart upload; 0: from the object's length, 8 MiB to 5 GiB
+  std::size_t in_flight = 16;    ///< requests at a time, of all objects of this store together; 1 to 256
+  std::uint64_t get_bytes = std::uint64_t{8} << 20;   ///< most bytes that one ranged GET asks for
+  std::uint64_t gap_bytes = std::uint64_t{32} << 10;  ///< ranges closer than this are fetched together
+
+  std::chrono::milliseconds connect_timeout = std::chrono::seconds(10);
+  std::chrono::seconds stalled_after =
+      std::chrono::seconds(30);  ///< of less than 1 KiB/s: another connection is tried
+  std::chrono::milliseconds patience = std::chrono::minutes(5);  ///< over all attempts of a request
+  std::chrono::milliseconds completion_patience =
+      std::chrono::minutes(15);  ///< for putting together an upload
+  std::chrono::milliseconds first_pause =
+      std::chrono::milliseconds(100);  ///< before a second attempt, at most; doubles
+  std::chrono::milliseconds longest_pause = std::chrono::seconds(20);
+  std::size_t most_attempts = 16;  ///< of a request
+  std::size_t retry_burst =
+      100;  ///< retries of all requests together at once; afterwards retry_rate a second
+  double retry_rate = 10;
+};
+
+namespace detail {
+
+[[noreturn]] inline void fail_s3_option(std::string_view what) {
+  fail(error_id::usage_bad_option, "s3_store: " + std::string(what));
+}
+
+/// The parts of the store's address, checked.
+struct s3_address {
+  bool tls = true;
+  std::string authority;  ///< host[:port], without the scheme's own port
+  std::string base;       ///< "/" or "/bucket/"; keys follow
+  std::string region;
+};
+
+[[nodiscard]] inline bool header_safe(std::string_view text) noexcept {
+  for (const char c : text)
+    if (c <= ' ' || c > '~') return false;
+  return true;
+}
+
+/// Checks options and fills in what was left open. @throws usage_bad_option
+[[nodiscard]] inline s3_address resolve(s3_options& o) {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const auto first_of = [&](std::string& into, std::initializer_list<const char*> names,
+                            std::string_view otherwise) {
+    for (const auto* name : names)
+      if (into.empty()) into = variable(name);
+    if (into.empty()) into = otherwise;
+  };
+  if (o.bucket.size() < 3 || o.bucket.size() > 222)
+    fail_s3_option("the bucket needs a name of 3 to 222 characters");
+  for (const char c : o.bucket)
+    if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+          c == '-' || c == '_'))
+      fail_s3_option("a bucket's name is made of letters, digits, '.', '-' and '_'");
+  if (o.bucket.find("..") != std::string::npos || o.bucket.front() == '.')
+    fail_s3_option("a bucket's name neither begins with a dot nor has two in a row");
+  if (!o.prefix.empty() && (o.prefix.back() != '/' || o.prefix.front() == '/' || o.prefix.size() > 500))
+    fail_s3_option("a prefix ends with '/', does not begin with one, and has at most 500 bytes");
+  for (const char c : o.prefix)
+    if (static_cast<unsigned char>(c) < ' ') fail_s3_option("a prefix has no control characters");
+  if (("/" + o.prefix).find("/../") != std::string::npos ||
+      ("/" + o.prefix).find("/./") != std::string::npos || o.prefix.find("//") != std::string::npos)
+    fail_s3_option(
+        "a prefix has no parts that are empty, '.' or '..': some servers take them for directories");
+
+  const bool google = o.dialect == s3_dialect::google;
+  first_of(o.region, {"AWS_REGION", "AWS_DEFAULT_REGION"}, google ? "auto" : "us-east-1");
+  if (!header_safe(o.region) || o.region.size() > 64 || o.region.find('/') != std::string::npos)
+    fail_s3_option("the region is no name of one");
+  if (google && o.endpoint.empty()) o.endpoint = "https://storage.googleapis.com";
+  first_of(o.endpoint, {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"},
+           "https://s3." + o.region + ".amazonaws.com");
+
+  s3_address a;
+  a.region = o.region;
+  std::string_view rest = o.endpoint;
+  if (rest.starts_with("https://")) {
+    rest.remove_prefix(8);
+  } else if (rest.starts_with("http://")) {
+    rest.remove_prefix(7);
+    a.tls = false;
+  } else {
+    fail_s3_option("the endpoint begins with https:// (or, without protection, with http://)");
+  }
+  if (rest.ends_with('/')) rest.remove_suffix(1);
+  if (rest.empty() || rest.size() > 255 || !header_safe(rest)) fail_s3_option("the endpoint has no host");
+  if (rest.find_first_of("/@?#\\%\"<>^`{|}") != std::string_view::npos)
+    fail_s3_option("the endpoint is https://host or https://host:port, without user, path or query");
+  auto host = lower_case(rest);
+  const auto own_port = std::string_view(a.tls ? ":443" : ":80");
+  if (std::string_view(host).ends_with(own_port)) host.resize(host.size() - own_port.size());
+  const bool is_aws = std::string_view(host).ends_with(".amazonaws.com") ||
+                      std::string_view(host).ends_with(".amazonaws.com.cn");
+  const bool in_host =
+      o.addressing == s3_addressing::virtual_host ||
+      (o.addressing == s3_addressing::automatic && is_aws && o.bucket.find('.') == std::string::npos);
+  a.authority = in_host ? o.bucket + "." + host : host;
+  a.base = in_host ? "/" : "/" + o.bucket + "/";
+  if (o.exclusive == s3_exclusive::probe && (is_aws || google)) o.exclusive = s3_exclusive::assumed;
+
+  constexpr std::uint64_t least_part = std::uint64_t{5} << 20;
+  constexpr std::uint64_t most_part = std::uint64_t{5} << 30;
+  if (o.part_bytes != 0 && (o.part_bytes < least_part || o.part_bytes > most_part))
+    fail_s3_option("part_bytes is 5 MiB to 5 GiB, or 0");
+  if (o.in_flight == 0 || o.in_flight > 256) fail_s3_option("in_flight is 1 to 256");
+  if (o.get_bytes < (1u << 16) || o.get_bytes > most_part) fail_s3_option("get_bytes is 64 KiB to 5 GiB");
+  if (o.gap_bytes > (1u << 20)) fail_s3_option("gap_bytes is at most 1 MiB");
+  if (o.connect_timeout.count() <= 0 || o.stalled_after.count() <= 0 || o.patience.count() <= 0 ||
+      o.completion_patience.count() <= 0 || o.first_pause.count() < 0 || o.longest_pause < o.first_pause)
+    fail_s3_option("timeouts are positive, and longest_pause is no shorter than first_pause");
+  if (o.most_attempts == 0 || o.retry_burst == 0 || !(o.retry_rate > 0))
+    fail_s3_option("most_attempts, retry_burst and retry_rate are positive");
+  return a;
+}
+
+inline void encode(wire_writer& out, const s3_options& o) {
+  out.put(o.bucket).put(o.prefix).put(o.endpoint).put(o.region).put(o.ca_file);
+  out.put(static_cast<std::uint8_t>(o.addressing)).put(static_cast<std::uint8_t>(o.dialect));
+  out.put(static_cast<std::uint8_t>(o.exclusive));
+  for (const bool b : {o.checksums, o.sign_payload, o.verify_tls}) out.put(static_cast<std::uint8_t>(b));
+  for (const std::uint64_t n : {o.part_bytes, std::uint64_t{o.in_flight}, o.get_bytes, o.gap_bytes,
+                                std::uint64_t{o.most_attempts}, std::uint64_t{o.retry_burst}})
+    out.put(n);
+  for (const std::int64_t n : {std::int64_t{o.connect_timeout.count()}, std::int64_t{o.stalled_after.count()},
+                               std::int64_t{o.patience.count()}, std::int64_t{o.completion_patience.count()},
+                               std::int64_t{o.first_pause.count()}, std::int64_t{o.longest_pause.count()}})
+    out.put(n);
+  out.put(static_cast<std::uint64_t>(o.retry_rate * 1000));
+}
+/// The reverse; the values are checked when a store is made of them. @throws wire_error
+[[nodiscard]] inline s3_options decode_s3_options(wire_reader& in) {
+  s3_options o;
+  o.bucket = in.get_string(), o.prefix = in.get_string(), o.endpoint = in.get_string(),
+  o.region = in.get_string();
+  o.ca_file = in.get_string();
+  o.addressing = in.get_enum(s3_addressing::virtual_host);
+  o.dialect = in.get_enum(s3_dialect::google);
+  o.exclusive = in.get_enum(s3_exclusive::single_writer);
+  o.checksums = in.get<std::uint8_t>() != 0;
+  o.sign_payload = in.get<std::uint8_t>() != 0;
+  o.verify_tls = in.get<std::uint8_t>() != 0;
+  o.part_bytes = in.get<std::uint64_t>(), o.in_flight = in.get<std::uint64_t>();
+  o.get_bytes = in.get<std::uint64_t>(), o.gap_bytes = in.get<std::uint64_t>();
+  o.most_attempts = in.get<std::uint64_t>(), o.retry_burst = in.get<std::uint64_t>();
+  o.connect_timeout = std::chrono::milliseconds(in.get<std::int64_t>());
+  o.stalled_after = std::chrono::seconds(in.get<std::int64_t>());
+  o.patience = std::chrono::milliseconds(in.get<std::int64_t>());
+  o.completion_patience = std::chrono::milliseconds(in.get<std::int64_t>());
+  o.first_pause = std::chrono::milliseconds(in.get<std::int64_t>());
+  o.longest_pause = std::chrono::milliseconds(in.get<std::int64_t>());
+  o.retry_rate = static_cast<double>(in.get<std::uint64_t>()) / 1000;
+  return o;
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
