@@ -156,10 +156,10 @@ load_report load_shared(Reader& reader, Planner& planner, collectives<C>& group,
   auto own = contribution::from([&] {
     opened.emplace(reader.open(step, manifest));
     plan = planner.plan(state, opened->metadata(), request);
-    return encode_wants(summarise_plan(wants_of(opened->metadata(), plan), group.rank()));
+    return encode_wants(wants_of(opened->metadata(), plan, group.rank()));
   });
-  const auto merge = [](std::vector<std::byte> left, std::vector<std::byte> right) {
-    return encode_wants(merge_summaries(decode_wants(left), decode_wants(right)));
+  const auto merge = [&](std::vector<std::byte> left, std::vector<std::byte> right) {
+    return encode_wants(merge_wants(decode_wants(left, group.size()), decode_wants(right, group.size())));
   };
   const auto bytes = group.tree_reduce_broadcast(std::move(own), merge, until);
   read_exchange<C> exchange(group, bytes);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/comm/collectives.hpp>
-#include <cairn/plan/summary.hpp>
 #include <cairn/plan/wanted_boxes.hpp>
 
 #include <algorithm>
@@ -22,22 +21,6 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-[[nodiscard]] inline std::vector<std::byte> encode_wants(const plan_summary& wants) {
-  wire_writer out;
-  encode(out, wants);
-  return out.take();
-}
-[[nodiscard]] inline plan_summary decode_wants(std::span<const std::byte> bytes) {
-  try {
-    wire_reader in(bytes);
-    auto wants = decode_plan_summary(in);
-    in.finish();
-    return wants;
-  } catch (const wire_error& e) {
-    fail(error_id::peer_bad_message, std::string("what ranks want of a checkpoint is damaged: ") + e.what());
-  }
-}
-
 /// Carries what ranks read for each other, in windows that fit everybody's memory. Each window begins with
 /// one small reduction, in which all ranks learn that its bytes were read, or what kept a rank from reading
 /// them, and agree where the next one ends; so no rank sends what another has no room for, and what one
@@ -47,9 +30,9 @@ class read_exchange {
  public:
   using wants_type = wanted_boxes;
 
-  /// `wants`: the summary of all ranks' wants. @throws peer_error
+  /// `wants`: of all ranks, merged. @throws peer_error
   read_exchange(collectives<C>& group, std::span<const std::byte> wants)
-      : group_(group), wants_(decode_wants(wants)) {}
+      : group_(group), wants_(decode_wants(wants, group.size())) {}
 
   [[nodiscard]] std::int32_t rank() const { return group_.rank(); }
   [[nodiscard]] wanted_boxes& wants() noexcept { return wants_; }

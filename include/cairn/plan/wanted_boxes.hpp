@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/rank_set.hpp>
-#include <cairn/plan/summary.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,18 +21,25 @@ namespace detail {
 /// The name under which wants hold which ranks' records are wanted; no item can have it.
 inline constexpr std::string_view wanted_records_name = "\x01records";
 
-/// What one rank wants of a checkpoint, as a plan that can be summarised: boxes of the stored tensors, and
-/// the ranks whose records it needs. Per-rank items are nobody else's and left out. O(items of the plan).
-[[nodiscard]] inline save_plan wants_of(const metadata& stored, const load_plan& plan) {
-  save_plan out;
+/// Boxes of one stored tensor that ranks want.
+struct wanted_item {
+  std::string name;
+  extents global;
+  chunk_set boxes;
+};
+/// What some ranks want of a checkpoint; sorted by name. Its size is that of the pattern of what they want.
+using wanted_items = std::vector<wanted_item>;
+
+/// What one rank wants: boxes of the stored tensors, and the ranks whose records it needs. Per-rank items are
+/// nobody else's and left out. O(items of the plan).
+[[nodiscard]] inline wanted_items wants_of(const metadata& stored, const load_plan& plan, int rank) {
+  std::map<std::uint32_t, std::vector<chunk>> wanted;  // by stored item
   std::vector<std::int32_t> records;
-  const auto put = [&](const stored_item& item, const chunk& box) {
-    write_item w{item.name, item.kind, item.type, item.global, box, {}, 0, 1};
-    out.items.push_back(std::move(w));
-  };
   for (std::size_t i = 0; i < plan.items.size();) {
     const auto& first = plan.items[i];
-    const auto& item = stored.items.at(first.stored);
+    if (first.stored >= stored.items.size())
+      fail(error_id::plan_out_of_bounds, "a load plan names an item that this checkpoint does not hold");
+    const auto& item = stored.items[first.stored];
     auto end = i;
     auto low = first.box.offsets;
     auto high = first.box.offsets;
@@ -57,64 +65,121 @@ inline constexpr std::string_view wanted_records_name = "\x01records";
     for (auto k = i; k < end && whole_box; ++k)
       whole_box = intersect(all, item.chunks[plan.items[k].chunk].box) == plan.items[k].box;
     if (!item.per_rank) {
+      auto& boxes = wanted[first.stored];
       if (whole_box)
-        put(item, all);
+        boxes.push_back(all);
       else
         for (auto k = i; k < end; ++k)
-          if (!plan.items[k].box.empty()) put(item, plan.items[k].box);
+          if (!plan.items[k].box.empty()) boxes.push_back(plan.items[k].box);
     }
     i = end;
   }
+  const auto set_of = [rank](std::vector<chunk>& boxes) {
+    // The same box of two entries is one want.
+    std::sort(boxes.begin(), boxes.end());
+    boxes.erase(std::unique(boxes.begin(), boxes.end()), boxes.end());
+    chunk_set set;
+    for (const auto& b : boxes) set.push_back({b, rank});
+    return set;
+  };
+  wanted_items out;
   std::sort(records.begin(), records.end());
   records.erase(std::unique(records.begin(), records.end()), records.end());
+  std::vector<chunk> ranges;
   for (std::size_t i = 0; i < records.size();) {
     auto end = i + 1;
     while (end < records.size() && records[end] == records[end - 1] + 1) ++end;
-    const chunk box{{records[i]}, {static_cast<std::int64_t>(end - i)}};
-    out.items.push_back(
-        {std::string(wanted_records_name), item_kind::tensor, dtype::u8, {stored.world_size}, box, {}, 0, 1});
+    ranges.push_back({{records[i]}, {static_cast<std::int64_t>(end - i)}});
     i = end;
   }
-  // The same box of two entries is one want.
-  std::stable_sort(out.items.begin(), out.items.end(),
-                   [](const auto& a, const auto& b) { return a.name < b.name; });
-  for (auto i = out.items.begin(); i != out.items.end();) {
-    const auto end = std::find_if(i, out.items.end(), [&](const auto& w) { return w.name != i->name; });
-    std::sort(i, end, [](const auto& a, const auto& b) { return a.box < b.box; });
-    i = end;
-  }
-  const auto same = [](const write_item& a, const write_item& b) {
-    return a.box == b.box && a.name == b.name;
-  };
-  out.items.erase(std::unique(out.items.begin(), out.items.end(), same), out.items.end());
+  if (!ranges.empty()) out.push_back({std::string(wanted_records_name), {stored.world_size}, set_of(ranges)});
+  for (auto& [at, boxes] : wanted)
+    if (!boxes.empty()) out.push_back({stored.items[at].name, stored.items[at].global, set_of(boxes)});
+  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return out;
 }
 
-/// What all ranks want, of the merged summary.
+/// What both want; `a` is of lower ranks. O(a + b).
+[[nodiscard]] inline wanted_items merge_wants(wanted_items a, wanted_items b) {
+  wanted_items out;
+  out.reserve(std::max(a.size(), b.size()));
+  auto x = a.begin();
+  auto y = b.begin();
+  while (x != a.end() || y != b.end()) {
+    if (y == b.end() || (x != a.end() && x->name < y->name)) {
+      out.push_back(std::move(*x++));
+    } else if (x == a.end() || y->name < x->name) {
+      out.push_back(std::move(*y++));
+    } else {
+      chunk_set both;
+      const auto sink = [&](const chunk_progression& p) { both.append(p); };
+      progression_joiner<decltype(sink)> joiner(sink);
+      x->boxes.for_each_progression([&](const chunk_progression& p) { joiner.push(p); });
+      y->boxes.for_each_progression([&](const chunk_progression& p) { joiner.push(p); });
+      joiner.flush();
+      x->boxes = std::move(both);
+      out.push_back(std::move(*x++));
+      ++y;
+    }
+  }
+  return out;
+}
+
+[[nodiscard]] inline std::vector<std::byte> encode_wants(const wanted_items& wants) {
+  compact_writer out;
+  for (const auto& w : wants) {
+    out.number(static_cast<std::uint64_t>(w.name.size())).raw(w.name);
+    out.byte(static_cast<std::uint8_t>(w.global.rank()));
+    for (const auto size : w.global) out.number(size);
+    encode(out, w.boxes);
+  }
+  return out.take();
+}
+/// @throws peer_error on what is none.
+[[nodiscard]] inline wanted_items decode_wants(std::span<const std::byte> bytes, int world_size) {
+  try {
+    compact_reader in(bytes);
+    wanted_items wants;
+    while (in.left() != 0) {
+      wanted_item w;
+      w.name = in.text(static_cast<std::size_t>(in.number(max_item_name)));
+      const auto dimensions = in.byte();
+      if (dimensions > extents::max_rank) in.fail_here("a shape has more than eight dimensions");
+      w.global = extents::filled(dimensions, 0);
+      for (int d = 0; d < dimensions; ++d) w.global.set(d, in.signed_number());
+      w.boxes = decode_chunk_set(in, w.global, world_size);
+      if (!wants.empty() && !(wants.back().name < w.name)) in.fail_here("items are out of order");
+      wants.push_back(std::move(w));
+    }
+    return wants;
+  } catch (const wire_error& e) {
+    fail(error_id::peer_bad_message, std::string("what ranks want of a checkpoint is damaged: ") + e.what());
+  }
+}
+
+/// What all ranks want.
 class wanted_boxes {
  public:
   static constexpr std::string_view records_name = wanted_records_name;
 
-  explicit wanted_boxes(plan_summary summary) : summary_(std::move(summary)) {}
+  explicit wanted_boxes(wanted_items items) : items_(std::move(items)) {}
 
-  /// The wanted boxes of an item that meet a box, in an order that is the same on all ranks.
+  /// The wanted boxes of an item that meet a box, each once, ascending. O(progressions + ranks that want
+  /// them).
   void overlapping(std::string_view name, const chunk& box, std::vector<wanted_part>& out) {
     out.clear();
-    const auto at = std::lower_bound(summary_.items.begin(), summary_.items.end(), name,
-                                     [](const summary_item& i, std::string_view n) { return i.name < n; });
-    if (at == summary_.items.end() || at->name != name) return;
-    for (const auto& b : at->boxes) {
-      if (!intersect(b.box, box)) continue;
-      std::vector<std::int32_t> ranks;
-      for (const auto& run : b.holders)
-        for (std::int32_t k = 0; k < run.count; ++k) ranks.push_back(run.first + k);
-      out.push_back({b.box, sets_.of(std::move(ranks))});
-    }
+    const auto at = std::lower_bound(items_.begin(), items_.end(), name,
+                                     [](const wanted_item& i, std::string_view n) { return i.name < n; });
+    if (at == items_.end() || at->name != name) return;
+    std::map<chunk, std::vector<std::int32_t>> found;
+    at->boxes.overlaps(
+        box, [&](std::uint64_t, const stored_chunk& c, const chunk&) { found[c.box].push_back(c.rank); });
+    for (auto& [wanted, ranks] : found) out.push_back({wanted, sets_.of(std::move(ranks))});
   }
   [[nodiscard]] rank_sets& sets() noexcept { return sets_; }
 
  private:
-  plan_summary summary_;
+  wanted_items items_;
   rank_sets sets_;
 };
 
