@@ -24,7 +24,7 @@ declare -A may_include=(
   [interop]="model concepts any_checkpointer.hpp"
   [manage]="model concepts"
   [observe]="model concepts"
-  [checkpointer]="model concepts plan comm observe"
+  [checkpointer]="model concepts plan stage comm observe"
 )
 
 breaches=0

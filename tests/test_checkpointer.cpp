@@ -7,10 +7,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -93,6 +96,115 @@ cairn::error_id id_of(const std::exception_ptr& failure) {
     return e.id();
   }
 }
+cairn::error_fields fields_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const cairn::error& e) {
+    return e.fields();
+  }
+}
+
+/// Time that passes only by waiting for it.
+struct counting_clock : cairn::pace_clock {
+  time_point now() noexcept override { return begin + std::chrono::nanoseconds(passed.load()); }
+  void wait(cairn::event_word&, std::uint32_t, time_point until) noexcept override {
+    const auto wanted = (until - begin).count();
+    for (auto at = passed.load(); at < wanted && !passed.compare_exchange_weak(at, wanted);) {
+    }
+  }
+  [[nodiscard]] double seconds() const { return static_cast<double>(passed.load()) * 1e-9; }
+  time_point begin = cairn::deadline::clock::now();
+  std::atomic<std::int64_t> passed{0};
+};
+/// Time that does not pass: what waits for it goes on only when the limit is lifted.
+struct stopped_clock : cairn::pace_clock {
+  time_point now() noexcept override { return begin; }
+  void wait(cairn::event_word& word, std::uint32_t seen, time_point) noexcept override {
+    ++waits;
+    word.wait(seen, cairn::deadline::never());
+  }
+  time_point begin = cairn::deadline::clock::now();
+  std::atomic<int> waits{0};
+};
+/// A stager whose copying stops after its first MiB, until somebody waits for it.
+cairn::heap_stager stopping_stager(const std::shared_ptr<stopped_clock>& clock) {
+  return cairn::heap_stager{{}, cairn::host_copy{{.threads = 2, .bytes_per_second = 1, .clock = clock}}};
+}
+
+/// Layers of a few MiB in all, and what is small.
+struct layers {
+  static constexpr int count = 8;
+  static constexpr std::int64_t size = 100'003;  // floats
+  layers() {
+    for (int i = 0; i < count; ++i) {
+      auto& layer = weights[static_cast<std::size_t>(i)];
+      layer.resize(size);
+      auto* const w = layer.data();
+      for (std::int64_t k = 0; k < size; ++k) w[k] = static_cast<float>(k * (i + 1) % 1013);
+      state.tensor("layer" + std::to_string(i) + ".weight", layer, {size});
+      state.tensor("layer" + std::to_string(i) + ".bias", biases[static_cast<std::size_t>(i)], {16});
+    }
+    state.value("rate", rate);
+    state.bytes("loader", loader);
+    state.bytes("generator", generator, cairn::per_rank);
+  }
+  void update(int i) {
+    auto* const w = weights[static_cast<std::size_t>(i)].data();
+    const auto step = static_cast<float>(rate);
+    for (std::int64_t k = 0; k < size; ++k) w[k] = w[k] * 0.75f + step;
+    for (auto& b : biases[static_cast<std::size_t>(i)]) b += 0.5f;
+  }
+  void end_update() {
+    rate += 0.125;
+    loader += "x";
+    generator[0] += 3;
+  }
+  [[nodiscard]] bool equals(const layers& other) const {
+    for (std::size_t i = 0; i < count; ++i)
+      if (std::memcmp(weights[i].data(), other.weights[i].data(), size * sizeof(float)) != 0) return false;
+    return biases == other.biases && rate == other.rate && loader == other.loader &&
+           generator == other.generator;
+  }
+  std::array<std::vector<float>, count> weights;
+  std::array<std::array<float, 16>, count> biases{};
+  double rate = 0.5;
+  std::string loader = "position ";
+  std::vector<std::uint8_t> generator{7, 8};
+  cairn::state_dict state;
+};
+
+/// A stager and an executor that are chosen at run time, and change memory of training before they begin.
+struct meddling_stager {
+  using cairn_role = cairn::role::stager;
+  bool buffered = true;
+  std::shared_ptr<std::function<void()>> meddle;
+  cairn::heap_stager heap = {};
+  cairn::no_staging none = {};
+  cairn::staged_image stage(std::shared_ptr<const cairn::image_layout> layout,
+                            std::vector<cairn::item_source> sources, cairn::stage_options options,
+                            cairn::deadline until) {
+    if (*meddle) (*meddle)();
+    return buffered ? heap.stage(std::move(layout), std::move(sources), options, until)
+                    : none.stage(std::move(layout), std::move(sources), options, until);
+  }
+  void prepare(const cairn::image_layout&, cairn::deadline) {}
+  [[nodiscard]] int depth() const { return 1; }
+};
+struct meddling_executor {
+  using cairn_role = cairn::role::executor;
+  template <class Writer>
+  static constexpr bool accepts = true;
+  bool in_caller = false;
+  std::shared_ptr<std::function<void()>> meddle;
+  cairn::thread_executor thread = {};
+  template <class Writer>
+  void submit(cairn::save_job<Writer> job) {
+    if (*meddle) (*meddle)();
+    if (in_caller) return cairn::run_save_job(std::move(job));
+    thread.submit(std::move(job));
+  }
+  [[nodiscard]] bool drain(cairn::deadline until) { return thread.drain(until); }
+};
 
 template <class... Policies>
 void round_trip(Policies... policies) {
@@ -468,4 +580,315 @@ TEST_CASE("a rank without the others' store does not make them take their checkp
   CHECK(refused == 2);
   cairn::checkpointer ckpt{shared, quiet};
   CHECK(ckpt.list() == std::vector<std::int64_t>{5});
+}
+
+namespace {
+/// Trains three steps with a save after each, by `before(step, layer)` ahead of each layer's update. `save`
+/// gives a handle, or none where the checkpointer waits itself.
+template <class Checkpointer>
+void train(Checkpointer& ckpt, layers& t, const std::function<void(int)>& before) {
+  std::vector<cairn::save_handle> saves;
+  for (int step = 1; step <= 3; ++step) {
+    for (int i = layers::count; i-- > 0;) {
+      before(i);
+      t.update(i);
+    }
+    t.end_update();
+    saves.push_back(ckpt.save(t.state, step));
+  }
+  ckpt.close();
+  for (const auto& s : saves) CHECK(s.committed());
+}
+}  // namespace
+
+TEST_CASE("a trainer that updates right after before_update saves what a synchronous one saves") {
+  cairn::memory_store expected;
+  {
+    layers t;
+    cairn::checkpointer ckpt{expected, quiet};
+    train(ckpt, t, [](int) {});
+  }
+  cairn::memory_store store;
+  layers t;
+  const auto limited = [] {
+    return cairn::heap_stager{{}, cairn::host_copy{{.threads = 2, .bytes_per_second = 2'000'000'000}}};
+  };
+  SUBCASE("before each layer") {
+    cairn::checkpointer ckpt{store, cairn::overlapped{}, quiet};
+    train(ckpt, t, [&](int i) { ckpt.before_update("layer" + std::to_string(i) + ".*"); });
+  }
+  SUBCASE("before each item, with a limit, checked") {
+    cairn::checkpointer ckpt{store, cairn::overlapped{}, limited(), cairn::checked{}, quiet};
+    train(ckpt, t, [&](int i) {
+      const auto layer = "layer" + std::to_string(i);
+      ckpt.before_update(layer + ".weight", layer + ".bias");
+    });
+  }
+  SUBCASE("before all") {
+    cairn::checkpointer ckpt{store, cairn::overlapped{}, cairn::checked{}, quiet};
+    train(ckpt, t, [&](int) { ckpt.before_update(); });
+  }
+  SUBCASE("without staging, before each layer") {
+    cairn::checkpointer ckpt{store, cairn::overlapped{}, cairn::no_staging{}, cairn::checked{}, quiet};
+    train(ckpt, t, [&](int i) { ckpt.before_update("layer" + std::to_string(i) + ".*"); });
+  }
+  cairn::checkpointer reader{store, quiet}, other{expected, quiet};
+  for (int step = 1; step <= 3; ++step) {
+    layers got, wanted;
+    reader.load(got.state, step);
+    other.load(wanted.state, step);
+    CHECK(got.equals(wanted));
+  }
+}
+
+TEST_CASE("before_update of an item waits for that item; a save is confirmed when all were waited for") {
+  cairn::memory_store store;
+  layers t;
+  const auto clock = std::make_shared<stopped_clock>();
+  cairn::checkpointer ckpt{store, cairn::overlapped{}, stopping_stager(clock), quiet};
+  ckpt.before_update("anything");  // nothing is known yet, and nothing to wait for
+  ckpt.prepare(t.state);
+  const auto refused = [&](std::string_view name) {
+    try {
+      ckpt.before_update(name);
+      return false;
+    } catch (const cairn::usage_error& e) {
+      return e.id() == cairn::error_id::usage_unknown_name && e.fields().item == name;
+    }
+  };
+  CHECK(refused("layer1"));
+  CHECK(refused("layers*"));
+  auto first = ckpt.save(t.state, 1);
+  CHECK(refused("layer9.weight"));
+  ckpt.before_update("layer0.bias");  // copied by save()
+  CHECK_FALSE(first.released());
+  for (int i = 0; i < layers::count; ++i) {
+    if (i == 5) continue;
+    ckpt.before_update("layer" + std::to_string(i) + ".weight");
+    t.update(i);
+  }
+  auto second = ckpt.save(t.state, 2);
+  REQUIRE(first.failed());
+  CHECK(id_of(first.failure()) == cairn::error_id::usage_before_update_missing);
+  CHECK(fields_of(first.failure()).item == "layer5.weight");
+  ckpt.before_update("layer*");
+  CHECK(second.released());
+  auto third = ckpt.save(t.state, 3);  // finds the second one confirmed
+  CHECK(second.committed());
+  ckpt.before_update("*");
+  auto fourth = ckpt.save(t.state, 4);
+  CHECK(third.committed());
+  cairn::any_checkpointer any = std::move(ckpt);
+  any.before_update("layer0.weight");
+  any.close();
+  CHECK(fourth.committed());
+}
+
+TEST_CASE("a limit of copying holds while training goes on, and ends where training waits") {
+  cairn::memory_store store;
+  layers t;
+  SUBCASE("what was copied took the time that the limit says") {
+    const auto clock = std::make_shared<counting_clock>();
+    cairn::heap_stager stager{
+        {}, cairn::host_copy{{.threads = 2, .bytes_per_second = 1'000'000, .clock = clock}}};
+    cairn::checkpointer ckpt{store, cairn::overlapped{}, std::move(stager), quiet};
+    auto handle = ckpt.save(t.state, 1);
+    while (!handle.released()) std::this_thread::yield();
+    // 3.2 MB, less the last unit of at most 1 MiB, which nobody waits for.
+    CHECK(clock->seconds() > 2.0);
+    CHECK(clock->seconds() < 3.3);
+    ckpt.close();
+  }
+  SUBCASE("without overlap nothing is held up") {
+    const auto clock = std::make_shared<stopped_clock>();
+    cairn::checkpointer ckpt{store, stopping_stager(clock), quiet};
+    ckpt.save(t.state, 1).wait();
+    CHECK(clock->waits == 0);
+  }
+  SUBCASE("before_update, wait and close lift it, each for its save") {
+    const auto clock = std::make_shared<stopped_clock>();
+    cairn::checkpointer ckpt{store, cairn::overlapped{}, stopping_stager(clock), quiet};
+    auto first = ckpt.save(t.state, 1);
+    CHECK_FALSE(first.released());
+    ckpt.before_update();
+    CHECK(first.released());
+    auto second = ckpt.save(t.state, 2);
+    CHECK_FALSE(second.released());
+    second.wait();
+    auto third = ckpt.save(t.state, 3);
+    CHECK_FALSE(third.released());
+    ckpt.close();
+    CHECK(third.committed());
+  }
+}
+
+TEST_CASE("a limit of writing holds for each thread_executor") {
+  cairn::memory_store store;
+  layers t;
+  SUBCASE("for staged images it is never lifted") {
+    const auto clock = std::make_shared<counting_clock>();
+    cairn::thread_executor executor{{.thread = {.nice = 1}, .bytes_per_second = 500'000, .clock = clock}};
+    cairn::checkpointer ckpt{store, std::move(executor), quiet};
+    ckpt.save(t.state, 1).wait();
+    CHECK(clock->seconds() > 4.0);  // 3.2 MB less 1 MiB
+    CHECK(clock->seconds() < 6.6);
+    layers got;
+    got.update(3);
+    ckpt.load(got.state, 1);
+    CHECK(got.equals(t));
+  }
+  SUBCASE("where nothing is staged, training does not wait for it") {
+    const auto clock = std::make_shared<stopped_clock>();
+    const auto executor = [&] { return cairn::thread_executor{{.bytes_per_second = 1, .clock = clock}}; };
+    {
+      cairn::checkpointer ckpt{store, executor(), cairn::no_staging{}, quiet};
+      ckpt.save(t.state, 1).wait();
+    }
+    cairn::checkpointer ckpt{store, executor(), cairn::no_staging{}, cairn::overlapped{}, quiet};
+    auto handle = ckpt.save(t.state, 2);
+    CHECK_FALSE(handle.released());
+    ckpt.before_update();
+    handle.wait();
+  }
+  SUBCASE("a save that cannot be written within its patience fails by the deadline") {
+    auto impatient = quiet;
+    impatient.patience = std::chrono::milliseconds(100);
+    cairn::checkpointer ckpt{store, cairn::thread_executor{{.bytes_per_second = 1}}, impatient};
+    auto handle = ckpt.save(t.state, 1);
+    CHECK_THROWS_AS(handle.wait(), cairn::timeout_error);
+    CHECK(id_of(handle.failure()) == cairn::error_id::timeout_write);
+  }
+}
+
+TEST_CASE("checked finds memory that changed before it was copied, names it, and publishes nothing") {
+  cairn::memory_store store;
+  layers t, before;
+  const auto at_stage = std::make_shared<std::function<void()>>();
+  const auto at_submit = std::make_shared<std::function<void()>>();
+  const auto change_small = [&] {
+    t.rate = -1;
+    t.loader = "elsewhere";
+    t.generator[1] = 0;
+    t.biases[3][3] = -1;
+  };
+  const auto change_layer = [&] { t.weights[6][90'000] += 1; };
+  const auto must_fail = [&](const cairn::save_handle& handle, const std::string& item) {
+    REQUIRE(handle.failed());
+    CHECK(id_of(handle.failure()) == cairn::error_id::usage_memory_changed);
+    CHECK(fields_of(handle.failure()).item == item);
+    CHECK(fields_of(handle.failure()).offset == 0);
+  };
+  const auto ended = [](const cairn::save_handle& handle) {
+    try {
+      handle.wait();
+    } catch (const cairn::error&) {
+    }
+    return handle;
+  };
+  const auto try_all = [&](auto& ckpt, bool buffered, bool overlapped) {
+    *at_stage = change_layer;
+    auto handle = ckpt.save(t.state, 1);
+    ckpt.before_update();
+    must_fail(ended(handle), "layer6.weight");
+    *at_stage = [&] { t.loader[0] = 'P'; };
+    handle = ckpt.save(t.state, 2);
+    ckpt.before_update();
+    must_fail(ended(handle), "loader");
+    *at_stage = nullptr;
+
+    // What save() has copied may change at once; the saved values are the old ones.
+    t.loader = before.loader;
+    t.weights[6] = before.weights[6];
+    *at_submit = change_small;
+    handle = ckpt.save(t.state, 3);
+    ckpt.before_update();
+    handle.wait();
+    layers got;
+    ckpt.load(got.state, 3);
+    CHECK(got.equals(before));
+
+    if (overlapped && buffered) return;  // copied by other threads meanwhile; see below
+    *at_submit = change_layer;
+    handle = ckpt.save(t.state, 4);
+    ckpt.before_update();
+    ended(handle);
+    CHECK(handle.committed() == buffered);
+    if (buffered) return;
+    must_fail(handle, "layer6.weight");
+    CHECK(ckpt.list() == std::vector<std::int64_t>{3});
+  };
+  for (const bool buffered : {true, false}) {
+    CAPTURE(buffered);
+    for (const bool in_caller : {true, false}) {
+      CAPTURE(in_caller);
+      t.weights = before.weights, t.biases = before.biases, t.rate = before.rate;
+      t.loader = before.loader, t.generator = before.generator;
+      *at_submit = nullptr;
+      cairn::memory_store own;
+      cairn::checkpointer ckpt{own, meddling_stager{buffered, at_stage},
+                               meddling_executor{in_caller, at_submit}, cairn::checked{}, quiet};
+      try_all(ckpt, buffered, false);
+    }
+    t.weights = before.weights, t.biases = before.biases, t.rate = before.rate;
+    t.loader = before.loader, t.generator = before.generator;
+    *at_submit = nullptr;
+    cairn::memory_store own;
+    cairn::checkpointer ckpt{own,
+                             meddling_stager{buffered, at_stage},
+                             meddling_executor{false, at_submit},
+                             cairn::overlapped{},
+                             cairn::checked{},
+                             quiet};
+    try_all(ckpt, buffered, true);
+  }
+}
+
+TEST_CASE("checked finds what changed directly after an overlapped save") {
+  cairn::memory_store store;
+  layers t;
+  const layers before;
+  auto lasting = quiet;
+  lasting.checksum_in_writer = true;  // no digests to compare with: the stager makes them all the same
+  lasting.max_consecutive_failures = 0;
+  const auto clock = std::make_shared<stopped_clock>();
+  cairn::checkpointer ckpt{store, cairn::overlapped{}, stopping_stager(clock), cairn::checked{}, lasting};
+  std::vector<double> table(500'000, 0.5);  // 4 MB, first in the file
+  t.state.tensor("table", table, {500'000});
+  SUBCASE("values, bytes, per-rank and small items may") {
+    auto handle = ckpt.save(t.state, 1);
+    t.rate = -1;
+    t.loader = "elsewhere";
+    t.generator[1] = 0;
+    t.biases[3][3] = -1;
+    handle.wait();
+    ckpt.load(t.state, 1);
+    CHECK(t.equals(before));
+  }
+  SUBCASE("tensors may not, and the block is named") {
+    for (const bool by_handle : {false, true}) {
+      auto handle = ckpt.save(t.state, 1);
+      table[300'000] = 7;
+      if (by_handle)
+        CHECK_THROWS_AS(handle.wait(), cairn::usage_error);
+      else
+        ckpt.before_update();
+      REQUIRE(handle.failed());
+      CHECK(id_of(handle.failure()) == cairn::error_id::usage_memory_changed);
+      CHECK(fields_of(handle.failure()).item == "table");
+      CHECK(fields_of(handle.failure()).offset == 2 << 20);
+      table[300'000] = 0.5;
+    }
+    ckpt.save(t.state, 2).wait();
+    CHECK(ckpt.list() == std::vector<std::int64_t>{2});
+  }
+  SUBCASE("without it, the change is in the checkpoint") {
+    cairn::checkpointer trusting{store, cairn::overlapped{}, stopping_stager(clock), cairn::checked{false},
+                                 lasting};
+    auto handle = trusting.save(t.state, 1);
+    table[300'000] = 7;
+    handle.wait();
+    table[300'000] = 0;
+    trusting.load(t.state, 1);
+    CHECK(table[300'000] == 7);
+  }
 }

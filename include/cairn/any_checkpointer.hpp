@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -38,6 +39,7 @@ class any_checkpointer {
   void prepare(const state_dict& state) { held_->prepare(state); }
   save_handle save(const state_dict& state, std::int64_t step) { return held_->save(state, step); }
   void before_update() { held_->before_update(); }
+  void before_update(std::string_view name) { held_->before_update(name); }
   /// `patterns`: as cairn::only; empty for everything. `strict` false: as cairn::partial.
   load_report load(const state_dict& state, std::int64_t step, std::vector<std::string> patterns = {},
                    bool strict = true) {
@@ -62,6 +64,7 @@ class any_checkpointer {
     virtual void prepare(const state_dict&) = 0;
     virtual save_handle save(const state_dict&, std::int64_t) = 0;
     virtual void before_update() = 0;
+    virtual void before_update(std::string_view) = 0;
     virtual load_report load(const state_dict&, std::int64_t, std::vector<std::string>, bool) = 0;
     virtual std::optional<std::int64_t> resume(const state_dict&, const std::vector<std::int64_t>*) = 0;
     virtual std::vector<std::int64_t> list() = 0;
@@ -79,6 +82,7 @@ class any_checkpointer {
     void prepare(const state_dict& s) override { held.prepare(s); }
     save_handle save(const state_dict& s, std::int64_t step) override { return held.save(s, step); }
     void before_update() override { held.before_update(); }
+    void before_update(std::string_view name) override { held.before_update(name); }
     load_report load(const state_dict& s, std::int64_t step, std::vector<std::string> patterns,
                      bool strict) override {
       return held.load_matching(s, step, std::move(patterns), strict);

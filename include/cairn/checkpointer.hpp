@@ -13,10 +13,12 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -69,8 +71,9 @@ inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
 ///
 /// `checkpointer ckpt{file_store{"checkpoints"}, policies...};` The first argument is a ByteStore or a
 /// Storage; every further one is a policy that declares its role, in any order: a planner, stager, executor,
-/// communicator, observer, overlapped{}, keep_last(n), read_sharing::off, checkpointer_options{...}. What is left out has a
-/// default. `checkpointer_for<file_store, mpi_communicator>` names the type.
+/// communicator, observer, overlapped{}, keep_last(n), read_sharing::off, checked{},
+/// checkpointer_options{...}. What is left out has a default. `checkpointer_for<file_store,
+/// mpi_communicator>` names the type.
 ///
 /// Collective: the constructor, prepare, save, load, resume, list, remove, set_aside, any_rank are called by
 /// all ranks in the same order, by one thread at a time; only they use the communicator. before_update() and
@@ -89,6 +92,9 @@ class checkpointer {
   explicit checkpointer(First first, Policies... policies) : owner_(::getpid()) {
     static_assert(detail::check_arguments<Policies...>());
     std::tuple<Policies&...> arguments(policies...);
+    bool checks = false;
+    if constexpr (detail::count_of<role::check, Policies...> == 1)
+      checks = detail::take<role::check, checked, Policies...>(arguments).on;
     auto settings = detail::take<role::options, checkpointer_options, Policies...>(arguments);
     if constexpr (detail::count_of<role::read_sharing, Policies...> == 1)
       settings.sharing = detail::take<role::read_sharing, read_sharing, Policies...>(arguments);
@@ -104,7 +110,7 @@ class checkpointer {
         detail::take<role::stager, StagerType, Policies...>(arguments),
         detail::take<role::executor, ExecutorType, Policies...>(arguments),
         detail::take<role::communicator, CommunicatorType, Policies...>(arguments),
-        detail::take<role::observer, ObserverType, Policies...>(arguments), settings, keep);
+        detail::take<role::observer, ObserverType, Policies...>(arguments), settings, keep, checks);
   }
   checkpointer(checkpointer&&) noexcept = default;
   checkpointer& operator=(checkpointer&& other) noexcept {
@@ -139,6 +145,20 @@ class checkpointer {
   void before_update() {
     check();
     engine_->before_update();
+  }
+
+  /// The same for those who update one item after another: returns when the last save has copied the items of
+  /// these names, and waits for nothing else. A name of the state, or the beginning of names and a `*`:
+  /// `before_update("layer3.*")`. The save is confirmed when before_update() has returned, or this one for
+  /// each item that was not copied before save() returned; what is left out then must not change until the
+  /// next before_update(). With no_staging it waits for all items. No allocation, O(log n); any thread.
+  /// @throws usage_error (usage_unknown_name) for a name that the state of the last save or prepare() does
+  /// not have; timeout_error.
+  template <std::convertible_to<std::string_view>... Names>
+    requires(sizeof...(Names) > 0)
+  void before_update(const Names&... names) {
+    check();
+    (engine_->before_update(std::string_view(names)), ...);
   }
 
   /// Restores the state from the checkpoint of `step`, on any number of ranks, in place. Options:

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/agreement.hpp>
 #include <cairn/checkpointer/background.hpp>
+#include <cairn/checkpointer/copy_check.hpp>
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/checkpointer/group_planning.hpp>
 #include <cairn/checkpointer/options.hpp>
@@ -19,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -43,8 +45,9 @@ class engine {
  public:
   engine(StorageType storage, SavePlannerType planner, load_planner_member load_planner, StagerType stager,
          ExecutorType executor, CommunicatorType communicator, ObserverType observer,
-         const checkpointer_options& options, std::size_t keep)
+         const checkpointer_options& options, std::size_t keep, bool checked)
       : options_(options),
+        checked_(checked),
         storage_(std::move(storage)),
         planner_(std::move(planner)),
         load_planner_(std::move(load_planner)),
@@ -77,6 +80,7 @@ class engine {
     bool cached = false;
     const auto planned = plan(state, cached);
     const auto layout = layout_of(*planned, resolve_all(planner_, state, planned->plan), state);
+    overlap_.learn(state, planned->plan, layout);
     if constexpr (requires { executor_.prepare(); }) executor_.prepare();
     preparation_ = std::thread([this, layout] {
       try {
@@ -123,6 +127,7 @@ class engine {
     try {
       resolved = resolve_all(planner_, state, planned->plan);
       layout = layout_of(*planned, resolved, state);
+      overlap_.learn(state, planned->plan, layout);
       outstanding_.reserve(outstanding_.size() + 1);
       progress->on_end(
           [background = background_, journal](save_report& report, const std::exception_ptr& why) {
@@ -136,6 +141,7 @@ class engine {
     }
     staged_image image;
     std::int64_t copy_begin = 0;
+    std::shared_ptr<const copy_check> check;
     try {
       const auto wait_begin = deadline::clock::now();
       {
@@ -144,16 +150,20 @@ class engine {
         if (options_.when_busy == busy_policy::block) wait_for_earlier();
       }
       cost.wait_seconds = seconds_since(wait_begin);
+      if (checked_) check = std::make_shared<const copy_check>(planned, layout, resolved.sources, rank());
       const auto stage_begin = deadline::clock::now();
       copy_begin = steady_now();
       const span_note span(journal.get(), span_kind::stage);
       image = stager_.stage(layout, std::move(resolved.sources),
-                            {.overlapped = Overlapped, .digest = !options_.checksum_in_writer},
+                            {.overlapped = Overlapped, .digest = checked_ || !options_.checksum_in_writer},
                             deadline::in(options_.patience));
       cost.stage_seconds = seconds_since(stage_begin);
-    } catch (const usage_error&) {
+      if (check != nullptr) compare_with(check, image, progress);
+    } catch (const usage_error& e) {
       writer->abort(context, std::current_exception());
-      throw;
+      if (e.id() != error_id::usage_memory_changed) throw;
+      progress->set_failed(std::current_exception());
+      return enqueued(progress);
     } catch (...) {
       writer->abort(context, std::current_exception());
       progress->set_failed(std::current_exception());
@@ -171,7 +181,7 @@ class engine {
     progress->set_copying(copy_begin, image.digested() ? span_kind::copy_and_hash : span_kind::copy, journal);
     image.trace_to(journal);
     progress->note([&](save_report& r) { r = cost; });
-    remember(progress);
+    remember(progress, image);
     if constexpr (wants_began<ObserverType>) background_->tell().began(save_handle(progress));
     try {
       executor_.submit(save_job<writer_type>{writer, context, std::move(image), planned->stored, progress});
@@ -193,6 +203,7 @@ class engine {
   }
 
   void before_update() { overlap_.pass(deadline::in(options_.patience)); }
+  void before_update(std::string_view name) { overlap_.pass(name, deadline::in(options_.patience)); }
 
   load_report load(const state_dict& state, std::int64_t step, load_request request) {
     before_update();
@@ -364,13 +375,26 @@ class engine {
     else
       return storage_.describe();
   }
+  /// Sees to it that what was copied is compared with what was there at save(), before it can be committed.
+  /// @throws what the comparison finds where all is copied already.
+  static void compare_with(const std::shared_ptr<const copy_check>& check, staged_image& image,
+                           const std::shared_ptr<save_progress>& progress) {
+    if (!image.resident()) {
+      image.when_read([check](const staged_image& read) { return check->compare(read); });
+    } else if (Overlapped && !image.control()->copied()) {
+      progress->before_confirmation([check, image] { return check->compare(image); });
+    } else if (auto why = check->compare(image)) {
+      image = staged_image();
+      std::rethrow_exception(why);
+    }
+  }
   /// Room in outstanding_ is there already.
-  void remember(const std::shared_ptr<save_progress>& progress) {
+  void remember(const std::shared_ptr<save_progress>& progress, const staged_image& image) {
     std::erase_if(outstanding_, [](const auto& p) { return p->finished(); });
     given_up_at_ = deadline::in(longest_save());
     outstanding_.push_back(progress);
     last_ = progress;
-    if constexpr (Overlapped) overlap_.shut(progress);
+    if constexpr (Overlapped) overlap_.shut(progress, image.control(), image.resident());
   }
   save_handle enqueued(const std::shared_ptr<save_progress>& progress) {
     last_ = progress;
@@ -440,6 +464,7 @@ class engine {
   }
 
   checkpointer_options options_;
+  bool checked_;
   StorageType storage_;
   SavePlannerType planner_;
   [[no_unique_address]] load_planner_member load_planner_;

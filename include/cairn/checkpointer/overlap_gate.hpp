@@ -1,46 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/checkpointer/item_positions.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_journal.hpp>
 
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The last overlapped save, from save() until training vouches by before_update() that it kept its memory
-/// unchanged while it was copied. Any thread.
+/// The last overlapped save, from save() until training vouches that it kept its memory unchanged while it
+/// was copied: for all of it at once, or for one item after another. Any thread.
 class overlap_gate {
  public:
-  void shut(std::shared_ptr<save_progress> save) {
+  /// What items there are, and where they lie; kept while a save that was laid out otherwise is under way.
+  void learn(const state_dict& state, const save_plan& plan,
+             const std::shared_ptr<const image_layout>& layout) {
     const std::lock_guard lock(mutex_);
+    if (save_ == nullptr) items_.learn(state, plan, layout);
+  }
+  /// `by_item`: the control's watermark tells which items are copied.
+  void shut(std::shared_ptr<save_progress> save, std::shared_ptr<image_control> control, bool by_item) {
+    const std::lock_guard lock(mutex_);
+    vouched_.assign(items_.size(), 0);  // reuses its memory
+    left_ = items_.late();
     save_ = std::move(save);
+    control_ = std::move(control);
+    by_item_ = by_item;
     waiting_.store(true, std::memory_order_release);
   }
   /// Waits until the save has copied its memory, and confirms it. Costs one load where there is none.
   /// @throws timeout_error; the save is then still not confirmed.
   void pass(deadline until) {
     if (!waiting_.load(std::memory_order_acquire)) return;
-    const std::lock_guard lock(mutex_);
-    if (save_ == nullptr) return;
-    const auto begin = deadline::clock::now();
-    const auto journal = save_->journal();
+    std::shared_ptr<save_progress> save;
     {
-      const span_note span(journal.get(), span_kind::before_update);
-      save_->wait_released(until);
+      const std::lock_guard lock(mutex_);
+      save = save_;
     }
-    save_->note([&](save_report& r) {
-      r.before_update_seconds = seconds_since(begin);
-      r.blocked_seconds += r.before_update_seconds;
-      r.released_seconds = seconds_since(save_->begun());
-    });
-    save_->confirm();
-    open();
+    if (save == nullptr) return;
+    const auto begin = deadline::clock::now();
+    {
+      const auto journal = save->journal();
+      const span_note span(journal.get(), span_kind::before_update);
+      save->wait_released(until);
+    }
+    note_wait(*save, begin);
+    const std::lock_guard lock(mutex_);
+    if (save_ == save) confirm(until);
+  }
+  /// Waits until the save has copied the items of one name, or of all names that begin with what stands
+  /// before a final `*`. Confirms the save when that was the last of its items. No allocation; O(log n +
+  /// items of that name). @throws usage_error (usage_unknown_name), timeout_error.
+  void pass(std::string_view name, deadline until) {
+    std::shared_ptr<save_progress> save;
+    std::shared_ptr<image_control> control;
+    item_positions::range range;
+    std::uint64_t end = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!items_.known()) return;
+      range = items_.find(name);
+      if (save_ == nullptr) return;
+      end = items_.end_of(range);
+      save = save_;
+      control = control_;
+      if (!by_item_ && end != 0) end = everything;
+    }
+    wait_for(*save, *control, end, until);
+    const std::lock_guard lock(mutex_);
+    if (save_ != save) return;
+    for (auto i = range.first; i < range.last; ++i) {
+      if (items_.end_of(i) == 0 || vouched_[i] != 0) continue;
+      vouched_[i] = 1;
+      --left_;
+    }
+    if (left_ == 0) confirm(until);
   }
   /// A save whose memory may have changed while it was copied must not become a checkpoint: waits until
   /// nobody reads the memory, and fails the save.
@@ -51,17 +94,60 @@ class overlap_gate {
     save_->give_up(make_failure(
         error_id::usage_before_update_missing,
         "an overlapped save was not followed by before_update(), so its memory may have changed while it was "
-        "copied: nothing of it was published; call before_update() before each update"));
+        "copied: nothing of it was published; call before_update() before each update",
+        {.item = first_left_out()}));
     open();
   }
 
  private:
+  static constexpr auto everything = ~std::uint64_t{0};
+
+  static void wait_for(save_progress& save, image_control& control, std::uint64_t end, deadline until) {
+    const auto there = [&] { return end == 0 || control.copied() || control.watermark() >= end; };
+    if (there()) return;
+    const auto begin = deadline::clock::now();
+    control.hurry();
+    {
+      const auto journal = save.journal();
+      const span_note span(journal.get(), span_kind::before_update);
+      static_cast<void>(end == everything ? control.wait_copied(until) : control.wait_for(end, until));
+    }
+    note_wait(save, begin);
+  }
+  static void note_wait(save_progress& save, deadline::clock::time_point begin) {
+    const auto seconds = seconds_since(begin);
+    save.note([&](save_report& r) {
+      r.before_update_seconds += seconds;
+      r.blocked_seconds += seconds;
+    });
+  }
+  /// @pre locked; all is copied, or about to be.
+  void confirm(deadline until) {
+    save_->wait_released(until);
+    save_->note([&](save_report& r) { r.released_seconds = seconds_since(save_->begun()); });
+    save_->confirm(until);
+    open();
+  }
+  /// An item that was not waited for, where others were.
+  [[nodiscard]] std::string first_left_out() const {
+    if (left_ == items_.late()) return {};
+    for (std::size_t i = 0; i < vouched_.size(); ++i)
+      if (vouched_[i] == 0 && items_.end_of(i) != 0) return items_.name(i);
+    return {};
+  }
   void open() noexcept {
     save_ = nullptr;
+    control_ = nullptr;
     waiting_.store(false, std::memory_order_release);
   }
+
   std::mutex mutex_;
+  item_positions items_;
   std::shared_ptr<save_progress> save_;
+  std::shared_ptr<image_control> control_;
+  std::vector<unsigned char> vouched_;  // for each name
+  std::size_t left_ = 0;                // names with items that are copied late and were not waited for
+  bool by_item_ = false;
   std::atomic<bool> waiting_{false};
 };
 

@@ -19,10 +19,11 @@ struct stager {};
 struct executor {};
 struct communicator {};
 struct observer {};
-struct overlap {};    ///< cairn::overlapped
-struct retention {};  ///< cairn::keep_last
+struct overlap {};       ///< cairn::overlapped
+struct retention {};     ///< cairn::keep_last
 struct read_sharing {};  ///< cairn::read_sharing
-struct options {};    ///< cairn::checkpointer_options
+struct check {};         ///< cairn::checked
+struct options {};       ///< cairn::checkpointer_options
 }  // namespace role
 
 /// The role that T plays; no member `type` if it plays none.

@@ -28,6 +28,8 @@ struct worker_program {
 
 struct process_executor_options {
   worker_settings worker = {};
+  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's patience.
+  std::uint64_t bytes_per_second = 0;
   /// How long a worker may take to start.
   std::chrono::nanoseconds start_patience = std::chrono::seconds(30);
 };
@@ -46,7 +48,8 @@ class worker_client {
       known_.clear();
       layout_ = nullptr;
       metadata_ = nullptr;
-      process_.start(program_, {same_program_ ? this_program().build : 0, options_.worker},
+      process_.start(program_,
+                     {same_program_ ? this_program().build : 0, options_.worker, options_.bytes_per_second},
                      deadline::in(options_.start_patience));
     }
     return process_;

@@ -3,11 +3,14 @@
 #include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/execute/run_save_job.hpp>
+#include <cairn/model/pace.hpp>
 #include <cairn/model/process_limits.hpp>
+#include <cairn/model/thread_settings.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -19,11 +22,23 @@
 namespace cairn {
 inline namespace v1 {
 
+struct thread_executor_options {
+  /// Of the writing thread, and of those that it starts to write and digest.
+  thread_settings thread = {};
+  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's patience. Where
+  /// nothing is staged, the limit is lifted while training waits for its memory.
+  std::uint64_t bytes_per_second = 0;
+  /// For tests: where the limit takes its time from; null: the steady clock.
+  std::shared_ptr<pace_clock> clock = nullptr;
+};
+
 namespace detail {
 /// A thread that runs what it is given, in order, and can be left behind if it hangs.
 class job_thread {
  public:
-  job_thread() : shared_(std::make_shared<shared>()) {}
+  job_thread() : job_thread(thread_settings{}) {}
+  explicit job_thread(thread_settings settings)
+      : shared_(std::make_shared<shared>()), settings_(std::move(settings)) {}
   job_thread(const job_thread&) = delete;
   job_thread& operator=(const job_thread&) = delete;
   ~job_thread() {
@@ -69,7 +84,10 @@ class job_thread {
   };
   void start() {
     try {
-      thread_ = std::thread([state = shared_] { loop(*state); });
+      thread_ = std::thread([state = shared_, settings = settings_] {
+        apply_granted(settings);
+        loop(*state);
+      });
     } catch (const std::system_error&) {
       fail_for_threads("to write");
     }
@@ -91,6 +109,7 @@ class job_thread {
     }
   }
   std::shared_ptr<shared> shared_;
+  thread_settings settings_;
   std::thread thread_;
   deadline until_ = deadline::in(std::chrono::nanoseconds(0));
 };
@@ -107,16 +126,24 @@ class thread_executor {
   static constexpr bool runs_in_caller = false;
 
   thread_executor() : thread_(std::make_unique<detail::job_thread>()) {}
+  /// @throws usage_error (usage_bad_option) for settings that are none or that the system does not grant.
+  explicit thread_executor(thread_executor_options options)
+      : pace_(make_pace(options.bytes_per_second, std::move(options.clock))) {
+    detail::check_granted(options.thread);
+    thread_ = std::make_unique<detail::job_thread>(std::move(options.thread));
+  }
 
   template <class Writer>
   void submit(save_job<Writer> job) {
     const auto until = deadline::in(job.context.longest());
+    job.image.limit_writing(pace_);
     auto shared = std::make_shared<save_job<Writer>>(std::move(job));
     thread_->run([shared] { run_save_job(std::move(*shared)); }, until);
   }
   [[nodiscard]] bool drain(deadline until) { return thread_->drain(until); }
 
  private:
+  std::shared_ptr<pace> pace_;
   std::unique_ptr<detail::job_thread> thread_;
 };
 

@@ -47,14 +47,17 @@ struct known_writer {
 struct worker_hello {
   std::uint64_t build = 0;  ///< of the trainer's program; 0 where the worker is another program
   worker_settings settings;
+  std::uint64_t bytes_per_second = 0;  ///< limit of writing; 0: none
 };
 inline void encode(wire_writer& out, const worker_hello& hello) {
   out.put(hello.build), encode(out, hello.settings);
+  out.put(hello.bytes_per_second);
 }
 [[nodiscard]] inline worker_hello decode_hello(wire_reader& in) {
   worker_hello hello;
   hello.build = in.get<std::uint64_t>();
   hello.settings = decode_worker_settings(in);
+  hello.bytes_per_second = in.get<std::uint64_t>();
   in.finish();
   return hello;
 }
@@ -90,6 +93,7 @@ inline void serve(worker_session& session, std::span<const known_writer> known) 
                "the worker was started from another build than the trainer's: the program was replaced while "
                "it ran");
         apply(hello.settings);
+        session.limit_writing(hello.bytes_per_second);
         session.say(frame_kind::ready);
         continue;
       }

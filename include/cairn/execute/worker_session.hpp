@@ -5,6 +5,7 @@
 #include <cairn/execute/job_message.hpp>
 #include <cairn/execute/run_save_job.hpp>
 #include <cairn/execute/worker_link.hpp>
+#include <cairn/model/pace.hpp>
 #include <cairn/model/shared_segment.hpp>
 
 #include <condition_variable>
@@ -146,8 +147,11 @@ class worker_session {
         layout_, shared, bytes.subspan(image.offset, layout_->bytes),
         {reinterpret_cast<std::uint64_t*>(bytes.data() + digests), static_cast<std::size_t>(layout_->blocks)},
         digested, std::make_shared<remote_backing>(*this, image_memory));
+    request.image.limit_writing(pace_);
     return request;
   }
+  /// How fast writers may write from now on; 0: no limit.
+  void limit_writing(std::uint64_t bytes_per_second) { pace_ = make_pace(bytes_per_second); }
   /// The save that decode() gave last has ended.
   void ended() noexcept {
     const std::lock_guard lock(mutex_);
@@ -191,6 +195,7 @@ class worker_session {
   }
 
   worker_link link_;
+  std::shared_ptr<pace> pace_;
   std::map<std::uint64_t, std::shared_ptr<shared_segment>> segments_;
   std::shared_ptr<const image_layout> layout_;
   std::shared_ptr<const cairn::metadata> metadata_;

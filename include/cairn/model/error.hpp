@@ -20,7 +20,7 @@ struct error_fields {
   int rank = -1;             ///< the rank where it happened, or that is missing
   std::string item = {};     ///< name in the state dict or checkpoint
   std::string file = {};     ///< path or key
-  std::int64_t offset = -1;  ///< bytes from the beginning of the file
+  std::int64_t offset = -1;  ///< bytes from the beginning of the file; of the item where no file is named
   std::string expected = {};
   std::string got = {};
 };

@@ -27,6 +27,7 @@ enum class error_id : std::uint16_t {
   usage_wrong_order = 113,
   usage_unsupported_tensor = 114,
   usage_no_worker = 115,
+  usage_memory_changed = 116,
 
   plan_dtype_mismatch = 201,
   plan_shape_mismatch = 202,
@@ -111,6 +112,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "usage.unsupported_tensor";
     case error_id::usage_no_worker:
       return "usage.no_worker";
+    case error_id::usage_memory_changed:
+      return "usage.memory_changed";
     case error_id::plan_dtype_mismatch:
       return "plan.dtype_mismatch";
     case error_id::plan_shape_mismatch:

@@ -123,11 +123,32 @@ class save_progress {
   }
   [[nodiscard]] deadline::clock::time_point begun() const noexcept { return begun_; }
 
-  /// Training vouches that it kept the memory of an overlapped save unchanged so far and keeps it so until
-  /// all is copied.
-  void confirm() const {
+  /// For checkpointers that look whether the memory of an overlapped save changed: called when all is copied,
+  /// before the save is confirmed; what it answers fails the save. Set it before the job is submitted; it is
+  /// dropped at the end.
+  void before_confirmation(std::function<std::exception_ptr()> check) {
     const std::lock_guard lock(mutex_);
-    if (image_ != nullptr) image_->confirm();
+    check_ = std::move(check);
+  }
+  /// Training vouches that it kept the memory of an overlapped save unchanged so far and keeps it so until
+  /// all is copied. Waits only where that is looked at. @throws timeout_error (timeout_staging)
+  void confirm(deadline until) {
+    std::shared_ptr<image_control> image;
+    std::function<std::exception_ptr()> check;
+    {
+      const std::lock_guard lock(mutex_);
+      image = image_;
+      check = check_;
+    }
+    if (image == nullptr) return;
+    image->hurry();
+    if (check != nullptr) {
+      if (!image->wait_copied(until)) return;
+      if (auto why = check()) return give_up(std::move(why));
+      const std::lock_guard lock(mutex_);
+      check_ = nullptr;  // `check` keeps what it holds until the lock is free
+    }
+    image->confirm();
   }
   void wait_released(deadline until) const {
     std::shared_ptr<image_control> image;
@@ -138,6 +159,7 @@ class save_progress {
       image = image_;
       if (image == nullptr) return;
     }
+    if (!image->copied()) image->hurry();
     (void)image->wait_copied(until);
   }
   void wait_written(deadline until) const {
@@ -170,6 +192,7 @@ class save_progress {
 
   void end(outcome how, std::exception_ptr why) noexcept {
     std::function<void(save_report&, const std::exception_ptr&)> callback;
+    std::function<std::exception_ptr()> check;
     save_report report;
     {
       const std::lock_guard lock(mutex_);
@@ -179,9 +202,11 @@ class save_progress {
       note_copying();
       callback = std::move(on_end_);
       on_end_ = nullptr;
+      check.swap(check_);
       report = report_;
     }
     if (callback && how != outcome::skipped) callback(report, why);
+    check = nullptr;
     {
       const std::lock_guard lock(mutex_);
       report_.suggested_interval_seconds = report.suggested_interval_seconds;
@@ -232,6 +257,7 @@ class save_progress {
   span_kind copying_ = span_kind::copy;
   std::function<void(save_report&, const std::exception_ptr&)> on_end_;
   std::function<void()> on_written_;
+  std::function<std::exception_ptr()> check_;
   std::exception_ptr failure_;
   save_report report_;
   std::string manifest_;
@@ -248,8 +274,7 @@ class save_handle {
  public:
   /// Of no save: not valid() until assigned.
   save_handle() = default;
-  explicit save_handle(std::shared_ptr<const save_progress> progress) noexcept
-      : progress_(std::move(progress)) {}
+  explicit save_handle(std::shared_ptr<save_progress> progress) noexcept : progress_(std::move(progress)) {}
 
   [[nodiscard]] bool valid() const noexcept { return progress_ != nullptr; }
   /// Training may change its memory: copied, or written where nothing is staged, or given up. An overlapped
@@ -275,11 +300,11 @@ class save_handle {
     progress_->wait_released(deadline::in(patience));
   }
   void wait_written(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
-    progress_->confirm();
+    progress_->confirm(deadline::in(patience));
     progress_->wait_written(deadline::in(patience));
   }
   void wait(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
-    progress_->confirm();
+    progress_->confirm(deadline::in(patience));
     progress_->wait_committed(deadline::in(patience));
   }
 
@@ -287,7 +312,7 @@ class save_handle {
   [[nodiscard]] save_report report() const { return progress_->report(); }
 
  private:
-  std::shared_ptr<const save_progress> progress_;
+  std::shared_ptr<save_progress> progress_;
 };
 
 }  // namespace v1

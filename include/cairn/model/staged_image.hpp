@@ -3,12 +3,14 @@
 #include <cairn/model/error.hpp>
 #include <cairn/model/event_word.hpp>
 #include <cairn/model/image_layout.hpp>
+#include <cairn/model/pace.hpp>
 #include <cairn/model/save_journal.hpp>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -74,6 +76,15 @@ class image_control {
     release();
   }
   [[nodiscard]] image_costs& costs() noexcept { return costs_; }
+  /// For those who wait for the memory of training: no limit of bandwidth holds up the copying of this image
+  /// any more.
+  void hurry() noexcept {
+    if (hurried_.exchange(true, std::memory_order_acq_rel)) return;
+    event_.notify();
+  }
+  [[nodiscard]] bool hurried() const noexcept { return hurried_.load(std::memory_order_acquire); }
+  /// Is notified of all that happens here.
+  [[nodiscard]] event_word& event() noexcept { return event_; }
   /// Waits for watermark() >= end. False if the image failed. @throws timeout_error (timeout_staging).
   [[nodiscard]] bool wait_for(std::uint64_t end, deadline until) {
     return wait([&] { return watermark() >= end; }, until, "the image was not filled in time");
@@ -111,6 +122,7 @@ class image_control {
   std::atomic<bool> needs_confirmation_{false};
   std::atomic<bool> confirmed_{false};
   std::atomic<bool> failed_{false};
+  std::atomic<bool> hurried_{false};
   image_costs costs_;
 };
 
@@ -223,16 +235,36 @@ class staged_image {
   }
   /// Why the image failed, or null.
   [[nodiscard]] std::exception_ptr failure() const noexcept {
+    if (reading_ != nullptr && control_->failed() && reading_->failure != nullptr) return reading_->failure;
     return backing_ != nullptr ? backing_->failure() : nullptr;
   }
   /// Where another process finds the image; nothing where it cannot.
   [[nodiscard]] std::optional<shared_image> shared() const {
     return backing_ != nullptr ? backing_->shared() : std::nullopt;
   }
+  /// For executors, before they give the image to its writer: how fast it may write; null: no limit.
+  void limit_writing(std::shared_ptr<pace> limit) noexcept { write_limit_ = std::move(limit); }
+  /// For writers: those that keep to a limit take from it before they write; null where there is none.
+  [[nodiscard]] pace* write_limit() const noexcept { return write_limit_.get(); }
+  /// For images that stay in training memory, before they are given to a writer: called when that has read
+  /// all, with the digests complete; what it answers fails the image.
+  void when_read(std::function<std::exception_ptr(const staged_image&)> check) {
+    reading_ = std::make_shared<reading>();
+    reading_->check = std::move(check);
+  }
   /// For writers: all bytes were read and none will be again. Where they stayed in training memory, this
   /// gives it back.
   void read_completely() const noexcept {
-    if (!resident()) control_->release();
+    if (resident()) return;
+    if (reading_ != nullptr && !reading_->over.exchange(true)) {
+      try {
+        reading_->failure = reading_->check(*this);
+      } catch (...) {
+        reading_->failure = std::current_exception();
+      }
+      if (reading_->failure != nullptr) return control_->fail();
+    }
+    control_->release();
   }
 
  private:
@@ -245,6 +277,13 @@ class staged_image {
   std::shared_ptr<image_backing> backing_;
   std::shared_ptr<files_under_way> files_;
   std::shared_ptr<save_journal> journal_;
+  std::shared_ptr<pace> write_limit_;
+  struct reading {
+    std::function<std::exception_ptr(const staged_image&)> check;
+    std::atomic<bool> over{false};
+    std::exception_ptr failure;  // written before the control fails
+  };
+  std::shared_ptr<reading> reading_;
   std::span<const std::byte> memory_;
   std::span<std::uint64_t> digests_;
   bool digested_ = false;

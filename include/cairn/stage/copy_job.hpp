@@ -4,6 +4,7 @@
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/event_word.hpp>
+#include <cairn/model/pace.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/stage/block_copy.hpp>
 #include <cairn/stage/image_pieces.hpp>
@@ -63,9 +64,11 @@ struct copy_unit {
 /// how the fill ends. No locks: a unit costs a few atomic operations.
 class copy_job {
  public:
-  copy_job(std::shared_ptr<image_fill> fill, int most_helpers)
+  /// `limit`: of what is copied while training goes on; null: none.
+  copy_job(std::shared_ptr<image_fill> fill, int most_helpers, std::shared_ptr<pace> limit = nullptr)
       : helpers_left(most_helpers),
         fill_(std::move(fill)),
+        limit_(fill_->options().overlapped ? std::move(limit) : nullptr),
         units_(cut_into_units(fill_->layout(), fill_->options().overlapped)),
         copied_(new std::atomic<bool>[units_.size()]()),
         left_(units_.size()) {
@@ -84,7 +87,10 @@ class copy_job {
     }
     if (early_only) return;
     for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_.size();)
-      if (!units_[i].early) run(i, hash, cpu);
+      if (!units_[i].early) {
+        if (limit_ != nullptr) keep_pace(units_[i]);
+        run(i, hash, cpu);
+      }
     account(cpu);
   }
   /// True if there may be something to claim.
@@ -118,11 +124,15 @@ class copy_job {
   /// by the caller.
   void give_up(std::exception_ptr why) noexcept {
     fail(std::move(why));
+    hurry();
     for (std::size_t i = 0; (i = next_early_.fetch_add(1, std::memory_order_relaxed)) < early_.size();)
       finish(false);
     for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_.size();)
       if (!units_[i].early) finish(false);
   }
+
+  /// The limit holds for this job no more.
+  void hurry() noexcept { fill_->control().hurry(); }
 
   int helpers_left;  ///< threads that may still join; guarded by the lock of the threads
 
@@ -132,6 +142,11 @@ class copy_job {
     const auto now = thread_cpu_now();
     fill_->control().costs().copy_cpu.fetch_add(now - *cpu, std::memory_order_relaxed);
     *cpu = now;
+  }
+  void keep_pace(const copy_unit& unit) noexcept {
+    auto& control = fill_->control();
+    static_cast<void>(limit_->take(unit.end - unit.begin, control.event(), deadline::never(),
+                                   [&] { return control.hurried(); }));
   }
   void run(std::size_t index, hash_state& hash, std::int64_t* cpu) noexcept {
     if (failed_.load(std::memory_order_acquire)) return finish(false);
@@ -206,6 +221,7 @@ class copy_job {
   }
 
   std::shared_ptr<image_fill> fill_;
+  std::shared_ptr<pace> limit_;
   std::vector<copy_unit> units_;
   std::vector<std::size_t> early_;
   std::unique_ptr<std::atomic<bool>[]> copied_;

@@ -2,12 +2,15 @@
 #pragma once
 #include <cairn/concepts/copy_engine.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/pace.hpp>
 #include <cairn/model/process_limits.hpp>
+#include <cairn/model/thread_settings.hpp>
 #include <cairn/stage/copy_job.hpp>
 
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <csignal>
 #include <deque>
@@ -25,7 +28,12 @@ namespace detail {
 /// The threads of a host_copy and the images that they fill, in the order of arrival.
 class copy_threads {
  public:
-  explicit copy_threads(int threads) : state_(std::make_unique<shared>()), threads_(threads) {}
+  /// `limit`: of what is copied while training goes on; null: none.
+  explicit copy_threads(int threads, std::shared_ptr<pace> limit = nullptr, thread_settings settings = {})
+      : state_(std::make_unique<shared>()),
+        threads_(threads),
+        limit_(std::move(limit)),
+        settings_(std::move(settings)) {}
   /// Waits for what is in progress. In a child after fork(), where there are no threads, nothing is touched.
   ~copy_threads() {
     if (process_ != ::getpid()) {
@@ -35,6 +43,7 @@ class copy_threads {
     {
       const std::lock_guard lock(state_->mutex);
       state_->stopping = true;
+      for (const auto& running : state_->running) running->hurry();
     }
     state_->changed.notify_all();
     for (auto& worker : state_->workers) worker.join();
@@ -46,7 +55,7 @@ class copy_threads {
     const bool overlapped = fill->options().overlapped;
     // Without overlap the caller is one of the threads.
     const int helpers = overlapped ? threads_ : threads_ - 1;
-    auto job = std::make_shared<copy_job>(std::move(fill), helpers);
+    auto job = std::make_shared<copy_job>(std::move(fill), helpers, limit_);
     if (helpers > 0) {
       try {
         start(job, helpers, overlapped);
@@ -66,6 +75,7 @@ class copy_threads {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<std::shared_ptr<copy_job>> jobs;
+    std::vector<copy_job*> running;  // by a worker; once for each
     std::vector<std::thread> workers;
     hash_state hash;  // of the thread that calls copy
     bool stopping = false;
@@ -93,9 +103,14 @@ class copy_threads {
           changed.wait(lock);
           continue;
         }
+        running.push_back(job.get());  // room was reserved
+        if (stopping) job->hurry();
         lock.unlock();
         auto cpu = thread_cpu_now();
         job->work(own, false, &cpu);
+        lock.lock();
+        running.erase(std::find(running.begin(), running.end(), job.get()));
+        lock.unlock();
         job.reset();
         lock.lock();
       }
@@ -126,7 +141,11 @@ class copy_threads {
       try {
         while (state_->workers.size() < static_cast<std::size_t>(helpers)) {
           auto hash = std::make_unique<hash_state>();
-          state_->workers.emplace_back([state = state_.get(), own = std::move(hash)] { state->run(*own); });
+          state_->running.reserve(state_->workers.size() + 1);
+          state_->workers.emplace_back([this, state = state_.get(), own = std::move(hash)] {
+            apply_granted(settings_);
+            state->run(*own);
+          });
           ::pthread_setname_np(state_->workers.back().native_handle(), "cairn copy");
         }
       } catch (const std::system_error&) {
@@ -140,6 +159,8 @@ class copy_threads {
 
   std::unique_ptr<shared> state_;
   int threads_;
+  std::shared_ptr<pace> limit_;
+  thread_settings settings_;
   ::pid_t process_ = ::getpid();
 };
 

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -97,6 +98,7 @@ class write_source {
   /// until at least 8 MiB or all up to `end` are there. @throws what failed in the stager, timeout_error.
   [[nodiscard]] std::span<const std::span<const std::byte>> next(std::uint64_t begin, std::uint64_t end) {
     count_ = 0;
+    if (auto* const limit = image_.write_limit()) end = limited(*limit, begin, end);
     if (ring_) {
       // Slots hold consecutive ranges of the image, also across the ends of segments.
       std::uint64_t stop = std::min(end, begin + 2 * write_ring::slot_bytes);
@@ -138,6 +140,17 @@ class write_source {
   static constexpr std::uint64_t most = std::uint64_t{64} << 20;
   static constexpr std::uint64_t unit = std::uint64_t{1} << 20;
 
+  /// The end of what may be written next, when it may be written.
+  [[nodiscard]] std::uint64_t limited(pace& limit, std::uint64_t begin, std::uint64_t end) {
+    end = std::min(end, begin + limit.slice());
+    auto& control = *image_.control();
+    // Where nothing is staged, a writer that is held up holds up training, if that waits for its memory.
+    const auto lifted = [&] { return control.failed() || (!image_.resident() && control.hurried()); };
+    if (!limit.take(end - begin, control.event(), until_, lifted))
+      fail(error_id::timeout_write, "the image could not be written in time with this limit of bandwidth",
+           {.expected = "more than " + std::to_string(limit.bytes_per_second()) + " bytes per second"});
+    return end;
+  }
   void add(std::span<const std::byte> s) noexcept {
     if (!s.empty()) spans_[count_++] = s;
   }

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/digest.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/plan/plan_cache.hpp>
+#include <cairn/stage/image_pieces.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The digests of a save's items as they were when it began, to compare with what was copied. Immutable.
+class copy_check {
+ public:
+  /// Reads the memory of all items. @throws usage_error for memory that the host cannot read.
+  copy_check(std::shared_ptr<const cached_plan> planned, std::shared_ptr<const image_layout> layout,
+             std::span<const item_source> sources, int rank)
+      : planned_(std::move(planned)), layout_(std::move(layout)), rank_(rank) {
+    check_sources(*layout_, sources);
+    for (const auto& source : sources) check_host_readable(source);
+    digests_.resize(static_cast<std::size_t>(layout_->blocks));
+    std::vector<std::byte> packed;
+    each_block([&](const item_placement& place, std::uint64_t at, std::uint64_t bytes, std::size_t block) {
+      const auto& source = sources[place.item];
+      if (source.cast == nullptr && source.view.contiguous()) {
+        digests_[block] = digest(std::span<const std::byte>(source.view.data + at, bytes));
+      } else {
+        packed.resize(static_cast<std::size_t>(digest_block_bytes));
+        copy_item(source, place.bytes, at, at + bytes, packed.data(), plain_copy);
+        digests_[block] = digest(std::span<const std::byte>(packed).first(static_cast<std::size_t>(bytes)));
+      }
+      return true;
+    });
+  }
+
+  /// What changed before it was copied, as an error, or null. @pre all is copied; digests that the stager
+  /// does not compute are complete where the image stays in training memory.
+  [[nodiscard]] std::exception_ptr compare(const staged_image& image) const {
+    const bool digested = image.digested() || !image.resident();
+    std::exception_ptr failure;
+    each_block([&](const item_placement& place, std::uint64_t at, std::uint64_t bytes, std::size_t block) {
+      const auto got = digested ? image.digests()[block]
+                                : digest(image.bytes().subspan(static_cast<std::size_t>(place.begin + at),
+                                                               static_cast<std::size_t>(bytes)));
+      if (got == digests_[block]) return true;
+      const auto& item = planned_->plan.items.at(place.item);
+      failure = make_failure(
+          error_id::usage_memory_changed,
+          "the memory of an item changed after save() began and before it was copied: nothing of this save "
+          "was published; change it when save() or, with overlapped{}, before_update() has returned, and "
+          "flag "
+          "with copy_now what forward or backward changes",
+          {.rank = rank_,
+           .item = item.name,
+           .offset = static_cast<std::int64_t>(at),
+           .got = item.kind != item_kind::tensor || item.box == whole(item.global) ? std::string()
+                                                                                   : to_string(item.box)});
+      return false;
+    });
+    return failure;
+  }
+
+ private:
+  /// Calls `visit(place, first byte in the item, bytes, index of the digest)` until it answers false.
+  template <class Visit>
+  void each_block(Visit&& visit) const {
+    for (const auto& place : layout_->items)
+      for (std::uint64_t at = 0; at < place.bytes; at += digest_block_bytes)
+        if (!visit(place, at, std::min(digest_block_bytes, place.bytes - at),
+                   static_cast<std::size_t>(place.first_block + at / digest_block_bytes)))
+          return;
+  }
+
+  std::shared_ptr<const cached_plan> planned_;
+  std::shared_ptr<const image_layout> layout_;
+  std::vector<std::uint64_t> digests_;
+  int rank_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

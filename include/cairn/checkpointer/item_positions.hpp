@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/error.hpp>
+#include <cairn/model/image_layout.hpp>
+#include <cairn/model/plan.hpp>
+#include <cairn/model/state_dict.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The names of a state, in order, and where the last byte of each lies in this rank's image. One thread at a
+/// time.
+class item_positions {
+ public:
+  /// Consecutive names.
+  struct range {
+    std::size_t first = 0;
+    std::size_t last = 0;
+  };
+
+  /// O(1) where structure and layout are those of before, O(n log n) for another structure.
+  void learn(const state_dict& state, const save_plan& plan,
+             const std::shared_ptr<const image_layout>& layout) {
+    if (structure_ != state.structure()) {
+      structure_.reset();
+      const auto entries = state.entries();
+      names_.resize(entries.size());
+      for (std::size_t i = 0; i < entries.size(); ++i)
+        names_[i] = {entries[i].name, static_cast<std::uint32_t>(i)};
+      std::sort(names_.begin(), names_.end());
+      place_.resize(entries.size());
+      for (std::size_t i = 0; i < names_.size(); ++i) place_[names_[i].second] = i;
+      layout_ = nullptr;
+      structure_ = state.structure();
+    }
+    if (layout_ == layout) return;
+    ends_.assign(names_.size(), 0);
+    for (const auto& at : layout->items) {
+      if (at.early || at.bytes == 0) continue;
+      auto& end = ends_[place_.at(plan.items.at(at.item).entry)];
+      end = std::max(end, at.begin + at.bytes);
+    }
+    late_ = static_cast<std::size_t>(
+        std::count_if(ends_.begin(), ends_.end(), [](std::uint64_t end) { return end != 0; }));
+    layout_ = layout;
+  }
+  [[nodiscard]] bool known() const noexcept { return layout_ != nullptr; }
+  [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
+  /// Names with items that are not copied before save() returns.
+  [[nodiscard]] std::size_t late() const noexcept { return late_; }
+  [[nodiscard]] const std::string& name(std::size_t i) const { return names_[i].first; }
+
+  /// The name itself, or, with a final `*`, all that begin with what stands before it.
+  /// @throws usage_error (usage_unknown_name) if there is none.
+  [[nodiscard]] range find(std::string_view name) const {
+    const auto before = [](const named& a, std::string_view b) { return a.first < b; };
+    auto first = std::lower_bound(names_.begin(), names_.end(), name, before);
+    auto last = first;
+    if (first != names_.end() && first->first == name) {
+      ++last;
+    } else if (name.ends_with('*')) {
+      const auto prefix = name.substr(0, name.size() - 1);
+      first = std::lower_bound(names_.begin(), names_.end(), prefix, before);
+      last = std::partition_point(first, names_.end(),
+                                  [&](const named& a) { return a.first.starts_with(prefix); });
+    }
+    if (first == last)
+      fail(error_id::usage_unknown_name, "before_update was given a name that the state does not have",
+           {.item = std::string(name.substr(0, 200))});
+    return {static_cast<std::size_t>(first - names_.begin()),
+            static_cast<std::size_t>(last - names_.begin())};
+  }
+  /// Where the bytes of a name end that are copied late; 0: there are none on this rank.
+  [[nodiscard]] std::uint64_t end_of(std::size_t i) const { return ends_[i]; }
+  [[nodiscard]] std::uint64_t end_of(range r) const {
+    std::uint64_t end = 0;
+    for (auto i = r.first; i < r.last; ++i) end = std::max(end, ends_[i]);
+    return end;
+  }
+
+ private:
+  using named = std::pair<std::string, std::uint32_t>;  // and its index among the entries
+  std::optional<std::uint64_t> structure_;
+  std::vector<named> names_;        // in order
+  std::vector<std::size_t> place_;  // of each entry, in names_
+  std::shared_ptr<const image_layout> layout_;
+  std::vector<std::uint64_t> ends_;  // of each name
+  std::size_t late_ = 0;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
