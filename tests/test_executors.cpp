@@ -12,6 +12,11 @@
 
 #include <doctest/doctest.h>
 
+#include <sched.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -69,6 +74,19 @@ struct observer_that_may_throw : observer_archetype {
 };
 static_assert(!cairn::Observer<observer_that_may_throw>);
 
+/// Notes the nice and the cores of the thread that writes.
+struct noting_writer : cairn_test::scripted_writer {
+  using scripted_writer::scripted_writer;
+  static inline std::atomic<int> nice{-100}, cores{0};
+  cairn::record write(const cairn::save_context&, const cairn::staged_image&, cairn::deadline) {
+    nice = ::getpriority(PRIO_PROCESS, 0);
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    ::sched_getaffinity(0, sizeof set, &set);
+    cores = CPU_COUNT(&set);
+    return {};
+  }
+};
 /// A latch that a store's action waits on.
 struct gate {
   std::mutex mutex;
@@ -93,6 +111,31 @@ using store = cairn_test::faulty_store<cairn::memory_store>;
 }  // namespace
 
 TEST_CASE_TEMPLATE_INVOKE(cairn_test::executor_conformance, inline_env, thread_env, archetype_env);
+
+TEST_CASE("the writing thread runs with the settings that it was given, or there is no executor") {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  REQUIRE(::sched_getaffinity(0, sizeof mine, &mine) == 0);
+  int core = 0;
+  while (!CPU_ISSET(static_cast<std::size_t>(core), &mine)) ++core;
+  cairn::thread_executor executor{{.thread = {.nice = 3, .io = cairn::io_class::idle, .cores = {core}}}};
+  auto progress = std::make_shared<cairn::save_progress>(1);
+  auto control = std::make_shared<cairn::image_control>();
+  control->release();
+  executor.submit(cairn::save_job<noting_writer>{
+      std::make_shared<noting_writer>(std::make_shared<cairn_test::scripted_writer::script>()),
+      {},
+      cairn_test::empty_image(control),
+      std::make_shared<const cairn::metadata>(),
+      progress});
+  CHECK(progress->wait_finished(cairn::deadline::in(std::chrono::minutes(1))));
+  CHECK(noting_writer::nice == std::min(19, ::getpriority(PRIO_PROCESS, 0) + 3));
+  CHECK(noting_writer::cores == 1);
+  CHECK_THROWS_AS(cairn::thread_executor({.thread = {.nice = 77}}), cairn::usage_error);
+  CHECK_THROWS_AS(cairn::thread_executor({.thread = {.cores = {-1}}}), cairn::usage_error);
+  if (!CPU_ISSET(CPU_SETSIZE - 1, &mine))
+    CHECK_THROWS_AS(cairn::thread_executor({.thread = {.cores = {CPU_SETSIZE - 1}}}), cairn::usage_error);
+}
 
 TEST_CASE("a checkpointer made of archetypes asks nothing beyond the concepts") {
   std::vector<float> weights(1000);

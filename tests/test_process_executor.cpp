@@ -20,11 +20,14 @@
 #include <paths.hpp>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -113,6 +116,41 @@ struct trained {
     other.update(step);
     return weights == other.weights && moments == other.moments && blob == other.blob && seen == step;
   }
+};
+
+/// A training whose next state depends on every bit of the one before.
+struct layers {
+  std::array<std::vector<float>, 5> weights;
+  std::vector<std::uint8_t> generator = std::vector<std::uint8_t>(40, 1);
+  std::string blob = "at ";
+  cairn::state_dict state;
+  layers() {
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      weights[i].resize(70'001);
+      std::iota(weights[i].begin(), weights[i].end(), static_cast<float>(i));
+      state.tensor("layer" + std::to_string(i), weights[i], {70'001});
+    }
+    state.bytes("blob", blob);
+    state.bytes("generator", generator, cairn::per_rank);
+  }
+  void update(std::size_t i) {
+    auto* const w = weights[i].data();
+    const auto noise = static_cast<float>(generator[i]);
+    for (std::size_t k = 0; k < weights[i].size(); ++k) w[k] = w[k] * 0.875f + noise;
+  }
+  void end_update() {
+    for (auto& g : generator) g = static_cast<std::uint8_t>(g * 5 + 3);
+    blob += static_cast<char>('a' + generator[0] % 26);
+  }
+};
+
+/// Time that does not pass: what waits for it goes on only when its limit is lifted.
+struct stopped_clock : cairn::pace_clock {
+  time_point now() noexcept override { return begin; }
+  void wait(cairn::event_word& word, std::uint32_t seen, time_point) noexcept override {
+    word.wait(seen, cairn::deadline::never());
+  }
+  time_point begin = cairn::deadline::clock::now();
 };
 
 template <class... Policies>
@@ -301,6 +339,129 @@ TEST_CASE(
     reader.load(state, step);
     CHECK(std::count(all.begin(), all.end(), static_cast<float>(step * 10)) == 100'000);
     CHECK(std::count(all.begin(), all.end(), static_cast<float>(step * 10 + 1)) == 100'000);
+  }
+}
+
+TEST_CASE("items are waited for, changes are found and limits hold in a worker process, too") {
+  const scratch_directory scratch;
+  const auto clock = std::make_shared<stopped_clock>();
+  trained run;
+  std::vector<double> table(400'000, 0.5);  // 3.2 MB
+  run.state.tensor("table", table, {400'000});
+  // Copying stops after its first MiB, until somebody waits for it.
+  cairn::shared_stager stager{{}, cairn::host_copy{{.threads = 2, .bytes_per_second = 1, .clock = clock}}};
+  const auto make_checkpointer = [&](cairn::process_executor executor, std::chrono::nanoseconds patience) {
+    return cairn::checkpointer{cairn::file_store{scratch.path()},
+                               std::move(stager),
+                               std::move(executor),
+                               cairn::overlapped{},
+                               cairn::checked{},
+                               cairn::checkpointer_options{.patience = patience, .quiet = true}};
+  };
+  SUBCASE("a save is confirmed by its items, one after another") {
+    auto ckpt = make_checkpointer(cairn::process_executor{}, std::chrono::minutes(2));
+    ckpt.prepare(run.state);
+    run.update(1);
+    auto first = ckpt.save(run.state, 1);
+    CHECK_FALSE(first.released());
+    for (const char* name : {"table", "moments", "weights"}) ckpt.before_update(name);
+    run.update(2);
+    CHECK(first.released());
+    auto second = ckpt.save(run.state, 2);
+    CHECK(first.committed());
+    table[200'000] = 7;  // which is not copied yet
+    ckpt.before_update();
+    REQUIRE(second.failed());
+    CHECK(id_of(second.failure()) == cairn::error_id::usage_memory_changed);
+    CHECK(text_of(second.failure()).find("item table, offset 1048576") != std::string::npos);
+    run.update(3);
+    auto third = ckpt.save(run.state, 3);
+    std::fill(run.weights.begin(), run.weights.end(), 0.5f);  // before it is copied
+    third.wait_released();
+    CHECK_THROWS_AS(third.wait(), cairn::usage_error);
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+    ckpt.load(run.state, 1);
+    CHECK(run.is_of(1));
+    CHECK(workers().size() == 1);
+  }
+  SUBCASE("a limit of writing crosses to the worker") {
+    auto ckpt =
+        make_checkpointer(cairn::process_executor{{.bytes_per_second = 1}}, std::chrono::milliseconds(1500));
+    auto handle = ckpt.save(run.state, 1);
+    CHECK_THROWS_AS(handle.wait(), cairn::timeout_error);
+    CHECK(text_of(handle.failure()).find("with this limit of bandwidth") != std::string::npos);
+  }
+}
+
+namespace {
+/// Trains to `last` from what is in memory, with a save at every second update.
+template <class Checkpointer>
+void train_on(Checkpointer ckpt, layers& run, std::int64_t last) {
+  for (auto step = ckpt.resume(run.state).value_or(0); step < last;) {
+    for (std::size_t i = 0; i < run.weights.size(); ++i) {
+      ckpt.before_update("layer" + std::to_string(i));
+      run.update(i);
+    }
+    ckpt.before_update();
+    run.end_update();
+    ++step;
+    if (step % 2 == 0) ckpt.save(run.state, step);
+  }
+  ckpt.close();
+}
+/// The bytes of the data files of all checkpoints in a store, by step.
+std::map<std::string, std::string> data_files(const std::string& store) {
+  std::map<std::string, std::string> found;
+  for (const auto& file : std::filesystem::recursive_directory_iterator(store)) {
+    if (file.path().extension() != ".safetensors") continue;
+    std::ifstream in(file.path(), std::ios::binary);
+    found[file.path().parent_path().filename()] += {std::istreambuf_iterator<char>(in), {}};
+  }
+  return found;
+}
+}  // namespace
+
+TEST_CASE("every way of saving gives the same bytes, and a training that goes on with the same bits") {
+  const scratch_directory scratch;
+  const auto options = [] { return cairn::checkpointer_options{.quiet = true}; };
+  const std::vector<std::function<cairn::any_checkpointer(std::string)>> ways{
+      [&](std::string d) {
+        return cairn::checkpointer{cairn::file_store{d}, cairn::no_staging{}, cairn::inline_executor{},
+                                   options()};
+      },
+      [&](std::string d) {
+        return cairn::checkpointer{cairn::file_store{d}, options()};
+      },
+      [&](std::string d) { return make(d, cairn::process_executor{}); },
+      [&](std::string d) {
+        return cairn::checkpointer{cairn::file_store{d}, cairn::overlapped{}, options()};
+      },
+      [&](std::string d) { return make(d, cairn::process_executor{}, cairn::overlapped{}); },
+      [&](std::string d) {
+        return cairn::checkpointer{cairn::file_store{d}, cairn::no_staging{}, cairn::overlapped{}, options()};
+      }};
+  layers uninterrupted;
+  for (std::int64_t step = 1; step <= 6; ++step) {
+    for (std::size_t i = 0; i < uninterrupted.weights.size(); ++i) uninterrupted.update(i);
+    uninterrupted.end_update();
+  }
+  std::map<std::string, std::string> first;
+  for (std::size_t way = 0; way < ways.size(); ++way) {
+    CAPTURE(way);
+    const auto store = scratch.path() + "/" + std::to_string(way);
+    {
+      layers run;
+      train_on(ways[way](store), run, 5);
+    }
+    layers run;  // begins anew, and goes on from step 4
+    train_on(ways[way](store), run, 6);
+    CHECK(run.weights == uninterrupted.weights);
+    CHECK(run.generator == uninterrupted.generator);
+    CHECK(run.blob == uninterrupted.blob);
+    const auto files = data_files(store);
+    CHECK(files.size() == 3);
+    if (way == 0) first = files;
+    CHECK((files == first));
   }
 }
 

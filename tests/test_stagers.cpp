@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 #include <support/stager_conformance.hpp>
 
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -332,6 +333,88 @@ TEST_CASE("units cut an image without gaps, between items and between blocks") {
   }
   // Small items are put together: not a unit for each.
   CHECK(detail::cut_into_units(*many_small(7).layout, false).size() <= 4);
+}
+
+/// Time that passes only by waiting for it.
+struct own_time : pace_clock {
+  time_point now() noexcept override { return at; }
+  void wait(event_word&, std::uint32_t, time_point until) noexcept override { at = std::max(at, until); }
+  [[nodiscard]] double seconds() const { return std::chrono::duration<double>(at - begin).count(); }
+  time_point begin = deadline::clock::now();
+  time_point at = begin;
+};
+
+TEST_CASE("a pace is kept on average, lets a little pass at once, and is lifted at once") {
+  const auto clock = std::make_shared<own_time>();
+  pace limit(1'000'000, clock);
+  event_word word;
+  const auto never = [] { return false; };
+  const auto take = [&](std::uint64_t bytes) { return limit.take(bytes, word, deadline::never(), never); };
+  for (int i = 0; i < 5; ++i) CHECK(take(500'000));
+  CHECK(clock->seconds() == doctest::Approx(2.0));
+  clock->at += std::chrono::hours(1);  // what was not used is lost, but for 20 ms
+  const auto idle = clock->seconds();
+  CHECK(take(20'000));
+  CHECK(take(1'000'000));
+  CHECK(clock->seconds() == doctest::Approx(idle));
+  CHECK(take(1));
+  CHECK(clock->seconds() == doctest::Approx(idle + 1.0));
+  // What was lifted, or given up, is not counted.
+  CHECK(limit.take(50'000'000, word, deadline::never(), [] { return true; }));
+  int asked = 0;
+  CHECK(limit.take(50'000'000, word, deadline::never(), [&] { return ++asked == 2; }));
+  CHECK(take(1));
+  CHECK(clock->seconds() == doctest::Approx(idle + 1.0));
+  pace stopped(1, std::make_shared<pace_clock>());
+  CHECK(stopped.take(1'000, word, deadline::never(), never));
+  CHECK_FALSE(stopped.take(1'000, word, deadline::in(std::chrono::milliseconds(1)), never));
+  CHECK(make_pace(0) == nullptr);
+  CHECK(pace(1).slice() == 1 << 20);
+  CHECK(pace(std::uint64_t{1} << 40).slice() == 8 << 20);
+}
+
+// What the cast below saw of the thread that it ran in.
+std::atomic<int> seen_nice{-100};
+std::atomic<int> seen_cores{0};
+void noting_cast(const std::byte* from, std::byte* to, std::size_t elements) noexcept {
+  seen_nice = ::getpriority(PRIO_PROCESS, 0);
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  ::sched_getaffinity(0, sizeof set, &set);
+  seen_cores = CPU_COUNT(&set);
+  std::memcpy(to, from, elements);
+}
+
+TEST_CASE("copy threads run with the settings that they were given; what cannot be had is a usage error") {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  REQUIRE(::sched_getaffinity(0, sizeof mine, &mine) == 0);
+  int core = 0, missing = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(static_cast<std::size_t>(core), &mine)) ++core;
+  auto c = one_tensor(300'000);
+  c.sources[0].cast = noting_cast;
+  {
+    heap_stager stager({}, host_copy({.threads = 1, .thread = {.nice = 3, .cores = {core}}}));
+    const auto image = stager.stage(c.layout, c.sources, {.overlapped = true}, soon());
+    CHECK(image.control()->wait_copied(soon()));
+    CHECK(seen_nice == std::min(19, ::getpriority(PRIO_PROCESS, 0) + 3));
+    CHECK(seen_cores == 1);
+  }
+  const auto refused = [](const thread_settings& settings) {
+    try {
+      const host_copy engine({.thread = settings});
+      return false;
+    } catch (const usage_error& e) {
+      return e.id() == error_id::usage_bad_option;
+    }
+  };
+  CHECK(refused({.nice = 20}));
+  CHECK(refused({.nice = -21}));
+  CHECK(refused({.io_level = 8}));
+  CHECK(refused({.cores = {-1}}));
+  CHECK(refused({.cores = {CPU_SETSIZE}}));
+  if (!CPU_ISSET(static_cast<std::size_t>(missing), &mine)) CHECK(refused({.cores = {missing}}));
+  CHECK_FALSE(refused({.io = io_class::idle}));
 }
 
 /// Memory that knows how many bytes its blocks, and those of its copies, hold, and held at most.
