@@ -5,9 +5,13 @@
 #include <cairn/cairn.hpp>
 
 #include "support/faulty_file_system.hpp"
+#include "support/faulty_store.hpp"
 #include "support/scratch_directory.hpp"
 
 #include <doctest/doctest.h>
+#include <poll.h>
+#include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -24,6 +28,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <initializer_list>
 #include <map>
 #include <optional>
@@ -695,4 +700,72 @@ assert begin["args"]["bytes"] >= 400000' )" +
                        path;
   CHECK(std::system(command.c_str()) == 0);
   CHECK_THROWS_AS(cairn::trace_file("/no/such/directory/trace.json"), cairn::storage_error);
+}
+
+TEST_CASE("a bar grows on a terminal while a save is written, and what happened stays as lines") {
+  const scratch_directory scratch;
+  std::vector<float> weights(8'000'000, 1.0f);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {8'000'000});
+  // Saves step 7, whose second write is held until `seen` is called, and fails to save it again.
+  const auto save_on = [&](const std::string& name, int file, const std::function<void()>& seen) {
+    std::promise<void> gate;
+    auto faults = std::make_shared<store_faults>();
+    faults->add(
+        {.kind = store_call::write, .at = 1, .action = [&](std::string_view) { gate.get_future().wait(); }});
+    cairn::checkpointer ckpt{faulty_store{cairn::file_store{scratch.path() + "/" + name}, faults},
+                             cairn::no_staging{}, cairn::overlapped{},
+                             cairn::progress_bar{{.file = file, .every = std::chrono::milliseconds(1)}},
+                             cairn::checkpointer_options{.quiet = true}};
+    auto save = ckpt.save(state, 7);
+    seen();
+    gate.set_value();
+    save.wait();
+    CHECK(save.bytes_written() == save.report().bytes);
+    CHECK_THROWS_AS(ckpt.save(state, 7).wait(), cairn::storage_error);
+  };
+  std::string text;
+  const auto read_until = [&](int from, const std::function<bool()>& there) {
+    char part[4096];
+    while (!there()) {
+      pollfd ready{from, POLLIN, 0};
+      REQUIRE(::poll(&ready, 1, 60'000) == 1);
+      const auto n = ::read(from, part, sizeof part);
+      REQUIRE(n > 0);
+      text.append(part, static_cast<std::size_t>(n));
+    }
+  };
+  const auto has = [&](std::string_view what) { return text.find(what) != std::string::npos; };
+
+  int screen = -1;
+  int terminal = -1;
+  const winsize size{24, 70, 0, 0};
+  REQUIRE(::openpty(&screen, &terminal, nullptr, nullptr, &size) == 0);
+  save_on("terminal", terminal, [&] {
+    read_until(screen, [&] { return has("[#"); });
+    read_until(screen, [&] { return text.ends_with("\x1b[K"); });
+  });
+  const auto bar = text.substr(text.rfind('\r') + 1);
+  CHECK(bar.starts_with("step 7  [#"));
+  CHECK(bar.find(" MB of 32.00 MB") != std::string::npos);
+  CHECK(bar.find(" 100 %") == std::string::npos);
+  CHECK(bar.size() <= 69 + std::string_view("\x1b[K").size());
+  read_until(screen, [&] { return has("failed: "); });
+  CHECK(has("\r\x1b[Kstep 7  committed: 32.00 MB in "));
+  CHECK(has("\r\x1b[Kstep 7  failed: [cairn.storage.already_committed]"));
+  ::close(screen);
+  ::close(terminal);
+
+  text.clear();
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  save_on("pipe", ends[1], [] {});
+  read_until(ends[0], [&] { return has("failed: "); });
+  CHECK(text.starts_with("step 7  committed: 32.00 MB in "));
+  CHECK(text.find('\r') == std::string::npos);
+  CHECK(text.find('#') == std::string::npos);
+  CHECK(std::count(text.begin(), text.end(), '\n') == 2);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  CHECK_THROWS_AS(cairn::progress_bar({.file = -1}), cairn::usage_error);
 }

@@ -10,6 +10,7 @@
 #include <cairn/execute/thread_executor.hpp>
 #include <cairn/manage/resume_together.hpp>
 #include <cairn/manage/stop_signal.hpp>
+#include <cairn/observe/progress_bar.hpp>
 #include <cairn/observe/save_interval.hpp>
 #include <cairn/observe/trace_file.hpp>
 #include <cairn/plan/default_planner.hpp>
