@@ -5,10 +5,18 @@
 
 #include "support/byte_store_conformance.hpp"
 #include "support/moto.hpp"
+#include "support/rounds.hpp"
+#include "support/s3_server.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace {
@@ -33,6 +41,69 @@ struct s3_on_moto {
     return "suite-" + std::to_string(n++) + "/";
   }
   cairn::s3_store store{on_moto(next()), credentials()};
+  cairn::s3_store make() { return store; }
+};
+
+/// A clock on which no pause takes time, and chance that is the same each time.
+struct quick_clock : cairn::s3_clock {
+  [[nodiscard]] time_point now() noexcept override {
+    return std::chrono::steady_clock::now() + std::chrono::nanoseconds(skipped.load());
+  }
+  [[nodiscard]] std::chrono::nanoseconds pause(std::chrono::nanoseconds wanted) noexcept override {
+    skipped += wanted.count();
+    return std::chrono::nanoseconds(0);
+  }
+  [[nodiscard]] double random() noexcept override { return static_cast<double>(next++ % 16) / 16; }
+  std::atomic<std::int64_t> skipped{0};
+  std::uint64_t next = 5;
+};
+
+namespace s3 = cairn_test::s3;
+
+s3::server_options strict(const s3::object_rules& rules = {}) {
+  s3::server_options o;
+  o.objects = rules;
+  o.signatures.accepted = {{"AKIDEXAMPLE", "the-secret-of-the-tests", ""}};
+  return o;
+}
+const cairn::s3_credentials strict_key{"AKIDEXAMPLE", "the-secret-of-the-tests", "", 0};
+
+cairn::s3_options on(const s3::server& server) {
+  cairn::s3_options o;
+  o.bucket = "bucket";
+  o.endpoint = server.endpoint();
+  o.region = "us-east-1";
+  o.part_bytes = 5u << 20;
+  o.stalled_after = std::chrono::seconds(1);
+  return o;
+}
+cairn::s3_store quick(const s3::server& server,
+                      std::shared_ptr<quick_clock> clock = std::make_shared<quick_clock>()) {
+  return cairn::s3_store(on(server), cairn::s3_credential_source::fixed(strict_key), std::move(clock));
+}
+
+struct s3_strict {
+  s3::server server{strict()};
+  cairn::s3_store store{on(server), cairn::s3_credential_source::fixed(strict_key)};
+  cairn::s3_store make() { return store; }
+};
+/// Bucket in the host's name, few entries a page, no checksums, ETags that are no MD5.
+struct s3_plain {
+  static s3::object_rules rules() {
+    s3::object_rules r;
+    r.page = 2;
+    r.checksums = false;
+    r.opaque_etags = true;
+    return r;
+  }
+  s3::server server{strict(rules())};
+  cairn::s3_store store = [this] {
+    auto o = on(server);
+    o.endpoint = "http://localhost:" + std::to_string(server.port());
+    o.addressing = cairn::s3_addressing::virtual_host;
+    o.prefix = "a prefix/with=odd+(characters)/";
+    return cairn::s3_store(o, cairn::s3_credential_source::fixed(strict_key));
+  }();
   cairn::s3_store make() { return store; }
 };
 
@@ -101,6 +172,182 @@ TEST_CASE("a big object is an upload of many parts, copied or from where it lies
   }
 }
 
+/// What one fault did to a request; a typed error is an answer, anything else is not.
+template <class Call>
+std::optional<cairn::error_id> attempt(Call call) {
+  const auto began = std::chrono::steady_clock::now();
+  std::optional<cairn::error_id> failure;
+  try {
+    call();
+  } catch (const cairn::error& e) {
+    failure = e.id();
+    CHECK(std::string(e.what()).find(strict_key.secret_key) == std::string::npos);
+  }
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(30));
+  return failure;
+}
+
+// KIND with its words, and whether a request that meets it once must succeed all the same.
+struct fault_kind {
+  const char* kind;
+  const char* words;
+  bool overcome;
+};
+constexpr fault_kind anywhere[] = {{"error", "status=500 code=InternalError", true},
+                                   {"error", "status=503 code=SlowDown retry_after=7", true},
+                                   {"error", "status=503 code=SlowDown early=1", true},
+                                   {"error", "status=429 code=TooManyRequests", true},
+                                   {"error", "status=408 code=RequestTimeout", true},
+                                   {"error", "status=502 code=BadGateway", true},
+                                   {"error", "status=403 code=AccessDenied", false},
+                                   {"error", "status=400 code=InvalidRequest", false},
+                                   {"reset_before", "", true},
+                                   {"reset_after", "", true},
+                                   {"lost_reply", "", true},
+                                   {"hang_up", "", true},
+                                   {"redirect", "status=301 region=eu-west-9", false},
+                                   {"redirect", "status=307", false},
+                                   {"header", "text=x-odd-header", true}};
+constexpr fault_kind of_bodies[] = {{"reset_in_body", "", true}};
+constexpr fault_kind of_answers[] = {{"reset_in_reply", "", true},
+                                     {"garbage", "body=html", true},
+                                     {"garbage", "body=bomb", true},
+                                     {"garbage", "body=nested", true},
+                                     {"garbage", "body=cut", true},
+                                     {"garbage", "body=binary", true},
+                                     {"empty", "", true}};
+constexpr fault_kind of_writes[] = {
+    {"garbage", "body=html", true}, {"empty", "", false}, {"error_in_200", "code=InternalError", true}};
+constexpr fault_kind of_completions[] = {
+    {"error_in_200", "code=InternalError", true}, {"error_in_200", "code=InternalError done=1", true},
+    {"whitespace", "ms=5 then=done", true},       {"whitespace", "ms=5 then=error", true},
+    {"whitespace", "ms=5 then=cut", true},        {"garbage", "body=html done=1", true}};
+constexpr fault_kind of_ranges[] = {{"short_range", "", true},
+                                    {"wrong_range", "by=3", true},
+                                    {"whole_object", "", true},
+                                    {"reset_in_reply", "", true},
+                                    {"changed", "", false}};
+
+TEST_CASE(
+    "faults of one kind, in one request, at its first time, later and for ever: right, or a typed error") {
+  s3::server server{strict()};
+  int met = 0;
+  int number = 0;
+  const auto check = [&](const char* operation, const fault_kind& f, const char* when, auto&& scenario) {
+    server.faults.clear();
+    const auto rule = std::string(f.kind) + " " + operation + " " + when + " " + f.words;
+    CAPTURE(rule);
+    auto clock = std::make_shared<quick_clock>();
+    auto store = quick(server, clock);
+    const auto key = "object-" + std::to_string(number++);
+    scenario(store, key, rule, f.overcome && std::string_view(when) != "all");
+    ++met;
+    server.faults.clear();
+    store.remove(key);
+    for (const auto& left : store.leftovers("")) store.discard(left);
+  };
+  const auto each = [&](const char* operation, std::span<const fault_kind> kinds,
+                        std::span<const char* const> times, auto&& scenario) {
+    for (const auto& f : kinds)
+      for (const auto* when : times) check(operation, f, when, scenario);
+  };
+  const char* const once[] = {"first", "all"};
+  const char* const often[] = {"first", "2", "3", "all"};
+
+  const auto small = pattern(10'000, 9);
+  const auto write_small = [&](cairn::s3_store& store, const std::string& key, const std::string& rule,
+                               bool must) {
+    store.put_new(key + ".probe", {});  // that the service heeds conditions is known before
+    store.remove(key + ".probe");
+    server.faults.add(rule);
+    bool stands = false;
+    const auto failure = attempt([&] { stands = store.publish_new(key, small); });
+    CHECK((!must || (!failure && stands)));
+    server.faults.clear();
+    const auto there = store.read_all(key, 1u << 20);
+    if (!failure) CHECK(stands);  // nobody else wrote it
+    if (!failure) CHECK(there == small);
+    if (there) CHECK(*there == small);
+  };
+  each("PutObject", anywhere, once, write_small);
+  each("PutObject", of_bodies, once, write_small);
+  each("PutObject", of_writes, once, write_small);
+
+  const auto with_object = [&](auto&& ask) {
+    return [&, ask](cairn::s3_store& store, const std::string& key, const std::string& rule, bool must) {
+      store.put_new(key, small);
+      server.faults.add(rule);
+      bool right = false;
+      const auto failure = attempt([&] { right = ask(store, key); });
+      CHECK((failure || right));
+      CHECK((!must || !failure));
+    };
+  };
+  const auto size =
+      with_object([&](auto& store, const auto& key) { return store.size(key) == small.size(); });
+  each("HeadObject", anywhere, once, size);
+  const auto listing = with_object([&](auto& store, const auto& key) {
+    const auto found = store.list(key);
+    return found.size() == 1 && found[0].key == key && found[0].bytes == small.size();
+  });
+  each("ListObjectsV2", anywhere, once, listing);
+  each("ListObjectsV2", of_answers, once, listing);
+  const auto unfinished = with_object([&](auto& store, const auto&) { return store.leftovers("").empty(); });
+  each("ListMultipartUploads", of_answers, once, unfinished);
+  const auto removal = with_object([&](auto& store, const auto& key) {
+    store.remove(key);
+    return !server.objects().keys("bucket").empty() || true;
+  });
+  each("DeleteObject", anywhere, once, removal);
+  const auto ranged = with_object([&](auto& store, const auto& key) {
+    std::vector<std::byte> a(1000);
+    std::vector<std::byte> b(3000);
+    std::vector<std::byte> c(10);
+    const cairn::read_range ranges[] = {{key, 0, a}, {key, 6'000, b}, {key, 9'990, c}};
+    store.read(ranges);
+    return std::equal(a.begin(), a.end(), small.begin()) &&
+           std::equal(b.begin(), b.end(), small.begin() + 6'000) &&
+           std::equal(c.begin(), c.end(), small.begin() + 9'990);
+  });
+  each("GetObject", anywhere, once, ranged);
+  each("GetObject", of_ranges, once, ranged);
+
+  const auto large = pattern((10u << 20) + 5, 4);
+  const auto write_large = [&](cairn::s3_store& store, const std::string& key, const std::string& rule,
+                               bool must) {
+    server.faults.add(rule);
+    const auto failure = attempt([&] {
+      auto writer = store.create(key, large.size());
+      const cairn::write_part whole{0, large};
+      writer.write_lasting({&whole, 1});
+      writer.finish();
+    });
+    CHECK((!must || !failure));
+    server.faults.clear();
+    const auto there = store.read_all(key, 1u << 30);
+    const bool whole =
+        there && there->size() == large.size() && std::memcmp(there->data(), large.data(), large.size()) == 0;
+    CHECK(whole == there.has_value());
+    CHECK((failure || whole));
+  };
+  const char* const first[] = {"first"};
+  CHECK(met >= 150);
+  const char* const middle[] = {"2"};
+  each("UploadPart", std::span(anywhere).subspan(9, 2), middle, write_large);
+  each("CompleteMultipartUpload", std::span(of_completions).first(5), first, write_large);
+  if (!cairn_test::long_run()) return;
+  each("UploadPart", std::span(anywhere).first(3), often, write_large);
+  each("UploadPart", std::span(anywhere).subspan(8, 4), often, write_large);
+  each("UploadPart", of_bodies, often, write_large);
+  each("UploadPart", of_writes, first, write_large);
+  each("CreateMultipartUpload", std::span(anywhere).subspan(8, 4), first, write_large);
+  each("CreateMultipartUpload", of_answers, first, write_large);
+  each("CompleteMultipartUpload", anywhere, first, write_large);
+  each("CompleteMultipartUpload", of_answers, first, write_large);
+  each("CompleteMultipartUpload", of_completions, once, write_large);
+  MESSAGE(met, " faults");
+}
+
 namespace cairn_test {
-TEST_CASE_TEMPLATE_INVOKE(byte_store_conformance, s3_on_moto);
+TEST_CASE_TEMPLATE_INVOKE(byte_store_conformance, s3_on_moto, s3_strict, s3_plain);
 }

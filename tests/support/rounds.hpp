@@ -11,4 +11,9 @@ inline std::uint64_t rounds(std::uint64_t usual, std::uint64_t longer = 10) {
   return std::getenv("CAIRN_TEST_LONG") != nullptr ? usual * longer : usual;
 }
 
+/// Whether what takes long is tried, too.
+inline bool long_run() {
+  return std::getenv("CAIRN_TEST_LONG") != nullptr;
+}
+
 }  // namespace cairn_test

@@ -129,6 +129,23 @@ concept DirectoryStore = ByteStore<S> && requires(S& s, std::string_view directo
   { s.settle(directory) } -> std::same_as<void>;
 };
 
+/// What an ObjectWriter may offer besides, where writing takes longer than a copy of the bytes is worth.
+///
+/// - `write_lasting(parts)`: as write(), but the memory stays valid and unchanged until finish() has returned
+/// or thrown, or the writer was destroyed. May return before anything was sent.
+template <class W>
+concept LastingObjectWriter = ObjectWriter<W> && requires(W& w, std::span<const write_part> parts) {
+  { w.write_lasting(parts) } -> std::same_as<void>;
+};
+
+/// What a ByteStore may offer besides, where each request costs a round trip.
+///
+/// - `reads_at_once()`: how many read() calls, of some MiB each, it takes at a time to use it well.
+template <class S>
+concept DistantStore = ByteStore<S> && requires(S& s) {
+  { s.reads_at_once() } -> std::convertible_to<std::size_t>;
+};
+
 /// True for keys that every store accepts.
 [[nodiscard]] constexpr bool valid_key(std::string_view key) noexcept {
   if (key.empty() || key.size() > 512) return false;

@@ -174,8 +174,14 @@ class load_engine {
     // A store that likes pieces of MiBs does so for writing only.
     const std::uint64_t likes = store_.part_alignment();
     alignment_ = likes <= most_alignment ? std::max<std::uint64_t>(likes, 1) : 1;
-    threads_ = std::clamp<std::uint64_t>(memory_budget / digest_block_bytes, 1, load_threads());
-    batch_bytes_ = std::clamp<std::uint64_t>(memory_budget / threads_, digest_block_bytes, most_batch) /
+    std::uint64_t threads = load_threads();
+    std::uint64_t batch = most_batch;
+    if constexpr (DistantStore<Store>) {
+      threads = std::max<std::uint64_t>(threads, store_.reads_at_once());
+      batch = most_distant_batch;
+    }
+    threads_ = std::clamp<std::uint64_t>(memory_budget / digest_block_bytes, 1, threads);
+    batch_bytes_ = std::clamp<std::uint64_t>(memory_budget / threads_, digest_block_bytes, batch) /
                    digest_block_bytes * digest_block_bytes;
   }
   /// The bytes read. @throws corrupt_error naming item, file and offset of the first block that is wrong
@@ -213,6 +219,8 @@ class load_engine {
 
   // What one thread reads at once: it stays in a cache that cores share until it is verified and delivered.
   static constexpr std::uint64_t most_batch = std::uint64_t{2} << 20;
+  // Where each request costs a round trip.
+  static constexpr std::uint64_t most_distant_batch = std::uint64_t{8} << 20;
   static constexpr std::uint64_t page = 4096;
   static constexpr std::uint64_t most_alignment = std::uint64_t{64} << 10;
   /// A block that is to be read.

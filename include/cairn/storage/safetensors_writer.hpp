@@ -133,7 +133,7 @@ class safetensors_writer {
           }
           {
             const span_note span(image.journal(), span_kind::write, segment.begin + offset - at);
-            files.back().write(parts);
+            write_parts(files.back(), parts, image.resident());
           }
           at = segment.begin + offset;
           image.control()->costs().written.store(at, std::memory_order_relaxed);
@@ -154,6 +154,13 @@ class safetensors_writer {
     const span_note span(image.journal(), span_kind::await);
     image.wait_released(until);
     return record_of(layout, image.digests());
+  }
+
+  /// The memory of a resident image stays as it is until write() ends.
+  static void write_parts(object& file, std::span<const write_part> parts, bool resident) {
+    if constexpr (LastingObjectWriter<object>)
+      if (resident) return file.write_lasting(parts);
+    file.write(parts);
   }
 
   /// Makes the files durable, several at once: each waits for the device. `finished`: how many may stand.

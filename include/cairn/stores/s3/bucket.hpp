@@ -185,12 +185,10 @@ class s3_bucket {
   /// An answer that must be a document of one kind.
   [[nodiscard]] xml_element ask(s3_request r, std::string_view root, std::string_view doing) {
     r.most_answer = xml_reader::most_bytes;
-    const auto key = r.key;
+    r.root = root;
     const auto call = client.run(std::move(r));
     client.require(*call, doing);
-    auto document = xml_reader::read(call->answer_text(), client.place(key));
-    if (document.name != root) fail_answer("another document than the one that was asked for");
-    return document;
+    return call->document();
   }
 
   /// Whether the service refuses a second conditional write, found out once. @throws usage_bad_option if it

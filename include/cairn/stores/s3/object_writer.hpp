@@ -199,6 +199,7 @@ class s3_upload {
       checksums_ = service.checksums.load() && !bucket_->client.google();
       s3_request r{.method = "POST", .key = key_};
       r.query = {{"uploads", ""}};
+      r.root = "InitiateMultipartUploadResult";
       r.headers.emplace_back(bucket_->client.token_header(), token_);
       if (checksums_) r.headers.emplace_back("x-amz-checksum-algorithm", "CRC32C");
       const auto call = bucket_->client.run(std::move(r));
@@ -208,9 +209,8 @@ class s3_upload {
         continue;
       }
       bucket_->client.require(*call, "beginning of an upload");
-      const auto document = xml_reader::read(call->answer_text(), bucket_->client.place(key_));
-      id_ = document.text_of("UploadId");
-      if (document.name != "InitiateMultipartUploadResult" || id_.empty() || id_.size() > 4096) {
+      id_ = call->document().text_of("UploadId");
+      if (id_.empty() || id_.size() > 4096) {
         id_.clear();
         fail(error_id::corrupt_bad_value, "the server began an upload without saying which",
              {.file = bucket_->client.place(key_)});
@@ -258,6 +258,7 @@ class s3_upload {
       s3_request r{.method = "POST", .key = key_};
       r.query = {{"uploadId", id_}};
       r.completes = true;
+      r.root = "CompleteMultipartUpload";
       if (conditional) client.only_if_absent(r);
       client.set_body(r, {std::as_bytes(std::span(text.data(), text.size()))}, false);
       const auto call = client.run(std::move(r));

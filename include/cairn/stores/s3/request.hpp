@@ -70,7 +70,8 @@ struct s3_request {
   bool has_body = false;
   std::string body_hash = {};      ///< SHA-256, where signs_payload(); "" for no body
   std::string body_checksum = {};  ///< CRC-32C in base 64; "": none
-  bool completes = false;          ///< puts an upload together: slow, and an error may come as 200
+  bool completes = false;          ///< puts an upload together, which is slow
+  std::string root = {};  ///< the document that is awaited: its root's name, or how that begins; "": none
   /// Where the answer goes: all to memory, at most this many bytes,
   std::uint64_t most_answer = std::uint64_t{1} << 20;
   /// or, if not empty, `length` bytes of the object from `offset` on, to these.
@@ -121,8 +122,8 @@ class s3_call final : public http_call {
     return {reinterpret_cast<const char*>(answer_.data()), answer_.size()};
   }
   [[nodiscard]] const s3_request& request() const noexcept { return request_; }
-  /// The document that a completion gave.
-  [[nodiscard]] const std::optional<xml_element>& document() const noexcept { return document_; }
+  /// The document that was awaited; where the call is fine.
+  [[nodiscard]] const xml_element& document() const noexcept { return *document_; }
   /// The answer is longer than it may be; what it says its length is, or 0.
   [[nodiscard]] std::optional<std::uint64_t> too_long() const noexcept { return too_long_; }
   /// The size that a Content-Range told of the object.
@@ -255,24 +256,35 @@ class s3_call final : public http_call {
   }
 
   [[nodiscard]] pause_or_end judge_success() {
-    if (request_.completes) {
+    if (!request_.root.empty()) {
       try {
         document_ = xml_reader::read(answer_text(), request_.key);
-      } catch (const corrupt_error& e) {
+      } catch (const corrupt_error&) {
         uncertain_ = true;
-        note("the answer to the completion of an upload is no document");
+        note("the answer is no document of the kind that was asked for");
         return retry(false);
       }
-      if (document_->name == "Error") {
+      if (document_->name == "Error") {  // also under a good status
         read_error(*document_);
         return judge_refusal();
       }
-      // Some servers end the name otherwise.
-      if (!document_->name.starts_with("CompleteMultipartUpload") || document_->text_of("ETag").empty()) {
+      // Some servers end the name of a completion otherwise.
+      if (!document_->name.starts_with(request_.root) ||
+          (request_.completes && document_->text_of("ETag").empty())) {
         uncertain_ = true;
-        note("the answer to the completion of an upload is another document");
+        note("the answer is another document than the one that was asked for");
         return retry(false);
       }
+    }
+    // A proxy's page, an error under a good status: nothing that a store says of a write.
+    if (request_.method == "PUT" && (status != 200 || !answer_.empty() || !header("etag"))) {
+      uncertain_ = true;
+      note("the answer is not that of a store");
+      return answer_.empty() ? retry(false) : judge_refusal();
+    }
+    if (request_.method == "HEAD" && (!header("etag") || !header("content-length"))) {
+      note("the answer is not that of a store");
+      return retry(false);
     }
     if (!request_.pieces.empty()) {
       if (status != 206 || received_ != request_.length || !right_range()) {
@@ -340,6 +352,10 @@ class s3_call final : public http_call {
       return ++bad_digests_ < 3 ? retry(false) : std::nullopt;
     if (status == 409 && is({"ConditionalRequestConflict", "OperationAborted"}) && !request_.completes)
       return retry(false);
+    if (status / 100 == 2 && code.empty()) {
+      note("the answer is not that of a store");
+      return retry(false);
+    }
     const bool slow = status == 503 || status == 429 ||
                       is({"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException",
                           "TooManyRequests", "RequestLimitExceeded"});
