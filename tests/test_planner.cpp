@@ -12,6 +12,8 @@
 #include <string>
 #include <support/planner_archetypes.hpp>
 #include <support/planner_conformance.hpp>
+#include <support/planning_reference.hpp>
+#include <support/rounds.hpp>
 #include <vector>
 
 using cairn::chunk;
@@ -477,4 +479,109 @@ TEST_CASE("patterns") {
   CHECK(cairn::glob_matches("", ""));
   CHECK(!cairn::glob_matches("", "a"));
   CHECK(cairn::is_wanted({}, "anything"));
+}
+
+namespace {
+
+/// What a group writes, from the plans that each rank finishes for itself.
+std::vector<cairn_test::written_box> written_by(cairn::default_planner& planner,
+                                                const std::vector<cairn::save_plan>& plans,
+                                                const cairn::plan_summary& all) {
+  std::vector<cairn_test::written_box> out;
+  for (std::size_t r = 0; r < plans.size(); ++r)
+    for (const auto& i :
+         planner.finish(plans[r], all, static_cast<int>(r), static_cast<int>(plans.size())).items)
+      out.push_back({i.name, i.box, static_cast<std::int32_t>(r)});
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::vector<cairn_test::written_box> written_in(const cairn::metadata& stored) {
+  std::vector<cairn_test::written_box> out;
+  for (const auto& i : stored.items)
+    for (const auto& c : i.chunks) out.push_back({i.name, c.box, c.rank});
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("the reduction comes to the plans of the reference, in whichever order ranks are merged") {
+  const auto seed = cairn_test::seed_or(23);
+  std::mt19937_64 random(seed);
+  for (std::uint64_t round = 0; round < cairn_test::rounds(150, 40); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    const auto world = 1 + static_cast<int>(random() % (round % 40 == 0 ? 150 : 24));
+    const cairn_test::random_group group(random, world);
+    const cairn::default_planner_options options{.split_above_bytes = 1 + random() % 400,
+                                                 .least_piece_bytes = 4 + random() % 60};
+    cairn_test::reference_planner reference(group.plans, options);
+    REQUIRE(reference.broken() == "");
+    cairn::default_planner planner(options);
+    const auto expected = reference.plan();
+    for (int order = 0; order < 2; ++order) {
+      const auto all = cairn_test::merged(planner, group.plans, 0, world, random);
+      const auto stored = planner.metadata(all, world);
+      REQUIRE(written_in(stored) == expected);
+      if (order == 1) REQUIRE(written_by(planner, group.plans, all) == expected);
+    }
+  }
+}
+
+TEST_CASE("what is no checkpoint is refused, as by the reference, and is named") {
+  const auto seed = cairn_test::seed_or(29);
+  std::mt19937_64 random(seed);
+  const auto roll = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+  int refused_plans = 0;
+  for (std::uint64_t round = 0; round < cairn_test::rounds(500, 20); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    const auto world = 1 + static_cast<int>(roll(12));
+    cairn_test::random_group group(random, world);
+    auto& items = group.plans[roll(group.plans.size())].items;
+    if (items.empty()) continue;
+    const auto at = roll(items.size());
+    auto& i = items[at];
+    const auto d = static_cast<int>(roll(static_cast<std::size_t>(i.box.sizes.rank()) + 1)) - 1;
+    switch (roll(7)) {
+      case 0:
+        items.erase(items.begin() + static_cast<std::ptrdiff_t>(at));
+        break;
+      case 1:
+        items.push_back(i);
+        break;
+      case 2:
+        i.type = cairn::dtype::i32;
+        break;
+      case 3:
+        i.flags.per_rank = !i.flags.per_rank;
+        break;
+      case 4:
+        if (d >= 0) i.global.set(d, i.global[d] + 1);
+        break;
+      case 5:
+        if (d >= 0) i.box.offsets.set(d, i.box.offsets[d] + 1);
+        break;
+      default:
+        if (d >= 0 && i.box.sizes[d] > 1) i.box.sizes.set(d, i.box.sizes[d] - 1);
+        if (i.bytes != 0 && i.kind == cairn::item_kind::tensor)
+          i.bytes = cairn::bytes_of(i.type, i.box.volume());
+        break;
+    }
+    // A definition twice on a rank that holds nothing of a tensor with elements says nothing new.
+    cairn_test::reference_planner reference(group.plans, {});
+    cairn::default_planner planner;
+    const auto all = cairn_test::merged(planner, group.plans, 0, world, random);
+    const auto again = planner.decode(planner.encode(all));
+    std::string said;
+    try {
+      cairn::validate(again, world);
+    } catch (const cairn::plan_error& e) {
+      said = e.fields().item;
+    }
+    CHECK(said == reference.broken());
+    refused_plans += !said.empty();
+  }
+  CHECK(refused_plans > 200);
 }

@@ -126,7 +126,7 @@ inline void encode(compact_writer& out, const chunk_progression& p) {
   p.rank = static_cast<std::int32_t>(head >> 3);
   p.axis_count = static_cast<std::int32_t>(head & 7);
   if (p.axis_count > chunk_progression::max_axes) in.fail_here("a progression has too many axes");
-  p.first = whole(extents::filled(dimensions, 0));
+  p.first = whole(extents::zeros(dimensions));
   for (int d = 0; d < dimensions; ++d) p.first.offsets.set(d, in.signed_number());
   for (int d = 0; d < dimensions; ++d) p.first.sizes.set(d, in.signed_number());
   for (int k = 0; k < p.axis_count; ++k) {

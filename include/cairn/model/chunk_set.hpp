@@ -59,6 +59,10 @@ class progression_words {
     }
     return p;
   }
+  /// The first rank of the progression at `at`.
+  [[nodiscard]] std::int32_t rank_at(std::size_t at) const noexcept {
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(words_[at]));
+  }
   /// Where the progression behind the one at `at` begins.
   [[nodiscard]] std::size_t next(std::size_t at) const noexcept {
     const auto head = static_cast<std::uint64_t>(words_[at]);
@@ -72,7 +76,7 @@ class progression_words {
 
  private:
   [[nodiscard]] extents numbers(std::size_t& at, int rank) const noexcept {
-    auto e = extents::filled(rank, 0);
+    auto e = extents::zeros(rank);
     for (int d = 0; d < rank; ++d) e.set(d, words_[at++]);
     return e;
   }

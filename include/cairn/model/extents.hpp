@@ -43,6 +43,13 @@ class extents {
     return extents(std::span<const std::int64_t>(v.data(), static_cast<std::size_t>(rank)));
   }
 
+  /// `rank` zeros. @pre rank is at most max_rank.
+  [[nodiscard]] static constexpr extents zeros(int rank) noexcept {
+    extents e;
+    e.rank_ = rank;
+    return e;
+  }
+
   [[nodiscard]] constexpr int rank() const noexcept { return rank_; }
   [[nodiscard]] constexpr std::int64_t operator[](int i) const noexcept {
     return values_[static_cast<std::size_t>(i)];
@@ -113,7 +120,7 @@ struct chunk {
 
 /// The box that is the tensor.
 [[nodiscard]] inline chunk whole(const extents& shape) {
-  return {extents::filled(shape.rank(), 0), shape};
+  return {extents::zeros(shape.rank()), shape};
 }
 
 /// Text for messages: offsets [0, 4] sizes [2, 4].

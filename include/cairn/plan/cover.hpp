@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/extents.hpp>
+#include <cairn/model/chunk_progression.hpp>
 
 #include <algorithm>
 #include <array>
@@ -39,6 +39,9 @@ struct prime_field {
   }
 };
 
+/// Of the two densities by which a partition is proved.
+inline constexpr std::array<std::uint64_t, 2> measure_seeds{0x243f6a8885a308d3u, 0x13198a2e03707344u};
+
 /// The integral over a box of a product of one pseudo-random density a dimension: additive over disjoint
 /// boxes.
 [[nodiscard]] inline std::uint64_t random_measure(const chunk& box, std::uint64_t seed) noexcept {
@@ -53,13 +56,75 @@ struct prime_field {
   return product;
 }
 
+/// The measure of a progression's boxes along one dimension, where its axes that move along it, shorter steps
+/// first, begin at `axis`: those that fill their step without a gap make one interval, others are counted
+/// out.
+[[nodiscard]] inline std::uint64_t measure_along(std::span<const chunk_axis> axes, std::size_t axis,
+                                                 std::int64_t begin, std::int64_t size,
+                                                 std::uint64_t salt) noexcept {
+  while (axis < axes.size() && axes[axis].offset_step == size) size *= axes[axis++].count;
+  if (axis == axes.size())
+    return prime_field::subtract(prime_field::element(salt ^ static_cast<std::uint64_t>(begin + size)),
+                                 prime_field::element(salt ^ static_cast<std::uint64_t>(begin)));
+  std::uint64_t sum = 0;
+  // The longest steps are counted out last, so that shorter ones behind them may still fill a gap.
+  const auto& longest = axes.back();
+  for (std::int32_t i = 0; i < longest.count; ++i)
+    sum = prime_field::reduce(
+        sum + measure_along(axes.first(axes.size() - 1), axis, begin + i * longest.offset_step, size, salt));
+  return sum;
+}
+
+/// The axes of a progression that move along a dimension, shorter steps first.
+[[nodiscard]] inline std::size_t axes_along(
+    const chunk_progression& p, int dimension,
+    std::array<chunk_axis, chunk_progression::max_axes>& out) noexcept {
+  std::size_t n = 0;
+  for (const auto& a : p)
+    if (a.dimension == dimension) out[n++] = a;
+  std::sort(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(n),
+            [](const auto& a, const auto& b) { return a.offset_step < b.offset_step; });
+  return n;
+}
+
+/// The measure of all boxes of a progression, those of replicas counted once. O(axes) where the boxes of each
+/// dimension are neighbours, whatever their number.
+[[nodiscard]] inline std::uint64_t random_measure(const chunk_progression& p, std::uint64_t seed) noexcept {
+  std::uint64_t product = 1;
+  std::array<chunk_axis, chunk_progression::max_axes> axes;
+  for (int d = 0; d < p.first.sizes.rank(); ++d) {
+    const auto n = axes_along(p, d, axes);
+    const auto salt = seed + static_cast<std::uint64_t>(d + 1) * 0x9e3779b97f4a7c15u;
+    product = prime_field::multiply(
+        product, measure_along({axes.data(), n}, 0, p.first.offsets[d], p.first.sizes[d], salt));
+  }
+  return product;
+}
+
+/// True if the boxes of a progression, replicas counted once, are a partition of the region because they lie
+/// side by side. O(axes).
+[[nodiscard]] inline bool fills(const chunk_progression& p, const chunk& region) noexcept {
+  std::array<chunk_axis, chunk_progression::max_axes> axes;
+  if (!(p.first.offsets == region.offsets)) return false;
+  for (int d = 0; d < p.first.sizes.rank(); ++d) {
+    auto size = p.first.sizes[d];
+    const auto n = axes_along(p, d, axes);
+    for (std::size_t k = 0; k < n; ++k) {
+      if (axes[k].offset_step != size) return false;
+      size *= axes[k].count;
+    }
+    if (size != region.sizes[d]) return false;
+  }
+  return true;
+}
+
 /// True if the boxes are a partition of the region. In O(boxes x dimensions), whatever their arrangement: the
 /// sum of the boxes' indicator functions is that of the region if and only if their integrals agree for every
 /// density; with two pseudo-random densities modulo 2^61 - 1 a wrong answer has a chance below 2^-100
 /// (Schwartz-Zippel).
 template <class BoxAt>
 [[nodiscard]] bool tiles(const chunk& region, std::size_t count, BoxAt&& box_at) noexcept {
-  for (const std::uint64_t seed : {0x243f6a8885a308d3u, 0x13198a2e03707344u}) {
+  for (const std::uint64_t seed : measure_seeds) {
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < count; ++i) sum = prime_field::reduce(sum + random_measure(box_at(i), seed));
     if (sum != random_measure(region, seed)) return false;

@@ -5,6 +5,8 @@
 #include <cairn/plan/balance.hpp>
 #include <cairn/plan/load_planning.hpp>
 #include <cairn/plan/summary.hpp>
+#include <cairn/plan/summary_codec.hpp>
+#include <cairn/plan/summary_merge.hpp>
 #include <cairn/plan/validation.hpp>
 
 #include <algorithm>
@@ -21,47 +23,49 @@ inline namespace v1 {
 
 namespace detail {
 
-/// The final plan of one rank: its items, cut to what it writes, in the order of the state.
+/// The final plan of one rank: its items, cut to what it writes, in the order of the state. O(items).
 [[nodiscard]] inline save_plan finish_plan(save_plan plan, const plan_summary& global,
                                            const write_assignment& assignment, int rank) {
   save_plan out;
   out.items.reserve(plan.items.size());
   std::size_t guess = 0;
+  std::vector<chunk> pieces;
   for (auto& i : plan.items) {
     // States are often registered in the order of their names.
-    if (guess >= global.items.size() || global.items[guess].name != i.name)
-      guess = static_cast<std::size_t>(
-          std::lower_bound(global.items.begin(), global.items.end(), i.name,
-                           [](const summary_item& a, const std::string& name) { return a.name < name; }) -
-          global.items.begin());
-    if (guess == global.items.size() || global.items[guess].name != i.name)
+    if (guess >= global.size() || global.name(guess) != i.name) guess = global.find(i.name);
+    if (guess == global.size())
       fail(error_id::plan_disagreement, "an item of a rank's plan is not in the global plan",
            {.rank = rank, .item = i.name});
     const auto item = guess++;
-    const auto& boxes = global.items[item].boxes;
-    std::size_t box = 0;
-    if (!boxes.empty()) {
-      if (definition_only(i)) continue;
-      if (boxes.size() > 1)
-        box = static_cast<std::size_t>(
-            std::lower_bound(boxes.begin(), boxes.end(), i.box,
-                             [](const summary_box& a, const chunk& b) { return a.box < b; }) -
-            boxes.begin());
-      if (box == boxes.size() || !(boxes[box].box == i.box))
-        fail(error_id::plan_disagreement, "a box of a rank's plan is not in the global plan",
-             {.rank = rank, .item = i.name, .got = to_string(i.box)});
+    if (global[item].boxes == 0) {
+      // A tensor without elements: one rank writes that it is there.
+      std::int32_t least = rank;
+      global.for_each_without(item, [&](const chunk_progression& p) { least = std::min(least, p.rank); });
+      if (least != rank && !i.flags.per_rank) continue;
+      i.box = whole(i.global);
+      out.items.push_back(std::move(i));
+      continue;
     }
-    const auto pieces = assignment.pieces_of(item, box);
-    const auto mine = [&](const stored_chunk& p) { return p.rank == rank; };
-    auto piece = std::find_if(pieces.begin(), pieces.end(), mine);
-    while (piece != pieces.end()) {
-      const auto next = std::find_if(piece + 1, pieces.end(), mine);
-      auto& made = next == pieces.end() ? out.items.emplace_back(std::move(i)) : out.items.emplace_back(i);
-      if (!(made.box == piece->box)) {
-        made.box = piece->box;
-        if (made.kind != item_kind::bytes) made.bytes = bytes_of(made.type, made.box.volume());
-      }
-      piece = next;
+    if (definition_only(i)) continue;
+    if (!global.holds(item, rank, i.box))
+      fail(error_id::plan_disagreement, "a box of a rank's plan is not in the global plan",
+           {.rank = rank, .item = i.name, .got = to_string(i.box)});
+    if (assignment.written_as_held(item)) {
+      out.items.push_back(std::move(i));
+      continue;
+    }
+    pieces.clear();
+    assignment.for_each_piece(item, [&](const chunk_progression& p) {
+      const auto index = p.index_of(rank);
+      if (!index) return;
+      const auto box = i.kind == item_kind::bytes ? i.box : p.at(*index).box;
+      if (i.box.empty() || intersect(box, i.box) == box) pieces.push_back(box);
+    });
+    for (std::size_t k = 0; k < pieces.size(); ++k) {
+      auto& made = k + 1 == pieces.size() ? out.items.emplace_back(std::move(i)) : out.items.emplace_back(i);
+      if (made.box == pieces[k]) continue;
+      made.box = pieces[k];
+      if (made.kind != item_kind::bytes) made.bytes = bytes_of(made.type, made.box.volume());
     }
   }
   return out;
@@ -175,13 +179,13 @@ class basic_planner {
     return merge_summaries(std::move(a), std::move(b));
   }
   [[nodiscard]] std::vector<std::byte> encode(const plan_summary& summary) {
-    wire_writer out;
+    compact_writer out;
     cairn::encode(out, summary);
     return out.take();
   }
   /// @throws wire_error on bytes that encode did not make.
   [[nodiscard]] plan_summary decode(std::span<const std::byte> bytes) {
-    wire_reader in(bytes);
+    compact_reader in(bytes);
     auto summary = decode_plan_summary(in);
     in.finish();
     return summary;
@@ -189,11 +193,9 @@ class basic_planner {
 
   /// This rank's part of the checkpoint. @throws plan_error, the same on all ranks, as cairn::validate does.
   [[nodiscard]] save_plan finish(save_plan plan, const plan_summary& global, int rank, int world_size) {
-    validate(global, world_size);
     return detail::finish_plan(std::move(plan), global, assign_writes(global, world_size, options_), rank);
   }
   [[nodiscard]] cairn::metadata metadata(const plan_summary& global, int world_size) {
-    validate(global, world_size);
     return metadata_of(global, assign_writes(global, world_size, options_), world_size);
   }
 

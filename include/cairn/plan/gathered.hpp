@@ -29,13 +29,17 @@ struct gathered_plans {
 namespace detail {
 /// Every box of a created plan is written, by one rank alone.
 inline void validate_created(const plan_summary& created, int world_size) {
-  validate(created, world_size);
-  for (const auto& i : created.items) {
-    if (i.per_rank) continue;
-    for (const auto& b : i.boxes)
-      if (b.holders.size() > 1 || b.holders[0].count > 1)
+  summary_check check(created, world_size);
+  for (std::size_t n = 0; n < created.size(); ++n) {
+    check.check(n);
+    if (created[n].per_rank || created[n].boxes == 0) continue;
+    const auto& groups = check.groups();
+    for (std::size_t g = 0; g < groups.size(); ++g)
+      if (groups[g].size() > 1 || groups[g][0].replicas() > 1)
         fail(error_id::plan_overlap, "create_global_plan lets several ranks write the same box",
-             {.rank = b.holders[0].first, .item = i.name, .got = text_of(b)});
+             {.rank = groups[g][0].p.rank,
+              .item = std::string(created.name(n)),
+              .got = to_string(groups[g][0].p.first)});
   }
 }
 

@@ -1,69 +1,150 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/chunk_set.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/plan.hpp>
-#include <cairn/model/wire.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <numeric>
 #include <string>
-#include <tuple>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
 
-/// Consecutive ranks that hold the same thing.
-struct rank_run {
-  std::int32_t first = 0;
-  std::int32_t count = 1;
-  std::uint64_t bytes = 0;  ///< of a bytes item on each of these ranks; 0 for tensors and values
-  friend bool operator==(const rank_run&, const rank_run&) = default;
-};
-
-/// Ascending runs. Runs that meet in a rank mean that the rank gave the same thing twice: a conflict that
-/// validation reports.
-using rank_runs = std::vector<rank_run>;
-
-/// "rank 3", "ranks 0-3, 7"; at most a few runs, then "...".
-[[nodiscard]] inline std::string to_string(const rank_runs& runs) {
-  std::string text = runs.size() == 1 && runs[0].count == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (i == 8) return text + ", ...";
-    text.append(i ? ", " : "").append(std::to_string(runs[i].first));
-    if (runs[i].count > 1) text.append("-").append(std::to_string(runs[i].first + runs[i].count - 1));
-  }
-  return text;
-}
-
-/// A box and the ranks that hold it.
-struct summary_box {
-  chunk box;
-  rank_runs holders;
-  friend bool operator==(const summary_box&, const summary_box&) = default;
-};
-
-/// What ranks say of one name under one definition. Another definition of the same name is another
-/// summary_item beside it: a conflict that validation reports.
+/// What ranks say of one name under one definition. Another definition of the same name is another item
+/// beside it: a conflict that validation reports. Belongs to a plan_summary, which knows its name and boxes.
 struct summary_item {
-  std::string name;
   item_kind kind = item_kind::tensor;
   dtype type = dtype::u8;
   bool per_rank = false;
   extents global;
-  std::vector<summary_box> boxes;  ///< sorted by box; no two are equal
-  rank_runs without;               ///< ranks that know the item but hold nothing of it (empty shards)
-  friend bool operator==(const summary_item&, const summary_item&) = default;
+  std::uint32_t boxes = 0;  ///< progressions of what ranks hold
+  std::uint32_t without =
+      0;  ///< progressions of ranks that know the item and hold nothing of it (empty shards)
+  std::uint32_t name_size = 0;
+  std::size_t name_begin = 0;
+  std::size_t words = 0;  ///< where its progressions begin: those of boxes, then those of `without`
+
+  /// Dimensions of the boxes in its progressions: those of a bytes item are [0, size), the size rounded (see
+  /// rounded_bytes).
+  [[nodiscard]] int dimensions() const noexcept { return kind == item_kind::bytes ? 1 : global.rank(); }
 };
 
-/// What a set of ranks would write: the summary_type of default_planner. Sorted by name, then definition.
-struct plan_summary {
-  std::vector<summary_item> items;
-  friend bool operator==(const plan_summary&, const plan_summary&) = default;
+/// What a set of ranks would write: the summary_type of default_planner. Each item has its boxes and the
+/// ranks that hold them as progressions, so that its size is that of the pattern in which tensors are sharded
+/// and replicated, not that of the number of ranks. Boxes that follow no pattern are progressions of one
+/// chunk. Items are sorted by name, then definition. All names lie in one string and all numbers in one
+/// vector, so that a summary costs four allocations and not one for each item.
+class plan_summary {
+ public:
+  [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
+  [[nodiscard]] bool empty() const noexcept { return items_.empty(); }
+  [[nodiscard]] const summary_item& operator[](std::size_t i) const noexcept { return items_[i]; }
+  [[nodiscard]] std::string_view name(std::size_t i) const noexcept {
+    return std::string_view(names_).substr(items_[i].name_begin, items_[i].name_size);
+  }
+  /// visit(const chunk_progression&) for the boxes of an item and who holds them, replicas included.
+  template <class Visit>
+  void for_each_box(std::size_t i, Visit&& visit) const {
+    auto at = items_[i].words;
+    for (std::uint32_t k = 0; k < items_[i].boxes; ++k) visit(words_.read(at));
+  }
+  /// The same for the ranks that hold nothing of it.
+  template <class Visit>
+  void for_each_without(std::size_t i, Visit&& visit) const {
+    auto at = items_[i].words;
+    for (std::uint32_t k = 0; k < items_[i].boxes; ++k) at = words_.next(at);
+    for (std::uint32_t k = 0; k < items_[i].without; ++k) visit(words_.read(at));
+  }
+  /// True if a rank holds a box of an item. O(progressions).
+  [[nodiscard]] bool holds(std::size_t i, std::int32_t rank, const chunk& box) const noexcept {
+    auto at = items_[i].words;
+    for (std::uint32_t k = 0; k < items_[i].boxes; ++k, at = words_.next(at)) {
+      if (words_.rank_at(at) > rank) continue;
+      auto from = at;
+      const auto p = words_.read(from);
+      const auto index = p.index_of(rank);
+      if (index && (items_[i].kind == item_kind::bytes || p.at(*index).box == box)) return true;
+    }
+    return false;
+  }
+  /// The first item of a name, or size(). O(log n).
+  [[nodiscard]] std::size_t find(std::string_view wanted) const noexcept {
+    std::size_t low = 0;
+    std::size_t high = size();
+    while (low < high) {
+      const auto middle = (low + high) / 2;
+      if (name(middle) < wanted)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low < size() && name(low) == wanted ? low : size();
+  }
+  /// Bytes of memory behind it.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return names_.size() + items_.size() * sizeof(summary_item) + words_.size() * sizeof(std::int64_t);
+  }
+
+  // For those who make one: items in order, each followed by its progressions.
+  void reserve(std::size_t items, std::size_t names, std::size_t words) {
+    items_.reserve(items);
+    names_.reserve(names);
+    words_.reserve(words);
+  }
+  /// An item without progressions; `name` must not lie in this summary.
+  summary_item& add(std::string_view name, const summary_item& definition) {
+    auto& item = items_.emplace_back(definition);
+    item.name_begin = names_.size();
+    item.name_size = static_cast<std::uint32_t>(name.size());
+    item.words = words_.size();
+    item.boxes = item.without = 0;
+    names_.append(name);
+    return item;
+  }
+  void append(const chunk_progression& p) { words_.append(p); }
+  /// `count` progressions of another summary, from `at` on, which moves behind them.
+  void append(const plan_summary& from, std::size_t& at, std::size_t count) {
+    const auto begin = at;
+    for (; count > 0; --count) at = from.words_.next(at);
+    words_.append(from.words_.view().subspan(begin, at - begin));
+  }
+  void append_item(const plan_summary& from, std::size_t i) {
+    const auto& source = from.items_[i];
+    auto& item = add(from.name(i), source);
+    item.boxes = source.boxes;
+    item.without = source.without;
+    const auto end = i + 1 < from.size() ? from.items_[i + 1].words : from.words_.size();
+    words_.append(from.words_.view().subspan(source.words, end - source.words));
+  }
+  [[nodiscard]] chunk_progression read(std::size_t& at) const noexcept { return words_.read(at); }
+  [[nodiscard]] std::size_t words() const noexcept { return words_.size(); }
+  [[nodiscard]] std::size_t names() const noexcept { return names_.size(); }
+
+  friend bool operator==(const plan_summary& a, const plan_summary& b) noexcept {
+    const auto x = a.words_.view();
+    const auto y = b.words_.view();
+    if (a.size() != b.size() || !std::equal(x.begin(), x.end(), y.begin(), y.end())) return false;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const auto& p = a.items_[i];
+      const auto& q = b.items_[i];
+      if (a.name(i) != b.name(i) || p.kind != q.kind || p.type != q.type || p.per_rank != q.per_rank ||
+          !(p.global == q.global) || p.boxes != q.boxes || p.without != q.without)
+        return false;
+    }
+    return true;
+  }
+
+ private:
+  std::string names_;
+  std::vector<summary_item> items_;
+  detail::progression_words words_;
 };
 
 namespace detail {
@@ -72,64 +153,30 @@ namespace detail {
   return i.kind != item_kind::bytes && i.bytes == 0;
 }
 
-[[nodiscard]] inline int compare(const summary_item& a, const summary_item& b) noexcept {
-  if (const int c = a.name.compare(b.name); c != 0) return c;
-  const auto key = [](const summary_item& i) { return std::tuple(i.kind, i.type, i.per_rank); };
-  if (key(a) != key(b)) return key(a) < key(b) ? -1 : 1;
+/// The size of a bytes item as summaries know it, which use it to balance writes only: the highest five bits,
+/// and up to 64 KiB the highest bit, rounded up; so that sizes that differ a little from rank to rank make
+/// one progression.
+[[nodiscard]] inline std::int64_t rounded_bytes(std::uint64_t bytes) noexcept {
+  const auto kept = bytes <= 65536 ? 1 : 5;
+  const int drop = std::max(0, static_cast<int>(std::bit_width(bytes)) - kept);
+  const auto unit = std::uint64_t{1} << std::min(drop, 58);
+  return static_cast<std::int64_t>(std::min((bytes + unit - 1) / unit * unit, std::uint64_t{1} << 62));
+}
+
+/// Negative, zero or positive, as the first definition sorts before, with, or behind the second.
+[[nodiscard]] inline int compare(std::string_view name_a, const summary_item& a, std::string_view name_b,
+                                 const summary_item& b) noexcept {
+  if (const int c = name_a.compare(name_b); c != 0) return c;
+  if (a.kind != b.kind) return a.kind < b.kind ? -1 : 1;
+  if (a.type != b.type) return a.type < b.type ? -1 : 1;
+  if (a.per_rank != b.per_rank) return b.per_rank ? -1 : 1;
   return a.global == b.global ? 0 : a.global < b.global ? -1 : 1;
 }
 
-/// Appends a run behind runs that begin no later; neighbours become one.
-inline void append_run(rank_runs& to, const rank_run& run) {
-  if (!to.empty() && to.back().bytes == run.bytes && to.back().first + to.back().count == run.first)
-    to.back().count += run.count;
-  else
-    to.push_back(run);
-}
-
-inline void merge_runs(rank_runs& a, rank_runs&& b) {
-  if (b.empty()) return;
-  if (a.empty()) {
-    a = std::move(b);
-    return;
-  }
-  if (a.back().first <= b.front().first) {
-    for (const auto& run : b) append_run(a, run);
-    return;
-  }
-  rank_runs out;
-  out.reserve(a.size() + b.size());
-  std::size_t i = 0;
-  std::size_t k = 0;
-  while (i < a.size() || k < b.size())
-    append_run(out, k == b.size() || (i < a.size() && a[i].first <= b[k].first) ? a[i++] : b[k++]);
-  a = std::move(out);
-}
-
-inline void merge_boxes(std::vector<summary_box>& a, std::vector<summary_box>&& b) {
-  if (a.size() == 1 && b.size() == 1 && a[0].box == b[0].box) {
-    merge_runs(a[0].holders, std::move(b[0].holders));
-    return;
-  }
-  if (a.empty() || b.empty() || a.back().box < b.front().box) {
-    a.insert(a.end(), std::make_move_iterator(b.begin()), std::make_move_iterator(b.end()));
-    return;
-  }
-  std::vector<summary_box> out;
-  out.reserve(a.size() + b.size());
-  std::size_t i = 0;
-  std::size_t k = 0;
-  while (i < a.size() && k < b.size()) {
-    if (a[i].box == b[k].box) {
-      merge_runs(a[i].holders, std::move(b[k++].holders));
-      out.push_back(std::move(a[i++]));
-    } else {
-      out.push_back(std::move(a[i].box < b[k].box ? a[i++] : b[k++]));
-    }
-  }
-  for (; i < a.size(); ++i) out.push_back(std::move(a[i]));
-  for (; k < b.size(); ++k) out.push_back(std::move(b[k]));
-  a = std::move(out);
+[[nodiscard]] inline summary_item definition_of(const write_item& i) {
+  summary_item d;
+  d.kind = i.kind, d.type = i.type, d.per_rank = i.flags.per_rank, d.global = i.global;
+  return d;
 }
 }  // namespace detail
 
@@ -137,128 +184,40 @@ inline void merge_boxes(std::vector<summary_box>& a, std::vector<summary_box>&& 
 [[nodiscard]] inline plan_summary summarise_plan(const save_plan& plan, int rank) {
   std::vector<std::uint32_t> order(plan.items.size());
   std::iota(order.begin(), order.end(), 0u);
-  const auto by_name = [&](std::uint32_t a, std::uint32_t b) {
-    return plan.items[a].name < plan.items[b].name;
+  const auto before = [&](std::uint32_t x, std::uint32_t y) {
+    const auto& a = plan.items[x];
+    const auto& b = plan.items[y];
+    if (const int c = a.name.compare(b.name); c != 0) return c < 0;
+    if (const int c = detail::compare({}, detail::definition_of(a), {}, detail::definition_of(b)); c != 0)
+      return c < 0;
+    if (detail::definition_only(a) != detail::definition_only(b)) return detail::definition_only(b);
+    return a.box < b.box;
   };
-  if (!std::is_sorted(order.begin(), order.end(), by_name))
-    std::stable_sort(order.begin(), order.end(), by_name);
+  if (!std::is_sorted(order.begin(), order.end(), before))
+    std::stable_sort(order.begin(), order.end(), before);
   plan_summary out;
-  out.items.reserve(plan.items.size());
-  bool again = false;
+  std::size_t names = 0;
+  for (const auto& i : plan.items) names += i.name.size();
+  out.reserve(plan.items.size(), names, plan.items.size() * 5);
+  summary_item* item = nullptr;
+  std::uint32_t last = 0;
   for (const auto index : order) {
     const auto& i = plan.items[index];
-    summary_item item{i.name, i.kind, i.type, i.flags.per_rank, i.global, {}, {}};
-    const rank_run run{rank, 1, i.kind == item_kind::bytes ? i.bytes : 0};
-    if (detail::definition_only(i))
-      item.without = {run};
-    else
-      item.boxes.push_back({i.box, {run}});
-    again |= !out.items.empty() && out.items.back().name == item.name;
-    out.items.push_back(std::move(item));
-  }
-  if (!again) return out;
-  // Several items of one name: boxes of one tensor, or a conflict.
-  std::stable_sort(out.items.begin(), out.items.end(),
-                   [](const summary_item& a, const summary_item& b) { return detail::compare(a, b) < 0; });
-  std::size_t kept = 0;
-  for (std::size_t k = 1; k < out.items.size(); ++k) {
-    auto& last = out.items[kept];
-    if (detail::compare(last, out.items[k]) == 0) {
-      detail::merge_boxes(last.boxes, std::move(out.items[k].boxes));
-      detail::merge_runs(last.without, std::move(out.items[k].without));
-    } else if (++kept != k) {
-      out.items[kept] = std::move(out.items[k]);
+    const auto definition = detail::definition_of(i);
+    if (item == nullptr || detail::compare(plan.items[last].name, *item, i.name, definition) != 0)
+      item = &out.add(i.name, definition);
+    last = index;
+    chunk_progression p;
+    p.rank = rank;
+    if (detail::definition_only(i)) {
+      ++item->without;
+    } else {
+      ++item->boxes;
+      p.first = i.kind == item_kind::bytes ? whole({detail::rounded_bytes(i.bytes)}) : i.box;
     }
+    out.append(p);
   }
-  out.items.resize(kept + 1);
   return out;
-}
-
-/// The summary of both; associative, and commutative as well. Keeps every conflict. O(a + b).
-[[nodiscard]] inline plan_summary merge_summaries(plan_summary a, plan_summary b) {
-  if (a.items.empty()) return b;
-  if (b.items.empty()) return a;
-  plan_summary out;
-  out.items.reserve(std::max(a.items.size(), b.items.size()));
-  std::size_t i = 0;
-  std::size_t k = 0;
-  while (i < a.items.size() && k < b.items.size()) {
-    const int order = detail::compare(a.items[i], b.items[k]);
-    if (order == 0) {
-      detail::merge_boxes(a.items[i].boxes, std::move(b.items[k].boxes));
-      detail::merge_runs(a.items[i].without, std::move(b.items[k].without));
-      ++k;
-    }
-    out.items.push_back(std::move(order <= 0 ? a.items[i++] : b.items[k++]));
-  }
-  for (; i < a.items.size(); ++i) out.items.push_back(std::move(a.items[i]));
-  for (; k < b.items.size(); ++k) out.items.push_back(std::move(b.items[k]));
-  return out;
-}
-
-namespace detail {
-inline void encode_runs(wire_writer& out, const rank_runs& runs) {
-  out.put(static_cast<std::uint64_t>(runs.size()));
-  for (const auto& r : runs) out.put(r.first).put(r.count).put(r.bytes);
-}
-[[nodiscard]] inline rank_runs decode_runs(wire_reader& in) {
-  rank_runs runs(in.get_count(16));
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    auto& r = runs[i];
-    r.first = in.get<std::int32_t>();
-    r.count = in.get<std::int32_t>();
-    r.bytes = in.get<std::uint64_t>();
-    if (r.first < 0 || r.count < 1 || r.count > std::numeric_limits<std::int32_t>::max() - r.first ||
-        (i > 0 && runs[i - 1].first > r.first))
-      in.fail_here("ranks are negative or out of order");
-  }
-  return runs;
-}
-}  // namespace detail
-
-inline void encode(wire_writer& out, const plan_summary& summary) {
-  out.put(static_cast<std::uint64_t>(summary.items.size()));
-  for (const auto& i : summary.items) {
-    out.put(i.name).put(i.kind).put(i.type).put(static_cast<std::uint8_t>(i.per_rank));
-    encode(out, i.global);
-    out.put(static_cast<std::uint64_t>(i.boxes.size()));
-    for (const auto& b : i.boxes) {
-      encode(out, b.box.offsets), encode(out, b.box.sizes);
-      detail::encode_runs(out, b.holders);
-    }
-    detail::encode_runs(out, i.without);
-  }
-}
-/// @throws wire_error on bytes that are no summary, or one that is not sorted. Whether ranks agree, and boxes
-/// lie inside of their tensors, is validated when the global summary is complete.
-[[nodiscard]] inline plan_summary decode_plan_summary(wire_reader& in) {
-  plan_summary summary;
-  // Grown item by item: an item in memory is larger than its shortest encoding.
-  const auto count = in.get_count(24);
-  for (std::size_t n = 0; n < count; ++n) {
-    summary_item i;
-    i.name = in.get_string(max_item_name);
-    i.kind = in.get_enum(item_kind::bytes);
-    i.type = in.get_enum(last_dtype);
-    const auto own = in.get<std::uint8_t>();
-    if (own > 1) in.fail_here("unknown flags");
-    i.per_rank = own != 0;
-    i.global = decode_extents(in);
-    i.boxes.resize(in.get_count(26));
-    for (std::size_t k = 0; k < i.boxes.size(); ++k) {
-      auto& b = i.boxes[k];
-      b.box.offsets = decode_extents(in);
-      b.box.sizes = decode_extents(in);
-      b.holders = detail::decode_runs(in);
-      if (b.holders.empty()) in.fail_here("a box that no rank holds");
-      if (k > 0 && !(i.boxes[k - 1].box < b.box)) in.fail_here("boxes are out of order");
-    }
-    i.without = detail::decode_runs(in);
-    if (i.boxes.empty() && i.without.empty()) in.fail_here("an item of no rank");
-    if (n > 0 && detail::compare(summary.items.back(), i) >= 0) in.fail_here("items are out of order");
-    summary.items.push_back(std::move(i));
-  }
-  return summary;
 }
 
 }  // namespace v1
