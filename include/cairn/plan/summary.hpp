@@ -127,21 +127,32 @@ class plan_summary {
   [[nodiscard]] std::size_t words() const noexcept { return words_.size(); }
   [[nodiscard]] std::size_t names() const noexcept { return names_.size(); }
 
-  friend bool operator==(const plan_summary& a, const plan_summary& b) noexcept {
-    const auto x = a.words_.view();
-    const auto y = b.words_.view();
-    if (a.size() != b.size() || !std::equal(x.begin(), x.end(), y.begin(), y.end())) return false;
+  /// The same items, boxes and ranks, however they are put together: merging ranks in another order may
+  /// divide them otherwise. O(progressions) where they are put together alike, else O(chunks x log).
+  friend bool operator==(const plan_summary& a, const plan_summary& b) {
+    if (a.size() != b.size()) return false;
     for (std::size_t i = 0; i < a.size(); ++i) {
       const auto& p = a.items_[i];
       const auto& q = b.items_[i];
       if (a.name(i) != b.name(i) || p.kind != q.kind || p.type != q.type || p.per_rank != q.per_rank ||
-          !(p.global == q.global) || p.boxes != q.boxes || p.without != q.without)
+          !(p.global == q.global) || !(a.chunks(i, true) == b.chunks(i, true)) ||
+          !(a.chunks(i, false) == b.chunks(i, false)))
         return false;
     }
     return true;
   }
 
  private:
+  [[nodiscard]] chunk_set chunks(std::size_t i, bool boxes) const {
+    chunk_set out;
+    const auto add = [&](const chunk_progression& p) { out.append(p); };
+    if (boxes)
+      for_each_box(i, add);
+    else
+      for_each_without(i, add);
+    return out;
+  }
+
   std::string names_;
   std::vector<summary_item> items_;
   detail::progression_words words_;
