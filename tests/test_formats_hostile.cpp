@@ -334,10 +334,6 @@ TEST_CASE("manifests of hostile writers") {
       std::swap(m, changed);
     }
   }
-  SUBCASE("a codec that is not there yet") {
-    put_at<std::uint16_t>(m, items_at + 5 * 6 + 2, 1);
-    refused(error_id::corrupt_unsupported_feature);
-  }
   SUBCASE("a shape whose bytes overflow") {
     // The shapes are those of flat [7] and wte [4, 3].
     put_at<std::int64_t>(m, section_at(m, 3) + 8, std::int64_t{1} << 62);

@@ -22,6 +22,7 @@ struct stored_item {
   extents global;
   bool per_rank = false;
   chunk_set chunks;
+  std::uint16_t codec = 0;  ///< by which its bytes are compressed in files; 0: none
   friend bool operator==(const stored_item&, const stored_item&) = default;
 };
 

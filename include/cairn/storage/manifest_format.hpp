@@ -72,7 +72,7 @@ inline void put_boxes(manifest_columns& c, const stored_item& item, const std::v
     c.dimensions.put(static_cast<std::uint8_t>(item.global.rank()));
     c.forms.put(grid ? chunk_form::grid : chunk_form::boxes);
     c.reserved.put(std::uint8_t{0});
-    c.codecs.put(std::uint16_t{0});
+    c.codecs.put(item.codec);
     for (const auto size : item.global) c.shapes.put(size);
     if (grid) {
       progression_chunks += grid->count;

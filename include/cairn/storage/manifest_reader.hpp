@@ -222,8 +222,7 @@ class content_reader {
         in.bad("an item of a manifest has an unknown kind, dtype or flag, or too many dimensions");
       if (column_at<std::uint8_t>(forms_, i) > static_cast<std::uint8_t>(chunk_form::grid))
         in.bad("an item of a manifest has chunks of an unknown form");
-      if (const auto codec = column_at<std::uint16_t>(codecs, i); codec != 0)
-        in.unsupported("an item is compressed with a codec that this version of cairn does not have", codec);
+      item.codec = column_at<std::uint16_t>(codecs, i);
       item.kind = static_cast<item_kind>(kind);
       item.type = static_cast<dtype>(type);
       item.per_rank = flag != 0;

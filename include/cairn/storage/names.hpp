@@ -23,6 +23,7 @@ struct object_name {
   std::int32_t rank = 0;      ///< of data and a record; of records the first
   std::uint64_t attempt = 0;  ///< of all but manifests
   std::uint32_t index = 0;    ///< of data: which of its rank's files
+  bool compressed = false;    ///< of data: its items are; ".cairnz" in place of ".safetensors"
   friend bool operator==(const object_name&, const object_name&) = default;
 };
 
@@ -51,8 +52,8 @@ struct object_name {
     std::snprintf(text, sizeof text, "rank-%05d.%016llx.%s", static_cast<int>(name.rank), attempt,
                   name.kind == object_kind::record ? "record" : "records");
   else
-    std::snprintf(text, sizeof text, "rank-%05d.%016llx.%u.safetensors", static_cast<int>(name.rank), attempt,
-                  static_cast<unsigned>(name.index));
+    std::snprintf(text, sizeof text, "rank-%05d.%016llx.%u.%s", static_cast<int>(name.rank), attempt,
+                  static_cast<unsigned>(name.index), name.compressed ? "cairnz" : "safetensors");
   return text;
 }
 
@@ -64,6 +65,10 @@ struct object_name {
 [[nodiscard]] inline std::string data_key(std::int64_t step, std::int32_t rank, std::uint64_t attempt,
                                           std::uint32_t index) {
   return object_key(step, {object_kind::data, rank, attempt, index});
+}
+/// The key of a file with compressed items in place of the data file of this key.
+[[nodiscard]] inline std::string compressed_key(std::string_view data_key) {
+  return std::string(data_key.substr(0, data_key.rfind(".safetensors"))) + ".cairnz";
 }
 /// "step-00001200/rank-00003.0123456789abcdef.record"
 [[nodiscard]] inline std::string record_key(std::int64_t step, std::int32_t rank, std::uint64_t attempt) {
@@ -139,12 +144,13 @@ namespace detail {
   if (name == "record" || name == "records")
     return object_name{name == "record" ? object_kind::record : object_kind::records,
                        static_cast<std::int32_t>(*rank), *attempt, 0};
-  if (!name.ends_with(".safetensors")) return std::nullopt;
-  name.remove_suffix(12);
+  const bool compressed = name.ends_with(".cairnz");
+  if (!compressed && !name.ends_with(".safetensors")) return std::nullopt;
+  name.remove_suffix(compressed ? 7 : 12);
   const auto index = detail::parse_padded(name, 1, UINT32_MAX);
   if (!index) return std::nullopt;
   return object_name{object_kind::data, static_cast<std::int32_t>(*rank), *attempt,
-                     static_cast<std::uint32_t>(*index)};
+                     static_cast<std::uint32_t>(*index), compressed};
 }
 
 /// A complete key taken apart.

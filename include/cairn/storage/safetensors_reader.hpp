@@ -56,6 +56,12 @@ class safetensors_reader {
     if (m.step != step)
       fail(error_id::corrupt_identity, "this is the manifest of another step",
            {.file = key, .expected = std::to_string(step), .got = std::to_string(m.step)});
+    for (const auto& item : m.content.items)
+      if (!decodes(item.codec))
+        fail(error_id::corrupt_unsupported_feature,
+             "an item is compressed with a codec that this reader does not have; open the checkpoint with "
+             "compressed_storage and that codec",
+             {.item = item.name, .file = key, .got = "codec " + std::to_string(item.codec)});
     return checkpoint_type(std::move(m));
   }
 
@@ -114,6 +120,13 @@ class safetensors_reader {
   }
 
  private:
+  /// Whether the store gives the bytes of items that are compressed so.
+  [[nodiscard]] static constexpr bool decodes(std::uint16_t codec) noexcept {
+    if constexpr (requires { Store::decodes(codec); })
+      return Store::decodes(codec);
+    else
+      return codec == 0;
+  }
   static void throw_if_late(deadline until, const std::string& key) {
     if (until.passed()) fail(error_id::timeout_load, "the checkpoint was not read in time", {.file = key});
   }

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+// threaded
+// uses: cairn::zstd
+// Checkpoints whose items are compressed: the Storage suite, resharding, ranges, mixed stores, hostile files.
+#include <cairn/concepts/portable.hpp>
+#include <cairn/storage/compressed_storage.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/stores/file_store.hpp>
+#include <cairn/stores/memory_store.hpp>
+#if CAIRN_USES_ZSTD + 0
+#include <cairn/storage/zstd_codec.hpp>
+#endif
+
+#include <doctest/doctest.h>
+#include <support/codec_archetype.hpp>
+#include <support/rounds.hpp>
+#include <support/scratch_directory.hpp>
+#include <support/storage_conformance.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+using namespace cairn_test;
+using cairn::error_id;
+
+#if CAIRN_USES_ZSTD + 0
+using codec = cairn::zstd_codec;
+codec make_codec() {
+  return codec{};
+}
+static_assert(cairn::Portable<cairn::compressed_writer<cairn::file_store, codec>>);
+#else
+using codec = codec_archetype;
+codec make_codec() {
+  return codec_archetype::make();
+}
+#endif
+using memory_storage = cairn::compressed_storage<cairn::memory_store, codec>;
+
+struct compressed_in_memory {
+  cairn::memory_store objects;
+  auto make() { return memory_storage(objects, make_codec(), {.frame_bytes = 1 << 18, .threads = 3}); }
+};
+TEST_CASE_TEMPLATE_INVOKE(storage_conformance, compressed_in_memory);
+
+/// A compressed checkpoint in memory whose objects can be replaced.
+struct stored {
+  cairn::memory_store objects;
+  memory_storage storage{objects, make_codec()};
+  sample_world saved{2, 1};
+  stored() {
+    auto writer = storage.writer();
+    world_save(writer, saved.states(), 4).run();
+  }
+  [[nodiscard]] std::vector<std::string> keys(std::string_view ending) {
+    std::vector<std::string> found;
+    for (const auto& o : objects.list(""))
+      if (o.key.ends_with(ending)) found.push_back(o.key);
+    return found;
+  }
+  [[nodiscard]] std::vector<std::byte> get(const std::string& key) {
+    return *objects.read_all(key, 1u << 30);
+  }
+  /// As another process finds the store: nothing of it is known yet.
+  [[nodiscard]] memory_storage afresh() { return memory_storage(objects, make_codec()); }
+  void put(const std::string& key, const std::vector<std::byte>& bytes) {
+    objects.remove(key);
+    objects.put_new(key, bytes);
+  }
+  told_failure load() {
+    return failure_of([&] {
+      auto reader = afresh().reader();
+      sample_world loaded(2, 9);
+      load_world(reader, 4, loaded.states());
+      if (!(loaded == saved)) throw std::runtime_error("wrong bytes were delivered");
+    });
+  }
+  told_failure verify() {
+    return failure_of([&] {
+      auto reader = afresh().reader();
+      auto opened = reader.open(4, reader.fetch(4));
+      (void)reader.verify(opened, soon());
+    });
+  }
+};
+bool is_corrupt(const told_failure& f) {
+  return f.id && cairn::kind_of(*f.id) == cairn::error_kind::corrupt;
+}
+
+TEST_CASE("files are compressed, have their own extension, and the manifest names the codec") {
+  stored s;
+  CHECK(s.keys(".safetensors").empty());
+  const auto files = s.keys(".cairnz");
+  REQUIRE(files.size() >= 2);
+  for (const auto& key : files) {
+    const auto parsed = cairn::parse_key(key);
+    REQUIRE(parsed.has_value());
+    CHECK(parsed->object.compressed);
+    CHECK(cairn::object_key(parsed->step, parsed->object) == key);
+  }
+  auto reader = s.storage.reader();
+  const auto bytes = reader.fetch(4);
+  const auto opened = reader.open(4, bytes);
+  for (const auto& item : opened.metadata().items) CHECK(item.codec == codec::id);
+
+  // Whoever has not the codec is told so, before anything is read.
+  auto plain = cairn::safetensors_storage{s.objects}.reader();
+  const auto why = failure_of([&] { (void)plain.open(4, bytes); });
+  CHECK(why.id == error_id::corrupt_unsupported_feature);
+  CHECK(why.text.find("codec " + std::to_string(codec::id)) != std::string::npos);
+
+  // Whoever has not the codec can still clean up.
+  auto cleaner = cairn::safetensors_storage{s.objects}.writer();
+  cleaner.remove(4);
+  CHECK(s.objects.list("").empty());
+}
+
+TEST_CASE("a store may hold both: what was not compressed is read as it is") {
+  cairn::memory_store objects;
+  const sample_world first(2, 1), second(2, 2);
+  auto plain = cairn::safetensors_storage{objects}.writer();
+  world_save(plain, first.states(), 1).run();
+  memory_storage storage(objects, make_codec());
+  auto writer = storage.writer();
+  world_save(writer, second.states(), 2).run();
+  auto reader = storage.reader();
+  CHECK(reader.list() == std::vector<std::int64_t>{1, 2});
+  for (const auto* world : {&first, &second}) {
+    sample_world loaded(2, 9, 1);
+    load_world(reader, world == &first ? 1 : 2, loaded.states());
+    CHECK(loaded == *world);
+  }
+  writer.remove(1);
+  CHECK(reader.list() == std::vector<std::int64_t>{2});
+  for (const auto& o : objects.list("")) CHECK(o.key.starts_with("step-00000002/"));
+}
+
+TEST_CASE(
+    "a save that fails leaves nothing; files in a directory, written by what another process made again") {
+  scratch_directory directory;
+  const sample_world saved(1, 1);
+  cairn::compressed_storage storage(cairn::file_store(directory.path()), make_codec());
+#if CAIRN_USES_ZSTD + 0
+  auto writer = decltype(storage.writer())::from_description(storage.writer().description());
+  CHECK(writer.fingerprint() == storage.writer().fingerprint());
+#else
+  auto writer = storage.writer();
+#endif
+  {
+    world_save save(writer, saved.states(), 3);
+    save.write(0);
+    writer.abort(save.context(0), cairn::make_failure(error_id::storage_no_space, "full"));
+  }
+  CHECK(writer.clean({9, 9}) > 0);
+  for (const auto& o : storage.store().list("")) CHECK(o.key.find(".cairnz") == std::string::npos);
+  world_save(writer, saved.states(), 4).run();
+  auto reader = storage.reader();
+  sample_world loaded(1, 9, 1);
+  load_world(reader, 4, loaded.states());
+  CHECK(loaded == saved);
+}
+
+TEST_CASE("any grid loads into any other from frames of any size, and reads little more than it wants") {
+  std::mt19937 random(7);
+  const auto pick = [&](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  for (int round = 0; round < 12; ++round) {
+    CAPTURE(round);
+    const std::int64_t rows = pick(1, 300), columns = pick(1, 3000);
+    const auto cells = static_cast<std::size_t>(rows * columns);
+    std::vector<float> values(cells);
+    for (std::size_t i = 0; i < cells; ++i) values[i] = static_cast<float>(i % 65521) * 0.001F;
+    const auto cut = [&](std::vector<float>& memory, int dimension, int pieces,
+                         std::vector<cairn::state_dict>& states) {
+      std::vector<cairn::chunk> boxes;
+      const cairn::extents shape{rows, columns};
+      for (int p = 0; p < pieces; ++p) {
+        auto box = cairn::whole(shape);
+        const auto begin = shape[dimension] * p / pieces;
+        box.offsets.set(dimension, begin);
+        box.sizes.set(dimension, shape[dimension] * (p + 1) / pieces - begin);
+        if (!box.empty()) boxes.push_back(box);
+      }
+      states.resize(boxes.size());
+      std::vector<const cairn::state_dict*> all;
+      for (std::size_t i = 0; i < boxes.size(); ++i) {
+        const auto view = cairn::contiguous_view(memory.data(), cairn::dtype::f32, {rows, columns});
+        states[i].tensor("w", cairn::subview(view, boxes[i]),
+                         cairn::shard{{rows, columns}, boxes[i].offsets, boxes[i].sizes});
+        all.push_back(&states[i]);
+      }
+      return all;
+    };
+    memory_storage storage(cairn::memory_store{}, make_codec(),
+                           {.frame_bytes = std::uint64_t{1} << (16 + pick(0, 6)),
+                            .threads = static_cast<std::size_t>(pick(1, 3))});
+    auto writer = storage.writer();
+    auto reader = storage.reader();
+    std::vector<cairn::state_dict> from, to;
+    world_save(writer, cut(values, pick(0, 1), pick(1, 4), from), 1, {1, 2}, 0,
+               static_cast<staging>(round % 3))
+        .run();
+    std::vector<float> loaded(cells, -1);
+    load_world(reader, 1, cut(loaded, pick(0, 1), pick(1, 4), to),
+               {.memory_budget = static_cast<std::uint64_t>(pick(0, 6)) << 20});
+    CHECK(loaded == values);
+  }
+}
+
+TEST_CASE("every flipped bit of a compressed file is found, by verification and by the load that reads it") {
+  stored s;
+  std::mt19937_64 random(1);
+  const auto keys = s.keys(".cairnz");
+  for (const auto& key : keys) {
+    const auto good = s.get(key);
+    const auto flip = [&](std::size_t at) {
+      auto bad = good;
+      bad[at] ^= static_cast<std::byte>(1u << random() % 8);
+      s.put(key, bad);
+      CAPTURE(key);
+      CAPTURE(at);
+      const auto found = s.verify();
+      CHECK(is_corrupt(found));
+      CHECK(found.fields.file == key);
+      if (random() % 8 == 0) CHECK(is_corrupt(s.load()));
+    };
+    const auto flips = static_cast<std::size_t>(rounds(14, 40)) / keys.size() + 1;
+    for (std::size_t i = 0; i < flips; ++i) flip(random() % good.size());
+    for (std::size_t i = 0; i < flips; ++i)
+      flip(good.size() - 1 - random() % std::min<std::size_t>(good.size(), 400));
+    s.put(key, good);
+  }
+  CHECK_FALSE(s.verify().id.has_value());
+  CHECK_FALSE(s.load().id.has_value());
+}
+
+TEST_CASE("cut, longer, exchanged and missing compressed files are told apart from good ones") {
+  stored s;
+  const auto key = s.keys(".cairnz").at(0);
+  const auto good = s.get(key);
+  for (const std::size_t left :
+       {std::size_t{1}, std::size_t{64}, std::size_t{4096}, good.size() / 2, good.size() - 1}) {
+    CAPTURE(left);
+    s.put(key, {good.begin(), good.begin() + static_cast<std::ptrdiff_t>(left)});
+    CHECK(is_corrupt(s.load()));
+    CHECK(is_corrupt(s.verify()));
+  }
+  auto longer = good;
+  longer.push_back(std::byte{0});
+  s.put(key, longer);
+  CHECK(is_corrupt(s.load()));
+  s.objects.remove(key);
+  CHECK(s.load().id == error_id::corrupt_missing_file);
+  const auto other = s.keys(".cairnz").at(0);
+  s.put(key, s.get(other));
+  CHECK(is_corrupt(s.load()));
+}
+
+/// Puts other numbers in the end of a compressed file, with a digest that is right.
+std::vector<std::byte> with_trailer(std::vector<std::byte> file, std::size_t at, std::uint64_t value,
+                                    std::size_t bytes = 8) {
+  auto* end = file.data() + file.size() - 64;
+  std::memcpy(end + at, &value, bytes);
+  const auto right = cairn::digest(std::span<const std::byte>(end, 56));
+  std::memcpy(end + 56, &right, 8);
+  return file;
+}
+
+TEST_CASE("a file that lies about its sizes is refused before anything is allocated for it") {
+  stored s;
+  const auto key = s.keys(".cairnz").at(0);
+  const auto good = s.get(key);
+  REQUIRE(with_trailer(good, 12, 0, 4) == good);
+  const auto refused = [&](const std::vector<std::byte>& bad) {
+    s.put(key, bad);
+    const auto why = s.load();
+    CHECK(is_corrupt(why));
+    CHECK(why.fields.file.substr(0, key.find('.')) == key.substr(0, key.find('.')));
+    return why.id;
+  };
+  CHECK(refused(with_trailer(good, 8, 2, 2)) == error_id::corrupt_unsupported_version);
+  CHECK(refused(with_trailer(good, 10, 77, 2)) == error_id::corrupt_identity);
+  CHECK(refused(with_trailer(good, 12, 1, 4)) == error_id::corrupt_bad_value);
+  for (const std::uint64_t huge :
+       {std::uint64_t{1} << 40, std::uint64_t{1} << 63, UINT64_MAX, std::uint64_t{0}}) {
+    CAPTURE(huge);
+    refused(with_trailer(good, 16, huge));  // bytes of the header
+    refused(with_trailer(good, 24, huge));  // of the whole, decoded: a bomb
+    refused(with_trailer(good, 32, huge));  // items
+  }
+  // The table: sizes whose sum overflows, or that take from each other.
+  std::uint64_t items = 0;
+  std::memcpy(&items, good.data() + good.size() - 64 + 32, 8);
+  const auto table_bytes = static_cast<std::size_t>(items) * 16;
+  for (const std::uint64_t change : {std::uint64_t{1}, std::uint64_t{0} - 1, std::uint64_t{1} << 63}) {
+    auto bad = good;
+    auto* table = bad.data() + bad.size() - 64 - table_bytes;
+    for (const std::size_t column : {std::size_t{0}, std::size_t{8}}) {
+      std::uint64_t value = 0;
+      std::memcpy(&value, table + column, 8);
+      value = column == 0 ? value + change : value - change;
+      std::memcpy(table + column, &value, 8);
+    }
+    refused(with_trailer(bad, 48, cairn::digest(std::span<const std::byte>(table, table_bytes))));
+  }
+}
+
+TEST_CASE("a compressed object is written from front to back, completely, and only while all went well") {
+  cairn::memory_store objects;
+  const cairn::detail::compressed_store<cairn::memory_store, codec> of_type(
+      std::make_shared<cairn::memory_store>(objects), make_codec(), {});
+  auto store = of_type;
+  const std::string key = cairn::data_key(1, 0, 5, 0);
+  cairn::safetensors_header header;
+  header.entries.push_back({"a", cairn::dtype::f32, {3, 100}, 0, 1200, {}, {}, false});
+  header.entries.push_back({"nothing", cairn::dtype::f32, {0}, 1200, 1200, {}, {}, false});
+  header.entries.push_back({"b", cairn::dtype::u8, {7}, 1200, 1207, {}, {}, false});
+  auto file = cairn::encode_safetensors_header(header, 64);
+  const auto begin = file.size();
+  for (std::size_t i = 0; i < 1207; ++i) file.push_back(static_cast<std::byte>(i / 40));
+  SUBCASE("in pieces of any size, read in ranges of any kind") {
+    for (const std::size_t piece : {std::size_t{1}, std::size_t{7}, std::size_t{100}, file.size()}) {
+      {
+        auto object = store.create(key, file.size());
+        for (std::size_t at = 0; at < file.size(); at += piece) {
+          const cairn::write_part part{
+              at, std::span<const std::byte>(file).subspan(at, std::min(piece, file.size() - at))};
+          object.write({&part, 1});
+        }
+        object.finish();
+      }
+      CHECK(store.size(key) == file.size());
+      for (std::size_t at = 0; at < file.size(); at += 31)
+        for (const std::size_t length :
+             {std::size_t{0}, std::size_t{1}, std::size_t{50}, std::size_t{1300}}) {
+          if (length > file.size() - at) continue;
+          std::vector<std::byte> got(length);
+          const cairn::read_range range{key, at, got};
+          store.read({&range, 1});
+          CHECK(std::equal(got.begin(), got.end(), file.begin() + static_cast<std::ptrdiff_t>(at)));
+        }
+      std::vector<std::byte> beyond(2);
+      const cairn::read_range range{key, file.size() - 1, beyond};
+      CHECK(failure_of([&] { store.read({&range, 1}); }).id == error_id::corrupt_truncated);
+      store.remove(key);
+      CHECK_FALSE(store.size(key).has_value());
+      CHECK(objects.list("").empty());
+    }
+  }
+  SUBCASE("an end too early, bytes too many, a gap, and what comes after an error") {
+    auto object = store.create(key, file.size());
+    const cairn::write_part first{0, std::span<const std::byte>(file).first(begin + 10)};
+    object.write({&first, 1});
+    const cairn::write_part gap{begin + 11, std::span<const std::byte>(file).subspan(begin + 11)};
+    CHECK(failure_of([&] { object.write({&gap, 1}); }).id == error_id::usage_wrong_order);
+    const cairn::write_part rest{begin + 10, std::span<const std::byte>(file).subspan(begin + 10)};
+    CHECK(failure_of([&] { object.write({&rest, 1}); }).id == error_id::usage_closed);
+    CHECK(failure_of([&] { object.finish(); }).id == error_id::usage_closed);
+    auto early = store.create(cairn::data_key(1, 0, 6, 0), file.size());
+    early.write({&first, 1});
+    CHECK(failure_of([&] { early.finish(); }).id == error_id::usage_incomplete_object);
+    auto many = store.create(cairn::data_key(1, 0, 7, 0), file.size());
+    const cairn::write_part all{0, file};
+    many.write({&all, 1});
+    const cairn::write_part more{file.size(), std::span<const std::byte>(file).first(1)};
+    CHECK(failure_of([&] { many.write({&more, 1}); }).id == error_id::usage_overflow);
+  }
+  SUBCASE("what is no safetensors file is refused") {
+    auto object = store.create(key, 5000);
+    const std::vector<std::byte> nonsense(5000, std::byte{0x7f});
+    const cairn::write_part part{0, nonsense};
+    CHECK(is_corrupt(failure_of([&] { object.write({&part, 1}); })));
+  }
+  CHECK(failure_of([&] { memory_storage(objects, make_codec(), {.frame_bytes = 12345}); }).id ==
+        error_id::usage_bad_option);
+  CHECK(failure_of([&] { memory_storage(objects, make_codec(), {.threads = 0}); }).id ==
+        error_id::usage_bad_option);
+}
+
+}  // namespace
