@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::interprocess
 // The ways of saving beside each other, on one state and one training loop: what each costs the loop. Beside
-// them what one would write by hand. Columns, medians of the rounds: mean step, its overhead over the plain
-// loop of the same round, slowest step, blocked (save() and the before_update() after it), durable (after
-// save(); by-hand-fwrite is not safe from a power loss), beside (training alone in steps during which a save
-// was written, over a plain step), back (steps until one is within 5 % of a plain one), memory (beyond the
-// state, workers included), at end (waiting after the last step).
+// them what one would write by hand, and what was published of PyTorch. Columns, medians of the rounds: mean
+// step, its overhead over the plain loop of the same round, slowest step, blocked (save() and the
+// before_update() after it), staging (from the first copied byte to the last), durable (after save();
+// by-hand-fwrite is not safe from a power loss), beside (training alone in steps during which a save was
+// written, over a plain step), back (steps until one is within 5 % of a plain one), memory (beyond the state,
+// workers included), at end (waiting after the last step), skipped (saves, with --when-busy skip).
+//
+// Then how soon a checkpointer is ready after prepare(), its first save against later ones, the start of a
+// worker, and what save() itself takes for 10,000 tensors.
 #include <cairn/cairn.hpp>
 #include <cairn/execute/process_executor.hpp>
 #include <cairn/stage/shared_stager.hpp>
@@ -31,6 +35,8 @@
 #include <string>
 #include <support/bench.hpp>
 #include <support/program.hpp>
+#include <support/readiness.hpp>
+#include <support/timeline.hpp>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -43,59 +49,98 @@ struct mode_options {
   int steps = 25;
   int every = 5;
   double step_seconds = 0.5;
+  int threads = 1;
+  bool streams = false;  ///< the gradient reads the state instead of multiplying in cache
+  bool skips = false;
+  bool figures = true;
   std::vector<std::string> only;
   std::string chart;
+  std::string table;
+  std::string trace;
+  std::string picture;
 };
 
-/// Training on one thread: matrix products in cache, for about as long as was asked, then one pass of Adam
-/// over all of the state, which is parameters and two moments.
+/// Training: matrix products in cache, or passes over the parameters, for about as long as was asked; then
+/// one pass of Adam over all of the state, which is parameters and two moments.
 class training {
  public:
-  training(bench_state& state, double seconds) : state_(state) {
-    for (auto* m : {&a_, &b_, &c_}) m->assign(side * side, 0.5f);
+  training(bench_state& state, const mode_options& o)
+      : state_(state), threads_(o.threads), streams_(o.streams), teams_(static_cast<std::size_t>(o.threads)) {
+    for (auto& team : teams_)
+      for (auto* m : {&team.a, &team.b, &team.c}) m->assign(side * side, 0.5f);
     const double update_seconds = median_of(3, [&] { update(); });
-    const double product = median_of(5, [&] { multiply(); });
-    products_ = static_cast<int>(std::max(1.0, (seconds - update_seconds) / product));
-    update_share_ = update_seconds / seconds;
+    rounds_ = 20;
+    const double one = median_of(5, [&] { gradient(); }) / rounds_;
+    rounds_ = static_cast<int>(std::max(1.0, (o.step_seconds - update_seconds) / one));
+    update_share_ = update_seconds / o.step_seconds;
   }
-  /// Forward and backward: reads the state, changes nothing of it.
+  /// Forward and backward: changes nothing of the state.
   void gradient() {
-    for (int i = 0; i < products_; ++i) multiply();
-    keep(c_);
+    each_thread([&](std::size_t t) {
+      for (int i = 0; i < rounds_; ++i) streams_ ? stream(t) : multiply(teams_[t]);
+      keep(teams_[t]);
+    });
   }
   void update() {
     ++step_;
+    each_thread([&](std::size_t t) { update(t); });
+  }
+  [[nodiscard]] double update_share() const { return update_share_; }
+
+ private:
+  static constexpr std::size_t side = 128;  // three matrices: 192 KiB
+  struct team {
+    std::vector<float> a, b, c;
+    float sum = 0;
+  };
+  template <class Work>
+  void each_thread(Work&& work) {
+    if (threads_ == 1) return work(0);
+    in_parallel(threads_, static_cast<std::uint64_t>(threads_), 1,
+                [&](std::uint64_t t, std::uint64_t) { work(static_cast<std::size_t>(t)); });
+  }
+  void update(std::size_t thread) {
     const float rate = 1e-3f / static_cast<float>(step_);
+    const auto& c = teams_[thread].c;
     const auto third = state_.rows().size() / 3;
-    for (std::size_t i = 0; i < third; ++i) {
+    for (std::size_t i = thread; i < third; i += teams_.size()) {
       auto* p = reinterpret_cast<float*>(state_.place(i));
       auto* m = reinterpret_cast<float*>(state_.place(third + i));
       auto* v = reinterpret_cast<float*>(state_.place(2 * third + i));
       const auto count =
           std::min({state_.size(i), state_.size(third + i), state_.size(2 * third + i)}) / sizeof(float);
       for (std::size_t k = 0; k < count; ++k) {
-        const float gradient = c_[k % c_.size()];
+        const float gradient = c[k % c.size()];
         m[k] = 0.9f * m[k] + 0.1f * gradient;
         v[k] = 0.999f * v[k] + 0.001f * gradient * gradient;
         p[k] -= rate * m[k] / (std::sqrt(v[k]) + 1e-8f);
       }
     }
   }
-  [[nodiscard]] double update_share() const { return update_share_; }
-
- private:
-  static constexpr std::size_t side = 128;  // three matrices: 192 KiB
-  void multiply() {
+  static void multiply(team& m) {
     for (std::size_t i = 0; i < side; ++i)
       for (std::size_t k = 0; k < side; ++k) {
-        const float x = a_[i * side + k];
+        const float x = m.a[i * side + k];
         for (std::size_t j = 0; j < side; ++j)
-          c_[i * side + j] = c_[i * side + j] * 0.5f + x * b_[k * side + j];
+          m.c[i * side + j] = m.c[i * side + j] * 0.5f + x * m.b[k * side + j];
       }
   }
+  /// A sixteenth of the first tensor that is the thread's.
+  void stream(std::size_t thread) {
+    const auto i = thread % state_.rows().size();
+    const auto* p = reinterpret_cast<const float*>(state_.place(i));
+    const auto count = std::max<std::uint64_t>(state_.size(i) / sizeof(float) / 16, 1);
+    const auto from = count * static_cast<std::uint64_t>(part_++ % 16);
+    float sum = 0;
+    for (std::uint64_t k = from; k < from + count; ++k) sum += p[k];
+    teams_[thread].sum += sum;
+  }
   bench_state& state_;
-  std::vector<float> a_, b_, c_;
-  int products_ = 1;
+  int threads_;
+  bool streams_;
+  std::vector<team> teams_;
+  std::atomic<unsigned> part_{0};
+  int rounds_ = 1;
   int step_ = 0;
   double update_share_ = 0;
 };
@@ -140,7 +185,11 @@ class saver {
   [[nodiscard]] virtual bool busy() { return false; }
   /// Waits until all is as safe as this way makes it.
   virtual void finish() {}
+  virtual void end_of_step(int) {}
   std::vector<double> durable_after;  ///< seconds from save() on, of each save
+  std::vector<double> staging;        ///< seconds from the first copied byte to the last
+  std::vector<double> writing_cpu;    ///< CPU seconds of whoever wrote
+  int skipped = 0;                    ///< saves that were not begun
 };
 
 /// What a run of the loop measured. Seconds.
@@ -148,9 +197,12 @@ struct run_result {
   std::vector<double> steps;    ///< whole steps, with what saves cost them
   std::vector<double> blocked;  ///< of each save: save() and the before_update() after it
   std::vector<double> durable;
+  std::vector<double> staging;
+  std::vector<double> writing_cpu;
   std::vector<double> beside;  ///< training alone in steps during which a save was written
-  double after = 0;            ///< waiting after the last step
-  double memory = 0;           ///< bytes beyond those before the run, at most
+  int skipped = 0;
+  double after = 0;   ///< waiting after the last step
+  double memory = 0;  ///< bytes beyond those before the run, at most
 
   [[nodiscard]] double mean() const {
     double sum = 0;
@@ -177,6 +229,7 @@ run_result run_loop(training& train, saver* how, const mode_options& o, double m
       update = seconds_of([&] { train.update(); });
       if (how != nullptr && step % o.every == 0) save_stall = seconds_of([&] { how->save(step); });
     }));
+    if (how != nullptr) how->end_of_step(step);
     if (writing) r.beside.push_back(forward + update);
     if (how != nullptr && how->busy()) r.memory = std::max(r.memory, proportional_bytes() - memory_before);
   }
@@ -184,6 +237,9 @@ run_result run_loop(training& train, saver* how, const mode_options& o, double m
     r.after = seconds_of([&] { how->finish(); });
     if (save_stall > 0) r.blocked.push_back(save_stall);
     r.durable = how->durable_after;
+    r.staging = how->staging;
+    r.writing_cpu = how->writing_cpu;
+    r.skipped = how->skipped;
   }
   return r;
 }
@@ -203,12 +259,20 @@ class cairn_saver : public saver {
   void save(int step) override { handles_.push_back(checkpointer_.save(state_, step)); }
   void before_update() override { checkpointer_.before_update(); }
   [[nodiscard]] bool busy() override {
-    return !handles_.empty() && !handles_.back().committed() && !handles_.back().failed();
+    return !handles_.empty() && !handles_.back().committed() && !handles_.back().failed() &&
+           !handles_.back().skipped();
   }
   void finish() override {
     for (auto& handle : handles_) {
       handle.wait();
-      durable_after.push_back(handle.report().committed_seconds);
+      if (handle.skipped()) {
+        ++skipped;
+        continue;
+      }
+      const auto report = handle.report();
+      durable_after.push_back(report.committed_seconds);
+      staging.push_back(report.copying.seconds);
+      writing_cpu.push_back(report.writing.cpu_seconds);
     }
     checkpointer_.close();
   }
@@ -218,12 +282,38 @@ class cairn_saver : public saver {
   cairn::state_dict state_;
   std::vector<cairn::save_handle> handles_;
 };
+bool skips = false;  // for the modes, which are made by functions without options
+
+template <class... Policies>
+auto checkpointer_of(const std::string& directory, Policies... policies) {
+  return cairn::checkpointer{
+      cairn::file_store{directory}, std::move(policies)..., cairn::keep_last{1},
+      cairn::checkpointer_options{.when_busy = skips ? cairn::busy_policy::skip : cairn::busy_policy::block,
+                                  .quiet = true}};
+}
 template <class... Policies>
 std::unique_ptr<saver> ours(const std::string& directory, const bench_state& state, Policies... policies) {
-  cairn::checkpointer made{cairn::file_store{directory}, std::move(policies)..., cairn::keep_last{1},
-                           cairn::checkpointer_options{.quiet = true}};
+  auto made = checkpointer_of(directory, std::move(policies)...);
   return std::make_unique<cairn_saver<decltype(made)>>(std::move(made), state);
 }
+
+/// Overlapped, by a process, with a trace of all that it does.
+using traced_checkpointer = decltype(checkpointer_of({}, cairn::shared_stager{}, cairn::process_executor{},
+                                                     cairn::overlapped{}, std::declval<cairn::trace_file>()));
+class traced_saver : public cairn_saver<traced_checkpointer> {
+ public:
+  traced_saver(const std::string& directory, const bench_state& state, cairn::trace_file trace)
+      : cairn_saver(checkpointer_of(directory, cairn::shared_stager{}, cairn::process_executor{},
+                                    cairn::overlapped{}, trace),
+                    state),
+        trace_(std::move(trace)) {
+    trace_.step(0);
+  }
+  void end_of_step(int step) override { trace_.step(step); }
+
+ private:
+  cairn::trace_file trace_;
+};
 
 // --- By hand
 // -----------------------------------------------------------------------------------------------------
@@ -360,7 +450,8 @@ const std::vector<mode>& modes() {
 }
 
 struct summary {
-  std::vector<double> mean, overhead, slowest, blocked, durable, disturbance, memory, after, back;
+  std::vector<double> mean, overhead, slowest, blocked, staging, durable, disturbance, memory, after, back;
+  std::vector<double> writing_cpu, skipped;
   std::vector<std::vector<double>> steps;  ///< of each round
 };
 
@@ -423,13 +514,143 @@ std::string chart_of(const std::vector<std::pair<std::string, summary>>& all, co
   return out.str();
 }
 
+/// Seconds of the k-th step after one that ended with a save (0: that one itself), of all rounds.
+std::vector<double> steps_after(const summary& s, int k, int every) {
+  std::vector<double> found;
+  for (const auto& round : s.steps)
+    for (auto at = static_cast<std::size_t>(every - 1 + k); at < round.size();
+         at += static_cast<std::size_t>(every))
+      found.push_back(round[at]);
+  return found;
+}
+
+/// What PyTorch's checkpointing was reported to cost, beside our way that does the same.
+struct published {
+  const char* mode;
+  const char* what;
+  double overhead;  ///< percent over the plain loop
+  double staging;   ///< seconds; 0: not told
+};
+constexpr std::array<published, 4> published_table{
+    published{"synchronous", "synchronous", 1640, 0},
+    published{"thread", "asynchronous, thread", 448, 2.39},
+    published{"process", "asynchronous, process: daemon reused, shared memory", 185, 0.87},
+    published{"process", "asynchronous, process, pinned memory", 159, 0.53},
+};
+constexpr const char* published_setting =
+    "PyTorch on one H100, a checkpoint of 7.52 GB, 25 steps with a save every 5";
+
+/// The table as Markdown, for documents.
+std::string markdown_of(const std::vector<std::pair<std::string, summary>>& all, const mode_options& o) {
+  std::ostringstream out;
+  out << "| | mean step | overhead | slowest step | steps/s | blocked | staging | durable after | beside a "
+         "write "
+         "| back after | memory | skipped |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n";
+  char line[400];
+  for (const auto& [name, s] : all) {
+    const bool plain = name == "plain";
+    std::snprintf(line, sizeof line, "| %s | %.3f s | %.1f %% | %.3f s | %.3f |", name.c_str(),
+                  samples(s.mean).median(), samples(s.overhead).median(), samples(s.slowest).median(),
+                  1 / samples(s.mean).median());
+    out << line;
+    if (plain) {
+      out << " | | | | | | |\n";
+      continue;
+    }
+    std::snprintf(line, sizeof line, " %.2f ms | %.3f s | %.3f s | %.3f | %.0f | %.0f MiB | %.0f |\n",
+                  1000 * samples(s.blocked).median(), median_or_zero(s.staging), samples(s.durable).median(),
+                  median_or_zero(s.disturbance), samples(s.back).median(),
+                  samples(s.memory).median() / static_cast<double>(mebibyte), median_or_zero(s.skipped));
+    out << line;
+  }
+  out << "\nSeconds of the step that ends with a save and of those after it:\n\n| |";
+  for (int k = 0; k < o.every; ++k) out << (k == 0 ? " save" : " +" + std::to_string(k)) << " |";
+  out << "\n|---|";
+  for (int k = 0; k < o.every; ++k) out << "---|";
+  out << '\n';
+  for (const auto& [name, s] : all) {
+    out << "| " << name << " |";
+    for (int k = 0; k < o.every; ++k) {
+      std::snprintf(line, sizeof line, " %.3f |", median_or_zero(steps_after(s, k, o.every)));
+      out << line;
+    }
+    out << '\n';
+  }
+  out << "\nPublished, in another setting (" << published_setting
+      << "):\n\n| | overhead | staging |\n|---|---|---|\n";
+  for (const auto& p : published_table) {
+    std::snprintf(line, sizeof line, "| %s | %.0f %% | %s |\n", p.what, p.overhead,
+                  p.staging > 0 ? (std::to_string(p.staging).substr(0, 4) + " s").c_str() : "");
+    out << line;
+  }
+  return out.str();
+}
+
+/// The other figures: see the beginning of this file.
+void measure_readiness(report& out, const bench_state& state, const std::string& place, int rounds) {
+  readiness thread;
+  readiness process;
+  std::vector<double> start;
+  std::printf("\n# until ready, first save, start of a worker, enqueue\n");
+  for (int round = 0; round < rounds; ++round) {
+    thread.measure(state, false, place + "/ready-thread",
+                   [](const auto& d) { return checkpointer_of(d, cairn::overlapped{}); });
+    process.measure(state, true, place + "/ready-process", [](const auto& d) {
+      return checkpointer_of(d, cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{});
+    });
+    start.push_back(worker_start());
+  }
+  thread.tell(out, "thread");
+  process.tell(out, "process");
+  out.add_against("worker/start", samples(start), "s", 0.05, at_most(1));
+}
+/// A state of 10,000 tensors of one size, above that of small items.
+void measure_enqueue(report& out, std::uint64_t bytes, const std::string& place, int rounds) {
+  const auto rows = std::max<std::int64_t>(24, static_cast<std::int64_t>(bytes / 10'000 / 4096));
+  const bench_state state(std::vector<std::int64_t>(10'000, rows));
+  const auto by_thread = enqueue(state, rounds, place + "/enqueue-thread",
+                                 [](const auto& d) { return checkpointer_of(d, cairn::overlapped{}); });
+  const auto by_process = enqueue(state, rounds, place + "/enqueue-process", [](const auto& d) {
+    return checkpointer_of(d, cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{});
+  });
+  out.add_against("overlapped-thread/enqueue/10000-tensors", samples(by_thread), "s", 0.001, at_most(1));
+  out.add_against("overlapped-process/enqueue/10000-tensors", samples(by_process), "s", 0.001, at_most(1));
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  if (!file.flush()) throw std::runtime_error("cannot write " + path);
+}
+
+/// One more run of the overlapped process mode, traced.
+void trace_one_run(training& train, const bench_state& state, const std::string& place, mode_options o) {
+  const auto path = o.trace.empty() ? place + "/trace.json" : o.trace;
+  o.steps = 2 * o.every + 2;
+  {
+    traced_saver how(place + "/traced", state, cairn::trace_file(path));
+    static_cast<void>(run_loop(train, &how, o, 0));
+  }
+  if (o.picture.empty()) return;
+  const timeline trace(path);
+  const auto at = std::to_string(o.every);
+  // From the step that ends with the first save of the loop until training has its plain steps back.
+  const double begin = trace.begin_of("step " + at);
+  const double end =
+      std::max(trace.end_of("save step " + at), trace.end_of("step " + std::to_string(o.every + 2)));
+  write_file(o.picture, picture_of(trace, begin, end,
+                                   "An overlapped save of " + size_text(o.common.bytes) +
+                                       " by a worker process: what each process does"));
+}
+
 void measure_modes(const mode_options& o) {
+  skips = o.skips;
   report out("bench_modes");
   const scratch place(o.common.directory);
   bench_state state(o.common.bytes, o.common.tensors / 3 * 3);
   state.fill(1);
   state.clear();
-  training train(state, o.step_seconds);
+  training train(state, o);
   std::vector<std::pair<std::string, summary>> all;
   for (const auto& m : modes())
     if (o.only.empty() || m.make == nullptr ||
@@ -454,6 +675,9 @@ void measure_modes(const mode_options& o) {
       s.overhead.push_back(100 * (r.mean() / plain - 1));
       s.slowest.push_back(r.slowest());
       s.blocked.push_back(median_or_zero(r.blocked));
+      s.staging.push_back(median_or_zero(r.staging));
+      s.writing_cpu.push_back(median_or_zero(r.writing_cpu));
+      s.skipped.push_back(r.skipped);
       s.durable.push_back(median_or_zero(r.durable));
       if (!r.beside.empty()) s.disturbance.push_back(samples(r.beside).median() / plain_step);
       s.memory.push_back(r.memory);
@@ -466,26 +690,50 @@ void measure_modes(const mode_options& o) {
     }
   }
 
-  std::printf("\n%-26s %9s %9s %9s %9s %9s %9s %6s %9s %9s %8s\n", "", "mean step", "overhead", "slowest",
-              "blocked", "durable", "beside", "back", "memory", "at end", "steps/s");
+  std::printf("\n%-26s %9s %9s %9s %10s %9s %9s %9s %6s %9s %9s %8s %8s\n", "", "mean step", "overhead",
+              "slowest", "blocked", "staging", "durable", "beside", "back", "memory", "at end", "steps/s",
+              "skipped");
   const auto find = [&](std::string_view name) -> summary* {
     for (auto& [each, s] : all)
       if (each == name) return &s;
     return nullptr;
   };
   for (auto& [name, s] : all)
-    std::printf("%-26s %7.3f s %7.1f %% %7.3f s %6.1f ms %7.3f s %8.3f %6.1f %6.0f MiB %7.3f s %8.3f\n",
-                name.c_str(), samples(s.mean).median(), samples(s.overhead).median(),
-                samples(s.slowest).median(), 1000 * samples(s.blocked).median(), samples(s.durable).median(),
-                median_or_zero(s.disturbance), samples(s.back).median(),
-                samples(s.memory).median() / static_cast<double>(mebibyte), samples(s.after).median(),
-                1 / samples(s.mean).median());
+    std::printf(
+        "%-26s %7.3f s %7.1f %% %7.3f s %7.2f ms %7.3f s %7.3f s %8.3f %6.1f %6.0f MiB %7.3f s %8.3f %8.0f\n",
+        name.c_str(), samples(s.mean).median(), samples(s.overhead).median(), samples(s.slowest).median(),
+        1000 * samples(s.blocked).median(), median_or_zero(s.staging), samples(s.durable).median(),
+        median_or_zero(s.disturbance), samples(s.back).median(),
+        samples(s.memory).median() / static_cast<double>(mebibyte), samples(s.after).median(),
+        1 / samples(s.mean).median(), median_or_zero(s.skipped));
+  std::printf("\nseconds of the step that ends with a save, and of those after it\n%-26s", "");
+  for (int k = 0; k < o.every; ++k) std::printf(" %7s", k == 0 ? "save" : ("+" + std::to_string(k)).c_str());
+  for (auto& [name, s] : all) {
+    std::printf("\n%-26s", name.c_str());
+    for (int k = 0; k < o.every; ++k) std::printf(" %7.3f", median_or_zero(steps_after(s, k, o.every)));
+  }
+  std::printf("\n\npublished: %s\n", published_setting);
+  for (const auto& p : published_table) {
+    std::printf("%-54s %6.0f %%", p.what, p.overhead);
+    if (p.staging > 0) std::printf("  staging %.2f s", p.staging);
+    if (auto* s = find(p.mode)) std::printf("  (%s here: %.1f %%)", p.mode, samples(s->overhead).median());
+    std::printf("\n");
+  }
   std::printf("\n");
   for (auto& [name, s] : all) {
     if (name == "plain") continue;
     out.add_against(name + "/mean_step", samples(s.mean), "s", samples(find("plain")->mean).median(),
                     name.starts_with("overlapped") ? at_most(1.05) : goal{});
     out.add(name + "/blocked", samples(s.blocked), "s");
+    out.add(name + "/staging", samples(s.staging), "s");
+    out.add(name + "/durable", samples(s.durable), "s");
+    out.add(name + "/writing-cpu", samples(s.writing_cpu), "s");
+    if (!s.disturbance.empty()) out.add(name + "/beside", samples(s.disturbance), "of a plain step");
+    out.add(name + "/memory", samples(s.memory), "B");
+    out.add(name + "/skipped", samples(s.skipped), "saves");
+    for (int k = 0; k < o.every; ++k)
+      if (const auto steps = steps_after(s, k, o.every); !steps.empty())
+        out.add(name + "/step+" + std::to_string(k), samples(steps), "s");
   }
   const auto pair = [&](const char* what, const char* a, const char* b, auto member, goal wanted) {
     auto* first = find(a);
@@ -499,13 +747,16 @@ void measure_modes(const mode_options& o) {
        at_most(0.01));
   pair("thread/blocked/of-synchronous", "thread", "synchronous", &summary::blocked, at_most(0.5));
   pair("process/blocked/of-thread", "process", "thread", &summary::blocked, at_most(1.1));
+  pair("process/beside/of-thread", "process", "thread", &summary::disturbance, at_most(1.01));
   pair("process/mean_step/of-copy-thread-by-hand", "process", "by-hand-copy-thread", &summary::mean, {});
-  out.write(o.common.json);
-  if (!o.chart.empty()) {
-    std::ofstream file(o.chart);
-    file << chart_of(all, o);
-    if (!file.flush()) throw std::runtime_error("cannot write " + o.chart);
+  if (!o.chart.empty()) write_file(o.chart, chart_of(all, o));
+  if (!o.table.empty()) write_file(o.table, markdown_of(all, o));
+  if (!o.trace.empty() || !o.picture.empty()) trace_one_run(train, state, place.path(), o);
+  if (o.figures) {
+    measure_readiness(out, state, place.path(), o.common.pairs);
+    measure_enqueue(out, o.common.bytes, place.path(), o.common.pairs);
   }
+  out.write(o.common.json);
 }
 
 }  // namespace
@@ -525,11 +776,25 @@ int main(int argc, char** argv) {
   app.add_option("--every", o.every, "Steps between saves")->check(CLI::Range(1, 100000));
   app.add_option("--step-seconds", o.step_seconds, "Seconds of a plain step")
       ->check(CLI::Range(0.001, 100.0));
+  app.add_option("--threads", o.threads, "Threads that train")->check(CLI::Range(1, 1024));
+  std::string arithmetic = "products";
+  app.add_option("--arithmetic", arithmetic,
+                 "Forward and backward: products in cache, or a stream of the state")
+      ->check(CLI::IsMember({"products", "stream"}));
+  std::string when_busy = "block";
+  app.add_option("--when-busy", when_busy, "A save that finds an earlier one under way: block or skip")
+      ->check(CLI::IsMember({"block", "skip"}));
+  app.add_flag("--figures,!--no-figures", o.figures, "Also: until ready, first save, worker, enqueue");
   app.add_option("--only", o.only, "Modes to measure, beside the plain loop");
   app.add_option("--json", o.common.json, "File for the figures");
   app.add_option("--chart", o.chart, "File for a picture of the steps (SVG)");
+  app.add_option("--table", o.table, "File for the table in Markdown");
+  app.add_option("--trace", o.trace, "File for a trace of one more run of overlapped-process");
+  app.add_option("--picture", o.picture, "File for a picture of that trace (SVG)");
   try {
     app.parse(argc, argv);
+    o.streams = arithmetic == "stream";
+    o.skips = when_busy == "skip";
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   }
