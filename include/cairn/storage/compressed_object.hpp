@@ -64,9 +64,9 @@ class compressed_object {
            {.file = key_, .expected = std::to_string(bytes_), .got = std::to_string(taken_)});
     wire_writer table;
     for (const auto& index : indices_) {
-      const auto encoded = index.encode();
-      put(encoded);
-      table.put(index.frames_end()).put(static_cast<std::uint64_t>(encoded.size()));
+      const auto stored = index.encode();
+      put(stored);
+      table.put(index.frames_end()).put(static_cast<std::uint64_t>(stored.size()));
     }
     put(table.view());
     compressed_trailer t;
