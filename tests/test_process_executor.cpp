@@ -78,14 +78,21 @@ std::ptrdiff_t files_of(::pid_t process) {
 std::size_t open_files() {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }
-/// Whether a process, which need not be a child, ends within two minutes.
+/// Whether a process, which need not be a child, ends within a minute.
 bool ends(::pid_t process) {
   const auto file = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
   if (file < 0) return errno == ESRCH;
   pollfd one{file, POLLIN, 0};
-  const bool ended = ::poll(&one, 1, 120'000) == 1;
+  const bool ended = ::poll(&one, 1, 60'000) == 1;
   ::close(file);
   return ended;
+}
+/// The status of a child, which must end within a minute.
+int status_of(::pid_t child) {
+  if (!ends(child)) ::kill(child, SIGKILL);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  return status;
 }
 
 struct shared_env {
@@ -163,9 +170,25 @@ auto make_scripted(const scratch_directory& scratch) {
                              cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
                              cairn::checkpointer_options{.quiet = true}};
 }
-std::int64_t newest(const std::string& store) {
+/// What a run is told of saves of earlier ones.
+struct earlier_told {
+  using cairn_role = cairn::role::observer;
+  using what = enum cairn::observation::what;
+  std::shared_ptr<std::vector<what>> kinds = std::make_shared<std::vector<what>>();
+  std::function<void()> on_waiting = {};
+  void observe(const cairn::observation& o) noexcept {
+    if (o.kind < what::awaiting) return;
+    kinds->push_back(o.kind);
+    if (o.kind == what::awaiting && on_waiting) on_waiting();
+  }
+};
+auto make_next(const std::string& store, earlier_told told, std::chrono::nanoseconds patience) {
+  return cairn::checkpointer{cairn::file_store{store}, std::move(told),
+                             cairn::checkpointer_options{.predecessor_patience = patience, .quiet = true}};
+}
+std::int64_t newest(const std::string& store, std::chrono::nanoseconds patience = std::chrono::seconds(60)) {
   trained got;
-  cairn::checkpointer reader{cairn::file_store{store}, cairn::checkpointer_options{.quiet = true}};
+  auto reader = make_next(store, {}, patience);
   const auto step = reader.resume(got.state);
   if (!step) return -1;
   REQUIRE(got.is_of(*step));
@@ -199,8 +222,10 @@ cairn::error_id refusal(Call&& call) {
 // --- Trainers that are processes of their own, and are killed
 // ------------------------------------------------
 
-/// Saves step 1 and lets it commit, saves step 2, tells its worker's number, and waits to be killed.
-int trainer(const std::string& directory, bool vouches) {
+/// Saves step 1 and lets it commit, saves step 2 while its worker does what the line says, tells the worker's
+/// number, and ends in some way when the worker is held; or waits to be killed.
+int trainer(const std::string& directory, const std::string& line, const std::string& end) {
+  const bool vouches = end != "before it vouches";
   trained run;
   auto ckpt = cairn::checkpointer{scripted_store{cairn::file_store{directory + "/store"}, directory},
                                   cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
@@ -209,7 +234,7 @@ int trainer(const std::string& directory, bool vouches) {
   run.update(1);
   ckpt.save(run.state, 1).wait();
   run.update(2);
-  scripted_store::write(directory, vouches ? "publish_new before manifest hold" : "write before rank hold");
+  scripted_store::write(directory, line);
   const auto save = ckpt.save(run.state, 2);
   if (vouches) {
     ckpt.before_update();
@@ -217,14 +242,32 @@ int trainer(const std::string& directory, bool vouches) {
   }
   std::printf("%d\n", static_cast<int>(workers().at(0)));
   std::fflush(stdout);
-  for (;;) ::pause();
+  if (end == "killed" || !vouches)
+    for (;;) ::pause();
+  scripted_store::wait_held(directory);
+  if (end == "forks") {
+    // The child has the parent's checkpointer and goes as any program goes.
+    const ::pid_t child = ::fork();
+    if (child == 0) std::exit(7);
+    int status = 0;
+    if (::waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 7) ::_exit(1);
+    scripted_store::let_go(directory);
+    save.wait();
+    return 0;
+  }
+  if (end == "throws") throw std::runtime_error("nobody catches this");
+  if (end == "exits") std::exit(0);
+  if (end == "exits quickly") ::_exit(0);
+  return 0;  // waits in the destructor
 }
 
 struct started {
   ::pid_t process = 0;
   ::pid_t worker = 0;
 };
-started start_trainer(const std::string& directory, const char* role) {
+constexpr const char* at_manifest = "publish_new before manifest hold";
+started start_trainer(const std::string& directory, const std::string& line = at_manifest,
+                      const char* end = "killed") {
   int out[2];
   REQUIRE(::pipe2(out, O_CLOEXEC) == 0);
   started s;
@@ -232,16 +275,42 @@ started start_trainer(const std::string& directory, const char* role) {
   if (s.process == 0) {
     ::setpgid(0, 0);
     ::dup2(out[1], STDOUT_FILENO);
-    ::execl("/proc/self/exe", "trainer", role, directory.c_str(), nullptr);
+    const rlimit no_core{0, 0};
+    ::setrlimit(RLIMIT_CORE, &no_core);
+    // Those that exit in the middle leave what their threads hold.
+    const char* options = std::getenv("ASAN_OPTIONS");
+    ::setenv("ASAN_OPTIONS", ((options != nullptr ? options : "") + std::string(":detect_leaks=0")).c_str(),
+             1);
+    ::execl("/proc/self/exe", "trainer", "--trainer", directory.c_str(), line.c_str(), end, nullptr);
     ::_exit(127);
   }
   ::close(out[1]);
-  std::string line;
+  std::string number;
   char c = 0;
-  while (::read(out[0], &c, 1) == 1 && c != '\n') line += c;
+  while (::read(out[0], &c, 1) == 1 && c != '\n') number += c;
   ::close(out[0]);
-  REQUIRE(std::from_chars(line.data(), line.data() + line.size(), s.worker).ec == std::errc());
+  REQUIRE(std::from_chars(number.data(), number.data() + number.size(), s.worker).ec == std::errc());
   return s;
+}
+
+/// Saves when the file of this program is gone, and when another one has its name.
+int saves_without_its_file(const std::string& directory) {
+  char self[4096] = {};
+  if (::readlink("/proc/self/exe", self, sizeof self - 1) <= 0 || ::unlink(self) != 0) return 2;
+  trained run;
+  auto ckpt = make(directory + "/store", cairn::process_executor{});
+  run.update(1);
+  ckpt.save(run.state, 1).wait();
+  std::ofstream(self) << "another program";
+  ::kill(workers().at(0), SIGKILL);
+  run.update(2);
+  try {
+    ckpt.save(run.state, 2).wait();
+  } catch (const cairn::error&) {  // of the worker that was killed
+  }
+  run.update(3);
+  ckpt.save(run.state, 3).wait();
+  return 0;
 }
 
 }  // namespace
@@ -258,7 +327,8 @@ void cairn_test_before_main(int argc, char** argv) {
     std::_Exit(1);
   }
   cairn::worker_main(argc, argv);
-  if (role == "--vouches" || role == "--dies-early") std::_Exit(trainer(argv[2], role == "--vouches"));
+  if (role == "--trainer") std::exit(trainer(argv[2], argv[3], argv[4]));
+  if (role == "--without-its-file") std::_Exit(saves_without_its_file(argv[2]));
 }
 
 TEST_CASE("shared_stager is a stager") {
@@ -486,10 +556,13 @@ TEST_CASE(
   CHECK(save().committed());
   std::int64_t last = 1;
   for (const char* line :
-       {"create before rank kill", "write before rank kill", "write after rank kill",
-        "finish before rank kill", "finish after rank kill", "put_new before record kill",
-        "put_new after record kill", "publish_new before manifest kill", "publish_new after manifest kill"}) {
-    CAPTURE(line);
+       {"size before manifest kill", "create before rank kill", "create after rank kill",
+        "write before rank kill", "write after rank kill", "finish before rank kill",
+        "finish after rank kill", "put_new before record kill", "put_new after record kill",
+        "read before record kill", "read after record kill", "list before step kill",
+        "publish_new before manifest kill", "publish_new after manifest kill"}) {
+    const std::string at = line;
+    CAPTURE(at);
     scripted_store::write(scratch.path(), line);
     const auto before = workers();
     const auto hit = save();
@@ -499,7 +572,8 @@ TEST_CASE(
     } else {
       REQUIRE(hit.failed());
       CHECK(id_of(hit.failure()) == cairn::error_id::peer_lost);
-      CHECK(std::string(line).find("manifest") == std::string::npos);
+      // Once the record stands, the trainer does what is left.
+      CHECK((at.find("rank") != at.npos || at.starts_with("size") || at.starts_with("put_new")));
     }
     CHECK(newest(scratch.path() + "/store") == last);
     CHECK(save().committed());
@@ -516,14 +590,45 @@ TEST_CASE(
 }
 
 TEST_CASE("a trainer that is killed after its image was released does not take the checkpoint with it") {
-  for (const bool whole_group : {false, true}) {
+  struct {
+    int signal;
+    bool whole_group;
+  } const deaths[] = {{SIGKILL, false}, {SIGKILL, true}, {SIGINT, true}, {SIGTERM, true}, {SIGHUP, true}};
+  for (const auto& death : deaths) {
+    CAPTURE(death.signal);
     const scratch_directory scratch;
-    const auto run = start_trainer(scratch.path(), "--vouches");
+    const auto run = start_trainer(scratch.path());
     scripted_store::wait_held(scratch.path());  // the worker is about to publish the manifest
-    ::kill(whole_group ? -run.process : run.process, SIGKILL);
-    REQUIRE(::waitpid(run.process, nullptr, 0) == run.process);
+    ::kill(death.whole_group ? -run.process : run.process, death.signal);
+    const int status = status_of(run.process);
+    CHECK(WIFSIGNALED(status));
     CHECK(::kill(run.worker, 0) == 0);
     scripted_store::let_go(scratch.path());
+    CHECK(ends(run.worker));
+    for (const auto& each : std::filesystem::recursive_directory_iterator(scratch.path() + "/store"))
+      CHECK(each.path().extension() != ".part");
+    CHECK(newest(scratch.path() + "/store") == 2);
+  }
+}
+
+TEST_CASE(
+    "a trainer that ends in the middle of a save, however it does, does not take the checkpoint with it") {
+  for (const char* how : {"forks", "returns", "throws", "exits", "exits quickly"}) {
+    CAPTURE(std::string(how));
+    const scratch_directory scratch;
+    const auto run = start_trainer(scratch.path(), at_manifest, how);
+    const std::string way = how;
+    const bool waits = way == "forks" || way == "returns";
+    if (way == "returns") scripted_store::let_go(scratch.path());
+    const int status = status_of(run.process);
+    if (way == "throws")
+      CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));
+    else
+      CHECK(status == 0);
+    if (!waits) {
+      CHECK(::kill(run.worker, 0) == 0);
+      scripted_store::let_go(scratch.path());
+    }
     CHECK(ends(run.worker));
     CHECK(newest(scratch.path() + "/store") == 2);
   }
@@ -531,10 +636,10 @@ TEST_CASE("a trainer that is killed after its image was released does not take t
 
 TEST_CASE("a trainer that is killed before it vouched for its memory: nothing of that save is committed") {
   const scratch_directory scratch;
-  const auto run = start_trainer(scratch.path(), "--dies-early");
+  const auto run = start_trainer(scratch.path(), "write before rank hold", "before it vouches");
   scripted_store::wait_held(scratch.path());
   ::kill(run.process, SIGKILL);
-  REQUIRE(::waitpid(run.process, nullptr, 0) == run.process);
+  CHECK(WIFSIGNALED(status_of(run.process)));
   scripted_store::let_go(scratch.path());
   CHECK(ends(run.worker));
   CHECK(newest(scratch.path() + "/store") == 1);
@@ -542,22 +647,58 @@ TEST_CASE("a trainer that is killed before it vouched for its memory: nothing of
     CHECK(each.path().string().find("step-000000000002") == std::string::npos);
 }
 
-TEST_CASE("a run that resumes while a worker of the one before still writes ends its attempt for good") {
-  const scratch_directory scratch;
-  const auto run = start_trainer(scratch.path(), "--vouches");
-  scripted_store::wait_held(scratch.path());
-  ::kill(run.process, SIGKILL);
-  REQUIRE(::waitpid(run.process, nullptr, 0) == run.process);
-  trained next;
-  auto ckpt = make_scripted(scratch);
-  CHECK(ckpt.resume(next.state) == 1);
-  CHECK(next.is_of(1));
-  scripted_store::let_go(scratch.path());
-  CHECK(ends(run.worker));
-  CHECK(ckpt.list() == std::vector<std::int64_t>{1});
-  next.update(2);
-  ckpt.save(next.state, 2).wait();
-  CHECK(newest(scratch.path() + "/store") == 2);
+TEST_CASE(
+    "a run that resumes while a worker of the one before still writes waits for it and takes its "
+    "checkpoint") {
+  for (const char* line : {"write after rank hold", at_manifest}) {
+    CAPTURE(std::string(line));
+    const scratch_directory scratch;
+    const auto run = start_trainer(scratch.path(), line);
+    scripted_store::wait_held(scratch.path());
+    ::kill(run.process, SIGKILL);
+    CHECK(WIFSIGNALED(status_of(run.process)));
+    earlier_told told{.on_waiting = [&] { scripted_store::let_go(scratch.path()); }};
+    const auto kinds = told.kinds;
+    auto ckpt = make_next(scratch.path() + "/store", told, std::chrono::seconds(60));
+    trained next;
+    CHECK(ckpt.resume(next.state) == 2);
+    CHECK(next.is_of(2));
+    using what = earlier_told::what;
+    CHECK(*kinds == std::vector{what::awaiting, what::awaited});
+    CHECK(ends(run.worker));
+  }
+}
+
+TEST_CASE(
+    "a worker of the run before that does not end in time can not commit behind the back of the run that "
+    "resumes, however far it is") {
+  for (const char* line : {"create before rank hold", "create after rank hold", "write after rank hold",
+                           "finish after rank hold", "put_new after record hold", at_manifest}) {
+    CAPTURE(std::string(line));
+    const scratch_directory scratch;
+    const auto run = start_trainer(scratch.path(), line);
+    scripted_store::wait_held(scratch.path());
+    ::kill(run.process, SIGKILL);
+    CHECK(WIFSIGNALED(status_of(run.process)));
+    earlier_told told;
+    auto ckpt = make_next(scratch.path() + "/store", told, std::chrono::milliseconds(20));
+    trained next;
+    CHECK(ckpt.resume(next.state) == 1);
+    CHECK(next.is_of(1));
+    using what = earlier_told::what;
+    // One that has no file yet is seen by what its trainer left, not as one that lives.
+    if (std::string(line) == "create before rank hold")
+      CHECK(told.kinds->empty());
+    else
+      CHECK(*told.kinds == std::vector{what::awaiting, what::fenced});
+    CHECK(newest(scratch.path() + "/store", {}) == 1);  // a second run takes nothing back
+    scripted_store::let_go(scratch.path());
+    CHECK(ends(run.worker));
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+    next.update(2);
+    ckpt.save(next.state, 2).wait();
+    CHECK(newest(scratch.path() + "/store") == 2);
+  }
 }
 
 TEST_CASE("programs that are no workers are refused with a sentence") {
@@ -566,8 +707,7 @@ TEST_CASE("programs that are no workers are refused with a sentence") {
     ::execl("/proc/self/exe", "trainer", "--forgets", nullptr);
     ::_exit(127);
   }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
+  const int status = status_of(child);
   CHECK(status == 0);
 
   CHECK(refusal([] { cairn::process_executor(cairn::worker_program{"/no/such/program"}); }) ==
@@ -581,6 +721,60 @@ TEST_CASE("programs that are no workers are refused with a sentence") {
   auto save = ckpt.save(run.state, 1);
   CHECK_THROWS_AS(save.wait(), cairn::usage_error);
   CHECK(id_of(save.failure()) == cairn::error_id::usage_no_worker);
+}
+
+TEST_CASE("a program whose file is removed or replaced while it runs goes on saving") {
+  const scratch_directory scratch;
+  const auto copy = scratch.path() + "/program";
+  std::filesystem::copy_file("/proc/self/exe", copy);
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    ::execl(copy.c_str(), "trainer", "--without-its-file", scratch.path().c_str(), nullptr);
+    ::_exit(127);
+  }
+  const int status = status_of(child);
+  CHECK(status == 0);
+  CHECK(newest(scratch.path() + "/store") == 3);
+}
+
+TEST_CASE(
+    "a worker program that goes, or speaks otherwise, fails its save with a reason, and the next save "
+    "works") {
+  const scratch_directory scratch;
+  const auto path = scratch.path() + "/worker";
+  const auto script = [&](const std::string& text) {
+    std::ofstream(path + ".new") << "#!/bin/sh\n" << text;
+    std::filesystem::permissions(path + ".new", std::filesystem::perms::owner_all);
+    std::filesystem::rename(path + ".new", path);
+  };
+  const auto worker = [&] {
+    std::filesystem::remove(path);
+    std::filesystem::create_symlink(cairn_test::program("helper_worker"), path);
+  };
+  script("exit 3");
+  trained run;
+  auto ckpt = cairn::checkpointer{cairn::file_store{scratch.path() + "/store"}, cairn::shared_stager{},
+                                  cairn::process_executor(cairn::worker_program{path}),
+                                  cairn::checkpointer_options{.max_consecutive_failures = 0, .quiet = true}};
+  std::int64_t step = 0;
+  const auto failure = [&] {
+    run.update(++step);
+    auto save = ckpt.save(run.state, step);
+    CHECK_THROWS_AS(save.wait(), cairn::error);
+    return id_of(save.failure());
+  };
+  CHECK(failure() == cairn::error_id::usage_no_worker);
+  // What is no message at all, and the head of one that never comes whole.
+  script("head -c 4000 /dev/zero >&3; exec sleep 100");
+  CHECK(failure() == cairn::error_id::peer_bad_message);
+  script("printf 'CNRW' >&3");
+  CHECK(failure() == cairn::error_id::usage_no_worker);
+  std::filesystem::remove(path);
+  CHECK(failure() == cairn::error_id::usage_no_worker);
+  worker();
+  run.update(++step);
+  ckpt.save(run.state, step).wait();
+  CHECK(newest(scratch.path() + "/store") == step);
 }
 
 TEST_CASE(
@@ -665,9 +859,28 @@ TEST_CASE("memory that cannot be had is an error before anything is copied") {
     }
     std::_Exit(2);
   }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
+  const int status = status_of(child);
   CHECK(status == 0);
+
+  // In a whole life: the save that finds no memory fails, and the next one, which finds some, does not.
+  const scratch_directory scratch;
+  const auto save = [&] {
+    trained run;
+    auto ckpt = make(scratch.path(), cairn::process_executor{});
+    rlimit before{};
+    ::getrlimit(RLIMIT_FSIZE, &before);
+    const rlimit small{64 << 10, before.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    run.update(1);
+    const auto failed = ckpt.save(run.state, 1);
+    ::setrlimit(RLIMIT_FSIZE, &before);
+    CHECK(failed.failed());
+    CHECK(id_of(failed.failure()) == cairn::error_id::storage_limit);
+    run.update(2);
+    ckpt.save(run.state, 2).wait();
+  };
+  save();
+  CHECK(newest(scratch.path()) == 2);
 }
 
 TEST_CASE(
@@ -690,8 +903,7 @@ TEST_CASE(
     }
     std::_Exit(2);
   }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
+  const int status = status_of(child);
   CHECK(status == 0);
   a.wait(), b.wait();
   CHECK(workers().size() == 2);

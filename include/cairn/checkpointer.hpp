@@ -103,7 +103,7 @@ class checkpointer {
       keep = detail::take<role::retention, keep_last, Policies...>(arguments).count;
     if (settings.patience.count() <= 0 || settings.peer_patience.count() <= 0 || settings.max_fallback < 0 ||
         settings.max_consecutive_failures < 0 || settings.load_memory == 0 || settings.cached_plans == 0 ||
-        settings.mean_time_between_failures.count() < 0)
+        settings.mean_time_between_failures.count() < 0 || settings.predecessor_patience.count() < 0)
       fail(error_id::usage_bad_option, "a checkpointer option is zero or negative where that means nothing");
     engine_ = std::make_unique<engine_type>(
         StorageType(std::move(first)), take_save_planner(arguments), take_load_planner(arguments),
@@ -183,7 +183,9 @@ class checkpointer {
 
   /// Restores the newest checkpoint that loads on all ranks and prepares saves; its step, or nothing if the
   /// store holds no committed checkpoint. Damaged ones are passed over, at most max_fallback, and their
-  /// manifests moved aside; what interrupted runs left is removed.
+  /// manifests moved aside; what interrupted runs left is removed. A save of an earlier run that a process
+  /// still writes is waited for, at most for predecessor_patience, and then ended for good; what becomes of
+  /// it is told.
   /// @throws storage_error (storage_nothing_loads), with the reason of each, if there are some and none
   /// loads; plan_error if the state does not fit the newest.
   std::optional<std::int64_t> resume(const state_dict& state) { return engine().resume(state, nullptr); }

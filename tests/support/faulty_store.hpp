@@ -177,6 +177,16 @@ class faulty_store {
   std::vector<std::string> leftovers(std::string_view prefix) {
     return faults_->around(store_call::leftovers, prefix, [&] { return inner_.leftovers(prefix); });
   }
+  std::vector<std::string> live_writers(std::string_view prefix)
+    requires requires(Inner& i) { i.live_writers(prefix); }
+  {
+    return inner_.live_writers(prefix);
+  }
+  bool writer_lives(std::string_view key)
+    requires requires(Inner& i) { i.writer_lives(key); }
+  {
+    return inner_.writer_lives(key);
+  }
   void discard(std::string_view key) {
     faults_->around(store_call::discard, key, [&] { inner_.discard(key); });
   }

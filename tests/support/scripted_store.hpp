@@ -50,7 +50,9 @@ class scripted_store : public faulty_store<cairn::file_store> {
       ::unlink((scripts + name).c_str());
       if (::mkfifo((scripts + name).c_str(), 0600) != 0) throw std::runtime_error("no fifo");
     }
-    std::ofstream(scripts + "/script") << line;
+    std::ofstream(scripts + "/new") << line;
+    if (::rename((scripts + "/new").c_str(), (scripts + "/script").c_str()) != 0)
+      throw std::runtime_error("no script");
   }
   /// Returns when somebody is at the other end of the fifo.
   static void meet(const std::string& fifo, int way) {
@@ -65,11 +67,11 @@ class scripted_store : public faulty_store<cairn::file_store> {
   static std::shared_ptr<store_faults> watch(const std::string& scripts) {
     auto faults = std::make_shared<store_faults>();
     if (scripts.empty()) return faults;
-    static constexpr std::pair<store_call, const char*> calls[] = {{store_call::create, "create"},
-                                                                   {store_call::write, "write"},
-                                                                   {store_call::finish, "finish"},
-                                                                   {store_call::put_new, "put_new"},
-                                                                   {store_call::publish_new, "publish_new"}};
+    static constexpr std::pair<store_call, const char*> calls[] = {
+        {store_call::create, "create"}, {store_call::write, "write"},
+        {store_call::finish, "finish"}, {store_call::put_new, "put_new"},
+        {store_call::read, "read"},     {store_call::size, "size"},
+        {store_call::list, "list"},     {store_call::publish_new, "publish_new"}};
     for (const auto& [call, name] : calls)
       for (const bool after : {false, true})
         faults->add({.kind = call,

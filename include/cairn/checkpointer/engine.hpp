@@ -7,6 +7,7 @@
 #include <cairn/checkpointer/group_planning.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/overlap_gate.hpp>
+#include <cairn/checkpointer/predecessors.hpp>
 #include <cairn/checkpointer/store_probe.hpp>
 #include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/stager.hpp>
@@ -440,15 +441,23 @@ class engine {
     return load_alone(background_->reader(), load_planner(), state, step, manifest, request, options_);
   }
   std::vector<std::byte> clean_and_list() {
+    predecessors earlier;
+    bool cleaned = false;
     try {
+      earlier.outlast(*background_->writer(), run_,
+                      std::min(options_.predecessor_patience, options_.peer_patience / 2),
+                      background_->tell());
       if (const auto removed = background_->writer()->clean(run_); removed > 0)
         background_->tell().warned("removed " + std::to_string(removed) +
                                    " objects that interrupted saves had left");
+      cleaned = true;
     } catch (const error& e) {
       background_->tell().warned(std::string("what interrupted saves left could not be removed: ") +
                                  e.what());
     }
-    return encode_steps(background_->reader().list());
+    const auto steps = background_->reader().list();
+    earlier.tell(cleaned, steps, background_->tell());
+    return encode_steps(steps);
   }
   [[nodiscard]] bool set_aside(std::int64_t step) noexcept {
     try {

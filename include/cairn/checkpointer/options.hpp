@@ -45,6 +45,9 @@ struct checkpointer_options {
   /// Digests are computed by the writer, off the training thread's path, instead of in the same pass as the
   /// copy.
   bool checksum_in_writer = false;
+  /// resume() waits so long for saves of an earlier run whose processes still live, such as the worker of a
+  /// trainer that was killed, but at most for half of peer_patience; then it ends them for good. 0: at once.
+  std::chrono::nanoseconds predecessor_patience = std::chrono::seconds(30);
   /// resume() passes over at most so many damaged checkpoints.
   int max_fallback = 3;
   /// Memory that a load uses besides its destinations, in bytes.

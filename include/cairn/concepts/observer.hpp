@@ -23,6 +23,9 @@ struct observation {
     fell_back,  ///< resume passed over a damaged checkpoint; `text` says why
     warning,    ///< `text`
     began,      ///< a save was enqueued; `save` follows it. Only for observers that ask
+    awaiting,   ///< resume waits for a save of `step` by a process of an earlier run that lives; `text`
+    awaited,    ///< it has ended, after `seconds`; `text` says how
+    fenced,     ///< it had not after `seconds`, and can not be committed any more; `text`
   };
   what kind = what::warning;
   std::int32_t rank = 0;

@@ -121,10 +121,27 @@ class worker_client {
   std::shared_ptr<const cairn::metadata> metadata_;
 };
 
+/// What of a save can be seen in the store before the worker has it; nothing where the writer has no such
+/// thing. Must have ended before the save's end is told.
+template <class Writer>
+class announcement {
+ public:
+  void make([[maybe_unused]] const save_job<Writer>& job) {
+    if constexpr (requires { job.writer->announce(job.context); })
+      held_ =
+          std::make_shared<decltype(job.writer->announce(job.context))>(job.writer->announce(job.context));
+  }
+  void end() noexcept { held_.reset(); }
+
+ private:
+  std::shared_ptr<void> held_;
+};
+
 /// The worker is gone: where its rank's bytes were durable before, the rest is done here; else the save has
 /// failed.
 template <class Writer>
-void outlive_worker(save_job<Writer>& job, bool written, std::exception_ptr why) noexcept {
+void outlive_worker(save_job<Writer>& job, bool written, std::exception_ptr why,
+                    announcement<Writer>& announced) noexcept {
   auto& writer = *job.writer;
   try {
     if (!written) std::rethrow_exception(why);
@@ -136,12 +153,14 @@ void outlive_worker(save_job<Writer>& job, bool written, std::exception_ptr why)
       if (!job.context.coordinator()) throw;
       writer.commit(job.context, *job.metadata, deadline::in(job.context.patience));
     }
+    announced.end();
     job.progress->set_committed();
   } catch (...) {
     auto reason = written ? std::current_exception() : why;
     if (const auto earlier = job.progress->failure()) reason = earlier;
     writer.abort(job.context, reason);
     job.image = staged_image();
+    announced.end();
     job.progress->set_failed(reason);
   }
 }
@@ -160,7 +179,10 @@ template <class Writer>
 void carry_out(worker_client& client, save_job<Writer> job) noexcept {
   bool written = false;
   const auto until = deadline::in(job.context.longest());
+  announcement<Writer> announced;
   try {
+    // First: a worker that outlives this process must not have a save that nobody can see.
+    announced.make(job);
     if (job.image.failed()) job.image.wait_for(UINT64_MAX, until);  // throws why
     client.send(job, deadline::in(job.context.patience));
     const auto control = job.image.control();
@@ -191,6 +213,7 @@ void carry_out(worker_client& client, save_job<Writer> job) noexcept {
           continue;
         case frame_kind::committed:
           note_worker(*job.progress, in, client.process().id());
+          announced.end();
           job.progress->set_committed();
           return;
         case frame_kind::failed: {
@@ -198,6 +221,7 @@ void carry_out(worker_client& client, save_job<Writer> job) noexcept {
           note_worker(*job.progress, in, client.process().id());
           if (const auto earlier = job.progress->failure()) why = earlier;
           job.image = staged_image();
+          announced.end();
           job.progress->set_failed(why);
           return;
         }
@@ -211,19 +235,22 @@ void carry_out(worker_client& client, save_job<Writer> job) noexcept {
   } catch (const peer_error& e) {
     if (e.id() != error_id::peer_lost)
       return outlive_worker(
-          job, written, (static_cast<void>(client.process().kill_and_describe()), std::current_exception()));
+          job, written, (static_cast<void>(client.process().kill_and_describe()), std::current_exception()),
+          announced);
     const auto how = client.process().kill_and_describe();
     outlive_worker(job, written,
                    make_failure(error_id::peer_lost,
                                 "the worker that wrote this save is gone; the next save starts another one",
-                                {.rank = job.context.rank, .got = how}));
+                                {.rank = job.context.rank, .got = how}),
+                   announced);
   } catch (const wire_error& e) {
     static_cast<void>(client.process().kill_and_describe());
     outlive_worker(job, written,
                    make_failure(error_id::peer_bad_message,
-                                std::string("a worker sent a message that is none: ") + e.what()));
+                                std::string("a worker sent a message that is none: ") + e.what()),
+                   announced);
   } catch (...) {
-    outlive_worker(job, written, std::current_exception());
+    outlive_worker(job, written, std::current_exception(), announced);
   }
 }
 

@@ -152,6 +152,10 @@ class worker_session {
   }
   /// How fast writers may write from now on; 0: no limit.
   void limit_writing(std::uint64_t bytes_per_second) { pace_ = make_pace(bytes_per_second); }
+  [[nodiscard]] bool trainer_gone() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return trainer_gone_;
+  }
   /// The save that decode() gave last has ended.
   void ended() noexcept {
     const std::lock_guard lock(mutex_);
@@ -203,7 +207,7 @@ class worker_session {
   std::string_view writer_type_;
   std::vector<std::byte> writer_made_of_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<worker_frame> frames_;
   std::exception_ptr reason_;
@@ -231,8 +235,10 @@ void serve_request(worker_session& session, worker_request& request) {
     return out.take();
   };
   progress->on_written([&] { session.say(frame_kind::written, told({})); });
-  run_save_job(save_job<Writer>{std::move(writer), request.context, std::move(request.image),
+  run_save_job(save_job<Writer>{writer, request.context, std::move(request.image),
                                 std::move(request.metadata), progress});
+  if constexpr (requires { writer->retract(request.context); })
+    if (session.trainer_gone()) writer->retract(request.context);
   if (const auto why = progress->failure())
     session.say(frame_kind::failed, told(std::move(wire_writer().raw(encode_failure(why)))));
   else

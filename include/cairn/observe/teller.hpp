@@ -101,6 +101,12 @@ class teller {
     observation what{observation::what::fell_back, rank_, step, 0, 0, why, nullptr};
     tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " is passed over: " + why; });
   }
+  /// A save of an earlier run: observation::what::awaiting, awaited or fenced.
+  void earlier(enum observation::what kind, std::int64_t step, double seconds,
+               const std::string& text) noexcept {
+    observation what{kind, rank_, step, 0, seconds, text, nullptr};
+    tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " " + text; });
+  }
   /// The sentence and, unless it is null, what was thrown. Also where there is no memory for the two.
   void warned(const char* sentence, const std::exception_ptr& why) noexcept {
     guarded([&] { warned(sentence + (why == nullptr ? std::string() : ": " + failure_text(why))); });

@@ -73,6 +73,9 @@ class trace_file {
         }
         case observation::what::fell_back:
         case observation::what::warning:
+        case observation::what::awaiting:
+        case observation::what::awaited:
+        case observation::what::fenced:
           shared_->put_instant(text, track::saves, what.text);
           break;
         case observation::what::began:

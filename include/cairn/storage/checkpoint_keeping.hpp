@@ -3,6 +3,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/model/error.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/model/save_job.hpp>
 #include <cairn/storage/commit_parts.hpp>
 #include <cairn/storage/manifest_format.hpp>
 #include <cairn/storage/names.hpp>
@@ -11,17 +12,42 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
+
+namespace detail {
+/// A store that can tell whether writers live, in other processes too; optional beside ByteStore:
+/// `live_writers(prefix)` are the keys of unfinished objects whose writers live, which leftovers() leaves
+/// out; `writer_lives(key)` says whether the writer of a finished object still exists.
+template <class Store>
+concept TellsWriters = requires(Store& s, std::string_view key) {
+  { s.live_writers(key) } -> std::same_as<std::vector<std::string>>;
+  { s.writer_lives(key) } -> std::same_as<bool>;
+};
+
+/// The unfinished object by which a rank's save can be seen before another process carries it out.
+[[nodiscard]] inline std::string announcement_key(const save_context& c) {
+  return record_key(c.step, c.rank, c.attempt) + ".begun";
+}
+}  // namespace detail
+
+/// One attempt to save a step.
+struct save_attempt {
+  std::int64_t step = 0;
+  std::uint64_t attempt = 0;
+  bool operator==(const save_attempt&) const = default;
+};
 
 /// The checkpoints of a store beside their commit: which there are, their removal, and the cleaning of what
 /// interrupted saves left. For formats other than safetensors too. All functions may be called by several
@@ -70,22 +96,65 @@ class checkpoint_keeping {
     }
   }
 
-  /// Ends the attempts of other runs in steps that are not committed, and removes their files; removes beside
-  /// committed checkpoints what their manifests do not name; discards unfinished objects of writers that
-  /// died. Leaves alone: damaged and set-aside checkpoints, and objects whose names cairn does not make. The
-  /// number of objects removed. @pre no attempt of `run` is being saved by another process that could not be
-  /// told apart: attempts count as of `run` if attempt_of() made them or a record says so.
+  /// Attempts of other runs, in steps that are not committed, of which a writer lives: as far as the store
+  /// can tell.
+  [[nodiscard]] std::vector<save_attempt> live_saves([[maybe_unused]] const run_id& run) const {
+    std::vector<save_attempt> found;
+    if constexpr (detail::TellsWriters<Store>) {
+      const auto known = [&](const save_attempt& a) {
+        return std::find(found.begin(), found.end(), a) != found.end();
+      };
+      for (const auto& key : store_->live_writers("step-"))
+        if (const auto a = attempt_of_unfinished(key); a && !known(*a)) found.push_back(*a);
+      const auto all = store_->list("step-");
+      std::vector<parsed_key> objects;
+      std::vector<std::int64_t> committed;
+      for (const auto& o : all) {
+        const auto parsed = parse_key(o.key);
+        if (!parsed) continue;
+        if (parsed->object.kind == object_kind::manifest) committed.push_back(parsed->step);
+        if (parsed->object.kind == object_kind::data) objects.push_back(*parsed);
+      }
+      const auto stands = [&](std::int64_t step) {
+        return std::find(committed.begin(), committed.end(), step) != committed.end();
+      };
+      for (const auto& o : objects) {
+        const save_attempt a{o.step, o.object.attempt};
+        if (stands(o.step) || known(a) || detail::made_by(run, a.step, a.attempt)) continue;
+        if (store_->writer_lives(object_key(o.step, o.object))) found.push_back(a);
+      }
+      // What is committed needs no writer any more.
+      std::erase_if(found, [&](const save_attempt& a) {
+        return detail::made_by(run, a.step, a.attempt) || store_->size(manifest_key(a.step));
+      });
+    }
+    return found;
+  }
+
+  /// Ends the attempts of other runs in steps that are not committed, those too that have nothing but
+  /// unfinished objects, and removes their files; removes beside committed checkpoints what their manifests
+  /// do not name; discards unfinished objects of writers that died. Leaves alone: damaged and set-aside
+  /// checkpoints, and objects whose names cairn does not make. The number of objects removed. @pre no attempt
+  /// of `run` is being saved by another process that could not be told apart: attempts count as of `run` if
+  /// attempt_of() made them or a record says so.
   std::uint64_t clean(const run_id& run) const {
     std::uint64_t removed = 0;
+    auto begun = begun_attempts();
     const auto all = store_->list("step-");
+    std::int64_t newest = -1;
+    for (const auto& o : all)
+      if (const auto k = parse_key(o.key); k && k->object.kind == object_kind::manifest)
+        newest = std::max(newest, k->step);
     for (std::size_t i = 0; i < all.size();) {
       const auto directory = all[i].key.substr(0, all[i].key.find('/'));
       const auto step = parse_step(directory);
       while (i < all.size() && all[i].key.starts_with(directory) &&
              (all[i].key.size() == directory.size() || all[i].key[directory.size()] == '/'))
         ++i;
-      if (step) removed += clean_step(*step, run);
+      if (step) removed += clean_step(*step, run, begun[*step], newest);
+      if (step) begun.erase(*step);
     }
+    for (const auto& [step, attempts] : begun) removed += clean_step(step, run, attempts, newest);
     return removed + discard_leftovers("step-", &run);
   }
 
@@ -106,7 +175,28 @@ class checkpoint_keeping {
   }
 
  private:
-  std::uint64_t clean_step(std::int64_t step, const run_id& run) const {
+  /// What an unfinished object that names its attempt, one of data or a record, belongs to.
+  [[nodiscard]] static std::optional<save_attempt> attempt_of_unfinished(const std::string& key) {
+    const auto about = detail::unfinished_object(key);
+    if (!about || (about->object.kind != object_kind::data && about->object.kind != object_kind::record))
+      return {};
+    return save_attempt{about->step, about->object.attempt};
+  }
+  /// By step, the attempts of unfinished objects, whether their writers live or not.
+  [[nodiscard]] std::map<std::int64_t, std::vector<std::uint64_t>> begun_attempts() const {
+    std::map<std::int64_t, std::vector<std::uint64_t>> found;
+    const auto add = [&](const std::vector<std::string>& keys) {
+      for (const auto& key : keys)
+        if (const auto a = attempt_of_unfinished(key))
+          if (auto& in = found[a->step]; std::find(in.begin(), in.end(), a->attempt) == in.end())
+            in.push_back(a->attempt);
+    };
+    add(store_->leftovers("step-"));
+    if constexpr (detail::TellsWriters<Store>) add(store_->live_writers("step-"));
+    return found;
+  }
+  std::uint64_t clean_step(std::int64_t step, const run_id& run, const std::vector<std::uint64_t>& begun,
+                           std::int64_t newest) const {
     const auto key = manifest_key(step);
     if (const auto bytes = store_->read_all(key, detail::max_manifest_bytes)) {
       try {
@@ -120,7 +210,14 @@ class checkpoint_keeping {
     if (std::any_of(objects.begin(), objects.end(), [](const auto& o) { return o.is_set_aside(); })) return 0;
     std::uint64_t removed = 0;
     auto attempts = detail::attempts_in(objects, std::nullopt);
-    std::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
+    const auto is_begun = [&](std::uint64_t attempt) {
+      return std::find(begun.begin(), begun.end(), attempt) != begun.end();
+    };
+    for (const auto attempt : begun)
+      if (std::none_of(attempts.begin(), attempts.end(), [&](const auto& a) { return a.attempt == attempt; }))
+        attempts.push_back({attempt, false, 0});
+    const auto own =
+        std::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
     for (const auto& a : attempts)
       if (!a.marked) objects_.mark(step, a.attempt, detail::superseded(step, run));
     if (store_->size(key)) return 0;
@@ -130,13 +227,17 @@ class checkpoint_keeping {
       if (o.is_file() && ended && store_->size(aborted_key(step, o.name.attempt)))
         store_->remove(o.key), ++removed;
     }
-    // A mark stays until the run after the one that made it, for writers that are late.
+    // For writers that are late, a mark that another run made stays until the run after that one, and until
+    // there is a newer checkpoint: nothing older is ever taken for the newest.
+    const auto may_be_late = [&](const auto& a) {
+      const auto by = marked_by(step, a.attempt);
+      return by && (step > newest || *by == to_string(run));
+    };
     for (const auto& a : attempts)
-      if (a.marked && a.files == 0 && !marked_by(run, step, a.attempt))
+      if (a.marked && a.files == 0 && !is_begun(a.attempt) && !may_be_late(a))
         store_->remove(aborted_key(step, a.attempt)), ++removed;
     for (const auto& o : objects)
-      if (o.is_claim() && attempts.size() == detail::attempts_in(objects, std::nullopt).size())
-        store_->remove(o.key), ++removed;
+      if (o.is_claim() && own == 0) store_->remove(o.key), ++removed;
     return removed;
   }
   std::uint64_t remove_unnamed(std::int64_t step, const manifest& m) const {
@@ -170,14 +271,14 @@ class checkpoint_keeping {
     }
     return false;
   }
-  [[nodiscard]] bool marked_by(const run_id& run, std::int64_t step, std::uint64_t attempt) const {
-    const auto key = aborted_key(step, attempt);
+  /// The run that ended an attempt of another one; nothing where an attempt ended itself.
+  [[nodiscard]] std::optional<std::string> marked_by(std::int64_t step, std::uint64_t attempt) const {
     try {
       objects_.throw_if_aborted(step, attempt);
     } catch (const error& e) {
-      return e.fields().got == to_string(run);
+      if (e.id() == error_id::storage_aborted && !e.fields().got.empty()) return e.fields().got;
     }
-    return false;
+    return std::nullopt;
   }
   /// Unfinished objects of writers that died; those of `run` are left alone.
   std::uint64_t discard_leftovers(const std::string& prefix, const run_id* run) const {

@@ -15,10 +15,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -38,6 +41,7 @@ class safetensors_writer {
       : options_(options),
         protocol_(store, options),
         keeping_(std::move(store)),
+        held_(std::make_shared<held_objects>()),
         rings_(std::make_shared<detail::ring_pool>()) {}
 
   /// See Portable; where the store is.
@@ -89,12 +93,41 @@ class safetensors_writer {
   }
   void commit(const save_context& c, const metadata& stored, deadline until) {
     protocol_.commit(c, stored, until);
+    held_->release(c);
   }
-  void await_commit(const save_context& c, deadline until) { protocol_.await_commit(c, until); }
-  void abort(const save_context& c, std::exception_ptr failure) noexcept { protocol_.abort(c, failure); }
+  void await_commit(const save_context& c, deadline until) {
+    protocol_.await_commit(c, until);
+    held_->release(c);
+  }
+  void abort(const save_context& c, std::exception_ptr failure) noexcept {
+    held_->release(c);
+    protocol_.abort(c, failure);
+  }
   void remove(std::int64_t step) { keeping_.remove(step); }
   bool set_aside(std::int64_t step) { return keeping_.set_aside(step); }
   std::uint64_t clean(run_id run) { return keeping_.clean(run) + mark().remove_others(run); }
+  /// Makes this rank's part of a save visible in the store, until what it gives is destroyed or this process
+  /// ends; clean() then finds it. Before a save is handed to another process, so that no process can have one
+  /// that a run which resumes does not see. Nothing where a store cannot tell whose writers live. Not part of
+  /// the concept, like the next two.
+  [[nodiscard]] auto announce(const save_context& c) {
+    if constexpr (detail::TellsWriters<Store>)
+      return std::optional<object>(protocol_.store().create(detail::announcement_key(c), 0));
+    else
+      return std::optional<object>();
+  }
+  /// Removes the announcement of a process that is gone.
+  void retract([[maybe_unused]] const save_context& c) noexcept {
+    if constexpr (detail::TellsWriters<Store>) {
+      try {
+        auto& store = protocol_.store();
+        for (const auto& key : store.leftovers(detail::announcement_key(c))) store.discard(key);
+      } catch (...) {  // clean() removes it
+      }
+    }
+  }
+  /// See checkpoint_keeping::live_saves.
+  [[nodiscard]] std::vector<save_attempt> live_saves(run_id run) { return keeping_.live_saves(run); }
   /// The object by which a checkpoint comes to exist, for errors; not part of the concept.
   [[nodiscard]] std::string place_of(std::int64_t step) const { return manifest_key(step); }
   /// By these, a checkpointer proves that all ranks see one store; not part of the concept.
@@ -108,6 +141,28 @@ class safetensors_writer {
     return detail::shared_mark<Store>(protocol_.store());
   }
   using object = decltype(std::declval<Store&>().create(std::string_view{}, std::uint64_t{}));
+
+  /// The writers of a save's finished objects, until the save has ended: a store that can tells by them that
+  /// the save goes on. Any thread.
+  class held_objects {
+   public:
+    void keep(const save_context& c, std::vector<object> files) {
+      const std::lock_guard lock(mutex_);
+      of_[{c.attempt, c.rank}] = std::move(files);
+    }
+    void release(const save_context& c) noexcept {
+      std::vector<object> gone;
+      const std::lock_guard lock(mutex_);
+      const auto at = of_.find({c.attempt, c.rank});
+      if (at == of_.end()) return;
+      gone = std::move(at->second);
+      of_.erase(at);
+    }
+
+   private:
+    std::mutex mutex_;
+    std::map<std::pair<std::uint64_t, std::int32_t>, std::vector<object>> of_;
+  };
 
   record write_files(const save_context& c, const staged_image& image, deadline until,
                      std::size_t& finished) {
@@ -153,7 +208,9 @@ class safetensors_writer {
     }
     const span_note span(image.journal(), span_kind::await);
     image.wait_released(until);
-    return record_of(layout, image.digests());
+    auto written = record_of(layout, image.digests());
+    if constexpr (detail::TellsWriters<Store>) held_->keep(c, std::move(files));
+    return written;
   }
 
   /// The memory of a resident image stays as it is until write() ends.
@@ -214,6 +271,7 @@ class safetensors_writer {
   commit_options options_;
   commit_protocol<Store> protocol_;
   checkpoint_keeping<Store> keeping_;
+  std::shared_ptr<held_objects> held_;
   std::shared_ptr<detail::ring_pool> rings_;
 };
 

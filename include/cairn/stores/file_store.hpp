@@ -155,6 +155,26 @@ class basic_file_store {
     return found;
   }
 
+  /// The keys of unfinished objects whose writers live: those that leftovers() leaves out. Beside ByteStore,
+  /// like writer_lives().
+  [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix) {
+    std::vector<std::string> found;
+    visit(prefix, [&](auto& directory, const std::string& key, std::string_view name, const file_status&) {
+      if (detail::is_part_name(name) && locked(directory, std::string(name))) found.push_back(key);
+    });
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  /// Whether the object writer that finished an object still exists: it keeps its file locked. False where
+  /// the file system has no locks, or none that reach the writer's host.
+  [[nodiscard]] bool writer_lives(std::string_view key) {
+    tree_->check_key(key);
+    const auto where = detail::split(key);
+    int error = 0;
+    const auto directory = tree_->open_directory(where.directory, error);
+    return error == 0 && locked(directory, std::string(where.name));
+  }
+
   /// Removes what leftovers() listed. @throws storage_bad_key for other keys; storage_exists if its writer
   /// lives.
   void discard(std::string_view key) {
@@ -298,6 +318,12 @@ class basic_file_store {
     handle file(tree_->fs, r);
     if (!file || tree_->fs.try_lock(r) == -EAGAIN) return {};
     return file;
+  }
+  [[nodiscard]] bool locked(const handle& directory, const std::string& name) {
+    const int r = detail::uninterrupted(
+        [&] { return tree_->fs.open_at(directory.get(), name.c_str(), O_RDWR | O_NONBLOCK, 0); });
+    const handle file(tree_->fs, r);
+    return r >= 0 && tree_->fs.try_lock(r) == -EAGAIN;
   }
 
   void unlink(std::string_view key) {

@@ -15,7 +15,7 @@ inline namespace v1 {
 namespace detail {
 
 /// An unfinished file in its directory: has a unique name and a lock, gets its final name by publish(), and
-/// is removed again if it does not.
+/// is removed again if it does not. The lock stays until this is destroyed.
 template <FileSystem F>
 class part_file {
  public:
@@ -103,7 +103,8 @@ class part_file {
   template <class CloseOthers>
   [[nodiscard]] bool publish(CloseOthers close_others) {
     if (const int r = tree_->fs.sync(file_.get()); r != 0) tree_->fail_at(-r, "fsync", path(), directory_);
-    // The copy keeps the lock while close() tells what it has to tell (network file systems report late).
+    // The copy keeps the lock: while close() tells what it has to tell (network file systems report late), and
+    // for those who ask whether the writer lives.
     lock_ = file_handle<F>(tree_->fs, tree_->fs.duplicate(file_.get()));
     for (const int r : {close_others(), file_.close()})
       if (r != 0 && r != -EINTR) tree_->fail_at(-r, "close", path(), directory_);
@@ -135,7 +136,6 @@ class part_file {
     if (by_link) static_cast<void>(fs.unlink_at(directory_.get(), name_.c_str()));
     linked_ = false;
     tree_->sync_directory(directory_, final_path);
-    lock_ = {};
     return true;
   }
 
