@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // threaded
 // Stagers: conformance of each composition, the pool of buffers, failures, limits of memory.
+#include <cairn/checkpointer/copy_check.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/stage/no_staging.hpp>
 
@@ -371,6 +372,51 @@ TEST_CASE("a pace is kept on average, lets a little pass at once, and is lifted 
   CHECK(make_pace(0) == nullptr);
   CHECK(pace(1).slice() == 1 << 20);
   CHECK(pace(std::uint64_t{1} << 40).slice() == 8 << 20);
+}
+
+TEST_CASE("what was copied is compared with what was there: casts, strides, blocks, digests or none") {
+  auto c = random_case(41);
+  auto planned = std::make_shared<cached_plan>();
+  for (std::size_t i = 0; i < c.sources.size(); ++i) {
+    auto& item = planned->plan.items.emplace_back();
+    item.name = "item" + std::to_string(i);
+    item.kind = item_kind::value;
+  }
+  const detail::copy_check check(planned, c.layout, c.sources, 3);
+  heap_stager heap({}, host_copy({.threads = 1}));
+  least_buffered least({.depth = 1}, least_engine(1), least_memory(std::make_shared<std::atomic<int>>(0)));
+  const auto compared = [&](bool digest) {
+    const auto one = check.compare(heap.stage(c.layout, c.sources, {false, digest}, soon()));
+    const auto other = check.compare(least.stage(c.layout, c.sources, {}, soon()));
+    CHECK((one == nullptr) == (other == nullptr));
+    return one;
+  };
+  CHECK(compared(true) == nullptr);
+  CHECK(compared(false) == nullptr);
+  // The last byte of a plain item, all of one with a cast or strides: casts drop bits.
+  for (const auto& place : c.layout->items) {
+    auto& memory = c.memories[place.item].bytes;
+    if (place.bytes == 0 || place.item % 3 == 2) continue;
+    const auto& source = c.sources[place.item];
+    const bool plain = source.cast == nullptr && source.view.contiguous();
+    const auto last = plain ? (place.bytes - 1) / digest_block_bytes * digest_block_bytes : 0;
+    const auto kept = memory;
+    if (plain)
+      memory.back() ^= std::byte{0x40};
+    else
+      for (auto& b : memory) b = ~b;
+    const auto why = compared(place.item % 2 == 0);
+    memory = kept;
+    REQUIRE(why != nullptr);
+    try {
+      std::rethrow_exception(why);
+    } catch (const usage_error& e) {
+      CHECK(e.id() == error_id::usage_memory_changed);
+      CHECK(e.fields().item == "item" + std::to_string(place.item));
+      CHECK(e.fields().rank == 3);
+      CHECK(e.fields().offset == static_cast<std::int64_t>(last));
+    }
+  }
 }
 
 // What the cast below saw of the thread that it ran in.

@@ -27,7 +27,11 @@ class copy_check {
              std::span<const item_source> sources, int rank)
       : planned_(std::move(planned)), layout_(std::move(layout)), rank_(rank) {
     check_sources(*layout_, sources);
-    for (const auto& source : sources) check_host_readable(source);
+    for (const auto& source : sources)
+      if (source.view.space == memory_space::device)
+        fail(
+            error_id::usage_bad_option,
+            "checked{} reads the state with the CPU, and a tensor of it lies in device memory; leave it out");
     digests_.resize(static_cast<std::size_t>(layout_->blocks));
     std::vector<std::byte> packed;
     each_block([&](const item_placement& place, std::uint64_t at, std::uint64_t bytes, std::size_t block) {

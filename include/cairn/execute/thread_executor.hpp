@@ -23,7 +23,8 @@ namespace cairn {
 inline namespace v1 {
 
 struct thread_executor_options {
-  /// Of the writing thread, and of those that it starts to write and digest.
+  /// Of the writing thread, and of those that it starts. Threads that a store started before, as file_store
+  /// does for a load, stay as they are.
   thread_settings thread = {};
   /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's patience. Where
   /// nothing is staged, the limit is lifted while training waits for its memory.
