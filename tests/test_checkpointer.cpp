@@ -662,6 +662,8 @@ TEST_CASE("before_update of an item waits for that item; a save is confirmed whe
   CHECK(refused("layer9.weight"));
   ckpt.before_update("layer0.bias");  // copied by save()
   CHECK_FALSE(first.released());
+  ckpt.before_update("layer7.*");  // the last one: nobody waits for those before it
+  CHECK_FALSE(first.released());
   for (int i = 0; i < layers::count; ++i) {
     if (i == 5) continue;
     ckpt.before_update("layer" + std::to_string(i) + ".weight");

@@ -395,7 +395,7 @@ class engine {
     given_up_at_ = deadline::in(longest_save());
     outstanding_.push_back(progress);
     last_ = progress;
-    if constexpr (Overlapped) overlap_.shut(progress, image.control(), image.resident());
+    if constexpr (Overlapped) overlap_.shut(progress, image);
   }
   save_handle enqueued(const std::shared_ptr<save_progress>& progress) {
     last_ = progress;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,14 +20,19 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The names of a state, in order, and where the last byte of each lies in this rank's image. One thread at a
+/// The names of a state, in order, and where the items of each lie in this rank's image. One thread at a
 /// time.
 class item_positions {
  public:
-  /// Consecutive names.
+  /// Consecutive names, or parts.
   struct range {
     std::size_t first = 0;
     std::size_t last = 0;
+  };
+  /// Bytes of the image that belong to one item.
+  struct part {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
   };
 
   /// O(1) where structure and layout are those of before, O(n log n) for another structure.
@@ -45,14 +51,22 @@ class item_positions {
       structure_ = state.structure();
     }
     if (layout_ == layout) return;
-    ends_.assign(names_.size(), 0);
-    for (const auto& at : layout->items) {
-      if (at.early || at.bytes == 0) continue;
-      auto& end = ends_[place_.at(plan.items.at(at.item).entry)];
-      end = std::max(end, at.begin + at.bytes);
-    }
-    late_ = static_cast<std::size_t>(
-        std::count_if(ends_.begin(), ends_.end(), [](std::uint64_t end) { return end != 0; }));
+    const auto each_late = [&](auto&& visit) {
+      for (const auto& at : layout->items)
+        if (!at.early && at.bytes != 0) visit(place_.at(plan.items.at(at.item).entry), at);
+    };
+    layout_ = nullptr;
+    first_.assign(names_.size() + 1, 0);
+    each_late([&](std::size_t name, const item_placement&) { ++first_[name + 1]; });
+    late_ =
+        static_cast<std::size_t>(std::count_if(first_.begin(), first_.end(), [](auto n) { return n != 0; }));
+    std::partial_sum(first_.begin(), first_.end(), first_.begin());
+    auto parts = std::make_shared<std::vector<part>>(first_.back());
+    auto next = first_;
+    each_late([&](std::size_t name, const item_placement& at) {
+      (*parts)[next[name]++] = {at.begin, at.begin + at.bytes};
+    });
+    parts_ = std::move(parts);
     layout_ = layout;
   }
   [[nodiscard]] bool known() const noexcept { return layout_ != nullptr; }
@@ -81,13 +95,11 @@ class item_positions {
     return {static_cast<std::size_t>(first - names_.begin()),
             static_cast<std::size_t>(last - names_.begin())};
   }
-  /// Where the bytes of a name end that are copied late; 0: there are none on this rank.
-  [[nodiscard]] std::uint64_t end_of(std::size_t i) const { return ends_[i]; }
-  [[nodiscard]] std::uint64_t end_of(range r) const {
-    std::uint64_t end = 0;
-    for (auto i = r.first; i < r.last; ++i) end = std::max(end, ends_[i]);
-    return end;
-  }
+  /// Whether a name has items on this rank that are copied late.
+  [[nodiscard]] bool is_late(std::size_t i) const { return first_[i] != first_[i + 1]; }
+  /// Those items, of all names; and which are those of consecutive names.
+  [[nodiscard]] const std::shared_ptr<const std::vector<part>>& parts() const noexcept { return parts_; }
+  [[nodiscard]] range parts_of(range names) const { return {first_[names.first], first_[names.last]}; }
 
  private:
   using named = std::pair<std::string, std::uint32_t>;  // and its index among the entries
@@ -95,7 +107,8 @@ class item_positions {
   std::vector<named> names_;        // in order
   std::vector<std::size_t> place_;  // of each entry, in names_
   std::shared_ptr<const image_layout> layout_;
-  std::vector<std::uint64_t> ends_;  // of each name
+  std::shared_ptr<const std::vector<part>> parts_;  // by name
+  std::vector<std::size_t> first_;                  // part of each name, and their number
   std::size_t late_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -27,14 +28,12 @@ class overlap_gate {
     const std::lock_guard lock(mutex_);
     if (save_ == nullptr) items_.learn(state, plan, layout);
   }
-  /// `by_item`: the control's watermark tells which items are copied.
-  void shut(std::shared_ptr<save_progress> save, std::shared_ptr<image_control> control, bool by_item) {
+  void shut(std::shared_ptr<save_progress> save, const staged_image& image) {
     const std::lock_guard lock(mutex_);
     vouched_.assign(items_.size(), 0);  // reuses its memory
     left_ = items_.late();
     save_ = std::move(save);
-    control_ = std::move(control);
-    by_item_ = by_item;
+    image_ = image;
     waiting_.store(true, std::memory_order_release);
   }
   /// Waits until the save has copied its memory, and confirms it. Costs one load where there is none.
@@ -62,24 +61,25 @@ class overlap_gate {
   /// items of that name). @throws usage_error (usage_unknown_name), timeout_error.
   void pass(std::string_view name, deadline until) {
     std::shared_ptr<save_progress> save;
-    std::shared_ptr<image_control> control;
-    item_positions::range range;
-    std::uint64_t end = 0;
+    staged_image image;
+    std::shared_ptr<const std::vector<item_positions::part>> parts;
+    item_positions::range range, wanted;
     {
       const std::lock_guard lock(mutex_);
       if (!items_.known()) return;
       range = items_.find(name);
       if (save_ == nullptr) return;
-      end = items_.end_of(range);
+      wanted = items_.parts_of(range);
+      parts = items_.parts();
       save = save_;
-      control = control_;
-      if (!by_item_ && end != 0) end = everything;
+      image = image_;
     }
-    wait_for(*save, *control, end, until);
+    if (wanted.first != wanted.last && !image.control()->copied())
+      wait_for(*save, image, std::span(*parts).subspan(wanted.first, wanted.last - wanted.first), until);
     const std::lock_guard lock(mutex_);
     if (save_ != save) return;
     for (auto i = range.first; i < range.last; ++i) {
-      if (items_.end_of(i) == 0 || vouched_[i] != 0) continue;
+      if (!items_.is_late(i) || vouched_[i] != 0) continue;
       vouched_[i] = 1;
       --left_;
     }
@@ -100,17 +100,16 @@ class overlap_gate {
   }
 
  private:
-  static constexpr auto everything = ~std::uint64_t{0};
-
-  static void wait_for(save_progress& save, image_control& control, std::uint64_t end, deadline until) {
-    const auto there = [&] { return end == 0 || control.copied() || control.watermark() >= end; };
-    if (there()) return;
+  static void wait_for(save_progress& save, const staged_image& image,
+                       std::span<const item_positions::part> parts, deadline until) {
     const auto begin = deadline::clock::now();
-    control.hurry();
     {
       const auto journal = save.journal();
       const span_note span(journal.get(), span_kind::before_update);
-      static_cast<void>(end == everything ? control.wait_copied(until) : control.wait_for(end, until));
+      if (image.resident())
+        for (const auto& part : parts) image.copy_part(part.begin, part.end, until);
+      else
+        save.wait_released(until);
     }
     note_wait(save, begin);
   }
@@ -132,22 +131,21 @@ class overlap_gate {
   [[nodiscard]] std::string first_left_out() const {
     if (left_ == items_.late()) return {};
     for (std::size_t i = 0; i < vouched_.size(); ++i)
-      if (vouched_[i] == 0 && items_.end_of(i) != 0) return items_.name(i);
+      if (vouched_[i] == 0 && items_.is_late(i)) return items_.name(i);
     return {};
   }
   void open() noexcept {
     save_ = nullptr;
-    control_ = nullptr;
+    image_ = staged_image();
     waiting_.store(false, std::memory_order_release);
   }
 
   std::mutex mutex_;
   item_positions items_;
   std::shared_ptr<save_progress> save_;
-  std::shared_ptr<image_control> control_;
+  staged_image image_;                  // whose buffer is not free before the save is confirmed anyway
   std::vector<unsigned char> vouched_;  // for each name
   std::size_t left_ = 0;                // names with items that are copied late and were not waited for
-  bool by_item_ = false;
   std::atomic<bool> waiting_{false};
 };
 

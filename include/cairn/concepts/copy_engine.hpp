@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -44,6 +45,15 @@ class image_fill : public image_backing {
   [[nodiscard]] image_control& control() const noexcept { return *control_; }
   [[nodiscard]] stage_options options() const noexcept { return options_; }
 
+  /// For engines that can copy a part of the image out of turn, before copy() returns: `copy(begin, end,
+  /// until)` brings these image bytes into place and answers true, or false if it cannot. Any thread calls
+  /// it, as long as the image is there.
+  void when_wanted(std::function<bool(std::uint64_t, std::uint64_t, deadline)> copy) {
+    wanted_ = std::move(copy);
+  }
+  [[nodiscard]] bool copy_part(std::uint64_t begin, std::uint64_t end, deadline until) override {
+    return wanted_ != nullptr && wanted_(begin, end, until);
+  }
   /// For engines, at most once, when they touch the sources no more: the image will never be complete.
   void fail(std::exception_ptr why) noexcept {
     failure_ = std::move(why);
@@ -60,6 +70,7 @@ class image_fill : public image_backing {
   std::span<std::byte> memory_;
   std::span<std::uint64_t> digests_;
   std::exception_ptr failure_;
+  std::function<bool(std::uint64_t, std::uint64_t, deadline)> wanted_;
   stage_options options_;
 };
 

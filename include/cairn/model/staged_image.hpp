@@ -181,6 +181,11 @@ class image_backing {
   /// Images without memory of their own: copies image bytes [begin, begin + out.size()) from training memory,
   /// headers included. Any thread.
   virtual void gather(std::uint64_t begin, std::span<std::byte> out) const { (void)begin, (void)out; }
+  /// Copies image bytes [begin, end), which are no early items, from training memory now, out of turn; false
+  /// where that is not possible: then the watermark tells. Any thread. @throws timeout_error
+  [[nodiscard]] virtual bool copy_part(std::uint64_t begin, std::uint64_t end, deadline until) {
+    return (void)begin, (void)end, (void)until, false;
+  }
   /// Why the image failed.
   [[nodiscard]] virtual std::exception_ptr failure() const noexcept = 0;
   /// Where another process finds the image; nothing where it is not in shared memory.
@@ -229,6 +234,14 @@ class staged_image {
   }
   /// Copies from training memory; only where not resident. @pre the watermark covers it.
   void gather(std::uint64_t begin, std::span<std::byte> out) const { backing_->gather(begin, out); }
+  /// Returns when these bytes, which belong to no early item, are copied (or the image has failed): copies
+  /// them out of turn where the stager can. Only where resident. @throws timeout_error
+  void copy_part(std::uint64_t begin, std::uint64_t end, deadline until) const {
+    if (control_->copied() || control_->watermark() >= end) return;
+    if (backing_ != nullptr && backing_->copy_part(begin, end, until)) return;
+    control_->hurry();
+    static_cast<void>(control_->wait_for(end, until));
+  }
   /// Waits until training has its memory back. @throws as wait_for.
   void wait_released(deadline until) const {
     if (!control_->wait_released(until)) rethrow();

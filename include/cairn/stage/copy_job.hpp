@@ -9,11 +9,14 @@
 #include <cairn/stage/block_copy.hpp>
 #include <cairn/stage/image_pieces.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -70,8 +73,10 @@ class copy_job {
         fill_(std::move(fill)),
         limit_(fill_->options().overlapped ? std::move(limit) : nullptr),
         units_(cut_into_units(fill_->layout(), fill_->options().overlapped)),
+        claimed_(new std::atomic<bool>[units_.size()]()),
         copied_(new std::atomic<bool>[units_.size()]()),
         left_(units_.size()) {
+    if (fill_->options().overlapped) part_hash_.emplace();
     for (std::size_t i = 0; i < units_.size(); ++i)
       if (units_[i].early) early_.push_back(i);
     early_left_ = early_.size();
@@ -87,9 +92,9 @@ class copy_job {
     }
     if (early_only) return;
     for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_.size();)
-      if (!units_[i].early) {
-        if (limit_ != nullptr) keep_pace(units_[i]);
-        run(i, hash, cpu);
+      if (!units_[i].early && !claimed_[i].load(std::memory_order_relaxed)) {
+        if (limit_ != nullptr) keep_pace(i);
+        if (claim(i)) run(i, hash, cpu);
       }
     account(cpu);
   }
@@ -128,7 +133,33 @@ class copy_job {
     for (std::size_t i = 0; (i = next_early_.fetch_add(1, std::memory_order_relaxed)) < early_.size();)
       finish(false);
     for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_.size();)
-      if (!units_[i].early) finish(false);
+      if (!units_[i].early && claim(i)) finish(false);
+  }
+  /// For those who wait for a part of the image, which is not early: copies what nobody has begun of it, in
+  /// the calling thread and without a limit, and waits for the rest. False if the job failed; no thread reads
+  /// a source then. Any thread. @throws timeout_error
+  [[nodiscard]] bool copy_part(std::uint64_t begin, std::uint64_t end, deadline until) {
+    const auto first = static_cast<std::size_t>(
+        std::partition_point(units_.begin(), units_.end(), [&](const auto& u) { return u.end <= begin; }) -
+        units_.begin());
+    part_wanted_.store(true, std::memory_order_seq_cst);
+    if (part_hash_) {
+      const std::lock_guard lock(part_mutex_);
+      for (auto i = first; i < units_.size() && units_[i].begin < end; ++i)
+        if (!units_[i].early && claim(i)) run(i, *part_hash_, nullptr);
+    }
+    for (auto i = first; i < units_.size() && units_[i].begin < end;) {
+      const auto seen = event_.current();
+      if (copied_[i].load(std::memory_order_seq_cst)) {
+        ++i;
+        continue;
+      }
+      if (ended_.load(std::memory_order_acquire)) return false;
+      if (until.passed())
+        cairn::fail(error_id::timeout_staging, "the memory of training was not copied in time");
+      event_.wait(seen, until);
+    }
+    return true;
   }
 
   /// The limit holds for this job no more.
@@ -137,16 +168,21 @@ class copy_job {
   int helpers_left;  ///< threads that may still join; guarded by the lock of the threads
 
  private:
+  [[nodiscard]] bool claim(std::size_t i) noexcept {
+    return !claimed_[i].exchange(true, std::memory_order_acq_rel);
+  }
   void account(std::int64_t* cpu) noexcept {
     if (cpu == nullptr) return;
     const auto now = thread_cpu_now();
     fill_->control().costs().copy_cpu.fetch_add(now - *cpu, std::memory_order_relaxed);
     *cpu = now;
   }
-  void keep_pace(const copy_unit& unit) noexcept {
+  void keep_pace(std::size_t i) noexcept {
     auto& control = fill_->control();
-    static_cast<void>(limit_->take(unit.end - unit.begin, control.event(), deadline::never(),
-                                   [&] { return control.hurried(); }));
+    // A unit that somebody copies out of turn is not waited for: that would keep the buffer.
+    const auto lifted = [&] { return control.hurried() || claimed_[i].load(std::memory_order_acquire); };
+    static_cast<void>(
+        limit_->take(units_[i].end - units_[i].begin, control.event(), deadline::never(), lifted));
   }
   void run(std::size_t index, hash_state& hash, std::int64_t* cpu) noexcept {
     if (failed_.load(std::memory_order_acquire)) return finish(false);
@@ -159,6 +195,7 @@ class copy_job {
     // Before anybody can see that all is copied.
     if (!claimable()) account(cpu);
     copied_[index].store(true, std::memory_order_seq_cst);
+    if (part_wanted_.load(std::memory_order_seq_cst)) event_.notify();
     advance();
     finish(true);
   }
@@ -224,6 +261,7 @@ class copy_job {
   std::shared_ptr<pace> limit_;
   std::vector<copy_unit> units_;
   std::vector<std::size_t> early_;
+  std::unique_ptr<std::atomic<bool>[]> claimed_;  // of units that are not early
   std::unique_ptr<std::atomic<bool>[]> copied_;
   std::atomic<std::size_t> next_{0};
   std::atomic<std::size_t> next_early_{0};
@@ -238,6 +276,9 @@ class copy_job {
   std::atomic<bool> incomplete_{false};
   std::atomic<bool> ended_{false};
   event_word event_;
+  std::atomic<bool> part_wanted_{false};
+  std::mutex part_mutex_;
+  std::optional<hash_state> part_hash_;  // guarded by part_mutex_
 };
 
 }  // namespace detail

@@ -55,7 +55,14 @@ class copy_threads {
     const bool overlapped = fill->options().overlapped;
     // Without overlap the caller is one of the threads.
     const int helpers = overlapped ? threads_ : threads_ - 1;
+    auto& filled = *fill;
     auto job = std::make_shared<copy_job>(std::move(fill), helpers, limit_);
+    if (overlapped)
+      filled.when_wanted(
+          [weak = std::weak_ptr(job)](std::uint64_t begin, std::uint64_t end, deadline patience) {
+            const auto wanted = weak.lock();  // null when all is copied
+            return wanted != nullptr && wanted->copy_part(begin, end, patience);
+          });
     if (helpers > 0) {
       try {
         start(job, helpers, overlapped);
