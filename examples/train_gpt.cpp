@@ -12,6 +12,9 @@
 #include <cairn/cairn.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/comm/single_process.hpp>
+#include <cairn/execute/process_executor.hpp>
+#include <cairn/execute/worker_main.hpp>
+#include <cairn/stage/shared_stager.hpp>
 #ifdef CAIRN_USES_MPI
 #include <cairn/comm/mpi_communicator.hpp>
 #endif
@@ -43,7 +46,13 @@
 
 namespace {
 
-enum class save_mode { synchronous, thread, overlapped, direct };
+enum class save_mode { synchronous, thread, process, overlapped_thread, overlapped_process, direct };
+bool writes_in_process(save_mode mode) {
+  return mode == save_mode::process || mode == save_mode::overlapped_process;
+}
+bool overlaps(save_mode mode) {
+  return mode == save_mode::overlapped_thread || mode == save_mode::overlapped_process;
+}
 
 struct run_options {
   std::uint64_t steps = 100;
@@ -54,11 +63,11 @@ struct run_options {
   std::uint64_t every = 20;
   std::string checkpoints = "checkpoints";
   std::vector<std::string> text;
-  save_mode mode = save_mode::overlapped;
+  save_mode mode = save_mode::overlapped_process;
   std::size_t keep = 3;
   double hours_between_failures = 0;
   std::string losses;
-  std::uint64_t kill_after_release = 0;
+  std::uint64_t kill_before_release = 0, kill_after_release = 0;
   std::size_t sample = 0;
   gpt::training_settings training;
 };
@@ -81,7 +90,15 @@ cairn::any_checkpointer make_checkpointer(const run_options& options, store_type
           std::move(store), cairn::no_staging{}, cairn::inline_executor{}, std::move(ranks), keep, waits}};
     case save_mode::thread:
       return cairn::any_checkpointer{cairn::checkpointer{std::move(store), std::move(ranks), keep, waits}};
-    case save_mode::overlapped:
+    case save_mode::process:
+      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::shared_stager{},
+                                                         cairn::process_executor{}, std::move(ranks), keep,
+                                                         waits}};
+    case save_mode::overlapped_process:
+      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::shared_stager{},
+                                                         cairn::process_executor{}, std::move(ranks), keep,
+                                                         waits, cairn::overlapped{}}};
+    case save_mode::overlapped_thread:
       return cairn::any_checkpointer{
           cairn::checkpointer{std::move(store), std::move(ranks), keep, waits, cairn::overlapped{}}};
     case save_mode::direct:
@@ -159,6 +176,7 @@ std::uint64_t train(const run_options& options, gpt::group& others, gpt::trainer
 
   std::uint64_t saved = 0;  // the step of a save whose whole stall is not known yet; 0: none
   double save_stall = 0;
+  cairn::save_handle last;
   const auto before_update = [&] {
     const double waited = milliseconds_of([&] { checkpointer.before_update(); });
     if (saved != 0 && journal) journal->stall(saved, save_stall, waited);
@@ -171,10 +189,16 @@ std::uint64_t train(const run_options& options, gpt::group& others, gpt::trainer
     milliseconds += milliseconds_of([&] { run.update(step); });
     ++step;
     if (journal) journal->step(step, loss, milliseconds);
-    if (kill && released == kill->step()) kill->kill(others);
+    if (kill && kill->moment() == gpt::kill_moment::after_release && released == kill->step()) {
+      if (last.committed()) throw std::runtime_error("the save in which to be killed is committed already");
+      kill->kill(others);
+    }
     if (step % options.every == 0 || step == options.steps) {
       state.collect(step);
-      save_stall = milliseconds_of([&] { checkpointer.save(state.dict(), static_cast<std::int64_t>(step)); });
+      save_stall =
+          milliseconds_of([&] { last = checkpointer.save(state.dict(), static_cast<std::int64_t>(step)); });
+      if (kill && kill->moment() == gpt::kill_moment::before_release && step == kill->step())
+        kill->kill(others);
       saved = step;
     }
   }
@@ -213,8 +237,12 @@ int run_rank(const run_options& options, std::size_t rank,
       lines->begin(run.net().parameters().size(), source.size(), others.size(), options.training);
     }
     std::shared_ptr<gpt::kill_switch> kill;
-    if (options.kill_after_release != 0)
-      kill = std::make_shared<gpt::kill_switch>(options.kill_after_release);
+    if (options.kill_before_release != 0 || options.kill_after_release != 0)
+      kill = std::make_shared<gpt::kill_switch>(
+          std::max(options.kill_before_release, options.kill_after_release),
+          options.kill_before_release != 0 ? gpt::kill_moment::before_release
+                                           : gpt::kill_moment::after_release,
+          writes_in_process(options.mode));
     cairn::any_checkpointer checkpointer = make_checkpointer(
         options, store_type(cairn::file_store{options.checkpoints}, kill), connect("saving"));
     std::uint64_t step = 0;
@@ -293,9 +321,11 @@ CLI::Validator between(std::uint64_t least, std::uint64_t most) {
 
 /// Turns a name into the number of the mode.
 std::string mode_of(std::string& text) {
-  const std::vector<std::string> names{"synchronous", "thread", "overlapped", "direct"};
+  const std::vector<std::string> names{
+      "sync", "thread", "process", "overlapped-thread", "overlapped-process", "direct"};
   const auto found = std::find(names.begin(), names.end(), text);
-  if (found == names.end()) return "must be synchronous, thread, overlapped or direct, not " + text;
+  if (found == names.end())
+    return "must be sync, thread, process, overlapped-thread, overlapped-process or direct, not " + text;
   text = std::to_string(found - names.begin());
   return {};
 }
@@ -303,6 +333,8 @@ std::string mode_of(std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  cairn::worker_main(argc,
+                     argv);  // first: started by a rank as the process that writes for it, it stays here
   run_options options;
   gpt::model_config& shape = options.training.shape;
   CLI::App app{
@@ -339,12 +371,14 @@ int main(int argc, char** argv) {
   app.add_option("--seed", options.training.seed, "seed of weights and data");
   app.add_option("--learning-rate", options.training.learning_rate, "of the first step")
       ->check(CLI::Range(0.0, 1.0));
-  app.add_option(
-         "--mode", options.mode,
-         "how to save: synchronous (write, then go on), thread (copy, then go on; a thread writes),\n"
-         "overlapped (copy while the next step computes), direct (write from training memory while it does)")
+  app.add_option("--mode", options.mode,
+                 "how to save: sync (write, then go on), thread or process (copy, then go on; a thread or a "
+                 "process of\n"
+                 "its own writes), overlapped-thread or overlapped-process (copy while the next step "
+                 "computes), direct\n"
+                 "(a thread writes from training memory while it does)")
       ->transform(CLI::Validator(mode_of, "", "mode"))
-      ->option_text("synchronous|thread|overlapped|direct=overlapped");
+      ->option_text("sync|thread|process|overlapped-thread|overlapped-process|direct=overlapped-process");
   app.add_option("--keep", options.keep, "checkpoints to keep; 0: all");
   app.add_option("--failures-every", options.hours_between_failures,
                  "hours between failures of the job: each save then suggests how often to save; 0: not known")
@@ -353,9 +387,13 @@ int main(int argc, char** argv) {
                  "write step and loss (as a hexadecimal float) of each step to this file");
   app.add_option("--sample", options.sample, "let the model write this many bytes at the end");
   app.add_option(
+      "--kill-before-release", options.kill_before_release,
+      "end all ranks with SIGKILL in the save of this step, while it is still being copied; 0: never\n"
+      "(for trying out recovery, as the next one)");
+  app.add_option(
       "--kill-after-release", options.kill_after_release,
       "end all ranks with SIGKILL in the save of this step: after training went on, before the checkpoint\n"
-      "exists (for trying out recovery); 0: never");
+      "exists; 0: never. Processes that write for them live on, and commit it");
   // What the launcher says to the processes that it starts; not for users.
   app.add_option("--rank", options.started.rank)->group("");
   app.add_option("--job", options.started.job)->group("");
@@ -368,13 +406,19 @@ int main(int argc, char** argv) {
                                  "must be a multiple of --ranks " + std::to_string(options.ranks));
     if (shape.width % shape.heads != 0)
       throw CLI::ValidationError("--width", "must be a multiple of --heads " + std::to_string(shape.heads));
-    const std::uint64_t kill = options.kill_after_release;
-    if (kill != 0 && (kill >= options.steps || kill % options.every != 0))
-      throw CLI::ValidationError("--kill-after-release",
-                                 "must be a multiple of --every and less than --steps");
-    if (kill != 0 && (options.mode == save_mode::synchronous || options.mode == save_mode::direct))
-      throw CLI::ValidationError("--kill-after-release",
-                                 "needs --mode thread or overlapped: only these copy");
+    const auto check_kill = [&](const char* option, std::uint64_t kill, bool fits, const char* needs) {
+      if (kill == 0) return;
+      if (kill >= options.steps || kill % options.every != 0)
+        throw CLI::ValidationError(option, "must be a multiple of --every and less than --steps");
+      if (!fits) throw CLI::ValidationError(option, needs);
+    };
+    check_kill("--kill-before-release", options.kill_before_release, overlaps(options.mode),
+               "needs an overlapped --mode: else save() returns after the release");
+    check_kill("--kill-after-release", options.kill_after_release,
+               options.mode != save_mode::synchronous && options.mode != save_mode::direct,
+               "needs a --mode that copies");
+    if (options.kill_before_release != 0 && options.kill_after_release != 0)
+      throw CLI::ValidationError("--kill-before-release", "a run can be killed once only");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
