@@ -5,7 +5,8 @@ set -euo pipefail
 usage() {
   cat <<'END'
 Trains a small GPT on 4 ranks, each a process, kills them in the middle of a save, resumes on 2 ranks, kills these, too, resumes
-on 1, evaluates the result, and shows that not one bit was lost. Installs the packages that are missing (as root or with sudo), builds three programs in
+on 1, evaluates the result, and shows that not one bit was lost. Each rank has a process beside it that writes its part of each
+checkpoint while training goes on; a kill of the ranks does not stop it. Installs the packages that are missing (as root or with sudo), builds three programs in
 build/quickstart, and writes to a directory of its own. Runs on Debian 12 or a later Debian or Ubuntu; about a minute or two
 on 2 cores once the packages are there. Can be run again.
 
@@ -86,7 +87,7 @@ fi
 # --- Training --------------------------------------------------------------------------------------------------------------
 
 steps=60 every=10 kill4=20 kill2=50
-settings=(--steps "$steps" --every "$every" --width 160 --mode overlapped --keep 0)
+settings=(--steps "$steps" --every "$every" --width 160 --mode overlapped-process --keep 0)
 if [ ! -d /usr/share/common-licenses ]; then
   settings+=(--text "$root/LICENSE" "$root/docs")
 fi
@@ -109,22 +110,28 @@ trained() {  # trained NAME: the last train must have succeeded
 # held_out LOG: the held-out loss in it, as a hexadecimal float
 held_out() { sed -nE 's/^step +[0-9]+ held-out loss .*\((.*)\)$/\1/p' "$1"; }
 
-# killed_in_save NAME RANKS STEP: the last train must have been killed in the save of this step; shows what is left of it
+# killed_in_save NAME RANKS STEP LAST: the last train must have been killed in the save of this step, when LAST steps were done
 killed_in_save() {
-  local name=$1 ranks=$2 step=$3 save_directory parts
-  save_directory=$directory/checkpoints/step-$(printf %08d "$step")
+  local name=$1 ranks=$2 step=$3 last=$4
   [ "$status" -eq 137 ] || die "train_gpt was to be killed (status 137) and ended with $status; see $directory/$name.log."
-  grep -q "^save *$step  stalled" "$directory/$name.log" ||
-    die "the save of step $step was not released before the kill; see $directory/$name.log."
-  grep -q "^step *$((step + 1))  loss" "$directory/$name.log" ||
-    die "training did not go on after the save of step $step; see $directory/$name.log."
-  echo "  All $ranks processes ended with SIGKILL, after training had gone on to step $((step + 1)). What the save of step $step left:"
-  (cd "$save_directory" && ls -l) | sed 's/^/    /'
-  [ ! -e "$save_directory/manifest.cairn" ] || die "$save_directory has a manifest: the kill came after the commit."
-  parts=$(find "$save_directory" -name '*.part' | wc -l)
-  [ "$parts" -ge "$ranks" ] || die "expected an unfinished file of each of the $ranks ranks in $save_directory and found $parts."
-  echo "  $parts unfinished files (*.part) and no manifest.cairn: step $step does not exist. The checkpoints that do:"
+  [ "$(tail -n 1 "$directory/$name.losses" | cut -d ' ' -f 1)" = "$last" ] ||
+    die "training did not end after step $last; see $directory/$name.log."
+  echo "  All $ranks ranks ended with SIGKILL, when $last steps were done."
+}
+# settled STEP: waits until nobody writes in the directory of this step any more
+settled() {
+  local save_directory tries
+  save_directory=$directory/checkpoints/step-$(printf %08d "$1")
+  for ((tries = 0; tries < 300; tries++)); do
+    [ -n "$(find "$save_directory" -name '*.part' 2>/dev/null)" ] || return 0
+    sleep 0.1
+  done
+  die "$save_directory still has unfinished files after 30 seconds."
+}
+# exists STEP: whether there is a checkpoint of this step; shows those that exist
+exists() {
   "$programs/inspect" "$directory/checkpoints" | sed 's/^/    /'
+  [ -e "$directory/checkpoints/step-$(printf %08d "$1")/manifest.cairn" ]
 }
 resumed_from() {  # resumed_from NAME STEP: the last train must have resumed from this step
   grep -q "^resumed from the checkpoint of step $2\$" "$directory/$1.log" ||
@@ -135,19 +142,27 @@ say "1. the reference: $steps steps on 4 ranks without interruption"
 train reference --ranks 4 --checkpoints "$directory/reference"
 trained reference
 
-say "2. the same again on 4 ranks, killed with SIGKILL: the save of step $kill4 is released, but not committed"
-train killed4 --ranks 4 --checkpoints "$directory/checkpoints" --kill-after-release "$kill4"
-killed_in_save killed4 4 "$kill4"
+say "2. the same again on 4 ranks, killed with SIGKILL while the save of step $kill4 is still being copied"
+train killed4 --ranks 4 --checkpoints "$directory/checkpoints" --kill-before-release "$kill4"
+killed_in_save killed4 4 "$kill4" "$kill4"
+settled "$kill4"
+echo "  The processes that wrote it have given it up: what is not released never becomes a checkpoint. Those that exist:"
+! exists "$kill4" || die "there is a checkpoint of step $kill4, which was killed before its release."
 
-say "3. resume on 2 ranks, and kill these in the save of step $kill2"
+say "3. resume on 2 ranks, and kill these when the save of step $kill2 is released and training has gone on, before it is committed"
 train killed2 --ranks 2 --checkpoints "$directory/checkpoints" --kill-after-release "$kill2"
 resumed_from killed2 $((kill4 - every))
-killed_in_save killed2 2 "$kill2"
+grep -q "^save *$kill2  stalled" "$directory/killed2.log" ||
+  die "the save of step $kill2 was not released before the kill; see $directory/killed2.log."
+killed_in_save killed2 2 "$kill2" $((kill2 + 1))
+echo "  The processes that write it live on. Step 4 starts at once: if they are not done, it waits for them."
 
 say "4. resume on 1 rank, to the end"
 train resumed --ranks 1 --checkpoints "$directory/checkpoints"
 trained resumed
-resumed_from resumed $((kill2 - every))
+resumed_from resumed "$kill2"
+echo "  The checkpoints:"
+exists "$kill2" || die "there is no checkpoint of step $kill2."
 
 say "5. evaluate the checkpoint in another program"
 text=()
@@ -169,9 +184,9 @@ same() {  # same WHAT FILE FIRST LAST: the losses of these steps in FILE are tho
   fi
   echo "  losses of steps $3 to $4, the $1: equal"
 }
-same "run on 4 ranks that was killed" killed4 1 $((kill4 + 1))
+same "run on 4 ranks that was killed" killed4 1 "$kill4"
 same "run on 2 ranks that was killed" killed2 $((kill4 - every + 1)) $((kill2 + 1))
-same "run on 1 rank that ended it" resumed $((kill2 - every + 1)) "$steps"
+same "run on 1 rank that ended it" resumed $((kill2 + 1)) "$steps"
 reference=$(held_out "$directory/reference.log")
 for name in resumed evaluate; do
   found=$(held_out "$directory/$name.log")
@@ -187,7 +202,7 @@ echo "  held-out loss $reference of the reference on 4 ranks, the resumed run on
 sed 's/^/  /' "$directory/inspect.log"
 
 say "summary"
-printf '  the stall of each save (asynchronous and overlapped), in milliseconds:\n'
+printf '  the stall of each save (overlapped, written by processes of their own), in milliseconds:\n'
 for name in reference killed4 killed2 resumed; do
   printf '    %-10s' "$name"
   sed -nE 's/^save +([0-9]+)  stalled training for ([0-9.]+) ms.*/ step \1: \2/p' "$directory/$name.log" | paste -sd, -
@@ -201,4 +216,4 @@ echo "  all files        $directory ($(du -sh "$directory" | cut -f 1)); look ar
 echo "                   $programs/inspect $directory/checkpoints --step $steps"
 echo "  time             $(($(date +%s) - start)) s"
 echo
-echo "Killed on 4 ranks in the middle of a save, killed again on 2, ended on 1: every loss is that of the uninterrupted run, bit for bit."
+echo "Killed on 4 ranks in the middle of a save, killed again on 2, which did not cost the checkpoint, ended on 1: every loss is that of the uninterrupted run, bit for bit."
