@@ -10,6 +10,7 @@
 #include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -69,12 +70,13 @@ class load_planning {
   /// `stored_type`: the dtype that the checkpoint must have. `castable`: it can be converted to the entry's.
   void add(const state_entry& e, std::uint32_t index, const std::string& stored_name, dtype stored_type,
            bool castable) {
-    const auto* item = stored_.find(stored_name);
-    if (item == nullptr) {
+    const auto found = stored_.items.index_of(stored_name);
+    if (!found) {
       miss(e);
       return;
     }
-    const auto at = static_cast<std::size_t>(item - stored_.items.data());
+    const auto at = *found;
+    const auto* item = &stored_.items[at];
     known_[at] = true;
     if (item->kind != e.kind) {
       mismatch(e, error_id::plan_kind_mismatch, "the checkpoint holds an item of another kind",
@@ -115,9 +117,10 @@ class load_planning {
 
   /// The plan, or what strictness says against it.
   [[nodiscard]] load_plan finish() {
-    for (std::size_t k = 0; k < known_.size(); ++k)
-      if (!known_[k] && is_wanted(request_.only, stored_.items[k].name))
-        plan_.report.unexpected.push_back(stored_.items[k].name);
+    if (std::find(known_.begin(), known_.end(), false) != known_.end())
+      stored_.items.for_each_name([&](std::size_t k, std::string_view name) {
+        if (!known_[k] && is_wanted(request_.only, name)) plan_.report.unexpected.emplace_back(name);
+      });
     if (request_.strict && !required_.empty())
       fail_names(error_id::plan_missing_item,
                  "items of the state are not in the checkpoint (flag them optional, or load with strict = "

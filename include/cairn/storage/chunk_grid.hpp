@@ -78,42 +78,6 @@ class grid_cursor {
   std::int64_t rank_;  // cannot overflow: fewer than 2^31 steps of less than 2^31
 };
 
-/// The grid that an item's chunks, sorted by box and rank, are, or nothing. Grids have at most `world_size`
-/// chunks. O(chunks).
-[[nodiscard]] inline std::optional<chunk_grid> find_grid(const stored_item& item,
-                                                         const std::vector<stored_chunk>& chunks,
-                                                         std::int32_t world_size) {
-  if (chunks.empty() || chunks.size() > static_cast<std::size_t>(world_size)) return std::nullopt;
-  chunk_grid grid;
-  grid.first_rank = chunks[0].rank;
-  grid.count = static_cast<std::uint32_t>(chunks.size());
-  if (item.per_rank) {
-    if (chunks.size() > 1) grid.rank_steps[0] = chunks[1].rank - chunks[0].rank;
-  } else {
-    if (chunks[0].box.sizes.rank() != item.global.rank()) return std::nullopt;
-    grid.pieces = chunks[0].box.sizes;
-    for (int d = 0; d < grid.pieces.rank(); ++d)
-      if (grid.pieces[d] < 1) grid.pieces.set(d, 1);
-    if (grid_count(item.global, grid.pieces, world_size) != static_cast<std::int64_t>(chunks.size()))
-      return std::nullopt;
-    // The neighbour of the first chunk along dimension d follows after all chunks of the dimensions behind d.
-    std::int64_t stride = 1;
-    for (int d = grid.pieces.rank(); d-- > 0;) {
-      const auto along = pieces_along(item.global[d], grid.pieces[d]);
-      if (along > 1)
-        grid.rank_steps[static_cast<std::size_t>(d)] =
-            chunks[static_cast<std::size_t>(stride)].rank - chunks[0].rank;
-      stride *= along;
-    }
-  }
-  grid_cursor cursor(grid, item);
-  for (const auto& c : chunks) {
-    if (c.rank != cursor.rank() || !(c.box == cursor.box())) return std::nullopt;
-    cursor.next();
-  }
-  return grid;
-}
-
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn

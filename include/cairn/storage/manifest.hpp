@@ -34,15 +34,19 @@ struct manifest {
   metadata content;
   std::vector<manifest_record> records;  ///< one for each rank, in rank order
   std::int64_t unix_time = 0;            ///< of the commit, in seconds
+  std::vector<std::uint16_t> codecs;     ///< of a manifest that was read: what its items name, ascending
 };
 
-/// Chunks that the progressions of one manifest may stand for; more are written one by one.
+/// Chunks that the grids of one manifest of version 1 may stand for.
 inline constexpr std::uint64_t max_progression_chunks = std::uint64_t{1} << 22;
+/// Progressions of definitions that items of one manifest may share with an item before them; where there
+/// would be more, a definition is written once more.
+inline constexpr std::uint64_t max_shared_progressions = std::uint64_t{1} << 22;
 
 namespace detail {
 
 inline constexpr std::string_view manifest_magic = "cairnman";
-inline constexpr std::uint16_t manifest_major = 1;
+inline constexpr std::uint16_t manifest_major = 2;
 inline constexpr std::uint16_t manifest_minor = 0;
 inline constexpr std::size_t manifest_header_bytes = 128;
 inline constexpr std::size_t section_entry_bytes = 32;
@@ -52,6 +56,13 @@ inline constexpr std::uint32_t section_required = 1;
 /// Sections of version 1, all required, in this order.
 enum class section_id : std::uint32_t { names = 1, items, shapes, grids, boxes, records };
 inline constexpr std::size_t known_sections = 6;
+
+/// Those of version 2, likewise.
+inline constexpr std::uint32_t first_section_2 = 7;
+enum class section_2 : std::uint32_t { names = 7, definitions, records };
+inline constexpr std::size_t known_sections_2 = 3;
+/// Items of version 2 whose names are told by what they add to the one before.
+inline constexpr std::size_t names_in_block = 16;
 
 enum class chunk_form : std::uint8_t { boxes = 0, grid = 1 };
 

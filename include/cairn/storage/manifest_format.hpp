@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/wire.hpp>
-#include <cairn/storage/chunk_grid.hpp>
 #include <cairn/storage/manifest.hpp>
 #include <cairn/storage/manifest_check.hpp>
+#include <cairn/storage/manifest_items.hpp>
 #include <cairn/storage/manifest_reader.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -31,82 +35,84 @@ inline void align_8(wire_writer& out) {
   return (bytes + 7) & ~std::uint64_t{7};
 }
 
-/// The columns of a manifest while it is written.
-struct manifest_columns {
-  wire_writer name_sizes, names;
-  wire_writer kinds, types, flags, dimensions, forms, reserved, codecs;
-  wire_writer shapes;
-  wire_writer first_ranks, grid_counts, pieces, rank_steps;
-  wire_writer box_counts, box_ranks, boxes;
-};
-
-inline void put_grid(manifest_columns& c, const stored_item& item, const chunk_grid& grid) {
-  c.first_ranks.put(grid.first_rank);
-  c.grid_counts.put(grid.count);
-  for (const auto piece : grid.pieces) c.pieces.put(piece);
-  const auto steps = item.per_rank ? 1 : item.global.rank();
-  for (int d = 0; d < steps; ++d) c.rank_steps.put(grid.rank_steps[static_cast<std::size_t>(d)]);
-}
-
-inline void put_boxes(manifest_columns& c, const stored_item& item, const std::vector<stored_chunk>& chunks) {
-  c.box_counts.put(static_cast<std::uint32_t>(chunks.size()));
-  for (const auto& chunk : chunks) {
-    c.box_ranks.put(chunk.rank).put(std::uint32_t{0});
-    if (item.per_rank) continue;
-    for (const auto offset : chunk.box.offsets) c.boxes.put(offset);
-    for (const auto size : chunk.box.sizes) c.boxes.put(size);
+/// What the definition of an item says: everything but its name.
+inline void put_definition(compact_writer& out, const stored_item& item) {
+  out.byte(static_cast<std::uint8_t>(item.kind)).byte(static_cast<std::uint8_t>(item.type));
+  out.byte(static_cast<std::uint8_t>(item.per_rank)).byte(static_cast<std::uint8_t>(item.global.rank()));
+  out.number(std::uint64_t{item.codec});
+  for (const auto size : item.global) out.number(size);
+  // As a reader will put them together, so that what was read is written as it was.
+  auto chunks = item.chunks;
+  for (std::size_t before = 0; chunks.progressions() > 1 && chunks.progressions() != before;) {
+    before = chunks.progressions();
+    chunk_set again;
+    chunks.for_each_progression([&](const chunk_progression& p) { again.append(p); });
+    chunks = std::move(again);
   }
+  encode(out, chunks);
 }
 
-[[nodiscard]] inline std::array<std::vector<std::byte>, known_sections> manifest_sections(const manifest& m) {
-  manifest_columns c;
-  std::uint64_t progression_chunks = 0;
-  for (const auto& item : m.content.items) {
-    c.name_sizes.put(static_cast<std::uint32_t>(item.name.size()));
-    c.names.raw(std::as_bytes(std::span{item.name.data(), item.name.size()}));
-    const auto chunks = item.chunks.sorted();
-    auto grid = find_grid(item, chunks, m.content.world_size);
-    if (grid && grid->count > max_progression_chunks - progression_chunks) grid.reset();
-    c.kinds.put(item.kind), c.types.put(item.type);
-    c.flags.put(static_cast<std::uint8_t>(item.per_rank));
-    c.dimensions.put(static_cast<std::uint8_t>(item.global.rank()));
-    c.forms.put(grid ? chunk_form::grid : chunk_form::boxes);
-    c.reserved.put(std::uint8_t{0});
-    c.codecs.put(item.codec);
-    for (const auto size : item.global) c.shapes.put(size);
-    if (grid) {
-      progression_chunks += grid->count;
-      put_grid(c, item, *grid);
+/// A table of offsets from the beginning of the section, and the parts behind it.
+inline void put_table(wire_writer& out, const std::vector<std::size_t>& begins,
+                      std::span<const std::byte> parts) {
+  const auto first = out.size() + sizeof(std::uint32_t) * begins.size();
+  if (first + parts.size() > UINT32_MAX)
+    fail(error_id::storage_limit, "a section of a manifest is longer than 4 GiB");
+  for (const auto begin : begins) out.put(static_cast<std::uint32_t>(first + begin));
+  out.raw(parts);
+}
+
+[[nodiscard]] inline std::array<std::vector<std::byte>, known_sections_2> manifest_sections(
+    const manifest& m) {
+  compact_writer names;
+  compact_writer definitions;
+  std::vector<std::size_t> blocks;
+  std::vector<std::size_t> begins;
+  std::unordered_map<std::string, std::uint64_t> known;
+  std::uint64_t shared = 0;
+  std::string_view before;
+  for (std::size_t i = 0; i < m.content.items.size(); ++i) {
+    const auto& item = m.content.items[i];
+    if (i % names_in_block == 0) {
+      blocks.push_back(names.size());
+      names.number(static_cast<std::uint64_t>(item.name.size())).raw(item.name);
     } else {
-      put_boxes(c, item, chunks);
+      const auto kept = static_cast<std::size_t>(
+          std::mismatch(before.begin(), before.end(), item.name.begin(), item.name.end()).first -
+          before.begin());
+      names.number(static_cast<std::uint64_t>(kept));
+      names.number(static_cast<std::uint64_t>(item.name.size() - kept));
+      names.raw(std::string_view(item.name).substr(kept));
     }
+    before = item.name;
+    compact_writer definition;
+    put_definition(definition, item);
+    const auto view = definition.view();
+    std::string text(reinterpret_cast<const char*>(view.data()), view.size());
+    auto found = known.find(text);
+    if (found != known.end()) {
+      shared += item.chunks.progressions();
+      if (shared > max_shared_progressions) known.erase(found), found = known.end();
+    }
+    if (found == known.end()) {
+      found = known.emplace(std::move(text), begins.size()).first;
+      begins.push_back(definitions.size());
+      definitions.raw(view);
+    }
+    names.number(found->second);
   }
-  wire_writer steps, attempts, ranks, files, digests, bytes;
-  for (const auto& r : m.records) {
-    steps.put(r.step), attempts.put(r.attempt), digests.put(r.record_digest), bytes.put(r.data_bytes);
-    ranks.put(r.rank), files.put(r.files);
-  }
-  std::array<std::vector<std::byte>, known_sections> sections;
-  std::size_t next = 0;
-  const auto section = [&](std::initializer_list<const wire_writer*> columns) {
-    wire_writer out;
-    for (const auto* column : columns) out.raw(column->view());
-    sections[next++] = out.take();
-  };
-  section({&c.name_sizes, &c.names});
-  section({&c.kinds, &c.types, &c.flags, &c.dimensions, &c.forms, &c.reserved, &c.codecs});
-  section({&c.shapes});
-  section({&c.first_ranks, &c.grid_counts, &c.pieces, &c.rank_steps});
-  align_8(c.box_counts);
-  section({&c.box_counts, &c.box_ranks, &c.boxes});
-  section({&steps, &attempts, &digests, &bytes, &ranks, &files});
-  return sections;
+  wire_writer named;
+  put_table(named, blocks, names.view());
+  wire_writer defined;
+  defined.put(static_cast<std::uint32_t>(begins.size()));
+  put_table(defined, begins, definitions.view());
+  return {named.take(), defined.take(), encode_records(m.records)};
 }
 
 }  // namespace detail
 
-/// The bytes of a manifest. O(items + chunks + ranks); their number grows with items and ranks where chunks
-/// form regular grids, else with chunks.
+/// The bytes of a manifest. O(items + progressions + ranks): a name and a number for each item, each
+/// definition once, and about eight bytes for each rank.
 /// @throws plan_error (plan_bad_message) naming the item if the content is not that of a checkpoint.
 [[nodiscard]] inline std::vector<std::byte> encode_manifest(const manifest& m) {
   if (const auto* what = detail::records_problem(m))
@@ -122,7 +128,7 @@ inline void put_boxes(manifest_columns& c, const stored_item& item, const std::v
   wire_writer body;
   std::uint64_t at = detail::manifest_header_bytes + sections.size() * detail::section_entry_bytes;
   for (std::size_t s = 0; s < sections.size(); ++s) {
-    body.put(static_cast<std::uint32_t>(s + 1)).put(detail::section_required);
+    body.put(static_cast<std::uint32_t>(detail::first_section_2 + s)).put(detail::section_required);
     body.put(at).put(static_cast<std::uint64_t>(sections[s].size())).put(digest(sections[s]));
     at += detail::aligned_8(sections[s].size());
   }
@@ -144,18 +150,12 @@ inline void put_boxes(manifest_columns& c, const stored_item& item, const std::v
   return out.take();
 }
 
-/// Reads and checks a manifest: digests, structure, and that its content is that of a checkpoint (names
-/// sorted and unique, ranks in their world, chunks inside their tensors and together of their volume; not
-/// that they do not overlap, which planners check before they write). Allocates about sixteen times the input
-/// at most, apart from the chunks that progressions stand for: no more than one for each item and rank, and
-/// max_progression_chunks in all.
-/// @throws corrupt_error naming the file and the offset.
-[[nodiscard]] inline manifest decode_manifest(std::span<const std::byte> bytes, std::string_view file) {
-  manifest m;
-  const auto counts = detail::decode_manifest_header(bytes, file, m);
-  auto sections = detail::find_sections(bytes, file, counts.sections);
-
-  auto& in = sections[static_cast<std::size_t>(detail::section_id::records) - 1];
+namespace detail {
+/// Version 1, all of it.
+inline void decode_manifest_1(std::span<const std::byte> bytes, std::string_view file,
+                              const manifest_counts& counts, manifest& m) {
+  auto sections = find_sections(bytes, file, counts.sections, 1, known_sections);
+  auto& in = sections[static_cast<std::size_t>(section_id::records) - 1];
   if (m.content.world_size < 1) in.bad("the world size of a manifest is not positive");
   const auto world = static_cast<std::uint64_t>(m.content.world_size);
   const auto* steps = in.column<std::int64_t>(world);
@@ -167,15 +167,56 @@ inline void put_boxes(manifest_columns& c, const stored_item& item, const std::v
   in.finish();
   m.records.resize(world);
   for (std::uint64_t r = 0; r < world; ++r)
-    m.records[r] = {
-        detail::column_at<std::int64_t>(steps, r),    detail::column_at<std::uint64_t>(attempts, r),
-        detail::column_at<std::int32_t>(ranks, r),    detail::column_at<std::uint32_t>(files, r),
-        detail::column_at<std::uint64_t>(digests, r), detail::column_at<std::uint64_t>(bytes_of_files, r)};
-  if (const auto* what = detail::records_problem(m))
+    m.records[r] = {column_at<std::int64_t>(steps, r),    column_at<std::uint64_t>(attempts, r),
+                    column_at<std::int32_t>(ranks, r),    column_at<std::uint32_t>(files, r),
+                    column_at<std::uint64_t>(digests, r), column_at<std::uint64_t>(bytes_of_files, r)};
+  if (const auto* what = records_problem(m))
     in.bad(std::string("a manifest holds impossible numbers: ") + what);
+  content_reader(sections, m.content, counts.items).read();
+  for (const auto& item : m.content.items) m.codecs.push_back(item.codec);
+  std::sort(m.codecs.begin(), m.codecs.end());
+  m.codecs.erase(std::unique(m.codecs.begin(), m.codecs.end()), m.codecs.end());
+}
 
-  detail::content_reader(sections, m.content, counts.items).read();
+/// `owned`: the bytes, where items are to be made later; else all are made now.
+inline manifest read_manifest(std::span<const std::byte> bytes, std::string_view file,
+                              std::vector<std::byte>* owned) {
+  manifest m;
+  const auto counts = decode_manifest_header(bytes, file, m);
+  if (counts.version == 1) {
+    decode_manifest_1(bytes, file, counts, m);
+    return m;
+  }
+  const auto sections = find_sections(bytes, file, counts.sections, first_section_2, known_sections_2);
+  m.records = decode_records(sections[2], m.content.world_size);
+  if (const auto* what = records_problem(m))
+    sections[2].bad(std::string("a manifest holds impossible numbers: ") + what);
+  const bool later = owned != nullptr;
+  auto items = std::make_unique<manifest_items>(sections[0], sections[1], counts.items, m.content.world_size,
+                                                file, later ? std::move(*owned) : std::vector<std::byte>());
+  if (!later) items->check_definitions();
+  m.codecs = items->codecs();
+  m.content.items = stored_items(std::move(items));
+  if (!later) m.content.items = stored_items(m.content.items);
   return m;
+}
+}  // namespace detail
+
+/// Reads and checks a manifest of any version: digests, structure, and that its content is that of a
+/// checkpoint (names sorted and unique, ranks in their world, chunks inside their tensors and together of
+/// their volume; not that they do not overlap, which planners check before they write). Allocates about a
+/// hundred times the input at most, apart from the progressions that items share (max_shared_progressions)
+/// and, in version 1, the chunks that grids stand for (max_progression_chunks).
+/// @throws corrupt_error naming the file and the offset.
+[[nodiscard]] inline manifest decode_manifest(std::span<const std::byte> bytes, std::string_view file) {
+  return detail::read_manifest(bytes, file, nullptr);
+}
+
+/// The same for who wants a few items: digests and records are checked, and each item when it is asked for.
+/// Opening is O(bytes) for the digests alone. @throws corrupt_error, also from m.content.items later on.
+[[nodiscard]] inline manifest open_manifest(std::vector<std::byte> bytes, std::string_view file) {
+  const std::span<const std::byte> view(bytes);  // stays where it is when the vector moves
+  return detail::read_manifest(view, file, &bytes);
 }
 
 }  // namespace v1

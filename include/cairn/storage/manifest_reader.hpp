@@ -8,7 +8,6 @@
 #include <cairn/storage/manifest.hpp>
 #include <cairn/storage/manifest_check.hpp>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -46,6 +45,8 @@ class section_reader {
   void finish() const {
     if (left() != 0) bad("a section of a manifest is longer than its columns");
   }
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::uint64_t begin() const noexcept { return begin_; }
   [[nodiscard]] std::uint64_t left() const noexcept { return bytes_.size() - at_; }
   [[noreturn]] void unsupported(std::string_view what, std::uint64_t number) const {
     corrupt(error_id::corrupt_unsupported_feature, what, file_, begin_ + at_, {}, std::to_string(number));
@@ -78,6 +79,7 @@ template <class T>
 
 /// The header's numbers that the decoder needs beside those of `manifest`.
 struct manifest_counts {
+  std::uint16_t version = 0;
   std::uint32_t sections = 0;
   std::uint32_t items = 0;
 };
@@ -96,16 +98,17 @@ struct manifest_counts {
   wire_reader in{bytes.first(120).subspan(8)};
   const auto version = in.get<std::uint16_t>();
   (void)in.get<std::uint16_t>();
-  if (version != manifest_major)
+  if (version != 1 && version != manifest_major)
     corrupt(error_id::corrupt_unsupported_version,
             "this manifest was written by another major version of cairn; use that version to read it", file,
-            8, std::to_string(manifest_major), std::to_string(version));
+            8, "1 or " + std::to_string(manifest_major), std::to_string(version));
   if (const auto required = in.get<std::uint32_t>(); required != 0)
     corrupt(error_id::corrupt_unsupported_feature,
             "this checkpoint needs a feature that this version of cairn does not have", file, 12, {},
             std::to_string(required));
   (void)in.get<std::uint32_t>();
   manifest_counts counts;
+  counts.version = version;
   counts.sections = in.get<std::uint32_t>();
   const auto total = in.get<std::uint64_t>();
   m.run.high = in.get<std::uint64_t>(), m.run.low = in.get<std::uint64_t>();
@@ -125,15 +128,17 @@ struct manifest_counts {
   return counts;
 }
 
-/// The six sections by id - 1. They lie one after another, so that no byte is without meaning.
+/// The `known` sections of a version, by id - first. They lie one after another, so that no byte is without
+/// meaning.
 [[nodiscard]] inline std::vector<section_reader> find_sections(std::span<const std::byte> bytes,
-                                                               std::string_view file, std::uint32_t count) {
+                                                               std::string_view file, std::uint32_t count,
+                                                               std::uint32_t first, std::size_t known) {
   const auto bad = [&](std::string_view what, std::uint64_t at) {
     corrupt(error_id::corrupt_bad_value, what, file, at);
   };
   if (count > max_sections || count > (bytes.size() - manifest_header_bytes) / section_entry_bytes)
     bad("a manifest cannot have so many sections", 20);
-  std::array<std::optional<section_reader>, known_sections> found;
+  std::vector<std::optional<section_reader>> found(known);
   std::uint64_t position = manifest_header_bytes + std::uint64_t{count} * section_entry_bytes;
   for (std::uint32_t s = 0; s < count; ++s) {
     const auto entry_at = manifest_header_bytes + std::uint64_t{s} * section_entry_bytes;
@@ -151,15 +156,15 @@ struct manifest_counts {
     for (; position % 8 != 0; ++position)
       if (position >= bytes.size() || bytes[position] != std::byte{0})
         bad("the padding of a manifest's sections is not zero", position);
-    if (id == 0 || id > known_sections) {
+    if (id < first || id - first >= known) {
       if ((flags & section_required) != 0)
         corrupt(error_id::corrupt_unsupported_feature,
                 "this checkpoint needs a section that this version of cairn does not know", file, entry_at,
                 {}, std::to_string(id));
       continue;
     }
-    if (found[id - 1]) bad("a manifest has a section twice", entry_at);
-    found[id - 1].emplace(section, offset, file);
+    if (found[id - first]) bad("a manifest has a section twice", entry_at);
+    found[id - first].emplace(section, offset, file);
   }
   if (position != bytes.size()) bad("bytes follow the last section of a manifest", position);
   std::vector<section_reader> sections;
@@ -170,7 +175,7 @@ struct manifest_counts {
   return sections;
 }
 
-/// Reads the items section by section; each step checks its counts before it allocates.
+/// Reads the items of version 1 section by section; each step checks its counts before it allocates.
 class content_reader {
  public:
   content_reader(std::vector<section_reader>& sections, metadata& content, std::uint32_t count)

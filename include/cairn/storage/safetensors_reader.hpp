@@ -52,12 +52,13 @@ class safetensors_reader {
 
   [[nodiscard]] checkpoint_type open(std::int64_t step, std::span<const std::byte> manifest_bytes) {
     const auto key = manifest_key(step);
-    auto m = decode_manifest(manifest_bytes, key);
+    auto m = open_manifest({manifest_bytes.begin(), manifest_bytes.end()}, key);
     if (m.step != step)
       fail(error_id::corrupt_identity, "this is the manifest of another step",
            {.file = key, .expected = std::to_string(step), .got = std::to_string(m.step)});
-    for (const auto& item : m.content.items)
-      if (!decodes(item.codec))
+    const bool all_known = std::all_of(m.codecs.begin(), m.codecs.end(), [](auto c) { return decodes(c); });
+    for (std::size_t i = 0; !all_known && i < m.content.items.size(); ++i)
+      if (const auto& item = std::as_const(m.content.items)[i]; !decodes(item.codec))
         fail(error_id::corrupt_unsupported_feature,
              "an item is compressed with a codec that this reader does not have; open the checkpoint with "
              "compressed_storage and that codec",

@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a manifest as docs/format.md says, with nothing of cairn's, and prints what it holds, a line for each thing.
+
+usage: read_manifest.py FILE
+
+Digests are not checked (the standard library has no XXH3). Exits with 1 where the file breaks a rule.
+"""
+
+import struct
+import sys
+
+KINDS = ["tensor", "value", "bytes"]
+DTYPES = ["BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "F16", "BF16", "F32", "F64", "C64", "F8_E5M2",
+          "F8_E4M3", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4"]
+
+
+class Broken(Exception):
+    pass
+
+
+def require(condition, what):
+    if not condition:
+        raise Broken(what)
+
+
+class Bytes:
+    """Takes things off the front of some bytes."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, size):
+        require(size <= len(self.data) - self.at, "the input ends early")
+        self.at += size
+        return self.data[self.at - size:self.at]
+
+    def fixed(self, form):
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
+
+    def number(self):
+        value = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                require(byte or shift == 7, "a number is longer than it needs to be")
+                return value
+
+    def numbers(self, count):
+        return [self.number() for _ in range(count)]
+
+    def finish(self):
+        require(self.at == len(self.data), "bytes follow the end")
+
+
+def sections_of(data, count):
+    at, found = 128 + 32 * count, {}
+    for s in range(count):
+        number, flags, offset, size, _ = struct.unpack_from("<IIQQQ", data, 128 + 32 * s)
+        require(offset == at and flags == 1 and offset + size <= len(data), "a section does not follow the one before")
+        found[number] = data[offset:offset + size]
+        at = offset + size
+        while at % 8:
+            require(data[at] == 0, "padding is not zero")
+            at += 1
+    require(at == len(data), "bytes follow the last section")
+    return found
+
+
+def parts_of(section, begin, count):
+    starts = list(struct.unpack_from(f"<{count}I", section, begin)) + [len(section)]
+    require(starts[0] == begin + 4 * count and sorted(set(starts)) == starts, "a table is wrong")
+    return [section[a:b] for a, b in zip(starts, starts[1:])]
+
+
+def progression(data, dimensions):
+    """The chunks, as (rank, offsets, sizes)."""
+    head = data.number()
+    offsets, sizes = data.numbers(dimensions), data.numbers(dimensions)
+    chunks = [(head >> 3, offsets)]
+    for _ in range(head & 7):
+        count, step = data.numbers(2)
+        dimension = (count & 15) - 1
+        move = data.number() if dimension >= 0 else 0
+        chunks = [(rank + i * step, [o + (i * move if d == dimension else 0) for d, o in enumerate(at)])
+                  for rank, at in chunks for i in range(count >> 4)]
+    return [(rank, at, sizes) for rank, at in chunks]
+
+
+def definition(part):
+    data = Bytes(part)
+    kind, dtype, flags, dimensions = data.take(4)
+    require(data.number() == 0, "a codec")
+    shape = data.numbers(dimensions)
+    chunks = [c for _ in range(data.number()) for c in progression(data, dimensions)]
+    data.finish()
+    return f"{KINDS[kind]} {DTYPES[dtype]} {shape}" + (" per rank" if flags else ""), chunks
+
+
+def items_of_2(sections, count):
+    definitions = parts_of(sections[8], 4, struct.unpack_from("<I", sections[8])[0])
+    done = 0
+    for block in parts_of(sections[7], 0, (count + 15) // 16):
+        data, name = Bytes(block), b""
+        for i in range(min(16, count - done)):
+            kept = data.number() if i else 0
+            name = name[:kept] + data.take(data.number())
+            yield (name.decode(), *definition(definitions[data.number()]))
+        data.finish()
+        done += 16
+
+
+def items_of_1(sections, count):
+    names, columns, shapes = Bytes(sections[1]), Bytes(sections[2]), Bytes(sections[3])
+    lengths = names.fixed(f"{count}I")
+    kinds, dtypes, flags, dimensions, forms, _ = [columns.take(count) for _ in range(6)]
+    shape = [list(shapes.fixed(f"{d}q")) for d in dimensions]
+    grids = [i for i in range(count) if forms[i]]
+    boxes = [i for i in range(count) if not forms[i]]
+    data = Bytes(sections[4])
+    first, counts = data.fixed(f"{len(grids)}i"), data.fixed(f"{len(grids)}I")
+    pieces = {i: data.fixed(f"{0 if flags[i] else dimensions[i]}q") for i in grids}
+    steps = {i: data.fixed(f"{1 if flags[i] else dimensions[i]}i") for i in grids}
+    data.finish()
+    chunks = {}
+    for k, i in enumerate(grids):
+        made = [(first[k], [])]
+        if flags[i]:
+            made = [(first[k] + n * steps[i][0], [0] * dimensions[i]) for n in range(counts[k])]
+        else:
+            for d, size in enumerate(shape[i]):
+                made = [(rank + n * steps[i][d], at + [n * pieces[i][d]])
+                        for rank, at in made for n in range(max(1, -(-size // pieces[i][d])))]
+        require(len(made) == counts[k], "a grid has another number of chunks than it says")
+        chunks[i] = [(rank, at, shape[i] if flags[i] else [min(p, s - o) for p, s, o in zip(pieces[i], shape[i], at)])
+                     for rank, at in made]
+    data = Bytes(sections[5])
+    counts = data.fixed(f"{len(boxes)}I")
+    data.take(-data.at % 8)
+    ranks = iter([data.fixed("iI")[0] for _ in range(sum(counts))])
+    for i, n in zip(boxes, counts):
+        ranked = [next(ranks) for _ in range(n)]
+        d = dimensions[i]
+        chunks[i] = [(r, list(data.fixed(f"{d}q")), list(data.fixed(f"{d}q"))) for r in ranked]
+    data.finish()
+    for i in range(count):
+        name = names.take(lengths[i]).decode()
+        yield name, f"{KINDS[kinds[i]]} {DTYPES[dtypes[i]]} {shape[i]}" + (" per rank" if flags[i] else ""), chunks[i]
+
+
+def records_of_2(section, world):
+    data = Bytes(section)
+
+    def column():
+        values = []
+        while len(values) < world:
+            count, value = data.numbers(2)
+            require(count > 0, "an empty run")
+            values += [value] * count
+        require(len(values) == world, "a run is too long")
+        return values
+
+    columns = [column() for _ in range(4)] + [data.fixed(f"{world}Q")]
+    data.finish()
+    return zip(*columns)
+
+
+def records_of_1(section, world):
+    data = Bytes(section)
+    step, attempt, digest, size = data.fixed(f"{world}q"), *[data.fixed(f"{world}Q") for _ in range(3)]
+    data.fixed(f"{world}i")
+    files = data.fixed(f"{world}I")
+    data.finish()
+    return zip(step, attempt, files, size, digest)
+
+
+def main(path):
+    with open(path, "rb") as file:
+        data = file.read()
+    magic, major, _, required, _, count, total = struct.unpack_from("<8sHHIIIQ", data)
+    require(magic == b"cairnman" and major in (1, 2) and required == 0 and total == len(data), "the header is wrong")
+    world, items = struct.unpack_from("<iI", data, 80)
+    print(f"step {struct.unpack_from('<q', data, 48)[0]}, {world} ranks")
+    sections = sections_of(data, count)
+    read_items, read_records, at = (items_of_1, records_of_1, 6) if major == 1 else (items_of_2, records_of_2, 9)
+    for name, what, chunks in read_items(sections, items):
+        print(f"{name}: {what}: " + ", ".join(f"rank {r} {o} {s}" for r, o, s in sorted(chunks)))
+    for rank, (step, attempt, files, size, digest) in enumerate(read_records(sections[at], world)):
+        print(f"record of rank {rank}: step {step}, attempt {attempt:016x}, {files} files, {size} bytes, {digest:x}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except Broken as broken:
+        sys.exit(f"read_manifest: {sys.argv[1]}: {broken}")
