@@ -118,6 +118,7 @@ class stored_items {
   [[nodiscard]] stored_item& back() { return mutate().back(); }
   [[nodiscard]] iterator begin() { return mutate().begin(); }
   [[nodiscard]] iterator end() { return mutate().end(); }
+  stored_item& emplace_back() { return mutate().emplace_back(); }
   void push_back(stored_item item) { mutate().push_back(std::move(item)); }
   iterator insert(const_iterator before, stored_item item) {
     return mutate().insert(before, std::move(item));
