@@ -103,8 +103,8 @@ class part_file {
   template <class CloseOthers>
   [[nodiscard]] bool publish(CloseOthers close_others) {
     if (const int r = tree_->fs.sync(file_.get()); r != 0) tree_->fail_at(-r, "fsync", path(), directory_);
-    // The copy keeps the lock: while close() tells what it has to tell (network file systems report late), and
-    // for those who ask whether the writer lives.
+    // The copy keeps the lock: while close() tells what it has to tell (network file systems report late),
+    // and for those who ask whether the writer lives.
     lock_ = file_handle<F>(tree_->fs, tree_->fs.duplicate(file_.get()));
     for (const int r : {close_others(), file_.close()})
       if (r != 0 && r != -EINTR) tree_->fail_at(-r, "close", path(), directory_);
