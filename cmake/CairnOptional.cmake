@@ -4,9 +4,10 @@
 #   cairn::mpi            MPI
 #   cairn::zstd           zstd
 #   cairn::s3             libcurl, OpenSSL's libcrypto and Expat: object storage
+#   cairn::cuda           the CUDA toolkit's runtime: memory of GPUs
 #   cairn::torch          libtorch, where Torch_DIR (a variable of CMake or of the environment) or CMAKE_PREFIX_PATH leads to it
 
-set(cairn_optional_components interprocess mpi zstd s3 torch)
+set(cairn_optional_components interprocess mpi zstd s3 cuda torch)
 
 # cairn_find_optional(COMPONENT): makes cairn::COMPONENT where what it needs is found; in cairn_optional_missing, a sentence where not.
 macro(cairn_find_optional component)
@@ -60,6 +61,15 @@ macro(cairn_find_optional component)
         set(cairn_optional_links CURL::libcurl OpenSSL::Crypto EXPAT::EXPAT)
       else()
         set(cairn_optional_missing "cairn::s3 needs libcurl 7.85 or later, OpenSSL and Expat (Debian and Ubuntu: apt-get install libcurl4-openssl-dev libssl-dev libexpat1-dev)")
+      endif()
+    elseif("${component}" STREQUAL "cuda")
+      # The runtime alone: no compiler of device code is asked for.
+      find_package(CUDAToolkit 12.0 QUIET)
+      if(TARGET CUDA::cudart)
+        set_property(TARGET CUDA::cudart PROPERTY IMPORTED_GLOBAL TRUE)
+        set(cairn_optional_links CUDA::cudart)
+      else()
+        set(cairn_optional_missing "cairn::cuda needs the CUDA toolkit, 12.0 or later (https://developer.nvidia.com/cuda-toolkit)")
       endif()
     elseif("${component}" STREQUAL "torch")
       # Not find_package(Torch): it changes CMAKE_CXX_FLAGS for everybody, and a CUDA build of it ends the configuration where no

@@ -161,6 +161,18 @@ class checkpointer {
     (engine_->before_update(std::string_view(names)), ...);
   }
 
+  /// The same for memory of devices, with a stager that copies it by streams (cuda::pinned_stager): what
+  /// `stream` of `device` is given from now on begins after the last save has copied the memory of this
+  /// device. The stream waits, the host does not. Call it for each stream that updates what was saved;
+  /// tensors of the host need before_update(). The thread that saves. @throws storage_error (storage_device),
+  /// timeout_error.
+  template <class Stream>
+    requires StreamOrderedStager<StagerType, Stream>
+  void before_update(Stream stream, int device = 0) {
+    check();
+    engine_->before_update(stream, device);
+  }
+
   /// Restores the state from the checkpoint of `step`, on any number of ranks, in place. Options:
   /// cairn::only{patterns}, cairn::partial.
   /// @throws on all ranks alike; after a throw the contents of the state are unspecified. Nothing is moved or

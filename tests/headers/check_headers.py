@@ -4,7 +4,7 @@
 
 usage: check_headers.py --compiler C --include DIR [--table FILE] [--jobs N] -- FLAG...
 
-A header with a line `// opt-in: TARGET` among its first lines needs an optional dependency: it is compiled with the flags that
+A header with a line `// opt-in: TARGET...` among its first lines needs optional dependencies: it is compiled with the flags that
 --optional gives for it, without the hostile macros (which the other library's headers need not stand), and only listed where
 there are none.
 A header `*.h` is for C, too: it is compiled as C99 and as C++17, and with --nvcc as CUDA C++ where nvcc is installed.
@@ -81,10 +81,11 @@ def main():
 
     def check(name):
         reason = opt_in(arguments.include / name)
-        if reason and reason not in optional:
+        targets = reason.split() if reason else []
+        if any(target not in optional for target in targets):
             return name, None, reason, ""
         twice = f"#include <{name}>\n#include <{name}>\n"
-        flags = optional[reason] if reason else ["-include", str(hostile)]
+        flags = [flag for target in targets for flag in optional[target]] if targets else ["-include", str(hostile)]
         good, seconds, output = compile_source([*base, *flags, "-fsyntax-only", "-"], twice)
         return name, good, seconds, output
 

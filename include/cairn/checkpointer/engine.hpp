@@ -205,6 +205,12 @@ class engine {
 
   void before_update() { overlap_.pass(deadline::in(options_.patience)); }
   void before_update(std::string_view name) { overlap_.pass(name, deadline::in(options_.patience)); }
+  template <class Stream>
+  void before_update(Stream stream, int device) {
+    const auto until = deadline::in(options_.patience);
+    stager_.before_update(stream, device, until);
+    overlap_.vouch(until);
+  }
 
   load_report load(const state_dict& state, std::int64_t step, load_request request) {
     before_update();

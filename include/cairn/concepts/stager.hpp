@@ -44,5 +44,16 @@ concept Stager =
       { k.depth() } -> std::convertible_to<int>;
     };
 
+/// A Stager that copies from devices by streams.
+///
+/// - `before_update(stream, device, deadline)`: what the stream of this device is given from now on begins
+/// after the copies of the last image from this device have ended. The host waits until the copies are in the
+/// device's streams, not for their end. The thread that calls stage. Throws storage_error (storage_device),
+/// timeout_error (timeout_staging).
+template <class S, class Stream>
+concept StreamOrderedStager = Stager<S> && requires(S& s, Stream stream, int device, deadline until) {
+  { s.before_update(stream, device, until) } -> std::same_as<void>;
+};
+
 }  // namespace v1
 }  // namespace cairn

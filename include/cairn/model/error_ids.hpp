@@ -55,6 +55,7 @@ enum class error_id : std::uint16_t {
   storage_not_shared = 312,
   storage_aborted = 313,
   storage_unavailable = 314,
+  storage_device = 315,
 
   corrupt_truncated = 401,
   corrupt_digest = 402,
@@ -164,6 +165,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "storage.aborted";
     case error_id::storage_unavailable:
       return "storage.unavailable";
+    case error_id::storage_device:
+      return "storage.device";
     case error_id::corrupt_truncated:
       return "corrupt.truncated";
     case error_id::corrupt_digest:

@@ -88,6 +88,15 @@ class buffered_stager {
   }
   [[nodiscard]] int depth() const noexcept { return pool_->depth(); }
 
+  /// See StreamOrderedStager.
+  template <class Stream>
+    requires requires(Engine& engine, Stream stream, int device, deadline until) {
+      engine.before_update(stream, device, until);
+    }
+  void before_update(Stream stream, int device, deadline until) {
+    engine_.before_update(stream, device, until);
+  }
+
  private:
   /// A buffer and its share of the budget, which ends after it.
   struct held_block {

@@ -130,8 +130,7 @@ class copy_job {
   void give_up(std::exception_ptr why) noexcept {
     fail(std::move(why));
     hurry();
-    for (std::size_t i = 0; (i = next_early_.fetch_add(1, std::memory_order_relaxed)) < early_.size();)
-      finish(false);
+    while (next_early_.fetch_add(1, std::memory_order_relaxed) < early_.size()) finish(false);
     for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_.size();)
       if (!units_[i].early && claim(i)) finish(false);
   }

@@ -68,8 +68,8 @@ class basic_file_store {
     wire_writer out;
     const auto mode = [&](std::optional<unsigned> m) { out.put(m ? static_cast<std::int32_t>(*m) : -1); };
     out.put(tree_->root).put(static_cast<std::uint8_t>(o.direct_io));
-    for (const auto n : {o.write_bytes, o.writes_in_flight, o.read_bytes, o.reads_in_flight})
-      out.put(static_cast<std::uint64_t>(n));
+    const auto number = [&](auto n) { out.put(static_cast<std::uint64_t>(n)); };
+    number(o.write_bytes), number(o.writes_in_flight), number(o.read_bytes), number(o.reads_in_flight);
     mode(o.file_mode), mode(o.directory_mode);
     return out.take();
   }

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/copy_engine.hpp>
+#include <cairn/cuda/transfer.hpp>
+#include <cairn/model/deadline.hpp>
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace cuda {
+
+/// The stream on which training changes the memory of a device.
+template <DeviceRuntime R>
+struct compute_stream {
+  int device = 0;
+  typename R::stream_type stream{};
+};
+
+template <DeviceRuntime R>
+struct basic_copy_engine_options {
+  /// Devices that are not named here compute on their default stream, which comes after all streams that were
+  /// not made with cudaStreamNonBlocking.
+  std::vector<compute_stream<R>> compute = {};
+  /// Bytes that are put into a stream together. Writers see the image grow in these steps.
+  std::uint64_t batch_bytes = std::uint64_t{16} << 20;
+  /// How long a failed save waits for copies that are still under way, before it leaves their buffer to them.
+  std::chrono::nanoseconds drain_limit = std::chrono::minutes(1);
+};
+
+/// The engine that fills pinned memory from device memory by the devices' copy units, and from host memory by
+/// the CPU.
+///
+/// A save is ordered by streams, not by waiting: copies begin after what the compute stream had been given
+/// when save() was called, on a stream of their own of low priority. Early items (see CopyEngine) in device
+/// memory are complete in that order: what the compute stream is given after save() begins after their copies
+/// ended, and the host does not wait for it. The rest is safe to change once before_update(stream) was called
+/// (the stream waits) or before_update() has returned (the host waits).
+///
+/// Views may have any strides; rows of regular pitch cost one call each megabyte, single elements are slow.
+/// One thread puts copies into the streams and looks, every 50 microseconds while there are any, how far they
+/// are. Errors of the device are storage_error (storage_device) and fail the image.
+///
+/// The destructor waits for images in progress.
+template <DeviceRuntime R>
+class basic_copy_engine {
+ public:
+  template <class M>
+  static constexpr bool accepts = M::space == memory_space::pinned;
+  static constexpr bool digests = false;
+  using options_type = basic_copy_engine_options<R>;
+
+  basic_copy_engine() : basic_copy_engine(options_type{}) {}
+  /// @throws usage_error (usage_bad_option) if no bytes make a batch, or a device is named twice.
+  explicit basic_copy_engine(options_type options)
+      : state_(std::make_unique<shared>()), options_(std::move(options)) {
+    if (options_.batch_bytes == 0)
+      fail(error_id::usage_bad_option, "batch_bytes of a copy engine is at least 1", {.got = "0"});
+    for (std::size_t i = 0; i < options_.compute.size(); ++i)
+      for (std::size_t k = 0; k < i; ++k)
+        if (options_.compute[i].device == options_.compute[k].device)
+          fail(error_id::usage_bad_option, "a device has one compute stream",
+               {.got = "device " + std::to_string(options_.compute[i].device) + " twice"});
+  }
+  basic_copy_engine(basic_copy_engine&&) noexcept = default;
+  basic_copy_engine& operator=(basic_copy_engine&& other) noexcept {
+    std::swap(state_, other.state_), std::swap(options_, other.options_), std::swap(last_, other.last_);
+    std::swap(process_, other.process_);
+    return *this;
+  }
+  /// In a child after fork(), where there is no thread and no device, nothing is touched.
+  ~basic_copy_engine() {
+    if (state_ == nullptr) return;
+    if (process_ != ::getpid()) {
+      (void)state_.release();
+      return;
+    }
+    {
+      const std::lock_guard lock(state_->mutex);
+      state_->stopping = true;
+    }
+    state_->changed.notify_all();
+    if (state_->worker.joinable()) state_->worker.join();
+    for (const auto& l : state_->lanes) (void)R::destroy_stream(l.side);
+  }
+
+  /// @throws usage_error where a view in device memory does not say on which device, or is cast: a conversion
+  /// belongs on the device, before the save.
+  void check(const item_source& source) const {
+    if (source.view.space != memory_space::device) return;
+    if (source.view.device < 0)
+      fail(error_id::usage_unsupported_tensor,
+           "a tensor_view in device memory does not say on which device: set its `device`, or make it with "
+           "cuda::device_view");
+    if (source.cast != nullptr)
+      fail(error_id::usage_unsupported_tensor,
+           "a tensor in device memory cannot be converted while it is saved: convert it on the device, or "
+           "save "
+           "it in its own dtype");
+  }
+
+  /// See CopyEngine.
+  void copy(std::shared_ptr<image_fill> fill, deadline until) {
+    const bool overlapped = fill->options().overlapped;
+    auto filled = std::make_shared<transfer>(fill, lanes_of(*fill), options_.batch_bytes);
+    start();
+    last_ = filled;
+    std::exception_ptr failure;
+    try {
+      filled->begin();
+    } catch (...) {
+      failure = std::current_exception();
+      filled->fail(failure);
+    }
+    {
+      const std::lock_guard lock(state_->mutex);
+      state_->transfers.push_back(filled);
+    }
+    state_->changed.notify_all();
+    if (failure == nullptr && overlapped) return;
+    if (!filled->wait_ended(failure == nullptr ? until : deadline::in(options_.drain_limit))) {
+      filled->give_up();
+      // Copies that are under way write to the buffer: it is not given back before they are through.
+      (void)filled->wait_ended(deadline::in(options_.drain_limit));
+      if (failure == nullptr && !filled->ended())
+        fail_late("the memory of training was not copied in time, and the device does not answer");
+    }
+    if (failure != nullptr) std::rethrow_exception(failure);
+    if (const auto why = filled->fill().failure()) std::rethrow_exception(why);
+  }
+
+  /// Makes `stream` of `device` begin what it is given from now on after the copies of the last image; the
+  /// host waits only until they are in the streams. The thread that saves. @throws storage_error,
+  /// timeout_error.
+  void before_update(typename R::stream_type stream, int device, deadline until) {
+    const auto copying = last_.lock();
+    if (copying == nullptr) return;
+    if (!copying->wait_enqueued(until)) fail_late("copies were not given to the device in time");
+    const device_in_use<R> use(device);
+    copying->order_after(stream, device);
+  }
+
+ private:
+  using transfer = detail::transfer<R>;
+  using lane = detail::lane<R>;
+  static constexpr auto look_every = std::chrono::microseconds(50);
+
+  struct shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::shared_ptr<transfer>> transfers;
+    std::vector<lane> lanes;  // of the thread that saves, until the destructor
+    std::thread worker;
+    bool stopping = false;
+
+    void run() noexcept {
+      std::unique_lock lock(mutex);
+      for (;;) {
+        if (transfers.empty()) {
+          if (stopping) return;
+          changed.wait(lock);
+          continue;
+        }
+        // Images are filled in the order of their saves; all lanes are in that order.
+        auto first = transfers.front();
+        lock.unlock();
+        const bool ended = first->go_on();
+        first.reset();
+        lock.lock();
+        if (ended)
+          transfers.pop_front();
+        else
+          changed.wait_for(lock, look_every);
+      }
+    }
+  };
+
+  [[noreturn]] static void fail_late(const char* sentence) { fail(error_id::timeout_staging, sentence); }
+
+  void start() {
+    if (state_->worker.joinable()) return;
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      state_->worker = std::thread([state = state_.get()] { state->run(); });
+    } catch (...) {
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw;
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    ::pthread_setname_np(state_->worker.native_handle(), "cairn cuda");
+  }
+  /// A lane for each device that a source lies on.
+  [[nodiscard]] std::vector<lane> lanes_of(const image_fill& fill) {
+    std::vector<lane> used;
+    for (const auto& place : fill.layout().items) {
+      const auto& view = fill.source(place).view;
+      if (view.space != memory_space::device || place.bytes == 0) continue;
+      const auto on = [&](const lane& l) { return l.device == view.device; };
+      if (std::find_if(used.begin(), used.end(), on) == used.end()) used.push_back(lane_on(view.device));
+    }
+    return used;
+  }
+  [[nodiscard]] lane lane_on(int device) {
+    for (const auto& l : state_->lanes)
+      if (l.device == device) return l;
+    lane made{device, {}, {}};
+    for (const auto& given : options_.compute)
+      if (given.device == device) made.compute = given.stream;
+    const device_in_use<R> use(device);
+    state_->lanes.reserve(state_->lanes.size() + 1);
+    check_call<R>(R::make_stream(made.side), "making a stream", device);
+    state_->lanes.push_back(made);
+    return made;
+  }
+
+  std::unique_ptr<shared> state_;
+  options_type options_;
+  std::weak_ptr<transfer> last_;
+  ::pid_t process_ = ::getpid();
+};
+
+}  // namespace cuda
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/memory.hpp>
+#include <cairn/cuda/device_runtime.hpp>
+#include <cairn/model/process_limits.hpp>
+
+#include <sys/resource.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace cuda {
+
+/// What to do with a buffer that the device refuses to pin.
+enum class unpinned : std::uint8_t {
+  refuse,  ///< an error that names the limit
+  accept,  ///< use it as it is, and say so once on stderr: copies are slower and are no longer asynchronous
+};
+
+struct pinned_options {
+  unpinned when_refused = unpinned::refuse;
+};
+
+/// Blocks of another memory, pinned once for all devices when they are allocated and unpinned before they are
+/// freed. Allocation happens with the device in use that was current when this was constructed, whichever
+/// thread allocates, so that no context is made on a device that the program does not use.
+template <Memory M, DeviceRuntime R>
+class basic_pinned {
+ public:
+  /// Movable.
+  class block_type {
+   public:
+    block_type(block_type&& other) noexcept
+        : inner_(std::move(other.inner_)), pinned_(std::exchange(other.pinned_, false)) {}
+    block_type& operator=(block_type&& other) noexcept {
+      std::swap(inner_, other.inner_);
+      std::swap(pinned_, other.pinned_);
+      return *this;
+    }
+    ~block_type() {
+      if (pinned_) (void)R::unpin(inner_.bytes().data());
+    }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return inner_.bytes(); }
+    /// False where the device refused and unpinned::accept was chosen.
+    [[nodiscard]] bool is_pinned() const noexcept { return pinned_; }
+    /// See Memory; where the other memory is shareable.
+    [[nodiscard]] auto shared(std::uint64_t digests_offset) const
+      requires M::shareable
+    {
+      return inner_.shared(digests_offset);
+    }
+
+   private:
+    friend class basic_pinned;
+    explicit block_type(typename M::block_type inner) : inner_(std::move(inner)) {}
+    typename M::block_type inner_;
+    bool pinned_ = false;
+  };
+  static constexpr memory_space space = memory_space::pinned;
+  static constexpr bool shareable = M::shareable;
+
+  basic_pinned() : basic_pinned(pinned_options{}) {}
+  /// @throws storage_error (storage_device) where there is no device.
+  explicit basic_pinned(pinned_options options, M memory = M())
+      : memory_(std::move(memory)), options_(options) {
+    check_call<R>(R::current_device(device_), "asking for the current device", -1);
+  }
+
+  /// See Memory. Pinning costs about as much as touching the pages. @throws storage_error: also
+  /// storage_limit, which names the limit of locked memory, where the device refuses.
+  [[nodiscard]] block_type allocate(std::uint64_t bytes) {
+    block_type block(memory_.allocate(bytes));
+    const device_in_use<R> device(device_);
+    const auto whole = block.bytes();
+    const int status = R::pin(whole.data(), whole.size());
+    block.pinned_ = status == R::success;
+    if (!block.pinned_) refused(status, whole.size());
+    return block;
+  }
+  [[nodiscard]] std::shared_ptr<image_control> make_control(block_type& block) {
+    return memory_.make_control(block.inner_);
+  }
+
+ private:
+  void refused(int status, std::uint64_t bytes) {
+    const std::string sentence =
+        "a buffer of " + std::to_string(bytes) + " bytes could not be pinned (" + R::name_of(status) + ": " +
+        R::text_of(status) + "); " +
+        cairn::detail::limit_text(RLIMIT_MEMLOCK, "RLIMIT_MEMLOCK", "ulimit -l, in kB there");
+    if (options_.when_refused == unpinned::refuse)
+      fail(error_id::storage_limit,
+           sentence + "; raise it, free pinned memory, or choose cuda::unpinned::accept",
+           {.expected = std::to_string(bytes) + " pinned bytes", .got = R::name_of(status)});
+    if (!std::exchange(told_, true))
+      std::fprintf(stderr, "cairn: %s; it is used unpinned, which is slower\n", sentence.c_str());
+  }
+
+  M memory_;
+  pinned_options options_;
+  int device_ = 0;
+  bool told_ = false;
+};
+
+}  // namespace cuda
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/error.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace cairn {
+inline namespace v1 {
+namespace cuda {
+
+/// One of many small copies.
+struct copy_part {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+/// The few calls of a device's runtime that cairn makes, as static functions: cuda::runtime is CUDA's; tests
+/// have one whose copies come late and whose calls fail.
+///
+/// Every function returns a status: `success`, `not_ready` (of query only), or an error that `name_of` names.
+/// None throws. Streams and events belong to the device that was in use when they were made; calls on them
+/// are made with that device in use.
+///
+/// - `current_device(d)`, `use_device(d)`: of the calling thread.
+/// - `make_stream(s)`: one that runs beside all others, of the lowest priority. `destroy_stream(s)`.
+/// - `make_event(e)`, `destroy_event(e)`; `record(e, s)`: e is reached when all that is in s now is done;
+/// `query(e)`: success once it is; `wait(s, e)`: what is put into s from now on begins after e.
+/// - `copy_to_host(to, from, bytes, s)`, `copy_rows_to_host(to, from, pitch, width, rows, s)` (rows of
+/// `width` bytes, `pitch` apart at the device, without gaps at `to`), `copy_parts_to_host(parts, s)`: from
+/// device memory to pinned memory, in the order of s; the call returns before the bytes are there.
+/// - `pin(data, bytes)`: copies to this memory run beside the program from now on, on all devices;
+/// `unpin(data)`.
+/// - `device_of(data, d)`: the device on which memory lies; -1 for memory of the host.
+///
+/// Any thread.
+template <class R>
+concept DeviceRuntime =
+    requires(typename R::stream_type s, typename R::stream_type& new_stream, typename R::event_type e,
+             typename R::event_type& new_event, int device, int& which, std::byte* to, const std::byte* from,
+             std::uint64_t bytes, std::span<const copy_part> parts, int status) {
+      { R::success } -> std::convertible_to<int>;
+      { R::not_ready } -> std::convertible_to<int>;
+      { R::name_of(status) } noexcept -> std::convertible_to<const char*>;
+      { R::text_of(status) } noexcept -> std::convertible_to<const char*>;
+      { R::current_device(which) } noexcept -> std::same_as<int>;
+      { R::use_device(device) } noexcept -> std::same_as<int>;
+      { R::make_stream(new_stream) } noexcept -> std::same_as<int>;
+      { R::destroy_stream(s) } noexcept -> std::same_as<int>;
+      { R::make_event(new_event) } noexcept -> std::same_as<int>;
+      { R::destroy_event(e) } noexcept -> std::same_as<int>;
+      { R::record(e, s) } noexcept -> std::same_as<int>;
+      { R::query(e) } noexcept -> std::same_as<int>;
+      { R::wait(s, e) } noexcept -> std::same_as<int>;
+      { R::copy_to_host(to, from, bytes, s) } noexcept -> std::same_as<int>;
+      { R::copy_rows_to_host(to, from, bytes, bytes, bytes, s) } noexcept -> std::same_as<int>;
+      { R::copy_parts_to_host(parts, s) } noexcept -> std::same_as<int>;
+      { R::pin(to, bytes) } noexcept -> std::same_as<int>;
+      { R::unpin(to) } noexcept -> std::same_as<int>;
+      { R::device_of(from, which) } noexcept -> std::same_as<int>;
+    };
+
+/// Throws storage_error (storage_device) with the call, the device and the runtime's words, unless the status
+/// is success.
+template <DeviceRuntime R>
+void check_call(int status, const char* call, int device, const std::string& item = {}) {
+  if (status == R::success) return;
+  fail(error_id::storage_device,
+       std::string(call) + " failed on device " + std::to_string(device) + ": " + R::text_of(status) +
+           "; after most errors of a device the process must be started again, and resumes from the last "
+           "checkpoint that was committed",
+       {.item = item, .got = std::string(R::name_of(status)) + " (" + std::to_string(status) + ")"});
+}
+
+/// The device of the calling thread is another one as long as this lives.
+template <DeviceRuntime R>
+class device_in_use {
+ public:
+  /// @throws storage_error (storage_device)
+  explicit device_in_use(int device) {
+    check_call<R>(R::current_device(before_), "asking for the current device", device);
+    if (before_ != device) check_call<R>(R::use_device(device), "using a device", device);
+    changed_ = before_ != device;
+  }
+  ~device_in_use() {
+    if (changed_) (void)R::use_device(before_);
+  }
+  device_in_use(const device_in_use&) = delete;
+  device_in_use& operator=(const device_in_use&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+}  // namespace cuda
+}  // namespace v1
+}  // namespace cairn

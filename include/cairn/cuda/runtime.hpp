@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::cuda
+#pragma once
+#include <cairn/cuda/device_runtime.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace cuda {
+
+/// CUDA's runtime, 12.0 or later. See DeviceRuntime.
+struct runtime {
+  using stream_type = cudaStream_t;
+  using event_type = cudaEvent_t;
+  static constexpr int success = cudaSuccess;
+  static constexpr int not_ready = cudaErrorNotReady;
+
+  static const char* name_of(int status) noexcept { return cudaGetErrorName(as_error(status)); }
+  static const char* text_of(int status) noexcept { return cudaGetErrorString(as_error(status)); }
+  static int current_device(int& device) noexcept { return told(cudaGetDevice(&device)); }
+  static int use_device(int device) noexcept { return told(cudaSetDevice(device)); }
+  static int make_stream(cudaStream_t& stream) noexcept {
+    int lowest = 0;
+    int highest = 0;
+    if (const int status = told(cudaDeviceGetStreamPriorityRange(&lowest, &highest)); status != success)
+      return status;
+    return told(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, lowest));
+  }
+  static int destroy_stream(cudaStream_t stream) noexcept { return told(cudaStreamDestroy(stream)); }
+  static int make_event(cudaEvent_t& event) noexcept {
+    return told(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  }
+  static int destroy_event(cudaEvent_t event) noexcept { return told(cudaEventDestroy(event)); }
+  static int record(cudaEvent_t event, cudaStream_t stream) noexcept {
+    return told(cudaEventRecord(event, stream));
+  }
+  static int query(cudaEvent_t event) noexcept { return told(cudaEventQuery(event)); }
+  static int wait(cudaStream_t stream, cudaEvent_t event) noexcept {
+    return told(cudaStreamWaitEvent(stream, event, 0));
+  }
+  static int copy_to_host(std::byte* to, const std::byte* from, std::uint64_t bytes,
+                          cudaStream_t stream) noexcept {
+    return told(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
+  }
+  static int copy_rows_to_host(std::byte* to, const std::byte* from, std::uint64_t pitch, std::uint64_t width,
+                               std::uint64_t rows, cudaStream_t stream) noexcept {
+    return told(cudaMemcpy2DAsync(to, width, from, pitch, width, rows, cudaMemcpyDeviceToHost, stream));
+  }
+  /// One call for all of them from CUDA 13.0 on; one for each with older toolkits.
+  static int copy_parts_to_host(std::span<const copy_part> parts, cudaStream_t stream) noexcept {
+#if CUDART_VERSION >= 13000
+    try {
+      std::vector<void*> to;
+      std::vector<const void*> from;
+      std::vector<std::size_t> bytes;
+      to.reserve(parts.size()), from.reserve(parts.size()), bytes.reserve(parts.size());
+      for (const auto& part : parts)
+        to.push_back(part.to), from.push_back(part.from), bytes.push_back(part.bytes);
+      cudaMemcpyAttributes order{};
+      order.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+      order.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+      std::size_t first = 0;
+      return told(cudaMemcpyBatchAsync(to.data(), from.data(), bytes.data(), parts.size(), &order, &first, 1,
+                                       stream));
+    } catch (...) {
+      return cudaErrorMemoryAllocation;
+    }
+#else
+    for (const auto& part : parts)
+      if (const int status = copy_to_host(part.to, part.from, part.bytes, stream); status != success)
+        return status;
+    return success;
+#endif
+  }
+  static int pin(std::byte* data, std::uint64_t bytes) noexcept {
+    return told(cudaHostRegister(data, bytes, cudaHostRegisterPortable));
+  }
+  static int unpin(std::byte* data) noexcept { return told(cudaHostUnregister(data)); }
+  static int device_of(const std::byte* data, int& device) noexcept {
+    cudaPointerAttributes attributes{};
+    const int status = told(cudaPointerGetAttributes(&attributes, data));
+    if (status == success) device = attributes.type == cudaMemoryTypeDevice ? attributes.device : -1;
+    return status;
+  }
+
+ private:
+  static cudaError_t as_error(int status) noexcept { return static_cast<cudaError_t>(status); }
+  // An error that was returned must not be found again by the program's next cudaGetLastError().
+  static int told(cudaError_t status) noexcept {
+    if (status != cudaSuccess) (void)cudaGetLastError();
+    return static_cast<int>(status);
+  }
+};
+static_assert(DeviceRuntime<runtime>, "cuda::runtime must model DeviceRuntime");
+
+}  // namespace cuda
+}  // namespace v1
+}  // namespace cairn

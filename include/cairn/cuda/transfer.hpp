@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/copy_engine.hpp>
+#include <cairn/cuda/device_runtime.hpp>
+#include <cairn/model/event_word.hpp>
+#include <cairn/model/tensor_view.hpp>
+#include <cairn/stage/block_copy.hpp>
+#include <cairn/stage/copy_job.hpp>
+#include <cairn/stage/image_pieces.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace cuda {
+namespace detail {
+
+/// An event that is destroyed with this, on its device.
+template <DeviceRuntime R>
+class owned_event {
+ public:
+  /// @pre the device is in use. @throws storage_error
+  explicit owned_event(int device) : device_(device) {
+    check_call<R>(R::make_event(event_), "making an event", device);
+  }
+  owned_event(owned_event&& other) noexcept
+      : event_(other.event_), device_(std::exchange(other.device_, -1)) {}
+  owned_event& operator=(owned_event&& other) noexcept {
+    std::swap(event_, other.event_);
+    std::swap(device_, other.device_);
+    return *this;
+  }
+  ~owned_event() {
+    if (device_ >= 0) (void)R::destroy_event(event_);
+  }
+  [[nodiscard]] typename R::event_type get() const noexcept { return event_; }
+  [[nodiscard]] int device() const noexcept { return device_; }
+
+ private:
+  typename R::event_type event_{};
+  int device_;
+};
+
+/// A device's side stream, on which images are filled, and the stream that computes.
+template <DeviceRuntime R>
+struct lane {
+  int device = 0;
+  typename R::stream_type side{};
+  typename R::stream_type compute{};
+};
+
+/// Puts the runs of strided views together into as few calls as they allow.
+template <DeviceRuntime R>
+class run_collector {
+ public:
+  run_collector(const lane<R>& on, std::vector<copy_part>& parts) noexcept : lane_(on), parts_(parts) {}
+  void add(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+    if (rows_ != 0 && bytes == width_ && to == to_ + rows_ * width_ && follows(from)) {
+      if (rows_ == 1) pitch_ = static_cast<std::uint64_t>(from - from_);
+      ++rows_;
+      return;
+    }
+    flush();
+    to_ = to, from_ = from, width_ = bytes, rows_ = 1;
+  }
+  void flush() {
+    if (rows_ == 1)
+      parts_.push_back({to_, from_, width_});
+    else if (rows_ > 1)
+      check_call<R>(R::copy_rows_to_host(to_, from_, pitch_, width_, rows_, lane_.side),
+                    "copying rows from device memory", lane_.device);
+    rows_ = 0;
+  }
+
+ private:
+  static constexpr std::ptrdiff_t most_pitch = (std::ptrdiff_t{1} << 31) - 1;
+  [[nodiscard]] bool follows(const std::byte* from) const noexcept {
+    if (rows_ > 1) return from == from_ + rows_ * pitch_;
+    const auto pitch = from - from_;
+    return pitch >= static_cast<std::ptrdiff_t>(width_) && pitch <= most_pitch;
+  }
+  const lane<R>& lane_;
+  std::vector<copy_part>& parts_;
+  std::byte* to_ = nullptr;
+  const std::byte* from_ = nullptr;
+  std::uint64_t width_ = 0;
+  std::uint64_t pitch_ = 0;
+  std::uint64_t rows_ = 0;
+};
+
+/// The filling of one image. begin() is called by the thread that saves, everything else by the engine's own
+/// thread; ended(), enqueued() and wait() by any.
+template <DeviceRuntime R>
+class transfer {
+ public:
+  /// `lanes`: those of the devices that the sources lie on.
+  transfer(std::shared_ptr<image_fill> fill, std::vector<lane<R>> lanes, std::uint64_t batch_bytes)
+      : fill_(std::move(fill)),
+        lanes_(std::move(lanes)),
+        units_(cairn::detail::cut_into_units(fill_->layout(), fill_->options().overlapped)),
+        parts_(lanes_.size()),
+        batch_bytes_(batch_bytes) {}
+
+  /// Orders the copies behind what the compute streams have been given so far, copies what the CPU can read
+  /// of the early items, and puts the early copies from devices into the streams; what the compute streams
+  /// are given afterwards begins after those. @throws storage_error; the transfer has failed then, and must
+  /// be finished all the same.
+  void begin() {
+    for (auto& l : lanes_) {
+      const device_in_use<R> device(l.device);
+      const owned_event<R> ready(l.device);
+      check_call<R>(R::record(ready.get(), l.compute), "recording an event on the compute stream", l.device);
+      check_call<R>(R::wait(l.side, ready.get()), "ordering copies behind the compute stream", l.device);
+    }
+    std::size_t early = 0;
+    for (const auto& unit : units_) {
+      if (!unit.early) continue;
+      put(unit);
+      ++early;
+    }
+    if (early == 0) return;
+    batch done = close_batch(0, true);
+    for (std::size_t i = 0; i < done.events.size(); ++i) {
+      const device_in_use<R> device(done.events[i].device());
+      check_call<R>(R::wait(lane_on(done.events[i].device()).compute, done.events[i].get()),
+                    "ordering the compute stream behind copies", done.events[i].device());
+    }
+    batches_.push_back(std::move(done));
+  }
+
+  /// Does what can be done without waiting: puts the next copies into the streams, looks how far they are.
+  /// True once the transfer has ended. Fails instead of throwing.
+  [[nodiscard]] bool go_on() noexcept {
+    if (ended()) return true;
+    try {
+      if (failure_ == nullptr && given_up_.load(std::memory_order_acquire))
+        failure_ =
+            cairn::make_failure(error_id::timeout_staging, "the memory of training was not copied in time");
+      if (failure_ == nullptr && next_ < units_.size()) enqueue_batch();
+      if (failure_ == nullptr) look();
+    } catch (...) {
+      fail(std::current_exception());
+    }
+    if (failure_ != nullptr && drained()) {
+      fill_->fail(failure_);
+      end();
+    }
+    return ended();
+  }
+  /// For begin(): what it threw, so that the image fails with it.
+  void fail(std::exception_ptr why) noexcept {
+    if (failure_ == nullptr) failure_ = std::move(why);
+    enqueued_.store(true, std::memory_order_release);
+    event_.notify();
+  }
+  /// The caller waits no longer: nothing more is put into the streams, and the image fails.
+  void give_up() noexcept { given_up_.store(true, std::memory_order_release); }
+
+  [[nodiscard]] bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
+  /// Waits until the transfer has ended; false at the deadline.
+  [[nodiscard]] bool wait_ended(deadline until) noexcept {
+    return wait([this] { return ended(); }, until);
+  }
+  /// Waits until all copies are in the streams (microseconds for each item); false at the deadline.
+  [[nodiscard]] bool wait_enqueued(deadline until) noexcept {
+    return wait([this] { return ended() || enqueued_.load(std::memory_order_acquire); }, until);
+  }
+  /// Makes a stream begin what it is given from now on after all copies of its device. @pre wait_enqueued().
+  void order_after(typename R::stream_type stream, int device) {
+    if (ended()) return;
+    for (const auto& last : last_)
+      if (last.device() == device)
+        check_call<R>(R::wait(stream, last.get()), "ordering a stream behind copies", device);
+  }
+  [[nodiscard]] const image_fill& fill() const noexcept { return *fill_; }
+
+ private:
+  /// Units that were put into the streams together; done once all its events are reached.
+  struct batch {
+    std::size_t end = 0;  ///< units before this one are done with it
+    bool early = false;   ///< all early units, and only those
+    std::vector<owned_event<R>> events;
+  };
+
+  template <class Condition>
+  bool wait(Condition&& condition, deadline until) noexcept {
+    for (;;) {
+      const auto seen = event_.current();
+      if (condition()) return true;
+      if (until.passed()) return false;
+      event_.wait(seen, until);
+    }
+  }
+  [[nodiscard]] const lane<R>& lane_on(int device) const noexcept {
+    return *std::find_if(lanes_.begin(), lanes_.end(), [&](const auto& l) { return l.device == device; });
+  }
+
+  /// Copies what the CPU can read, and puts the rest into the lane of its device.
+  void put(const cairn::detail::copy_unit& unit) {
+    std::byte* image = fill_->memory().data();
+    cairn::detail::for_each_piece(
+        fill_->layout(), unit.begin, unit.end,
+        [&](std::span<const std::byte> bytes, std::uint64_t at) {
+          std::memcpy(image + at, bytes.data(), bytes.size());
+        },
+        [&](const item_placement& place, std::uint64_t first, std::uint64_t last) {
+          const auto& source = fill_->source(place);
+          std::byte* to = image + place.begin + first;
+          if (source.view.space != memory_space::device) {
+            cairn::detail::copy_item(source, place.bytes, first, last, to, cairn::detail::streaming_copy);
+            return;
+          }
+          const auto at = static_cast<std::size_t>(&lane_on(source.view.device) - lanes_.data());
+          const device_in_use<R> device(source.view.device);
+          run_collector<R> runs(lanes_[at], parts_[at]);
+          for_each_run(source.view, first, last,
+                       [&](const std::byte* from, std::uint64_t bytes, std::uint64_t position) {
+                         runs.add(to + (position - first), from, bytes);
+                       });
+          runs.flush();
+        },
+        [&](std::uint64_t at, std::uint64_t bytes) { std::memset(image + at, 0, bytes); });
+    cairn::detail::streamed_copies_done();
+  }
+  /// Gives the collected parts to the streams, with an event behind them.
+  batch close_batch(std::size_t end, bool early) {
+    batch closed;
+    closed.end = end;
+    closed.early = early;
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      const auto& l = lanes_[i];
+      const device_in_use<R> device(l.device);
+      auto& parts = parts_[i];
+      if (parts.size() == 1)
+        check_call<R>(R::copy_to_host(parts[0].to, parts[0].from, parts[0].bytes, l.side),
+                      "copying from device memory", l.device);
+      else if (!parts.empty())
+        check_call<R>(R::copy_parts_to_host(parts, l.side), "copying parts from device memory", l.device);
+      parts.clear();
+      owned_event<R> done(l.device);
+      check_call<R>(R::record(done.get(), l.side), "recording an event behind copies", l.device);
+      closed.events.push_back(std::move(done));
+    }
+    return closed;
+  }
+  void enqueue_batch() {
+    std::uint64_t bytes = 0;
+    while (next_ < units_.size() && bytes < batch_bytes_) {
+      const auto& unit = units_[next_++];
+      if (unit.early) continue;
+      put(unit);
+      bytes += unit.end - unit.begin;
+    }
+    batch closed = close_batch(next_, false);
+    if (next_ < units_.size()) {
+      batches_.push_back(std::move(closed));
+      return;
+    }
+    // Kept apart from the batch: whoever orders a stream behind it may come when that is gone.
+    for (const auto& l : lanes_) {
+      const device_in_use<R> device(l.device);
+      owned_event<R> last(l.device);
+      check_call<R>(R::record(last.get(), l.side), "recording an event behind all copies", l.device);
+      last_.push_back(std::move(last));
+    }
+    batches_.push_back(std::move(closed));
+    enqueued_.store(true, std::memory_order_release);
+    event_.notify();
+  }
+  [[nodiscard]] bool reached(const batch& b) const {
+    for (const auto& event : b.events) {
+      const device_in_use<R> device(event.device());
+      const int status = R::query(event.get());
+      if (status == R::not_ready) return false;
+      check_call<R>(status, "a copy from device memory", event.device());
+    }
+    return true;
+  }
+  void look() {
+    while (!batches_.empty() && reached(batches_.front())) {
+      const bool early = batches_.front().early;
+      const auto end = batches_.front().end;
+      batches_.pop_front();
+      if (!early) done_ = end;
+      // Early units that follow what is done are done as well: theirs was the first batch.
+      while (done_ < units_.size() && units_[done_].early) ++done_;
+      if (done_ > 0) fill_->control().advance(units_[done_ - 1].end);
+    }
+    if (!batches_.empty() || next_ < units_.size()) return;
+    fill_->control().release();
+    end();
+  }
+  /// True once no copy of this transfer can be under way: each lane is asked through an event behind them
+  /// all.
+  [[nodiscard]] bool drained() noexcept {
+    try {
+      if (drain_.empty()) {
+        for (const auto& l : lanes_) {
+          const device_in_use<R> device(l.device);
+          owned_event<R> event(l.device);
+          check_call<R>(R::record(event.get(), l.side), "recording an event", l.device);
+          drain_.push_back(std::move(event));
+        }
+      }
+      for (const auto& event : drain_) {
+        const device_in_use<R> device(event.device());
+        if (R::query(event.get()) == R::not_ready) return false;
+      }
+    } catch (...) {
+      // A device that takes no call any more copies nothing any more.
+    }
+    return true;
+  }
+  void end() noexcept {
+    batches_.clear();
+    drain_.clear();
+    ended_.store(true, std::memory_order_release);
+    event_.notify();
+  }
+
+  std::shared_ptr<image_fill> fill_;
+  std::vector<lane<R>> lanes_;
+  std::vector<cairn::detail::copy_unit> units_;
+  std::vector<std::vector<copy_part>> parts_;  // of each lane, for the batch that is open
+  std::deque<batch> batches_;
+  std::vector<owned_event<R>> last_;   // written before enqueued_
+  std::vector<owned_event<R>> drain_;  // after a failure
+  std::uint64_t batch_bytes_;
+  std::size_t next_ = 0;
+  std::size_t done_ = 0;
+  std::exception_ptr failure_;
+  std::atomic<bool> given_up_{false};
+  std::atomic<bool> enqueued_{false};
+  std::atomic<bool> ended_{false};
+  event_word event_;
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/cuda/device_runtime.hpp>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace cairn_test {
+
+/// Devices that are threads of this program: streams and events mean what CUDA's mean, and everything happens
+/// as late and as disorderly as they allow. Memory of a device is memory of the host, so that a sanitizer
+/// sees who touches what without order. Two devices. A model of cairn::cuda::DeviceRuntime with one state for
+/// the program: `reset` begins each test.
+class device_double {
+  struct stream;
+  struct event;
+
+ public:
+  using stream_type = stream*;
+  using event_type = event*;
+  static constexpr int success = 0;
+  static constexpr int not_ready = 600;
+  static constexpr int invalid_value = 1;
+  static constexpr int invalid_handle = 400;
+  static constexpr int out_of_memory = 2;
+  static constexpr int illegal_address = 700;  ///< sticky
+  static constexpr int devices = 2;
+
+  // --- What a test does -----------------------------------------------------------------------------------
+
+  /// Everything is new; what the streams still have is done first.
+  static void reset(std::uint32_t seed) {
+    auto& w = world();
+    synchronize();
+    const std::lock_guard lock(w.mutex);
+    w.random.seed(seed);
+    w.calls = 0, w.fail_at = 0, w.broken = 0, w.held = false, w.kernels_held = false;
+    w.pinned_on.clear();
+  }
+  /// The k-th call from now on fails (0: none); a sticky error ends all work and fails all further calls.
+  static void fail(std::uint64_t k, int status) {
+    auto& w = world();
+    const std::lock_guard lock(w.mutex);
+    w.calls = 0, w.fail_at = k, w.fail_with = status;
+  }
+  static std::uint64_t calls() {
+    const std::lock_guard lock(world().mutex);
+    return world().calls;
+  }
+  /// Copies stay in their streams until they are let go.
+  static void hold_copies(bool hold) {
+    const std::lock_guard lock(world().mutex);
+    world().held = hold;
+    world().changed.notify_all();
+  }
+  /// Kernels do not begin until they are let go.
+  static void hold_kernels(bool hold) {
+    const std::lock_guard lock(world().mutex);
+    world().kernels_held = hold;
+    world().changed.notify_all();
+  }
+  /// Copies that wait in streams.
+  static std::size_t copies_waiting() {
+    auto& w = world();
+    const std::lock_guard lock(w.mutex);
+    std::size_t n = 0;
+    for (const auto& s : w.streams)
+      n += static_cast<std::size_t>(
+          std::count_if(s->work.begin(), s->work.end(), [](const auto& o) { return o.copy; }));
+    return n;
+  }
+  /// A kernel: runs on the device, in the order of the stream.
+  static void launch(stream_type s, std::function<void()> kernel) {
+    auto& w = world();
+    const std::lock_guard lock(w.mutex);
+    w.put(s, {std::move(kernel), nullptr, nullptr, false});
+  }
+  /// Waits until all streams are empty.
+  static void synchronize() {
+    auto& w = world();
+    std::unique_lock lock(w.mutex);
+    w.changed.wait(lock, [&] { return w.idle(); });
+  }
+  static std::size_t pinned_ranges() {
+    const std::lock_guard lock(world().mutex);
+    return world().pinned.size();
+  }
+  /// On which devices memory was pinned since reset.
+  static std::set<int> pinned_on() {
+    const std::lock_guard lock(world().mutex);
+    return world().pinned_on;
+  }
+  static std::size_t live_events() {
+    const std::lock_guard lock(world().mutex);
+    return world().live_events;
+  }
+  /// Memory of a device.
+  class memory {
+   public:
+    memory(int device, std::uint64_t bytes) : bytes_(bytes) {
+      const std::lock_guard lock(world().mutex);
+      world().allocated[bytes_.data()] = {bytes_.size(), device};
+    }
+    ~memory() {
+      const std::lock_guard lock(world().mutex);
+      world().allocated.erase(bytes_.data());
+    }
+    memory(const memory&) = delete;
+    memory& operator=(const memory&) = delete;
+    [[nodiscard]] std::span<std::byte> bytes() noexcept { return bytes_; }
+
+   private:
+    std::vector<std::byte> bytes_;
+  };
+
+  // --- DeviceRuntime ---------------------------------------------------------------------------------------
+
+  static const char* name_of(int status) noexcept {
+    return status == illegal_address ? "cudaErrorIllegalAddress"
+           : status == out_of_memory ? "cudaErrorMemoryAllocation"
+                                     : "cudaErrorInvalidValue";
+  }
+  static const char* text_of(int status) noexcept {
+    return status == illegal_address ? "an illegal memory access was encountered"
+           : status == out_of_memory ? "out of memory"
+                                     : "invalid argument";
+  }
+  static int current_device(int& device) noexcept {
+    return call([&](state&) {
+      device = current();
+      return success;
+    });
+  }
+  static int use_device(int device) noexcept {
+    return call([&](state&) {
+      if (device < 0 || device >= devices) return invalid_value;
+      current() = device;
+      return success;
+    });
+  }
+  static int make_stream(stream_type& s) noexcept {
+    return call([&](state& w) {
+      w.streams.push_back(std::make_unique<stream>());
+      s = w.streams.back().get();
+      s->device = current();
+      return success;
+    });
+  }
+  static int destroy_stream(stream_type s) noexcept {
+    const std::lock_guard lock(world().mutex);
+    s->destroyed = true;  // its work is done all the same
+    return success;
+  }
+  static int make_event(event_type& e) noexcept {
+    return call([&](state& w) {
+      e = new event{current(), {}};
+      ++w.live_events;
+      return success;
+    });
+  }
+  static int destroy_event(event_type e) noexcept {
+    const std::lock_guard lock(world().mutex);
+    --world().live_events;
+    delete e;
+    return success;
+  }
+  static int record(event_type e, stream_type s) noexcept {
+    return call([&](state& w) {
+      if (e->device != w.device_of(s)) return invalid_handle;
+      e->last = std::make_shared<bool>(false);
+      w.put(s, {{}, nullptr, e->last, false});
+      return success;
+    });
+  }
+  static int query(event_type e) noexcept {
+    return call([&](state&) { return e->last == nullptr || *e->last ? success : not_ready; });
+  }
+  static int wait(stream_type s, event_type e) noexcept {
+    return call([&](state& w) {
+      if (e->last != nullptr) w.put(s, {{}, e->last, nullptr, false});
+      return success;
+    });
+  }
+  static int copy_to_host(std::byte* to, const std::byte* from, std::uint64_t bytes, stream_type s) noexcept {
+    return copy_rows_to_host(to, from, bytes, bytes, 1, s);
+  }
+  static int copy_rows_to_host(std::byte* to, const std::byte* from, std::uint64_t pitch, std::uint64_t width,
+                               std::uint64_t rows, stream_type s) noexcept {
+    return call([&](state& w) { return w.copy(to, from, pitch, width, rows, s); });
+  }
+  static int copy_parts_to_host(std::span<const cairn::cuda::copy_part> parts, stream_type s) noexcept {
+    return call([&](state& w) {
+      for (const auto& part : parts)
+        if (const int status = w.copy(part.to, part.from, part.bytes, part.bytes, 1, s); status != success)
+          return status;
+      return success;
+    });
+  }
+  static int pin(std::byte* data, std::uint64_t bytes) noexcept {
+    return call([&](state& w) {
+      if (!w.pinned.emplace(data, bytes).second) return invalid_value;
+      w.pinned_on.insert(current());
+      return success;
+    });
+  }
+  static int unpin(std::byte* data) noexcept {
+    const std::lock_guard lock(world().mutex);
+    return world().pinned.erase(data) == 1 ? success : invalid_value;
+  }
+  static int device_of(const std::byte* data, int& device) noexcept {
+    return call([&](state& w) {
+      device = w.holder(data, 1);
+      return success;
+    });
+  }
+
+ private:
+  struct operation {
+    std::function<void()> run;
+    std::shared_ptr<const bool> awaited;  ///< may begin once it is true
+    std::shared_ptr<bool> recorded;
+    bool copy = false;
+  };
+  struct stream {
+    int device = 0;
+    bool destroyed = false;
+    bool busy = false;
+    std::deque<operation> work;
+  };
+  struct event {
+    int device = 0;
+    std::shared_ptr<bool> last;  ///< of the last record; true once it is reached
+  };
+  struct state {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::unique_ptr<stream>> streams;
+    std::map<const std::byte*, std::pair<std::size_t, int>> allocated;
+    std::map<const std::byte*, std::uint64_t> pinned;
+    std::set<int> pinned_on;
+    std::mt19937 random{1};
+    std::uint64_t calls = 0;
+    std::uint64_t fail_at = 0;
+    std::size_t live_events = 0;
+    int fail_with = 0;
+    int broken = 0;
+    bool held = false;
+    bool kernels_held = false;
+    bool stopping = false;
+    stream defaults[devices];
+    std::vector<std::thread> workers;
+
+    state() {
+      for (int d = 0; d < devices; ++d) defaults[d].device = d;
+      for (int i = 0; i < 2; ++i) workers.emplace_back([this] { work(); });
+    }
+    ~state() {
+      {
+        const std::lock_guard lock(mutex);
+        stopping = true;
+      }
+      changed.notify_all();
+      for (auto& worker : workers) worker.join();
+    }
+    stream& of(stream_type s) { return s != nullptr ? *s : defaults[current()]; }
+    int device_of(stream_type s) { return of(s).device; }
+    void put(stream_type s, operation o) {
+      of(s).work.push_back(std::move(o));
+      changed.notify_all();
+    }
+    [[nodiscard]] int holder(const std::byte* data, std::uint64_t bytes) const {
+      auto at = allocated.upper_bound(data);
+      if (at == allocated.begin()) return -1;
+      --at;
+      return data + bytes <= at->first + at->second.first ? at->second.second : -1;
+    }
+    [[nodiscard]] bool is_pinned(const std::byte* data, std::uint64_t bytes) const {
+      auto at = pinned.upper_bound(data);
+      if (at == pinned.begin()) return false;
+      --at;
+      return data + bytes <= at->first + at->second;
+    }
+    int copy(std::byte* to, const std::byte* from, std::uint64_t pitch, std::uint64_t width,
+             std::uint64_t rows, stream_type s) {
+      const auto reach = (rows - 1) * pitch + width;
+      if (width == 0 || rows == 0 || pitch < width) return invalid_value;
+      if (holder(from, reach) != device_of(s) || current() != device_of(s)) return invalid_value;
+      if (!is_pinned(to, width * rows)) return invalid_value;
+      put(s, {[=] {
+                for (std::uint64_t r = 0; r < rows; ++r) std::memcpy(to + r * width, from + r * pitch, width);
+              },
+              nullptr, nullptr, true});
+      return success;
+    }
+    template <class Visit>
+    void each(Visit&& visit) {
+      for (auto& d : defaults) visit(d);
+      for (auto& s : streams) visit(*s);
+    }
+    bool idle() {
+      bool all = true;
+      each([&](stream& s) { all = all && s.work.empty() && !s.busy; });
+      return all;
+    }
+    void work() {
+      std::unique_lock lock(mutex);
+      for (;;) {
+        std::vector<stream*> ready;
+        each([&](stream& s) {
+          if (s.busy || s.work.empty()) return;
+          const auto& next = s.work.front();
+          if (next.awaited != nullptr && !*next.awaited) return;
+          if (next.copy ? held : next.run && kernels_held) return;
+          ready.push_back(&s);
+        });
+        if (ready.empty()) {
+          if (stopping) return;
+          changed.wait(lock);
+          continue;
+        }
+        auto& s = *ready[random() % ready.size()];
+        auto next = std::move(s.work.front());
+        s.work.pop_front();
+        s.busy = true;
+        const auto idle_turns = random() % 4;
+        lock.unlock();
+        for (std::uint32_t i = 0; i < idle_turns; ++i) std::this_thread::yield();
+        if (next.run) next.run();
+        next.run = nullptr;
+        lock.lock();
+        if (next.recorded != nullptr) *next.recorded = true;
+        s.busy = false;
+        changed.notify_all();
+      }
+    }
+  };
+
+  static int& current() {
+    thread_local int device = 0;
+    return device;
+  }
+  static state& world() {
+    static state w;
+    return w;
+  }
+  template <class Work>
+  static int call(Work&& work) noexcept {
+    auto& w = world();
+    std::unique_lock lock(w.mutex);
+    if (w.broken != 0) return w.broken;
+    if (++w.calls == w.fail_at) {
+      if (w.fail_with == illegal_address) {
+        w.broken = illegal_address;
+        w.each([](stream& s) { s.work.clear(); });
+        w.changed.notify_all();
+        w.changed.wait(lock, [&] { return w.idle(); });
+      }
+      return w.fail_with;
+    }
+    return work(w);
+  }
+};
+static_assert(cairn::cuda::DeviceRuntime<device_double>);
+
+}  // namespace cairn_test
