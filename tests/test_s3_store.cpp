@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The S3 store against moto, an implementation that shares nothing with ours; the signer against AWS's
 // published examples and against botocore. links: cairn::s3 timeout: 120
+#include <cairn/checkpointer.hpp>
 #include <cairn/stores/s3_store.hpp>
 
 #include "support/byte_store_conformance.hpp"
@@ -8,15 +9,23 @@
 #include "support/rounds.hpp"
 #include "support/s3_server.hpp"
 
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -346,6 +355,163 @@ TEST_CASE(
   each("CompleteMultipartUpload", of_answers, first, write_large);
   each("CompleteMultipartUpload", of_completions, once, write_large);
   MESSAGE(met, " faults");
+}
+
+const cairn::checkpointer_options calm{
+    .patience = std::chrono::seconds(60), .peer_patience = std::chrono::seconds(60), .quiet = true};
+
+/// A state that needs an upload of two parts, a function of the step.
+struct large_state {
+  explicit large_state(std::int64_t step) : weights(1'400'000), steps(step) {
+    for (std::size_t i = 0; i < weights.size(); i += 101)
+      weights[i] = static_cast<float>(i) + static_cast<float>(step);
+    state.tensor("weights", weights, {1'400, 1'000});
+    state.value("steps", steps);
+  }
+  [[nodiscard]] bool operator==(const large_state& other) const {
+    return steps == other.steps &&
+           std::memcmp(weights.data(), other.weights.data(), weights.size() * sizeof(float)) == 0;
+  }
+  std::vector<float> weights;
+  std::int64_t steps;
+  cairn::state_dict state;
+};
+
+TEST_CASE("a run on a bucket: saved, kept, resumed, and one of two jobs commits a step") {
+  s3::server server{strict()};
+  const auto store = quick(server);
+  {
+    large_state training(0);
+    cairn::checkpointer ckpt{store, cairn::keep_last(2), calm};
+    CHECK_FALSE(ckpt.resume(training.state));
+    for (std::int64_t step = 1; step <= 4; ++step) {
+      large_state now(step);
+      ckpt.save(now.state, step).wait();
+    }
+    CHECK(ckpt.list() == std::vector<std::int64_t>{3, 4});
+    ckpt.close();
+  }
+  CHECK(server.count("UploadPart") == 8);
+  CHECK(cairn::s3_store(store).leftovers("").empty());
+  for (const auto& o : cairn::s3_store(store).list(""))
+    CHECK((o.key.starts_with("step-00000003/") || o.key.starts_with("step-00000004/")));
+
+  large_state back(0);
+  cairn::checkpointer again{store, calm};
+  server.clear_journal();
+  CHECK(again.resume(back.state) == 4);
+  CHECK(back == large_state(4));
+  std::uint64_t fetched = 0;
+  for (const auto& entry : server.journal()) {
+    if (entry.operation != "GetObject" || entry.range.empty()) continue;
+    fetched += entry.bytes_out;
+  }
+  CHECK(fetched >= back.weights.size() * sizeof(float));
+  CHECK(fetched <= back.weights.size() * sizeof(float) * 105 / 100 + (1u << 20));
+
+  // Another job, with another connection, wants the same step at the same time.
+  std::atomic<int> committed{0};
+  std::vector<std::thread> jobs;
+  for (int job = 0; job < 2; ++job)
+    jobs.emplace_back([&, job] {
+      cairn::checkpointer ckpt{quick(server), calm};
+      large_state own(100 + job);
+      try {
+        ckpt.save(own.state, 9).wait();
+        ++committed;
+      } catch (const cairn::error&) {
+      }
+    });
+  for (auto& j : jobs) j.join();
+  CHECK(committed == 1);
+  large_state one(0);
+  CHECK(again.resume(one.state) == 9);
+  CHECK((one == large_state(100) || one == large_state(101)));
+}
+
+/// Kills its process when the n-th request is made.
+struct deadly_clock : quick_clock {
+  explicit deadly_clock(int n) : left(n) {}
+  [[nodiscard]] std::int64_t unix_time() noexcept override {
+    if (--left == 0) ::kill(::getpid(), SIGKILL);
+    return quick_clock::unix_time();
+  }
+  int left;
+};
+
+/// What the trainer that is killed finds in its environment: "ENDPOINT NUMBER".
+constexpr const char* trainer_variable = "CAIRN_TEST_S3_TRAINER";
+
+TEST_CASE("the trainer that is killed" * doctest::skip()) {
+  const char* const told = std::getenv(trainer_variable);
+  REQUIRE(told != nullptr);
+  const std::string text(told);
+  ::alarm(120);
+  cairn::s3_options o;
+  o.bucket = "bucket";
+  o.endpoint = text.substr(0, text.find(' '));
+  o.region = "us-east-1";
+  o.part_bytes = 5u << 20;
+  auto clock = std::make_shared<deadly_clock>(std::atoi(text.c_str() + text.find(' ')));
+  cairn::s3_store store(o, cairn::s3_credential_source::fixed(strict_key), clock);
+  large_state training(0);
+  cairn::checkpointer ckpt{store, cairn::keep_last(1), calm};
+  const auto from = ckpt.resume(training.state);
+  REQUIRE(from);
+  large_state next(*from + 1);
+  ckpt.save(next.state, *from + 1).wait();
+  ckpt.close();
+}
+
+::pid_t begin_trainer(const s3::server& server, int n) {
+  ::setenv(trainer_variable, (server.endpoint() + " " + std::to_string(n)).c_str(), 1);
+  std::string program = "/proc/self/exe";
+  std::string all = "--no-skip";
+  std::string which = "-tc=the trainer that is killed";
+  char* const arguments[] = {program.data(), all.data(), which.data(), nullptr};
+  ::pid_t child = 0;
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+  const int error = ::posix_spawn(&child, program.c_str(), &actions, nullptr, arguments, environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::unsetenv(trainer_variable);
+  REQUIRE(error == 0);
+  return child;
+}
+
+TEST_CASE("killed before any request of a save, a run goes on from a whole checkpoint and cleans up") {
+  s3::server server{strict()};
+  {
+    large_state training(1);
+    cairn::checkpointer ckpt{quick(server), calm};
+    ckpt.save(training.state, 1).wait();
+  }
+  const int stride = cairn_test::long_run() ? 1 : 11;
+  int killed = 0;
+  bool ended = false;
+  for (int n = 3; !ended; n += stride) {
+    CAPTURE(n);
+    const auto child = begin_trainer(server, n);
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    ended = WIFEXITED(status);
+    CHECK((ended ? WEXITSTATUS(status) == 0 : WTERMSIG(status) == SIGKILL));
+    killed += !ended;
+    auto store = quick(server);
+    large_state back(0);
+    cairn::checkpointer ckpt{store, cairn::keep_last(1), calm};
+    const auto step = ckpt.resume(back.state);
+    REQUIRE(step);
+    CHECK(back == large_state(*step));
+    large_state next(*step + 1);
+    ckpt.save(next.state, *step + 1).wait();
+    CHECK(ckpt.list() == std::vector<std::int64_t>{*step + 1});
+    ckpt.close();
+    CHECK(store.leftovers("").empty());
+    CHECK(server.objects().keys("bucket").size() <= 4);
+  }
+  CHECK(killed >= (cairn_test::long_run() ? 25 : 2));
 }
 
 namespace cairn_test {

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+// links: cairn::s3
+// Uploads and downloads of one object by s3_store, beside libcurl by hand (16 transfers at a time, the same
+// parts, signed and hashed the same) and beside a single stream, against the scripted server of the tests in
+// a process of its own: each connection has its latency and its bandwidth.
+//   bench_object_store [--mebibytes N] [--pairs N] [--megabytes-a-second N] [--single-mebibytes N] [--json
+//   FILE]
+#include <cairn/stores/s3_store.hpp>
+
+#include <curl/curl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <list>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <support/bench.hpp>
+#include <support/s3_server.hpp>
+#include <vector>
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+constexpr std::size_t at_once = 16;
+constexpr std::size_t get_bytes = std::size_t{8} << 20;
+const cairn::s3_credentials credentials{"AKIDBENCH", "the-secret-of-a-benchmark", "", 0};
+
+/// The scripted server in a child, which ends with this process. Made while there is one thread.
+class server_process {
+ public:
+  server_process(std::chrono::milliseconds latency, std::uint64_t bytes_per_second) {
+    int ends[2];
+    if (::pipe(ends) != 0) throw std::runtime_error("pipe");
+    process_ = ::fork();
+    if (process_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      ::close(ends[0]);
+      cairn_test::s3::server_options o;
+      o.latency = latency;
+      o.bytes_per_second = bytes_per_second;
+      // Its own hashing would be the slowest thing here; both clients send theirs all the same.
+      o.objects.opaque_etags = true;
+      o.objects.ignore_checksums = true;
+      o.signatures.accepted = {{credentials.access_key, credentials.secret_key, {}, false}};
+      const cairn_test::s3::server server(o);
+      const auto port = server.port();
+      if (::write(ends[1], &port, sizeof port) != sizeof port) ::_exit(1);
+      for (;;) ::pause();
+    }
+    ::close(ends[1]);
+    const auto got = ::read(ends[0], &port_, sizeof port_);
+    ::close(ends[0]);
+    if (process_ < 0 || got != sizeof port_) throw std::runtime_error("the server does not start");
+  }
+  server_process(const server_process&) = delete;
+  server_process& operator=(const server_process&) = delete;
+  ~server_process() {
+    ::kill(process_, SIGKILL);
+    ::waitpid(process_, nullptr, 0);
+  }
+  [[nodiscard]] std::string authority() const { return "127.0.0.1:" + std::to_string(port_); }
+
+ private:
+  ::pid_t process_ = 0;
+  std::uint16_t port_ = 0;
+};
+
+/// libcurl's multi interface and the signer, and nothing else.
+class raw_client {
+ public:
+  struct transfer {
+    std::string method = {};
+    std::string key = {};
+    cairn::name_values query = {};
+    std::string range = {};
+    std::span<const std::byte> body = {};
+    bool has_body = false;
+    std::span<std::byte> into = {};
+    // What came, and what was sent with a part:
+    std::string answer = {};
+    std::string etag = {};
+    std::string checksum = {};
+    // While it runs:
+    CURL* easy = nullptr;
+    curl_slist* headers = nullptr;
+    std::size_t done = 0;
+  };
+
+  explicit raw_client(std::string authority) : authority_(std::move(authority)), multi_(::curl_multi_init()) {
+    ::curl_multi_setopt(multi_, CURLMOPT_MAXCONNECTS, static_cast<long>(at_once + 4));
+  }
+  raw_client(const raw_client&) = delete;
+  raw_client& operator=(const raw_client&) = delete;
+  ~raw_client() { ::curl_multi_cleanup(multi_); }
+
+  /// All of them, `most` at a time, in order.
+  void run(std::list<transfer>& all, std::size_t most) {
+    auto next = all.begin();
+    std::size_t running = 0;
+    while (next != all.end() || running != 0) {
+      while (next != all.end() && running < most) {
+        begin(*next++);
+        ++running;
+        int still = 0;
+        ::curl_multi_perform(multi_, &still);  // what runs goes on between two hashes
+      }
+      int still = 0;
+      ::curl_multi_perform(multi_, &still);
+      int left = 0;
+      bool ended = false;
+      while (auto* message = ::curl_multi_info_read(multi_, &left)) {
+        transfer* t = nullptr;
+        ::curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &t);
+        long status = 0;
+        ::curl_easy_getinfo(message->easy_handle, CURLINFO_RESPONSE_CODE, &status);
+        if (message->data.result != CURLE_OK || status / 100 != 2)
+          throw std::runtime_error("the twin's transfer failed: status " + std::to_string(status) + " " +
+                                   t->answer);
+        ::curl_multi_remove_handle(multi_, t->easy);
+        ::curl_easy_cleanup(t->easy);
+        ::curl_slist_free_all(t->headers);
+        --running;
+        ended = true;
+      }
+      if (!ended) ::curl_multi_poll(multi_, nullptr, 0, 100, nullptr);
+    }
+  }
+  transfer run_one(transfer t) {
+    std::list<transfer> all{std::move(t)};
+    run(all, 1);
+    return std::move(all.front());
+  }
+
+  void upload(const std::string& key, std::span<const std::byte> image, std::size_t part_bytes) {
+    auto begun = run_one({.method = "POST", .key = key, .query = {{"uploads", ""}}});
+    const auto from = begun.answer.find("<UploadId>") + 10;
+    const auto id = begun.answer.substr(from, begun.answer.find("</UploadId>") - from);
+    std::list<transfer> parts;
+    for (std::size_t at = 0; at < image.size(); at += part_bytes)
+      parts.push_back({.method = "PUT",
+                       .key = key,
+                       .query = {{"partNumber", std::to_string(parts.size() + 1)}, {"uploadId", id}},
+                       .body = image.subspan(at, std::min(part_bytes, image.size() - at)),
+                       .has_body = true});
+    run(parts, at_once);
+    std::string text = "<CompleteMultipartUpload>";
+    int number = 0;
+    for (const auto& p : parts)
+      text += "<Part><PartNumber>" + std::to_string(++number) + "</PartNumber><ETag>" + p.etag +
+              "</ETag><ChecksumCRC32C>" + p.checksum + "</ChecksumCRC32C></Part>";
+    text += "</CompleteMultipartUpload>";
+    run_one({.method = "POST",
+             .key = key,
+             .query = {{"uploadId", id}},
+             .body = std::as_bytes(std::span(text.data(), text.size())),
+             .has_body = true});
+  }
+  void download(const std::string& key, std::span<std::byte> into) {
+    std::list<transfer> ranges;
+    for (std::size_t at = 0; at < into.size(); at += get_bytes) {
+      const auto n = std::min(get_bytes, into.size() - at);
+      ranges.push_back({.method = "GET",
+                        .key = key,
+                        .range = "bytes=" + std::to_string(at) + "-" + std::to_string(at + n - 1),
+                        .into = into.subspan(at, n)});
+    }
+    run(ranges, at_once);
+  }
+
+ private:
+  void begin(transfer& t) {
+    const auto path = "/bucket/" + cairn::detail::percent_encoded(t.key, true);
+    cairn::name_values headers{{"host", authority_}};
+    if (!t.range.empty()) headers.emplace_back("range", t.range);
+    if (!t.query.empty() && t.query.front().first == "partNumber") {
+      t.checksum = cairn::detail::crc32c_text(cairn::detail::crc32c({&t.body, 1}));
+      headers.emplace_back("x-amz-checksum-crc32c", t.checksum);
+    }
+    if (!t.query.empty() && t.query.front().first == "uploads")
+      headers.emplace_back("x-amz-checksum-algorithm", "CRC32C");
+    const auto hash = cairn::detail::sha256_text({&t.body, 1});
+    t.easy = ::curl_easy_init();
+    for (const auto& [name, value] : signer_.sign({t.method, path, &t.query, &headers, hash}, credentials,
+                                                  static_cast<std::int64_t>(std::time(nullptr))))
+      t.headers = ::curl_slist_append(t.headers, (name + ": " + value).c_str());
+    t.headers = ::curl_slist_append(t.headers, "Expect:");
+    auto* const e = t.easy;
+    const auto url = "http://" + authority_ + path +
+                     (t.query.empty() ? "" : "?" + cairn::detail::canonical_query(t.query));
+    ::curl_easy_setopt(e, CURLOPT_URL, url.c_str());
+    ::curl_easy_setopt(e, CURLOPT_HTTPHEADER, t.headers);
+    ::curl_easy_setopt(e, CURLOPT_PRIVATE, &t);
+    ::curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
+    ::curl_easy_setopt(e, CURLOPT_CUSTOMREQUEST, t.method.c_str());
+    ::curl_easy_setopt(e, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
+    ::curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 512L << 10);
+    ::curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, &raw_client::on_answer);
+    ::curl_easy_setopt(e, CURLOPT_WRITEDATA, &t);
+    ::curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, &raw_client::on_header);
+    ::curl_easy_setopt(e, CURLOPT_HEADERDATA, &t);
+    if (t.has_body) {
+      ::curl_easy_setopt(e, CURLOPT_UPLOAD, 1L);
+      ::curl_easy_setopt(e, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
+      ::curl_easy_setopt(e, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(t.body.size()));
+      ::curl_easy_setopt(e, CURLOPT_READFUNCTION, &raw_client::on_body);
+      ::curl_easy_setopt(e, CURLOPT_READDATA, &t);
+    }
+    ::curl_multi_add_handle(multi_, e);
+  }
+  static std::size_t on_answer(char* data, std::size_t, std::size_t n, void* self) {
+    auto& t = *static_cast<transfer*>(self);
+    if (t.into.empty()) {
+      t.answer.append(data, n);
+      return n;
+    }
+    if (n > t.into.size() - t.done) return 0;
+    std::memcpy(t.into.data() + t.done, data, n);
+    t.done += n;
+    return n;
+  }
+  static std::size_t on_body(char* to, std::size_t, std::size_t room, void* self) {
+    auto& t = *static_cast<transfer*>(self);
+    const auto n = std::min(room, t.body.size() - t.done);
+    std::memcpy(to, t.body.data() + t.done, n);
+    t.done += n;
+    return n;
+  }
+  static std::size_t on_header(char* data, std::size_t, std::size_t n, void* self) {
+    std::string line(data, n);
+    const auto name = cairn::detail::lower_case(line.substr(0, 5));
+    if (name == "etag:")
+      static_cast<transfer*>(self)->etag = cairn::detail::canonical_value(line.substr(5, n - 7));
+    return n;
+  }
+  std::string authority_;
+  CURLM* multi_;
+  cairn::sigv4_signer signer_{"us-east-1"};
+};
+
+void run(server_process& server, int latency_ms, std::size_t size, std::size_t single, int pairs,
+         cairn_bench::report& report) {
+  bytes image(size);
+  std::uint64_t x = 88172645463325252u;
+  for (std::size_t i = 0; i + 8 <= size; i += 8) {
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    std::memcpy(image.data() + i, &x, 8);
+  }
+  bytes back(size);
+  cairn::s3_options o;
+  o.bucket = "bucket";
+  o.endpoint = "http://" + server.authority();
+  o.region = "us-east-1";
+  o.in_flight = at_once;
+  o.get_bytes = get_bytes;
+  cairn::s3_store store(o, cairn::s3_credential_source::fixed(credentials));
+  raw_client raw(server.authority());
+  const auto part_bytes = static_cast<std::size_t>(cairn::detail::part_bytes_for(size, 0));
+
+  int n = 0;
+  const auto ours_up = [&] {
+    const auto key = "ours-" + std::to_string(n++);
+    auto writer = store.create(key, size);
+    const cairn::write_part whole{0, image};
+    writer.write_lasting({&whole, 1});
+    writer.finish();
+    return key;
+  };
+  const auto raw_up = [&] {
+    const auto key = "raw-" + std::to_string(n++);
+    raw.upload(key, image, part_bytes);
+    return key;
+  };
+  const auto timed = [&](auto&& upload) {
+    return [&, upload] {
+      std::string key;
+      const auto seconds = cairn_bench::seconds_of([&] { key = upload(); });
+      store.remove(key);
+      return seconds;
+    };
+  };
+  const auto down_ours = [&](const std::string& key) {
+    const cairn::read_range whole{key, 0, back};
+    store.read({&whole, 1});
+  };
+  const auto key = ours_up();  // warm, and there to be read
+  down_ours(key);
+  if (back != image) throw std::runtime_error("what was read is not what was written");
+  raw.download(key, back);
+
+  const std::span<const std::byte> short_image =
+      std::span<const std::byte>(image).first(std::min(size, single));
+  const auto single_up = [&] {
+    const auto s = cairn_bench::seconds_of(
+        [&] { raw.run_one({.method = "PUT", .key = "single", .body = short_image, .has_body = true}); });
+    return s * static_cast<double>(size) / static_cast<double>(short_image.size());
+  };
+  const auto single_down = [&] {
+    const auto s = cairn_bench::seconds_of([&] {
+      raw.run_one({.method = "GET", .key = "single", .into = std::span(back).first(short_image.size())});
+    });
+    return s * static_cast<double>(size) / static_cast<double>(short_image.size());
+  };
+  const auto up = cairn_bench::interleaved(pairs, timed(ours_up), timed(raw_up), single_up);
+  const auto down = cairn_bench::interleaved(
+      pairs, [&] { down_ours(key); }, [&] { raw.download(key, back); }, single_down);
+  const auto name = "/" + std::to_string(size >> 20) + "MiB/" + std::to_string(latency_ms) + "ms";
+  const auto add = [&](const char* what, const std::vector<std::vector<double>>& seconds) {
+    const auto ours = cairn_bench::rates(size, seconds[0]);
+    report.add(what + name, cairn_bench::make_pairs(ours, cairn_bench::rates(size, seconds[1])), "B/s",
+               cairn_bench::at_least(0.9));
+    report.add(std::string(what) + "_over_single_stream" + name,
+               cairn_bench::make_pairs(ours, cairn_bench::rates(size, seconds[2])), "B/s",
+               latency_ms >= 50 ? cairn_bench::at_least(8) : cairn_bench::goal{});
+  };
+  add("upload", up);
+  add("download", down);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const auto number = [&](const char* name, std::int64_t otherwise, std::int64_t most) {
+      const auto value = cairn_bench::argument(argc, argv, name, otherwise);
+      if (value < 1 || value > most)
+        throw std::invalid_argument(std::string(name) + " is a number from 1 to " + std::to_string(most));
+      return value;
+    };
+    const auto size = static_cast<std::size_t>(number("--mebibytes", 512, 1 << 16)) << 20;
+    const auto single = static_cast<std::size_t>(number("--single-mebibytes", 32, 1 << 16)) << 20;
+    const auto pairs = static_cast<int>(number("--pairs", 5, 1000));
+    const auto bandwidth =
+        static_cast<std::uint64_t>(number("--megabytes-a-second", 25, 100'000)) * 1'000'000;
+    // Before there is a second thread.
+    server_process near(std::chrono::milliseconds(10), bandwidth);
+    server_process far(std::chrono::milliseconds(50), bandwidth);
+    cairn_bench::report report("object_store");
+    run(near, 10, size, single, pairs, report);
+    run(far, 50, size, single, pairs, report);
+    report.write(cairn_bench::argument(argc, argv, "--json"));
+    return 0;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "bench_object_store: %s\n", e.what());
+    return 1;
+  }
+}
