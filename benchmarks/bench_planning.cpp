@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // What planning costs: cold for many tensors, from the cache, and the validation of many chunks.
 //   bench_planning [--tensors N] [--samples N] [--json FILE]
+// And what it costs a group: a Llama-3-70B-like model with Adam's moments, about 2,200 items a rank, whose
+// ranks are simulated one after another with real summaries, real merges in the order of the tree and the
+// bytes of a real manifest; beside it a coordinator that sees all plans.
+//   bench_planning --ranks N | --sweep 1  [--layout fsdp|hsdp|tp8_pp16_dp128|irregular] [--load-ranks N]
+//     [--twin-ranks N] [--irregular-ranks N] [--budget SECONDS] [--json FILE] [--chart FILE]
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/plan_cache.hpp>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <support/bench.hpp>
+#include <support/log_chart.hpp>
+#include <support/planning_simulation.hpp>
 #include <utility>
 #include <vector>
 
@@ -70,7 +80,125 @@ cairn::save_plan write_list(const cairn::state_dict& state) {
   return plan;
 }
 
+/// A world of simulated ranks. Prints what planning costs in each layout, beside the twin.
+class simulated_worlds {
+ public:
+  simulated_worlds(int argc, char** argv)
+      : load_ranks_(cairn_bench::argument(argc, argv, "--load-ranks", std::int64_t{4096})),
+        twin_ranks_(cairn_bench::argument(argc, argv, "--twin-ranks", std::int64_t{16384})),
+        irregular_ranks_(cairn_bench::argument(argc, argv, "--irregular-ranks", std::int64_t{2048})),
+        budget_(static_cast<double>(cairn_bench::argument(argc, argv, "--budget", std::int64_t{300}))),
+        only_(cairn_bench::argument(argc, argv, "--layout", "")),
+        report_("planning of simulated ranks") {}
+
+  void run(std::int64_t ranks) {
+    for (const char* layout : layouts) {
+      if (!only_.empty() && only_ != layout) continue;
+      const bool irregular = std::string_view(layout) == "irregular";
+      if (irregular && ranks > irregular_ranks_) continue;
+      if (!affordable(layout, ranks)) {
+        std::printf("# %s with %lld ranks is left out: it would not end within --budget\n", layout,
+                    static_cast<long long>(ranks));
+        continue;
+      }
+      const auto begin = seconds();
+      const auto costs = cairn_bench::planning_simulation(layout, ranks).run(load_ranks_, true);
+      const auto name = std::string(layout) + "/ranks=" + std::to_string(ranks) + "/";
+      report_.add(name + "critical_path", costs.critical, "s");
+      report_.add(name + "critical_path/summarise", costs.summarise, "s");
+      report_.add(name + "critical_path/merges", costs.merge, "s");
+      report_.add(name + "critical_path/finish", costs.finish, "s");
+      const double network = costs.messages * latency + costs.message_bytes / bandwidth;
+      report_.add(name + "network(10us,10GB/s)", network, "s");
+      report_.add(name + "processor_of_all_ranks", costs.processor, "s");
+      report_.add(name + "largest_message", costs.largest_message, "B");
+      report_.add(name + "peak_memory", costs.peak, "B");
+      report_.add(name + "metadata", costs.metadata, "s");
+      report_.add(name + "manifest", costs.manifest_bytes, "B");
+      report_.add(name + "publish", costs.publish, "s");
+      report_.add(name + "open", costs.open, "s");
+      report_.add(name + "plan_load_on_" + std::to_string(load_ranks_), costs.load_plan, "s");
+      seconds_[layout] = {ranks, seconds() - begin};
+      critical_[layout].emplace_back(static_cast<double>(ranks), costs.critical);
+      twin(layout, ranks, costs.critical);
+    }
+  }
+  void write(const std::string& json, const std::string& chart) {
+    report_.write(json);
+    if (chart.empty()) return;
+    std::vector<cairn_bench::chart_line> lines;
+    const char* colours[] = {"#1f77b4", "#2ca02c", "#9467bd", "#8c564b"};
+    std::size_t k = 0;
+    for (const char* layout : layouts) lines.push_back({layout, colours[k++], critical_[layout], false});
+    lines.push_back({"coordinator (fsdp)", "#d62728", twins_["fsdp"], false});
+    lines.push_back({"extrapolated", "#d62728", beyond_["fsdp"], true});
+    cairn_bench::write_log_chart(chart, "Planning a save: 2,200 tensors and values a rank", "ranks",
+                                 "seconds on the critical path", lines);
+  }
+
+ private:
+  static constexpr const char* layouts[] = {"fsdp", "hsdp", "tp8_pp16_dp128", "irregular"};
+  static constexpr double latency = 10e-6;
+  static constexpr double bandwidth = 10e9;
+
+  static double seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  [[nodiscard]] bool affordable(const char* layout, std::int64_t ranks) const {
+    const auto known = seconds_.find(layout);
+    if (known == seconds_.end()) return true;
+    const auto [before, cost] = known->second;
+    return seconds() - begin_ + cost * static_cast<double>(ranks) / static_cast<double>(before) < budget_;
+  }
+  void twin(const std::string& layout, std::int64_t ranks, double ours) {
+    const auto name = layout + "/ranks=" + std::to_string(ranks) + "/coordinator_twin";
+    auto& known = twins_[layout];
+    double cost = -1;
+    if (ranks <= twin_ranks_) cost = cairn_bench::twin_seconds(layout, ranks, 8e9);
+    if (cost >= 0) {
+      known.emplace_back(static_cast<double>(ranks), cost);
+      report_.add_against(name, cairn_bench::samples({cost}), "s", ours);
+      beyond_[layout] = {known.back()};
+      return;
+    }
+    if (known.empty()) {  // the largest world that fits, for this one
+      auto fits = std::min(ranks, twin_ranks_);
+      while (fits > 1 && (cost = cairn_bench::twin_seconds(layout, fits, 8e9)) < 0) fits /= 2;
+      known.emplace_back(static_cast<double>(fits), cost);
+      beyond_[layout] = {known.back()};
+    }
+    const auto extrapolated = known.back().second * static_cast<double>(ranks) / known.back().first;
+    report_.add_against(name + "(extrapolated)", cairn_bench::samples({extrapolated}), "s", ours);
+    beyond_[layout].emplace_back(static_cast<double>(ranks), extrapolated);
+  }
+
+  std::int64_t load_ranks_;
+  std::int64_t twin_ranks_;
+  std::int64_t irregular_ranks_;
+  double budget_;
+  std::string only_;
+  double begin_ = seconds();
+  cairn_bench::report report_;
+  std::map<std::string, std::pair<std::int64_t, double>> seconds_;
+  std::map<std::string, std::vector<std::pair<double, double>>> critical_, twins_, beyond_;
+};
+
+int simulate(int argc, char** argv, std::int64_t ranks) {
+  simulated_worlds worlds(argc, argv);
+  if (ranks > 0)
+    worlds.run(ranks);
+  else
+    for (const std::int64_t each : {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536}) worlds.run(each);
+  worlds.write(cairn_bench::argument(argc, argv, "--json", ""),
+               cairn_bench::argument(argc, argv, "--chart", ""));
+  return 0;
+}
+
 int run(int argc, char** argv) {
+  // --ranks N: the whole of planning by N simulated ranks; --sweep 1: by 1 to 65,536 of them.
+  if (const auto ranks = cairn_bench::argument(argc, argv, "--ranks", std::int64_t{0}); ranks > 0)
+    return simulate(argc, argv, ranks);
+  if (cairn_bench::argument(argc, argv, "--sweep", std::int64_t{0}) != 0) return simulate(argc, argv, 0);
   const auto tensors = cairn_bench::argument(argc, argv, "--tensors", std::int64_t{10000});
   const auto samples = static_cast<int>(cairn_bench::argument(argc, argv, "--samples", std::int64_t{15}));
   const auto json = cairn_bench::argument(argc, argv, "--json", "");

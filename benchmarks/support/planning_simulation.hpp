@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <time.h>
+
+#include <algorithm>
+#include <cairn/plan/default_planner.hpp>
+#include <cairn/storage/manifest_format.hpp>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <support/bench.hpp>
+#include <support/planning_layouts.hpp>
+#include <support/planning_twin.hpp>
+#include <utility>
+#include <vector>
+
+namespace cairn_bench {
+
+/// Seconds of the processor that a call takes: what else runs on the machine does not count.
+template <class Work>
+[[nodiscard]] double processor_seconds(Work&& work) {
+  const auto now = [] {
+    timespec t{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  };
+  const auto begin = now();
+  work();
+  return now() - begin;
+}
+
+/// The most memory of this process since the last call of forget_peak(), in bytes; 0 where the system does
+/// not tell.
+inline void forget_peak() {
+  if (std::FILE* f = std::fopen("/proc/self/clear_refs", "w")) {
+    std::fputs("5", f);
+    std::fclose(f);
+  }
+}
+[[nodiscard]] inline double peak_bytes() {
+  double kibibytes = 0;
+  if (std::FILE* f = std::fopen("/proc/self/status", "r")) {
+    char line[256];
+    while (std::fgets(line, sizeof line, f) != nullptr)
+      if (std::strncmp(line, "VmHWM:", 6) == 0) kibibytes = std::strtod(line + 6, nullptr);
+    std::fclose(f);
+  }
+  return kibibytes * 1024;
+}
+
+/// Planning of one layout by one number of ranks: what it costs where, in seconds and bytes.
+struct planning_costs {
+  double critical = 0;  ///< of the deepest chain: a plan's summary, merges up the tree, the final plan
+  double processor = 0;
+  double largest_message = 0;
+  double message_bytes = 0;  ///< along the deepest chain, up and down
+  double summarise = 0;
+  double merge = 0;  ///< of the chain
+  double finish = 0;
+  double metadata = 0;
+  double publish = 0;
+  double manifest_bytes = 0;
+  double open = 0;
+  double load_plan = 0;
+  double peak = 0;
+  int messages = 0;  ///< along the deepest chain
+};
+
+/// Runs the reduction of all ranks in one thread, in the order in which a tree does it, one branch after
+/// another: at any time there is one summary for each level at most.
+class planning_simulation {
+ public:
+  planning_simulation(const std::string& layout, std::int64_t ranks) : plans_(layout, ranks) {}
+
+  planning_costs run(std::int64_t load_ranks, bool with_manifest) {
+    forget_peak();
+    auto root = reduce(0, plans_.ranks());
+    costs_.merge = root.critical - costs_.summarise;
+    const auto world = static_cast<int>(plans_.ranks());
+    cairn::metadata stored;
+    auto mine = plans_.of(0);
+    cairn::plan_summary summary;
+    costs_.finish = processor_seconds([&] {
+      summary = planner_.decode(root.bytes);
+      keep(planner_.finish(std::move(mine), summary, 0, world));
+    });
+    costs_.processor += costs_.finish * static_cast<double>(plans_.ranks());
+    costs_.critical = root.critical + costs_.finish;
+    const auto levels = static_cast<int>(std::ceil(std::log2(static_cast<double>(plans_.ranks()))));
+    costs_.messages = 2 * levels;
+    costs_.message_bytes += static_cast<double>(levels) * static_cast<double>(root.bytes.size());
+    costs_.metadata = processor_seconds([&] { stored = planner_.metadata(summary, world); });
+    if (with_manifest) publish_and_load(std::move(stored), load_ranks);
+    costs_.peak = peak_bytes();
+    return costs_;
+  }
+
+ private:
+  struct part {
+    std::vector<std::byte> bytes;
+    double critical = 0;
+  };
+  /// Ranks [first, first + count); the lowest one merges.
+  part reduce(std::int64_t first, std::int64_t count) {
+    part own;
+    if (count == 1) {
+      const auto& plan = plans_.of(first);
+      own.critical = processor_seconds(
+          [&] { own.bytes = planner_.encode(planner_.summarise(plan, static_cast<int>(first))); });
+      if (first == 0) costs_.summarise = own.critical;
+      costs_.processor += own.critical;
+      return own;
+    }
+    std::int64_t half = 1;
+    while (half * 2 < count) half *= 2;
+    own = reduce(first, half);
+    auto other = reduce(first + half, count - half);
+    costs_.largest_message = std::max(costs_.largest_message, static_cast<double>(other.bytes.size()));
+    if (first == 0) costs_.message_bytes += static_cast<double>(other.bytes.size());
+    const auto seconds = processor_seconds([&] {
+      auto a = planner_.decode(own.bytes);
+      auto b = planner_.decode(other.bytes);
+      own.bytes = planner_.encode(planner_.merge(std::move(a), std::move(b)));
+    });
+    own.critical = std::max(own.critical, other.critical) + seconds;
+    costs_.processor += seconds;
+    if (first == 0)
+      costs_.largest_message = std::max(costs_.largest_message, static_cast<double>(own.bytes.size()));
+    return own;
+  }
+
+  void publish_and_load(cairn::metadata stored, std::int64_t load_ranks) {
+    cairn::manifest m;
+    m.content = std::move(stored);
+    for (std::int32_t r = 0; r < m.content.world_size; ++r)
+      m.records.push_back({100, 0x1234567890abcdefu, r, 1,
+                           0x9e3779b97f4a7c15u * static_cast<std::uint64_t>(r + 1),
+                           std::uint64_t{4096} * 17});
+    m.step = 100;
+    m.attempt = 0x1234567890abcdefu;
+    std::vector<std::byte> bytes;
+    costs_.publish = processor_seconds([&] { bytes = cairn::encode_manifest(m); });
+    costs_.manifest_bytes = static_cast<double>(bytes.size());
+    layout_plans wanted(plans_.layout(), load_ranks);
+    const auto rank = load_ranks / 2;
+    cairn::state_dict state;
+    alignas(8) static std::byte memory[64];
+    std::vector<std::string> loader(2, "x");
+    for (const auto& i : wanted.of(rank).items) {
+      auto* at = reinterpret_cast<float*>(memory);
+      if (i.kind == cairn::item_kind::value)
+        state.value(i.name, *at);
+      else if (i.kind == cairn::item_kind::bytes)
+        state.bytes(i.name, loader[0], cairn::per_rank);
+      else
+        state.tensor(i.name, at, cairn::shard{i.global, i.box.offsets, i.box.sizes});
+    }
+    const cairn::load_request request{static_cast<int>(rank), static_cast<int>(load_ranks), false, {}};
+    costs_.open = processor_seconds([&] { m = cairn::decode_manifest(bytes, "manifest"); });
+    costs_.load_plan = processor_seconds([&] { keep(planner_.plan(state, m.content, request)); });
+  }
+
+  layout_plans plans_;
+  cairn::default_planner planner_;
+  planning_costs costs_;
+};
+
+/// The twin's seconds on the coordinator's processor: all plans decoded, deduplicated, validated, scattered.
+/// Negative: would not fit into `memory` bytes.
+[[nodiscard]] inline double twin_seconds(const std::string& layout, std::int64_t ranks, double memory) {
+  layout_plans plans(layout, ranks);
+  std::size_t items = 0;
+  for (std::int64_t r : {std::int64_t{0}, ranks - 1}) items = std::max(items, plans.of(r).items.size());
+  items *= static_cast<std::size_t>(ranks);
+  if (static_cast<double>(coordinator_twin::bytes_for(items)) > memory) return -1;
+  double seconds = 0;
+  coordinator_twin twin(items);
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    std::vector<char> bytes;
+    const auto own = processor_seconds([&] { bytes = coordinator_twin::serialise(plans.of(r)); });
+    if (r == 0) seconds += own;
+    seconds += processor_seconds([&] { twin.receive(static_cast<std::int32_t>(r), bytes); });
+  }
+  seconds += processor_seconds([&] {
+    twin.validate();
+    keep(twin.scatter());
+  });
+  return seconds;
+}
+
+}  // namespace cairn_bench
