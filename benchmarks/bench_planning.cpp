@@ -108,6 +108,7 @@ class simulated_worlds {
       report_.add(name + "critical_path/summarise", costs.summarise, "s");
       report_.add(name + "critical_path/merges", costs.merge, "s");
       report_.add(name + "critical_path/finish", costs.finish, "s");
+      report_.add(name + "slowest_chain", costs.slowest, "s");
       const double network = costs.messages * latency + costs.message_bytes / bandwidth;
       report_.add(name + "network(10us,10GB/s)", network, "s");
       report_.add(name + "processor_of_all_ranks", costs.processor, "s");

@@ -783,7 +783,10 @@ TEST_CASE("a save whose plan is cached sends no message") {
   none_failed(p.ranks(4, [&](int rank, communicator comm) {
     training_state t(rank, 4, small);
     auto ckpt = p.open(std::move(comm));
-    ckpt.save(t.state, 1).wait();
+    auto first = ckpt.save(t.state, 1);
+    first.wait();
+    CHECK(!first.report().plan_cached);
+    CHECK(first.report().plan_saved_seconds == 0);
     together.arrive_and_wait();
     const auto sent = p.counts->sent.load();
     CHECK(sent > 0);
@@ -795,6 +798,7 @@ TEST_CASE("a save whose plan is cached sends no message") {
       auto handle = ckpt.save(t.state, step);
       handle.wait();
       CHECK(handle.report().plan_cached);
+      CHECK(handle.report().plan_saved_seconds > 0);
     }
     ckpt.close();
     together.arrive_and_wait();

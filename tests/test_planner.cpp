@@ -463,6 +463,8 @@ TEST_CASE("the plan cache forgets what was used longest ago") {
   cache.clear();
   CHECK(cache.size() == 0);
   CHECK(kept->digest == 10);
+  CHECK(cache.hits() == 4);
+  CHECK(cache.misses() == 6);
   cairn::plan_cache none(0);
   CHECK(none.put(key(1), plan(1))->digest == 1);
   CHECK(!none.find(key(1)));

@@ -120,6 +120,7 @@ class engine {
       planned = plan(state, cost.plan_cached);
     }
     cost.plan_seconds = seconds_since(begin);
+    if (cost.plan_cached) cost.plan_saved_seconds = planned->seconds;
     save_context context = identity;
     context.plan_digest = planned->digest;
     auto writer = background_->writer();
@@ -354,7 +355,10 @@ class engine {
       cached = true;
       return found;
     }
-    return cache_.put(key, plan_together(planner_, group_, state, peers()));
+    const auto begin = deadline::clock::now();
+    auto made = plan_together(planner_, group_, state, peers());
+    made.seconds = seconds_since(begin);
+    return cache_.put(key, std::move(made));
   }
   [[nodiscard]] plan_key key_of_plan(const state_dict& state) const {
     return {.structure = state.structure(),

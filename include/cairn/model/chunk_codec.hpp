@@ -3,6 +3,7 @@
 #include <cairn/model/chunk_set.hpp>
 #include <cairn/model/wire.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -19,33 +20,49 @@ inline namespace v1 {
 class compact_writer {
  public:
   compact_writer& number(std::uint64_t value) {
+    auto* to = room(10);
+    auto* at = to;
     while (value >= 128) {
-      bytes_.push_back(static_cast<std::byte>(value | 128));
+      *at++ = static_cast<std::byte>(value | 128);
       value >>= 7;
     }
-    bytes_.push_back(static_cast<std::byte>(value));
+    *at++ = static_cast<std::byte>(value);
+    size_ += static_cast<std::size_t>(at - to);
     return *this;
   }
   /// @pre value is not negative.
   compact_writer& number(std::int64_t value) { return number(static_cast<std::uint64_t>(value)); }
   compact_writer& byte(std::uint8_t value) {
-    bytes_.push_back(static_cast<std::byte>(value));
+    *room(1) = static_cast<std::byte>(value);
+    ++size_;
     return *this;
   }
   compact_writer& raw(std::span<const std::byte> bytes) {
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    std::copy(bytes.begin(), bytes.end(), room(bytes.size()));
+    size_ += bytes.size();
     return *this;
   }
   compact_writer& raw(std::string_view text) {
     return raw(std::as_bytes(std::span{text.data(), text.size()}));
   }
   void reserve(std::size_t bytes) { bytes_.reserve(bytes); }
-  [[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }
-  [[nodiscard]] std::span<const std::byte> view() const noexcept { return bytes_; }
-  [[nodiscard]] std::vector<std::byte> take() noexcept { return std::move(bytes_); }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::span<const std::byte> view() const noexcept { return {bytes_.data(), size_}; }
+  [[nodiscard]] std::vector<std::byte> take() {
+    bytes_.resize(size_);
+    size_ = 0;
+    return std::move(bytes_);
+  }
 
  private:
+  /// Where the next bytes go.
+  std::byte* room(std::size_t bytes) {
+    if (bytes_.size() - size_ < bytes)
+      bytes_.resize(std::max({size_ + bytes, bytes_.size() * 2, bytes_.capacity()}));
+    return bytes_.data() + size_;
+  }
   std::vector<std::byte> bytes_;
+  std::size_t size_ = 0;
 };
 
 /// Reads what compact_writer wrote from hostile bytes. A number that is written longer than it needs to be is
@@ -118,10 +135,26 @@ inline void encode(compact_writer& out, const chunk_progression& p) {
     if (a.dimension >= 0) out.number(a.offset_step);
   }
 }
+/// The same for `count` of them, as they lie in memory.
+inline void encode(compact_writer& out, std::span<const std::int64_t> words, std::size_t& at,
+                   std::size_t count) {
+  for (; count > 0; --count) {
+    const auto head = static_cast<std::uint64_t>(words[at++]);
+    const auto axes = head >> 40 & 7;
+    out.number((head & 0xffffffffu) << 3 | axes);
+    for (auto numbers = (head >> 32 & 15) + (head >> 36 & 15); numbers > 0; --numbers)
+      out.number(words[at++]);
+    for (std::uint64_t k = 0; k < axes; ++k, at += 2) {
+      const auto counts = static_cast<std::uint64_t>(words[at]);
+      const auto dimension = head >> (43 + 4 * k) & 15;
+      out.number(counts >> 32 << 4 | dimension).number(counts & 0xffffffffu);
+      if (dimension > 0) out.number(words[at + 1]);
+    }
+  }
+}
 /// @throws wire_error on what is no progression. Its boxes may lie outside of their tensor.
-[[nodiscard]] inline chunk_progression decode_progression(compact_reader& in, int dimensions) {
+inline void decode_progression(compact_reader& in, int dimensions, chunk_progression& p) {
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max());
-  chunk_progression p;
   const auto head = in.number(most << 3 | 7);
   p.rank = static_cast<std::int32_t>(head >> 3);
   p.axis_count = static_cast<std::int32_t>(head & 7);
@@ -135,10 +168,9 @@ inline void encode(compact_writer& out, const chunk_progression& p) {
     a.count = static_cast<std::int32_t>(count >> 4);
     a.dimension = static_cast<std::int32_t>(count & 15) - 1;
     a.rank_step = static_cast<std::int32_t>(in.number(most));
-    if (a.dimension >= 0) a.offset_step = in.signed_number();
+    a.offset_step = a.dimension >= 0 ? in.signed_number() : 0;
   }
   if (const auto* what = detail::progression_problem(p)) in.fail_here(what);
-  return p;
 }
 
 /// A chunk_set of a tensor of known dimensions.
@@ -151,8 +183,9 @@ inline void encode(compact_writer& out, const chunk_set& chunks) {
                                                 std::int32_t world_size) {
   chunk_set chunks;
   const auto count = in.count(1 + 2 * static_cast<std::size_t>(global.rank()));
+  chunk_progression p;
   for (std::size_t i = 0; i < count; ++i) {
-    const auto p = decode_progression(in, global.rank());
+    decode_progression(in, global.rank(), p);
     if (p.last_rank() >= world_size) in.fail_here("a chunk is of no rank");
     if (!inside(p.first, global) || !inside(p.last_box(), global))
       in.fail_here("a chunk is outside of its tensor");

@@ -126,6 +126,7 @@ namespace detail {
         __builtin_add_overflow(p.first.offsets[d], p.first.sizes[d], &end[static_cast<std::size_t>(d)]))
       return "a box is outside of all tensors";
   }
+  // From the innermost outwards.
   for (int k = p.axis_count; k-- > 0;) {
     const auto& a = p.axes[static_cast<std::size_t>(k)];
     if (a.count < 2 || a.rank_step <= span) return "the axes of a progression are not nested";

@@ -29,13 +29,16 @@ class progression_words {
       head |= static_cast<std::uint64_t>(a.dimension + 1) << shift;
       shift += 4;
     }
-    words_.push_back(static_cast<std::int64_t>(head));
-    words_.insert(words_.end(), p.first.offsets.begin(), p.first.offsets.end());
-    words_.insert(words_.end(), p.first.sizes.begin(), p.first.sizes.end());
+    const auto begin = words_.size();
+    words_.resize(begin + 1 + offsets + sizes + 2 * static_cast<std::size_t>(p.axis_count));
+    auto* to = words_.data() + begin;
+    *to++ = static_cast<std::int64_t>(head);
+    for (const auto v : p.first.offsets) *to++ = v;
+    for (const auto v : p.first.sizes) *to++ = v;
     for (const auto& a : p) {
-      words_.push_back(static_cast<std::int64_t>(std::uint64_t{static_cast<std::uint32_t>(a.count)} << 32 |
-                                                 static_cast<std::uint32_t>(a.rank_step)));
-      words_.push_back(a.offset_step);
+      *to++ = static_cast<std::int64_t>(std::uint64_t{static_cast<std::uint32_t>(a.count)} << 32 |
+                                        static_cast<std::uint32_t>(a.rank_step));
+      *to++ = a.offset_step;
     }
   }
   void append(std::span<const std::int64_t> words) {

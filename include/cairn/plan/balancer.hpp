@@ -36,7 +36,11 @@ class balancer {
     summary_check check(summary_, static_cast<int>(load_.size()));
     for (std::size_t n = 0; n < summary_.size(); ++n) {
       check.check(n);
-      collect(n, check.groups());
+      if (check.unshared())
+        summary_.for_each_box(n,
+                              [&](const chunk_progression& p) { add_fixed(p, box_bytes(summary_[n], p)); });
+      else
+        collect(n, check.groups());
     }
     for (const auto& [ranks, bytes] : fixed_) add_load(ranks, bytes);
     std::sort(shared_.begin(), shared_.end(), [&](const shared_boxes& a, const shared_boxes& b) {

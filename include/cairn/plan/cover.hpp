@@ -90,6 +90,7 @@ inline constexpr std::array<std::uint64_t, 2> measure_seeds{0x243f6a8885a308d3u,
 /// The measure of all boxes of a progression, those of replicas counted once. O(axes) where the boxes of each
 /// dimension are neighbours, whatever their number.
 [[nodiscard]] inline std::uint64_t random_measure(const chunk_progression& p, std::uint64_t seed) noexcept {
+  if (p.axis_count == 0) return random_measure(p.first, seed);
   std::uint64_t product = 1;
   std::array<chunk_axis, chunk_progression::max_axes> axes;
   for (int d = 0; d < p.first.sizes.rank(); ++d) {

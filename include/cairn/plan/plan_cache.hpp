@@ -32,11 +32,14 @@ struct cached_plan {
   std::shared_ptr<const metadata> stored;      ///< on the coordinator only
   std::shared_ptr<const image_layout> layout;  ///< for `bytes_sizes`
   std::vector<std::uint64_t> bytes_sizes;      ///< of the plan's bytes items, in order, when it was laid out
+  double seconds = 0;                          ///< that planning cost, messages included
 };
 
-/// The plans of the last few structures that were saved; belongs to one checkpointer. Which entry is dropped
-/// depends on the order of calls alone, so that ranks that make the same calls hit and miss alike. One thread
-/// at a time; what was found stays valid when the cache forgets it.
+/// The plans of the last few structures that were saved; belongs to one checkpointer. Each structure (the
+/// model, the optimizer, the state of an evaluation) has its own entry, so that saving one of them does not
+/// cost another its plan. Which entry is dropped depends on the order of calls alone, so that ranks that make
+/// the same calls hit and miss alike. One thread at a time; what was found stays valid when the cache forgets
+/// it.
 class plan_cache {
  public:
   /// Remembers up to `limit` plans; 0 remembers nothing.
@@ -45,7 +48,11 @@ class plan_cache {
   /// The plan of a key, or nullptr. O(limit), without allocation.
   [[nodiscard]] std::shared_ptr<const cached_plan> find(const plan_key& key) {
     const auto found = find_slot(key);
-    if (found == slots_.end()) return nullptr;
+    if (found == slots_.end()) {
+      ++misses_;
+      return nullptr;
+    }
+    ++hits_;
     std::rotate(found, found + 1, slots_.end());
     return slots_.back().plan;
   }
@@ -64,6 +71,9 @@ class plan_cache {
   }
   void clear() noexcept { slots_.clear(); }
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
+  /// Calls of find() that found a plan, and that found none.
+  [[nodiscard]] std::uint64_t hits() const noexcept { return hits_; }
+  [[nodiscard]] std::uint64_t misses() const noexcept { return misses_; }
 
  private:
   struct slot {
@@ -74,6 +84,8 @@ class plan_cache {
     return std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) { return s.key == key; });
   }
   std::size_t limit_;
+  std::uint64_t hits_ = 0;
+  std::uint64_t misses_ = 0;
   std::vector<slot> slots_;  ///< the one used last at the end
 };
 

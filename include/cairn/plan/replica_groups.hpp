@@ -21,6 +21,7 @@ struct held_boxes {
   int shards = 0;
 
   explicit held_boxes(const chunk_progression& from) : p(from) {
+    if (p.axis_count == 0) return;
     const auto begin = p.axes.begin();
     const auto middle = std::stable_partition(begin, begin + p.axis_count,
                                               [](const chunk_axis& a) { return a.dimension >= 0; });
@@ -86,9 +87,16 @@ struct replica_groups {
   void all_together() { first = {0, static_cast<std::uint32_t>(members.size())}; }
   /// False if members of the same boxes go from box to box by different steps of the rank.
   bool by_boxes() {
-    std::stable_sort(members.begin(), members.end(), [](const held_boxes& a, const held_boxes& b) {
-      return held_boxes::compare_boxes(a, b) < 0;
+    std::vector<std::uint32_t> order(members.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
+    std::sort(order.begin(), order.end(), [&](auto a, auto b) {
+      const int c = held_boxes::compare_boxes(members[a], members[b]);
+      return c != 0 ? c < 0 : a < b;
     });
+    std::vector<held_boxes> sorted;
+    sorted.reserve(members.size());
+    for (const auto i : order) sorted.push_back(members[i]);
+    members = std::move(sorted);
     first = {0};
     bool alike = true;
     for (std::size_t i = 1; i < members.size(); ++i) {
@@ -136,7 +144,9 @@ struct replica_groups {
     if (tile(region)) return true;
     if (members.size() < 2) return false;
     if (by_boxes() && tile(region)) return true;
-    return expand(most) && (static_cast<void>(by_boxes()), tile(region));
+    const bool single =
+        std::all_of(members.begin(), members.end(), [](const held_boxes& m) { return m.p.axis_count == 0; });
+    return !single && expand(most) && (static_cast<void>(by_boxes()), tile(region));
   }
 };
 

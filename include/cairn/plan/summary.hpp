@@ -123,6 +123,8 @@ class plan_summary {
     const auto end = i + 1 < from.size() ? from.items_[i + 1].words : from.words_.size();
     words_.append(from.words_.view().subspan(source.words, end - source.words));
   }
+  /// The numbers of all progressions; those of an item begin at summary_item::words.
+  [[nodiscard]] std::span<const std::int64_t> numbers() const noexcept { return words_.view(); }
   [[nodiscard]] chunk_progression read(std::size_t& at) const noexcept { return words_.read(at); }
   [[nodiscard]] std::size_t words() const noexcept { return words_.size(); }
   [[nodiscard]] std::size_t names() const noexcept { return names_.size(); }

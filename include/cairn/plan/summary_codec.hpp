@@ -44,8 +44,8 @@ inline void encode(compact_writer& out, const plan_summary& summary) {
     out.byte(static_cast<std::uint8_t>(i.type));
     for (const auto size : i.global) out.number(size);
     out.number(std::uint64_t{i.boxes}).number(std::uint64_t{i.without});
-    summary.for_each_box(n, [&](const chunk_progression& p) { encode(out, p); });
-    summary.for_each_without(n, [&](const chunk_progression& p) { encode(out, p); });
+    auto at = i.words;
+    encode(out, summary.numbers(), at, std::size_t{i.boxes} + i.without);
     before = name;
     names += name.size();
   }
@@ -59,6 +59,7 @@ inline void encode(compact_writer& out, const plan_summary& summary) {
   const auto count = in.count(6);
   summary.reserve(count, count * 32, in.left());
   std::string name;
+  chunk_progression p;
   for (std::size_t n = 0; n < count; ++n) {
     const auto shared = static_cast<std::size_t>(in.number(name.size()));
     const auto rest = static_cast<std::size_t>(in.number(max_item_name));
@@ -94,13 +95,16 @@ inline void encode(compact_writer& out, const plan_summary& summary) {
         std::min<std::uint64_t>(in.count(1), std::numeric_limits<std::uint32_t>::max()));
     if (made.boxes == 0 && made.without == 0) in.fail_here("an item of no rank");
     for (std::uint32_t k = 0; k < made.boxes; ++k) {
-      const auto p = decode_progression(in, dimensions);
+      decode_progression(in, dimensions, p);
       const bool empty = std::find(p.first.sizes.begin(), p.first.sizes.end(), 0) != p.first.sizes.end();
       if (i.kind == item_kind::bytes ? p.first.offsets[0] != 0 || !(p.last_box() == p.first) : empty)
         in.fail_here("a box that no rank could hold");
       summary.append(p);
     }
-    for (std::uint32_t k = 0; k < made.without; ++k) summary.append(decode_progression(in, 0));
+    for (std::uint32_t k = 0; k < made.without; ++k) {
+      decode_progression(in, 0, p);
+      summary.append(p);
+    }
   }
   return summary;
 }

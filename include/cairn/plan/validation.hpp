@@ -5,6 +5,7 @@
 #include <cairn/plan/summary.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -141,6 +142,8 @@ class summary_check {
   summary_check(const plan_summary& summary, int world_size) : summary_(summary), world_(world_size) {}
 
   [[nodiscard]] const replica_groups& groups() const noexcept { return groups_; }
+  /// True if every box of the item has one holder; groups() are then empty.
+  [[nodiscard]] bool unshared() const noexcept { return unshared_; }
 
   void check(std::size_t n) {
     const auto& i = summary_[n];
@@ -154,6 +157,7 @@ class summary_check {
            "a tensor is larger than 2^63 bits, or its packed elements do not fill whole bytes",
            {.rank = error.some_rank(), .item = error.name(), .got = to_string(i.global)});
     groups_.clear();
+    unshared_ = !i.per_rank && i.kind != item_kind::bytes && i.boxes > 1 && check_unshared(error, i, n);
     summary_.for_each_without(n, [&](const chunk_progression& p) {
       check_ranks(error, p);
       if (i.boxes == 0) groups_.members.emplace_back(p);
@@ -162,6 +166,10 @@ class summary_check {
       groups_.all_together();
       check_holders(error, i, groups_[0]);
       groups_.members.clear();
+    }
+    if (unshared_) {
+      groups_.all_alone();
+      return;
     }
     const auto region = whole(i.global);
     summary_.for_each_box(n, [&](const chunk_progression& p) {
@@ -177,6 +185,23 @@ class summary_check {
   }
 
  private:
+  /// Without keeping boxes, which may be many: checks them, and that there are no replicas and no gaps.
+  bool check_unshared(const summary_error& error, const summary_item& i, std::size_t n) const {
+    const auto region = whole(i.global);
+    bool single = true;
+    std::array<std::uint64_t, measure_seeds.size()> sums{};
+    summary_.for_each_box(n, [&](const chunk_progression& p) {
+      check_ranks(error, p);
+      check_box(error, i, region, p);
+      single =
+          single && std::all_of(p.begin(), p.end(), [](const chunk_axis& a) { return a.dimension >= 0; });
+      for (std::size_t k = 0; single && k < sums.size(); ++k)
+        sums[k] = prime_field::reduce(sums[k] + random_measure(p, measure_seeds[k]));
+    });
+    for (std::size_t k = 0; single && k < sums.size(); ++k)
+      single = sums[k] == random_measure(region, measure_seeds[k]);
+    return single;
+  }
   void check_ranks(const summary_error& error, const chunk_progression& p) const {
     if (p.last_rank() >= world_)
       fail(error_id::plan_disagreement, "a plan names a rank that the group does not have",
@@ -186,9 +211,9 @@ class summary_check {
   }
   static void check_box(const summary_error& error, const summary_item& i, const chunk& region,
                         const chunk_progression& p) {
-    const auto last = p.last_box();
+    const auto last = p.axis_count == 0 ? p.first : p.last_box();
     for (const auto* box : {&p.first, &last})
-      if (!inside(*box, i.global))
+      if ((box == &p.first || p.axis_count > 0) && !inside(*box, i.global))
         fail(error_id::plan_out_of_bounds, "a box reaches outside of its tensor",
              {.rank = error.rank_of(*box),
               .item = error.name(),
@@ -234,6 +259,7 @@ class summary_check {
   const plan_summary& summary_;
   int world_;
   replica_groups groups_;
+  bool unshared_ = false;
   std::vector<std::int32_t> holders_;
 };
 
