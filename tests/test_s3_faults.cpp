@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// links: cairn::s3
+// timeout: 300
+// Faults of an S3 service, one after another: each kind, at each request of a save and of a load, at the
+// first, a middle, the last and at all of them. A save that is acknowledged loads; one that is not ends with
+// a typed error, and what a reader then finds is all of it or nothing; a load gives the right bytes or a
+// typed error.
+#include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/stores/s3_store.hpp>
+
+#include <doctest/doctest.h>
+#include <support/rounds.hpp>
+#include <support/s3_server.hpp>
+#include <support/saved_world.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace {
+using namespace cairn_test;
+namespace s3 = cairn_test::s3;
+using cairn::error_id;
+
+/// A clock on which no pause takes time, and chance that is the same each time.
+struct hasty_clock : cairn::s3_clock {
+  [[nodiscard]] time_point now() noexcept override {
+    return std::chrono::steady_clock::now() + std::chrono::nanoseconds(skipped.load());
+  }
+  [[nodiscard]] std::chrono::nanoseconds pause(std::chrono::nanoseconds wanted) noexcept override {
+    skipped += wanted.count();
+    return std::chrono::nanoseconds(0);
+  }
+  [[nodiscard]] double random() noexcept override { return static_cast<double>(next++ % 16) / 16; }
+  std::atomic<std::int64_t> skipped{0};
+  std::atomic<std::uint64_t> next{5};
+};
+
+s3::server_options service() {
+  s3::server_options o;
+  o.objects.opaque_etags = true;  // MD5 takes longer than all the rest
+  return o;
+}
+
+struct bucket {
+  s3::server server{service()};
+
+  /// As a process finds it that begins: no connection, nothing known.
+  [[nodiscard]] cairn::safetensors_storage<cairn::s3_store> storage() const {
+    cairn::s3_options o;
+    o.bucket = "bucket";
+    o.endpoint = server.endpoint();
+    o.region = "us-east-1";
+    o.part_bytes = 5u << 20;
+    o.checksums = false;
+    o.stalled_after = std::chrono::seconds(1);
+    o.patience = std::chrono::seconds(20);
+    o.completion_patience = std::chrono::seconds(20);
+    const s3::credentials key;
+    return cairn::safetensors_storage(
+        cairn::s3_store(o, cairn::s3_credential_source::fixed({key.access_key, key.secret_key, "", 0}),
+                        std::make_shared<hasty_clock>()));
+  }
+};
+
+struct small_state {
+  std::vector<float> weights;
+  std::vector<unsigned char> rng{1, 2, 3, 4, 5};
+  double lr = 0.25;
+  cairn::state_dict state;
+  small_state(std::size_t size, float first) : weights(size) {
+    for (std::size_t i = 0; i < size; ++i) weights[i] = first + static_cast<float>(i % 1000);
+    state.tensor("weights", weights, {static_cast<std::int64_t>(size)});
+    state.bytes("rng", rng);
+    state.value("lr", lr);
+  }
+  small_state(const small_state&) = delete;
+  small_state& operator=(const small_state&) = delete;
+  [[nodiscard]] bool equals(const small_state& o) const {
+    return weights == o.weights && rng == o.rng && lr == o.lr;
+  }
+};
+constexpr std::size_t one_put = 3000;
+constexpr std::size_t two_parts = (std::size_t{11} << 20) / 2 / sizeof(float);
+
+/// Saves as an engine does; the error, where there is one. An exception of no type of cairn's goes on.
+told_failure save(bucket& b, const small_state& what) {
+  auto storage = b.storage();
+  auto writer = storage.writer();
+  world_save one(writer, {&what.state}, 7);
+  try {
+    one.write(0);
+    one.commit(cairn::deadline::in(std::chrono::seconds(3)));
+  } catch (const cairn::error& e) {
+    writer.abort(one.context(0), std::current_exception());
+    return {e.id(), e.what(), e.fields()};
+  }
+  return {};
+}
+
+enum class found { nothing, all_of_it };
+/// What a reader finds that meets no faults. Anything but all or nothing is a failure of the test.
+found look(bucket& b, const small_state& what) {
+  auto storage = b.storage();
+  auto reader = storage.reader();
+  if (reader.list().empty()) return found::nothing;
+  small_state loaded(what.weights.size(), -1);
+  loaded.lr = 0;
+  load_world(reader, 7, {&loaded.state});
+  CHECK(loaded.equals(what));
+  return found::all_of_it;
+}
+
+/// The first, a middle, the last one, all.
+std::set<std::string> places(std::size_t requests) {
+  std::set<std::string> out{"all"};
+  if (requests > 0) out.insert({"1", std::to_string((requests + 1) / 2), std::to_string(requests)});
+  return out;
+}
+
+bool is_typed(const told_failure& why) {
+  if (!why.id) return false;
+  const auto kind = cairn::kind_of(*why.id);
+  return kind == cairn::error_kind::storage || kind == cairn::error_kind::corrupt ||
+         kind == cairn::error_kind::timeout || why.id == error_id::peer_lost;
+}
+
+const std::vector<std::string> writing = {
+    "error status=500 code=InternalError",
+    "error status=503 code=SlowDown retry_after=1",
+    "error status=429 code=TooManyRequests",
+    "error status=503 code=ServiceUnavailable early=1",
+    "error status=400 code=RequestTimeout",
+    "error status=400 code=BadDigest",
+    "error status=400 code=ExpiredToken",
+    "error status=403 code=AccessDenied",
+    "error status=403 code=RequestTimeTooSkewed",
+    "error status=404 code=NoSuchBucket",
+    "error status=409 code=ConditionalRequestConflict",
+    "error status=412 code=PreconditionFailed",
+    "error status=501 code=NotImplemented",
+    "reset_before",
+    "reset_in_body",
+    "reset_after",
+    "lost_reply",
+    "reset_in_reply",
+    "hang_up",
+    "error_in_200",
+    "error_in_200 done=1",
+    "whitespace ms=20",
+    "whitespace ms=20 then=error",
+    "whitespace ms=20 then=cut",
+    "empty",
+    "empty done=1",
+    "garbage body=html",
+    "garbage body=cut",
+    "garbage body=bomb",
+    "garbage body=nested",
+    "garbage body=binary",
+    "garbage body=html status=500",
+    "not_done",
+    "redirect status=301 region=eu-west-1",
+    "redirect status=307",
+    "wrong_etag",
+    "no_etag",
+    "delay ms=30",
+    "header text=no-colon-here",
+    "header text=Content-Length:~-1",
+    "header text=Retry-After:~99999999999999",
+};
+
+const std::vector<std::string> reading = {
+    "error status=500 code=InternalError",
+    "error status=503 code=SlowDown retry_after=1",
+    "error status=403 code=AccessDenied",
+    "error status=404 code=NoSuchKey",
+    "error status=416 code=InvalidRange",
+    "reset_before",
+    "reset_after",
+    "reset_in_reply",
+    "hang_up",
+    "short_range",
+    "wrong_range by=1",
+    "wrong_range by=4096",
+    "whole_object",
+    "flip",
+    "wrong_etag",
+    "no_etag",
+    "changed",
+    "empty",
+    "garbage body=html",
+    "garbage body=nested",
+    "garbage body=cut",
+    "garbage body=html status=206",
+    "error_in_200",
+    "whitespace ms=20",
+    "redirect status=301 region=eu-west-1",
+    "redirect status=307",
+    "delay ms=30",
+    "header text=Content-Range:~bytes~*/*",
+    "header text=Content-Length:~-1",
+};
+
+}  // namespace
+
+TEST_CASE("whatever a service does while a checkpoint is saved: acknowledged means that it loads") {
+  bucket b;
+  std::size_t scripts = 0;
+  std::size_t passed_over = 0;
+  std::size_t acknowledged = 0;
+  std::size_t failed = 0;
+  const auto longer = rounds(1) != 1;
+  for (const auto size : {one_put, two_parts}) {
+    const small_state what(size, 1);
+    b.server.objects().clear();
+    b.server.clear_journal();
+    REQUIRE_FALSE(save(b, what).id.has_value());
+    std::map<std::string, std::size_t> requests;
+    for (const auto& entry : b.server.journal()) ++requests[entry.operation];
+    for (const auto& [operation, count] : requests) {
+      // What the large save has in common with the small one is tried there.
+      const bool of_parts = operation.find("Multipart") != std::string::npos || operation == "UploadPart";
+      if (of_parts != (size == two_parts)) continue;
+      for (const auto& kind : writing) {
+        for (const auto& place : places(count)) {
+          // A short run takes one in six, of each kind and each request.
+          if (!longer && passed_over++ % 6 != 0) continue;
+          const auto space = kind.find(' ');
+          const auto rule = kind.substr(0, space) + " " + operation + " " + place +
+                            (space == std::string::npos ? "" : kind.substr(space));
+          CAPTURE(rule);
+          b.server.objects().clear();
+          b.server.faults.add(rule);
+          const auto begun = std::chrono::steady_clock::now();
+          const auto why = save(b, what);
+          const auto took = std::chrono::steady_clock::now() - begun;
+          b.server.faults.clear();
+          CHECK(took < std::chrono::seconds(60));
+          CAPTURE(why.text);
+          const auto there = look(b, what);
+          if (why.id) {
+            CHECK(is_typed(why));
+            ++failed;
+          } else {
+            CHECK(there == found::all_of_it);
+            ++acknowledged;
+          }
+          CHECK(why.text.find(s3::credentials{}.secret_key) == std::string::npos);
+          ++scripts;
+        }
+      }
+    }
+  }
+  MESSAGE(scripts, " scripts: ", acknowledged, " saves acknowledged, ", failed, " failed");
+  CHECK(scripts >= 150);
+  CHECK(acknowledged > 50);
+  CHECK(failed > 40);
+}
+
+TEST_CASE("whatever a service does while a checkpoint is loaded: the right bytes or a typed error") {
+  bucket b;
+  const small_state what(one_put * 40, 1);
+  REQUIRE_FALSE(save(b, what).id.has_value());
+  const auto load = [&](small_state& into) {
+    return failure_of([&] {
+      auto storage = b.storage();
+      auto reader = storage.reader();
+      if (reader.list().empty()) cairn::fail(error_id::storage_not_committed, "no step is listed");
+      load_world(reader, 7, {&into.state});
+    });
+  };
+  b.server.clear_journal();
+  {
+    small_state loaded(what.weights.size(), -1);
+    REQUIRE_FALSE(load(loaded).id.has_value());
+  }
+  std::map<std::string, std::size_t> requests;
+  for (const auto& entry : b.server.journal()) ++requests[entry.operation];
+  CHECK(requests["GetObject"] > 1);
+  std::size_t scripts = 0;
+  std::size_t passed_over = 0;
+  std::size_t right = 0;
+  for (const auto& [operation, count] : requests)
+    for (const auto& kind : reading)
+      for (const auto& place : places(count)) {
+        if (rounds(1) == 1 && passed_over++ % 3 != 0) continue;
+        const auto space = kind.find(' ');
+        const auto rule = kind.substr(0, space) + " " + operation + " " + place +
+                          (space == std::string::npos ? "" : kind.substr(space));
+        CAPTURE(rule);
+        b.server.faults.add(rule);
+        small_state loaded(what.weights.size(), -1);
+        const auto why = load(loaded);
+        b.server.faults.clear();
+        CAPTURE(why.text);
+        if (why.id) {
+          CHECK(is_typed(why));
+        } else {
+          CHECK(loaded.equals(what));
+          ++right;
+        }
+        ++scripts;
+      }
+  MESSAGE(scripts, " scripts: ", right, " loads went well");
+  CHECK(scripts >= 70);
+  CHECK(right > 30);
+}
