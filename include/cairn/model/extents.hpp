@@ -57,7 +57,9 @@ class extents {
   constexpr void set(int i, std::int64_t value) noexcept { values_[static_cast<std::size_t>(i)] = value; }
   [[nodiscard]] constexpr const std::int64_t* begin() const noexcept { return values_.data(); }
   [[nodiscard]] constexpr const std::int64_t* end() const noexcept { return values_.data() + rank_; }
-  friend constexpr bool operator==(const extents&, const extents&) noexcept = default;
+  friend constexpr bool operator==(const extents& a, const extents& b) noexcept {
+    return a.rank_ == b.rank_ && std::equal(a.begin(), a.end(), b.begin());
+  }
   /// Lexicographic; only for sorting.
   friend constexpr bool operator<(const extents& a, const extents& b) noexcept {
     return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());

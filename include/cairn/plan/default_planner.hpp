@@ -79,6 +79,11 @@ namespace detail {
   }
   if (box.empty()) return contiguous_view(nullptr, e.type, box.sizes);
   for (std::size_t k = 0; k < e.boxes.size(); ++k) {
+    if (e.boxes[k] == box) {  // nearly always, and with a cached plan what a save is made of
+      auto view = e.view(k);
+      view.shape = box.sizes;
+      return view;
+    }
     if (intersect(e.boxes[k], box) != box) continue;
     chunk inner = box;
     for (int d = 0; d < box.offsets.rank(); ++d) inner.offsets.set(d, box.offsets[d] - e.boxes[k].offsets[d]);
@@ -202,10 +207,10 @@ class basic_planner {
   /// The memory of an item, now. O(boxes of the entry).
   [[nodiscard]] item_source resolve(const state_dict& state, const write_item& item) {
     const auto& e = detail::entry_of(state, item.entry);
-    const auto view = detail::view_of(e, item.box);
-    return {view, view.type == item.type || e.kind == item_kind::bytes
-                      ? nullptr
-                      : self().cast_between(view.type, item.type)};
+    item_source source{detail::view_of(e, item.box), nullptr};
+    if (source.view.type != item.type && e.kind != item_kind::bytes)
+      source.cast = self().cast_between(source.view.type, item.type);
+    return source;
   }
   [[nodiscard]] std::uint64_t fingerprint() const {
     digest_stream d;
