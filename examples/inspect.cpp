@@ -115,9 +115,11 @@ bool print_checkpoint(reader_type& reader, std::int64_t step, const std::vector<
     if (wanted(item)) print_item(checkpoint, item);
   std::printf("\nfiles\n");
   for (const auto& record : m.records) {
+    if (record.rank != m.placement.first_of(record.rank)) continue;  // those of the first rank
     const auto& files = checkpoint.record_of(record.rank).content().files;
     for (std::uint32_t f = 0; f < record.files; ++f)
-      std::printf("%s  %llu bytes\n", cairn::data_key(record.step, record.rank, record.attempt, f).c_str(),
+      std::printf("%s  %llu bytes\n",
+                  cairn::data_key(record.step, record.rank, record.attempt, f, m.placement).c_str(),
                   static_cast<unsigned long long>(files[f].bytes));
   }
   return true;

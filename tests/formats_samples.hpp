@@ -158,6 +158,8 @@ inline cairn::manifest random_manifest(dice& d) {
   m.attempt = d.word(), m.plan_digest = d.word(), m.unix_time = d.roll(2'000'000'000);
   const auto world = static_cast<std::int32_t>(1 + d.roll(40));
   m.content.world_size = world;
+  if (d.roll(2) == 0) m.placement.ranks_per_file = static_cast<std::int32_t>(1 + d.roll(64));
+  if (d.roll(2) == 0) m.placement.ranks_per_directory = static_cast<std::int32_t>(d.roll(1000));
   for (std::int32_t r = 0; r < world; ++r)
     m.records.push_back({m.step - d.roll(m.step + 1), d.word(), r, static_cast<std::uint32_t>(d.roll(5)),
                          d.word(), d.word()});
@@ -187,7 +189,7 @@ inline cairn::manifest random_manifest(dice& d) {
 inline bool same(const cairn::manifest& a, const cairn::manifest& b) {
   return a.run == b.run && a.step == b.step && a.attempt == b.attempt && a.plan_digest == b.plan_digest &&
          a.content.world_size == b.content.world_size && a.content.items == b.content.items &&
-         a.records == b.records && a.unix_time == b.unix_time;
+         a.records == b.records && a.unix_time == b.unix_time && a.placement == b.placement;
 }
 
 inline cairn::record random_record(dice& d) {

@@ -18,6 +18,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -78,7 +79,10 @@ class ranks {
 /// A storage whose calls can be disturbed.
 struct disturbed {
   explicit disturbed(std::int32_t block_ranks = 128)
-      : options{.block_ranks = block_ranks, .rival_patience = std::chrono::milliseconds(20)} {}
+      : disturbed(cairn::commit_options{.block_ranks = block_ranks}) {}
+  explicit disturbed(cairn::commit_options o) : options(o) {
+    options.rival_patience = std::chrono::milliseconds(20);
+  }
   cairn::commit_options options;
   cairn::memory_store objects;
   std::shared_ptr<store_faults> faults = std::make_shared<store_faults>();
@@ -641,6 +645,189 @@ TEST_CASE("in a large world, one rank makes the step's directory, and makes it d
   CHECK(watch->root_synced == 1);
   save.commit();
   CHECK(watch->root_synced == 1);
+}
+
+/// A store whose objects several ranks can write, in memory.
+struct shared_world {
+  explicit shared_world(cairn::commit_options options) : storage(objects, options) {}
+  cairn::memory_store objects;
+  cairn::safetensors_storage<cairn::memory_store> storage;
+  cairn::safetensors_writer<cairn::memory_store> writer = storage.writer();
+  cairn::safetensors_reader<cairn::memory_store> reader = storage.reader();
+
+  /// Every rank in its own thread does what an executor does; what failed on it, or nothing.
+  template <class Before>
+  std::vector<told_failure> save(world_save<decltype(writer)>& world, Before before, cairn::deadline until) {
+    std::vector<told_failure> told(static_cast<std::size_t>(world.size()));
+    std::vector<cairn::staged_image> images;
+    for (int r = 0; r < world.size(); ++r) images.push_back(world.image(r));
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < world.size(); ++r)
+      threads.emplace_back([&, r] {
+        const auto at = static_cast<std::size_t>(r);
+        const auto c = world.context(r);
+        told[at] = failure_of([&] {
+          try {
+            before(r);
+            (void)writer.write(c, images[at], until);
+            if (r == 0)
+              writer.commit(c, world.world().stored, until);
+            else
+              writer.await_commit(c, until);
+          } catch (...) {
+            writer.abort(c, std::current_exception());
+            throw;
+          }
+        });
+      });
+    threads.clear();
+    return told;
+  }
+  [[nodiscard]] std::vector<std::string> keys() {
+    std::vector<std::string> all;
+    for (const auto& o : objects.list("")) all.push_back(o.key);
+    return all;
+  }
+};
+
+TEST_CASE("ranks that share files: one file for each so many, which is a safetensors file") {
+  shared_world d({.block_ranks = 2, .ranks_per_file = 2});
+  const ranks state(5);
+  world_save save(d.writer, state.states(), 5);
+  for (const auto& told : d.save(
+           save, [](int) {}, soon()))
+    CHECK(told.text == "nothing");
+  const auto attempt = save.context(0).attempt;
+  const cairn::file_placement place{.ranks_per_file = 2};
+  using keys = std::vector<std::string>;
+  CHECK(d.keys() == keys{cairn::manifest_key(5), cairn::data_key(5, 0, attempt, 0),
+                         cairn::data_key(5, 2, attempt, 0), cairn::data_key(5, 4, attempt, 0)});
+  CHECK(cairn::data_key(5, 3, attempt, 0, place) == d.keys()[2]);
+  const auto file = d.objects.read_all(d.keys()[2], 1 << 20).value();
+  const auto header = cairn::decode_safetensors_header(file, file.size(), "file");
+  bool seen = false;
+  for (const auto& e : header.entries)
+    if (e.key == "sharded") {
+      seen = true;
+      CHECK(e.saved_offsets == cairn::extents{40, 0});
+      CHECK(e.shape == cairn::extents{40, 30});  // of two ranks
+      CHECK(e.global_shape == cairn::extents{100, 30});
+    }
+  CHECK(seen);
+  CHECK(header.entries.back().key == "cairn.records@rank00002");
+  ranks loaded(5, 99);
+  load_world(d.reader, 5, loaded.states());
+  CHECK(loaded == state);
+  auto checkpoint = d.reader.open(5, d.reader.fetch(5));
+  CHECK(d.reader.verify(checkpoint, soon()) > 0);
+  CHECK(d.writer.clean(second_run) == 0);
+  CHECK(d.keys().size() == 4);
+  SUBCASE("a bit that changed anywhere in them is noticed") {
+    for (std::size_t at = 0; at < file.size(); at += at < 1500 ? 7 : 61) {
+      auto changed = file;
+      changed[at] ^= std::byte{1};
+      d.objects.remove(d.keys()[2]);
+      d.objects.put_new(cairn::data_key(5, 2, attempt, 0), changed);
+      auto again = d.reader.open(5, d.reader.fetch(5));
+      CHECK_MESSAGE(failure_of([&] { d.reader.verify(again, soon()); }).id.has_value(), at);
+    }
+  }
+  SUBCASE("they go with their checkpoint") {
+    d.writer.remove(5);
+    CHECK(d.keys().empty());
+  }
+}
+
+TEST_CASE("the files and directories of a large world are few") {
+  shared_world d({.block_ranks = 4, .ranks_per_file = 3, .ranks_per_directory = 2});
+  constexpr int world = 60;
+  const ranks state(world);
+  world_save save(d.writer, state.states(), 5);
+  for (const auto& told : d.save(
+           save, [](int) {}, soon()))
+    CHECK(told.text == "nothing");
+  const auto keys = d.keys();
+  CHECK(keys.size() == world / 3 + 1 + 1);  // a block is 48 ranks
+  std::map<std::string, int> entries;
+  for (const auto& key : keys) ++entries[key.substr(0, key.rfind('/'))];
+  CHECK(entries.size() == world / 6 + 1);
+  for (const auto& [directory, count] : entries) CHECK_MESSAGE(count <= 3, directory);
+  ranks loaded(world, 99);
+  load_world(d.reader, 5, loaded.states());
+  CHECK(loaded == state);
+  CHECK(d.writer.clean(second_run) == 0);
+  d.writer.remove(5);
+  CHECK(d.keys().empty());
+}
+
+TEST_CASE("ranks that share files: who fails or does not come is named on all, and nothing is left") {
+  shared_world d({.ranks_per_file = 2});
+  const ranks state(4);
+  world_save save(d.writer, state.states(), 5);
+  const auto nothing_left = [&] {
+    for (const auto& key : d.keys()) CHECK(key == cairn::aborted_key(5, save.context(0).attempt));
+    world_save again(d.writer, state.states(), 5, {1, 2}, 1);
+    for (const auto& t : d.save(
+             again, [](int) {}, soon()))
+      CHECK(t.text == "nothing");
+    ranks loaded(4, 99);
+    load_world(d.reader, 5, loaded.states());
+    CHECK(loaded == state);
+    CHECK(d.keys().size() == 3);
+  };
+  int failing = -1;
+  SUBCASE("rank 0 fails") {
+    failing = 0;
+  }
+  SUBCASE("rank 1 fails") {
+    failing = 1;
+  }
+  SUBCASE("rank 2 fails") {
+    failing = 2;
+  }
+  SUBCASE("rank 3 fails") {
+    failing = 3;
+  }
+  if (failing >= 0) {
+    const auto before = [&](int r) {
+      if (r == failing) cairn::fail(error_id::storage_no_space, "the disk is full");
+    };
+    for (const auto& told : d.save(save, before, soon())) CHECK(told.id == error_id::storage_no_space);
+    nothing_left();
+  }
+  SUBCASE("does not come") {
+    std::jthread other([&] {
+      CHECK(failure_of([&] {
+              (void)d.writer.write(save.context(1), save.image(1),
+                                   cairn::deadline::in(std::chrono::milliseconds(50)));
+            }).fields.rank == 0);
+    });
+    const auto why = failure_of([&] {
+      (void)d.writer.write(save.context(2), save.image(2),
+                           cairn::deadline::in(std::chrono::milliseconds(50)));
+    });
+    CHECK(why.id == error_id::peer_lost);
+    CHECK(why.fields.rank == 3);
+    other.join();
+    d.writer.abort(save.context(2), cairn::make_failure(error_id::peer_lost, "rank 3"));
+    nothing_left();
+  }
+}
+
+TEST_CASE("options that cannot work are refused with a sentence") {
+  const auto refused = [](cairn::commit_options o) {
+    const auto why = failure_of([&] { (void)cairn::safetensors_storage(cairn::memory_store(), o); });
+    CHECK(why.id == error_id::usage_bad_option);
+  };
+  refused({.block_ranks = 1});
+  refused({.ranks_per_file = 0});
+  refused({.ranks_per_file = 65});
+  refused({.ranks_per_directory = 0});
+  const auto why = failure_of([] {
+    (void)cairn::safetensors_storage(store({}, std::make_shared<store_faults>()), {.ranks_per_file = 2});
+  });
+  CHECK(why.id == error_id::usage_bad_option);
+  CHECK(why.text.find("several ranks") != std::string::npos);
 }
 
 /// A save in which every call may fail; each rank does what an executor does. True if it says it was

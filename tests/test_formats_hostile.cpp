@@ -258,6 +258,23 @@ TEST_CASE("manifests of version 1 of hostile writers") {
     put_at<std::uint32_t>(m, 12, 4);
     refused(error_id::corrupt_unsupported_feature);
   }
+  SUBCASE("placements: one that can be, and others") {
+    put_at<std::uint32_t>(m, 12, 1);
+    put_at<std::int32_t>(m, 96, 64);
+    put_at<std::int32_t>(m, 100, 512);
+    seal_manifest(m);
+    CHECK(accepts_manifest(m));
+    const auto impossible = [&](std::int32_t per_file, std::int32_t per_directory) {
+      put_at<std::int32_t>(m, 96, per_file);
+      put_at<std::int32_t>(m, 100, per_directory);
+      refused(error_id::corrupt_bad_value);
+    };
+    impossible(0, 512);
+    impossible(65, 512);
+    impossible(-1, 0);
+    impossible(2, -1);
+    impossible(1, 0);
+  }
   SUBCASE("cut, with a right header") {
     m.resize(m.size() - 8);
     CHECK(manifest_error(m) == error_id::corrupt_truncated);

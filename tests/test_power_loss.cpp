@@ -115,9 +115,11 @@ class site_watch final : public file_watch {
   std::array<std::atomic<std::size_t>, static_cast<std::size_t>(site::count)> counts_{};
 };
 
-auto make_checkpointer(file_system fs, cairn::thread_communicator comm) {
-  return cairn::checkpointer{store{"data/checkpoints", small_requests, std::move(fs)}, std::move(comm),
-                             cairn::keep_last(2), quiet};
+auto make_checkpointer(file_system fs, cairn::thread_communicator comm, std::int32_t ranks_per_file = 1) {
+  return cairn::checkpointer{
+      cairn::safetensors_storage{store{"data/checkpoints", small_requests, std::move(fs)},
+                                 {.ranks_per_file = ranks_per_file}},
+      std::move(comm), cairn::keep_last(2), quiet};
 }
 
 /// What was true of a checkpoint, in operations of the file system.
@@ -129,6 +131,7 @@ struct acknowledgement {
 struct run {
   recording_file_system disk;
   std::shared_ptr<site_watch> watch;
+  std::int32_t ranks_per_file = 1;
   std::vector<acknowledgement> acknowledged;
   std::mutex mutex;
 
@@ -136,7 +139,8 @@ struct run {
   std::size_t checkpoints = 0;  ///< that were there
   static constexpr std::size_t keep = 2;
 
-  explicit run(std::optional<site> ignored = {}) : watch(std::make_shared<site_watch>(ignored)) {
+  explicit run(std::optional<site> ignored = {}, std::int32_t per_file = 1)
+      : watch(std::make_shared<site_watch>(ignored)), ranks_per_file(per_file) {
     const int root = disk.open_directory("/");
     REQUIRE(disk.make_directory_at(root, "data", 0755) == 0);
     REQUIRE(disk.close(root) == 0);
@@ -192,7 +196,7 @@ struct run {
 
   void train(int rank, cairn::thread_communicator comm) {
     training_state t(rank, 2, sizes);
-    auto ckpt = make_checkpointer(file_system(watch, disk), std::move(comm));
+    auto ckpt = make_checkpointer(file_system(watch, disk), std::move(comm), ranks_per_file);
     ckpt.prepare(t.state);
     for (const std::int64_t step : {10, 20, 25, 30}) {
       if (step == 25) {  // fails on rank 1, when rank 0 may have written
@@ -341,6 +345,20 @@ TEST_CASE("without any one kind of fsync that guards a checkpoint, some state af
     const auto seen = mutant.look({});
     CHECK(seen.wrong.has_value());
     if (seen.wrong) MESSAGE("without " << site_name << ": " << *seen.wrong);
+  }
+}
+
+TEST_CASE("ranks that share files: after a power loss at any moment, what was committed loads") {
+  const run together({}, 2);
+  const auto files = together.disk.files();
+  CHECK(std::none_of(files.begin(), files.end(), [](const auto& f) { return f.ends_with(".record"); }));
+  const auto seen = together.look({.every = 2, .random = 2, .all = 5, .resumes = 50});
+  CHECK_MESSAGE(!seen.wrong.has_value(), seen.wrong.value_or(""));
+  CHECK(seen.states > 500);
+  for (const auto s : {site::data_bytes, site::data_name}) {
+    const std::string site_name = site_names[static_cast<int>(s)];
+    CAPTURE(site_name);
+    CHECK(run(s, 2).look({}).wrong.has_value());
   }
 }
 

@@ -71,7 +71,8 @@ inline reader_type::checkpoint_type open(reader_type& reader, std::int64_t step)
 
 inline std::string summary(const cairn::manifest& m) {
   std::uint64_t bytes = 0, files = 0;
-  for (const auto& record : m.records) bytes += record.data_bytes, files += record.files;
+  for (const auto& record : m.records)
+    if (record.rank == m.placement.first_of(record.rank)) bytes += record.data_bytes, files += record.files;
   return "step " + std::to_string(m.step) + "  " + time_text(m.unix_time) + "  " +
          count_text(static_cast<std::uint64_t>(m.content.world_size), "rank") + "  " + size_text(bytes) +
          " in " + count_text(files, "file") + "  " + count_text(m.content.items.size(), "item");

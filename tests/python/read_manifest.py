@@ -180,7 +180,9 @@ def main(path):
     with open(path, "rb") as file:
         data = file.read()
     magic, major, _, required, _, count, total = struct.unpack_from("<8sHHIIIQ", data)
-    require(magic == b"cairnman" and major in (1, 2) and required == 0 and total == len(data), "the header is wrong")
+    require(magic == b"cairnman" and major in (1, 2) and required <= 1 and total == len(data), "the header is wrong")
+    per_file, per_directory = struct.unpack_from("<ii", data, 96) if required else (1, 0)
+    require(1 <= per_file <= 64 and per_directory >= 0, "files are placed in an impossible way")
     world, items = struct.unpack_from("<iI", data, 80)
     print(f"step {struct.unpack_from('<q', data, 48)[0]}, {world} ranks")
     sections = sections_of(data, count)

@@ -394,6 +394,61 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
     }
   }
 
+  if constexpr (cairn::SharedStore<decltype(store)>) {
+    SUBCASE("an object that several writers fill") {
+      const auto bytes = pattern(300'001);
+      const auto all = std::span<const std::byte>(bytes);
+      const auto write = [&](auto& writer, std::size_t from, std::size_t to) {
+        const cairn::write_part part{from, all.subspan(from, to - from)};
+        writer.write(std::span(&part, 1));
+      };
+      auto other = environment.make();
+      CHECK_FALSE(other.join("s/x", 7).has_value());
+      auto first = store.share("s/x", 7);
+      CHECK_FALSE(other.join("s/x", 8).has_value());
+      CHECK_FALSE(other.join("s/y", 7).has_value());
+      CHECK(thrown([&] { static_cast<void>(other.share("s/x", 7)); }) == error_id::storage_exists);
+      auto second = other.join("s/x", 7).value();
+      auto third = other.join("s/x", 7).value();
+      SUBCASE("is there as a whole when it is finished") {
+        std::vector<std::byte> seen(3);
+        CHECK_FALSE(second.read(4097, seen));
+        first.put(4097, pattern(3, 9));
+        CHECK(second.read(4097, seen));
+        CHECK(seen == pattern(3, 9));
+        CHECK(second.read(0, seen));
+        CHECK(seen == std::vector<std::byte>(3));
+        std::jthread a([&] { write(first, 100'001, 200'003); });
+        std::jthread b([&] { write(second, 0, 100'001); });
+        write(third, 200'003, 300'001);
+        a.join(), b.join();
+        third.put(400'000, pattern(3));  // to be cut
+        second.sync(), third.sync();
+        CHECK_FALSE(store.size("s/x").has_value());
+        CHECK(store.list("").empty());
+        CHECK(thrown([&] { third.finish(bytes.size()); }) == error_id::usage_closed);
+        first.finish(bytes.size());
+        CHECK(store.read_all("s/x", 1u << 20) == bytes);
+        CHECK_FALSE(other.join("s/x", 7).has_value());
+        CHECK(thrown([&] { static_cast<void>(store.share("s/x", 9)); }) == error_id::storage_exists);
+      }
+      SUBCASE("is aborted with the writer that began it") {
+        write(second, 0, 100'001);
+        { const auto gone = std::move(second); }
+        CHECK(other.join("s/x", 7).has_value());
+        { const auto gone = std::move(first); }
+        CHECK_FALSE(other.join("s/x", 7).has_value());
+        CHECK_NOTHROW(third.sync());
+        CHECK(store.list("").empty());
+      }
+      SUBCASE("never takes the place of another") {
+        store.put_new("s/x", pattern(5));
+        CHECK(thrown([&] { first.finish(3); }) == error_id::storage_exists);
+        CHECK(store.read_all("s/x", 10) == pattern(5));
+      }
+    }
+  }
+
   SUBCASE("a moved store and a store opened anew see the same objects") {
     write_object(store, "x/y", pattern(1'000));
     auto moved = std::move(store);

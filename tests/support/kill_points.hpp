@@ -178,8 +178,9 @@ inline std::string litter(const std::string& root, bool marks) {
     named.insert(o.key);
     const auto m = cairn::decode_manifest(*s.read_all(o.key, 1u << 20), o.key);
     for (const auto& r : m.records) {
-      named.insert(cairn::record_key(r.step, r.rank, r.attempt));
-      for (std::uint32_t k = 0; k < r.files; ++k) named.insert(cairn::data_key(r.step, r.rank, r.attempt, k));
+      named.insert(cairn::record_key(r.step, r.rank, r.attempt, m.placement));
+      for (std::uint32_t k = 0; k < r.files; ++k)
+        named.insert(cairn::data_key(r.step, r.rank, r.attempt, k, m.placement));
     }
   }
   std::string found;

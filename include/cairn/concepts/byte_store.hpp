@@ -146,6 +146,44 @@ concept DistantStore = ByteStore<S> && requires(S& s) {
   { s.reads_at_once() } -> std::convertible_to<std::size_t>;
 };
 
+/// One object while several writers of one host fill it; what SharedStore gives. Each writer is used by one
+/// thread at a time, different ones at once.
+///
+/// - `write(parts)`: see ObjectWriter; over all writers, each byte is written once.
+/// - `put(offset, bytes)`: a small piece, which may be written again, and which others may read at once.
+/// - `read(offset, destination)`: true if all of it was there; what others have put, or zeros where they
+/// have not.
+/// - `sync()`: what this writer wrote is durable, whoever finishes the object.
+/// - `finish(bytes)`: by the writer that began the object, when all others have come to their sync(): it is
+/// cut to so many
+///   bytes, and durable under its key, or finish throws. The others are only destroyed.
+///
+/// All throw storage_error, after which a writer is only destroyed. Where the writer that began it is
+/// destroyed without finish(), the object is aborted.
+template <class W>
+concept SharedObjectWriter =
+    std::movable<W> && requires(W& w, std::span<const write_part> parts, std::uint64_t n,
+                                std::span<const std::byte> bytes, std::span<std::byte> destination) {
+      { w.write(parts) } -> std::same_as<void>;
+      { w.put(n, bytes) } -> std::same_as<void>;
+      { w.read(n, destination) } -> std::same_as<bool>;
+      { w.sync() } -> std::same_as<void>;
+      { w.finish(n) } -> std::same_as<void>;
+    };
+
+/// What a ByteStore may offer besides: objects that several writers of one host fill together.
+///
+/// - `share(key, tag)`: begins an object that those who know `tag` can join.
+/// - `join(key, tag)`: a further writer of it, or nothing where nobody has begun it on this host, or it was
+/// finished.
+///
+/// Both throw storage_error.
+template <class S>
+concept SharedStore = ByteStore<S> && requires(S& s, std::string_view key, std::uint64_t tag) {
+  { s.share(key, tag) } -> SharedObjectWriter;
+  { s.join(key, tag) } -> std::same_as<std::optional<decltype(s.share(key, tag))>>;
+};
+
 /// True for keys that every store accepts.
 [[nodiscard]] constexpr bool valid_key(std::string_view key) noexcept {
   if (key.empty() || key.size() > 512) return false;
@@ -166,6 +204,5 @@ concept DistantStore = ByteStore<S> && requires(S& s) {
   }
   return true;
 }
-
 }  // namespace v1
 }  // namespace cairn

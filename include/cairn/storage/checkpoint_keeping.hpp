@@ -107,21 +107,21 @@ class checkpoint_keeping {
       for (const auto& key : store_->live_writers("step-"))
         if (const auto a = attempt_of_unfinished(key); a && !known(*a)) found.push_back(*a);
       const auto all = store_->list("step-");
-      std::vector<parsed_key> objects;
+      std::vector<std::pair<parsed_key, std::string_view>> objects;
       std::vector<std::int64_t> committed;
       for (const auto& o : all) {
         const auto parsed = parse_key(o.key);
         if (!parsed) continue;
         if (parsed->object.kind == object_kind::manifest) committed.push_back(parsed->step);
-        if (parsed->object.kind == object_kind::data) objects.push_back(*parsed);
+        if (parsed->object.kind == object_kind::data) objects.emplace_back(*parsed, o.key);
       }
       const auto stands = [&](std::int64_t step) {
         return std::find(committed.begin(), committed.end(), step) != committed.end();
       };
-      for (const auto& o : objects) {
+      for (const auto& [o, own_key] : objects) {
         const save_attempt a{o.step, o.object.attempt};
         if (stands(o.step) || known(a) || detail::made_by(run, a.step, a.attempt)) continue;
-        if (store_->writer_lives(object_key(o.step, o.object))) found.push_back(a);
+        if (store_->writer_lives(own_key)) found.push_back(a);
       }
       // What is committed needs no writer any more.
       std::erase_if(found, [&](const save_attempt& a) {

@@ -101,7 +101,8 @@ inline constexpr std::string_view claim_prefix = "claim.";
 [[nodiscard]] inline std::optional<step_object> known_object(std::string_view key,
                                                              std::size_t directory_bytes) {
   const auto name = key.substr(directory_bytes);
-  if (const auto parsed = parse_object(name)) return step_object{std::string(key), *parsed, true, false};
+  if (const auto parsed = parse_placed_object(name))
+    return step_object{std::string(key), *parsed, true, false};
   for (const auto prefix : {set_aside_prefix, claim_prefix})
     if (name.starts_with(prefix) && parse_padded(name.substr(prefix.size()), 1, INT32_MAX))
       return step_object{std::string(key), {}, false, prefix == claim_prefix};
@@ -193,6 +194,15 @@ inline void identify(record& r, const save_context& c) noexcept {
     text.append(i == 0 ? "" : ", ").append(std::to_string(ranks[i]));
   if (ranks.size() > 16) text.append(" and ").append(std::to_string(ranks.size() - 16)).append(" more");
   return text;
+}
+/// A rank that waits for others in vain; `what`: behind its name.
+[[noreturn]] inline void fail_absent(const save_context& c, std::int32_t rank, std::string_view what,
+                                     const std::string& file) {
+  fail(error_id::peer_lost,
+       "step " + std::to_string(c.step) + " was not committed: rank " + std::to_string(rank) + " " +
+           std::string(what) +
+           " by the deadline; ranks that share files must be on one host; look for its errors",
+       {.rank = rank, .file = file});
 }
 [[noreturn]] inline void fail_missing(const save_context& c, std::span<const std::int32_t> missing) {
   fail(error_id::peer_lost,

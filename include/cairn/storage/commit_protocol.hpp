@@ -30,11 +30,38 @@ struct commit_options {
   /// In a world of more ranks, the first rank of every so many collects the headers of their records for the
   /// coordinator, which also makes the step's directory. The same on all ranks, at least 2.
   std::int32_t block_ranks = 128;
+  /// So many consecutive ranks, which must be processes of one host, fill one data file together, which ends
+  /// with their records; 1 to 64. Larger than 1 only over a SharedStore. The same on all ranks.
+  std::int32_t ranks_per_file = 1;
+  /// In a world of more ranks (times ranks_per_file), the objects of every so many lie in a directory of
+  /// their own; at least 1. The same on all ranks.
+  std::int32_t ranks_per_directory = 256;
   /// How long an attempt that came second waits for the one that came first, before it takes it for dead.
   std::chrono::nanoseconds rival_patience = std::chrono::seconds(10);
   /// How long the ranks of a large world wait for the coordinator to make the step's directory.
   std::chrono::nanoseconds directory_patience = std::chrono::seconds(5);
 };
+
+/// How the files of a world are placed under these options.
+[[nodiscard]] inline file_placement placement_of(const commit_options& o, std::int32_t world_size) noexcept {
+  file_placement place;
+  place.ranks_per_file = std::clamp(world_size, 1, o.ranks_per_file);
+  const auto per_directory = std::int64_t{o.ranks_per_directory} * place.ranks_per_file;
+  if (world_size > per_directory) place.ranks_per_directory = static_cast<std::int32_t>(per_directory);
+  return place;
+}
+/// @throws usage_bad_option where they are none.
+inline void check_options(const commit_options& o, bool store_shares, std::string_view store) {
+  const auto bad = [](const std::string& what) {
+    fail(error_id::usage_bad_option, "commit_options: " + what);
+  };
+  if (o.block_ranks < 2) bad("block_ranks must be at least 2");
+  if (o.ranks_per_directory < 1) bad("ranks_per_directory must be at least 1");
+  if (o.ranks_per_file < 1 || o.ranks_per_file > detail::max_ranks_per_file)
+    bad("ranks_per_file must be 1 to " + std::to_string(detail::max_ranks_per_file));
+  if (o.ranks_per_file > 1 && !store_shares)
+    bad(std::string(store) + " cannot have one object written by several ranks: leave ranks_per_file at 1");
+}
 
 /// How a checkpoint comes to exist, by objects of a ByteStore alone: for formats other than safetensors too.
 /// It knows keys, records and manifests, nothing of what is in data files.
@@ -51,8 +78,16 @@ struct commit_options {
 template <ByteStore Store>
 class commit_protocol {
  public:
+  /// @throws usage_bad_option
   explicit commit_protocol(std::shared_ptr<Store> store, commit_options options = {})
-      : store_(store), objects_(std::move(store)), options_(options) {}
+      : store_(store), objects_(std::move(store)), options_(options) {
+    check_options(options, SharedStore<Store>, std::string(store_->describe()));
+  }
+  [[nodiscard]] file_placement placement(const save_context& c) const noexcept {
+    return placement_of(options_, c.world_size);
+  }
+  /// The objects that the protocol and its formats share.
+  [[nodiscard]] const detail::step_objects<Store>& objects() const noexcept { return objects_; }
 
   [[nodiscard]] Store& store() const noexcept { return *store_; }
 
@@ -60,27 +95,40 @@ class commit_protocol {
   /// is committed, and the reason of an attempt that was aborted. Two small requests.
   void check_open(const save_context& c) const { objects_.check_open(c); }
 
+  /// The same, after files got their names: the step may be committed by this very attempt already.
+  void check_not_ended(const save_context& c) const {
+    objects_.throw_if_aborted(c.step, c.attempt);
+    if (store_->size(manifest_key(c.step)) && !objects_.committed_by(c.step, c.attempt))
+      detail::fail_already_committed(c.step);
+  }
+
   /// Before the first object is created, in a world of more than one block of ranks over a store with
-  /// directories: the coordinator makes the step's directory, the others wait for it, for some seconds at
-  /// most; then whoever creates the first object makes it. That the directory itself lasts is the
-  /// coordinator's matter, before it publishes the manifest.
+  /// directories: the coordinator makes the step's directory, the first rank of each directory of ranks that
+  /// one, the others wait for them, for some seconds at most; then whoever creates the first object makes it.
+  /// That the directory itself lasts is the coordinator's matter, before it publishes the manifest.
   void enter(const save_context& c, deadline until) const {
     if constexpr (DirectoryStore<Store>) {
       if (!large(c)) return;
-      const auto directory = step_directory(c.step);
-      if (c.coordinator()) return store_->make_directory(directory);
       const auto patience = deadline::in(options_.directory_patience).earlier(until);
-      for (detail::backoff pause(c.attempt, c.rank, c.world_size); !store_->adopt_directory(directory);)
-        if (!pause.wait(patience)) return;
+      const auto take = [&](const std::string& directory, bool make) {
+        if (make) return store_->make_directory(directory);
+        for (detail::backoff pause(c.attempt, c.rank, c.world_size); !store_->adopt_directory(directory);)
+          if (!pause.wait(patience)) return;
+      };
+      take(step_directory(c.step), c.coordinator());
+      const auto place = placement(c);
+      if (place.ranks_per_directory != 0)
+        take(rank_directory(c.step, c.rank, place), c.rank % place.ranks_per_directory == 0);
     }
   }
 
   /// Publishes this rank's record, whose identity is filled in from the context, after a last check_open.
+  /// Where ranks share files, the first of them has put their records into the first of these instead.
   /// @pre all data files of the record are durable under their keys.
   void publish(const save_context& c, record& r) const {
     detail::identify(r, c);
     check_open(c);
-    store_->put_new(record_key(c.step, c.rank, c.attempt), encode_record(r));
+    store_->put_new(record_key(c.step, c.rank, c.attempt, placement(c)), encode_record(r));
   }
 
   /// Coordinator: see StorageWriter::commit. Before the manifest is published, other attempts of the step are
@@ -95,8 +143,9 @@ class commit_protocol {
       m.attempt = c.attempt;
       m.plan_digest = c.plan_digest;
       m.content = content;
+      m.placement = placement(c);
       m.unix_time = static_cast<decltype(m.unix_time)>(std::time(nullptr));
-      detail::record_collection<Store> records(*store_, objects_, c, options_.block_ranks);
+      detail::record_collection<Store> records(*store_, objects_, c, placement(c), block_ranks(c));
       for (const auto& h : records.collect(until))
         m.records.push_back({h.step, h.attempt, h.rank, h.files, h.header_digest, h.data_bytes});
       end_other_attempts(c, until);
@@ -116,7 +165,7 @@ class commit_protocol {
   /// timeout_error (timeout_commit).
   void await_commit(const save_context& c, deadline until) const {
     const auto key = manifest_key(c.step);
-    detail::block_merge<Store> merge(*store_, c, options_.block_ranks);
+    detail::block_merge<Store> merge(*store_, c, placement(c), block_ranks(c));
     // Those who merge are few, and waited for.
     const auto pollers = merge.done() ? c.world_size : 1;
     for (detail::backoff pause(c.attempt, c.rank, pollers);;) {
@@ -144,12 +193,14 @@ class commit_protocol {
       // committed any more. Looked at before the manifest's attempt: it may be published in between.
       const bool ended = objects_.stands(c.step) || store_->size(aborted_key(c.step, c.attempt));
       if (objects_.committed_by(c.step, c.attempt)) return;
-      const bool told = !ended && report(c, failure);
+      // Where ranks share files, there are no records of single ones.
+      const bool alone = !placement(c).shared();
+      const bool told = !ended && alone && report(c, failure);
       // A rank whose record is a failure is in no manifest; else the attempt as a whole must be ended first.
       // In a large world the mark is seen sooner than the record.
       if (!ended && (!told || c.coordinator() || large(c))) {
         objects_.mark(c.step, c.attempt,
-                      told && large(c) ? detail::failure_of_rank(failure, c.rank) : failure);
+                      (told && large(c)) || !alone ? detail::failure_of_rank(failure, c.rank) : failure);
         if (objects_.committed_by(c.step, c.attempt)) return;
       }
       if (!c.coordinator()) return remove_own(c, told);
@@ -160,22 +211,28 @@ class commit_protocol {
   }
 
  private:
-  [[nodiscard]] bool large(const save_context& c) const noexcept {
-    return c.world_size > options_.block_ranks;
+  [[nodiscard]] bool large(const save_context& c) const noexcept { return c.world_size > block_ranks(c); }
+  /// Of whole files, and of so many that the objects of blocks are few beside them.
+  [[nodiscard]] std::int32_t block_ranks(const save_context& c) const noexcept {
+    const auto file = placement(c).ranks_per_file;
+    if (file == 1) return options_.block_ranks;
+    return std::max((options_.block_ranks + file - 1) / file, 16) * file;
   }
   /// The files of this rank, by their names: a listing would cost as much as there are ranks. A failure's
   /// record stays.
   void remove_own(const save_context& c, bool told) const {
+    const auto place = placement(c);
     const auto remove = [&](const std::string& key) {
       const bool there = store_->size(key).has_value();
       if (there) store_->remove(key);
       return there;
     };
     // Several at once get their names, in any order.
-    for (std::uint32_t k = 0, misses = 0; misses < 4; ++k)
-      if (!remove(data_key(c.step, c.rank, c.attempt, k))) ++misses;
-    if (!told) remove(record_key(c.step, c.rank, c.attempt));
-    if (large(c) && c.rank % options_.block_ranks == 0) remove(records_key(c.step, c.rank, c.attempt));
+    if (place.first_of(c.rank) == c.rank)
+      for (std::uint32_t k = 0, misses = 0; misses < 4; ++k)
+        if (!remove(data_key(c.step, c.rank, c.attempt, k, place))) ++misses;
+    if (!told && !place.shared()) remove(record_key(c.step, c.rank, c.attempt, place));
+    if (large(c) && c.rank % block_ranks(c) == 0) remove(records_key(c.step, c.rank, c.attempt, place));
   }
   /// Returns when no manifest of another attempt stands. An attempt that was ended after it published takes
   /// its manifest back: that is waited for, since else both it and the one that ended it would lose.
@@ -190,7 +247,7 @@ class commit_protocol {
       }
       // Who keeps its manifest removes the records of others.
       if (!store_->size(aborted_key(c.step, *standing)) ||
-          !store_->size(record_key(c.step, c.rank, c.attempt)) || !pause.wait(patience)) {
+          !store_->size(record_key(c.step, c.rank, c.attempt, placement(c))) || !pause.wait(patience)) {
         // Looked at in this order, a manifest that was just taken back is not mistaken for one that stays.
         if (objects_.standing_attempt(c.step) == standing) detail::fail_already_committed(c.step);
       }
@@ -201,7 +258,8 @@ class commit_protocol {
     record identity;
     detail::identify(identity, c);
     try {
-      store_->put_new(record_key(c.step, c.rank, c.attempt), encode_failure_record(identity, failure));
+      store_->put_new(record_key(c.step, c.rank, c.attempt, placement(c)),
+                      encode_failure_record(identity, failure));
       return true;
     } catch (const storage_error& e) {
       if (e.id() == error_id::storage_exists) return false;
@@ -218,7 +276,7 @@ class commit_protocol {
     // Where these two cannot be read, this rank fails, but the manifest stays: others may have relied on it.
     const auto ended = aborted_key(c.step, c.attempt);
     const auto mark_bytes = store_->read_all(ended, detail::max_mark_bytes);
-    const bool whole = store_->size(record_key(c.step, c.rank, c.attempt)).has_value();
+    const bool whole = store_->size(record_key(c.step, c.rank, c.attempt, placement(c))).has_value();
     if (!mark_bytes && whole) return;
     store_->remove(key);
     if (mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/storage/names.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -35,6 +36,7 @@ struct manifest {
   std::vector<manifest_record> records;  ///< one for each rank, in rank order
   std::int64_t unix_time = 0;            ///< of the commit, in seconds
   std::vector<std::uint16_t> codecs;     ///< of a manifest that was read: what its items name, ascending
+  file_placement placement;              ///< of the files that the records name
 };
 
 /// Chunks that the grids of one manifest of version 1 may stand for.
@@ -52,6 +54,10 @@ inline constexpr std::size_t manifest_header_bytes = 128;
 inline constexpr std::size_t section_entry_bytes = 32;
 inline constexpr std::uint32_t max_sections = 64;
 inline constexpr std::uint32_t section_required = 1;
+/// A required feature: the header tells how files are placed, another way than one or more for each rank in
+/// the step's directory.
+inline constexpr std::uint32_t feature_placement = 1;
+inline constexpr std::int32_t max_ranks_per_file = 64;
 
 /// Sections of version 1, all required, in this order.
 enum class section_id : std::uint32_t { names = 1, items, shapes, grids, boxes, records };

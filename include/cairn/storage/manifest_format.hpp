@@ -139,12 +139,14 @@ inline void put_table(wire_writer& out, const std::vector<std::size_t>& begins,
   wire_writer out;
   out.raw(std::as_bytes(std::span{detail::manifest_magic.data(), detail::manifest_magic.size()}));
   out.put(detail::manifest_major).put(detail::manifest_minor);
-  out.put(std::uint32_t{0}).put(std::uint32_t{0});  // required and optional features
+  const bool placed = !(m.placement == file_placement{});
+  out.put(placed ? detail::feature_placement : 0U).put(std::uint32_t{0});  // required, optional features
   out.put(static_cast<std::uint32_t>(sections.size())).put(at);
   out.put(m.run.high).put(m.run.low).put(m.step).put(m.attempt).put(m.plan_digest).put(m.unix_time);
   out.put(m.content.world_size).put(static_cast<std::uint32_t>(m.content.items.size()));
   out.put(digest(body.view()));
-  for (int i = 0; i < 3; ++i) out.put(std::uint64_t{0});
+  out.put(placed ? m.placement.ranks_per_file : 0).put(placed ? m.placement.ranks_per_directory : 0);
+  for (int i = 0; i < 2; ++i) out.put(std::uint64_t{0});
   out.put(digest(out.view()));
   out.raw(body.view());
   return out.take();

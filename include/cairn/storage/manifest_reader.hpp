@@ -102,7 +102,8 @@ struct manifest_counts {
     corrupt(error_id::corrupt_unsupported_version,
             "this manifest was written by another major version of cairn; use that version to read it", file,
             8, "1 or " + std::to_string(manifest_major), std::to_string(version));
-  if (const auto required = in.get<std::uint32_t>(); required != 0)
+  const auto required = in.get<std::uint32_t>();
+  if ((required & ~feature_placement) != 0)
     corrupt(error_id::corrupt_unsupported_feature,
             "this checkpoint needs a feature that this version of cairn does not have", file, 12, {},
             std::to_string(required));
@@ -117,6 +118,14 @@ struct manifest_counts {
   m.content.world_size = in.get<std::int32_t>();
   counts.items = in.get<std::uint32_t>();
   const auto body_digest = in.get<std::uint64_t>();
+  m.placement = {};
+  if ((required & feature_placement) != 0) {
+    m.placement.ranks_per_file = in.get<std::int32_t>();
+    m.placement.ranks_per_directory = in.get<std::int32_t>();
+    if (m.placement.ranks_per_file < 1 || m.placement.ranks_per_file > max_ranks_per_file ||
+        m.placement.ranks_per_directory < 0 || m.placement == file_placement{})
+      corrupt(error_id::corrupt_bad_value, "a manifest places its files in an impossible way", file, 96);
+  }
   if (bytes.size() < total)
     corrupt(error_id::corrupt_truncated, "a manifest ends early", file, bytes.size(), std::to_string(total),
             std::to_string(bytes.size()));

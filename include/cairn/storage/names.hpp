@@ -27,6 +27,20 @@ struct object_name {
   friend bool operator==(const object_name&, const object_name&) = default;
 };
 
+/// How the files of a world are put together, and into directories. Of a committed checkpoint, its manifest
+/// says it.
+struct file_placement {
+  std::int32_t ranks_per_file = 1;  ///< so many consecutive ranks share their files, named by the first
+  std::int32_t ranks_per_directory =
+      0;  ///< so many share a directory in the step's; 0: all lie in the step's
+  [[nodiscard]] bool shared() const noexcept { return ranks_per_file > 1; }
+  /// The first of the ranks that share files with this one.
+  [[nodiscard]] std::int32_t first_of(std::int32_t rank) const noexcept {
+    return rank - rank % ranks_per_file;
+  }
+  friend bool operator==(const file_placement&, const file_placement&) = default;
+};
+
 /// "step-00001200": eight digits, more where the step needs them. @throws usage_error if it is negative.
 [[nodiscard]] inline std::string step_directory(std::int64_t step) {
   if (step < 0)
@@ -57,26 +71,40 @@ struct object_name {
   return text;
 }
 
-/// The key of any object of a step.
-[[nodiscard]] inline std::string object_key(std::int64_t step, const object_name& name) {
-  return step_directory(step) + "/" + to_string(name);
+/// Where the objects of a rank lie: the step's directory, or "step-00001200/ranks-00256" in it.
+[[nodiscard]] inline std::string rank_directory(std::int64_t step, std::int32_t rank,
+                                                const file_placement& place) {
+  if (place.ranks_per_directory <= 0 || rank < 0) return step_directory(step);
+  char text[32];
+  std::snprintf(text, sizeof text, "/ranks-%05d", static_cast<int>(rank - rank % place.ranks_per_directory));
+  return step_directory(step) + text;
 }
-/// "step-00001200/rank-00003.0123456789abcdef.0.safetensors"
+/// The key of any object of a step.
+[[nodiscard]] inline std::string object_key(std::int64_t step, const object_name& name,
+                                            const file_placement& place = {}) {
+  const bool of_ranks = name.kind != object_kind::manifest && name.kind != object_kind::aborted;
+  return (of_ranks ? rank_directory(step, name.rank, place) : step_directory(step)) + "/" + to_string(name);
+}
+/// "step-00001200/rank-00003.0123456789abcdef.0.safetensors"; of the first rank where several share it.
 [[nodiscard]] inline std::string data_key(std::int64_t step, std::int32_t rank, std::uint64_t attempt,
-                                          std::uint32_t index) {
-  return object_key(step, {object_kind::data, rank, attempt, index});
+                                          std::uint32_t index, const file_placement& place = {}) {
+  return object_key(step, {object_kind::data, place.first_of(rank), attempt, index}, place);
 }
 /// The key of a file with compressed items in place of the data file of this key.
 [[nodiscard]] inline std::string compressed_key(std::string_view data_key) {
   return std::string(data_key.substr(0, data_key.rfind(".safetensors"))) + ".cairnz";
 }
-/// "step-00001200/rank-00003.0123456789abcdef.record"
-[[nodiscard]] inline std::string record_key(std::int64_t step, std::int32_t rank, std::uint64_t attempt) {
-  return object_key(step, {object_kind::record, rank, attempt, 0});
+/// "step-00001200/rank-00003.0123456789abcdef.record"; where several ranks share files, their first file,
+/// which ends with their records.
+[[nodiscard]] inline std::string record_key(std::int64_t step, std::int32_t rank, std::uint64_t attempt,
+                                            const file_placement& place = {}) {
+  if (place.shared()) return data_key(step, rank, attempt, 0, place);
+  return object_key(step, {object_kind::record, rank, attempt, 0}, place);
 }
 /// "step-00001200/rank-00128.0123456789abcdef.records": the headers of the records of ranks from `first` on.
-[[nodiscard]] inline std::string records_key(std::int64_t step, std::int32_t first, std::uint64_t attempt) {
-  return object_key(step, {object_kind::records, first, attempt, 0});
+[[nodiscard]] inline std::string records_key(std::int64_t step, std::int32_t first, std::uint64_t attempt,
+                                             const file_placement& place = {}) {
+  return object_key(step, {object_kind::records, first, attempt, 0}, place);
 }
 /// "step-00001200/manifest.cairn"
 [[nodiscard]] inline std::string manifest_key(std::int64_t step) {
@@ -153,17 +181,30 @@ namespace detail {
                      static_cast<std::uint32_t>(*index), compressed};
 }
 
+/// The name of an object, from its key without the step's directory: with or without a directory of ranks.
+[[nodiscard]] inline std::optional<object_name> parse_placed_object(std::string_view name) noexcept {
+  const auto slash = name.find('/');
+  if (slash == std::string_view::npos) return parse_object(name);
+  if (!name.starts_with("ranks-")) return std::nullopt;
+  const auto first = detail::parse_padded(name.substr(6, slash - 6), 5, INT32_MAX);
+  const auto object = parse_object(name.substr(slash + 1));
+  if (!first || !object || object->kind == object_kind::manifest || object->kind == object_kind::aborted ||
+      static_cast<std::uint64_t>(object->rank) < *first)
+    return std::nullopt;
+  return object;
+}
+
 /// A complete key taken apart.
 struct parsed_key {
   std::int64_t step = 0;
   object_name object;
 };
-/// The reverse of object_key; nothing for any other text.
+/// The reverse of object_key with some placement; nothing for any other text.
 [[nodiscard]] inline std::optional<parsed_key> parse_key(std::string_view key) noexcept {
   const auto slash = key.find('/');
   if (slash == std::string_view::npos) return std::nullopt;
   const auto step = parse_step(key.substr(0, slash));
-  const auto object = parse_object(key.substr(slash + 1));
+  const auto object = parse_placed_object(key.substr(slash + 1));
   if (!step || !object) return std::nullopt;
   return parsed_key{*step, *object};
 }

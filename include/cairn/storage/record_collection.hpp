@@ -32,31 +32,68 @@ namespace detail {
 /// The most names that are asked for in vain by one poll.
 inline constexpr std::size_t most_misses = 8;
 
+/// Calls visit(ranks) for the ranks of each file of records, of ascending `ranks`, until it returns false.
+template <class Visit>
+void for_each_record_file(const file_placement& place, std::span<const std::int32_t> ranks, Visit visit) {
+  for (std::size_t i = 0; i < ranks.size();) {
+    auto end = i + 1;
+    while (end < ranks.size() && place.first_of(ranks[end]) == place.first_of(ranks[i]) && place.shared())
+      ++end;
+    if (!visit(ranks.subspan(i, end - i))) return;
+    i = end;
+  }
+}
 /// Those of `missing` whose records can be read now, ascending. Asks for the names one by one, until
 /// `most_misses` are not there.
 template <ByteStore Store>
 [[nodiscard]] std::vector<std::int32_t> probe_records(Store& store, const save_context& c,
+                                                      const file_placement& place,
                                                       std::span<const std::int32_t> missing) {
   std::vector<std::int32_t> there;
   std::size_t misses = 0;
-  for (std::size_t i = 0; i < missing.size() && misses < most_misses; ++i) {
-    if (store.size(record_key(c.step, missing[i], c.attempt)))
-      there.push_back(missing[i]);
+  for_each_record_file(place, missing, [&](std::span<const std::int32_t> ranks) {
+    if (store.size(record_key(c.step, ranks.front(), c.attempt, place)))
+      there.insert(there.end(), ranks.begin(), ranks.end());
     else
       ++misses;
-  }
+    return misses < most_misses;
+  });
   return there;
 }
-/// The first bytes of the records of some ranks, one after another; one batch.
+/// How many ranks share the files of this one.
+[[nodiscard]] inline std::int32_t sharers_of(const file_placement& place, std::int32_t rank,
+                                             std::int32_t world_size) noexcept {
+  return std::min(place.ranks_per_file, world_size - place.first_of(rank));
+}
+/// Where the header of a rank's record lies in its file, of `file_bytes`: files that ranks share end with the
+/// headers of all of them. @throws corrupt_error
+[[nodiscard]] inline std::uint64_t record_header_offset(const file_placement& place, std::int32_t rank,
+                                                        std::int32_t world_size, std::uint64_t file_bytes,
+                                                        const std::string& key) {
+  if (!place.shared()) return 0;
+  const auto left =
+      static_cast<std::uint64_t>(sharers_of(place, rank, world_size) - (rank - place.first_of(rank))) *
+      record_header_bytes;
+  if (file_bytes < left)
+    corrupt(error_id::corrupt_truncated, "a file of several ranks ends before their records", key,
+            file_bytes);
+  return file_bytes - left;
+}
+/// The headers of the records of some ranks, one after another; one batch.
 template <ByteStore Store>
 [[nodiscard]] std::vector<std::byte> read_record_headers(Store& store, const save_context& c,
+                                                         const file_placement& place,
                                                          std::span<const std::int32_t> ranks) {
   std::vector<std::byte> bytes(ranks.size() * record_header_bytes);
   std::vector<std::string> keys;
   std::vector<read_range> ranges;
-  for (const auto rank : ranks) keys.push_back(record_key(c.step, rank, c.attempt));
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    ranges.push_back({keys[i], 0, std::span(bytes).subspan(i * record_header_bytes, record_header_bytes)});
+  for (const auto rank : ranks) keys.push_back(record_key(c.step, rank, c.attempt, place));
+  std::uint64_t file_bytes = 0;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (place.shared() && (i == 0 || keys[i] != keys[i - 1])) file_bytes = store.size(keys[i]).value_or(0);
+    ranges.push_back({keys[i], record_header_offset(place, ranks[i], c.world_size, file_bytes, keys[i]),
+                      std::span(bytes).subspan(i * record_header_bytes, record_header_bytes)});
+  }
   if (!ranges.empty()) store.read(ranges);
   return bytes;
 }
@@ -69,7 +106,8 @@ inline void take_away(std::vector<std::int32_t>& from, std::span<const std::int3
 template <ByteStore Store>
 class block_merge {
  public:
-  block_merge(Store& store, const save_context& c, std::int32_t block_ranks) : store_(store), c_(c) {
+  block_merge(Store& store, const save_context& c, const file_placement& place, std::int32_t block_ranks)
+      : store_(store), c_(c), place_(place) {
     if (c.world_size <= block_ranks || c.rank == 0 || c.rank % block_ranks != 0) return;
     const auto end = c.rank + std::min(block_ranks, c.world_size - c.rank);
     for (auto rank = c.rank; rank < end; ++rank) missing_.push_back(rank);
@@ -81,8 +119,8 @@ class block_merge {
   void advance() noexcept {
     if (missing_.empty()) return;
     try {
-      const auto there = probe_records(store_, c_, missing_);
-      const auto bytes = read_record_headers(store_, c_, there);
+      const auto there = probe_records(store_, c_, place_, missing_);
+      const auto bytes = read_record_headers(store_, c_, place_, there);
       for (std::size_t i = 0; i < there.size(); ++i) {
         const auto one = std::span(bytes).subspan(i * record_header_bytes, record_header_bytes);
         // A failure tells itself.
@@ -91,7 +129,7 @@ class block_merge {
                     one.data(), one.size());
       }
       take_away(missing_, there);
-      if (missing_.empty()) store_.put_new(records_key(c_.step, c_.rank, c_.attempt), headers_);
+      if (missing_.empty()) store_.put_new(records_key(c_.step, c_.rank, c_.attempt, place_), headers_);
     } catch (...) {
       missing_.clear();
     }
@@ -100,6 +138,7 @@ class block_merge {
  private:
   Store& store_;
   const save_context& c_;
+  file_placement place_;
   std::vector<std::int32_t> missing_;
   std::vector<std::byte> headers_;
 };
@@ -109,8 +148,12 @@ template <ByteStore Store>
 class record_collection {
  public:
   record_collection(Store& store, const step_objects<Store>& objects, const save_context& c,
-                    std::int32_t block_ranks)
-      : store_(store), objects_(objects), c_(c), headers_(static_cast<std::size_t>(c.world_size)) {
+                    const file_placement& place, std::int32_t block_ranks)
+      : store_(store),
+        objects_(objects),
+        c_(c),
+        place_(place),
+        headers_(static_cast<std::size_t>(c.world_size)) {
     for (std::int32_t r = 0; r < c.world_size; ++r) missing_.push_back(r);
     if (c.world_size > block_ranks) block_ranks_ = block_ranks;
     if (block_ranks_ != 0)
@@ -128,7 +171,7 @@ class record_collection {
         std::vector<std::int32_t> own;
         for (const auto rank : missing_)
           if (rank < block_ranks_) own.push_back(rank);
-        take(probe_records(store_, c_, own));
+        take(probe_records(store_, c_, place_, own));
         take_blocks();
         // More and more seldom: it costs as much as there are ranks.
         if (std::exchange(damaged_, false) ||
@@ -140,7 +183,7 @@ class record_collection {
       if (pause.wait(until)) continue;
       if (block_ranks_ != 0) {
         take(listed());
-        take(probe_records(store_, c_, missing_));
+        take(probe_records(store_, c_, place_, missing_));
         if (missing_.empty()) return std::move(headers_);
       }
       fail_missing(c_, missing_);
@@ -151,7 +194,7 @@ class record_collection {
   [[nodiscard]] std::vector<std::int32_t> there_in_small_world(std::uint64_t poll) const {
     // Listings of network file systems may be old: now and then the names themselves are asked for.
     if (missing_.size() <= most_misses || poll % 16 == 15) {
-      auto there = probe_records(store_, c_, missing_);
+      auto there = probe_records(store_, c_, place_, missing_);
       if (!there.empty() || missing_.size() <= most_misses) return there;
     }
     return listed();
@@ -159,24 +202,30 @@ class record_collection {
   /// Those of the missing ranks that a listing shows.
   [[nodiscard]] std::vector<std::int32_t> listed() const {
     std::vector<std::int32_t> there;
-    for (const auto& o : objects_.objects_of(c_.step))
-      if (o.name.kind == object_kind::record && o.own && o.name.attempt == c_.attempt &&
-          std::binary_search(missing_.begin(), missing_.end(), o.name.rank))
-        there.push_back(o.name.rank);
+    for (const auto& o : objects_.objects_of(c_.step)) {
+      if (!o.own || o.name.attempt != c_.attempt) continue;
+      if (place_.shared() ? o.name.kind != object_kind::data || o.name.index != 0
+                          : o.name.kind != object_kind::record)
+        continue;
+      const auto of_file =
+          std::equal_range(missing_.begin(), missing_.end(), o.name.rank,
+                           [&](auto a, auto b) { return place_.first_of(a) < place_.first_of(b); });
+      there.insert(there.end(), of_file.first, of_file.second);
+    }
     std::sort(there.begin(), there.end());
     return there;
   }
   void take(const std::vector<std::int32_t>& there) {
     std::vector<std::byte> bytes;
     try {
-      bytes = read_record_headers(store_, c_, there);
+      bytes = read_record_headers(store_, c_, place_, there);
     } catch (const storage_error& e) {
       if (e.id() == error_id::storage_not_found)
         objects_.check_open(c_);  // who removed a record ended the attempt
       throw;
     }
     for (std::size_t i = 0; i < there.size(); ++i) {
-      const auto key = record_key(c_.step, there[i], c_.attempt);
+      const auto key = record_key(c_.step, there[i], c_.attempt, place_);
       auto& h = headers_[static_cast<std::size_t>(there[i])];
       h = decode_record_header(std::span(bytes).subspan(i * record_header_bytes), key);
       if (h.failed) throw_reported(key);
@@ -189,7 +238,7 @@ class record_collection {
     std::vector<std::int32_t> there;
     std::size_t misses = 0;
     for (std::size_t i = 0; i < blocks_.size() && misses < most_misses; ++i) {
-      if (store_.size(records_key(c_.step, blocks_[i], c_.attempt)))
+      if (store_.size(records_key(c_.step, blocks_[i], c_.attempt, place_)))
         there.push_back(blocks_[i]);
       else
         ++misses;
@@ -198,7 +247,7 @@ class record_collection {
     std::vector<std::string> keys;
     std::vector<read_range> ranges;
     std::vector<std::byte> bytes(static_cast<std::size_t>(c_.world_size) * record_header_bytes);
-    for (const auto first : there) keys.push_back(records_key(c_.step, first, c_.attempt));
+    for (const auto first : there) keys.push_back(records_key(c_.step, first, c_.attempt, place_));
     for (std::size_t i = 0; i < there.size(); ++i) {
       const auto at = static_cast<std::size_t>(there[i]) * record_header_bytes;
       ranges.push_back({keys[i], 0, std::span(bytes).subspan(at, size_of(there[i]) * record_header_bytes)});
@@ -239,6 +288,7 @@ class record_collection {
   Store& store_;
   const step_objects<Store>& objects_;
   const save_context& c_;
+  file_placement place_;
   std::int32_t block_ranks_ = 0;       ///< 0: a small world, where every record is read by itself
   std::vector<std::int32_t> missing_;  ///< ascending
   std::vector<std::int32_t> blocks_;   ///< first ranks of those that did not appear yet, ascending

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/storage/record_collection.hpp>
 #include <cairn/storage/safetensors_header.hpp>
+#include <cairn/storage/shared_file_plan.hpp>
 #include <cairn/storage/stored_checkpoint.hpp>
 
 #include <algorithm>
@@ -8,11 +10,29 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+/// Not one bit of a header may differ from what the writer makes of its entries. @throws corrupt_error
+inline void check_encoding(safetensors_header header, std::span<const std::byte> bytes,
+                           const load_file& file) {
+  if (std::any_of(header.entries.begin(), header.entries.end(), [](const auto& e) { return e.sharded; }))
+    std::erase_if(header.metadata, [](const auto& pair) {  // the encoder adds these
+      return (pair.first == "DCP_VERSION" && pair.second == "1.0") ||
+             (pair.first == "format" && pair.second == "pt");
+    });
+  auto again = encode_safetensors_header(header, image_alignment);
+  widen_safetensors_header(again, bytes.size());  // files that ranks share have more spaces
+  const auto differs = std::mismatch(again.begin(), again.end(), bytes.begin(), bytes.end());
+  if (differs.first != again.end() || differs.second != bytes.end())
+    fail(error_id::corrupt_bad_value, "the header of a data file is not as it was written",
+         {.file = file.key, .offset = differs.first - again.begin()});
+}
 
 /// Checks that the header of a data file says what the record says of its items, and holds nothing else: not
 /// one bit of it may differ from what the writer makes of its entries. @throws corrupt_error
@@ -35,16 +55,71 @@ inline void check_header(std::span<const std::byte> bytes, const stored_record& 
   if (static_cast<std::size_t>(count) != header.entries.size())
     fail(error_id::corrupt_bad_value, "the header of a data file has another number of items than the record",
          {.file = file.key, .expected = std::to_string(count), .got = std::to_string(header.entries.size())});
-  if (std::any_of(header.entries.begin(), header.entries.end(), [](const auto& e) { return e.sharded; }))
-    std::erase_if(header.metadata, [](const auto& pair) {  // the encoder adds these
-      return (pair.first == "DCP_VERSION" && pair.second == "1.0") ||
-             (pair.first == "format" && pair.second == "pt");
-    });
-  const auto again = encode_safetensors_header(header, image_alignment);
-  const auto differs = std::mismatch(again.begin(), again.end(), bytes.begin(), bytes.end());
-  if (differs.first != again.end() || differs.second != bytes.end())
-    fail(error_id::corrupt_bad_value, "the header of a data file is not as it was written",
-         {.file = file.key, .offset = differs.first - again.begin()});
+  check_encoding(std::move(header), bytes, file);
+}
+
+/// The same of a file that several ranks share. @pre the records of all of them are there
+inline void check_shared_header(std::span<const std::byte> bytes, const stored_checkpoint& checkpoint,
+                                const load_file& file) {
+  auto header = decode_safetensors_header(bytes, file.bytes, file.key);
+  const auto& place = checkpoint.manifest().placement;
+  const auto first = place.first_of(file.rank);
+  const auto end = first + sharers_of(place, file.rank, checkpoint.manifest().content.world_size);
+  std::vector<const record_item*> items;
+  std::uint64_t record_bytes = 0;
+  for (auto rank = first; rank < end; ++rank) {
+    const auto& r = checkpoint.record_of(rank).content();
+    record_bytes += record_header_bytes + record_counts_bytes + 8 * r.files.size() +
+                    record_item_bytes * r.items.size() + 8 * r.blocks.size();
+    for (const auto& i : r.items)
+      if (i.file == file.index) items.push_back(&i);
+  }
+  std::sort(items.begin(), items.end(), [](const auto* a, const auto* b) {
+    return std::tie(a->offset, a->bytes) < std::tie(b->offset, b->bytes);
+  });
+  const auto bad = [&](const safetensors_entry& e) {
+    fail(error_id::corrupt_bad_value,
+         "the header of a data file says something else of an item than the records",
+         {.item = e.key, .file = file.key, .offset = static_cast<std::int64_t>(bytes.size() + e.begin)});
+  };
+  // Each entry is filled by items of its key without a hole; empty ones may stand anywhere.
+  std::erase_if(items, [](const auto* i) { return i->bytes == 0; });
+  std::size_t next = 0;
+  for (const auto& e : header.entries) {
+    if (file.index == 0 && e.key == shared_records_name(first)) {
+      if (&e != &header.entries.back() || e.end - e.begin != record_bytes) bad(e);
+      continue;
+    }
+    const auto* known = checkpoint.metadata().items.find(e.key);
+    if (e.sharded && known != nullptr && !known->per_rank && known->kind == item_kind::tensor &&
+        !(known->global == e.global_shape))
+      bad(e);
+    const chunk box{e.sharded ? e.saved_offsets : extents::filled(e.shape.rank(), 0), e.shape};
+    auto at = bytes.size() + e.begin;
+    const auto end_of_entry = bytes.size() + e.end;
+    for (std::int64_t row = 0; next < items.size() && at < end_of_entry; ++next) {
+      const auto& item = *items[next];
+      if (item.offset != at || item.bytes > end_of_entry - at) bad(e);
+      auto part = box;
+      if (item.bytes != e.end - e.begin) {  // some rows of several ranks'
+        const auto all = e.shape.rank() == 0 ? 0 : e.shape[0];
+        const auto row_bits = all == 0 ? 0 : (e.end - e.begin) * 8 / static_cast<std::uint64_t>(all);
+        if (row_bits == 0 || item.bytes * 8 % row_bits != 0) bad(e);
+        const auto rows = static_cast<std::int64_t>(item.bytes * 8 / row_bits);
+        part.offsets.set(0, box.offsets[0] + row);
+        part.sizes.set(0, rows);
+        row += rows;
+      }
+      const bool is_bytes = e.type == dtype::u8 && e.shape.rank() == 1;
+      if (!(item.key == key_of(e.key, part)) && !(is_bytes && item.key == key_of(e.key, whole({})))) bad(e);
+      at += item.bytes;
+    }
+    if (at != end_of_entry) bad(e);
+  }
+  if (next != items.size())
+    fail(error_id::corrupt_bad_value, "the header of a data file lacks items that the records name",
+         {.file = file.key});
+  check_encoding(std::move(header), bytes, file);
 }
 
 }  // namespace detail

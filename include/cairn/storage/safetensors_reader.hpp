@@ -4,6 +4,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/checkpoint_keeping.hpp>
 #include <cairn/storage/load_engine.hpp>
+#include <cairn/storage/record_reading.hpp>
 #include <cairn/storage/safetensors_check.hpp>
 #include <cairn/storage/shared_reads.hpp>
 #include <cairn/storage/shared_records.hpp>
@@ -138,9 +139,9 @@ class safetensors_reader {
     std::atomic<std::uint64_t> bytes{0};
     detail::parallel_for(ranks.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
       const auto& named = checkpoint.manifest().records[static_cast<std::size_t>(ranks[i])];
-      const auto key = record_key(named.step, named.rank, named.attempt);
+      const auto key = checkpoint.record_key_of(named.rank);
       throw_if_late(until, key);
-      const auto content = store_->read_all(key, detail::max_record_bytes);
+      const auto content = detail::read_record(*store_, checkpoint.manifest(), named, key);
       if (!content)
         fail(error_id::corrupt_missing_file, "a record that the manifest names is not there", {.file = key});
       records[i] = std::make_unique<stored_record>(named, *content, key);
@@ -213,7 +214,10 @@ class safetensors_reader {
     std::vector<std::byte> header(static_cast<std::size_t>(length));
     const read_range whole_range{file.key, 0, header};
     store_->read({&whole_range, 1});
-    detail::check_header(header, checkpoint.record_of(file.rank), file);
+    if (checkpoint.manifest().placement.shared())
+      detail::check_shared_header(header, checkpoint, file);
+    else
+      detail::check_header(header, checkpoint.record_of(file.rank), file);
     return length;
   }
 

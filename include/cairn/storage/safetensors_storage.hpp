@@ -19,8 +19,11 @@ class safetensors_storage {
  public:
   using cairn_role = role::storage;
 
+  /// @throws usage_bad_option
   explicit safetensors_storage(Store store, commit_options options = {})
-      : store_(std::make_shared<Store>(std::move(store))), options_(options) {}
+      : store_(std::make_shared<Store>(std::move(store))), options_(options) {
+    check_options(options, SharedStore<Store>, std::string(store_->describe()));
+  }
 
   [[nodiscard]] safetensors_writer<Store> writer() const {
     return safetensors_writer<Store>(store_, options_);

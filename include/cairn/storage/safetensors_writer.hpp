@@ -7,6 +7,7 @@
 #include <cairn/storage/checkpoint_keeping.hpp>
 #include <cairn/storage/commit_protocol.hpp>
 #include <cairn/storage/safetensors_layout.hpp>
+#include <cairn/storage/shared_files.hpp>
 #include <cairn/storage/shared_mark.hpp>
 #include <cairn/storage/write_source.hpp>
 
@@ -52,6 +53,8 @@ class safetensors_writer {
     out.put(static_cast<std::int64_t>(options_.rival_patience.count()))
         .put(static_cast<std::int64_t>(options_.directory_patience.count()))
         .put(options_.block_ranks)
+        .put(options_.ranks_per_file)
+        .put(options_.ranks_per_directory)
         .raw(protocol_.store().description());
     return out.take();
   }
@@ -63,6 +66,8 @@ class safetensors_writer {
     options.rival_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
     options.directory_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
     options.block_ranks = in.get<std::int32_t>();
+    options.ranks_per_file = in.get<std::int32_t>();
+    options.ranks_per_directory = in.get<std::int32_t>();
     return safetensors_writer(std::make_shared<Store>(Store::from_description(in.take(in.left()))), options);
   }
 
@@ -78,10 +83,11 @@ class safetensors_writer {
   record write(const save_context& c, const staged_image& image, deadline until) {
     protocol_.check_open(c);
     protocol_.enter(c, until);
+    if constexpr (SharedStore<Store>)
+      if (protocol_.placement(c).shared()) return write_shared(c, image, until);
     std::size_t finished = 0;
     try {
       auto r = write_files(c, image, until, finished);
-      const span_note span(image.journal(), span_kind::record);
       protocol_.publish(c, r);
       return r;
     } catch (...) {
@@ -146,12 +152,12 @@ class safetensors_writer {
   /// the save goes on. Any thread.
   class held_objects {
    public:
-    void keep(const save_context& c, std::vector<object> files) {
+    void keep(const save_context& c, std::shared_ptr<const void> files) {
       const std::lock_guard lock(mutex_);
       of_[{c.attempt, c.rank}] = std::move(files);
     }
     void release(const save_context& c) noexcept {
-      std::vector<object> gone;
+      std::shared_ptr<const void> gone;
       const std::lock_guard lock(mutex_);
       const auto at = of_.find({c.attempt, c.rank});
       if (at == of_.end()) return;
@@ -161,8 +167,22 @@ class safetensors_writer {
 
    private:
     std::mutex mutex_;
-    std::map<std::pair<std::uint64_t, std::int32_t>, std::vector<object>> of_;
+    std::map<std::pair<std::uint64_t, std::int32_t>, std::shared_ptr<const void>> of_;
   };
+  record write_shared(const save_context& c, const staged_image& image, deadline until)
+    requires SharedStore<Store>
+  {
+    detail::shared_files_writing<Store> files(protocol_, c, image, until);
+    try {
+      auto written = files.run(*rings_);
+      if constexpr (detail::TellsWriters<Store>) held_->keep(c, files.writers());
+      return written;
+    } catch (...) {
+      const auto why = std::current_exception();
+      if (files.finished() != 0 && (files.ended() || !record_stands(c))) remove_files(c, files.finished());
+      std::rethrow_exception(why);
+    }
+  }
 
   record write_files(const save_context& c, const staged_image& image, deadline until,
                      std::size_t& finished) {
@@ -173,7 +193,7 @@ class safetensors_writer {
       detail::write_source source(image, *rings_, until);
       for (std::uint32_t k = 0; k < layout.segments.size(); ++k) {
         const auto& segment = layout.segments[k];
-        const auto key = data_key(c.step, c.rank, c.attempt, k);
+        const auto key = data_key(c.step, c.rank, c.attempt, k, protocol_.placement(c));
         const files_under_way::note note(*image.files(), key);
         files.push_back(protocol_.store().create(key, segment.bytes));
         for (std::uint64_t at = segment.begin; at < segment.begin + segment.bytes;) {
@@ -209,7 +229,8 @@ class safetensors_writer {
     const span_note span(image.journal(), span_kind::await);
     image.wait_released(until);
     auto written = record_of(layout, image.digests());
-    if constexpr (detail::TellsWriters<Store>) held_->keep(c, std::move(files));
+    if constexpr (detail::TellsWriters<Store>)
+      held_->keep(c, std::make_shared<std::vector<object>>(std::move(files)));
     return written;
   }
 
@@ -221,9 +242,10 @@ class safetensors_writer {
   }
 
   /// Makes the files durable, several at once: each waits for the device. `finished`: how many may stand.
-  static void finish(const save_context& c, const staged_image& image, std::vector<object>& files,
-                     std::size_t& finished) {
+  void finish(const save_context& c, const staged_image& image, std::vector<object>& files,
+              std::size_t& finished) const {
     finished = files.size();
+    const auto place = placement_of(options_, c.world_size);
     const std::size_t threads = std::min<std::size_t>(files.size(), 4);
     std::vector<std::exception_ptr> failures(threads);
     const auto part = [&](std::size_t t) noexcept {
@@ -231,7 +253,7 @@ class safetensors_writer {
       try {
         for (auto i = t; i < files.size(); i += threads) {
           const files_under_way::note note(
-              *image.files(), data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i)));
+              *image.files(), data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i), place));
           files[i].finish();
         }
       } catch (...) {
@@ -256,14 +278,16 @@ class safetensors_writer {
   }
   [[nodiscard]] bool record_stands(const save_context& c) const noexcept {
     try {
-      return protocol_.store().size(record_key(c.step, c.rank, c.attempt)).has_value();
+      return protocol_.store()
+          .size(record_key(c.step, c.rank, c.attempt, protocol_.placement(c)))
+          .has_value();
     } catch (...) {
       return true;  // unknown: the files stay until the attempt is ended
     }
   }
   void remove_files(const save_context& c, std::size_t count) const noexcept {
     for (std::uint32_t k = 0; k < count; ++k) try {
-        protocol_.store().remove(data_key(c.step, c.rank, c.attempt, k));
+        protocol_.store().remove(data_key(c.step, c.rank, c.attempt, k, protocol_.placement(c)));
       } catch (...) {  // clean() removes it
       }
   }

@@ -92,8 +92,7 @@ class shared_records {
         const auto bytes = in.take(in.get_count(1));
         const auto& named = checkpoint_.manifest().records[u.index];
         checkpoint_.add_record(
-            named.rank,
-            std::make_unique<stored_record>(named, bytes, record_key(named.step, named.rank, named.attempt)));
+            named.rank, std::make_unique<stored_record>(named, bytes, checkpoint_.record_key_of(named.rank)));
       }
       in.finish();
     } catch (const wire_error&) {

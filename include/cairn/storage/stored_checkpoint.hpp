@@ -99,13 +99,13 @@ class stored_checkpoint {
       fail(error_id::corrupt_bad_value, "the record of a rank lacks an item that the manifest says it has",
            {.rank = c.rank,
             .item = item.name,
-            .file = record_key(named.step, named.rank, named.attempt),
+            .file = record_key(named.step, named.rank, named.attempt, manifest_.placement),
             .expected = to_string(c.box)});
     if (item.kind != item_kind::bytes && checked_bytes(item.type, c.box.sizes) != found->bytes)
       fail(error_id::corrupt_size_mismatch, "a stored item has another size than its shape",
            {.rank = c.rank,
             .item = item.name,
-            .file = record_key(named.step, named.rank, named.attempt),
+            .file = record_key(named.step, named.rank, named.attempt, manifest_.placement),
             .got = std::to_string(found->bytes)});
     return *found;
   }
@@ -114,9 +114,13 @@ class stored_checkpoint {
     for (const auto& item : metadata().items)
       for (const auto& c : item.chunks) (void)find(item, c);
   }
+  [[nodiscard]] std::string record_key_of(std::int32_t rank) const {
+    const auto& named = manifest_.records[static_cast<std::size_t>(rank)];
+    return record_key(named.step, named.rank, named.attempt, manifest_.placement);
+  }
   [[nodiscard]] std::string file_key_of(std::int32_t rank, std::uint32_t file) const {
     const auto& named = manifest_.records[static_cast<std::size_t>(rank)];
-    return data_key(named.step, named.rank, named.attempt, file);
+    return data_key(named.step, named.rank, named.attempt, file, manifest_.placement);
   }
 
  private:

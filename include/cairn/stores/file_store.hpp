@@ -53,6 +53,7 @@ class basic_file_store {
  public:
   using cairn_role = role::store;
   using object_writer = detail::file_object_writer<F>;
+  using shared_writer = detail::shared_file_writer<F>;
 
   /// `root`: a directory that exists or can be made; relative to the working directory of now.
   /// @throws usage_bad_option
@@ -95,6 +96,22 @@ class basic_file_store {
     tree_->check_key(key);
     if (occupied(key)) fail_exists(key);
     return object_writer(tree_, key, size_hint);
+  }
+
+  /// See SharedStore. Who began the file holds its lock; it is removed with that writer. Writers of other
+  /// hosts do not find it: bytes of one block come from several writers, which only one host puts together
+  /// rightly.
+  [[nodiscard]] shared_writer share(std::string_view key, std::uint64_t tag) {
+    tree_->check_key(key);
+    if (occupied(key)) fail_exists(key);
+    return {tree_, detail::part_file<F>(tree_, key, tag ^ detail::host_number()), true};
+  }
+  [[nodiscard]] std::optional<shared_writer> join(std::string_view key, std::uint64_t tag) {
+    tree_->check_key(key);
+    detail::part_file<F> part(typename detail::part_file<F>::joined{}, tree_, key,
+                              tag ^ detail::host_number());
+    if (!part.valid()) return {};
+    return shared_writer(tree_, std::move(part), false);
   }
 
   [[nodiscard]] std::size_t part_alignment() const noexcept { return tree_->part_alignment; }
@@ -364,7 +381,7 @@ class basic_file_store {
 /// Objects as files below a directory: `file_store{"checkpoints"}`.
 using file_store = basic_file_store<>;
 
-static_assert(DirectoryStore<file_store>);
+static_assert(DirectoryStore<file_store> && SharedStore<file_store>);
 
 }  // namespace v1
 }  // namespace cairn

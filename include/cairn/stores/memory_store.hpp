@@ -26,9 +26,14 @@ inline namespace v1 {
 /// be called by several threads at once.
 class memory_store {
   using bytes_ptr = std::shared_ptr<const std::vector<std::byte>>;
+  struct shared_bytes {
+    std::mutex mutex;
+    std::vector<std::byte> bytes;
+  };
   struct objects {
     std::mutex mutex;
     std::map<std::string, bytes_ptr, std::less<>> by_key;
+    std::map<std::string, std::shared_ptr<shared_bytes>, std::less<>> begun;  ///< by key and tag
 
     [[nodiscard]] bytes_ptr find(std::string_view key) {
       const std::lock_guard lock(mutex);
@@ -87,6 +92,93 @@ class memory_store {
     std::vector<std::byte> bytes_;
     std::uint64_t written_ = 0;
   };
+
+  /// See SharedObjectWriter.
+  class shared_writer {
+   public:
+    void write(std::span<const write_part> parts) {
+      for (const auto& part : parts) put(part.offset, part.bytes);
+    }
+    void put(std::uint64_t offset, std::span<const std::byte> bytes) {
+      const std::lock_guard lock(shared_->mutex);
+      std::uint64_t end = 0;
+      if (__builtin_add_overflow(offset, std::uint64_t{bytes.size()}, &end) ||
+          end > shared_->bytes.max_size())
+        fail(error_id::usage_overflow, "a part ends beyond the largest possible object", {.file = key_});
+      if (end > shared_->bytes.size()) shared_->bytes.resize(static_cast<std::size_t>(end));
+      if (!bytes.empty()) std::memcpy(shared_->bytes.data() + offset, bytes.data(), bytes.size());
+    }
+    [[nodiscard]] bool read(std::uint64_t offset, std::span<std::byte> destination) {
+      const std::lock_guard lock(shared_->mutex);
+      if (offset > shared_->bytes.size() || destination.size() > shared_->bytes.size() - offset) return false;
+      if (!destination.empty())
+        std::memcpy(destination.data(), shared_->bytes.data() + offset, destination.size());
+      return true;
+    }
+    void sync() {}
+    void finish(std::uint64_t bytes) {
+      if (!began_)
+        fail(error_id::usage_closed, "an object is finished once, by the writer that began it",
+             {.file = key_});
+      end();
+      const std::lock_guard lock(shared_->mutex);
+      shared_->bytes.resize(static_cast<std::size_t>(bytes));
+      if (!objects_->add(key_, std::make_shared<const std::vector<std::byte>>(shared_->bytes)))
+        fail_exists(key_);
+    }
+    shared_writer(shared_writer&&) noexcept = default;
+    shared_writer& operator=(shared_writer&& other) noexcept {
+      if (this != &other) {
+        end();
+        objects_ = std::move(other.objects_);
+        shared_ = std::move(other.shared_);
+        key_ = std::move(other.key_), name_ = std::move(other.name_);
+        began_ = other.began_;
+      }
+      return *this;
+    }
+    ~shared_writer() { end(); }
+
+   private:
+    friend memory_store;
+    shared_writer(std::shared_ptr<objects> into, std::shared_ptr<shared_bytes> shared, std::string_view key,
+                  std::string name, bool began)
+        : objects_(std::move(into)),
+          shared_(std::move(shared)),
+          key_(key),
+          name_(std::move(name)),
+          began_(began) {}
+    void end() noexcept {
+      if (!objects_ || !began_) return;
+      began_ = false;
+      const std::lock_guard lock(objects_->mutex);
+      objects_->begun.erase(name_);
+    }
+    std::shared_ptr<objects> objects_;
+    std::shared_ptr<shared_bytes> shared_;
+    std::string key_;
+    std::string name_;  ///< in objects::begun
+    bool began_;
+  };
+
+  /// See SharedStore.
+  [[nodiscard]] shared_writer share(std::string_view key, std::uint64_t tag) {
+    check(key);
+    if (objects_->find(key)) fail_exists(key);
+    auto name = std::string(key) + ":" + std::to_string(tag);
+    auto bytes = std::make_shared<shared_bytes>();
+    const std::lock_guard lock(objects_->mutex);
+    if (!objects_->begun.try_emplace(name, bytes).second) fail_exists(key);
+    return {objects_, std::move(bytes), key, std::move(name), true};
+  }
+  [[nodiscard]] std::optional<shared_writer> join(std::string_view key, std::uint64_t tag) {
+    check(key);
+    auto name = std::string(key) + ":" + std::to_string(tag);
+    const std::lock_guard lock(objects_->mutex);
+    const auto at = objects_->begun.find(name);
+    if (at == objects_->begun.end()) return {};
+    return shared_writer(objects_, at->second, key, std::move(name), false);
+  }
 
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) {
     check(key);
@@ -176,7 +268,7 @@ class memory_store {
   std::shared_ptr<objects> objects_ = std::make_shared<objects>();
 };
 
-static_assert(ByteStore<memory_store>);
+static_assert(SharedStore<memory_store>);
 
 }  // namespace v1
 }  // namespace cairn

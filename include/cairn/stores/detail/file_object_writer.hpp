@@ -105,7 +105,10 @@ class file_object_writer {
     state_ = state::finished;
   }
 
- private:
+ protected:
+  file_object_writer(std::shared_ptr<file_tree<F>> tree, part_file<F> part)
+      : tree_(std::move(tree)), part_(std::move(part)) {}
+
   enum class state : std::uint8_t { open, broken, finished };
   struct request {
     const std::byte* from;
@@ -223,6 +226,64 @@ class file_object_writer {
   std::unique_ptr<std::atomic<bool>> refused_ = std::make_unique<std::atomic<bool>>(false);
   bool tried_direct_ = false;
   state state_ = state::open;
+};
+
+/// What basic_file_store::share and join give; see SharedObjectWriter. What is put goes through the page
+/// cache, where all processes of the host see it.
+template <FileSystem F>
+class shared_file_writer : private file_object_writer<F> {
+  using base = file_object_writer<F>;
+  using state = typename base::state;
+
+ public:
+  shared_file_writer(std::shared_ptr<file_tree<F>> tree, part_file<F> part, bool began)
+      : base(std::move(tree), std::move(part)), began_(began) {}
+
+  using base::write;
+  void put(std::uint64_t offset, std::span<const std::byte> bytes) {
+    base::must_be_open("put");
+    if (offset > static_cast<std::uint64_t>(INT64_MAX) - bytes.size())
+      fail(error_id::usage_overflow, "a part ends beyond the largest possible file",
+           {.file = this->part_.key()});
+    this->state_ = state::broken;
+    const file_size_signal_blocked guard;
+    base::check(write_fully(this->tree_->fs, this->part_.file(), bytes.data(), bytes.size(), offset), offset,
+                bytes.size());
+    this->state_ = state::open;
+  }
+  [[nodiscard]] bool read(std::uint64_t offset, std::span<std::byte> destination) {
+    base::must_be_open("read");
+    const auto t =
+        read_fully(this->tree_->fs, this->part_.file(), destination.data(), destination.size(), offset);
+    if (t.error != 0)
+      fail_io(t.error, "pread", this->part_.path(), static_cast<std::int64_t>(offset + t.done));
+    return t.done == destination.size();
+  }
+  void sync() {
+    base::must_be_open("sync");
+    this->state_ = state::broken;
+    if (const int r = this->tree_->fs.sync(this->part_.file()); r != 0)
+      this->tree_->fail_at(-r, "fsync", this->part_.path(), this->part_.directory());
+    this->state_ = state::open;
+  }
+  void finish(std::uint64_t bytes) {
+    base::must_be_open("finish");
+    this->state_ = state::broken;
+    if (!began_)
+      fail(error_id::usage_closed, "an object is finished by the writer that began it",
+           {.file = this->part_.key()});
+    const file_size_signal_blocked guard;
+    auto& fs = this->tree_->fs;
+    if (const int r = uninterrupted([&] { return fs.truncate(this->part_.file(), bytes); }); r != 0)
+      this->tree_->fail_at(-r, "ftruncate", this->part_.path(), this->part_.directory());
+    if (!this->part_.publish([&] { return this->direct_.close(); }))
+      fail(error_id::storage_exists, "an object of this key exists already; it was not touched",
+           {.file = this->tree_->path_of(this->part_.key())});
+    this->state_ = state::finished;
+  }
+
+ private:
+  bool began_;
 };
 
 }  // namespace detail

@@ -4,6 +4,7 @@
 #include <cairn/stores/detail/io_pool.hpp>
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -66,6 +67,20 @@ inline constexpr std::size_t part_suffix_bytes = 22;  // ".", 16 hexadecimal dig
   out += '.';
   for (int shift = 60; shift >= 0; shift -= 4) out += "0123456789abcdef"[(unique >> shift) & 15];
   return out += ".part";
+}
+
+/// The same in all processes of this host since it was started, most probably another one elsewhere.
+[[nodiscard]] inline std::uint64_t host_number() noexcept {
+  static const std::uint64_t number = [] {
+    std::uint64_t n = 0xcbf29ce484222325U;
+    const int file = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    char text[64];
+    const auto bytes = file < 0 ? 0 : ::read(file, text, sizeof text);
+    for (ssize_t i = 0; i < bytes; ++i) n = (n ^ static_cast<unsigned char>(text[i])) * 0x100000001b3U;
+    if (file >= 0) ::close(file);
+    return n;
+  }();
+  return number;
 }
 
 /// Splits a relative path at its slashes and calls visit(part) until it returns false.

@@ -5,7 +5,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,17 +21,22 @@ namespace detail {
 template <FileSystem F>
 class part_file {
  public:
-  /// Makes the file that is to become `key`.
-  part_file(std::shared_ptr<file_tree<F>> owner, std::string_view key) : tree_(std::move(owner)), key_(key) {
+  /// Makes the file that is to become `key`. `number`: in its name, by which others may find it; else any.
+  /// @throws storage_exists if there is one of that number
+  part_file(std::shared_ptr<file_tree<F>> owner, std::string_view key,
+            std::optional<std::uint64_t> number = {})
+      : tree_(std::move(owner)), key_(key) {
     auto& tree = *tree_;
     const auto where = split(key_);
     for (int attempt = 0; attempt < 64; ++attempt) {
       if (!directory_) directory_ = tree.make_directory(where.directory);
-      name_ = part_name(where.name, tree.fs.unique_number());
+      name_ = part_name(where.name, number ? *number : tree.fs.unique_number());
       const int r = uninterrupted([&] {
         return tree.fs.open_at(directory_.get(), name_.c_str(), O_RDWR | O_CREAT | O_EXCL,
                                tree.options.file_mode.value_or(0666));
       });
+      if (r == -EEXIST && number)
+        fail(error_id::storage_exists, "another writer has begun this file", {.file = path()});
       if (r == -EEXIST) continue;
       if (r == -ENOENT) {  // the directory was empty, and somebody removed it
         directory_ = {};
@@ -61,6 +68,24 @@ class part_file {
     fail(error_id::storage_io, "no unfinished file could be made: others remove it again and again",
          {.file = tree.path_of(key_)});
   }
+  /// Opens the file that somebody else has made, to write into it: not valid() if there is none. It is
+  /// neither published nor removed by this.
+  struct joined {};
+  part_file(joined, std::shared_ptr<file_tree<F>> owner, std::string_view key, std::uint64_t number)
+      : tree_(std::move(owner)), key_(key) {
+    auto& tree = *tree_;
+    const auto where = split(key_);
+    int error = 0;
+    directory_ = tree.open_directory(where.directory, error);
+    if (error == -ENOENT || error == -ENOTDIR) return;
+    if (error < 0) fail_io(-error, "open of the directory", tree.path_of(where.directory));
+    name_ = part_name(where.name, number);
+    const int r = uninterrupted(
+        [&] { return tree.fs.open_at(directory_.get(), name_.c_str(), O_RDWR | O_NONBLOCK, 0); });
+    if (r < 0 && r != -ENOENT) tree.fail_at(-r, "open", path(), directory_);
+    file_ = file_handle<F>(tree.fs, r);
+  }
+  [[nodiscard]] bool valid() const noexcept { return static_cast<bool>(file_); }
   part_file(part_file&& other) noexcept
       : tree_(std::move(other.tree_)),
         key_(std::move(other.key_)),
