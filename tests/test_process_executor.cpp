@@ -7,6 +7,9 @@
 #include <cairn/execute/process_executor.hpp>
 #include <cairn/stage/shared_stager.hpp>
 
+#include "support/figures.hpp"
+#include "support/kill_points.hpp"
+#include "support/rounds.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/scripted_store.hpp"
 #include "support/stager_conformance.hpp"
@@ -265,6 +268,13 @@ struct started {
   ::pid_t process = 0;
   ::pid_t worker = 0;
 };
+/// The calls of a worker to its store in a save, in their order.
+constexpr const char* steps_of_a_worker[] = {
+    "size before manifest",        "create before rank",        "create after rank",
+    "write before rank",           "write after rank",          "finish before rank",
+    "finish after rank",           "put_new before record",     "put_new after record",
+    "read before record",          "read after record",         "list before step",
+    "publish_new before manifest", "publish_new after manifest"};
 constexpr const char* at_manifest = "publish_new before manifest hold";
 started start_trainer(const std::string& directory, const std::string& line = at_manifest,
                       const char* end = "killed") {
@@ -555,15 +565,10 @@ TEST_CASE(
   };
   CHECK(save().committed());
   std::int64_t last = 1;
-  for (const char* line :
-       {"size before manifest kill", "create before rank kill", "create after rank kill",
-        "write before rank kill", "write after rank kill", "finish before rank kill",
-        "finish after rank kill", "put_new before record kill", "put_new after record kill",
-        "read before record kill", "read after record kill", "list before step kill",
-        "publish_new before manifest kill", "publish_new after manifest kill"}) {
+  for (const char* line : steps_of_a_worker) {
     const std::string at = line;
     CAPTURE(at);
-    scripted_store::write(scratch.path(), line);
+    scripted_store::write(scratch.path(), at + " kill");
     const auto before = workers();
     const auto hit = save();
     CHECK_FALSE(std::filesystem::exists(scratch.path() + "/script"));
@@ -609,6 +614,39 @@ TEST_CASE("a trainer that is killed after its image was released does not take t
       CHECK(each.path().extension() != ".part");
     CHECK(newest(scratch.path() + "/store") == 2);
   }
+}
+
+TEST_CASE(
+    "whoever is killed at whatever step of a worker, the next run finds what was released, or the one "
+    "before") {
+  auto n = cairn_test::long_run() ? 0 : cairn_test::test_seed();
+  for (const char* line : steps_of_a_worker)
+    for (const bool worker_too : {false, true}) {
+      if (n++ % 3 != 0 && !cairn_test::long_run()) continue;
+      const std::string at = line;
+      CAPTURE(at);
+      CAPTURE(worker_too);
+      const scratch_directory scratch;
+      const auto run = start_trainer(scratch.path(), at + " hold");
+      scripted_store::wait_held(scratch.path());
+      if (worker_too) ::kill(run.worker, SIGKILL);
+      ::kill(run.process, SIGKILL);
+      CHECK(WIFSIGNALED(status_of(run.process)));
+      if (!worker_too) scripted_store::let_go(scratch.path());
+      CHECK(ends(run.worker));
+      const std::int64_t left = !worker_too || at == "publish_new after manifest" ? 2 : 1;
+      trained next;
+      auto ckpt = make_scripted(scratch);
+      CHECK(ckpt.resume(next.state) == left);
+      CHECK(next.is_of(left));
+      CHECK(cairn_test::litter(scratch.path() + "/store", true) == "");
+      next.update(3);
+      auto save = ckpt.save(next.state, 3);
+      ckpt.before_update();
+      save.wait();
+      CHECK(newest(scratch.path() + "/store") == 3);
+      CHECK(cairn_test::litter(scratch.path() + "/store", false) == "");
+    }
 }
 
 TEST_CASE(
