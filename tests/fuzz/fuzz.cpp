@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// uses: cairn::zstd
+// uses: cairn::zstd cairn::s3
 // One libFuzzer program for everything that cairn reads from outside; CAIRN_FUZZ_TARGET chooses: manifest,
-// record, safetensors, plan, frame, config, codec. What is refused must be refused by the typed error of its
-// reader; what is accepted must be written again as it was read. tests/fuzz/run.sh starts it.
+// record, safetensors, plan, frame, config, codec, s3. What is refused must be refused by the typed error of
+// its reader; what is accepted must be written again as it was read. tests/fuzz/run.sh starts it.
 //
 //   CAIRN_FUZZ_SEEDS=tests/fuzz/corpus fuzz    writes the first inputs of every target there, and ends
 #include <cairn/comm/collective_frame.hpp>
@@ -14,6 +14,9 @@
 #include <cairn/storage/names.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/file_store.hpp>
+#if CAIRN_USES_S3 + 0
+#include <cairn/stores/s3_store.hpp>
+#endif
 #if CAIRN_USES_ZSTD + 0
 #include <cairn/storage/zstd_codec.hpp>
 #else
@@ -360,6 +363,114 @@ void read_codec(input in) {
   }));
 }
 
+#if CAIRN_USES_S3 + 0
+/// An answer of an object store as it might come: status, headers up to an empty line, body.
+void read_answer(unsigned kind, input in) {
+  static const auto service = std::make_shared<cairn::detail::s3_service>(
+      cairn::s3_options{.bucket = "bucket", .endpoint = "http://localhost", .region = "r"},
+      cairn::s3_credential_source::fixed({"key", "secret-of-the-key", "", 0}),
+      std::make_shared<cairn::s3_clock>());
+  static cairn::detail::http_transport transport(
+      {true, "", std::chrono::seconds(1), std::chrono::seconds(1), 4}, service->clock);
+  if (in.size() < 2) return;
+  std::vector<std::byte> wanted(16, std::byte{0xAA});
+  cairn::detail::s3_request request{.method = "GET", .key = "k", .most_answer = 4096};
+  switch (kind % 5) {
+    case 0:
+      request.root = "ListBucketResult";
+      break;
+    case 1:
+      request.pieces = {{wanted.data(), 8}, {nullptr, 4}, {wanted.data() + 8, 4}};
+      request.offset = 5, request.length = 16;
+      break;
+    case 2:
+      request.method = "PUT", request.has_body = true;
+      break;
+    case 3:
+      request.method = "POST", request.root = "CompleteMultipartUpload", request.completes = true;
+      break;
+    default:
+      request.method = "HEAD";
+  }
+  cairn::detail::s3_call call(service, transport, request, std::make_shared<cairn::detail::call_group>());
+  call.prepare();
+  call.status = 100 + std::to_integer<int>(in[0]) * 2 + std::to_integer<int>(in[1]) % 2;
+  call.end = cairn::detail::http_end::answered;
+  auto rest = text_of(in.subspan(2));
+  while (!rest.empty() && rest.front() != '\n') {
+    const auto line = rest.substr(0, rest.find('\n'));
+    const auto colon = line.find(':');
+    if (colon != std::string_view::npos)
+      call.answer_headers.emplace_back(cairn::detail::lower_case(line.substr(0, colon)),
+                                       cairn::detail::canonical_value(line.substr(colon + 1)));
+    rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+  }
+  if (!rest.empty()) rest.remove_prefix(1);
+  const auto body = std::as_bytes(std::span(rest.data(), rest.size()));
+  if (!body.empty() && !call.receive(body)) call.end = cairn::detail::http_end::refused;
+  const auto pause = call.judge();
+  demand(!pause || !call.fine(), "what is tried again was not fine");
+  demand(!call.fine() || call.status / 100 == 2, "only a good status is fine");
+  demand(call.last_failure().find("secret-of") == std::string::npos, "a failure tells no secret");
+  demand(call.refusal().message.find("secret-of-the-key") == std::string::npos, "a refusal tells no secret");
+  demand(wanted[12] == std::byte{0xAA} && wanted[15] == std::byte{0xAA},
+         "nothing is written beside what was asked for");
+  if (call.fine() && kind % 5 == 1) demand(body.size() == 16, "a range is whole");
+}
+/// The first byte chooses: a document, an address, a credentials file, encodings, or an answer.
+void read_s3(input in) {
+  if (in.empty()) return;
+  const auto choice = std::to_integer<unsigned>(in[0]);
+  in = in.subspan(1);
+  const auto text = text_of(in);
+  switch (choice % 8) {
+    case 0: {
+      const auto document =
+          accepted<cairn::corrupt_error>([&] { return cairn::detail::xml_reader::read(text, "answer"); });
+      if (document) demand(!document->name.empty(), "a document has a name");
+      return;
+    }
+    case 1: {
+      cairn::s3_options o{.bucket = "bucket", .endpoint = std::string(text), .region = "r"};
+      const auto address = accepted<cairn::usage_error>([&] { return cairn::detail::resolve(o); });
+      if (address)
+        demand(cairn::detail::header_safe(address->authority) &&
+                   address->authority.find('@') == std::string::npos &&
+                   (address->base == "/bucket/" || address->authority.starts_with("bucket.")),
+               "an address is a host and a bucket");
+      return;
+    }
+    case 2: {
+      cairn::s3_options o{.bucket = std::string(text.substr(0, text.find('\n'))),
+                          .prefix = std::string(text.substr(std::min(text.size(), text.find('\n')))),
+                          .endpoint = "https://localhost",
+                          .region = "r"};
+      static_cast<void>(accepted<cairn::usage_error>([&] { return cairn::detail::resolve(o); }));
+      return;
+    }
+    case 3:
+      static_cast<void>(cairn::s3_credential_source::in_profile(text, "default"));
+      return;
+    case 4: {
+      std::string decoded;
+      demand(cairn::detail::percent_decoded(cairn::detail::percent_encoded(text, choice / 8 % 2 != 0),
+                                            decoded) &&
+                 decoded == text,
+             "what was encoded is decoded");
+      static_cast<void>(cairn::detail::percent_decoded(text, decoded));
+      cairn::wire_reader description(in);
+      static_cast<void>(
+          accepted<cairn::wire_error>([&] { return cairn::detail::decode_s3_options(description); }));
+      return;
+    }
+    default:
+      read_answer(choice / 8, in);
+  }
+}
+#else
+void read_s3(input) {}
+#endif
+
 struct target {
   const char* name;
   void (*read)(input);
@@ -367,7 +478,7 @@ struct target {
 constexpr target targets[] = {
     {"manifest", read_manifest}, {"record", read_record}, {"safetensors", read_safetensors},
     {"plan", read_plan},         {"frame", read_frame},   {"config", read_config},
-    {"codec", read_codec}};
+    {"codec", read_codec},       {"s3", read_s3}};
 const target* chosen = nullptr;
 
 // --- The first inputs
@@ -414,6 +525,36 @@ void write_seeds(const std::string& root) {
   cairn::record identity = cairn_test::golden_record();
   identity.files.clear(), identity.items.clear(), identity.blocks.clear();
   put("record", "failure", cairn::encode_failure_record(identity, cairn_test::golden_failure()));
+
+  const auto put_s3 = [&](const char* name, unsigned choice, std::string_view text) {
+    put("s3", name, with_first(static_cast<std::uint8_t>(choice), bytes_of(text)));
+  };
+  const std::string listing =
+      "<?xml version=\"1.0\"?>\n<ListBucketResult "
+      "xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><IsTruncated>true"
+      "</IsTruncated><EncodingType>url</EncodingType><NextContinuationToken>a/b=</"
+      "NextContinuationToken><Contents><Key>"
+      "a%2Fb</Key><Size>7</Size><ETag>&quot;0f&quot;</ETag></Contents></ListBucketResult>";
+  const std::string refusal =
+      "<Error><Code>SlowDown</Code><Message>less, "
+      "secret-of-the-key</Message><RequestId>1</RequestId></Error>";
+  put_s3("listing", 0, listing);
+  put_s3("entities", 0, "<!DOCTYPE a [<!ENTITY b \"c\">]><a>&b;</a>");
+  put_s3("endpoint", 1, "https://example.com:443/");
+  put_s3("names", 2, "a-bucket\na/prefix/");
+  put_s3("profile", 3, "[default]\naws_access_key_id = a\naws_secret_access_key=b\n");
+  put_s3("encoded", 4, "a%2Fb+c%");
+  const auto status = [](int code) {
+    return std::string{static_cast<char>((code - 100) / 2), static_cast<char>((code - 100) % 2)};
+  };
+  put_s3("answer-listing", 5, status(200) + "content-type: application/xml\n\n" + listing);
+  put_s3("answer-range", 5 + 8,
+         status(206) + "content-range: bytes 5-20/40\netag: \"a\"\n\n0123456789abcdef");
+  put_s3("answer-put", 5 + 16, status(200) + "etag: \"a\"\n\n");
+  put_s3("answer-refusal", 5 + 16, status(503) + "retry-after: 3\n\n" + refusal);
+  put_s3("answer-completion", 5 + 24,
+         status(200) + "\n  <CompleteMultipartUploadResult><ETag>a-2</ETag></CompleteMultipartUploadResult>");
+  put_s3("answer-head", 5 + 32, status(200) + "etag: \"a\"\ncontent-length: 16\n\n");
 
   cairn::wire_writer sized;
   sized.put(std::uint64_t{43}).raw(cairn::encode_safetensors_header(cairn_test::golden_header(), 8));

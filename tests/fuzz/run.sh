@@ -5,7 +5,7 @@ set -uo pipefail
 usage() {
   cat <<'END'
 Fuzzes what cairn reads from outside: manifests, records, safetensors headers, plan messages, frames of collectives and of
-shared memory, what users configure, and compressed items. Inputs that were found are kept beside the program and used again; the checked-in
+shared memory, what users configure, compressed items, and answers of object stores. Inputs that were found are kept beside the program and used again; the checked-in
 ones are in tests/fuzz/corpus.
 
 usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N] [--jobs N] [--seed N] [TARGET...]
@@ -14,7 +14,7 @@ usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N] [--jobs N] [--seed 
   --seconds N     for each target (default 30)
   --jobs N        targets at a time (default: the number of cores)
   --seed N        of libFuzzer's random numbers (default: another one in each run; it is printed)
-  TARGET          manifest record safetensors plan frame config codec (default: all)
+  TARGET          manifest record safetensors plan frame config codec s3 (default: all)
 
 The status is 0 only if no target crashed. A crash prints the command that repeats it, and its input is kept.
 END
@@ -33,7 +33,7 @@ while [ $# -gt 0 ]; do
       shift
       ;;
     -h | --help) usage; exit 0 ;;
-    manifest | record | safetensors | plan | frame | config | codec) targets+=("$1") ;;
+    manifest | record | safetensors | plan | frame | config | codec | s3) targets+=("$1") ;;
     *) echo "fuzz: there is no option or target '$1', see --help" >&2; exit 2 ;;
   esac
   shift
@@ -41,7 +41,7 @@ done
 for number in "$seconds" "$jobs" "$seed"; do
   [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "fuzz: '$number' is no number above 0, see --help" >&2; exit 2; }
 done
-[ ${#targets[@]} -gt 0 ] || targets=(manifest record safetensors plan frame config codec)
+[ ${#targets[@]} -gt 0 ] || targets=(manifest record safetensors plan frame config codec s3)
 [ -x "$program" ] || { echo "fuzz: there is no program $program; 'bash tests/run.sh -R fuzz' builds it" >&2; exit 2; }
 program=$(realpath "$program")
 kept=$(dirname "$program")/fuzz
