@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a load costs from a cold cache: as it was saved, resharded from rows to columns, and a verification.
+// What a load costs from a cold cache: as it was saved, resharded from rows to columns, replicated, with and
+// without sharing what is read, and a verification.
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
@@ -49,6 +50,7 @@ class load_benchmark {
   void run() {
     measure_whole();
     measure_reshard();
+    measure_replicated();
     report_.write(options_.json);
   }
 
@@ -137,7 +139,7 @@ class load_benchmark {
       saved.push_back(std::make_unique<bench_state>(part));
       saved.back()->fill(static_cast<std::uint64_t>(r) + 10);
     }
-    on_ranks([&](int rank, auto& c) {
+    on_ranks("rows", cairn::read_sharing::on, [&](int rank, auto& c) {
       c.save(saved[static_cast<std::size_t>(rank)]->row_shard(rank, shards), 1).wait();
     });
     const auto paths = data_files("rows");
@@ -156,18 +158,44 @@ class load_benchmark {
     alone.load(first, 1);
     check_columns(saved, *columns[0], 0);
     compare("load_cold/rows_to_columns/one_rank", stored, by_hand, 0.5, [&] { alone.load(first, 1); });
-    // All columns, by four ranks that are threads: each of them reads every file.
-    compare("load_cold/rows_to_columns/four_ranks", stored, by_hand, 0, [&] {
-      on_ranks([&](int rank, auto& c) {
-        c.load(columns[static_cast<std::size_t>(rank)]->column_shard(rank, shards), 1);
+    // All columns, by four ranks that are threads: alone each of them reads every file, together each file
+    // once.
+    for (const auto sharing : {cairn::read_sharing::off, cairn::read_sharing::on}) {
+      const std::string how = sharing == cairn::read_sharing::on ? "/shared" : "/alone";
+      compare("load_cold/rows_to_columns/four_ranks" + how, stored, by_hand, 0, [&] {
+        on_ranks("rows", sharing, [&](int rank, auto& c) {
+          c.load(columns[static_cast<std::size_t>(rank)]->column_shard(rank, shards), 1);
+        });
       });
-    });
+    }
     for (int r = 0; r < shards; ++r) check_columns(saved, *columns[static_cast<std::size_t>(r)], r);
+  }
+
+  /// Every rank wants everything: alone they read the checkpoint four times, together once.
+  void measure_replicated() {
+    const auto paths = data_files("whole");
+    std::uint64_t stored = 0;
+    for (const auto& path : paths) stored += cairn_bench::open_file(path, 0).size();
+    cairn_bench::warm_memory flat(stored + mebibyte);
+    const auto by_hand = into_memory(paths, flat.data());
+    bench_state saved(rows_);
+    saved.fill(1);
+    std::vector<std::unique_ptr<bench_state>> copies;
+    for (int r = 0; r < shards; ++r) copies.push_back(std::make_unique<bench_state>(rows_));
+    for (const auto sharing : {cairn::read_sharing::off, cairn::read_sharing::on}) {
+      const std::string how = sharing == cairn::read_sharing::on ? "/shared" : "/alone";
+      for (auto& copy : copies) copy->clear();
+      compare("load_cold/replicated/four_ranks" + how, stored, by_hand, 0, [&] {
+        on_ranks("whole", sharing,
+                 [&](int rank, auto& c) { c.load(copies[static_cast<std::size_t>(rank)]->whole(), 1); });
+      });
+      for (const auto& copy : copies) check_equal(saved, *copy);
+    }
   }
 
   /// Runs body(rank, checkpointer) on threads that are ranks.
   template <class Body>
-  void on_ranks(Body&& body) {
+  void on_ranks(const char* directory, cairn::read_sharing sharing, Body&& body) {
     const cairn::thread_group group{shards};
     std::vector<std::exception_ptr> failures(shards);
     {
@@ -175,7 +203,7 @@ class load_benchmark {
       for (int r = 0; r < shards; ++r)
         threads.emplace_back([&, r] {
           try {
-            cairn::checkpointer c{store("rows"), quiet(), group.communicator(r)};
+            cairn::checkpointer c{store(directory), quiet(), sharing, group.communicator(r)};
             body(r, c);
             c.close();
           } catch (...) {
