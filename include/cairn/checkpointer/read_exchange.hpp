@@ -43,6 +43,7 @@ class read_exchange {
   /// much for what is received; one unit fits always.
   template <class Make, class Source>
   void run(Make&& make, std::uint64_t budget, Source&& source, deadline until) {
+    budget = std::min(budget, most_window);
     using unit = typename std::invoke_result_t<Make>::value_type;
     using bundles = decltype(source().read(std::span<const unit>(), std::span<const std::byte>()));
     std::vector<unit> units;
@@ -98,6 +99,9 @@ class read_exchange {
   }
 
  private:
+  /// Memory of windows is then warm when it is used again; more gains nothing.
+  static constexpr std::uint64_t most_window = std::uint64_t{16} << 20;
+
   /// A place in the order of all units of all ranks.
   struct position {
     std::uint64_t before = 0;
@@ -171,16 +175,17 @@ class read_exchange {
       }
     };
     const int ranks = group_.size();
+    const auto head = group_.message_head().size();
     for (int s = 1; s < ranks; ++s) {
       const int to = (rank() + s) % ranks;
       for (const auto& [set, bundle] : sent)
-        if (set->has(to)) guarded([&] { group_.send_message(to, bundle, until); });
+        if (set->has(to)) guarded([&] { group_.send_message(to, bundle.view(), until); });
       const auto from = expected.find((rank() - s + ranks) % ranks);
       if (from == expected.end()) continue;
       for (const auto* set : from->second)
         guarded([&] {
           const auto bundle = group_.take_message(from->first, until);
-          source.take(window, from->first, set, bundle);
+          source.take(window, from->first, set, std::span(bundle).subspan(head));
         });
     }
     if (failure != nullptr) std::rethrow_exception(failure);

@@ -145,6 +145,7 @@ struct collective_frame {
   collective_call call;
   collective_step step{};
   outcome what;
+  std::size_t head = 0;  ///< bytes of what.value that belong to the frame
 };
 
 /// @throws wire_error if the bytes are no frame of this version, or name ranks that the world does not have.
@@ -167,7 +168,12 @@ struct collective_frame {
   const auto status = in.get<std::uint8_t>();
   if (status > 1) in.fail_here("the status is unknown");
   if (status == 0) {
-    message.erase(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(in.offset()));
+    frame.head = in.offset();
+    // Of an exchange, whose messages are long, the value stays behind its head.
+    if (frame.call.operation != collective_operation::exchange) {
+      message.erase(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(frame.head));
+      frame.head = 0;
+    }
     frame.what.value = std::move(message);
     return frame;
   }

@@ -152,7 +152,7 @@ class collectives {
   void send_message(int to, std::span<const std::byte> message, deadline until) {
     communicator_.send(to, message, until);
   }
-  /// The bytes of the next message of `from` in this exchange. Throws as the communicator does, and
+  /// The next message of `from` in this exchange, with its head. Throws as the communicator does, and
   /// peer_error (peer_bad_message).
   [[nodiscard]] std::vector<std::byte> take_message(int from, deadline until) {
     auto frame = receive(exchange_, step::up, from, until);

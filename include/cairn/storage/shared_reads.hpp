@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -31,8 +32,17 @@ struct shared_unit {
   std::uint32_t index = 0;  ///< the maker's
 };
 
+/// Bytes that nobody has touched.
+struct raw_bytes {
+  std::unique_ptr<std::byte[]> data;
+  std::size_t size = 0;
+  raw_bytes() = default;
+  explicit raw_bytes(std::size_t bytes) : data(new std::byte[bytes]), size(bytes) {}
+  [[nodiscard]] std::span<const std::byte> view() const noexcept { return {data.get(), size}; }
+};
+
 /// What a rank sends to all ranks of a set: one message. The message's head comes first.
-using read_bundles = std::map<const rank_set*, std::vector<std::byte>, by_ranks>;
+using read_bundles = std::map<const rank_set*, raw_bytes, by_ranks>;
 
 /// Says which of its wanters reads each unit, in stripes in turn, and sorts them by the place in the
 /// exchange. All wanters of a unit give all units of the same wanters in the same order, and come to the same
@@ -155,10 +165,9 @@ class shared_blocks {
     std::map<const rank_set*, std::byte*, by_ranks> data;
     for (const auto& [set, size] : sizes) {
       if (set->ranks.size() == 1 && set->ranks[0] == rank_) continue;
-      auto& bundle = bundles[set];
-      bundle.resize(static_cast<std::size_t>(size));
-      std::copy(head.begin(), head.end(), bundle.begin());
-      data[set] = bundle.data();
+      auto& bundle = bundles[set] = raw_bytes(static_cast<std::size_t>(size));
+      std::copy(head.begin(), head.end(), bundle.data.get());
+      data[set] = bundle.data.get();
     }
     const auto before = [](const block_place& a, const block_place& b) {
       return a.item != b.item ? a.item < b.item : a.block < b.block;

@@ -80,7 +80,10 @@ class shared_records {
       text.put(static_cast<std::uint64_t>(bytes.size())).raw(bytes);
     }
     read_bundles bundles;
-    for (auto& [set, text] : texts) bundles[set] = text.take();
+    for (const auto& [set, text] : texts) {
+      auto& bundle = bundles[set] = raw_bytes(text.size());
+      std::copy(text.view().begin(), text.view().end(), bundle.data.get());
+    }
     return bundles;
   }
   void take(std::span<const shared_unit> window, std::int32_t reader, const rank_set* set,
