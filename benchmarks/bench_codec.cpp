@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::zstd
-// What compressing weights gives and costs, beside zstd by itself: ratio, and bytes of the item each second.
+// What compressing weights gives and costs, beside zstd by itself: ratio, and bytes of the item each second;
+// what it costs a load, and that it costs a save's caller nothing.
 //   bench_codec [--mebibytes N] [--pairs N] [--threads N] [--level N] [--json FILE]
+//               [--checkpoint DIRECTORY]   tensors of the newest checkpoint of train_gpt there, in place of
+//                                          random weights: weights as they are and as bf16, Adam's moments
 #include <zstd.h>
+#include <cairn/checkpointer.hpp>
+#include <cairn/storage/compressed_storage.hpp>
 #include <cairn/storage/item_frames.hpp>
 #include <cairn/storage/zstd_codec.hpp>
+#include <cairn/stores/file_store.hpp>
+#include <cairn/stores/memory_store.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -91,9 +98,9 @@ class plain_zstd {
   std::unique_ptr<ZSTD_DCtx, free_contexts> decompressor_{ZSTD_createDCtx()};
 };
 
-void run(cairn::dtype type, std::size_t size, int level, std::size_t threads, int pairs,
-         cairn_bench::report& report) {
-  const auto item = make_weights(type, size);
+void run(const std::string& what, cairn::dtype type, const bytes& item, int level, std::size_t threads,
+         int pairs, cairn_bench::report& report) {
+  const auto size = item.size();
   bytes back(size);
   bytes encoded;
   encoded.reserve(size + size / 8);
@@ -118,13 +125,28 @@ void run(cairn::dtype type, std::size_t size, int level, std::size_t threads, in
       pairs, [&] { encode(1); }, [&] { encode(threads); }, [&] { plain.encode(item); });
   const auto decoding = cairn_bench::interleaved(
       pairs, [&] { decode(1); }, [&] { decode(threads); }, [&] { plain.decode(back); });
-  const auto name = std::string(cairn::name_of(type)) + "/level=" + std::to_string(level);
+  const auto name = what + std::string(cairn::name_of(type)) + "/level=" + std::to_string(level);
   const auto many = name + "/threads=" + std::to_string(threads);
   const auto share = [&](std::size_t bytes_of_it) {
     return static_cast<double>(bytes_of_it) / static_cast<double>(size);
   };
   report.add_against("encoded_size/" + name, cairn_bench::samples({share(encoded.size())}), "",
                      share(plain.size()), cairn_bench::at_most(1));
+  // Without splitting into planes, beside the same zstd.
+  const cairn::zstd_codec whole({.level = level, .planes = false});
+  std::size_t unsplit = 0;
+  const auto encode_whole = [&] {
+    unsplit = 0;
+    static_cast<void>(cairn::encode_frames(whole, type, item, {.frame_bytes = frame_bytes, .threads = 1},
+                                           [&](std::span<const std::byte> part) { unsplit += part.size(); }));
+  };
+  const auto unsplit_time = cairn_bench::interleaved(pairs, encode_whole, [&] { plain.encode(item); });
+  report.add_against("encoded_size_without_planes/" + name, cairn_bench::samples({share(unsplit)}), "",
+                     share(plain.size()));
+  report.add("encode_without_planes/" + name,
+             cairn_bench::make_pairs(cairn_bench::rates(size, unsplit_time[0]),
+                                     cairn_bench::rates(size, unsplit_time[1])),
+             "B/s");
   const auto against_plain = [&](const std::string& row, const std::vector<double>& ours,
                                  const std::vector<double>& twin) {
     report.add(row, cairn_bench::make_pairs(cairn_bench::rates(size, ours), cairn_bench::rates(size, twin)),
@@ -135,6 +157,96 @@ void run(cairn::dtype type, std::size_t size, int level, std::size_t threads, in
   if (threads < 2) return;
   against_plain("encode/" + many, encoding[1], encoding[2]);
   against_plain("decode/" + many, decoding[1], decoding[2]);
+}
+
+struct class_of_items {
+  std::string name;
+  bytes content;
+};
+
+/// The tensors of the newest checkpoint in a directory, by what they are.
+std::vector<class_of_items> read_checkpoint(const std::string& directory) {
+  cairn::safetensors_storage storage{cairn::file_store{directory}};
+  auto reader = storage.reader();
+  const auto steps = reader.list();
+  if (steps.empty()) throw std::runtime_error("there is no checkpoint in " + directory);
+  auto opened = reader.open(steps.back(), reader.fetch(steps.back()));
+  std::vector<class_of_items> all{{"weights/", {}}, {"adam.m/", {}}, {"adam.v/", {}}};
+  cairn::load_plan plan;
+  std::vector<bytes> memory;
+  std::vector<std::size_t> classes;
+  const auto& items = opened.metadata().items;
+  for (std::uint32_t i = 0; i < items.size(); ++i) {
+    const auto& item = items[i];
+    if (item.kind != cairn::item_kind::tensor || item.type != cairn::dtype::f32 || item.per_rank) continue;
+    const bool model = item.name.starts_with("model.");
+    const bool second =
+        item.name.find(".v") != std::string::npos || item.name.find("second") != std::string::npos;
+    if (item.chunks.size() != 1) throw std::runtime_error("save the checkpoint with --ranks 1");
+    plan.items.push_back({i, 0, static_cast<std::uint32_t>(memory.size()), 0, cairn::whole(item.global)});
+    memory.emplace_back(cairn::contiguous_view(nullptr, item.type, item.global).bytes());
+    classes.push_back(model ? 0 : second ? 2 : 1);
+  }
+  const cairn::target_resolver resolver = [&](const cairn::read_item& item) {
+    return cairn::item_target{
+        cairn::contiguous_view(memory[item.entry].data(), cairn::dtype::f32, items[item.stored].global),
+        nullptr};
+  };
+  static_cast<void>(reader.read(opened, cairn::state_dict(), plan, resolver, {},
+                                cairn::deadline::in(std::chrono::minutes(5))));
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    auto& to = all[classes[i]].content;
+    to.insert(to.end(), memory[i].begin(), memory[i].end());
+  }
+  return all;
+}
+
+/// The upper halves of f32: what rounding towards zero makes of them as bf16.
+bytes as_bf16(const bytes& from) {
+  bytes to;
+  for (std::size_t i = 0; i + 4 <= from.size(); i += 4) to.insert(to.end(), {from[i + 2], from[i + 3]});
+  return to;
+}
+
+/// A checkpointer saves and loads what is measured, compressed and not.
+void run_checkpoints(const bytes& content, int level, std::size_t threads, int pairs,
+                     cairn_bench::report& report) {
+  auto values = content;
+  cairn::state_dict state;
+  state.tensor("w", cairn::contiguous_view(values.data(), cairn::dtype::f32,
+                                           {static_cast<std::int64_t>(values.size() / 4)}));
+  const cairn::checkpointer_options quiet{.quiet = true};
+  cairn::checkpointer encoded{
+      cairn::compressed_storage{
+          cairn::memory_store{}, cairn::zstd_codec({.level = level}), {.threads = threads}},
+      quiet};
+  cairn::checkpointer plain{cairn::memory_store{}, quiet};
+  std::int64_t step = 0;
+  const auto blocked = [&](auto& ckpt) {
+    const auto begin = std::chrono::steady_clock::now();
+    auto handle = ckpt.save(state, step);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    handle.wait();
+    return seconds;
+  };
+  std::vector<double> ours;
+  std::vector<double> twin;
+  for (int i = 0; i < pairs + 2; ++i) {
+    ++step;
+    const double a = blocked(encoded);
+    const double b = blocked(plain);
+    if (i < 2) continue;  // the first saves make their buffers
+    ours.push_back(a), twin.push_back(b);
+  }
+  report.add("save_blocked/compressed", cairn_bench::make_pairs(ours, twin), "s", cairn_bench::at_most(1.1));
+  const auto loading = cairn_bench::interleaved(
+      pairs, [&] { static_cast<void>(encoded.load(state, step)); },
+      [&] { static_cast<void>(plain.load(state, step)); });
+  if (values != content) throw std::runtime_error("what was loaded is not what was saved");
+  report.add_against("load/compressed", cairn_bench::samples(cairn_bench::rates(values.size(), loading[0])),
+                     "B/s", 1e9, cairn_bench::at_least(1));
+  report.add_against("load/uncompressed", cairn_bench::samples(cairn_bench::rates(values.size(), loading[1])),
+                     "B/s", 1e9);
 }
 
 }  // namespace
@@ -152,8 +264,21 @@ int main(int argc, char** argv) {
     const auto threads = static_cast<std::size_t>(number("--threads", 2, 256));
     const auto level = static_cast<int>(number("--level", 1, ZSTD_maxCLevel()));
     cairn_bench::report report("codec");
-    for (const auto type : {cairn::dtype::bf16, cairn::dtype::f32, cairn::dtype::f64})
-      run(type, size, level, threads, pairs, report);
+    const auto directory = cairn_bench::argument(argc, argv, "--checkpoint");
+    bytes first;
+    if (directory.empty()) {
+      for (const auto type : {cairn::dtype::bf16, cairn::dtype::f32, cairn::dtype::f64})
+        run("", type, make_weights(type, size), level, threads, pairs, report);
+      first = make_weights(cairn::dtype::f32, size);
+    } else {
+      const auto classes = read_checkpoint(directory);
+      run("weights/", cairn::dtype::bf16, as_bf16(classes[0].content), level, threads, pairs, report);
+      for (const auto& one : classes) {
+        run(one.name, cairn::dtype::f32, one.content, level, threads, pairs, report);
+        first.insert(first.end(), one.content.begin(), one.content.end());
+      }
+    }
+    run_checkpoints(first, level, threads, pairs, report);
     report.write(cairn_bench::argument(argc, argv, "--json"));
     return 0;
   } catch (const std::exception& e) {
