@@ -587,3 +587,150 @@ TEST_CASE("what is no checkpoint is refused, as by the reference, and is named")
   }
   CHECK(refused_plans > 200);
 }
+
+TEST_CASE("a load by any other group reads each wanted element once, from the rank that wrote it") {
+  const auto seed = cairn_test::seed_or(31);
+  std::mt19937_64 random(seed);
+  float memory = 0;
+  for (std::uint64_t round = 0; round < cairn_test::rounds(100, 20); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    const auto world = 1 + static_cast<int>(random() % 40);
+    cairn_test::random_group saved(random, world);
+    cairn::default_planner planner({.split_above_bytes = 50, .least_piece_bytes = 8});
+    const auto stored = planner.metadata(cairn_test::merged(planner, saved.plans, 0, world, random), world);
+    for (const auto& item : stored.items) {
+      if (item.kind != cairn::item_kind::tensor || item.per_rank || item.global.rank() == 0) continue;
+      // A random mesh over one or two dimensions of the same tensor.
+      const auto dimension = static_cast<int>(random() % static_cast<std::uint64_t>(item.global.rank()));
+      const auto parts = 1 + static_cast<std::int64_t>(random() % 9);
+      const auto each = (item.global[dimension] + parts - 1) / parts;
+      for (std::int64_t part = 0; part < parts; ++part) {
+        auto box = cairn::whole(item.global);
+        const auto from = std::min(part * each, item.global[dimension]);
+        box.offsets.set(dimension, from);
+        box.sizes.set(dimension, std::min(each, item.global[dimension] - from));
+        cairn::state_dict state;
+        state.tensor(item.name, &memory, cairn::shard{item.global, box.offsets, box.sizes});
+        const auto plan = planner.plan(state, stored, {0, 1, false, {}});
+        CHECK(plan.report.mismatched.empty());
+        std::vector<int> times(static_cast<std::size_t>(box.volume()));
+        for (const auto& read : plan.items) {
+          REQUIRE(stored.items[read.stored].name == item.name);
+          const auto chunk = item.chunks[read.chunk];
+          CHECK(cairn::intersect(chunk.box, read.box) == read.box);
+          CHECK(cairn::intersect(box, read.box) == read.box);
+          for (std::int64_t k = 0; k < read.box.volume(); ++k) {
+            std::int64_t rest = k;
+            std::int64_t flat = 0;
+            std::int64_t stride = 1;
+            for (int d = box.sizes.rank() - 1; d >= 0; --d) {
+              flat += (read.box.offsets[d] - box.offsets[d] + rest % read.box.sizes[d]) * stride;
+              rest /= read.box.sizes[d];
+              stride *= box.sizes[d];
+            }
+            ++times[static_cast<std::size_t>(flat)];
+          }
+        }
+        CHECK(std::count(times.begin(), times.end(), 1) == box.volume());
+      }
+    }
+  }
+}
+
+TEST_CASE("summaries grow with patterns, not with ranks") {
+  const auto summarised = [](int world) {
+    cairn::default_planner planner;
+    std::vector<cairn::save_plan> plans(static_cast<std::size_t>(world));
+    for (std::int64_t r = 0; r < world; ++r) {
+      auto& items = plans[static_cast<std::size_t>(r)].items;
+      const auto rows = std::int64_t{3} * world - 1;
+      items.push_back(
+          box_item("fsdp", {rows, 8}, {{3 * r, 0}, {std::min<std::int64_t>(3, rows - 3 * r), 8}}));
+      items.push_back(box_item("hsdp", {12, 8}, {{r % 6 * 2, 0}, {2, 8}}));
+      items.push_back(box_item("mesh", {64, 80}, {{r / 10 % 2 * 32, r % 10 * 8}, {32, 8}}));
+      // Half of the ranks hold nothing of it.
+      items.push_back(
+          box_item("few", {world / 2, 4}, r < world / 2 ? chunk{{r, 0}, {1, 4}} : chunk{{0, 0}, {0, 0}}));
+      items.push_back(box_item("same", {5}, cairn::whole({5})));
+    }
+    // Merged one after another, as a tree would merge them, and at random.
+    std::mt19937_64 random(5);
+    const auto all = cairn_test::merged(planner, plans, 0, world, random);
+    const auto bytes = planner.encode(all);
+    CHECK(planner.decode(bytes) == all);
+    const auto stored = planner.metadata(all, world);
+    for (const auto& item : stored.items) CHECK(item.chunks.progressions() <= 6);
+    return bytes.size();
+  };
+  CHECK(summarised(60) < 300);
+  CHECK(summarised(1260) < 300);
+}
+
+TEST_CASE("bytes that are no summary are refused") {
+  const auto seed = cairn_test::seed_or(37);
+  std::mt19937_64 random(seed);
+  CAPTURE(seed);
+  std::uint64_t accepted = 0;
+  for (std::uint64_t round = 0; round < cairn_test::rounds(60, 50); ++round) {
+    const auto world = 1 + static_cast<int>(random() % 24);
+    const cairn_test::random_group group(random, world);
+    cairn::default_planner planner;
+    const auto bytes = planner.encode(cairn_test::merged(planner, group.plans, 0, world, random));
+    for (int k = 0; k < 60; ++k) {
+      auto damaged = bytes;
+      for (auto times = 1 + random() % 3; times > 0; --times)
+        damaged[random() % damaged.size()] = static_cast<std::byte>(random());
+      if (random() % 4 == 0) damaged.resize(random() % damaged.size());
+      try {
+        const auto decoded = planner.decode(damaged);
+        ++accepted;
+        CHECK(planner.encode(decoded) == damaged);
+        static_cast<void>(planner.merge(decoded, planner.decode(bytes)));
+        static_cast<void>(planner.metadata(decoded, world));
+      } catch (const cairn::wire_error&) {
+      } catch (const cairn::plan_error&) {
+      } catch (const cairn::usage_error& e) {
+        CHECK(e.id() == error_id::usage_bad_name);
+      }
+    }
+  }
+  CHECK(accepted > 0);
+}
+
+TEST_CASE("replicas of shards and of whole tensors are levelled in large groups") {
+  std::mt19937_64 random(41);
+  for (const auto& [world, shards] : {std::pair(200, 1), std::pair(96, 8), std::pair(510, 5)}) {
+    CAPTURE(world);
+    cairn::default_planner planner;
+    std::vector<std::int64_t> rows;
+    for (int n = 0; n < 120; ++n) rows.push_back(std::int64_t{1} << (random() % 15));
+    cairn::plan_summary all;
+    for (int r = 0; r < world; ++r) {
+      cairn::save_plan plan;
+      for (std::size_t n = 0; n < rows.size(); ++n) {
+        const cairn::extents global{rows[n] * shards + static_cast<std::int64_t>(n % 3), 1000};
+        const auto each = (global[0] + shards - 1) / shards;
+        const auto from = std::min(each * (r % shards), global[0]);
+        const auto size = std::min(each, global[0] - from);
+        plan.items.push_back(box_item("t" + std::to_string(n), global,
+                                      size > 0 ? chunk{{from, 0}, {size, 1000}} : chunk{{0, 0}, {0, 0}}));
+      }
+      all = planner.merge(std::move(all), planner.summarise(plan, r));
+    }
+    const auto stored = planner.metadata(all, world);
+    std::vector<std::uint64_t> loads(static_cast<std::size_t>(world));
+    std::uint64_t sum = 0;
+    for (const auto& item : stored.items)
+      for (const auto& c : item.chunks) {
+        loads[static_cast<std::size_t>(c.rank)] += cairn::bytes_of(item.type, c.box.volume());
+        sum += cairn::bytes_of(item.type, c.box.volume());
+      }
+    const auto mean = sum / static_cast<std::uint64_t>(world);
+    CHECK(*std::max_element(loads.begin(), loads.end()) - mean <=
+          std::max<std::uint64_t>(mean / 20, std::uint64_t{1} << 20));
+    std::size_t progressions = 0;
+    for (const auto& item : stored.items) progressions += item.chunks.progressions();
+    CHECK(progressions < stored.items.size() * 40);
+  }
+}

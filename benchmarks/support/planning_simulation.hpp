@@ -108,6 +108,7 @@ class planning_simulation {
 
  private:
   struct part {
+    cairn::plan_summary summary;
     std::vector<std::byte> bytes;
     double slowest = 0;
   };
@@ -118,8 +119,10 @@ class planning_simulation {
     if (levels_.size() <= level) levels_.resize(level + 1);
     if (count == 1) {
       const auto& plan = plans_.of(first);
-      own.slowest = processor_seconds(
-          [&] { own.bytes = planner_.encode(planner_.summarise(plan, static_cast<int>(first))); });
+      own.slowest = processor_seconds([&] {
+        own.summary = planner_.summarise(plan, static_cast<int>(first));
+        own.bytes = planner_.encode(own.summary);
+      });
       levels_[level].push_back(own.slowest);
       costs_.processor += own.slowest;
       return own;
@@ -128,12 +131,13 @@ class planning_simulation {
     while (half * 2 < count) half *= 2;
     own = reduce(first, half);
     auto other = reduce(first + half, count - half);
+    other.summary = {};
     costs_.largest_message = std::max(costs_.largest_message, static_cast<double>(other.bytes.size()));
     if (first == 0) costs_.message_bytes += static_cast<double>(other.bytes.size());
     const auto seconds = processor_seconds([&] {
-      auto a = planner_.decode(own.bytes);
-      auto b = planner_.decode(other.bytes);
-      own.bytes = planner_.encode(planner_.merge(std::move(a), std::move(b)));
+      // The lower rank still has what it encoded last; the other summary came as a message.
+      own.summary = planner_.merge(std::move(own.summary), planner_.decode(other.bytes));
+      own.bytes = planner_.encode(own.summary);
     });
     levels_[level].push_back(seconds);
     own.slowest = std::max(own.slowest, other.slowest) + seconds;

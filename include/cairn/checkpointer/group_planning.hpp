@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -27,6 +28,34 @@ typename Planner::summary_type decode_summary(Planner& planner, std::span<const 
   }
 }
 
+/// Merges encoded summaries. What it made last, the left one of the next merge, need not be decoded again.
+template <SavePlanner Planner>
+class summary_fold {
+ public:
+  using summary_type = typename Planner::summary_type;
+
+  explicit summary_fold(Planner& planner) : planner_(planner) {}
+
+  [[nodiscard]] std::vector<std::byte> keep(summary_type summary) {
+    auto bytes = planner_.encode(summary);
+    kept_.emplace(std::move(summary));
+    digest_ = digest(std::span<const std::byte>(bytes));
+    return bytes;
+  }
+  [[nodiscard]] std::vector<std::byte> operator()(const std::vector<std::byte>& left,
+                                                  const std::vector<std::byte>& right) {
+    const bool known = kept_.has_value() && digest_ == digest(std::span<const std::byte>(left));
+    auto lower = known ? std::move(*kept_) : decode_summary(planner_, left);
+    kept_.reset();
+    return keep(planner_.merge(std::move(lower), decode_summary(planner_, right)));
+  }
+
+ private:
+  Planner& planner_;
+  std::optional<summary_type> kept_;
+  std::uint64_t digest_ = 0;
+};
+
 /// Makes this rank's final plan together with the other ranks: one reduction of summaries, and one barrier
 /// after which the plan is known to stand on all ranks. Everything that any rank throws on the way is thrown
 /// on all ranks.
@@ -44,12 +73,13 @@ cached_plan plan_together(Planner& planner, collectives<C>& group, const state_d
     return planned;
   }
   save_plan local;
+  summary_fold fold(planner);
   auto own = contribution::from([&] {
     local = planner.local_plan(state, rank);
-    return planner.encode(planner.summarise(local, rank));
+    return fold.keep(planner.summarise(local, rank));
   });
-  const auto merge = [&](std::vector<std::byte> left, std::vector<std::byte> right) {
-    return planner.encode(planner.merge(decode_summary(planner, left), decode_summary(planner, right)));
+  const auto merge = [&](const std::vector<std::byte>& left, const std::vector<std::byte>& right) {
+    return fold(left, right);
   };
   const auto bytes = group.tree_reduce_broadcast(std::move(own), merge, until);
   std::exception_ptr failure;

@@ -188,6 +188,7 @@ class summary_check {
   /// Without keeping boxes, which may be many: checks them, and that there are no replicas and no gaps.
   bool check_unshared(const summary_error& error, const summary_item& i, std::size_t n) const {
     const auto region = whole(i.global);
+    if (is_chain(n, region)) return true;
     bool single = true;
     std::array<std::uint64_t, measure_seeds.size()> sums{};
     summary_.for_each_box(n, [&](const chunk_progression& p) {
@@ -201,6 +202,32 @@ class summary_check {
     for (std::size_t k = 0; single && k < sums.size(); ++k)
       single = sums[k] == random_measure(region, measure_seeds[k]);
     return single;
+  }
+  /// True if the boxes, as they come, lie one behind the other along one dimension from end to end of the
+  /// tensor, on ranks of this world: what ranks hold that cut flat tensors at any places.
+  bool is_chain(std::size_t n, const chunk& region) const {
+    int along = -1;
+    std::int64_t end = 0;
+    bool chain = true;
+    const auto granule = granule_of(summary_[n].type);
+    summary_.for_each_box(n, [&](const chunk_progression& p) {
+      if (!chain || p.axis_count != 0 || p.rank >= world_) {
+        chain = false;
+        return;
+      }
+      const auto& box = p.first;
+      for (int d = 0; d < box.sizes.rank(); ++d) {
+        if (box.offsets[d] == 0 && box.sizes[d] == region.sizes[d]) continue;
+        if (along < 0) along = d;
+        chain = chain && d == along;
+      }
+      if (along < 0 || !chain || box.offsets[along] != end || box.sizes[along] % granule != 0 ||
+          box.sizes[along] > region.sizes[along] - end)
+        chain = false;
+      else
+        end += box.sizes[along];
+    });
+    return chain && along >= 0 && end == region.sizes[along];
   }
   void check_ranks(const summary_error& error, const chunk_progression& p) const {
     if (p.last_rank() >= world_)
