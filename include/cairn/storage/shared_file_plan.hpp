@@ -27,7 +27,7 @@ struct shared_member {
   std::uint64_t blocks = 0;  ///< of all its items
 };
 /// Where an item of a member comes to lie.
-struct shared_place {
+struct place_in_shared_file {
   std::uint32_t file = 0;
   std::uint64_t begin = 0;  ///< in the file
 };
@@ -38,7 +38,7 @@ struct shared_file {
 /// The files of several ranks. The first one ends with their records: the bodies, then the headers.
 struct shared_file_plan {
   std::vector<shared_file> files;                 ///< at least one
-  std::vector<std::vector<shared_place>> places;  ///< of each member's items: file after file, in order
+  std::vector<std::vector<place_in_shared_file>> places;  ///< of each member's items: file after file, in order
   std::vector<std::uint64_t> bodies;  ///< where the body of each member's record begins in the first file
   std::uint64_t headers = 0;          ///< where the headers of the records begin there
 };
