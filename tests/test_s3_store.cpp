@@ -18,11 +18,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -145,6 +147,59 @@ TEST_CASE("signatures are those of the S3 documentation's examples") {
         "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7");
 }
 
+std::string unpacked(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 1; i + 1 < text.size(); i += 2)
+    out += static_cast<char>(std::stoi(std::string(text.substr(i, 2)), nullptr, 16));
+  return out;
+}
+
+TEST_CASE("signatures are botocore's, for sixty nasty keys and for chance; such keys are written and read") {
+  const auto command =
+      "'" + cairn_test::python() + "' '" + cairn_test::source_dir() + "/tests/python/botocore_signatures.py'";
+  std::FILE* const lines = ::popen(command.c_str(), "r");
+  REQUIRE(lines != nullptr);
+  s3::server server{strict()};
+  auto options = on(server);
+  cairn::detail::s3_client client(options, cairn::s3_credential_source::fixed(strict_key),
+                                  std::make_shared<cairn::s3_clock>());
+  std::vector<char> line(1u << 16);
+  int tried = 0;
+  while (std::fgets(line.data(), static_cast<int>(line.size()), lines) != nullptr) {
+    std::istringstream words(line.data());
+    std::string method, key, hash, signature, token, word;
+    std::int64_t epoch = 0;
+    words >> method >> key >> epoch >> hash >> signature >> token;
+    key = unpacked(key);
+    CAPTURE(key);
+    cairn::name_values query;
+    cairn::name_values headers{{"host", "bucket.example.com"}};
+    auto* into = &query;
+    while (words >> word) {
+      if (word == "--") {
+        into = &headers;
+        continue;
+      }
+      const auto equals = word.find('=');
+      into->emplace_back(unpacked(word.substr(0, equals)), unpacked(word.substr(equals + 1)));
+    }
+    const auto path = "/" + cairn::detail::percent_encoded(key, true);
+    auto who = strict_key;
+    who.session_token = unpacked(token);
+    const auto all =
+        cairn::sigv4_signer("us-east-1").sign({method, path, &query, &headers, hash}, who, epoch);
+    const auto& authorization = all.back().second;
+    CHECK(authorization.substr(authorization.rfind('=') + 1) == signature);
+    if (++tried > 60) continue;
+    const auto bytes = pattern(key.size(), static_cast<std::uint64_t>(tried));
+    CHECK(client.put(key, {bytes}) == cairn::detail::s3_client::put_result::stands);
+    CHECK(client.get_all(key, 2'000) == bytes);
+  }
+  CHECK(::pclose(lines) == 0);
+  CHECK(tried == 260);
+  CHECK(server.objects().keys("bucket").size() == 60);
+}
+
 TEST_CASE("checksums are those of RFC 3720") {
   const std::vector<std::byte> zeros(32);
   std::vector<std::byte> ascending(32);
@@ -255,10 +310,14 @@ TEST_CASE(
     store.remove(key);
     for (const auto& left : store.leftovers("")) store.discard(left);
   };
+  // A quarter of them in a short run, other ones for each operation.
+  const std::size_t stride = cairn_test::long_run() ? 1 : 4;
+  std::size_t turn = 0;
   const auto each = [&](const char* operation, std::span<const fault_kind> kinds,
                         std::span<const char* const> times, auto&& scenario) {
     for (const auto& f : kinds)
-      for (const auto* when : times) check(operation, f, when, scenario);
+      for (const auto* when : times)
+        if (turn++ % stride == 0) check(operation, f, when, scenario);
   };
   const char* const once[] = {"first", "all"};
   const char* const often[] = {"first", "2", "3", "all"};
@@ -340,7 +399,7 @@ TEST_CASE(
     CHECK((failure || whole));
   };
   const char* const first[] = {"first"};
-  CHECK(met >= 150);
+  CHECK(met >= (cairn_test::long_run() ? 150 : 40));
   const char* const middle[] = {"2"};
   each("UploadPart", std::span(anywhere).subspan(9, 2), middle, write_large);
   each("CompleteMultipartUpload", std::span(of_completions).first(5), first, write_large);
