@@ -847,13 +847,15 @@ namespace {
 
 /// body(checkpointer&, state&) on each of `size` processes over one directory.
 template <class Body>
-std::vector<rank_end> train(process_ranks& ranks, const std::string& directory, Body body) {
+std::vector<rank_end> train(process_ranks& ranks, const std::string& directory, Body body,
+                            std::int32_t ranks_per_file = 1) {
   const auto job = job_name();
   return ranks.run([&](rank_process& me) {
     // In blocks of 8 ranks, as larger worlds have blocks of 128.
     cairn::checkpointer ckpt{
-        cairn::safetensors_storage{cairn::file_store{directory}, {.block_ranks = 8}}, join(job, me),
-        cairn::keep_last(3),
+        cairn::safetensors_storage{cairn::file_store{directory},
+                                   {.block_ranks = 8, .ranks_per_file = ranks_per_file}},
+        join(job, me), cairn::keep_last(3),
         cairn::checkpointer_options{.patience = 60s, .peer_patience = 60s, .quiet = true}};
     training_state model(me.rank(), me.size());
     body(me, ckpt, model);
@@ -934,6 +936,31 @@ TEST_CASE("32 processes save and load, two resume, then one") {
     me.say(outcome_of([&] { static_cast<void>(ckpt.resume(model.state)); }));
   });
   check_all_told(ends, 2, "peer.lost 2");
+}
+
+TEST_CASE("32 processes fill 8 files, which two load") {
+  const nothing_left after;
+  const scratch_directory directory;
+  process_ranks all(32);
+  const auto save_and_load = [](rank_process&, auto& ckpt, training_state& model) {
+    model.fill(1);
+    ckpt.save(model.state, 1).wait();
+    model.spoil();
+    ckpt.load(model.state, 1);
+    expect(model.is(1), "what 32 ranks loaded differs");
+  };
+  expect_good(train(all, directory.path(), save_and_load, 4));
+  std::size_t files = 0, records = 0;
+  for (const auto& name : names_in((directory.path() + "/step-00000001").c_str())) {
+    files += name.ends_with(".0.safetensors");
+    records += name.ends_with(".record");
+  }
+  CHECK(files == 8);
+  CHECK(records == 0);
+  process_ranks two(2);
+  expect_good(train(two, directory.path(), [](rank_process&, auto& ckpt, training_state& model) {
+    expect(ckpt.resume(model.state) == 1 && model.is(1), "what two ranks loaded differs");
+  }));
 }
 
 TEST_CASE("processes read a checkpoint once together, and a rank that dies meanwhile is named") {
