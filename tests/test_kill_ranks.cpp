@@ -371,6 +371,7 @@ TEST_CASE(
       const auto make_order = [&] {
         run_order order{.way = static_cast<int>(d.roll(ways)), .world = world, .keep = keep, .until = 3};
         order.relative = true;
+        order.ranks_per_file = round % 2 == 0 ? 1 : 2;
         order.waits = d.roll(2) == 0;
         order.last_calls = static_cast<std::int64_t>(d.roll(40));
         const auto whole = (1u << world) - 1;
@@ -404,6 +405,7 @@ TEST_CASE(
       too_late += !struck;
       run_order next{.way = static_cast<int>(d.roll(ways)), .world = world, .keep = keep, .until = 1};
       next.relative = true;
+      next.ranks_per_file = round % 4 == 0 ? 1 : 2;
       h.recover(next);
       world = d.world_but(world);
     }

@@ -83,6 +83,7 @@ inline void raise_to(std::atomic<std::int64_t>& value, std::int64_t to) {
 struct run_order {
   int way = 3;
   int world = 1;
+  int ranks_per_file = 1;
   std::size_t keep = 2;
   bool resumes = true;
   std::int64_t until = 0;                ///< counted from what was resumed, if `relative`
@@ -213,8 +214,9 @@ class run_watch final : public kill_watch {
 
 using watched_store = cairn::basic_file_store<watched_file_system<>>;
 
-inline cairn::any_checkpointer make_checkpointer(const run_order& order, watched_store store,
+inline cairn::any_checkpointer make_checkpointer(const run_order& order, watched_store files,
                                                  process_communicator comm) {
+  cairn::safetensors_storage store(std::move(files), {.ranks_per_file = order.ranks_per_file});
   const auto& way = ways_of_saving[order.way];
   const cairn::checkpointer_options options{.patience = order.patience,
                                             .peer_patience = order.patience,
