@@ -37,8 +37,9 @@ struct shared_file {
 };
 /// The files of several ranks. The first one ends with their records: the bodies, then the headers.
 struct shared_file_plan {
-  std::vector<shared_file> files;                 ///< at least one
-  std::vector<std::vector<place_in_shared_file>> places;  ///< of each member's items: file after file, in order
+  std::vector<shared_file> files;  ///< at least one
+  std::vector<std::vector<place_in_shared_file>>
+      places;                         ///< of each member's items: file after file, in order
   std::vector<std::uint64_t> bodies;  ///< where the body of each member's record begins in the first file
   std::uint64_t headers = 0;          ///< where the headers of the records begin there
 };
