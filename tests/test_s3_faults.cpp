@@ -6,12 +6,18 @@
 // a typed error, and what a reader then finds is all of it or nothing; a load gives the right bytes or a
 // typed error.
 #include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/stores/file_store.hpp>
 #include <cairn/stores/s3_store.hpp>
+#include <cairn/stores/s3_url.hpp>
 
 #include <doctest/doctest.h>
+#include <support/byte_store_conformance.hpp>
 #include <support/rounds.hpp>
 #include <support/s3_server.hpp>
 #include <support/saved_world.hpp>
+#include <support/scratch_directory.hpp>
+
+#include <stdlib.h>
 
 #include <atomic>
 #include <chrono>
@@ -307,4 +313,45 @@ TEST_CASE("whatever a service does while a checkpoint is loaded: the right bytes
   MESSAGE(scripts, " scripts: ", right, " loads went well");
   CHECK(scripts >= 70);
   CHECK(right > 30);
+}
+
+struct any_in_files {
+  scratch_directory directory;
+  cairn::any_store make() { return cairn::any_store{cairn::file_store{directory.path() + "/new"}}; }
+};
+TEST_CASE_TEMPLATE_INVOKE(byte_store_conformance, any_in_files);
+
+TEST_CASE(
+    "stores are opened by URL, and URLs that say something else are refused without repeating secrets") {
+  scratch_directory directory;
+  bucket b;
+  const s3::credentials key;
+  ::setenv("AWS_ACCESS_KEY_ID", key.access_key.c_str(), 1);
+  ::setenv("AWS_SECRET_ACCESS_KEY", key.secret_key.c_str(), 1);
+  ::unsetenv("AWS_SESSION_TOKEN");
+  for (const auto& url :
+       {directory.path() + "/plain", "file:" + directory.path() + "/a", "file://" + directory.path() + "/b",
+        "s3://bucket/team/run?region=us-east-1&endpoint=" + b.server.endpoint()}) {
+    CAPTURE(url);
+    cairn::safetensors_storage storage{cairn::open_store(url)};
+    auto writer = storage.writer();
+    auto reader = storage.reader();
+    const small_state what(one_put, 1);
+    world_save(writer, {&what.state}, 7).run();
+    small_state loaded(one_put, -1);
+    load_world(reader, 7, {&loaded.state});
+    CHECK(loaded.equals(what));
+  }
+  for (const auto& key_there : b.server.objects().keys("bucket")) CHECK(key_there.starts_with("team/run/"));
+  for (const std::string url :
+       {"", "file:", "file://host/path", "http://a/b", "s3:bucket", "s3://", "s3://ab",
+        "s3://user:word@bucket/x", "s3://bucket/x?region", "s3://bucket/x?color=red",
+        "s3://bucket/x?dialect=french", "s3://bucket/../x", "s3://bucket/a//b",
+        "s3://bucket/x?endpoint=ftp://a", "s3://bucket/x?endpoint=https://u:word@host"}) {
+    CAPTURE(url);
+    const auto why = failure_of([&] { static_cast<void>(cairn::open_store(url)); });
+    REQUIRE(why.id.has_value());
+    CHECK(cairn::kind_of(*why.id) == cairn::error_kind::usage);
+    CHECK(why.text.find("word") == std::string::npos);
+  }
 }

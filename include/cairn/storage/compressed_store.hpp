@@ -130,6 +130,12 @@ class compressed_store {
   [[nodiscard]] std::optional<space_left> free_space() { return store().free_space(); }
   [[nodiscard]] std::string describe() const { return std::string(store().describe()); }
 
+  [[nodiscard]] std::size_t reads_at_once() const
+    requires requires(Store& s) { s.reads_at_once(); }
+  {
+    return store().reads_at_once();
+  }
+
   // What a store over directories offers besides.
   void make_directory(std::string_view directory)
     requires requires(Store& s) { s.make_directory(directory); }

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/stores/file_store.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// A ByteStore whose type is chosen at run time. Each call costs a virtual one, and copies of descriptions a
+/// string. Copies share the store. It is not Portable: where a worker process writes, name the type.
+class any_store {
+  struct any_object {
+    virtual ~any_object() = default;
+    virtual void write(std::span<const write_part> parts) = 0;
+    virtual void finish() = 0;
+  };
+  template <class W>
+  struct object_of final : any_object {
+    explicit object_of(W made) : writer(std::move(made)) {}
+    void write(std::span<const write_part> parts) override { writer.write(parts); }
+    void finish() override { writer.finish(); }
+    W writer;
+  };
+  struct face {
+    virtual ~face() = default;
+    virtual std::unique_ptr<any_object> create(std::string_view key, std::uint64_t size_hint) = 0;
+    virtual std::size_t part_alignment() = 0;
+    virtual std::size_t min_part() = 0;
+    virtual std::size_t reads_at_once() = 0;
+    virtual void read(std::span<const read_range> ranges) = 0;
+    virtual void put_new(std::string_view key, std::span<const std::byte> bytes) = 0;
+    virtual bool publish_new(std::string_view key, std::span<const std::byte> bytes) = 0;
+    virtual std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) = 0;
+    virtual std::optional<std::uint64_t> size(std::string_view key) = 0;
+    virtual std::vector<listed_object> list(std::string_view prefix) = 0;
+    virtual void remove(std::string_view key) = 0;
+    virtual std::vector<std::string> leftovers(std::string_view prefix) = 0;
+    virtual void discard(std::string_view key) = 0;
+    virtual std::optional<space_left> free_space() = 0;
+    virtual std::string describe() = 0;
+    virtual void make_directory(std::string_view directory) = 0;
+    virtual bool adopt_directory(std::string_view directory) = 0;
+    virtual void settle(std::string_view key) = 0;
+  };
+  template <class S>
+  struct face_of final : face {
+    explicit face_of(S made) : store(std::move(made)) {}
+    std::unique_ptr<any_object> create(std::string_view key, std::uint64_t size_hint) override {
+      using writer = std::remove_cvref_t<decltype(store.create(key, size_hint))>;
+      return std::make_unique<object_of<writer>>(store.create(key, size_hint));
+    }
+    std::size_t part_alignment() override { return store.part_alignment(); }
+    std::size_t min_part() override { return store.min_part(); }
+    std::size_t reads_at_once() override {
+      if constexpr (requires { store.reads_at_once(); })
+        return store.reads_at_once();
+      else
+        return 1;
+    }
+    void read(std::span<const read_range> ranges) override { store.read(ranges); }
+    void put_new(std::string_view key, std::span<const std::byte> bytes) override {
+      store.put_new(key, bytes);
+    }
+    bool publish_new(std::string_view key, std::span<const std::byte> bytes) override {
+      return store.publish_new(key, bytes);
+    }
+    std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) override {
+      return store.read_all(key, cap);
+    }
+    std::optional<std::uint64_t> size(std::string_view key) override { return store.size(key); }
+    std::vector<listed_object> list(std::string_view prefix) override { return store.list(prefix); }
+    void remove(std::string_view key) override { store.remove(key); }
+    std::vector<std::string> leftovers(std::string_view prefix) override { return store.leftovers(prefix); }
+    void discard(std::string_view key) override { store.discard(key); }
+    std::optional<space_left> free_space() override { return store.free_space(); }
+    std::string describe() override { return std::string(store.describe()); }
+    void make_directory(std::string_view directory) override {
+      if constexpr (DirectoryStore<S>) store.make_directory(directory);
+    }
+    bool adopt_directory(std::string_view directory) override {
+      if constexpr (DirectoryStore<S>)
+        return store.adopt_directory(directory);
+      else
+        return true;  // there is nothing that must be made before an object
+    }
+    void settle(std::string_view key) override {
+      if constexpr (DirectoryStore<S>) store.settle(key);
+    }
+    S store;
+  };
+
+ public:
+  /// Holds a store of any type.
+  template <class Store>
+    requires(!std::same_as<std::remove_cvref_t<Store>, any_store> && ByteStore<std::remove_cvref_t<Store>>)
+  explicit any_store(Store&& store)
+      : face_(std::make_shared<face_of<std::remove_cvref_t<Store>>>(std::forward<Store>(store))) {}
+
+  /// See ObjectWriter.
+  class object_writer {
+   public:
+    void write(std::span<const write_part> parts) { object_->write(parts); }
+    void finish() { object_->finish(); }
+
+   private:
+    friend any_store;
+    explicit object_writer(std::unique_ptr<any_object> object) : object_(std::move(object)) {}
+    std::unique_ptr<any_object> object_;
+  };
+
+  // See ByteStore.
+  [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) {
+    return object_writer(face_->create(key, size_hint));
+  }
+  [[nodiscard]] std::size_t part_alignment() const { return face_->part_alignment(); }
+  [[nodiscard]] std::size_t min_part() const { return face_->min_part(); }
+  [[nodiscard]] std::size_t reads_at_once() const { return face_->reads_at_once(); }
+  void read(std::span<const read_range> ranges) { face_->read(ranges); }
+  void put_new(std::string_view key, std::span<const std::byte> bytes) { face_->put_new(key, bytes); }
+  [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes) {
+    return face_->publish_new(key, bytes);
+  }
+  [[nodiscard]] std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) {
+    return face_->read_all(key, cap);
+  }
+  [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) { return face_->size(key); }
+  [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) { return face_->list(prefix); }
+  void remove(std::string_view key) { face_->remove(key); }
+  [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
+    return face_->leftovers(prefix);
+  }
+  void discard(std::string_view key) { face_->discard(key); }
+  [[nodiscard]] std::optional<space_left> free_space() { return face_->free_space(); }
+  [[nodiscard]] std::string describe() const { return face_->describe(); }
+  // See DirectoryStore; nothing to do where the store has no directories.
+  void make_directory(std::string_view directory) { face_->make_directory(directory); }
+  [[nodiscard]] bool adopt_directory(std::string_view directory) { return face_->adopt_directory(directory); }
+  void settle(std::string_view key) { face_->settle(key); }
+
+ private:
+  std::shared_ptr<face> face_;
+};
+
+static_assert(ByteStore<any_store>);
+
+namespace detail {
+/// What stands before the colon of a URL in small letters; empty for a path: "checkpoints", "./a:b".
+[[nodiscard]] constexpr std::string_view scheme_of(std::string_view url) noexcept {
+  const auto colon = url.find(':');
+  if (colon == std::string_view::npos || colon < 2) return {};
+  for (std::size_t i = 0; i < colon; ++i) {
+    const bool letter = url[i] >= 'a' && url[i] <= 'z';
+    if (!letter && (i == 0 || url[i] < '0' || url[i] > '9')) return {};
+  }
+  return url.substr(0, colon);
+}
+}  // namespace detail
+
+/// The store that a URL without an option names: a path, or file:PATH (file:checkpoints, file:///data/run).
+/// <cairn/stores/s3_url.hpp> knows s3://, too. @throws usage_error (usage_bad_option)
+[[nodiscard]] inline any_store open_file_url(std::string_view url) {
+  auto path = url;
+  if (const auto scheme = detail::scheme_of(url); scheme == "file") {
+    path.remove_prefix(5);
+    if (path.starts_with("//")) {
+      path.remove_prefix(2);
+      if (!path.starts_with('/'))
+        fail(error_id::usage_bad_option,
+             "a URL of a directory has three slashes or none: file:///data/run, file:run",
+             {.got = std::string(url)});
+    }
+  } else if (!scheme.empty()) {
+    fail(error_id::usage_bad_option,
+         "this program knows directories alone: a path, or file:PATH; for s3:// it is built with cairn::s3",
+         {.got = std::string(scheme)});
+  }
+  if (path.empty()) fail(error_id::usage_bad_option, "the URL of a store names no directory");
+  return any_store(file_store(std::string(path)));
+}
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/stores/any_store.hpp>
+#include <cairn/stores/s3_store.hpp>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// The options that `s3://BUCKET[/PREFIX][?NAME=VALUE&...]` says: names are endpoint (its https:// or http://
+/// included), region, dialect=google, addressing=path|virtual, exclusive=single-writer. Values stand as they
+/// are, without percent signs. Credentials never stand in a URL: they come from where s3_credential_source
+/// finds them. @throws usage_error (usage_bad_option)
+[[nodiscard]] inline s3_options parse_s3_url(std::string_view url) {
+  const auto refuse = [](std::string_view what, std::string_view got) {
+    fail(error_id::usage_bad_option, what, {.got = std::string(got)});
+  };
+  static constexpr std::string_view scheme = "s3://";
+  if (!url.starts_with(scheme)) refuse("the URL of a bucket begins with s3://", url.substr(0, 8));
+  auto rest = url.substr(scheme.size());
+  // What stands before an @ may be a secret: it is not repeated.
+  const auto question = rest.find('?');
+  if (rest.substr(0, question).find('@') != std::string_view::npos)
+    refuse("credentials never stand in a URL; put them into the environment or the credentials file", {});
+  auto query = question == std::string_view::npos ? std::string_view() : rest.substr(question + 1);
+  rest = rest.substr(0, question);
+  s3_options options;
+  const auto slash = rest.find('/');
+  options.bucket = rest.substr(0, slash);
+  if (slash != std::string_view::npos) options.prefix = rest.substr(slash + 1);
+  if (!options.prefix.empty() && options.prefix.back() != '/') options.prefix += '/';
+  while (!query.empty()) {
+    const auto end = query.find('&');
+    const auto field = query.substr(0, end);
+    query = end == std::string_view::npos ? std::string_view() : query.substr(end + 1);
+    const auto equals = field.find('=');
+    const auto name = field.substr(0, equals);
+    const auto value = equals == std::string_view::npos ? std::string_view() : field.substr(equals + 1);
+    if (value.empty())
+      refuse("an option of an s3:// URL has no value", name);
+    else if (name == "endpoint")
+      options.endpoint = value;
+    else if (name == "region")
+      options.region = value;
+    else if (name == "dialect" && value == "google")
+      options.dialect = s3_dialect::google;
+    else if (name == "addressing" && value == "path")
+      options.addressing = s3_addressing::path;
+    else if (name == "addressing" && value == "virtual")
+      options.addressing = s3_addressing::virtual_host;
+    else if (name == "exclusive" && value == "single-writer")
+      options.exclusive = s3_exclusive::single_writer;
+    else
+      refuse(
+          "an option of an s3:// URL is unknown, or has an unknown value; there are endpoint, region, "
+          "dialect=google, addressing=path|virtual, exclusive=single-writer",
+          name);
+  }
+  return options;
+}
+
+/// The store that a URL names: s3://..., file:PATH, or a path. @throws usage_error (usage_bad_option)
+[[nodiscard]] inline any_store open_store(std::string_view url) {
+  if (detail::scheme_of(url) == "s3") return any_store(s3_store(parse_s3_url(url)));
+  return open_file_url(url);
+}
+
+}  // namespace v1
+}  // namespace cairn
