@@ -82,8 +82,8 @@ class coordinator_twin {
     for (std::size_t k = 0; k < records_.size(); ++k)
       order[next[records_[k].name]++] = static_cast<std::uint32_t>(k);
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      const auto& tensor = tensors_[t];
-      if (tensor.free) continue;
+      const auto& shape = tensors_[t];
+      if (shape.free) continue;
       const auto first = order.begin() + static_cast<std::ptrdiff_t>(begin[t]);
       const auto last = order.begin() + static_cast<std::ptrdiff_t>(begin[t + 1]);
       std::sort(first, last, [&](auto a, auto b) {
@@ -100,7 +100,7 @@ class coordinator_twin {
         if (p.offsets[0] + p.sizes[0] > r.offsets[0] && p.offsets[1] + p.sizes[1] > r.offsets[1])
           throw std::logic_error("the twin found an overlap");
       }
-      if (volume != tensor.volume) throw std::logic_error("the twin found a hole");
+      if (volume != shape.volume) throw std::logic_error("the twin found a hole");
     }
   }
   /// The answers to all ranks: which of its items each shall write. Their bytes.

@@ -20,8 +20,8 @@ inline namespace v1 {
 /// 1. `local_plan(state, rank)`: every box that this rank could write, in the order of the state. Throws
 /// usage or plan errors.
 /// 2. `summarise(plan, rank)`: what the others must know of it, as a `summary_type`.
-/// 3. `merge(a, b)`: the summary of both; associative; `a` is of lower ranks than `b`. Never throws for what
-/// ranks say: conflicts stay in the
+/// 3. `merge(a, b)`: the summary of both; associative in what it says; `a` is of lower ranks than `b`. Never
+/// throws for what ranks say: conflicts stay in the
 ///    summary, so that step 4 throws the same on every rank. `encode(summary)` and `decode(bytes)` carry it
 ///    between ranks; decode throws wire_error on anything that encode did not make.
 /// 4. `finish(plan, global_summary, rank, world_size)`: this rank's final plan: each replicated box is
