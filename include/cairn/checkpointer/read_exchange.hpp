@@ -100,7 +100,7 @@ class read_exchange {
 
  private:
   /// Memory of windows is then warm when it is used again; more gains nothing.
-  static constexpr std::uint64_t most_window = std::uint64_t{16} << 20;
+  static constexpr std::uint64_t most_window = std::uint64_t{8} << 20;
 
   /// A place in the order of all units of all ranks.
   struct position {

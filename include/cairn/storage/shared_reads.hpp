@@ -48,21 +48,16 @@ using read_bundles = std::map<const rank_set*, raw_bytes, by_ranks>;
 /// exchange. All wanters of a unit give all units of the same wanters in the same order, and come to the same
 /// result without a message.
 inline void assign_readers(std::vector<shared_unit>& units) {
-  struct sums {
-    std::uint64_t total = 0;
-    std::uint64_t before = 0;
-  };
-  std::unordered_map<const rank_set*, sums> classes;
-  for (const auto& u : units) classes[u.wanters].total += u.bytes;
+  // Short stripes: in every window of an exchange all ranks have something to read.
+  constexpr auto stripe = digest_block_bytes;
+  std::unordered_map<const rank_set*, std::uint64_t> bytes_before;
   for (auto& u : units) {
-    auto& c = classes[u.wanters];
+    auto& before = bytes_before[u.wanters];
     const auto n = u.wanters->ranks.size();
-    const auto stripe =
-        std::clamp<std::uint64_t>(c.total / n / 4, digest_block_bytes, 8 * digest_block_bytes);
-    u.before = c.before;
+    u.before = before;
     // Small sets of units begin with different ranks.
-    u.reader = u.wanters->ranks[static_cast<std::size_t>((u.wanters->digest % n + c.before / stripe) % n)];
-    c.before += u.bytes;
+    u.reader = u.wanters->ranks[static_cast<std::size_t>((u.wanters->digest % n + before / stripe) % n)];
+    before += u.bytes;
   }
   std::stable_sort(units.begin(), units.end(), [](const shared_unit& a, const shared_unit& b) {
     if (a.before != b.before) return a.before < b.before;
