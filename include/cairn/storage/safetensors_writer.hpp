@@ -88,6 +88,7 @@ class safetensors_writer {
     std::size_t finished = 0;
     try {
       auto r = write_files(c, image, until, finished);
+      const span_note span(image.journal(), span_kind::record);
       protocol_.publish(c, r);
       return r;
     } catch (...) {
