@@ -87,7 +87,7 @@ TEST_CASE("gpt state: the kill switch ends the process when all is released and 
   if (child == 0) {
     ::alarm(60);
     cairn_test::run_gpt_ranks(2, [&](gpt::group& others) {
-      const auto kill = std::make_shared<gpt::kill_switch>(20);
+      const auto kill = std::make_shared<gpt::kill_switch>(20, gpt::kill_moment::after_release, false);
       gpt::killing_store<cairn::memory_store> store(cairn::memory_store{}, kill);
       for (const char* key :
            {"step-00000010/rank-00000.a.0.safetensors", "step-00000020/rank-00000.a.record"})

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+// links: cairn::s3
+// timeout: 120
+//
 // The S3 store against moto, an implementation that shares nothing with ours; the signer against AWS's
-// published examples and against botocore. links: cairn::s3 timeout: 120
+// published examples and against botocore.
 #include <cairn/checkpointer.hpp>
 #include <cairn/stores/s3_store.hpp>
 
