@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: checkpoints
 // The commit protocol: who may publish a checkpoint, and what happens when ranks fail, are missing, or
-// compete. threaded
+// compete.
+// threaded
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>

@@ -156,10 +156,10 @@ def check_watch(root):
     finally:
         watch.stop()
     # A whole attempt that nobody commits: its files are there, and no writer.
-    os.makedirs(f"{directory}/step-00000050")
-    with open(f"{directory}/step-00000050/rank-00000.{50:016x}.0.safetensors", "wb") as file:
+    os.makedirs(f"{directory}/step-00000060")
+    with open(f"{directory}/step-00000060/rank-00000.{60:016x}.0.safetensors", "wb") as file:
         file.write(bytes(100))
-    expect(run(INSPECT, directory, "--watch", "--for", 0.3, "--stale-after", 0), "^step 50  is stale: written and not committed")
+    expect(run(INSPECT, directory, "--watch", "--for", 0.3, "--stale-after", 0), "^step 60  is stale: written and not committed")
     with open(manifest(directory, 6), "r+b") as file:
         file.truncate(50)
     expect(run(INSPECT, directory, "--watch", "--for", 0.3, status=DAMAGED), "^step 6  damaged: ")
