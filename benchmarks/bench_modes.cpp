@@ -66,8 +66,8 @@ class training {
  public:
   training(bench_state& state, const mode_options& o)
       : state_(state), threads_(o.threads), streams_(o.streams), teams_(static_cast<std::size_t>(o.threads)) {
-    for (auto& team : teams_)
-      for (auto* m : {&team.a, &team.b, &team.c}) m->assign(side * side, 0.5f);
+    for (auto& one_team : teams_)
+      for (auto* m : {&one_team.a, &one_team.b, &one_team.c}) m->assign(side * side, 0.5f);
     const double update_seconds = median_of(3, [&] { update(); });
     rounds_ = 20;
     const double one = median_of(5, [&] { gradient(); }) / rounds_;

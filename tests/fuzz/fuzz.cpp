@@ -202,10 +202,13 @@ void read_frame(input in) {
         accepted<cairn::wire_error>([&] { return cairn::detail::decode_frame(message, size); });
     if (!frame) return;
     const auto& f = *frame;
-    const auto again = cairn::detail::encode_frame(f.call, f.step, f.what, f.what.value);
+    const auto value_of = [](const cairn::detail::collective_frame& read) {
+      return input(read.what.value).subspan(read.head);
+    };
+    const auto again = cairn::detail::encode_frame(f.call, f.step, f.what, value_of(f));
     const auto other = accepted<cairn::wire_error>([&] { return cairn::detail::decode_frame(again, size); });
     demand(other.has_value(), "a frame that was read can be written");
-    demand(other->what.value == f.what.value && other->what.failure == f.what.failure &&
+    demand(std::ranges::equal(value_of(*other), value_of(f)) && other->what.failure == f.what.failure &&
                other->what.absent.size() == f.what.absent.size() && other->call.epoch == f.call.epoch,
            "a frame is written as it was read");
     if (f.what.ok()) return;

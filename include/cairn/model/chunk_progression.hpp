@@ -13,6 +13,19 @@
 namespace cairn {
 inline namespace v1 {
 
+namespace detail {
+/// Sorts a handful of elements; equal ones keep their order.
+template <class Iterator, class Less>
+constexpr void sort_few(Iterator begin, Iterator end, Less less) {
+  for (auto next = begin; next != end; ++next) {
+    const auto moved = *next;
+    auto at = next;
+    for (; at != begin && less(moved, *(at - 1)); --at) *at = *(at - 1);
+    *at = moved;
+  }
+}
+}  // namespace detail
+
 /// A box of a stored tensor and the rank that wrote it.
 struct stored_chunk {
   cairn::chunk box;
@@ -344,7 +357,7 @@ class overlap_walk {
       stride *= p_.axes[static_cast<std::size_t>(k)].count;
     }
     // Long steps first: of what is left behind an axis, the span along its dimension is then shortest.
-    std::sort(order_.begin(), order_.begin() + p_.axis_count, [&](int a, int b) {
+    sort_few(order_.begin(), order_.begin() + p_.axis_count, [&](int a, int b) {
       const auto x = p_.axes[static_cast<std::size_t>(a)].offset_step;
       const auto y = p_.axes[static_cast<std::size_t>(b)].offset_step;
       return x != y ? x > y : a < b;

@@ -419,8 +419,8 @@ class balancer {
   }
   /// Brings the axes into order again.
   void emit(std::size_t item, chunk_progression p) {
-    std::sort(p.axes.begin(), p.axes.begin() + p.axis_count,
-              [](const chunk_axis& a, const chunk_axis& b) { return a.rank_step > b.rank_step; });
+    sort_few(p.axes.begin(), p.axes.begin() + p.axis_count,
+             [](const chunk_axis& a, const chunk_axis& b) { return a.rank_step > b.rank_step; });
     out_.add(item, p);
   }
 

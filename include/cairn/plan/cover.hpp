@@ -82,8 +82,8 @@ inline constexpr std::array<std::uint64_t, 2> measure_seeds{0x243f6a8885a308d3u,
   std::size_t n = 0;
   for (const auto& a : p)
     if (a.dimension == dimension) out[n++] = a;
-  std::sort(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(n),
-            [](const auto& a, const auto& b) { return a.offset_step < b.offset_step; });
+  sort_few(out.begin(), out.begin() + n,
+           [](const auto& a, const auto& b) { return a.offset_step < b.offset_step; });
   return n;
 }
 

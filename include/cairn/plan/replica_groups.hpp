@@ -26,7 +26,7 @@ struct held_boxes {
     const auto middle = std::stable_partition(begin, begin + p.axis_count,
                                               [](const chunk_axis& a) { return a.dimension >= 0; });
     shards = static_cast<int>(middle - begin);
-    std::sort(begin, middle, [](const chunk_axis& a, const chunk_axis& b) {
+    sort_few(begin, middle, [](const chunk_axis& a, const chunk_axis& b) {
       return a.dimension != b.dimension ? a.dimension < b.dimension : a.offset_step < b.offset_step;
     });
   }

@@ -64,14 +64,14 @@ class summary_merge {
     }
     constexpr auto window = static_cast<std::uint32_t>(progression_joiner<sink>::window);
     made_ = 0;
-    const auto far = of_a - std::min(of_a, window);
-    out_.append(a_, at_a, far);
-    for (auto n = far; n < of_a; ++n) joiner_.add(a_.read(at_a));
-    const auto near = std::min(of_b, window);
-    for (std::uint32_t n = 0; n < near; ++n) joiner_.push(b_.read(at_b));
+    const auto before = of_a - std::min(of_a, window);
+    out_.append(a_, at_a, before);
+    for (auto n = before; n < of_a; ++n) joiner_.add(a_.read(at_a));
+    const auto joined = std::min(of_b, window);
+    for (std::uint32_t n = 0; n < joined; ++n) joiner_.push(b_.read(at_b));
     joiner_.flush();
-    out_.append(b_, at_b, of_b - near);
-    return far + made_ + (of_b - near);
+    out_.append(b_, at_b, of_b - joined);
+    return before + made_ + (of_b - joined);
   }
 
   const plan_summary& a_;
