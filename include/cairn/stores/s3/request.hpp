@@ -408,15 +408,15 @@ class s3_call final : public http_call {
   }
   /// A server's words for a message: short, printable, without what only the signer may know.
   [[nodiscard]] std::string clean(std::string_view text, std::size_t most) const {
+    const auto& known = taken_.credentials;
+    for (const auto* secret : {&known.secret_key, &known.session_token}) {
+      if (secret->size() < 4) continue;
+      // Also a piece of it, since a long token does not fit into a message; and before the message is cut.
+      const auto piece = std::string_view(*secret).substr(0, std::min<std::size_t>(secret->size(), 16));
+      if (text.find(piece) != std::string::npos) return "(withheld)";
+    }
     std::string out;
     for (const char c : text.substr(0, most)) out += c >= ' ' && c <= '~' ? c : '?';
-    const auto& c = taken_.credentials;
-    for (const auto* secret : {&c.secret_key, &c.session_token}) {
-      if (secret->size() < 4) continue;
-      // Also a piece of it, since a long token does not fit into a message.
-      const auto piece = std::string_view(*secret).substr(0, std::min<std::size_t>(secret->size(), 16));
-      if (out.find(piece) != std::string::npos) return "(withheld)";
-    }
     return out;
   }
   void note(std::string_view what) { last_failure_ = what; }
