@@ -8,7 +8,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 bench=${1:?usage: publish_modes.sh BENCH_MODES [OPTION]...}
 shift
-(($#)) || set -- --bytes 1GiB --rounds 7 --steps 15 --every 5 --step-seconds 0.5
+(($#)) || set -- --bytes 1GiB --rounds 7 --steps 11 --every 5 --step-seconds 0.5
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
