@@ -12,6 +12,7 @@
 
 #include <doctest/doctest.h>
 #include <support/byte_store_conformance.hpp>
+#include <support/quick_clock.hpp>
 #include <support/rounds.hpp>
 #include <support/s3_server.hpp>
 #include <support/saved_world.hpp>
@@ -30,20 +31,6 @@ namespace {
 using namespace cairn_test;
 namespace s3 = cairn_test::s3;
 using cairn::error_id;
-
-/// A clock on which no pause takes time, and chance that is the same each time.
-struct hasty_clock : cairn::s3_clock {
-  [[nodiscard]] time_point now() noexcept override {
-    return std::chrono::steady_clock::now() + std::chrono::nanoseconds(skipped.load());
-  }
-  [[nodiscard]] std::chrono::nanoseconds pause(std::chrono::nanoseconds wanted) noexcept override {
-    skipped += wanted.count();
-    return std::chrono::nanoseconds(0);
-  }
-  [[nodiscard]] double random() noexcept override { return static_cast<double>(next++ % 16) / 16; }
-  std::atomic<std::int64_t> skipped{0};
-  std::atomic<std::uint64_t> next{5};
-};
 
 s3::server_options service() {
   s3::server_options o;
@@ -68,7 +55,7 @@ struct bucket {
     const s3::credentials key;
     return cairn::safetensors_storage(
         cairn::s3_store(o, cairn::s3_credential_source::fixed({key.access_key, key.secret_key, "", 0}),
-                        std::make_shared<hasty_clock>()));
+                        std::make_shared<quick_clock>()));
   }
 };
 

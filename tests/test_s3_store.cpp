@@ -9,6 +9,7 @@
 
 #include "support/byte_store_conformance.hpp"
 #include "support/moto.hpp"
+#include "support/quick_clock.hpp"
 #include "support/rounds.hpp"
 #include "support/s3_server.hpp"
 
@@ -58,21 +59,8 @@ struct s3_on_moto {
   cairn::s3_store make() { return store; }
 };
 
-/// A clock on which no pause takes time, and chance that is the same each time.
-struct quick_clock : cairn::s3_clock {
-  [[nodiscard]] time_point now() noexcept override {
-    return std::chrono::steady_clock::now() + std::chrono::nanoseconds(skipped.load());
-  }
-  [[nodiscard]] std::chrono::nanoseconds pause(std::chrono::nanoseconds wanted) noexcept override {
-    skipped += wanted.count();
-    return std::chrono::nanoseconds(0);
-  }
-  [[nodiscard]] double random() noexcept override { return static_cast<double>(next++ % 16) / 16; }
-  std::atomic<std::int64_t> skipped{0};
-  std::uint64_t next = 5;
-};
-
 namespace s3 = cairn_test::s3;
+using cairn_test::quick_clock;
 
 s3::server_options strict(const s3::object_rules& rules = {}) {
   s3::server_options o;

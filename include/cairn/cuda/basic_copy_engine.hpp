@@ -3,6 +3,7 @@
 #include <cairn/concepts/copy_engine.hpp>
 #include <cairn/cuda/transfer.hpp>
 #include <cairn/model/deadline.hpp>
+#include <cairn/model/signals_blocked.hpp>
 
 #include <pthread.h>
 #include <unistd.h>
@@ -10,7 +11,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -195,17 +195,8 @@ class basic_copy_engine {
 
   void start() {
     if (state_->worker.joinable()) return;
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-      state_->worker = std::thread([state = state_.get()] { state->run(); });
-    } catch (...) {
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw;
-    }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    const cairn::detail::signals_blocked guard;
+    state_->worker = std::thread([state = state_.get()] { state->run(); });
     ::pthread_setname_np(state_->worker.native_handle(), "cairn cuda");
   }
   /// A lane for each device that a source lies on.

@@ -6,6 +6,7 @@
 #include <cairn/model/error.hpp>
 #include <cairn/model/process_limits.hpp>
 #include <cairn/model/save_handle.hpp>
+#include <cairn/model/signals_blocked.hpp>
 
 #include <poll.h>
 #include <pthread.h>
@@ -150,17 +151,12 @@ class progress_bar {
    public:
     explicit drawing_thread(std::shared_ptr<shared> shared) : shared_(std::move(shared)) {
       const auto run_it = [state = shared_] { run(*state); };
-      sigset_t all;
-      sigset_t before;
-      sigfillset(&all);
-      ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
+      const detail::signals_blocked guard;
       try {
         thread_ = std::make_unique<std::thread>(run_it);
       } catch (const std::system_error&) {
-        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
         detail::fail_for_threads("to draw a bar");
       }
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
     drawing_thread(const drawing_thread&) = delete;
     drawing_thread& operator=(const drawing_thread&) = delete;

@@ -4,6 +4,7 @@
 #include <cairn/model/error.hpp>
 #include <cairn/model/pace.hpp>
 #include <cairn/model/process_limits.hpp>
+#include <cairn/model/signals_blocked.hpp>
 #include <cairn/model/thread_settings.hpp>
 #include <cairn/stage/copy_job.hpp>
 
@@ -122,23 +123,6 @@ class copy_threads {
         lock.lock();
       }
     }
-  };
-
-  /// Holds signals off, also those that threads started meanwhile will get: they are for the threads of the
-  /// program.
-  class signals_blocked {
-   public:
-    signals_blocked() noexcept {
-      sigset_t all;
-      sigfillset(&all);
-      ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-    }
-    ~signals_blocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-    signals_blocked(const signals_blocked&) = delete;
-    signals_blocked& operator=(const signals_blocked&) = delete;
-
-   private:
-    sigset_t before_;
   };
 
   void start(const std::shared_ptr<copy_job>& job, int helpers, bool needed) {

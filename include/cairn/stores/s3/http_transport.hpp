@@ -2,6 +2,7 @@
 // opt-in: cairn::s3
 #pragma once
 #include <cairn/model/error.hpp>
+#include <cairn/model/signals_blocked.hpp>
 #include <cairn/stores/s3/http_call.hpp>
 
 #include <curl/curl.h>
@@ -112,17 +113,13 @@ class http_transport {
   using attempts = std::list<std::unique_ptr<attempt>>;
 
   void begin_thread() {
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);  // SIGPIPE too: a connection that is gone is an error, not the end of the program
-    ::pthread_sigmask(SIG_BLOCK, &all, &before);
+    const signals_blocked
+        guard;  // SIGPIPE too: a connection that is gone is an error, not the end of the program
     try {
       thread_ = std::thread([this] { serve(); });
     } catch (const std::system_error&) {
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
       fail(error_id::storage_limit, "no thread could be begun for the object store");
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   void serve() noexcept {
