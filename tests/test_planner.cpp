@@ -698,6 +698,35 @@ TEST_CASE("bytes that are no summary are refused") {
   CHECK(accepted > 0);
 }
 
+TEST_CASE("an item that ranks know and nobody holds is refused") {
+  // Bytes that a rank knows without holding them: no rank's plan says so.
+  cairn::compact_writer message;
+  message.number(std::uint64_t{1}).number(std::uint64_t{0}).number(std::uint64_t{1}).raw("b");
+  message.byte(static_cast<std::uint8_t>(cairn::item_kind::bytes))
+      .byte(static_cast<std::uint8_t>(cairn::dtype::u8));
+  message.number(std::uint64_t{0}).number(std::uint64_t{1}).number(std::uint64_t{1} << 3);
+  cairn::default_planner planner;
+  CHECK_THROWS_AS(static_cast<void>(planner.decode(message.view())), cairn::wire_error);
+  // And what a program makes by hand, of each kind.
+  for (const auto kind : {cairn::item_kind::tensor, cairn::item_kind::value, cairn::item_kind::bytes})
+    for (const bool per_rank : {false, true}) {
+      CAPTURE(per_rank);
+      cairn::plan_summary made;
+      cairn::summary_item definition;
+      definition.kind = kind;
+      definition.per_rank = per_rank;
+      made.add("b", definition).without = 1;
+      made.append(cairn::chunk_progression{.first = cairn::whole({}), .rank = 1});
+      try {
+        static_cast<void>(planner.finish({}, made, 0, 2));
+        FAIL("an item that nobody holds was planned");
+      } catch (const cairn::plan_error& e) {
+        CHECK(e.id() == error_id::plan_not_covered);
+        CHECK(e.fields().item == "b");
+      }
+    }
+}
+
 TEST_CASE("replicas of shards and of whole tensors are levelled in large groups") {
   std::mt19937_64 random(41);
   for (const auto& [world, shards] : {std::pair(200, 1), std::pair(96, 8), std::pair(510, 5)}) {

@@ -84,7 +84,10 @@ struct replica_groups {
     first.resize(members.size() + 1);
     for (std::size_t i = 0; i < first.size(); ++i) first[i] = static_cast<std::uint32_t>(i);
   }
-  void all_together() { first = {0, static_cast<std::uint32_t>(members.size())}; }
+  void all_together() {
+    first = {0};
+    if (!members.empty()) first.push_back(static_cast<std::uint32_t>(members.size()));
+  }
   /// False if members of the same boxes go from box to box by different steps of the rank.
   bool by_boxes() {
     std::vector<std::uint32_t> order(members.size());

@@ -94,6 +94,8 @@ inline void encode(compact_writer& out, const plan_summary& summary) {
     made.without = static_cast<std::uint32_t>(
         std::min<std::uint64_t>(in.count(1), std::numeric_limits<std::uint32_t>::max()));
     if (made.boxes == 0 && made.without == 0) in.fail_here("an item of no rank");
+    if (i.kind == item_kind::bytes && made.without > 0)
+      in.fail_here("bytes that a rank knows but does not hold");
     for (std::uint32_t k = 0; k < made.boxes; ++k) {
       decode_progression(in, dimensions, p);
       const bool empty = std::find(p.first.sizes.begin(), p.first.sizes.end(), 0) != p.first.sizes.end();

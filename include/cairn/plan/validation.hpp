@@ -164,7 +164,7 @@ class summary_check {
     });
     if (i.boxes == 0) {
       groups_.all_together();
-      check_holders(error, i, groups_[0]);
+      for (std::size_t g = 0; g < groups_.size(); ++g) check_holders(error, i, groups_[g]);
       groups_.members.clear();
     }
     if (unshared_) {
@@ -177,6 +177,7 @@ class summary_check {
       if (i.kind != item_kind::bytes) check_box(error, i, region, p);
       groups_.members.emplace_back(p);
     });
+    if (i.boxes == 0 && (i.kind == item_kind::bytes || (i.per_rank && !region.empty()))) error.tiling();
     if (i.per_rank || i.kind == item_kind::bytes)
       groups_.all_together();
     else if (!groups_.find(region, most_single_boxes) && !region.empty())
