@@ -102,23 +102,28 @@ void mark(const std::string& name) {
   kill_watch::mark_here(name);
 }
 
-enum class mode : std::uint8_t { buffered, unstaged, overlapped };
-constexpr mode modes[] = {mode::buffered, mode::unstaged, mode::overlapped};
-constexpr const char* mode_names[] = {"buffered", "unstaged", "overlapped"};
+/// `shared`: as buffered, and both ranks fill one file.
+enum class mode : std::uint8_t { buffered, unstaged, overlapped, shared };
+constexpr mode modes[] = {mode::buffered, mode::unstaged, mode::overlapped, mode::shared};
+constexpr const char* mode_names[] = {"buffered", "unstaged", "overlapped", "shared"};
 
 const cairn::checkpointer_options quiet{
     .patience = std::chrono::seconds(60), .peer_patience = std::chrono::seconds(60), .quiet = true};
 
-auto make_checkpointer(store s, cairn::thread_communicator comm) {
-  return cairn::checkpointer{std::move(s),    telling_stager{},    telling_planner{},
-                             std::move(comm), cairn::keep_last(2), quiet};
+auto make_checkpointer(store s, cairn::thread_communicator comm, std::int32_t ranks_per_file = 1) {
+  return cairn::checkpointer{cairn::safetensors_storage{std::move(s), {.ranks_per_file = ranks_per_file}},
+                             telling_stager{},
+                             telling_planner{},
+                             std::move(comm),
+                             cairn::keep_last(2),
+                             quiet};
 }
 
 /// Calls with a checkpointer of the mode.
 template <class Body>
 void with_checkpointer(mode m, store s, cairn::thread_communicator comm, Body body) {
-  if (m == mode::buffered) {
-    auto ckpt = make_checkpointer(std::move(s), std::move(comm));
+  if (m == mode::buffered || m == mode::shared) {
+    auto ckpt = make_checkpointer(std::move(s), std::move(comm), m == mode::shared ? 2 : 1);
     body(ckpt);
   } else if (m == mode::unstaged) {
     cairn::checkpointer ckpt{std::move(s),    cairn::no_staging{}, telling_planner{},
@@ -278,10 +283,11 @@ TEST_CASE("a run that is killed at any named step of resume and save loses nothi
   std::uint64_t others = 0;
   std::uint64_t kills = 0;
   for (const auto how : modes)
-    for (const auto& point : named_points()) {
+    for (const auto& point : named_points(how == mode::shared)) {
       if (point.staged && how == mode::unstaged) continue;
       // Each point in one way of saving at least.
-      if (how != mode::buffered && ++others % thinned != 0 && !point.staged) continue;
+      const bool only_here = how == mode::shared && std::string_view(point.name).starts_with("shared: ");
+      if (how != mode::buffered && ++others % thinned != 0 && !point.staged && !only_here) continue;
       const std::string way = mode_names[static_cast<int>(how)];
       CAPTURE(way);
       const std::string point_name = point.name;
@@ -294,7 +300,7 @@ TEST_CASE("a run that is killed at any named step of resume and save loses nothi
       ++kills;
     }
   CHECK(names.size() >= 25);
-  MESSAGE(names.size() << " named kill points, " << kills << " kills in three ways of saving");
+  MESSAGE(names.size() << " named kill points, " << kills << " kills in four ways of saving");
 }
 
 TEST_CASE("a run that is killed at any call that changes the disk loses nothing that was committed") {

@@ -230,9 +230,15 @@ class history {
 /// Where an earlier run was stopped; see named_points().
 class past {
  public:
-  explicit past(run_keeper& keeper) {
+  past(run_keeper& keeper, int ranks_per_file) {
     const auto root = directory_.path() + "/past";
-    run_order order{.way = 3, .world = 2, .resumes = false, .until = 15, .saves = {10, 12, 15}};
+    const bool shares = ranks_per_file > 1;
+    run_order order{.way = 3,
+                    .world = 2,
+                    .ranks_per_file = ranks_per_file,
+                    .resumes = false,
+                    .until = 15,
+                    .saves = {10, 12, 15}};
     REQUIRE(keeper.run(root, order).trouble == "");
     REQUIRE(keeper.log().acknowledged == 15);
     const auto manifest = root + "/" + cairn::manifest_key(15);
@@ -241,18 +247,21 @@ class past {
     order.saves = {25};
     order.victims = 3;
     order.way = 2;
-    order.plan.at = event{moment::torn, file_call::pwrite, "rank-00001", ".safetensors"};
+    order.plan.at =
+        event{moment::torn, file_call::pwrite, shares ? "rank-00000" : "rank-00001", ".safetensors"};
     REQUIRE(keeper.run(root, order).struck);
     order.way = 3;
-    order.plan.at = event{moment::after, file_call::rename, "rank-00000", ".record"};
+    order.plan.at =
+        event{moment::after, file_call::rename, "rank-00000", shares ? ".safetensors" : ".record"};
     REQUIRE(keeper.run(root, order).struck);
-    int parts = 0, records = 0;
+    int parts = 0, records = 0, data = 0;
     for (const auto& file : fs::directory_iterator(root + "/" + cairn::step_directory(25))) {
       parts += file.path().extension() == ".part";
       records += file.path().extension() == ".record";
+      data += file.path().extension() == ".safetensors";
     }
     REQUIRE(parts >= 1);
-    REQUIRE(records >= 1);
+    REQUIRE((shares ? records == 0 && data >= 1 : records >= 1));
   }
   /// A copy of it, in place of the last one.
   [[nodiscard]] std::string copy() const {
@@ -270,31 +279,34 @@ struct cell {
   std::size_t number;
   int way;
   int world;
-  std::size_t point;
+  int ranks_per_file;
+  named_point point;
   bool all;  ///< ranks; else the one where the moment comes
 
-  [[nodiscard]] std::string text(const std::vector<named_point>& points) const {
+  [[nodiscard]] std::string text() const {
     return "CAIRN_TEST_CELL=" + std::to_string(number) + " (" + ways_of_saving[way].name + ", " +
-           std::to_string(world) + " ranks, " + (all ? "all" : "one") + " killed at: " + points[point].name +
-           ")";
+           std::to_string(world) + " ranks, " + std::to_string(ranks_per_file) + " a file, " +
+           (all ? "all" : "one") + " killed at: " + point.name + ")";
   }
 };
 
 /// Every cell in which the point can be reached.
-std::vector<cell> all_cells(const std::vector<named_point>& points) {
+std::vector<cell> all_cells() {
   std::vector<cell> cells;
-  for (int way = 0; way < ways; ++way)
-    for (const int world : worlds)
-      for (std::size_t p = 0; p < points.size(); ++p) {
-        const std::string name = points[p].name;
-        if (points[p].staged && !ways_of_saving[way].staged) continue;
-        if (world == 1 &&
-            (name.find("other rank") != std::string::npos || name.find("both ranks") != std::string::npos ||
-             name.find("common mark") != std::string::npos))
-          continue;
-        cells.push_back({cells.size(), way, world, p, true});
-        if (world > 1) cells.push_back({cells.size(), way, world, p, false});
-      }
+  for (const int per_file : {1, 2})
+    for (int way = 0; way < ways; ++way)
+      for (const int world : worlds)
+        for (const auto& p : named_points(per_file > 1)) {
+          const std::string name = p.name;
+          if (p.staged && !ways_of_saving[way].staged) continue;
+          if (world < per_file) continue;
+          if (world == 1 &&
+              (name.find("other rank") != std::string::npos || name.find("both ranks") != std::string::npos ||
+               name.find("common mark") != std::string::npos))
+            continue;
+          cells.push_back({cells.size(), way, world, per_file, p, true});
+          if (world > 1) cells.push_back({cells.size(), way, world, per_file, p, false});
+        }
   return cells;
 }
 
@@ -307,42 +319,51 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 TEST_CASE("ranks that are killed at a named step of resume and save, in any way of saving, lose nothing") {
   const auto begin = std::chrono::steady_clock::now();
   run_keeper keeper;
-  const past before_it(keeper);
-  const auto points = named_points();
-  auto cells = all_cells(points);
+  const past alone(keeper, 1), sharing(keeper, 2);
+  auto cells = all_cells();
   const auto whole = cells.size();
-  std::mt19937_64 from(test_seed());
-  std::shuffle(cells.begin(), cells.end(), from);
-  std::set<std::size_t> once;  // each point comes before any comes again
-  std::stable_partition(cells.begin(), cells.end(),
-                        [&](const cell& c) { return once.insert(c.point).second; });
-  if (std::getenv("CAIRN_TEST_LONG") == nullptr)
-    cells.resize(std::min<std::size_t>(cells.size(), 90 / thinned));
-  if (const char* one = std::getenv("CAIRN_TEST_CELL"))
-    cells = {all_cells(points).at(std::strtoull(one, nullptr, 10))};
-  std::uint64_t failures = 0;
-  std::set<std::size_t> reached;
+  std::set<std::string> names;
+  for (const auto& c : cells) names.insert(c.point.name);
+  if (const char* one = std::getenv("CAIRN_TEST_CELL")) {
+    cells = {cells.at(std::strtoull(one, nullptr, 10))};
+  } else {
+    std::mt19937_64 from(test_seed());
+    std::shuffle(cells.begin(), cells.end(), from);
+    std::set<std::string> once;  // each point comes before any comes again
+    std::stable_partition(cells.begin(), cells.end(),
+                          [&](const cell& c) { return once.insert(c.point.name).second; });
+    if (!long_run()) cells.resize(std::min<std::size_t>(cells.size(), 90 / thinned));
+  }
+  std::uint64_t failures = 0, shared = 0;
+  std::set<std::string> reached;
   for (const auto& c : cells) {
-    dice d(test_seed() ^ (c.point * 1'000 + static_cast<std::size_t>(c.way * 10 + c.world) * 2 + c.all));
+    dice d(test_seed() ^ (c.number * 1'000));
+    const auto& before_it = c.ranks_per_file > 1 ? sharing : alone;
     history h(keeper, before_it.copy());
     h.is_committed(12, 2);
-    run_order order{.way = c.way, .world = c.world, .until = 30, .saves = {20, 30}};
-    order.plan = {.at = points[c.point].at, .gate = points[c.point].gate};
+    run_order order{
+        .way = c.way, .world = c.world, .ranks_per_file = c.ranks_per_file, .until = 30, .saves = {20, 30}};
+    order.plan = {.at = c.point.at, .gate = c.point.gate};
     order.victims = c.all ? (1u << c.world) - 1 : 0;
     order.last_calls = static_cast<std::int64_t>(d.roll(40));
     const bool struck = h.kill(order);
-    if (struck) reached.insert(c.point);
-    h.recover(
-        {.way = static_cast<int>(d.roll(ways)), .world = d.world_but(c.world), .until = 40, .saves = {40}});
-    CHECK_MESSAGE(struck, c.text(points), ": was not reached\n", h.trace());
-    CHECK_MESSAGE(h.trouble() == "", c.text(points), " and CAIRN_TEST_SEED=", test_seed(), " repeat it\n",
+    if (struck) reached.insert(c.point.name);
+    h.recover({.way = static_cast<int>(d.roll(ways)),
+               .world = d.world_but(c.world),
+               .ranks_per_file = static_cast<int>(1 + d.roll(2)),
+               .until = 40,
+               .saves = {40}});
+    CHECK_MESSAGE(struck, c.text(), ": was not reached\n", h.trace());
+    CHECK_MESSAGE(h.trouble() == "", c.text(), " and CAIRN_TEST_SEED=", test_seed(), " repeat it\n",
                   h.trace());
     failures += !struck || h.trouble() != "";
+    shared += c.ranks_per_file > 1;
     if (failures > 5) break;
   }
-  CHECK(reached.size() >= std::min<std::size_t>(cells.size() / 2, points.size()));
+  CHECK(reached.size() >= std::min<std::size_t>(cells.size() / 2, names.size()));
   report_figures("kill_matrix", {{"cells", cells.size()},
                                  {"cells_in_all", whole},
+                                 {"of_shared_files", shared},
                                  {"points", reached.size()},
                                  {"failures", failures},
                                  {"seed", test_seed()},
@@ -485,7 +506,7 @@ TEST_CASE(
 
 TEST_CASE("the checks of these tests see what they look for") {
   run_keeper keeper;
-  const past before_it(keeper);
+  const past before_it(keeper, 1);
   run_order order{.world = 2, .until = 30, .saves = {20, 30}};
   order.victims = 3;
   order.plan.at = event{moment::torn, file_call::pwrite, "step-00000020", ".safetensors"};

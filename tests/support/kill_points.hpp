@@ -203,7 +203,9 @@ struct named_point {
 
 /// Of a run that resumes where a `past` was left and saves the steps 20 and 30 with keep_last(2): the past
 /// has the checkpoint of 12, a damaged one of 15, and at 25 the pieces of two saves that were killed.
-inline std::vector<named_point> named_points() {
+/// `shares`: two ranks share each file, in the past, too; points of what is not there then are left out, and
+/// those of the meeting in a file come in.
+inline std::vector<named_point> named_points(bool shares = false) {
   constexpr auto before = moment::before;
   constexpr auto after = moment::after;
   const char* const s20 = "step-00000020";
@@ -285,6 +287,33 @@ inline std::vector<named_point> named_points() {
       {"the next save returned", at_mark("save returned 30 on rank 0")},
       {"closed", at_mark("closed on rank 0")},
   };
+  if (!shares) return all;
+  std::erase_if(all, [](const named_point& p) {
+    if (p.at.when == moment::mark) return false;
+    return p.at.also == ".record" || p.at.also == "rank-00001" || p.at.call == file_call::allocate;
+  });
+  const auto sync_first = file(after, file_call::sync, s20, ".safetensors");
+  all.insert(
+      all.end(),
+      {{"shared: the other rank has opened the file", file(after, file_call::open, s20, ".safetensors"),
+        file(after, file_call::open, s20, ".safetensors")},
+       {"shared: what the first rank tells stands, not that it stands",
+        file(after, file_call::pwrite, s20, ".safetensors")},
+       {"shared: the first rank has told, the other is at it",
+        file(moment::torn, file_call::pwrite, s20, ".safetensors"),
+        file(after, file_call::pwrite, s20, ".safetensors")},
+       {"shared: one rank's part is durable", sync_first},
+       {"shared: one rank tears its word that its part is durable",
+        file(moment::torn, file_call::pwrite, s20, ".safetensors"), sync_first},
+       {"shared: both parts are durable", sync_first, sync_first},
+       {"shared: the header is written over the meeting",
+        file(before, file_call::truncate, s20, ".safetensors")},
+       {"shared: the file has its size, not fsynced", file(after, file_call::truncate, s20, ".safetensors")},
+       {"shared: the whole is fsynced, not closed", sync_first,
+        file(after, file_call::truncate, s20, ".safetensors")},
+       {"shared: it stands, before its directory is fsynced",
+        file(before, file_call::sync_directory, s20, ""),
+        file(after, file_call::rename, s20, ".safetensors")}});
   return all;
 }
 
