@@ -206,8 +206,11 @@ class s3_bucket {
       };
       const auto first = attempt();
       const bool unsupported = first->end == http_end::answered && first->status == 501;
-      if (!unsupported) client.require(*first, "trying conditional writes");
-      const auto second = unsupported ? first : attempt();
+      // Nobody else knows the key: an attempt whose answer was lost, of libcurl's own perhaps, put the
+      // object.
+      const bool heeded = first->end == http_end::answered && first->status == 412;
+      if (!unsupported && !heeded) client.require(*first, "trying conditional writes");
+      const auto second = unsupported || heeded ? first : attempt();
       const bool refused = second->end == http_end::answered && second->status == 412;
       if (!unsupported) client.remove(key);
       if (!unsupported && !refused && !second->fine()) client.fail_call(*second, "trying conditional writes");

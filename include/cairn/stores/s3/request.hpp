@@ -282,7 +282,11 @@ class s3_call final : public http_call {
       note("the answer is not that of a store");
       return answer_.empty() ? retry(false) : judge_refusal();
     }
-    if (request_.method == "HEAD" && (!header("etag") || !header("content-length"))) {
+    // An object has an ETag; a proxy's page and an error under a good status have none.
+    const bool object = request_.method == "GET" && request_.root.empty() && request_.query.empty() &&
+                        request_.pieces.empty() && !request_.key.empty();
+    if ((object && !header("etag")) ||
+        (request_.method == "HEAD" && (!header("etag") || !header("content-length")))) {
       note("the answer is not that of a store");
       return retry(false);
     }
