@@ -146,11 +146,169 @@ void read_safetensors(input in) {
   }
 }
 
-/// The first byte chooses what is read and the number of ranks.
+/// What planning may do with a summary: a value, or a refusal that says why.
+template <class Call>
+auto planned(Call&& call) -> std::optional<decltype(call())> {
+  try {
+    return call();
+  } catch (const cairn::plan_error&) {
+  } catch (const cairn::usage_error& e) {
+    demand(e.id() == cairn::error_id::usage_bad_name, "only names are the user's fault");
+  }
+  return std::nullopt;
+}
+/// What a rank holds of a summary, as a plan of its own.
+cairn::save_plan plan_of(const cairn::plan_summary& all, std::int32_t rank) {
+  cairn::save_plan plan;
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    const auto& i = all[n];
+    const auto add = [&](cairn::chunk box, std::uint64_t size) {
+      cairn::write_item item{std::string(all.name(n)),      i.kind, i.type, i.global, std::move(box), {},
+                             static_cast<std::uint32_t>(n), size};
+      item.flags.per_rank = i.per_rank;
+      plan.items.push_back(std::move(item));
+    };
+    all.for_each_box(n, [&](const cairn::chunk_progression& p) {
+      const auto index = p.index_of(rank);
+      if (!index) return;
+      const auto box = p.at(*index).box;
+      if (i.kind == cairn::item_kind::bytes)
+        add(cairn::whole({}), static_cast<std::uint64_t>(box.sizes[0]));
+      else
+        add(box, cairn::bytes_of(i.type, box.volume()));
+    });
+    all.for_each_without(n, [&](const cairn::chunk_progression& p) {
+      const auto none = cairn::extents::zeros(i.global.rank());
+      if (p.index_of(rank)) add({none, none}, 0);
+    });
+  }
+  return plan;
+}
+/// True if a summary is small enough to be taken apart, and is one that ranks make.
+bool can_be_made(const cairn::plan_summary& all) {
+  std::int64_t left = 1 << 14;
+  bool rounded = true;
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    all.for_each_box(n, [&](const cairn::chunk_progression& p) {
+      left -= p.count();
+      rounded = rounded && (all[n].kind != cairn::item_kind::bytes ||
+                            cairn::detail::rounded_bytes(static_cast<std::uint64_t>(p.first.sizes[0])) ==
+                                p.first.sizes[0]);
+    });
+    all.for_each_without(n, [&](const cairn::chunk_progression& p) { left -= p.count(); });
+    if (left < 0) return false;
+  }
+  return rounded;
+}
+/// Everything that all ranks write, against what the metadata says and what the tensors are.
+void plan_all_ranks(const cairn::plan_summary& all, const cairn::metadata& stored, int world) {
+  cairn::default_planner planner;
+  std::vector<std::vector<cairn::stored_chunk>> written(all.size());
+  cairn::plan_summary again;
+  for (int rank = 0; rank < world; ++rank) {
+    auto plan = plan_of(all, rank);
+    again = planner.merge(std::move(again), planner.summarise(plan, rank));
+    const auto mine = planner.finish(std::move(plan), all, rank, world);
+    for (const auto& i : mine.items) {
+      const auto n = all.find(i.name);
+      demand(n < all.size(), "what is written is in the summary");
+      written[n].push_back({i.kind == cairn::item_kind::bytes ? cairn::whole(i.global) : i.box, rank});
+    }
+  }
+  demand(again == all, "ranks that hold what a summary says make this summary");
+  demand(stored.items.size() == all.size(), "every item is described");
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    cairn::chunk_set made = cairn::chunk_set::from(written[n]);
+    if (all[n].kind == cairn::item_kind::bytes) {
+      demand(made.size() == stored.items[n].chunks.size(), "bytes are written as described");
+      continue;
+    }
+    demand(made == stored.items[n].chunks, "what is written is what is described");
+    if (all[n].per_rank) continue;
+    std::int64_t volume = 0;
+    for (const auto& c : written[n]) volume += c.box.volume();
+    demand(volume == all[n].global.volume(), "every element is written once");
+  }
+}
+void read_summary(const cairn::plan_summary& summary, int world) {
+  cairn::default_planner planner;
+  const auto all = planned([&] { return planner.metadata(summary, world); });
+  for (const int rank : {0, world - 1}) {
+    const auto mine = planned([&] { return planner.finish({}, summary, rank, world); });
+    demand(mine.has_value() == all.has_value(), "what can be planned can be described");
+  }
+  if (all && can_be_made(summary)) plan_all_ranks(summary, *all, world);
+}
+/// The shape of a tensor, its chunks, and behind them a box that is looked for.
+void read_chunks(input in, int world) {
+  struct tensor {
+    cairn::extents global;
+    cairn::chunk_set chunks;
+  };
+  const auto read = [&](input from) {
+    return accepted<cairn::wire_error>([&] {
+      cairn::compact_reader reader(from);
+      tensor t;
+      t.global = cairn::extents::zeros(static_cast<int>(reader.number(cairn::extents::max_rank)));
+      for (int d = 0; d < t.global.rank(); ++d) t.global.set(d, reader.signed_number());
+      t.chunks = cairn::decode_chunk_set(reader, t.global, world);
+      reader.finish();
+      return t;
+    });
+  };
+  const auto t = read(in);
+  if (!t) return;
+  const auto& chunks = t->chunks;
+  cairn::compact_writer out;
+  out.number(static_cast<std::uint64_t>(t->global.rank()));
+  for (const auto size : t->global) out.number(size);
+  cairn::encode(out, chunks);
+  const auto again = read(out.view());
+  demand(again.has_value(), "chunks that were read can be written");
+  if (chunks.size() > 1 << 12) return;
+  demand(again->chunks == chunks, "chunks are written as they were read");
+  const auto list = chunks.expand();
+  demand(list.size() == chunks.size(), "chunks are counted");
+  demand(cairn::chunk_set::from(list) == chunks, "a list of chunks makes the same set");
+  std::size_t at = 0;
+  for (const auto& c : chunks) {
+    demand(c == list[at] && chunks[at] == c, "a chunk has one number");
+    ++at;
+  }
+  std::size_t of_ranks = 0;
+  for (int rank = 0; rank < world; ++rank)
+    chunks.of_rank(rank, [&](std::uint64_t index, const cairn::stored_chunk& c) {
+      demand(c.rank == rank && list[index] == c, "a chunk is found by its rank");
+      ++of_ranks;
+    });
+  demand(of_ranks == list.size(), "every chunk is found by its rank");
+  // The middle of the tensor, and what each eighth chunk covers.
+  auto middle = cairn::whole(t->global);
+  for (int d = 0; d < t->global.rank(); ++d) {
+    middle.offsets.set(d, t->global[d] / 3);
+    middle.sizes.set(d, t->global[d] / 2);
+  }
+  std::vector<cairn::chunk> wanted{middle};
+  for (std::size_t k = 0; k < list.size() && k < 64; k += 8) wanted.push_back(list[k].box);
+  for (const auto& box : wanted) {
+    std::vector<bool> met(list.size());
+    chunks.overlaps(box, [&](std::uint64_t index, const cairn::stored_chunk& c, const cairn::chunk& common) {
+      demand(!met[index] && list[index] == c && cairn::intersect(c.box, box) == common,
+             "what chunks and a box have in common is found once");
+      met[index] = true;
+    });
+    for (std::size_t k = 0; k < list.size(); ++k)
+      demand(met[k] == cairn::intersect(list[k].box, box).has_value(), "all that overlaps is found");
+  }
+}
+
+/// The first byte chooses the number of ranks and what is read: a plan (odd), a summary, two of them that
+/// are merged (16; the next two bytes are the length of the first one), the chunks of a tensor (32).
 void read_plan(input in) {
   if (in.empty()) return;
   const auto choice = std::to_integer<unsigned>(in[0]);
-  const int world = 1 + static_cast<int>(choice / 2 % 8);
+  constexpr int worlds[] = {1, 2, 3, 4, 8, 16, 32, 64};
+  const int world = worlds[choice / 2 % 8];
   in = in.subspan(1);
   if (choice % 2 != 0) {
     const auto plan = accepted<cairn::wire_error>([&] {
@@ -167,28 +325,34 @@ void read_plan(input in) {
     static_cast<void>(cairn::digest_of(*plan));
     return;
   }
+  if ((choice & 32) != 0) return read_chunks(in, world);
   cairn::default_planner planner;
-  const auto summary = accepted<cairn::wire_error>([&] { return planner.decode(in); });
-  if (!summary) return;
-  const auto again = planner.encode(*summary);
-  demand(std::equal(again.begin(), again.end(), in.begin(), in.end()), "a summary is written as it was read");
-  const auto merged = planner.merge(*summary, cairn::plan_summary{});
-  demand(merged == *summary, "nothing changes a summary that it is merged with");
-  // What ranks may do with it: plan, or say why not.
-  const auto planned = [](auto&& call) -> std::optional<decltype(call())> {
-    try {
-      return call();
-    } catch (const cairn::plan_error&) {
-    } catch (const cairn::usage_error& e) {
-      demand(e.id() == cairn::error_id::usage_bad_name, "only names are the user's fault");
-    }
-    return std::nullopt;
+  const auto read = [&](input from) {
+    auto summary = accepted<cairn::wire_error>([&] { return planner.decode(from); });
+    if (!summary) return summary;
+    const auto again = planner.encode(*summary);
+    demand(std::equal(again.begin(), again.end(), from.begin(), from.end()),
+           "a summary is written as it was read");
+    const auto merged = planner.merge(*summary, cairn::plan_summary{});
+    demand(merged == *summary, "nothing changes a summary that it is merged with");
+    return summary;
   };
-  for (int rank = 0; rank < std::min(world, 2); ++rank) {
-    const auto mine = planned([&] { return planner.finish({}, *summary, rank, world); });
-    const auto all = planned([&] { return planner.metadata(*summary, world); });
-    if (mine) demand(all.has_value(), "what can be planned can be described");
+  if ((choice & 16) == 0) {
+    if (const auto summary = read(in)) read_summary(*summary, world);
+    return;
   }
+  if (in.size() < 2) return;
+  const auto size = std::to_integer<std::size_t>(in[0]) + std::to_integer<std::size_t>(in[1]) * 256;
+  in = in.subspan(2);
+  const auto low = read(in.first(std::min(size, in.size())));
+  const auto high = read(in.subspan(std::min(size, in.size())));
+  if (!low || !high) return;
+  const auto merged = planner.merge(*low, *high);
+  const auto decoded = accepted<cairn::wire_error>([&] { return planner.decode(planner.encode(merged)); });
+  demand(decoded && *decoded == merged, "what was merged is a message");
+  if (can_be_made(merged))
+    demand(planner.merge(*high, *low) == merged, "what is merged does not depend on the order");
+  read_summary(merged, world);
 }
 
 /// The first byte chooses: a frame of a collective in a world of so many ranks, or pieces in a ring.
@@ -592,6 +756,40 @@ void write_seeds(const std::string& root) {
   auto first = describe(0, 0, "rank-0");
   put("plan", "both",
       with_first(2, planner.encode(planner.merge(std::move(first), describe(1, 2, "rank-1")))));
+  // Meshes of 16 ranks: a tensor in two dimensions, copies, a short last shard, empty ones, and no pattern.
+  const auto mesh = [&](std::int64_t from, std::int64_t to) {
+    cairn::plan_summary all;
+    for (auto r = from; r < to; ++r) {
+      cairn::state_dict state;
+      state.tensor("copies", values.data(), cairn::shard{{8, 2}, {r % 4 * 2, 0}, {2, 2}});
+      state.tensor("few", values.data(), cairn::shard{{8}, {std::min<std::int64_t>(r, 8)}, {r < 8 ? 1 : 0}});
+      const std::int64_t cut = r * r;
+      state.tensor("irregular", values.data(), cairn::shard{{256}, {cut}, {2 * r + 1}});
+      state.tensor("mesh", values.data(), cairn::shard{{8, 12}, {r / 4 * 2, r % 4 * 3}, {2, 3}});
+      state.tensor("short", values.data(), cairn::shard{{31}, {2 * r}, {r < 15 ? 2 : 1}});
+      state.bytes("generator", blob, cairn::per_rank);
+      all = planner.merge(std::move(all), planner.summarise(planner.local_plan(state, static_cast<int>(r)),
+                                                            static_cast<int>(r)));
+    }
+    return all;
+  };
+  const auto lower = planner.encode(mesh(0, 6));
+  bytes halves = with_first(16 + 2 * 5, bytes{std::byte(lower.size() % 256), std::byte(lower.size() / 256)});
+  halves.insert(halves.end(), lower.begin(), lower.end());
+  const auto higher = planner.encode(mesh(6, 16));
+  halves.insert(halves.end(), higher.begin(), higher.end());
+  put("plan", "mesh", with_first(2 * 5, planner.encode(mesh(0, 16))));
+  put("plan", "mesh-in-two", halves);
+  const auto chunks_of = [&](const char* name, const cairn::stored_item& item) {
+    cairn::compact_writer out;
+    out.number(static_cast<std::uint64_t>(item.global.rank()));
+    for (const auto extent : item.global) out.number(extent);
+    cairn::encode(out, item.chunks);
+    put("plan", name, with_first(32 + 2 * 5, out.view()));
+  };
+  const auto described = planner.metadata(mesh(0, 16), 16);
+  for (const auto& item : described.items)
+    if (item.name == "mesh" || item.name == "irregular") chunks_of(("chunks-" + item.name).c_str(), item);
 
   using cairn::detail::collective_operation;
   using cairn::detail::collective_step;
