@@ -9,6 +9,7 @@
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
+#include <paths.hpp>
 #include <support/communicator_conformance.hpp>
 #include <support/process_ranks.hpp>
 #include <support/rounds.hpp>
@@ -27,6 +28,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <set>
 #include <thread>
@@ -961,6 +963,66 @@ TEST_CASE("32 processes fill 8 files, which two load") {
   expect_good(train(two, directory.path(), [](rank_process&, auto& ckpt, training_state& model) {
     expect(ckpt.resume(model.state) == 1 && model.is(1), "what two ranks loaded differs");
   }));
+}
+
+TEST_CASE(
+    "files that processes share are plain safetensors: the stock package reads every tensor from them") {
+  const nothing_left after;
+  const scratch_directory directory;
+  process_ranks four(4);
+  expect_good(train(
+      four, directory.path(),
+      [](rank_process&, auto& ckpt, training_state& model) {
+        model.fill(1);
+        ckpt.save(model.state, 1).wait();
+      },
+      2));
+  const auto step = directory.path() + "/step-00000001";
+  const auto hex = [](const auto& values) {
+    std::string text;
+    for (const auto b : std::as_bytes(std::span(values))) {
+      char two[3];
+      std::snprintf(two, sizeof two, "%02x", static_cast<unsigned>(b));
+      text += two;
+    }
+    return text;
+  };
+  training_state whole;
+  whole.fill(1);
+  std::string expected = "{";
+  const auto expect_tensor = [&](const std::string& key, const char* type, const std::string& shape,
+                                 const auto& values) {
+    expected += (expected.size() > 1 ? ", \"" : "\"") + key + "\": {\"dtype\": \"" + type +
+                "\", \"shape\": [" + shape + "], \"hex\": \"" + hex(values) + "\"}";
+  };
+  expect_tensor("weights", "F32", "4000", whole.weights);
+  expect_tensor("rows", "F64", "37, 61", whole.rows);
+  expect_tensor("moments", "I32", "17, 59", whole.moments);
+  expect_tensor("rate", "F64", "", std::array{whole.rate});
+  expect_tensor("loader", "U8", std::to_string(whole.loader.size()), whole.loader);
+  for (int r = 0; r < 4; ++r) {
+    training_state of_rank(r, 4);
+    of_rank.fill(1);
+    expect_tensor("generator@rank0000" + std::to_string(r), "U8", "24", of_rank.generator);
+  }
+  std::ofstream(step + "/expected.json") << expected << "}";
+  const auto check = [&] {
+    const auto command = "'" + python() + "' '" + source_dir() + "/tests/python/check_safetensors.py' '" +
+                         directory.path() + "' > '" + directory.path() + "/log' 2>&1";
+    return std::system(command.c_str()) == 0;
+  };
+  const auto told = [&] {
+    std::ifstream log(directory.path() + "/log");
+    return std::string(std::istreambuf_iterator<char>(log), {});
+  };
+  CHECK_MESSAGE(check(), told());
+  CHECK(told().find("records of 4 ranks") != std::string::npos);
+  // A box whose place was told wrongly would be seen.
+  auto wrong = expected;
+  auto& digit = wrong[wrong.find("\"hex\": \"") + 8];
+  digit = digit == '0' ? '1' : '0';
+  std::ofstream(step + "/expected.json") << wrong << "}";
+  CHECK_FALSE(check());
 }
 
 TEST_CASE("processes read a checkpoint once together, and a rank that dies meanwhile is named") {

@@ -7,7 +7,7 @@ usage: check_safetensors.py DIRECTORY
 Every directory below DIRECTORY that holds *.safetensors is one checkpoint. Each file must open, give the bytes that
 stand in it, and place every tensor by DCP_SHARDING_INFO, unless all of its tensors are whole; together the files must
 cover each tensor exactly once. A file expected.json beside them, {key: {"dtype": "F32", "shape": [4, 3], "hex": bytes}} (or "sha256" in place of "hex"), says
-what must come out. Prints one line for each tensor; exits with 1 at the first difference.
+what must come out. Files that ranks share end with their records, cairn.records@rank00000: bytes behind all data, and no part of the state. Prints one line for each tensor; exits with 1 at the first difference.
 """
 
 import hashlib
@@ -24,6 +24,9 @@ BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32,
         "F6_E3M2": 6, "F4": 4}
 # What numpy has a type for; of the others only the raw bytes are compared.
 NUMPY = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "F16", "F32", "F64"}
+
+
+RECORDS = "cairn.records@rank"
 
 
 class Difference(Exception):
@@ -95,11 +98,25 @@ def assemble(key, parts):
     return dtype, whole, tensor.tobytes()
 
 
+def ranks_in_records(dtype, shape, raw):
+    """How many ranks' records these are: each has a header of 128 bytes, at the end."""
+    require(dtype == "U8" and shape == [len(raw)], "records are U8 of one dimension")
+    ranks = 0
+    while raw[:-128 * ranks or None][-128:].startswith(b"cairnrec"):
+        ranks += 1
+    require(ranks > 1, "there are no headers of records")
+    return ranks
+
+
 def check(directory, files):
     parts = {}
+    ranks = 0
     for name in sorted(files):
         try:
             for key, *part in read_file(os.path.join(directory, name)):
+                if key.startswith(RECORDS):
+                    ranks += ranks_in_records(part[0], part[1], part[4])
+                    continue
                 parts.setdefault(key, []).append(part)
         except Difference as difference:
             raise Difference(f"{name}: {difference}") from None
@@ -107,6 +124,8 @@ def check(directory, files):
     for key in sorted(tensors):
         dtype, shape, raw = tensors[key]
         print(f"{key} {dtype} {shape} {len(raw)} bytes in {len(parts[key])} parts")
+    if ranks:
+        print(f"and the records of {ranks} ranks")
     expected_path = os.path.join(directory, "expected.json")
     if os.path.exists(expected_path):
         with open(expected_path, encoding="utf-8") as file:
