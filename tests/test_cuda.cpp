@@ -12,6 +12,7 @@
 #include <support/stager_conformance.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -153,6 +154,154 @@ TEST_CASE("tensors on devices: the image is what they were at save(), however la
   CHECK(gpu::pinned_ranges() == 0);
 }
 
+namespace {
+
+/// A view of random rank, element size and strides: any order of dimensions, gaps, backwards, repeated,
+/// single elements.
+void add_strided(case_maker& make) {
+  using cairn::dtype;
+  const dtype types[] = {dtype::u8, dtype::bf16, dtype::f32, dtype::f64};
+  const int rank = 1 + static_cast<int>(make.any(8));
+  std::vector<std::int64_t> sizes;
+  std::vector<std::size_t> order;
+  const std::uint64_t most = rank <= 2 ? 300 : rank <= 4 ? 14 : 4;
+  for (int d = 0; d < rank; ++d) {
+    sizes.push_back(1 + static_cast<std::int64_t>(make.any(most)));
+    order.insert(order.begin() + static_cast<std::ptrdiff_t>(make.any(order.size() + 1)),
+                 static_cast<std::size_t>(d));
+  }
+  std::array<std::int64_t, cairn::extents::max_rank> strides{};
+  std::int64_t next = make.any(2) == 0 ? 1 : 3;
+  for (const auto d : order) {
+    const auto kind = make.any(12);
+    strides[d] = kind == 0 ? 0 : kind == 1 ? -next : next;
+    if (kind != 0) next = next * sizes[d] + (kind == 2 ? 5 : 0);
+  }
+  make.strided(types[make.any(4)], cairn::extents(sizes), strides, make.any(4) == 0);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "strided views of any rank, order and element size, packed on the device or copied without its help") {
+  for (std::uint32_t seed = 1; seed <= rounds(12); ++seed) {
+    CAPTURE(seed);
+    gpu::reset(seed);
+    gpu::out_of_device_memory(seed % 4 == 1);
+    gpu::no_stream_writes(seed % 3 == 1);
+    case_maker make(seed);
+    make.segment(4096 + make.any(99));
+    for (int i = 0; i < 12; ++i) {
+      add_strided(make);
+      if (make.any(3) == 0) make.tensor(cairn::dtype::u8, {static_cast<std::int64_t>(make.any(700'000))});
+    }
+    on_devices d(make.make(), seed % 2 == 0);
+    engine_options options;
+    options.compute = {{0, d.streams[0]}, {1, d.streams[1]}};
+    options.gather_bytes = seed % 5 == 0 ? 4096 : seed % 5 == 1 ? 70'000 : 16 << 20;
+    options.stream_writes = seed % 6 != 0;
+    stager_type stager({}, engine(options));
+    d.train();
+    auto image = stager.stage(d.c.layout, d.c.sources, {true, true}, soon());
+    d.change(true);
+    stager.before_update(d.streams[0], 0, soon());
+    stager.before_update(d.streams[1], 1, soon());
+    d.change(false);
+    CHECK(first_difference(read_image(image), d.c.image) == -1);
+    image.wait_released(soon());
+    CHECK((gpu::kernels_launched() == 0) == (seed % 4 == 1));
+    CHECK((gpu::device_allocations() == 0) == (seed % 4 == 1));
+  }
+  CHECK(gpu::device_allocations() == 0);
+}
+
+TEST_CASE("ten thousand small tensors cost a few launches and a few copies, not ten thousand") {
+  gpu::reset(6);
+  case_maker make(6);
+  make.segment(8192);
+  for (int i = 0; i < 10'000; ++i) make.tensor(cairn::dtype::bf16, {256});
+  on_devices d(make.make());
+  auto stager = d.make_stager(16 << 20);
+  const auto image = stager.stage(d.c.layout, d.c.sources, {false, true}, soon());
+  CHECK(first_difference(image.bytes(), d.c.image) == -1);
+  CHECK(gpu::kernels_launched() == 1);
+  CHECK(gpu::copies_made() == 1);
+}
+
+TEST_CASE(
+    "a stream that is captured into a graph: refused before anything is put there; other captures are not "
+    "disturbed") {
+  gpu::reset(12);
+  on_devices d(large_and_small(11));
+  auto stager = d.make_stager();
+  stager.prepare(*d.c.layout, soon());
+  const auto refused = [](auto&& call) {
+    try {
+      call();
+    } catch (const cairn::usage_error& e) {
+      return e.id() == error_id::usage_stream_capturing;
+    }
+    return false;
+  };
+  gpu::begin_capture(d.streams[0]);
+  CHECK(refused([&] { (void)stager.stage(d.c.layout, d.c.sources, {true, true}, soon()); }));
+  CHECK(gpu::end_capture(d.streams[0]));
+  CHECK(gpu::copies_made() == 0);
+
+  gpu::hold_copies(true);
+  auto image = stager.stage(d.c.layout, d.c.sources, {true, true}, soon());
+  gpu::begin_capture(d.streams[0]);
+  CHECK(refused([&] { stager.before_update(d.streams[0], 0, soon()); }));
+  // The rest is put into the streams, is asked about and ends while the next step is captured.
+  gpu::hold_copies(false);
+  CHECK(image.control()->wait_copied(soon()));
+  CHECK(gpu::end_capture(d.streams[0]));
+  CHECK(first_difference(read_image(image), d.c.image) == -1);
+
+  // Buffers may be pinned meanwhile, too.
+  gpu::stream_type other{};
+  REQUIRE(gpu::make_stream(other) == gpu::success);
+  gpu::begin_capture(other);
+  pinned memory;
+  CHECK(memory.allocate(4096).is_pinned());
+  CHECK(gpu::end_capture(other));
+  (void)gpu::destroy_stream(other);
+}
+
+TEST_CASE("a save during a capture: save() throws, the state is unharmed, and the next save is committed") {
+  gpu::reset(13);
+  constexpr std::int64_t count = 100'000;
+  gpu::memory weights(0, count * sizeof(float));
+  std::fill(weights.bytes().begin(), weights.bytes().end(), std::byte{7});
+  auto view = cairn::contiguous_view(weights.bytes().data(), cairn::dtype::f32, {count});
+  view.space = memory_space::device, view.device = 0;
+  gpu::stream_type stream{};
+  REQUIRE(gpu::make_stream(stream) == gpu::success);
+  engine_options options;
+  options.compute = {{0, stream}};
+  const cairn::memory_store store;
+  cairn::checkpointer checkpoints{store, stager_type({}, engine(options)), cairn::overlapped{},
+                                  cairn::checkpointer_options{.quiet = true}};
+  cairn::state_dict state;
+  state.tensor("weights", view);
+  gpu::begin_capture(stream);
+  cairn::error_id id{};
+  try {
+    (void)checkpoints.save(state, 1);
+  } catch (const cairn::usage_error& e) {
+    id = e.id();
+  }
+  CHECK(id == error_id::usage_stream_capturing);
+  CHECK(gpu::end_capture(stream));
+  const auto handle = checkpoints.save(state, 2);
+  checkpoints.before_update(stream);
+  handle.wait();
+  CHECK(checkpoints.list() == std::vector<std::int64_t>{2});
+  checkpoints.close();
+  gpu::synchronize();
+  (void)gpu::destroy_stream(stream);
+}
+
 TEST_CASE(
     "a checkpointer over devices: the streams wait for the copies, and what is committed is what was saved") {
   gpu::reset(3);
@@ -234,7 +383,7 @@ TEST_CASE(
     CHECK(image.control()->copied());
     CHECK(first_difference(image.bytes(), d.c.image) == -1);
     CHECK_FALSE(image.digested());
-    CHECK(gpu::pinned_ranges() == 1);
+    CHECK(gpu::pinned_ranges() == 3);  // and where each device tells how far it is
   }
 }
 
@@ -293,8 +442,8 @@ TEST_CASE("the k-th call fails, once or for ever: a typed error, nothing is read
         REQUIRE(k < 100'000);
       }
     }
-  CHECK(failed_at_once > 10);
-  CHECK(failed_later > 10);
+  CHECK(failed_at_once > 0);
+  CHECK(failed_later > 0);
 }
 
 TEST_CASE("a device that does not copy in time: the deadline, and the buffer is not given away meanwhile") {
@@ -374,6 +523,9 @@ TEST_CASE("what an engine refuses") {
   CHECK_THROWS_AS(e.check(source), cairn::usage_error);
   engine_options options;
   options.batch_bytes = 0;
+  CHECK_THROWS_AS(engine{options}, cairn::usage_error);
+  options = {};
+  options.gather_bytes = 100;
   CHECK_THROWS_AS(engine{options}, cairn::usage_error);
   options = {};
   options.compute = {{0, nullptr}, {0, nullptr}};

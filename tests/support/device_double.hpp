@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/cuda/device_runtime.hpp>
+#include <cairn/cuda/gather.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -37,6 +39,10 @@ class device_double {
   static constexpr int invalid_handle = 400;
   static constexpr int out_of_memory = 2;
   static constexpr int illegal_address = 700;  ///< sticky
+  static constexpr int unsupported = 801;
+  static constexpr int capture_unsupported = 900;
+  static constexpr int global_capture = 0;
+  static constexpr int relaxed_capture = 2;
   static constexpr int devices = 2;
 
   // --- What a test does -----------------------------------------------------------------------------------
@@ -49,6 +55,43 @@ class device_double {
     w.random.seed(seed);
     w.calls = 0, w.fail_at = 0, w.broken = 0, w.held = false, w.kernels_held = false;
     w.pinned_on.clear();
+    w.no_memory = w.no_words = false;
+    w.kernels = 0, w.copies = 0;
+    for (auto& s : w.streams) s->capturing = s->capture_broken = false;
+  }
+  /// Devices have no memory left to give; drivers cannot write words.
+  static void out_of_device_memory(bool yes) {
+    const std::lock_guard lock(world().mutex);
+    world().no_memory = yes;
+  }
+  static void no_stream_writes(bool yes) {
+    const std::lock_guard lock(world().mutex);
+    world().no_words = yes;
+  }
+  /// Kernels that gathered, and copies that were put into streams, since reset.
+  static std::uint64_t kernels_launched() {
+    const std::lock_guard lock(world().mutex);
+    return world().kernels;
+  }
+  static std::uint64_t copies_made() {
+    const std::lock_guard lock(world().mutex);
+    return world().copies;
+  }
+  static std::size_t device_allocations() {
+    const std::lock_guard lock(world().mutex);
+    return world().given.size();
+  }
+  /// What is put into a stream from now on is refused, and spoils the capture; so does what CUDA calls unsafe
+  /// of any thread whose mode is not relaxed.
+  static void begin_capture(stream_type s) {
+    const std::lock_guard lock(world().mutex);
+    s->capturing = true, s->capture_broken = false;
+  }
+  /// False if the capture was spoilt.
+  static bool end_capture(stream_type s) {
+    const std::lock_guard lock(world().mutex);
+    s->capturing = false;
+    return !s->capture_broken;
   }
   /// The k-th call from now on fails (0: none); a sticky error ends all work and fails all further calls.
   static void fail(std::uint64_t k, int status) {
@@ -86,7 +129,7 @@ class device_double {
   static void launch(stream_type s, std::function<void()> kernel) {
     auto& w = world();
     const std::lock_guard lock(w.mutex);
-    w.put(s, {std::move(kernel), nullptr, nullptr, false});
+    (void)w.put(s, {std::move(kernel), nullptr, nullptr, false});
   }
   /// Waits until all streams are empty.
   static void synchronize() {
@@ -181,17 +224,15 @@ class device_double {
     return call([&](state& w) {
       if (e->device != w.device_of(s)) return invalid_handle;
       e->last = std::make_shared<bool>(false);
-      w.put(s, {{}, nullptr, e->last, false});
-      return success;
+      return w.put(s, {{}, nullptr, e->last, false});
     });
   }
   static int query(event_type e) noexcept {
-    return call([&](state&) { return e->last == nullptr || *e->last ? success : not_ready; });
+    return unsafe_call([&](state&) { return e->last == nullptr || *e->last ? success : not_ready; });
   }
   static int wait(stream_type s, event_type e) noexcept {
     return call([&](state& w) {
-      if (e->last != nullptr) w.put(s, {{}, e->last, nullptr, false});
-      return success;
+      return e->last == nullptr ? success : w.put(s, {{}, e->last, nullptr, false});
     });
   }
   static int copy_to_host(std::byte* to, const std::byte* from, std::uint64_t bytes, stream_type s) noexcept {
@@ -210,7 +251,7 @@ class device_double {
     });
   }
   static int pin(std::byte* data, std::uint64_t bytes) noexcept {
-    return call([&](state& w) {
+    return unsafe_call([&](state& w) {
       if (!w.pinned.emplace(data, bytes).second) return invalid_value;
       w.pinned_on.insert(current());
       return success;
@@ -226,8 +267,100 @@ class device_double {
       return success;
     });
   }
+  static int allocate(std::byte*& data, std::uint64_t bytes) noexcept {
+    return unsafe_call([&](state& w) {
+      if (w.no_memory) return out_of_memory;
+      auto made = std::make_unique<memory_block>(bytes);
+      data = made->begin();
+      w.allocated[data] = {bytes, current()};
+      w.given[data] = std::move(made);
+      return success;
+    });
+  }
+  static int deallocate(std::byte* data) noexcept {
+    auto& w = world();
+    std::unique_lock lock(w.mutex);
+    w.changed.wait(lock, [&] { return w.idle(); });  // as cudaFree does
+    w.allocated.erase(data);
+    return w.given.erase(data) == 1 ? success : invalid_value;
+  }
+  static int write_word(std::atomic<std::uint32_t>* word, std::uint32_t value, stream_type s) noexcept {
+    return call([&](state& w) {
+      if (w.no_words) return unsupported;
+      if (!w.is_pinned(reinterpret_cast<const std::byte*>(word), sizeof *word)) return invalid_value;
+      return w.put(s, {[=] { word->store(value, std::memory_order_release); }, nullptr, nullptr, true});
+    });
+  }
+  static int capturing(stream_type s, bool& yes) noexcept {
+    return call([&](state& w) {
+      yes = w.of(s).capturing;
+      return success;
+    });
+  }
+  static int exchange_capture_mode(int& mode) noexcept {
+    std::swap(mode, capture_mode());
+    return success;
+  }
+  /// What the kernel does, by the host, late.
+  static int gather(std::span<const cairn::cuda::gather_part> parts,
+                    std::span<const cairn::cuda::gather_box> boxes, std::byte* staging,
+                    stream_type s) noexcept {
+    return call([&](state& w) {
+      ++w.kernels;
+      for (const auto& p : parts) {
+        const bool boxed = p.box != p.no_box;
+        if (p.bytes == 0 || p.bytes > cairn::cuda::gather_tile_bytes) return invalid_value;
+        if (w.holder(staging + p.to, p.bytes) != w.device_of(s)) return invalid_value;
+        if (p.from == nullptr) continue;
+        if (boxed && p.box >= boxes.size()) return invalid_value;
+        if (!boxed && w.holder(p.from, p.bytes) != w.device_of(s)) return invalid_value;
+        // Whole units must be aligned on both sides, wherever they lie.
+        const auto from = reinterpret_cast<std::uintptr_t>(p.from);
+        if ((p.to | (boxed ? p.first : from)) % p.width != 0) return invalid_value;
+        for (std::uint32_t at = 0; boxed && at + p.width <= p.bytes; at += p.width) {
+          const auto* unit = cairn::cuda::gather_source(boxes[p.box], p.from, p.first + at);
+          if (reinterpret_cast<std::uintptr_t>(unit) % p.width != 0) return invalid_value;
+          if (w.holder(unit, p.width) != w.device_of(s)) return invalid_value;
+        }
+      }
+      return w.put(s, {[staging, p = std::vector(parts.begin(), parts.end()),
+                        b = std::vector(boxes.begin(), boxes.end())] {
+                         for (const auto& part : p) gather(part, b, staging + part.to);
+                       },
+                       nullptr, nullptr, true});
+    });
+  }
 
  private:
+  /// Aligned as memory of devices is.
+  class memory_block {
+   public:
+    explicit memory_block(std::uint64_t bytes)
+        : bytes_(static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256))) {}
+    [[nodiscard]] std::byte* begin() const noexcept { return bytes_.get(); }
+
+   private:
+    struct free_bytes {
+      void operator()(std::byte* b) const noexcept { std::free(b); }
+    };
+    std::unique_ptr<std::byte, free_bytes> bytes_;
+  };
+  static void gather(const cairn::cuda::gather_part& part, const std::vector<cairn::cuda::gather_box>& boxes,
+                     std::byte* to) {
+    if (part.from == nullptr) {
+      std::memset(to, 0, part.bytes);
+      return;
+    }
+    if (part.box == part.no_box) {
+      std::memcpy(to, part.from, part.bytes);
+      return;
+    }
+    for (std::uint32_t at = 0; at < part.bytes;) {
+      const auto unit = at + part.width <= part.bytes ? part.width : 1;
+      std::memcpy(to + at, cairn::cuda::gather_source(boxes[part.box], part.from, part.first + at), unit);
+      at += unit;
+    }
+  }
   struct operation {
     std::function<void()> run;
     std::shared_ptr<const bool> awaited;  ///< may begin once it is true
@@ -238,6 +371,8 @@ class device_double {
     int device = 0;
     bool destroyed = false;
     bool busy = false;
+    bool capturing = false;
+    bool capture_broken = false;
     std::deque<operation> work;
   };
   struct event {
@@ -259,6 +394,11 @@ class device_double {
     int broken = 0;
     bool held = false;
     bool kernels_held = false;
+    bool no_memory = false;
+    bool no_words = false;
+    std::uint64_t kernels = 0;
+    std::uint64_t copies = 0;
+    std::map<const std::byte*, std::unique_ptr<memory_block>> given;
     bool stopping = false;
     stream defaults[devices];
     std::vector<std::thread> workers;
@@ -277,9 +417,14 @@ class device_double {
     }
     stream& of(stream_type s) { return s != nullptr ? *s : defaults[current()]; }
     int device_of(stream_type s) { return of(s).device; }
-    void put(stream_type s, operation o) {
+    int put(stream_type s, operation o) {
+      if (of(s).capturing) {
+        of(s).capture_broken = true;
+        return capture_unsupported;
+      }
       of(s).work.push_back(std::move(o));
       changed.notify_all();
+      return success;
     }
     [[nodiscard]] int holder(const std::byte* data, std::uint64_t bytes) const {
       auto at = allocated.upper_bound(data);
@@ -299,11 +444,12 @@ class device_double {
       if (width == 0 || rows == 0 || pitch < width) return invalid_value;
       if (holder(from, reach) != device_of(s) || current() != device_of(s)) return invalid_value;
       if (!is_pinned(to, width * rows)) return invalid_value;
-      put(s, {[=] {
-                for (std::uint64_t r = 0; r < rows; ++r) std::memcpy(to + r * width, from + r * pitch, width);
-              },
-              nullptr, nullptr, true});
-      return success;
+      ++copies;
+      return put(s, {[=] {
+                       for (std::uint64_t r = 0; r < rows; ++r)
+                         std::memcpy(to + r * width, from + r * pitch, width);
+                     },
+                     nullptr, nullptr, true});
     }
     template <class Visit>
     void each(Visit&& visit) {
@@ -352,9 +498,26 @@ class device_double {
     thread_local int device = 0;
     return device;
   }
+  static int& capture_mode() {
+    thread_local int mode = global_capture;
+    return mode;
+  }
   static state& world() {
     static state w;
     return w;
+  }
+  /// What a thread may not do during a capture of anybody, unless it says that it knows.
+  template <class Work>
+  static int unsafe_call(Work&& work) noexcept {
+    return call([&](state& w) {
+      if (capture_mode() != relaxed_capture)
+        for (auto& s : w.streams)
+          if (s->capturing) {
+            s->capture_broken = true;
+            return capture_unsupported;
+          }
+      return work(w);
+    });
   }
   template <class Work>
   static int call(Work&& work) noexcept {
@@ -373,6 +536,6 @@ class device_double {
     return work(w);
   }
 };
-static_assert(cairn::cuda::DeviceRuntime<device_double>);
+static_assert(cairn::cuda::GatheringRuntime<device_double>);
 
 }  // namespace cairn_test

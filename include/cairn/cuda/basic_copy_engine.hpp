@@ -40,6 +40,15 @@ struct basic_copy_engine_options {
   std::vector<compute_stream<R>> compute = {};
   /// Bytes that are put into a stream together. Writers see the image grow in these steps.
   std::uint64_t batch_bytes = std::uint64_t{16} << 20;
+  /// With a GatheringRuntime: contiguous pieces of fewer bytes, and strided ones of any size, are brought
+  /// together by a kernel and copied as few large ones. 0: none are.
+  std::uint64_t gather_below = std::uint64_t{256} << 10;
+  /// Memory of each device for that, taken when it is first needed. A device that has none left copies piece
+  /// by piece, which a line on stderr says.
+  std::uint64_t gather_bytes = std::uint64_t{16} << 20;
+  /// How far the copies are is told by words that the device writes to pinned memory, where the driver has
+  /// such calls; else, and if this is false, by events that are asked every 50 microseconds.
+  bool stream_writes = true;
   /// How long a failed save waits for copies that are still under way, before it leaves their buffer to them.
   std::chrono::nanoseconds drain_limit = std::chrono::minutes(1);
 };
@@ -53,9 +62,13 @@ struct basic_copy_engine_options {
 /// ended, and the host does not wait for it. The rest is safe to change once before_update(stream) was called
 /// (the stream waits) or before_update() has returned (the host waits).
 ///
-/// Views may have any strides; rows of regular pitch cost one call each megabyte, single elements are slow.
-/// One thread puts copies into the streams and looks, every 50 microseconds while there are any, how far they
-/// are. Errors of the device are storage_error (storage_device) and fail the image.
+/// Views may have any strides. With a GatheringRuntime a kernel packs them, and gathers what is small, in
+/// memory of the device; else rows of regular pitch cost one call each megabyte, small pieces are copied in
+/// batches of single copies, and single elements are slow. One thread puts copies into the streams and looks,
+/// every 50 microseconds while there are any, how far they are. Errors of the device are storage_error
+/// (storage_device) and fail the image. Streams that are being captured into graphs are refused by
+/// usage_error (usage_stream_capturing) before anything is put into them; captures of other streams are not
+/// disturbed.
 ///
 /// The destructor waits for images in progress.
 template <DeviceRuntime R>
@@ -72,6 +85,9 @@ class basic_copy_engine {
       : state_(std::make_unique<shared>()), options_(std::move(options)) {
     if (options_.batch_bytes == 0)
       fail(error_id::usage_bad_option, "batch_bytes of a copy engine is at least 1", {.got = "0"});
+    if (options_.gather_bytes < 4096 || options_.gather_bytes > std::uint64_t{1} << 31)
+      fail(error_id::usage_bad_option, "gather_bytes of a copy engine are 4096 to 2 GiB",
+           {.got = std::to_string(options_.gather_bytes)});
     for (std::size_t i = 0; i < options_.compute.size(); ++i)
       for (std::size_t k = 0; k < i; ++k)
         if (options_.compute[i].device == options_.compute[k].device)
@@ -97,7 +113,8 @@ class basic_copy_engine {
     }
     state_->changed.notify_all();
     if (state_->worker.joinable()) state_->worker.join();
-    for (const auto& l : state_->lanes) (void)R::destroy_stream(l.side);
+    const beside_captures<R> guard;
+    state_->lanes.clear();
   }
 
   /// @throws usage_error where a view in device memory does not say on which device, or is cast: a conversion
@@ -117,8 +134,14 @@ class basic_copy_engine {
 
   /// See CopyEngine.
   void copy(std::shared_ptr<image_fill> fill, deadline until) {
+    const beside_captures<R> guard;
     const bool overlapped = fill->options().overlapped;
-    auto filled = std::make_shared<transfer>(fill, lanes_of(*fill), options_.batch_bytes);
+    const auto lanes = lanes_of(*fill);
+    for (const auto* l : lanes) {
+      const device_in_use<R> use(l->device());
+      refuse_capture<R>(l->compute(), l->device(), "save()");
+    }
+    auto filled = std::make_shared<transfer>(fill, lanes, options_.batch_bytes, options_.gather_below);
     start();
     last_ = filled;
     std::exception_ptr failure;
@@ -147,10 +170,14 @@ class basic_copy_engine {
 
   /// Makes `stream` of `device` begin what it is given from now on after the copies of the last image; the
   /// host waits only until they are in the streams. The thread that saves. @throws storage_error,
-  /// timeout_error.
+  /// timeout_error, usage_error (usage_stream_capturing).
   void before_update(typename R::stream_type stream, int device, deadline until) {
     const auto copying = last_.lock();
-    if (copying == nullptr) return;
+    if (copying == nullptr || copying->ended()) return;
+    {
+      const device_in_use<R> use(device);
+      refuse_capture<R>(stream, device, "before_update()");
+    }
     if (!copying->wait_enqueued(until)) fail_late("copies were not given to the device in time");
     const device_in_use<R> use(device);
     copying->order_after(stream, device);
@@ -165,11 +192,12 @@ class basic_copy_engine {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<std::shared_ptr<transfer>> transfers;
-    std::vector<lane> lanes;  // of the thread that saves, until the destructor
+    std::vector<std::unique_ptr<lane>> lanes;  // of the thread that saves, until the destructor
     std::thread worker;
     bool stopping = false;
 
     void run() noexcept {
+      const beside_captures<R> guard;
       std::unique_lock lock(mutex);
       for (;;) {
         if (transfers.empty()) {
@@ -200,27 +228,26 @@ class basic_copy_engine {
     ::pthread_setname_np(state_->worker.native_handle(), "cairn cuda");
   }
   /// A lane for each device that a source lies on.
-  [[nodiscard]] std::vector<lane> lanes_of(const image_fill& fill) {
-    std::vector<lane> used;
+  [[nodiscard]] std::vector<lane*> lanes_of(const image_fill& fill) {
+    std::vector<lane*> used;
     for (const auto& place : fill.layout().items) {
       const auto& view = fill.source(place).view;
       if (view.space != memory_space::device || place.bytes == 0) continue;
-      const auto on = [&](const lane& l) { return l.device == view.device; };
-      if (std::find_if(used.begin(), used.end(), on) == used.end()) used.push_back(lane_on(view.device));
+      const auto on = [&](const lane* l) { return l->device() == view.device; };
+      if (std::find_if(used.begin(), used.end(), on) == used.end()) used.push_back(&lane_on(view.device));
     }
     return used;
   }
-  [[nodiscard]] lane lane_on(int device) {
+  [[nodiscard]] lane& lane_on(int device) {
     for (const auto& l : state_->lanes)
-      if (l.device == device) return l;
-    lane made{device, {}, {}};
+      if (l->device() == device) return *l;
+    typename R::stream_type compute{};
     for (const auto& given : options_.compute)
-      if (given.device == device) made.compute = given.stream;
+      if (given.device == device) compute = given.stream;
     const device_in_use<R> use(device);
-    state_->lanes.reserve(state_->lanes.size() + 1);
-    check_call<R>(R::make_stream(made.side), "making a stream", device);
-    state_->lanes.push_back(made);
-    return made;
+    state_->lanes.push_back(
+        std::make_unique<lane>(device, compute, options_.stream_writes, options_.gather_bytes));
+    return *state_->lanes.back();
   }
 
   std::unique_ptr<shared> state_;

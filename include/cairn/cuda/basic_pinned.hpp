@@ -45,7 +45,9 @@ class basic_pinned {
       return *this;
     }
     ~block_type() {
-      if (pinned_) (void)R::unpin(inner_.bytes().data());
+      if (!pinned_) return;
+      const beside_captures<R> guard;
+      (void)R::unpin(inner_.bytes().data());
     }
     [[nodiscard]] std::span<std::byte> bytes() const noexcept { return inner_.bytes(); }
     /// False where the device refused and unpinned::accept was chosen.
@@ -77,6 +79,7 @@ class basic_pinned {
   /// storage_limit, which names the limit of locked memory, where the device refuses.
   [[nodiscard]] block_type allocate(std::uint64_t bytes) {
     block_type block(memory_.allocate(bytes));
+    const beside_captures<R> guard;
     const device_in_use<R> device(device_);
     const auto whole = block.bytes();
     const int status = R::pin(whole.data(), whole.size());

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/error.hpp>
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -36,14 +37,23 @@ struct copy_part {
 /// - `pin(data, bytes)`: copies to this memory run beside the program from now on, on all devices;
 /// `unpin(data)`.
 /// - `device_of(data, d)`: the device on which memory lies; -1 for memory of the host.
+/// - `allocate(data, bytes)`: memory of the device in use, aligned to 256 bytes; `deallocate(data)`.
+/// - `write_word(word, value, s)`: a word in pinned memory gets the value in the order of s, visible to the
+/// host after all that earlier copies of s wrote; `unsupported` where the driver has no such call.
+/// - `capturing(s, yes)`: whether what is put into s becomes part of a graph instead of running.
+/// - `exchange_capture_mode(m)`: of the calling thread; with `relaxed_capture` its calls are none of the
+/// captures that other threads have begun.
 ///
 /// Any thread.
 template <class R>
 concept DeviceRuntime =
     requires(typename R::stream_type s, typename R::stream_type& new_stream, typename R::event_type e,
              typename R::event_type& new_event, int device, int& which, std::byte* to, const std::byte* from,
-             std::uint64_t bytes, std::span<const copy_part> parts, int status) {
+             std::uint64_t bytes, std::span<const copy_part> parts, int status, std::byte*& memory,
+             std::atomic<std::uint32_t>* word, std::uint32_t value, bool& yes, int& mode) {
       { R::success } -> std::convertible_to<int>;
+      { R::unsupported } -> std::convertible_to<int>;
+      { R::relaxed_capture } -> std::convertible_to<int>;
       { R::not_ready } -> std::convertible_to<int>;
       { R::name_of(status) } noexcept -> std::convertible_to<const char*>;
       { R::text_of(status) } noexcept -> std::convertible_to<const char*>;
@@ -62,6 +72,11 @@ concept DeviceRuntime =
       { R::pin(to, bytes) } noexcept -> std::same_as<int>;
       { R::unpin(to) } noexcept -> std::same_as<int>;
       { R::device_of(from, which) } noexcept -> std::same_as<int>;
+      { R::allocate(memory, bytes) } noexcept -> std::same_as<int>;
+      { R::deallocate(memory) } noexcept -> std::same_as<int>;
+      { R::write_word(word, value, s) } noexcept -> std::same_as<int>;
+      { R::capturing(s, yes) } noexcept -> std::same_as<int>;
+      { R::exchange_capture_mode(mode) } noexcept -> std::same_as<int>;
     };
 
 /// Throws storage_error (storage_device) with the call, the device and the runtime's words, unless the status
@@ -96,6 +111,36 @@ class device_in_use {
   int before_ = 0;
   bool changed_ = false;
 };
+
+/// As long as this lives, what the calling thread does disturbs no capture of a graph that another thread has
+/// begun: without it, asking an event or pinning memory ends such a capture with an error.
+template <DeviceRuntime R>
+class beside_captures {
+ public:
+  beside_captures() noexcept { changed_ = R::exchange_capture_mode(mode_) == R::success; }
+  ~beside_captures() {
+    if (changed_) (void)R::exchange_capture_mode(mode_);
+  }
+  beside_captures(const beside_captures&) = delete;
+  beside_captures& operator=(const beside_captures&) = delete;
+
+ private:
+  int mode_ = R::relaxed_capture;
+  bool changed_ = false;
+};
+
+/// @throws usage_error (usage_stream_capturing) where the stream is being captured into a graph;
+/// storage_error.
+template <DeviceRuntime R>
+void refuse_capture(typename R::stream_type stream, int device, const char* call) {
+  bool capturing = false;
+  check_call<R>(R::capturing(stream, capturing), "asking whether a stream is captured", device);
+  if (capturing)
+    fail(error_id::usage_stream_capturing,
+         std::string(call) + " was called while its stream on device " + std::to_string(device) +
+             " is captured into a graph: copies of a checkpoint are no part of a graph; call it before the "
+             "capture begins or after it ended, between the launches of the graph");
+}
 
 }  // namespace cuda
 }  // namespace v1

@@ -3,8 +3,10 @@
 #pragma once
 #include <cairn/cuda/device_runtime.hpp>
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -20,6 +22,8 @@ struct runtime {
   using event_type = cudaEvent_t;
   static constexpr int success = cudaSuccess;
   static constexpr int not_ready = cudaErrorNotReady;
+  static constexpr int unsupported = cudaErrorNotSupported;
+  static constexpr int relaxed_capture = cudaStreamCaptureModeRelaxed;
 
   static const char* name_of(int status) noexcept { return cudaGetErrorName(as_error(status)); }
   static const char* text_of(int status) noexcept { return cudaGetErrorString(as_error(status)); }
@@ -79,7 +83,7 @@ struct runtime {
 #endif
   }
   static int pin(std::byte* data, std::uint64_t bytes) noexcept {
-    return told(cudaHostRegister(data, bytes, cudaHostRegisterPortable));
+    return told(cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
   }
   static int unpin(std::byte* data) noexcept { return told(cudaHostUnregister(data)); }
   static int device_of(const std::byte* data, int& device) noexcept {
@@ -88,8 +92,48 @@ struct runtime {
     if (status == success) device = attributes.type == cudaMemoryTypeDevice ? attributes.device : -1;
     return status;
   }
+  static int allocate(std::byte*& data, std::uint64_t bytes) noexcept {
+    void* made = nullptr;
+    const int status = told(cudaMalloc(&made, bytes));
+    data = static_cast<std::byte*>(made);
+    return status;
+  }
+  static int deallocate(std::byte* data) noexcept { return told(cudaFree(data)); }
+  /// The driver's call is looked up: programs need not link the driver.
+  static int write_word(std::atomic<std::uint32_t>* word, std::uint32_t value, cudaStream_t stream) noexcept {
+    static_assert(sizeof *word == sizeof value);
+    static const auto write =
+        reinterpret_cast<decltype(&cuStreamWriteValue32)>(driver_call("cuStreamWriteValue32"));
+    if (write == nullptr) return unsupported;
+    // Without a flag, the write comes after a fence behind all that the stream wrote before.
+    return static_cast<int>(
+        write(stream, static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(word)), value, 0));
+  }
+  static int capturing(cudaStream_t stream, bool& yes) noexcept {
+    cudaStreamCaptureStatus now = cudaStreamCaptureStatusNone;
+    const int status = told(cudaStreamIsCapturing(stream, &now));
+    // What is put into the legacy stream would become part of a capture of another stream.
+    yes = status == cudaErrorStreamCaptureImplicit || now != cudaStreamCaptureStatusNone;
+    return status == cudaErrorStreamCaptureImplicit ? success : status;
+  }
+  static int exchange_capture_mode(int& mode) noexcept {
+    auto exchanged = static_cast<cudaStreamCaptureMode>(mode);
+    const int status = told(cudaThreadExchangeStreamCaptureMode(&exchanged));
+    mode = static_cast<int>(exchanged);
+    return status;
+  }
 
  private:
+  static void* driver_call(const char* name) noexcept {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+    const auto status = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+    const auto status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+    return told(status) == success && result == cudaDriverEntryPointSuccess ? found : nullptr;
+  }
   static cudaError_t as_error(int status) noexcept { return static_cast<cudaError_t>(status); }
   // An error that was returned must not be found again by the program's next cudaGetLastError().
   static int told(cudaError_t status) noexcept {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/copy_engine.hpp>
-#include <cairn/cuda/device_runtime.hpp>
+#include <cairn/cuda/lane.hpp>
 #include <cairn/model/event_word.hpp>
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/stage/block_copy.hpp>
@@ -24,39 +24,14 @@ inline namespace v1 {
 namespace cuda {
 namespace detail {
 
-/// An event that is destroyed with this, on its device.
-template <DeviceRuntime R>
-class owned_event {
- public:
-  /// @pre the device is in use. @throws storage_error
-  explicit owned_event(int device) : device_(device) {
-    check_call<R>(R::make_event(event_), "making an event", device);
-  }
-  owned_event(owned_event&& other) noexcept
-      : event_(other.event_), device_(std::exchange(other.device_, -1)) {}
-  owned_event& operator=(owned_event&& other) noexcept {
-    std::swap(event_, other.event_);
-    std::swap(device_, other.device_);
-    return *this;
-  }
-  ~owned_event() {
-    if (device_ >= 0) (void)R::destroy_event(event_);
-  }
-  [[nodiscard]] typename R::event_type get() const noexcept { return event_; }
-  [[nodiscard]] int device() const noexcept { return device_; }
-
- private:
-  typename R::event_type event_{};
-  int device_;
-};
-
-/// A device's side stream, on which images are filled, and the stream that computes.
-template <DeviceRuntime R>
-struct lane {
-  int device = 0;
-  typename R::stream_type side{};
-  typename R::stream_type compute{};
-};
+/// Adds a copy, which continues the one before where both of its sides do.
+inline void add_copy(std::vector<copy_part>& parts, const copy_part& next) {
+  if (!parts.empty() && parts.back().to + parts.back().bytes == next.to &&
+      parts.back().from + parts.back().bytes == next.from)
+    parts.back().bytes += next.bytes;
+  else
+    parts.push_back(next);
+}
 
 /// Puts the runs of strided views together into as few calls as they allow.
 template <DeviceRuntime R>
@@ -74,10 +49,10 @@ class run_collector {
   }
   void flush() {
     if (rows_ == 1)
-      parts_.push_back({to_, from_, width_});
+      add_copy(parts_, {to_, from_, width_});
     else if (rows_ > 1)
-      check_call<R>(R::copy_rows_to_host(to_, from_, pitch_, width_, rows_, lane_.side),
-                    "copying rows from device memory", lane_.device);
+      check_call<R>(R::copy_rows_to_host(to_, from_, pitch_, width_, rows_, lane_.side()),
+                    "copying rows from device memory", lane_.device());
     rows_ = 0;
   }
 
@@ -102,24 +77,32 @@ class run_collector {
 template <DeviceRuntime R>
 class transfer {
  public:
-  /// `lanes`: those of the devices that the sources lie on.
-  transfer(std::shared_ptr<image_fill> fill, std::vector<lane<R>> lanes, std::uint64_t batch_bytes)
+  /// `lanes`: those of the devices that the sources lie on. `gather_below`: contiguous pieces of fewer bytes
+  /// are gathered, as are strided ones, where the runtime has a kernel for that; 0: none.
+  transfer(std::shared_ptr<image_fill> fill, std::vector<lane<R>*> lanes, std::uint64_t batch_bytes,
+           std::uint64_t gather_below)
       : fill_(std::move(fill)),
         lanes_(std::move(lanes)),
         units_(cairn::detail::cut_into_units(fill_->layout(), fill_->options().overlapped)),
         parts_(lanes_.size()),
-        batch_bytes_(batch_bytes) {}
+        batch_bytes_(batch_bytes),
+        gather_below_(gather_below) {
+    if constexpr (GatheringRuntime<R>)
+      for (auto* l : lanes_) gatherings_.emplace_back(*l);
+  }
 
   /// Orders the copies behind what the compute streams have been given so far, copies what the CPU can read
   /// of the early items, and puts the early copies from devices into the streams; what the compute streams
   /// are given afterwards begins after those. @throws storage_error; the transfer has failed then, and must
   /// be finished all the same.
   void begin() {
-    for (auto& l : lanes_) {
-      const device_in_use<R> device(l.device);
-      const owned_event<R> ready(l.device);
-      check_call<R>(R::record(ready.get(), l.compute), "recording an event on the compute stream", l.device);
-      check_call<R>(R::wait(l.side, ready.get()), "ordering copies behind the compute stream", l.device);
+    for (auto* l : lanes_) {
+      const device_in_use<R> device(l->device());
+      const owned_event<R> ready(l->device());
+      check_call<R>(R::record(ready.get(), l->compute()), "recording an event on the compute stream",
+                    l->device());
+      check_call<R>(R::wait(l->side(), ready.get()), "ordering copies behind the compute stream",
+                    l->device());
     }
     std::size_t early = 0;
     for (const auto& unit : units_) {
@@ -129,10 +112,10 @@ class transfer {
     }
     if (early == 0) return;
     batch done = close_batch(0, true);
-    for (std::size_t i = 0; i < done.events.size(); ++i) {
-      const device_in_use<R> device(done.events[i].device());
-      check_call<R>(R::wait(lane_on(done.events[i].device()).compute, done.events[i].get()),
-                    "ordering the compute stream behind copies", done.events[i].device());
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      const device_in_use<R> device(lanes_[i]->device());
+      check_call<R>(R::wait(lanes_[i]->compute(), done.marks[i].event.get()),
+                    "ordering the compute stream behind copies", lanes_[i]->device());
     }
     batches_.push_back(std::move(done));
   }
@@ -184,11 +167,14 @@ class transfer {
   [[nodiscard]] const image_fill& fill() const noexcept { return *fill_; }
 
  private:
-  /// Units that were put into the streams together; done once all its events are reached.
+  static constexpr std::uint64_t looks_without_asking = 64;
+
+  /// Units that were put into the streams together; done once all its marks are reached.
   struct batch {
-    std::size_t end = 0;  ///< units before this one are done with it
-    bool early = false;   ///< all early units, and only those
-    std::vector<owned_event<R>> events;
+    std::size_t end = 0;                ///< units before this one are done with it
+    bool early = false;                 ///< all early units, and only those
+    bool last = false;                  ///< nothing follows
+    std::vector<stream_mark<R>> marks;  ///< of each lane
   };
 
   template <class Condition>
@@ -200,8 +186,10 @@ class transfer {
       event_.wait(seen, until);
     }
   }
-  [[nodiscard]] const lane<R>& lane_on(int device) const noexcept {
-    return *std::find_if(lanes_.begin(), lanes_.end(), [&](const auto& l) { return l.device == device; });
+  [[nodiscard]] std::size_t lane_on(int device) const noexcept {
+    return static_cast<std::size_t>(
+        std::find_if(lanes_.begin(), lanes_.end(), [&](const auto* l) { return l->device() == device; }) -
+        lanes_.begin());
   }
 
   /// Copies what the CPU can read, and puts the rest into the lane of its device.
@@ -215,40 +203,55 @@ class transfer {
         [&](const item_placement& place, std::uint64_t first, std::uint64_t last) {
           const auto& source = fill_->source(place);
           std::byte* to = image + place.begin + first;
-          if (source.view.space != memory_space::device) {
+          if (source.view.space != memory_space::device)
             cairn::detail::copy_item(source, place.bytes, first, last, to, cairn::detail::streaming_copy);
-            return;
-          }
-          const auto at = static_cast<std::size_t>(&lane_on(source.view.device) - lanes_.data());
-          const device_in_use<R> device(source.view.device);
-          run_collector<R> runs(lanes_[at], parts_[at]);
-          for_each_run(source.view, first, last,
-                       [&](const std::byte* from, std::uint64_t bytes, std::uint64_t position) {
-                         runs.add(to + (position - first), from, bytes);
-                       });
-          runs.flush();
+          else
+            put(source.view, first, last, to);
         },
-        [&](std::uint64_t at, std::uint64_t bytes) { std::memset(image + at, 0, bytes); });
+        [&](std::uint64_t at, std::uint64_t bytes) {
+          std::memset(image + at, 0, bytes);
+          if constexpr (GatheringRuntime<R>)
+            for (auto& g : gatherings_) g.zeros(image + at, bytes);
+        });
     cairn::detail::streamed_copies_done();
   }
-  /// Gives the collected parts to the streams, with an event behind them.
+  void put(const tensor_view& view, std::uint64_t first, std::uint64_t last, std::byte* to) {
+    const auto at = lane_on(view.device);
+    auto& parts = parts_[at];
+    const device_in_use<R> device(view.device);
+    const bool together = view.contiguous();
+    if constexpr (GatheringRuntime<R>) {
+      const bool goes_on = !parts.empty() && parts.back().to + parts.back().bytes == to &&
+                           parts.back().from + parts.back().bytes == view.data + first;
+      // Elements that are no whole bytes have no box.
+      const bool gathered = together ? last - first < gather_below_ && !goes_on
+                                     : gather_below_ != 0 && bits_of(view.type) % 8 == 0;
+      if (gathered && gatherings_[at].add(view, first, last, to)) return;
+    }
+    if (together) return add_copy(parts, {to, view.data + first, last - first});
+    run_collector<R> runs(*lanes_[at], parts);
+    for_each_run(view, first, last, [&](const std::byte* from, std::uint64_t bytes, std::uint64_t position) {
+      runs.add(to + (position - first), from, bytes);
+    });
+    runs.flush();
+  }
+  /// Gives the collected parts to the streams, with a mark behind them.
   batch close_batch(std::size_t end, bool early) {
     batch closed;
     closed.end = end;
     closed.early = early;
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
-      const auto& l = lanes_[i];
-      const device_in_use<R> device(l.device);
+      auto& l = *lanes_[i];
+      const device_in_use<R> device(l.device());
       auto& parts = parts_[i];
       if (parts.size() == 1)
-        check_call<R>(R::copy_to_host(parts[0].to, parts[0].from, parts[0].bytes, l.side),
-                      "copying from device memory", l.device);
+        check_call<R>(R::copy_to_host(parts[0].to, parts[0].from, parts[0].bytes, l.side()),
+                      "copying from device memory", l.device());
       else if (!parts.empty())
-        check_call<R>(R::copy_parts_to_host(parts, l.side), "copying parts from device memory", l.device);
+        check_call<R>(R::copy_parts_to_host(parts, l.side()), "copying parts from device memory", l.device());
       parts.clear();
-      owned_event<R> done(l.device);
-      check_call<R>(R::record(done.get(), l.side), "recording an event behind copies", l.device);
-      closed.events.push_back(std::move(done));
+      if constexpr (GatheringRuntime<R>) gatherings_[i].flush();
+      closed.marks.push_back(l.mark());
     }
     return closed;
   }
@@ -265,27 +268,37 @@ class transfer {
       batches_.push_back(std::move(closed));
       return;
     }
+    closed.last = true;
     // Kept apart from the batch: whoever orders a stream behind it may come when that is gone.
-    for (const auto& l : lanes_) {
-      const device_in_use<R> device(l.device);
-      owned_event<R> last(l.device);
-      check_call<R>(R::record(last.get(), l.side), "recording an event behind all copies", l.device);
+    for (auto* l : lanes_) {
+      const device_in_use<R> device(l->device());
+      owned_event<R> last(l->device());
+      check_call<R>(R::record(last.get(), l->side()), "recording an event behind all copies", l->device());
       last_.push_back(std::move(last));
     }
     batches_.push_back(std::move(closed));
     enqueued_.store(true, std::memory_order_release);
     event_.notify();
   }
+  /// A word in memory costs the driver's locks nothing; its event tells errors, and is asked now and then,
+  /// and about the end of all.
   [[nodiscard]] bool reached(const batch& b) const {
-    for (const auto& event : b.events) {
-      const device_in_use<R> device(event.device());
-      const int status = R::query(event.get());
+    for (std::size_t i = 0; i < b.marks.size(); ++i) {
+      const auto& mark = b.marks[i];
+      if (mark.numbered) {
+        const bool passed = lanes_[i]->passed(mark);
+        if (passed && !b.last) continue;
+        if (!passed && looks_ % looks_without_asking != 0) return false;
+      }
+      const device_in_use<R> device(mark.event.device());
+      const int status = R::query(mark.event.get());
       if (status == R::not_ready) return false;
-      check_call<R>(status, "a copy from device memory", event.device());
+      check_call<R>(status, "a copy from device memory", mark.event.device());
     }
     return true;
   }
   void look() {
+    ++looks_;
     while (!batches_.empty() && reached(batches_.front())) {
       const bool early = batches_.front().early;
       const auto end = batches_.front().end;
@@ -304,10 +317,10 @@ class transfer {
   [[nodiscard]] bool drained() noexcept {
     try {
       if (drain_.empty()) {
-        for (const auto& l : lanes_) {
-          const device_in_use<R> device(l.device);
-          owned_event<R> event(l.device);
-          check_call<R>(R::record(event.get(), l.side), "recording an event", l.device);
+        for (auto* l : lanes_) {
+          const device_in_use<R> device(l->device());
+          owned_event<R> event(l->device());
+          check_call<R>(R::record(event.get(), l->side()), "recording an event", l->device());
           drain_.push_back(std::move(event));
         }
       }
@@ -328,13 +341,16 @@ class transfer {
   }
 
   std::shared_ptr<image_fill> fill_;
-  std::vector<lane<R>> lanes_;
+  std::vector<lane<R>*> lanes_;
   std::vector<cairn::detail::copy_unit> units_;
   std::vector<std::vector<copy_part>> parts_;  // of each lane, for the batch that is open
+  std::vector<gathering<R>> gatherings_;       // of each lane, where the runtime gathers
   std::deque<batch> batches_;
   std::vector<owned_event<R>> last_;   // written before enqueued_
   std::vector<owned_event<R>> drain_;  // after a failure
   std::uint64_t batch_bytes_;
+  std::uint64_t gather_below_;
+  std::uint64_t looks_ = 0;
   std::size_t next_ = 0;
   std::size_t done_ = 0;
   std::exception_ptr failure_;

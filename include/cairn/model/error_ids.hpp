@@ -28,6 +28,7 @@ enum class error_id : std::uint16_t {
   usage_unsupported_tensor = 114,
   usage_no_worker = 115,
   usage_memory_changed = 116,
+  usage_stream_capturing = 117,
 
   plan_dtype_mismatch = 201,
   plan_shape_mismatch = 202,
@@ -115,6 +116,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "usage.no_worker";
     case error_id::usage_memory_changed:
       return "usage.memory_changed";
+    case error_id::usage_stream_capturing:
+      return "usage.stream_capturing";
     case error_id::plan_dtype_mismatch:
       return "plan.dtype_mismatch";
     case error_id::plan_shape_mismatch:

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/cuda/gather.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace cuda {
+namespace detail {
+
+/// An event that is destroyed with this, on its device.
+template <DeviceRuntime R>
+class owned_event {
+ public:
+  /// @pre the device is in use. @throws storage_error
+  explicit owned_event(int device) : device_(device) {
+    check_call<R>(R::make_event(event_), "making an event", device);
+  }
+  owned_event(owned_event&& other) noexcept
+      : event_(other.event_), device_(std::exchange(other.device_, -1)) {}
+  owned_event& operator=(owned_event&& other) noexcept {
+    std::swap(event_, other.event_);
+    std::swap(device_, other.device_);
+    return *this;
+  }
+  ~owned_event() {
+    if (device_ >= 0) (void)R::destroy_event(event_);
+  }
+  [[nodiscard]] typename R::event_type get() const noexcept { return event_; }
+  [[nodiscard]] int device() const noexcept { return device_; }
+
+ private:
+  typename R::event_type event_{};
+  int device_;
+};
+
+/// Where a stream was at some time.
+template <DeviceRuntime R>
+struct stream_mark {
+  owned_event<R> event;
+  bool numbered = false;  ///< the lane's word gets `number` or a later one when it is reached
+  std::uint32_t number = 0;
+};
+
+/// A device's side stream, on which images are filled, and the stream that computes. Lives as long as its
+/// engine.
+template <DeviceRuntime R>
+class lane {
+ public:
+  /// @pre the device is in use. `words`: tell by a word in pinned memory how far the stream is, where the
+  /// driver can; `staging_bytes`: of device memory for gathering. @throws storage_error
+  lane(int device, typename R::stream_type compute, bool words, std::uint64_t staging_bytes)
+      : device_(device), compute_(compute), staging_wanted_(GatheringRuntime<R> ? staging_bytes : 0) {
+    check_call<R>(R::make_stream(side_), "making a stream", device);
+    if (words) make_word();
+  }
+  lane(const lane&) = delete;
+  lane& operator=(const lane&) = delete;
+  /// @pre nothing of the stream is under way.
+  ~lane() {
+    (void)R::destroy_stream(side_);
+    if (pinned_) (void)R::unpin(page_.get());
+    if (staging_ != nullptr) (void)R::deallocate(staging_);
+  }
+  [[nodiscard]] int device() const noexcept { return device_; }
+  [[nodiscard]] typename R::stream_type side() const noexcept { return side_; }
+  [[nodiscard]] typename R::stream_type compute() const noexcept { return compute_; }
+  /// What belongs together in the stream is put there under this.
+  [[nodiscard]] std::mutex& mutex() noexcept { return mutex_; }
+
+  /// Memory for gathering, of staging_bytes(); null where the device has none left, which a line on stderr
+  /// says.
+  /// @pre the device is in use.
+  [[nodiscard]] std::byte* staging() {
+    const std::lock_guard lock(mutex_);
+    if (staging_ == nullptr && staging_wanted_ != 0) {
+      const int status = R::allocate(staging_, staging_wanted_);
+      if (status != R::success) {
+        staging_ = nullptr;
+        std::fprintf(
+            stderr,
+            "cairn: device %d has no %llu bytes for gathering small tensors (%s): they are copied one by "
+            "one, which is slower\n",
+            device_, static_cast<unsigned long long>(staging_wanted_), R::text_of(status));
+        staging_wanted_ = 0;
+      }
+    }
+    return staging_;
+  }
+  [[nodiscard]] std::uint64_t staging_bytes() const noexcept { return staging_wanted_; }
+
+  /// Marks where the stream is now. @pre the device is in use. @throws storage_error
+  [[nodiscard]] stream_mark<R> mark() {
+    stream_mark<R> made{owned_event<R>(device_)};
+    const std::lock_guard lock(mutex_);
+    check_call<R>(R::record(made.event.get(), side_), "recording an event behind copies", device_);
+    if (word_ != nullptr) {
+      const int status = R::write_word(word_, written_ + 1, side_);
+      // Where the first one fails, events tell how far the stream is.
+      if (written_ == 0 && status != R::success) {
+        word_ = nullptr;
+      } else {
+        check_call<R>(status, "writing how far a stream is", device_);
+        made.numbered = true;
+        made.number = ++written_;
+      }
+    }
+    return made;
+  }
+  /// @pre mark.numbered.
+  [[nodiscard]] bool passed(const stream_mark<R>& mark) const noexcept {
+    return static_cast<std::int32_t>(word_->load(std::memory_order_acquire) - mark.number) >= 0;
+  }
+
+ private:
+  struct free_page {
+    void operator()(std::byte* page) const noexcept { std::free(page); }
+  };
+  static constexpr std::size_t page_bytes = 4096;
+
+  void make_word() {
+    page_.reset(static_cast<std::byte*>(std::aligned_alloc(page_bytes, page_bytes)));
+    pinned_ = page_ != nullptr && R::pin(page_.get(), page_bytes) == R::success;
+    if (pinned_) word_ = new (page_.get()) std::atomic<std::uint32_t>(0);
+  }
+
+  int device_;
+  typename R::stream_type compute_;
+  typename R::stream_type side_{};
+  std::mutex mutex_;
+  std::byte* staging_ = nullptr;
+  std::uint64_t staging_wanted_;
+  std::unique_ptr<std::byte, free_page> page_;
+  bool pinned_ = false;
+  std::atomic<std::uint32_t>* word_ = nullptr;  // in the page; null: events tell
+  std::uint32_t written_ = 0;
+};
+
+/// Brings small and strided pieces together in a lane's staging memory, from where they are copied as few
+/// large ones. For one thread at a time; several of one lane may exist, since what each puts into the stream
+/// is in the order of the stream done with the staging memory. For a GatheringRuntime.
+template <DeviceRuntime R>
+class gathering {
+ public:
+  explicit gathering(lane<R>& on) noexcept : lane_(on) {}
+
+  /// Bytes [first, last) of the packed view go to `to`, in pinned memory. False: the device has no memory for
+  /// this. @pre the device is in use. @throws storage_error
+  [[nodiscard]] bool add(const tensor_view& view, std::uint64_t first, std::uint64_t last, std::byte* to) {
+    if (staging_ == nullptr && (staging_ = lane_.staging()) == nullptr) return false;
+    const bool together = view.contiguous();
+    while (first < last) {
+      const auto room = make_room(to);
+      const auto wanted = std::min<std::uint64_t>(last - first, gather_tile_bytes);
+      // What is cut here leaves the rest aligned as it was.
+      const auto bytes = wanted <= room ? wanted : room / 16 * 16;
+      if (bytes == 0) {
+        flush();
+        continue;
+      }
+      gather_part part;
+      const gather_box* box = nullptr;
+      if (together) {
+        part.from = view.data + first;
+      } else {
+        if (boxed_ != &view) boxes_.push_back(box_of(view)), boxed_ = &view;
+        part.from = view.data;
+        part.first = first;
+        part.box = static_cast<std::uint32_t>(boxes_.size() - 1);
+        box = &boxes_.back();
+      }
+      put(part, box, bytes);
+      first += bytes, to += bytes;
+    }
+    return true;
+  }
+  /// Zeros between two pieces, which are in place already: copying them again makes one copy of two.
+  void zeros(const std::byte* at, std::uint64_t bytes) {
+    if (at != end_ || bytes > gather_tile_bytes || used_ + bytes > lane_.staging_bytes()) return;
+    put({}, nullptr, bytes);
+  }
+  /// Gives all to the stream. @pre the device is in use. @throws storage_error
+  void flush() {
+    if (!parts_.empty()) {
+      const std::lock_guard lock(lane_.mutex());
+      check_call<R>(R::gather(parts_, boxes_, staging_, lane_.side()), "gathering small tensors",
+                    lane_.device());
+      check_call<R>(regions_.size() == 1
+                        ? R::copy_to_host(regions_[0].to, regions_[0].from, regions_[0].bytes, lane_.side())
+                        : R::copy_parts_to_host(regions_, lane_.side()),
+                    "copying gathered tensors from device memory", lane_.device());
+    }
+    parts_.clear(), boxes_.clear(), regions_.clear();
+    used_ = 0, end_ = nullptr, boxed_ = nullptr;
+  }
+
+ private:
+  /// Bytes that are free for a piece that goes to `to`.
+  [[nodiscard]] std::uint64_t make_room(std::byte* to) {
+    if (to != end_) {
+      // Copies are fastest where both sides are aligned alike.
+      const std::uint64_t begin = (used_ + 255) / 256 * 256 + reinterpret_cast<std::uintptr_t>(to) % 256;
+      if (begin + 16 > lane_.staging_bytes()) return 0;
+      regions_.push_back({to, staging_ + begin, 0});
+      used_ = begin, end_ = to;
+    }
+    return lane_.staging_bytes() - used_;
+  }
+  void put(gather_part part, const gather_box* box, std::uint64_t bytes) {
+    part.to = static_cast<std::uint32_t>(used_);
+    part.bytes = static_cast<std::uint32_t>(bytes);
+    part.width = width_of(part, box);
+    parts_.push_back(part);
+    used_ += bytes, end_ += bytes, regions_.back().bytes += bytes;
+  }
+
+  lane<R>& lane_;
+  std::byte* staging_ = nullptr;
+  std::vector<gather_part> parts_;
+  std::vector<gather_box> boxes_;
+  std::vector<copy_part> regions_;
+  const tensor_view* boxed_ = nullptr;  ///< whose box is the last
+  std::byte* end_ = nullptr;            ///< of the last region, at its destination
+  std::uint64_t used_ = 0;
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace v1
+}  // namespace cairn
