@@ -4,8 +4,10 @@
 #include <cairn/model/wire.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <span>
 #include <string_view>
@@ -74,6 +76,20 @@ class compact_reader {
 
   [[nodiscard]] std::uint64_t number() {
     if (at_ != end_ && (*at_ & std::byte{128}) == std::byte{0}) return static_cast<std::uint64_t>(*at_++);
+    if (left() >= 8) {
+      // Eight bytes at once: the groups of seven bits up to the first byte without the high bit.
+      std::uint64_t word = 0;
+      std::memcpy(&word, at_, sizeof word);
+      if (const std::uint64_t ends = ~word & 0x8080808080808080u; ends != 0) {
+        const int bytes = (std::countr_zero(ends) + 1) / 8;
+        word &= (ends ^ (ends - 1)) & 0x7f7f7f7f7f7f7f7fu;
+        if (word >> (8 * (bytes - 1)) == 0) fail_here("a number is longer than it needs to be");
+        at_ += bytes;
+        word = (word & 0x007f007f007f007fu) | (word & 0x7f007f007f007f00u) >> 1;
+        word = (word & 0x00003fff00003fffu) | (word & 0x3fff00003fff0000u) >> 2;
+        return (word & 0x000000000fffffffu) | (word & 0x0fffffff00000000u) >> 4;
+      }
+    }
     std::uint64_t value = 0;
     for (int shift = 0;; shift += 7) {
       if (at_ == end_) fail_here("the input ends early");
@@ -152,10 +168,23 @@ inline void encode(compact_writer& out, std::span<const std::int64_t> words, std
     }
   }
 }
-/// @throws wire_error on what is no progression. Its boxes may lie outside of their tensor.
-inline void decode_progression(compact_reader& in, int dimensions, chunk_progression& p) {
+namespace detail {
+/// The first number of an encoded progression: its rank, and how many axes it has in the lowest three bits.
+[[nodiscard]] inline std::uint64_t decode_progression_head(compact_reader& in) {
+  return in.number(static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max()) << 3 | 7);
+}
+/// The offsets and sizes of a box without axes, as they lie in progression_words.
+inline void decode_single_box(compact_reader& in, std::span<std::int64_t> numbers) {
+  for (auto& v : numbers) v = in.signed_number();
+  const auto dimensions = numbers.size() / 2;
+  for (std::size_t d = 0; d < dimensions; ++d)
+    if (numbers[d] > std::numeric_limits<std::int64_t>::max() - numbers[d + dimensions])
+      in.fail_here("a box is outside of all tensors");
+}
+/// What follows the head.
+inline void decode_progression_body(compact_reader& in, std::uint64_t head, int dimensions,
+                                    chunk_progression& p) {
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max());
-  const auto head = in.number(most << 3 | 7);
   p.rank = static_cast<std::int32_t>(head >> 3);
   p.axis_count = static_cast<std::int32_t>(head & 7);
   if (p.axis_count > chunk_progression::max_axes) in.fail_here("a progression has too many axes");
@@ -171,6 +200,13 @@ inline void decode_progression(compact_reader& in, int dimensions, chunk_progres
     a.offset_step = a.dimension >= 0 ? in.signed_number() : 0;
   }
   if (const auto* what = detail::progression_problem(p)) in.fail_here(what);
+}
+}  // namespace detail
+
+/// @throws wire_error on what is no progression. Its boxes may lie outside of their tensor.
+inline void decode_progression(compact_reader& in, int dimensions, chunk_progression& p) {
+  const auto head = detail::decode_progression_head(in);
+  detail::decode_progression_body(in, head, dimensions, p);
 }
 
 /// A chunk_set of a tensor of known dimensions.

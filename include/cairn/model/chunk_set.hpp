@@ -41,6 +41,19 @@ class progression_words {
       *to++ = a.offset_step;
     }
   }
+  /// A single box whose offsets and sizes the caller fills in, before anything else is added.
+  [[nodiscard]] std::span<std::int64_t> append_single(std::int32_t rank, int dimensions) {
+    const auto numbers = static_cast<std::uint64_t>(dimensions);
+    const auto begin = words_.size();
+    words_.resize(begin + 1 + 2 * numbers);
+    words_[begin] =
+        static_cast<std::int64_t>(single_head(dimensions) << 32 | static_cast<std::uint32_t>(rank));
+    return std::span(words_).subspan(begin + 1);
+  }
+  /// The upper half of the first word of a single box.
+  [[nodiscard]] static constexpr std::uint64_t single_head(int dimensions) noexcept {
+    return static_cast<std::uint64_t>(dimensions) | static_cast<std::uint64_t>(dimensions) << 4;
+  }
   void append(std::span<const std::int64_t> words) {
     words_.insert(words_.end(), words.begin(), words.end());
   }
@@ -65,6 +78,10 @@ class progression_words {
   /// The first rank of the progression at `at`.
   [[nodiscard]] std::int32_t rank_at(std::size_t at) const noexcept {
     return static_cast<std::int32_t>(static_cast<std::uint32_t>(words_[at]));
+  }
+  /// True if the progression at `at` has axes.
+  [[nodiscard]] bool has_axes(std::size_t at) const noexcept {
+    return (static_cast<std::uint64_t>(words_[at]) >> 40 & 7) != 0;
   }
   /// Where the progression behind the one at `at` begins.
   [[nodiscard]] std::size_t next(std::size_t at) const noexcept {

@@ -37,8 +37,7 @@ class balancer {
     for (std::size_t n = 0; n < summary_.size(); ++n) {
       check.check(n);
       if (check.unshared())
-        summary_.for_each_box(n,
-                              [&](const chunk_progression& p) { add_fixed(p, box_bytes(summary_[n], p)); });
+        add_unshared(n);
       else
         collect(n, check.groups());
     }
@@ -135,9 +134,26 @@ class balancer {
     if (i.kind == item_kind::bytes) return static_cast<std::uint64_t>(p.first.sizes[0]);
     return bytes_of(i.type, p.first.volume());
   }
+  /// All boxes of an item, none of which is bytes.
+  void add_unshared(std::size_t n) {
+    const auto& i = summary_[n];
+    summary_.for_each_box(
+        n,
+        [&](std::int32_t rank, auto, auto sizes) {
+          std::int64_t volume = 1;
+          for (const auto size : sizes) volume *= size;
+          load_[static_cast<std::size_t>(rank)] += bytes_of(i.type, volume);
+          return true;
+        },
+        [&](const chunk_progression& p) {
+          add_fixed(p, box_bytes(i, p));
+          return true;
+        });
+  }
   void add_fixed(const chunk_progression& p, std::uint64_t bytes) {
-    if (p.axis_count == 0) {
-      load_[static_cast<std::size_t>(p.rank)] += bytes;
+    // A few ranks are no pattern that comes again.
+    if (const auto count = p.count(); count <= 4) {
+      for (std::int64_t k = 0; k < count; ++k) load_[static_cast<std::size_t>(p.at(k).rank)] += bytes;
       return;
     }
     key_ = {p.rank};

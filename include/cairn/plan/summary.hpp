@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -55,18 +56,39 @@ class plan_summary {
     auto at = items_[i].words;
     for (std::uint32_t k = 0; k < items_[i].boxes; ++k) visit(words_.read(at));
   }
-  /// The same for the ranks that hold nothing of it.
+  /// The same, but for boxes that stand alone (no axes) single(rank, offsets, sizes) is called, the last two
+  /// as spans: far cheaper for items whose many boxes follow no pattern. Either may return false to end it.
+  template <class Single, class Visit>
+  void for_each_box(std::size_t i, Single&& single, Visit&& visit) const {
+    const auto words = words_.view();
+    const auto dimensions = static_cast<std::size_t>(items_[i].dimensions());
+    const auto alone = words_.single_head(items_[i].dimensions());
+    auto at = items_[i].words;
+    for (std::uint32_t k = 0; k < items_[i].boxes; ++k) {
+      const auto head = static_cast<std::uint64_t>(words[at]);
+      if (head >> 32 != alone) {
+        if (!visit(words_.read(at))) return;
+        continue;
+      }
+      if (!single(static_cast<std::int32_t>(static_cast<std::uint32_t>(head)),
+                  words.subspan(at + 1, dimensions), words.subspan(at + 1 + dimensions, dimensions)))
+        return;
+      at += 1 + 2 * dimensions;
+    }
+  }
+  /// visit(const chunk_progression&) for the ranks that hold nothing of it.
   template <class Visit>
   void for_each_without(std::size_t i, Visit&& visit) const {
     auto at = items_[i].words;
     for (std::uint32_t k = 0; k < items_[i].boxes; ++k) at = words_.next(at);
     for (std::uint32_t k = 0; k < items_[i].without; ++k) visit(words_.read(at));
   }
-  /// True if a rank holds a box of an item. O(progressions).
+  /// True if a rank holds a box of an item. O(progressions), those with axes above all.
   [[nodiscard]] bool holds(std::size_t i, std::int32_t rank, const chunk& box) const noexcept {
     auto at = items_[i].words;
     for (std::uint32_t k = 0; k < items_[i].boxes; ++k, at = words_.next(at)) {
-      if (words_.rank_at(at) > rank) continue;
+      const auto first = words_.rank_at(at);
+      if (first > rank || (first != rank && !words_.has_axes(at))) continue;
       auto from = at;
       const auto p = words_.read(from);
       const auto index = p.index_of(rank);
@@ -109,6 +131,10 @@ class plan_summary {
     return item;
   }
   void append(const chunk_progression& p) { words_.append(p); }
+  /// A box without axes, whose offsets and sizes the caller fills in before anything else is added.
+  [[nodiscard]] std::span<std::int64_t> append_single(std::int32_t rank, int dimensions) {
+    return words_.append_single(rank, dimensions);
+  }
   /// `count` progressions of another summary, from `at` on, which moves behind them.
   void append(const plan_summary& from, std::size_t& at, std::size_t count) {
     const auto begin = at;

@@ -97,7 +97,15 @@ inline void encode(compact_writer& out, const plan_summary& summary) {
     if (i.kind == item_kind::bytes && made.without > 0)
       in.fail_here("bytes that a rank knows but does not hold");
     for (std::uint32_t k = 0; k < made.boxes; ++k) {
-      decode_progression(in, dimensions, p);
+      const auto head = detail::decode_progression_head(in);
+      if (i.kind != item_kind::bytes && (head & 7) == 0) {  // without a pattern they are many
+        const auto numbers = summary.append_single(static_cast<std::int32_t>(head >> 3), dimensions);
+        detail::decode_single_box(in, numbers);
+        for (const auto v : numbers.subspan(numbers.size() / 2))
+          if (v == 0) in.fail_here("a box that no rank could hold");
+        continue;
+      }
+      detail::decode_progression_body(in, head, dimensions, p);
       const bool empty = std::find(p.first.sizes.begin(), p.first.sizes.end(), 0) != p.first.sizes.end();
       if (i.kind == item_kind::bytes ? p.first.offsets[0] != 0 || !(p.last_box() == p.first) : empty)
         in.fail_here("a box that no rank could hold");

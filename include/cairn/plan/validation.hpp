@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -186,20 +187,36 @@ class summary_check {
   }
 
  private:
+  using numbers = std::span<const std::int64_t>;
+
   /// Without keeping boxes, which may be many: checks them, and that there are no replicas and no gaps.
   bool check_unshared(const summary_error& error, const summary_item& i, std::size_t n) const {
     const auto region = whole(i.global);
     if (is_chain(n, region)) return true;
     bool single = true;
     std::array<std::uint64_t, measure_seeds.size()> sums{};
-    summary_.for_each_box(n, [&](const chunk_progression& p) {
+    const auto add = [&](const chunk_progression& p) {
       check_ranks(error, p);
       check_box(error, i, region, p);
       single =
           single && std::all_of(p.begin(), p.end(), [](const chunk_axis& a) { return a.dimension >= 0; });
       for (std::size_t k = 0; single && k < sums.size(); ++k)
         sums[k] = prime_field::reduce(sums[k] + random_measure(p, measure_seeds[k]));
-    });
+      return true;
+    };
+    chunk_progression alone;
+    alone.first = region;
+    summary_.for_each_box(
+        n,
+        [&](std::int32_t rank, const numbers& offsets, const numbers& sizes) {
+          alone.rank = rank;
+          for (int d = 0; d < region.sizes.rank(); ++d) {
+            alone.first.offsets.set(d, offsets[static_cast<std::size_t>(d)]);
+            alone.first.sizes.set(d, sizes[static_cast<std::size_t>(d)]);
+          }
+          return add(alone);
+        },
+        add);
     for (std::size_t k = 0; single && k < sums.size(); ++k)
       single = sums[k] == random_measure(region, measure_seeds[k]);
     return single;
@@ -211,23 +228,24 @@ class summary_check {
     std::int64_t end = 0;
     bool chain = true;
     const auto granule = granule_of(summary_[n].type);
-    summary_.for_each_box(n, [&](const chunk_progression& p) {
-      if (!chain || p.axis_count != 0 || p.rank >= world_) {
-        chain = false;
-        return;
-      }
-      const auto& box = p.first;
-      for (int d = 0; d < box.sizes.rank(); ++d) {
-        if (box.offsets[d] == 0 && box.sizes[d] == region.sizes[d]) continue;
-        if (along < 0) along = d;
-        chain = chain && d == along;
-      }
-      if (along < 0 || !chain || box.offsets[along] != end || box.sizes[along] % granule != 0 ||
-          box.sizes[along] > region.sizes[along] - end)
-        chain = false;
-      else
-        end += box.sizes[along];
-    });
+    summary_.for_each_box(
+        n,
+        [&](std::int32_t rank, const numbers& offsets, const numbers& sizes) {
+          chain = rank < world_;
+          for (int d = 0; d < region.sizes.rank() && chain; ++d) {
+            const auto k = static_cast<std::size_t>(d);
+            if (offsets[k] == 0 && sizes[k] == region.sizes[d]) continue;
+            if (along < 0) along = d;
+            chain = d == along;
+          }
+          if (!chain || along < 0) return chain = false;
+          const auto size = sizes[static_cast<std::size_t>(along)];
+          chain = offsets[static_cast<std::size_t>(along)] == end && size % granule == 0 &&
+                  size <= region.sizes[along] - end;
+          end += size;
+          return chain;
+        },
+        [&](const chunk_progression&) { return chain = false; });
     return chain && along >= 0 && end == region.sizes[along];
   }
   void check_ranks(const summary_error& error, const chunk_progression& p) const {
