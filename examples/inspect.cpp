@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+// uses: cairn::s3 cairn::zstd
 //
-// Shows what a directory of checkpoints holds, whoever wrote it: the checkpoints, and of one the items with
+// Shows what a store of checkpoints holds, whoever wrote it: the checkpoints, and of one the items with
 // their shards, files and digests. Reads everything and checks it, or waits for new checkpoints. Changes
 // nothing.
 #include <CLI/CLI.hpp>
@@ -19,21 +20,23 @@
 
 #include "inspect/steps.hpp"
 #include "inspect/watch.hpp"
+#include "tools/status.hpp"
+#include "tools/store.hpp"
 
 namespace {
 
-using inspecting::count_text;
-using inspecting::exit_status;
 using inspecting::interruption;
 using inspecting::open;
-using inspecting::reader_type;
-using inspecting::size_text;
-using inspecting::store_type;
 using inspecting::summary;
 using inspecting::uncommitted_steps;
+using tools::count_text;
+using tools::exit_status;
+using tools::reader_type;
+using tools::size_text;
+using tools::store_type;
 
 struct inspect_options {
-  std::string directory;
+  std::string url;
   std::int64_t step = -1;
   bool verify = false;
   bool watch = false;
@@ -58,15 +61,15 @@ std::string ranks_text(const cairn::chunk_set& chunks) {
 }
 
 /// One line for each checkpoint.
-exit_status print_list(const std::string& directory, store_type& store, reader_type& reader) {
+exit_status print_list(const std::string& url, store_type& store, reader_type& reader) {
   const auto steps = reader.list();
-  exit_status status = steps.empty() ? inspecting::nothing_there : inspecting::fine;
-  std::printf("%s in %s\n", count_text(steps.size(), "checkpoint").c_str(), directory.c_str());
+  exit_status status = steps.empty() ? tools::nothing_there : tools::fine;
+  std::printf("%s in %s\n", count_text(steps.size(), "checkpoint").c_str(), url.c_str());
   for (const auto step : steps) {
     try {
       std::printf("%s\n", summary(open(reader, step).manifest()).c_str());
     } catch (const cairn::corrupt_error& error) {
-      status = inspecting::damaged;
+      status = tools::damaged;
       std::printf("step %lld  damaged: %s\n", static_cast<long long>(step), error.what());
     }
   }
@@ -100,7 +103,8 @@ void print_item(const reader_type::checkpoint_type& checkpoint, const cairn::sto
 }
 
 /// Everything about one checkpoint, or about those of its items that match a pattern; false if none does.
-bool print_checkpoint(reader_type& reader, std::int64_t step, const std::vector<std::string>& patterns) {
+bool print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
+                      const std::vector<std::string>& patterns) {
   auto checkpoint = open(reader, step);
   reader.load_records(checkpoint, cairn::deadline::never());
   const cairn::manifest& m = checkpoint.manifest();
@@ -114,20 +118,24 @@ bool print_checkpoint(reader_type& reader, std::int64_t step, const std::vector<
   for (const auto& item : m.content.items)
     if (wanted(item)) print_item(checkpoint, item);
   std::printf("\nfiles\n");
+  const bool encoded = std::any_of(m.codecs.begin(), m.codecs.end(), [](auto codec) { return codec != 0; });
   for (const auto& record : m.records) {
     if (record.rank != m.placement.first_of(record.rank)) continue;  // those of the first rank
     const auto& files = checkpoint.record_of(record.rank).content().files;
-    for (std::uint32_t f = 0; f < record.files; ++f)
-      std::printf("%s  %llu bytes\n",
-                  cairn::data_key(record.step, record.rank, record.attempt, f, m.placement).c_str(),
-                  static_cast<unsigned long long>(files[f].bytes));
+    for (std::uint32_t f = 0; f < record.files; ++f) {
+      const auto key = cairn::data_key(record.step, record.rank, record.attempt, f, m.placement);
+      const auto compressed = encoded ? store.size(cairn::compressed_key(key)) : std::nullopt;
+      std::printf("%s  %llu bytes%s\n", compressed ? cairn::compressed_key(key).c_str() : key.c_str(),
+                  static_cast<unsigned long long>(files[f].bytes),
+                  compressed ? (", compressed to " + std::to_string(*compressed)).c_str() : "");
+    }
   }
   return true;
 }
 
 /// Reads all of the checkpoints of these steps.
 exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps) {
-  exit_status status = inspecting::fine;
+  exit_status status = tools::fine;
   for (const auto step : steps) {
     try {
       const auto begin = std::chrono::steady_clock::now();
@@ -137,11 +145,11 @@ exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps) 
       std::printf("step %lld  verified: %s read in %.2f s, every digest is right\n",
                   static_cast<long long>(step), size_text(bytes).c_str(), seconds.count());
     } catch (const cairn::error& error) {
-      const auto found = inspecting::status_of(error);
-      status = inspecting::worse(status, found);
+      const auto found = tools::status_of(error);
+      status = tools::worse(status, found);
       std::fflush(stdout);
       std::fprintf(stderr, "inspect: step %lld %s: %s\n", static_cast<long long>(step),
-                   found == inspecting::damaged ? "is damaged" : "cannot be read", error.what());
+                   found == tools::damaged ? "is damaged" : "cannot be read", error.what());
     }
     std::fflush(stdout);
   }
@@ -149,32 +157,34 @@ exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps) 
 }
 
 exit_status inspect(const inspect_options& options) {
-  std::error_code unknown;
-  const auto there = std::filesystem::status(options.directory, unknown).type();
-  if (there == std::filesystem::file_type::not_found && !options.watch) {
-    std::fprintf(stderr, "inspect: %s does not exist\n", options.directory.c_str());
-    return inspecting::nothing_there;
+  if (const auto directory = tools::directory_of(options.url)) {
+    std::error_code unknown;
+    const auto there = std::filesystem::status(*directory, unknown).type();
+    if (there == std::filesystem::file_type::not_found && !options.watch) {
+      std::fprintf(stderr, "inspect: %s does not exist\n", options.url.c_str());
+      return tools::nothing_there;
+    }
+    if (there == std::filesystem::file_type::regular) {
+      std::fprintf(stderr, "inspect: %s is a file; give the directory that holds the checkpoints\n",
+                   options.url.c_str());
+      return tools::wrong_options;
+    }
   }
-  if (there == std::filesystem::file_type::regular) {
-    std::fprintf(stderr, "inspect: %s is a file; give the directory that holds the checkpoints\n",
-                 options.directory.c_str());
-    return inspecting::wrong_options;
-  }
-  const cairn::safetensors_storage storage{cairn::file_store{options.directory}};
+  const tools::storage_type storage{tools::open_store(options.url)};
   store_type& store = storage.store();
   reader_type reader = storage.reader();
-  if (options.watch) return inspecting::watch(options.directory, store, reader, options.watching);
+  if (options.watch) return inspecting::watch(options.url, store, reader, options.watching);
   const bool one = options.step >= 0 || !options.items.empty();
-  if (!one && !options.verify) return print_list(options.directory, store, reader);
+  if (!one && !options.verify) return print_list(options.url, store, reader);
   auto steps = reader.list();
   if (options.step >= 0) steps = {options.step};
   if (steps.empty()) {
-    std::fprintf(stderr, "inspect: there is no checkpoint in %s\n", options.directory.c_str());
-    return inspecting::nothing_there;
+    std::fprintf(stderr, "inspect: there is no checkpoint in %s\n", options.url.c_str());
+    return tools::nothing_there;
   }
   if (!one) return verify(reader, steps);
-  if (!print_checkpoint(reader, steps.back(), options.items)) return inspecting::nothing_there;
-  if (!options.verify) return inspecting::fine;
+  if (!print_checkpoint(store, reader, steps.back(), options.items)) return tools::nothing_there;
+  if (!options.verify) return tools::fine;
   std::printf("\n");
   return verify(reader, {steps.back()});
 }
@@ -184,15 +194,16 @@ exit_status inspect(const inspect_options& options) {
 int main(int argc, char** argv) {
   inspect_options options;
   CLI::App app{
-      "Shows what a directory of checkpoints holds. Without options: a line for each checkpoint. Changes "
+      "Shows what a store of checkpoints holds. Without options: a line for each checkpoint. Changes "
       "nothing.",
       "inspect"};
   app.footer(
+      std::string(tools::url_help) +
       "Exit status: 0 all is well; 1 another failure; 2 wrong options; 3 nothing there: no directory, no\n"
       "checkpoint, no such step or item; 4 a checkpoint is damaged; 5 something could not be read: "
       "permission,\n"
       "I/O error, a limit; 6 --watch ended before --until was reached.");
-  app.add_option("checkpoints", options.directory, "directory of the checkpoints")->required();
+  app.add_option("url", options.url, "where the checkpoints are")->required()->option_text("URL");
   auto* step =
       app.add_option("--step", options.step,
                      "show one checkpoint: items with kind, dtype, shape, size; chunks with place and "
@@ -229,17 +240,17 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? inspecting::fine : inspecting::wrong_options;
+    return app.exit(error) == 0 ? tools::fine : tools::wrong_options;
   }
   try {
     return inspect(options);
   } catch (const cairn::error& error) {
     std::fflush(stdout);
     std::fprintf(stderr, "inspect: %s\n", error.what());
-    return inspecting::status_of(error);
+    return tools::status_of(error);
   } catch (const std::exception& error) {
     std::fflush(stdout);
     std::fprintf(stderr, "inspect: %s\n", error.what());
-    return inspecting::failed;
+    return tools::failed;
   }
 }

@@ -22,7 +22,8 @@ declare -A may_include=(
   [cuda]="model concepts stage"
   # A face for another language holds a checkpointer of any composition.
   [interop]="model concepts any_checkpointer.hpp"
-  [manage]="model concepts"
+  # What is done with whole checkpoints: verifying, copying, exporting.
+  [manage]="model concepts plan storage"
   [observe]="model concepts"
   [checkpointer]="model concepts plan stage comm observe"
 )

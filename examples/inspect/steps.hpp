@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What inspect says about a directory of checkpoints and the steps in it.
+// What inspect says about a store of checkpoints and the steps in it.
 #include <cairn/cairn.hpp>
 
 #include <algorithm>
@@ -12,48 +12,17 @@
 #include <string_view>
 #include <vector>
 
+#include "../tools/status.hpp"
+#include "../tools/store.hpp"
+
 namespace inspecting {
 
-/// The exit status of inspect; with several, the largest of damage, failed reads and the others counts as
-/// `worse` says. Scripts rely on the numbers: they do not change.
-enum exit_status : int {
-  fine = 0,
-  failed = 1,         ///< another failure
-  wrong_options = 2,  ///< the command line
-  nothing_there = 3,  ///< no directory, no checkpoint, no such step or item
-  damaged = 4,        ///< a checkpoint is not what was written
-  unreadable = 5,     ///< permission, I/O error, a limit: nothing is known about the checkpoint
-  not_reached = 6,    ///< --watch ended before --until
-};
-/// Damage counts more than what could not be read, and both more than all is well.
-inline exit_status worse(exit_status a, exit_status b) {
-  if (a == damaged || b == damaged) return damaged;
-  return std::max(a, b);
-}
-inline exit_status status_of(const cairn::error& error) {
-  if (error.kind() == cairn::error_kind::corrupt) return damaged;
-  if (error.kind() != cairn::error_kind::storage) return failed;
-  const bool absent = error.id() == cairn::error_id::storage_not_committed ||
-                      error.id() == cairn::error_id::storage_not_found;
-  return absent ? nothing_there : unreadable;
-}
-
-using store_type = cairn::file_store;
-using reader_type = cairn::safetensors_reader<store_type>;
-
-inline std::string size_text(std::uint64_t bytes) {
-  const char* const units[] = {"bytes", "kB", "MB", "GB", "TB"};
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  for (; value >= 1000 && unit < 4; ++unit) value /= 1000;
-  char text[40];
-  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
-  return text;
-}
-
-inline std::string count_text(std::uint64_t count, std::string_view one) {
-  return std::to_string(count) + " " + std::string(one) + (count == 1 ? "" : "s");
-}
+using tools::count_text;
+using tools::exit_status;
+using tools::reader_type;
+using tools::size_text;
+using tools::status_of;
+using tools::store_type;
 
 inline std::string time_text(std::int64_t unix_time) {
   const auto time = static_cast<std::time_t>(unix_time);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Follows a directory of checkpoints while a run saves into it.
+// Follows the checkpoints of a store while a run saves into it.
 #include <cairn/cairn.hpp>
 
 #include <algorithm>
@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "../tools/status.hpp"
+#include "../tools/store.hpp"
 #include "steps.hpp"
 
 namespace inspecting {
@@ -31,40 +33,84 @@ struct watch_options {
 
 /// The files of a step that is not committed.
 struct attempt_files {
-  std::size_t open = 0;  ///< unfinished, of writers that live or died
+  bool alive = false;  ///< a writer is known to live
   std::uint64_t bytes = 0;
   double age = 0;  ///< seconds since the last change
 };
-inline attempt_files files_of(const std::string& directory, std::int64_t step) {
-  attempt_files found;
-  std::error_code gone;  // files come and go while this looks
-  auto newest = std::filesystem::file_time_type::min();
-  for (std::filesystem::directory_iterator at(directory + "/" + cairn::step_directory(step), gone), end;
-       !gone && at != end; at.increment(gone)) {
-    std::error_code skip;
-    if (at->path().extension() == ".part") ++found.open;
-    const auto bytes = at->file_size(skip);
-    if (!skip) found.bytes += bytes;
-    const auto changed = at->last_write_time(skip);
-    if (!skip) newest = std::max(newest, changed);
-  }
-  if (newest != std::filesystem::file_time_type::min())
-    found.age = std::chrono::duration<double>(std::filesystem::file_time_type::clock::now() - newest).count();
-  return found;
-}
 
-/// The steps that have a directory and no manifest, ascending; also those of which a store lists nothing,
-/// since their files are still being written.
-inline std::set<std::int64_t> attempted_steps(const std::string& directory,
-                                              const std::vector<std::int64_t>& committed) {
-  std::set<std::int64_t> steps;
-  std::error_code gone;
-  for (std::filesystem::directory_iterator at(directory, gone), end; !gone && at != end; at.increment(gone)) {
-    const auto step = cairn::parse_step(at->path().filename().string());
-    if (step && !std::binary_search(committed.begin(), committed.end(), *step)) steps.insert(*step);
+/// What a store shows of steps that are not committed; a directory shows more than a bucket.
+class attempt_view {
+ public:
+  /// directory: nothing for a bucket
+  attempt_view(store_type& store, std::optional<std::string> directory)
+      : store_(store), directory_(std::move(directory)) {}
+  [[nodiscard]] bool is_directory() const { return directory_.has_value(); }
+
+  [[nodiscard]] attempt_files files_of(std::int64_t step) {
+    return directory_ ? files_in_directory(step) : files_in_bucket(step);
   }
-  return steps;
-}
+  /// The steps that have objects and no manifest, ascending; in a directory also those of which a store lists
+  /// nothing, since their files are still being written.
+  [[nodiscard]] std::set<std::int64_t> attempted_steps(const std::vector<std::int64_t>& committed) {
+    std::set<std::int64_t> steps;
+    if (!directory_) {
+      for (const auto step : uncommitted_steps(store_, committed)) steps.insert(step);
+      return steps;
+    }
+    std::error_code gone;
+    for (std::filesystem::directory_iterator at(*directory_, gone), end; !gone && at != end;
+         at.increment(gone)) {
+      const auto step = cairn::parse_step(at->path().filename().string());
+      if (step && !std::binary_search(committed.begin(), committed.end(), *step)) steps.insert(*step);
+    }
+    return steps;
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  [[nodiscard]] attempt_files files_in_directory(std::int64_t step) {
+    attempt_files found;
+    std::size_t open = 0;
+    std::error_code gone;  // files come and go while this looks
+    auto newest = std::filesystem::file_time_type::min();
+    for (std::filesystem::directory_iterator at(*directory_ + "/" + cairn::step_directory(step), gone), end;
+         !gone && at != end; at.increment(gone)) {
+      std::error_code skip;
+      if (at->path().extension() == ".part") ++open;
+      const auto bytes = at->file_size(skip);
+      if (!skip) found.bytes += bytes;
+      const auto changed = at->last_write_time(skip);
+      if (!skip) newest = std::max(newest, changed);
+    }
+    if (newest != std::filesystem::file_time_type::min())
+      found.age =
+          std::chrono::duration<double>(std::filesystem::file_time_type::clock::now() - newest).count();
+    found.alive = open > store_.leftovers(cairn::step_directory(step) + "/").size();
+    return found;
+  }
+  /// A bucket does not tell whose writers live, nor, here, when an object changed: what changes is alive.
+  [[nodiscard]] attempt_files files_in_bucket(std::int64_t step) {
+    attempt_files found;
+    const auto prefix = cairn::step_directory(step) + "/";
+    std::size_t objects = store_.leftovers(prefix).size();
+    for (const auto& object : store_.list(prefix)) found.bytes += object.bytes, ++objects;
+    auto& before = seen_[step];
+    if (before.objects != objects || before.bytes != found.bytes)
+      before = {objects, found.bytes, clock::now()};
+    found.age = std::chrono::duration<double>(clock::now() - before.changed).count();
+    found.alive = true;
+    return found;
+  }
+
+  struct sight {
+    std::size_t objects = 0;
+    std::uint64_t bytes = 0;
+    clock::time_point changed{};
+  };
+  store_type& store_;
+  std::optional<std::string> directory_;
+  std::map<std::int64_t, sight> seen_;
+};
 
 inline std::string age_text(double seconds) {
   const char* const units[] = {"s", "min", "h", "days"};
@@ -79,8 +125,8 @@ inline std::string age_text(double seconds) {
 /// What stands in the directory at one moment, in lines; prints those that are new.
 class watcher {
  public:
-  watcher(std::string directory, store_type& store, reader_type& reader, const watch_options& options)
-      : directory_(std::move(directory)), store_(store), reader_(reader), options_(options) {}
+  watcher(attempt_view& attempts, store_type& store, reader_type& reader, const watch_options& options)
+      : attempts_(attempts), store_(store), reader_(reader), options_(options) {}
 
   void look() {
     const auto steps = reader_.list();
@@ -95,7 +141,7 @@ class watcher {
     for (const auto step : steps)
       if (committed_.count(step) == 0) look_at_checkpoint(step);
     std::string saving, stale;
-    for (const auto step : attempted_steps(directory_, steps)) look_at_attempt(step, saving, stale);
+    for (const auto step : attempts_.attempted_steps(steps)) look_at_attempt(step, saving, stale);
     if (std::exchange(changed_, false) || clock::now() >= next_age_) {
       std::string line = committed_.empty() ? "no checkpoint yet" : "newest: step " + newest();
       if (!saving.empty()) line += "; being saved: " + saving;
@@ -138,15 +184,15 @@ class watcher {
       tell(step, std::string("damaged: ") + error.what());
     } catch (const cairn::storage_error& error) {
       // Removed since it was listed: the next look no longer sees it.
-      if (status_of(error) != nothing_there) throw;
+      if (status_of(error) != tools::nothing_there) throw;
     }
   }
   void look_at_attempt(std::int64_t step, std::string& saving, std::string& stale) {
-    const auto files = files_of(directory_, step);
-    const auto dead = store_.leftovers(cairn::step_directory(step) + "/").size();
-    const bool alive = files.open > dead;
+    const auto files = attempts_.files_of(step);
+    const bool old = files.age >= options_.stale_seconds;
+    const bool alive = files.alive && (attempts_.is_directory() || !old);
     const auto why = alive ? std::string() : interruption(store_, step);
-    const bool whole_and_old = why.empty() && !alive && files.age >= options_.stale_seconds;
+    const bool whole_and_old = why.empty() && !alive && old;
     const auto size = " (" + size_text(files.bytes) + ")";
     if (!why.empty())
       tell(step, why);
@@ -158,7 +204,7 @@ class watcher {
     list += (list.empty() ? "step " : ", step ") + std::to_string(step) + size;
   }
 
-  std::string directory_;
+  attempt_view& attempts_;
   store_type& store_;
   reader_type& reader_;
   watch_options options_;
@@ -169,27 +215,30 @@ class watcher {
   bool damage_ = false;
 };
 
-/// Looks a few times a second, until a signal, `until` or `seconds`.
-inline exit_status watch(const std::string& directory, store_type& store, reader_type& reader,
+/// Looks a few times a second, at a bucket every second or so, until a signal, `until` or `seconds`.
+inline exit_status watch(const std::string& url, store_type& store, reader_type& reader,
                          const watch_options& options) {
   const cairn::stop_signal stop{SIGINT, SIGTERM};
-  std::printf("watching %s; end with Ctrl-C\n", directory.c_str());
-  watcher watching(directory, store, reader, options);
+  std::printf("watching %s; end with Ctrl-C\n", url.c_str());
+  attempt_view attempts(store, tools::directory_of(url));
+  watcher watching(attempts, store, reader, options);
   const auto begin = std::chrono::steady_clock::now();
+  const auto over = [&] {
+    return stop.requested() || (options.seconds > 0 && std::chrono::steady_clock::now() - begin >=
+                                                           std::chrono::duration<double>(options.seconds));
+  };
   for (;;) {
     watching.look();
-    if (watching.reached() || stop.requested()) break;
-    if (options.seconds > 0 &&
-        std::chrono::steady_clock::now() - begin >= std::chrono::duration<double>(options.seconds))
-      break;
-    // A signal may come to any thread and does not end this sleep, so it is a short one.
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    if (watching.reached() || over()) break;
+    // A signal may come to any thread and does not end a sleep, so these are short.
+    for (int i = 0; i < (attempts.is_directory() ? 1 : 5) && !over(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
   if (options.until && !watching.reached()) {
     std::fprintf(stderr, "inspect: step %lld was not reached\n", static_cast<long long>(*options.until));
-    return not_reached;
+    return tools::not_reached;
   }
-  return watching.saw_damage() ? damaged : fine;
+  return watching.saw_damage() ? tools::damaged : tools::fine;
 }
 
 }  // namespace inspecting

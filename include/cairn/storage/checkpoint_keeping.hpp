@@ -35,6 +35,14 @@ concept TellsWriters = requires(Store& s, std::string_view key) {
   { s.live_writers(key) } -> std::same_as<std::vector<std::string>>;
   { s.writer_lives(key) } -> std::same_as<bool>;
 };
+/// Whether this one can: one whose type is chosen at run time (any_store) says so by `tells_writers()`.
+template <TellsWriters Store>
+[[nodiscard]] bool tells_writers([[maybe_unused]] const Store& store) {
+  if constexpr (requires { store.tells_writers(); })
+    return store.tells_writers();
+  else
+    return true;
+}
 
 /// The unfinished object by which a rank's save can be seen before another process carries it out.
 [[nodiscard]] inline std::string announcement_key(const save_context& c) {

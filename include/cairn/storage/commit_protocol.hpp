@@ -148,8 +148,8 @@ class commit_protocol {
       detail::record_collection<Store> records(*store_, objects_, c, placement(c), block_ranks(c));
       for (const auto& h : records.collect(until))
         m.records.push_back({h.step, h.attempt, h.rank, h.files, h.header_digest, h.data_bytes});
-      end_other_attempts(c, until);
-      publish_manifest(c, m, until);
+      end_other_attempts(c, m.placement, until);
+      publish_manifest(c, encode_manifest(m), m.placement, until);
     } catch (...) {
       // Beside another attempt's manifest no mark is needed.
       if (!objects_.stands(c.step)) objects_.mark(c.step, c.attempt, std::current_exception());
@@ -158,6 +158,27 @@ class commit_protocol {
     try {
       remove_foreign(c.step, c.attempt);
     } catch (...) {  // the checkpoint exists; clean() removes what is left
+    }
+  }
+
+  /// Publishes the manifest of a checkpoint that was committed elsewhere, byte by byte, once all objects that
+  /// it names are durable here under the same keys. As commit(): other attempts of the step are ended and
+  /// their files removed, of several attempts one wins, and one that was ended meanwhile takes its manifest
+  /// back. @pre settle() was called for objects that this store did not finish itself. @throws corrupt_error;
+  /// storage_error (storage_already_committed, storage_aborted)
+  void adopt(std::int64_t step, std::span<const std::byte> manifest_bytes, deadline until) const {
+    const auto m = open_manifest({manifest_bytes.begin(), manifest_bytes.end()}, manifest_key(step));
+    const save_context c{.run = m.run,
+                         .step = m.step,
+                         .attempt = m.attempt,
+                         .plan_digest = m.plan_digest,
+                         .world_size = m.content.world_size};
+    objects_.throw_if_aborted(c.step, c.attempt);
+    end_other_attempts(c, m.placement, until);
+    publish_manifest(c, manifest_bytes, m.placement, until);
+    try {
+      remove_foreign(c.step, c.attempt);
+    } catch (...) {  // as in commit()
     }
   }
 
@@ -237,7 +258,7 @@ class commit_protocol {
   /// Returns when no manifest of another attempt stands. An attempt that was ended after it published takes
   /// its manifest back: that is waited for, since else both it and the one that ended it would lose.
   /// @throws storage_already_committed if one stands to stay.
-  void outlast_ended_manifest(const save_context& c, deadline until) const {
+  void outlast_ended_manifest(const save_context& c, const file_placement& place, deadline until) const {
     const auto patience = deadline::in(options_.rival_patience).earlier(until);
     for (detail::backoff pause(c.attempt, c.rank); store_->size(manifest_key(c.step));) {
       const auto standing = objects_.standing_attempt(c.step);
@@ -247,7 +268,7 @@ class commit_protocol {
       }
       // Who keeps its manifest removes the records of others.
       if (!store_->size(aborted_key(c.step, *standing)) ||
-          !store_->size(record_key(c.step, c.rank, c.attempt, placement(c))) || !pause.wait(patience)) {
+          !store_->size(record_key(c.step, c.rank, c.attempt, place)) || !pause.wait(patience)) {
         // Looked at in this order, a manifest that was just taken back is not mistaken for one that stays.
         if (objects_.standing_attempt(c.step) == standing) detail::fail_already_committed(c.step);
       }
@@ -267,16 +288,16 @@ class commit_protocol {
     }
   }
 
-  void publish_manifest(const save_context& c, const manifest& m, deadline until) const {
+  void publish_manifest(const save_context& c, std::span<const std::byte> bytes, const file_placement& place,
+                        deadline until) const {
     objects_.throw_if_aborted(c.step, c.attempt);
     const auto key = manifest_key(c.step);
-    const auto bytes = encode_manifest(m);
     while (!store_->publish_new(key, bytes) && !objects_.committed_by(c.step, c.attempt))
-      outlast_ended_manifest(c, until);
+      outlast_ended_manifest(c, place, until);
     // Where these two cannot be read, this rank fails, but the manifest stays: others may have relied on it.
     const auto ended = aborted_key(c.step, c.attempt);
     const auto mark_bytes = store_->read_all(ended, detail::max_mark_bytes);
-    const bool whole = store_->size(record_key(c.step, c.rank, c.attempt, placement(c))).has_value();
+    const bool whole = store_->size(record_key(c.step, c.rank, c.attempt, place)).has_value();
     if (!mark_bytes && whole) return;
     store_->remove(key);
     if (mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);
@@ -287,15 +308,15 @@ class commit_protocol {
 
   /// Aborts the other attempts of the step and removes their files. Where several attempts do this at once,
   /// the one that puts its claim first goes on.
-  void end_other_attempts(const save_context& c, deadline until) const {
+  void end_other_attempts(const save_context& c, const file_placement& place, deadline until) const {
     auto objects = objects_.objects_of(c.step);
     const auto others = detail::attempts_in(objects, c.attempt);
     if (others.empty()) return;
     if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
-    outlast_ended_manifest(c, until);  // one that stands already is none to end
+    outlast_ended_manifest(c, place, until);  // one that stands already is none to end
     for (const auto& o : others)
       if (!o.marked) objects_.mark(c.step, o.attempt, detail::superseded(c.step, c.run));
-    outlast_ended_manifest(c, until);
+    outlast_ended_manifest(c, place, until);
     objects_.throw_if_aborted(c.step, c.attempt);
     (void)remove_marked(c.step, c.attempt);
   }

@@ -38,6 +38,9 @@ class safetensors_reader {
 
   explicit safetensors_reader(std::shared_ptr<Store> store) : store_(std::move(store)) {}
 
+  /// What it reads from.
+  [[nodiscard]] Store& store() const noexcept { return *store_; }
+
   [[nodiscard]] std::vector<std::int64_t> list() { return checkpoint_keeping<Store>(store_).list(); }
 
   [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step) {

@@ -119,13 +119,14 @@ class safetensors_writer {
   /// the concept, like the next two.
   [[nodiscard]] auto announce(const save_context& c) {
     if constexpr (detail::TellsWriters<Store>)
-      return std::optional<object>(protocol_.store().create(detail::announcement_key(c), 0));
-    else
-      return std::optional<object>();
+      if (detail::tells_writers(protocol_.store()))
+        return std::optional<object>(protocol_.store().create(detail::announcement_key(c), 0));
+    return std::optional<object>();
   }
   /// Removes the announcement of a process that is gone.
   void retract([[maybe_unused]] const save_context& c) noexcept {
     if constexpr (detail::TellsWriters<Store>) {
+      if (!detail::tells_writers(protocol_.store())) return;
       try {
         auto& store = protocol_.store();
         for (const auto& key : store.leftovers(detail::announcement_key(c))) store.discard(key);
@@ -231,7 +232,8 @@ class safetensors_writer {
     image.wait_released(until);
     auto written = record_of(layout, image.digests());
     if constexpr (detail::TellsWriters<Store>)
-      held_->keep(c, std::make_shared<std::vector<object>>(std::move(files)));
+      if (detail::tells_writers(protocol_.store()))
+        held_->keep(c, std::make_shared<std::vector<object>>(std::move(files)));
     return written;
   }
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/portable.hpp>
+#include <cairn/concepts/roles.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/wire.hpp>
 #include <cairn/stores/file_store.hpp>
 
 #include <algorithm>
@@ -21,17 +24,25 @@ namespace cairn {
 inline namespace v1 {
 
 /// A ByteStore whose type is chosen at run time. Each call costs a virtual one, and copies of descriptions a
-/// string. Copies share the store. It is not Portable: where a worker process writes, name the type.
+/// string. Copies share the store. Where a worker process is to write, any_store_of names the types that it
+/// may be.
 class any_store {
   struct any_object {
     virtual ~any_object() = default;
     virtual void write(std::span<const write_part> parts) = 0;
+    virtual void write_lasting(std::span<const write_part> parts) = 0;
     virtual void finish() = 0;
   };
   template <class W>
   struct object_of final : any_object {
     explicit object_of(W made) : writer(std::move(made)) {}
     void write(std::span<const write_part> parts) override { writer.write(parts); }
+    void write_lasting(std::span<const write_part> parts) override {
+      if constexpr (LastingObjectWriter<W>)
+        writer.write_lasting(parts);
+      else
+        writer.write(parts);
+    }
     void finish() override { writer.finish(); }
     W writer;
   };
@@ -55,6 +66,10 @@ class any_store {
     virtual void make_directory(std::string_view directory) = 0;
     virtual bool adopt_directory(std::string_view directory) = 0;
     virtual void settle(std::string_view key) = 0;
+    virtual bool tells_writers() = 0;
+    virtual std::vector<std::string> live_writers(std::string_view prefix) = 0;
+    virtual bool writer_lives(std::string_view key) = 0;
+    virtual std::vector<std::byte> description() = 0;
   };
   template <class S>
   struct face_of final : face {
@@ -100,13 +115,38 @@ class any_store {
     void settle(std::string_view key) override {
       if constexpr (DirectoryStore<S>) store.settle(key);
     }
+    static constexpr bool tells = requires(S& s, std::string_view key) {
+      s.live_writers(key);
+      s.writer_lives(key);
+    };
+    bool tells_writers() override { return tells; }
+    std::vector<std::string> live_writers([[maybe_unused]] std::string_view prefix) override {
+      if constexpr (tells)
+        return store.live_writers(prefix);
+      else
+        return {};
+    }
+    bool writer_lives([[maybe_unused]] std::string_view key) override {
+      if constexpr (tells)
+        return store.writer_lives(key);
+      else
+        return false;
+    }
+    std::vector<std::byte> description() override {
+      if constexpr (Portable<S>)
+        return store.description();
+      else
+        fail(error_id::usage_bad_option, "this store cannot be used by a worker process: save on a thread",
+             {.file = describe()});
+    }
     S store;
   };
 
  public:
   /// Holds a store of any type.
   template <class Store>
-    requires(!std::same_as<std::remove_cvref_t<Store>, any_store> && ByteStore<std::remove_cvref_t<Store>>)
+    requires(!std::derived_from<std::remove_cvref_t<Store>, any_store> &&
+             ByteStore<std::remove_cvref_t<Store>>)
   explicit any_store(Store&& store)
       : face_(std::make_shared<face_of<std::remove_cvref_t<Store>>>(std::forward<Store>(store))) {}
 
@@ -114,6 +154,8 @@ class any_store {
   class object_writer {
    public:
     void write(std::span<const write_part> parts) { object_->write(parts); }
+    /// See LastingObjectWriter; write() where the store has none.
+    void write_lasting(std::span<const write_part> parts) { object_->write_lasting(parts); }
     void finish() { object_->finish(); }
 
    private:
@@ -150,12 +192,65 @@ class any_store {
   void make_directory(std::string_view directory) { face_->make_directory(directory); }
   [[nodiscard]] bool adopt_directory(std::string_view directory) { return face_->adopt_directory(directory); }
   void settle(std::string_view key) { face_->settle(key); }
+  /// Whether the store knows of other processes' writers whether they live; the next two tell nothing where
+  /// not.
+  [[nodiscard]] bool tells_writers() const { return face_->tells_writers(); }
+  [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix) {
+    return face_->live_writers(prefix);
+  }
+  [[nodiscard]] bool writer_lives(std::string_view key) { return face_->writer_lives(key); }
+
+ protected:
+  [[nodiscard]] std::vector<std::byte> inner_description() const { return face_->description(); }
 
  private:
   std::shared_ptr<face> face_;
 };
 
 static_assert(ByteStore<any_store>);
+
+/// An any_store that is one of these types, all Portable; Portable itself, so that the worker of a
+/// process_executor finds the same store:
+///
+///   cairn::any_store_of<cairn::file_store, cairn::s3_store> store = cairn::open_store(url);
+template <class... Stores>
+  requires(sizeof...(Stores) > 0 && (ByteStore<Stores> && ...) && (Portable<Stores> && ...))
+class any_store_of : public any_store {
+ public:
+  using cairn_role = role::store;
+
+  template <class Store>
+    requires(std::same_as<std::remove_cvref_t<Store>, Stores> || ...)
+  explicit any_store_of(Store&& store)
+      : any_store(std::forward<Store>(store)), type_(index_of<std::remove_cvref_t<Store>>()) {}
+
+  /// See Portable: which of the types it is, and what that says of itself.
+  [[nodiscard]] std::vector<std::byte> description() const {
+    wire_writer out;
+    out.put(type_).raw(inner_description());
+    return out.take();
+  }
+  [[nodiscard]] static any_store_of from_description(std::span<const std::byte> bytes) {
+    wire_reader in(bytes);
+    const auto type = in.get<std::uint8_t>();
+    const auto rest = in.take(in.left());
+    std::optional<any_store_of> made;
+    (void)((type == index_of<Stores>() && (made.emplace(Stores::from_description(rest)), true)) || ...);
+    if (!made)
+      fail(error_id::usage_bad_option, "a description is of a store that this program does not know",
+           {.got = std::to_string(type)});
+    return std::move(*made);
+  }
+
+ private:
+  template <class Store>
+  [[nodiscard]] static constexpr std::uint8_t index_of() noexcept {
+    std::uint8_t index = 0;
+    (void)((std::same_as<Store, Stores> || (++index, false)) || ...);
+    return index;
+  }
+  std::uint8_t type_;
+};
 
 namespace detail {
 /// What stands before the colon of a URL in small letters; empty for a path: "checkpoints", "./a:b".
@@ -170,11 +265,11 @@ namespace detail {
 }
 }  // namespace detail
 
-/// The store that a URL without an option names: a path, or file:PATH (file:checkpoints, file:///data/run).
-/// <cairn/stores/s3_url.hpp> knows s3://, too. @throws usage_error (usage_bad_option)
-[[nodiscard]] inline any_store open_file_url(std::string_view url) {
+namespace detail {
+/// The directory that a URL names. @throws usage_error (usage_bad_option)
+[[nodiscard]] inline std::string path_of_url(std::string_view url) {
   auto path = url;
-  if (const auto scheme = detail::scheme_of(url); scheme == "file") {
+  if (const auto scheme = scheme_of(url); scheme == "file") {
     path.remove_prefix(5);
     if (path.starts_with("//")) {
       path.remove_prefix(2);
@@ -189,8 +284,17 @@ namespace detail {
          {.got = std::string(scheme)});
   }
   if (path.empty()) fail(error_id::usage_bad_option, "the URL of a store names no directory");
-  return any_store(file_store(std::string(path)));
+  return std::string(path);
 }
+}  // namespace detail
+
+/// The store that a URL without an option names: a path, or file:PATH (file:checkpoints, file:///data/run).
+/// <cairn/stores/s3_url.hpp> knows s3://, too. @throws usage_error (usage_bad_option)
+[[nodiscard]] inline any_store_of<file_store> open_file_url(std::string_view url) {
+  return any_store_of<file_store>(file_store(detail::path_of_url(url)));
+}
+
+static_assert(Portable<any_store_of<file_store>>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -63,10 +63,13 @@ inline namespace v1 {
   return options;
 }
 
+/// What open_store gives: Portable, so it may be saved to by worker processes.
+using url_store = any_store_of<file_store, s3_store>;
+
 /// The store that a URL names: s3://..., file:PATH, or a path. @throws usage_error (usage_bad_option)
-[[nodiscard]] inline any_store open_store(std::string_view url) {
-  if (detail::scheme_of(url) == "s3") return any_store(s3_store(parse_s3_url(url)));
-  return open_file_url(url);
+[[nodiscard]] inline url_store open_store(std::string_view url) {
+  if (detail::scheme_of(url) == "s3") return url_store(s3_store(parse_s3_url(url)));
+  return url_store(file_store(detail::path_of_url(url)));
 }
 
 }  // namespace v1

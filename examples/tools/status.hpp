@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the programs for checkpoints have in common: the numbers that they end with, and texts.
+#include <cairn/model/error.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+namespace tools {
+
+/// The exit status. Scripts rely on the numbers: they do not change.
+enum exit_status : int {
+  fine = 0,
+  failed = 1,         ///< another failure; ended by a signal
+  wrong_options = 2,  ///< the command line
+  nothing_there = 3,  ///< no directory, no checkpoint, no such step or item
+  damaged = 4,        ///< a checkpoint is not what was written
+  unreadable = 5,     ///< permission, I/O error, a limit: nothing is known about the checkpoint
+  not_reached = 6,    ///< inspect --watch ended before --until
+};
+inline constexpr const char* status_help =
+    "Exit status: 0 all is well; 1 another failure, or a signal; 2 wrong options; 3 nothing there: no\n"
+    "checkpoint, no such step or item; 4 a checkpoint is damaged; 5 something could not be read or written:\n"
+    "permission, I/O error, a limit.";
+
+/// Damage counts more than what could not be read, and both more than all is well.
+inline exit_status worse(exit_status a, exit_status b) {
+  if (a == damaged || b == damaged) return damaged;
+  return std::max(a, b);
+}
+inline exit_status status_of(const cairn::error& error) {
+  if (error.kind() == cairn::error_kind::corrupt) return damaged;
+  if (error.kind() == cairn::error_kind::usage) return wrong_options;
+  if (error.kind() != cairn::error_kind::storage) return failed;
+  const bool absent = error.id() == cairn::error_id::storage_not_committed ||
+                      error.id() == cairn::error_id::storage_not_found;
+  return absent ? nothing_there : unreadable;
+}
+
+inline std::string size_text(std::uint64_t bytes) {
+  const char* const units[] = {"bytes", "kB", "MB", "GB", "TB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1000 && unit < 4; ++unit) value /= 1000;
+  char text[40];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
+  return text;
+}
+
+inline std::string count_text(std::uint64_t count, std::string_view one) {
+  return std::to_string(count) + " " + std::string(one) + (count == 1 ? "" : "s");
+}
+
+}  // namespace tools

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/manage/verify.hpp>
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/model/large_buffer.hpp>
+#include <cairn/storage/checkpoint_keeping.hpp>
+#include <cairn/storage/commit_parts.hpp>
+#include <cairn/storage/commit_protocol.hpp>
+#include <cairn/storage/manifest_format.hpp>
+#include <cairn/storage/names.hpp>
+#include <cairn/storage/parallel.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// What copy_checkpoint does at the moment.
+enum class copy_phase : std::uint8_t { send, read_back };
+
+struct copy_options {
+  /// For buffers, about; what the target's writers keep of parts in flight comes on top.
+  std::uint64_t memory_bytes = std::uint64_t{128} << 20;
+  /// Gets how many bytes of how many are done; called by several threads at once, often.
+  std::function<void(copy_phase, std::uint64_t done, std::uint64_t all)> progress = {};
+  /// Gets what is damaged in the copy when it is read back, for which there is no copy then; see
+  /// verify_options.
+  std::function<void(const damage&)> found = {};
+  /// Asked before each request; true ends it early. Called by several threads at once.
+  std::function<bool()> stop = {};
+  /// For the commit, where another save of the same step has to end first.
+  std::chrono::nanoseconds patience = std::chrono::minutes(10);
+};
+
+struct copy_report {
+  enum class outcome : std::uint8_t {
+    copied,     ///< it is committed now
+    was_there,  ///< it was committed before; nothing was read
+    stopped,    ///< `stop` said so; what arrived stays, and the next call goes on with it
+  };
+  outcome ended = outcome::stopped;
+  std::uint64_t sent_objects = 0;
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t kept_objects = 0;  ///< were there from an earlier call
+};
+
+namespace detail {
+
+/// One copy of one checkpoint. One use.
+template <ByteStore From, class Storage>
+class checkpoint_copy {
+  using to_store = std::remove_cvref_t<decltype(std::declval<const Storage&>().store())>;
+
+ public:
+  checkpoint_copy(From& from, const Storage& to, std::int64_t step, const copy_options& options)
+      : from_(from), storage_(to), to_(to.store()), step_(step), options_(options) {}
+
+  copy_report run() {
+    try {
+      const auto key = manifest_key(step_);
+      auto manifest_bytes = from_.read_all(key, max_manifest_bytes);
+      if (!manifest_bytes)
+        fail(error_id::storage_not_committed,
+             "there is no committed checkpoint of step " + std::to_string(step_) + " in " +
+                 std::string(from_.describe()),
+             {.file = key});
+      if (const auto there = to_.read_all(key, max_manifest_bytes)) {
+        if (*there != *manifest_bytes)
+          fail(error_id::storage_already_committed,
+               "another checkpoint of step " + std::to_string(step_) + " stands in " +
+                   std::string(to_.describe()) + ": remove it first, or copy to another place",
+               {.file = key});
+        report_.ended = copy_report::outcome::was_there;
+        return report_;
+      }
+      const auto checkpoint = storage_.reader().open(step_, *manifest_bytes);
+      find_objects(checkpoint.manifest());
+      begin(checkpoint.manifest());
+      send();
+      if (!read_back(*manifest_bytes)) {
+        send();  // what was damaged before this call
+        if (!read_back(*manifest_bytes)) fail_damaged();
+      }
+      commit(*manifest_bytes);
+      report_.ended = copy_report::outcome::copied;
+    } catch (const stopped&) {
+      report_.ended = copy_report::outcome::stopped;
+    }
+    report_.sent_bytes = sent_.load();
+    return report_;
+  }
+
+ private:
+  struct stopped {};
+  struct object {
+    std::string key;
+    std::uint64_t bytes = 0;
+    bool record = false;
+    bool there = false;  ///< at the target
+    bool kept = false;   ///< was there before this call
+  };
+  static constexpr std::uint64_t small = std::uint64_t{4} << 20;
+  static constexpr std::size_t small_at_once = 16;
+  static constexpr std::size_t large_at_once = 4;
+
+  void stop_if_asked() const {
+    if (options_.stop && options_.stop()) throw stopped{};
+  }
+  void find_objects(const manifest& m) {
+    const auto find = [](std::map<std::int64_t, std::vector<listed_object>>& all, auto& store,
+                         std::int64_t in, std::string_view key) -> std::optional<std::uint64_t> {
+      auto [at, first] = all.try_emplace(in);
+      if (first) at->second = store.list(step_directory(in) + "/");
+      const auto found = std::lower_bound(at->second.begin(), at->second.end(), key,
+                                          [](const auto& o, std::string_view k) { return o.key < k; });
+      if (found == at->second.end() || found->key != key) return std::nullopt;
+      return found->bytes;
+    };
+    std::map<std::int64_t, std::vector<listed_object>> here, there;
+    const auto add = [&](std::int64_t step, std::string key, bool record) {
+      auto bytes = find(here, from_, step, key);
+      if (!bytes && !record) {
+        auto compressed = compressed_key(key);
+        bytes = find(here, from_, step, compressed);
+        if (bytes) key = std::move(compressed);
+      }
+      if (!bytes) {
+        if (!from_.size(manifest_key(step_)))
+          fail(error_id::storage_not_committed,
+               "step " + std::to_string(step_) + " was removed from " + std::string(from_.describe()) +
+                   " while it was copied",
+               {.file = manifest_key(step_)});
+        fail(error_id::corrupt_missing_file, "an object that the manifest names is not in the source",
+             {.file = std::move(key)});
+      }
+      const auto size = find(there, to_, step, key);
+      if (size && *size != *bytes) to_.remove(key);
+      const bool same = size == bytes;
+      report_.kept_objects += same;
+      objects_.push_back({std::move(key), *bytes, record, same, same});
+    };
+    for (const auto& r : m.records) {
+      if (!m.placement.shared()) add(r.step, record_key(r.step, r.rank, r.attempt, m.placement), true);
+      if (r.rank != m.placement.first_of(r.rank)) continue;
+      for (std::uint32_t f = 0; f < r.files; ++f)
+        add(r.step, data_key(r.step, r.rank, r.attempt, f, m.placement), false);
+    }
+  }
+  /// Takes away what an earlier copy that was killed, or ended by a run at the target, left behind.
+  void begin(const manifest& m) {
+    to_.remove(aborted_key(step_, m.attempt));
+    for (const auto& key : to_.leftovers(step_directory(step_) + "/")) try {
+        if (const auto about = unfinished_object(key); about && about->object.attempt == m.attempt)
+          to_.discard(key);
+      } catch (const storage_error& e) {
+        if (e.id() != error_id::storage_exists) throw;  // another copy is at work
+      }
+    std::uint64_t bytes = 0, count = 0;
+    for (const auto& o : objects_)
+      if (!o.there) bytes += o.bytes, ++count;
+    checkpoint_keeping<to_store>(std::make_shared<to_store>(to_)).check_space(bytes, count + 1);
+  }
+
+  void send() {
+    std::vector<object*> few, many;
+    std::uint64_t all = 0;
+    done_ = 0;
+    for (auto& o : objects_) {
+      if (o.there) continue;
+      (o.bytes <= small ? many : few).push_back(&o);
+      all += o.bytes;
+    }
+    std::stable_sort(few.begin(), few.end(),
+                     [](const auto* a, const auto* b) { return a->bytes > b->bytes; });
+    parallel_for(few.size(), large_at_once, [&](std::size_t i, std::size_t) { send_large(*few[i], all); });
+    parallel_for(many.size(), small_at_once, [&](std::size_t i, std::size_t) {
+      stop_if_asked();
+      auto& o = *many[i];
+      const auto bytes = from_.read_all(o.key, o.bytes);
+      if (!bytes || bytes->size() != o.bytes) fail_changed(o.key);
+      to_.put_new(o.key, *bytes);
+      sent(o, o.bytes, all);
+    });
+    for (auto* o : few) o->there = true;
+    for (auto* o : many) o->there = true;
+    report_.sent_objects += few.size() + many.size();
+  }
+  void send_large(const object& o, std::uint64_t all) {
+    const std::uint64_t unit = std::max<std::uint64_t>(to_.part_alignment(), 1);
+    const auto piece = std::clamp<std::uint64_t>(options_.memory_bytes / large_at_once,
+                                                 std::uint64_t{1} << 20, std::uint64_t{32} << 20);
+    const large_buffer buffer(static_cast<std::size_t>((piece + unit - 1) / unit * unit));
+    auto writer = to_.create(o.key, o.bytes);
+    std::uint64_t count = 0;
+    for (std::uint64_t at = 0; at < o.bytes;) {
+      stop_if_asked();
+      count = std::min<std::uint64_t>(buffer.size(), o.bytes - at);
+      const std::span<std::byte> bytes(buffer.data(), static_cast<std::size_t>(count));
+      const read_range range{o.key, at, bytes};
+      from_.read({&range, 1});
+      const write_part part{at, bytes};
+      writer.write({&part, 1});
+      at += count;
+      if (at < o.bytes) progress(count, all);
+    }
+    stop_if_asked();
+    writer.finish();
+    sent(o, count, all);
+  }
+  void progress(std::uint64_t bytes, std::uint64_t all) {
+    const auto done = done_.fetch_add(bytes) + bytes;
+    if (options_.progress) options_.progress(copy_phase::send, std::min(done, all), all);
+  }
+  void sent(const object& o, std::uint64_t last_bytes, std::uint64_t all) {
+    sent_ += o.bytes;
+    progress(last_bytes, all);
+  }
+  [[noreturn]] void fail_changed(const std::string& key) {
+    fail(error_id::corrupt_size_mismatch, "an object of the source changed while it was copied",
+         {.file = key});
+  }
+
+  /// True if the copy is whole. What was there before this call and is not what it should be is removed, and
+  /// counts as not there any more. @throws corrupt_error if something is damaged that this call sent
+  bool read_back(std::span<const std::byte> manifest_bytes) {
+    std::set<std::string, std::less<>> damaged;
+    std::vector<damage> found;
+    verify_options options;
+    options.memory_bytes = options_.memory_bytes;
+    options.stop = options_.stop;
+    if (options_.progress)
+      options.progress = [&](std::uint64_t done, std::uint64_t all) {
+        options_.progress(copy_phase::read_back, done, all);
+      };
+    options.found = [&](const damage& d) {
+      damaged.insert(d.file);
+      found.push_back(d);
+    };
+    auto reader = storage_.reader();
+    const auto report = verify_checkpoint(reader, step_, options, manifest_bytes);
+    if (!report.complete) throw stopped{};
+    if (report.good()) return true;
+    bool again = false;
+    for (auto& o : objects_) {
+      if (!o.kept || (damaged.count(o.key) == 0 && damaged.count(plain_key(o.key)) == 0)) continue;
+      to_.remove(o.key);
+      o.there = o.kept = false;
+      --report_.kept_objects;
+      again = true;
+    }
+    if (again) return false;
+    if (options_.found)
+      for (const auto& d : found) options_.found(d);
+    fail_damaged();
+  }
+  [[nodiscard]] static std::string plain_key(const std::string& key) {
+    static constexpr std::string_view ending = ".cairnz";
+    if (!key.ends_with(ending)) return key;
+    return key.substr(0, key.size() - ending.size()) + ".safetensors";
+  }
+  [[noreturn]] void fail_damaged() const {
+    fail(error_id::corrupt_digest,
+         "the copy of step " + std::to_string(step_) +
+             " is damaged where it was read back, and was not committed: the source is probably damaged; "
+             "verify it",
+         {.file = manifest_key(step_)});
+  }
+
+  void commit(std::span<const std::byte> manifest_bytes) {
+    stop_if_asked();
+    if constexpr (DirectoryStore<to_store>)
+      for (const auto& o : objects_)
+        if (o.kept) to_.settle(o.key);
+    commit_protocol<to_store>(std::make_shared<to_store>(to_))
+        .adopt(step_, manifest_bytes, deadline::in(options_.patience));
+  }
+
+  From& from_;
+  const Storage& storage_;
+  to_store& to_;
+  std::int64_t step_;
+  const copy_options& options_;
+  std::vector<object> objects_;
+  std::atomic<std::uint64_t> done_{0};
+  std::atomic<std::uint64_t> sent_{0};
+  copy_report report_;
+};
+
+}  // namespace detail
+
+/// Copies one checkpoint from a ByteStore to a Storage (safetensors_storage, or compressed_storage where
+/// items are compressed), byte by byte, under the same keys.
+///
+/// - Objects are sent in parallel; then the copy is read back, and every digest compared (verify_checkpoint);
+///   only then is the manifest published, by the commit_protocol: a half-copied checkpoint is never seen, and
+///   one that is seen is whole.
+/// - Ended at any moment, by SIGKILL too, it goes on when called again: objects that arrived are not sent
+///   again, unless their digests turn out wrong.
+/// - The source may be in use by a job. A run that resumes at the target meanwhile ends the copy
+///   (storage_aborted): call it again. One copy of a step to a place at a time.
+/// - Objects in which the commit of a large world gathered records are not copied: nothing reads them.
+///
+/// @throws storage_error: storage_not_committed; storage_already_committed where the target holds another
+/// checkpoint of this step; storage_no_space; corrupt_error where the source is damaged, after telling
+/// options.found
+template <ByteStore From, class Storage>
+copy_report copy_checkpoint(From& from, const Storage& to, std::int64_t step,
+                            const copy_options& options = {}) {
+  return detail::checkpoint_copy<From, Storage>(from, to, step, options).run();
+}
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/model/large_buffer.hpp>
+#include <cairn/model/placement.hpp>
+#include <cairn/model/plan.hpp>
+#include <cairn/model/state_dict.hpp>
+#include <cairn/plan/glob.hpp>
+#include <cairn/plan/load_planning.hpp>
+#include <cairn/storage/safetensors_header.hpp>
+#include <cairn/storage/safetensors_layout.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+struct export_options {
+  std::vector<std::string> items = {};  ///< globs of the names to export; empty: all
+  /// Removed from the beginning of names that have it: "model." for a file that a model alone reads.
+  std::string strip_prefix = {};
+  std::uint64_t max_shard_bytes = 5'000'000'000;  ///< of the data of a file, unless one tensor is longer
+  std::string name = "model";                     ///< of the files: NAME-00001-of-00002.safetensors
+  std::uint64_t memory_bytes = std::uint64_t{256} << 20;  ///< for buffers, about
+  /// Gets how many bytes of how many are written.
+  std::function<void(std::uint64_t done, std::uint64_t all)> progress = {};
+  /// Asked between reads; true ends it early.
+  std::function<bool()> stop = {};
+};
+
+struct export_report {
+  std::vector<std::string> files = {};     ///< keys, in order; the index is the last
+  std::vector<std::string> left_out = {};  ///< items that are no tensors of the whole job: bytes, per-rank
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;  ///< of tensors
+  bool complete = true;     ///< false: `stop` said so; the file that was begun is not there
+};
+
+namespace detail {
+
+/// Writes one checkpoint as stock safetensors files. One use.
+template <ByteStore Source, ByteStore Target>
+class safetensors_export {
+ public:
+  safetensors_export(safetensors_reader<Source>& reader, stored_checkpoint& checkpoint, Target& target,
+                     const export_options& options)
+      : reader_(reader), checkpoint_(checkpoint), target_(target), options_(options) {}
+
+  export_report run() {
+    const auto files = find_files();
+    const auto unit = std::max<std::uint64_t>(target_.part_alignment(), 1);
+    const auto least = std::max<std::uint64_t>(options_.memory_bytes / 2, std::uint64_t{1} << 20);
+    buffer_ = large_buffer(static_cast<std::size_t>((least + unit - 1) / unit * unit));
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      if (!write_file(files[i], key_of_file(i, files.size()))) {
+        report_.complete = false;
+        return report_;
+      }
+      report_.files.push_back(key_of_file(i, files.size()));
+    }
+    put_index(files);
+    return report_;
+  }
+
+ private:
+  struct tensor {
+    std::uint32_t stored;  ///< index of the item
+    std::string name;
+    dtype type;
+    extents shape;
+    std::uint64_t bytes;
+  };
+  using file = std::vector<tensor>;
+  /// Elements of a tensor that lie in the buffer.
+  struct slab {
+    std::byte* at;
+    std::vector<chunk> boxes;
+    std::vector<std::uint64_t> begins;  ///< of the boxes, in bytes from `at`
+  };
+
+  /// The tensors in the order of their names, cut into files; in each by falling size of their elements.
+  [[nodiscard]] std::vector<file> find_files() {
+    std::vector<file> files;
+    std::vector<std::string> names;
+    std::uint64_t in_file = 0;
+    const auto& items = checkpoint_.metadata().items;
+    for (std::uint32_t i = 0; i < items.size(); ++i) {
+      const auto& item = std::as_const(items)[i];
+      if (!is_wanted(options_.items, item.name)) continue;
+      if (item.kind == item_kind::bytes || item.per_rank) {
+        report_.left_out.push_back(item.name);
+        continue;
+      }
+      auto name = item.name;
+      if (!options_.strip_prefix.empty() && name.starts_with(options_.strip_prefix) &&
+          name.size() > options_.strip_prefix.size())
+        name.erase(0, options_.strip_prefix.size());
+      const auto bytes = checked_bytes(item.type, item.global).value_or(0);
+      if (files.empty() ||
+          (in_file != 0 && bytes > options_.max_shard_bytes - std::min(in_file, options_.max_shard_bytes)))
+        files.emplace_back(), in_file = 0;
+      in_file += bytes;
+      names.push_back(name);
+      files.back().push_back({i, std::move(name), item.type, item.global, bytes});
+      all_ += bytes;
+    }
+    if (files.empty())
+      fail(error_id::usage_unknown_name,
+           "no tensor of step " + std::to_string(checkpoint_.manifest().step) + " is to be exported");
+    std::sort(names.begin(), names.end());
+    if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())
+      fail(error_id::usage_duplicate_name, "two tensors have this name once the prefix is off",
+           {.item = *twice});
+    for (auto& f : files) {
+      std::stable_sort(f.begin(), f.end(), [](const tensor& a, const tensor& b) {
+        return alignment_class(a.type) < alignment_class(b.type);
+      });
+      report_.tensors += f.size();
+    }
+    report_.bytes = all_;
+    return files;
+  }
+  [[nodiscard]] std::string key_of_file(std::size_t i, std::size_t count) const {
+    char text[64];
+    std::snprintf(text, sizeof text, "-%05zu-of-%05zu.safetensors", i + 1, count);
+    return options_.name + text;
+  }
+
+  /// False if it was to stop.
+  [[nodiscard]] bool write_file(const file& tensors, const std::string& key) {
+    safetensors_header header;
+    header.metadata.emplace_back("format", "pt");
+    std::uint64_t end = 0;
+    for (const auto& t : tensors) {
+      safetensors_entry e;
+      e.key = t.name, e.type = t.type, e.shape = t.shape;
+      e.begin = end, e.end = end += t.bytes;
+      header.entries.push_back(std::move(e));
+    }
+    const auto head = encode_safetensors_header(header);
+    auto writer = target_.create(key, head.size() + end);
+    const write_part first{0, head};
+    writer.write({&first, 1});
+    // Buffer by buffer, whatever lies in it: a part of a tensor, or many small ones.
+    std::uint64_t at = head.size();
+    std::uint64_t filled = 0;
+    std::vector<slab> slabs;
+    load_plan plan;
+    const auto flush = [&] {
+      if (filled == 0) return true;
+      if (options_.stop && options_.stop()) return false;
+      fill(plan, slabs);
+      const write_part part{at, {buffer_.data(), static_cast<std::size_t>(filled)}};
+      writer.write({&part, 1});
+      at += filled, done_ += filled;
+      filled = 0, slabs.clear(), plan.items.clear();
+      if (options_.progress) options_.progress(done_, all_);
+      return true;
+    };
+    for (const auto& t : tensors) {
+      const auto granule = granule_of(t.type);
+      const auto granule_bytes = bytes_of(t.type, granule);
+      const auto elements = t.bytes / granule_bytes * static_cast<std::uint64_t>(granule);
+      for (std::uint64_t begin = 0; begin < elements;) {
+        const auto room = (buffer_.size() - filled) / granule_bytes * static_cast<std::uint64_t>(granule);
+        if (room == 0) {
+          if (!flush()) return false;
+          continue;
+        }
+        const auto count = std::min(room, elements - begin);
+        want(t, begin, count, buffer_.data() + filled, slabs, plan);
+        filled += bytes_of(t.type, static_cast<std::int64_t>(count));
+        begin += count;
+      }
+    }
+    if (!flush() || (options_.stop && options_.stop())) return false;
+    writer.finish();
+    return true;
+  }
+  void want(const tensor& t, std::uint64_t begin, std::uint64_t count, std::byte* to,
+            std::vector<slab>& slabs, load_plan& plan) const {
+    const auto& item = std::as_const(checkpoint_.metadata().items)[t.stored];
+    slab s{
+        to, boxes_of_range(t.shape, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(count)), {}};
+    std::uint64_t at = 0;
+    for (std::uint32_t b = 0; b < s.boxes.size(); ++b) {
+      s.begins.push_back(at);
+      at += bytes_of(t.type, s.boxes[b].volume());
+      std::vector<stored_part> parts;
+      if (!find_parts(item, s.boxes[b], parts))
+        fail(error_id::corrupt_bad_value, "the chunks of a tensor do not cover it", {.item = item.name});
+      for (const auto& p : parts)
+        plan.items.push_back({t.stored, p.chunk, static_cast<std::uint32_t>(slabs.size()), b, p.box});
+    }
+    slabs.push_back(std::move(s));
+  }
+  void fill(const load_plan& plan, const std::vector<slab>& slabs) {
+    const auto resolver = [&](const read_item& wanted) {
+      const auto& s = slabs[wanted.entry];
+      const auto& box = s.boxes[wanted.part];
+      const auto& item = std::as_const(checkpoint_.metadata().items)[wanted.stored];
+      auto inner = wanted.box;
+      for (int d = 0; d < inner.offsets.rank(); ++d) inner.offsets.set(d, inner.offsets[d] - box.offsets[d]);
+      const auto view = contiguous_view(s.at + s.begins[wanted.part], item.type, box.sizes);
+      return item_target{subview(view, inner)};
+    };
+    (void)reader_.read(checkpoint_, state_dict(), plan, resolver,
+                       {.memory_budget = options_.memory_bytes / 2}, deadline::never());
+  }
+
+  void put_index(const std::vector<file>& files) {
+    std::vector<std::pair<std::string, std::size_t>> names;
+    for (std::size_t i = 0; i < files.size(); ++i)
+      for (const auto& t : files[i]) names.emplace_back(t.name, i);
+    std::sort(names.begin(), names.end());
+    std::string text =
+        "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(all_) + "\n  },\n  \"weight_map\": {\n";
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      text += "    ";
+      append_json(text, names[i].first);
+      text += ": ";
+      append_json(text, key_of_file(names[i].second, files.size()));
+      text += i + 1 < names.size() ? ",\n" : "\n";
+    }
+    text += "  }\n}\n";
+    auto key = options_.name + ".safetensors.index.json";
+    target_.put_new(key, std::as_bytes(std::span(text.data(), text.size())));
+    report_.files.push_back(std::move(key));
+  }
+
+  safetensors_reader<Source>& reader_;
+  stored_checkpoint& checkpoint_;
+  Target& target_;
+  const export_options& options_;
+  large_buffer buffer_;
+  std::uint64_t all_ = 0;
+  std::uint64_t done_ = 0;
+  export_report report_;
+};
+
+}  // namespace detail
+
+/// Writes the tensors and values of one checkpoint, each as a whole with its dtype, as safetensors files that
+/// know nothing of ranks, with the index that Hugging Face's libraries read: NAME-00001-of-0000N.safetensors
+/// and NAME.safetensors.index.json, the index last. Whatever number of ranks saved them, and however they
+/// were cut or compressed; every block is verified before it is written. Values are tensors without
+/// dimensions. Items of bytes and per-rank items are left out, and told in the report.
+/// @throws storage_error: storage_not_committed; storage_exists where the target has a file of such a name,
+/// which is not touched; corrupt_error; usage_error if nothing is wanted
+template <ByteStore Source, ByteStore Target>
+export_report export_safetensors(safetensors_reader<Source>& reader, std::int64_t step, Target& target,
+                                 const export_options& options = {}) {
+  auto checkpoint = reader.open(step, reader.fetch(step));
+  return detail::safetensors_export<Source, Target>(reader, checkpoint, target, options).run();
+}
+
+}  // namespace v1
+}  // namespace cairn
