@@ -116,7 +116,7 @@ class checkpoint_copy {
     bool there = false;  ///< at the target
     bool kept = false;   ///< was there before this call
   };
-  static constexpr std::uint64_t small = std::uint64_t{4} << 20;
+  static constexpr std::uint64_t one_request = std::uint64_t{4} << 20;
   static constexpr std::size_t small_at_once = 16;
   static constexpr std::size_t large_at_once = 4;
 
@@ -184,7 +184,7 @@ class checkpoint_copy {
     done_ = 0;
     for (auto& o : objects_) {
       if (o.there) continue;
-      (o.bytes <= small ? many : few).push_back(&o);
+      (o.bytes <= one_request ? many : few).push_back(&o);
       all += o.bytes;
     }
     std::stable_sort(few.begin(), few.end(),
