@@ -10,10 +10,10 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <string>
 #include <vector>
 
+#include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
 #include "tools/terminal.hpp"
@@ -102,19 +102,5 @@ int main(int argc, char** argv) {
   app.add_flag("--newest", arguments.newest, "copy the newest one alone")->excludes(step);
   app.add_option("--memory", arguments.memory_megabytes, "MiB of buffers, about")
       ->check(CLI::Range(1, 65536));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? tools::fine : tools::wrong_options;
-  }
-  tools::terminal lines("copy");
-  try {
-    return copy(arguments, lines);
-  } catch (const cairn::error& error) {
-    lines.complain(std::string(error.what()));
-    return tools::status_of(error);
-  } catch (const std::exception& error) {
-    lines.complain(error.what());
-    return tools::failed;
-  }
+  return tools::run_program(app, argc, argv, [&](tools::terminal& lines) { return copy(arguments, lines); });
 }

@@ -10,10 +10,10 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <string>
 #include <vector>
 
+#include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
 #include "tools/terminal.hpp"
@@ -99,19 +99,13 @@ int main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::PositiveNumber)
       ->option_text("SIZE=5GB");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? tools::fine : tools::wrong_options;
-  }
-  tools::terminal lines("export_safetensors");
-  try {
-    return run(arguments, lines);
-  } catch (const cairn::error& error) {
-    lines.complain(error.what());
-    return error.id() == cairn::error_id::usage_unknown_name ? tools::nothing_there : tools::status_of(error);
-  } catch (const std::exception& error) {
-    lines.complain(error.what());
-    return tools::failed;
-  }
+  return tools::run_program(app, argc, argv, [&](tools::terminal& lines) {
+    try {
+      return run(arguments, lines);
+    } catch (const cairn::usage_error& error) {
+      if (error.id() != cairn::error_id::usage_unknown_name) throw;
+      lines.complain(error.what());
+      return tools::nothing_there;
+    }
+  });
 }

@@ -11,10 +11,10 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <string>
 #include <vector>
 
+#include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
 #include "tools/terminal.hpp"
@@ -104,19 +104,6 @@ int main(int argc, char** argv) {
       ->option_text("N");
   app.add_option("--memory", arguments.memory_megabytes, "MiB of buffers, about")
       ->check(CLI::Range(1, 65536));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? tools::fine : tools::wrong_options;
-  }
-  tools::terminal lines("verify");
-  try {
-    return verify(arguments, lines);
-  } catch (const cairn::error& error) {
-    lines.complain(error.what());
-    return tools::status_of(error);
-  } catch (const std::exception& error) {
-    lines.complain(error.what());
-    return tools::failed;
-  }
+  return tools::run_program(app, argc, argv,
+                            [&](tools::terminal& lines) { return verify(arguments, lines); });
 }
