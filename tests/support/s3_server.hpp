@@ -56,7 +56,8 @@ struct journal_entry {
   std::uint64_t connection = 0;
   std::size_t in_flight = 0;  ///< requests that were being served when this one began, with it
   std::chrono::microseconds began{0};
-  std::chrono::microseconds ended{0};
+  std::chrono::microseconds ended{0};  ///< 0: its answer is still being sent
+  std::uint64_t number = 0;            ///< counted from 1 over the server's life
 };
 
 class server {
@@ -123,6 +124,7 @@ class server {
     const std::lock_guard lock(mutex_);
     options_.signatures.accepted = std::move(accepted);
   }
+  /// Holds every request of which a client has seen a byte of the answer, or that it has no answer.
   [[nodiscard]] std::vector<journal_entry> journal() const {
     const std::lock_guard lock(mutex_);
     return journal_;
@@ -370,8 +372,7 @@ class server {
       ~landing() {
         --self.in_flight_;
         entry.ended = self.since_start();
-        const std::lock_guard lock(self.mutex_);
-        self.journal_.push_back(entry);
+        self.record(entry);
       }
     } landing{*this, entry};
 
@@ -391,6 +392,7 @@ class server {
     if (const auto* range = request.header("range")) entry.range = *range;
     const auto met = faults.next(request);
     if (met) entry.fault = met->kind;
+    record(entry);
     const std::string kind = met ? met->kind : std::string();
     if (kind == "reset_before") {
       reset(socket);
@@ -565,6 +567,20 @@ class server {
     }
   }
 
+  /// Before anything that a client can notice, so that none knows more than the journal, and once more at the
+  /// request's end.
+  void record(journal_entry& entry) {
+    const std::lock_guard lock(mutex_);
+    if (entry.number == 0) {
+      entry.number = ++recorded_;
+      journal_.push_back(entry);
+      return;
+    }
+    const auto place = std::find_if(journal_.rbegin(), journal_.rend(),
+                                    [&](const journal_entry& other) { return other.number == entry.number; });
+    if (place != journal_.rend()) *place = entry;  // not there: the journal was cleared meanwhile
+  }
+
   /// False where the connection ends.
   bool answer(int socket, http_reply reply, const http_request& request, journal_entry& entry, bool keep,
               pacer& out, const std::optional<fault>& met) {
@@ -614,6 +630,7 @@ class server {
     if (!keep && kind != "hang_up") head += "Connection: close\r\n";
     head += "\r\n";
     entry.bytes_out = reply.body.size();
+    record(entry);
     if (spaces) return send_with_spaces(socket, head, reply, *met, out);
     if (kind == "reset_in_reply") {
       const std::uint64_t half = met->number("after", reply.body.size() / 2);
@@ -672,6 +689,7 @@ class server {
   bool stopping_ = false;
   std::list<connection> connections_;
   std::vector<journal_entry> journal_;
+  std::uint64_t recorded_ = 0;
   std::thread acceptor_;
 };
 
