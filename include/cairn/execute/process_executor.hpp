@@ -6,6 +6,7 @@
 #include <cairn/concepts/roles.hpp>
 #include <cairn/execute/thread_executor.hpp>
 #include <cairn/execute/worker_process.hpp>
+#include <cairn/model/trainer_question.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -174,6 +175,35 @@ inline void note_worker(save_progress& progress, wire_reader& in, ::pid_t worker
   if (const auto journal = progress.journal()) journal->append(spans);
 }
 
+/// Answers what a worker asks: the number of the question, and the answer or why there is none.
+inline void answer_worker(worker_link& link, worker_frame& frame, deadline until) {
+  wire_reader in(frame.bytes);
+  const auto question = in.get<std::uint64_t>();
+  const auto whom = in.get<std::uint64_t>();
+  const auto asked = in.take(in.left());
+  std::vector<std::byte> out;
+  const auto put = [&](std::span<const std::byte> bytes) {
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  };
+  try {
+    const auto who = answering_desk::here().find(whom);
+    if (who == nullptr)
+      fail(error_id::peer_bad_message, "a worker asked for the credentials of a store that is gone");
+    const auto answer = who->answer(asked);
+    out.reserve(sizeof question + 1 + answer.view().size());  // one piece of memory, which is wiped
+    put(std::as_bytes(std::span(&question, 1)));
+    out.push_back(std::byte{1});
+    put(answer.view());
+  } catch (...) {
+    out.clear();
+    put(std::as_bytes(std::span(&question, 1)));
+    out.push_back(std::byte{0});
+    put(encode_failure(std::current_exception()));
+  }
+  const secret_bytes all(std::move(out));
+  link.send(frame_kind::answer, all.view(), until);
+}
+
 /// Has the worker carry out a job, and follows it to its end.
 template <class Writer>
 void carry_out(worker_client& client, save_job<Writer> job) noexcept {
@@ -225,6 +255,9 @@ void carry_out(worker_client& client, save_job<Writer> job) noexcept {
           job.progress->set_failed(why);
           return;
         }
+        case frame_kind::question:
+          answer_worker(client.process().link(), *frame, until);
+          continue;
         case frame_kind::refused: {
           std::rethrow_exception(decode_failure(in, job.context.rank));
         }

@@ -37,8 +37,10 @@ enum class frame_kind : std::uint16_t {
   written = 6,    ///< worker: the job's bytes are durable, its image is not needed any more; what it did
   committed = 7,  ///< worker: what it did
   failed = 8,     ///< worker: with the reason, and what it did; the other ranks were told
+  question = 9,   ///< worker: for what no description holds, such as credentials; see ask_trainer
+  answer = 10,    ///< trainer: to a question
 };
-inline constexpr std::uint16_t worker_protocol = 2;
+inline constexpr std::uint16_t worker_protocol = 3;
 
 /// One message: bytes, and descriptors that go with it.
 struct worker_frame {
@@ -72,8 +74,8 @@ struct frame_header {
     if (descriptors > most_descriptors)
       refuse("a message brings more descriptors than allowed", most_descriptors, descriptors);
     const auto number = static_cast<std::uint16_t>(kind);
-    if (number < 1 || number > static_cast<std::uint16_t>(frame_kind::failed))
-      refuse("a message of an unknown kind", 8, number);
+    constexpr auto last = static_cast<std::uint16_t>(frame_kind::answer);
+    if (number < 1 || number > last) refuse("a message of an unknown kind", last, number);
   }
 };
 static_assert(sizeof(frame_header) == 32);

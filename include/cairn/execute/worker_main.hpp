@@ -131,6 +131,9 @@ inline void serve(worker_session& session, std::span<const known_writer> known) 
     std::signal(ignored, SIG_IGN);
   try {
     worker_session session{worker_link(file_descriptor(worker_socket))};
+    ask_of_this_process() = [&session](std::uint64_t whom, std::span<const std::byte> asked) {
+      return session.ask(whom, asked);
+    };
     std::thread listener([&] { session.listen(); });
     serve(session, known);
     listener.join();

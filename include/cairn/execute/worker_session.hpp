@@ -7,10 +7,13 @@
 #include <cairn/execute/worker_link.hpp>
 #include <cairn/model/pace.hpp>
 #include <cairn/model/shared_segment.hpp>
+#include <cairn/model/trainer_question.hpp>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <map>
@@ -53,10 +56,42 @@ class worker_session {
 
   void say(frame_kind kind, std::span<const std::byte> bytes = {}) noexcept {
     try {
+      const std::lock_guard one_at_a_time(sending_);
       link_.send(kind, bytes, deadline::in(std::chrono::seconds(60)));
     } catch (...) {
       // The trainer is gone, or does not listen: what this worker does next does not depend on it.
     }
+  }
+
+  /// Asks the trainer, and waits for `answer_patience` at most; any thread but the receiving one. @throws
+  /// what the trainer's side threw, peer_error (peer_lost) if it is gone, timeout_error.
+  [[nodiscard]] secret_bytes ask(std::uint64_t whom, std::span<const std::byte> asked) {
+    const std::lock_guard one_at_a_time(asking_);
+    const auto until = deadline::in(answer_patience);
+    std::unique_lock lock(mutex_);
+    const auto question = ++questions_;
+    answer_.reset();
+    lock.unlock();
+    say(frame_kind::question, wire_writer().put(question).put(whom).raw(asked).view());
+    lock.lock();
+    const auto there = [&] { return trainer_gone_ || (answer_ && question_of(*answer_) == question); };
+    static_cast<void>(changed_.wait_until(lock, until.time_point(), there));
+    if (!answer_ || question_of(*answer_) != question) {
+      if (trainer_gone_)
+        fail(error_id::peer_lost, "the trainer that gives the credentials of the object store is gone");
+      fail(error_id::timeout_peer, "the trainer did not give the credentials of the object store in time",
+           {.expected = "an answer in 30 s"});
+    }
+    const auto answer = std::move(*answer_);
+    answer_.reset();
+    lock.unlock();
+    const auto bytes = answer.view();
+    constexpr std::size_t head = sizeof question + 1;
+    if (bytes[head - 1] == std::byte{0}) {
+      wire_reader in(bytes.subspan(head));
+      std::rethrow_exception(decode_failure(in));
+    }
+    return secret_bytes({bytes.begin() + head, bytes.end()});
   }
 
   /// For the receiving thread: takes in all that comes, until the trainer is gone. An image that the trainer
@@ -70,6 +105,9 @@ class worker_session {
         if (frame->kind == frame_kind::failure) {
           wire_reader in(frame->bytes);
           reason_ = decode_failure(in);
+        } else if (frame->kind == frame_kind::answer) {
+          secret_bytes answer(std::move(frame->bytes));
+          if (answer.view().size() > sizeof(std::uint64_t)) answer_ = std::move(answer);
         } else {
           frames_.push_back(std::move(*frame));
         }
@@ -175,6 +213,12 @@ class worker_session {
   }
 
  private:
+  static constexpr std::chrono::seconds answer_patience{30};
+  [[nodiscard]] static std::uint64_t question_of(const secret_bytes& answer) noexcept {
+    std::uint64_t number = 0;
+    std::memcpy(&number, answer.view().data(), sizeof number);
+    return number;
+  }
   struct remote_backing final : image_backing {
     remote_backing(worker_session& from, std::shared_ptr<shared_segment> keeps)
         : session(from), segment(std::move(keeps)) {}
@@ -199,6 +243,8 @@ class worker_session {
   }
 
   worker_link link_;
+  std::mutex sending_;  // of messages, each whole
+  std::mutex asking_;
   std::shared_ptr<pace> pace_;
   std::map<std::uint64_t, std::shared_ptr<shared_segment>> segments_;
   std::shared_ptr<const image_layout> layout_;
@@ -213,6 +259,8 @@ class worker_session {
   std::exception_ptr reason_;
   std::shared_ptr<image_control> control_;
   bool trainer_gone_ = false;
+  std::uint64_t questions_ = 0;
+  std::optional<secret_bytes> answer_;
 };
 
 /// Carries out a request and says how it ended.

@@ -75,31 +75,35 @@ class s3_store {
                                                     std::move(clock))) {}
 
   /// See Portable: the options and the kind of credentials, never these themselves. The other process takes
-  /// them from its own environment or file. @throws usage_bad_option where a callback gives them.
+  /// them from its own environment or file; where a callback gives them, it asks this process for them, which
+  /// needs the store or a copy of it alive. @throws usage_bad_option in a worker process.
   [[nodiscard]] std::vector<std::byte> description() const {
     const auto& source = bucket_->client.service().credentials.source();
-    if (source.which() == s3_credential_source::kind::callback)
-      fail(error_id::usage_bad_option,
-           "s3_store: credentials that a callback gives do not reach the process of a process_executor: give "
-           "them by "
-           "the environment or the shared credentials file, or save on a thread");
+    if (source.which() == s3_credential_source::kind::trainer)
+      fail(error_id::usage_bad_option, "s3_store: a worker process has no workers that could ask it");
+    const bool asked = source.which() == s3_credential_source::kind::callback;
     wire_writer out;
     detail::encode(out, bucket_->client.options());
-    out.put(static_cast<std::uint8_t>(source.which())).put(source.profile()).put(source.path());
+    out.put(static_cast<std::uint8_t>(asked ? s3_credential_source::kind::trainer : source.which()));
+    out.put(source.profile()).put(source.path());
+    out.put(asked ? bucket_->client.answering_number() : std::uint64_t{0});
     return out.take();
   }
   [[nodiscard]] static s3_store from_description(std::span<const std::byte> bytes) {
     wire_reader in(bytes);
     auto options = detail::decode_s3_options(in);
-    const auto kind = in.get_enum(s3_credential_source::kind::file);
+    using from = s3_credential_source::kind;
+    const auto kind = in.get_enum(from::trainer);
     auto profile = in.get_string();
     auto path = in.get_string();
+    const auto number = in.get<std::uint64_t>();
     in.finish();
-    return s3_store(std::move(options),
-                    kind == s3_credential_source::kind::standard ? s3_credential_source::standard()
-                    : kind == s3_credential_source::kind::environment
-                        ? s3_credential_source::environment()
-                        : s3_credential_source::file(std::move(profile), std::move(path)));
+    if (kind == from::callback) in.fail_here("a callback does not cross to another process");
+    return s3_store(std::move(options), kind == from::standard      ? s3_credential_source::standard()
+                                        : kind == from::environment ? s3_credential_source::environment()
+                                        : kind == from::trainer     ? s3_credential_source::trainer(number)
+                                                                    : s3_credential_source::file(
+                                                                      std::move(profile), std::move(path)));
   }
 
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +37,12 @@ class s3_client {
             std::move(clock)) {}
 
   [[nodiscard]] s3_service& service() noexcept { return *service_; }
+  /// Under which this process answers workers that ask for credentials.
+  [[nodiscard]] std::uint64_t answering_number() {
+    const std::lock_guard lock(mutex_);
+    if (number_ == 0) number_ = answering_desk::here().offer(service_);
+    return number_;
+  }
   [[nodiscard]] const s3_options& options() const noexcept { return service_->options; }
   [[nodiscard]] std::string prefix_of_headers() const { return service_->signer.prefix(); }
   [[nodiscard]] bool google() const noexcept { return service_->options.dialect == s3_dialect::google; }
@@ -229,6 +236,8 @@ class s3_client {
 
  private:
   std::shared_ptr<s3_service> service_;
+  std::mutex mutex_;
+  std::uint64_t number_ = 0;
   http_transport transport_;
 };
 

@@ -2,8 +2,12 @@
 // opt-in: cairn::s3
 #pragma once
 #include <cairn/model/error.hpp>
+#include <cairn/model/trainer_question.hpp>
+#include <cairn/model/wire.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -12,9 +16,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -25,7 +31,7 @@ inline namespace v1 {
 /// command line, environment or description.
 class s3_credential_source {
  public:
-  enum class kind : std::uint8_t { standard, environment, file, callback };
+  enum class kind : std::uint8_t { standard, environment, file, callback, trainer };
 
   /// The environment if AWS_ACCESS_KEY_ID is set there, else the shared credentials file.
   static s3_credential_source standard() { return s3_credential_source(kind::standard); }
@@ -46,6 +52,15 @@ class s3_credential_source {
     source.get_ = std::move(get);
     return source;
   }
+  /// In a worker process: what the trainer's callback gives, asked for over the socket between the two.
+  /// `number`: under which the trainer answers, from a store's description. What it gave stays good until it
+  /// expires, also when the trainer is gone.
+  static s3_credential_source trainer(std::uint64_t number) {
+    s3_credential_source source(kind::trainer);
+    source.number_ = number;
+    source.last_ = std::make_shared<std::atomic<std::uint64_t>>(0);
+    return source;
+  }
   /// These, for as long as the program runs.
   static s3_credential_source fixed(s3_credentials credentials) {
     return callback([credentials = std::move(credentials)] { return credentials; });
@@ -55,9 +70,11 @@ class s3_credential_source {
   [[nodiscard]] const std::string& profile() const noexcept { return profile_; }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
-  /// The credentials of now. @throws storage_permission where there are none.
-  [[nodiscard]] s3_credentials get() const {
+  /// The credentials of now; `refused`: the server did not take the last ones. @throws storage_permission
+  /// where there are none.
+  [[nodiscard]] s3_credentials get(bool refused = false) const {
     std::optional<s3_credentials> found;
+    if (kind_ == kind::trainer) found = from_trainer(refused);
     if (kind_ == kind::callback) {
       try {
         found = get_();
@@ -77,8 +94,55 @@ class s3_credential_source {
     return std::move(*found);
   }
 
+  /// The answer to a worker's question, for from_trainer(). `number`: of the refresh that gave them.
+  [[nodiscard]] static detail::secret_bytes encode(const s3_credentials& c, std::uint64_t number) {
+    std::vector<std::byte> out;
+    std::uint64_t sizes[] = {number, static_cast<std::uint64_t>(c.expires), c.access_key.size(),
+                             c.secret_key.size(), c.session_token.size()};
+    out.reserve(sizeof sizes + c.access_key.size() + c.secret_key.size() + c.session_token.size());
+    const auto put = [&](std::span<const std::byte> bytes) {
+      out.insert(out.end(), bytes.begin(), bytes.end());
+    };
+    put(std::as_bytes(std::span(sizes)));
+    for (const auto* text : {&c.access_key, &c.secret_key, &c.session_token})
+      put(std::as_bytes(std::span(text->data(), text->size())));
+    return detail::secret_bytes(std::move(out));
+  }
+
  private:
   explicit s3_credential_source(kind k) : kind_(k) {}
+
+  [[nodiscard]] s3_credentials from_trainer(bool refused) const {
+    const std::uint64_t without = refused ? last_->load() : 0;
+    try {
+      const auto answer = detail::ask_trainer(number_, std::as_bytes(std::span(&without, 1)));
+      wire_reader in(answer.view());
+      last_->store(in.get<std::uint64_t>());
+      s3_credentials c;
+      c.expires = in.get<std::int64_t>();
+      std::uint64_t sizes[3];
+      for (auto& size : sizes) size = in.get<std::uint64_t>();
+      std::size_t i = 0;
+      for (auto* text : {&c.access_key, &c.secret_key, &c.session_token}) {
+        const auto bytes = in.take(static_cast<std::size_t>(std::min<std::uint64_t>(sizes[i++], in.left())));
+        text->assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      }
+      in.finish();
+      return c;
+    } catch (const peer_error&) {
+      fail(error_id::storage_permission,
+           "there are no fresh credentials for the object store: the trainer that gives them is gone, and "
+           "this "
+           "worker goes on only until those that it has expire");
+    } catch (const timeout_error&) {
+      fail(error_id::storage_permission,
+           "there are no fresh credentials for the object store: the trainer's callback that gives them did "
+           "not "
+           "answer in time");
+    } catch (const wire_error&) {
+      fail(error_id::storage_permission, "the trainer's answer holds no credentials for the object store");
+    }
+  }
 
   static std::string variable(const char* name) {
     const char* value = std::getenv(name);
@@ -133,7 +197,7 @@ class s3_credential_source {
       const auto equals = line.find('=');
       if (!inside || equals == std::string_view::npos) continue;
       const auto name = trimmed(line.substr(0, equals));
-      const auto value = std::string(trimmed(line.substr(equals + 1)));
+      const auto value = trimmed(line.substr(equals + 1));
       if (name == "aws_access_key_id") c.access_key = value;
       if (name == "aws_secret_access_key") c.secret_key = value;
       if (name == "aws_session_token") c.session_token = value;
@@ -160,11 +224,14 @@ class s3_credential_source {
   std::string profile_;
   std::string path_;
   std::function<s3_credentials()> get_;
+  std::uint64_t number_ = 0;
+  std::shared_ptr<std::atomic<std::uint64_t>> last_;
 };
 
 namespace detail {
 
-/// Credentials as they are now, asked for again when they expire. Any thread.
+/// Credentials as they are now, asked for again when they expire; those of before serve until then where
+/// fresh ones cannot be had. Any thread.
 class credential_cache {
  public:
   explicit credential_cache(s3_credential_source source) : source_(std::move(source)) {}
@@ -180,8 +247,16 @@ class credential_cache {
     constexpr std::int64_t early = 120;
     const bool expired = current_.credentials.expires != 0 && current_.credentials.expires - early <= now;
     if (current_.number == 0 || expired || refused == current_.number) {
-      auto fresh = source_.get();
-      current_ = {std::move(fresh), current_.number + 1};
+      const bool was_refused = current_.number != 0 && refused == current_.number;
+      const bool good = current_.number != 0 && !was_refused && current_.credentials.expires > now;
+      if (good && now < again_) return current_;
+      try {
+        auto fresh = source_.get(was_refused);
+        current_ = {std::move(fresh), current_.number + 1};
+      } catch (const error&) {
+        if (!good) throw;
+        again_ = now + 5;
+      }
     }
     return current_;
   }
@@ -191,6 +266,7 @@ class credential_cache {
   s3_credential_source source_;
   std::mutex mutex_;
   taken current_;
+  std::int64_t again_ = 0;  // not before that time, after a failure
 };
 
 }  // namespace detail

@@ -27,7 +27,7 @@ inline namespace v1 {
 namespace detail {
 
 /// What all requests of a store share. Members below the line belong to the transport's thread.
-struct s3_service {
+struct s3_service final : trainer_answers {
   s3_service(s3_options o, s3_credential_source source, std::shared_ptr<s3_clock> c)
       : options(std::move(o)),
         address(resolve(options)),
@@ -45,6 +45,15 @@ struct s3_service {
   std::atomic<bool> checksums{true};  ///< the service accepts them, or was not asked yet
   std::atomic<bool> checksums_known{false};
   std::atomic<std::int64_t> skew{0};  ///< the server's clock less ours, in seconds
+
+  /// To a worker process that asks for credentials, other ones than those of the number that it names.
+  [[nodiscard]] secret_bytes answer(std::span<const std::byte> question) override {
+    std::uint64_t without = 0;
+    if (question.size() == sizeof without) std::memcpy(&without, question.data(), sizeof without);
+    const auto now = credentials.get(clock->unix_time(),
+                                     without != 0 ? std::optional<std::uint64_t>(without) : std::nullopt);
+    return s3_credential_source::encode(now.credentials, now.number);
+  }
 
   retry_bucket retries;
 };

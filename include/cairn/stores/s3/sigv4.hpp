@@ -15,12 +15,17 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What signs requests. An empty session_token: a long-lived key.
+/// What signs requests; copies are wiped when they go. An empty session_token: a long-lived key.
 struct s3_credentials {
   std::string access_key = {};
   std::string secret_key = {};
   std::string session_token = {};
   std::int64_t expires = 0;  ///< seconds since 1970; 0: never, or unknown
+
+  /// Wipes what is secret.
+  ~s3_credentials() {
+    for (auto* secret : {&secret_key, &session_token}) ::OPENSSL_cleanse(secret->data(), secret->size());
+  }
 };
 
 /// Which dialect of the protocol a service speaks.

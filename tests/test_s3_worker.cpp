@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// links: cairn::s3 cairn::interprocess
+// timeout: 120
+//
+// Worker processes that write to an object store: their trainer gives them credentials, as long as it lives.
+#include <cairn/checkpointer.hpp>
+#include <cairn/execute/process_executor.hpp>
+#include <cairn/stage/shared_stager.hpp>
+#include <cairn/stores/s3_store.hpp>
+
+#include <doctest/doctest.h>
+#include <support/s3_server.hpp>
+
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <paths.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+/// Called by main() before anything else.
+void cairn_test_before_main(int argc, char** argv) {
+  cairn::worker_main(argc, argv);
+}
+
+namespace {
+namespace s3 = cairn_test::s3;
+using cairn::error_id;
+using namespace std::chrono_literals;
+
+const s3::credentials first{"AKIDFIRST", "the-first-secret-of-all", "a-token-that-nobody-may-see", false};
+const s3::credentials second{"AKIDSECOND", "the-second-secret-of-all", "another-token-to-be-kept", false};
+const std::vector<std::string> secrets = {first.secret_key, first.session_token, second.secret_key,
+                                          second.session_token};
+bool tells(const std::string& text) {
+  for (const auto& secret : secrets)
+    if (text.find(secret) != std::string::npos) return true;
+  return false;
+}
+cairn::s3_credentials as_given(const s3::credentials& c, std::int64_t expires) {
+  return {c.access_key, c.secret_key, c.session_token, expires};
+}
+
+s3::server_options service() {
+  s3::server_options o;
+  o.objects.opaque_etags = true;
+  o.signatures.accepted = {first};
+  return o;
+}
+cairn::s3_options where(const std::string& endpoint) {
+  cairn::s3_options o;
+  o.bucket = "bucket";
+  o.endpoint = endpoint;
+  o.region = "us-east-1";
+  o.part_bytes = 5u << 20;
+  o.exclusive = cairn::s3_exclusive::assumed;
+  return o;
+}
+
+struct state {
+  explicit state(float value) : weights(std::size_t{11} << 18, value) {
+    all.tensor("weights", weights, {static_cast<std::int64_t>(weights.size())});
+  }
+  std::vector<float> weights;
+  cairn::state_dict all;
+};
+
+auto trainer_on(const std::string& endpoint, cairn::s3_credential_source credentials) {
+  return cairn::checkpointer{
+      cairn::s3_store(where(endpoint), std::move(credentials)), cairn::shared_stager{},
+      cairn::process_executor{},
+      cairn::checkpointer_options{.patience = 60s, .peer_patience = 60s, .quiet = true}};
+}
+
+/// What the workers of this process show of themselves to everybody on the host.
+std::string shown_by_workers() {
+  std::string found;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream children(task.path() / "children");
+    for (::pid_t child = 0; children >> child;)
+      for (const auto* name : {"cmdline", "environ"}) {
+        std::ifstream file("/proc/" + std::to_string(child) + "/" + name);
+        found.append(std::istreambuf_iterator<char>(file), {});
+      }
+  }
+  return found;
+}
+
+cairn::s3_store reader(const s3::server& server, const s3::credentials& with) {
+  return cairn::s3_store(where(server.endpoint()), cairn::s3_credential_source::fixed(as_given(with, 0)));
+}
+
+}  // namespace
+
+TEST_CASE("a worker asks its trainer for credentials, and for fresh ones when the server refuses them") {
+  s3::server server{service()};
+  std::atomic<int> asked{0};
+  std::atomic<int> giving{1};
+  auto ckpt = trainer_on(server.endpoint(), cairn::s3_credential_source::callback([&] {
+                           ++asked;
+                           if (giving == 0) throw std::runtime_error("cannot give " + first.secret_key);
+                           return as_given(giving == 1 ? first : second, 0);
+                         }));
+  const state one(1);
+  ckpt.save(one.all, 1).wait();
+  CHECK(asked == 1);  // the trainer's own store asks the same
+  const auto shown = shown_by_workers();
+  CHECK(shown.find("cairn-worker") != std::string::npos);
+  CHECK_FALSE(tells(shown));
+
+  // The first ones expire behind everybody's back.
+  auto expired = first;
+  expired.expired = true;
+  server.set_credentials({expired, second});
+  giving = 2;
+  const state two(2);
+  ckpt.save(two.all, 2).wait();
+  CHECK(asked == 2);
+
+  // They expire again, and nobody can give others: a typed error that tells nothing, and training goes on.
+  auto second_expired = second;
+  second_expired.expired = true;
+  server.set_credentials({first, second_expired});
+  giving = 0;
+  std::string told;
+  try {
+    ckpt.save(state(3).all, 3).wait();
+  } catch (const cairn::error& e) {
+    CHECK(e.id() == error_id::storage_permission);
+    told = e.what();
+  }
+  CHECK(told.find("callback") != std::string::npos);
+  CHECK_FALSE(tells(told));
+  giving = 1;
+  const state four(4);
+  ckpt.save(four.all, 4).wait();
+  state loaded(0);
+  CHECK(ckpt.resume(loaded.all) == 4);
+  CHECK(loaded.weights == four.weights);
+  ckpt.load(loaded.all, 2);
+  CHECK(loaded.weights == two.weights);
+  ckpt.close();
+}
+
+TEST_CASE("credentials that are about to expire serve until they do, where there are no fresh ones") {
+  std::atomic<int> asked{0};
+  const auto now = static_cast<std::int64_t>(std::time(nullptr));
+  cairn::detail::credential_cache cache(cairn::s3_credential_source::callback([&] {
+    if (++asked > 1) throw std::runtime_error("the vault is closed");
+    return as_given(first, now + 100);
+  }));
+  CHECK(cache.get(now).credentials.access_key == first.access_key);
+  CHECK(cache.get(now + 1).credentials.access_key == first.access_key);
+  CHECK(asked == 2);
+  CHECK(cache.get(now + 2).credentials.access_key == first.access_key);
+  CHECK(asked == 2);  // not for each request
+  CHECK(cache.get(now + 99).number == 1);
+  CHECK_THROWS_AS(static_cast<void>(cache.get(now + 100)), cairn::storage_error);
+  CHECK_THROWS_AS(static_cast<void>(cache.get(now + 50, 1)), cairn::storage_error);
+}
+
+/// What the trainer that is killed finds in its environment: the end point.
+constexpr const char* trainer_variable = "CAIRN_TEST_S3_WORKERS_TRAINER";
+
+TEST_CASE("the trainer that is killed" * doctest::skip()) {
+  const char* const endpoint = std::getenv(trainer_variable);
+  REQUIRE(endpoint != nullptr);
+  ::alarm(100);
+  auto ckpt = trainer_on(endpoint, cairn::s3_credential_source::callback([] { return as_given(first, 0); }));
+  const state one(1);
+  ckpt.save(one.all, 1).wait();
+  const state two(2);
+  const auto save = ckpt.save(two.all, 2);
+  for (;;) ::pause();
+}
+
+/// A trainer of whose second save the worker has begun to send parts when it is killed. Its error output, and
+/// its worker's, is `told`, which ends when both have.
+struct killed_trainer {
+  explicit killed_trainer(s3::server& server) {
+    int ends[2];
+    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+    ::setenv(trainer_variable, server.endpoint().c_str(), 1);
+    std::string program = "/proc/self/exe";
+    std::string all = "--no-skip";
+    std::string which = "-tc=the trainer that is killed";
+    char* const arguments[] = {program.data(), all.data(), which.data(), nullptr};
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+    ::posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
+    const int error = ::posix_spawn(&trainer, program.c_str(), &actions, nullptr, arguments, environ);
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::unsetenv(trainer_variable);
+    ::close(ends[1]);
+    output = ends[0];
+    REQUIRE(error == 0);
+  }
+  void kill() {
+    ::kill(trainer, SIGKILL);
+    int status = 0;
+    REQUIRE(::waitpid(trainer, &status, 0) == trainer);
+    CHECK(WIFSIGNALED(status));
+  }
+  /// Until trainer and worker have ended.
+  [[nodiscard]] bool ends() {
+    const auto until = std::chrono::steady_clock::now() + 60s;
+    char piece[4096];
+    while (std::chrono::steady_clock::now() < until) {
+      pollfd one{output, POLLIN, 0};
+      if (::poll(&one, 1, 1000) <= 0) continue;
+      const auto n = ::read(output, piece, sizeof piece);
+      if (n <= 0) return true;
+      told.append(piece, static_cast<std::size_t>(n));
+    }
+    return false;
+  }
+  ~killed_trainer() { ::close(output); }
+  ::pid_t trainer = 0;
+  int output = -1;
+  std::string told;
+};
+
+bool await(const std::function<bool()>& condition) {
+  const auto until = std::chrono::steady_clock::now() + 60s;
+  while (!condition())
+    if (std::chrono::steady_clock::now() > until)
+      return false;
+    else
+      std::this_thread::sleep_for(1ms);
+  return true;
+}
+
+TEST_CASE("a worker whose trainer was killed goes on with the credentials it has, until they expire") {
+  for (const bool expire : {false, true}) {
+    CAPTURE(expire);
+    s3::server server{service()};
+    // The parts of the second save wait for their answers, so that the trainer dies in the middle of it.
+    server.faults.add("delay UploadPart 4+ ms=1500");
+    killed_trainer run(server);
+    REQUIRE(await([&] {
+      if (server.objects().uploads() != 1) return false;
+      for (const auto& key : server.objects().keys("bucket"))
+        if (key == "step-00000001/manifest.cairn") return true;
+      return false;
+    }));
+    run.kill();
+    if (expire) {
+      auto expired = first;
+      expired.expired = true;
+      server.set_credentials({expired, second});
+    }
+    CHECK(run.ends());
+    CHECK_FALSE(tells(run.told));
+    if (expire) server.set_credentials({second});
+    cairn::checkpointer ckpt{reader(server, expire ? second : first),
+                             cairn::checkpointer_options{.quiet = true}};
+    state loaded(0);
+    CHECK(ckpt.resume(loaded.all) == (expire ? 1 : 2));
+    CHECK(loaded.weights == std::vector<float>(loaded.weights.size(), expire ? 1.0F : 2.0F));
+    ckpt.close();
+    // What the worker could not end, as its credentials had expired, the next run has ended.
+    CHECK(server.objects().uploads() == 0);
+  }
+}
