@@ -6,6 +6,7 @@
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/gathered.hpp>
 #include <cairn/plan/glob.hpp>
+#include <cairn/plan/load_plan_cache.hpp>
 #include <cairn/plan/plan_cache.hpp>
 #include <deque>
 #include <set>
@@ -468,6 +469,104 @@ TEST_CASE("the plan cache forgets what was used longest ago") {
   cairn::plan_cache none(0);
   CHECK(none.put(key(1), plan(1))->digest == 1);
   CHECK(!none.find(key(1)));
+}
+
+TEST_CASE("the plan cache forgets what exceeds its bytes, but for the last plan") {
+  cairn::plan_cache cache(4, 100);
+  const auto key = [](std::uint64_t s) { return cairn::plan_key{s, 1, 2, 4, 3}; };
+  const auto put = [&](std::uint64_t s, std::size_t bytes) {
+    cairn::cached_plan p;
+    p.bytes = bytes;
+    cache.put(key(s), p);
+  };
+  put(1, 60);
+  put(2, 40);
+  CHECK(cache.size() == 2);
+  CHECK(cache.bytes() == 100);
+  put(2, 41);  // with the layout of another size, say
+  CHECK(!cache.find(key(1)));
+  CHECK(cache.find(key(2)));
+  put(3, 1000);
+  CHECK(cache.size() == 1);
+  CHECK(cache.find(key(3)));
+  put(4, 1);
+  CHECK(!cache.find(key(3)));
+  CHECK(cache.bytes() == 1);
+}
+
+TEST_CASE("a plan of a load is found for the same manifest and the same request only") {
+  const cairn::load_plan_key key{.step = 7,
+                                 .structure = 1,
+                                 .planner = 2,
+                                 .world_size = 4,
+                                 .rank = 3,
+                                 .strict = true,
+                                 .only = {"a*", "b"}};
+  const auto bytes = [](std::size_t n, int fill) { return std::vector<std::byte>(n, std::byte(fill)); };
+  const auto plan = [](std::size_t items) {
+    cairn::cached_load_plan p;
+    p.plan.items.resize(items);
+    p.seconds = 0.5;
+    return p;
+  };
+  const auto size = [&](std::size_t items, std::size_t manifest) {
+    cairn::load_plan_cache one(1);
+    one.put(key, bytes(manifest, 1), plan(items));
+    return one.bytes();
+  };
+  CHECK(size(2, 1000) > size(2, 100) + 899);
+  CHECK(size(2, 100) > size(1, 100));
+
+  cairn::load_plan_cache cache(2);
+  CHECK(!cache.find(key, bytes(9, 1)));
+  cache.put(key, bytes(9, 1), plan(3));
+  const auto kept = cache.find(key, bytes(9, 1));
+  REQUIRE(kept);
+  CHECK(kept->plan.items.size() == 3);
+  CHECK(kept->seconds == 0.5);
+  for (const auto& manifest : {bytes(9, 2), bytes(8, 1), bytes(10, 1), bytes(0, 1)})
+    CHECK(!cache.find(key, manifest));
+  const auto other = [&](auto change) {
+    auto changed = key;
+    change(changed);
+    return changed;
+  };
+  for (const auto& k : {other([](auto& o) { o.step = 8; }), other([](auto& o) { o.structure = 9; }),
+                        other([](auto& o) { o.planner = 9; }), other([](auto& o) { o.world_size = 5; }),
+                        other([](auto& o) { o.rank = 2; }), other([](auto& o) { o.strict = false; }),
+                        other([](auto& o) { o.only = {"a*"}; })})
+    CHECK(!cache.find(k, bytes(9, 1)));
+  // Another checkpoint of the same number takes the place of this one.
+  cache.put(key, bytes(9, 2), plan(4));
+  CHECK(cache.size() == 1);
+  CHECK(!cache.find(key, bytes(9, 1)));
+  CHECK(kept->plan.items.size() == 3);
+
+  const auto second = other([](auto& o) { o.step = 8; });
+  const auto third = other([](auto& o) { o.step = 9; });
+  cache.put(second, {}, plan(1));
+  REQUIRE(cache.find(key, bytes(9, 2)));
+  cache.put(third, {}, plan(1));
+  CHECK(cache.size() == 2);
+  CHECK(!cache.find(second, {}));
+  CHECK(cache.find(key, bytes(9, 2)));
+  CHECK(cache.find(third, {}));
+  cache.clear();
+  CHECK(cache.size() == 0);
+
+  const auto each = size(3, 1000);
+  cairn::load_plan_cache few_bytes(4, 2 * each);
+  for (int step = 1; step <= 3; ++step)
+    few_bytes.put(other([&](auto& o) { o.step = step; }), bytes(1000, 1), plan(3));
+  CHECK(few_bytes.size() == 2);
+  CHECK(few_bytes.bytes() == 2 * each);
+  CHECK(!few_bytes.find(other([](auto& o) { o.step = 1; }), bytes(1000, 1)));
+  few_bytes.put(key, bytes(3 * each, 1), plan(3));  // too large to be kept, and costs no other its place
+  CHECK(!few_bytes.find(key, bytes(3 * each, 1)));
+  CHECK(few_bytes.size() == 2);
+  cairn::load_plan_cache none(0);
+  none.put(key, bytes(9, 1), plan(1));
+  CHECK(!none.find(key, bytes(9, 1)));
 }
 
 TEST_CASE("patterns") {

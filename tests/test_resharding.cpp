@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
@@ -527,7 +528,22 @@ namespace {
 struct read_counts {
   std::atomic<std::uint64_t> data = 0;
   std::atomic<std::uint64_t> records = 0;
-  std::atomic<bool> fail = false;  ///< the next read of a data file
+  std::atomic<bool> fail = false;              ///< the next read of a data file
+  std::array<std::atomic<int>, 8> plans = {};  ///< of loads, by each rank
+};
+
+/// The default planner, which counts the loads that it plans.
+class counting_planner : public cairn::basic_planner<counting_planner> {
+ public:
+  explicit counting_planner(std::shared_ptr<read_counts> counts) : counts_(std::move(counts)) {}
+  [[nodiscard]] cairn::load_plan plan(const cairn::state_dict& state, const cairn::metadata& stored,
+                                      const cairn::load_request& request) {
+    ++counts_->plans.at(static_cast<std::size_t>(request.rank));
+    return basic_planner::plan(state, stored, request);
+  }
+
+ private:
+  std::shared_ptr<read_counts> counts_;
 };
 
 /// A memory_store that counts the bytes that are read.
@@ -564,7 +580,7 @@ std::vector<std::string> on_ranks(const counting_store& store, int size, cairn::
       threads.emplace_back([&, r] {
         try {
           auto own = store;
-          cairn::checkpointer c{own, group.communicator(r), sharing,
+          cairn::checkpointer c{own, counting_planner(own.counts), group.communicator(r), sharing,
                                 cairn::checkpointer_options{.patience = std::chrono::seconds(60),
                                                             .peer_patience = std::chrono::seconds(60),
                                                             .load_memory = load_memory,
@@ -762,5 +778,46 @@ TEST_CASE("what one rank cannot read ends a shared load on all ranks alike") {
       static_cast<void>(c.load(t.state, 2));
     });
     for (const auto& s : said) CHECK(s == "plan.missing_item more");
+  }
+}
+
+TEST_CASE("a load of the same checkpoint into a state of the same structure is planned once") {
+  const auto store = saved_by_rows(4);
+  for (const auto sharing : {cairn::read_sharing::on, cairn::read_sharing::off}) {
+    const auto said = on_ranks(store, 3, sharing, [&](int r, auto& c) {
+      const auto must = [](bool holds, const char* what) {
+        if (!holds) throw std::runtime_error(what);
+      };
+      auto& planned = store.counts->plans[static_cast<std::size_t>(r)];
+      planned = 0;
+      cairn::load_report report;
+      const auto load = [&](std::int64_t step, std::vector<float>* more = nullptr) {
+        table t("columns", r, 3);  // other memory each time
+        if (more != nullptr) t.state.tensor("more", *more, {4}, cairn::optional);
+        const int before = planned;
+        report = c.load(t.state, step);
+        must(t.good(), "a load brought other bytes");
+        must(report.plan_cached == (planned == before), "the report tells whether this rank planned");
+        must(report.plan_cached == (report.plan_saved_seconds > 0), "and what it saved");
+        return !report.plan_cached;
+      };
+      must(load(1), "a first load plans");
+      const auto first = report;
+      must(!load(1), "a second one does not");
+      must(report.bytes == first.bytes && report.bytes_read == first.bytes_read, "and reads the same");
+      must(load(2), "another checkpoint is planned");
+      must(!load(1) && !load(2), "both plans are kept");
+      // The state of one rank alone is another one: it plans, the others need not, and all load.
+      std::vector<float> more(4);
+      must(load(1, r == 1 ? &more : nullptr) == (r == 1), "a rank whose state has changed plans alone");
+      must(report.missing.size() == (r == 1 ? 1 : 0), "and tells what it misses");
+      // What is saved anew under an old number is another checkpoint.
+      c.remove(2);
+      table t("columns", r, 3);
+      t.fill();
+      c.save(t.state, 2).wait();
+      must(load(2) && !load(2), "a checkpoint of the same number is planned anew");
+    });
+    for (const auto& s : said) CHECK(s == "");
   }
 }

@@ -53,7 +53,8 @@ class engine {
         planner_(std::move(planner)),
         load_planner_(std::move(load_planner)),
         group_(std::move(communicator)),
-        cache_(options.cached_plans),
+        cache_(options.cached_plans, options.cached_plan_bytes),
+        load_cache_(options.cached_plans, options.cached_plan_bytes),
         stager_(std::move(stager)),
         executor_(std::move(executor)) {
     background_ = std::make_shared<background_type>(storage_.writer(), storage_.reader(), std::move(observer),
@@ -446,9 +447,10 @@ class engine {
                         const load_request& request) {
     if constexpr (SharingReader<reader_type, CommunicatorType>)
       if (options_.sharing == read_sharing::on && group_.size() > 1)
-        return load_shared(background_->reader(), load_planner(), group_, state, step, manifest, request,
-                           options_);
-    return load_alone(background_->reader(), load_planner(), state, step, manifest, request, options_);
+        return load_shared(background_->reader(), load_planner(), load_cache_, group_, state, step, manifest,
+                           request, options_);
+    return load_alone(background_->reader(), load_planner(), load_cache_, state, step, manifest, request,
+                      options_);
   }
   std::vector<std::byte> clean_and_list() {
     predecessors earlier;
@@ -489,6 +491,7 @@ class engine {
   [[no_unique_address]] load_planner_member load_planner_;
   collectives<CommunicatorType> group_;
   plan_cache cache_;
+  load_plan_cache load_cache_;
   run_id run_;
   std::uint64_t save_count_ = 0;
   bool closed_ = false;

@@ -5,6 +5,7 @@
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/planner.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/plan/load_plan_cache.hpp>
 #include <cairn/plan/load_planning.hpp>
 
 #include <algorithm>
@@ -126,15 +127,45 @@ inline load_report finish_report(load_plan& plan, const state_dict& state,
   return std::move(plan.report);
 }
 
+/// What this rank reads: the plan of an earlier load of the same checkpoint into a state of the same
+/// structure, or a new one. Planners without a fingerprint plan anew each time.
+template <LoadPlanner Planner>
+load_plan plan_load(load_plan_cache& cache, Planner& planner, const state_dict& state, const metadata& stored,
+                    std::int64_t step, std::span<const std::byte> manifest, const load_request& request) {
+  const auto begin = deadline::clock::now();
+  if constexpr (requires(const Planner& p) {
+                  { p.fingerprint() } -> std::same_as<std::uint64_t>;
+                }) {
+    const load_plan_key key{step,         state.structure(), planner.fingerprint(), request.world_size,
+                            request.rank, request.strict,    request.only};
+    if (const auto found = cache.find(key, manifest)) {
+      auto plan = found->plan;
+      plan.report.plan_cached = true;
+      plan.report.plan_saved_seconds = found->seconds;
+      plan.report.plan_seconds = seconds_since(begin);
+      return plan;
+    }
+    auto plan = planner.plan(state, stored, request);
+    const auto seconds = seconds_since(begin);
+    cache.put(key, manifest, {plan, seconds});
+    plan.report.plan_seconds = seconds;
+    return plan;
+  } else {
+    auto plan = planner.plan(state, stored, request);
+    plan.report.plan_seconds = seconds_since(begin);
+    return plan;
+  }
+}
+
 /// This rank's part of a load from a manifest that all ranks have: checks, plans, reads. Sends no message.
 template <StorageReader Reader, LoadPlanner Planner>
-load_report load_alone(Reader& reader, Planner& planner, const state_dict& state, std::int64_t step,
-                       std::span<const std::byte> manifest, const load_request& request,
+load_report load_alone(Reader& reader, Planner& planner, load_plan_cache& cache, const state_dict& state,
+                       std::int64_t step, std::span<const std::byte> manifest, const load_request& request,
                        const checkpointer_options& options) {
   const auto begin = deadline::clock::now();
   auto opened = reader.open(step, manifest);
   const metadata& stored = opened.metadata();
-  auto plan = planner.plan(state, stored, request);
+  auto plan = plan_load(cache, planner, state, stored, step, manifest, request);
   const target_resolver resolver = [&](const read_item& item) {
     return planner.resolve(state, stored, item);
   };
@@ -146,16 +177,16 @@ load_report load_alone(Reader& reader, Planner& planner, const state_dict& state
 /// The same by all ranks together, each reading a part of what several want. Collective: ends alike on all
 /// ranks where a rank fails, but for what fails after the last exchange.
 template <StorageReader Reader, LoadPlanner Planner, Communicator C>
-load_report load_shared(Reader& reader, Planner& planner, collectives<C>& group, const state_dict& state,
-                        std::int64_t step, std::span<const std::byte> manifest, const load_request& request,
-                        const checkpointer_options& options) {
+load_report load_shared(Reader& reader, Planner& planner, load_plan_cache& cache, collectives<C>& group,
+                        const state_dict& state, std::int64_t step, std::span<const std::byte> manifest,
+                        const load_request& request, const checkpointer_options& options) {
   const auto begin = deadline::clock::now();
   const auto until = deadline::in(options.patience);
   std::optional<typename Reader::checkpoint_type> opened;
   load_plan plan;
   auto own = contribution::from([&] {
     opened.emplace(reader.open(step, manifest));
-    plan = planner.plan(state, opened->metadata(), request);
+    plan = plan_load(cache, planner, state, opened->metadata(), step, manifest, request);
     return encode_wants(wants_of(opened->metadata(), plan, group.rank()));
   });
   const auto merge = [&](std::vector<std::byte> left, std::vector<std::byte> right) {

@@ -70,6 +70,7 @@ cached_plan plan_together(Planner& planner, collectives<C>& group, const state_d
     planned.plan = planner.finish(std::move(local), summary, rank, world);
     planned.stored = std::make_shared<const metadata>(planner.metadata(summary, world));
     planned.digest = digest_of(planned.plan);
+    for (const auto& i : planned.plan.items) planned.bytes += sizeof i + i.name.size();
     return planned;
   }
   save_plan local;
@@ -88,6 +89,7 @@ cached_plan plan_together(Planner& planner, collectives<C>& group, const state_d
     planned.plan = planner.finish(std::move(local), summary, rank, world);
     if (rank == 0) planned.stored = std::make_shared<const metadata>(planner.metadata(summary, world));
     planned.digest = digest(std::span<const std::byte>(bytes));
+    planned.bytes = bytes.size();
   } catch (...) {
     failure = std::current_exception();
   }

@@ -54,8 +54,11 @@ struct checkpointer_options {
   std::uint64_t load_memory = std::uint64_t{256} << 20;
   /// Whether what several ranks want is read once; cairn::read_sharing as an argument overrides this.
   cairn::read_sharing sharing = cairn::read_sharing::on;
-  /// Plans that are kept for states of different structure.
+  /// Plans that are kept for states of different structure: so many of saves, and of loads.
   std::size_t cached_plans = 4;
+  /// And so many bytes of each. A save's plan counts as the summary that all ranks share (see
+  /// cached_plan::bytes), and the last one is kept whatever its size.
+  std::size_t cached_plan_bytes = std::size_t{64} << 20;
   /// Of the whole job, when it is known: reports then suggest how often to save; 0: not known.
   std::chrono::nanoseconds mean_time_between_failures{0};
   /// No lines on stderr.

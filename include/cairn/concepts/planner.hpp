@@ -73,6 +73,8 @@ struct load_request {
 /// - `resolve(state, stored, item)`: the destination of one item, whose view may be filled by any thread
 /// afterwards. Bytes items are resized by the
 ///   reader through the entry's memory.resize before.
+/// - `fingerprint()`, if it has one as SavePlanner does: a checkpointer then keeps its plans, and does not
+/// plan a load again for the same manifest, structure of the state and request.
 /// - `stored_name(entry)` is not part of the concept: basic_planner has it, for planners that rename.
 template <class P>
 concept LoadPlanner = std::movable<P> && requires(P& p, const state_dict& state, const metadata& stored,

@@ -56,6 +56,9 @@ struct load_report {
   std::uint64_t bytes = 0;              ///< of the state that were filled
   std::uint64_t bytes_read = 0;         ///< fetched from the store
   double seconds = 0;
+  bool plan_cached = false;       ///< this rank's plan was kept from an earlier load of the same checkpoint
+  double plan_seconds = 0;        ///< of `seconds`: deciding what to read, or finding the plan again
+  double plan_saved_seconds = 0;  ///< that planning would have cost: what it did when the plan was made
 };
 
 /// What one rank reads.

@@ -33,17 +33,21 @@ struct cached_plan {
   std::shared_ptr<const image_layout> layout;  ///< for `bytes_sizes`
   std::vector<std::uint64_t> bytes_sizes;      ///< of the plan's bytes items, in order, when it was laid out
   double seconds = 0;                          ///< that planning cost, messages included
+  std::size_t bytes = 0;  ///< what it counts in the cache: of the summary that all ranks have, alike on all
 };
 
 /// The plans of the last few structures that were saved; belongs to one checkpointer. Each structure (the
 /// model, the optimizer, the state of an evaluation) has its own entry, so that saving one of them does not
-/// cost another its plan. Which entry is dropped depends on the order of calls alone, so that ranks that make
-/// the same calls hit and miss alike. One thread at a time; what was found stays valid when the cache forgets
-/// it.
+/// cost another its plan. Which entry is dropped depends on the order of calls and on cached_plan::bytes
+/// alone, so that ranks that make the same calls hit and miss alike: what a plan takes on one rank must not
+/// count, as a rank that has forgotten a plan that the others remember would wait for them in vain. One
+/// thread at a time; what was found stays valid when the cache forgets it.
 class plan_cache {
  public:
-  /// Remembers up to `limit` plans; 0 remembers nothing.
-  explicit plan_cache(std::size_t limit = 8) : limit_(limit) {}
+  /// Remembers up to `limit` plans that count up to `bytes` together, but always the last one; a limit of 0
+  /// remembers nothing.
+  explicit plan_cache(std::size_t limit = 8, std::size_t bytes = std::size_t{64} << 20)
+      : limit_(limit), most_bytes_(bytes) {}
 
   /// The plan of a key, or nullptr. O(limit), without allocation.
   [[nodiscard]] std::shared_ptr<const cached_plan> find(const plan_key& key) {
@@ -62,7 +66,8 @@ class plan_cache {
     auto shared = std::make_shared<const cached_plan>(std::move(plan));
     if (const auto found = find_slot(key); found != slots_.end()) slots_.erase(found);
     if (limit_ == 0) return shared;
-    if (slots_.size() >= limit_) slots_.erase(slots_.begin());
+    const auto room = most_bytes_ - std::min(most_bytes_, shared->bytes);
+    while (!slots_.empty() && (slots_.size() >= limit_ || bytes() > room)) slots_.erase(slots_.begin());
     slots_.push_back({key, shared});
     return shared;
   }
@@ -71,6 +76,12 @@ class plan_cache {
   }
   void clear() noexcept { slots_.clear(); }
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
+  /// What the plans that it remembers count.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    std::size_t sum = 0;
+    for (const auto& s : slots_) sum += s.plan->bytes;
+    return sum;
+  }
   /// Calls of find() that found a plan, and that found none.
   [[nodiscard]] std::uint64_t hits() const noexcept { return hits_; }
   [[nodiscard]] std::uint64_t misses() const noexcept { return misses_; }
@@ -84,6 +95,7 @@ class plan_cache {
     return std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) { return s.key == key; });
   }
   std::size_t limit_;
+  std::size_t most_bytes_;
   std::uint64_t hits_ = 0;
   std::uint64_t misses_ = 0;
   std::vector<slot> slots_;  ///< the one used last at the end
