@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// uses: cairn::s3 cairn::zstd
 //
 // Opens a checkpoint of train_gpt in one process, whatever number of ranks wrote it, reads the model alone,
 // and prints its loss on text that training has not seen. May run while training goes on.
@@ -14,15 +15,16 @@
 
 #include "gpt/state.hpp"
 #include "gpt/trainer.hpp"
+#include "tools/store.hpp"
 
 namespace {
 
-void evaluate(const std::string& directory, std::int64_t step, const std::vector<std::string>& files,
+void evaluate(const std::string& url, std::int64_t step, const std::vector<std::string>& files,
               std::size_t sample) {
-  cairn::checkpointer checkpointer{cairn::file_store{directory}};
+  cairn::checkpointer checkpointer{tools::storage_type{tools::open_store(url)}};
   if (step < 0) {
     const auto steps = checkpointer.list();
-    if (steps.empty()) throw std::runtime_error("there is no checkpoint in " + directory);
+    if (steps.empty()) throw std::runtime_error("there is no checkpoint in " + url);
     step = steps.back();
   }
 
@@ -34,7 +36,7 @@ void evaluate(const std::string& directory, std::int64_t step, const std::vector
     checkpointer.load(values, step, cairn::only{"config.*"});
   } catch (const cairn::plan_error& error) {
     throw std::runtime_error("train_gpt did not write the checkpoint of step " + std::to_string(step) +
-                             " in " + directory + ": " + error.what());
+                             " in " + url + ": " + error.what());
   }
 
   gpt::model<float> net(config.shape(), 1);
@@ -53,15 +55,14 @@ void evaluate(const std::string& directory, std::int64_t step, const std::vector
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string directory;
+  std::string url;
   std::int64_t step = -1;
   std::vector<std::string> files;
   std::size_t sample = 0;
   CLI::App app{"Prints the loss of a checkpoint of train_gpt on text that training has not seen.",
                "evaluate"};
-  app.add_option("checkpoints", directory, "directory of the checkpoints")
-      ->required()
-      ->check(CLI::ExistingDirectory);
+  app.footer(tools::url_help);
+  app.add_option("url", url, "where the checkpoints are")->required()->option_text("URL");
   app.add_option("--step", step, "step of the checkpoint (default: the newest)")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--text", files, "the text of the training run (default: /usr/share/common-licenses)")
@@ -73,7 +74,7 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   try {
-    evaluate(directory, step, files, sample);
+    evaluate(url, step, files, sample);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "evaluate: %s\n", error.what());
     return 1;

@@ -2,7 +2,7 @@
 // test: --steps 4 --every 2 --ranks 2 --layers 1 --width 32 --context 32 --checkpoints @DIR@
 // expect: step +4 +loss
 // links: cairn::interprocess
-// uses: cairn::mpi
+// uses: cairn::mpi cairn::s3
 //
 // Trains a small GPT on the bytes of text files, on several ranks, and saves as it goes. Each rank is a
 // process: this program starts them itself, or mpirun does. Started again with the same directory it goes on
@@ -43,6 +43,7 @@
 #include "gpt/mpi_session.hpp"
 #include "gpt/state.hpp"
 #include "gpt/trainer.hpp"
+#include "tools/store.hpp"
 
 namespace {
 
@@ -72,7 +73,7 @@ struct run_options {
   gpt::training_settings training;
 };
 
-using store_type = gpt::killing_store<cairn::file_store>;
+using store_type = gpt::killing_store<tools::store_type>;
 
 /// The ways to save are compositions of the same parts; the rest of the program sees one type.
 cairn::any_checkpointer make_checkpointer(const run_options& options, store_type store,
@@ -151,13 +152,13 @@ class journal {
 };
 
 std::optional<std::int64_t> resume(cairn::any_checkpointer& checkpointer, gpt::run_state& state,
-                                   const std::string& directory) {
+                                   const std::string& url) {
   try {
     return checkpointer.resume(state.dict());
   } catch (const cairn::plan_error& error) {
-    throw std::runtime_error("the checkpoints in " + directory +
+    throw std::runtime_error("the checkpoints in " + url +
                              " are of another model; give the options that it was trained with, or another "
-                             "directory with --checkpoints: " +
+                             "place with --store: " +
                              error.what());
   }
 }
@@ -244,7 +245,7 @@ int run_rank(const run_options& options, std::size_t rank,
                                            : gpt::kill_moment::after_release,
           writes_in_process(options.mode));
     cairn::any_checkpointer checkpointer = make_checkpointer(
-        options, store_type(cairn::file_store{options.checkpoints}, kill), connect("saving"));
+        options, store_type(tools::open_store(options.checkpoints), kill), connect("saving"));
     std::uint64_t step = 0;
     try {
       step = train(options, others, run, state, checkpointer, kill.get(), lines.get());
@@ -342,6 +343,7 @@ int main(int argc, char** argv) {
       "checkpoints as it goes. Started again, it goes on from the newest one, on any number of ranks, with\n"
       "the same losses bit for bit. Each rank is a process; `mpirun -n N train_gpt ...` works as well.",
       "train_gpt"};
+  app.footer(tools::url_help);
   app.option_defaults()->always_capture_default();
   app.add_option("--steps", options.steps, "train until this many updates are done")
       ->check(between(1, 1000000000));
@@ -355,7 +357,9 @@ int main(int argc, char** argv) {
       ->check(between(1, 1000000));
   app.add_option("--every", options.every, "save after this many steps, and at the end")
       ->check(between(1, 1000000000));
-  app.add_option("--checkpoints", options.checkpoints, "directory of the checkpoints");
+  app.add_option("--store,--checkpoints", options.checkpoints,
+                 "where the checkpoints are: a directory, file:PATH or s3://BUCKET/PREFIX?...")
+      ->option_text("URL=checkpoints");
   app.add_option("--text", options.text,
                  "files to learn from, or directories of files (default: /usr/share/common-licenses)")
       ->check(CLI::ExistingPath)

@@ -3,6 +3,9 @@
 // uses: cairn::zstd
 // Checkpoints whose items are compressed: the Storage suite, resharding, ranges, mixed stores, hostile files.
 #include <cairn/concepts/portable.hpp>
+#include <cairn/manage/copy.hpp>
+#include <cairn/manage/export_safetensors.hpp>
+#include <cairn/manage/verify.hpp>
 #include <cairn/storage/compressed_storage.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
@@ -237,6 +240,62 @@ TEST_CASE("every flipped bit of a compressed file is found, by verification and 
   }
   CHECK_FALSE(s.verify().id.has_value());
   CHECK_FALSE(s.load().id.has_value());
+}
+
+TEST_CASE("verification names every damaged frame's item, and copies and exports what is whole") {
+  stored s;
+  const auto good = s.afresh();
+  // A copy is the same, byte by byte, and loads.
+  cairn::memory_store other;
+  const memory_storage to(other, make_codec());
+  const auto report = cairn::copy_checkpoint(s.objects, to, 4);
+  CHECK(report.ended == cairn::copy_report::outcome::copied);
+  const auto listed = [](cairn::memory_store& store) {
+    std::vector<std::pair<std::string, std::vector<std::byte>>> found;
+    for (const auto& o : store.list("")) found.emplace_back(o.key, *store.read_all(o.key, 1u << 30));
+    return found;
+  };
+  CHECK(listed(s.objects) == listed(other));
+  // What is exported is what was saved, in one piece, whatever it was compressed with.
+  cairn::memory_store model;
+  auto reader = good.reader();
+  const auto exported = cairn::export_safetensors(reader, 4, model, {.memory_bytes = 1u << 20});
+  CHECK(exported.complete);
+  CHECK(exported.files.size() == 2);
+  const auto opened = reader.open(4, reader.fetch(4));
+  CHECK(exported.tensors + exported.left_out.size() == opened.metadata().items.size());
+
+  std::mt19937 random(7);
+  for (const auto& key : s.keys(".cairnz")) {
+    CAPTURE(key);
+    const auto bytes = s.get(key);
+    for (int i = 0; i < 4; ++i) {
+      auto wrong = bytes;
+      wrong[random() % wrong.size()] ^= std::byte{32};
+      s.put(key, wrong);
+      auto fresh = s.afresh().reader();
+      std::vector<cairn::damage> found;
+      const auto verified =
+          cairn::verify_checkpoint(fresh, 4, {.found = [&](const auto& d) { found.push_back(d); }});
+      CHECK(verified.damages == found.size());
+      CHECK_FALSE(found.empty());
+      for (const auto& d : found) {
+        CHECK(d.file == key);
+        CHECK_FALSE(d.unreadable);
+        CHECK(cairn::to_string(d).find(key) != std::string::npos);
+      }
+      // A damaged source is not committed anywhere.
+      if (i != 0) continue;
+      cairn::memory_store never;
+      const auto why = failure_of(
+          [&] { (void)cairn::copy_checkpoint(s.objects, memory_storage(never, make_codec()), 4); });
+      CHECK(is_corrupt(why));
+      CHECK(memory_storage(never, make_codec()).reader().list().empty());
+    }
+    s.put(key, bytes);
+  }
+  auto again = s.afresh().reader();
+  CHECK(cairn::verify_checkpoint(again, 4).good());
 }
 
 TEST_CASE("cut, longer, exchanged and missing compressed files are told apart from good ones") {

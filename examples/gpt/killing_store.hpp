@@ -132,6 +132,12 @@ class killing_store : public Store {
            std::string key)
         : inner_(std::move(inner)), kill_(std::move(kill)), key_(std::move(key)) {}
     void write(std::span<const cairn::write_part> parts) { inner_.write(parts); }
+    /// See cairn::LastingObjectWriter.
+    void write_lasting(std::span<const cairn::write_part> parts)
+      requires cairn::LastingObjectWriter<decltype(std::declval<Store&>().create("", 0))>
+    {
+      inner_.write_lasting(parts);
+    }
     void finish() {
       if (kill_) kill_->finishing(key_);
       inner_.finish();

@@ -1,0 +1,315 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# timeout: 600
+# needs: train_gpt evaluate inspect verify copy export_safetensors helper_s3_server
+"""The programs for checkpoints by URL, as a user calls them: training, inspecting, verifying, copying and exporting, on
+directories and on the scripted S3 server.
+
+usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS HELPER_S3_SERVER
+"""
+
+import glob
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, SERVER = (os.path.abspath(path) for path in sys.argv[1:8])
+TEXT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "LICENSE")
+SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--text", TEXT]
+FINE, FAILED, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE = range(6)
+ACCESS, SECRET = "AKIDCAIRNTESTS", "scripted/secret+key=of~the.tests"
+
+for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
+    del os.environ[name]
+os.environ.update(AWS_ACCESS_KEY_ID=ACCESS, AWS_SECRET_ACCESS_KEY=SECRET)
+
+
+def run(program, *arguments, status=FINE):
+    """The output of a program, which must end with this status."""
+    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=300, check=False)
+    if done.returncode != status:
+        raise AssertionError(f"{program} {arguments} ended with {done.returncode}, not {status}:\n{done.stdout}")
+    assert SECRET not in done.stdout, done.stdout
+    return done.stdout
+
+
+def expect(text, pattern):
+    assert re.search(pattern, text, re.MULTILINE), f"nothing matches {pattern!r} in:\n{text}"
+
+
+def held_out(output):
+    return re.search(r"held-out loss .*\((.*)\)$", output, re.MULTILINE).group(1)
+
+
+def train(url, ranks, steps, *more):
+    return run(TRAIN, *SHAPE, "--every", 2, "--keep", 0, "--steps", steps, "--ranks", ranks, "--store", url, *more)
+
+
+def evaluated(url):
+    return held_out(run(EVALUATE, url, "--text", TEXT))
+
+
+class Server:
+    """The scripted S3 server."""
+
+    def __init__(self):
+        self.process = subprocess.Popen([SERVER, "--commands", "--region=us-east-1"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+        port = re.fullmatch(r"listening on 127\.0\.0\.1:(\d+)\n", self.process.stdout.readline()).group(1)
+        self.query = f"?endpoint=http://127.0.0.1:{port}&region=us-east-1"
+
+    def url(self, prefix):
+        return f"s3://bucket/{prefix}{self.query}"
+
+    def tell(self, command):
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        lines = []
+        while (line := self.process.stdout.readline()) != ".\n":
+            assert line, "the server has ended"
+            lines.append(line.rstrip("\n"))
+        return lines
+
+    def close(self):
+        self.process.stdin.close()
+        assert self.process.wait(60) == 0
+
+
+def files_of(directory):
+    return {os.path.relpath(path, directory): open(path, "rb").read()
+            for path in glob.glob(directory + "/**", recursive=True) if os.path.isfile(path)}
+
+
+def same(one, other):
+    a, b = files_of(one), files_of(other)
+    assert a.keys() == b.keys(), (sorted(a), sorted(b))
+    assert a == b, [name for name in a if a[name] != b[name]]
+
+
+def check_options(root):
+    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT):
+        expect(run(program, "--help"), r"(?s)Usage: .*s3://BUCKET/PREFIX")
+        expect(run(program, "--sideways", status=WRONG_OPTIONS), "sideways|required")
+    for program in (INSPECT, VERIFY, COPY, EXPORT):
+        told = run(program, "--help")
+        for number in range(6):
+            expect(told, rf"\b{number} ")
+        more = [root + "/other"] if program in (COPY, EXPORT) else []
+        run(program, root + "/nothing", *more, status=NOTHING_THERE)
+        told = run(program, "s3://user:secret-word@bucket/x", *more, status=WRONG_OPTIONS)
+        assert "secret-word" not in told, told
+    assert not os.path.exists(root + "/nothing")
+
+
+def check_training(root, server):
+    """The same run in a directory and in a bucket; both go on elsewhere with the same losses."""
+    directory, bucket = root + "/run", server.url("team/run")
+    told = [train(directory, 4, 4), train(bucket, 4, 4)]
+    assert held_out(told[0]) == held_out(told[1])
+    resumed = root + "/resumed"
+    shutil.copytree(directory, resumed)
+    ends = [train(resumed, 1, 6), train(bucket, 2, 6)]
+    for end in ends:
+        expect(end, "^resumed from the checkpoint of step 4$")
+        assert held_out(end) == held_out(ends[0])
+    expect(run(INSPECT, bucket), "^3 checkpoints in s3://bucket/team/run")
+    assert evaluated(bucket) == evaluated("file:" + resumed) == held_out(ends[0])
+    expect(run(INSPECT, bucket, "--step", 4, "--items", "adam.m"), r"^adam\.m +tensor .*4 chunks, ranks 0-3$")
+    expect(run(INSPECT, bucket, "--watch", "--until", 6), "^step 6  ")
+    told = run(VERIFY, bucket)
+    assert len(re.findall("^step [246]  every digest is right: ", told, re.MULTILINE)) == 3, told
+    return directory
+
+
+def check_damage(root, directory):
+    broken = root + "/broken"
+    shutil.copytree(directory, broken)
+    first, second = sorted(glob.glob(broken + "/step-00000004/rank-0000[12].*.safetensors"))
+    places = {}
+    for path, key in ((first, "adam.m"), (second, "adam.v")):
+        with open(path, "r+b") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            at = 8 + length + header[key]["data_offsets"][0]
+            file.seek(at + 1)
+            byte = file.read(1)[0]
+            file.seek(at + 1)
+            file.write(bytes([byte ^ 16]))
+        places[key] = (os.path.relpath(path, broken), at)
+    told = run(VERIFY, broken, status=DAMAGED)
+    for key, (name, at) in places.items():
+        expect(told, rf"^verify: step 4: item {re.escape(key)} .*, file {re.escape(name)}, offset {at}, \d+ bytes: damaged")
+    expect(told, "^step 2  every digest is right: ")
+    expect(told, "^step 4  is damaged in 2 places: ")
+    run(VERIFY, broken, "--step", 2)
+    run(VERIFY, broken, "--step", 3, status=NOTHING_THERE)
+
+    # A damaged checkpoint is not copied; the others are.
+    told = run(COPY, broken, root + "/half", status=DAMAGED)
+    expect(told, "^step 2  copied and verified: ")
+    expect(told, r"^copy: step 4: item adam\.m ")
+    run(VERIFY, root + "/half")
+    expect(run(INSPECT, root + "/half"), "^1 checkpoint in ")
+    run(EXPORT, broken, root + "/half-model", status=DAMAGED)
+
+    # A file that ends early, one that is gone, a record and a manifest that are damaged: all are told.
+    with open(first, "r+b") as file:
+        file.truncate(os.path.getsize(first) - 1)
+    os.remove(second)
+    record = glob.glob(broken + "/step-00000004/rank-00003.*.record")[0]
+    with open(record, "r+b") as file:
+        file.truncate(100)
+    with open(broken + "/step-00000002/manifest.cairn", "r+b") as file:
+        file.seek(300)
+        file.write(b"damage")
+    told = run(VERIFY, broken, status=DAMAGED)
+    for name, what in ((first, "has another size"), (second, "is not there"), (record, "cannot be checked without its record")):
+        expect(told, rf"^verify: step 4: file {re.escape(os.path.relpath(name, broken))}.*{what}")
+    expect(told, r"^verify: step 4: item adam\.v .*: lost with its file$")
+    expect(told, "^verify: step 2: file step-00000002/manifest.cairn")
+
+
+def check_copy(root, directory, server):
+    """Directory, bucket, directory: not a byte is another one."""
+    bucket, back = server.url("copies"), root + "/back"
+    expect(run(COPY, directory, bucket, "--newest"), "^step 4  copied and verified: .* 0 were there$")
+    told = run(COPY, directory, bucket)
+    expect(told, "^step 2  copied and verified: ")
+    expect(told, "^step 4  is there already$")
+    run(COPY, bucket, "file:" + back)
+    same(directory, back)
+    assert evaluated(bucket) == evaluated(back)
+    run(COPY, bucket, server.url("elsewhere"), "--step", 2)  # within a bucket
+    # What stands there and is another checkpoint is left alone.
+    other = root + "/other-run"
+    train(other, 2, 2)
+    before = files_of(other)
+    expect(run(COPY, directory, other, "--step", 2, status=UNREADABLE), "another checkpoint of step 2 stands in")
+    assert files_of(other) == before
+
+    # What arrived earlier is kept if it is right, and sent again if it is not.
+    parts = root + "/parts"
+    shutil.copytree(directory, parts)
+    shutil.rmtree(parts + "/step-00000002")
+    os.remove(parts + "/step-00000004/manifest.cairn")
+    data = sorted(glob.glob(parts + "/step-00000004/*.safetensors"))
+    os.remove(data[0])
+    with open(data[1], "r+b") as file:
+        file.seek(5000)
+        file.write(b"damage")
+    run(INSPECT, parts, status=NOTHING_THERE)
+    expect(run(COPY, directory, parts, "--step", 4), "^step 4  copied and verified: .* in 2 objects sent, 6 were there$")
+    shutil.copytree(directory + "/step-00000002", parts + "/step-00000002")
+    same(directory, parts)
+
+    # SIGINT ends it, and it says how to go on. While the first request waits nothing was sent.
+    server.tell("clear-journal")
+    server.tell("latency 1000")
+    stopped = server.url("stopped")
+    with subprocess.Popen([COPY, directory, stopped], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while process.poll() is None and not server.tell("journal"):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        server.tell("latency 0")
+        told = process.stdout.read()
+        assert process.wait(100) == FAILED, told
+    expect(told, "^copy: ended by a signal; step 2 is not committed .* The same command goes on")
+    run(INSPECT, stopped, status=NOTHING_THERE)
+
+
+def check_kills(root, directory, server):
+    """Killed at any moment, a copy is not seen until it is whole, and the next one goes on."""
+    chance = random.Random(1)
+    begin = time.monotonic()
+    run(COPY, directory, root + "/whole")
+    whole = time.monotonic() - begin
+    for round_, target in enumerate((root + "/killed", server.url("killed"))):
+        for _ in range(5):
+            with subprocess.Popen([COPY, directory, target], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                time.sleep(whole * chance.uniform(0.2, 1))  # any moment will do
+                process.kill()
+            told = subprocess.run([VERIFY, target], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            assert told.returncode in (FINE, NOTHING_THERE), told.stdout
+        run(COPY, directory, target)
+        assert run(VERIFY, target).count("every digest is right") == 2
+        if round_ == 1:
+            run(COPY, target, root + "/from-killed")
+            target = root + "/from-killed"
+        same(directory, target)
+    assert server.tell("uploads") == ["0"]
+
+
+def whole_tensors(step_directory):
+    """The tensors of a checkpoint, put together from the files of its ranks by their own headers."""
+    found = {}
+    for path in glob.glob(step_directory + "/*.safetensors"):
+        with safe_open(path, "numpy") as file:
+            places = json.loads((file.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
+            for name in file.keys():
+                part = file.get_tensor(name)
+                place = places.get(name, {"saved_offsets": [0] * part.ndim, "global_shape": list(part.shape)})
+                whole = found.setdefault(name, numpy.zeros(place["global_shape"], part.dtype))
+                whole[tuple(slice(o, o + n) for o, n in zip(place["saved_offsets"], part.shape))] = part
+    return found
+
+
+def check_export(root, directory, server):
+    expected = whole_tensors(directory + "/step-00000004")
+    model = root + "/model"
+    told = run(EXPORT, directory, model, "--max-shard-size", "10KB")
+    expect(told, r"^2 items left out, since bytes and per-rank items are no tensors of the model: data_loader, rng$")
+    index = json.load(open(model + "/model.safetensors.index.json", encoding="utf-8"))
+    names = sorted(set(index["weight_map"].values()))
+    count = len(names)
+    assert count > 2 and names == [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)], names
+    assert sorted(os.listdir(model)) == sorted(names + ["model.safetensors.index.json"])
+    wanted = {name: tensor for name, tensor in expected.items() if name != "data_loader" and not name.startswith("rng@")}
+    assert index["weight_map"].keys() == wanted.keys(), index["weight_map"].keys() ^ wanted.keys()
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in wanted.values())
+    for name, tensor in wanted.items():
+        with safe_open(f"{model}/{index['weight_map'][name]}", "numpy") as file:
+            assert file.metadata() == {"format": "pt"}
+            got = file.get_tensor(name)
+            assert got.dtype == tensor.dtype and got.shape == tensor.shape and got.tobytes() == tensor.tobytes(), name
+    # Nothing that is there is written over.
+    before = files_of(model)
+    run(EXPORT, directory, model, "--max-shard-size", "10KB", status=UNREADABLE)
+    assert files_of(model) == before
+    # The model alone, from and to a bucket.
+    bucket = server.url("exported")
+    run(COPY, directory, server.url("to-export"), "--newest")
+    expect(run(EXPORT, server.url("to-export"), root + "/plain", "--items", "model.*", "--strip-prefix", "model."), " in 1 file; ")
+    got = load_file(root + "/plain/model-00001-of-00001.safetensors")
+    assert got.keys() == {name.removeprefix("model.") for name in wanted if name.startswith("model.")}
+    assert all(numpy.array_equal(tensor, wanted["model." + name]) for name, tensor in got.items())
+    run(EXPORT, directory, bucket, "--items", "adam.m", "--step", 2, "--name", "moments")
+    assert "exported/moments-00001-of-00001.safetensors" in server.tell("keys")
+    run(EXPORT, directory, root + "/none", "--items", "nothing", status=NOTHING_THERE)
+
+
+def main():
+    server = Server()
+    with tempfile.TemporaryDirectory() as root:
+        check_options(root)
+        directory = check_training(root, server)
+        check_damage(root, directory)
+        check_copy(root, directory, server)
+        check_kills(root, directory, server)
+        check_export(root, directory, server)
+    server.close()
+
+
+if __name__ == "__main__":
+    main()
