@@ -214,15 +214,15 @@ def check_copy(root, directory, server):
     shutil.copytree(directory + "/step-00000002", parts + "/step-00000002")
     same(directory, parts)
 
-    # SIGINT ends it, and it says how to go on. While the first request waits nothing was sent.
+    # SIGINT ends it, and it says how to go on. It cannot have ended before: no object is taken until the signal was sent.
     server.tell("clear-journal")
-    server.tell("latency 1000")
+    server.tell("fault error PutObject all status=503 code=ServiceUnavailable")
     stopped = server.url("stopped")
     with subprocess.Popen([COPY, directory, stopped], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        while process.poll() is None and not server.tell("journal"):
+        while process.poll() is None and not any(line.startswith("PutObject") for line in server.tell("journal")):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        server.tell("latency 0")
+        server.tell("clear-faults")
         told = process.stdout.read()
         assert process.wait(100) == FAILED, told
     expect(told, "^copy: ended by a signal; step 2 is not committed .* The same command goes on")
