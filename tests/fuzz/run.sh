@@ -8,12 +8,15 @@ Fuzzes what cairn reads from outside: manifests, records, safetensors headers, p
 shared memory, what users configure, compressed items, and answers of object stores. Inputs that were found are kept beside the program and used again; the checked-in
 ones are in tests/fuzz/corpus.
 
-usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N] [--jobs N] [--seed N] [TARGET...]
+usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N | --runs N] [--jobs N] [--seed N] [TARGET...]
 
   --program PATH  the fuzzer (default: build/clang-asan/tests/cairn_fuzz, which `bash tests/run.sh -R fuzz` builds)
   --seconds N     for each target (default 30)
+  --runs N        for each target this many inputs, the same ones each time: the checked-in ones, then those that the seed
+                  makes of them, and none that other runs found; ends after 120 seconds at the latest
   --jobs N        targets at a time (default: the number of cores)
-  --seed N        of libFuzzer's random numbers (default: another one in each run; it is printed)
+  --seed N        of libFuzzer's random numbers (default: CAIRN_TEST_SEED, or 1 with --runs, or another one in each
+                  run; it is printed)
   TARGET          manifest record safetensors plan frame config codec s3 (default: all)
 
 The status is 0 only if no target crashed. A crash prints the command that repeats it, and its input is kept.
@@ -23,11 +26,12 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) || exit 1
 program=$root/build/clang-asan/tests/cairn_fuzz
 seconds=30
 jobs=$(nproc)
-seed=$((RANDOM * 32768 + RANDOM + 1))
+runs=
+seed=
 targets=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --program | --seconds | --jobs | --seed)
+    --program | --seconds | --runs | --jobs | --seed)
       [ $# -ge 2 ] || { echo "fuzz: $1 needs a value, see --help" >&2; exit 2; }
       printf -v "${1#--}" '%s' "$2"
       shift
@@ -38,7 +42,10 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-for number in "$seconds" "$jobs" "$seed"; do
+fresh_seed=$((RANDOM * 32768 + RANDOM + 1))
+[ -z "$runs" ] || fresh_seed=1
+[ -n "$seed" ] || seed=${CAIRN_TEST_SEED:-$fresh_seed}
+for number in "$seconds" "${runs:-1}" "$jobs" "$seed"; do
   [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "fuzz: '$number' is no number above 0, see --help" >&2; exit 2; }
 done
 [ ${#targets[@]} -gt 0 ] || targets=(manifest record safetensors plan frame config codec s3)
@@ -47,10 +54,16 @@ program=$(realpath "$program")
 kept=$(dirname "$program")/fuzz
 
 fuzz_one() {
-  local target=$1 found=$kept/$1 log=$kept/$1.log status=0
+  local target=$1 found=$kept/$1 log=$kept/$1.log status=0 begun=$SECONDS
+  local limits=(-max_total_time="$seconds")
+  if [ -n "$runs" ]; then
+    found=$kept/$1.short
+    limits=(-runs="$runs" -max_total_time=120 -reload=0)
+    rm -rf "$found"
+  fi
   mkdir -p "$found" || return 1
   # No reader takes more than 64 MiB at once, whatever 64 KiB of input claim.
-  LLVM_PROFILE_FILE=/dev/null CAIRN_FUZZ_TARGET=$target "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=65 \
+  LLVM_PROFILE_FILE=/dev/null CAIRN_FUZZ_TARGET=$target "$program" "${limits[@]}" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=65 \
     -max_len=65536 -len_control=20 -seed="$seed" -print_final_stats=1 -artifact_prefix="$kept/$target-" \
     "$found" "$root/tests/fuzz/corpus/$target" >"$log" 2>&1 || status=$?
   if [ "$status" -ne 0 ]; then
@@ -58,13 +71,13 @@ fuzz_one() {
     local input
     input=$(sed -nE 's/.*Test unit written to (.*)$/\1/p' "$log" | tail -n 1)
     echo "fuzz: $target failed with status $status and seed $seed. Repeat it with:"
-    echo "  CAIRN_FUZZ_TARGET=$target $program ${input:-"-seed=$seed $found $root/tests/fuzz/corpus/$target"}"
+    echo "  CAIRN_FUZZ_TARGET=$target $program ${input:-"${limits[*]} -seed=$seed $found $root/tests/fuzz/corpus/$target"}"
     return 1
   fi
   local executions coverage
   executions=$(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)$/\1/p' "$log")
   coverage=$(sed -nE 's/.* cov: ([0-9]+) .*/\1/p' "$log" | tail -n 1)
-  echo "fuzz: $target: $executions executions in $seconds s, $coverage edges, seed $seed: no crash"
+  echo "fuzz: $target: $executions executions in $((SECONDS - begun)) s, $coverage edges, seed $seed: no crash"
 }
 
 failed=0
