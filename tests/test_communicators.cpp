@@ -348,9 +348,7 @@ TEST_CASE("a rank that does not come is named on all others soon after the deadl
     thread_ranks<> world(5);
     const auto begin = deadline::clock::now();
     const auto thrown = world.run(
-        [](auto& all) {
-          (void)all.tree_reduce_broadcast(letter(all.rank()), concatenate, deadline::in(200ms));
-        },
+        [](auto& all) { (void)all.tree_reduce_broadcast(letter(all.rank()), concatenate, deadline::in(1s)); },
         {missing});
     const double seconds = cairn::seconds_since(begin);
     for (int rank = 0; rank < 5; ++rank) {
@@ -361,7 +359,7 @@ TEST_CASE("a rank that does not come is named on all others soon after the deadl
       CHECK(e.message() == "rank " + std::to_string(missing) +
                                " did not arrive at tree_reduce_broadcast (collective 0) by the deadline");
     }
-    CHECK(seconds >= 0.2);
+    CHECK(seconds >= 1);
 
     // It comes late: it learns that it was given up (or, as the root, finds all parts), and the next
     // collective has all ranks again.
@@ -382,7 +380,7 @@ TEST_CASE("a rank that does not come is named on all others soon after the deadl
 
 TEST_CASE("all absent ranks that are known are listed") {
   thread_ranks<> world(8);
-  const auto thrown = world.run([](auto& all) { all.barrier(deadline::in(200ms)); }, {3, 5, 7});
+  const auto thrown = world.run([](auto& all) { all.barrier(deadline::in(1s)); }, {3, 5, 7});
   for (const int rank : {0, 1, 2, 4, 6}) {
     const auto e = caught<cairn::timeout_error>(thrown[static_cast<std::size_t>(rank)]);
     CHECK(e.fields().rank == 3);
@@ -394,7 +392,7 @@ TEST_CASE("a failure is told together with who is absent") {
   thread_ranks<> world(4);
   const auto thrown = world.run(
       [](auto& all) {
-        all.barrier(deadline::in(200ms),
+        all.barrier(deadline::in(1s),
                     all.rank() == 2 ? cairn::make_failure(error_id::storage_io, "broken") : nullptr);
       },
       {1});

@@ -465,8 +465,7 @@ TEST_CASE("items are waited for, changes are found and limits hold in a worker p
     CHECK(workers().size() == 1);
   }
   SUBCASE("a limit of writing crosses to the worker") {
-    auto ckpt =
-        make_checkpointer(cairn::process_executor{{.bytes_per_second = 1}}, std::chrono::milliseconds(1500));
+    auto ckpt = make_checkpointer(cairn::process_executor{{.bytes_per_second = 1}}, std::chrono::seconds(5));
     auto handle = ckpt.save(run.state, 1);
     CHECK_THROWS_AS(handle.wait(), cairn::timeout_error);
     CHECK(text_of(handle.failure()).find("with this limit of bandwidth") != std::string::npos);

@@ -264,7 +264,7 @@ TEST_CASE("a late message of an earlier call is dropped") {
       expect(got == std::string(what) + std::string(what) + std::string(what), "a fold of " + got);
     };
     if (me.rank() == 2) me.await(0, 2);  // it comes when the others have given up
-    me.say(outcome_of([&] { fold("old", deadline::in(100ms)); }) + "; ");
+    me.say(outcome_of([&] { fold("old", deadline::in(1s)); }) + "; ");
     ++me.word(0);
     me.await(0, 3);
     fold("new", ample());
@@ -352,7 +352,7 @@ TEST_CASE("a rank that hangs is named by the deadline on all others") {
       me.point("call");
       all.barrier(ample());
       me.point("call");
-      me.say(outcome_of([&] { all.barrier(deadline::in(200ms)); }));
+      me.say(outcome_of([&] { all.barrier(deadline::in(1s)); }));
     });
     check_all_told(ends, victim, "timeout.peer " + std::to_string(victim));
     CHECK(ends[static_cast<std::size_t>(victim)].hung);
@@ -369,8 +369,7 @@ TEST_CASE("a rank that never comes is named, on all that came") {
     const auto ends = ranks.run([&](rank_process& me) {
       me.point("start");
       // The others' patience is longer: rank 0 tells them.
-      me.say(
-          outcome_of([&] { static_cast<void>(join(job, me, me.rank() == 0 || victim == 0 ? 300ms : 60s)); }));
+      me.say(outcome_of([&] { static_cast<void>(join(job, me, me.rank() == 0 || victim == 0 ? 1s : 60s)); }));
     });
     check_all_told(ends, victim, "timeout.peer " + std::to_string(victim));
   }
@@ -380,7 +379,7 @@ TEST_CASE("a rank that never comes is named, on all that came") {
     ranks.kill_at(1, "start").kill_at(3, "start");
     const auto ends = ranks.run([&](rank_process& me) {
       me.point("start");
-      me.say(message_of([&] { static_cast<void>(join(job, me, 300ms)); }));
+      me.say(message_of([&] { static_cast<void>(join(job, me, 1s)); }));
     });
     for (const std::size_t rank : {0U, 2U})
       CHECK(ends[rank].said.find("ranks did not come to the job by the deadline: 1, 3 (rank 1") !=
@@ -514,7 +513,7 @@ TEST_CASE("two jobs of one name") {
     const auto ends = process_ranks(2).run([&](rank_process& me) {
       me.say(message_of([&] {
         shared_memory_communicator comm(job, me.rank(), me.rank() == 0 ? 2 : 3,
-                                        {.patience = me.rank() == 0 ? 500ms : 60s});
+                                        {.patience = me.rank() == 0 ? 2s : 60s});
       }));
     });
     CHECK(ends[0].said.find("ranks did not come to the job by the deadline: 1; process ") !=
@@ -527,7 +526,7 @@ TEST_CASE("two jobs of one name") {
     process_ranks ranks(3);
     const auto body = [&](rank_process& me) {
       me.say(outcome_of([&] {
-        const auto comm = shared_memory_communicator(job, me.rank() == 0 ? 0 : 1, 3, {.patience = 500ms});
+        const auto comm = shared_memory_communicator(job, me.rank() == 0 ? 0 : 1, 3, {.patience = 2s});
       }));
     };
     const auto ends = ranks.run(body);
@@ -540,8 +539,8 @@ TEST_CASE("two jobs of one name") {
   SUBCASE("a process is two ranks of several") {
     const auto ends = process_ranks(2).run([&](rank_process& me) {
       if (me.rank() == 0) {
-        me.say(outcome_of(
-            [&] { static_cast<void>(shared_memory_communicator(job, 0, 3, {.patience = 500ms})); }));
+        me.say(
+            outcome_of([&] { static_cast<void>(shared_memory_communicator(job, 0, 3, {.patience = 2s})); }));
       } else {
         std::string second;
         const std::jthread other(
