@@ -129,6 +129,7 @@ inline void serve(worker_session& session, std::span<const known_writer> known) 
   // worker goes when it is gone.
   for (const int ignored : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGPIPE, SIGUSR1, SIGUSR2})
     std::signal(ignored, SIG_IGN);
+  wait_for_a_turn();
   try {
     worker_session session{worker_link(file_descriptor(worker_socket))};
     ask_of_this_process() = [&session](std::uint64_t whom, std::span<const std::byte> asked) {

@@ -96,9 +96,17 @@ inline void check_granted(const thread_settings& s) {
   }
   if (why != nullptr) std::rethrow_exception(why);
 }
-/// For a thread whose settings were granted when its owner was made: what is refused meanwhile is done
-/// without.
+/// The calling thread, and those that it starts from now on, get their share of the processor but never push
+/// aside the thread that wakes them, which is training's in the middle of save() (SCHED_BATCH, see sched(7)).
+/// Where training has a policy of its own, they keep that.
+inline void wait_for_a_turn() noexcept {
+  const sched_param none{};
+  if (::sched_getscheduler(0) == SCHED_OTHER) (void)::sched_setscheduler(0, SCHED_BATCH, &none);
+}
+/// For a thread that works beside training, whose settings were granted when its owner was made: what is
+/// refused meanwhile is done without.
 inline void apply_granted(const thread_settings& s) noexcept {
+  wait_for_a_turn();
   if (!changes_anything(s)) return;
   try {
     apply(s);

@@ -98,6 +98,8 @@ class copy_job {
       }
     account(cpu);
   }
+  /// What is copied before save() returns.
+  [[nodiscard]] std::size_t early_units() const noexcept { return early_.size(); }
   /// True if there may be something to claim.
   [[nodiscard]] bool claimable() const noexcept {
     return next_early_.load(std::memory_order_relaxed) < early_.size() ||

@@ -58,6 +58,9 @@ class copy_threads {
     const int helpers = overlapped ? threads_ : threads_ - 1;
     auto& filled = *fill;
     auto job = std::make_shared<copy_job>(std::move(fill), helpers, limit_);
+    // Threads that wake up compete with training for its processor: the little that training waits for is
+    // copied before that.
+    if (overlapped && job->early_units() <= 1) job->work(state_->hash, true);
     if (overlapped)
       filled.when_wanted(
           [weak = std::weak_ptr(job)](std::uint64_t begin, std::uint64_t end, deadline patience) {
@@ -113,7 +116,9 @@ class copy_threads {
         }
         running.push_back(job.get());  // room was reserved
         if (stopping) job->hurry();
+        const bool more = job->helpers_left > 0;
         lock.unlock();
+        if (more) changed.notify_one();
         auto cpu = thread_cpu_now();
         job->work(own, false, &cpu);
         lock.lock();
@@ -126,8 +131,8 @@ class copy_threads {
   };
 
   void start(const std::shared_ptr<copy_job>& job, int helpers, bool needed) {
-    const std::lock_guard lock(state_->mutex);
-    {
+    std::unique_lock lock(state_->mutex);
+    if (state_->workers.size() < static_cast<std::size_t>(helpers)) {
       const signals_blocked guard;
       try {
         while (state_->workers.size() < static_cast<std::size_t>(helpers)) {
@@ -145,7 +150,8 @@ class copy_threads {
     }
     if (needed && state_->workers.empty()) fail_for_threads("to copy");
     state_->jobs.push_back(job);
-    state_->changed.notify_all();
+    lock.unlock();
+    state_->changed.notify_one();  // who wakes the next one, while this thread goes on
   }
 
   std::unique_ptr<shared> state_;
