@@ -8,6 +8,7 @@
 #include "support/planner_archetypes.hpp"
 #include "support/stager_conformance.hpp"
 #include "support/storage_archetype.hpp"
+#include "support/thread_policy.hpp"
 #include "support/thread_ranks.hpp"
 
 #include <doctest/doctest.h>
@@ -74,12 +75,13 @@ struct observer_that_may_throw : observer_archetype {
 };
 static_assert(!cairn::Observer<observer_that_may_throw>);
 
-/// Notes the nice and the cores of the thread that writes.
+/// Notes the nice, the policy and the cores of the thread that writes.
 struct noting_writer : cairn_test::scripted_writer {
   using scripted_writer::scripted_writer;
-  static inline std::atomic<int> nice{-100}, cores{0};
+  static inline std::atomic<int> nice{-100}, policy{-1}, cores{0};
   cairn::record write(const cairn::save_context&, const cairn::staged_image&, cairn::deadline) {
     nice = ::getpriority(PRIO_PROCESS, 0);
+    policy = ::sched_getscheduler(0);
     cpu_set_t set;
     CPU_ZERO(&set);
     ::sched_getaffinity(0, sizeof set, &set);
@@ -130,6 +132,7 @@ TEST_CASE("the writing thread runs with the settings that it was given, or there
       progress});
   CHECK(progress->wait_finished(cairn::deadline::in(std::chrono::minutes(1))));
   CHECK(noting_writer::nice == std::min(19, ::getpriority(PRIO_PROCESS, 0) + 3));
+  CHECK(noting_writer::policy == cairn_test::policy_beside_training());
   CHECK(noting_writer::cores == 1);
   CHECK_THROWS_AS(cairn::thread_executor({.thread = {.nice = 77}}), cairn::usage_error);
   CHECK_THROWS_AS(cairn::thread_executor({.thread = {.cores = {-1}}}), cairn::usage_error);

@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 #include <support/stager_conformance.hpp>
+#include <support/thread_policy.hpp>
 
 #include <sched.h>
 #include <sys/resource.h>
@@ -421,9 +422,11 @@ TEST_CASE("what was copied is compared with what was there: casts, strides, bloc
 
 // What the cast below saw of the thread that it ran in.
 std::atomic<int> seen_nice{-100};
+std::atomic<int> seen_policy{-1};
 std::atomic<int> seen_cores{0};
 void noting_cast(const std::byte* from, std::byte* to, std::size_t elements) noexcept {
   seen_nice = ::getpriority(PRIO_PROCESS, 0);
+  seen_policy = ::sched_getscheduler(0);
   cpu_set_t set;
   CPU_ZERO(&set);
   ::sched_getaffinity(0, sizeof set, &set);
@@ -444,6 +447,7 @@ TEST_CASE("copy threads run with the settings that they were given; what cannot 
     const auto image = stager.stage(c.layout, c.sources, {.overlapped = true}, soon());
     CHECK(image.control()->wait_copied(soon()));
     CHECK(seen_nice == std::min(19, ::getpriority(PRIO_PROCESS, 0) + 3));
+    CHECK(seen_policy == cairn_test::policy_beside_training());
     CHECK(seen_cores == 1);
   }
   const auto refused = [](const thread_settings& settings) {
