@@ -7,7 +7,7 @@
 //     --min-part=BYTES  --page=ENTRIES  --latency-ms=N  --bandwidth=BYTES_A_SECOND_OF_EACH_CONNECTION
 //     --clock-offset=SECONDS  --opaque-etags  --no-signatures
 //     --no-conditions (If-None-Match is ignored)  --refuse-conditions (... answered with 501)
-//     --refuse-checksums (501)  --ignore-checksums
+//     --refuse-checksums (501)  --ignore-checksums  --google (the dialect of Google Cloud Storage)
 //     --fault='KIND REQUEST WHEN [NAME=VALUE]...' (again and again; see support/s3_server_faults.hpp)
 //     --port-file=PATH  the port is written there, too
 //     --commands        commands come on its standard input, one a line, each answered by lines that end with
@@ -148,6 +148,8 @@ int main(int argc, char** argv) {
         options.objects.checksums = false;
       else if (name == "--ignore-checksums")
         options.objects.ignore_checksums = true;
+      else if (name == "--google")
+        options.objects.google = options.objects.opaque_etags = true;
       else if (name == "--fault")
         faults.push_back(value);
       else if (name == "--port-file")

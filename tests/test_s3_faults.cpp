@@ -49,7 +49,7 @@ struct bucket {
     o.endpoint = server.endpoint();
     o.region = "us-east-1";
     o.part_bytes = 5u << 20;
-    o.checksums = false;
+    o.checksums = cairn::s3_checksum::none;
     o.stalled_after = std::chrono::seconds(1);
     o.patience = patience;
     o.completion_patience = patience;

@@ -22,6 +22,7 @@
 #include <stdexcept>
 #include <string>
 #include <support/s3_server_faults.hpp>
+#include <support/s3_server_google.hpp>
 #include <support/s3_server_objects.hpp>
 #include <support/s3_server_signature.hpp>
 #include <thread>
@@ -68,6 +69,7 @@ class server {
   explicit server(server_options options = {})
       : options_(std::move(options)), clock_offset_(options_.clock_offset_seconds) {
     table_.rules = options_.objects;
+    options_.signatures.google = options_.objects.google;
     listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const int on = 1;
     ::setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -402,6 +404,7 @@ class server {
       const std::lock_guard lock(mutex_);
       refused = options_.signatures.refuse(request, now());
     }
+    if (!refused && options_.objects.google) refused = from_google(request);
     if (kind == "error" && met->number("early", 0) != 0) refused = error_of(*met);
 
     std::uint64_t length = 0;
@@ -594,6 +597,7 @@ class server {
       reply.status = 200;
       reply.body = error.body;
     }
+    if (options_.objects.google) to_google(reply);
     if (kind == "empty") reply.body.clear();
     if (kind == "flip" && !reply.body.empty())
       reply.body[reply.body.size() / 2] = static_cast<char>(reply.body[reply.body.size() / 2] ^ 16);
@@ -621,7 +625,8 @@ class server {
     std::array<char, 64> date{};
     std::strftime(date.data(), date.size(), "Date: %a, %d %b %Y %H:%M:%S GMT\r\n", &parts);
     head += date.data();
-    head += "Server: scripted\r\nx-amz-request-id: " + id + "\r\n";
+    head += "Server: scripted\r\n";
+    head += (options_.objects.google ? "x-guploader-uploadid: " : "x-amz-request-id: ") + id + "\r\n";
     if (kind == "header") {
       std::string line = met->text("text");
       std::replace(line.begin(), line.end(), '~', ' ');

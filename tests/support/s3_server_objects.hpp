@@ -25,6 +25,7 @@ struct object_rules {
   bool checksums = true;           ///< false: x-amz-checksum-* is answered with 501
   bool ignore_checksums = false;   ///< x-amz-checksum-* is read over
   bool opaque_etags = false;       ///< ETags are no MD5, as with encryption
+  bool google = false;             ///< the dialect of Google Cloud Storage, see s3_server_google.hpp
 };
 
 struct stored_object {
@@ -56,7 +57,7 @@ class object_table {
     if (operation == "PutObject") return put(request);
     if (operation == "GetObject" || operation == "HeadObject") return get(request);
     if (operation == "DeleteObject") {
-      objects_.erase({request.bucket, request.key});
+      if (objects_.erase({request.bucket, request.key}) == 0 && rules.google) return no_such_key();
       return with_status(204);
     }
     if (operation == "DeleteObjects") return delete_many(request);

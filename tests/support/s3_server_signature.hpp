@@ -24,6 +24,7 @@ class signature_check {
   std::string region = "us-east-1";
   std::int64_t allowed_skew_seconds = 900;
   bool allow_unsigned_payload = true;
+  bool google = false;  ///< GOOG4-HMAC-SHA256, with x-goog- in place of x-amz-
 
   /// The error to answer, or nothing. `now` is the server's clock, seconds since 1970. The body is checked
   /// apart.
@@ -31,9 +32,13 @@ class signature_check {
     const auto* authorization = request.header("authorization");
     if (authorization == nullptr)
       return error_reply(403, "AccessDenied", "The request carries no Authorization");
-    static constexpr std::string_view scheme = "AWS4-HMAC-SHA256 ";
+    const std::string maker = google ? "GOOG4" : "AWS4";
+    const std::string prefix = google ? "x-goog-" : "x-amz-";
+    const std::string service = google ? "storage" : "s3";
+    const std::string ending = google ? "goog4_request" : "aws4_request";
+    const std::string scheme = maker + "-HMAC-SHA256 ";
     if (authorization->compare(0, scheme.size(), scheme) != 0) {
-      return error_reply(400, "AuthorizationHeaderMalformed", "Only AWS4-HMAC-SHA256 is accepted");
+      return error_reply(400, "AuthorizationHeaderMalformed", "Only " + scheme + "is accepted");
     }
     std::map<std::string, std::string> fields;
     for (std::string_view rest = std::string_view(*authorization).substr(scheme.size()); !rest.empty();) {
@@ -45,14 +50,13 @@ class signature_check {
       rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
     }
     const auto scope = split(fields["Credential"], '/');
-    if (scope.size() != 5 || scope[3] != "s3" || scope[4] != "aws4_request")
-      return malformed("a wrong scope");
+    if (scope.size() != 5 || scope[3] != service || scope[4] != ending) return malformed("a wrong scope");
     const auto key = std::find_if(accepted.begin(), accepted.end(),
                                   [&](const credentials& one) { return one.access_key == scope[0]; });
     if (key == accepted.end()) {
       return error_reply(403, "InvalidAccessKeyId", "The access key does not exist in our records.");
     }
-    const auto* token = request.header("x-amz-security-token");
+    const auto* token = request.header(prefix + "security-token");
     if (key->expired) return error_reply(400, "ExpiredToken", "The provided token has expired.");
     if ((token == nullptr ? std::string() : *token) != key->session_token) {
       return error_reply(400, "InvalidToken", "The provided token is malformed or otherwise invalid.");
@@ -63,7 +67,7 @@ class signature_check {
                              "' is wrong; expecting '" + region + "'",
                          xml_element("Region", region));
     }
-    const auto* date = request.header("x-amz-date");
+    const auto* date = request.header(prefix + "date");
     const auto time = date == nullptr ? std::nullopt : time_of(*date);
     if (!time)
       return error_reply(403, "AccessDenied", "AWS authentication requires a valid x-amz-date header");
@@ -72,7 +76,7 @@ class signature_check {
       return error_reply(403, "RequestTimeTooSkewed",
                          "The difference between the request time and the current time is too large.");
     }
-    const auto* payload = request.header("x-amz-content-sha256");
+    const auto* payload = request.header(prefix + "content-sha256");
     if (payload == nullptr) {
       return error_reply(400, "InvalidRequest",
                          "Missing required header for this request: x-amz-content-sha256");
@@ -97,7 +101,7 @@ class signature_check {
       canonical_headers += name + ":" + squeezed(*value) + "\n";
     }
     for (const auto& [name, value] : request.headers) {
-      const bool must = name == "host" || name.rfind("x-amz-", 0) == 0;
+      const bool must = name == "host" || name.rfind(prefix, 0) == 0;
       if (must && std::find(names.begin(), names.end(), name) == names.end()) {
         return error_reply(403, "AccessDenied",
                            "There were headers present in the request which were not signed",
@@ -115,12 +119,12 @@ class signature_check {
     for (const auto& [name, value] : parameters) query += (query.empty() ? "" : "&") + name + "=" + value;
     const std::string canonical = request.method + "\n" + percent_encoded(*path, true) + "\n" + query + "\n" +
                                   canonical_headers + "\n" + fields["SignedHeaders"] + "\n" + *payload;
-    const std::string to_sign = "AWS4-HMAC-SHA256\n" + *date + "\n" + scope[1] + "/" + scope[2] +
-                                "/s3/aws4_request\n" + hex_of(hash_of(EVP_sha256(), canonical));
-    std::string signing_key = hmac_sha256("AWS4" + key->secret_key, scope[1]);
+    const std::string to_sign = maker + "-HMAC-SHA256\n" + *date + "\n" + scope[1] + "/" + scope[2] + "/" +
+                                service + "/" + ending + "\n" + hex_of(hash_of(EVP_sha256(), canonical));
+    std::string signing_key = hmac_sha256(maker + key->secret_key, scope[1]);
     signing_key = hmac_sha256(signing_key, scope[2]);
-    signing_key = hmac_sha256(signing_key, "s3");
-    signing_key = hmac_sha256(signing_key, "aws4_request");
+    signing_key = hmac_sha256(signing_key, service);
+    signing_key = hmac_sha256(signing_key, ending);
     if (hex_of(hmac_sha256(signing_key, to_sign)) != fields["Signature"]) {
       return no_match("the canonical request would be: " + canonical);
     }

@@ -12,9 +12,9 @@ namespace cairn {
 inline namespace v1 {
 
 /// The options that `s3://BUCKET[/PREFIX][?NAME=VALUE&...]` says: names are endpoint (its https:// or http://
-/// included), region, dialect=google, addressing=path|virtual, exclusive=single-writer. Values stand as they
-/// are, without percent signs. Credentials never stand in a URL: they come from where s3_credential_source
-/// finds them. @throws usage_error (usage_bad_option)
+/// included), region, dialect=google, addressing=path|virtual, exclusive=single-writer,
+/// checksums=crc32c|crc64nvme|none. Values stand as they are, without percent signs. Credentials never stand
+/// in a URL: they come from where s3_credential_source finds them. @throws usage_error (usage_bad_option)
 [[nodiscard]] inline s3_options parse_s3_url(std::string_view url) {
   const auto refuse = [](std::string_view what, std::string_view got) {
     fail(error_id::usage_bad_option, what, {.got = std::string(got)});
@@ -54,10 +54,16 @@ inline namespace v1 {
       options.addressing = s3_addressing::virtual_host;
     else if (name == "exclusive" && value == "single-writer")
       options.exclusive = s3_exclusive::single_writer;
+    else if (name == "checksums" && value == "crc32c")
+      options.checksums = s3_checksum::crc32c;
+    else if (name == "checksums" && value == "crc64nvme")
+      options.checksums = s3_checksum::crc64nvme;
+    else if (name == "checksums" && value == "none")
+      options.checksums = s3_checksum::none;
     else
       refuse(
           "an option of an s3:// URL is unknown, or has an unknown value; there are endpoint, region, "
-          "dialect=google, addressing=path|virtual, exclusive=single-writer",
+          "dialect=google, addressing=path|virtual, exclusive=single-writer, checksums=crc32c|crc64nvme|none",
           name);
   }
   return options;

@@ -2,6 +2,7 @@
 // opt-in: cairn::s3
 #pragma once
 #include <cairn/model/error.hpp>
+#include <cairn/stores/s3/crc64nvme.hpp>
 #include <cairn/stores/s3/request.hpp>
 
 #include <cstddef>
@@ -92,10 +93,8 @@ class s3_client {
         if (r.code == c) return true;
       return false;
     };
-    if (call.end == http_end::tls)
-      because(error_id::storage_permission,
-              "the server's certificate is not to be trusted; for an authority of your own set "
-              "s3_options::ca_file");
+    const auto& host = service_->address.authority;
+    if (call.end == http_end::tls) because(error_id::storage_permission, advice_on(call.certificate, host));
     if (call.end == http_end::cancelled) because(error_id::storage_io, "it was cancelled");
     if (call.end == http_end::answered || call.end == http_end::refused) {
       if (call.status / 100 == 3 ||
@@ -120,9 +119,31 @@ class s3_client {
       const bool transient = call.status / 100 == 5 || call.status == 408 || call.status == 429;
       if (!transient && call.status / 100 == 4) because(error_id::storage_io, "the server refused it");
     }
+    if (call.certificate == certificate_trouble::handshake)
+      because(error_id::storage_unavailable,
+              "no TLS connection to " + host +
+                  " came about: check that it speaks TLS on this port, and that the endpoint rightly begins "
+                  "with https://");
     because(error_id::storage_unavailable,
             "the object store did not do it in time and in spite of further attempts");
     __builtin_unreachable();
+  }
+  [[nodiscard]] static std::string advice_on(certificate_trouble what, const std::string& host) {
+    switch (what) {
+      case certificate_trouble::ca_file:
+        return "the certificates of s3_options::ca_file, for " + host +
+               ", cannot be read: name a file of PEM certificates";
+      case certificate_trouble::name:
+        return "the certificate of " + host +
+               " is for other hosts: set s3_options::endpoint to a name that it lists, or addressing to "
+               "s3_addressing::path where the bucket's name in the host does not fit it";
+      case certificate_trouble::time:
+        return "the certificate of " + host +
+               " has expired or is not valid yet: have it renewed, or set this machine's clock";
+      default:
+        return "nobody who is trusted here vouches for the certificate of " + host +
+               "; for an authority of your own set s3_options::ca_file";
+    }
   }
   void require(const s3_call& call, std::string_view doing) const {
     if (!call.fine()) fail_call(call, doing);
@@ -185,7 +206,11 @@ class s3_client {
     r.body = std::move(pieces);
     r.has_body = true;
     if (signs_payload(*service_)) r.body_hash = sha256_text(r.body);
-    if (checksum && service_->checksums.load()) r.body_checksum = crc32c_text(crc32c(r.body));
+    if (!checksum || !service_->checksums.load()) return;
+    if (service_->options.checksums == s3_checksum::crc64nvme)
+      r.body_checksum = checksum_text(r.body_crc64 = crc64nvme(r.body));
+    else
+      r.body_checksum = checksum_text(crc32c(r.body));
   }
 
   enum class put_result : std::uint8_t { stands, existed };

@@ -135,11 +135,12 @@ inline constexpr auto crc32c_tables = [] {
   for (const auto& piece : pieces) c = crc32c_by_table(c, piece);
   return ~c;
 }
-/// As S3 wants it in a header: the four bytes, most significant first, in base 64.
-[[nodiscard]] inline std::string crc32c_text(std::uint32_t crc) {
-  const std::array<unsigned char, 4> bytes{
-      static_cast<unsigned char>(crc >> 24), static_cast<unsigned char>(crc >> 16),
-      static_cast<unsigned char>(crc >> 8), static_cast<unsigned char>(crc)};
+/// As S3 wants a checksum in a header: its bytes, most significant first, in base 64.
+template <class Word>
+[[nodiscard]] std::string checksum_text(Word crc) {
+  std::array<unsigned char, sizeof(Word)> bytes{};
+  for (std::size_t i = 0; i < sizeof(Word); ++i)
+    bytes[i] = static_cast<unsigned char>(crc >> (8 * (sizeof(Word) - 1 - i)));
   return base64_text(bytes);
 }
 

@@ -32,6 +32,16 @@ enum class http_end : std::uint8_t {
   unmade,     ///< the request could not be made: no credentials, no memory
 };
 
+/// Why no trusted connection came about.
+enum class certificate_trouble : std::uint8_t {
+  none,
+  authority,  ///< nobody vouches for it who is trusted here
+  name,       ///< it is for other hosts
+  time,       ///< it has expired, or is not valid yet
+  ca_file,    ///< the authorities' certificates cannot be read
+  handshake,  ///< it did not come to certificates
+};
+
 /// Some calls that one thread waits for.
 class call_group {
  public:
@@ -86,6 +96,7 @@ class http_call {
   long status = 0;
   name_values answer_headers;  ///< names in lower case
   std::string detail;          ///< what the transport says of a failure
+  certificate_trouble certificate = certificate_trouble::none;
 
   /// Makes the next attempt's request. What it throws ends the call as unmade.
   virtual void prepare() = 0;

@@ -6,11 +6,13 @@
 #include <cairn/stores/s3/http_call.hpp>
 
 #include <curl/curl.h>
+#include <openssl/x509_vfy.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -105,6 +107,7 @@ class http_transport {
     std::size_t place = 0;
     std::size_t header_bytes = 0;
     bool refused = false;
+    std::array<char, CURL_ERROR_SIZE> words{};
     ~attempt() {
       if (easy != nullptr) ::curl_easy_cleanup(easy);
       ::curl_slist_free_all(headers);
@@ -250,6 +253,7 @@ class http_transport {
     add_header(a, "Expect:");  // waiting for permission would cost a round trip for each part
     add_header(a, "Accept:");
     add_header(a, "Content-Type:");
+    if (call.method == "POST" && !call.has_body) add_header(a, "Content-Length: 0");  // some insist on it
     const auto must = [](CURLcode code) {
       if (code != CURLE_OK) throw std::bad_alloc();
     };
@@ -278,6 +282,7 @@ class http_transport {
     ::curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, &http_transport::on_answer);
     ::curl_easy_setopt(e, CURLOPT_WRITEDATA, &a);
     ::curl_easy_setopt(e, CURLOPT_PRIVATE, &a);
+    ::curl_easy_setopt(e, CURLOPT_ERRORBUFFER, a.words.data());
     if (call.has_body) {
       ::curl_easy_setopt(e, CURLOPT_UPLOAD, 1L);
       ::curl_easy_setopt(e, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
@@ -323,10 +328,12 @@ class http_transport {
     ::curl_easy_getinfo(a.easy, CURLINFO_RESPONSE_CODE, &status);
     call->status = status;
     call->end = a.refused ? http_end::refused : meaning(code);
+    call->certificate = trouble_of(code, a.easy);
     call->fresh_connection_ = call->end == http_end::broken || call->end == http_end::not_sent;
     std::optional<std::chrono::nanoseconds> pause;
     try {
       if (code != CURLE_OK) call->detail = ::curl_easy_strerror(code);
+      if (call->certificate != certificate_trouble::none && a.words[0] != '\0') call->detail = a.words.data();
       pause = call->judge();
     } catch (...) {
       pause.reset();
@@ -358,6 +365,19 @@ class http_transport {
       default:
         return http_end::broken;
     }
+  }
+
+  [[nodiscard]] static certificate_trouble trouble_of(CURLcode code, CURL* easy) noexcept {
+    if (code == CURLE_SSL_CONNECT_ERROR) return certificate_trouble::handshake;
+    if (code == CURLE_SSL_CACERT_BADFILE) return certificate_trouble::ca_file;
+    if (meaning(code) != http_end::tls) return certificate_trouble::none;
+    long verdict = -1;
+    ::curl_easy_getinfo(easy, CURLINFO_SSL_VERIFYRESULT, &verdict);
+    // libcurl looks at the names first where the certificate itself is right.
+    if (verdict == X509_V_OK || verdict == X509_V_ERR_UNSPECIFIED) return certificate_trouble::name;
+    if (verdict == X509_V_ERR_CERT_HAS_EXPIRED || verdict == X509_V_ERR_CERT_NOT_YET_VALID)
+      return certificate_trouble::time;
+    return certificate_trouble::authority;
   }
 
   // No exception may cross libcurl's frames.

@@ -196,14 +196,17 @@ class s3_upload {
   void begin_upload() {
     auto& service = bucket_->client.service();
     for (int i = 0;; ++i) {
-      checksums_ = service.checksums.load() && !bucket_->client.google();
+      checksums_ = service.checksums.load();
+      const bool named = checksums_ && !bucket_->client.google();
+      const bool whole = service.options.checksums == s3_checksum::crc64nvme;
       s3_request r{.method = "POST", .key = key_};
       r.query = {{"uploads", ""}};
       r.root = "InitiateMultipartUploadResult";
       r.headers.emplace_back(bucket_->client.token_header(), token_);
-      if (checksums_) r.headers.emplace_back("x-amz-checksum-algorithm", "CRC32C");
+      if (named) r.headers.emplace_back("x-amz-checksum-algorithm", whole ? "CRC64NVME" : "CRC32C");
+      if (named && whole) r.headers.emplace_back("x-amz-checksum-type", "FULL_OBJECT");
       const auto call = bucket_->client.run(std::move(r));
-      if (!call->fine() && checksums_ && i == 0 && !service.checksums_known.load() &&
+      if (!call->fine() && named && i == 0 && !service.checksums_known.load() &&
           call->end == http_end::answered && (call->status == 400 || call->status == 501)) {
         service.checksums.store(false);
         continue;
@@ -242,6 +245,10 @@ class s3_upload {
     auto& client = bucket_->client;
     std::string text = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
     std::uint64_t expected = 0;
+    const bool crc64 = client.options().checksums == s3_checksum::crc64nvme;
+    const std::string element = crc64 ? "ChecksumCRC64NVME" : "ChecksumCRC32C";
+    bool sums = crc64;        // all parts have one
+    std::uint64_t whole = 0;  // that of all parts together
     for (const auto& [index, part] : sent_) {
       const auto etag = part.call->header("etag");
       if (index != expected++ || !etag || etag->empty() || etag->size() > 1024)
@@ -249,23 +256,44 @@ class s3_upload {
              {.file = client.place(key_)});
       text += "<Part><PartNumber>" + std::to_string(index + 1) + "</PartNumber><ETag>" + escaped(*etag) +
               "</ETag>";
-      if (part.call->sent_checksum())
-        text += "<ChecksumCRC32C>" + part.call->request().body_checksum + "</ChecksumCRC32C>";
+      const auto& sent = part.call->request();
+      if (part.call->sent_checksum() && !client.google())
+        text += "<" + element + ">" + sent.body_checksum + "</" + element + ">";
       text += "</Part>";
+      sums = sums && part.call->sent_checksum();
+      std::uint64_t bytes = 0;
+      for (const auto& piece : sent.body) bytes += piece.size();
+      if (sums) whole = crc64nvme_joined(whole, sent.body_crc64, bytes);
     }
     text += "</CompleteMultipartUpload>";
-    for (bool conditional = true;; conditional = false) {
+    // Google refuses all conditions on uploads: there a look must do, as names are those of one attempt
+    // alone.
+    if (client.google() && client.head(key_)) fail_exists();
+    for (bool conditional = !client.google();; conditional = false) {
       s3_request r{.method = "POST", .key = key_};
       r.query = {{"uploadId", id_}};
       r.completes = true;
       r.root = "CompleteMultipartUpload";
       if (conditional) client.only_if_absent(r);
+      if (sums) {
+        r.headers.emplace_back("x-amz-checksum-type", "FULL_OBJECT");
+        r.headers.emplace_back(checksum_header(client.options()), checksum_text(whole));
+      }
       client.set_body(r, {std::as_bytes(std::span(text.data(), text.size()))}, false);
       const auto call = client.run(std::move(r));
-      if (call->fine()) return;
+      if (call->fine()) {
+        const auto theirs = call->document().text_of(element);
+        if (sums && !theirs.empty() && theirs != checksum_text(whole))
+          fail(error_id::storage_io, "the server put together other bytes than those that it was sent",
+               {.file = client.place(key_),
+                .expected = "CRC-64/NVME " + checksum_text(whole),
+                .got = std::string(theirs.substr(0, 24))});
+        return;
+      }
       const bool answered = call->end == http_end::answered;
       // Where it is not understood here, the look of create() must do: names are those of one attempt alone.
-      if (conditional && answered && call->status == 501) continue;
+      if (conditional && answered && (call->status == 501 || call->refusal().code == "NotImplemented"))
+        continue;
       const bool taken = answered && (call->status == 412 || call->status == 409);
       const bool gone = answered && call->status == 404;
       if (!taken && !gone && !call->uncertain()) client.fail_call(*call, "putting together of an upload");

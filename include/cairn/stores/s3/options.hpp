@@ -33,6 +33,15 @@ enum class s3_exclusive : std::uint8_t {
                   ///< write
 };
 
+/// Which checksum of what is sent goes along, for the service to check on arrival. cairn's own digests decide
+/// what is loaded in any case.
+enum class s3_checksum : std::uint8_t {
+  none,
+  crc32c,     ///< CRC-32C of each request's body
+  crc64nvme,  ///< CRC-64/NVME of each request's body and, for an upload, of the whole object that the
+              ///< service puts together; not in the dialect of Google
+};
+
 /// How an s3_store behaves. Each default is for one rank among several on a host.
 struct s3_options {
   std::string bucket = {};
@@ -43,7 +52,7 @@ struct s3_options {
   s3_addressing addressing = s3_addressing::automatic;
   s3_dialect dialect = s3_dialect::aws;
   s3_exclusive exclusive = s3_exclusive::probe;
-  bool checksums = true;  ///< send CRC-32C with every object; dropped by itself where the service refuses it
+  s3_checksum checksums = s3_checksum::crc32c;  ///< left out by itself where the service refuses it
   bool sign_payload =
       false;                 ///< sign the SHA-256 of what is sent over TLS, too; over plain http it always is
   bool verify_tls = true;    ///< check the server's certificate
@@ -153,6 +162,9 @@ struct s3_address {
   a.base = in_host ? "/" : "/" + o.bucket + "/";
   if (o.exclusive == s3_exclusive::probe && (is_aws || google)) o.exclusive = s3_exclusive::assumed;
 
+  if (google && o.checksums == s3_checksum::crc64nvme)
+    fail_s3_option("Google's interface takes CRC-32C alone: set checksums to s3_checksum::crc32c");
+
   constexpr std::uint64_t least_part = std::uint64_t{5} << 20;
   constexpr std::uint64_t most_part = std::uint64_t{5} << 30;
   if (o.part_bytes != 0 && (o.part_bytes < least_part || o.part_bytes > most_part))
@@ -172,7 +184,8 @@ inline void encode(wire_writer& out, const s3_options& o) {
   out.put(o.bucket).put(o.prefix).put(o.endpoint).put(o.region).put(o.ca_file);
   out.put(static_cast<std::uint8_t>(o.addressing)).put(static_cast<std::uint8_t>(o.dialect));
   out.put(static_cast<std::uint8_t>(o.exclusive));
-  for (const bool b : {o.checksums, o.sign_payload, o.verify_tls}) out.put(static_cast<std::uint8_t>(b));
+  out.put(static_cast<std::uint8_t>(o.checksums));
+  for (const bool b : {o.sign_payload, o.verify_tls}) out.put(static_cast<std::uint8_t>(b));
   for (const std::uint64_t n : {o.part_bytes, std::uint64_t{o.in_flight}, o.get_bytes, o.gap_bytes,
                                 std::uint64_t{o.most_attempts}, std::uint64_t{o.retry_burst}})
     out.put(n);
@@ -191,7 +204,7 @@ inline void encode(wire_writer& out, const s3_options& o) {
   o.addressing = in.get_enum(s3_addressing::virtual_host);
   o.dialect = in.get_enum(s3_dialect::google);
   o.exclusive = in.get_enum(s3_exclusive::single_writer);
-  o.checksums = in.get<std::uint8_t>() != 0;
+  o.checksums = in.get_enum(s3_checksum::crc64nvme);
   o.sign_payload = in.get<std::uint8_t>() != 0;
   o.verify_tls = in.get<std::uint8_t>() != 0;
   o.part_bytes = in.get<std::uint64_t>(), o.in_flight = in.get<std::uint64_t>();

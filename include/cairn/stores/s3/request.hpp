@@ -35,7 +35,7 @@ struct s3_service final : trainer_answers {
         credentials(std::move(source)),
         clock(std::move(c)),
         retries(options.retry_burst, options.retry_rate) {
-    checksums.store(options.checksums);
+    checksums.store(options.checksums != s3_checksum::none);
   }
   s3_options options;
   s3_address address;
@@ -63,6 +63,12 @@ struct s3_service final : trainer_answers {
   return !s.address.tls || s.options.sign_payload;
 }
 
+/// The header that a body's checksum goes into.
+[[nodiscard]] inline std::string_view checksum_header(const s3_options& o) noexcept {
+  if (o.dialect == s3_dialect::google) return "x-goog-hash";
+  return o.checksums == s3_checksum::crc64nvme ? "x-amz-checksum-crc64nvme" : "x-amz-checksum-crc32c";
+}
+
 /// A piece of memory that a part of an answer goes to; without address: that part is passed over.
 struct answer_piece {
   std::byte* to = nullptr;
@@ -78,7 +84,8 @@ struct s3_request {
   std::vector<std::span<const std::byte>> body = {};  ///< valid until the call has ended
   bool has_body = false;
   std::string body_hash = {};      ///< SHA-256, where signs_payload(); "" for no body
-  std::string body_checksum = {};  ///< CRC-32C in base 64; "": none
+  std::string body_checksum = {};  ///< of the options' kind, in base 64; "": none
+  std::uint64_t body_crc64 = 0;    ///< the same, where it is CRC-64/NVME
   bool completes = false;          ///< puts an upload together, which is slow
   std::string root = {};  ///< the document that is awaited: its root's name, or how that begins; "": none
   /// Where the answer goes: all to memory, at most this many bytes,
@@ -204,12 +211,9 @@ class s3_call final : public http_call {
     auto to_sign = request_.headers;
     to_sign.emplace_back("host", service_->address.authority);
     with_checksum_ = !request_.body_checksum.empty() && service_->checksums.load();
-    if (with_checksum_) {
-      if (service_->options.dialect == s3_dialect::google)
-        to_sign.emplace_back("x-goog-hash", "crc32c=" + request_.body_checksum);
-      else
-        to_sign.emplace_back("x-amz-checksum-crc32c", request_.body_checksum);
-    }
+    if (with_checksum_)
+      to_sign.emplace_back(checksum_header(service_->options),
+                           (google() ? "crc32c=" : "") + request_.body_checksum);
     if (!request_.pieces.empty())
       to_sign.emplace_back("range", "bytes=" + std::to_string(request_.offset) + "-" +
                                         std::to_string(request_.offset + request_.length - 1));
@@ -316,7 +320,7 @@ class s3_call final : public http_call {
     }
     if (with_checksum_) {
       service_->checksums_known.store(true);
-      const auto theirs = header("x-amz-checksum-crc32c");
+      const auto theirs = told_checksum();
       if (theirs && *theirs != request_.body_checksum) {
         note("the server computed another checksum of what it received");
         return ++bad_digests_ < 3 ? retry(false) : std::nullopt;
@@ -335,7 +339,8 @@ class s3_call final : public http_call {
       } catch (const corrupt_error&) {  // a proxy's page: the status must do
       }
     }
-    if (const auto id = header(service_->signer.prefix() + "request-id"); id && refusal_.request_id.empty())
+    if (const auto id = header(google() ? "x-guploader-uploadid" : "x-amz-request-id");
+        id && refusal_.request_id.empty())
       refusal_.request_id = clean(*id, 128);
     if (const auto region = header("x-amz-bucket-region")) refusal_.region = clean(*region, 64);
     const auto& code = refusal_.code;
@@ -411,6 +416,20 @@ class s3_call final : public http_call {
     if (theirs <= 0) return false;
     service_->skew.store(static_cast<std::int64_t>(theirs) - service_->clock->unix_time());
     return true;
+  }
+
+  [[nodiscard]] bool google() const noexcept { return service_->options.dialect == s3_dialect::google; }
+  /// The checksum that the server computed of what it received, where it tells.
+  [[nodiscard]] std::optional<std::string_view> told_checksum() const {
+    const auto name = checksum_header(service_->options);
+    if (!google()) return header(name);
+    for (const auto& [n, value] : answer_headers) {  // several of them, or several in one
+      const auto at = value.find("crc32c=");
+      if (n != name || at == std::string::npos) continue;
+      const auto rest = std::string_view(value).substr(at + 7);
+      return rest.substr(0, rest.find(','));
+    }
+    return std::nullopt;
   }
 
   void read_error(const xml_element& e) {

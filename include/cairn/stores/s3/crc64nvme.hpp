@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+// CRC-64/NVME: reflected, polynomial 0xAD93D23594C93659, all bits set before and inverted after. In reflected
+// words the most significant bit stands for x^0.
+inline constexpr std::uint64_t crc64_polynomial = 0x9A6C9329AC4BC9B5u;
+
+/// a * x modulo the polynomial.
+[[nodiscard]] constexpr std::uint64_t crc64_times_x(std::uint64_t a) noexcept {
+  return (a >> 1) ^ ((a & 1) != 0 ? crc64_polynomial : 0);
+}
+/// a * b modulo the polynomial.
+[[nodiscard]] constexpr std::uint64_t crc64_product(std::uint64_t a, std::uint64_t b) noexcept {
+  std::uint64_t sum = 0;
+  for (; b != 0; b <<= 1, a = crc64_times_x(a))
+    if ((b >> 63) != 0) sum ^= a;
+  return sum;
+}
+/// x^n modulo the polynomial.
+[[nodiscard]] constexpr std::uint64_t crc64_power_of_x(std::uint64_t n) noexcept {
+  std::uint64_t result = std::uint64_t{1} << 63;
+  for (std::uint64_t square = result >> 1; n != 0; n >>= 1, square = crc64_product(square, square))
+    if ((n & 1) != 0) result = crc64_product(result, square);
+  return result;
+}
+/// The checksum of two runs of bytes, one after the other, from those of each.
+[[nodiscard]] constexpr std::uint64_t crc64nvme_joined(std::uint64_t first, std::uint64_t second,
+                                                       std::uint64_t second_bytes) noexcept {
+  return crc64_product(first, crc64_power_of_x(second_bytes * 8)) ^ second;
+}
+
+/// For eight bytes at a time.
+inline constexpr auto crc64_tables = [] {
+  std::array<std::array<std::uint64_t, 256>, 8> t{};
+  for (std::size_t i = 0; i < 256; ++i) {
+    std::uint64_t c = i;
+    for (int k = 0; k < 8; ++k) c = crc64_times_x(c);
+    t[0][i] = c;
+  }
+  for (std::size_t k = 1; k < 8; ++k)
+    for (std::size_t i = 0; i < 256; ++i) t[k][i] = (t[k - 1][i] >> 8) ^ t[0][t[k - 1][i] & 0xff];
+  return t;
+}();
+
+[[nodiscard]] inline std::uint64_t crc64_by_table(std::uint64_t c,
+                                                  std::span<const std::byte> bytes) noexcept {
+  const auto& t = crc64_tables;
+  const auto* p = reinterpret_cast<const unsigned char*>(bytes.data());
+  std::size_t n = bytes.size();
+  for (; n >= 8; n -= 8, p += 8) {
+    for (unsigned i = 0; i < 8; ++i) c ^= static_cast<std::uint64_t>(p[i]) << (8 * i);
+    std::uint64_t next = 0;
+    for (unsigned i = 0; i < 8; ++i) next ^= t[7 - i][(c >> (8 * i)) & 0xff];
+    c = next;
+  }
+  for (; n != 0; --n, ++p) c = (c >> 8) ^ t[0][(c ^ *p) & 0xff];
+  return c;
+}
+
+#if defined(__x86_64__)
+using crc64_lanes = long long __attribute__((vector_size(16)));
+
+/// Carries 16 bytes over so many bits: the product of two reflected words is one bit short, hence the 1.
+template <std::uint64_t Bits>
+inline constexpr std::array<std::uint64_t, 2> crc64_fold{crc64_power_of_x(Bits + 64 - 1),
+                                                         crc64_power_of_x(Bits - 1)};
+
+/// By carry-less multiplication: four strands of 16 bytes, which the tables bring to an end.
+[[nodiscard, gnu::target("pclmul,sse2")]] inline std::uint64_t crc64_by_instruction(
+    std::uint64_t c, std::span<const std::byte> bytes) noexcept {
+  if (bytes.size() < 128) return crc64_by_table(c, bytes);
+  const auto* p = bytes.data();
+  auto n = bytes.size();
+  const auto by = [](const std::array<std::uint64_t, 2>& fold) {
+    return crc64_lanes{static_cast<long long>(fold[0]), static_cast<long long>(fold[1])};
+  };
+  const auto far_ahead = by(crc64_fold<512>);
+  const auto ahead = by(crc64_fold<128>);
+  crc64_lanes strand[4];
+  std::memcpy(strand, p, sizeof strand);
+  strand[0] ^= crc64_lanes{static_cast<long long>(c), 0};
+  for (p += 64, n -= 64; n >= 64; p += 64, n -= 64)
+    for (std::size_t i = 0; i < 4; ++i) {
+      crc64_lanes next;
+      std::memcpy(&next, p + 16 * i, sizeof next);
+      strand[i] = __builtin_ia32_pclmulqdq128(strand[i], far_ahead, 0x00) ^
+                  __builtin_ia32_pclmulqdq128(strand[i], far_ahead, 0x11) ^ next;
+    }
+  auto all = strand[0];
+  for (std::size_t i = 1; i < 4; ++i)
+    all = __builtin_ia32_pclmulqdq128(all, ahead, 0x00) ^ __builtin_ia32_pclmulqdq128(all, ahead, 0x11) ^
+          strand[i];
+  std::array<std::byte, sizeof all> last;
+  std::memcpy(last.data(), &all, sizeof all);
+  return crc64_by_table(crc64_by_table(0, last), {p, n});
+}
+#endif
+
+/// CRC-64/NVME of pieces one after the other.
+[[nodiscard]] inline std::uint64_t crc64nvme(std::span<const std::span<const std::byte>> pieces) noexcept {
+  std::uint64_t c = ~std::uint64_t{0};
+#if defined(__x86_64__)
+  static const bool has_instruction = __builtin_cpu_supports("pclmul") != 0;
+  if (has_instruction) {
+    for (const auto& piece : pieces) c = crc64_by_instruction(c, piece);
+    return ~c;
+  }
+#endif
+  for (const auto& piece : pieces) c = crc64_by_table(c, piece);
+  return ~c;
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

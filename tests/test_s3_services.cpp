@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// links: cairn::s3 OpenSSL::SSL
+// timeout: 120
+//
+// What services differ in: the checksums that they take, TLS and its certificates, the dialect of Google.
+#include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/stores/s3_store.hpp>
+
+#include <doctest/doctest.h>
+#include <support/byte_store_conformance.hpp>
+#include <support/quick_clock.hpp>
+#include <support/s3_server.hpp>
+#include <support/saved_world.hpp>
+#include <support/scratch_directory.hpp>
+#include <support/tls_front.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace {
+using namespace cairn_test;
+namespace s3 = cairn_test::s3;
+using cairn::error_id;
+
+s3::server_options service(bool google = false) {
+  s3::server_options o;
+  o.objects.opaque_etags = true;
+  o.objects.google = google;
+  if (google) o.signatures.region = "auto";
+  return o;
+}
+cairn::s3_options where(const std::string& endpoint) {
+  cairn::s3_options o;
+  o.bucket = "bucket";
+  o.endpoint = endpoint;
+  o.region = "us-east-1";
+  o.part_bytes = 5u << 20;
+  o.most_attempts = 2;
+  return o;
+}
+const s3::credentials key;
+cairn::s3_credential_source credentials() {
+  return cairn::s3_credential_source::fixed({key.access_key, key.secret_key, "", 0});
+}
+cairn::s3_store store_at(cairn::s3_options o) {
+  return cairn::s3_store(std::move(o), credentials(), std::make_shared<quick_clock>());
+}
+void write(cairn::s3_store& store, const std::string& name, std::span<const std::byte> bytes) {
+  auto writer = store.create(name, bytes.size());
+  const cairn::write_part whole{0, bytes};
+  writer.write_lasting({&whole, 1});
+  writer.finish();
+}
+std::uint64_t crc64(std::span<const std::byte> bytes) {
+  return cairn::detail::crc64nvme({&bytes, 1});
+}
+
+struct some_state {
+  explicit some_state(float value) : weights(std::size_t{11} << 17, value) {
+    all.tensor("weights", weights, {static_cast<std::int64_t>(weights.size())});
+    all.value("steps", steps);
+  }
+  std::vector<float> weights;
+  double steps = 1;
+  cairn::state_dict all;
+};
+
+}  // namespace
+
+TEST_CASE("CRC-64/NVME is the published one, by tables and by instructions, and is joined from parts") {
+  const std::string digits = "123456789";
+  CHECK(crc64(std::as_bytes(std::span(digits))) == 0xAE8B14860A799888u);
+  CHECK(cairn::detail::checksum_text(std::uint64_t{0xAE8B14860A799888u}) == "rosUhgp5mIg=");
+  CHECK(crc64({}) == 0);
+  // The NVM Command Set's examples, of 4 KiB each.
+  std::vector<std::byte> block(4096);
+  CHECK(crc64(block) == 0x6482D367EB22B64Eu);
+  std::fill(block.begin(), block.end(), std::byte{0xFF});
+  CHECK(crc64(block) == 0xC0DDBA7302ECA3ACu);
+  for (std::size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(i & 0xFF);
+  CHECK(crc64(block) == 0x3E729F5F6750449Cu);
+  const auto bytes = pattern(1500);
+  for (std::size_t n = 0; n <= bytes.size(); n += n < 300 ? 1 : 97) {
+    CAPTURE(n);
+    const auto some = std::span(bytes).subspan(n % 5, n - n % 5);
+    const auto whole = ~cairn::detail::crc64_by_table(~std::uint64_t{0}, some);
+    CHECK(crc64(some) == whole);
+    const auto first = some.first(some.size() / 3);
+    const auto second = some.subspan(first.size());
+    CHECK(cairn::detail::crc64nvme_joined(crc64(first), crc64(second), second.size()) == whole);
+    const std::span<const std::byte> pieces[] = {first, second};
+    CHECK(cairn::detail::crc64nvme(pieces) == whole);
+  }
+}
+
+TEST_CASE("a service checks CRC-64/NVME of each part and of the whole object, or says that it does not") {
+  const auto small = pattern(10'000, 1);
+  const auto large = pattern((11u << 20) + 5, 2);
+  for (const bool takes_them : {true, false}) {
+    CAPTURE(takes_them);
+    auto options = service();
+    options.objects.checksums = takes_them;
+    s3::server server{options};
+    auto o = where(server.endpoint());
+    o.checksums = cairn::s3_checksum::crc64nvme;
+    auto store = store_at(o);
+    write(store, "small", small);
+    write(store, "large", large);
+    CHECK(store.read_all("small", 1u << 20) == small);
+    CHECK(store.read_all("large", 1u << 30) == large);
+    cairn::detail::s3_client client(o, credentials(), std::make_shared<quick_clock>());
+    for (const bool big : {false, true}) {
+      const auto call = client.run({.method = "HEAD",
+                                    .key = big ? "large" : "small",
+                                    .headers = {{"x-amz-checksum-mode", takes_them ? "ENABLED" : ""}}});
+      const auto told = call->header("x-amz-checksum-crc64nvme");
+      CHECK(told.has_value() == takes_them);
+      if (told) CHECK(*told == cairn::detail::checksum_text(crc64(big ? large : small)));
+    }
+  }
+  // A server that has other bytes than those that it was sent.
+  s3::server server{service()};
+  auto o = where(server.endpoint());
+  o.checksums = cairn::s3_checksum::crc64nvme;
+  auto store = store_at(o);
+  server.faults.add("error CompleteMultipartUpload all status=400 code=BadDigest");
+  const auto why = failure_of([&] { write(store, "large", large); });
+  REQUIRE(why.id.has_value());
+  CHECK(cairn::kind_of(*why.id) == cairn::error_kind::storage);
+  CHECK(server.objects().keys("bucket").empty());
+  CHECK(server.objects().uploads() == 0);
+}
+
+TEST_CASE("TLS: a server is believed whose certificate is right, and others are errors that say what to do") {
+  scratch_directory directory;
+  const auto authority = make_identity("an authority for tests");
+  const auto stranger = make_identity("an authority that nobody trusts");
+  authority.write(directory.path() + "/authority.pem");
+  stranger.write(directory.path() + "/stranger.pem");
+  s3::server server{service()};
+  tls_front front{make_identity("localhost", &authority), server.port()};
+  tls_front late{make_identity("localhost", &authority, true), server.port()};
+  const auto at = [](const std::string& host, const tls_front& f) {
+    return host + ":" + std::to_string(f.port());
+  };
+  const auto bytes = pattern((11u << 20) + 5, 3);
+  for (const bool sign : {false, true}) {
+    auto o = where("https://" + at("localhost", front));
+    o.ca_file = directory.path() + "/authority.pem";
+    o.sign_payload = sign;
+    auto store = store_at(o);
+    const std::string name = sign ? "signed" : "unsigned";
+    write(store, name, bytes);
+    CHECK(store.read_all(name, 1u << 30) == bytes);
+    CHECK(store.publish_new(name + "-once", {}));
+    CHECK_FALSE(store.publish_new(name + "-once", {}));
+  }
+  const auto requests = server.count("*");
+  const auto refused = [&](const std::string& host, const tls_front& f, const std::string& ca,
+                           std::string_view advice) {
+    CAPTURE(advice);
+    auto o = where("https://" + at(host, f));
+    o.ca_file = ca.empty() ? "" : directory.path() + "/" + ca;
+    auto store = store_at(o);
+    const auto why = failure_of([&] { static_cast<void>(store.read_all("unsigned", 1u << 30)); });
+    CAPTURE(why.text);
+    CHECK(why.id == error_id::storage_permission);
+    CHECK(why.text.find(at(host, f)) != std::string::npos);
+    CHECK(why.text.find(advice) != std::string::npos);
+    CHECK(why.text.find(key.secret_key) == std::string::npos);
+  };
+  refused("localhost", front, "", "set s3_options::ca_file");
+  refused("localhost", front, "stranger.pem", "set s3_options::ca_file");
+  refused("127.0.0.1", front, "authority.pem", "is for other hosts: set s3_options::endpoint");
+  refused("localhost", late, "authority.pem", "has expired");
+  refused("localhost", front, "missing.pem", "cannot be read");
+  CHECK(server.count("*") == requests);  // not one of them was sent
+
+  auto careless = where("https://" + at("127.0.0.1", late));
+  careless.verify_tls = false;
+  CHECK(store_at(careless).size("unsigned") == bytes.size());
+}
+
+TEST_CASE("TLS: a server that does not speak it is an error that says so") {
+  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  REQUIRE(::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(::listen(listener, 8) == 0);
+  REQUIRE(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  std::thread plain([&] {
+    for (;;) {
+      const int one = ::accept(listener, nullptr, nullptr);
+      if (one < 0) return;
+      char some[512];
+      static_cast<void>(::recv(one, some, sizeof some, 0));
+      const std::string_view answer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+      static_cast<void>(::send(one, answer.data(), answer.size(), MSG_NOSIGNAL));
+      ::shutdown(one, SHUT_WR);
+      while (::recv(one, some, sizeof some, 0) > 0) {
+      }
+      ::close(one);
+    }
+  });
+  const auto host = "localhost:" + std::to_string(ntohs(address.sin_port));
+  auto store = store_at(where("https://" + host));
+  const auto why = failure_of([&] { static_cast<void>(store.size("object")); });
+  ::shutdown(listener, SHUT_RDWR);
+  plain.join();
+  ::close(listener);
+  CAPTURE(why.text);
+  CHECK(why.id == error_id::storage_unavailable);
+  CHECK(why.text.find("no TLS connection to " + host) != std::string::npos);
+  CHECK(why.text.find("https://") != std::string::npos);
+}
+
+namespace {
+struct at_google {
+  s3::server server{service(true)};
+  [[nodiscard]] cairn::s3_options options() const {
+    auto o = where(server.endpoint());
+    o.dialect = cairn::s3_dialect::google;
+    o.region = "";
+    o.prefix = "team/";
+    return o;
+  }
+  cairn::s3_store store{options(), credentials()};
+  cairn::s3_store make() { return store; }
+};
+}  // namespace
+
+TEST_CASE("Google's dialect: saved in parts, loaded, committed once, cleaned") {
+  at_google google;
+  cairn::safetensors_storage storage{google.store};
+  auto writer = storage.writer();
+  auto reader = storage.reader();
+  const some_state one(1);
+  world_save(writer, {&one.all}, 7).run();
+  CHECK(google.server.count("CompleteMultipartUpload") == 1);
+  CHECK(google.server.count("UploadPart") == 2);
+  some_state loaded(0);
+  load_world(reader, 7, {&loaded.all});
+  CHECK(loaded.weights == one.weights);
+  // Another job commits the same step: it is told, and what stands stays.
+  const some_state two(2);
+  world_save other(writer, {&two.all}, 7, {3, 4});
+  const auto why = failure_of([&] { other.run(); });
+  CHECK(why.id.has_value());
+  load_world(reader, 7, {&loaded.all});
+  CHECK(loaded.weights == one.weights);
+  // What an interrupted save left, and a checkpoint that is not wanted any more.
+  const auto bytes = pattern((11u << 20) + 5, 3);
+  {
+    cairn::detail::s3_client client(google.options(), credentials(), std::make_shared<cairn::s3_clock>());
+    const auto begun = client.run({.method = "POST",
+                                   .key = "team/" + cairn::data_key(8, 0, 1, 0),
+                                   .query = {{"uploads", ""}},
+                                   .root = "InitiateMultipartUploadResult"});
+    CHECK(begun->fine());
+  }
+  CHECK(google.server.objects().uploads() == 1);
+  writer.clean({5, 6});
+  CHECK(google.server.objects().uploads() == 0);
+  writer.remove(7);
+  writer.clean({5, 6});
+  // A mark stays for a writer that is late.
+  for (const auto& o : google.store.list("")) CHECK(o.key.starts_with("step-00000008/aborted."));
+  google.store.remove("is-not-there");
+  // A lost answer to the last request of an upload is settled as elsewhere.
+  google.server.faults.add("lost_reply CompleteMultipartUpload first");
+  write(google.store, "large", bytes);
+  CHECK(google.store.read_all("large", 1u << 30) == bytes);
+  for (const auto& entry : google.server.journal()) CHECK(entry.code != "411");
+
+  CHECK(failure_of([&] {
+          auto o = google.options();
+          o.checksums = cairn::s3_checksum::crc64nvme;
+          static_cast<void>(store_at(o));
+        }).id == error_id::usage_bad_option);
+}
+
+namespace cairn_test {
+TEST_CASE_TEMPLATE_INVOKE(byte_store_conformance, at_google);
+}
