@@ -72,6 +72,7 @@ inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
 /// `checkpointer ckpt{file_store{"checkpoints"}, policies...};` The first argument is a ByteStore or a
 /// Storage; every further one is a policy that declares its role, in any order: a planner, stager, executor,
 /// communicator, observer, overlapped{}, keep_last(n), read_sharing::off, checked{},
+/// cuda::device_loads{},
 /// checkpointer_options{...}. What is left out has a default. `checkpointer_for<file_store,
 /// mpi_communicator>` names the type.
 ///
@@ -110,7 +111,8 @@ class checkpointer {
         detail::take<role::stager, StagerType, Policies...>(arguments),
         detail::take<role::executor, ExecutorType, Policies...>(arguments),
         detail::take<role::communicator, CommunicatorType, Policies...>(arguments),
-        detail::take<role::observer, ObserverType, Policies...>(arguments), settings, keep, checks);
+        detail::take<role::observer, ObserverType, Policies...>(arguments), settings, keep, checks,
+        take_devices(arguments));
   }
   checkpointer(checkpointer&&) noexcept = default;
   checkpointer& operator=(checkpointer&& other) noexcept {
@@ -261,6 +263,14 @@ class checkpointer {
       return detail::nothing{};
     else
       return detail::take<role::load_planner, LoadPlannerType, P...>(arguments);
+  }
+  template <class... P>
+  static std::shared_ptr<device_access> take_devices(std::tuple<P&...> arguments) {
+    using devices = detail::pick_t<role::devices, void, P...>;
+    if constexpr (std::is_void_v<devices>)
+      return nullptr;
+    else
+      return std::make_shared<devices>(detail::take<role::devices, devices, P...>(arguments));
   }
   static void add(load_request& request, only patterns) {
     for (auto& p : patterns.patterns) request.only.push_back(std::move(p));

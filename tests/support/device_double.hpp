@@ -55,6 +55,7 @@ class device_double {
     w.random.seed(seed);
     w.calls = 0, w.fail_at = 0, w.broken = 0, w.held = false, w.kernels_held = false;
     w.pinned_on.clear();
+    w.pinned_bytes = w.most_pinned = 0;
     w.no_memory = w.no_words = false;
     w.kernels = 0, w.copies = 0;
     for (auto& s : w.streams) s->capturing = s->capture_broken = false;
@@ -140,6 +141,11 @@ class device_double {
   static std::size_t pinned_ranges() {
     const std::lock_guard lock(world().mutex);
     return world().pinned.size();
+  }
+  /// The most bytes that were pinned at once since reset.
+  static std::uint64_t most_pinned_bytes() {
+    const std::lock_guard lock(world().mutex);
+    return world().most_pinned;
   }
   /// On which devices memory was pinned since reset.
   static std::set<int> pinned_on() {
@@ -240,12 +246,31 @@ class device_double {
   }
   static int copy_rows_to_host(std::byte* to, const std::byte* from, std::uint64_t pitch, std::uint64_t width,
                                std::uint64_t rows, stream_type s) noexcept {
-    return call([&](state& w) { return w.copy(to, from, pitch, width, rows, s); });
+    return call([&](state& w) { return w.copy(to, width, from, pitch, width, rows, s, false); });
   }
   static int copy_parts_to_host(std::span<const cairn::cuda::copy_part> parts, stream_type s) noexcept {
     return call([&](state& w) {
       for (const auto& part : parts)
-        if (const int status = w.copy(part.to, part.from, part.bytes, part.bytes, 1, s); status != success)
+        if (const int status = w.copy(part.to, part.bytes, part.from, part.bytes, part.bytes, 1, s, false);
+            status != success)
+          return status;
+      return success;
+    });
+  }
+  static int copy_to_device(std::byte* to, const std::byte* from, std::uint64_t bytes,
+                            stream_type s) noexcept {
+    return copy_rows_to_device(to, bytes, from, bytes, bytes, 1, s);
+  }
+  static int copy_rows_to_device(std::byte* to, std::uint64_t to_pitch, const std::byte* from,
+                                 std::uint64_t from_pitch, std::uint64_t width, std::uint64_t rows,
+                                 stream_type s) noexcept {
+    return call([&](state& w) { return w.copy(to, to_pitch, from, from_pitch, width, rows, s, true); });
+  }
+  static int copy_parts_to_device(std::span<const cairn::cuda::copy_part> parts, stream_type s) noexcept {
+    return call([&](state& w) {
+      for (const auto& part : parts)
+        if (const int status = w.copy(part.to, part.bytes, part.from, part.bytes, part.bytes, 1, s, true);
+            status != success)
           return status;
       return success;
     });
@@ -254,12 +279,19 @@ class device_double {
     return unsafe_call([&](state& w) {
       if (!w.pinned.emplace(data, bytes).second) return invalid_value;
       w.pinned_on.insert(current());
+      w.pinned_bytes += bytes;
+      w.most_pinned = std::max(w.most_pinned, w.pinned_bytes);
       return success;
     });
   }
   static int unpin(std::byte* data) noexcept {
-    const std::lock_guard lock(world().mutex);
-    return world().pinned.erase(data) == 1 ? success : invalid_value;
+    auto& w = world();
+    const std::lock_guard lock(w.mutex);
+    const auto at = w.pinned.find(data);
+    if (at == w.pinned.end()) return invalid_value;
+    w.pinned_bytes -= std::min(w.pinned_bytes, at->second);
+    w.pinned.erase(at);
+    return success;
   }
   static int device_of(const std::byte* data, int& device) noexcept {
     return call([&](state& w) {
@@ -386,6 +418,8 @@ class device_double {
     std::map<const std::byte*, std::pair<std::size_t, int>> allocated;
     std::map<const std::byte*, std::uint64_t> pinned;
     std::set<int> pinned_on;
+    std::uint64_t pinned_bytes = 0;
+    std::uint64_t most_pinned = 0;
     std::mt19937 random{1};
     std::uint64_t calls = 0;
     std::uint64_t fail_at = 0;
@@ -438,16 +472,18 @@ class device_double {
       --at;
       return data + bytes <= at->first + at->second;
     }
-    int copy(std::byte* to, const std::byte* from, std::uint64_t pitch, std::uint64_t width,
-             std::uint64_t rows, stream_type s) {
-      const auto reach = (rows - 1) * pitch + width;
-      if (width == 0 || rows == 0 || pitch < width) return invalid_value;
-      if (holder(from, reach) != device_of(s) || current() != device_of(s)) return invalid_value;
-      if (!is_pinned(to, width * rows)) return invalid_value;
+    int copy(std::byte* to, std::uint64_t to_pitch, const std::byte* from, std::uint64_t from_pitch,
+             std::uint64_t width, std::uint64_t rows, stream_type s, bool to_device) {
+      if (width == 0 || rows == 0 || from_pitch < width || to_pitch < width) return invalid_value;
+      const auto to_reach = (rows - 1) * to_pitch + width;
+      const auto from_reach = (rows - 1) * from_pitch + width;
+      const bool good = to_device ? holder(to, to_reach) == device_of(s) && is_pinned(from, from_reach)
+                                  : holder(from, from_reach) == device_of(s) && is_pinned(to, to_reach);
+      if (!good || current() != device_of(s)) return invalid_value;
       ++copies;
       return put(s, {[=] {
                        for (std::uint64_t r = 0; r < rows; ++r)
-                         std::memcpy(to + r * width, from + r * pitch, width);
+                         std::memcpy(to + r * to_pitch, from + r * from_pitch, width);
                      },
                      nullptr, nullptr, true});
     }

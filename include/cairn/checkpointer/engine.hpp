@@ -46,7 +46,8 @@ class engine {
  public:
   engine(StorageType storage, SavePlannerType planner, load_planner_member load_planner, StagerType stager,
          ExecutorType executor, CommunicatorType communicator, ObserverType observer,
-         const checkpointer_options& options, std::size_t keep, bool checked)
+         const checkpointer_options& options, std::size_t keep, bool checked,
+         std::shared_ptr<device_access> devices)
       : options_(options),
         checked_(checked),
         storage_(std::move(storage)),
@@ -55,8 +56,11 @@ class engine {
         group_(std::move(communicator)),
         cache_(options.cached_plans, options.cached_plan_bytes),
         load_cache_(options.cached_plans, options.cached_plan_bytes),
+        devices_(std::move(devices)),
         stager_(std::move(stager)),
         executor_(std::move(executor)) {
+    if constexpr (requires { stager_.device_memory(); })
+      if (devices_ == nullptr) devices_ = stager_.device_memory();
     background_ = std::make_shared<background_type>(storage_.writer(), storage_.reader(), std::move(observer),
                                                     group_.rank(), options, keep);
     const auto bytes = read_once(
@@ -448,9 +452,9 @@ class engine {
     if constexpr (SharingReader<reader_type, CommunicatorType>)
       if (options_.sharing == read_sharing::on && group_.size() > 1)
         return load_shared(background_->reader(), load_planner(), load_cache_, group_, state, step, manifest,
-                           request, options_);
+                           request, options_, devices_.get());
     return load_alone(background_->reader(), load_planner(), load_cache_, state, step, manifest, request,
-                      options_);
+                      options_, devices_.get());
   }
   std::vector<std::byte> clean_and_list() {
     predecessors earlier;
@@ -502,6 +506,7 @@ class engine {
   std::shared_ptr<save_progress> last_;
   overlap_gate overlap_;
   std::thread preparation_;
+  std::shared_ptr<device_access> devices_;
   StagerType stager_;
   ExecutorType executor_;  // last: its destructor waits for jobs, which use all of the above
 };

@@ -3,6 +3,7 @@
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/read_exchange.hpp>
 #include <cairn/comm/collectives.hpp>
+#include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/planner.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/plan/load_plan_cache.hpp>
@@ -12,6 +13,7 @@
 #include <concepts>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -36,8 +38,9 @@ struct load_verdict {
     std::rethrow_exception(failure);
   } catch (const corrupt_error&) {
     return load_outcome::damaged;
-  } catch (const storage_error&) {
-    return load_outcome::unreadable;
+  } catch (const storage_error& e) {
+    // Another checkpoint would not help a device.
+    return e.id() == error_id::storage_device ? load_outcome::refused : load_outcome::unreadable;
   } catch (const timeout_error&) {
     return load_outcome::unreadable;
   } catch (...) {
@@ -157,20 +160,29 @@ load_plan plan_load(load_plan_cache& cache, Planner& planner, const state_dict& 
   }
 }
 
+/// Nothing where there is nothing that could write memory of devices.
+[[nodiscard]] inline std::unique_ptr<device_load> begin_device_load(device_access* devices,
+                                                                    const checkpointer_options& options) {
+  return devices == nullptr ? nullptr : devices->begin_load(options.load_memory);
+}
+
 /// This rank's part of a load from a manifest that all ranks have: checks, plans, reads. Sends no message.
 template <StorageReader Reader, LoadPlanner Planner>
 load_report load_alone(Reader& reader, Planner& planner, load_plan_cache& cache, const state_dict& state,
                        std::int64_t step, std::span<const std::byte> manifest, const load_request& request,
-                       const checkpointer_options& options) {
+                       const checkpointer_options& options, device_access* devices) {
   const auto begin = deadline::clock::now();
+  const auto until = deadline::in(options.patience);
   auto opened = reader.open(step, manifest);
   const metadata& stored = opened.metadata();
   auto plan = plan_load(cache, planner, state, stored, step, manifest, request);
   const target_resolver resolver = [&](const read_item& item) {
     return planner.resolve(state, stored, item);
   };
-  plan.report.bytes_read = reader.read(opened, state, plan, resolver, {.memory_budget = options.load_memory},
-                                       deadline::in(options.patience));
+  const auto copies = begin_device_load(devices, options);
+  plan.report.bytes_read = reader.read(
+      opened, state, plan, resolver, {.memory_budget = options.load_memory, .devices = copies.get()}, until);
+  if (copies != nullptr) copies->finish(until);
   return finish_report(plan, state, begin);
 }
 
@@ -179,7 +191,8 @@ load_report load_alone(Reader& reader, Planner& planner, load_plan_cache& cache,
 template <StorageReader Reader, LoadPlanner Planner, Communicator C>
 load_report load_shared(Reader& reader, Planner& planner, load_plan_cache& cache, collectives<C>& group,
                         const state_dict& state, std::int64_t step, std::span<const std::byte> manifest,
-                        const load_request& request, const checkpointer_options& options) {
+                        const load_request& request, const checkpointer_options& options,
+                        device_access* devices) {
   const auto begin = deadline::clock::now();
   const auto until = deadline::in(options.patience);
   std::optional<typename Reader::checkpoint_type> opened;
@@ -198,8 +211,11 @@ load_report load_shared(Reader& reader, Planner& planner, load_plan_cache& cache
   const target_resolver resolver = [&](const read_item& item) {
     return planner.resolve(state, stored, item);
   };
-  plan.report.bytes_read = reader.read_shared(opened.value(), state, plan, resolver,
-                                              {.memory_budget = options.load_memory}, exchange, until);
+  const auto copies = begin_device_load(devices, options);
+  plan.report.bytes_read =
+      reader.read_shared(opened.value(), state, plan, resolver,
+                         {.memory_budget = options.load_memory, .devices = copies.get()}, exchange, until);
+  if (copies != nullptr) copies->finish(until);
   return finish_report(plan, state, begin);
 }
 

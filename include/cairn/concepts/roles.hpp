@@ -19,6 +19,7 @@ struct stager {};
 struct executor {};
 struct communicator {};
 struct observer {};
+struct devices {};       ///< derived from device_access: loads into memory of devices
 struct overlap {};       ///< cairn::overlapped
 struct retention {};     ///< cairn::keep_last
 struct read_sharing {};  ///< cairn::read_sharing

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/device_access.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/model/state_dict.hpp>
@@ -72,6 +73,7 @@ concept StorageWriter =
 /// How a load reads.
 struct read_options {
   std::uint64_t memory_budget = std::uint64_t{256} << 20;  ///< for bounce buffers, in bytes
+  device_load* devices = nullptr;  ///< what writes destinations in memory of devices; null: they are refused
 };
 
 /// Gives the destination of a planned read; called by one thread.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/copy_engine.hpp>
+#include <cairn/cuda/basic_device_loads.hpp>
 #include <cairn/cuda/transfer.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/signals_blocked.hpp>
@@ -25,13 +26,6 @@
 namespace cairn {
 inline namespace v1 {
 namespace cuda {
-
-/// The stream on which training changes the memory of a device.
-template <DeviceRuntime R>
-struct compute_stream {
-  int device = 0;
-  typename R::stream_type stream{};
-};
 
 template <DeviceRuntime R>
 struct basic_copy_engine_options {
@@ -130,6 +124,13 @@ class basic_copy_engine {
            "a tensor in device memory cannot be converted while it is saved: convert it on the device, or "
            "save "
            "it in its own dtype");
+  }
+
+  /// What loads into memory of devices, behind the same compute streams.
+  [[nodiscard]] std::shared_ptr<device_access> device_memory() const {
+    basic_device_loads_options<R> options;
+    options.compute = options_.compute;
+    return std::make_shared<basic_device_loads<R>>(std::move(options));
   }
 
   /// See CopyEngine.

@@ -34,6 +34,8 @@ struct copy_part {
 /// - `copy_to_host(to, from, bytes, s)`, `copy_rows_to_host(to, from, pitch, width, rows, s)` (rows of
 /// `width` bytes, `pitch` apart at the device, without gaps at `to`), `copy_parts_to_host(parts, s)`: from
 /// device memory to pinned memory, in the order of s; the call returns before the bytes are there.
+/// - `copy_to_device(to, from, bytes, s)`, `copy_rows_to_device(to, to_pitch, from, from_pitch, width, rows,
+/// s)`, `copy_parts_to_device(parts, s)`: the same the other way, from pinned memory.
 /// - `pin(data, bytes)`: copies to this memory run beside the program from now on, on all devices;
 /// `unpin(data)`.
 /// - `device_of(data, d)`: the device on which memory lies; -1 for memory of the host.
@@ -69,6 +71,9 @@ concept DeviceRuntime =
       { R::copy_to_host(to, from, bytes, s) } noexcept -> std::same_as<int>;
       { R::copy_rows_to_host(to, from, bytes, bytes, bytes, s) } noexcept -> std::same_as<int>;
       { R::copy_parts_to_host(parts, s) } noexcept -> std::same_as<int>;
+      { R::copy_to_device(to, from, bytes, s) } noexcept -> std::same_as<int>;
+      { R::copy_rows_to_device(to, bytes, from, bytes, bytes, bytes, s) } noexcept -> std::same_as<int>;
+      { R::copy_parts_to_device(parts, s) } noexcept -> std::same_as<int>;
       { R::pin(to, bytes) } noexcept -> std::same_as<int>;
       { R::unpin(to) } noexcept -> std::same_as<int>;
       { R::device_of(from, which) } noexcept -> std::same_as<int>;
@@ -78,6 +83,13 @@ concept DeviceRuntime =
       { R::capturing(s, yes) } noexcept -> std::same_as<int>;
       { R::exchange_capture_mode(mode) } noexcept -> std::same_as<int>;
     };
+
+/// The stream on which training changes the memory of a device.
+template <DeviceRuntime R>
+struct compute_stream {
+  int device = 0;
+  typename R::stream_type stream{};
+};
 
 /// Throws storage_error (storage_device) with the call, the device and the runtime's words, unless the status
 /// is success.

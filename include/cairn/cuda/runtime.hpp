@@ -56,31 +56,23 @@ struct runtime {
                                std::uint64_t rows, cudaStream_t stream) noexcept {
     return told(cudaMemcpy2DAsync(to, width, from, pitch, width, rows, cudaMemcpyDeviceToHost, stream));
   }
+  static int copy_to_device(std::byte* to, const std::byte* from, std::uint64_t bytes,
+                            cudaStream_t stream) noexcept {
+    return told(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
+  }
+  static int copy_rows_to_device(std::byte* to, std::uint64_t to_pitch, const std::byte* from,
+                                 std::uint64_t from_pitch, std::uint64_t width, std::uint64_t rows,
+                                 cudaStream_t stream) noexcept {
+    return told(
+        cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyHostToDevice, stream));
+  }
   /// One call for all of them from CUDA 13.0 on; one for each with older toolkits.
   static int copy_parts_to_host(std::span<const copy_part> parts, cudaStream_t stream) noexcept {
-#if CUDART_VERSION >= 13000
-    try {
-      std::vector<void*> to;
-      std::vector<const void*> from;
-      std::vector<std::size_t> bytes;
-      to.reserve(parts.size()), from.reserve(parts.size()), bytes.reserve(parts.size());
-      for (const auto& part : parts)
-        to.push_back(part.to), from.push_back(part.from), bytes.push_back(part.bytes);
-      cudaMemcpyAttributes order{};
-      order.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-      order.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-      std::size_t first = 0;
-      return told(cudaMemcpyBatchAsync(to.data(), from.data(), bytes.data(), parts.size(), &order, &first, 1,
-                                       stream));
-    } catch (...) {
-      return cudaErrorMemoryAllocation;
-    }
-#else
-    for (const auto& part : parts)
-      if (const int status = copy_to_host(part.to, part.from, part.bytes, stream); status != success)
-        return status;
-    return success;
-#endif
+    return copy_parts(parts, cudaMemcpyDeviceToHost, stream);
+  }
+  /// See copy_parts_to_host.
+  static int copy_parts_to_device(std::span<const copy_part> parts, cudaStream_t stream) noexcept {
+    return copy_parts(parts, cudaMemcpyHostToDevice, stream);
   }
   static int pin(std::byte* data, std::uint64_t bytes) noexcept {
     return told(cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
@@ -135,6 +127,33 @@ struct runtime {
     return told(status) == success && result == cudaDriverEntryPointSuccess ? found : nullptr;
   }
   static cudaError_t as_error(int status) noexcept { return static_cast<cudaError_t>(status); }
+  static int copy_parts(std::span<const copy_part> parts, [[maybe_unused]] cudaMemcpyKind kind,
+                        cudaStream_t stream) noexcept {
+#if CUDART_VERSION >= 13000
+    try {
+      std::vector<void*> to;
+      std::vector<const void*> from;
+      std::vector<std::size_t> bytes;
+      to.reserve(parts.size()), from.reserve(parts.size()), bytes.reserve(parts.size());
+      for (const auto& part : parts)
+        to.push_back(part.to), from.push_back(part.from), bytes.push_back(part.bytes);
+      cudaMemcpyAttributes order{};
+      order.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+      order.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+      std::size_t first = 0;
+      return told(cudaMemcpyBatchAsync(to.data(), from.data(), bytes.data(), parts.size(), &order, &first, 1,
+                                       stream));
+    } catch (...) {
+      return cudaErrorMemoryAllocation;
+    }
+#else
+    for (const auto& part : parts)
+      if (const int status = told(cudaMemcpyAsync(part.to, part.from, part.bytes, kind, stream));
+          status != success)
+        return status;
+    return success;
+#endif
+  }
   // An error that was returned must not be found again by the program's next cudaGetLastError().
   static int told(cudaError_t status) noexcept {
     if (status != cudaSuccess) (void)cudaGetLastError();

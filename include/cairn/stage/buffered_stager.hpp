@@ -97,6 +97,13 @@ class buffered_stager {
     engine_.before_update(stream, device, until);
   }
 
+  /// Where the engine copies from devices: what loads into their memory.
+  [[nodiscard]] auto device_memory() const
+    requires requires(const Engine& engine) { engine.device_memory(); }
+  {
+    return engine_.device_memory();
+  }
+
  private:
   /// A buffer and its share of the budget, which ends after it.
   struct held_block {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/device_access.hpp>
 #include <cairn/model/cast.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
@@ -22,6 +23,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,6 +41,7 @@ struct load_want {
   std::uint64_t from = 1;        ///< bytes of an element in the file, where there is a cast
   std::uint64_t to = 1;          ///< and in memory
   std::uint64_t target_run = 0;  ///< contiguous bytes of the target, from multiples of itself on
+  [[nodiscard]] bool on_device() const noexcept { return target.space == memory_space::device; }
 };
 /// A stored item of which something is wanted, or all of it without a destination.
 struct load_item {
@@ -68,18 +71,23 @@ struct load_work {
   std::vector<load_want> wants;  ///< item after item
 };
 
-/// A wanted part with what is derived from its target. @throws usage_error where the target does not fit.
+/// A wanted part with what is derived from its target; `devices`: what writes memory of devices, or null.
+/// @throws usage_error where the target does not fit.
 [[nodiscard]] inline load_want make_want(const byte_box& box, dtype stored, const tensor_view& target,
-                                         cast_function cast, std::string_view name) {
+                                         cast_function cast, std::string_view name, device_load* devices) {
   load_want w{box, target, cast, 1, 1, 0};
   if (cast != nullptr) {
     w.from = bits_of(stored) / 8;
     w.to = bits_of(target.type) / 8;
   }
-  if (target.space == memory_space::device)
-    fail(error_id::usage_bad_option,
-         "the destination lies in device memory, which this reader does not write",
-         {.item = std::string(name)});
+  if (w.on_device()) {
+    if (devices == nullptr)
+      fail(error_id::usage_bad_option,
+           "the destination lies in device memory, which the CPU does not write: give the checkpointer a "
+           "stager that copies from devices (cuda::pinned_stager), or cuda::device_loads{}",
+           {.item = std::string(name)});
+    devices->check(target, name);
+  }
   const bool casts_packed = cast != nullptr && (granule_of(stored) != 1 || granule_of(target.type) != 1);
   if (casts_packed || w.from == 0 || box.bytes() / w.from * w.to != target.bytes())
     fail(error_id::usage_size_changed,
@@ -121,15 +129,17 @@ inline void put(const load_want& w, std::byte* to, const std::byte* from, std::u
     streaming_copy(to, from, bytes);
 }
 
-/// Copies what is wanted of a verified block, which begins at `begin` of the stored item, to its destination.
-inline void deliver(const load_want& w, std::uint64_t begin, std::span<const std::byte> block) {
+/// Gives what is wanted of a verified block, which begins at `begin` of the stored item, to its destination:
+/// put(to, from, bytes), bytes of the stored item.
+template <class Put>
+void deliver(const load_want& w, std::uint64_t begin, std::span<const std::byte> block, Put&& put_run) {
   const auto first = w.box.before(begin);
   const auto last = w.box.before(begin + block.size());
   const auto run = w.box.run();
   for_each_target(w, first, last, [&](std::byte* to, std::uint64_t packed, std::uint64_t left) {
     while (left != 0) {
       const auto length = std::min(left, run - packed % run);
-      put(w, to, block.data() + (w.box.position(packed) - begin), length);
+      put_run(to, block.data() + (w.box.position(packed) - begin), length);
       to += length / w.from * w.to;
       packed += length;
       left -= length;
@@ -137,14 +147,57 @@ inline void deliver(const load_want& w, std::uint64_t begin, std::span<const std
   });
 }
 
-/// Copies bytes [first, first + bytes.size()) of a wanted part, which lie one after another, to their
+/// Gives bytes [first, first + bytes.size()) of a wanted part, which lie one after another, to their
 /// destination.
-inline void deliver_packed(const load_want& w, std::uint64_t first, std::span<const std::byte> bytes) {
+template <class Put>
+void deliver_packed(const load_want& w, std::uint64_t first, std::span<const std::byte> bytes,
+                    Put&& put_run) {
   for_each_target(w, first, first + bytes.size(),
                   [&](std::byte* to, std::uint64_t packed, std::uint64_t length) {
-                    put(w, to, bytes.data() + (packed - first), length);
+                    put_run(to, bytes.data() + (packed - first), length);
                   });
 }
+/// For deliver() where the CPU writes the destination.
+[[nodiscard]] inline auto put_by_cpu(const load_want& w) noexcept {
+  return [&w](std::byte* to, const std::byte* from, std::uint64_t bytes) { put(w, to, from, bytes); };
+}
+
+/// What a cast needs of a device_load's buffer for so many bytes of the stored item.
+[[nodiscard]] inline std::uint64_t scratch_for(const load_want& w, std::uint64_t bytes) noexcept {
+  return w.on_device() && w.cast != nullptr && bytes != 0 ? bytes / w.from * w.to + 64 : 0;
+}
+/// For deliver() where a device holds the destination; what is given lies in `held`, and so does `scratch`,
+/// which has room for the casts. flush() comes last.
+class put_by_device {
+ public:
+  put_by_device(held_buffer& held, const load_want& w, std::string_view item, std::byte* scratch)
+      : held_(held), want_(w), item_(item), scratch_(scratch) {
+    scratch_ += (64 - reinterpret_cast<std::uintptr_t>(scratch_) % 64) % 64;
+  }
+  void operator()(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+    if (want_.cast != nullptr) {
+      const auto elements = bytes / want_.from;
+      want_.cast(from, scratch_, static_cast<std::size_t>(elements));
+      from = scratch_;
+      bytes = elements * want_.to;
+      scratch_ += bytes;
+    }
+    runs_.push_back({to, from, bytes});
+    if (runs_.size() == most_runs) flush();
+  }
+  void flush() {
+    if (!runs_.empty()) held_.put(want_.target.device, item_, runs_);
+    runs_.clear();
+  }
+
+ private:
+  static constexpr std::size_t most_runs = 4096;
+  held_buffer& held_;
+  const load_want& want_;
+  std::string_view item_;
+  std::byte* scratch_;
+  std::vector<device_run> runs_;
+};
 
 /// Copies the bytes of a box that a block holds, which begins at `begin` of the stored item, one after
 /// another. How many: box.before(its end) - box.before(begin).
@@ -159,18 +212,24 @@ inline void pack(const byte_box& box, std::uint64_t begin, std::span<const std::
   }
 }
 
-/// Reads what is wanted, in whole blocks that are verified before anything is delivered from them; a block
-/// that goes to one place without change, where the store reads as quickly as into a buffer (as far from a
-/// multiple of its part_alignment() as in the file), is read straight there and verified there. Blocks are
-/// read in order, neighbours together, by several threads. One use.
+/// Reads what is wanted, in whole blocks that are verified before anything is delivered from them. What goes
+/// to devices is read into buffers of a device_load, so that the next blocks are read while it is copied. A
+/// block that goes to one place without change, where the store reads as quickly as into a buffer (as far
+/// from a multiple of its part_alignment() as in the file), is read straight there and verified there. Blocks
+/// are read in order, neighbours together, by several threads. One use.
 template <ByteStore Store>
 class load_engine {
  public:
   /// Gets each block when it was verified, from any thread.
   using block_sink = std::function<void(block_place, std::span<const std::byte>)>;
 
-  load_engine(Store& store, const load_work& work, std::uint64_t memory_budget, deadline until)
+  load_engine(Store& store, const load_work& work, std::uint64_t memory_budget, deadline until,
+              device_load* devices = nullptr)
       : store_(store), work_(work), until_(until) {
+    if (std::any_of(work.wants.begin(), work.wants.end(), [](const auto& w) { return w.on_device(); })) {
+      devices_ = devices;
+      memory_budget = std::min(memory_budget, devices->memory()) / 2;  // one is copied while one is read
+    }
     // A store that likes pieces of MiBs does so for writing only.
     const std::uint64_t likes = store_.part_alignment();
     alignment_ = likes <= most_alignment ? std::max<std::uint64_t>(likes, 1) : 1;
@@ -203,17 +262,22 @@ class load_engine {
     find_batches();
     threads_ = std::min<std::uint64_t>(threads_, std::max<std::size_t>(batches_.size() - 1, 1));
     // Room for what lies before and behind the units of a batch.
-    const auto room = static_cast<std::size_t>((batch_bytes_ + 4 * alignment_ + page - 1) / page * page);
-    const large_buffer bounce(buffered_ ? room * static_cast<std::size_t>(threads_) : 0);
-    parallel_for(batches_.size() - 1, static_cast<std::size_t>(threads_),
-                 [&](std::size_t i, std::size_t thread) {
-                   // Where every block goes straight to its place there is no buffer.
-                   auto* const own = buffered_ ? bounce.data() + thread * room : nullptr;
-                   if (until_.passed())
-                     fail(error_id::timeout_load, "the checkpoint was not read in time",
-                          {.file = work_.files[item_of(pieces_[batches_[i]]).file].key});
-                   read_batch(batches_[i], batches_[i + 1], own);
-                 });
+    const auto room = static_cast<std::size_t>(
+        (std::max(batch_bytes_, most_used_) + 4 * alignment_ + page - 1) / page * page);
+    const bool own_memory = buffered_ && devices_ == nullptr;
+    const large_buffer bounce(own_memory ? room * static_cast<std::size_t>(threads_) : 0);
+    parallel_for(
+        batches_.size() - 1, static_cast<std::size_t>(threads_), [&](std::size_t i, std::size_t thread) {
+          if (until_.passed())
+            fail(error_id::timeout_load, "the checkpoint was not read in time",
+                 {.file = work_.files[item_of(pieces_[batches_[i]]).file].key});
+          // Where every block goes straight to its place there is no buffer.
+          std::optional<held_buffer> held;
+          if (buffered_ && !own_memory) held.emplace(*devices_, room, until_);
+          auto* const own = held ? held->data() : own_memory ? bounce.data() + thread * room : nullptr;
+          read_batch(batches_[i], batches_[i + 1], own, held ? &*held : nullptr,
+                     own != nullptr ? own + room : nullptr);
+        });
     return bytes_.load();
   }
 
@@ -229,7 +293,8 @@ class load_engine {
     std::uint32_t want = no_want;  ///< the one that gets it directly
     std::uint64_t block = 0;
     std::byte* direct = nullptr;
-    std::uint64_t at = 0;  ///< in the buffer of its batch, where not direct
+    std::uint64_t at = 0;       ///< in the buffer of its batch, where not direct
+    std::uint64_t scratch = 0;  ///< bytes of the buffer for what is cast for devices
   };
   static constexpr std::uint32_t no_want = UINT32_MAX;
   [[nodiscard]] const load_item& item_of(const piece& p) const noexcept { return work_.items[p.item]; }
@@ -281,8 +346,9 @@ class load_engine {
       const auto from = w.box.before(begin_of(p));
       const auto to = w.box.before(end_of(p));
       wanted |= from != to;
-      if (p.direct == nullptr && w.cast == nullptr && to - from == end_of(p) - begin_of(p) &&
-          from / w.target_run == (to - 1) / w.target_run) {
+      p.scratch += scratch_for(w, to - from);
+      if (p.direct == nullptr && !w.on_device() && w.cast == nullptr &&
+          to - from == end_of(p) - begin_of(p) && from / w.target_run == (to - 1) / w.target_run) {
         std::byte* place = nullptr;
         for_each_run(w.target, from, to,
                      [&](std::byte* data, std::uint64_t, std::uint64_t) { place = data; });
@@ -293,22 +359,30 @@ class load_engine {
         }
       }
     }
+    // What also goes to a device is read where a device copies from.
+    if (p.direct != nullptr && devices_ != nullptr)
+      for (std::size_t k = 0; k < item.wants; ++k)
+        if (work_.wants[item.first_want + k].on_device()) {
+          p.direct = nullptr;
+          p.want = no_want;
+        }
     if (wanted) pieces_.push_back(p);
   }
   void find_batches() {
     batches_.push_back(0);
     std::uint64_t used = 0;    // of the buffer
     std::uint64_t direct = 0;  // bytes that need none
-    extent last{0, 0};         // of the buffered bytes that were read last, and where they are in the buffer
+    std::uint64_t scratch = 0;
+    extent last{0, 0};  // of the buffered bytes that were read last, and where they are in the buffer
     std::uint64_t last_at = 0;
     const load_file* last_file = nullptr;
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       auto& p = pieces_[i];
       const auto wanted = extent_of(p);
       const auto length = wanted.end - wanted.begin;
-      if (batches_.back() != i && used + direct + length > batch_bytes_) {
+      if (batches_.back() != i && used + direct + scratch + length + p.scratch > batch_bytes_) {
         batches_.push_back(i);
-        used = direct = 0;
+        used = direct = scratch = 0;
         last_file = nullptr;
       }
       if (p.direct != nullptr) {
@@ -324,10 +398,14 @@ class load_engine {
       used = last_at + (last.end - last.begin);
       buffered_ = true;
       p.at = last_at + (item_of(p).offset + begin_of(p) - last.begin);
+      scratch += p.scratch;
+      most_used_ = std::max(most_used_, used + scratch);
     }
     if (!pieces_.empty()) batches_.push_back(pieces_.size());
   }
-  void read_batch(std::size_t first, std::size_t last, std::byte* bounce) {
+  /// `held`: what `bounce` is, if it is one of a device_load. Casts take the end of it, down from `scratch`.
+  void read_batch(std::size_t first, std::size_t last, std::byte* bounce, held_buffer* held,
+                  std::byte* scratch) {
     std::vector<const std::byte*> places;  // of the blocks
     std::vector<read_range> ranges;
     for (auto i = first; i < last; ++i) {
@@ -366,8 +444,17 @@ class load_engine {
               .offset = static_cast<std::int64_t>(item.offset + begin_of(p)),
               .expected = digest_text(expected),
               .got = digest_text(got)});
-      for (std::size_t k = 0; k < item.wants; ++k)
-        if (k != p.want) deliver(work_.wants[item.first_want + k], begin_of(p), block);
+      for (std::size_t k = 0; k < item.wants; ++k) {
+        const auto& w = work_.wants[item.first_want + k];
+        if (w.on_device()) {
+          scratch -= scratch_for(w, w.box.before(end_of(p)) - w.box.before(begin_of(p)));
+          put_by_device put_run(*held, w, item.name, scratch);
+          deliver(w, begin_of(p), block, put_run);
+          put_run.flush();
+        } else if (k != p.want) {
+          deliver(w, begin_of(p), block, put_by_cpu(w));
+        }
+      }
       if (sink_) sink_({p.item, p.block}, block);
     }
     streamed_copies_done();
@@ -378,8 +465,10 @@ class load_engine {
   deadline until_;
   block_sink sink_;
   std::uint64_t threads_ = 1;
-  bool buffered_ = false;        ///< some piece is not direct
-  std::uint64_t alignment_ = 1;  ///< of offsets and memory that the store reads quickly
+  device_load* devices_ = nullptr;  ///< where something goes to a device
+  std::uint64_t most_used_ = 0;     ///< of a buffer by one batch
+  bool buffered_ = false;           ///< some piece is not direct
+  std::uint64_t alignment_ = 1;     ///< of offsets and memory that the store reads quickly
   std::uint64_t batch_bytes_ = digest_block_bytes;
   std::vector<piece> pieces_;
   std::vector<std::size_t> batches_;  ///< first piece of each, and the end

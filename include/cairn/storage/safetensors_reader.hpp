@@ -73,9 +73,10 @@ class safetensors_reader {
   std::uint64_t read(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,
                      const target_resolver& resolver, read_options options, deadline until) {
     const auto bytes = fetch_records(checkpoint, ranks_of(checkpoint, plan), until);
-    const auto work = find_work(checkpoint, state, plan, resolver);
+    const auto work = find_work(checkpoint, state, plan, resolver, options.devices);
     check_files(work, until, std::vector<bool>(work.files.size(), true));
-    return bytes + detail::load_engine<Store>(*store_, work, options.memory_budget, until).run();
+    detail::load_engine<Store> engine(*store_, work, options.memory_budget, until, options.devices);
+    return bytes + engine.run();
   }
 
   /// The same together with other ranks, whose plans `exchange` knows: what several ranks want, one of them
@@ -91,8 +92,8 @@ class safetensors_reader {
     std::optional<detail::shared_blocks<Store, typename Exchange::wants_type>> blocks;
     exchange.run(
         [&] {
-          work.emplace(find_work(checkpoint, state, plan, resolver));
-          blocks.emplace(*store_, *work, exchange.wants(), exchange.rank(), share, until);
+          work.emplace(find_work(checkpoint, state, plan, resolver, options.devices));
+          blocks.emplace(*store_, *work, exchange.wants(), exchange.rank(), share, until, options.devices);
           auto units = blocks->find_units();
           check_files(*work, until, blocks->files_of(units));
           return units;
@@ -177,7 +178,8 @@ class safetensors_reader {
   }
   /// What a plan wants of which files; gives bytes items their size. @pre the records are there.
   [[nodiscard]] static detail::load_work find_work(const checkpoint_type& checkpoint, const state_dict& state,
-                                                   const load_plan& plan, const target_resolver& resolver) {
+                                                   const load_plan& plan, const target_resolver& resolver,
+                                                   device_load* devices) {
     std::vector<detail::planned_want> wants;
     wants.reserve(plan.items.size());
     for (const auto& item : plan.items) {
@@ -186,7 +188,8 @@ class safetensors_reader {
       if (stored.kind == item_kind::bytes) detail::resize_for(state, item, planned.bytes);
       if (planned.box.bytes() == 0) continue;
       const auto target = resolver(item);
-      planned.want = detail::make_want(planned.box, stored.type, target.view, target.cast, stored.name);
+      planned.want =
+          detail::make_want(planned.box, stored.type, target.view, target.cast, stored.name, devices);
       wants.push_back(std::move(planned));
     }
     return detail::gather_work(checkpoint, wants);

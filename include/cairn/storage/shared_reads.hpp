@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <span>
@@ -72,8 +73,14 @@ template <ByteStore Store, class Wants>
 class shared_blocks {
  public:
   shared_blocks(Store& store, const load_work& work, Wants& wants, std::int32_t rank, std::uint64_t budget,
-                deadline until)
-      : store_(store), work_(work), wants_(wants), rank_(rank), budget_(budget), until_(until) {}
+                deadline until, device_load* devices = nullptr)
+      : store_(store),
+        work_(work),
+        wants_(wants),
+        rank_(rank),
+        budget_(budget),
+        until_(until),
+        devices_(devices) {}
 
   [[nodiscard]] std::vector<shared_unit> find_units() {
     std::vector<shared_unit> units;
@@ -170,7 +177,7 @@ class shared_blocks {
     std::sort(own.begin(), own.end(), [&](const auto& a, const auto& b) { return before(a.at, b.at); });
     std::vector<block_place> blocks;
     for (const auto& o : own) blocks.push_back(o.at);
-    load_engine<Store> engine(store_, work_, budget_, until_);
+    load_engine<Store> engine(store_, work_, budget_, until_, devices_);
     bytes_read_ += engine.run(blocks, [&](block_place at, std::span<const std::byte> block) {
       const auto found = std::lower_bound(own.begin(), own.end(), at,
                                           [&](const auto& o, const auto& b) { return before(o.at, b); });
@@ -214,17 +221,23 @@ class shared_blocks {
       if (p.bytes == end_of(p.at) - begin_of(p.at) && digest(bytes) != item.digests[p.at.block])
         fail(error_id::peer_bad_message, "a block that a rank read for others came damaged",
              {.rank = reader, .item = std::string(item.name)});
+      std::uint64_t for_devices = 0;
       for (std::size_t k = 0; k < item.wants; ++k) {
         const auto& w = work_.wants[item.first_want + k];
-        if (w.box == p.from->box) deliver_packed(w, w.box.before(begin_of(p.at)), bytes);
+        if (!(w.box == p.from->box)) continue;
+        if (w.on_device())
+          for_devices += scratch_for(w, p.bytes) + 1;
+        else
+          deliver_packed(w, w.box.before(begin_of(p.at)), bytes, put_by_cpu(w));
       }
+      if (for_devices != 0) put_on_devices(item, *p.from, begin_of(p.at), bytes, for_devices);
       streamed_copies_done();
     });
   }
 
   /// Reads what nobody else wants.
   void read_alone() {
-    load_engine<Store> engine(store_, work_, budget_, until_);
+    load_engine<Store> engine(store_, work_, budget_, until_, devices_);
     bytes_read_ += engine.run(alone_);
   }
   /// From the store, by this rank.
@@ -237,6 +250,21 @@ class shared_blocks {
     const rank_set* ranks;
     bool mine;
   };
+  /// A message lies in ordinary memory: devices get it from a buffer of theirs.
+  void put_on_devices(const load_item& item, const part& from, std::uint64_t begin,
+                      std::span<const std::byte> bytes, std::uint64_t scratch_bytes) {
+    held_buffer held(*devices_, bytes.size() + scratch_bytes, until_);
+    std::memcpy(held.data(), bytes.data(), bytes.size());
+    auto* scratch = held.data() + bytes.size();
+    for (std::size_t k = 0; k < item.wants; ++k) {
+      const auto& w = work_.wants[item.first_want + k];
+      if (!(w.box == from.box) || !w.on_device()) continue;
+      put_by_device put_run(held, w, item.name, scratch);
+      deliver_packed(w, w.box.before(begin), std::span<const std::byte>(held.data(), bytes.size()), put_run);
+      put_run.flush();
+      scratch += scratch_for(w, bytes.size());
+    }
+  }
   void add_part(const load_item& item, const wanted_part& wanted, std::vector<part>& parts) const {
     auto box = byte_box(item.bytes);
     if (item.kind == item_kind::tensor) {
@@ -289,6 +317,7 @@ class shared_blocks {
   std::int32_t rank_;
   std::uint64_t budget_;
   deadline until_;
+  device_load* devices_;
   std::vector<std::vector<part>> parts_;  ///< of each item
   std::vector<block_place> places_;       ///< of units, by index
   std::vector<block_place> alone_;

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/device_access.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/cuda/basic_pinned.hpp>
+#include <cairn/cuda/device_runtime.hpp>
+#include <cairn/cuda/load_session.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace cuda {
+
+template <DeviceRuntime R>
+struct basic_device_loads_options {
+  /// Copies begin after what these streams had been given when the load began. Devices that are not named
+  /// here compute on their default stream.
+  std::vector<compute_stream<R>> compute = {};
+  /// Pinned memory that a load uses at most, in bytes, within checkpointer_options::load_memory. It is pinned
+  /// when the load needs it, and given back at its end.
+  std::uint64_t pinned_bytes = std::uint64_t{64} << 20;
+  /// What to do where the device refuses to pin it.
+  pinned_options pinning = {};
+  /// How long the end of a load that failed waits for copies that are still under way; their buffers are
+  /// never given back if they do not end.
+  std::chrono::nanoseconds drain_limit = std::chrono::minutes(1);
+};
+
+/// Loads into memory of devices; a policy of a checkpointer. A stager that copies from devices brings one
+/// along, with its compute streams; without such a stager (a program that evaluates):
+///
+///     cairn::checkpointer ckpt{cairn::file_store{"checkpoints"}, cairn::cuda::device_loads{}};
+///     state.tensor("weights", cairn::cuda::device_view(weights, cairn::dtype::bf16, {rows, columns}));
+///     ckpt.resume(state);
+///
+/// Blocks are read into a ring of pinned buffers, verified there, and copied on one stream of lowest priority
+/// for each device while the next are read. What is not contiguous on either side goes by two-dimensional
+/// copies; single elements are slow. Casts are made by the CPU, in the ring. When load() or resume() returns,
+/// everything is there, for every stream. When it throws, what the targets hold is undefined, and no copy to
+/// them is under way.
+template <DeviceRuntime R>
+class basic_device_loads final : public device_access {
+ public:
+  using cairn_role = role::devices;
+  using options_type = basic_device_loads_options<R>;
+
+  basic_device_loads() : basic_device_loads(options_type{}) {}
+  /// @throws usage_error (usage_bad_option) where there is no pinned memory to use, or a device is named
+  /// twice.
+  explicit basic_device_loads(options_type options) : options_(std::move(options)) {
+    if (options_.pinned_bytes == 0)
+      fail(error_id::usage_bad_option, "pinned_bytes of loads to devices is at least 1", {.got = "0"});
+    for (std::size_t i = 0; i < options_.compute.size(); ++i)
+      for (std::size_t k = 0; k < i; ++k)
+        if (options_.compute[i].device == options_.compute[k].device)
+          fail(error_id::usage_bad_option, "a device has one compute stream",
+               {.got = "device " + std::to_string(options_.compute[i].device) + " twice"});
+  }
+
+  [[nodiscard]] std::unique_ptr<device_load> begin_load(std::uint64_t budget) override {
+    return std::make_unique<detail::load_session<R>>(
+        options_.compute, std::min(budget, options_.pinned_bytes), options_.pinning, options_.drain_limit);
+  }
+
+ private:
+  options_type options_;
+};
+
+}  // namespace cuda
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/device_access.hpp>
+#include <cairn/cuda/basic_pinned.hpp>
+#include <cairn/cuda/device_runtime.hpp>
+#include <cairn/cuda/owned_event.hpp>
+#include <cairn/stage/heap_memory.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace cuda {
+namespace detail {
+
+/// Puts runs that follow each other at regular distances together into two-dimensional copies, and gathers
+/// the rest.
+template <DeviceRuntime R>
+class run_scatterer {
+ public:
+  run_scatterer(typename R::stream_type stream, int device, std::string_view item,
+                std::vector<copy_part>& parts) noexcept
+      : stream_(stream), device_(device), item_(item), parts_(parts) {}
+  void add(const device_run& run) {
+    if (rows_ != 0 && run.bytes == width_ && follows(run)) {
+      if (rows_ == 1) {
+        to_pitch_ = run.to - to_;
+        from_pitch_ = run.from - from_;
+      }
+      ++rows_;
+      return;
+    }
+    flush();
+    to_ = run.to, from_ = run.from, width_ = run.bytes, rows_ = 1;
+  }
+  void flush() {
+    const auto rows = std::exchange(rows_, 0);
+    if (rows == 1) {
+      parts_.push_back({to_, from_, width_});
+    } else if (rows > 1) {
+      check_call<R>(R::copy_rows_to_device(to_, static_cast<std::uint64_t>(to_pitch_), from_,
+                                           static_cast<std::uint64_t>(from_pitch_), width_, rows, stream_),
+                    "copying rows to device memory", device_, std::string(item_));
+    }
+  }
+
+ private:
+  static constexpr std::ptrdiff_t most_pitch = (std::ptrdiff_t{1} << 31) - 1;
+  [[nodiscard]] bool is_pitch(std::ptrdiff_t pitch) const noexcept {
+    return pitch >= static_cast<std::ptrdiff_t>(width_) && pitch <= most_pitch;
+  }
+  [[nodiscard]] bool follows(const device_run& run) const noexcept {
+    if (rows_ == 1) return is_pitch(run.to - to_) && is_pitch(run.from - from_);
+    const auto rows = static_cast<std::ptrdiff_t>(rows_);
+    return run.to - to_ == rows * to_pitch_ && run.from - from_ == rows * from_pitch_;
+  }
+
+  typename R::stream_type stream_;
+  int device_;
+  std::string_view item_;
+  std::vector<copy_part>& parts_;
+  std::byte* to_ = nullptr;
+  const std::byte* from_ = nullptr;
+  std::uint64_t width_ = 0;
+  std::ptrdiff_t to_pitch_ = 0;
+  std::ptrdiff_t from_pitch_ = 0;
+  std::uint64_t rows_ = 0;
+};
+
+/// One load; see device_load.
+template <DeviceRuntime R>
+class load_session final : public device_load {
+ public:
+  load_session(std::vector<compute_stream<R>> compute, std::uint64_t memory, pinned_options pinning,
+               std::chrono::nanoseconds drain_limit)
+      : compute_(std::move(compute)), memory_(memory), pinning_(pinning), drain_limit_(drain_limit) {}
+  load_session(const load_session&) = delete;
+  load_session& operator=(const load_session&) = delete;
+  ~load_session() override {
+    // Copies that are under way read from the ring, and write to the user's memory.
+    if (!drained())
+      for (auto& b : buffers_) (void)b.release();
+    buffers_.clear();
+    for (const auto& l : lanes_) (void)R::destroy_stream(l.side);
+  }
+
+  void check(const tensor_view& target, std::string_view item) override {
+    if (target.device < 0)
+      fail(error_id::usage_unsupported_tensor,
+           "a tensor_view in device memory does not say on which device: set its `device`, or make it with "
+           "cuda::device_view",
+           {.item = std::string(item)});
+    int device = -1;
+    check_call<R>(R::device_of(target.data, device), "asking where memory lies", target.device,
+                  std::string(item));
+    if (device != target.device)
+      fail(error_id::usage_unsupported_tensor,
+           "the destination of an item is not in the memory of its device; was it freed?",
+           {.item = std::string(item),
+            .expected = "device " + std::to_string(target.device),
+            .got = device < 0 ? "memory of no device" : "device " + std::to_string(device)});
+    for (const auto& l : lanes_)
+      if (l.device == target.device) return;
+    open_lane(target.device);
+  }
+  [[nodiscard]] std::uint64_t memory() const noexcept override { return memory_; }
+
+  [[nodiscard]] buffer acquire(std::uint64_t bytes, deadline until) override {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      look();
+      if (auto* found = find_free(bytes)) {
+        found->held = true;
+        return {found->index, found->block->bytes()};
+      }
+      if (until.passed()) fail_late();
+      changed_.wait_for(lock, look_every);
+    }
+  }
+  void put(const buffer& from, int device, std::string_view item, std::span<const device_run> runs) override {
+    auto& b = at(from);
+    const auto lane_index = index_of(device);
+    const device_in_use<R> use(device);
+    if (b.parts.size() < lanes_.size()) b.parts.resize(lanes_.size());
+    auto& parts = b.parts[lane_index];
+    if (b.item.empty()) b.item = item;
+    b.touched = true;
+    run_scatterer<R> scatterer(lanes_[lane_index].side, device, item, parts);
+    for (const auto& run : runs) scatterer.add(run);
+    scatterer.flush();
+    // One call for many, but not so many that the device waits for them.
+    if (parts.size() >= most_parts) copy_parts(b, lane_index);
+  }
+  void give(const buffer& done) noexcept override {
+    auto& b = at(done);
+    std::exception_ptr failure;
+    std::vector<owned_event<R>> events;
+    try {
+      if (b.touched)
+        for (std::size_t i = 0; i < b.parts.size(); ++i) {
+          const device_in_use<R> use(lanes_[i].device);
+          copy_parts(b, i);
+          events.emplace_back(lanes_[i].device);
+          check_call<R>(R::record(events.back().get(), lanes_[i].side), "recording an event behind copies",
+                        lanes_[i].device, b.item);
+        }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      b.events = std::move(events);
+      // Nobody knows when its copies are done: it is used no more.
+      if (failure == nullptr) b.held = b.touched = false;
+      if (failure_ == nullptr) failure_ = std::move(failure);
+    }
+    changed_.notify_all();
+  }
+  void finish(deadline until) override {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      look();
+      if (std::all_of(buffers_.begin(), buffers_.end(), [](const auto& b) { return b->events.empty(); }))
+        return;
+      if (until.passed()) fail_late();
+      changed_.wait_for(lock, look_every);
+    }
+  }
+
+ private:
+  using memory_type = basic_pinned<heap_memory, R>;
+  static constexpr auto look_every = std::chrono::microseconds(50);
+  static constexpr std::size_t most_parts = 1024;
+  struct open_device {
+    int device = 0;
+    typename R::stream_type side{};
+  };
+  /// Its fields are those of the thread that holds it, and under the mutex where nobody does.
+  struct ring_buffer {
+    std::size_t index = 0;
+    std::optional<typename memory_type::block_type> block;
+    std::vector<std::vector<copy_part>> parts;  ///< of each lane, not yet copied
+    std::vector<owned_event<R>> events;         ///< behind its copies
+    std::string item;                           ///< the first that it has something of
+    bool held = false;
+    bool touched = false;
+  };
+
+  [[noreturn]] void fail_late() const {
+    std::string item;
+    for (const auto& b : buffers_)
+      if (!b->events.empty()) item = b->item;
+    fail(error_id::timeout_load,
+         "memory of a device was not loaded in time; what the destinations hold is undefined",
+         {.item = item});
+  }
+  void open_lane(int device) {
+    const device_in_use<R> use(device);
+    // Pins with this device in use, on whatever thread: no other device gets a context for it.
+    if (!ring_memory_) ring_memory_.emplace(pinning_);
+    typename R::stream_type compute{};
+    for (const auto& given : compute_)
+      if (given.device == device) compute = given.stream;
+    lanes_.reserve(lanes_.size() + 1);
+    open_device made{device, {}};
+    check_call<R>(R::make_stream(made.side), "making a stream", device);
+    lanes_.push_back(made);
+    const owned_event<R> ready(device);
+    check_call<R>(R::record(ready.get(), compute), "recording an event on the compute stream", device);
+    check_call<R>(R::wait(made.side, ready.get()), "ordering copies behind the compute stream", device);
+  }
+  [[nodiscard]] std::size_t index_of(int device) const {
+    const auto found =
+        std::find_if(lanes_.begin(), lanes_.end(), [&](const open_device& l) { return l.device == device; });
+    if (found == lanes_.end())
+      fail(error_id::usage_unsupported_tensor, "a destination on a device was not checked before the load",
+           {.got = "device " + std::to_string(device)});
+    return static_cast<std::size_t>(found - lanes_.begin());
+  }
+  [[nodiscard]] ring_buffer& at(const buffer& b) {
+    const std::lock_guard lock(mutex_);
+    return *buffers_[b.index];
+  }
+  /// @pre its device is in use.
+  void copy_parts(ring_buffer& b, std::size_t lane_index) {
+    auto& parts = b.parts[lane_index];
+    const auto& l = lanes_[lane_index];
+    if (parts.size() == 1)
+      check_call<R>(R::copy_to_device(parts[0].to, parts[0].from, parts[0].bytes, l.side),
+                    "copying to device memory", l.device, b.item);
+    else if (!parts.empty())
+      check_call<R>(R::copy_parts_to_device(parts, l.side), "copying parts to device memory", l.device,
+                    b.item);
+    parts.clear();
+  }
+  /// Finds out which copies are done. @pre the mutex is held. @throws what failed.
+  void look() {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    for (auto& b : buffers_) {
+      while (!b->events.empty()) {
+        const auto& event = b->events.back();
+        const device_in_use<R> use(event.device());
+        const int status = R::query(event.get());
+        if (status == R::not_ready) break;
+        check_call<R>(status, "a copy to device memory", event.device(), b->item);
+        b->events.pop_back();
+      }
+      if (b->events.empty() && !b->held) b->item.clear();
+    }
+  }
+  /// A buffer that nobody uses, made if there is room for it; nullptr if that must be waited for. @pre the
+  /// mutex is held.
+  [[nodiscard]] ring_buffer* find_free(std::uint64_t bytes) {
+    ring_buffer* spare = nullptr;
+    std::uint64_t total = 0;
+    for (auto& b : buffers_) {
+      total += b->block ? b->block->bytes().size() : 0;
+      if (b->held || !b->events.empty()) continue;
+      if (b->block && b->block->bytes().size() >= bytes) return b.get();
+      spare = b.get();
+    }
+    if (spare != nullptr && spare->block) {
+      total -= spare->block->bytes().size();
+      spare->block.reset();
+    }
+    if (total != 0 && (total > memory_ || bytes > memory_ - total)) return nullptr;
+    if (spare == nullptr) {
+      buffers_.push_back(std::make_unique<ring_buffer>());
+      spare = buffers_.back().get();
+      spare->index = buffers_.size() - 1;
+    }
+    spare->block.emplace(ring_memory_->allocate(bytes));
+    return spare;
+  }
+  [[nodiscard]] bool drained() noexcept {
+    const auto until = deadline::in(drain_limit_);
+    try {
+      for (const auto& l : lanes_) {
+        const device_in_use<R> use(l.device);
+        const owned_event<R> event(l.device);
+        check_call<R>(R::record(event.get(), l.side), "recording an event", l.device);
+        while (R::query(event.get()) == R::not_ready) {
+          if (until.passed()) return false;
+          std::this_thread::sleep_for(look_every);
+        }
+      }
+    } catch (...) {
+      // A device that takes no call any more copies nothing any more.
+    }
+    return true;
+  }
+
+  std::vector<compute_stream<R>> compute_;
+  std::uint64_t memory_;
+  pinned_options pinning_;
+  std::chrono::nanoseconds drain_limit_;
+  std::vector<open_device> lanes_;  ///< complete before the first put
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<memory_type> ring_memory_;
+  std::deque<std::unique_ptr<ring_buffer>> buffers_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace v1
+}  // namespace cairn
