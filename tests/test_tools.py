@@ -209,6 +209,9 @@ def check_copy(root, directory, server):
     with open(data[1], "r+b") as file:
         file.seek(5000)
         file.write(b"damage")
+    for name in ("manifest.cairn", os.path.basename(data[0])):  # what copies that were killed had begun
+        with open(f"{parts}/step-00000004/{name}.00c0ffee00c0ffee.part", "wb") as file:
+            file.write(b"begun")
     run(INSPECT, parts, status=NOTHING_THERE)
     expect(run(COPY, directory, parts, "--step", 4), "^step 4  copied and verified: .* in 2 objects sent, 6 were there$")
     shutil.copytree(directory + "/step-00000002", parts + "/step-00000002")

@@ -167,7 +167,8 @@ class checkpoint_copy {
   void begin(const manifest& m) {
     to_.remove(aborted_key(step_, m.attempt));
     for (const auto& key : to_.leftovers(step_directory(step_) + "/")) try {
-        if (const auto about = unfinished_object(key); about && about->object.attempt == m.attempt)
+        const auto about = unfinished_object(key);
+        if (about && (about->object.kind == object_kind::manifest || about->object.attempt == m.attempt))
           to_.discard(key);
       } catch (const storage_error& e) {
         if (e.id() != error_id::storage_exists) throw;  // another copy is at work
