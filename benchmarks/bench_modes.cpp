@@ -476,20 +476,21 @@ double steps_until_back(const run_result& r, double plain, int every) {
 /// The steps of each mode's middle round as lines, plain first.
 std::string chart_of(const std::vector<std::pair<std::string, summary>>& all, const mode_options& o) {
   static constexpr std::array<const char*, 9> colours{"#888888", "#c0392b", "#e67e22", "#8e44ad", "#2980b9",
-                                                      "#27ae60", "#7f8c8d", "#a04000", "#b7950b"};
+                                                      "#27ae60", "#1c2833", "#a04000", "#b7950b"};
   double most = 0;
   for (const auto& [name, s] : all)
     for (const auto& round : s.steps) most = std::max(most, *std::max_element(round.begin(), round.end()));
   const double width = 760;
   const double height = 300;
   std::ostringstream out;
-  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1010 380\" font-family=\"sans-serif\" "
-         "font-size=\"12\">\n<rect width=\"1010\" height=\"380\" fill=\"white\"/>\n<text x=\"60\" y=\"20\" "
+  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1060 380\" font-family=\"sans-serif\" "
+         "font-size=\"12\">\n<rect width=\"1060\" height=\"380\" fill=\"white\"/>\n<text x=\"60\" y=\"20\" "
          "font-size=\"14\">Seconds of each step; a save of "
       << size_text(o.common.bytes) << " every " << o.every << " steps</text>\n";
   const auto y = [&](double seconds) { return 40 + height * (1 - seconds / most); };
-  for (int line = 0; line <= 4; ++line) {
-    const double at = most * line / 4;
+  const double power = std::pow(10, std::floor(std::log10(most / 6)));
+  const double unit = power * (most / 6 > 5 * power ? 10 : most / 6 > 2 * power ? 5 : 2);
+  for (double at = 0; at <= most; at += unit) {
     out << "<line x1=\"60\" x2=\"" << 60 + width << "\" y1=\"" << y(at) << "\" y2=\"" << y(at)
         << "\" stroke=\"#dddddd\"/><text x=\"54\" y=\"" << y(at) + 4 << "\" text-anchor=\"end\">"
         << std::round(at * 100) / 100 << "</text>\n";

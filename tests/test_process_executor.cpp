@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// threaded
 // links: cairn::interprocess
 // needs: helper_worker
 // Saving by a worker process: what crosses, what happens when the worker or the trainer dies.
@@ -9,10 +10,12 @@
 
 #include "support/figures.hpp"
 #include "support/kill_points.hpp"
+#include "support/memory_group.hpp"
 #include "support/rounds.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/scripted_store.hpp"
 #include "support/stager_conformance.hpp"
+#include "support/thread_policy.hpp"
 
 #include <doctest/doctest.h>
 
@@ -42,6 +45,16 @@ extern "C" std::size_t __sanitizer_get_current_allocated_bytes() __attribute__((
 namespace {
 using cairn_test::scratch_directory;
 using cairn_test::scripted_store;
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool under_tsan = true;
+#elif defined(__has_feature)
+constexpr bool under_tsan = __has_feature(thread_sanitizer);
+#else
+constexpr bool under_tsan = false;
+#endif
+/// Of cases that ThreadSanitizer is not for: they fork beside threads, kill, or take long there.
+const doctest::skip not_threaded(under_tsan);
 
 /// The workers of this process: its children of that name.
 std::vector<::pid_t> workers() {
@@ -323,6 +336,28 @@ int saves_without_its_file(const std::string& directory) {
   return 0;
 }
 
+/// In a memory control group: the save that needs more than is left there fails, the next one that has room
+/// does not, and neither process is killed.
+int saves_in_a_group(const std::string& directory, const cairn_test::memory_group& group) {
+  constexpr std::uint64_t mib = 1 << 20;
+  trained run;
+  auto ckpt = make(directory, cairn::process_executor{});
+  run.update(1);
+  ckpt.save(run.state, 1).wait();
+  const auto worker = workers();
+  run.blob.assign(64 * mib, 'x');
+  if (!group.limit_to(group.usage() + 24 * mib)) return 10;
+  const auto failed = ckpt.save(run.state, 2);
+  if (!failed.failed() || id_of(failed.failure()) != cairn::error_id::storage_limit) return 11;
+  if (text_of(failed.failure()).find(group.folder()) == std::string::npos) return 12;
+  if (!group.limit_to(std::uint64_t{1} << 50)) return 13;
+  run.update(3);
+  run.blob.assign(64 * mib, 'y');
+  ckpt.save(run.state, 3).wait();
+  if (workers() != worker) return 14;
+  return ckpt.list() == std::vector<std::int64_t>{1, 3} ? 0 : 15;
+}
+
 }  // namespace
 
 /// Called by main() before anything else.
@@ -339,9 +374,10 @@ void cairn_test_before_main(int argc, char** argv) {
   cairn::worker_main(argc, argv);
   if (role == "--trainer") std::exit(trainer(argv[2], argv[3], argv[4]));
   if (role == "--without-its-file") std::_Exit(saves_without_its_file(argv[2]));
+  if (role == "--in-a-group") std::_Exit(saves_in_a_group(argv[2], {argv[3], argv[4] == std::string("2")}));
 }
 
-TEST_CASE("shared_stager is a stager") {
+TEST_CASE("shared_stager is a stager" * not_threaded) {
   cairn_test::stager_conformance(shared_env{});
 }
 
@@ -365,6 +401,7 @@ TEST_CASE("one worker serves all saves, and leaves nothing behind") {
     CHECK(environment.find("OMPI_COMM_WORLD_RANK") == std::string::npos);
     CHECK(::getpriority(PRIO_PROCESS, static_cast<id_t>(first[0])) ==
           std::min(19, ::getpriority(PRIO_PROCESS, 0) + 3));
+    CHECK(::sched_getscheduler(first[0]) == cairn_test::policy_beside_training());
     CHECK(::getsid(first[0]) == first[0]);
     std::size_t after_ten = 0;
     for (std::int64_t step = 2; step <= 40; ++step) {
@@ -500,7 +537,8 @@ std::map<std::string, std::string> data_files(const std::string& store) {
 }
 }  // namespace
 
-TEST_CASE("every way of saving gives the same bytes, and a training that goes on with the same bits") {
+TEST_CASE("every way of saving gives the same bytes, and a training that goes on with the same bits" *
+          not_threaded) {
   const scratch_directory scratch;
   const auto options = [] { return cairn::checkpointer_options{.quiet = true}; };
   const std::vector<std::function<cairn::any_checkpointer(std::string)>> ways{
@@ -545,7 +583,8 @@ TEST_CASE("every way of saving gives the same bytes, and a training that goes on
 }
 
 TEST_CASE(
-    "a worker that is killed at any step fails its save with the reason, or the save goes on without it") {
+    "a worker that is killed at any step fails its save with the reason, or the save goes on without it" *
+    not_threaded) {
   const scratch_directory scratch;
   trained run;
   auto ckpt = make_scripted(scratch);
@@ -593,7 +632,8 @@ TEST_CASE(
   CHECK_NOTHROW(ckpt.close());
 }
 
-TEST_CASE("a trainer that is killed after its image was released does not take the checkpoint with it") {
+TEST_CASE("a trainer that is killed after its image was released does not take the checkpoint with it" *
+          not_threaded) {
   struct {
     int signal;
     bool whole_group;
@@ -617,7 +657,8 @@ TEST_CASE("a trainer that is killed after its image was released does not take t
 
 TEST_CASE(
     "whoever is killed at whatever step of a worker, the next run finds what was released, or the one "
-    "before") {
+    "before" *
+    not_threaded) {
   auto n = cairn_test::long_run() ? 0 : cairn_test::test_seed();
   for (const char* line : steps_of_a_worker)
     for (const bool worker_too : {false, true}) {
@@ -649,7 +690,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a trainer that ends in the middle of a save, however it does, does not take the checkpoint with it") {
+    "a trainer that ends in the middle of a save, however it does, does not take the checkpoint with it" *
+    not_threaded) {
   for (const char* how : {"forks", "returns", "throws", "exits", "exits quickly"}) {
     CAPTURE(std::string(how));
     const scratch_directory scratch;
@@ -671,7 +713,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a trainer that is killed before it vouched for its memory: nothing of that save is committed") {
+TEST_CASE("a trainer that is killed before it vouched for its memory: nothing of that save is committed" *
+          not_threaded) {
   const scratch_directory scratch;
   const auto run = start_trainer(scratch.path(), "write before rank hold", "before it vouches");
   scripted_store::wait_held(scratch.path());
@@ -686,7 +729,8 @@ TEST_CASE("a trainer that is killed before it vouched for its memory: nothing of
 
 TEST_CASE(
     "a run that resumes while a worker of the one before still writes waits for it and takes its "
-    "checkpoint") {
+    "checkpoint" *
+    not_threaded) {
   for (const char* line : {"write after rank hold", at_manifest}) {
     CAPTURE(std::string(line));
     const scratch_directory scratch;
@@ -708,7 +752,8 @@ TEST_CASE(
 
 TEST_CASE(
     "a worker of the run before that does not end in time can not commit behind the back of the run that "
-    "resumes, however far it is") {
+    "resumes, however far it is" *
+    not_threaded) {
   for (const char* line : {"create before rank hold", "create after rank hold", "write after rank hold",
                            "finish after rank hold", "put_new after record hold", at_manifest}) {
     CAPTURE(std::string(line));
@@ -738,7 +783,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("programs that are no workers are refused with a sentence") {
+TEST_CASE("programs that are no workers are refused with a sentence" * not_threaded) {
   const ::pid_t child = ::fork();
   if (child == 0) {
     ::execl("/proc/self/exe", "trainer", "--forgets", nullptr);
@@ -760,7 +805,7 @@ TEST_CASE("programs that are no workers are refused with a sentence") {
   CHECK(id_of(save.failure()) == cairn::error_id::usage_no_worker);
 }
 
-TEST_CASE("a program whose file is removed or replaced while it runs goes on saving") {
+TEST_CASE("a program whose file is removed or replaced while it runs goes on saving" * not_threaded) {
   const scratch_directory scratch;
   const auto copy = scratch.path() + "/program";
   std::filesystem::copy_file("/proc/self/exe", copy);
@@ -776,7 +821,8 @@ TEST_CASE("a program whose file is removed or replaced while it runs goes on sav
 
 TEST_CASE(
     "a worker program that goes, or speaks otherwise, fails its save with a reason, and the next save "
-    "works") {
+    "works" *
+    not_threaded) {
   const scratch_directory scratch;
   const auto path = scratch.path() + "/worker";
   const auto script = [&](const std::string& text) {
@@ -814,8 +860,8 @@ TEST_CASE(
   CHECK(newest(scratch.path() + "/store") == step);
 }
 
-TEST_CASE(
-    "a worker program of its own serves the writers that it names, and says which where another comes") {
+TEST_CASE("a worker program of its own serves the writers that it names, and says which where another comes" *
+          not_threaded) {
   const cairn::worker_program program{cairn_test::program("helper_worker")};
   const scratch_directory scratch;
   trained run;
@@ -837,7 +883,7 @@ TEST_CASE(
   CHECK(newest(scratch.path() + "/store") == 7);
 }
 
-TEST_CASE("a worker refuses what is no message, and no job, and goes on") {
+TEST_CASE("a worker refuses what is no message, and no job, and goes on" * not_threaded) {
   using namespace cairn::detail;
   worker_process worker;
   const auto until = cairn::deadline::in(std::chrono::minutes(1));
@@ -880,7 +926,7 @@ TEST_CASE("a worker refuses what is no message, and no job, and goes on") {
   CHECK(refusal([&] { static_cast<void>(reader.receive(until)); }) == cairn::error_id::peer_lost);
 }
 
-TEST_CASE("memory that cannot be had is an error before anything is copied") {
+TEST_CASE("memory that cannot be had is an error before anything is copied" * not_threaded) {
   cairn::shared_memory memory;
   CHECK(refusal([&] { static_cast<void>(memory.allocate(std::uint64_t{1} << 50)); }) ==
         cairn::error_id::storage_out_of_memory);
@@ -920,8 +966,31 @@ TEST_CASE("memory that cannot be had is an error before anything is copied") {
   CHECK(newest(scratch.path()) == 2);
 }
 
+TEST_CASE("a full control group is an error of the save, and kills neither trainer nor worker" *
+          not_threaded) {
+  const cairn_test::memory_group group;
+  if (!group.made()) {
+    MESSAGE("no control group of memory can be made here: it needs a writable /sys/fs/cgroup");
+    return;
+  }
+  const scratch_directory scratch;
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    if (!group.enter()) ::_exit(77);
+    ::execl("/proc/self/exe", "trainer", "--in-a-group", scratch.path().c_str(), group.folder().c_str(),
+            group.second() ? "2" : "1", nullptr);
+    ::_exit(127);
+  }
+  const int status = status_of(child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+    MESSAGE("this user may make a control group of memory, but not enter it");
+  else
+    CHECK(status == 0);
+}
+
 TEST_CASE(
-    "a checkpointer may be built by a thread that ends, beside another one, and in a program that forks") {
+    "a checkpointer may be built by a thread that ends, beside another one, and in a program that forks" *
+    not_threaded) {
   const scratch_directory scratch;
   trained one;
   trained two;
@@ -950,7 +1019,7 @@ TEST_CASE(
   CHECK(newest(scratch.path() + "/two") == 2);
 }
 
-TEST_CASE("report and trace tell what trainer and worker did, on one clock") {
+TEST_CASE("report and trace tell what trainer and worker did, on one clock" * not_threaded) {
   const scratch_directory scratch;
   const auto path = scratch.path() + "/trace.json";
   std::vector<float> weights(1'000'000, 1.0f);
@@ -1005,7 +1074,8 @@ for counter in [("copied MB/s", trainer), ("written MB/s", worker), ("cores in u
   CHECK(std::system(command.c_str()) == 0);
 }
 
-TEST_CASE("a thousand saves leave memory, descriptors, threads and processes where they were") {
+TEST_CASE("a thousand saves leave memory, descriptors, threads and processes where they were" *
+          not_threaded) {
   // In memory, so that no device is waited for. A sanitizer keeps freed memory for a while; let it not be
   // much in the worker, whose memory is looked at from outside.
   const scratch_directory scratch("/dev/shm");

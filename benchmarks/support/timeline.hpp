@@ -109,7 +109,8 @@ inline std::string picture_of(const timeline& trace, double begin, double end, c
     out << "<text x=\"" << at << "\" y=\"" << line << "\" text-anchor=\"" << anchor << "\">" << what
         << "</text>\n";
   };
-  std::vector<double> updates;  // where steps end
+  std::vector<double> updates;      // where steps end
+  std::vector<std::string> legend;  // what is often too narrow for its name
   for (const auto& [id, p] : trace.processes) {
     out << "<text x=\"8\" y=\"" << y + 14 << "\" font-weight=\"bold\">" << p.name << "</text>\n";
     y += 22;
@@ -129,6 +130,9 @@ inline std::string picture_of(const timeline& trace, double begin, double end, c
             << colour_of(s.name) << "\" stroke=\"white\" stroke-width=\"0.5\"><title>" << s.name << ": "
             << (s.end - s.begin) / 1000 << " ms</title></rect>\n";
         if (s.name.starts_with("step") && s.end <= end) updates.push_back(s.end);
+        if (!s.name.starts_with("step") && !s.name.starts_with("save") &&
+            std::find(legend.begin(), legend.end(), s.name) == legend.end())
+          legend.push_back(s.name);
       }
       for (const auto& s : shown) {
         const double from = x(std::max(s.begin, begin));
@@ -170,8 +174,8 @@ inline std::string picture_of(const timeline& trace, double begin, double end, c
   }
   std::ostringstream page;
   page.precision(7);
-  page << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1190 " << y + 34
-       << "\" font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"1190\" height=\"" << y + 34
+  page << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1190 " << y + 56
+       << "\" font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"1190\" height=\"" << y + 56
        << "\" fill=\"white\"/>\n<text x=\"8\" y=\"22\" font-size=\"14\">" << title << "</text>\n";
   for (const double at : updates)
     page << "<line x1=\"" << x(at) << "\" x2=\"" << x(at) << "\" y1=\"40\" y2=\"" << y
@@ -184,6 +188,13 @@ inline std::string picture_of(const timeline& trace, double begin, double end, c
     page << "<line x1=\"" << x(begin + at * 1000) << "\" x2=\"" << x(begin + at * 1000) << "\" y1=\"" << y
          << "\" y2=\"" << y + 5 << "\" stroke=\"black\"/><text x=\"" << x(begin + at * 1000) << "\" y=\""
          << y + 18 << "\" text-anchor=\"middle\">" << at << " ms</text>\n";
+  double at = left;
+  for (const auto& name : legend) {
+    page << "<rect x=\"" << at << "\" y=\"" << y + 34 << "\" width=\"11\" height=\"11\" fill=\""
+         << colour_of(name) << "\"/><text x=\"" << at + 16 << "\" y=\"" << y + 44 << "\">" << name
+         << "</text>\n";
+    at += 40 + 7.0 * static_cast<double>(name.size());
+  }
   page << "</svg>\n";
   return page.str();
 }
