@@ -3,7 +3,7 @@
 """The long proof that nothing is lost: `tests/run.sh --soak [MINUTES] [--seed N]` builds what it needs and starts this.
 
 Two lanes side by side, each for the whole time:
-  - every cell of the kill matrix, then random kills;
+  - every cell of the kill matrix, those with worker processes for a fifth of the time, then random kills;
   - states after power losses, then the fuzz targets.
 At least as many cases are tried as the aims below say, in proportion to the time, however slow the machine is. Figures go
 to build/results/soak.json, each part's output to build/results/soak.PART.log."""
@@ -70,6 +70,10 @@ def lanes(arguments):
     def matrix():
         return Part("kill_matrix", [kills, "--test-case=*at a named step*,*whose peer is killed*,*still there*"], long_run)
 
+    def workers():
+        return Part("kill_workers", [kills, "--test-case=*outlive their workers*"],
+                    {**long_run, "CAIRN_TEST_SECONDS": str(int(seconds * 0.2))})
+
     def random_kills(begin):
         left = max(1, int(seconds - (time.monotonic() - begin)))
         wanted = max(200, round(AIM_KILLS * arguments.minutes / AIM_MINUTES))
@@ -88,7 +92,7 @@ def lanes(arguments):
     second = [lambda _: power_loss()]
     if os.path.exists(os.path.join(ROOT, "tests", "fuzz", "run.sh")):
         second.append(fuzz)
-    return [[lambda _: matrix(), random_kills], second]
+    return [[lambda _: matrix(), lambda _: workers(), random_kills], second]
 
 
 def main():

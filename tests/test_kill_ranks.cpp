@@ -8,9 +8,9 @@
 // that was told as committed, trains on as if nothing had happened, and leaves nothing behind.
 //
 //   CAIRN_TEST_SEED=N     other cases; a red one prints the seed that repeats it
-//   CAIRN_TEST_CELL=N     that cell of the matrix alone
+//   CAIRN_TEST_CELL=N     that cell of the matrix alone; CAIRN_TEST_WORKER_CELL=N: of that with workers
 //   CAIRN_TEST_KILLS=N    how many random kills
-//   CAIRN_TEST_SECONDS=N  and more and more of them, until so long has passed
+//   CAIRN_TEST_SECONDS=N  and more and more of them, until so long has passed; cells with workers, no longer
 //   CAIRN_TEST_FIGURES=F  appends the figures to a file
 #include <doctest/doctest.h>
 
@@ -98,7 +98,15 @@ class history {
     order.writers = writers_;
     const auto end = keeper_.run(root_, order);
     note(order, end);
-    if (!end.struck) check_values(order, true);
+    const bool lost_a_worker = keeper_.log().struck == blow::worker;
+    if (!end.struck || lost_a_worker) check_values(order, true);
+    if (lost_a_worker) {
+      // That save may have failed; the next one may not.
+      for (int r = 0; r < order.world; ++r)
+        if (!keeper_.log().rank[r].ended) wrong("rank " + std::to_string(r) + " did not outlive a worker");
+      if (keeper_.log().acknowledged != order.saves.back())
+        wrong("the save after the one that lost its worker was not committed");
+    }
     return end.struck;
   }
   /// The same, and while survivors are still there, another run begins and saves.
@@ -127,6 +135,7 @@ class history {
     const auto end = keeper_.run(root_, order);
     const auto& log = keeper_.log();
     note(order, end);
+    if (!run_keeper::wait_for_workers()) wrong("a worker did not end");
     if (end.struck) wrong("a run was killed that should not be");
     const auto resumed = log.rank[0].resumed.load();
     for (int r = 0; r < order.world; ++r) {
@@ -276,25 +285,30 @@ class past {
 };
 
 struct cell {
+  /// `one`: the process where the moment comes; the rest goes, too, where that is a rank, and lives on where
+  /// it is a worker. `all`: with their workers, if any. `ranks`: their workers outlive them.
+  enum who { one, all, ranks };
   std::size_t number;
   int way;
   int world;
   int ranks_per_file;
   named_point point;
-  bool all;  ///< ranks; else the one where the moment comes
+  who dies;
 
   [[nodiscard]] std::string text() const {
-    return "CAIRN_TEST_CELL=" + std::to_string(number) + " (" + ways_of_saving[way].name + ", " +
-           std::to_string(world) + " ranks, " + std::to_string(ranks_per_file) + " a file, " +
-           (all ? "all" : "one") + " killed at: " + point.name + ")";
+    constexpr const char* names[] = {"one", "all", "ranks but no workers"};
+    return std::string(ways_of_saving[way].in_process ? "CAIRN_TEST_WORKER_CELL=" : "CAIRN_TEST_CELL=") +
+           std::to_string(number) + " (" + ways_of_saving[way].name + ", " + std::to_string(world) +
+           " ranks, " + std::to_string(ranks_per_file) + " a file, " + names[dies] +
+           " killed at: " + point.name + ")";
   }
 };
 
-/// Every cell in which the point can be reached.
-std::vector<cell> all_cells() {
+/// Every cell of the ways from `first` to `last` - 1 in which the point can be reached.
+std::vector<cell> all_cells(int first = 0, int last = ways) {
   std::vector<cell> cells;
   for (const int per_file : {1, 2})
-    for (int way = 0; way < ways; ++way)
+    for (int way = first; way < last; ++way)
       for (const int world : worlds)
         for (const auto& p : named_points(per_file > 1)) {
           const std::string name = p.name;
@@ -304,8 +318,10 @@ std::vector<cell> all_cells() {
               (name.find("other rank") != std::string::npos || name.find("both ranks") != std::string::npos ||
                name.find("common mark") != std::string::npos))
             continue;
-          cells.push_back({cells.size(), way, world, per_file, p, true});
-          if (world > 1) cells.push_back({cells.size(), way, world, per_file, p, false});
+          const bool workers = ways_of_saving[way].in_process;
+          cells.push_back({cells.size(), way, world, per_file, p, cell::all});
+          if (world > 1 || workers) cells.push_back({cells.size(), way, world, per_file, p, cell::one});
+          if (workers) cells.push_back({cells.size(), way, world, per_file, p, cell::ranks});
         }
   return cells;
 }
@@ -314,7 +330,21 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+/// The cells in another order, each point once before any comes again.
+void shuffle_cells(std::vector<cell>& cells) {
+  std::mt19937_64 from(test_seed());
+  std::shuffle(cells.begin(), cells.end(), from);
+  std::set<std::string> once;
+  std::stable_partition(cells.begin(), cells.end(),
+                        [&](const cell& c) { return once.insert(c.point.name).second; });
+}
+
 }  // namespace
+
+/// Called by main() before anything else.
+void cairn_test_before_main(int argc, char** argv) {
+  cairn_test::serve_killed_runs(argc, argv);
+}
 
 TEST_CASE("ranks that are killed at a named step of resume and save, in any way of saving, lose nothing") {
   const auto begin = std::chrono::steady_clock::now();
@@ -327,11 +357,7 @@ TEST_CASE("ranks that are killed at a named step of resume and save, in any way 
   if (const char* one = std::getenv("CAIRN_TEST_CELL")) {
     cells = {cells.at(std::strtoull(one, nullptr, 10))};
   } else {
-    std::mt19937_64 from(test_seed());
-    std::shuffle(cells.begin(), cells.end(), from);
-    std::set<std::string> once;  // each point comes before any comes again
-    std::stable_partition(cells.begin(), cells.end(),
-                          [&](const cell& c) { return once.insert(c.point.name).second; });
+    shuffle_cells(cells);
     if (!long_run()) cells.resize(std::min<std::size_t>(cells.size(), 90 / thinned));
   }
   std::uint64_t failures = 0, shared = 0;
@@ -344,7 +370,7 @@ TEST_CASE("ranks that are killed at a named step of resume and save, in any way 
     run_order order{
         .way = c.way, .world = c.world, .ranks_per_file = c.ranks_per_file, .until = 30, .saves = {20, 30}};
     order.plan = {.at = c.point.at, .gate = c.point.gate};
-    order.victims = c.all ? (1u << c.world) - 1 : 0;
+    order.victims = c.dies == cell::all ? (1u << c.world) - 1 : 0;
     order.last_calls = static_cast<std::int64_t>(d.roll(40));
     const bool struck = h.kill(order);
     if (struck) reached.insert(c.point.name);
@@ -442,6 +468,58 @@ TEST_CASE(
                                   {"failures", failures},
                                   {"seed", test_seed()},
                                   {"seconds", static_cast<std::uint64_t>(seconds_since(begin))}});
+}
+
+TEST_CASE("ranks and workers that are killed while workers save lose nothing; ranks outlive their workers") {
+  const auto begin = std::chrono::steady_clock::now();
+  run_keeper keeper;
+  const past alone(keeper, 1), sharing(keeper, 2);
+  auto cells = all_cells(way_of_workers, way_of_workers + 1);
+  const auto whole = cells.size();
+  if (const char* one = std::getenv("CAIRN_TEST_WORKER_CELL")) {
+    cells = {cells.at(std::strtoull(one, nullptr, 10))};
+  } else {
+    shuffle_cells(cells);
+    if (!long_run()) cells.resize(std::min<std::size_t>(cells.size(), 32 / thinned));
+  }
+  std::uint64_t failures = 0, tried = 0, outlived = 0, ranks = 0;
+  const char* text = std::getenv("CAIRN_TEST_SECONDS");
+  const auto seconds = text != nullptr ? std::strtod(text, nullptr) : 1e9;
+  for (const auto& c : cells) {
+    if (failures > 5 || (tried >= 32 / thinned && seconds_since(begin) > seconds)) break;
+    ++tried;
+    dice d(test_seed() ^ (c.number * 1'000));
+    const auto& before_it = c.ranks_per_file > 1 ? sharing : alone;
+    history h(keeper, before_it.copy());
+    h.is_committed(12, 2);
+    run_order order{
+        .way = c.way, .world = c.world, .ranks_per_file = c.ranks_per_file, .until = 30, .saves = {20, 30}};
+    order.plan = {.at = c.point.at, .gate = c.point.gate};
+    order.victims = c.dies == cell::one ? 0 : (1u << c.world) - 1;
+    order.workers_outlive = c.dies == cell::ranks;
+    order.last_calls = static_cast<std::int64_t>(d.roll(40));
+    const bool struck = h.kill(order);
+    outlived += keeper.log().struck == blow::worker;
+    ranks += static_cast<std::uint64_t>(h.ranks_killed());
+    // Whether it waits for a worker or ends its save is decided by the time that it has: both are right.
+    h.recover({.way = d.roll(2) == 0 ? way_of_workers : static_cast<int>(d.roll(ways)),
+               .world = d.world_but(c.world),
+               .ranks_per_file = static_cast<int>(1 + d.roll(2)),
+               .until = 40,
+               .saves = {40},
+               .predecessor_patience = std::chrono::milliseconds(d.roll(4) == 0 ? 1'000 : 100)});
+    CHECK_MESSAGE(struck, c.text(), ": was not reached\n", h.trace());
+    CHECK_MESSAGE(h.trouble() == "", c.text(), " and CAIRN_TEST_SEED=", test_seed(), " repeat it\n",
+                  h.trace());
+    failures += !struck || h.trouble() != "";
+  }
+  report_figures("kill_matrix_of_workers", {{"cells", tried},
+                                            {"cells_in_all", whole},
+                                            {"ranks_killed", ranks},
+                                            {"runs_that_outlived_a_worker", outlived},
+                                            {"failures", failures},
+                                            {"seed", test_seed()},
+                                            {"seconds", static_cast<std::uint64_t>(seconds_since(begin))}});
 }
 
 TEST_CASE("ranks whose peer is killed end by the deadline with an error, and nothing is lost") {
