@@ -10,10 +10,13 @@ checkpoint while training goes on; a kill of the ranks does not stop it. Install
 build/quickstart, and writes to a directory of its own. Runs on Debian 12 or a later Debian or Ubuntu; about a minute or two
 on 2 cores once the packages are there. Can be run again.
 
-usage: bash examples/quickstart.sh [--dir DIR] [--help]
+usage: bash examples/quickstart.sh [--store files|s3] [--dir DIR] [--help]
 
+  --store s3  the same, shorter, on object storage: starts an S3 server on this machine, the one of cairn's tests, keeps the
+              checkpoints in a bucket of it, and ends it
   --dir DIR   write checkpoints, losses and logs here; must be empty, not there, or from an earlier quickstart, which is then
-              replaced (default: a new directory below ${TMPDIR:-/tmp}, which stays for you to look at)
+              replaced (default: a new directory below ${TMPDIR:-/tmp}, which stays for you to look at; with --store s3
+              only if something fails)
 
 The status is 0 only if every check holds.
 END
@@ -25,11 +28,19 @@ die() {
 }
 
 directory=
+store=files
 while [ $# -gt 0 ]; do
   case $1 in
     --dir)
       [ -n "${2:-}" ] || { echo "quickstart.sh: --dir needs a directory, see --help" >&2; exit 2; }
       directory=$2
+      shift
+      ;;
+    --store)
+      case ${2:-} in
+        files | s3) store=$2 ;;
+        *) echo "quickstart.sh: --store is files or s3, see --help" >&2; exit 2 ;;
+      esac
       shift
       ;;
     -h | --help) usage; exit 0 ;;
@@ -52,9 +63,11 @@ mkdir -p "$build" || die "cannot write in $root; choose a clone that this user m
 say "packages"
 install_log=$build/apt.log
 . "$root/tests/support/install.sh"
-install_missing g++ cmake ninja-build ccache pkg-config libxxhash-dev rapidjson-dev libcli11-dev libboost-dev
+packages=(g++ cmake ninja-build ccache pkg-config libxxhash-dev rapidjson-dev libcli11-dev libboost-dev)
+[ "$store" = files ] || packages+=(libcurl4-openssl-dev libssl-dev libexpat1-dev)
+install_missing "${packages[@]}"
 
-say "build train_gpt, evaluate and inspect in build/quickstart (the first time: about a minute)"
+say "build train_gpt, evaluate, inspect and verify in build/quickstart (the first time: a minute or two)"
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 [ -n "${HOME:-}" ] || export CCACHE_DIR=$root/build/ccache
 # A moved clone leaves a cache that cannot be used.
@@ -65,13 +78,23 @@ cmake --preset release -B "$build" -DCAIRN_BUILD_TESTS=OFF -DCAIRN_BUILD_BENCHMA
   cat "$build/configure.log" >&2
   die "CMake could not configure (above); remove $build, then run this again."
 }
-cmake --build "$build" -j "$(nproc)" --target train_gpt evaluate inspect ||
+cmake --build "$build" -j "$(nproc)" --target train_gpt evaluate inspect verify ||
   die "a program does not build (above); g++ 12 or newer is needed: see g++ --version."
 programs=$build/examples
+if [ "$store" = s3 ]; then
+  # The tests' server; its objects are in its memory.
+  # shellcheck disable=SC2046  # options are words
+  { ccache g++ -std=c++20 -O1 -Iinclude -Itests $(pkg-config --cflags libcrypto libcurl expat libxxhash) \
+      -c tests/helper_s3_server.cpp -o "$build/s3_server.o" &&
+    g++ "$build/s3_server.o" -o "$build/s3_server" $(pkg-config --libs libcrypto libcurl expat libxxhash) -pthread; } ||
+    die "the S3 server does not build (above); g++ 12 or newer and libssl-dev are needed."
+fi
 
 # --- A place for the files -------------------------------------------------------------------------------------------------
 
+temporary=
 if [ -z "$directory" ]; then
+  temporary=yes
   directory=$(mktemp -d "${TMPDIR:-/tmp}/cairn-quickstart.XXXXXX") ||
     die "cannot make a temporary directory; name one with --dir DIR, then run this again."
 else
@@ -86,8 +109,28 @@ fi
 
 # --- Training --------------------------------------------------------------------------------------------------------------
 
-steps=60 every=10 kill4=20 kill2=50
-settings=(--steps "$steps" --every "$every" --width 160 --mode overlapped-process --keep 0)
+steps=60 every=10 kill4=20 kill2=50 width=160
+reference=$directory/reference checkpoints=$directory/checkpoints
+if [ "$store" = s3 ]; then
+  say "start an S3 server on this machine"
+  steps=24 every=4 kill4=8 kill2=20 width=64
+  export AWS_ACCESS_KEY_ID=quickstart AWS_SECRET_ACCESS_KEY=quickstart-of-this-machine-alone
+  export no_proxy=127.0.0.1 NO_PROXY=127.0.0.1
+  unset AWS_SESSION_TOKEN AWS_PROFILE AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3
+  "$build/s3_server" --bucket=quickstart --region=us-east-1 --access-key="$AWS_ACCESS_KEY_ID" \
+    --secret-key="$AWS_SECRET_ACCESS_KEY" --port-file="$directory/port.log" >"$directory/server.log" 2>&1 &
+  server=$!
+  trap 'kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true' EXIT
+  for ((tries = 0; tries < 300; tries++)); do
+    [ ! -s "$directory/port.log" ] || break
+    kill -0 "$server" 2>/dev/null || die "the S3 server does not start; see $directory/server.log."
+    sleep 0.1
+  done
+  where="?endpoint=http://127.0.0.1:$(cat "$directory/port.log")&region=us-east-1"
+  reference="s3://quickstart/reference$where" checkpoints="s3://quickstart/gpt/checkpoints$where"
+  echo "  $checkpoints"
+fi
+settings=(--steps "$steps" --every "$every" --width "$width" --mode overlapped-process --keep 0)
 if [ ! -d /usr/share/common-licenses ]; then
   settings+=(--text "$root/LICENSE" "$root/docs")
 fi
@@ -118,8 +161,9 @@ killed_in_save() {
     die "training did not end after step $last; see $directory/$name.log."
   echo "  All $ranks ranks ended with SIGKILL, when $last steps were done."
 }
-# settled STEP: waits until nobody writes in the directory of this step any more
+# settled STEP: waits until nobody writes in the directory of this step any more; a bucket does not tell, and need not
 settled() {
+  [ "$store" = files ] || return 0
   local save_directory tries
   save_directory=$directory/checkpoints/step-$(printf %08d "$1")
   for ((tries = 0; tries < 300; tries++)); do
@@ -130,8 +174,17 @@ settled() {
 }
 # exists STEP: whether there is a checkpoint of this step; shows those that exist
 exists() {
-  "$programs/inspect" "$directory/checkpoints" | sed 's/^/    /'
-  [ -e "$directory/checkpoints/step-$(printf %08d "$1")/manifest.cairn" ]
+  "$programs/inspect" "$checkpoints" | sed 's/^/    /' || true
+  "$programs/inspect" "$checkpoints" --step "$1" >/dev/null 2>&1
+}
+# committed STEP: waits until there is one
+committed() {
+  local tries
+  for ((tries = 0; tries < 300; tries++)); do
+    ! "$programs/inspect" "$checkpoints" --step "$1" >/dev/null 2>&1 || return 0
+    sleep 0.2
+  done
+  die "there is no checkpoint of step $1 after a minute; see $directory/*.log."
 }
 resumed_from() {  # resumed_from NAME STEP: the last train must have resumed from this step
   grep -q "^resumed from the checkpoint of step $2\$" "$directory/$1.log" ||
@@ -139,26 +192,32 @@ resumed_from() {  # resumed_from NAME STEP: the last train must have resumed fro
 }
 
 say "1. the reference: $steps steps on 4 ranks without interruption"
-train reference --ranks 4 --checkpoints "$directory/reference"
+train reference --ranks 4 --store "$reference"
 trained reference
 
 say "2. the same again on 4 ranks, killed with SIGKILL while the save of step $kill4 is still being copied"
-train killed4 --ranks 4 --checkpoints "$directory/checkpoints" --kill-before-release "$kill4"
+train killed4 --ranks 4 --store "$checkpoints" --kill-before-release "$kill4"
 killed_in_save killed4 4 "$kill4" "$kill4"
+committed $((kill4 - every))  # by processes that live on, as in step 3
 settled "$kill4"
 echo "  The processes that wrote it have given it up: what is not released never becomes a checkpoint. Those that exist:"
 ! exists "$kill4" || die "there is a checkpoint of step $kill4, which was killed before its release."
 
 say "3. resume on 2 ranks, and kill these when the save of step $kill2 is released and training has gone on, before it is committed"
-train killed2 --ranks 2 --checkpoints "$directory/checkpoints" --kill-after-release "$kill2"
+train killed2 --ranks 2 --store "$checkpoints" --kill-after-release "$kill2"
 resumed_from killed2 $((kill4 - every))
 grep -q "^save *$kill2  stalled" "$directory/killed2.log" ||
   die "the save of step $kill2 was not released before the kill; see $directory/killed2.log."
 killed_in_save killed2 2 "$kill2" $((kill2 + 1))
-echo "  The processes that write it live on. Step 4 starts at once: if they are not done, it waits for them."
+if [ "$store" = files ]; then
+  echo "  The processes that write it live on. Step 4 starts at once: if they are not done, it waits for them."
+else
+  echo "  The processes that write it live on. A bucket does not tell of them, so this script waits until they are done."
+  committed "$kill2"
+fi
 
 say "4. resume on 1 rank, to the end"
-train resumed --ranks 1 --checkpoints "$directory/checkpoints"
+train resumed --ranks 1 --store "$checkpoints"
 trained resumed
 resumed_from resumed "$kill2"
 echo "  The checkpoints:"
@@ -167,7 +226,7 @@ exists "$kill2" || die "there is no checkpoint of step $kill2."
 say "5. evaluate the checkpoint in another program"
 text=()
 [ -d /usr/share/common-licenses ] || text=(--text "$root/LICENSE" "$root/docs")
-"$programs/evaluate" "$directory/checkpoints" "${text[@]}" >"$directory/evaluate.log" 2>&1 || {
+"$programs/evaluate" "$checkpoints" "${text[@]}" >"$directory/evaluate.log" 2>&1 || {
   cat "$directory/evaluate.log" >&2
   die "evaluate could not read the checkpoint (above)."
 }
@@ -187,19 +246,19 @@ same() {  # same WHAT FILE FIRST LAST: the losses of these steps in FILE are tho
 same "run on 4 ranks that was killed" killed4 1 "$kill4"
 same "run on 2 ranks that was killed" killed2 $((kill4 - every + 1)) $((kill2 + 1))
 same "run on 1 rank that ended it" resumed $((kill2 + 1)) "$steps"
-reference=$(held_out "$directory/reference.log")
+expected=$(held_out "$directory/reference.log")
 for name in resumed evaluate; do
   found=$(held_out "$directory/$name.log")
-  if [ -z "$reference" ] || [ "$found" != "$reference" ]; then
-    die "the held-out loss in $directory/$name.log is '$found', in the reference '$reference'."
+  if [ -z "$expected" ] || [ "$found" != "$expected" ]; then
+    die "the held-out loss in $directory/$name.log is '$found', in the reference '$expected'."
   fi
 done
-echo "  held-out loss $reference of the reference on 4 ranks, the resumed run on 1, and evaluate: equal"
-"$programs/inspect" "$directory/checkpoints" --verify >"$directory/inspect.log" 2>&1 || {
-  cat "$directory/inspect.log" >&2
+echo "  held-out loss $expected of the reference on 4 ranks, the resumed run on 1, and evaluate: equal"
+"$programs/verify" "$checkpoints" >"$directory/verify.log" 2>&1 || {
+  cat "$directory/verify.log" >&2
   die "a checkpoint does not verify (above)."
 }
-sed 's/^/  /' "$directory/inspect.log"
+sed 's/^/  /' "$directory/verify.log"
 
 say "summary"
 printf '  the stall of each save (overlapped, written by processes of their own), in milliseconds:\n'
@@ -211,9 +270,14 @@ largest=$(sed -nE 's/^save +[0-9]+  stalled training for ([0-9.]+) ms.*/\1/p' "$
 each=$(sed -nE 's/^step +[0-9]+  loss +[0-9.]+ +([0-9.]+) ms/\1/p' "$directory/reference.log" | sort -g |
   awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }')
 echo "  largest stall    $largest ms, while a step of training takes $each ms (median)"
-echo "  a checkpoint     $("$programs/inspect" "$directory/checkpoints" | sed -nE "s/^step $steps  .*UTC  //p")"
-echo "  all files        $directory ($(du -sh "$directory" | cut -f 1)); look around with"
-echo "                   $programs/inspect $directory/checkpoints --step $steps"
+echo "  a checkpoint     $("$programs/inspect" "$checkpoints" | sed -nE "s/^step $steps  .*UTC  //p")"
+if [ "$store" = files ]; then
+  echo "  all files        $directory ($(du -sh "$directory" | cut -f 1)); look around with"
+  echo "                   $programs/inspect $checkpoints --step $steps"
+else
+  echo "  the server       ends, and the objects with it"
+  [ -z "$temporary" ] || rm -rf "$directory"
+fi
 echo "  time             $(($(date +%s) - start)) s"
 echo
 echo "Killed on 4 ranks in the middle of a save, killed again on 2, which did not cost the checkpoint, ended on 1: every loss is that of the uninterrupted run, bit for bit."
