@@ -5,6 +5,8 @@
 // its reader; what is accepted must be written again as it was read. tests/fuzz/run.sh starts it.
 //
 //   CAIRN_FUZZ_SEEDS=tests/fuzz/corpus fuzz    writes the first inputs of every target there, and ends
+//   CAIRN_FUZZ_FIXED=N fuzz    reads the inputs in the directory CAIRN_FUZZ_CORPUS and N inputs made of them,
+//   which CAIRN_FUZZ_SEED alone decides, and ends; one that fails is written to the file CAIRN_FUZZ_FAILED
 #include <cairn/comm/collective_frame.hpp>
 #include <cairn/comm/job_meeting.hpp>
 #include <cairn/comm/message_ring.hpp>
@@ -16,6 +18,7 @@
 #include <cairn/stores/file_store.hpp>
 #if CAIRN_USES_S3 + 0
 #include <cairn/stores/s3_store.hpp>
+#include <support/quick_clock.hpp>
 #endif
 #if CAIRN_USES_ZSTD + 0
 #include <cairn/storage/zstd_codec.hpp>
@@ -25,15 +28,22 @@
 
 #include "../formats_samples.hpp"
 
+#include <dirent.h>
+#include <fcntl.h>
+#include <sanitizer/common_interface_defs.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -536,7 +546,7 @@ void read_answer(unsigned kind, input in) {
   static const auto service = std::make_shared<cairn::detail::s3_service>(
       cairn::s3_options{.bucket = "bucket", .endpoint = "http://localhost", .region = "r"},
       cairn::s3_credential_source::fixed({"key", "secret-of-the-key", "", 0}),
-      std::make_shared<cairn::s3_clock>());
+      std::make_shared<cairn_test::quick_clock>());
   static cairn::detail::http_transport transport(
       {true, "", std::chrono::seconds(1), std::chrono::seconds(1), 4}, service->clock);
   if (in.size() < 2) return;
@@ -890,6 +900,122 @@ void seal(const char* name, bytes& content) {
   }
 }
 
+// --- The same inputs each time. What a fuzzer tries next hangs on what it saw of the program, and that on
+// where memory lies: it is another run on every day.
+
+bytes current;             // the input that is being read
+std::string current_file;  // where it is written to if that fails
+void write_current(const char* why) {
+  const int file = ::open(current_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0 || ::write(file, current.data(), current.size()) < 0) return;
+  for (const std::string_view part : {std::string_view(why), std::string_view(" Test unit written to "),
+                                      std::string_view(current_file), std::string_view("\n")})
+    static_cast<void>(!::write(2, part.data(), part.size()));
+}
+void on_death() {
+  write_current("a sanitizer ended it;");
+}
+void on_signal(int number) {
+  write_current(number == SIGALRM ? "it takes more than a minute;" : "it aborted;");
+  ::_exit(1);
+}
+
+/// One change of what a fuzzer would make, too.
+void change(bytes& content, const std::vector<bytes>& all, cairn_test::dice& d) {
+  const auto place = [&](std::size_t below) {
+    return static_cast<std::size_t>(d.roll(static_cast<std::int64_t>(std::max<std::size_t>(below, 1))));
+  };
+  const auto at = content.begin() + static_cast<std::ptrdiff_t>(place(content.size() + 1));
+  const auto left = static_cast<std::size_t>(content.end() - at);
+  const auto some = std::min(left, d.roll(3) == 0 ? place(left + 1) : 1 + place(16));
+  switch (d.roll(8)) {
+    case 0:
+      if (left != 0) *at ^= static_cast<std::byte>(1u << d.roll(8));
+      return;
+    case 1:
+      if (left != 0) *at = static_cast<std::byte>(d.roll(256));
+      return;
+    case 2: {  // a number that is none too good, or one that is as the content is
+      const std::uint64_t odd[] = {0,          1,          0x7f,           0x80, 0xff,
+                                   0x7fffffff, 0x80000000, content.size(), left, std::uint64_t{1} << 40,
+                                   UINT64_MAX, INT64_MAX,  d.word(),       some, UINT64_MAX - some};
+      const auto value = odd[place(std::size(odd))];
+      if (left != 0)
+        std::memcpy(&*at, &value, std::min<std::size_t>({std::size_t{1} << d.roll(4), left, sizeof value}));
+      return;
+    }
+    case 3:
+      content.erase(at, at + static_cast<std::ptrdiff_t>(some));
+      return;
+    case 4:
+      content.resize(content.size() - left);
+      return;
+    case 5: {  // a digit or a letter
+      constexpr std::string_view text = "0123456789-.eE{}[]\":,<>/&%\n a";
+      if (left != 0) *at = static_cast<std::byte>(text[place(text.size())]);
+      return;
+    }
+    default: {  // a part of this input or of another one, put between or over
+      const auto& from = all[place(all.size())];
+      const auto begin = place(from.size() + 1);
+      const auto count = std::min(from.size() - begin, d.roll(3) == 0 ? place(4096) : 1 + place(16));
+      const bytes part(from.begin() + static_cast<std::ptrdiff_t>(begin),
+                       from.begin() + static_cast<std::ptrdiff_t>(begin + count));
+      if (d.roll(2) == 0)
+        content.insert(at, part.begin(), part.end());
+      else
+        std::copy_n(part.begin(), std::min(part.size(), left), at);
+    }
+  }
+}
+
+[[noreturn]] void run_fixed(const char* how_many) {
+  const auto told = [](const char* name) {
+    const char* text = std::getenv(name);
+    demand(text != nullptr, name);
+    return std::string(text);
+  };
+  const auto runs = std::strtoull(how_many, nullptr, 10);
+  const auto seed = std::strtoull(told("CAIRN_FUZZ_SEED").c_str(), nullptr, 10);
+  const auto directory = told("CAIRN_FUZZ_CORPUS");
+  current_file = told("CAIRN_FUZZ_FAILED");
+  std::vector<std::string> names;
+  if (DIR* list = ::opendir(directory.c_str())) {
+    while (const auto* entry = ::readdir(list))
+      if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
+    ::closedir(list);
+  }
+  std::sort(names.begin(), names.end());
+  std::vector<bytes> all;
+  for (const auto& name : names) {
+    std::ifstream file(directory + "/" + name, std::ios::binary);
+    all.push_back(bytes_of(std::string((std::istreambuf_iterator<char>(file)), {})));
+  }
+  demand(!all.empty(), "there are inputs");
+  __sanitizer_set_death_callback(on_death);
+  std::signal(SIGABRT, on_signal);
+  std::signal(SIGALRM, on_signal);
+  const auto read = [] {
+    ::alarm(60);
+    chosen->read(bytes(current));  // a copy of its own, without room behind it
+  };
+  for (const auto& each : all) {
+    current = each;
+    read();
+  }
+  for (std::uint64_t i = 0; i < runs; ++i) {
+    cairn_test::dice d(seed * 1'000'003 + i);
+    current = all[static_cast<std::size_t>(d.roll(static_cast<std::int64_t>(all.size())))];
+    for (auto changes = 1 + d.roll(d.roll(4) == 0 ? 12 : 3); changes > 0; --changes) change(current, all, d);
+    if (current.size() > (1u << 16)) current.resize(1u << 16);
+    if (d.roll(8) != 0) seal(chosen->name, current);  // wrong digests must be met, too
+    read();
+  }
+  std::fprintf(stderr, "stat::number_of_executed_units: %llu\n",
+               static_cast<unsigned long long>(runs + all.size()));
+  std::exit(0);  // where leaks are told
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
@@ -905,6 +1031,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
                  "CAIRN_FUZZ_TARGET must be one of: manifest record safetensors plan frame config codec\n");
     std::_Exit(2);
   }
+  if (const char* order = std::getenv("CAIRN_FUZZ_FIXED")) run_fixed(order);
   return 0;
 }
 

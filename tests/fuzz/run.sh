@@ -12,8 +12,8 @@ usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N | --runs N] [--jobs 
 
   --program PATH  the fuzzer (default: build/clang-asan/tests/cairn_fuzz, which `bash tests/run.sh -R fuzz` builds)
   --seconds N     for each target (default 30)
-  --runs N        for each target this many inputs, the same ones each time: the checked-in ones, then those that the seed
-                  makes of them, and none that other runs found; ends after 120 seconds at the latest
+  --runs N        for each target this many inputs, the same ones each time on every machine: the checked-in ones, then
+                  those that the seed alone makes of them. No fuzzer: nobody looks which code they reach
   --jobs N        targets at a time (default: the number of cores)
   --seed N        of libFuzzer's random numbers (default: CAIRN_TEST_SEED, or 1 with --runs, or another one in each
                   run; it is printed)
@@ -54,30 +54,34 @@ program=$(realpath "$program")
 kept=$(dirname "$program")/fuzz
 
 fuzz_one() {
-  local target=$1 found=$kept/$1 log=$kept/$1.log status=0 begun=$SECONDS
-  local limits=(-max_total_time="$seconds")
-  if [ -n "$runs" ]; then
-    found=$kept/$1.short
-    limits=(-runs="$runs" -max_total_time=120 -reload=0)
-    rm -rf "$found"
-  fi
+  local target=$1 found=$kept/$1 log=$kept/$1.log status=0 begun=$SECONDS again
   mkdir -p "$found" || return 1
   # No reader takes more than 64 MiB at once, whatever 64 KiB of input claim.
-  LLVM_PROFILE_FILE=/dev/null CAIRN_FUZZ_TARGET=$target "$program" "${limits[@]}" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=65 \
-    -max_len=65536 -len_control=20 -seed="$seed" -print_final_stats=1 -artifact_prefix="$kept/$target-" \
-    "$found" "$root/tests/fuzz/corpus/$target" >"$log" 2>&1 || status=$?
+  if [ -n "$runs" ]; then
+    local settings=("CAIRN_FUZZ_FIXED=$runs" "CAIRN_FUZZ_SEED=$seed" "CAIRN_FUZZ_CORPUS=$root/tests/fuzz/corpus/$target"
+      "CAIRN_FUZZ_FAILED=$kept/$target-fixed")
+    again="${settings[*]} $program"
+    env "${settings[@]}" "ASAN_OPTIONS=${ASAN_OPTIONS:-}:max_allocation_size_mb=65:hard_rss_limit_mb=2048" LLVM_PROFILE_FILE=/dev/null \
+      "CAIRN_FUZZ_TARGET=$target" "$program" >"$log" 2>&1 || status=$?
+  else
+    again="$program -seed=$seed $found $root/tests/fuzz/corpus/$target"
+    LLVM_PROFILE_FILE=/dev/null CAIRN_FUZZ_TARGET=$target "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=65 \
+      -max_len=65536 -len_control=20 -seed="$seed" -print_final_stats=1 -artifact_prefix="$kept/$target-" \
+      "$found" "$root/tests/fuzz/corpus/$target" >"$log" 2>&1 || status=$?
+  fi
   if [ "$status" -ne 0 ]; then
     grep -vE '^#[0-9]+[[:space:]]|NEW_FUNC' "$log" | tail -n 60
     local input
     input=$(sed -nE 's/.*Test unit written to (.*)$/\1/p' "$log" | tail -n 1)
     echo "fuzz: $target failed with status $status and seed $seed. Repeat it with:"
-    echo "  CAIRN_FUZZ_TARGET=$target $program ${input:-"${limits[*]} -seed=$seed $found $root/tests/fuzz/corpus/$target"}"
+    if [ -n "$input" ]; then again="$program $input"; fi
+    echo "  CAIRN_FUZZ_TARGET=$target $again"
     return 1
   fi
   local executions coverage
   executions=$(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)$/\1/p' "$log")
   coverage=$(sed -nE 's/.* cov: ([0-9]+) .*/\1/p' "$log" | tail -n 1)
-  echo "fuzz: $target: $executions executions in $((SECONDS - begun)) s, $coverage edges, seed $seed: no crash"
+  echo "fuzz: $target: $executions executions in $((SECONDS - begun)) s, ${coverage:+$coverage edges, }seed $seed: no crash"
 }
 
 failed=0
