@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::interprocess
+//
 // Ranks that are processes of one host and meet in shared memory: that messages arrive, that nothing is left
 // behind, and that a rank that dies or hangs is named on all others.
 #include <doctest/doctest.h>
@@ -29,6 +30,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <fstream>
 #include <set>
 #include <thread>
@@ -264,7 +266,7 @@ TEST_CASE("a late message of an earlier call is dropped") {
       expect(got == std::string(what) + std::string(what) + std::string(what), "a fold of " + got);
     };
     if (me.rank() == 2) me.await(0, 2);  // it comes when the others have given up
-    me.say(outcome_of([&] { fold("old", deadline::in(1s)); }) + "; ");
+    me.say(outcome_of([&] { fold("old", deadline::in(5s)); }) + "; ");
     ++me.word(0);
     me.await(0, 3);
     fold("new", ample());
@@ -340,20 +342,25 @@ TEST_CASE("a rank that is killed in a collective is named on all others") {
   }
 }
 
+// Where a deadline has to come, all worlds wait for it at the same time, and for long: a busy machine may
+// stop any rank for seconds.
+
 TEST_CASE("a rank that hangs is named by the deadline on all others") {
   const nothing_left after;
+  std::deque<process_ranks> worlds;
   for (int victim = 0; victim < 3; ++victim) {
-    CAPTURE(victim);
     const auto job = job_name();
-    process_ranks ranks(3);
-    ranks.hang_at(victim, "call", 2);
-    const auto ends = ranks.run([&](rank_process& me) {
+    worlds.emplace_back(3).hang_at(victim, "call", 2).start([&](rank_process& me) {
       cairn::collectives all(join(job, me));
       me.point("call");
       all.barrier(ample());
       me.point("call");
-      me.say(outcome_of([&] { all.barrier(deadline::in(1s)); }));
+      me.say(outcome_of([&] { all.barrier(deadline::in(5s)); }));
     });
+  }
+  for (int victim = 0; victim < 3; ++victim) {
+    CAPTURE(victim);
+    const auto ends = worlds[static_cast<std::size_t>(victim)].finish();
     check_all_told(ends, victim, "timeout.peer " + std::to_string(victim));
     CHECK(ends[static_cast<std::size_t>(victim)].hung);
   }
@@ -361,30 +368,30 @@ TEST_CASE("a rank that hangs is named by the deadline on all others") {
 
 TEST_CASE("a rank that never comes is named, on all that came") {
   const nothing_left after;
+  std::deque<process_ranks> worlds;
   for (int victim = 0; victim < 4; ++victim) {
-    CAPTURE(victim);
     const auto job = job_name();
-    process_ranks ranks(4);
-    ranks.kill_at(victim, "start");
-    const auto ends = ranks.run([&](rank_process& me) {
+    worlds.emplace_back(4).kill_at(victim, "start").start([&](rank_process& me) {
       me.point("start");
       // The others' patience is longer: rank 0 tells them.
-      me.say(outcome_of([&] { static_cast<void>(join(job, me, me.rank() == 0 || victim == 0 ? 1s : 60s)); }));
+      me.say(outcome_of([&] { static_cast<void>(join(job, me, me.rank() == 0 || victim == 0 ? 5s : 60s)); }));
     });
-    check_all_told(ends, victim, "timeout.peer " + std::to_string(victim));
   }
-  SUBCASE("several are listed") {
-    const auto job = job_name();
-    process_ranks ranks(4);
-    ranks.kill_at(1, "start").kill_at(3, "start");
-    const auto ends = ranks.run([&](rank_process& me) {
-      me.point("start");
-      me.say(message_of([&] { static_cast<void>(join(job, me, 1s)); }));
-    });
-    for (const std::size_t rank : {0U, 2U})
-      CHECK(ends[rank].said.find("ranks did not come to the job by the deadline: 1, 3 (rank 1") !=
-            std::string::npos);
+  const auto job = job_name();
+  worlds.emplace_back(4).kill_at(1, "start").kill_at(3, "start").start([&](rank_process& me) {
+    me.point("start");
+    me.say(message_of([&] { static_cast<void>(join(job, me, me.rank() == 0 ? 5s : 60s)); }));
+  });
+  for (int victim = 0; victim < 4; ++victim) {
+    CAPTURE(victim);
+    check_all_told(worlds[static_cast<std::size_t>(victim)].finish(), victim,
+                   "timeout.peer " + std::to_string(victim));
   }
+  const auto ends = worlds.back().finish();
+  for (const std::size_t rank : {0U, 2U})
+    CHECK_MESSAGE(ends[rank].said.find("ranks did not come to the job by the deadline: 1, 3 (rank 1") !=
+                      std::string::npos,
+                  ends[rank].said);
 }
 
 TEST_CASE("ranks that are killed at any system call while they meet leave nothing, and are named") {
@@ -418,7 +425,8 @@ TEST_CASE("ranks that are killed at any system call while they meet leave nothin
   const auto job = job_name();
   for (const int victim : {0, 1}) {
     int n = 0;
-    for (bool killed = true; killed; n += sanitized || n >= 60 ? 3 : 1) {
+    // A machine so slow that no two ever meet in time must not keep this test for ever.
+    for (bool killed = true; killed && n < 300; n += sanitized || n >= 60 ? 3 : 1) {
       CAPTURE(victim);
       CAPTURE(n);
       const auto ends = process_ranks(2).run([&](rank_process& me) {
@@ -498,58 +506,69 @@ TEST_CASE("what cannot be a job is refused") {
     CHECK(tried(job_name(), 0, 1, {.ring_bytes = ring}) == "usage.bad_option -1");
 }
 
-TEST_CASE("two jobs of one name") {
+TEST_CASE("the second of two jobs of one name is told that the first one runs") {
   const nothing_left after;
   const auto job = job_name();
-  SUBCASE("the second is told that the first one runs") {
-    const shared_memory_communicator first(job, 0, 1);
-    const auto told = message_of([&] { shared_memory_communicator second(job, 0, 1, {.patience = 50ms}); });
-    CHECK(told.starts_with("[cairn.usage.bad_option] another job of this name runs on this host"));
-    const auto late = message_of([&] { shared_memory_communicator other(job, 1, 2, {.patience = 50ms}); });
-    CHECK(late.starts_with(
-        "[cairn.timeout.peer] rank 0 did not let this rank in by the deadline: a job of this name runs"));
-  }
-  SUBCASE("other numbers of ranks") {
-    const auto ends = process_ranks(2).run([&](rank_process& me) {
-      me.say(message_of([&] {
-        shared_memory_communicator comm(job, me.rank(), me.rank() == 0 ? 2 : 3,
-                                        {.patience = me.rank() == 0 ? 2s : 60s});
-      }));
-    });
+  const shared_memory_communicator first(job, 0, 1);
+  const auto told = message_of([&] { shared_memory_communicator second(job, 0, 1, {.patience = 50ms}); });
+  CHECK(told.starts_with("[cairn.usage.bad_option] another job of this name runs on this host"));
+  const auto late = message_of([&] { shared_memory_communicator other(job, 1, 2, {.patience = 50ms}); });
+  CHECK(late.starts_with(
+      "[cairn.timeout.peer] rank 0 did not let this rank in by the deadline: a job of this name runs"));
+}
+
+TEST_CASE("ranks of other worlds, and two for one place, are sent away") {
+  const nothing_left after;
+  // Rank 0 waits for the ranks that do not come, the others as long as it takes.
+  const auto patience_of = [](int rank) { return rank == 0 ? 5s : 60s; };
+  process_ranks other_size(2), two_for_one(3), one_for_two(2);
+  const auto size_job = job_name(), two_job = job_name(), one_job = job_name();
+  other_size.start([&](rank_process& me) {
+    me.say(message_of([&] {
+      shared_memory_communicator comm(size_job, me.rank(), me.rank() == 0 ? 2 : 3,
+                                      {.patience = patience_of(me.rank())});
+    }));
+  });
+  two_for_one.start([&](rank_process& me) {
+    const int rank = me.rank() == 0 ? 0 : 1;
+    me.say(outcome_of([&] {
+      const auto comm = shared_memory_communicator(two_job, rank, 3, {.patience = patience_of(rank)});
+    }));
+  });
+  one_for_two.start([&](rank_process& me) {
+    const auto come_as = [&](int rank) {
+      return outcome_of([&] {
+        static_cast<void>(shared_memory_communicator(one_job, rank, 3, {.patience = patience_of(rank)}));
+      });
+    };
+    if (me.rank() == 0) {
+      me.say(come_as(0));
+    } else {
+      std::string second;
+      std::thread other([&] { second = come_as(2); });
+      const auto first = come_as(1);
+      other.join();
+      me.say(first < second ? first + ", " + second : second + ", " + first);
+    }
+  });
+  {
+    const auto ends = other_size.finish();
     CHECK(ends[0].said.find("ranks did not come to the job by the deadline: 1; process ") !=
           std::string::npos);
     CHECK(ends[0].said.find("came as rank 1 of 3 and was sent away") != std::string::npos);
     CHECK(ends[1].said.starts_with(
         "[cairn.usage.bad_option] rank 0 of this job expects another number of ranks"));
   }
-  SUBCASE("two processes are one rank") {
-    process_ranks ranks(3);
-    const auto body = [&](rank_process& me) {
-      me.say(outcome_of([&] {
-        const auto comm = shared_memory_communicator(job, me.rank() == 0 ? 0 : 1, 3, {.patience = 2s});
-      }));
-    };
-    const auto ends = ranks.run(body);
+  {
+    const auto ends = two_for_one.finish();
     CHECK(ends[0].said == "timeout.peer 2");
-    auto others = ends[1].said + ", " + ends[2].said;
+    const auto others = ends[1].said + ", " + ends[2].said;
     CHECK_MESSAGE(
         (others == "timeout.peer 2, usage.bad_option 1" || others == "usage.bad_option 1, timeout.peer 2"),
         others);
   }
-  SUBCASE("a process is two ranks of several") {
-    const auto ends = process_ranks(2).run([&](rank_process& me) {
-      if (me.rank() == 0) {
-        me.say(
-            outcome_of([&] { static_cast<void>(shared_memory_communicator(job, 0, 3, {.patience = 2s})); }));
-      } else {
-        std::string second;
-        const std::jthread other(
-            [&] { second = outcome_of([&] { static_cast<void>(shared_memory_communicator(job, 2, 3)); }); });
-        const auto first = outcome_of([&] { static_cast<void>(shared_memory_communicator(job, 1, 3)); });
-        const_cast<std::jthread&>(other).join();
-        me.say(first < second ? first + ", " + second : second + ", " + first);
-      }
-    });
+  {
+    const auto ends = one_for_two.finish();
     CHECK(ends[0].said.starts_with("timeout.peer "));
     CHECK(ends[1].said.starts_with("timeout.peer "));
     CHECK(ends[1].said.find(", usage.bad_option ") != std::string::npos);
@@ -586,7 +605,7 @@ TEST_CASE("a host without memory, or low limits, is a storage error") {
           .run([&](rank_process& me) {
             const rlimit limit{most, most};
             if (::setrlimit(which, &limit) != 0) throw std::runtime_error("a limit was not set");
-            me.say(outcome_of([&] { static_cast<void>(join("limited", me)); }));
+            me.say(outcome_of([&] { static_cast<void>(join(job_name(), me)); }));
           })[0]
           .said;
     };
@@ -1076,9 +1095,15 @@ TEST_CASE("many saves take no more memory, descriptors and threads than few") {
       ckpt.save(model.state, step).wait();
       if (step == 20) first = resources::now();
     }
-    const auto last = resources::now();
-    expect(last.descriptors == first.descriptors, "descriptors are left open");
-    expect(last.threads == first.threads, "threads are left");
+    auto last = resources::now();
+    // A thread that has ended is on the list a little longer.
+    for (const auto until = ample();
+         !until.passed() && (last.descriptors > first.descriptors || last.threads > first.threads);) {
+      ::usleep(1000);
+      last = resources::now();
+    }
+    expect(last.descriptors <= first.descriptors, "descriptors are left open");
+    expect(last.threads <= first.threads, "threads are left");
     // Two rings, and the page of what stands before them.
     expect(first.shared_kib == 2 * 256 + 4 && last.shared_kib == first.shared_kib, "what ranks share grew");
     me.say("PSS " + std::to_string(first.all_kib) + " KiB after 20 saves, " + std::to_string(last.all_kib) +

@@ -83,9 +83,9 @@ class rank_process {
   }
   /// Words in memory that all ranks and the test share, zero at first.
   [[nodiscard]] std::atomic<std::uint32_t>& word(std::size_t i) const { return words_[i]; }
-  /// Waits until the word has the value. @throws std::runtime_error after a minute
+  /// Waits until the word has the value. @throws std::runtime_error after some minutes
   void await(std::size_t i, std::uint32_t value) const {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(3);
     while (words_[i].load() != value) {
       if (std::chrono::steady_clock::now() > end)
         throw std::runtime_error("a word did not come to its value");
@@ -115,7 +115,7 @@ class process_ranks {
  public:
   static constexpr std::size_t words = 64;
 
-  explicit process_ranks(int size, std::chrono::milliseconds patience = std::chrono::seconds(60))
+  explicit process_ranks(int size, std::chrono::milliseconds patience = std::chrono::minutes(4))
       : size_(size), patience_(patience) {
     void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
