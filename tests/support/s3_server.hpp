@@ -14,6 +14,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <ctime>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -115,6 +116,17 @@ class server {
 
   // Each of these may be called at any time, from any thread.
   fault_script faults;
+  /// What the fault "kill" calls; set before there are clients.
+  std::function<void()> on_kill;
+  /// After such a fault: requests are served again.
+  void revive() { dying_ = false; }
+  /// Waits until all connections have ended; false if they have not in a minute.
+  [[nodiscard]] bool await_silence() {
+    std::unique_lock lock(mutex_);
+    return silent_.wait_for(lock, std::chrono::minutes(1), [&] {
+      return std::all_of(connections_.begin(), connections_.end(), [](const auto& c) { return c.ended; });
+    });
+  }
   object_table& objects() { return table_; }
   void set_clock_offset(std::int64_t seconds) { clock_offset_ = seconds; }
   void set_latency(std::chrono::microseconds latency) {
@@ -188,6 +200,7 @@ class server {
         ::close(made.socket);
         made.socket = -1;
         made.ended = true;
+        silent_.notify_all();
       });
     }
   }
@@ -400,6 +413,13 @@ class server {
       reset(socket);
       return false;
     }
+    // Who is to die gets no further, however long it takes until it does.
+    const std::string kills = kind == "kill" ? met->text("at") : std::string();
+    if (kills.empty() ? dying_.load() : dying_.exchange(true)) return false;
+    if (kills == "head") {
+      on_kill();
+      return false;
+    }
     if (!refused && options_.check_signatures) {
       const std::lock_guard lock(mutex_);
       refused = options_.signatures.refuse(request, now());
@@ -441,8 +461,9 @@ class server {
     const bool wants_sha256 =
         options_.check_signatures && payload != nullptr && *payload != "UNSIGNED-PAYLOAD";
     const bool wants_md5 = !options_.objects.opaque_etags && length > 0;
-    const std::uint64_t cut =
-        kind == "reset_in_body" ? std::min(met->number("after", length / 2), length) : UINT64_MAX;
+    const std::uint64_t cut = kind == "reset_in_body" || kills == "body"
+                                  ? std::min(met->number("after", length / 2), length)
+                                  : UINT64_MAX;
     request.body.reserve(length);
     const auto take = [&](std::string_view piece) {
       if (wants_sha256) sha256.add(piece);
@@ -460,6 +481,7 @@ class server {
       if (!keep_pace(in, static_cast<std::size_t>(got))) return false;
     }
     entry.bytes_in = request.body.size();
+    if (kills == "body") on_kill();
     if (cut != UINT64_MAX || kind == "reset_after") {
       reset(socket);
       return false;
@@ -485,13 +507,16 @@ class server {
       if (kind == "whole_object" || kind == "wrong_range" || kind == "short_range") bend_range(request, *met);
       reply = table_.perform(request, now());
     }
-    if (kind == "lost_reply") {
+    if (kills == "done") on_kill();
+    if (kind == "lost_reply" || kills == "done") {
       reset(socket);
       return false;
     }
     const auto* close = request.header("connection");
     const bool keep = (close == nullptr || lower(*close) != "close") && kind != "hang_up";
-    return answer(socket, std::move(reply), request, entry, keep, out, met) && keep;
+    const bool goes_on = answer(socket, std::move(reply), request, entry, keep, out, met) && keep;
+    if (kills == "told") on_kill();
+    return goes_on && kills.empty();
   }
 
   static http_reply error_of(const fault& made) {
@@ -686,11 +711,13 @@ class server {
   std::atomic<std::int64_t> clock_offset_{0};
   std::atomic<std::uint64_t> requests_{0};
   std::atomic<std::size_t> in_flight_{0};
+  std::atomic<bool> dying_{false};
   const clock::time_point started_ = clock::now();
   int listener_ = -1;
   std::uint16_t port_ = 0;
   mutable std::mutex mutex_;  // over all that follows, and options_ where it changes
   std::condition_variable woken_;
+  std::condition_variable silent_;
   bool stopping_ = false;
   std::list<connection> connections_;
   std::vector<journal_entry> journal_;

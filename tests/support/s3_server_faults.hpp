@@ -39,6 +39,9 @@
 ///   not_done         the answer of success (status=204), with nothing done
 ///   redirect         status=301|307 region=R: to another region, or with Location: to a host that is not
 ///   there header           text=LINE: this line among the answer's headers (~ is read as a space)
+///   kill  at=head|body|done|told: on_kill of the server is called when the head has come, half of the body,
+///   when the work is done, or after the answer; the connection ends, and no later request is served until
+///   revive()
 namespace cairn_test::s3 {
 
 struct fault {
@@ -73,12 +76,12 @@ class fault_script {
     rule made;
     made.made.kind = words[0];
     made.operation = words[1];
-    static constexpr std::array<std::string_view, 25> kinds = {
-        "error",          "reset_before", "reset_in_body", "reset_after", "lost_reply",
-        "reset_in_reply", "hang_up",      "error_in_200",  "whitespace",  "empty",
-        "garbage",        "slow",         "stall",         "delay",       "short_range",
-        "wrong_range",    "whole_object", "flip",          "wrong_etag",  "no_etag",
-        "changed",        "not_done",     "redirect",      "header",      "none"};
+    static constexpr std::array<std::string_view, 26> kinds = {
+        "error",      "reset_before", "reset_in_body", "reset_after", "lost_reply",   "reset_in_reply",
+        "hang_up",    "error_in_200", "whitespace",    "empty",       "garbage",      "slow",
+        "stall",      "delay",        "short_range",   "wrong_range", "whole_object", "flip",
+        "wrong_etag", "no_etag",      "changed",       "not_done",    "redirect",     "header",
+        "none",       "kill"};
     if (std::find(kinds.begin(), kinds.end(), words[0]) == kinds.end())
       throw std::invalid_argument("no fault: " + words[0]);
     const std::string& when = words[2];
