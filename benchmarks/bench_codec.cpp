@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::zstd
-// What compressing weights gives and costs, beside zstd by itself: ratio, and bytes of the item each second;
-// what it costs a load, and that it costs a save's caller nothing.
+// What compressing weights gives and costs, beside zstd by itself, the library and, where it is installed,
+// the program (`zstd -b`, one thread, the same frames): ratio, and bytes of the item each second; what it
+// costs a load, and that it costs a save's caller nothing.
 //   bench_codec [--mebibytes N] [--pairs N] [--threads N] [--level N] [--json FILE]
 //               [--checkpoint DIRECTORY]   tensors of the newest checkpoint of train_gpt there, in place of
 //                                          random weights: weights as they are and as bf16, Adam's moments
@@ -13,6 +14,8 @@
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +23,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -98,6 +102,47 @@ class plain_zstd {
   std::unique_ptr<ZSTD_DCtx, free_contexts> decompressor_{ZSTD_createDCtx()};
 };
 
+struct program_figures {
+  double share = 0;   ///< of the item's bytes
+  double encode = 0;  ///< B/s
+  double decode = 0;
+};
+/// What `zstd -b` says of the item; nothing where there is no such program, or it says something else.
+std::optional<program_figures> ask_program(const bytes& item, int level) {
+  if (level > 19) return std::nullopt;  // asks for --ultra
+  char path[] = "/tmp/cairn-bench-codec-XXXXXX";
+  const int file = ::mkstemp(path);
+  if (file < 0) return std::nullopt;
+  bool written = true;
+  for (std::size_t at = 0; written && at < item.size();) {
+    const auto count = ::write(file, item.data() + at, item.size() - at);
+    written = count > 0;
+    if (written) at += static_cast<std::size_t>(count);
+  }
+  ::close(file);
+  std::optional<program_figures> found;
+  const auto text = std::to_string(level);
+  const auto command = "zstd -q -T1 -b" + text + " -e" + text + " -i1 -B" + std::to_string(frame_bytes) +
+                       " " + path + " 2>/dev/null";
+  if (std::FILE* const said = written ? ::popen(command.c_str(), "r") : nullptr) {
+    char line[512];
+    while (std::fgets(line, sizeof line, said) != nullptr) {
+      unsigned long long size = 0;
+      double times = 0;
+      program_figures f;
+      // -1     15528420 (1.080)  71.66 MB/s  175.0 MB/s  NAME
+      if (std::sscanf(line, "-%*d %llu (%lf) %lf MB/s %lf MB/s", &size, &times, &f.encode, &f.decode) != 4)
+        continue;
+      f.share = static_cast<double>(size) / static_cast<double>(item.size());
+      f.encode *= 1e6, f.decode *= 1e6;
+      found = f;
+    }
+    ::pclose(said);
+  }
+  ::unlink(path);
+  return found;
+}
+
 void run(const std::string& what, cairn::dtype type, const bytes& item, int level, std::size_t threads,
          int pairs, cairn_bench::report& report) {
   const auto size = item.size();
@@ -132,6 +177,16 @@ void run(const std::string& what, cairn::dtype type, const bytes& item, int leve
   };
   report.add_against("encoded_size/" + name, cairn_bench::samples({share(encoded.size())}), "",
                      share(plain.size()), cairn_bench::at_most(1));
+  if (const auto program = ask_program(item, level)) {
+    report.add_against("encoded_size_beside_program/" + name, cairn_bench::samples({share(encoded.size())}),
+                       "", program->share, cairn_bench::at_most(1));
+    report.add_against("encode_beside_program/" + name,
+                       cairn_bench::samples(cairn_bench::rates(size, encoding[0])), "B/s", program->encode,
+                       cairn_bench::at_least(1));
+    report.add_against("decode_beside_program/" + name,
+                       cairn_bench::samples(cairn_bench::rates(size, decoding[0])), "B/s", program->decode,
+                       cairn_bench::at_least(1));
+  }
   // Without splitting into planes, beside the same zstd.
   const cairn::zstd_codec whole({.level = level, .planes = false});
   std::size_t unsplit = 0;
