@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3 cairn::interprocess
-// timeout: 120
+// timeout: 300
 //
 // Worker processes that write to an object store: their trainer gives them credentials, as long as it lives.
 #include <cairn/checkpointer.hpp>
@@ -66,6 +66,7 @@ cairn::s3_options where(const std::string& endpoint) {
   o.region = "us-east-1";
   o.part_bytes = 5u << 20;
   o.exclusive = cairn::s3_exclusive::assumed;
+  o.stalled_after = 1s;
   return o;
 }
 
@@ -243,35 +244,113 @@ bool await(const std::function<bool()>& condition) {
   return true;
 }
 
-TEST_CASE("a worker whose trainer was killed goes on with the credentials it has, until they expire") {
-  for (const bool expire : {false, true}) {
-    CAPTURE(expire);
+/// What becomes of the worker, or of the run that resumes.
+enum class then { goes_on, expires, awaited, fenced };
+
+TEST_CASE(
+    "a worker whose trainer was killed goes on, until its credentials expire; a run that resumes waits") {
+  for (const auto what : {then::goes_on, then::expires, then::awaited, then::fenced}) {
+    CAPTURE(static_cast<int>(what));
     s3::server server{service()};
-    // The parts of the second save wait for their answers, so that the trainer dies in the middle of it.
-    server.faults.add("delay UploadPart 4+ ms=1500");
+    // The second save stands still until this rule is gone.
+    server.faults.add("stall UploadPart all key=step-00000002/rank-00000");
     killed_trainer run(server);
+    // Its trainer and its worker have announced it, and its upload is begun.
     REQUIRE(await([&] {
-      if (server.objects().uploads() != 1) return false;
+      if (server.objects().uploads() != 3) return false;
       for (const auto& key : server.objects().keys("bucket"))
         if (key == "step-00000001/manifest.cairn") return true;
       return false;
     }));
     run.kill();
-    if (expire) {
+    if (what == then::expires) {
       auto expired = first;
       expired.expired = true;
       server.set_credentials({expired, second});
     }
-    CHECK(run.ends());
+    const bool at_once = what == then::awaited || what == then::fenced;
+    server.clear_journal();
+    std::thread release([&] {
+      // After a resume has looked again and again; at once where there is none.
+      if (what == then::awaited)
+        static_cast<void>(await([&] { return server.count("ListMultipartUploads") >= 6; }));
+      if (what != then::fenced) server.faults.clear();
+    });
+    if (!at_once) {
+      CHECK(run.ends());
+      if (what == then::expires) server.set_credentials({second});
+    }
+    const bool lost = what == then::expires || what == then::fenced;
+    const float last = lost ? 1.0F : 2.0F;
+    for (const bool again : {false, true}) {
+      cairn::checkpointer ckpt{
+          reader(server, what == then::expires ? second : first),
+          cairn::checkpointer_options{
+              .patience = 60s,
+              .peer_patience = 120s,
+              .predecessor_patience = what == then::fenced ? std::chrono::seconds(0) : 60s,
+              .quiet = true}};
+      state loaded(0);
+      CHECK(ckpt.resume(loaded.all) == (lost ? 1 : 2));
+      CHECK(loaded.weights == std::vector<float>(loaded.weights.size(), last));
+      ckpt.close();
+      if (again) break;
+      server.faults.clear();
+      if (at_once) CHECK(run.ends());
+    }
+    release.join();
     CHECK_FALSE(tells(run.told));
-    if (expire) server.set_credentials({second});
-    cairn::checkpointer ckpt{reader(server, expire ? second : first),
-                             cairn::checkpointer_options{.quiet = true}};
-    state loaded(0);
-    CHECK(ckpt.resume(loaded.all) == (expire ? 1 : 2));
-    CHECK(loaded.weights == std::vector<float>(loaded.weights.size(), expire ? 1.0F : 2.0F));
-    ckpt.close();
     // What the worker could not end, as its credentials had expired, the next run has ended.
     CHECK(server.objects().uploads() == 0);
   }
+}
+
+TEST_CASE("announcements are seen while their process lives, those of other hosts while signs of it come") {
+  s3::server server{service()};
+  const auto key = "step-00000002/rank-00000.0000000000000001.record.begun";
+  auto store = reader(server, first);
+  auto other = reader(server, first);
+  {
+    auto announced = store.create(key, 0);
+    CHECK(other.live_writers("step-").empty());
+    announced.announce();
+    CHECK(other.live_writers("step-").size() == 1);
+    CHECK(store.live_writers("step-").size() == 1);
+    CHECK(other.live_writers("step-00000003/").empty());
+    CHECK(store.leftovers("").empty());
+    CHECK(other.leftovers("").empty());
+  }
+  CHECK(other.live_writers("").empty());
+  CHECK(server.objects().uploads() == 0);
+
+  cairn::detail::s3_client client(where(server.endpoint()),
+                                  cairn::s3_credential_source::fixed(as_given(first, 0)),
+                                  std::make_shared<cairn::s3_clock>());
+  const auto begin = [&](const std::string& tag) {
+    const auto call = client.run({.method = "POST",
+                                  .key = key + ("." + tag + ".writer"),
+                                  .query = {{"uploads", ""}},
+                                  .root = "InitiateMultipartUploadResult"});
+    REQUIRE(call->fine());
+    return std::string(call->document().text_of("UploadId"));
+  };
+  const auto id = begin("0123456789abcdef-1-1");
+  // A process of this host that is gone, and names that are no signs.
+  const auto here = cairn::detail::host_tag();
+  static_cast<void>(begin(here + "-" + std::to_string(::getpid()) + "-1"));
+  static_cast<void>(begin(here + "-x-"));
+  static_cast<void>(begin(here));
+  CHECK(store.live_writers("step-").size() == 1);
+  CHECK(store.leftovers("step-").size() == 3);
+  server.set_clock_offset(300);
+  CHECK(store.live_writers("step-").empty());
+  CHECK(store.leftovers("step-").size() == 4);
+  cairn::detail::s3_request sign{.method = "PUT", .key = key + std::string(".0123456789abcdef-1-1.writer")};
+  sign.query = {{"partNumber", "1"}, {"uploadId", id}};
+  client.set_body(sign, {}, false);
+  CHECK(client.run(std::move(sign))->fine());
+  CHECK(store.live_writers("step-").size() == 1);
+  server.set_clock_offset(600);
+  for (const auto& left : store.leftovers("step-")) store.discard(left);
+  CHECK(server.objects().uploads() == 0);
 }

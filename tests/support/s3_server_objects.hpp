@@ -113,6 +113,7 @@ class object_table {
     std::shared_ptr<const std::string> data;
     std::string etag;
     std::string checksum;  ///< base64
+    std::time_t modified = 0;
   };
   struct upload {
     std::string bucket;
@@ -524,6 +525,7 @@ class object_table {
         reply.set("x-amz-checksum-" + sum->algorithm, sum->value);
       }
     }
+    made.modified = now_;
     made.etag = etag_of(request);
     reply.set("ETag", made.etag);
     made.data = std::make_shared<const std::string>(std::move(request.body));
@@ -664,7 +666,7 @@ class object_table {
       ++count;
       last = number;
       entries += "<Part>" + xml_element("PartNumber", std::to_string(number)) +
-                 xml_element("LastModified", iso_time(now_)) + xml_element("ETag", one.etag) +
+                 xml_element("LastModified", iso_time(one.modified)) + xml_element("ETag", one.etag) +
                  xml_element("Size", std::to_string(one.data->size())) +
                  (one.checksum.empty() ? std::string()
                                        : xml_element(xml_checksum_name(from->algorithm), one.checksum)) +

@@ -263,6 +263,21 @@ class worker_session {
   std::optional<secret_bytes> answer_;
 };
 
+/// What others see of a worker that carries out a save, where the storage has such a thing. If it cannot be
+/// shown, they see that of the trainer, while that lives.
+template <class Writer>
+[[nodiscard]] auto shown_worker(Writer& writer, const save_context& c) noexcept {
+  if constexpr (requires { writer.announce_worker(c); }) {
+    try {
+      return writer.announce_worker(c);
+    } catch (...) {
+      return decltype(writer.announce_worker(c)){};
+    }
+  } else {
+    return false;
+  }
+}
+
 /// Carries out a request and says how it ended.
 using worker_entry = void (*)(worker_session&, worker_request&);
 
@@ -283,8 +298,11 @@ void serve_request(worker_session& session, worker_request& request) {
     return out.take();
   };
   progress->on_written([&] { session.say(frame_kind::written, told({})); });
-  run_save_job(save_job<Writer>{writer, request.context, std::move(request.image),
-                                std::move(request.metadata), progress});
+  {
+    [[maybe_unused]] const auto shown = shown_worker(*writer, request.context);
+    run_save_job(save_job<Writer>{writer, request.context, std::move(request.image),
+                                  std::move(request.metadata), progress});
+  }
   if constexpr (requires { writer->retract(request.context); })
     if (session.trainer_gone()) writer->retract(request.context);
   if (const auto why = progress->failure())

@@ -44,6 +44,16 @@ template <TellsWriters Store>
     return true;
 }
 
+/// Whether its writers are seen by what they announce alone (object storage), not by their unfinished
+/// objects.
+template <class Store>
+[[nodiscard]] bool announces_writers([[maybe_unused]] const Store& store) {
+  if constexpr (requires { store.announces_writers(); })
+    return store.announces_writers();
+  else
+    return false;
+}
+
 /// The unfinished object by which a rank's save can be seen before another process carries it out.
 [[nodiscard]] inline std::string announcement_key(const save_context& c) {
   return record_key(c.step, c.rank, c.attempt) + ".begun";

@@ -118,10 +118,18 @@ class safetensors_writer {
   /// that a run which resumes does not see. Nothing where a store cannot tell whose writers live. Not part of
   /// the concept, like the next two.
   [[nodiscard]] auto announce(const save_context& c) {
+    std::optional<object> shown;
     if constexpr (detail::TellsWriters<Store>)
-      if (detail::tells_writers(protocol_.store()))
-        return std::optional<object>(protocol_.store().create(detail::announcement_key(c), 0));
-    return std::optional<object>();
+      if (detail::tells_writers(protocol_.store())) {
+        shown.emplace(protocol_.store().create(detail::announcement_key(c), 0));
+        if constexpr (requires { shown->announce(); }) shown->announce();
+      }
+    return shown;
+  }
+  /// The same by the process that carries the save out: where a store does not show who writes by the objects
+  /// themselves, a run that resumes must see that it lives when its trainer is gone.
+  [[nodiscard]] auto announce_worker(const save_context& c) {
+    return detail::announces_writers(protocol_.store()) ? announce(c) : std::optional<object>();
   }
   /// Removes the announcement of a process that is gone.
   void retract([[maybe_unused]] const save_context& c) noexcept {

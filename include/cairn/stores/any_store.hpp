@@ -32,6 +32,7 @@ class any_store {
     virtual void write(std::span<const write_part> parts) = 0;
     virtual void write_lasting(std::span<const write_part> parts) = 0;
     virtual void finish() = 0;
+    virtual void announce() = 0;
   };
   template <class W>
   struct object_of final : any_object {
@@ -44,6 +45,9 @@ class any_store {
         writer.write(parts);
     }
     void finish() override { writer.finish(); }
+    void announce() override {
+      if constexpr (requires { writer.announce(); }) writer.announce();
+    }
     W writer;
   };
   struct face {
@@ -67,6 +71,7 @@ class any_store {
     virtual bool adopt_directory(std::string_view directory) = 0;
     virtual void settle(std::string_view key) = 0;
     virtual bool tells_writers() = 0;
+    virtual bool announces_writers() = 0;
     virtual std::vector<std::string> live_writers(std::string_view prefix) = 0;
     virtual bool writer_lives(std::string_view key) = 0;
     virtual std::vector<std::byte> description() = 0;
@@ -120,6 +125,12 @@ class any_store {
       s.writer_lives(key);
     };
     bool tells_writers() override { return tells; }
+    bool announces_writers() override {
+      if constexpr (requires { store.announces_writers(); })
+        return store.announces_writers();
+      else
+        return false;
+    }
     std::vector<std::string> live_writers([[maybe_unused]] std::string_view prefix) override {
       if constexpr (tells)
         return store.live_writers(prefix);
@@ -157,6 +168,8 @@ class any_store {
     /// See LastingObjectWriter; write() where the store has none.
     void write_lasting(std::span<const write_part> parts) { object_->write_lasting(parts); }
     void finish() { object_->finish(); }
+    /// Lets others see the object before it is finished, where the store does not anyway.
+    void announce() { object_->announce(); }
 
    private:
     friend any_store;
@@ -195,6 +208,8 @@ class any_store {
   /// Whether the store knows of other processes' writers whether they live; the next two tell nothing where
   /// not.
   [[nodiscard]] bool tells_writers() const { return face_->tells_writers(); }
+  /// Whether writers are seen by what they announce alone, not by their objects.
+  [[nodiscard]] bool announces_writers() const { return face_->announces_writers(); }
   [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix) {
     return face_->live_writers(prefix);
   }

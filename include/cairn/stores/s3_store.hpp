@@ -37,9 +37,9 @@ inline namespace v1 {
 /// - Requests are repeated as the options say; every one ends by its patience, with storage_unavailable or
 /// what the
 ///   server said.
-/// - leftovers(): uploads that were begun and not ended, except those of this process's writers: those of
-/// other
-///   processes that live cannot be told apart.
+/// - leftovers(): uploads that were begun and not ended, except those of this process's writers, and those by
+/// which others announce that they write, as long as they live; live_writers() are these. The other uploads
+/// of other processes that live cannot be told from those of dead ones.
 /// - Copies share connections, credentials and one thread, which begins with the first request and ends with
 /// the last
 ///   copy or object writer. Not to be used in the child of a fork. All functions may be called by several
@@ -57,6 +57,9 @@ class s3_store {
     /// writer was destroyed: nothing is copied.
     void write_lasting(std::span<const write_part> parts) { upload("write_lasting").add(parts, true); }
     void finish() { upload("finish").finish(); }
+    /// Lets other processes see the unfinished object, in live_writers() while this one lives and in
+    /// leftovers() afterwards, until this is destroyed. Three requests, and one every few seconds.
+    void announce() { upload("announce").announce(); }
 
    private:
     friend s3_store;
@@ -169,11 +172,31 @@ class s3_store {
     std::vector<std::string> found;
     for (const auto& u : bucket_->uploads(full_prefix(prefix))) {
       const auto key = u.key.substr(own);
-      if (valid_key(key) && !bucket_->lives(u.id)) found.push_back(key + suffix_of(u.id));
+      if (valid_key(key) && !bucket_->lives(u.id) && !detail::gives_signs(*bucket_, u))
+        found.push_back(key + suffix_of(u.id));
     }
     std::sort(found.begin(), found.end());
     return found;
   }
+  /// The unfinished objects by which processes announce that they write, of those that live: on this host
+  /// they are asked, others are believed for half a minute after their last sign, by the service's clock.
+  [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix) {
+    const auto own = bucket_->client.options().prefix.size();
+    std::vector<std::string> found;
+    for (const auto& u : bucket_->uploads(full_prefix(prefix))) {
+      const auto key = u.key.substr(own);
+      if (valid_key(key) && u.key.ends_with(detail::sign_ending) &&
+          (bucket_->lives(u.id) || detail::gives_signs(*bucket_, u)))
+        found.push_back(key + suffix_of(u.id));
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  /// False: a finished object does not tell who wrote it; announcements do.
+  [[nodiscard]] bool writer_lives([[maybe_unused]] std::string_view key) const noexcept { return false; }
+  /// Its writers are seen by what they announce, not by their objects.
+  [[nodiscard]] static constexpr bool announces_writers() noexcept { return true; }
+
   /// Ends an upload that leftovers() listed. @throws storage_bad_key for other keys; storage_exists if its
   /// writer lives in this process.
   void discard(std::string_view key) {

@@ -69,6 +69,7 @@ class part_buffers {
 struct open_upload {
   std::string key;
   std::string id;
+  std::string begun = {};  ///< when, as the server says
 };
 
 /// A bucket, as copies of a store and their object writers share it. Keys have the prefix. Any thread.
@@ -159,7 +160,7 @@ class s3_bucket {
         auto key = key_of(c, encoded);
         std::string id(c.text_of("UploadId"));
         if (!key || !key->starts_with(prefix) || id.empty() || id.size() > 4096) continue;
-        found.push_back({std::move(*key), std::move(id)});
+        found.push_back({std::move(*key), std::move(id), std::string(c.text_of("Initiated"))});
       }
       if (page.text_of("IsTruncated") != "true") return found;
       key_marker = decoded(page.text_of("NextKeyMarker"), encoded).value_or("");

@@ -2,6 +2,7 @@
 // opt-in: cairn::s3
 #pragma once
 #include <cairn/stores/s3/bucket.hpp>
+#include <cairn/stores/s3/sign_of_life.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -55,6 +56,12 @@ class s3_upload {
     }
   }
 
+  /// Makes the unfinished object one that others see, and that its writer lives.
+  void announce() {
+    must_be_open("announce");
+    if (!sign_) sign_ = std::make_unique<sign_of_life>(bucket_, key_);
+  }
+
   void finish() {
     must_be_open("finish");
     try {
@@ -65,6 +72,7 @@ class s3_upload {
     }
     if (!id_.empty()) bucket_->closed(id_);
     open_ = false;
+    sent_.clear();  // the writer of a finished object may be kept for long
   }
 
  private:
@@ -360,6 +368,7 @@ class s3_upload {
   std::string id_;
   std::map<std::uint64_t, waiting_part> parts_;  // that are not sent yet
   std::map<std::uint64_t, sent_part> sent_;
+  std::unique_ptr<sign_of_life> sign_;
   std::uint64_t written_ = 0;
   std::uint64_t end_ = 0;
   bool checksums_ = false;
