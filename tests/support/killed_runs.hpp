@@ -113,12 +113,12 @@ struct run_order {
   int ranks_per_file = 1;
   std::size_t keep = 2;
   bool resumes = true;
-  std::int64_t until = 0;                ///< counted from what was resumed, if `relative`
-  bool relative = false;                 ///< then each step is saved
-  std::vector<std::int64_t> saves = {};  ///< else these
-  bool waits = true;                     ///< for each save to end before the next update but one
-  std::chrono::milliseconds patience{60'000};
-  std::map<std::int64_t, int> writers = {};  ///< on how many ranks a step was saved
+  std::int64_t until = 0;                      ///< counted from what was resumed, if `relative`
+  bool relative = false;                       ///< then each step is saved
+  std::vector<std::int64_t> saves = {};        ///< else these
+  bool waits = true;                           ///< for each save to end before the next update but one
+  std::chrono::milliseconds patience{60'000};  ///< shorter: the run may end by a deadline, killed or not
+  std::map<std::int64_t, int> writers = {};    ///< on how many ranks a step was saved
 
   kill_plan plan = {};  ///< `change` counts those of `at_rank`
   int at_rank = 0;
@@ -130,6 +130,8 @@ struct run_order {
   bool has_rival = false;                  ///< saves may fail, since another run may save the same steps
   bool workers_outlive = false;            ///< victims die without their workers
   std::chrono::milliseconds predecessor_patience{30'000};
+
+  [[nodiscard]] bool may_be_late() const { return patience < std::chrono::minutes(1); }
 
   // What a broken library would do, for tests of the checks.
   bool tells_too_early = false;  ///< a step counts as acknowledged before it is saved
@@ -493,7 +495,7 @@ class rank_run {
       own_.ended = true;
     } catch (const std::exception& e) {
       std::snprintf(own_.error, sizeof own_.error, "%s", e.what());
-      if (log_.struck != blow::rank && !(order_.has_rival && resumed_))
+      if (log_.struck != blow::rank && !(order_.has_rival && resumed_) && !order_.may_be_late())
         trouble(std::string("no rank was killed, and yet: ") + e.what());
     }
   }
@@ -640,7 +642,7 @@ class run_keeper {
         ::close(gate[1]);
         ::close(life[0]);
         for (const auto& other : lives) ::close(other.fd);
-        ::alarm(150);
+        ::alarm(280);
         if (workers) become_rank(rank, root, world.job(), gate[0], life[1]);
         detail::live_as_rank(order, *log_, rank, root, {}, world, gate[0]);
         ::_exit(0);
@@ -653,12 +655,12 @@ class run_keeper {
     ::close(gate[1]);
   }
   /// Waits for a rank to end, after start().
-  void wait_for_one() { static_cast<void>(one_ends(lives_, clock::now() + std::chrono::seconds(100))); }
+  void wait_for_one() { static_cast<void>(one_ends(lives_, clock::now() + std::chrono::seconds(240))); }
   /// The second half of run().
   run_end finish() { return wait_for(order_, lives_); }
   /// Waits for workers whose ranks have ended, or kills them. False if one did not end in time.
   [[nodiscard]] static bool wait_for_workers(bool kills = false) {
-    const auto limit = clock::now() + std::chrono::seconds(100);
+    const auto limit = clock::now() + std::chrono::seconds(240);
     const auto self = std::to_string(::getpid());
     std::ifstream children("/proc/self/task/" + self + "/children");
     bool all = true;
@@ -738,7 +740,7 @@ class run_keeper {
 
   run_end wait_for(const run_order& order, std::vector<pollfd>& lives) {
     run_end end;
-    const auto limit = clock::now() + std::chrono::seconds(100);
+    const auto limit = clock::now() + std::chrono::seconds(240);
     if (order.at_time) {
       const auto moment = clock::now() + *order.at_time;
       while (!all_ended(lives) && one_ends(lives, moment)) {
