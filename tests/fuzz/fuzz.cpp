@@ -12,10 +12,12 @@
 #include <cairn/comm/message_ring.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/glob.hpp>
+#include <cairn/storage/compressed_store.hpp>
 #include <cairn/storage/item_frames.hpp>
 #include <cairn/storage/names.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/file_store.hpp>
+#include <cairn/stores/memory_store.hpp>
 #if CAIRN_USES_S3 + 0
 #include <cairn/stores/s3_store.hpp>
 #include <support/quick_clock.hpp>
@@ -43,7 +45,9 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <initializer_list>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -494,8 +498,54 @@ bytes encoded_by_codec(cairn::dtype type, input item) {
   to.resize(the_codec().encode(type, item, to));
   return to;
 }
-/// The first byte chooses a dtype and what follows two bytes that are a size: what is encoded, an item that
-/// is, or frames with their index.
+using compressed_objects = cairn::detail::compressed_store<cairn::memory_store, fuzzed_codec>;
+constexpr const char* data_file = "step-00000001/rank-00000.00c0ffee00c0ffee.0.safetensors";
+
+/// What reading `count` bytes from `begin` of a data file gives, whether it is compressed or not.
+std::optional<bytes> read_object(compressed_objects& store, std::uint64_t begin, std::size_t count) {
+  return accepted<cairn::corrupt_error>([&] {
+    bytes to(count);
+    const cairn::read_range range{data_file, begin, to};
+    store.read({&range, 1});
+    return to;
+  });
+}
+bytes compressed_object_of(input content, std::uint64_t frame_bytes) {
+  const auto objects = std::make_shared<cairn::memory_store>();
+  compressed_objects store(objects, the_codec(), {.frame_bytes = frame_bytes});
+  auto writer = store.create(data_file, content.size());
+  const cairn::write_part all{0, content};
+  writer.write({&all, 1});
+  writer.finish();
+  return *objects->read_all(cairn::compressed_key(data_file), 1u << 30);
+}
+/// A whole compressed data file. `at` chooses what is read of it.
+void read_compressed(input in, std::uint16_t at) {
+  const auto objects = std::make_shared<cairn::memory_store>();
+  objects->put_new(cairn::compressed_key(data_file), in);
+  compressed_objects store(objects, the_codec(), {});
+  const auto size = accepted<cairn::corrupt_error>([&] { return *store.size(data_file); });
+  if (!size) return;
+  // A file of 64 KiB may stand for far more, and a frame of it is decoded as a whole.
+  if (*size > std::uint64_t{1} << 20) return;
+  const auto first = read_object(store, 0, static_cast<std::size_t>(*size));
+  const auto begin = std::min<std::uint64_t>(at, *size);
+  const auto some =
+      read_object(store, begin, static_cast<std::size_t>(std::min<std::uint64_t>(*size - begin, 5000)));
+  demand(!read_object(store, *size, 1), "nothing is read behind the end of a compressed file");
+  if (!first) return;
+  demand(some && std::equal(some->begin(), some->end(), first->begin() + static_cast<std::ptrdiff_t>(begin)),
+         "a part of a compressed file is what stands there in the whole");
+  // Frames may be cut and encoded in other ways: what is compared is what they hold.
+  const auto again = compressed_object_of(*first, 1u << 16);
+  const auto others = std::make_shared<cairn::memory_store>();
+  others->put_new(cairn::compressed_key(data_file), again);
+  compressed_objects other(others, the_codec(), {});
+  demand(read_object(other, 0, first->size()) == first,
+         "what was read from a compressed file can be compressed");
+}
+/// The first byte chooses a dtype and what follows two bytes that are a size or a place: what is encoded, an
+/// item that is, frames with their index, or a compressed data file.
 void read_codec(input in) {
   if (in.size() < 3) return;
   const auto choice = std::to_integer<unsigned>(in[0]);
@@ -515,6 +565,7 @@ void read_codec(input in) {
     if (item) demand(decoded(encoded_by_codec(type, *item), size) == item, "what was decoded can be encoded");
     return;
   }
+  if (choice % 4 == 3) return read_compressed(in, size);
   if (choice % 4 == 1) {
     const auto again = decoded(encoded_by_codec(type, in), in.size());
     demand(again && std::ranges::equal(*again, in), "what was encoded is decoded");
@@ -858,6 +909,20 @@ void write_seeds(const std::string& root) {
   cairn::encode_frames(the_codec(), cairn::dtype::f32, longer, {.frame_bytes = 1 << 16},
                        [&](input part) { framed.insert(framed.end(), part.begin(), part.end()); });
   put("codec", "frames", sized_item(2, cairn::dtype::f32, 2000, framed));
+  // The golden file, and one with an item of two frames, a short one and an empty one.
+  const auto file_of = [](const cairn::safetensors_header& header, std::initializer_list<input> data) {
+    auto file = cairn::encode_safetensors_header(header, 64);
+    for (const auto part : data) file.insert(file.end(), part.begin(), part.end());
+    return compressed_object_of(file, 1u << 16);
+  };
+  put("codec", "file",
+      sized_item(3, cairn::dtype::u8, 100,
+                 file_of(cairn_test::golden_header(), {cairn_test::golden_data()})));
+  cairn::safetensors_header three;
+  three.entries = {{"long", cairn::dtype::f32, {18500}, 0, 74000, {}, {}, false},
+                   {"none", cairn::dtype::f32, {0}, 74000, 74000, {}, {}, false},
+                   {"words", cairn::dtype::u8, {1500}, 74000, 75500, {}, {}, false}};
+  put("codec", "file-of-frames", sized_item(3, cairn::dtype::u8, 60'000, file_of(three, {longer, words})));
 }
 
 /// Puts the digests of frames and of their index right.
@@ -881,10 +946,66 @@ void seal_frames(bytes& content) {
   const auto value = cairn::digest(input(content).subspan(index, content.size() - index - 8));
   std::memcpy(content.data() + content.size() - 8, &value, sizeof value);
 }
+/// Puts the digests of a compressed file right: of its header, of the frames and the index of each item, of
+/// its table and its end; and the size of the first item's frames, so that bytes that came or went change
+/// that alone.
+void seal_compressed(bytes& content) {
+  const std::size_t begin = 3;
+  const auto get = [&](std::size_t at) {
+    std::uint64_t number = 0;
+    std::memcpy(&number, content.data() + at, sizeof number);
+    return number;
+  };
+  const auto put_digest = [&](std::size_t at, std::size_t from, std::size_t to) {
+    const auto value = cairn::digest(input(content).subspan(from, to - from));
+    std::memcpy(content.data() + at, &value, sizeof value);
+  };
+  if (content.size() < begin + cairn::detail::compressed_trailer_bytes) return;
+  const auto trailer = content.size() - cairn::detail::compressed_trailer_bytes;
+  const auto header = get(trailer + 16);
+  const auto items = get(trailer + 32);
+  if (header > trailer - begin || items > (trailer - begin - header) / 16) return;
+  const auto table = trailer - static_cast<std::size_t>(items) * 16;
+  std::uint64_t frames = begin + header;  // where those of an item begin
+  std::uint64_t index = table;
+  std::uint64_t known = 0;  // bytes of all but the first item's frames
+  for (std::uint64_t i = 0; i < items; ++i) {
+    const auto bytes_of_it = get(table + 16 * i);
+    const auto bytes_of_index = get(table + 16 * i + 8);
+    if (bytes_of_it > content.size() || bytes_of_index > index) return;
+    known += (i == 0 ? 0 : bytes_of_it) + bytes_of_index;
+    index -= bytes_of_index;
+  }
+  if (items != 0 && known <= table - frames) {
+    const std::uint64_t rest = table - frames - known;
+    std::memcpy(content.data() + table, &rest, sizeof rest);
+  }
+  for (std::uint64_t i = 0; i < items; ++i) {
+    const auto end = frames + get(table + 16 * i);
+    const auto index_end = index + get(table + 16 * i + 8);
+    if (end > table || index_end > table) break;
+    bytes item(3);  // as the target of frames has it
+    const auto append = [&](std::uint64_t from, std::uint64_t to) {
+      item.insert(item.end(), content.begin() + static_cast<std::ptrdiff_t>(from),
+                  content.begin() + static_cast<std::ptrdiff_t>(to));
+    };
+    append(frames, end), append(index, index_end);
+    seal_frames(item);
+    std::copy(item.end() - static_cast<std::ptrdiff_t>(index_end - index), item.end(),
+              content.begin() + static_cast<std::ptrdiff_t>(index));
+    frames = end, index = index_end;
+  }
+  put_digest(trailer + 40, begin, begin + static_cast<std::size_t>(header));
+  put_digest(trailer + 48, table, trailer);
+  put_digest(trailer + 56, trailer, trailer + 56);
+}
 /// Puts the digests right, so that what lies behind them is read.
 void seal(const char* name, bytes& content) {
-  if (std::strcmp(name, "codec") == 0 && !content.empty() && (std::to_integer<unsigned>(content[0]) & 2) != 0)
-    seal_frames(content);
+  if (std::strcmp(name, "codec") == 0 && !content.empty()) {
+    const auto choice = std::to_integer<unsigned>(content[0]) % 4;
+    if (choice == 2) seal_frames(content);
+    if (choice == 3) seal_compressed(content);
+  }
   if (std::strcmp(name, "manifest") == 0 && content.size() >= 128) cairn_test::seal_manifest(content);
   if (std::strcmp(name, "record") == 0 && content.size() >= 128) cairn_test::seal_record(content);
   if (std::strcmp(name, "frame") != 0 || content.empty() || (std::to_integer<unsigned>(content[0]) & 1) == 0)
