@@ -161,7 +161,7 @@ killed_in_save() {
     die "training did not end after step $last; see $directory/$name.log."
   echo "  All $ranks ranks ended with SIGKILL, when $last steps were done."
 }
-# settled STEP: waits until nobody writes in the directory of this step any more; a bucket does not tell, and need not
+# settled STEP: waits until nobody writes in the directory of this step any more; a bucket shows nothing unfinished
 settled() {
   [ "$store" = files ] || return 0
   local save_directory tries
@@ -212,7 +212,7 @@ killed_in_save killed2 2 "$kill2" $((kill2 + 1))
 if [ "$store" = files ]; then
   echo "  The processes that write it live on. Step 4 starts at once: if they are not done, it waits for them."
 else
-  echo "  The processes that write it live on. A bucket does not tell of them, so this script waits until they are done."
+  echo "  The processes that write it live on; this script waits until they are done."
   committed "$kill2"
 fi
 
