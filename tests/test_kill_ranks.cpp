@@ -483,6 +483,15 @@ TEST_CASE("ranks and workers that are killed while workers save lose nothing; ra
     cells = {cells.at(std::strtoull(one, nullptr, 10))};
   } else {
     shuffle_cells(cells);
+    // Each kind of death in turn, and a death alone where it is likely to be a worker's.
+    std::vector<cell> kinds[3];
+    for (const auto& c : cells) kinds[c.dies].push_back(c);
+    std::stable_partition(kinds[cell::one].begin(), kinds[cell::one].end(),
+                          [](const cell& c) { return c.point.at.path == "step-00000020"; });
+    cells.clear();
+    for (std::size_t i = 0; cells.size() < whole; ++i)
+      for (const auto& kind : kinds)
+        if (i < kind.size()) cells.push_back(kind[i]);
     if (!long_run()) cells.resize(std::min<std::size_t>(cells.size(), 32 / thinned));
   }
   std::uint64_t failures = 0, tried = 0, outlived = 0, ranks = 0;
