@@ -152,11 +152,15 @@ rm -rf "$results"
 mkdir -p "$results"
 
 if [ "$mode" = soak ]; then
-  build_programs() {  # build_programs PRESET TARGET...
+  build_programs() {  # build_programs PRESET TEST_OR_TARGET...
     begin_phase "$1: build"
     cmake --preset "$1" -DCAIRN_PYTHON="$python" >"$results/$1.configure.log" 2>&1 \
       || { cat "$results/$1.configure.log"; die "$1: CMake could not configure"; }
-    cmake --build "build/$1" -j "$jobs" --target "${@:2}" || die "$1: a program of the soak does not build (above)"
+    local targets
+    targets=$(awk 'NR == FNR { program[$1] = $2; next } { print $1 in program ? program[$1] : $1 }' \
+      "build/$1/tests/test_targets.txt" <(printf '%s\n' "${@:2}"))
+    # shellcheck disable=SC2086  # one word for each target
+    cmake --build "build/$1" -j "$jobs" --target $targets || die "$1: a program of the soak does not build (above)"
     end_phase
   }
   build_programs release test_kill_ranks test_power_loss

@@ -45,7 +45,6 @@ class Part:
             status = subprocess.run(self.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                                     env={**os.environ, **self.environment, "CAIRN_TEST_FIGURES": figures}, check=False).returncode
         self.seconds = time.monotonic() - begin
-        self.passed = status == 0
         if os.path.exists(figures):
             with open(figures, encoding="utf-8") as file:
                 self.figures = [json.loads(line) for line in file]
@@ -54,34 +53,44 @@ class Part:
         executions = [int(n) for n in re.findall(r"(?m)^.*?\b(\d+) executions\b", text)]
         if executions:
             self.figures.append({"test": self.name, "executions": sum(executions), "targets": len(executions)})
+        self.passed = status == 0 and bool(self.figures)  # a test without figures tried nothing
         print(f"soak: {self.name} {'passed' if self.passed else 'FAILED'} after {self.seconds:.0f} s", flush=True)
         if not self.passed:
             print(text[-6000:], flush=True)
             print(f"soak: this repeats it: {self.repeat()}", flush=True)
 
 
+def test_command(build, test, cases):
+    """Runs cases of a test, in the program that it is a part of."""
+    with open(os.path.join(build, "tests", "test_targets.txt"), encoding="utf-8") as file:
+        program = dict(line.split() for line in file).get(test, test)
+    part = [] if program == test else [f"--source-file=*/{test}.cpp"]
+    return [os.path.join(build, "tests", program), *part, f"--test-case={cases}"]
+
+
 def lanes(arguments):
     """The parts of each lane."""
     seconds = arguments.minutes * 60
-    programs = os.path.join(arguments.build, "tests")
     long_run = {"CAIRN_TEST_LONG": "1", "CAIRN_TEST_SEED": str(arguments.seed)}
-    kills = os.path.join(programs, "test_kill_ranks")
+
+    def kills(cases):
+        return test_command(arguments.build, "test_kill_ranks", cases)
 
     def matrix():
-        return Part("kill_matrix", [kills, "--test-case=*at a named step*,*whose peer is killed*,*still there*"], long_run)
+        return Part("kill_matrix", kills("*at a named step*,*whose peer is killed*,*still there*"), long_run)
 
     def workers():
-        return Part("kill_workers", [kills, "--test-case=*outlive their workers*"],
+        return Part("kill_workers", kills("*outlive their workers*"),
                     {**long_run, "CAIRN_TEST_SECONDS": str(int(seconds * 0.2))})
 
     def random_kills(begin):
         left = max(1, int(seconds - (time.monotonic() - begin)))
         wanted = max(200, round(AIM_KILLS * arguments.minutes / AIM_MINUTES))
-        return Part("random_kills", [kills, "--test-case=*at any moment*"],
+        return Part("random_kills", kills("*at any moment*"),
                     {**long_run, "CAIRN_TEST_KILLS": str(wanted), "CAIRN_TEST_SECONDS": str(left)})
 
     def power_loss():
-        return Part("power_loss", [os.path.join(programs, "test_power_loss"), "--test-case=after*"],
+        return Part("power_loss", test_command(arguments.build, "test_power_loss", "after*"),
                     {**long_run, "CAIRN_TEST_SECONDS": str(int(seconds * 0.4))})
 
     def fuzz(begin):
