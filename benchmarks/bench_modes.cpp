@@ -26,6 +26,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -35,6 +36,7 @@
 #include <string>
 #include <support/bench.hpp>
 #include <support/program.hpp>
+#include <support/published.hpp>
 #include <support/readiness.hpp>
 #include <support/timeline.hpp>
 #include <thread>
@@ -525,22 +527,6 @@ std::vector<double> steps_after(const summary& s, int k, int every) {
   return found;
 }
 
-/// What PyTorch's checkpointing was reported to cost, beside our way that does the same.
-struct published {
-  const char* mode;
-  const char* what;
-  double overhead;  ///< percent over the plain loop
-  double staging;   ///< seconds; 0: not told
-};
-constexpr std::array<published, 4> published_table{
-    published{"synchronous", "synchronous", 1640, 0},
-    published{"thread", "asynchronous, thread", 448, 2.39},
-    published{"process", "asynchronous, process: daemon reused, shared memory", 185, 0.87},
-    published{"process", "asynchronous, process, pinned memory", 159, 0.53},
-};
-constexpr const char* published_setting =
-    "PyTorch on one H100, a checkpoint of 7.52 GB, 25 steps with a save every 5";
-
 /// The table as Markdown, for documents.
 std::string markdown_of(const std::vector<std::pair<std::string, summary>>& all, const mode_options& o) {
   std::ostringstream out;
@@ -760,10 +746,35 @@ void measure_modes(const mode_options& o) {
   out.write(o.common.json);
 }
 
+/// With `--device cuda` among the arguments, bench_modes_cuda beside this program takes its place, and the
+/// other arguments. True where there is none, which a line on stderr says.
+bool cannot_hand_over(int argc, char** argv) {
+  bool wanted = false;
+  std::vector<char*> rest{argv[0]};
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const bool apart = argument == "--device" && i + 1 < argc && std::string(argv[i + 1]) == "cuda";
+    if (apart || argument == "--device=cuda") {
+      wanted = true, i += apart ? 1 : 0;
+      continue;
+    }
+    rest.push_back(argv[i]);
+  }
+  if (!wanted) return false;
+  rest.push_back(nullptr);
+  const auto self = std::filesystem::read_symlink("/proc/self/exe");
+  ::execv((self.parent_path() / "bench_modes_cuda").c_str(), rest.data());
+  std::fprintf(stderr,
+               "bench_modes: there is no bench_modes_cuda beside this program; where nvcc is, configure with "
+               "-DCAIRN_BUILD_CUDA_PROGRAMS=ON and build it, or run `bash tests/gpu.sh`\n");
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   cairn::worker_main(argc, argv);
+  if (cannot_hand_over(argc, argv)) return 1;
   mode_options o;
   CLI::App app{"The ways of saving beside each other: what each costs a training loop", "bench_modes"};
   app.option_defaults()->always_capture_default();
@@ -785,6 +796,11 @@ int main(int argc, char** argv) {
   std::string when_busy = "block";
   app.add_option("--when-busy", when_busy, "A save that finds an earlier one under way: block or skip")
       ->check(CLI::IsMember({"block", "skip"}));
+  std::string device = "cpu";
+  app.add_option("--device", device,
+                 "What trains. cuda: bench_modes_cuda beside this program runs instead, with options of its "
+                 "own: --device cuda --help")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_flag("--figures,!--no-figures", o.figures, "Also: until ready, first save, worker, enqueue");
   app.add_option("--only", o.only, "Modes to measure, beside the plain loop");
   app.add_option("--json", o.common.json, "File for the figures");

@@ -10,437 +10,66 @@
 #include <CLI/CLI.hpp>
 #include <cairn/any_checkpointer.hpp>
 #include <cairn/cairn.hpp>
-#include <cairn/comm/shared_memory_communicator.hpp>
-#include <cairn/comm/single_process.hpp>
 #include <cairn/execute/process_executor.hpp>
 #include <cairn/execute/worker_main.hpp>
 #include <cairn/stage/shared_stager.hpp>
-#ifdef CAIRN_USES_MPI
-#include <cairn/comm/mpi_communicator.hpp>
-#endif
 
-#include <algorithm>
-#include <charconv>
-#include <chrono>
 #include <cstdint>
-#include <cstdio>
-#include <exception>
-#include <functional>
-#include <limits>
-#include <memory>
-#include <new>
 #include <optional>
-#include <ratio>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <utility>
-#include <vector>
 
-#include "gpt/group.hpp"
-#include "gpt/killing_store.hpp"
-#include "gpt/launcher.hpp"
-#include "gpt/mpi_session.hpp"
+#include "gpt/program.hpp"
 #include "gpt/state.hpp"
-#include "gpt/trainer.hpp"
-#include "tools/store.hpp"
 
 namespace {
 
-enum class save_mode { synchronous, thread, process, overlapped_thread, overlapped_process, direct };
-bool writes_in_process(save_mode mode) {
-  return mode == save_mode::process || mode == save_mode::overlapped_process;
-}
-bool overlaps(save_mode mode) {
-  return mode == save_mode::overlapped_thread || mode == save_mode::overlapped_process;
-}
+/// Training on the CPU.
+struct cpu {
+  static constexpr const char* program = "train_gpt";
+  using trainer_type = gpt::trainer;
+  using state_type = gpt::run_state;
+  using checkpointer_type = cairn::any_checkpointer;
 
-struct run_options {
-  std::uint64_t steps = 100;
-  std::size_t ranks = 4;
-  bool mpi = false;
-  gpt::started_rank started;
-  std::uint64_t patience = 300;
-  std::uint64_t every = 20;
-  std::string checkpoints = "checkpoints";
-  std::vector<std::string> text;
-  save_mode mode = save_mode::overlapped_process;
-  std::size_t keep = 3;
-  double hours_between_failures = 0;
-  std::string losses;
-  std::uint64_t kill_before_release = 0, kill_after_release = 0;
-  std::size_t sample = 0;
-  gpt::training_settings training;
-};
-
-using store_type = gpt::killing_store<tools::store_type>;
-
-/// The ways to save are compositions of the same parts; the rest of the program sees one type.
-cairn::any_checkpointer make_checkpointer(const run_options& options, store_type store,
-                                          gpt::any_communicator ranks) {
-  const cairn::keep_last keep{options.keep == 0 ? std::numeric_limits<std::size_t>::max() : options.keep};
-  const std::chrono::seconds patience(options.patience);
-  const std::chrono::duration<double, std::ratio<3600>> between_failures(options.hours_between_failures);
-  const cairn::checkpointer_options waits{
-      .patience = patience,
-      .peer_patience = patience,
-      .mean_time_between_failures = std::chrono::duration_cast<std::chrono::nanoseconds>(between_failures)};
-  switch (options.mode) {
-    case save_mode::synchronous:
-      return cairn::any_checkpointer{cairn::checkpointer{
-          std::move(store), cairn::no_staging{}, cairn::inline_executor{}, std::move(ranks), keep, waits}};
-    case save_mode::thread:
-      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), std::move(ranks), keep, waits}};
-    case save_mode::process:
-      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::shared_stager{},
-                                                         cairn::process_executor{}, std::move(ranks), keep,
-                                                         waits}};
-    case save_mode::overlapped_process:
-      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::shared_stager{},
-                                                         cairn::process_executor{}, std::move(ranks), keep,
-                                                         waits, cairn::overlapped{}}};
-    case save_mode::overlapped_thread:
-      return cairn::any_checkpointer{
-          cairn::checkpointer{std::move(store), std::move(ranks), keep, waits, cairn::overlapped{}}};
-    case save_mode::direct:
-      return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::no_staging{},
-                                                         std::move(ranks), keep, waits, cairn::overlapped{}}};
-  }
-  throw std::logic_error("a mode without a checkpointer");
-}
-
-double milliseconds_of(const std::function<void()>& action) {
-  const auto begin = std::chrono::steady_clock::now();
-  action();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-}
-
-/// What the first rank prints: a line for each step and save, and each loss to a file.
-class journal {
- public:
-  explicit journal(const std::string& losses) {
-    if (losses.empty()) return;
-    file_.reset(std::fopen(losses.c_str(), "w"));
-    if (!file_) throw std::runtime_error("cannot write " + losses + "; give another file with --losses");
-  }
-  static void begin(std::size_t parameters, std::size_t bytes, std::size_t ranks,
-                    const gpt::training_settings& training) {
-    std::printf("%zu parameters, %zu bytes of text, %zu rank%s, %zu micro-batches of %zu tokens in a step\n",
-                parameters, bytes, ranks, ranks == 1 ? "" : "s", training.micro_batches,
-                training.shape.context);
-    std::fflush(stdout);
-  }
-  void step(std::uint64_t step, double loss, double milliseconds) {
-    std::printf("step %4llu  loss %.4f  %6.1f ms\n", static_cast<unsigned long long>(step), loss,
-                milliseconds);
-    std::fflush(stdout);
-    if (!file_) return;
-    std::fprintf(file_.get(), "%llu %a\n", static_cast<unsigned long long>(step), loss);
-    std::fflush(file_.get());  // what was printed is there even if the process is killed
-  }
-  static void stall(std::uint64_t step, double save, double before_update) {
-    std::printf("save %4llu  stalled training for %.2f ms (save %.2f, before_update %.2f)\n",
-                static_cast<unsigned long long>(step), save + before_update, save, before_update);
-    std::fflush(stdout);
-  }
-
- private:
-  struct close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  std::unique_ptr<std::FILE, close> file_;
-};
-
-std::optional<std::int64_t> resume(cairn::any_checkpointer& checkpointer, gpt::run_state& state,
-                                   const std::string& url) {
-  try {
+  static std::string refuses(gpt::save_mode) { return {}; }
+  static std::optional<std::int64_t> resume(checkpointer_type& checkpointer, state_type& state) {
     return checkpointer.resume(state.dict());
-  } catch (const cairn::plan_error& error) {
-    throw std::runtime_error("the checkpoints in " + url +
-                             " are of another model; give the options that it was trained with, or another "
-                             "place with --store: " +
-                             error.what());
   }
-}
-
-/// Trains from the newest checkpoint, or from the beginning, to the last step, which it returns. journal: of
-/// the first rank alone.
-std::uint64_t train(const run_options& options, gpt::group& others, gpt::trainer& run, gpt::run_state& state,
-                    cairn::any_checkpointer& checkpointer, gpt::kill_switch* kill, journal* journal) {
-  std::uint64_t step = 0;
-  if (const auto newest = resume(checkpointer, state, options.checkpoints)) {
-    step = static_cast<std::uint64_t>(*newest);
-    state.restored(step);
-    if (journal)
-      std::printf("resumed from the checkpoint of step %llu\n", static_cast<unsigned long long>(step));
-  }
-
-  std::uint64_t saved = 0;  // the step of a save whose whole stall is not known yet; 0: none
-  double save_stall = 0;
-  cairn::save_handle last;
-  const auto before_update = [&] {
-    const double waited = milliseconds_of([&] { checkpointer.before_update(); });
-    if (saved != 0 && journal) journal->stall(saved, save_stall, waited);
-    return std::exchange(saved, 0);
-  };
-  while (step < options.steps) {
-    double loss = 0;
-    double milliseconds = milliseconds_of([&] { loss = run.accumulate(step); });
-    const std::uint64_t released = before_update();
-    milliseconds += milliseconds_of([&] { run.update(step); });
-    ++step;
-    if (journal) journal->step(step, loss, milliseconds);
-    if (kill && kill->moment() == gpt::kill_moment::after_release && released == kill->step()) {
-      if (last.committed()) throw std::runtime_error("the save in which to be killed is committed already");
-      kill->kill(others);
+  /// The ways to save are compositions of the same parts; the rest of the program sees one type.
+  static cairn::any_checkpointer make_checkpointer(const gpt::run_options& options, gpt::store_type store,
+                                                   gpt::any_communicator ranks, const gpt::trainer&) {
+    using gpt::save_mode;
+    const auto [keep, waits] = gpt::settings_of(options);
+    switch (options.mode) {
+      case save_mode::synchronous:
+        return cairn::any_checkpointer{cairn::checkpointer{
+            std::move(store), cairn::no_staging{}, cairn::inline_executor{}, std::move(ranks), keep, waits}};
+      case save_mode::thread:
+        return cairn::any_checkpointer{cairn::checkpointer{std::move(store), std::move(ranks), keep, waits}};
+      case save_mode::process:
+        return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::shared_stager{},
+                                                           cairn::process_executor{}, std::move(ranks), keep,
+                                                           waits}};
+      case save_mode::overlapped_process:
+        return cairn::any_checkpointer{cairn::checkpointer{std::move(store), cairn::shared_stager{},
+                                                           cairn::process_executor{}, std::move(ranks), keep,
+                                                           waits, cairn::overlapped{}}};
+      case save_mode::overlapped_thread:
+        return cairn::any_checkpointer{
+            cairn::checkpointer{std::move(store), std::move(ranks), keep, waits, cairn::overlapped{}}};
+      case save_mode::direct:
+        return cairn::any_checkpointer{cairn::checkpointer{
+            std::move(store), cairn::no_staging{}, std::move(ranks), keep, waits, cairn::overlapped{}}};
     }
-    if (step % options.every == 0 || step == options.steps) {
-      state.collect(step);
-      save_stall =
-          milliseconds_of([&] { last = checkpointer.save(state.dict(), static_cast<std::int64_t>(step)); });
-      if (kill && kill->moment() == gpt::kill_moment::before_release && step == kill->step())
-        kill->kill(others);
-      saved = step;
-    }
+    throw std::logic_error("a mode without a checkpointer");
   }
-  before_update();  // nothing changes any more, but the last save may still be copying
-  checkpointer.close();
-  return step;
-}
-
-/// Tells the exception that is being handled; the status that the process ends with.
-int complain(std::size_t rank) {
-  std::fflush(stdout);
-  try {
-    throw;
-  } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "train_gpt: rank %zu: memory ran out; make the model smaller, or give fewer ranks\n",
-                 rank);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "train_gpt: rank %zu: %s\n", rank, error.what());
-  }
-  return 1;
-}
-
-/// One rank from its beginning to its end; returns the status of its process.
-/// @param connect gives a communicator of the ranks, for one use: what two parts of the program say to their
-/// like on the other ranks must not mix. All ranks call it in the same order
-int run_rank(const run_options& options, std::size_t rank,
-             const std::function<gpt::any_communicator(const std::string& use)>& connect) {
-  try {
-    gpt::group others(connect("training"), std::chrono::seconds(options.patience));
-    const gpt::text source = gpt::text::read(options.text);
-    gpt::trainer run(options.training, source, others);
-    gpt::run_state state(run);
-    std::unique_ptr<journal> lines;
-    if (rank == 0) {
-      lines = std::make_unique<journal>(options.losses);
-      lines->begin(run.net().parameters().size(), source.size(), others.size(), options.training);
-    }
-    std::shared_ptr<gpt::kill_switch> kill;
-    if (options.kill_before_release != 0 || options.kill_after_release != 0)
-      kill = std::make_shared<gpt::kill_switch>(
-          std::max(options.kill_before_release, options.kill_after_release),
-          options.kill_before_release != 0 ? gpt::kill_moment::before_release
-                                           : gpt::kill_moment::after_release,
-          writes_in_process(options.mode));
-    cairn::any_checkpointer checkpointer = make_checkpointer(
-        options, store_type(tools::open_store(options.checkpoints), kill), connect("saving"));
-    std::uint64_t step = 0;
-    try {
-      step = train(options, others, run, state, checkpointer, kill.get(), lines.get());
-    } catch (...) {
-      // Now, not later: the checkpointer ends only when its last save has, and that may wait for a rank that
-      // is gone.
-      return complain(rank);
-    }
-    if (!lines) return 0;
-    if (kill)
-      throw std::runtime_error("the run ended without a save of step " + std::to_string(kill->step()) +
-                               ", in which it was to be killed");
-    const double held_out = gpt::evaluate(run.net(), source);
-    std::printf("step %llu held-out loss %.4f (%a)\n", static_cast<unsigned long long>(step), held_out,
-                held_out);
-    if (options.sample > 0)
-      std::printf("%s\n", gpt::sample(run.net(), run.generator(), "The ", options.sample).c_str());
-    return 0;
-  } catch (...) {
-    return complain(rank);
-  }
-}
-
-/// A rank of a job that this program started on this host.
-int run_started(const run_options& options) {
-  const gpt::started_rank& self = options.started;
-  const cairn::shared_memory_options waits{.patience = std::chrono::seconds(options.patience)};
-  return run_rank(options, static_cast<std::size_t>(self.rank), [&](const std::string& use) {
-    return cairn::shared_memory_communicator(self.job + "." + use, self.rank, static_cast<int>(options.ranks),
-                                             waits);
-  });
-}
-
-/// A rank that mpirun started.
-int run_with_mpi([[maybe_unused]] const run_options& options, [[maybe_unused]] bool ranks_given) {
-#ifdef CAIRN_USES_MPI
-  const gpt::mpi_session mpi;
-  const auto ranks = static_cast<std::size_t>(mpi.size());
-  if (ranks_given && ranks != options.ranks) {
-    if (mpi.rank() == 0)
-      std::fprintf(stderr, "train_gpt: mpirun started %zu ranks and --ranks says %zu; leave --ranks away\n",
-                   ranks, options.ranks);
-    return 2;
-  }
-  const int status = run_rank(options, static_cast<std::size_t>(mpi.rank()), [&](const std::string&) {
-    // Each is a duplicate of its own.
-    return cairn::mpi_communicator(MPI_COMM_WORLD,
-                                   cairn::deadline::in(std::chrono::seconds(options.patience)));
-  });
-  if (status != 0) mpi.abort(status);
-  return status;
-#else
-  std::fprintf(
-      stderr,
-      "train_gpt: this build has no MPI: start it without mpirun and with --ranks N, or install MPI "
-      "(Debian and Ubuntu: apt-get install libopenmpi-dev openmpi-bin), configure again and build\n");
-  return 1;
-#endif
-}
-
-/// Accepts whole numbers from least to most.
-CLI::Validator between(std::uint64_t least, std::uint64_t most) {
-  const std::string range = std::to_string(least) + " to " + std::to_string(most);
-  return CLI::Validator(
-      [=](std::string& text) {
-        std::uint64_t number = 0;
-        const char* const end = text.data() + text.size();
-        const auto parsed = std::from_chars(text.data(), end, number);
-        const bool fine = parsed.ec == std::errc() && parsed.ptr == end && number >= least && number <= most;
-        return fine ? std::string() : "must be a number from " + range + ", not " + text;
-      },
-      range);
-}
-
-/// Turns a name into the number of the mode.
-std::string mode_of(std::string& text) {
-  const std::vector<std::string> names{
-      "sync", "thread", "process", "overlapped-thread", "overlapped-process", "direct"};
-  const auto found = std::find(names.begin(), names.end(), text);
-  if (found == names.end())
-    return "must be sync, thread, process, overlapped-thread, overlapped-process or direct, not " + text;
-  text = std::to_string(found - names.begin());
-  return {};
-}
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  cairn::worker_main(argc,
-                     argv);  // first: started by a rank as the process that writes for it, it stays here
-  run_options options;
-  gpt::model_config& shape = options.training.shape;
-  CLI::App app{
-      "Trains a small byte-level GPT on text files, data-parallel, with sharded optimizer state, and saves\n"
-      "checkpoints as it goes. Started again, it goes on from the newest one, on any number of ranks, with\n"
-      "the same losses bit for bit. Each rank is a process; `mpirun -n N train_gpt ...` works as well.",
-      "train_gpt"};
-  app.footer(tools::url_help);
-  app.option_defaults()->always_capture_default();
-  app.add_option("--steps", options.steps, "train until this many updates are done")
-      ->check(between(1, 1000000000));
-  const CLI::Option* const ranks =
-      app.add_option("--ranks", options.ranks, "ranks, each a process on this host; 1: this process")
-          ->check(between(1, 1024));
-  app.add_flag("--mpi", options.mpi,
-               "the ranks are those of MPI, one for each process that mpirun started; found out by itself\n"
-               "where mpirun says so to its processes");
-  app.add_option("--patience", options.patience, "seconds that a rank waits for another one")
-      ->check(between(1, 1000000));
-  app.add_option("--every", options.every, "save after this many steps, and at the end")
-      ->check(between(1, 1000000000));
-  app.add_option("--store,--checkpoints", options.checkpoints,
-                 "where the checkpoints are: a directory, file:PATH or s3://BUCKET/PREFIX?...")
-      ->option_text("URL=checkpoints");
-  app.add_option("--text", options.text,
-                 "files to learn from, or directories of files (default: /usr/share/common-licenses)")
-      ->check(CLI::ExistingPath)
-      ->option_text("PATH ...");
-  app.add_option("--layers", shape.layers, "blocks of the model")->check(between(1, 1000));
-  app.add_option("--width", shape.width, "width of the model, a multiple of the heads")
-      ->check(between(1, 65536));
-  app.add_option("--heads", shape.heads, "attention heads")->check(between(1, 1024));
-  app.add_option("--context", shape.context, "bytes that the model sees")->check(between(1, 65536));
-  app.add_option("--micro-batches", options.training.micro_batches,
-                 "micro-batches of a step, a multiple of the ranks")
-      ->check(between(1, 65536));
-  app.add_option("--seed", options.training.seed, "seed of weights and data");
-  app.add_option("--learning-rate", options.training.learning_rate, "of the first step")
-      ->check(CLI::Range(0.0, 1.0));
-  app.add_option("--mode", options.mode,
-                 "how to save: sync (write, then go on), thread or process (copy, then go on; a thread or a "
-                 "process of\n"
-                 "its own writes), overlapped-thread or overlapped-process (copy while the next step "
-                 "computes), direct\n"
-                 "(a thread writes from training memory while it does)")
-      ->transform(CLI::Validator(mode_of, "", "mode"))
-      ->option_text("sync|thread|process|overlapped-thread|overlapped-process|direct=overlapped-process");
-  app.add_option("--keep", options.keep, "checkpoints to keep; 0: all");
-  app.add_option("--failures-every", options.hours_between_failures,
-                 "hours between failures of the job: each save then suggests how often to save; 0: not known")
-      ->check(CLI::Range(0.0, 1e6));
-  app.add_option("--losses", options.losses,
-                 "write step and loss (as a hexadecimal float) of each step to this file");
-  app.add_option("--sample", options.sample, "let the model write this many bytes at the end");
-  app.add_option(
-      "--kill-before-release", options.kill_before_release,
-      "end all ranks with SIGKILL in the save of this step, while it is still being copied; 0: never\n"
-      "(for trying out recovery, as the next one)");
-  app.add_option(
-      "--kill-after-release", options.kill_after_release,
-      "end all ranks with SIGKILL in the save of this step: after training went on, before the checkpoint\n"
-      "exists; 0: never. Processes that write for them live on, and commit it");
-  // What the launcher says to the processes that it starts; not for users.
-  app.add_option("--rank", options.started.rank)->group("");
-  app.add_option("--job", options.started.job)->group("");
-  app.add_option("--launcher", options.started.launcher)->group("");
-  try {
-    app.parse(argc, argv);
-    options.mpi = options.started.rank < 0 && (options.mpi || gpt::started_by_mpi());
-    if (!options.mpi && options.training.micro_batches % options.ranks != 0)
-      throw CLI::ValidationError("--micro-batches",
-                                 "must be a multiple of --ranks " + std::to_string(options.ranks));
-    if (shape.width % shape.heads != 0)
-      throw CLI::ValidationError("--width", "must be a multiple of --heads " + std::to_string(shape.heads));
-    const auto check_kill = [&](const char* option, std::uint64_t kill, bool fits, const char* needs) {
-      if (kill == 0) return;
-      if (kill >= options.steps || kill % options.every != 0)
-        throw CLI::ValidationError(option, "must be a multiple of --every and less than --steps");
-      if (!fits) throw CLI::ValidationError(option, needs);
-    };
-    check_kill("--kill-before-release", options.kill_before_release, overlaps(options.mode),
-               "needs an overlapped --mode: else save() returns after the release");
-    check_kill("--kill-after-release", options.kill_after_release,
-               options.mode != save_mode::synchronous && options.mode != save_mode::direct,
-               "needs a --mode that copies");
-    if (options.kill_before_release != 0 && options.kill_after_release != 0)
-      throw CLI::ValidationError("--kill-before-release", "a run can be killed once only");
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  try {
-    if (options.started.rank >= 0) {
-      gpt::begin_rank(options.started);
-      return run_started(options);
-    }
-    if (options.mpi) return run_with_mpi(options, ranks->count() > 0);
-    if (options.ranks == 1)
-      return run_rank(options, 0, [](const std::string&) { return cairn::single_process{}; });
-    const std::chrono::seconds grace(std::min<std::uint64_t>(options.patience, 10));
-    gpt::launcher job(argv[0], {argv + 1, argv + argc}, static_cast<int>(options.ranks), grace);
-    std::printf("the ranks are processes %s\n", job.text().c_str());
-    std::fflush(stdout);
-    return job.wait();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "train_gpt: %s\n", error.what());
-    return 1;
-  }
+  // First: started by a rank as the process that writes for it, it stays here.
+  cairn::worker_main(argc, argv);
+  return gpt::train_main<cpu>(argc, argv);
 }

@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 #include <support/device_double.hpp>
+#include <support/device_semantics.hpp>
 #include <support/rounds.hpp>
 #include <support/stager_conformance.hpp>
 
@@ -18,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <set>
 #include <span>
@@ -114,6 +116,21 @@ struct on_devices {
 
 }  // namespace
 
+struct double_hooks {
+  static void launch(gpu::stream_type s, std::function<void()> work) { gpu::launch(s, std::move(work)); }
+  static void upload(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+    std::memcpy(to, from, bytes);
+  }
+  static void begin_capture(gpu::stream_type s) { gpu::begin_capture(s); }
+  static bool end_capture(gpu::stream_type s) { return gpu::end_capture(s); }
+  static void synchronize() { gpu::synchronize(); }
+};
+
+TEST_CASE("the double means what CUDA means") {
+  gpu::reset(2);
+  device_semantics<gpu, double_hooks>();
+}
+
 TEST_CASE("memory of the host, by an engine for devices: a Stager keeps the contract") {
   gpu::reset(1);
   stager_conformance(environment{1 << 20});
@@ -154,34 +171,6 @@ TEST_CASE("tensors on devices: the image is what they were at save(), however la
   CHECK(gpu::pinned_ranges() == 0);
 }
 
-namespace {
-
-/// A view of random rank, element size and strides: any order of dimensions, gaps, backwards, repeated,
-/// single elements.
-void add_strided(case_maker& make) {
-  using cairn::dtype;
-  const dtype types[] = {dtype::u8, dtype::bf16, dtype::f32, dtype::f64};
-  const int rank = 1 + static_cast<int>(make.any(8));
-  std::vector<std::int64_t> sizes;
-  std::vector<std::size_t> order;
-  const std::uint64_t most = rank <= 2 ? 300 : rank <= 4 ? 14 : 4;
-  for (int d = 0; d < rank; ++d) {
-    sizes.push_back(1 + static_cast<std::int64_t>(make.any(most)));
-    order.insert(order.begin() + static_cast<std::ptrdiff_t>(make.any(order.size() + 1)),
-                 static_cast<std::size_t>(d));
-  }
-  std::array<std::int64_t, cairn::extents::max_rank> strides{};
-  std::int64_t next = make.any(2) == 0 ? 1 : 3;
-  for (const auto d : order) {
-    const auto kind = make.any(12);
-    strides[d] = kind == 0 ? 0 : kind == 1 ? -next : next;
-    if (kind != 0) next = next * sizes[d] + (kind == 2 ? 5 : 0);
-  }
-  make.strided(types[make.any(4)], cairn::extents(sizes), strides, make.any(4) == 0);
-}
-
-}  // namespace
-
 TEST_CASE(
     "strided views of any rank, order and element size, packed on the device or copied without its help") {
   for (std::uint32_t seed = 1; seed <= rounds(12); ++seed) {
@@ -189,13 +178,7 @@ TEST_CASE(
     gpu::reset(seed);
     gpu::out_of_device_memory(seed % 4 == 1);
     gpu::no_stream_writes(seed % 3 == 1);
-    case_maker make(seed);
-    make.segment(4096 + make.any(99));
-    for (int i = 0; i < 12; ++i) {
-      add_strided(make);
-      if (make.any(3) == 0) make.tensor(cairn::dtype::u8, {static_cast<std::int64_t>(make.any(700'000))});
-    }
-    on_devices d(make.make(), seed % 2 == 0);
+    on_devices d(make_strided_case(seed), seed % 2 == 0);
     engine_options options;
     options.compute = {{0, d.streams[0]}, {1, d.streams[1]}};
     options.gather_bytes = seed % 5 == 0 ? 4096 : seed % 5 == 1 ? 70'000 : 16 << 20;

@@ -40,7 +40,8 @@ inline owned_range range_of(std::size_t count, std::size_t ranks, std::size_t ra
 }
 
 /// The mean loss of a model of one sequence on a fixed batch of held-out text; the same bits on any rank.
-inline double evaluate(model<float>& net, const text& source, std::size_t count = 16) {
+template <class Net>
+double evaluate(Net& net, const text& source, std::size_t count = 16) {
   double sum = 0;
   for (std::size_t i = 0; i < count; ++i)
     sum += net.loss(data_loader::held_out_sequence(source, net.config().context, i, count));
@@ -157,8 +158,8 @@ class trainer {
 };
 
 /// Text that the model writes after prompt, drawn with the rank's generator. net: a model of one sequence.
-inline std::string sample(model<float>& net, rank_generator& generator, std::string prompt,
-                          std::size_t count) {
+template <class Net>
+std::string sample(Net& net, rank_generator& generator, std::string prompt, std::size_t count) {
   const std::size_t context = net.config().context;
   std::string out = prompt;
   prompt.insert(0, context, '\n');

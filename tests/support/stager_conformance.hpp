@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -207,6 +208,40 @@ inline stager_case make_random_case(std::uint32_t seed) {
           make.tensor(dtype::f64, {n});
       }
     }
+  }
+  return make.make();
+}
+
+/// A view of random rank, element size and strides: any order of dimensions, gaps, backwards, repeated,
+/// single elements.
+inline void add_strided(case_maker& make) {
+  using cairn::dtype;
+  const dtype types[] = {dtype::u8, dtype::bf16, dtype::f32, dtype::f64};
+  const int rank = 1 + static_cast<int>(make.any(8));
+  std::vector<std::int64_t> sizes;
+  std::vector<std::size_t> order;
+  const std::uint64_t most = rank <= 2 ? 300 : rank <= 4 ? 14 : 4;
+  for (int d = 0; d < rank; ++d) {
+    sizes.push_back(1 + static_cast<std::int64_t>(make.any(most)));
+    order.insert(order.begin() + static_cast<std::ptrdiff_t>(make.any(order.size() + 1)),
+                 static_cast<std::size_t>(d));
+  }
+  std::array<std::int64_t, cairn::extents::max_rank> strides{};
+  std::int64_t next = make.any(2) == 0 ? 1 : 3;
+  for (const auto d : order) {
+    const auto kind = make.any(12);
+    strides[d] = kind == 0 ? 0 : kind == 1 ? -next : next;
+    if (kind != 0) next = next * sizes[d] + (kind == 2 ? 5 : 0);
+  }
+  make.strided(types[make.any(4)], cairn::extents(sizes), strides, make.any(4) == 0);
+}
+/// Twelve of them, with contiguous ones between.
+inline stager_case make_strided_case(std::uint32_t seed) {
+  case_maker make(seed);
+  make.segment(4096 + make.any(99));
+  for (int i = 0; i < 12; ++i) {
+    add_strided(make);
+    if (make.any(3) == 0) make.tensor(cairn::dtype::u8, {static_cast<std::int64_t>(make.any(700'000))});
   }
   return make.make();
 }
