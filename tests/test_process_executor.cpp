@@ -5,9 +5,12 @@
 // Saving by a worker process: what crosses, what happens when the worker or the trainer dies.
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>
+#include <cairn/cuda/basic_copy_engine.hpp>
+#include <cairn/cuda/basic_pinned.hpp>
 #include <cairn/execute/process_executor.hpp>
 #include <cairn/stage/shared_stager.hpp>
 
+#include "support/device_double.hpp"
 #include "support/figures.hpp"
 #include "support/kill_points.hpp"
 #include "support/memory_group.hpp"
@@ -277,6 +280,64 @@ int trainer(const std::string& directory, const std::string& line, const std::st
   return 0;  // waits in the destructor
 }
 
+/// The same from the memory of two devices, which have copied all of step 2 when it is told, or some, or
+/// none of it and never will.
+int device_trainer(const std::string& directory, const std::string& line, const std::string& copied) {
+  using gpu = cairn_test::device_double;
+  gpu::reset(1);
+  trained run;
+  gpu::memory weights(0, run.weights.size() * sizeof(float));
+  gpu::memory moments(1, run.moments.size() * sizeof(double));
+  gpu::stream_type streams[2];
+  cairn::cuda::basic_copy_engine_options<gpu> options;
+  options.batch_bytes = 64 << 10;
+  for (int d = 0; d < 2; ++d) {
+    const cairn::cuda::device_in_use<gpu> use(d);
+    if (gpu::make_stream(streams[d]) != gpu::success) return 1;
+    options.compute.push_back({d, streams[d]});
+  }
+  const auto update = [&](std::int64_t step) {
+    run.update(step);
+    gpu::launch(streams[0], [&, w = run.weights] {
+      std::ranges::copy(std::as_bytes(std::span(w)), weights.bytes().begin());
+    });
+    gpu::launch(streams[1], [&, m = run.moments] {
+      std::ranges::copy(std::as_bytes(std::span(m)), moments.bytes().begin());
+    });
+  };
+  cairn::state_dict state;
+  const auto add = [&](const char* name, gpu::memory& on, int device, cairn::dtype type,
+                       const cairn::extents& shape) {
+    auto view = cairn::contiguous_view(on.bytes().data(), type, shape);
+    view.space = cairn::memory_space::device, view.device = device;
+    state.tensor(name, view);
+  };
+  add("weights", weights, 0, cairn::dtype::f32, {300, 1000});
+  add("moments", moments, 1, cairn::dtype::f64, {50'000});
+  state.bytes("blob", run.blob);
+  state.value("seen", run.seen);
+  using engine = cairn::cuda::basic_copy_engine<gpu>;
+  cairn::checkpointer ckpt{
+      scripted_store{cairn::file_store{directory + "/store"}, directory},
+      cairn::buffered_stager<cairn::cuda::basic_pinned<cairn::shared_memory, gpu>, engine>({},
+                                                                                           engine(options)),
+      cairn::process_executor{}, cairn::overlapped{}, cairn::checkpointer_options{.quiet = true}};
+  update(1);
+  ckpt.save(state, 1).wait();
+  update(2);
+  if (copied == "none") gpu::hold_copies(true);
+  if (copied == "some") gpu::hold_copies_after(9);
+  if (!line.empty()) scripted_store::write(directory, line);
+  const auto save = ckpt.save(state, 2);
+  for (int d = 0; d < 2; ++d) ckpt.before_update(streams[d], d);
+  update(3);
+  if (copied == "all") save.wait_released();
+  if (save.released() != (copied == "all")) return 1;
+  std::printf("%d\n", static_cast<int>(workers().at(0)));
+  std::fflush(stdout);
+  for (;;) ::pause();
+}
+
 struct started {
   ::pid_t process = 0;
   ::pid_t worker = 0;
@@ -290,7 +351,7 @@ constexpr const char* steps_of_a_worker[] = {
     "publish_new before manifest", "publish_new after manifest"};
 constexpr const char* at_manifest = "publish_new before manifest hold";
 started start_trainer(const std::string& directory, const std::string& line = at_manifest,
-                      const char* end = "killed") {
+                      const char* end = "killed", const char* role = "--trainer") {
   int out[2];
   REQUIRE(::pipe2(out, O_CLOEXEC) == 0);
   started s;
@@ -304,7 +365,7 @@ started start_trainer(const std::string& directory, const std::string& line = at
     const char* options = std::getenv("ASAN_OPTIONS");
     ::setenv("ASAN_OPTIONS", ((options != nullptr ? options : "") + std::string(":detect_leaks=0")).c_str(),
              1);
-    ::execl("/proc/self/exe", "trainer", "--trainer", directory.c_str(), line.c_str(), end, nullptr);
+    ::execl("/proc/self/exe", "trainer", role, directory.c_str(), line.c_str(), end, nullptr);
     ::_exit(127);
   }
   ::close(out[1]);
@@ -373,6 +434,7 @@ void cairn_test_before_main(int argc, char** argv) {
   }
   cairn::worker_main(argc, argv);
   if (role == "--trainer") std::exit(trainer(argv[2], argv[3], argv[4]));
+  if (role == "--device-trainer") std::_Exit(device_trainer(argv[2], argv[3], argv[4]));
   if (role == "--without-its-file") std::_Exit(saves_without_its_file(argv[2]));
   if (role == "--in-a-group") std::_Exit(saves_in_a_group(argv[2], {argv[3], argv[4] == std::string("2")}));
 }
@@ -724,7 +786,26 @@ TEST_CASE("a trainer that is killed before it vouched for its memory: nothing of
   CHECK(ends(run.worker));
   CHECK(newest(scratch.path() + "/store") == 1);
   for (const auto& each : std::filesystem::recursive_directory_iterator(scratch.path() + "/store"))
-    CHECK(each.path().string().find("step-000000000002") == std::string::npos);
+    CHECK(each.path().string().find("step-00000002") == std::string::npos);
+}
+
+TEST_CASE(
+    "a trainer that is killed while devices copy: what they had not copied is never committed, what they had "
+    "is") {
+  for (const char* copied : {"none", "some", "all"}) {
+    CAPTURE(std::string(copied));
+    const scratch_directory scratch;
+    const bool all = copied == std::string("all");
+    const auto run = start_trainer(scratch.path(), all ? at_manifest : "", copied, "--device-trainer");
+    if (all) scripted_store::wait_held(scratch.path());
+    ::kill(run.process, SIGKILL);
+    CHECK(WIFSIGNALED(status_of(run.process)));
+    if (all) scripted_store::let_go(scratch.path());
+    CHECK(ends(run.worker));
+    CHECK(newest(scratch.path() + "/store") == (all ? 2 : 1));
+    for (const auto& each : std::filesystem::recursive_directory_iterator(scratch.path() + "/store"))
+      CHECK((all || each.path().string().find("step-00000002") == std::string::npos));
+  }
 }
 
 TEST_CASE(

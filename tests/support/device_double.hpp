@@ -54,6 +54,7 @@ class device_double {
     const std::lock_guard lock(w.mutex);
     w.random.seed(seed);
     w.calls = 0, w.fail_at = 0, w.broken = 0, w.held = false, w.kernels_held = false;
+    w.let_through = no_limit;
     w.pinned_on.clear();
     w.pinned_bytes = w.most_pinned = 0;
     w.no_memory = w.no_words = false;
@@ -108,7 +109,13 @@ class device_double {
   static void hold_copies(bool hold) {
     const std::lock_guard lock(world().mutex);
     world().held = hold;
+    world().let_through = no_limit;
     world().changed.notify_all();
+  }
+  /// So many more are let through, words among them; the rest stays.
+  static void hold_copies_after(std::uint64_t more) {
+    const std::lock_guard lock(world().mutex);
+    world().let_through = more;
   }
   /// Kernels do not begin until they are let go.
   static void hold_kernels(bool hold) {
@@ -393,6 +400,7 @@ class device_double {
       at += unit;
     }
   }
+  static constexpr std::uint64_t no_limit = ~std::uint64_t{0};
   struct operation {
     std::function<void()> run;
     std::shared_ptr<const bool> awaited;  ///< may begin once it is true
@@ -427,6 +435,7 @@ class device_double {
     int fail_with = 0;
     int broken = 0;
     bool held = false;
+    std::uint64_t let_through = no_limit;
     bool kernels_held = false;
     bool no_memory = false;
     bool no_words = false;
@@ -505,7 +514,7 @@ class device_double {
           if (s.busy || s.work.empty()) return;
           const auto& next = s.work.front();
           if (next.awaited != nullptr && !*next.awaited) return;
-          if (next.copy ? held : next.run && kernels_held) return;
+          if (next.copy ? held || let_through == 0 : next.run && kernels_held) return;
           ready.push_back(&s);
         });
         if (ready.empty()) {
@@ -516,6 +525,7 @@ class device_double {
         auto& s = *ready[random() % ready.size()];
         auto next = std::move(s.work.front());
         s.work.pop_front();
+        if (next.copy && let_through != no_limit) --let_through;
         s.busy = true;
         const auto idle_turns = random() % 4;
         lock.unlock();
