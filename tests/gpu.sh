@@ -11,7 +11,7 @@ toolkit; then no record is written.
 usage: bash tests/gpu.sh [--build-only] [--deps DIR] [--arch sm_90] [--commit ID] [--output FILE] [--directory DIR] [--seconds N]
        bash tests/gpu.sh --pack DIR
 
-  --build-only    compile and link everything; needs nvcc and no GPU
+  --build-only    compile and link everything, and each .cuh alone; needs nvcc and no GPU
   --pack DIR      copy the headers and libraries beside CUDA's that the programs need (xxHash, RapidJSON, CLI11, doctest, Boost) to
                   DIR, for a machine where nothing can be installed
   --deps DIR      take them from there
@@ -61,7 +61,7 @@ mkdir -p "$work" || exit 1
 [ -n "$directory" ] || directory=$work
 includes=(-I"$root/include" -I"$root/tests" -I"$root/examples" -I"$root/benchmarks")
 [ -z "$deps" ] || includes+=(-isystem "$deps/include" -L"$deps/lib")
-flags=(-std=c++20 -O2 -arch="$arch" -diag-suppress 836 "-Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas")
+flags=(-std=c++20 -arch="$arch" -diag-suppress 836 "-Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas")
 
 # name: sources: libraries
 programs=(
@@ -101,7 +101,7 @@ build() {  # build NAME SOURCES LIBRARIES
   for source in $2; do
     object="$work/$1.$(basename "$source").o"
     objects+=("$object")
-    "$nvcc" "${includes[@]}" "${flags[@]}" -Xcompiler=-ffp-contract=off -DCAIRN_TEST_SOURCE_DIR="\"$root\"" \
+    "$nvcc" "${includes[@]}" "${flags[@]}" -O2 -Xcompiler=-ffp-contract=off -DCAIRN_TEST_SOURCE_DIR="\"$root\"" \
       -DCAIRN_TEST_PYTHON='"python3"' -c "$source" -o "$object" || return 1
   done
   # shellcheck disable=SC2086
@@ -127,6 +127,19 @@ for name in "${names[@]}"; do
     status=1
   fi
 done
+if [ "$build_only" = yes ]; then
+  mkdir -p "$work/alone"
+  for header in include/cairn/cuda/*.cuh examples/gpt/device/*.cuh benchmarks/support/*.cuh; do
+    echo "#include \"$root/$header\"" >"$work/alone/header.cu"
+    if "$nvcc" "${includes[@]}" "${flags[@]}" -O0 -c "$work/alone/header.cu" -o "$work/alone/header.o" >"$work/alone/log" 2>&1; then
+      echo "compiled $header alone"
+    else
+      echo "gpu.sh: $header does not compile alone:" >&2
+      tail -n 30 "$work/alone/log" >&2
+      status=1
+    fi
+  done
+fi
 [ "$status" = 0 ] || exit 1
 [ "$build_only" = no ] || { echo "everything builds for $arch ($(($(date +%s) - start)) s)"; exit 0; }
 
@@ -173,12 +186,12 @@ step bench_modes_disk 130 "$work/bench_modes_cuda" --setting disk --rounds 1 --d
 sanitizer=$(command -v compute-sanitizer || true)
 [ -n "$sanitizer" ] || { [ -x /usr/local/cuda/bin/compute-sanitizer ] && sanitizer=/usr/local/cuda/bin/compute-sanitizer; }
 if [ -n "$sanitizer" ]; then
-  tiny=(--layers 1 --width 32 --heads 2 --context 16 --micro-batches 1 --steps 1 --every 1 --ranks 1 --mode thread
+  tiny=(--layers 1 --width 32 --heads 2 --context 16 --micro-batches 1 --every 1 --ranks 1 --mode thread
     --text "$root/README.md" --checkpoints "$work/checkpoints-tiny")
   # Calls that are refused on purpose are no errors of memory.
   step memcheck_tests 120 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 "$work/test_gpu" \
     --test-case='*kernel*,*capture*,*runtime*'
-  step memcheck_training 60 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 "$work/train_gpt_cuda" "${tiny[@]}"
+  step memcheck_training 60 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 "$work/train_gpt_cuda" "${tiny[@]}" --steps 1
   step racecheck_training 60 "$sanitizer" --tool racecheck --error-exitcode 9 "$work/train_gpt_cuda" "${tiny[@]}" --steps 2
   step racecheck_gathering 60 "$sanitizer" --tool racecheck --error-exitcode 9 "$work/test_gpu" --test-case='*little memory*'
 else
