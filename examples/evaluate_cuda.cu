@@ -7,11 +7,11 @@
 // training goes on.
 #include <CLI/CLI.hpp>
 #include <cairn/cairn.hpp>
+#include <cairn/cuda/device_loads.hpp>
 
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -24,7 +24,8 @@ namespace {
 
 void evaluate(const std::string& url, std::int64_t step, const std::vector<std::string>& files,
               std::size_t sample) {
-  cairn::checkpointer checkpointer{tools::storage_type{tools::open_store(url)}};
+  const gpt::device::chosen_device device(0);
+  cairn::checkpointer checkpointer{tools::storage_type{tools::open_store(url)}, cairn::cuda::device_loads{}};
   if (step < 0) {
     const auto steps = checkpointer.list();
     if (steps.empty()) throw std::runtime_error("there is no checkpoint in " + url);
@@ -42,14 +43,11 @@ void evaluate(const std::string& url, std::int64_t step, const std::vector<std::
                              " in " + url + ": " + error.what());
   }
 
-  const gpt::device::chosen_device device(0);
   const gpt::device::context on;
   gpt::device::model net(on, config.shape(), 1);
-  std::vector<float> host(net.parameters().size());
   cairn::state_dict parameters;
-  gpt::device::add_model(parameters, net, &host);
+  gpt::device::add_model(parameters, net);
   checkpointer.load(parameters, step, cairn::only{"model.*"});
-  on.upload(net.parameters().data(), std::span<const float>(host));
 
   const gpt::text source = gpt::text::read(files);
   const double loss = gpt::evaluate(net, source);

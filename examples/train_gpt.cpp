@@ -14,8 +14,6 @@
 #include <cairn/execute/worker_main.hpp>
 #include <cairn/stage/shared_stager.hpp>
 
-#include <cstdint>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -33,9 +31,6 @@ struct cpu {
   using checkpointer_type = cairn::any_checkpointer;
 
   static std::string refuses(gpt::save_mode) { return {}; }
-  static std::optional<std::int64_t> resume(checkpointer_type& checkpointer, state_type& state) {
-    return checkpointer.resume(state.dict());
-  }
   /// The ways to save are compositions of the same parts; the rest of the program sees one type.
   static cairn::any_checkpointer make_checkpointer(const gpt::run_options& options, gpt::store_type store,
                                                    gpt::any_communicator ranks, const gpt::trainer&) {

@@ -32,7 +32,6 @@ class stream_checkpointer {
   stream_checkpointer(Checkpointer held, cudaStream_t stream, int device)
       : held_(std::make_unique<holder<Checkpointer>>(std::move(held), stream, device)) {}
   std::optional<std::int64_t> resume(const cairn::state_dict& state) { return held_->resume(state); }
-  void prepare(const cairn::state_dict& state) { held_->prepare(state); }
   cairn::save_handle save(const cairn::state_dict& state, std::int64_t step) {
     return held_->save(state, step);
   }
@@ -43,7 +42,6 @@ class stream_checkpointer {
   struct base {
     virtual ~base() = default;
     virtual std::optional<std::int64_t> resume(const cairn::state_dict&) = 0;
-    virtual void prepare(const cairn::state_dict&) = 0;
     virtual cairn::save_handle save(const cairn::state_dict&, std::int64_t) = 0;
     virtual void before_update() = 0;
     virtual void close() = 0;
@@ -53,7 +51,6 @@ class stream_checkpointer {
     holder(Checkpointer made, cudaStream_t on, int which)
         : held(std::move(made)), stream(on), device(which) {}
     std::optional<std::int64_t> resume(const cairn::state_dict& s) override { return held.resume(s); }
-    void prepare(const cairn::state_dict& s) override { held.prepare(s); }
     cairn::save_handle save(const cairn::state_dict& s, std::int64_t step) override {
       return held.save(s, step);
     }
@@ -74,11 +71,6 @@ struct gpu {
 
   static std::string refuses(gpt::save_mode mode) {
     return mode == gpt::save_mode::direct ? "direct writes from memory that the CPU can read" : "";
-  }
-  static std::optional<std::int64_t> resume(checkpointer_type& checkpointer, state_type& state) {
-    const auto step = state.through_host([&](cairn::state_dict& host) { return checkpointer.resume(host); });
-    checkpointer.prepare(state.dict());
-    return step;
   }
   static checkpointer_type make_checkpointer(const gpt::run_options& options, gpt::store_type store,
                                              gpt::any_communicator ranks, const trainer_type& run) {

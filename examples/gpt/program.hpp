@@ -129,7 +129,7 @@ template <class Platform>
 std::optional<std::int64_t> resume(typename Platform::checkpointer_type& checkpointer,
                                    typename Platform::state_type& state, const std::string& url) {
   try {
-    return Platform::resume(checkpointer, state);
+    return checkpointer.resume(state.dict());
   } catch (const cairn::plan_error& error) {
     throw std::runtime_error("the checkpoints in " + url +
                              " are of another model; give the options that it was trained with, or another "

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cairn/cuda/pinned_stager.hpp>
+#include <cairn/cuda/device_view.hpp>
 #include <cairn/model/state_dict.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "../state.hpp"
@@ -17,34 +15,31 @@
 
 namespace gpt::device {
 
-/// Adds the parameters as gpt::add_model does: those of the device for saving, or where `host` is given,
-/// memory of the host for loading.
-inline void add_model(cairn::state_dict& state, const model& net, std::vector<float>* host) {
+/// Adds the parameters as gpt::add_model does.
+inline void add_model(cairn::state_dict& state, const model& net) {
   for (const named_tensor& tensor : net.tensors()) {
     const std::vector<std::int64_t> sizes(tensor.shape.begin(), tensor.shape.end());
-    const cairn::extents shape(sizes);
-    if (host != nullptr)
-      state.tensor("model." + tensor.name, host->data() + tensor.offset, shape);
-    else
-      state.tensor("model." + tensor.name, cairn::cuda::device_view(net.parameters().data() + tensor.offset,
-                                                                    cairn::dtype::f32, shape));
+    state.tensor("model." + tensor.name, cairn::cuda::device_view(net.parameters().data() + tensor.offset,
+                                                                  cairn::dtype::f32, cairn::extents(sizes)));
   }
 }
 
 /// gpt::run_state of a trainer on a GPU: the same names, so that train_gpt and train_gpt_cuda go on from each
-/// other's checkpoints. Saves read the device's memory; a resume comes through memory of the host, which is
-/// given back.
+/// other's checkpoints. Saves read the device's memory, and a resume writes it.
 class run_state {
  public:
   explicit run_state(trainer& run) : run_(run), config_(run.net().config()) {
-    add_model(state_, run.net(), nullptr);
+    add_model(state_, run.net());
     const auto moments = [&](const char* name, array<float>& values) {
       const auto count = static_cast<std::int64_t>(values.size());
       state_.tensor(name, cairn::cuda::device_view(values.data(), cairn::dtype::f32, {count}), range());
     };
     moments("adam.m", run.m());
     moments("adam.v", run.v());
-    add_rest(state_);
+    state_.object("config", config_);
+    state_.value("learning_rate", run.learning_rate());
+    state_.bytes("data_loader", loader_);
+    state_.bytes("rng", generator_, cairn::per_rank, cairn::optional);
     collect(0);
   }
   run_state(const run_state&) = delete;
@@ -62,36 +57,11 @@ class run_state {
     run_.loader().check(loader_, step);
     run_.generator().restore(generator_);
   }
-  /// Calls `load(state)` for a state in memory of the host, and brings that to the device if it answers a
-  /// step.
-  template <class Load>
-  auto through_host(Load&& load) {
-    std::vector<float> parameters(run_.net().parameters().size());
-    std::vector<float> m(run_.m().size()), v(run_.v().size());
-    cairn::state_dict state;
-    add_model(state, run_.net(), &parameters);
-    state.tensor("adam.m", m, range());
-    state.tensor("adam.v", v, range());
-    add_rest(state);
-    auto step = load(state);
-    if (!step) return step;
-    const context& on = run_.on();
-    on.upload(run_.net().parameters().data(), std::span<const float>(parameters));
-    on.upload(run_.m().data(), std::span<const float>(m));
-    on.upload(run_.v().data(), std::span<const float>(v));
-    return step;
-  }
 
  private:
   cairn::flat_shard range() const {
     return {{static_cast<std::int64_t>(run_.net().parameters().size())},
             static_cast<std::int64_t>(run_.range().begin)};
-  }
-  void add_rest(cairn::state_dict& state) {
-    state.object("config", config_);
-    state.value("learning_rate", run_.learning_rate());
-    state.bytes("data_loader", loader_);
-    state.bytes("rng", generator_, cairn::per_rank, cairn::optional);
   }
 
   trainer& run_;
