@@ -4,6 +4,7 @@
 // On a GPU: what the double stands for, staging with and without kernels, captures, errors. tests/gpu.sh
 // builds and runs it, also under compute-sanitizer.
 #include <cairn/cairn.hpp>
+#include <cairn/cuda/device_loads.hpp>
 #include <cairn/cuda/gathering_stager.cuh>
 
 #include <cuda_runtime.h>
@@ -12,6 +13,7 @@
 #include <support/device_semantics.hpp>
 #include <support/stager_conformance.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -172,7 +174,8 @@ TEST_CASE("a checkpointer over the device: the stream waits, and what is committ
     last.wait();
     checkpoints.close();
   }
-  cairn::checkpointer reader{store, cairn::checkpointer_options{.quiet = true}};
+  CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+  cairn::checkpointer reader{store, cairn::cuda::device_loads{}, cairn::checkpointer_options{.quiet = true}};
   for (int step = 0; step <= 8; ++step) {
     CAPTURE(step);
     std::vector<float> read(count);
@@ -182,8 +185,14 @@ TEST_CASE("a checkpointer over the device: the stream waits, and what is committ
     std::vector<float> wanted(count);
     std::memset(wanted.data(), step, count * sizeof(float));
     CHECK(std::memcmp(read.data(), wanted.data(), count * sizeof(float)) == 0);
+    // And into memory of the device, which the last step has overwritten.
+    cairn::state_dict there;
+    there.tensor("weights", cairn::cuda::device_view(weights, cairn::dtype::f32, {count}));
+    reader.load(there, step);
+    std::fill(read.begin(), read.end(), -1.0f);
+    CHECK(cudaMemcpy(read.data(), weights, count * sizeof(float), cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(std::memcmp(read.data(), wanted.data(), count * sizeof(float)) == 0);
   }
-  CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
   cudaStreamDestroy(stream);
   cudaFree(weights);
 }

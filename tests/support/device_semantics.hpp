@@ -155,6 +155,29 @@ void device_semantics() {
       right = right && std::memcmp(p.to, m.content.data() + (p.from - m.device), p.bytes) == 0;
     CHECK(right);
   }
+  SUBCASE("to the device: bytes, rows, parts") {
+    const buffers m(bytes);
+    std::memcpy(m.at_host(), m.content.data(), bytes);
+    std::byte* made = nullptr;
+    good(R::allocate(made, bytes));
+    std::vector<std::byte> wanted(bytes, std::byte{0x5a});
+    Hooks::upload(made, wanted.data(), bytes);
+    good(R::copy_to_device(made + 1, m.at_host() + 7, 1000, a));
+    std::memcpy(wanted.data() + 1, m.content.data() + 7, 1000);
+    good(R::copy_rows_to_device(made + 5000, 100, m.at_host() + 3, 1000, 77, 900, a));
+    for (std::size_t row = 0; row < 900; ++row)
+      std::memcpy(wanted.data() + 5000 + row * 100, m.content.data() + 3 + row * 1000, 77);
+    const std::vector<cairn::cuda::copy_part> parts{{made + 200'001, m.at_host() + 5, 1},
+                                                    {made + 300'000, m.at_host() + 70'001, 60'000}};
+    good(R::copy_parts_to_device(parts, a));
+    for (const auto& p : parts)
+      std::memcpy(wanted.data() + (p.to - made), m.content.data() + (p.from - m.at_host()), p.bytes);
+    good(R::copy_to_host(m.at_host(), made, bytes, a));
+    good(R::record(e, a));
+    CHECK(reached(e));
+    CHECK(first_difference({m.at_host(), bytes}, wanted) == -1);
+    good(R::deallocate(made));
+  }
   SUBCASE("gathering: any parts, boxes of up to 8 dimensions, zeros") {
     const buffers m(bytes);
     std::byte* staging = nullptr;
