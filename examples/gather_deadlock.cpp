@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// test: @DIR@
+// test: @DIR@ --deadline 5
 // expect: as expected: the gather waited, cairn did not
 //
 // Why a save of shards needs no collective call: what becomes of one rank that comes to the save alone, with

@@ -166,11 +166,11 @@ settled() {
   [ "$store" = files ] || return 0
   local save_directory tries
   save_directory=$directory/checkpoints/step-$(printf %08d "$1")
-  for ((tries = 0; tries < 300; tries++)); do
+  for ((tries = 0; tries < 1200; tries++)); do
     [ -n "$(find "$save_directory" -name '*.part' 2>/dev/null)" ] || return 0
     sleep 0.1
   done
-  die "$save_directory still has unfinished files after 30 seconds."
+  die "$save_directory still has unfinished files after 120 seconds."
 }
 # exists STEP: whether there is a checkpoint of this step; shows those that exist
 exists() {

@@ -25,7 +25,7 @@ def train(directory, ranks, *more, status=0, steps=STEPS):
     """(step at which it resumed, {step: loss}, stderr) of one run, which must end with this status."""
     command = [TRAINER, "--steps", str(steps), "--every", str(EVERY), "--ranks", str(ranks), "--text", TEXT,
                "--checkpoints", directory, *more]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
     assert done.returncode == status, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     resumed = re.search(r"^resumed at step (\d+)$", done.stdout, re.MULTILINE)
     losses = {int(step): loss for step, loss in re.findall(r"^step (\d+) loss \S+ \((\S+)\)$", done.stdout, re.MULTILINE)}
@@ -90,7 +90,7 @@ def check_refusals(root):
     for arguments, sentence in [(["--ranks", "9"], "must be a number from 1 to 4"), (["--text", "/dev/null"], "shorter"),
                                 (["--steps", "x"], "must be a number"), (["--checkpoints", TEXT], "cairn.")]:
         done = subprocess.run([TRAINER, "--steps", "1", "--checkpoints", root + "/refused", "--text", TEXT, *arguments],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
         assert done.returncode == 1 and sentence in done.stderr, (arguments, done)
 
 

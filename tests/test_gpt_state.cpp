@@ -85,7 +85,7 @@ TEST_CASE("gpt state: the kill switch ends the process when all is released and 
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    ::alarm(60);
+    ::alarm(240);
     cairn_test::run_gpt_ranks(2, [&](gpt::group& others) {
       const auto kill = std::make_shared<gpt::kill_switch>(20, gpt::kill_moment::after_release, false);
       gpt::killing_store<cairn::memory_store> store(cairn::memory_store{}, kill);

@@ -99,7 +99,7 @@ class Watch:
         self.process = subprocess.Popen([INSPECT, "--watch", *map(str, arguments)], stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True)
         self.lines = []
-        self.limit = threading.Timer(100, self.process.kill)  # ends reads that would wait for ever
+        self.limit = threading.Timer(280, self.process.kill)  # ends reads that would wait for ever
         self.limit.start()
 
     def until(self, pattern):
@@ -116,7 +116,7 @@ class Watch:
 
     def ends(self, status):
         rest = self.process.stdout.read()
-        got = self.process.wait(60)
+        got = self.process.wait(280)
         self.limit.cancel()
         assert got == status, (got, self.lines, rest)
         return rest

@@ -194,7 +194,7 @@ bool dies(const std::string& root, const scenario& run, const kill_plan& plan, c
   const auto child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    ::alarm(120);
+    ::alarm(240);
     auto watch = std::make_shared<killer>(*page.operator->(), plan);
     kill_watch::of_this_process = watch.get();
     train(root, run, watch, *page.operator->());

@@ -27,7 +27,7 @@ def run(command, status=0):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT,
                                stdin=subprocess.DEVNULL, start_new_session=True)
     try:
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=600)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::torch
-// timeout: 600
 //
 // libtorch's modules and optimizers as state. Not part of a plain run, which has no libtorch:
 // Torch_DIR=.../share/cmake/Torch bash tests/run.sh --quick -R torch

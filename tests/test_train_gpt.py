@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # optimised
-# timeout: 900
 # needs: train_gpt evaluate inspect first_save
 """Runs the examples as a user does: trains, kills, resumes on other numbers of processes, damages, inspects, evaluates.
 
@@ -32,7 +31,7 @@ SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
 def run(program, *arguments, status=0):
     """The output of a program, which must end with this status."""
     done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=300, check=False)
+                          timeout=600, check=False)
     if done.returncode != status:
         raise AssertionError(f"{program} {arguments} ended with {done.returncode}, not {status}:\n{done.stdout}")
     return done.stdout
@@ -160,7 +159,7 @@ def processes_of(launcher, count):
     return commands
 
 
-def wait_until_gone(processes, seconds=60):
+def wait_until_gone(processes, seconds=240):
     """Until none of them runs; who has nobody to wait for it may stay as a zombie."""
     deadline = time.monotonic() + seconds
     for process in processes:
@@ -219,7 +218,7 @@ def check_processes(root):
         for rank in (0, 1, 3):
             expect(told, rf"^train_gpt: rank {rank}: \[cairn\.peer\.lost\] .*\(rank 2[,)]")
         expect(told, rf"^train_gpt: rank 2 \(process {run_.ranks[2]}\) was ended by signal 9: Killed$")
-    with endless_run(directory, "--patience", 1) as run_:
+    with endless_run(directory, "--patience", 5) as run_:
         os.kill(run_.ranks[1], signal.SIGSTOP)
         told = run_.end(1)
         expect(told, r"^train_gpt: rank [023]: \[cairn\.timeout\.peer\] .*\(rank 1[,)]")
@@ -245,7 +244,7 @@ def check_mpi(root, reference):
         command = ["mpirun", "--oversubscribe", "-n", "4", TRAIN, *SHAPE, "--steps", steps, "--every", EVERY, "--keep", 0,
                    "--checkpoints", directory, "--losses", losses_of(directory), *more]
         return subprocess.run([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                              text=True, timeout=300, check=False, env=environment)
+                              text=True, timeout=600, check=False, env=environment)
 
     done = mpirun(4)
     if "this build has no MPI" in done.stdout:
@@ -346,7 +345,7 @@ def check_watch(root):
                 assert line, seen
             assert seen == list(range(EVERY, STEPS + 1, EVERY)), seen
             watcher.send_signal(signal.SIGINT)
-            assert watcher.wait(60) == 0
+            assert watcher.wait(240) == 0
         finally:
             watcher.kill()
 
