@@ -16,11 +16,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -762,6 +765,79 @@ TEST_CASE("the files and directories of a large world are few") {
   CHECK(d.writer.clean(second_run) == 0);
   d.writer.remove(5);
   CHECK(d.keys().empty());
+}
+
+/// Counts what a save does to directories.
+class name_watch final : public file_watch {
+ public:
+  file_decision before(file_call, const std::string&) override { return file_decision::carry_out; }
+  void after(file_call call, const std::string& path) override {
+    const std::lock_guard lock(mutex_);
+    ++calls_[call];
+    if (call == file_call::open && path.ends_with(".part")) files_.insert(path);
+  }
+  [[nodiscard]] std::size_t files() const { return files_.size(); }
+  [[nodiscard]] int calls(file_call call) const {
+    const auto at = calls_.find(call);
+    return at == calls_.end() ? 0 : at->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<file_call, int> calls_;
+  std::set<std::string> files_;
+};
+
+TEST_CASE("64 ranks fill 16 files, and touch their directory as often") {
+  const scratch_directory scratch;
+  using watched_store = cairn::basic_file_store<watched_file_system<>>;
+  const auto watch = std::make_shared<name_watch>();
+  constexpr int world = 64;
+  const ranks state(world);
+  const auto storage_of = [&] {  // ranks are processes: none knows what another has made durable
+    return cairn::safetensors_storage<watched_store>(
+        watched_store(scratch.path(), {}, watched_file_system<>(watch)), {.ranks_per_file = 4});
+  };
+  auto planning = storage_of().writer();
+  world_save save(planning, state.states(), 5);
+  std::vector<cairn::staged_image> images;
+  for (int r = 0; r < world; ++r) images.push_back(save.image(r));
+  // One that begins a file, and one that joins it.
+  std::array<std::shared_ptr<cairn::save_journal>, 2> journals;
+  for (std::size_t r = 0; r < journals.size(); ++r)
+    images[r].trace_to(journals[r] = std::make_shared<cairn::save_journal>());
+  std::vector<std::jthread> others;
+  std::atomic<int> committed{0};
+  for (int r = 0; r < world; ++r)
+    others.emplace_back([&, r] {
+      auto writer = storage_of().writer();
+      const auto c = save.context(r);
+      (void)writer.write(c, images[static_cast<std::size_t>(r)], soon());
+      if (r == 0)
+        writer.commit(c, save.world().stored, soon());
+      else
+        writer.await_commit(c, soon());
+      ++committed;
+    });
+  others.clear();
+  CHECK(committed == world);
+  constexpr int most = world / 4 * 11 / 10;
+  CHECK(watch->files() <= most);
+  CHECK(watch->calls(file_call::rename) <= most);
+  CHECK(watch->calls(file_call::make_directory) == 1);
+  // Each name that is new is made durable once: 17, the step's directory, and once whether the root is. Then
+  // each of the others makes the manifest's name durable that it has seen.
+  CHECK(watch->calls(file_call::sync_directory) <= most + 2 + world - 1);
+  for (std::size_t r = 0; r < journals.size(); ++r) {
+    std::map<cairn::span_kind, std::uint64_t> bytes;
+    for (const auto& span : journals[r]->spans()) bytes[span.kind] += span.bytes;
+    std::uint64_t items = 0;
+    for (const auto& s : images[r].layout().segments) items += s.bytes;
+    CHECK(bytes[cairn::span_kind::write] == items);
+    using cairn::span_kind;
+    for (const auto kind : {span_kind::await, span_kind::record, span_kind::sync})
+      CHECK_MESSAGE(bytes.contains(kind), name_of(kind));
+  }
 }
 
 TEST_CASE("ranks that share files: who fails or does not come is named on all, and nothing is left") {

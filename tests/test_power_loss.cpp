@@ -355,7 +355,7 @@ TEST_CASE("ranks that share files: after a power loss at any moment, what was co
   const auto seen = together.look({.every = 2, .random = 2, .all = 5, .resumes = 50});
   CHECK_MESSAGE(!seen.wrong.has_value(), seen.wrong.value_or(""));
   CHECK(seen.states > 500);
-  for (const auto s : {site::data_bytes, site::data_name}) {
+  for (const auto s : {site::data_bytes, site::data_name, site::manifest_name, site::new_directory}) {
     const std::string site_name = site_names[static_cast<int>(s)];
     CAPTURE(site_name);
     CHECK(run(s, 2).look({}).wrong.has_value());

@@ -571,7 +571,8 @@ class counting_store : public cairn::memory_store {
 /// body(rank, checkpointer) on threads that are ranks; what each threw.
 template <class Body>
 std::vector<std::string> on_ranks(const counting_store& store, int size, cairn::read_sharing sharing,
-                                  Body body, std::uint64_t load_memory = std::uint64_t{256} << 20) {
+                                  Body body, std::uint64_t load_memory = std::uint64_t{256} << 20,
+                                  std::int32_t ranks_per_file = 1) {
   const cairn::thread_group group{size};
   std::vector<std::string> said(static_cast<std::size_t>(size));
   {
@@ -580,7 +581,8 @@ std::vector<std::string> on_ranks(const counting_store& store, int size, cairn::
       threads.emplace_back([&, r] {
         try {
           auto own = store;
-          cairn::checkpointer c{own, counting_planner(own.counts), group.communicator(r), sharing,
+          cairn::checkpointer c{cairn::safetensors_storage{own, {.ranks_per_file = ranks_per_file}},
+                                counting_planner(own.counts), group.communicator(r), sharing,
                                 cairn::checkpointer_options{.patience = std::chrono::seconds(60),
                                                             .peer_patience = std::chrono::seconds(60),
                                                             .load_memory = load_memory,
@@ -708,8 +710,11 @@ TEST_CASE("any sharding loads by shared reads into any other") {
     job from(g, tensors, world, true);
     from.fill(tensors);
     const counting_store store;
-    auto said = on_ranks(store, world, cairn::read_sharing::off,
-                         [&](int r, auto& c) { c.save(from.states[static_cast<std::size_t>(r)], 5).wait(); });
+    const auto per_file = static_cast<std::int32_t>(g.in(1, 4));
+    auto said = on_ranks(
+        store, world, cairn::read_sharing::off,
+        [&](int r, auto& c) { c.save(from.states[static_cast<std::size_t>(r)], 5).wait(); },
+        std::uint64_t{1} << 20, per_file);
     for (const auto& s : said) CHECK(s == "");
     const int other = static_cast<int>(g.in(2, 7));
     job to(g, tensors, other, true);

@@ -353,13 +353,13 @@ TEST_CASE("leftovers are the files of dead writers only") {
   CHECK(s.leftovers("").empty());
   CHECK(thrown([&] { s.discard("step/dead"); }) == error_id::storage_bad_key);
   // The live one, by its name on the disk.
-  std::vector<std::string> names;
+  std::vector<cairn::directory_entry> names;
   cairn::posix_file_system fs;
   const int step = fs.open_directory((directory.path() + "/step").c_str());
   REQUIRE(fs.list(step, names) == 0);
   CHECK(fs.close(step) == 0);
   REQUIRE(names.size() == 1);
-  CHECK(thrown([&] { s.discard("step/" + names[0]); }) == error_id::storage_exists);
+  CHECK(thrown([&] { s.discard("step/" + names[0].name); }) == error_id::storage_exists);
   alive.finish();
   CHECK(s.size("step/alive") == 0);
 }
@@ -382,6 +382,37 @@ TEST_CASE("no symbolic link and no pipe below the root is followed") {
   CHECK(thrown([&] { s.put_new("file", {}); }) == error_id::storage_exists);
   s.remove("step/secret");
   CHECK(o.size("secret") == 10);
+}
+
+TEST_CASE(
+    "keys are listed without a status of each, but where a directory does not tell what its entries are") {
+  using keys = std::vector<std::string>;
+  const auto check = [](auto& s, auto& fs, bool told) {
+    s.put_new("b", {});
+    s.put_new("d/a", pattern(10));
+    s.put_new("d/e/c", {});
+    const auto unfinished = s.create("d/f", 0);
+    fs.fail({.call = file_call::status, .for_ever = true});
+    if (told)
+      CHECK(s.keys("") == keys{"b", "d/a", "d/e/c"});
+    else
+      CHECK(thrown([&] { static_cast<void>(s.keys("")); }) == error_id::storage_io);
+    CHECK((fs.hits() == 0) == told);
+    CHECK(thrown([&] { static_cast<void>(s.list("")); }) == error_id::storage_io);
+    fs.heal();
+    CHECK(s.keys("") == keys{"b", "d/a", "d/e/c"});
+    CHECK(s.keys("d/") == keys{"d/a", "d/e/c"});
+    CHECK(s.keys("d/e/c") == keys{"d/e/c"});
+    CHECK(s.list("d/")[0].bytes == 10);
+  };
+  const scratch_directory directory;
+  faulty_file_system<> real;
+  real_store on_disk{directory.path(), small_requests, real};
+  REQUIRE(::symlink("b", (directory.path() + "/link").c_str()) == 0);
+  check(on_disk, real, true);
+  model untold;  // its listings give names alone
+  model_store in_memory{"data", small_requests, untold};
+  check(in_memory, untold, false);
 }
 
 TEST_CASE("a file larger than ulimit -f is an error and no signal") {

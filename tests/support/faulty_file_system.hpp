@@ -180,8 +180,8 @@ class faulty_file_system {
   [[nodiscard]] int direct(int file, cairn::direct_alignment& out) {
     return around(file_call::direct, [&] { return inner_.direct(file, out); });
   }
-  [[nodiscard]] int list(int directory, std::vector<std::string>& names) {
-    return around(file_call::list, [&] { return inner_.list(directory, names); });
+  [[nodiscard]] int list(int directory, std::vector<cairn::directory_entry>& entries) {
+    return around(file_call::list, [&] { return inner_.list(directory, entries); });
   }
   [[nodiscard]] int free_space(int file, cairn::space_left& out) {
     return around(file_call::free_space, [&] { return inner_.free_space(file, out); });

@@ -342,11 +342,11 @@ class recording_file_system {
     out = {512, 512};
     return 0;
   }
-  [[nodiscard]] int list(int directory, std::vector<std::string>& names) const {
+  [[nodiscard]] int list(int directory, std::vector<cairn::directory_entry>& entries) const {
     const std::lock_guard lock(model_->mutex);
     const auto in = model_->at(directory);
     if (in == 0) return -EBADF;
-    for (const auto& [name, inode] : model_->nodes[in].names) names.push_back(name);
+    for (const auto& [name, inode] : model_->nodes[in].names) entries.push_back({name});
     return 0;
   }
   [[nodiscard]] int free_space(int, cairn::space_left& out) const {

@@ -124,8 +124,8 @@ class watched_file_system {
     return inner_.status_at(directory, name, out);
   }
   [[nodiscard]] int direct(int file, cairn::direct_alignment& out) { return inner_.direct(file, out); }
-  [[nodiscard]] int list(int directory, std::vector<std::string>& names) {
-    return inner_.list(directory, names);
+  [[nodiscard]] int list(int directory, std::vector<cairn::directory_entry>& entries) {
+    return inner_.list(directory, entries);
   }
   [[nodiscard]] int free_space(int file, cairn::space_left& out) { return inner_.free_space(file, out); }
   void quotas(int file, std::vector<cairn::quota_use>& out) { inner_.quotas(file, out); }

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -110,13 +111,33 @@ concept ByteStore =
       { s.describe() } -> std::convertible_to<std::string>;
     };
 
+/// What a ByteStore may offer besides, where each size that list() tells costs a call.
+///
+/// - `keys(prefix)`: the keys of list(prefix), in the same order.
+template <class S>
+concept ListsKeys = ByteStore<S> && requires(S& s, std::string_view prefix) {
+  { s.keys(prefix) } -> std::same_as<std::vector<std::string>>;
+};
+namespace detail {
+/// The keys that list() gives, at the least cost.
+template <ByteStore S>
+[[nodiscard]] std::vector<std::string> list_keys(S& store, std::string_view prefix) {
+  if constexpr (ListsKeys<S>) {
+    return store.keys(prefix);
+  } else {
+    std::vector<std::string> keys;
+    for (auto& o : store.list(prefix)) keys.push_back(std::move(o.key));
+    return keys;
+  }
+}
+}  // namespace detail
+
 /// What a ByteStore over directories may offer besides, so that thousands of writers do not each make one
 /// that all share, and make it durable. `directory`: the parents of keys, without a slash at the end.
 ///
 /// - `make_directory(directory)`: it is there, durably; no error if it was.
-/// - `adopt_directory(directory)`: true if it is there; that its own entry is durable is from then on, for
-/// this
-///   store in this process, left to who made it. False if not.
+/// - `adopt_directory(directory)`: true if it is there; that its own entry and those of the directories above
+/// it are durable is from then on, for this store in this process, left to who made it. False if not.
 ///
 /// - `settle(key)`: what is seen under this key is durable, also if who put it there has not come to that
 /// yet.

@@ -47,7 +47,7 @@ enum class span_kind : std::uint8_t {
   copy_and_hash,
   // Whoever writes.
   save,    ///< the whole job
-  await,   ///< for bytes to be copied (and hashed), or for training to confirm
+  await,   ///< for bytes to be copied (and hashed), for training to confirm, or for ranks that share files
   write,   ///< handing bytes to the store
   sync,    ///< making them durable under their names
   record,  ///< publishing what was written

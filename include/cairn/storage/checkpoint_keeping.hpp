@@ -55,8 +55,8 @@ template <class Store>
 }
 
 /// The unfinished object by which a rank's save can be seen before another process carries it out.
-[[nodiscard]] inline std::string announcement_key(const save_context& c) {
-  return record_key(c.step, c.rank, c.attempt) + ".begun";
+[[nodiscard]] inline std::string announcement_key(const save_context& c, const file_placement& place) {
+  return object_key(c.step, {object_kind::record, c.rank, c.attempt, 0}, place) + ".begun";
 }
 }  // namespace detail
 
@@ -78,8 +78,8 @@ class checkpoint_keeping {
   /// Steps with a manifest, ascending. One listing.
   [[nodiscard]] std::vector<std::int64_t> list() const {
     std::vector<std::int64_t> steps;
-    for (const auto& o : store_->list("step-"))
-      if (const auto k = parse_key(o.key); k && k->object.kind == object_kind::manifest)
+    for (const auto& key : detail::list_keys(*store_, "step-"))
+      if (const auto k = parse_key(key); k && k->object.kind == object_kind::manifest)
         steps.push_back(k->step);
     std::sort(steps.begin(), steps.end());
     return steps;
@@ -124,14 +124,14 @@ class checkpoint_keeping {
       };
       for (const auto& key : store_->live_writers("step-"))
         if (const auto a = attempt_of_unfinished(key); a && !known(*a)) found.push_back(*a);
-      const auto all = store_->list("step-");
+      const auto all = detail::list_keys(*store_, "step-");
       std::vector<std::pair<parsed_key, std::string_view>> objects;
       std::vector<std::int64_t> committed;
-      for (const auto& o : all) {
-        const auto parsed = parse_key(o.key);
+      for (const auto& key : all) {
+        const auto parsed = parse_key(key);
         if (!parsed) continue;
         if (parsed->object.kind == object_kind::manifest) committed.push_back(parsed->step);
-        if (parsed->object.kind == object_kind::data) objects.emplace_back(*parsed, o.key);
+        if (parsed->object.kind == object_kind::data) objects.emplace_back(*parsed, key);
       }
       const auto stands = [&](std::int64_t step) {
         return std::find(committed.begin(), committed.end(), step) != committed.end();
@@ -158,16 +158,16 @@ class checkpoint_keeping {
   std::uint64_t clean(const run_id& run) const {
     std::uint64_t removed = 0;
     auto begun = begun_attempts();
-    const auto all = store_->list("step-");
+    const auto all = detail::list_keys(*store_, "step-");
     std::int64_t newest = -1;
-    for (const auto& o : all)
-      if (const auto k = parse_key(o.key); k && k->object.kind == object_kind::manifest)
+    for (const auto& key : all)
+      if (const auto k = parse_key(key); k && k->object.kind == object_kind::manifest)
         newest = std::max(newest, k->step);
     for (std::size_t i = 0; i < all.size();) {
-      const auto directory = all[i].key.substr(0, all[i].key.find('/'));
+      const auto directory = all[i].substr(0, all[i].find('/'));
       const auto step = parse_step(directory);
-      while (i < all.size() && all[i].key.starts_with(directory) &&
-             (all[i].key.size() == directory.size() || all[i].key[directory.size()] == '/'))
+      while (i < all.size() && all[i].starts_with(directory) &&
+             (all[i].size() == directory.size() || all[i][directory.size()] == '/'))
         ++i;
       if (step) removed += clean_step(*step, run, begun[*step], newest);
       if (step) begun.erase(*step);

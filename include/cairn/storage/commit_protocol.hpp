@@ -102,13 +102,16 @@ class commit_protocol {
       detail::fail_already_committed(c.step);
   }
 
-  /// Before the first object is created, in a world of more than one block of ranks over a store with
-  /// directories: the coordinator makes the step's directory, the first rank of each directory of ranks that
-  /// one, the others wait for them, for some seconds at most; then whoever creates the first object makes it.
-  /// That the directory itself lasts is the coordinator's matter, before it publishes the manifest.
+  /// Before the first object is created, in a world of more than one block of ranks, or whose ranks share
+  /// files, over a store with directories: the coordinator makes the step's directory, the first rank of each
+  /// directory of ranks that one, the others wait for them, for some seconds at most; then whoever creates
+  /// the first object makes it. Who only joins the file of another rank does nothing: where that file is, its
+  /// directory is. That the directory itself lasts is the coordinator's matter, before it publishes the
+  /// manifest.
   void enter(const save_context& c, deadline until) const {
     if constexpr (DirectoryStore<Store>) {
-      if (!large(c)) return;
+      const auto place = placement(c);
+      if ((!large(c) && !place.shared()) || place.first_of(c.rank) != c.rank) return;
       const auto patience = deadline::in(options_.directory_patience).earlier(until);
       const auto take = [&](const std::string& directory, bool make) {
         if (make) return store_->make_directory(directory);
@@ -116,7 +119,6 @@ class commit_protocol {
           if (!pause.wait(patience)) return;
       };
       take(step_directory(c.step), c.coordinator());
-      const auto place = placement(c);
       if (place.ranks_per_directory != 0)
         take(rank_directory(c.step, c.rank, place), c.rank % place.ranks_per_directory == 0);
     }

@@ -123,6 +123,9 @@ class compressed_store {
     return store().read_all(key, cap);
   }
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) { return store().list(prefix); }
+  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) {
+    return detail::list_keys(store(), prefix);
+  }
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
     return store().leftovers(prefix);
   }

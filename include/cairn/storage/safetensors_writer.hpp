@@ -115,15 +115,19 @@ class safetensors_writer {
   std::uint64_t clean(run_id run) { return keeping_.clean(run) + mark().remove_others(run); }
   /// Makes this rank's part of a save visible in the store, until what it gives is destroyed or this process
   /// ends; clean() then finds it. Before a save is handed to another process, so that no process can have one
-  /// that a run which resumes does not see. Nothing where a store cannot tell whose writers live. Not part of
-  /// the concept, like the next two.
+  /// that a run which resumes does not see. Nothing where a store cannot tell whose writers live, and for
+  /// ranks that only join the file of another one, without which they can do nothing. Not part of the
+  /// concept, like the next two.
   [[nodiscard]] auto announce(const save_context& c) {
     std::optional<object> shown;
-    if constexpr (detail::TellsWriters<Store>)
-      if (detail::tells_writers(protocol_.store())) {
-        shown.emplace(protocol_.store().create(detail::announcement_key(c), 0));
+    if constexpr (detail::TellsWriters<Store>) {
+      const auto place = protocol_.placement(c);
+      if (detail::tells_writers(protocol_.store()) && place.first_of(c.rank) == c.rank) {
+        protocol_.enter(c, deadline::in(c.patience));
+        shown.emplace(protocol_.store().create(detail::announcement_key(c, place), 0));
         if constexpr (requires { shown->announce(); }) shown->announce();
       }
+    }
     return shown;
   }
   /// The same by the process that carries the save out: where a store does not show who writes by the objects
@@ -137,7 +141,8 @@ class safetensors_writer {
       if (!detail::tells_writers(protocol_.store())) return;
       try {
         auto& store = protocol_.store();
-        for (const auto& key : store.leftovers(detail::announcement_key(c))) store.discard(key);
+        for (const auto& key : store.leftovers(detail::announcement_key(c, protocol_.placement(c))))
+          store.discard(key);
       } catch (...) {  // clean() removes it
       }
     }

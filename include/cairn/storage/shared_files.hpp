@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/model/deadline.hpp>
+#include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/model/wire.hpp>
 #include <cairn/storage/commit_protocol.hpp>
@@ -104,18 +105,35 @@ class shared_files_writing {
 
   /// @throws peer_error (peer_lost) naming a rank that does not come by the deadline; the reason of an abort.
   record run(ring_pool& rings) {
-    files_.push_back(open(0));
-    make_plan();
-    for (std::uint32_t k = 1; k < plan_.files.size(); ++k) files_.push_back(open(k));
+    {
+      const span_note span(image_.journal(), span_kind::await);
+      files_.push_back(open(0));
+      make_plan();
+      for (std::uint32_t k = 1; k < plan_.files.size(); ++k) files_.push_back(open(k));
+    }
     write_data(rings);
     image_.read_completely();
-    image_.wait_released(until_);
+    if constexpr (requires(const writer& w) { w.helper_cpu(); })
+      for (const auto& file : files_)
+        image_.control()->costs().write_cpu.fetch_add(file.helper_cpu(), std::memory_order_relaxed);
+    {
+      const span_note span(image_.journal(), span_kind::await);
+      image_.wait_released(until_);
+    }
     auto r = write_record();
+    {
+      const span_note span(image_.journal(), span_kind::sync);
+      for (auto& f : files_) f.sync();
+    }
     shared_meeting meeting(files_[0], c_.attempt);
     meeting.tell_done(self_);
     if (self_ != 0) return r;
-    for (std::uint32_t m = 1; m < members_; ++m)
-      wait(m, "did not write its part", [&] { return meeting.is_done(m); });
+    {
+      const span_note span(image_.journal(), span_kind::await);
+      for (std::uint32_t m = 1; m < members_; ++m)
+        wait(m, "did not write its part", [&] { return meeting.is_done(m); });
+    }
+    const span_note span(image_.journal(), span_kind::sync);
     finish();
     return r;
   }
@@ -169,18 +187,21 @@ class shared_files_writing {
       messages.push_back(std::move(*found));
     }
     std::vector<shared_member> members;
-    for (const auto& m : messages) {
-      wire_reader in(m.bytes);
-      shared_member member;
-      member.blocks = in.get<std::uint64_t>();
-      for (auto left = in.get<std::uint64_t>(); left != 0; --left) {
-        const auto bytes = in.get<std::uint64_t>();
-        const auto header = in.take(in.get<std::uint64_t>());
-        member.files.push_back(decode_safetensors_header(header, bytes, key(0)));
+    for (const auto& m : messages) try {
+        wire_reader in(m.bytes);
+        shared_member member;
+        member.blocks = in.get<std::uint64_t>();
+        for (auto left = in.get<std::uint64_t>(); left != 0; --left) {
+          const auto bytes = in.get<std::uint64_t>();
+          const auto header = in.take(in.get<std::uint64_t>());
+          member.files.push_back(decode_safetensors_header(header, bytes, key(0)));
+        }
+        in.finish();
+        members.push_back(std::move(member));
+      } catch (const wire_error&) {
+        fail(error_id::peer_bad_message, "what a rank tells of its part of a shared file is damaged",
+             {.rank = first_ + static_cast<std::int32_t>(members.size()), .file = key(0)});
       }
-      in.finish();
-      members.push_back(std::move(member));
-    }
     plan_ = plan_shared_files(members, first_, messages.back().end);
   }
   void write_data(ring_pool& rings) {
@@ -212,9 +233,12 @@ class shared_files_writing {
           }
           position = span_end;
         }
-        for (std::size_t f = 0; f < files_.size(); ++f) {
-          if (!parts[f].empty()) files_[f].write(parts[f]);
-          parts[f].clear();
+        {
+          const span_note span(image_.journal(), span_kind::write, position - at);
+          for (std::size_t f = 0; f < files_.size(); ++f) {
+            if (!parts[f].empty()) files_[f].write(parts[f]);
+            parts[f].clear();
+          }
         }
         at = position;
         image_.control()->costs().written.store(at, std::memory_order_relaxed);
@@ -225,6 +249,7 @@ class shared_files_writing {
     source.finish();
   }
   [[nodiscard]] record write_record() {
+    const span_note span(image_.journal(), span_kind::record);
     auto r = record_of(image_.layout(), image_.digests());
     r.files.clear();
     for (const auto& f : plan_.files) r.files.push_back({f.bytes});
@@ -237,7 +262,6 @@ class shared_files_writing {
     const auto whole = std::span<const std::byte>(bytes);
     files_[0].put(plan_.bodies[self_], whole.subspan(record_header_bytes));
     files_[0].put(plan_.headers + self_ * record_header_bytes, whole.first(record_header_bytes));
-    for (auto& f : files_) f.sync();
     return r;
   }
   void finish() {

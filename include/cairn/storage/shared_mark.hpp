@@ -35,8 +35,8 @@ class shared_mark {
   /// Those that other runs left behind, also unfinished ones; the number removed.
   std::uint64_t remove_others(const run_id& run) {
     std::uint64_t removed = 0;
-    for (const auto& o : store_.list(prefix))
-      if (o.key != key_of(run)) store_.remove(o.key), ++removed;
+    for (const auto& key : list_keys(store_, prefix))
+      if (key != key_of(run)) store_.remove(key), ++removed;
     for (const auto& key : store_.leftovers(prefix)) {
       if (key.starts_with(key_of(run))) continue;
       try {

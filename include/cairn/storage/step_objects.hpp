@@ -30,8 +30,8 @@ class step_objects {
   [[nodiscard]] std::vector<step_object> objects_of(std::int64_t step) const {
     const auto directory = step_directory(step) + "/";
     std::vector<step_object> found;
-    for (auto& o : store_->list(directory))
-      if (auto known = known_object(o.key, directory.size())) found.push_back(std::move(*known));
+    for (const auto& key : list_keys(*store_, directory))
+      if (auto known = known_object(key, directory.size())) found.push_back(std::move(*known));
     return found;
   }
 

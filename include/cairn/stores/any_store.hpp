@@ -62,6 +62,7 @@ class any_store {
     virtual std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) = 0;
     virtual std::optional<std::uint64_t> size(std::string_view key) = 0;
     virtual std::vector<listed_object> list(std::string_view prefix) = 0;
+    virtual std::vector<std::string> keys(std::string_view prefix) = 0;
     virtual void remove(std::string_view key) = 0;
     virtual std::vector<std::string> leftovers(std::string_view prefix) = 0;
     virtual void discard(std::string_view key) = 0;
@@ -103,6 +104,9 @@ class any_store {
     }
     std::optional<std::uint64_t> size(std::string_view key) override { return store.size(key); }
     std::vector<listed_object> list(std::string_view prefix) override { return store.list(prefix); }
+    std::vector<std::string> keys(std::string_view prefix) override {
+      return detail::list_keys(store, prefix);
+    }
     void remove(std::string_view key) override { store.remove(key); }
     std::vector<std::string> leftovers(std::string_view prefix) override { return store.leftovers(prefix); }
     void discard(std::string_view key) override { store.discard(key); }
@@ -194,6 +198,7 @@ class any_store {
   }
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) { return face_->size(key); }
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) { return face_->list(prefix); }
+  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) { return face_->keys(prefix); }
   void remove(std::string_view key) { face_->remove(key); }
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
     return face_->leftovers(prefix);

@@ -148,10 +148,24 @@ class basic_file_store {
 
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) {
     std::vector<listed_object> found;
-    visit(prefix, [&](auto&, const std::string& key, std::string_view name, const file_status& s) {
-      if (!detail::is_part_name(name) && valid_key(key)) found.push_back({key, s.bytes});
+    visit(prefix, [&](auto& directory, const std::string& key, const std::string& name) {
+      if (detail::is_part_name(name) || !valid_key(key)) return;
+      file_status s;
+      const int r = tree_->fs.status_at(directory.get(), name.c_str(), s);
+      if (r == 0 && s.kind == file_kind::regular) found.push_back({key, s.bytes});
+      if (r != 0 && r != -ENOENT) detail::fail_io(-r, "stat", tree_->path_of(key));
     });
     std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
+    return found;
+  }
+
+  /// See ListsKeys.
+  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) {
+    std::vector<std::string> found;
+    visit(prefix, [&](auto&, const std::string& key, std::string_view name) {
+      if (!detail::is_part_name(name) && valid_key(key)) found.push_back(key);
+    });
+    std::sort(found.begin(), found.end());
     return found;
   }
 
@@ -163,7 +177,7 @@ class basic_file_store {
 
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
     std::vector<std::string> found;
-    visit(prefix, [&](auto& directory, const std::string& key, std::string_view name, const file_status&) {
+    visit(prefix, [&](auto& directory, const std::string& key, std::string_view name) {
       if (!detail::is_part_name(name)) return;
       const auto file = lockable(directory, std::string(name));
       if (file) found.push_back(key);
@@ -176,7 +190,7 @@ class basic_file_store {
   /// like writer_lives().
   [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix) {
     std::vector<std::string> found;
-    visit(prefix, [&](auto& directory, const std::string& key, std::string_view name, const file_status&) {
+    visit(prefix, [&](auto& directory, const std::string& key, std::string_view name) {
       if (detail::is_part_name(name) && locked(directory, std::string(name))) found.push_back(key);
     });
     std::sort(found.begin(), found.end());
@@ -296,7 +310,8 @@ class basic_file_store {
   }
   [[nodiscard]] bool occupied(std::string_view key) { return status(key).has_value(); }
 
-  /// Calls visit(directory, key, name, status) for each regular file whose key begins with `prefix`.
+  /// Calls visit(directory, key, name) for each regular file whose key begins with `prefix`. Asks for no
+  /// status where listings tell what is a file.
   template <class Visit>
   void visit(std::string_view prefix, Visit visit_file) {
     const auto start = detail::split(prefix).directory;
@@ -311,19 +326,23 @@ class basic_file_store {
       const auto directory = tree_->open_directory(here, error);
       if (error == -ENOENT || error == -ENOTDIR || error == -ELOOP) continue;
       if (error < 0) detail::fail_io(-error, "open of the directory", tree_->path_of(here));
-      std::vector<std::string> names;
-      if (const int r = tree_->fs.list(directory.get(), names); r != 0)
+      std::vector<directory_entry> entries;
+      if (const int r = tree_->fs.list(directory.get(), entries); r != 0)
         detail::fail_io(-r, "reading of the directory", tree_->path_of(here));
-      for (const auto& name : names) {
+      for (const auto& [name, told] : entries) {
         const auto key = here.empty() ? name : here + '/' + name;
         const std::string_view begins(key);
         if (!begins.starts_with(prefix) && !prefix.starts_with(key + '/')) continue;
-        file_status s;
-        const int r = tree_->fs.status_at(directory.get(), name.c_str(), s);
-        if (r == -ENOENT) continue;
-        if (r != 0) detail::fail_io(-r, "stat", tree_->path_of(key));
-        if (s.kind == file_kind::directory && valid_key(key)) waiting.push_back(key);
-        if (s.kind == file_kind::regular && begins.starts_with(prefix)) visit_file(directory, key, name, s);
+        auto kind = told;
+        if (!kind) {
+          file_status s;
+          const int r = tree_->fs.status_at(directory.get(), name.c_str(), s);
+          if (r == -ENOENT) continue;
+          if (r != 0) detail::fail_io(-r, "stat", tree_->path_of(key));
+          kind = s.kind;
+        }
+        if (kind == file_kind::directory && valid_key(key)) waiting.push_back(key);
+        if (kind == file_kind::regular && begins.starts_with(prefix)) visit_file(directory, key, name);
       }
     }
   }

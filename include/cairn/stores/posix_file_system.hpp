@@ -20,7 +20,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -42,6 +44,12 @@ struct file_status {
   std::uint64_t links = 0;
   unsigned mode = 0;  ///< permission bits, at most 07777
   file_identity identity = {};
+};
+
+/// An entry of a directory.
+struct directory_entry {
+  std::string name;
+  std::optional<file_kind> kind = {};  ///< nothing where a listing does not tell it
 };
 
 /// What the quota of the user or of the group on one file system allows, and what of it is used. Bytes and
@@ -79,8 +87,8 @@ template <class F>
 concept FileSystem =
     std::copyable<F> && requires(F& f, int handle, const char* name, int flags, unsigned mode, void* to,
                                  const void* from, std::size_t n, std::uint64_t offset, file_status& status,
-                                 direct_alignment& direct, std::vector<std::string>& names, space_left& space,
-                                 std::vector<quota_use>& quotas, std::string path) {
+                                 direct_alignment& direct, std::vector<directory_entry>& entries,
+                                 space_left& space, std::vector<quota_use>& quotas, std::string path) {
       { f.absolute(path) } -> std::same_as<std::string>;
       { f.unique_number() } -> std::same_as<std::uint64_t>;
       { f.open_directory(name) } -> std::same_as<int>;
@@ -104,7 +112,7 @@ concept FileSystem =
       { f.status(handle, status) } -> std::same_as<int>;
       { f.status_at(handle, name, status) } -> std::same_as<int>;
       { f.direct(handle, direct) } -> std::same_as<int>;
-      { f.list(handle, names) } -> std::same_as<int>;
+      { f.list(handle, entries) } -> std::same_as<int>;
       { f.free_space(handle, space) } -> std::same_as<int>;
       { f.quotas(handle, quotas) } -> std::same_as<void>;
     };
@@ -219,8 +227,8 @@ class posix_file_system {
 #endif
     return 0;
   }
-  /// All names but "." and "..", in no order.
-  [[nodiscard]] int list(int directory, std::vector<std::string>& names) const {
+  /// All but "." and "..", in no order. Most file systems tell the kinds.
+  [[nodiscard]] int list(int directory, std::vector<directory_entry>& entries) const {
     const int own = code(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (own < 0) return own;
     DIR* stream = ::fdopendir(own);
@@ -237,8 +245,8 @@ class posix_file_system {
       errno = 0;
       const dirent* entry = ::readdir(stream);
       if (entry == nullptr) return -errno;
-      const std::string name = entry->d_name;
-      if (name != "." && name != "..") names.push_back(name);
+      std::string name = entry->d_name;
+      if (name != "." && name != "..") entries.push_back({std::move(name), kind_of(entry->d_type)});
     }
   }
   [[nodiscard]] int free_space(int file, space_left& out) const noexcept {
@@ -270,6 +278,10 @@ class posix_file_system {
 
  private:
   static int code(int result) noexcept { return result < 0 ? -errno : result; }
+  static std::optional<file_kind> kind_of(unsigned char type) noexcept {
+    if (type == DT_UNKNOWN) return {};
+    return type == DT_REG ? file_kind::regular : type == DT_DIR ? file_kind::directory : file_kind::other;
+  }
   static void fill(const struct statx& s, file_status& out) noexcept {
     out.kind = S_ISREG(s.stx_mode)   ? file_kind::regular
                : S_ISDIR(s.stx_mode) ? file_kind::directory

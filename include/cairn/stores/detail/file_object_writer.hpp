@@ -239,6 +239,7 @@ class shared_file_writer : private file_object_writer<F> {
   shared_file_writer(std::shared_ptr<file_tree<F>> tree, part_file<F> part, bool began)
       : base(std::move(tree), std::move(part)), began_(began) {}
 
+  using base::helper_cpu;
   using base::write;
   void put(std::uint64_t offset, std::span<const std::byte> bytes) {
     base::must_be_open("put");

@@ -169,14 +169,27 @@ struct file_tree {
          {.file = path_of(directory)});
   }
 
-  /// True if a directory is there, whose entry from now on is taken to be made durable by others.
+  /// True if a directory is there, whose entry from now on is taken to be made durable by others. So are
+  /// those of the directories above it: make_directory() makes each of them durable before what is in it.
   [[nodiscard]] bool adopt_directory(std::string_view directory) {
-    int error = 0;
-    const auto here = open_directory(directory, error);
+    std::vector<file_identity> seen;
+    int error = uninterrupted([&] { return fs.open_directory(root.c_str()); });
+    file_handle<F> here(fs, error);
+    const auto see = [&] {
+      file_status s;
+      if (fs.status(here.get(), s) == 0 && s.identity.born >= 0) seen.push_back(s.identity);
+    };
+    if (error >= 0) see();
+    for_each_part(directory, [&](const std::string& part) {
+      if (error < 0) return false;
+      error = uninterrupted([&] { return fs.open_directory_at(here.get(), part.c_str()); });
+      here = file_handle<F>(fs, error);
+      if (error >= 0) see();
+      return error >= 0;
+    });
     if (error == -ENOENT || error == -ENOTDIR) return false;
     if (error < 0) fail_io(-error, "open of the directory", path_of(directory));
-    file_status s;
-    if (!is_settled(here) && fs.status(here.get(), s) == 0 && s.identity.born >= 0) note_settled(s.identity);
+    for (const auto& s : seen) note_settled(s);
     return true;
   }
 
@@ -281,6 +294,7 @@ struct file_tree {
   }
   void note_settled(const file_identity& directory) {
     const std::lock_guard lock(mutex_);
+    if (std::find(settled_.begin(), settled_.end(), directory) != settled_.end()) return;
     if (settled_.size() >= 1024) settled_.clear();
     settled_.push_back(directory);
   }
