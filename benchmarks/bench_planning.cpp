@@ -5,10 +5,11 @@
 // ranks are simulated one after another with real summaries, real merges in the order of the tree and the
 // bytes of a real manifest; beside it a coordinator that sees all plans.
 //   bench_planning --ranks N | --sweep 1  [--layout fsdp|hsdp|tp8_pp16_dp128|irregular] [--load-ranks N]
-//     [--twin-ranks N] [--irregular-ranks N] [--budget SECONDS] [--json FILE] [--chart FILE]
+//     [--twin-ranks N] [--irregular-ranks N] [--budget SECONDS] [--json FILE] [--chart FILE] [--table FILE]
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/plan_cache.hpp>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -121,11 +122,37 @@ class simulated_worlds {
       report_.add(name + "plan_load_on_" + std::to_string(load_ranks_), costs.load_plan, "s");
       seconds_[layout] = {ranks, seconds() - begin};
       critical_[layout].emplace_back(static_cast<double>(ranks), costs.critical);
-      twin(layout, ranks, costs.critical);
+      const auto against = twin(layout, ranks, costs.critical);
+      if (ranks == 1024 || ranks >= 16384 || (irregular && ranks * 4 > irregular_ranks_))
+        tell(layout, ranks, costs, against);
     }
   }
-  void write(const std::string& json, const std::string& chart) {
+  /// How much the critical path grows from the first to the last of these, beside log2(ranks); at most 1.3
+  /// is wanted.
+  void grow(std::int64_t first, std::int64_t last) {
+    for (const auto& [layout, points] : critical_) {
+      std::map<std::int64_t, double> at;
+      for (const auto& [ranks, cost] : points) at[static_cast<std::int64_t>(ranks)] = cost;
+      if (!at.contains(first) || !at.contains(last)) continue;
+      const auto name = layout + "/growth/" + std::to_string(first) + "_to_" + std::to_string(last);
+      report_.add_against(name, cairn_bench::samples({at[last] / at[first]}), "1",
+                          std::log2(static_cast<double>(last)) / std::log2(static_cast<double>(first)),
+                          cairn_bench::at_most(1.3));
+    }
+  }
+  void write(const std::string& json, const std::string& chart, const std::string& table) {
     report_.write(json);
+    if (std::FILE* f = table.empty() ? nullptr : std::fopen(table.c_str(), "w")) {
+      std::fputs(
+          "| layout | ranks | critical path | a coordinator | ratio | largest message | manifest | published "
+          "in | "
+          "opened and a load planned in | memory |\n|---|---|---|---|---|---|---|---|---|---|\n",
+          f);
+      std::fputs(table_.c_str(), f);
+      if (std::fclose(f) != 0) throw std::runtime_error("the table could not be written");
+    } else if (!table.empty()) {
+      throw std::runtime_error("the table could not be written");
+    }
     if (chart.empty()) return;
     std::vector<cairn_bench::chart_line> lines;
     const char* colours[] = {"#1f77b4", "#2ca02c", "#9467bd", "#8c564b"};
@@ -151,7 +178,23 @@ class simulated_worlds {
     const auto [before, cost] = known->second;
     return seconds() - begin_ + cost * static_cast<double>(ranks) / static_cast<double>(before) < budget_;
   }
-  void twin(const std::string& layout, std::int64_t ranks, double ours) {
+  struct twin_cost {
+    double seconds = 0;
+    bool extrapolated = false;
+  };
+  /// A row of the table.
+  void tell(const std::string& layout, std::int64_t ranks, const cairn_bench::planning_costs& c,
+            twin_cost against) {
+    char row[256];
+    std::snprintf(
+        row, sizeof row,
+        "| %s | %lld | %.1f ms | %.3g s%s | %.0f | %.0f KB | %.2f MB | %.1f ms | %.1f ms | %.0f MB |\n",
+        layout.c_str(), static_cast<long long>(ranks), c.critical * 1e3, against.seconds,
+        against.extrapolated ? " (extrapolated)" : "", against.seconds / c.critical, c.largest_message / 1e3,
+        c.manifest_bytes / 1e6, c.publish * 1e3, (c.open + c.load_plan) * 1e3, c.peak / 1e6);
+    table_ += row;
+  }
+  twin_cost twin(const std::string& layout, std::int64_t ranks, double ours) {
     const auto name = layout + "/ranks=" + std::to_string(ranks) + "/coordinator_twin";
     auto& known = twins_[layout];
     double cost = -1;
@@ -160,7 +203,7 @@ class simulated_worlds {
       known.emplace_back(static_cast<double>(ranks), cost);
       report_.add_against(name, cairn_bench::samples({cost}), "s", ours);
       beyond_[layout] = {known.back()};
-      return;
+      return {cost, false};
     }
     if (known.empty()) {  // the largest world that fits, for this one
       auto fits = std::min(ranks, twin_ranks_);
@@ -171,6 +214,7 @@ class simulated_worlds {
     const auto extrapolated = known.back().second * static_cast<double>(ranks) / known.back().first;
     report_.add_against(name + "(extrapolated)", cairn_bench::samples({extrapolated}), "s", ours);
     beyond_[layout].emplace_back(static_cast<double>(ranks), extrapolated);
+    return {extrapolated, true};
   }
 
   std::int64_t load_ranks_;
@@ -180,6 +224,7 @@ class simulated_worlds {
   std::string only_;
   double begin_ = seconds();
   cairn_bench::report report_;
+  std::string table_;
   std::map<std::string, std::pair<std::int64_t, double>> seconds_;
   std::map<std::string, std::vector<std::pair<double, double>>> critical_, twins_, beyond_;
 };
@@ -190,8 +235,10 @@ int simulate(int argc, char** argv, std::int64_t ranks) {
     worlds.run(ranks);
   else
     for (const std::int64_t each : {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536}) worlds.run(each);
+  worlds.grow(1024, 65536);
   worlds.write(cairn_bench::argument(argc, argv, "--json", ""),
-               cairn_bench::argument(argc, argv, "--chart", ""));
+               cairn_bench::argument(argc, argv, "--chart", ""),
+               cairn_bench::argument(argc, argv, "--table", ""));
   return 0;
 }
 
@@ -299,6 +346,16 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "--help") {
+    std::puts(
+        "What planning costs: cold for many tensors, from the cache, and the validation of many chunks;\n"
+        "or the whole of planning by a world of simulated ranks, beside a coordinator that sees all plans.\n"
+        "usage: bench_planning [--tensors N] [--samples N] [--json FILE]\n"
+        "       bench_planning --ranks N | --sweep 1  [--layout fsdp|hsdp|tp8_pp16_dp128|irregular]\n"
+        "         [--load-ranks N] [--twin-ranks N] [--irregular-ranks N] [--budget SECONDS]\n"
+        "         [--json FILE] [--chart FILE] [--table FILE]");
+    return 0;
+  }
   try {
     return run(argc, argv);
   } catch (const std::exception& e) {

@@ -174,7 +174,9 @@ class planning_simulation {
         state.tensor(i.name, at, cairn::shard{i.global, i.box.offsets, i.box.sizes});
     }
     const cairn::load_request request{static_cast<int>(rank), static_cast<int>(load_ranks), false, {}};
-    costs_.open = processor_seconds([&] { m = cairn::decode_manifest(bytes, "manifest"); });
+    costs_.open = processor_seconds([&] {
+      m = cairn::open_manifest({bytes.begin(), bytes.end()}, "manifest");
+    });
     costs_.load_plan = processor_seconds([&] { keep(planner_.plan(state, m.content, request)); });
   }
 
