@@ -15,6 +15,7 @@
 #include <cairn/storage/compressed_store.hpp>
 #include <cairn/storage/item_frames.hpp>
 #include <cairn/storage/names.hpp>
+#include <cairn/storage/record_reading.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
@@ -109,6 +110,38 @@ void read_manifest(input in) {
   demand(again && cairn_test::same(*m, *again), "a manifest that was read is written as it was");
 }
 
+/// A file that several ranks share, which ends with the bodies of their records and then the headers. Gives
+/// what is read of a rank's record.
+std::optional<bytes> read_shared_record(input file, std::int32_t rank, std::int32_t ranks) {
+  cairn::memory_store store;
+  store.put_new("shared", file);
+  cairn::manifest m;
+  m.content.world_size = ranks;
+  m.placement.ranks_per_file = 4;
+  cairn::manifest_record named;
+  named.rank = rank;
+  const auto read = accepted<cairn::corrupt_error>(
+      [&] { return cairn::detail::read_record(store, m, named, "shared").value(); });
+  demand(!read || read->size() <= file.size(), "a record is in its file");
+  return read;
+}
+void read_shared_records(input in, bool good) {
+  for (const std::int32_t ranks : {1, 3})
+    for (std::int32_t rank = 0; rank < ranks; ++rank)
+      if (const auto read = read_shared_record(in, rank, ranks))
+        static_cast<void>(
+            accepted<cairn::corrupt_error>([&] { return cairn::decode_record(*read, "shared"); }));
+  constexpr std::size_t header = cairn::record_header_bytes;
+  if (in.size() < header) return;
+  bytes file(100);
+  for (int i = 0; i < 2; ++i) file.insert(file.end(), in.begin() + header, in.end());
+  for (int i = 0; i < 2; ++i) file.insert(file.end(), in.begin(), in.begin() + header);
+  for (const std::int32_t rank : {0, 1}) {
+    const auto read = read_shared_record(file, rank, 2);
+    demand(!good || (read && std::ranges::equal(*read, in)), "a record is found in a shared file");
+  }
+}
+
 void read_record(input in) {
   const auto read = [](input from) {
     return accepted<cairn::corrupt_error>([&] { return cairn::decode_record(from, "record"); });
@@ -125,6 +158,7 @@ void read_record(input in) {
                a.data_bytes == b.data_bytes && a.files == b.files,
            "the header of a record is written as it was");
   }
+  read_shared_records(in, read(in).has_value());
   const auto failure =
       accepted<cairn::corrupt_error>([&] { return cairn::decode_failure_record(in, "record"); });
   if (failure) demand(!cairn::encode_failure(*failure).empty(), "a failure that was read can be told");
