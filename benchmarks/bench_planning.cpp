@@ -165,7 +165,7 @@ class simulated_worlds {
   }
 
  private:
-  static constexpr const char* layouts[] = {"fsdp", "hsdp", "tp8_pp16_dp128", "irregular"};
+  static constexpr const char* layouts[] = {"fsdp", "tp8_pp16_dp128", "hsdp", "irregular"};
   static constexpr double latency = 10e-6;
   static constexpr double bandwidth = 10e9;
 
