@@ -5,9 +5,10 @@
 #   cairn::zstd           zstd
 #   cairn::s3             libcurl, OpenSSL's libcrypto and Expat: object storage
 #   cairn::cuda           the CUDA toolkit's runtime: memory of GPUs
+#   cairn::nccl           NCCL 2.19 or later, and the CUDA toolkit's runtime: messages from GPU to GPU
 #   cairn::torch          libtorch, where Torch_DIR (a variable of CMake or of the environment) or CMAKE_PREFIX_PATH leads to it
 
-set(cairn_optional_components interprocess mpi zstd s3 cuda torch)
+set(cairn_optional_components interprocess mpi zstd s3 cuda nccl torch)
 
 # cairn_find_optional(COMPONENT): makes cairn::COMPONENT where what it needs is found; in cairn_optional_missing, a sentence where not.
 macro(cairn_find_optional component)
@@ -70,6 +71,28 @@ macro(cairn_find_optional component)
         set(cairn_optional_links CUDA::cudart)
       else()
         set(cairn_optional_missing "cairn::cuda needs the CUDA toolkit, 12.0 or later (https://developer.nvidia.com/cuda-toolkit)")
+      endif()
+    elseif("${component}" STREQUAL "nccl")
+      find_package(CUDAToolkit 12.0 QUIET)
+      find_path(CAIRN_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} "$ENV{NCCL_HOME}" PATH_SUFFIXES include)
+      find_library(CAIRN_NCCL_LIBRARY nccl HINTS "${CUDAToolkit_LIBRARY_DIR}" "$ENV{NCCL_HOME}" PATH_SUFFIXES lib lib64)
+      mark_as_advanced(CAIRN_NCCL_INCLUDE_DIR CAIRN_NCCL_LIBRARY)
+      set(cairn_nccl_version "")
+      if(CAIRN_NCCL_INCLUDE_DIR)
+        file(STRINGS "${CAIRN_NCCL_INCLUDE_DIR}/nccl.h" cairn_nccl_lines REGEX "^#define NCCL_(MAJOR|MINOR) +[0-9]+")
+        string(REGEX REPLACE "[^0-9;]" "" cairn_nccl_version "${cairn_nccl_lines}")
+        string(REPLACE ";" "." cairn_nccl_version "${cairn_nccl_version}")
+      endif()
+      if(TARGET CUDA::cudart AND CAIRN_NCCL_LIBRARY AND cairn_nccl_version VERSION_GREATER_EQUAL 2.19)
+        set_property(TARGET CUDA::cudart PROPERTY IMPORTED_GLOBAL TRUE)
+        if(NOT TARGET cairn::nccl_library)
+          add_library(cairn::nccl_library UNKNOWN IMPORTED GLOBAL)
+          set_target_properties(cairn::nccl_library PROPERTIES
+            IMPORTED_LOCATION "${CAIRN_NCCL_LIBRARY}" INTERFACE_INCLUDE_DIRECTORIES "${CAIRN_NCCL_INCLUDE_DIR}")
+        endif()
+        set(cairn_optional_links cairn::nccl_library CUDA::cudart)
+      else()
+        set(cairn_optional_missing "cairn::nccl needs NCCL 2.19 or later (Debian and Ubuntu with NVIDIA's packages: apt-get install libnccl-dev; elsewhere set NCCL_HOME) and the CUDA toolkit, 12.0 or later")
       endif()
     elseif("${component}" STREQUAL "torch")
       # Not find_package(Torch): it changes CMAKE_CXX_FLAGS for everybody, and a CUDA build of it ends the configuration where no

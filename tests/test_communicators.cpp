@@ -6,9 +6,12 @@
 #include <cairn/comm/message_ring.hpp>
 #include <cairn/comm/single_process.hpp>
 #include <cairn/comm/thread_communicator.hpp>
+#include <cairn/cuda/basic_nccl_communicator.hpp>
 #include <support/communicator_archetype.hpp>
 #include <support/communicator_conformance.hpp>
 #include <support/counting_communicator.hpp>
+#include <support/nccl_double.hpp>
+#include <support/rounds.hpp>
 #include <support/thread_ranks.hpp>
 
 #include <deque>
@@ -680,4 +683,338 @@ TEST_CASE("a ring hands messages of all lengths from one thread to another") {
   }
   CHECK(same == count);
   CHECK(reader.available() == 0);
+}
+
+// --- Long messages by NCCL, on a double of it
+// ----------------------------------------------------------------------
+
+namespace {
+
+using nccl = nccl_double;
+using nccl_communicator = cairn::cuda::basic_nccl_communicator<nccl, cairn::thread_communicator>;
+using cairn::cuda::nccl_broken;
+using cairn::cuda::nccl_options;
+static_assert(cairn::Communicator<nccl_communicator>);
+static_assert(cairn::plays<nccl_communicator, cairn::role::communicator>);
+
+/// Ranks with an nccl_communicator each, which live as long as this.
+struct nccl_ranks {
+  explicit nccl_ranks(int size,
+                      nccl_options options = {.least_bytes = 1, .piece_bytes = 300'000, .transfer_time = 0ns},
+                      std::uint32_t seed = 1)
+      : group(size), ranks(static_cast<std::size_t>(size)) {
+    nccl::reset(seed);
+    nccl::reset_nccl(seed);
+    const auto thrown = in_threads([&](int rank) {
+      auto mine = options;
+      mine.device = rank % 2;
+      at(rank).emplace(group.communicator(rank), mine);
+    });
+    for (const auto& each : thrown)
+      if (each) std::rethrow_exception(each);
+  }
+  ~nccl_ranks() {
+    ranks.clear();
+    CHECK_FALSE(nccl::misused());
+  }
+  std::optional<nccl_communicator>& at(int rank) { return ranks[static_cast<std::size_t>(rank)]; }
+  template <class Body>
+  std::vector<std::exception_ptr> in_threads(Body body) {
+    std::vector<std::exception_ptr> thrown(ranks.size());
+    {
+      std::vector<std::jthread> threads;
+      for (int rank = 0; rank < group.size(); ++rank)
+        threads.emplace_back([&, rank] {
+          try {
+            body(rank);
+          } catch (...) {
+            thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+          }
+        });
+    }
+    return thrown;
+  }
+  /// body(communicator) on each rank at the same time.
+  template <class Body>
+  std::vector<std::exception_ptr> run(Body body) {
+    return in_threads([&](int rank) { body(*at(rank)); });
+  }
+  cairn::thread_group group;
+  std::vector<std::optional<nccl_communicator>> ranks;
+};
+
+template <int Size, std::uint64_t Least, std::uint64_t Piece>
+struct nccl_env {
+  static int size() { return Size; }
+  template <class Body>
+  void run(Body body) {
+    nccl_ranks world(Size, {.least_bytes = Least, .piece_bytes = Piece});
+    for (const auto& thrown : world.run([&](auto& comm) { body(comm); }))
+      if (thrown) std::rethrow_exception(thrown);
+    for (int rank = 0; rank < Size; ++rank) CHECK(world.at(rank)->broken().empty());
+  }
+};
+
+/// What `from` says to `to` in a round, of another length each time.
+bytes said(int from, int to, int round) {
+  bytes message(static_cast<std::size_t>((from * 7919 + to * 104729 + round * 1299709) % 100'000));
+  for (std::size_t i = 0; i < message.size(); ++i)
+    message[i] = static_cast<std::byte>((i * 31 + static_cast<std::size_t>(from * 5 + to * 3 + round)) >> 3);
+  return message;
+}
+/// Everybody with everybody: in a ring where all send first, and in pairs.
+void talk(nccl_communicator& comm, int rounds) {
+  const int size = comm.size();
+  const int me = comm.rank();
+  for (int round = 0; round < rounds; ++round)
+    for (int step = 0; step < size; ++step) {
+      const int to = (me + step) % size;
+      const int from = (me - step + size) % size;
+      comm.send(to, said(me, to, round), ample());
+      if (step % 2 == 1) comm.send(to, said(me, to, round + 100), ample());
+      expect(comm.receive(from, ample()) == said(from, me, round), "a message differs");
+      if (step % 2 == 1)
+        expect(comm.receive(from, ample()) == said(from, me, round + 100), "a second message differs");
+    }
+}
+/// Sends with longer and longer deadlines until the transfer was under way when one passed.
+template <class Call>
+cairn::timeout_error until_aborted(nccl_communicator& comm, Call call) {
+  for (auto patience = 50ms; patience < 60s; patience *= 2) {
+    try {
+      call(deadline::in(patience));
+    } catch (const cairn::timeout_error& e) {
+      if (!comm.broken().empty()) return e;
+    }
+    if (!comm.broken().empty()) break;
+  }
+  throw std::logic_error("no transfer was aborted at the deadline");
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE_INVOKE(communicator_conformance, nccl_env<1, 1, 4096>, nccl_env<2, 1, 1 << 20>,
+                          nccl_env<3, 65536, 3'000'000>);
+
+TEST_CASE("ranks that all send at once go on, and collectives by NCCL are those of any communicator") {
+  for (std::uint32_t seed = 1; seed <= rounds(2); ++seed) {
+    CAPTURE(seed);
+    nccl_ranks world(5, {.least_bytes = 1, .piece_bytes = 30'000}, seed);
+    check_none(world.run([](auto& comm) { talk(comm, 1); }));
+    CHECK(nccl::transfers_made() > 30);
+    check_none(world.in_threads([&](int rank) {
+      collectives all(std::move(*world.at(rank)));
+      const auto gathered = all.all_gather(said(rank, 0, 3), ample());
+      for (int r = 0; r < 5; ++r)
+        expect(gathered[static_cast<std::size_t>(r)] == said(r, 0, 3), "all_gather");
+      expect(text_of(all.tree_reduce_broadcast(letter(rank), concatenate, ample())) == letters(5), "fold");
+      all.barrier(ample());
+      // Nobody leaves while another one still listens.
+      *world.at(rank) = std::move(all.communicator());
+    }));
+  }
+  CHECK(nccl::open_communicators() == 0);
+  CHECK(nccl::pinned_ranges() == 0);
+  CHECK(nccl::device_allocations() == 0);
+  CHECK(nccl::live_events() == 0);
+}
+
+TEST_CASE("a send that hangs on the device is aborted at the deadline, and nothing of it is ever received") {
+  nccl_ranks world(3);
+  nccl::hang(0);
+  std::string sent;
+  check_none(world.run([&](auto& comm) {
+    if (comm.rank() == 0) {
+      const auto e = until_aborted(comm, [&](deadline until) { comm.send(2, large_message(0), until); });
+      sent = e.what();
+      expect(e.id() == error_id::timeout_peer && e.fields().rank == 2, "the peer is not named");
+      comm.send(2, bytes_of("after"), ample());
+      comm.send(2, large_message(7), ample());
+    }
+    if (comm.rank() == 2) {
+      expect(text_of(comm.receive(0, ample())) == "after", "something of the aborted message came");
+      expect(comm.receive(0, ample()) == large_message(7), "the long message after it differs");
+      expect(!comm.broken().empty(), "its half was not aborted");
+    }
+  }));
+  CHECK(sent.find("ncclSend with rank 2") != std::string::npos);
+  CHECK(sent.find("ms after the call") != std::string::npos);
+  CHECK(world.at(1)->broken().empty());
+  // The collectives go on, too.
+  check_none(world.run([](auto& comm) { talk(comm, 1); }));
+}
+
+TEST_CASE(
+    "a receive that hangs on the device is aborted at the deadline, and the message comes another way") {
+  for (const bool upwards : {true, false}) {
+    CAPTURE(upwards);
+    nccl_ranks world(2);
+    nccl::hang(0);
+    const int from = upwards ? 0 : 1;
+    std::string told;
+    check_none(world.run([&](auto& comm) {
+      if (comm.rank() == from) {
+        comm.send(1 - from, large_message(3), ample());
+        return;
+      }
+      const auto e = until_aborted(comm, [&](deadline until) { (void)comm.receive(from, until); });
+      told = e.what();
+      expect(e.fields().rank == from, "the peer is not named");
+      expect(comm.receive(from, ample()) == large_message(3), "the message differs");
+    }));
+    // Or the deadline passed when this rank had promised the transfer, and the other had not begun it.
+    const auto& broken = world.at(1 - from)->broken();
+    CHECK((told.find("ncclRecv with rank") != std::string::npos || broken.find("a transfer with rank") == 0));
+  }
+}
+
+TEST_CASE("what NCCL reports in the background: by the control communicator, or refused by name") {
+  {
+    nccl_ranks world(3);
+    nccl::break_links();
+    check_none(world.run([](auto& comm) { talk(comm, 1); }));
+    // The first to notice tells the others.
+    bool found = false;
+    for (int rank = 0; rank < 3; ++rank)
+      found = found ||
+              world.at(rank)->broken().find(
+                  "remote process exited or there was a network error (socket closed)") != std::string::npos;
+    CHECK(found);
+  }
+  nccl_ranks world(2, {.piece_bytes = 300'000, .when_broken = nccl_broken::refuse});
+  nccl::break_links();
+  const auto thrown = world.run([](auto& comm) {
+    if (comm.rank() == 0)
+      comm.send(1, large_message(0), ample());
+    else
+      (void)comm.receive(0, ample());
+  });
+  for (const int rank : {0, 1}) {
+    const auto e = caught<cairn::peer_error>(thrown[static_cast<std::size_t>(rank)]);
+    CHECK(e.id() == error_id::peer_failed);
+    CHECK(e.fields().rank == 1 - rank);
+    CHECK(e.message().find("nccl") != std::string::npos);
+  }
+  check_none(world.run([](auto& comm) {
+    if (comm.rank() == 1) {
+      expect(text_of(comm.receive(0, ample())) == "short", "short messages still come");
+      return;
+    }
+    try {
+      comm.send(1, large_message(0), ample());
+      expect(false, "NCCL was used again");
+    } catch (const cairn::peer_error& e) {
+      expect(e.id() == error_id::peer_failed && e.fields().rank == 1, "refused by another name");
+    }
+    comm.send(1, bytes_of("short"), ample());
+  }));
+}
+
+TEST_CASE(
+    "the k-th call of the device or of NCCL fails, once or for ever: every message comes as it was sent") {
+  std::size_t broken = 0;
+  for (const int status : {nccl::invalid_value, nccl::illegal_address})
+    for (std::uint64_t k = 1;; k += 1 + k / rounds(1, 100)) {
+      CAPTURE(status);
+      CAPTURE(k);
+      bool through = false;
+      {
+        nccl_ranks world(2, {.least_bytes = 1, .piece_bytes = 30'000}, static_cast<std::uint32_t>(k));
+        nccl::fail(k, status);
+        check_none(world.run([](auto& comm) { talk(comm, 1); }));
+        through = nccl::calls() < k;
+        for (int rank = 0; rank < 2; ++rank) broken += world.at(rank)->broken().empty() ? 0U : 1U;
+        nccl::fail(0, 0);
+      }
+      if (through) break;
+      REQUIRE(k < 1'000'000);
+    }
+  CHECK(broken > 10);
+  nccl::reset(1);
+  CHECK(nccl::pinned_ranges() == 0);
+  CHECK(nccl::open_communicators() == 0);
+}
+
+TEST_CASE(
+    "a communicator of NCCL that does not open: its rank says why, the others wait until their deadline") {
+  nccl::reset(1);
+  nccl::reset_nccl(1);
+  nccl::fail_open_on(1);
+  const cairn::thread_group group{2};
+  std::vector<std::exception_ptr> thrown(2);
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < 2; ++rank)
+      threads.emplace_back([&, rank] {
+        try {
+          const nccl_communicator comm(group.communicator(rank), {.device = 0, .patience = 300ms});
+        } catch (...) {
+          thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+        }
+      });
+  }
+  const auto e = caught<cairn::error>(thrown[1]);
+  // Unless it came too late for even the name.
+  CHECK(
+      (e.id() == error_id::peer_failed || e.id() == error_id::timeout_peer || e.id() == error_id::peer_lost));
+  if (e.id() == error_id::peer_failed)
+    CHECK(e.message().find("ncclCommInitRankConfig failed on rank 1: remote process exited") == 0);
+  CHECK((caught<cairn::error>(thrown[0]).id() == error_id::timeout_peer ||
+         caught<cairn::error>(thrown[0]).id() == error_id::peer_lost));
+  CHECK(nccl::open_communicators() == 0);
+  CHECK(nccl::device_allocations() == 0);
+  CHECK_THROWS_AS(nccl_communicator(cairn::thread_group{1}.communicator(0), {.piece_bytes = 0}),
+                  cairn::usage_error);
+}
+
+TEST_CASE("an abort that never returns holds nobody up, and what it may use is kept until it does") {
+  {
+    nccl_ranks world(2, {.least_bytes = 1, .piece_bytes = 300'000, .abort_limit = 20ms});
+    nccl::hang(0);
+    nccl::hold_aborts(true);
+    check_none(world.run([](auto& comm) {
+      if (comm.rank() == 0) {
+        (void)until_aborted(comm, [&](deadline until) { comm.send(1, large_message(0), until); });
+        comm.send(1, bytes_of("after"), ample());
+      } else {
+        expect(text_of(comm.receive(0, ample())) == "after", "something of the aborted message came");
+      }
+    }));
+    CHECK(nccl::open_communicators() == 2);
+    CHECK(nccl::device_allocations() == 4);
+  }
+  nccl::hold_aborts(false);
+  const auto until = ample();
+  while ((nccl::device_allocations() != 0 || nccl::pinned_ranges() != 0) && !until.passed())
+    std::this_thread::yield();
+  CHECK(nccl::device_allocations() == 0);
+  CHECK(nccl::open_communicators() == 0);
+}
+
+TEST_CASE("a rank that dies in a transfer is lost to those who wait for it, and nobody else") {
+  nccl_ranks world(3, {.piece_bytes = 300'000});
+  nccl::hang(1);
+  std::atomic<bool> dead{false};
+  const auto thrown = world.run([&](auto& comm) {
+    if (comm.rank() == 0) comm.send(1, large_message(0), ample());
+    if (comm.rank() == 1) {
+      try {
+        (void)comm.receive(0, ample());
+      } catch (const cairn::peer_error&) {
+        dead = true;
+        throw;
+      }
+    }
+    if (comm.rank() == 2) {
+      // The transfer has begun, or not: it is the same to both.
+      world.group.lose(1);
+      comm.send(0, bytes_of("well?"), ample());
+    }
+  });
+  CHECK(caught<cairn::peer_error>(thrown[0]).id() == error_id::peer_lost);
+  CHECK(caught<cairn::peer_error>(thrown[0]).fields().rank == 1);
+  CHECK(caught<cairn::peer_error>(thrown[1]).id() == error_id::peer_lost);
+  CHECK(dead);
+  CHECK(thrown[2] == nullptr);
+  CHECK(text_of(world.at(0)->receive(2, ample())) == "well?");
 }

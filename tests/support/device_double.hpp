@@ -27,6 +27,7 @@ namespace cairn_test {
 /// sees who touches what without order. Two devices. A model of cairn::cuda::DeviceRuntime with one state for
 /// the program: `reset` begins each test.
 class device_double {
+ protected:
   struct stream;
   struct event;
 
@@ -370,7 +371,7 @@ class device_double {
     });
   }
 
- private:
+ protected:
   /// Aligned as memory of devices is.
   class memory_block {
    public:
@@ -501,6 +502,11 @@ class device_double {
       for (auto& d : defaults) visit(d);
       for (auto& s : streams) visit(*s);
     }
+    bool busy() {
+      bool any = false;
+      each([&](stream& s) { any = any || s.busy; });
+      return any;
+    }
     bool idle() {
       bool all = true;
       each([&](stream& s) { all = all && s.work.empty() && !s.busy; });
@@ -569,7 +575,11 @@ class device_double {
   static int call(Work&& work) noexcept {
     auto& w = world();
     std::unique_lock lock(w.mutex);
-    if (w.broken != 0) return w.broken;
+    if (w.broken != 0) {
+      // What runs ends before anybody can tell that the device is gone.
+      w.changed.wait(lock, [&] { return !w.busy(); });
+      return w.broken;
+    }
     if (++w.calls == w.fail_at) {
       if (w.fail_with == illegal_address) {
         w.broken = illegal_address;

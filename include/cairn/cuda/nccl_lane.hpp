@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/cuda/nccl_calls.hpp>
+#include <cairn/cuda/owned_event.hpp>
+#include <cairn/model/deadline.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace cuda {
+namespace detail {
+
+/// What a transfer uses on a device: a communicator of NCCL, a stream, and two buffers on either side of the
+/// bus.
+template <NcclRuntime R>
+struct nccl_parts {
+  struct free_pages {
+    void operator()(std::byte* memory) const noexcept { std::free(memory); }
+  };
+  int device = 0;
+  bool has_stream = false;
+  bool has_comm = false;
+  typename R::stream_type stream{};
+  typename R::nccl_type comm{};
+  std::array<std::byte*, 2> buffers{};
+  std::array<std::unique_ptr<std::byte, free_pages>, 2> pages;
+  std::array<bool, 2> pinned{};
+  std::array<std::optional<owned_event<R>>, 2> reached;
+
+  nccl_parts() = default;
+  nccl_parts(const nccl_parts&) = delete;
+  nccl_parts& operator=(const nccl_parts&) = delete;
+  /// Gives nothing back: see give_back.
+  ~nccl_parts() = default;
+
+  /// Ends what is under way and gives all of it back; false if the device never said that it is done, in
+  /// which case memory that it may write is kept for ever.
+  [[nodiscard]] bool give_back() noexcept {
+    const beside_captures<R> guard;
+    // A thread of its own: which device it uses matters to nobody else. A device that takes no call any more
+    // is left like one that does.
+    (void)R::use_device(device);
+    if (std::exchange(has_comm, false)) (void)R::abort(comm);
+    if (has_stream && !drained(deadline::in(drain_limit))) return false;
+    for (auto& event : reached) event.reset();
+    if (std::exchange(has_stream, false)) (void)R::destroy_stream(stream);
+    for (auto*& buffer : buffers)
+      if (buffer != nullptr) (void)R::free_buffer(std::exchange(buffer, nullptr));
+    for (std::size_t i = 0; i < pages.size(); ++i) {
+      if (std::exchange(pinned[i], false)) (void)R::unpin(pages[i].get());
+      pages[i].reset();
+    }
+    return true;
+  }
+
+ private:
+  static constexpr auto drain_limit = std::chrono::minutes(1);
+
+  [[nodiscard]] bool drained(deadline until) noexcept {
+    if (!reached[0]) return true;  // nothing was ever put into the stream
+    auto end = reached[0]->get();
+    // A device that takes no call any more copies nothing any more.
+    if (R::record(end, stream) != R::success) return true;
+    while (R::query(end) == R::not_ready) {
+      if (until.passed()) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return true;
+  }
+};
+
+/// Gives parts back in a thread of its own, since NCCL's abort may wait, and never returns in some versions.
+/// Waits for that until the deadline; later the thread goes on alone. False: it did, or memory is kept.
+template <NcclRuntime R>
+bool give_back_aside(std::unique_ptr<nccl_parts<R>> parts, deadline until) noexcept {
+  struct shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool over = false;
+    bool good = false;
+  };
+  if (parts == nullptr) return true;
+  try {
+    auto told = std::make_shared<shared>();
+    auto* all = parts.get();
+    std::thread aside([told, all]() noexcept {
+      const bool good = all->give_back();
+      if (good) delete all;
+      const std::lock_guard lock(told->mutex);
+      told->over = true, told->good = good;
+      told->changed.notify_all();
+    });
+    (void)parts.release();
+    std::unique_lock lock(told->mutex);
+    const auto over = [&] { return told->over; };
+    if (told->changed.wait_until(lock, until.time_point(), over)) {
+      const bool good = told->good;
+      lock.unlock();
+      aside.join();
+      return good;
+    }
+    lock.unlock();
+    aside.detach();
+    return false;
+  } catch (...) {
+    (void)parts.release();
+    return false;
+  }
+}
+
+/// The transfers of a rank by NCCL, one at a time, in pieces: while the device sends one, the host fills the
+/// next. No call of it waits, but for abort(). What fails throws, names the call, and leaves the lane to be
+/// aborted.
+template <NcclRuntime R>
+class nccl_lane {
+ public:
+  /// Begins to open the communicator. @throws peer_error (peer_failed)
+  nccl_lane(int device, std::uint64_t piece_bytes, int size, const typename R::nccl_id& id, int rank,
+            std::chrono::nanoseconds abort_limit)
+      : parts_(std::make_unique<nccl_parts<R>>()),
+        piece_bytes_(piece_bytes),
+        abort_limit_(abort_limit),
+        rank_(rank) {
+    try {
+      auto& p = *parts_;
+      p.device = device;
+      const device_in_use<R> use(device);
+      check(R::make_stream(p.stream), "making a stream");
+      p.has_stream = true;
+      for (std::size_t i = 0; i < p.buffers.size(); ++i) {
+        p.pages[i].reset(static_cast<std::byte*>(
+            std::aligned_alloc(page_bytes, (piece_bytes + page_bytes - 1) / page_bytes * page_bytes)));
+        if (p.pages[i] == nullptr) throw std::bad_alloc();
+        check(R::pin(p.pages[i].get(), piece_bytes), "pinning memory");
+        p.pinned[i] = true;
+        check(R::allocate_buffer(p.buffers[i], piece_bytes), "ncclMemAlloc");
+        p.reached[i].emplace(device);
+      }
+      const int status = R::open(p.comm, size, id, rank);
+      p.has_comm = status == R::success || status == R::in_progress;
+      if (!p.has_comm) check(status, "ncclCommInitRankConfig");
+    } catch (...) {
+      abort(deadline::in(abort_limit_));
+      throw;
+    }
+  }
+  nccl_lane(const nccl_lane&) = delete;
+  nccl_lane& operator=(const nccl_lane&) = delete;
+  ~nccl_lane() { abort(deadline::in(abort_limit_)); }
+
+  /// Whether the communicator is open. @throws peer_error (peer_failed)
+  [[nodiscard]] bool opened() {
+    const device_in_use<R> use(parts_->device);
+    if (going_on("ncclCommInitRankConfig")) return false;
+    for (auto* buffer : parts_->buffers) {
+      void* handle = nullptr;  // what is registered ends with the communicator
+      check(R::register_buffer(parts_->comm, buffer, piece_bytes_, handle), "ncclCommRegister");
+    }
+    return true;
+  }
+
+  /// Begins a transfer; the bytes are there until it is over or aborted. @pre no other one is under way.
+  void begin_send(int peer, std::span<const std::byte> bytes) noexcept {
+    begin(peer, bytes.size());
+    from_ = bytes.data(), to_ = nullptr;
+  }
+  void begin_receive(int peer, std::span<std::byte> bytes) noexcept {
+    begin(peer, bytes.size());
+    to_ = bytes.data(), from_ = nullptr;
+  }
+  [[nodiscard]] bool over() const noexcept { return finished_ == pieces_; }
+  /// Goes on with the transfer as far as it can without waiting; whether anything happened.
+  /// @throws peer_error (peer_failed)
+  bool advance() {
+    const beside_captures<R> guard;
+    const device_in_use<R> use(parts_->device);
+    if (launching_) {
+      if (going_on(call())) return false;
+      launched();
+      return true;
+    }
+    if (issued_ > finished_) {
+      const auto half = finished_ % 2;
+      const int status = R::query(parts_->reached[half]->get());
+      if (status == R::success) {
+        // An operation that NCCL gave up is over, too.
+        (void)going_on(call());
+        if (to_ != nullptr)
+          std::memcpy(to_ + finished_ * piece_bytes_, parts_->pages[half].get(), piece_size(finished_));
+        ++finished_;
+        return true;
+      }
+      if (status != R::not_ready) check(status, "a copy of a message");
+      (void)going_on(call());
+    }
+    if (issued_ == pieces_ || issued_ - finished_ == 2) return false;
+    issue();
+    return true;
+  }
+  [[nodiscard]] const char* call() const noexcept { return to_ != nullptr ? "ncclRecv" : "ncclSend"; }
+  [[nodiscard]] int peer() const noexcept { return peer_; }
+
+  /// Ends everything. False: the device did not answer by the deadline, or NCCL did not; what they may still
+  /// use is kept. Afterwards only the destructor is called.
+  bool abort(deadline until) noexcept { return give_back_aside<R>(std::move(parts_), until); }
+
+ private:
+  static constexpr std::size_t page_bytes = 4096;
+
+  void begin(int peer, std::uint64_t bytes) noexcept {
+    peer_ = peer, bytes_ = bytes;
+    pieces_ = (bytes + piece_bytes_ - 1) / piece_bytes_;
+    issued_ = finished_ = 0;
+    launching_ = false;
+  }
+  [[nodiscard]] std::size_t piece_size(std::uint64_t index) const noexcept {
+    return static_cast<std::size_t>(std::min(piece_bytes_, bytes_ - index * piece_bytes_));
+  }
+  void issue() {
+    auto& p = *parts_;
+    const auto half = issued_ % 2;
+    const auto bytes = piece_size(issued_);
+    int status = R::success;
+    if (from_ != nullptr) {
+      std::memcpy(p.pages[half].get(), from_ + issued_ * piece_bytes_, bytes);
+      check(R::copy_to_device(p.buffers[half], p.pages[half].get(), bytes, p.stream), "copying a message");
+      status = R::send(p.comm, p.buffers[half], bytes, peer_, p.stream);
+    } else {
+      status = R::receive(p.comm, p.buffers[half], bytes, peer_, p.stream);
+    }
+    if (status != R::in_progress) check(status, call());
+    launching_ = true;
+    if (!going_on(call())) launched();
+  }
+  /// The operation is in the stream: what comes after it may be put there.
+  void launched() {
+    auto& p = *parts_;
+    const auto half = issued_ % 2;
+    launching_ = false;
+    if (to_ != nullptr)
+      check(R::copy_to_host(p.pages[half].get(), p.buffers[half], piece_size(issued_), p.stream),
+            "copying a message");
+    check(R::record(p.reached[half]->get(), p.stream), "recording an event");
+    ++issued_;
+  }
+  /// Whether NCCL has not yet done what it was told; throws what it met.
+  [[nodiscard]] bool going_on(const char* what) {
+    int now = R::success;
+    check(R::state(parts_->comm, now), "ncclCommGetAsyncError");
+    if (now == R::in_progress) return true;
+    check(now, what);
+    return false;
+  }
+  void check(int status, const char* what) const {
+    if (status == R::success) return;
+    std::string words(what);
+    words.append(" failed on rank ").append(std::to_string(rank_));
+    if (peer_ >= 0) words.append(" with rank ").append(std::to_string(peer_));
+    words.append(": ").append(R::text_of(status));
+    const std::string more = parts_ != nullptr && parts_->has_comm ? R::last_words(parts_->comm) : "";
+    if (!more.empty()) words.append(" (").append(more).append(")");
+    fail(error_id::peer_failed, words,
+         {.rank = peer_ >= 0 ? peer_ : rank_,
+          .got = std::string(R::name_of(status)) + " (" + std::to_string(status) + ")"});
+  }
+
+  std::unique_ptr<nccl_parts<R>> parts_;
+  std::uint64_t piece_bytes_;
+  std::chrono::nanoseconds abort_limit_;
+  int rank_;
+  int peer_ = -1;
+  const std::byte* from_ = nullptr;
+  std::byte* to_ = nullptr;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t pieces_ = 0;
+  std::uint64_t issued_ = 0;
+  std::uint64_t finished_ = 0;
+  bool launching_ = false;
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace v1
+}  // namespace cairn

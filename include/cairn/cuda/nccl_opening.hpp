@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/communicator.hpp>
+#include <cairn/cuda/nccl_lane.hpp>
+#include <cairn/cuda/nccl_options.hpp>
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/error.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace cuda {
+namespace detail {
+
+[[nodiscard]] inline std::string nccl_patience_text(std::chrono::nanoseconds patience) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(patience).count();
+  return " (" + std::to_string(std::max<std::int64_t>(0, ms)) + " ms after the call)";
+}
+
+/// Opens NCCL's communicator of all ranks; rank 0's name of it, and its length of pieces, go down a tree by
+/// the control communicator. Collective. @throws timeout_error (timeout_peer), peer_error, storage_error.
+template <NcclRuntime R, Communicator Control>
+[[nodiscard]] std::unique_ptr<nccl_lane<R>> open_nccl(Control& control, const nccl_options& options,
+                                                      deadline until) {
+  const int rank = control.rank();
+  const int size = control.size();
+  auto piece_bytes = options.piece_bytes;
+  typename R::nccl_id id{};
+  const int parent = rank & (rank - 1);
+  std::vector<std::byte> first;
+  int status = R::success;
+  if (rank == 0) {
+    status = R::make_id(id);
+    if (status == R::success) {
+      first.resize(sizeof piece_bytes + sizeof id);
+      std::memcpy(first.data(), &piece_bytes, sizeof piece_bytes);
+      std::memcpy(first.data() + sizeof piece_bytes, &id, sizeof id);
+    }
+  } else {
+    first = control.receive(parent, until);
+  }
+  for (int h = 0; (1 << h) < size - rank && (rank & (1 << h)) == 0; ++h)
+    control.send(rank + (1 << h), first, until);
+  if (first.empty())
+    fail(error_id::peer_failed,
+         std::string("ncclGetUniqueId failed on rank 0") +
+             (rank == 0 ? std::string(": ") + R::text_of(status) : std::string()),
+         {.rank = 0});
+  if (first.size() != sizeof id + sizeof piece_bytes)
+    fail(error_id::peer_bad_message, "the name of NCCL's communicator is none; do all ranks run the same?",
+         {.rank = parent});
+  std::memcpy(&piece_bytes, first.data(), sizeof piece_bytes);
+  std::memcpy(&id, first.data() + sizeof piece_bytes, sizeof id);
+  if (piece_bytes == 0 || piece_bytes > max_message_bytes)
+    fail(error_id::peer_bad_message, "the length of pieces is none", {.rank = parent});
+  int device = options.device;
+  if (device < 0) check_call<R>(R::current_device(device), "asking for the current device", -1);
+  auto lane = std::make_unique<nccl_lane<R>>(device, piece_bytes, size, id, rank, options.abort_limit);
+  for (auto pause = std::chrono::microseconds(20);;) {
+    const bool late = until.passed();
+    if (lane->opened()) return lane;
+    if (late)
+      fail(error_id::timeout_peer,
+           "ncclCommInitRankConfig on rank " + std::to_string(rank) +
+               " was not done by the deadline: not all ranks opened NCCL's communicator" +
+               nccl_patience_text(options.patience),
+           {.rank = rank});
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, std::chrono::microseconds(1000));
+  }
+}
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace v1
+}  // namespace cairn
