@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +25,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -283,6 +285,110 @@ TEST_CASE("a save during a capture: save() throws, the state is unharmed, and th
   checkpoints.close();
   gpu::synchronize();
   (void)gpu::destroy_stream(stream);
+}
+
+namespace {
+
+/// Stops the copies of the devices as soon as checked{} has looked at the state.
+class stopping_devices final : public cairn::device_access {
+ public:
+  using cairn_role = cairn::role::devices;
+  explicit stopping_devices(std::vector<cairn::cuda::compute_stream<gpu>> compute)
+      : inner_({.compute = std::move(compute)}) {}
+  [[nodiscard]] std::unique_ptr<cairn::device_load> begin_load(std::uint64_t budget) override {
+    return inner_.begin_load(budget);
+  }
+  [[nodiscard]] std::unique_ptr<cairn::device_read> begin_read() override {
+    return std::make_unique<look>(inner_.begin_read());
+  }
+
+ private:
+  struct look final : cairn::device_read {
+    explicit look(std::unique_ptr<cairn::device_read> reads) : inner(std::move(reads)) {}
+    ~look() override { gpu::hold_copies(true); }
+    void read(const cairn::tensor_view& from, std::uint64_t first, std::uint64_t last, std::byte* to,
+              std::string_view item, cairn::deadline until) override {
+      inner->read(from, first, last, to, item, until);
+    }
+    std::unique_ptr<cairn::device_read> inner;
+  };
+  cairn::cuda::basic_device_loads<gpu> inner_;
+};
+
+}  // namespace
+
+TEST_CASE("checked{} finds memory of a device that a kernel changes before its copy, and names it") {
+  gpu::reset(14);
+  constexpr std::int64_t count = 800'000;
+  gpu::memory weights(0, count * sizeof(float));
+  gpu::memory matrix(1, 300 * 200 * sizeof(float));
+  std::fill(weights.bytes().begin(), weights.bytes().end(), std::byte{7});
+  std::fill(matrix.bytes().begin(), matrix.bytes().end(), std::byte{9});
+  auto flat = cairn::contiguous_view(weights.bytes().data(), cairn::dtype::f32, {count});
+  flat.space = memory_space::device, flat.device = 0;
+  auto turned = cairn::contiguous_view(matrix.bytes().data(), cairn::dtype::f32, {200, 300});
+  turned.strides = {1, 200};
+  turned.space = memory_space::device, turned.device = 1;
+  std::vector<gpu::stream_type> streams(2);
+  for (int d = 0; d < 2; ++d) {
+    const cairn::cuda::device_in_use<gpu> use(d);
+    REQUIRE(gpu::make_stream(streams[static_cast<std::size_t>(d)]) == gpu::success);
+  }
+  engine_options options;
+  options.compute = {{0, streams[0]}, {1, streams[1]}};
+  const cairn::memory_store store;
+  {
+    cairn::checkpointer checkpoints{
+        store,
+        stager_type({}, engine(options)),
+        stopping_devices(options.compute),
+        cairn::overlapped{},
+        cairn::checked{},
+        cairn::checkpointer_options{.max_consecutive_failures = 0, .quiet = true}};
+    cairn::state_dict state;
+    state.tensor("flat", flat);
+    state.tensor("turned", turned);
+    std::exception_ptr why;
+    const auto save_and_change = [&](std::int64_t step, std::size_t device, std::byte* at) {
+      const auto handle = checkpoints.save(state, step);
+      // A kernel on the stream that trains, which nobody told to wait.
+      std::atomic<bool> changed{at == nullptr};
+      if (at != nullptr)
+        gpu::launch(streams[device], [at, &changed] {
+          *at ^= std::byte{1};
+          changed = true;
+        });
+      while (!changed) std::this_thread::yield();
+      gpu::hold_copies(false);
+      checkpoints.before_update(streams[device], static_cast<int>(device));
+      try {
+        handle.wait();
+        why = nullptr;
+      } catch (const cairn::error&) {
+        why = std::current_exception();
+      }
+    };
+    const auto named = [&](std::string_view item, std::int64_t offset) {
+      try {
+        if (why) std::rethrow_exception(why);
+      } catch (const cairn::usage_error& e) {
+        return e.id() == error_id::usage_memory_changed && e.fields().item == item &&
+               e.fields().offset == offset;
+      } catch (const cairn::error&) {
+      }
+      return false;
+    };
+    save_and_change(1, 0, weights.bytes().data() + (2 << 20) + 12);
+    CHECK(named("flat", 2 << 20));
+    save_and_change(2, 1, matrix.bytes().data() + 4000);
+    CHECK(named("turned", 0));
+    save_and_change(3, 0, nullptr);
+    CHECK(why == nullptr);
+    CHECK(checkpoints.list() == std::vector<std::int64_t>{3});
+    checkpoints.close();
+  }
+  gpu::synchronize();
+  for (auto s : streams) (void)gpu::destroy_stream(s);
 }
 
 TEST_CASE(

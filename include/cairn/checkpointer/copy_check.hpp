@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/device_access.hpp>
+#include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/plan/plan_cache.hpp>
@@ -22,21 +24,31 @@ namespace detail {
 /// The digests of a save's items as they were when it began, to compare with what was copied. Immutable.
 class copy_check {
  public:
-  /// Reads the memory of all items. @throws usage_error for memory that the host cannot read.
+  /// Reads the memory of all items, that of devices by `devices` (may be null). @throws usage_error for
+  /// memory that neither can read; what devices throw.
   copy_check(std::shared_ptr<const cached_plan> planned, std::shared_ptr<const image_layout> layout,
-             std::span<const item_source> sources, int rank)
+             std::span<const item_source> sources, int rank, device_access* devices, deadline until)
       : planned_(std::move(planned)), layout_(std::move(layout)), rank_(rank) {
     check_sources(*layout_, sources);
+    std::unique_ptr<device_read> reader;
     for (const auto& source : sources)
-      if (source.view.space == memory_space::device)
-        fail(
-            error_id::usage_bad_option,
-            "checked{} reads the state with the CPU, and a tensor of it lies in device memory; leave it out");
+      if (source.view.space == memory_space::device && reader == nullptr) {
+        if (devices == nullptr)
+          fail(error_id::usage_bad_option,
+               "checked{} must read a tensor in device memory, and nothing here can: give the checkpointer a "
+               "stager that copies from devices, or cuda::device_loads{}, or leave checked{} out");
+        reader = devices->begin_read();
+      }
     digests_.resize(static_cast<std::size_t>(layout_->blocks));
     std::vector<std::byte> packed;
     each_block([&](const item_placement& place, std::uint64_t at, std::uint64_t bytes, std::size_t block) {
       const auto& source = sources[place.item];
-      if (source.cast == nullptr && source.view.contiguous()) {
+      if (source.view.space == memory_space::device) {
+        packed.resize(static_cast<std::size_t>(digest_block_bytes));
+        reader->read(source.view, at, at + bytes, packed.data(), planned_->plan.items.at(place.item).name,
+                     until);
+        digests_[block] = digest(std::span<const std::byte>(packed).first(static_cast<std::size_t>(bytes)));
+      } else if (source.cast == nullptr && source.view.contiguous()) {
         digests_[block] = digest(std::span<const std::byte>(source.view.data + at, bytes));
       } else {
         packed.resize(static_cast<std::size_t>(digest_block_bytes));

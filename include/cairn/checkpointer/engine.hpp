@@ -157,7 +157,9 @@ class engine {
         if (options_.when_busy == busy_policy::block) wait_for_earlier();
       }
       cost.wait_seconds = seconds_since(wait_begin);
-      if (checked_) check = std::make_shared<const copy_check>(planned, layout, resolved.sources, rank());
+      if (checked_)
+        check = std::make_shared<const copy_check>(planned, layout, resolved.sources, rank(), devices_.get(),
+                                                   deadline::in(options_.patience));
       const auto stage_begin = deadline::clock::now();
       copy_begin = steady_now();
       const span_note span(journal.get(), span_kind::stage);

@@ -52,16 +52,30 @@ class device_load {
   virtual void finish(deadline until) = 0;
 };
 
+/// One look at memory of devices, by one thread.
+///
+/// - `read(from, first, last, to, item, until)`: bytes [first, last) of the packed view are at `to`, in
+/// memory of the host, when it returns. `item` names it in errors. Throws usage_error, storage_error,
+/// timeout_error (timeout_staging).
+class device_read {
+ public:
+  virtual ~device_read() = default;
+  virtual void read(const tensor_view& from, std::uint64_t first, std::uint64_t last, std::byte* to,
+                    std::string_view item, deadline until) = 0;
+};
+
 /// What loads and checked{} do with memory that the CPU cannot address. A stager that copies from devices
 /// brings one along (`device_memory()`); without such a stager it is a policy of the checkpointer, of the
 /// role role::devices.
 ///
 /// - `begin_load(budget)`: a load with at most so many bytes of buffers. What the devices had been given to
 /// do by then is done before anything is copied.
+/// - `begin_read()`: a look at what is there once that is done.
 class device_access {
  public:
   virtual ~device_access() = default;
   [[nodiscard]] virtual std::unique_ptr<device_load> begin_load(std::uint64_t budget) = 0;
+  [[nodiscard]] virtual std::unique_ptr<device_read> begin_read() = 0;
 };
 
 namespace detail {

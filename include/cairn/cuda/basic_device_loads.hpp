@@ -5,6 +5,7 @@
 #include <cairn/cuda/basic_pinned.hpp>
 #include <cairn/cuda/device_runtime.hpp>
 #include <cairn/cuda/load_session.hpp>
+#include <cairn/cuda/read_session.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -67,6 +68,9 @@ class basic_device_loads final : public device_access {
   [[nodiscard]] std::unique_ptr<device_load> begin_load(std::uint64_t budget) override {
     return std::make_unique<detail::load_session<R>>(
         options_.compute, std::min(budget, options_.pinned_bytes), options_.pinning, options_.drain_limit);
+  }
+  [[nodiscard]] std::unique_ptr<device_read> begin_read() override {
+    return std::make_unique<detail::read_session<R>>(options_.compute, options_.pinning);
   }
 
  private:
