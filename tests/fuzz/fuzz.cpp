@@ -516,12 +516,18 @@ void read_config(input in) {
 
 #if CAIRN_USES_ZSTD + 0
 using fuzzed_codec = cairn::zstd_codec;
+fuzzed_codec new_codec() {
+  return {};
+}
 const fuzzed_codec& the_codec() {
   static const fuzzed_codec codec;
   return codec;
 }
 #else
 using fuzzed_codec = cairn_test::codec_archetype;
+fuzzed_codec new_codec() {
+  return fuzzed_codec::make();
+}
 const fuzzed_codec& the_codec() {
   static const fuzzed_codec codec = fuzzed_codec::make();
   return codec;
@@ -546,7 +552,7 @@ std::optional<bytes> read_object(compressed_objects& store, std::uint64_t begin,
 }
 bytes compressed_object_of(input content, std::uint64_t frame_bytes) {
   const auto objects = std::make_shared<cairn::memory_store>();
-  compressed_objects store(objects, the_codec(), {.frame_bytes = frame_bytes});
+  compressed_objects store(objects, new_codec(), {.frame_bytes = frame_bytes});
   auto writer = store.create(data_file, content.size());
   const cairn::write_part all{0, content};
   writer.write({&all, 1});
@@ -557,7 +563,7 @@ bytes compressed_object_of(input content, std::uint64_t frame_bytes) {
 void read_compressed(input in, std::uint16_t at) {
   const auto objects = std::make_shared<cairn::memory_store>();
   objects->put_new(cairn::compressed_key(data_file), in);
-  compressed_objects store(objects, the_codec(), {});
+  compressed_objects store(objects, new_codec(), {});
   const auto size = accepted<cairn::corrupt_error>([&] { return *store.size(data_file); });
   if (!size) return;
   // A file of 64 KiB may stand for far more, and a frame of it is decoded as a whole.
@@ -574,7 +580,7 @@ void read_compressed(input in, std::uint16_t at) {
   const auto again = compressed_object_of(*first, 1u << 16);
   const auto others = std::make_shared<cairn::memory_store>();
   others->put_new(cairn::compressed_key(data_file), again);
-  compressed_objects other(others, the_codec(), {});
+  compressed_objects other(others, new_codec(), {});
   demand(read_object(other, 0, first->size()) == first,
          "what was read from a compressed file can be compressed");
 }
