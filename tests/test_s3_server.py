@@ -70,12 +70,12 @@ class Server:
     def client(self, access=ACCESS, secret=SECRET, token=None, region="us-east-1", style="path", retries=0, endpoint=None, **more):
         return boto3.client("s3", endpoint_url=endpoint or self.endpoint, aws_access_key_id=access, aws_secret_access_key=secret,
                             aws_session_token=token, region_name=region,
-                            config=botocore.config.Config(signature_version="s3v4", s3={"addressing_style": style}, read_timeout=5,
+                            config=botocore.config.Config(signature_version="s3v4", s3={"addressing_style": style}, read_timeout=60,
                                                           retries={"total_max_attempts": retries + 1}, **more))
 
     def close(self):
         self.process.stdin.close()
-        assert self.process.wait(timeout=20) == 0
+        assert self.process.wait(timeout=60) == 0
 
 
 @contextlib.contextmanager
@@ -278,7 +278,7 @@ def check_multipart(it):
 
 
 def raw(it, method, path, headers=(), body=b""):
-    connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
     connection.request(method, path, body, dict(headers))
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), answer

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3
-// timeout: 300
 //
 // The S3 store against moto, an implementation that shares nothing with ours; the signer against AWS's
 // published examples and against botocore.
@@ -49,6 +48,7 @@ cairn::s3_options on_moto(const std::string& prefix) {
   o.prefix = prefix;
   o.endpoint = cairn_test::moto_server::shared().endpoint();
   o.region = "us-east-1";
+  o.stalled_after = std::chrono::seconds(60);
   return o;
 }
 
@@ -72,13 +72,15 @@ s3::server_options strict(const s3::object_rules& rules = {}) {
 }
 const cairn::s3_credentials strict_key{"AKIDEXAMPLE", "the-secret-of-the-tests", "", 0};
 
-cairn::s3_options on(const s3::server& server, std::chrono::seconds stalled_after = std::chrono::seconds(1)) {
+/// No request is made twice because this machine is busy: one that is given up here may still be carried out
+/// there, later.
+cairn::s3_options on(const s3::server& server) {
   cairn::s3_options o;
   o.bucket = "bucket";
   o.endpoint = server.endpoint();
   o.region = "us-east-1";
   o.part_bytes = 5u << 20;
-  o.stalled_after = stalled_after;
+  o.stalled_after = std::chrono::seconds(60);
   return o;
 }
 cairn::s3_store quick(const s3::server& server,
@@ -240,7 +242,7 @@ std::optional<cairn::error_id> attempt(Call call) {
     failure = e.id();
     CHECK(std::string(e.what()).find(strict_key.secret_key) == std::string::npos);
   }
-  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(30));
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(120));
   return failure;
 }
 
@@ -431,9 +433,7 @@ struct large_state {
 
 TEST_CASE("a run on a bucket: saved, kept, resumed, and one of two jobs commits a step") {
   s3::server server{strict()};
-  // No request is made twice because this machine is busy: they are counted.
-  const cairn::s3_store store(on(server, std::chrono::seconds(60)),
-                              cairn::s3_credential_source::fixed(strict_key),
+  const cairn::s3_store store(on(server), cairn::s3_credential_source::fixed(strict_key),
                               std::make_shared<quick_clock>());
   {
     large_state training(0);
@@ -492,7 +492,7 @@ constexpr std::size_t three_parts = 2'625'000;
 TEST_CASE("the trainer that is killed" * doctest::skip()) {
   const char* const endpoint = std::getenv(trainer_variable);
   REQUIRE(endpoint != nullptr);
-  ::alarm(120);
+  ::alarm(240);
   cairn::s3_options o;
   o.bucket = "bucket";
   o.endpoint = endpoint;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3 cairn::interprocess
-// timeout: 300
 //
 // Worker processes that write to an object store: their trainer gives them credentials, as long as it lives.
 #include <cairn/checkpointer.hpp>
@@ -88,15 +87,15 @@ auto trainer_on(const std::string& endpoint, cairn::s3_credential_source credent
 
 /// What the workers of this process show of themselves to everybody on the host.
 std::string shown_by_workers() {
+  const auto read = [](const std::filesystem::path& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const auto parent = "\nPPid:\t" + std::to_string(::getpid()) + "\n";
   std::string found;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::ifstream children(task.path() / "children");
-    for (::pid_t child = 0; children >> child;)
-      for (const auto* name : {"cmdline", "environ"}) {
-        std::ifstream file("/proc/" + std::to_string(child) + "/" + name);
-        found.append(std::istreambuf_iterator<char>(file), {});
-      }
-  }
+  for (const auto& process : std::filesystem::directory_iterator("/proc"))
+    if (read(process.path() / "status").find(parent) != std::string::npos)
+      found += read(process.path() / "cmdline") + read(process.path() / "environ");
   return found;
 }
 
@@ -179,7 +178,7 @@ constexpr const char* trainer_variable = "CAIRN_TEST_S3_WORKERS_TRAINER";
 TEST_CASE("the trainer that is killed" * doctest::skip()) {
   const char* const endpoint = std::getenv(trainer_variable);
   REQUIRE(endpoint != nullptr);
-  ::alarm(100);
+  ::alarm(280);
   auto ckpt = trainer_on(endpoint, cairn::s3_credential_source::callback([] { return as_given(first, 0); }));
   const state one(1);
   ckpt.save(one.all, 1).wait();
@@ -218,7 +217,7 @@ struct killed_trainer {
   }
   /// Until trainer and worker have ended.
   [[nodiscard]] bool ends() {
-    const auto until = std::chrono::steady_clock::now() + 60s;
+    const auto until = std::chrono::steady_clock::now() + 240s;
     char piece[4096];
     while (std::chrono::steady_clock::now() < until) {
       pollfd one{output, POLLIN, 0};
@@ -236,7 +235,7 @@ struct killed_trainer {
 };
 
 bool await(const std::function<bool()>& condition) {
-  const auto until = std::chrono::steady_clock::now() + 60s;
+  const auto until = std::chrono::steady_clock::now() + 240s;
   while (!condition())
     if (std::chrono::steady_clock::now() > until)
       return false;

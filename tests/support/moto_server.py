@@ -4,6 +4,7 @@ standard input."""
 import logging
 import os
 import sys
+import threading
 
 for name in list(os.environ):
     if name.lower().endswith("_proxy"):
@@ -11,8 +12,20 @@ for name in list(os.environ):
 os.environ.setdefault("AWS_ACCESS_KEY_ID", "moto")
 os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "moto-secret")
 
-from moto.server import ThreadedMotoServer
+from moto.server import DomainDispatcherApplication, ThreadedMotoServer
 
+# Its threads look whether there is an object and then make one: where a thread stops in between, two writers of one key are
+# both told that theirs stands, which S3 never does. So one request is answered after the other.
+answer = DomainDispatcherApplication.__call__
+one_at_a_time = threading.Lock()
+
+
+def answer_alone(self, environ, start_response):
+    with one_at_a_time:
+        return answer(self, environ, start_response)
+
+
+DomainDispatcherApplication.__call__ = answer_alone
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
