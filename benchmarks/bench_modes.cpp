@@ -4,9 +4,10 @@
 // them what one would write by hand, and what was published of PyTorch. Columns, medians of the rounds: mean
 // step, its overhead over the plain loop of the same round, slowest step, blocked (save() and the
 // before_update() after it), staging (from the first copied byte to the last), durable (after save();
-// by-hand-fwrite is not safe from a power loss), beside (training alone in steps during which a save was
-// written, over a plain step), back (steps until one is within 5 % of a plain one), memory (beyond the state,
-// workers included), at end (waiting after the last step), skipped (saves, with --when-busy skip).
+// by-hand-fwrite and synchronous-never-durable are not safe from a power loss), beside (training alone in
+// steps during which a save was written, over a plain step), back (steps until one is within 5 % of a plain
+// one), memory (beyond the state, workers included), at end (waiting after the last step), skipped (saves,
+// with --when-busy skip).
 //
 // Then how soon a checkpointer is ready after prepare(), its first save against later ones, the start of a
 // worker, and what save() itself takes for 10,000 tensors.
@@ -299,6 +300,19 @@ std::unique_ptr<saver> ours(const std::string& directory, const bench_state& sta
   return std::make_unique<cairn_saver<decltype(made)>>(std::move(made), state);
 }
 
+/// The file system without its fsyncs: for a comparison with those who do without them, and for nothing else.
+struct unsynced_file_system : cairn::posix_file_system {
+  [[nodiscard]] int sync(int) const noexcept { return 0; }
+  [[nodiscard]] int sync_directory(int) const noexcept { return 0; }
+};
+/// Synchronous, through the page cache, and as little durable as by-hand-fwrite.
+std::unique_ptr<saver> never_durable(const std::string& directory, const bench_state& state) {
+  cairn::checkpointer made{cairn::basic_file_store<unsynced_file_system>{directory, {.direct_io = false}},
+                           cairn::no_staging{}, cairn::inline_executor{}, cairn::keep_last{1},
+                           cairn::checkpointer_options{.quiet = true}};
+  return std::make_unique<cairn_saver<decltype(made)>>(std::move(made), state);
+}
+
 /// Overlapped, by a process, with a trace of all that it does.
 using traced_checkpointer = decltype(checkpointer_of({}, cairn::shared_stager{}, cairn::process_executor{},
                                                      cairn::overlapped{}, std::declval<cairn::trace_file>()));
@@ -435,6 +449,7 @@ const std::vector<mode>& modes() {
        [](const auto& d, const auto& s) {
          return ours(d, s, cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{});
        }},
+      {"synchronous-never-durable", [](const auto& d, const auto& s) { return never_durable(d, s); }},
       {"by-hand-fwrite",
        [](const auto& d, const auto& s) -> std::unique_ptr<saver> {
          return std::make_unique<fwrite_saver>(d, s, false);
@@ -477,8 +492,8 @@ double steps_until_back(const run_result& r, double plain, int every) {
 
 /// The steps of each mode's middle round as lines, plain first.
 std::string chart_of(const std::vector<std::pair<std::string, summary>>& all, const mode_options& o) {
-  static constexpr std::array<const char*, 9> colours{"#888888", "#c0392b", "#e67e22", "#8e44ad", "#2980b9",
-                                                      "#27ae60", "#1c2833", "#a04000", "#b7950b"};
+  static constexpr std::array<const char*, 10> colours{"#888888", "#c0392b", "#e67e22", "#8e44ad", "#2980b9",
+                                                       "#27ae60", "#1c2833", "#a04000", "#b7950b", "#d35db3"};
   double most = 0;
   for (const auto& [name, s] : all)
     for (const auto& round : s.steps) most = std::max(most, *std::max_element(round.begin(), round.end()));
@@ -735,6 +750,8 @@ void measure_modes(const mode_options& o) {
   pair("thread/blocked/of-synchronous", "thread", "synchronous", &summary::blocked, at_most(0.5));
   pair("process/blocked/of-thread", "process", "thread", &summary::blocked, at_most(1.1));
   pair("process/beside/of-thread", "process", "thread", &summary::disturbance, at_most(1.01));
+  pair("synchronous-never-durable/blocked/of-fwrite-by-hand", "synchronous-never-durable", "by-hand-fwrite",
+       &summary::blocked, {});
   pair("process/mean_step/of-copy-thread-by-hand", "process", "by-hand-copy-thread", &summary::mean, {});
   if (!o.chart.empty()) write_file(o.chart, chart_of(all, o));
   if (!o.table.empty()) write_file(o.table, markdown_of(all, o));
