@@ -652,7 +652,7 @@ TEST_CASE("a trace opens as JSON at any moment, and tells the parts of a save, l
   state.tensor("weights", weights, {100'000});
   cairn::trace_file trace{path, 3};
   cairn::checkpointer ckpt{cairn::file_store{scratch.path() + "/store"}, trace, cairn::overlapped{},
-                           cairn::checkpointer_options{.quiet = true}};
+                           cairn::keep_last(1), cairn::checkpointer_options{.quiet = true}};
   static_cast<void>(ckpt.resume(state));
   trace.step(1);
   auto save = ckpt.save(state, 1);
@@ -675,13 +675,16 @@ TEST_CASE("a trace opens as JSON at any moment, and tells the parts of a save, l
   trace.mark("a mark of \"mine\"\n");
   CHECK_THROWS_AS(ckpt.save(state, 1).wait(), cairn::storage_error);
   ckpt.load(state, 1);
+  auto next = ckpt.save(state, 5);
+  ckpt.before_update();
+  next.wait();
   // The list has no end: a comma follows the last event.
   const auto command = cairn_test::python() + R"( -c '
 import json, sys
 events = json.loads(open(sys.argv[1]).read() + "{}]")[:-1]
 names = [each["name"] for each in events]
 for name in ["process_name", "save step 1", "plan", "stage", "before_update", "copy and hash", "write", "sync", "record",
-             "commit", "a mark of \"mine\" ", "load step 1", "step 2", "copied MB/s", "written MB/s", "cores in use"]:
+             "commit", "remove old", "a mark of \"mine\" ", "load step 1", "step 2", "copied MB/s", "written MB/s", "cores in use"]:
     assert name in names, (name, names)
 assert any("already_committed" in name for name in names), names
 assert "step 1" not in names

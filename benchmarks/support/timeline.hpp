@@ -93,11 +93,12 @@ inline std::string picture_of(const timeline& trace, double begin, double end, c
   const auto x = [&](double at) { return left + width * (at - begin) / (end - begin); };
   const auto colour_of = [](std::string_view name) {
     static const std::map<std::string_view, const char*> known{
-        {"plan", "#8e44ad"},           {"wait", "#c0392b"},   {"stage", "#e67e22"},
-        {"before_update", "#c0392b"},  {"copy", "#f0b429"},   {"write", "#2980b9"},
-        {"sync", "#1f618d"},           {"record", "#5dade2"}, {"copy and hash", "#f0b429"},
-        {"commit", "#27ae60"},         {"hash", "#d4ac0d"},   {"gather", "#d4ac0d"},
-        {"wait for bytes", "#d5d8dc"}, {"step", "#ecf0f1"},   {"save", "#d6eaf8"}};
+        {"plan", "#8e44ad"},          {"wait", "#c0392b"},           {"stage", "#e67e22"},
+        {"before_update", "#c0392b"}, {"copy", "#f0b429"},           {"write", "#2980b9"},
+        {"sync", "#1f618d"},          {"record", "#5dade2"},         {"copy and hash", "#f0b429"},
+        {"commit", "#27ae60"},        {"hash", "#d4ac0d"},           {"gather", "#d4ac0d"},
+        {"remove old", "#a569bd"},    {"wait for bytes", "#d5d8dc"}, {"step", "#ecf0f1"},
+        {"save", "#d6eaf8"}};
     const auto found = known.find(name.substr(0, name.find(" step")));
     if (found != known.end()) return found->second;
     return name.starts_with("step") ? "#ecf0f1" : "#bdc3c7";

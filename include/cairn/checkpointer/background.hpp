@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/save_journal.hpp>
 #include <cairn/observe/save_history.hpp>
 #include <cairn/observe/teller.hpp>
 
@@ -38,21 +39,21 @@ class background {
 
   /// Called once for each save, when it ends.
   void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal) noexcept {
+    if (failure == nullptr) {
+      history_.committed(report);
+      retain(journal);
+    }
     std::vector<save_span> spans;
     try {
       if (journal != nullptr) spans = journal->spans();
     } catch (...) {
       // Out of memory for a trace: the save is worth more.
     }
-    if (failure == nullptr) {
-      history_.committed(report);
-      retain();
-      note(nullptr);
+    note(failure);
+    if (failure == nullptr)
       teller_.saved(report, spans);
-    } else {
-      note(failure);
+    else
       teller_.failed(report, failure, spans);
-    }
   }
   [[nodiscard]] int failures_in_a_row() const noexcept {
     const std::lock_guard lock(mutex_);
@@ -70,10 +71,12 @@ class background {
     last_failure_ = failure;
   }
   /// Only after a commit, and only on the coordinator: the old checkpoints are good until the new one exists.
-  void retain() noexcept {
+  void retain(save_journal* journal) noexcept {
     if (rank_ != 0 || keep_ == 0) return;
     try {
       const auto steps = reader_.list();
+      if (steps.size() <= keep_) return;
+      const span_note span(journal, span_kind::remove);
       for (std::size_t i = 0; i + keep_ < steps.size(); ++i) writer_->remove(steps[i]);
     } catch (...) {  // the next commit tries again
       teller_.warned("old checkpoints could not be removed", std::current_exception());

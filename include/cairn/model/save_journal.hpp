@@ -55,13 +55,15 @@ enum class span_kind : std::uint8_t {
   // A thread that helps it.
   hash,
   gather,  ///< copying from training memory, and hashing
+  // After the commit, on the coordinator.
+  remove,  ///< removing checkpoints that are not kept any more
 };
-inline constexpr auto last_span_kind = span_kind::gather;
+inline constexpr auto last_span_kind = span_kind::remove;
 
 [[nodiscard]] inline const char* name_of(span_kind kind) noexcept {
-  static constexpr std::array<const char*, 14> names{
-      "plan",           "wait",  "stage", "before_update", "copy",   "copy and hash", "save",
-      "wait for bytes", "write", "sync",  "record",        "commit", "hash",          "gather"};
+  static constexpr std::array<const char*, 15> names{
+      "plan",  "wait", "stage",  "before_update", "copy", "copy and hash", "save",      "wait for bytes",
+      "write", "sync", "record", "commit",        "hash", "gather",        "remove old"};
   const auto number = static_cast<std::size_t>(kind);
   return number < names.size() ? names[number] : "unknown";
 }
