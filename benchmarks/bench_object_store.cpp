@@ -185,7 +185,7 @@ class raw_client {
     cairn::name_values headers{{"host", authority_}};
     if (!t.range.empty()) headers.emplace_back("range", t.range);
     if (!t.query.empty() && t.query.front().first == "partNumber") {
-      t.checksum = cairn::detail::crc32c_text(cairn::detail::crc32c({&t.body, 1}));
+      t.checksum = cairn::detail::checksum_text(cairn::detail::crc32c({&t.body, 1}));
       headers.emplace_back("x-amz-checksum-crc32c", t.checksum);
     }
     if (!t.query.empty() && t.query.front().first == "uploads")

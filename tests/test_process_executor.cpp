@@ -542,6 +542,8 @@ TEST_CASE("items are waited for, changes are found and limits hold in a worker p
   trained run;
   std::vector<double> table(400'000, 0.5);  // 3.2 MB
   run.state.tensor("table", table, {400'000});
+  std::vector<std::uint8_t> generator{1, 2, 3};
+  run.state.bytes("generator", generator, cairn::per_rank);
   // Copying stops after its first MiB, until somebody waits for it.
   cairn::shared_stager stager{{}, cairn::host_copy{{.threads = 2, .bytes_per_second = 1, .clock = clock}}};
   const auto make_checkpointer = [&](cairn::process_executor executor, std::chrono::nanoseconds patience) {
@@ -558,6 +560,8 @@ TEST_CASE("items are waited for, changes are found and limits hold in a worker p
     run.update(1);
     auto first = ckpt.save(run.state, 1);
     CHECK_FALSE(first.released());
+    // What is no tensor was copied by save() itself, and may change at once.
+    run.seen = -1, run.blob = "of the next step", generator.assign(9, 0);
     for (const char* name : {"table", "moments", "weights"}) ckpt.before_update(name);
     run.update(2);
     CHECK(first.released());
@@ -576,6 +580,7 @@ TEST_CASE("items are waited for, changes are found and limits hold in a worker p
     CHECK(ckpt.list() == std::vector<std::int64_t>{1});
     ckpt.load(run.state, 1);
     CHECK(run.is_of(1));
+    CHECK(generator == std::vector<std::uint8_t>{1, 2, 3});
     CHECK(workers().size() == 1);
   }
   SUBCASE("a limit of writing crosses to the worker") {
