@@ -383,7 +383,7 @@ TEST_CASE("what was copied is compared with what was there: casts, strides, bloc
     item.name = "item" + std::to_string(i);
     item.kind = item_kind::value;
   }
-  const detail::copy_check check(planned, c.layout, c.sources, 3);
+  const detail::copy_check check(planned, c.layout, c.sources, 3, nullptr, soon());
   heap_stager heap({}, host_copy({.threads = 1}));
   least_buffered least({.depth = 1}, least_engine(1), least_memory(std::make_shared<std::atomic<int>>(0)));
   const auto compared = [&](bool digest) {
