@@ -3,24 +3,23 @@
 //
 // Opens a checkpoint of train_gpt in one process, whatever number of ranks wrote it, reads the model alone,
 // and prints its loss on text that training has not seen. May run while training goes on.
-#include <CLI/CLI.hpp>
 #include <cairn/cairn.hpp>
 
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
+#include "gpt/evaluation.hpp"
 #include "gpt/state.hpp"
 #include "gpt/trainer.hpp"
 #include "tools/store.hpp"
 
 namespace {
 
-void evaluate(const std::string& url, std::int64_t step, const std::vector<std::string>& files,
-              std::size_t sample) {
+void evaluate(const gpt::evaluation& wanted) {
+  const auto& url = wanted.url;
+  auto step = wanted.step;
   cairn::checkpointer checkpointer{tools::storage_type{tools::open_store(url)}};
   if (step < 0) {
     const auto steps = checkpointer.list();
@@ -44,39 +43,18 @@ void evaluate(const std::string& url, std::int64_t step, const std::vector<std::
   gpt::add_model(parameters, net);
   checkpointer.load(parameters, step, cairn::only{"model.*"});
 
-  const gpt::text source = gpt::text::read(files);
+  const gpt::text source = gpt::text::read(wanted.files);
   const double loss = gpt::evaluate(net, source);
   std::printf("step %lld held-out loss %.4f (%a)\n", static_cast<long long>(step), loss, loss);
   gpt::rank_generator generator(1, 0);
-  if (sample > 0) std::printf("%s\n", gpt::sample(net, generator, "The ", sample).c_str());
+  if (wanted.sample > 0) std::printf("%s\n", gpt::sample(net, generator, "The ", wanted.sample).c_str());
   checkpointer.close();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string url;
-  std::int64_t step = -1;
-  std::vector<std::string> files;
-  std::size_t sample = 0;
-  CLI::App app{"Prints the loss of a checkpoint of train_gpt on text that training has not seen.",
-               "evaluate"};
-  app.footer(tools::url_help);
-  app.add_option("url", url, "where the checkpoints are")->required()->option_text("URL");
-  app.add_option("--step", step, "step of the checkpoint (default: the newest)")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--text", files, "the text of the training run (default: /usr/share/common-licenses)")
-      ->check(CLI::ExistingPath);
-  app.add_option("--sample", sample, "let the model write this many bytes");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  try {
-    evaluate(url, step, files, sample);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "evaluate: %s\n", error.what());
-    return 1;
-  }
+  return gpt::run_evaluation(
+      "evaluate", "Prints the loss of a checkpoint of train_gpt on text that training has not seen.", argc,
+      argv, evaluate);
 }
