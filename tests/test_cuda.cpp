@@ -9,6 +9,8 @@
 #include <doctest/doctest.h>
 #include <support/device_double.hpp>
 #include <support/device_semantics.hpp>
+#include <support/nccl_double.hpp>
+#include <support/nccl_semantics.hpp>
 #include <support/rounds.hpp>
 #include <support/stager_conformance.hpp>
 
@@ -131,6 +133,21 @@ struct double_hooks {
 TEST_CASE("the double means what CUDA means") {
   gpu::reset(2);
   device_semantics<gpu, double_hooks>();
+}
+
+TEST_CASE("the double of NCCL means what NCCL means") {
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    gpu::reset(static_cast<std::uint32_t>(ranks));
+    nccl_double::reset_nccl(static_cast<std::uint32_t>(ranks));
+    nccl_semantics<nccl_double>(ranks);
+    CHECK(nccl_double::transfers_made() == (ranks == 1 ? 0 : 4));
+    CHECK_FALSE(nccl_double::misused());
+  }
+  CHECK(nccl_double::open_communicators() == 0);
+  CHECK(gpu::device_allocations() == 0);
+  CHECK(gpu::pinned_ranges() == 0);
+  CHECK(gpu::live_events() == 0);
 }
 
 TEST_CASE("memory of the host, by an engine for devices: a Stager keeps the contract") {
