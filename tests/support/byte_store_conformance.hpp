@@ -389,6 +389,16 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
       CHECK_FALSE(store.adopt_directory("d/e/x"));
       CHECK_NOTHROW(store.settle("d/e/x"));
       CHECK_NOTHROW(store.settle("d/f/x"));
+      if constexpr (cairn::NotesSettled<decltype(store)>) {
+        CHECK(store.publish_new("d/e/y", pattern(10)));
+        store.note_settled("d/e/y");
+        CHECK(anew.is_settled("d/e/y"));
+        CHECK(store.read_all("d/e/y", 10) == pattern(10));
+        CHECK_FALSE(store.publish_new("d/e/y", pattern(11)));
+        store.remove("d/e/y");
+        CHECK_FALSE(store.size("d/e/y").has_value());
+        for (const auto* key : {"d/e/y", "d/f/x", "../d"}) CHECK_NOTHROW(store.note_settled(key));
+      }
       CHECK(thrown([&] { store.make_directory("../d"); }) == error_id::storage_bad_key);
       CHECK(thrown([&] { static_cast<void>(store.adopt_directory("d//e")); }) == error_id::storage_bad_key);
     }

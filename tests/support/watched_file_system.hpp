@@ -99,7 +99,9 @@ class watched_file_system {
     return around(file_call::make_directory, path_at(directory, name),
                   [&] { return inner_.make_directory_at(directory, name, mode); });
   }
-  [[nodiscard]] int change_mode(int file, unsigned mode) { return inner_.change_mode(file, mode); }
+  [[nodiscard]] int change_mode(int file, unsigned mode) {
+    return around(file_call::change_mode, path_of(file), [&] { return inner_.change_mode(file, mode); });
+  }
   [[nodiscard]] int rename_new_at(int directory, const char* from, const char* to) {
     return around(file_call::rename, path_at(directory, to),
                   [&] { return inner_.rename_new_at(directory, from, to); });

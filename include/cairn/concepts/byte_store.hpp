@@ -150,6 +150,20 @@ concept DirectoryStore = ByteStore<S> && requires(S& s, std::string_view directo
   { s.settle(directory) } -> std::same_as<void>;
 };
 
+/// What a DirectoryStore may offer besides, so that of thousands who see one object not each makes its name
+/// durable.
+///
+/// - `note_settled(key)`: by who knows that what stands under the key is durable, since its publish_new() has
+/// returned. Notes it where others see it, without a change of the directory, if that can be done; does not
+/// throw.
+/// - `is_settled(key)`: true only if that was noted, by whatever process: what stands under the key is then
+/// durable. False also where the note was not made or is not seen yet: settle() then. Throws storage_error.
+template <class S>
+concept NotesSettled = DirectoryStore<S> && requires(S& s, std::string_view key) {
+  { s.note_settled(key) } noexcept -> std::same_as<void>;
+  { s.is_settled(key) } -> std::same_as<bool>;
+};
+
 /// What an ObjectWriter may offer besides, where writing takes longer than a copy of the bytes is worth.
 ///
 /// - `write_lasting(parts)`: as write(), but the memory stays valid and unchanged until finish() has returned

@@ -40,6 +40,9 @@ struct commit_options {
   std::chrono::nanoseconds rival_patience = std::chrono::seconds(10);
   /// How long the ranks of a large world wait for the coordinator to make the step's directory.
   std::chrono::nanoseconds directory_patience = std::chrono::seconds(5);
+  /// How long a rank that sees the manifest waits for the coordinator's note that its name is durable, before
+  /// it makes it so by itself.
+  std::chrono::nanoseconds settle_patience = std::chrono::seconds(1);
 };
 
 /// How the files of a world are placed under these options.
@@ -152,6 +155,8 @@ class commit_protocol {
         m.records.push_back({h.step, h.attempt, h.rank, h.files, h.header_digest, h.data_bytes});
       end_other_attempts(c, m.placement, until);
       publish_manifest(c, encode_manifest(m), m.placement, until);
+      if constexpr (NotesSettled<Store>)
+        if (c.world_size > 1) store_->note_settled(manifest_key(c.step));
     } catch (...) {
       // Beside another attempt's manifest no mark is needed.
       if (!objects_.stands(c.step)) objects_.mark(c.step, c.attempt, std::current_exception());
@@ -197,9 +202,7 @@ class commit_protocol {
       if (store_->size(key)) {
         if (!objects_.committed_by(c.step, c.attempt)) detail::fail_already_committed(c.step);
         objects_.throw_if_aborted(c.step, c.attempt);  // the manifest may have been published too late
-        // The coordinator may not have come to the fsync that makes the name last.
-        if constexpr (DirectoryStore<Store>) store_->settle(key);
-        return;
+        return await_settled(c, key, until);
       }
       if (!pause.wait(until))
         fail(error_id::timeout_commit,
@@ -287,6 +290,21 @@ class commit_protocol {
     } catch (const storage_error& e) {
       if (e.id() == error_id::storage_exists) return false;
       throw;
+    }
+  }
+
+  /// The manifest is seen, but the coordinator may not have come to the fsync that makes its name last. Once
+  /// it has, it says so; a rank that waits in vain, as where the coordinator died in between, does it itself.
+  void await_settled(const save_context& c, const std::string& key, deadline until) const {
+    if constexpr (NotesSettled<Store>) {
+      const auto patience = deadline::in(options_.settle_patience).earlier(until);
+      for (detail::backoff pause(c.attempt, c.rank, c.world_size); !store_->is_settled(key);) {
+        if (pause.wait(patience)) continue;
+        store_->settle(key);
+        return objects_.throw_if_aborted(c.step, c.attempt);
+      }
+    } else if constexpr (DirectoryStore<Store>) {
+      store_->settle(key);
     }
   }
 

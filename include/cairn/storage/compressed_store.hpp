@@ -155,6 +155,16 @@ class compressed_store {
   {
     store().settle(key);
   }
+  void note_settled(std::string_view key) noexcept
+    requires NotesSettled<Store>
+  {
+    store().note_settled(key);
+  }
+  [[nodiscard]] bool is_settled(std::string_view key)
+    requires NotesSettled<Store>
+  {
+    return store().is_settled(key);
+  }
 
   /// Whether items with this codec can be read; 0: none.
   [[nodiscard]] static constexpr bool decodes(std::uint16_t codec) noexcept {

@@ -52,6 +52,7 @@ class safetensors_writer {
     wire_writer out;
     out.put(static_cast<std::int64_t>(options_.rival_patience.count()))
         .put(static_cast<std::int64_t>(options_.directory_patience.count()))
+        .put(static_cast<std::int64_t>(options_.settle_patience.count()))
         .put(options_.block_ranks)
         .put(options_.ranks_per_file)
         .put(options_.ranks_per_directory)
@@ -65,6 +66,7 @@ class safetensors_writer {
     commit_options options;
     options.rival_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
     options.directory_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
+    options.settle_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
     options.block_ranks = in.get<std::int32_t>();
     options.ranks_per_file = in.get<std::int32_t>();
     options.ranks_per_directory = in.get<std::int32_t>();

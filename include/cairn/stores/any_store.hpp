@@ -71,6 +71,8 @@ class any_store {
     virtual void make_directory(std::string_view directory) = 0;
     virtual bool adopt_directory(std::string_view directory) = 0;
     virtual void settle(std::string_view key) = 0;
+    virtual void note_settled(std::string_view key) noexcept = 0;
+    virtual bool is_settled(std::string_view key) = 0;
     virtual bool tells_writers() = 0;
     virtual bool announces_writers() = 0;
     virtual std::vector<std::string> live_writers(std::string_view prefix) = 0;
@@ -123,6 +125,14 @@ class any_store {
     }
     void settle(std::string_view key) override {
       if constexpr (DirectoryStore<S>) store.settle(key);
+    }
+    void note_settled([[maybe_unused]] std::string_view key) noexcept override {
+      if constexpr (NotesSettled<S>) store.note_settled(key);
+    }
+    bool is_settled(std::string_view key) override {
+      if constexpr (NotesSettled<S>) return store.is_settled(key);
+      settle(key);  // so that nobody waits for a note that never comes
+      return true;
     }
     static constexpr bool tells = requires(S& s, std::string_view key) {
       s.live_writers(key);
@@ -210,6 +220,9 @@ class any_store {
   void make_directory(std::string_view directory) { face_->make_directory(directory); }
   [[nodiscard]] bool adopt_directory(std::string_view directory) { return face_->adopt_directory(directory); }
   void settle(std::string_view key) { face_->settle(key); }
+  // See NotesSettled; where the store notes nothing, is_settled() settles.
+  void note_settled(std::string_view key) noexcept { face_->note_settled(key); }
+  [[nodiscard]] bool is_settled(std::string_view key) { return face_->is_settled(key); }
   /// Whether the store knows of other processes' writers whether they live; the next two tell nothing where
   /// not.
   [[nodiscard]] bool tells_writers() const { return face_->tells_writers(); }

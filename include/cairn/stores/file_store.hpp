@@ -250,6 +250,21 @@ class basic_file_store {
       detail::fail_io(-error, "open of the directory", tree_->path_of(where));
   }
 
+  /// See NotesSettled. The note is the sticky bit of the file, which means nothing else for a file on Linux:
+  /// who may read and write it stays as it was. Where a file system does not keep it, no note is seen.
+  void note_settled(std::string_view key) noexcept {
+    try {
+      file_status s;
+      if (const auto file = status_opened(key, s))
+        static_cast<void>(tree_->fs.change_mode(file.get(), s.mode | settled_bit));
+    } catch (...) {  // nobody relies on a note
+    }
+  }
+  [[nodiscard]] bool is_settled(std::string_view key) {
+    file_status s;
+    return status_opened(key, s) && (s.mode & settled_bit) != 0;
+  }
+
   [[nodiscard]] std::optional<space_left> free_space() {
     auto path = tree_->root;
     for (;;) {  // of the nearest directory above while the root is not made yet
@@ -309,6 +324,23 @@ class basic_file_store {
     return s;
   }
   [[nodiscard]] bool occupied(std::string_view key) { return status(key).has_value(); }
+
+  static constexpr unsigned settled_bit = 01000;
+  /// The open file with its status, or nothing. By opening it, since clients of NFS then ask for its status
+  /// anew.
+  [[nodiscard]] handle status_opened(std::string_view key, file_status& s) {
+    tree_->check_key(key);
+    const auto where = detail::split(key);
+    int error = 0;
+    const auto directory = tree_->open_directory(where.directory, error);
+    if (error < 0) return {};
+    const int r = detail::uninterrupted([&] {
+      return tree_->fs.open_at(directory.get(), std::string(where.name).c_str(), O_RDONLY | O_NONBLOCK, 0);
+    });
+    handle file(tree_->fs, r);
+    if (!file || tree_->fs.status(r, s) != 0 || s.kind != file_kind::regular) return {};
+    return file;
+  }
 
   /// Calls visit(directory, key, name) for each regular file whose key begins with `prefix`. Asks for no
   /// status where listings tell what is a file.
@@ -400,7 +432,7 @@ class basic_file_store {
 /// Objects as files below a directory: `file_store{"checkpoints"}`.
 using file_store = basic_file_store<>;
 
-static_assert(DirectoryStore<file_store> && SharedStore<file_store>);
+static_assert(NotesSettled<file_store> && SharedStore<file_store>);
 
 }  // namespace v1
 }  // namespace cairn
