@@ -48,11 +48,12 @@ struct server_options {
 struct journal_entry {
   std::string operation;
   std::string key;
-  std::string part;   ///< its number, or empty
-  std::string range;  ///< as asked for
-  std::string fault;  ///< the kind that was played
-  std::string code;   ///< of the error that was answered
-  int status = 0;     ///< 0: no answer
+  std::string part;       ///< its number, or empty
+  std::string range;      ///< as asked for
+  bool if_match = false;  ///< only of an object with a known ETag
+  std::string fault;      ///< the kind that was played
+  std::string code;       ///< of the error that was answered
+  int status = 0;         ///< 0: no answer
   std::uint64_t bytes_in = 0;
   std::uint64_t bytes_out = 0;
   std::uint64_t connection = 0;
@@ -212,6 +213,19 @@ class server {
     return !stopping_;
   }
   bool pause(std::chrono::microseconds time) { return time.count() == 0 || pause_until(clock::now() + time); }
+  /// Until so many requests wait here, with this one, or the time is over; false when the server ends first.
+  bool gather(std::uint64_t count, std::uint64_t milliseconds) {
+    std::unique_lock lock(mutex_);
+    const auto round = gather_round_;
+    if (++gathered_ >= count) {
+      gathered_ = 0;
+      ++gather_round_;
+      woken_.notify_all();
+    }
+    woken_.wait_for(lock, std::chrono::milliseconds(milliseconds),
+                    [&] { return stopping_ || gather_round_ != round; });
+    return !stopping_;
+  }
   bool keep_pace(pacer& pace, std::size_t bytes) {
     if (pace.bytes_per_second == 0) return true;
     // A sleep that took too long is made up for.
@@ -405,6 +419,7 @@ class server {
     entry.key = request.key;
     if (const auto* part = request.parameter("partNumber")) entry.part = *part;
     if (const auto* range = request.header("range")) entry.range = *range;
+    entry.if_match = request.header("if-match") != nullptr;
     const auto met = faults.next(request);
     if (met) entry.fault = met->kind;
     record(entry);
@@ -494,6 +509,7 @@ class server {
       ::poll(&waiting, 1, static_cast<int>(met->number("ms", 600000)));
       return false;
     }
+    if (kind == "gather" && !gather(met->number("count", 2), met->number("ms", 30'000))) return false;
     if (!pause(latency() + std::chrono::milliseconds(kind == "delay" ? met->number("ms", 100) : 0)))
       return false;
     if (!refused && options_.check_signatures) refused = signature_check::refuse_body(request);
@@ -722,6 +738,8 @@ class server {
   std::list<connection> connections_;
   std::vector<journal_entry> journal_;
   std::uint64_t recorded_ = 0;
+  std::uint64_t gathered_ = 0;
+  std::uint64_t gather_round_ = 0;
   std::thread acceptor_;
 };
 

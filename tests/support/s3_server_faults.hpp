@@ -15,31 +15,37 @@
 /// Which request of the scripted S3 server meets which fault.
 ///
 /// A rule is one line: KIND REQUEST WHEN [NAME=VALUE]...
-///   REQUEST  an operation of S3 (PutObject, UploadPart, ...), or *
-///   WHEN     all, first, N, N-M, N+ (the N-th and all later), or every:K; it counts the requests that match
-///   the rule key=TEXT only requests whose key holds TEXT;  part=N only that part
+/// - REQUEST: an operation of S3 (PutObject, UploadPart, ...), or *
+/// - WHEN: all, first, N, N-M, N+ (the N-th and all later), or every:K; it counts the requests that match
+/// - key=TEXT: only requests whose key holds TEXT; part=N: only that part
+///
 /// Kinds, with what else they read:
-///   error            status=500 code=InternalError retry_after=S: an error, after the body was read;
-///   early=1: before reset_before     the connection is reset when the head has come reset_in_body    ...
-///   after=BYTES of the request's body (default: half of it) reset_after      ... when the body has come;
-///   nothing is done lost_reply       the work is done, the connection is reset in place of an answer
-///   reset_in_reply   the work is done, the answer ends after=BYTES of its body (default: half of it)
-///   hang_up          the connection is closed after a good answer that did not say so
-///   error_in_200     code=InternalError, status 200; done=1: although the work is done
-///   whitespace       spaces for ms=N before the result;  then=error|cut|done: an error, nothing more, or the
-///   result empty            a good status without a body; nothing is done; done=1: although it is garbage
-///   body=html|bomb|nested|cut|huge|binary with status=200; nothing is done slow             the answer comes
-///   with rate=BYTES a second stall            no answer for ms=N (default: until the client gives up) delay
-///   the answer comes ms=N later short_range      the answer to a ranged read has fewer bytes, and says so
-///   wrong_range      ... is a range by=N further, and says so
-///   whole_object     a ranged read is answered with 200 and all bytes
-///   flip             one bit of the answer's body is another
-///   wrong_etag       the answer's ETag is another; no_etag: it has none
-///   changed          the object got another ETag just before
-///   not_done         the answer of success (status=204), with nothing done
-///   redirect         status=301|307 region=R: to another region, or with Location: to a host that is not
-///   there header           text=LINE: this line among the answer's headers (~ is read as a space)
-///   kill  at=head|body|done|told: on_kill of the server is called when the head has come, half of the body,
+/// - error: status=500 code=InternalError retry_after=S, after the body was read; early=1: before
+/// - reset_before: the connection is reset when the head has come
+/// - reset_in_body: ... after=BYTES of the request's body (default: half of it)
+/// - reset_after: ... when the body has come; nothing is done
+/// - lost_reply: the work is done, the connection is reset in place of an answer
+/// - reset_in_reply: the work is done, the answer ends after=BYTES of its body (default: half of it)
+/// - hang_up: the connection is closed after a good answer that did not say so
+/// - error_in_200: code=InternalError, status 200; done=1: although the work is done
+/// - whitespace: spaces for ms=N before the result; then=error|cut|done: an error, nothing more, or the
+/// result
+/// - empty: a good status without a body; nothing is done; done=1: although it is
+/// - garbage: body=html|bomb|nested|cut|huge|binary with status=200; nothing is done
+/// - slow: the answer comes with rate=BYTES a second
+/// - stall: no answer for ms=N (default: until the client gives up)
+/// - delay: the answer comes ms=N later
+/// - gather: no answer until count=N requests have met this, or for ms=N (30000)
+/// - short_range: the answer to a ranged read has fewer bytes, and says so
+/// - wrong_range: ... is a range by=N further, and says so
+/// - whole_object: a ranged read is answered with 200 and all bytes
+/// - flip: one bit of the answer's body is another
+/// - wrong_etag: the answer's ETag is another; no_etag: it has none
+/// - changed: the object got another ETag just before
+/// - not_done: the answer of success (status=204), with nothing done
+/// - redirect: status=301|307 region=R: to another region, or with Location: to a host that is not there
+/// - header: text=LINE: this line among the answer's headers (~ is read as a space)
+/// - kill: at=head|body|done|told: on_kill of the server is called when the head has come, half of the body,
 ///   when the work is done, or after the answer; the connection ends, and no later request is served until
 ///   revive()
 namespace cairn_test::s3 {
@@ -76,12 +82,12 @@ class fault_script {
     rule made;
     made.made.kind = words[0];
     made.operation = words[1];
-    static constexpr std::array<std::string_view, 26> kinds = {
+    static constexpr std::array<std::string_view, 27> kinds = {
         "error",      "reset_before", "reset_in_body", "reset_after", "lost_reply",   "reset_in_reply",
         "hang_up",    "error_in_200", "whitespace",    "empty",       "garbage",      "slow",
         "stall",      "delay",        "short_range",   "wrong_range", "whole_object", "flip",
         "wrong_etag", "no_etag",      "changed",       "not_done",    "redirect",     "header",
-        "none",       "kill"};
+        "none",       "kill",         "gather"};
     if (std::find(kinds.begin(), kinds.end(), words[0]) == kinds.end())
       throw std::invalid_argument("no fault: " + words[0]);
     const std::string& when = words[2];

@@ -28,8 +28,11 @@ class part_buffers {
  public:
   explicit part_buffers(std::size_t most) : most_(most) {}
   using buffer = std::vector<std::byte>;
+  /// One to fill, once fewer than the most are being sent: with it, an object writer has no more than these.
+  /// Each that is sent ends by its request's deadline.
   [[nodiscard]] std::unique_ptr<buffer> take() {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [&] { return sending_ < most_; });
     if (free_.empty()) return std::make_unique<buffer>();
     auto b = std::move(free_.back());
     free_.pop_back();

@@ -32,14 +32,16 @@ namespace detail {
 }
 
 /// An object that is being written: by one request if it fits into a part, else by an upload whose parts are
-/// sent as soon as they are complete. Parts of write() are copied, and at most as many as run at a time;
-/// those of write_lasting() are sent from where they are.
+/// sent as soon as they are complete. Parts of write() are copied: for one that is written from front to
+/// back, as many as run at a time are in memory, the one that is being filled among them; those of
+/// write_lasting() are sent from where they are.
 class s3_upload {
  public:
   s3_upload(std::shared_ptr<s3_bucket> bucket, std::string key, std::uint64_t size_hint)
       : bucket_(std::move(bucket)),
         key_(std::move(key)),
         token_(random_token()),
+        size_hint_(size_hint),
         part_bytes_(part_bytes_for(size_hint, bucket_->client.options().part_bytes)),
         shared_(std::make_shared<shared>()) {}
   s3_upload(const s3_upload&) = delete;
@@ -132,9 +134,7 @@ class s3_upload {
       if (!p.buffer) p.buffer = bucket_->buffers.take();
       const auto needed = static_cast<std::size_t>(at + bytes.size());
       if (p.buffer->size() < needed) {
-        if (p.buffer->capacity() < needed)
-          p.buffer->reserve(std::min<std::size_t>(static_cast<std::size_t>(part_bytes_),
-                                                  std::max(needed, p.buffer->capacity() * 2)));
+        if (p.buffer->capacity() < needed) make_room(*p.buffer, index, needed);
         p.buffer->resize(needed);
       }
       std::memcpy(p.buffer->data() + at, bytes.data(), bytes.size());
@@ -157,6 +157,16 @@ class s3_upload {
       const auto now = open++;
       if (now->second.filled >= part_bytes_) send(now);
     }
+  }
+
+  /// All that the part may need at once, where the object's size is known: a buffer that grows is there
+  /// twice while it does.
+  void make_room(part_buffers::buffer& buffer, std::uint64_t index, std::size_t needed) const {
+    const auto begin = index * part_bytes_;
+    const auto known = size_hint_ > begin ? std::min(part_bytes_, size_hint_ - begin) : 0;
+    buffer.reserve(std::min(static_cast<std::size_t>(part_bytes_),
+                            std::max({needed, static_cast<std::size_t>(known),
+                                      known == 0 ? buffer.capacity() * 2 : std::size_t{0}})));
   }
 
   /// The bytes of a part in order. @throws usage_incomplete_object if there is a hole, or something twice.
@@ -363,6 +373,7 @@ class s3_upload {
   std::shared_ptr<s3_bucket> bucket_;
   std::string key_;
   std::string token_;
+  std::uint64_t size_hint_;  // 0: unknown
   std::uint64_t part_bytes_;
   std::shared_ptr<shared> shared_;
   std::string id_;
