@@ -2,7 +2,8 @@
 // links: cairn::s3
 // Uploads and downloads of one object by s3_store, beside libcurl by hand (16 transfers at a time, the same
 // parts, signed and hashed the same) and beside a single stream, against the scripted server of the tests in
-// a process of its own: each connection has its latency and its bandwidth.
+// a process of its own: each connection has its latency and its bandwidth. And the memory that they take
+// beyond the object, in a process of their own, beside that of the parts in flight.
 //   bench_object_store [--mebibytes N] [--pairs N] [--megabytes-a-second N] [--single-mebibytes N] [--json
 //   FILE]
 #include <cairn/stores/s3_store.hpp>
@@ -249,22 +250,121 @@ class raw_client {
   cairn::sigv4_signer signer_{"us-east-1"};
 };
 
-void run(server_process& server, int latency_ms, std::size_t size, std::size_t single, int pairs,
-         cairn_bench::report& report) {
+bytes make_image(std::size_t size) {
   bytes image(size);
   std::uint64_t x = 88172645463325252u;
   for (std::size_t i = 0; i + 8 <= size; i += 8) {
     x ^= x << 13, x ^= x >> 7, x ^= x << 17;
     std::memcpy(image.data() + i, &x, 8);
   }
-  bytes back(size);
+  return image;
+}
+cairn::s3_store store_on(const server_process& server) {
   cairn::s3_options o;
   o.bucket = "bucket";
   o.endpoint = "http://" + server.authority();
   o.region = "us-east-1";
   o.in_flight = at_once;
   o.get_bytes = get_bytes;
-  cairn::s3_store store(o, cairn::s3_credential_source::fixed(credentials));
+  return cairn::s3_store(o, cairn::s3_credential_source::fixed(credentials));
+}
+
+/// A line of /proc/self/status that is a number of KiB, in bytes.
+double status_line(const char* name) {
+  double kibibytes = 0;
+  std::FILE* const file = std::fopen("/proc/self/status", "r");
+  if (file == nullptr) throw std::runtime_error("/proc is not mounted");
+  char line[256];
+  const auto length = std::strlen(name);
+  while (std::fgets(line, sizeof line, file) != nullptr)
+    if (std::strncmp(line, name, length) == 0) kibibytes = std::strtod(line + length, nullptr);
+  std::fclose(file);
+  return kibibytes * 1024;
+}
+/// The most bytes of this process that were resident at once while `work` ran, beyond those before.
+template <class Work>
+double most_beyond(Work&& work) {
+  if (std::FILE* const file = std::fopen("/proc/self/clear_refs", "w")) {
+    std::fputs("5", file);  // the peak begins anew
+    std::fclose(file);
+  }
+  const double before = status_line("VmRSS:");
+  work();
+  return std::max(0.0, status_line("VmHWM:") - before);
+}
+/// What `measure` gives in a process of its own, which has no memory that was used before. While there is one
+/// thread.
+double in_process_of_its_own(const std::function<double()>& measure) {
+  int ends[2];
+  if (::pipe(ends) != 0) throw std::runtime_error("pipe");
+  const auto child = ::fork();
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::close(ends[0]);
+    try {
+      const double value = measure();
+      if (::write(ends[1], &value, sizeof value) == sizeof value) ::_exit(0);
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "bench_object_store: %s\n", e.what());
+    }
+    ::_exit(1);
+  }
+  ::close(ends[1]);
+  double value = 0;
+  const auto got = ::read(ends[0], &value, sizeof value);
+  ::close(ends[0]);
+  if (child > 0) ::waitpid(child, nullptr, 0);
+  if (child < 0 || got != sizeof value) throw std::runtime_error("memory could not be measured");
+  return value;
+}
+/// Rows of memory beyond the object, beside parts in flight x part size.
+void run_memory(const server_process& server, std::size_t size, cairn_bench::report& report) {
+  const auto upload = [&](const char* key, bool lasting) {
+    return in_process_of_its_own([&, lasting] {
+      const auto image = make_image(size);
+      return most_beyond([&] {
+        auto store = store_on(server);
+        auto writer = store.create(key, size);
+        constexpr std::size_t piece = std::size_t{4} << 20;  // as buffers of an image that is not staged
+        for (std::size_t at = 0; at < size; at += piece) {
+          const cairn::write_part one{at, std::span(image).subspan(at, std::min(piece, size - at))};
+          if (lasting)
+            writer.write_lasting({&one, 1});
+          else
+            writer.write({&one, 1});
+        }
+        writer.finish();
+      });
+    });
+  };
+  const auto download = [&] {
+    return in_process_of_its_own([&] {
+      bytes back(size);
+      return most_beyond([&] {
+        auto store = store_on(server);
+        const cairn::read_range whole{"memory-lasting", 0, back};
+        store.read({&whole, 1});
+      });
+    });
+  };
+  const auto part_bytes = static_cast<double>(cairn::detail::part_bytes_for(size, 0));
+  const auto name = "/" + std::to_string(size >> 20) + "MiB";
+  const auto add = [&](const char* what, double bytes_beyond, double each, double most) {
+    report.add_against(what + name, cairn_bench::samples({bytes_beyond}), "B",
+                       static_cast<double>(at_once) * each, cairn_bench::at_most(most));
+  };
+  // libcurl has a MiB to send from and half of one to receive into for each request.
+  constexpr double buffers = 1.5 * (1 << 20);
+  add("memory_beyond/upload_from_where_it_lies", upload("memory-lasting", true), part_bytes, 0.5);
+  add("memory_beyond/upload_copied", upload("memory-copied", false), part_bytes, 1 + buffers / part_bytes);
+  add("memory_beyond/download", download(), static_cast<double>(get_bytes), 0.5);
+}
+
+void run(server_process& server, int latency_ms, std::size_t size, std::size_t single, int pairs,
+         cairn_bench::report& report) {
+  const auto image = make_image(size);
+  bytes back(size);
+  auto store = store_on(server);
   raw_client raw(server.authority());
   const auto part_bytes = static_cast<std::size_t>(cairn::detail::part_bytes_for(size, 0));
 
@@ -347,6 +447,7 @@ int main(int argc, char** argv) {
     server_process near(std::chrono::milliseconds(10), bandwidth);
     server_process far(std::chrono::milliseconds(50), bandwidth);
     cairn_bench::report report("object_store");
+    run_memory(near, size, report);
     run(near, 10, size, single, pairs, report);
     run(far, 50, size, single, pairs, report);
     report.write(cairn_bench::argument(argc, argv, "--json"));
