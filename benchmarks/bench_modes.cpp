@@ -334,21 +334,36 @@ class traced_saver : public cairn_saver<traced_checkpointer> {
 // --- By hand
 // -----------------------------------------------------------------------------------------------------
 
-void make_done(const std::string& directory, int step) {
-  std::FILE* done = std::fopen((directory + "/DONE_" + std::to_string(step)).c_str(), "w");
-  if (done == nullptr || std::fclose(done) != 0) throw std::runtime_error("cannot write DONE");
-}
+/// A file of its own for each step, and DONE once it is whole; then the one before goes, as with
+/// keep_last{1}.
+class kept_file {
+ public:
+  explicit kept_file(std::string directory) : directory_(std::move(directory)) {
+    ::mkdir(directory_.c_str(), 0777);
+  }
+  [[nodiscard]] std::string of(int step) const { return directory_ + "/state_" + std::to_string(step); }
+  void done(int step) {
+    const auto name = [&](int of) { return directory_ + "/DONE_" + std::to_string(of); };
+    std::FILE* mark = std::fopen(name(step).c_str(), "w");
+    if (mark == nullptr || std::fclose(mark) != 0) throw std::runtime_error("cannot write DONE");
+    if (last_ >= 0 && (::unlink(name(last_).c_str()) != 0 || ::unlink(of(last_).c_str()) != 0))
+      throw std::runtime_error("cannot remove an old state");
+    last_ = step;
+  }
+
+ private:
+  std::string directory_;
+  int last_ = -1;
+};
 
 /// fwrite of everything in pieces of 32 MiB in the loop, then a file DONE; durable where asked.
 class fwrite_saver : public saver {
  public:
   fwrite_saver(std::string directory, const bench_state& state, bool durable)
-      : directory_(std::move(directory)), state_(state), durable_(durable) {
-    ::mkdir(directory_.c_str(), 0777);
-  }
+      : files_(std::move(directory)), state_(state), durable_(durable) {}
   void save(int step) override {
     durable_after.push_back(seconds_of([&] {
-      const auto path = directory_ + "/state";
+      const auto path = files_.of(step);
       std::FILE* file = std::fopen(path.c_str(), "wb");
       if (file == nullptr) throw std::runtime_error("cannot open " + path);
       for (std::size_t i = 0; i < state_.rows().size(); ++i)
@@ -359,13 +374,13 @@ class fwrite_saver : public saver {
         }
       if (std::fflush(file) != 0 || (durable_ && ::fdatasync(::fileno(file)) != 0) || std::fclose(file) != 0)
         throw std::runtime_error("cannot write " + path);
-      make_done(directory_, step);
+      files_.done(step);
     }));
   }
 
  private:
   static constexpr std::uint64_t piece = 32 * mebibyte;
-  std::string directory_;
+  kept_file files_;
   const bench_state& state_;
   bool durable_;
 };
@@ -374,9 +389,7 @@ class fwrite_saver : public saver {
 class copying_saver : public saver {
  public:
   copying_saver(std::string directory, const bench_state& state)
-      : directory_(std::move(directory)), state_(state), copy_(state.bytes()) {
-    ::mkdir(directory_.c_str(), 0777);
-  }
+      : files_(std::move(directory)), state_(state), copy_(state.bytes()) {}
   ~copying_saver() override { join(); }
   void save(int step) override {
     join();
@@ -388,7 +401,7 @@ class copying_saver : public saver {
     }
     running_.store(true);
     thread_ = std::thread([this, begin, step] {
-      const auto path = directory_ + "/state";
+      const auto path = files_.of(step);
       const int file = ::open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0666);
       bool good = file >= 0;
       for (std::uint64_t done = 0; good && done < copy_.size();) {
@@ -398,7 +411,11 @@ class copying_saver : public saver {
         if (good) done += static_cast<std::uint64_t>(n);
       }
       good = good && ::fdatasync(file) == 0 && ::close(file) == 0;
-      if (good) make_done(directory_, step);
+      try {
+        if (good) files_.done(step);
+      } catch (const std::exception&) {
+        good = false;
+      }
       good_ = good_ && good;
       took_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       running_.store(false);
@@ -416,7 +433,7 @@ class copying_saver : public saver {
     thread_.join();
     durable_after.push_back(took_);
   }
-  std::string directory_;
+  kept_file files_;
   const bench_state& state_;
   warm_memory copy_;
   std::thread thread_;

@@ -471,7 +471,9 @@ TEST_CASE("one worker serves all saves, and leaves nothing behind") {
     auto ckpt = make(scratch.path(), cairn::process_executor{{.worker = {.nice = 3}}}, cairn::keep_last{2});
     CHECK_FALSE(ckpt.resume(run.state).has_value());
     run.update(1);
-    ckpt.save(run.state, 1).wait();
+    auto first_save = ckpt.save(run.state, 1);
+    first_save.wait();
+    CHECK(first_save.report().worker_start_seconds > 0);
     const auto first = workers();
     REQUIRE(first.size() == 1);
     const auto environment = proc_file(first[0], "environ");
@@ -489,6 +491,7 @@ TEST_CASE("one worker serves all saves, and leaves nothing behind") {
       auto save = ckpt.save(run.state, step);
       save.wait();
       CHECK(save.committed());
+      CHECK(save.report().worker_start_seconds == 0);
       if (step == 10) after_ten = open_files();
     }
     CHECK(workers() == first);
@@ -702,7 +705,9 @@ TEST_CASE(
       CHECK((at.find("rank") != at.npos || at.starts_with("size") || at.starts_with("put_new")));
     }
     CHECK(newest(scratch.path() + "/store") == last);
-    CHECK(save().committed());
+    const auto next = save();
+    CHECK(next.committed());
+    CHECK(next.report().worker_start_seconds > 0);
     last = step;
     CHECK(workers() != before);
     CHECK(workers().size() == 1);

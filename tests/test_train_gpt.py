@@ -110,6 +110,8 @@ def check_modes(root, reference):
         told = train(directory, 2, "--mode", mode)
         for step in range(EVERY, STEPS + 1, EVERY):
             expect(told, rf"^save +{step}  stalled training for [0-9.]+ ms ")
+        starts = re.findall(r"^cairn: step \d+ committed: .*; a worker was ready in [0-9.]+ ms$", told, re.MULTILINE)
+        assert len(starts) == ("process" in mode), told
         same_losses(directory, reference, 1)
         assert len(re.findall("every digest is right", run(INSPECT, directory, "--verify"))) == STEPS // EVERY
 

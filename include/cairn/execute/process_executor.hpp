@@ -49,9 +49,11 @@ class worker_client {
       known_.clear();
       layout_ = nullptr;
       metadata_ = nullptr;
+      const auto begin = std::chrono::steady_clock::now();
       process_.start(program_,
                      {same_program_ ? this_program().build : 0, options_.worker, options_.bytes_per_second},
                      deadline::in(options_.start_patience));
+      start_ = std::chrono::steady_clock::now() - begin;
     }
     return process_;
   }
@@ -108,6 +110,8 @@ class worker_client {
     out.put(static_cast<std::uint64_t>(gone.size()));
     for (const auto id : gone) out.put(id), known_.erase(id);
     process.link().send(frame_kind::job, out.view(), until, descriptors);
+    job.progress->note([&](save_report& r) { r.worker_start_seconds = start_.count(); });
+    start_ = {};
     layout_ = layout;
     if (job.metadata != nullptr) metadata_ = job.metadata;
   }
@@ -117,6 +121,7 @@ class worker_client {
   std::string program_;
   bool same_program_;
   worker_process process_;
+  std::chrono::duration<double> start_{};  ///< what the start of the worker took, until a save has told it
   std::map<std::uint64_t, std::weak_ptr<const void>> known_;
   std::shared_ptr<const image_layout> layout_;
   std::shared_ptr<const cairn::metadata> metadata_;

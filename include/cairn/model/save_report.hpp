@@ -44,6 +44,9 @@ struct save_report {
   /// commit: of the thread that saved and of those that helped it to hash and write with file_store; of a
   /// worker, of the whole process.
   process_share writing;
+  /// With process_executor, in the first save of a worker: from its start until it was ready, most often in
+  /// the background before this save. 0 in the saves that the same worker carries out after it.
+  double worker_start_seconds = 0;
   /// How long to train between two saves, by suggested_interval() from what the last saves cost; 0 where
   /// checkpointer_options::mean_time_between_failures is not given.
   double suggested_interval_seconds = 0;

@@ -69,6 +69,10 @@ class teller {
                     static_cast<long long>(r.step), human_bytes(r.bytes).c_str(), r.committed_seconds,
                     r.blocked_seconds * 1e3, r.plan_cached ? "" : " (planned)");
       std::string line = text;
+      if (r.worker_start_seconds > 0) {
+        std::snprintf(text, sizeof text, "; a worker was ready in %.1f ms", r.worker_start_seconds * 1e3);
+        line += text;
+      }
       if (r.suggested_interval_seconds > 0) {
         std::snprintf(text, sizeof text, "; save about every %.0f s", r.suggested_interval_seconds);
         line += text;
