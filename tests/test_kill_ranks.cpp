@@ -307,6 +307,28 @@ struct cell {
   }
 };
 
+/// What comes before each cell.
+class pasts {
+ public:
+  explicit pasts(run_keeper& keeper) : alone_(keeper, 1), sharing_(keeper, 2) {}
+  [[nodiscard]] const past& before(const cell& c) const { return c.ranks_per_file > 1 ? sharing_ : alone_; }
+
+ private:
+  past alone_, sharing_;
+};
+
+/// The run of a cell, in a copy of its past; true if it was killed.
+bool kill_in(const cell& c, history& h, dice& d) {
+  h.is_committed(12, 2);
+  run_order order{
+      .way = c.way, .world = c.world, .ranks_per_file = c.ranks_per_file, .until = 30, .saves = {20, 30}};
+  order.plan = {.at = c.point.at, .gate = c.point.gate};
+  order.victims = c.dies == cell::one ? 0 : (1u << c.world) - 1;
+  order.workers_outlive = c.dies == cell::ranks;
+  order.last_calls = static_cast<std::int64_t>(d.roll(40));
+  return h.kill(order);
+}
+
 /// Every cell of the ways from `first` to `last` - 1 in which the point can be reached.
 std::vector<cell> all_cells(int first = 0, int last = ways) {
   std::vector<cell> cells;
@@ -352,7 +374,7 @@ void cairn_test_before_main(int argc, char** argv) {
 TEST_CASE("ranks that are killed at a named step of resume and save, in any way of saving, lose nothing") {
   const auto begin = std::chrono::steady_clock::now();
   run_keeper keeper;
-  const past alone(keeper, 1), sharing(keeper, 2);
+  const pasts earlier(keeper);
   auto cells = all_cells();
   const auto whole = cells.size();
   std::set<std::string> names;
@@ -367,15 +389,8 @@ TEST_CASE("ranks that are killed at a named step of resume and save, in any way 
   std::set<std::string> reached;
   for (const auto& c : cells) {
     dice d(test_seed() ^ (c.number * 1'000));
-    const auto& before_it = c.ranks_per_file > 1 ? sharing : alone;
-    history h(keeper, before_it.copy());
-    h.is_committed(12, 2);
-    run_order order{
-        .way = c.way, .world = c.world, .ranks_per_file = c.ranks_per_file, .until = 30, .saves = {20, 30}};
-    order.plan = {.at = c.point.at, .gate = c.point.gate};
-    order.victims = c.dies == cell::all ? (1u << c.world) - 1 : 0;
-    order.last_calls = static_cast<std::int64_t>(d.roll(40));
-    const bool struck = h.kill(order);
+    history h(keeper, earlier.before(c).copy());
+    const bool struck = kill_in(c, h, d);
     if (struck) reached.insert(c.point.name);
     h.recover({.way = static_cast<int>(d.roll(ways)),
                .world = d.world_but(c.world),
@@ -476,7 +491,7 @@ TEST_CASE(
 TEST_CASE("ranks and workers that are killed while workers save lose nothing; ranks outlive their workers") {
   const auto begin = std::chrono::steady_clock::now();
   run_keeper keeper;
-  const past alone(keeper, 1), sharing(keeper, 2);
+  const pasts earlier(keeper);
   auto cells = all_cells(way_of_workers, way_of_workers + 1);
   const auto whole = cells.size();
   if (const char* one = std::getenv("CAIRN_TEST_WORKER_CELL")) {
@@ -501,16 +516,8 @@ TEST_CASE("ranks and workers that are killed while workers save lose nothing; ra
     if (failures > 5 || (tried >= 32 / thinned && seconds_since(begin) > seconds)) break;
     ++tried;
     dice d(test_seed() ^ (c.number * 1'000));
-    const auto& before_it = c.ranks_per_file > 1 ? sharing : alone;
-    history h(keeper, before_it.copy());
-    h.is_committed(12, 2);
-    run_order order{
-        .way = c.way, .world = c.world, .ranks_per_file = c.ranks_per_file, .until = 30, .saves = {20, 30}};
-    order.plan = {.at = c.point.at, .gate = c.point.gate};
-    order.victims = c.dies == cell::one ? 0 : (1u << c.world) - 1;
-    order.workers_outlive = c.dies == cell::ranks;
-    order.last_calls = static_cast<std::int64_t>(d.roll(40));
-    const bool struck = h.kill(order);
+    history h(keeper, earlier.before(c).copy());
+    const bool struck = kill_in(c, h, d);
     outlived += keeper.log().struck == blow::worker;
     ranks += static_cast<std::uint64_t>(h.ranks_killed());
     // Whether it waits for a worker or ends its save is decided by the time that it has: both are right.
