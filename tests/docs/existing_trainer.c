@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A toy with the shape of a trainer that exists already: what docs/integrate-an-existing-trainer.md adds to
+// A toy with the shape of a trainer that exists already: what docs/integrate-a-c-trainer.md adds to
 // one is tried here. The names are those of a well-known trainer in C, the bodies are ours: it fits a line.
 #include "existing_trainer.h"
 

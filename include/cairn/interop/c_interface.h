@@ -12,7 +12,7 @@
 //
 // The bodies are in <cairn/interop/c_interface.hpp>, which one .cpp file of the program includes; that file
 // defines cairn_open, and so says where checkpoints go and how they are made. See
-// docs/integrate-an-existing-trainer.md.
+// docs/integrate-a-c-trainer.md.
 //
 // Errors. No exception leaves these functions. Each returns 0, or the number of an error; the number divided
 // by 100 tells who can act: 1 usage, 2 plan, 3 storage, 4 corrupt, 5 timeout, 6 peer (docs/errors.md).
