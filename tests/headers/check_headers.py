@@ -7,6 +7,8 @@ usage: check_headers.py --compiler C --include DIR [--table FILE] [--jobs N] -- 
 A header with a line `// opt-in: TARGET...` among its first lines needs optional dependencies: it is compiled with the flags that
 --optional gives for it, without the hostile macros (which the other library's headers need not stand), and only listed where
 there are none.
+With clang, a few large headers are precompiled, each alone, and a header that includes one of them starts from there, which takes
+less than half of the time: it could not see more if it were compiled alone. Where that fails, it is compiled alone.
 A header `*.h` is for C, too: it is compiled as C99 and as C++17, and with --nvcc as CUDA C++ where nvcc is installed.
 The compile time of the umbrella is printed against its limit as a report: time never decides.
 """
@@ -20,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror"]
 UMBRELLA = "cairn/cairn.hpp"
@@ -51,6 +54,52 @@ def opt_in(path):
     return None
 
 
+def cairn_includes(path):
+    """The headers of cairn that this one includes, whatever is defined."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if re.match(r"# *if", line):
+            break
+        match = re.match(r"#include <(cairn/[^>]+\.hpp)>", line)
+        if match:
+            found.append(match.group(1))
+    return found
+
+
+def find_bases(include, flags):
+    """For each header that has one, a large one that it includes, with its flags: few serve many, as each is compiled twice.
+
+    A header that compiles after one that it includes anyway, and that compiles alone, compiles alone.
+    """
+    closures, weights = {}, {}
+
+    def closure(name):
+        if name not in closures:
+            closures[name] = {name}  # ends a cycle
+            closures[name] = {name}.union(*(closure(each) for each in cairn_includes(include / name)))
+        return closures[name]
+
+    for name in flags:  # roughly what takes time: the lines of cairn, and headers of others
+        text = [(include / each).read_text(encoding="utf-8") for each in closure(name)]
+        others = {each for part in text for each in re.findall(r"^#include <(?!cairn/)([^>]+)>", part, re.MULTILINE)}
+        weights[name] = sum(part.count("\n") for part in text) + 200 * len(others)
+    users = {name: [each for each in flags if each != name and name in closure(each) and flags[each] == flags[name]]
+             for name in flags}
+    bases = {}
+
+    def gain(name):
+        return sum(max(0, weights[name] - weights.get(bases.get(each), 0)) for each in users[name] if each not in bases.values())
+
+    while True:
+        best = max((name for name in flags if name not in bases.values()), key=gain)
+        if gain(best) < 2 * weights[best]:
+            return bases
+        bases.pop(best, None)
+        for each in users[best]:
+            if each not in bases.values() and weights[best] > weights.get(bases.get(each), 0):
+                bases[each] = best
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compiler", required=True)
@@ -79,15 +128,52 @@ def main():
     if arguments.nvcc:
         nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
+    reasons = {name: opt_in(arguments.include / name) for name in names}
+    flags = {}  # of each header that can be compiled here
+    for name in names:
+        targets = reasons[name].split() if reasons[name] else []
+        if all(target in optional for target in targets):
+            flags[name] = [flag for target in targets for flag in optional[target]] if targets else ["-include", str(hostile)]
+    bases = find_bases(arguments.include, flags) if "clang" in os.path.basename(arguments.compiler) else {}
+    done = {name: threading.Event() for name in bases.values()}
+
+    def precompiled(name):
+        return folder / (name.replace("/", "+") + ".pch")
+
+    def check_precompiled(name, twice):
+        """Returns (succeeded, CPU seconds) of a header after its base, or of a base, which is precompiled for the others."""
+        own, spent, good = flags[name], 0.0, True
+        if name in bases:
+            done[bases[name]].wait()
+        else:
+            source = precompiled(name).with_suffix(".hpp")
+            source.write_text(twice, encoding="utf-8")
+            good, spent, _ = compile_source([*base, *own, "-x", "c++-header", "-fpch-instantiate-templates",
+                                             "-o", str(precompiled(name)), str(source)], "")
+        if good:
+            if "-include" in own:
+                own = []  # the base has had it
+            # For a base: what a compiler looks at when the program's source ends.
+            good, seconds, _ = compile_source([*base, "-include-pch", str(precompiled(bases.get(name, name))), *own,
+                                               "-fsyntax-only", "-"], twice)
+            spent += seconds
+        return good, spent
+
     def check(name):
-        reason = opt_in(arguments.include / name)
-        targets = reason.split() if reason else []
-        if any(target not in optional for target in targets):
-            return name, None, reason, ""
-        twice = f"#include <{name}>\n#include <{name}>\n"
-        flags = [flag for target in targets for flag in optional[target]] if targets else ["-include", str(hostile)]
-        good, seconds, output = compile_source([*base, *flags, "-fsyntax-only", "-"], twice)
-        return name, good, seconds, output
+        if name not in flags:
+            return name, None, reasons[name], ""
+        twice, spent = f"#include <{name}>\n#include <{name}>\n", 0.0
+        if name in bases or name in done:
+            try:
+                good, spent = check_precompiled(name, twice)
+            finally:
+                if name in done:
+                    done[name].set()
+            if good:
+                return name, True, spent, ""
+        # That a header is wrong is decided, and said, by compiling all of it.
+        good, seconds, output = compile_source([*base, *flags[name], "-fsyntax-only", "-"], twice)
+        return name, good, spent + seconds, output
 
     def check_c(name):
         twice, seconds = f"#include <{name}>\n#include <{name}>\nint main(void) {{ return 0; }}\n", 0.0
@@ -110,9 +196,11 @@ def main():
     if nvcc:
         lines.append(f"  *.h also by {nvcc}")
     failed = []
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        every = [*names, *c_names]
-        for name, good, seconds, output in pool.map(lambda each: (check_c if each in c_names else check)(each), every):
+    every = [*sorted(names, key=lambda name: name not in done), *c_names]  # bases before those that wait for them
+    with tempfile.TemporaryDirectory(dir=arguments.table.parent if arguments.table else None) as temporary, \
+            concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        folder = pathlib.Path(temporary)
+        for name, good, seconds, output in sorted(pool.map(lambda each: (check_c if each in c_names else check)(each), every)):
             if good is None:
                 lines.append(f"  opt-in  {name} ({seconds})")
                 continue
