@@ -204,13 +204,16 @@ fail() {  # fail SENTENCE: a failure that is no test's
   echo "run.sh: $*" >&2
 }
 
-# run_build PRESET "EXTRA TARGETS" CTEST_OPTION...: configures the preset, builds the programs of the selected tests and the extra
-# targets, runs the selected tests.
-run_build() {
-  local preset=$1 extra=$2 tree=$root/build/$1 junit=$results/$1.xml selected targets
+declare -A selected=() targets=() ctest_options=()
+
+# prepare PRESET "EXTRA TARGETS" CTEST_OPTION...: configures the preset, and notes the selected tests, and as targets their
+# programs and the extra ones.
+prepare() {
+  local preset=$1 extra=$2 tree=$root/build/$1
   shift 2
   local options=("$@")
   [ -z "$regex" ] || { options+=(-R "$regex"); extra=; }
+  ctest_options[$preset]=$(printf '%s\n' "${options[@]}")
 
   begin_phase "$preset: configure"
   # Another generator or a moved clone leaves a cache that cannot be used.
@@ -228,22 +231,65 @@ run_build() {
   sed -n 's/^-- \(.* is left out: .*\)/\1/p' "$results/$preset.configure.log"
   end_phase
 
-  selected=$(ctest --test-dir "$tree" -N "${options[@]}" | sed -nE 's/^ *Test +#[0-9]+: //p')
-  targets=$(awk 'NR == FNR { wanted[$1] = 1; next } ($1 in wanted) { print $2 }' <(echo "$selected") "$tree/tests/test_targets.txt" | sort -u)
-  if [ -z "$selected" ] && [ -z "$extra" ]; then
-    echo "$preset: no test is selected here"
-    return
-  fi
-  if [ -n "$targets$extra" ]; then
-    begin_phase "$preset: build"
-    # shellcheck disable=SC2086  # one word for each target
-    if ! cmake --build "$tree" -j "$jobs" --target $targets $extra -- -k 0; then
-      fail "$preset: something does not build (above)"
-    fi
-    end_phase
-  fi
-  [ -n "$selected" ] || return
+  selected[$preset]=$(ctest --test-dir "$tree" -N "${options[@]}" | sed -nE 's/^ *Test +#[0-9]+: //p')
+  targets[$preset]=$(awk 'NR == FNR { wanted[$1] = 1; next } ($1 in wanted) { print $2 }' \
+    <(echo "${selected[$preset]}") "$tree/tests/test_targets.txt" | sort -u)
+  targets[$preset]+=${extra:+ $extra}
+  [ -n "${selected[$preset]}${targets[$preset]}" ] || echo "$preset: no test is selected here"
+}
 
+# build PRESET: builds the targets that prepare noted.
+build() {
+  [ -n "${targets[$1]:-}" ] || return 0
+  begin_phase "$1: build"
+  # shellcheck disable=SC2086  # one word for each target
+  if ! cmake --build "build/$1" -j "$jobs" --target ${targets[$1]} -- -k 0; then
+    fail "$1: something does not build (above)"
+  fi
+  end_phase
+}
+
+# build_behind PRESET...: builds one after another, with what the tests leave of the cores: many of them wait most of the time.
+# finish_build PRESET waits for the end of each, in this order.
+build_behind() {
+  local queue=$results/behind.fifo behind_jobs
+  # A compiler takes a gigabyte or more.
+  behind_jobs=$(awk -v jobs="$jobs" '/^MemAvailable:/ { most = int($2 / 3000000); print most < 1 ? 1 : most < jobs ? most : jobs }' /proc/meminfo)
+  mkfifo "$queue" || die "cannot make a FIFO in $results"
+  set -m  # a process group, so that it ends with this script
+  for preset in "$@"; do
+    status=0
+    # shellcheck disable=SC2086  # one word for each target
+    [ -z "${targets[$preset]:-}" ] || nice -n 19 cmake --build "build/$preset" -j "${behind_jobs:-1}" --target ${targets[$preset]} \
+      -- -k 0 >"$results/$preset.build.log" 2>&1 || status=$?
+    echo "$status"
+  done >"$queue" </dev/null &
+  behind=$!
+  set +m
+  trap 'kill -- "-$behind" 2>/dev/null' EXIT
+  exec 9<"$queue"
+}
+finish_build() {
+  local status=none
+  begin_phase "$1: the rest of its build"
+  read -r -u 9 status
+  if [ "$status" != 0 ]; then
+    cat "$results/$1.build.log"
+    fail "$1: something does not build (above)"
+  fi
+  end_phase
+}
+end_behind() {
+  exec 9<&-
+  wait "$behind"
+  trap - EXIT
+}
+
+# run_tests PRESET: runs the tests that prepare noted.
+run_tests() {
+  [ -n "${selected[$1]:-}" ] || return 0
+  local preset=$1 tree=$root/build/$1 junit=$results/$1.xml options=()
+  [ -z "${ctest_options[$1]}" ] || mapfile -t options <<<"${ctest_options[$1]}"
   begin_phase "$preset: tests"
   rm -rf "$tree/coverage"
   local runner=()
@@ -252,7 +298,7 @@ run_build() {
     runner=(setarch -R)
   fi
   local status=0
-  "${runner[@]}" ctest --test-dir "$tree" -j "$jobs" --output-on-failure --output-junit "$junit" "${options[@]}" </dev/null || status=$?
+  "${runner[@]}" ctest --test-dir "$tree" -j "$jobs" --output-on-failure --output-junit "$junit" "${options[@]}" </dev/null 9<&- || status=$?
   local before=$failed
   if [ -s "$junit" ]; then
     count_results "$junit" "$preset"
@@ -261,10 +307,16 @@ run_build() {
     fail "$preset: ctest ended with status $status"
   fi
   cat "$tree"/tests/headers.*.txt >"$results/$preset.headers.txt" 2>/dev/null
-  if grep -q '^headers.alone' <<<"$selected"; then
+  if grep -q '^headers.alone' <<<"${selected[$preset]}"; then
     cat "$results/$preset.headers.txt"
   fi
   end_phase
+}
+
+run_build() {  # run_build PRESET "EXTRA TARGETS" CTEST_OPTION...: all of it
+  prepare "$@"
+  build "$1"
+  run_tests "$1"
 }
 
 # print_coverage PRESET: which part of include/cairn the tests of a build ran; a part of the tests proves nothing about that.
@@ -286,10 +338,21 @@ case $mode in
     ;;
   short)
     # g++ sees every header in the other builds, if not alone.
-    run_build clang-asan "cairn_benchmarks" -LE '^(slow|example)$' -E '^headers\.alone\.g\+\+$'
+    prepare clang-asan "" -LE '^(slow|example)$' -E '^headers\.alone\.g\+\+$'
+    prepare clang-tsan "" -L '^threaded$' -LE '^(slow|static)$'
+    prepare release "cairn_examples" -L '^(optimised|example)$' -LE '^(slow|static)$'
+    build clang-asan
+    targets[clang-asan]=
+    [ -n "$regex" ] || targets[clang-asan]=cairn_benchmarks  # nobody runs them
+    build_behind clang-tsan release clang-asan
+    run_tests clang-asan
     print_coverage clang-asan
-    run_build clang-tsan "" -L '^threaded$' -LE '^(slow|static)$'
-    run_build release "cairn_examples" -L '^(optimised|example)$' -LE '^(slow|static)$'
+    finish_build clang-tsan
+    run_tests clang-tsan
+    finish_build release
+    run_tests release
+    finish_build clang-asan
+    end_behind
     ;;
   full)
     run_build asan ""
