@@ -3,7 +3,7 @@
 // What compressing weights gives and costs, beside zstd by itself, the library and, where it is installed,
 // the program (`zstd -b`, one thread, the same frames): ratio, and bytes of the item each second; what it
 // costs a load, and that it costs a save's caller nothing.
-//   bench_codec [--mebibytes N] [--pairs N] [--threads N] [--level N] [--json FILE]
+//   bench_codec [--mebibytes N] [--pairs N] [--threads N] [--level N] [--frame-kibibytes N] [--json FILE]
 //               [--checkpoint DIRECTORY]   tensors of the newest checkpoint of train_gpt there, in place of
 //                                          random weights: weights as they are and as bf16, Adam's moments
 #include <zstd.h>
@@ -34,7 +34,9 @@
 namespace {
 
 using bytes = std::vector<std::byte>;
-constexpr std::size_t frame_bytes = std::size_t{4} << 20;
+/// Of all that is measured; as compressed_storage has them, unless the command line says otherwise.
+std::size_t frame_bytes = cairn::compression_options{}.frame_bytes;
+constexpr std::size_t most_frame_bytes = std::size_t{4} << 20;
 
 /// Weights of a normal distribution; 20 MiB of them, again and again: further apart than a frame is long.
 bytes make_weights(cairn::dtype type, std::size_t size) {
@@ -43,7 +45,7 @@ bytes make_weights(cairn::dtype type, std::size_t size) {
   const std::size_t width = cairn::bits_of(type) / 8;
   bytes made;
   made.reserve(size + width);
-  while (made.size() < std::min(size, 5 * frame_bytes)) {
+  while (made.size() < std::min(size, 5 * most_frame_bytes)) {
     const double wide = normal(random);
     const auto single = static_cast<float>(wide);
     std::byte element[8];
@@ -189,19 +191,35 @@ void run(const std::string& what, cairn::dtype type, const bytes& item, int leve
   }
   // Without splitting into planes, beside the same zstd.
   const cairn::zstd_codec whole({.level = level, .planes = false});
-  std::size_t unsplit = 0;
+  bytes unsplit;
+  unsplit.reserve(size + size / 8);
+  cairn::frame_index unsplit_index(whole.id, type, size, frame_bytes);
   const auto encode_whole = [&] {
-    unsplit = 0;
-    static_cast<void>(cairn::encode_frames(whole, type, item, {.frame_bytes = frame_bytes, .threads = 1},
-                                           [&](std::span<const std::byte> part) { unsplit += part.size(); }));
+    unsplit.clear();
+    unsplit_index = cairn::encode_frames(
+        whole, type, item, {.frame_bytes = frame_bytes, .threads = 1},
+        [&](std::span<const std::byte> part) { unsplit.insert(unsplit.end(), part.begin(), part.end()); });
   };
-  const auto unsplit_time = cairn_bench::interleaved(pairs, encode_whole, [&] { plain.encode(item); });
-  report.add_against("encoded_size_without_planes/" + name, cairn_bench::samples({share(unsplit)}), "",
+  const auto decode_whole = [&] {
+    const auto frames =
+        std::span<const std::byte>(unsplit).first(static_cast<std::size_t>(unsplit_index.frames_end()));
+    cairn::decode_range(whole, unsplit_index, frames, 0, back, 1);
+  };
+  const auto unsplit_encoding = cairn_bench::interleaved(
+      pairs, encode_whole, [&] { plain.encode(item); }, [&] { encode(1); });
+  const auto unsplit_decoding = cairn_bench::interleaved(
+      pairs, decode_whole, [&] { plain.decode(back); }, [&] { decode(1); });
+  report.add_against("encoded_size_without_planes/" + name, cairn_bench::samples({share(unsplit.size())}), "",
                      share(plain.size()));
-  report.add("encode_without_planes/" + name,
-             cairn_bench::make_pairs(cairn_bench::rates(size, unsplit_time[0]),
-                                     cairn_bench::rates(size, unsplit_time[1])),
-             "B/s");
+  const auto beside = [&](const std::string& row, const std::vector<double>& ours,
+                          const std::vector<double>& twin) {
+    report.add(row, cairn_bench::make_pairs(cairn_bench::rates(size, ours), cairn_bench::rates(size, twin)),
+               "B/s");
+  };
+  beside("encode_without_planes/" + name, unsplit_encoding[0], unsplit_encoding[1]);
+  beside("decode_without_planes/" + name, unsplit_decoding[0], unsplit_decoding[1]);
+  beside("encode_with_over_without_planes/" + name, unsplit_encoding[2], unsplit_encoding[0]);
+  beside("decode_with_over_without_planes/" + name, unsplit_decoding[2], unsplit_decoding[0]);
   const auto against_plain = [&](const std::string& row, const std::vector<double>& ours,
                                  const std::vector<double>& twin) {
     report.add(row, cairn_bench::make_pairs(cairn_bench::rates(size, ours), cairn_bench::rates(size, twin)),
@@ -271,10 +289,10 @@ void run_checkpoints(const bytes& content, int level, std::size_t threads, int p
   state.tensor("w", cairn::contiguous_view(values.data(), cairn::dtype::f32,
                                            {static_cast<std::int64_t>(values.size() / 4)}));
   const cairn::checkpointer_options quiet{.quiet = true};
-  cairn::checkpointer encoded{
-      cairn::compressed_storage{
-          cairn::memory_store{}, cairn::zstd_codec({.level = level}), {.threads = threads}},
-      quiet};
+  cairn::checkpointer encoded{cairn::compressed_storage{cairn::memory_store{},
+                                                        cairn::zstd_codec({.level = level}),
+                                                        {.frame_bytes = frame_bytes, .threads = threads}},
+                              quiet};
   cairn::checkpointer plain{cairn::memory_store{}, quiet};
   std::int64_t step = 0;
   const auto blocked = [&](auto& ckpt) {
@@ -318,6 +336,10 @@ int main(int argc, char** argv) {
     const auto pairs = static_cast<int>(number("--pairs", 5, 1000));
     const auto threads = static_cast<std::size_t>(number("--threads", 2, 256));
     const auto level = static_cast<int>(number("--level", 1, ZSTD_maxCLevel()));
+    frame_bytes =
+        static_cast<std::size_t>(
+            number("--frame-kibibytes", static_cast<std::int64_t>(frame_bytes >> 10), most_frame_bytes >> 10))
+        << 10;
     cairn_bench::report report("codec");
     const auto directory = cairn_bench::argument(argc, argv, "--checkpoint");
     bytes first;

@@ -263,9 +263,10 @@ TEST_CASE("sixteen parts are under way at a time, if nothing else is said, on co
   s3::server server{service()};
   auto o = where(server.endpoint());
   CHECK(o.in_flight >= 16);
+  o.stalled_after = std::chrono::seconds(280);  // however busy this machine is
   auto store = store_with(o);
   // None of the first sixteen is answered before all of them are there.
-  server.faults.add("gather UploadPart 1-16 count=16");
+  server.faults.add("gather UploadPart 1-16 count=16 ms=240000");
   const auto one = pattern(part, 1);
   constexpr std::size_t parts = 18;
   {

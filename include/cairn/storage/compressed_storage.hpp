@@ -20,8 +20,8 @@ inline namespace v1 {
 /// How compressed_storage compresses.
 struct compression_options {
   /// Of an item in each frame, which is encoded and decoded by itself: a power of two from 64 KiB to 256 MiB.
-  /// Loads want and verify blocks of 1 MiB: larger frames are decoded once for each load batch that touches
-  /// them, smaller ones compress less.
+  /// Loads verify, and share among ranks, blocks of 1 MiB: larger frames are decoded once for each batch of
+  /// blocks that touches them, and compress by a hundredth better at most.
   std::uint64_t frame_bytes = std::uint64_t{1} << 20;
   /// Threads that encode for one writer; at least 1. None of them is the one that trains.
   std::size_t threads = 1;
