@@ -2,7 +2,8 @@
 // links: cairn::s3 OpenSSL::SSL
 // timeout: 120
 //
-// What services differ in: the checksums that they take, TLS and its certificates, the dialect of Google.
+// What services differ in: the conditions and checksums that they take, their clocks and regions, whom they
+// let in, TLS and its certificates, the dialect of Google.
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/s3_store.hpp>
 
@@ -16,7 +17,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -72,6 +77,175 @@ struct some_state {
 };
 
 }  // namespace
+
+TEST_CASE("whether a service heeds conditions is found out once, and one that does not is refused") {
+  const auto bytes = pattern(100);
+  for (const bool heeds : {true, false}) {
+    CAPTURE(heeds);
+    for (const bool says_so : {true, false}) {
+      if (heeds && says_so) continue;
+      auto options = service();
+      options.objects.conditional_writes = heeds;
+      options.objects.refuse_conditions = says_so;
+      s3::server server{options};
+      auto store = store_at(where(server.endpoint()));
+      if (heeds) {
+        CHECK(store.publish_new("one", bytes));
+        const auto requests = server.count("*");
+        CHECK(store.publish_new("two", bytes));
+        CHECK_FALSE(store.publish_new("two", pattern(50)));
+        CHECK(server.count("*") <= requests + 3);  // it is known now
+        CHECK(store.read_all("two", 1'000) == bytes);
+      } else {
+        const auto why = failure_of([&] { static_cast<void>(store.publish_new("one", bytes)); });
+        CHECK(why.id == error_id::usage_bad_option);
+        CHECK(why.text.find("s3_exclusive::single_writer") != std::string::npos);
+        auto alone = where(server.endpoint());
+        alone.exclusive = cairn::s3_exclusive::single_writer;
+        auto single = store_at(alone);
+        CHECK(single.publish_new("one", bytes));
+        CHECK_FALSE(single.publish_new("one", pattern(50)));
+        CHECK(single.read_all("one", 1'000) == bytes);
+      }
+      for (const auto& name : server.objects().keys("bucket"))
+        CHECK(name.find("cairn-probe-") == std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a service's clock that is wrong is followed, and another region's bucket is named") {
+  for (const int hours : {-26, 3}) {
+    CAPTURE(hours);
+    auto options = service();
+    options.clock_offset_seconds = hours * 3600;
+    s3::server server{options};
+    auto store = store_at(where(server.endpoint()));
+    store.put_new("object", pattern(100));
+    CHECK(store.read_all("object", 1'000) == pattern(100));
+    std::size_t refused = 0;
+    for (const auto& entry : server.journal()) refused += entry.code == "RequestTimeTooSkewed" ? 1 : 0;
+    CHECK(refused == 1);  // the first request, and no other
+  }
+  s3::server server{service()};
+  auto store = store_at(where(server.endpoint()));
+  server.faults.add("redirect * all status=301 region=ap-south-1");
+  const auto why = failure_of([&] { store.put_new("object", pattern(100)); });
+  CHECK(why.id == error_id::storage_io);
+  CHECK(why.text.find("region ap-south-1: set s3_options::region") != std::string::npos);
+}
+
+namespace {
+/// Variables of the environment as a test wants them, and as they were afterwards.
+class environment_set {
+ public:
+  void set(const std::string& name, const std::string& value) {
+    if (!before_.contains(name)) {
+      const char* old = std::getenv(name.c_str());
+      before_[name] = old == nullptr ? std::nullopt : std::optional<std::string>(old);
+    }
+    if (value.empty())
+      ::unsetenv(name.c_str());
+    else
+      ::setenv(name.c_str(), value.c_str(), 1);
+  }
+  environment_set() = default;
+  environment_set(const environment_set&) = delete;
+  environment_set& operator=(const environment_set&) = delete;
+  ~environment_set() {
+    for (const auto& [name, value] : before_)
+      if (value)
+        ::setenv(name.c_str(), value->c_str(), 1);
+      else
+        ::unsetenv(name.c_str());
+  }
+
+ private:
+  std::map<std::string, std::optional<std::string>> before_;
+};
+}  // namespace
+
+TEST_CASE("credentials come from the environment or a file's profile, read again, and are told to nobody") {
+  const s3::credentials first{"AKIDFIRST", "first/secret+of=them", "a-long-token-of-the-first-session",
+                              false};
+  const s3::credentials second{"AKIDSECOND", "second/secret+of=them", "", false};
+  auto options = service();
+  options.signatures.accepted = {first};
+  s3::server server{options};
+  scratch_directory directory;
+  const auto path = directory.path() + "/credentials";
+  const auto write_file = [&](const s3::credentials& c) {
+    std::FILE* const file = std::fopen(path.c_str(), "w");
+    REQUIRE(file != nullptr);
+    std::fprintf(file,
+                 "# of nobody\n[default]\naws_access_key_id = AKIDNOBODY\naws_secret_access_key = none\n");
+    std::fprintf(file, "[ team ]\n aws_access_key_id=%s\n; a remark\naws_secret_access_key = %s\n",
+                 c.access_key.c_str(), c.secret_key.c_str());
+    if (!c.session_token.empty()) std::fprintf(file, "aws_session_token = %s\n", c.session_token.c_str());
+    std::fclose(file);
+  };
+  write_file(first);
+  environment_set environment;
+  for (const auto* name : {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
+                           "AWS_SHARED_CREDENTIALS_FILE", "HOME"})
+    environment.set(name, "");
+  const auto with = [&](cairn::s3_credential_source source) {
+    return cairn::s3_store(where(server.endpoint()), std::move(source), std::make_shared<quick_clock>());
+  };
+  using from = cairn::s3_credential_source;
+  const auto failure = [&](cairn::s3_store store) {
+    return failure_of([&] { static_cast<void>(store.size("object")); });
+  };
+  const auto none = failure(with(from::standard()));
+  CHECK(none.id == error_id::storage_permission);
+  CHECK(none.text.find("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") != std::string::npos);
+
+  auto named = with(from::file("team", path));
+  named.put_new("object", pattern(100));
+  environment.set("AWS_SHARED_CREDENTIALS_FILE", path);
+  CHECK(failure(with(from::standard())).id ==
+        error_id::storage_permission);  // the default profile's are wrong
+  environment.set("AWS_PROFILE", "team");
+  CHECK(with(from::standard()).size("object") == 100);
+  environment.set("AWS_SHARED_CREDENTIALS_FILE", "");
+  environment.set("HOME", directory.path());
+  CHECK(failure(with(from::standard())).id ==
+        error_id::storage_permission);  // ~/.aws/credentials is not there
+  environment.set("AWS_ACCESS_KEY_ID", first.access_key);
+  environment.set("AWS_SECRET_ACCESS_KEY", first.secret_key);
+  CHECK(failure(with(from::standard())).id == error_id::storage_permission);  // without the token
+  environment.set("AWS_SESSION_TOKEN", first.session_token);
+  CHECK(with(from::standard()).size("object") == 100);
+  CHECK(with(from::environment()).size("object") == 100);
+
+  // They expire, and the file has others.
+  auto expired = first;
+  expired.expired = true;
+  server.set_credentials({expired, second});
+  write_file(second);
+  CHECK(named.size("object") == 100);
+  const auto old = failure(with(from::environment()));
+  CHECK(old.id == error_id::storage_permission);
+
+  // What would begin another header is not sent.
+  for (const auto* key_id : {"AKID\r\nx-amz-acl: public-read", "", "two words"}) {
+    const auto why = failure(with(from::fixed({key_id, "secret-of-all", "", 0})));
+    CHECK(why.id == error_id::storage_permission);
+    CHECK(why.text.find("secret-of-all") == std::string::npos);
+  }
+  // A server that repeats a secret, or the beginning of a token, is not quoted.
+  server.set_credentials({first});
+  for (const auto& secret : {first.secret_key, first.session_token}) {
+    server.faults.add("error PutObject all status=403 code=AccessDenied says=it-was-" + secret);
+    auto store = with(from::environment());
+    const auto why = failure_of([&] { store.put_new("other", pattern(10)); });
+    server.faults.clear();
+    CHECK(why.id == error_id::storage_permission);
+    CHECK(why.text.find("(withheld)") != std::string::npos);
+    CHECK(why.text.find(secret.substr(0, 12)) == std::string::npos);
+  }
+  for (const auto& one : {none, old})
+    for (const auto& c : {first, second}) CHECK(one.text.find(c.secret_key) == std::string::npos);
+}
 
 TEST_CASE("CRC-64/NVME is the published one, by tables and by instructions, and is joined from parts") {
   const std::string digits = "123456789";

@@ -4,11 +4,13 @@
 // Worker processes that write to an object store: their trainer gives them credentials, as long as it lives.
 #include <cairn/checkpointer.hpp>
 #include <cairn/execute/process_executor.hpp>
+#include <cairn/observe/trace_file.hpp>
 #include <cairn/stage/shared_stager.hpp>
 #include <cairn/stores/s3_store.hpp>
 
 #include <doctest/doctest.h>
 #include <support/s3_server.hpp>
+#include <support/scratch_directory.hpp>
 
 #include <poll.h>
 #include <spawn.h>
@@ -76,12 +78,13 @@ struct state {
   cairn::state_dict all;
 };
 
-auto trainer_on(const std::string& endpoint, cairn::s3_credential_source credentials) {
+auto trainer_on(const std::string& endpoint, cairn::s3_credential_source credentials,
+                const cairn::trace_file& trace) {
   auto o = where(endpoint);
   o.stalled_after = 1s;  // requests that stand still are soon made anew
   return cairn::checkpointer{
       cairn::s3_store(std::move(o), std::move(credentials)), cairn::shared_stager{},
-      cairn::process_executor{},
+      cairn::process_executor{}, trace,
       cairn::checkpointer_options{.patience = 60s, .peer_patience = 60s, .quiet = true}};
 }
 
@@ -109,11 +112,14 @@ TEST_CASE("a worker asks its trainer for credentials, and for fresh ones when th
   s3::server server{service()};
   std::atomic<int> asked{0};
   std::atomic<int> giving{1};
+  const cairn_test::scratch_directory directory;
+  const auto traced = directory.path() + "/trace.json";
   auto ckpt = trainer_on(server.endpoint(), cairn::s3_credential_source::callback([&] {
                            ++asked;
                            if (giving == 0) throw std::runtime_error("cannot give " + first.secret_key);
                            return as_given(giving == 1 ? first : second, 0);
-                         }));
+                         }),
+                         cairn::trace_file{traced});
   const state one(1);
   ckpt.save(one.all, 1).wait();
   CHECK(asked == 1);  // the trainer's own store asks the same
@@ -153,6 +159,11 @@ TEST_CASE("a worker asks its trainer for credentials, and for fresh ones when th
   ckpt.load(loaded.all, 2);
   CHECK(loaded.weights == two.weights);
   ckpt.close();
+  // What is traced of all that, of the save that failed too.
+  std::ifstream file(traced);
+  const std::string trace(std::istreambuf_iterator<char>(file), {});
+  CHECK(trace.find("write") != std::string::npos);
+  CHECK_FALSE(tells(trace));
 }
 
 TEST_CASE("credentials that are about to expire serve until they do, where there are no fresh ones") {
@@ -179,7 +190,8 @@ TEST_CASE("the trainer that is killed" * doctest::skip()) {
   const char* const endpoint = std::getenv(trainer_variable);
   REQUIRE(endpoint != nullptr);
   ::alarm(280);
-  auto ckpt = trainer_on(endpoint, cairn::s3_credential_source::callback([] { return as_given(first, 0); }));
+  auto ckpt = trainer_on(endpoint, cairn::s3_credential_source::callback([] { return as_given(first, 0); }),
+                         cairn::trace_file{"/dev/null"});
   const state one(1);
   ckpt.save(one.all, 1).wait();
   const state two(2);

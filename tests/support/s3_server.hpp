@@ -537,7 +537,7 @@ class server {
 
   static http_reply error_of(const fault& made) {
     auto reply = error_reply(static_cast<int>(made.number("status", 500)), made.text("code", "InternalError"),
-                             "We encountered an internal error. Please try again.");
+                             made.text("says", "We encountered an internal error. Please try again."));
     if (const auto after = made.text("retry_after"); !after.empty()) reply.set("Retry-After", after);
     return reply;
   }

@@ -20,7 +20,7 @@
 /// - key=TEXT: only requests whose key holds TEXT; part=N: only that part
 ///
 /// Kinds, with what else they read:
-/// - error: status=500 code=InternalError retry_after=S, after the body was read; early=1: before
+/// - error: status=500 code=InternalError retry_after=S says=WORD, after the body was read; early=1: before
 /// - reset_before: the connection is reset when the head has come
 /// - reset_in_body: ... after=BYTES of the request's body (default: half of it)
 /// - reset_after: ... when the body has come; nothing is done

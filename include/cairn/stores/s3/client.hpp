@@ -107,6 +107,11 @@ class s3_client {
       if (is({"NoSuchBucket"})) because(error_id::storage_not_found, "there is no such bucket");
       if (is({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}))
         because(error_id::storage_permission, "the server does not accept the credentials");
+      // An answer to HEAD has no words.
+      if (call.status == 400 && r.code.empty() && call.request().method == "HEAD")
+        because(error_id::storage_permission,
+                "the server refused it without a reason, as it does where a session token is missing or has "
+                "expired, or the bucket is in another region");
       if (call.status == 401 || call.status == 403)
         because(error_id::storage_permission, "the credentials do not permit it");
       if (call.status == 404) because(error_id::storage_not_found, "there is no such object");
