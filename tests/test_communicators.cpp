@@ -633,6 +633,47 @@ TEST_CASE("a thread_group knows its ranks") {
   CHECK_THROWS_AS((void)again.receive(0, ample()), cairn::peer_error);
 }
 
+TEST_CASE("threads lend each other messages, in order with those that they send") {
+  const cairn::thread_group group{2};
+  auto a = group.communicator(0);
+  auto b = group.communicator(1);
+  const auto until = cairn::deadline::in(std::chrono::seconds(60));
+  const std::shared_ptr<std::byte[]> bytes(new std::byte[3]{std::byte{1}, std::byte{2}, std::byte{3}});
+  const cairn::lent_message lent{bytes, 3};
+  const std::vector<std::byte> copy(bytes.get(), bytes.get() + 3);
+  a.lend(1, lent, until);
+  a.send(1, copy, until);
+  a.lend(1, lent, until);
+  a.lend(1, {}, until);
+  const auto first = b.borrow(0, until);
+  CHECK(first.lent.data.get() == bytes.get());
+  CHECK(first.lent.size == 3);
+  const auto second = b.borrow(0, until);
+  CHECK(second.lent.data == nullptr);
+  CHECK(second.sent == copy);
+  CHECK(b.receive(0, until) == copy);
+  CHECK(b.receive(0, until).empty());
+  CHECK_THROWS_AS(a.lend(2, lent, until), cairn::usage_error);
+  CHECK_THROWS_AS(static_cast<void>(b.borrow(2, until)), cairn::usage_error);
+  SUBCASE("collectives take them as messages of an exchange") {
+    cairn::collectives from{std::move(a)};
+    cairn::collectives to{std::move(b)};
+    from.begin_exchange();
+    to.begin_exchange();
+    auto head = from.message_head();
+    head.push_back(std::byte{7});
+    const std::shared_ptr<std::byte[]> message(new std::byte[head.size()]);
+    std::copy(head.begin(), head.end(), message.get());
+    for (const auto bytes_told : {head.size(), head.size() - 2}) {
+      from.send_message(1, {message, bytes_told}, until);
+      if (bytes_told == head.size())
+        CHECK(to.take_message(0, until).data.get() == message.get());
+      else
+        CHECK_THROWS_AS(static_cast<void>(to.take_message(0, until)), cairn::peer_error);
+    }
+  }
+}
+
 TEST_CASE("a rank that goes away wakes those who wait for it") {
   cairn::thread_group group(2);
   auto first = group.communicator(0);

@@ -179,13 +179,13 @@ class read_exchange {
     for (int s = 1; s < ranks; ++s) {
       const int to = (rank() + s) % ranks;
       for (const auto& [set, bundle] : sent)
-        if (set->has(to)) guarded([&] { group_.send_message(to, bundle.view(), until); });
+        if (set->has(to)) guarded([&] { group_.send_message(to, bundle.message(), until); });
       const auto from = expected.find((rank() - s + ranks) % ranks);
       if (from == expected.end()) continue;
       for (const auto* set : from->second)
         guarded([&] {
           const auto bundle = group_.take_message(from->first, until);
-          source.take(window, from->first, set, std::span(bundle).subspan(head));
+          source.take(window, from->first, set, bundle.view().subspan(head));
         });
     }
     if (failure != nullptr) std::rethrow_exception(failure);

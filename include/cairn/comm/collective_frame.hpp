@@ -146,6 +146,7 @@ struct collective_frame {
   collective_step step{};
   outcome what;
   std::size_t head = 0;  ///< bytes of what.value that belong to the frame
+  lent_message lent;     ///< with data: the whole message, in place of what.value
 };
 
 /// @throws wire_error if the bytes are no frame of this version, or name ranks that the world does not have.
@@ -195,6 +196,16 @@ struct collective_frame {
   }
   in.finish();
   if (frame.what.ok()) in.fail_here("a failure without a cause");
+  return frame;
+}
+
+/// The same of a message that may be lent, as those of an exchange are, of which the head alone is decoded.
+[[nodiscard]] inline collective_frame decode_frame(borrowed_message message, int size) {
+  if (message.lent.data == nullptr) return decode_frame(std::move(message.sent), size);
+  const auto head = encode_frame({}, collective_step::up, {}, {}).size();
+  const auto begin = message.lent.view().first(std::min(head, message.lent.size));
+  auto frame = decode_frame({begin.begin(), begin.end()}, size);
+  frame.lent = std::move(message.lent);
   return frame;
 }
 

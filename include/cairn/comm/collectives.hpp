@@ -148,17 +148,23 @@ class collectives {
   [[nodiscard]] std::vector<std::byte> message_head() const {
     return detail::encode_frame(exchange_, step::up, {}, {});
   }
-  /// Sends a message that begins with message_head(). Throws as the communicator does.
-  void send_message(int to, std::span<const std::byte> message, deadline until) {
-    communicator_.send(to, message, until);
+  /// Sends a message that begins with message_head(), without a copy where the communicator can. Throws as
+  /// the communicator does.
+  void send_message(int to, const lent_message& message, deadline until) {
+    if constexpr (LendingCommunicator<C>)
+      communicator_.lend(to, message, until);
+    else
+      communicator_.send(to, message.view(), until);
   }
   /// The next message of `from` in this exchange, with its head. Throws as the communicator does, and
   /// peer_error (peer_bad_message).
-  [[nodiscard]] std::vector<std::byte> take_message(int from, deadline until) {
+  [[nodiscard]] lent_message take_message(int from, deadline until) {
     auto frame = receive(exchange_, step::up, from, until);
     if (!frame.what.ok() || frame.step != step::up)
       fail(error_id::peer_bad_message, "a message of an exchange is none", {.rank = from});
-    return std::move(frame.what.value);
+    if (frame.lent.data != nullptr) return std::move(frame.lent);
+    const auto bytes = std::make_shared<std::vector<std::byte>>(std::move(frame.what.value));
+    return {{bytes, bytes->data()}, bytes->size()};
   }
 
  private:
@@ -255,7 +261,11 @@ class collectives {
   /// The next frame of a neighbour, of whatever call. Throws as the communicator does.
   [[nodiscard]] detail::collective_frame next_frame(int from, deadline until) {
     if (auto early = early_.extract(from); !early.empty()) return std::move(early.mapped());
-    auto message = communicator_.receive(from, until);
+    borrowed_message message;
+    if constexpr (LendingCommunicator<C>)
+      message = communicator_.borrow(from, until);
+    else
+      message.sent = communicator_.receive(from, until);
     try {
       return detail::decode_frame(std::move(message), size());
     } catch (const wire_error& e) {

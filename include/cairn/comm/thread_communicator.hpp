@@ -69,8 +69,7 @@ class thread_world {
     }
   }
 
-  void send(int from, int to, std::span<const std::byte> bytes) {
-    std::vector<std::byte> message(bytes.begin(), bytes.end());
+  void send(int from, int to, borrowed_message message) {
     if (at(from).lost) fail(error_id::peer_lost, "this rank itself was marked as lost", {.rank = from});
     box& target = at(to);
     const std::lock_guard lock(target.mutex);
@@ -79,7 +78,7 @@ class thread_world {
     target.arrived.notify_all();
   }
 
-  [[nodiscard]] std::vector<std::byte> receive(int self, int from, deadline until) {
+  [[nodiscard]] borrowed_message receive(int self, int from, deadline until) {
     box& own = at(self);
     const box& sender = at(from);
     std::unique_lock lock(own.mutex);
@@ -109,7 +108,7 @@ class thread_world {
   struct box {
     std::mutex mutex;
     std::condition_variable arrived;
-    std::map<int, std::deque<std::vector<std::byte>>> from;
+    std::map<int, std::deque<borrowed_message>> from;
     bool taken = false;
     std::atomic<bool> lost = false;  ///< written under the mutex, read by those who wait for this rank
   };
@@ -149,10 +148,24 @@ class thread_communicator {
     world_->check(to);
     if (bytes.size() > max_message_bytes)
       fail(error_id::usage_overflow, "a message is longer than 1 GiB", {.rank = rank_});
-    world_->send(rank_, to, bytes);
+    world_->send(rank_, to, {{bytes.begin(), bytes.end()}, {}});
   }
 
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
+    world_->check(from);
+    auto message = world_->receive(rank_, from, until);
+    if (message.lent.data == nullptr) return std::move(message.sent);
+    const auto bytes = message.lent.view();
+    return {bytes.begin(), bytes.end()};
+  }
+
+  // See LendingCommunicator.
+  void lend(int to, const lent_message& message, deadline until) {
+    if (message.data == nullptr || message.size > max_message_bytes) return send(to, message.view(), until);
+    world_->check(to);
+    world_->send(rank_, to, {{}, message});
+  }
+  [[nodiscard]] borrowed_message borrow(int from, deadline until) {
     world_->check(from);
     return world_->receive(rank_, from, until);
   }
@@ -169,7 +182,7 @@ class thread_communicator {
   int rank_;
 };
 
-static_assert(Communicator<thread_communicator>);
+static_assert(LendingCommunicator<thread_communicator>);
 
 /// Ranks that are threads of one process.
 ///

@@ -4,6 +4,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -38,6 +39,29 @@ concept Communicator = std::movable<C> && requires(C& c, const C& k, int peer,
   { c.send(peer, bytes, until) } -> std::same_as<void>;
   { c.receive(peer, until) } -> std::same_as<std::vector<std::byte>>;
 };
+
+/// A message that several ranks may hold at once. Nobody changes its bytes.
+struct lent_message {
+  std::shared_ptr<const std::byte[]> data;
+  std::size_t size = 0;
+  [[nodiscard]] std::span<const std::byte> view() const noexcept { return {data.get(), size}; }
+};
+/// What borrow() gives: a message that was lent, or one that was sent.
+struct borrowed_message {
+  std::vector<std::byte> sent;
+  lent_message lent;  ///< without data: it was sent
+};
+
+/// What a Communicator may offer besides, where ranks see each other's memory.
+///
+/// - `lend(to, message, deadline)`: as send(), but what arrives is the same memory.
+/// - `borrow(from, deadline)`: as receive(), which gives what was lent as a copy.
+template <class C>
+concept LendingCommunicator =
+    Communicator<C> && requires(C& c, int peer, const lent_message& message, deadline until) {
+      { c.lend(peer, message, until) } -> std::same_as<void>;
+      { c.borrow(peer, until) } -> std::same_as<borrowed_message>;
+    };
 
 }  // namespace v1
 }  // namespace cairn

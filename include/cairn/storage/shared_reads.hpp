@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/communicator.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
 #include <cairn/model/rank_set.hpp>
@@ -35,11 +36,11 @@ struct shared_unit {
 
 /// Bytes that nobody has touched.
 struct raw_bytes {
-  std::unique_ptr<std::byte[]> data;
+  std::shared_ptr<std::byte[]> data;
   std::size_t size = 0;
   raw_bytes() = default;
   explicit raw_bytes(std::size_t bytes) : data(new std::byte[bytes]), size(bytes) {}
-  [[nodiscard]] std::span<const std::byte> view() const noexcept { return {data.get(), size}; }
+  [[nodiscard]] lent_message message() const noexcept { return {data, size}; }
 };
 
 /// What a rank sends to all ranks of a set: one message. The message's head comes first.
