@@ -7,9 +7,13 @@
 #include <cairn/stores/file_store.hpp>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <support/bench.hpp>
 #include <support/program.hpp>
@@ -21,6 +25,7 @@
 namespace {
 
 using cairn_bench::at_least;
+using cairn_bench::at_most;
 using cairn_bench::bench_state;
 using cairn_bench::mebibyte;
 using cairn_bench::read_file;
@@ -160,14 +165,14 @@ class load_benchmark {
     compare("load_cold/rows_to_columns/one_rank", stored, by_hand, 0.5, [&] { alone.load(first, 1); });
     // All columns, by four ranks that are threads: alone each of them reads every file, together each file
     // once.
-    for (const auto sharing : {cairn::read_sharing::off, cairn::read_sharing::on}) {
-      const std::string how = sharing == cairn::read_sharing::on ? "/shared" : "/alone";
-      compare("load_cold/rows_to_columns/four_ranks" + how, stored, by_hand, 0, [&] {
-        on_ranks("rows", sharing, [&](int rank, auto& c) {
-          c.load(columns[static_cast<std::size_t>(rank)]->column_shard(rank, shards), 1);
-        });
+    const auto load = [&](cairn::read_sharing sharing) {
+      return load_on_ranks("rows", sharing, [&](int rank, auto& c) {
+        return c.load(columns[static_cast<std::size_t>(rank)]->column_shard(rank, shards), 1);
       });
-    }
+    };
+    std::uint64_t bytes = 0;
+    for (const auto& s : saved) bytes += s->bytes();
+    compare_sharing("load_cold/rows_to_columns/four_ranks", bytes, stored, by_hand, load);
     for (int r = 0; r < shards; ++r) check_columns(saved, *columns[static_cast<std::size_t>(r)], r);
   }
 
@@ -182,17 +187,50 @@ class load_benchmark {
     saved.fill(1);
     std::vector<std::unique_ptr<bench_state>> copies;
     for (int r = 0; r < shards; ++r) copies.push_back(std::make_unique<bench_state>(rows_));
-    for (const auto sharing : {cairn::read_sharing::off, cairn::read_sharing::on}) {
-      const std::string how = sharing == cairn::read_sharing::on ? "/shared" : "/alone";
-      for (auto& copy : copies) copy->clear();
-      compare("load_cold/replicated/four_ranks" + how, stored, by_hand, 0, [&] {
-        on_ranks("whole", sharing,
-                 [&](int rank, auto& c) { c.load(copies[static_cast<std::size_t>(rank)]->whole(), 1); });
+    const auto load = [&](cairn::read_sharing sharing) {
+      return load_on_ranks("whole", sharing, [&](int rank, auto& c) {
+        return c.load(copies[static_cast<std::size_t>(rank)]->whole(), 1);
       });
+    };
+    for (const auto sharing : {cairn::read_sharing::off, cairn::read_sharing::on}) {
+      for (auto& copy : copies) copy->clear();
+      (void)load(sharing);
       for (const auto& copy : copies) check_equal(saved, *copy);
     }
+    compare_sharing("load_cold/replicated/four_ranks", saved.bytes(), stored, by_hand, load);
   }
 
+  /// `load(sharing)`: by all ranks; the bytes that they read. Each way against one reading by hand, then how
+  /// much each reads of the `bytes` of the state, and the time of the shared load against that of the other.
+  template <class Load>
+  void compare_sharing(const std::string& name, std::uint64_t bytes, std::uint64_t stored,
+                       const std::vector<read_file>& by_hand, Load&& load) {
+    const auto files = directory_.files();
+    const auto cold = [&](cairn::read_sharing sharing) {
+      for (const auto& path : files) cairn_bench::make_cold(path);
+      return cairn_bench::seconds_of([&] { (void)load(sharing); });
+    };
+    for (const auto sharing : {cairn::read_sharing::off, cairn::read_sharing::on}) {
+      const bool shared = sharing == cairn::read_sharing::on;
+      const auto way = name + (shared ? "/shared" : "/alone");
+      compare(way, stored, by_hand, 0, [&] { (void)load(sharing); });
+      const cairn_bench::samples read({static_cast<double>(load(sharing))});
+      report_.add_against(way + "/read" + size_, read, "B", static_cast<double>(bytes),
+                          shared ? at_most(1.01) : cairn_bench::goal{});
+    }
+    const auto seconds = cairn_bench::interleaved(
+        options_.pairs, [&] { return cold(cairn::read_sharing::on); },
+        [&] { return cold(cairn::read_sharing::off); });
+    report_.add(name + "/shared_against_alone" + size_, cairn_bench::make_pairs(seconds[0], seconds[1]), "s");
+  }
+
+  /// Runs `load(rank, checkpointer)` on threads that are ranks; what all of them read.
+  template <class Load>
+  [[nodiscard]] std::uint64_t load_on_ranks(const char* directory, cairn::read_sharing sharing, Load&& load) {
+    std::atomic<std::uint64_t> read{0};
+    on_ranks(directory, sharing, [&](int rank, auto& c) { read += load(rank, c).bytes_read; });
+    return read;
+  }
   /// Runs body(rank, checkpointer) on threads that are ranks.
   template <class Body>
   void on_ranks(const char* directory, cairn::read_sharing sharing, Body&& body) {
