@@ -8,14 +8,17 @@ Builds cairn's programs for GPUs, runs the tests on a GPU, also under compute-sa
 writes docs/gpu-record.md from what they measured. Status 0: all passed; 1: something failed; 77: there is no GPU, or no CUDA
 toolkit; then no record is written.
 
-usage: bash tests/gpu.sh [--build-only] [--deps DIR] [--arch sm_90] [--commit ID] [--output FILE] [--directory DIR] [--seconds N]
+usage: bash tests/gpu.sh [--build-only | --no-build] [--deps DIR] [--arch sm_90] [--jobs N] [--commit ID] [--output FILE]
+                         [--directory DIR] [--seconds N]
        bash tests/gpu.sh --pack DIR
 
   --build-only    compile and link everything, and each .cuh alone; needs nvcc and no GPU
+  --no-build      run what an earlier --build-only left in build/gpu, also on another machine with the same tree; needs no nvcc
   --pack DIR      copy the headers and libraries beside CUDA's that the programs need (xxHash, RapidJSON, CLI11, doctest, Boost) to
                   DIR, for a machine where nothing can be installed
   --deps DIR      take them from there
   --arch ARCH     what to compile for (default: the GPU's own, or sm_90)
+  --jobs N        programs that are built at a time (default: one for each core)
   --commit ID     what is tested, for the record (default: asks git)
   --output FILE   the record (default: docs/gpu-record.md)
   --directory DIR where checkpoints of the benchmarks go; on a disk (default: build/gpu)
@@ -25,11 +28,13 @@ END
 
 start=$(date +%s)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit 1
-build_only=no pack='' deps='' arch='' commit='' output="$root/docs/gpu-record.md" directory='' seconds=540
+build_only=no no_build=no pack='' deps='' arch='' commit='' output="$root/docs/gpu-record.md" directory='' seconds=540
+jobs=$(nproc)
 while [ $# -gt 0 ]; do
   case $1 in
     --build-only) build_only=yes ;;
-    --pack | --deps | --arch | --commit | --output | --directory | --seconds)
+    --no-build) no_build=yes ;;
+    --pack | --deps | --arch | --jobs | --commit | --output | --directory | --seconds)
       [ $# -ge 2 ] || { echo "gpu.sh: $1 needs a value, see --help" >&2; exit 2; }
       declare "${1#--}=$2"
       shift
@@ -40,6 +45,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [[ $seconds =~ ^[1-9][0-9]*$ ]] || { echo "gpu.sh: --seconds needs a number" >&2; exit 2; }
+[[ $jobs =~ ^[1-9][0-9]*$ ]] || { echo "gpu.sh: --jobs needs a number" >&2; exit 2; }
 
 absent() {
   printf 'gpu.sh: %s; nothing was tested and no record was written\n' "$*" >&2
@@ -52,7 +58,7 @@ if [ "$build_only" = no ] && [ -z "$pack" ]; then
   [ "${CUDA_VISIBLE_DEVICES-0}" = -1 ] || gpu=$(nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
   [ -n "$gpu" ] || absent "there is no GPU on this machine that nvidia-smi can see"
 fi
-[ -n "$nvcc" ] || absent "there is no nvcc: install the CUDA toolkit, 12.1 or later"
+[ -n "$nvcc" ] || [ "$no_build" = yes ] || absent "there is no nvcc: install the CUDA toolkit, 12.1 or later"
 [ -n "$arch" ] || { arch=$(cut -d, -f2 <<<"$gpu" | tr -cd 0-9); arch=sm_${arch:-90}; }
 
 cd "$root" || exit 1
@@ -63,15 +69,41 @@ includes=(-I"$root/include" -I"$root/tests" -I"$root/examples" -I"$root/benchmar
 [ -z "$deps" ] || includes+=(-isystem "$deps/include" -L"$deps/lib")
 flags=(-std=c++20 -arch="$arch" -diag-suppress 836 "-Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas")
 
+# NCCL: where NCCL_HOME says, beside CUDA, or as Python's package.
+nccl=''
+nccl_of() {  # nccl_of DIRECTORY: takes it from there, if it is recent enough
+  local version library
+  [ -z "$nccl" ] && [ -n "$1" ] && [ -f "$1/include/nccl.h" ] || return
+  version=$(sed -n 's/^#define NCCL_VERSION_CODE  *\([0-9]*\).*/\1/p' "$1/include/nccl.h")
+  [ "${version:-0}" -ge 21900 ] || return
+  for library in "$1"/lib/libnccl.so* "$1"/lib64/libnccl.so* "$1"/lib/*/libnccl.so*; do
+    [ ! -f "$library" ] || nccl=$1 nccl_library=$library
+  done
+}
+for each in "${NCCL_HOME-}" "$(dirname "$(dirname "${nvcc:-/usr/local/cuda/bin/nvcc}")")" /usr/local/cuda /usr/local /usr \
+  "$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null)"; do
+  nccl_of "$each"
+done
+xxhash=-lxxhash  # with the program where it can be, so that --no-build needs none
+for library in ${deps:+"$deps/lib/libxxhash.a"} /usr/lib/*/libxxhash.a /usr/local/lib/libxxhash.a; do
+  [ ! -f "$library" ] || { xxhash=$library; break; }
+done
+
 # name: sources: libraries
 programs=(
   "test_gpu: tests/gpu/test_gpu.cu tests/main.cpp: "
+  "bench_load_cuda: benchmarks/bench_load_cuda.cu: "
   "train_gpt_cuda: examples/train_gpt_cuda.cu: -lcublas"
   "evaluate_cuda: examples/evaluate_cuda.cu: -lcublas"
   "bench_copy: benchmarks/bench_copy.cu: -lcublas"
   "bench_modes_cuda: benchmarks/bench_modes_cuda.cu: -lcublas"
   "train_gpt: examples/train_gpt.cpp: "
 )
+if [ -n "$nccl" ]; then
+  programs+=("test_nccl: tests/gpu/test_nccl.cu tests/main.cpp: -I$nccl/include -L${nccl_library%/*} -l:${nccl_library##*/}")
+else
+  echo "test_nccl is left out: it needs NCCL 2.19 or later (NCCL_HOME says where)"
+fi
 
 if [ -n "$pack" ]; then
   mkdir -p "$pack/include" "$pack/lib" || exit 1
@@ -96,111 +128,179 @@ fi
 
 # --- Build: all at a time as far as there are cores -------------------------------------------------------------------
 
+compile() {  # compile OBJECT SOURCE FLAGS...
+  "$nvcc" "${includes[@]}" "${flags[@]}" -O2 -Xcompiler=-ffp-contract=off -DCAIRN_TEST_SOURCE_DIR="\"$root\"" \
+    -DCAIRN_TEST_PYTHON='"python3"' "${@:3}" -c "$2" -o "$1"
+}
 build() {  # build NAME SOURCES LIBRARIES
-  local objects=() source object
+  local objects=() include=() source object library begin
+  begin=$(date +%s)
+  for library in $3; do [ "${library#-I}" = "$library" ] || include+=("$library"); done
   for source in $2; do
     object="$work/$1.$(basename "$source").o"
     objects+=("$object")
-    "$nvcc" "${includes[@]}" "${flags[@]}" -O2 -Xcompiler=-ffp-contract=off -DCAIRN_TEST_SOURCE_DIR="\"$root\"" \
-      -DCAIRN_TEST_PYTHON='"python3"' -c "$source" -o "$object" || return 1
+    compile "$object" "$source" "${include[@]}" || return 1
   done
   # shellcheck disable=SC2086
-  "$nvcc" "${includes[@]}" -arch="$arch" "${objects[@]}" -o "$work/$1" $3 -lxxhash -lpthread
+  "$nvcc" "${includes[@]}" -arch="$arch" "${objects[@]}" -o "$work/$1" $3 "$xxhash" -lpthread || return 1
+  rm -f "${objects[@]}"
+  echo $(($(date +%s) - begin)) >"$work/$1.seconds"
 }
-echo "building for $arch with $nvcc"
+alone() {  # alone HEADER NAME: also without what a program includes before it
+  local begin
+  begin=$(date +%s)
+  echo "#include \"$root/$1\"" >"$work/alone/$2.cu"
+  "$nvcc" "${includes[@]}" "${flags[@]}" -O0 -c "$work/alone/$2.cu" -o "$work/alone/$2.o" || return 1
+  rm -f "$work/alone/$2.o"
+  echo $(($(date +%s) - begin)) >"$work/alone/$2.seconds"
+}
+wait_for_a_job() { while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done; }
 status=0
-names=()
-for program in "${programs[@]}"; do
-  IFS=: read -r name sources libraries <<<"$program"
-  names+=("$name")
-  while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
-  rm -f "$work/$name"
-  build "$name" "$sources" "$libraries" >"$work/$name.log" 2>&1 &
-done
-wait
-for name in "${names[@]}"; do
-  if [ -x "$work/$name" ]; then
-    echo "built $name"
-  else
-    echo "gpu.sh: $name does not build:" >&2
-    tail -n 30 "$work/$name.log" >&2
-    status=1
-  fi
-done
-if [ "$build_only" = yes ]; then
+if [ "$no_build" = yes ]; then
+  for program in "${programs[@]}"; do
+    name=${program%%:*}
+    [ -x "$work/$name" ] || [ "$name" = test_nccl ] ||
+      { echo "gpu.sh: --no-build, and there is no $work/$name: run --build-only before" >&2; exit 1; }
+  done
+  [ "$(cat "$work/arch" 2>/dev/null)" = "$arch" ] ||
+    { echo "gpu.sh: --no-build, and what is in $work was not built for $arch" >&2; exit 1; }
+else
+  echo "building for $arch with $nvcc, $jobs at a time"
+  rm -rf "$work/alone" "$work"/*.seconds "$work/arch"
   mkdir -p "$work/alone"
-  for header in include/cairn/cuda/*.cuh examples/gpt/device/*.cuh benchmarks/support/*.cuh; do
-    echo "#include \"$root/$header\"" >"$work/alone/header.cu"
-    if "$nvcc" "${includes[@]}" "${flags[@]}" -O0 -c "$work/alone/header.cu" -o "$work/alone/header.o" >"$work/alone/log" 2>&1; then
-      echo "compiled $header alone"
+  for program in "${programs[@]}"; do
+    IFS=: read -r name sources libraries <<<"$program"
+    wait_for_a_job
+    rm -f "$work/$name"
+    build "$name" "$sources" "$libraries" >"$work/$name.log" 2>&1 &
+  done
+  headers=()
+  [ "$build_only" = no ] || headers=(include/cairn/cuda/*.cuh examples/gpt/device/*.cuh benchmarks/support/*.cuh)
+  for header in "${headers[@]}"; do
+    wait_for_a_job
+    name=${header//\//-}
+    alone "$header" "$name" >"$work/alone/$name.log" 2>&1 &
+  done
+  wait
+  for program in "${programs[@]}"; do
+    name=${program%%:*}
+    if [ -x "$work/$name" ] && [ -f "$work/$name.seconds" ]; then
+      echo "built $name ($(cat "$work/$name.seconds") s)"
     else
-      echo "gpu.sh: $header does not compile alone:" >&2
-      tail -n 30 "$work/alone/log" >&2
+      echo "gpu.sh: $name does not build:" >&2
+      tail -n 30 "$work/$name.log" >&2
       status=1
     fi
   done
+  for header in "${headers[@]}"; do
+    name=${header//\//-}
+    if [ -f "$work/alone/$name.seconds" ]; then
+      echo "compiled $header alone ($(cat "$work/alone/$name.seconds") s)"
+    else
+      echo "gpu.sh: $header does not compile alone:" >&2
+      tail -n 30 "$work/alone/$name.log" >&2
+      status=1
+    fi
+  done
+  [ "$status" = 0 ] || exit 1
+  echo "$arch" >"$work/arch"
 fi
-[ "$status" = 0 ] || exit 1
 [ "$build_only" = no ] || { echo "everything builds for $arch ($(($(date +%s) - start)) s)"; exit 0; }
 
-# --- Run --------------------------------------------------------------------------------------------------------------
+# --- Run: tests beside each other, then benchmarks alone -----------------------------------------------------------------
+# Each has a limit of its own, and the limits together fit into the time, so that one that hangs takes nothing from the others.
+# The record is written again after each benchmark: whatever ends this early leaves what was measured until then.
 
 results=$work/results
 rm -rf "$results" "$work/checkpoints"*
-mkdir -p "$results"
+mkdir -p "$results/ended"
+[ -n "$commit" ] || commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+devices=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
+[ -z "${CUDA_VISIBLE_DEVICES-}" ] || devices=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
+[ "$devices" -le 4 ] || devices=4
+export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${nccl:+${nccl_library%/*}:}/usr/local/cuda/lib64"
 left() { echo $((start + seconds - $(date +%s))); }
-# step NAME LIMIT COMMAND...: runs it, at most LIMIT seconds, and notes how it ended.
-step() {
-  local name=$1 limit=$2 begin code verdict
-  shift 2
+names=() limits=() commands=()
+# part NAME LIMIT COMMAND...: what is to be run, for at most LIMIT seconds.
+part() {
+  names+=("$1") limits+=("$2")
+  commands+=("$(printf '%q ' "${@:3}")")
+}
+# run INDEX: runs a part, and notes how it ended and what it took.
+run() {
+  local name=${names[$1]} limit=${limits[$1]} begin code verdict
   begin=$(date +%s)
-  [ "$(left)" -ge "$limit" ] || limit=$(($(left) - 2))
-  if [ "$limit" -lt 5 ]; then
-    verdict='not run'
-  else
-    echo "=== $name (at $((begin - start)) s)"
-    timeout --kill-after=5 "$limit" "$@" >"$results/$name.log" 2>&1
-    code=$?
-    case $code in
-      0) verdict=passed ;;
-      124 | 137) verdict="failed: not done in $limit s" ;;
-      *) verdict="failed with status $code" ;;
-    esac
-    [ "$code" = 0 ] || { tail -n 40 "$results/$name.log"; status=1; }
-  fi
-  [ "$verdict" != 'not run' ] || status=1
-  printf '%s\t%s\t%s\n' "$name" "$verdict" "$(($(date +%s) - begin))" >>"$results/steps.tsv"
+  [ "$(left)" -ge "$limit" ] || limit=$(($(left) - 5))
+  [ "$limit" -ge 5 ] || return
+  echo "=== $name (at $((begin - start)) s)"
+  timeout --kill-after=5 "$limit" bash -c "${commands[$1]}" >"$results/$name.log" 2>&1
+  code=$?
+  case $code in
+    0) verdict=passed ;;
+    124 | 137) verdict="failed: not done in $limit s" ;;
+    *) verdict="failed with status $code" ;;
+  esac
+  [ "$code" = 0 ] || tail -n 40 "$results/$name.log"
+  printf '%s\t%s\t%s\n' "$name" "$verdict" "$(($(date +%s) - begin))" >"$results/ended/$1"
   echo "$name: $verdict"
 }
+# record: writes it from what has ended so far; the other parts are in it, too.
+record() {
+  local i
+  for i in "${!names[@]}"; do
+    cat "$results/ended/$i" 2>/dev/null || printf '%s\tnot run\t\n' "${names[$i]}"
+  done >"$results/steps.tsv"
+  [ -z "${left_out-}" ] || printf '%b' "$left_out" >>"$results/steps.tsv"
+  python3 "$root/tests/gpu/record.py" --results "$results" --commit "$commit" --arch "$arch" --output "$output"
+}
 
-step test_gpu 90 "$work/test_gpu"
-step test_gpu_sticky 30 "$work/test_gpu" --no-skip --test-case='sticky*'
+part test_gpu 90 "$work/test_gpu"
+part test_gpu_sticky 60 "$work/test_gpu" --no-skip --test-case='sticky*'
+left_out=''
+if [ -x "$work/test_nccl" ] && [ -n "$nccl" ]; then
+  # NCCL takes no two ranks on one device.
+  part "test_nccl_of_${devices}_rank$([ "$devices" = 1 ] || echo s)" 90 "$work/test_nccl"
+else
+  left_out+='test_nccl\tleft out: NCCL 2.19 or later was not found\t\n'
+fi
 for each in resume evaluate interchange; do
-  step "training_$each" 60 bash tests/gpu/training.sh "$work" "$each"
+  part "training_$each" 110 bash tests/gpu/training.sh "$work" "$each"
 done
-step bench_copy 100 "$work/bench_copy" --pairs 5 --json "$results/bench_copy.json"
-step bench_modes_published 140 "$work/bench_modes_cuda" --rounds 1 --json "$results/bench_modes_published.json" \
-  --table "$results/bench_modes_published.md"
-step bench_modes_disk 130 "$work/bench_modes_cuda" --setting disk --rounds 1 --directory "$directory" \
-  --json "$results/bench_modes_disk.json" --table "$results/bench_modes_disk.md"
 sanitizer=$(command -v compute-sanitizer || true)
 [ -n "$sanitizer" ] || { [ -x /usr/local/cuda/bin/compute-sanitizer ] && sanitizer=/usr/local/cuda/bin/compute-sanitizer; }
 if [ -n "$sanitizer" ]; then
   tiny=(--layers 1 --width 32 --heads 2 --context 16 --micro-batches 1 --every 1 --ranks 1 --mode thread
-    --text "$root/README.md" --checkpoints "$work/checkpoints-tiny")
+    --text "$root/README.md")
   # Calls that are refused on purpose are no errors of memory.
-  step memcheck_tests 120 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 "$work/test_gpu" \
+  part memcheck_tests 120 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 "$work/test_gpu" \
     --test-case='*kernel*,*capture*,*runtime*'
-  step memcheck_training 60 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 "$work/train_gpt_cuda" "${tiny[@]}" --steps 1
-  step racecheck_training 60 "$sanitizer" --tool racecheck --error-exitcode 9 "$work/train_gpt_cuda" "${tiny[@]}" --steps 2
-  step racecheck_gathering 60 "$sanitizer" --tool racecheck --error-exitcode 9 "$work/test_gpu" --test-case='*little memory*'
+  part memcheck_training 110 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 "$work/train_gpt_cuda" \
+    "${tiny[@]}" --checkpoints "$work/checkpoints-memcheck" --steps 1
+  part racecheck_training 110 "$sanitizer" --tool racecheck --error-exitcode 9 "$work/train_gpt_cuda" "${tiny[@]}" \
+    --checkpoints "$work/checkpoints-racecheck" --steps 2
+  part racecheck_gathering 110 "$sanitizer" --tool racecheck --error-exitcode 9 "$work/test_gpu" --test-case='*little memory*'
 else
-  printf 'compute-sanitizer\tnot run: it is not installed\t0\n' >>"$results/steps.tsv"
+  left_out+='compute-sanitizer\tleft out: it is not installed\t\n'
 fi
+tests=${#names[@]}
+part bench_copy 55 "$work/bench_copy" --pairs 5 --json "$results/bench_copy.json"
+part bench_load 80 "$work/bench_load_cuda" --bytes 2GiB --pairs 3 --directory "$directory" --script "$root/benchmarks/load_python.py" \
+  --json "$results/bench_load.json"
+part bench_modes_published 110 "$work/bench_modes_cuda" --rounds 1 --json "$results/bench_modes_published.json" \
+  --table "$results/bench_modes_published.md"
+part bench_modes_disk 105 "$work/bench_modes_cuda" --setting disk --rounds 1 --directory "$directory" \
+  --json "$results/bench_modes_disk.json" --table "$results/bench_modes_disk.md"
 
-# --- The record ---------------------------------------------------------------------------------------------------------
+record || exit 1  # where there is no GPU to be recorded, nothing is run
+for ((i = 0; i < tests; ++i)); do run "$i" & done
+wait
+record
+for ((i = tests; i < ${#names[@]}; ++i)); do
+  run "$i"
+  record
+done
 
-[ -n "$commit" ] || commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
-python3 "$root/tests/gpu/record.py" --results "$results" --commit "$commit" --arch "$arch" --output "$output" || status=1
-echo "gpu.sh: $(grep -c $'\tpassed\t' "$results/steps.tsv") passed, $(grep -vc $'\tpassed\t' "$results/steps.tsv") not, in $(($(date +%s) - start)) s"
-exit "$status"
+passed=$(grep -c $'\tpassed\t' "$results/steps.tsv")
+others=$(grep -vc $'\tpassed\t' "$results/steps.tsv")
+echo "gpu.sh: $passed passed, $others not, in $(($(date +%s) - start)) s"
+[ "$passed" = "${#names[@]}" ]
