@@ -338,7 +338,8 @@ TEST_CASE("checked{} finds memory of a device that a kernel changes before its c
   gpu::reset(14);
   constexpr std::int64_t count = 800'000;
   gpu::memory weights(0, count * sizeof(float));
-  gpu::memory matrix(1, 300 * 200 * sizeof(float));
+  auto held = std::make_unique<gpu::memory>(1, 300 * 200 * sizeof(float));
+  auto& matrix = *held;
   std::fill(weights.bytes().begin(), weights.bytes().end(), std::byte{7});
   std::fill(matrix.bytes().begin(), matrix.bytes().end(), std::byte{9});
   auto flat = cairn::contiguous_view(weights.bytes().data(), cairn::dtype::f32, {count});
@@ -401,11 +402,64 @@ TEST_CASE("checked{} finds memory of a device that a kernel changes before its c
     CHECK(named("turned", 0));
     save_and_change(3, 0, nullptr);
     CHECK(why == nullptr);
+    // Memory that was freed, and that the state still names.
+    held.reset();
+    try {
+      checkpoints.save(state, 4).wait();
+      FAIL("what was freed was saved");
+    } catch (const cairn::storage_error& e) {
+      why = std::current_exception();
+      CHECK(e.id() == error_id::storage_device);
+      CHECK(e.fields().item == "turned");
+    }
     CHECK(checkpoints.list() == std::vector<std::int64_t>{3});
-    checkpoints.close();
+    CHECK_THROWS_AS(checkpoints.close(), cairn::storage_error);
   }
   gpu::synchronize();
   for (auto s : streams) (void)gpu::destroy_stream(s);
+}
+
+TEST_CASE("an error of a device names the call, the device and the item that was copied") {
+  gpu::reset(15);
+  constexpr std::int64_t count = 300'000;
+  gpu::memory weights(1, count * sizeof(float));
+  auto view = cairn::contiguous_view(weights.bytes().data(), cairn::dtype::f32, {count});
+  view.space = memory_space::device, view.device = 1;
+  std::vector<std::exception_ptr> told;
+  {
+    cairn::checkpointer checkpoints{
+        cairn::memory_store{}, stager_type(), cairn::overlapped{},
+        cairn::checkpointer_options{.max_consecutive_failures = 0, .quiet = true}};
+    cairn::state_dict state;
+    state.tensor("weights", view);
+    checkpoints.save(state, 0).wait();
+    checkpoints.before_update();
+    std::set<std::string> calls;
+    // Twice each: a thread that could not go back to the device that it had asks less the next time.
+    for (std::uint64_t i = 0; i < 80; ++i) {
+      gpu::fail(1 + i / 2, gpu::invalid_value);
+      const auto handle = checkpoints.save(state, static_cast<std::int64_t>(i + 1));
+      try {
+        handle.wait();
+      } catch (const cairn::storage_error& e) {
+        told.push_back(std::current_exception());
+        const std::string said(e.message());
+        CAPTURE(said);
+        CHECK(e.id() == error_id::storage_device);
+        CHECK(said.find("failed on device 1") != std::string::npos);
+        CHECK(e.fields().got == "cudaErrorInvalidValue (1)");
+        calls.insert(said.substr(0, said.find(' ')));
+        if (said.starts_with("cudaMemcpy") || said.starts_with("cudaEventQuery"))
+          CHECK(e.fields().item == "weights");
+      }
+      gpu::fail(0, 0);
+      checkpoints.before_update();
+    }
+    for (const char* call : {"cudaMemcpyAsync", "cudaEventRecord", "cudaStreamWaitEvent"})
+      CHECK_MESSAGE(calls.contains(call), std::string(call));
+    checkpoints.save(state, 1000).wait();  // else close() would tell of the last that failed
+    checkpoints.close();
+  }
 }
 
 TEST_CASE(

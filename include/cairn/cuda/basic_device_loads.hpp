@@ -29,8 +29,8 @@ struct basic_device_loads_options {
   std::uint64_t pinned_bytes = std::uint64_t{64} << 20;
   /// What to do where the device refuses to pin it.
   pinned_options pinning = {};
-  /// How long the end of a load that failed waits for copies that are still under way; their buffers are
-  /// never given back if they do not end.
+  /// How long the end of a load that failed, or of a look by checked{}, waits for copies that are still under
+  /// way; their buffers are never given back if they do not end.
   std::chrono::nanoseconds drain_limit = std::chrono::minutes(1);
 };
 
@@ -70,7 +70,8 @@ class basic_device_loads final : public device_access {
         options_.compute, std::min(budget, options_.pinned_bytes), options_.pinning, options_.drain_limit);
   }
   [[nodiscard]] std::unique_ptr<device_read> begin_read() override {
-    return std::make_unique<detail::read_session<R>>(options_.compute, options_.pinning);
+    return std::make_unique<detail::read_session<R>>(options_.compute, options_.pinning,
+                                                     options_.drain_limit);
   }
 
  private:

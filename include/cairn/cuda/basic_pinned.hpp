@@ -72,7 +72,7 @@ class basic_pinned {
   /// @throws storage_error (storage_device) where there is no device.
   explicit basic_pinned(pinned_options options, M memory = M())
       : memory_(std::move(memory)), options_(options) {
-    check_call<R>(R::current_device(device_), "asking for the current device", -1);
+    check_call<R>(R::current_device(device_), "cudaGetDevice (asking for the current device)", -1);
   }
 
   /// See Memory. Pinning costs about as much as touching the pages. @throws storage_error: also

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace cairn {
 inline namespace v1 {
@@ -94,13 +95,14 @@ struct compute_stream {
 /// Throws storage_error (storage_device) with the call, the device and the runtime's words, unless the status
 /// is success.
 template <DeviceRuntime R>
-void check_call(int status, const char* call, int device, const std::string& item = {}) {
+void check_call(int status, const char* call, int device, std::string_view item = {}) {
   if (status == R::success) return;
   fail(error_id::storage_device,
        std::string(call) + " failed on device " + std::to_string(device) + ": " + R::text_of(status) +
            "; after most errors of a device the process must be started again, and resumes from the last "
            "checkpoint that was committed",
-       {.item = item, .got = std::string(R::name_of(status)) + " (" + std::to_string(status) + ")"});
+       {.item = std::string(item),
+        .got = std::string(R::name_of(status)) + " (" + std::to_string(status) + ")"});
 }
 
 /// The device of the calling thread is another one as long as this lives.
@@ -109,8 +111,8 @@ class device_in_use {
  public:
   /// @throws storage_error (storage_device)
   explicit device_in_use(int device) {
-    check_call<R>(R::current_device(before_), "asking for the current device", device);
-    if (before_ != device) check_call<R>(R::use_device(device), "using a device", device);
+    check_call<R>(R::current_device(before_), "cudaGetDevice (asking for the current device)", device);
+    if (before_ != device) check_call<R>(R::use_device(device), "cudaSetDevice (using a device)", device);
     changed_ = before_ != device;
   }
   ~device_in_use() {
@@ -146,7 +148,8 @@ class beside_captures {
 template <DeviceRuntime R>
 void refuse_capture(typename R::stream_type stream, int device, const char* call) {
   bool capturing = false;
-  check_call<R>(R::capturing(stream, capturing), "asking whether a stream is captured", device);
+  check_call<R>(R::capturing(stream, capturing),
+                "cudaStreamIsCapturing (asking whether a stream is captured)", device);
   if (capturing)
     fail(error_id::usage_stream_capturing,
          std::string(call) + " was called while its stream on device " + std::to_string(device) +

@@ -13,7 +13,8 @@ namespace cuda {
 [[nodiscard]] inline tensor_view device_view(void* data, dtype type, const extents& shape) {
   auto view = contiguous_view(data, type, shape);
   int device = -1;
-  check_call<runtime>(runtime::device_of(view.data, device), "asking where memory lies", device);
+  check_call<runtime>(runtime::device_of(view.data, device),
+                      "cudaPointerGetAttributes (asking where memory lies)", device);
   if (device < 0)
     fail(error_id::usage_unsupported_tensor, "this is no memory of a device; give its address as it is");
   view.space = memory_space::device;

@@ -38,7 +38,7 @@ class lane {
   /// driver can; `staging_bytes`: of device memory for gathering. @throws storage_error
   lane(int device, typename R::stream_type compute, bool words, std::uint64_t staging_bytes)
       : device_(device), compute_(compute), staging_wanted_(GatheringRuntime<R> ? staging_bytes : 0) {
-    check_call<R>(R::make_stream(side_), "making a stream", device);
+    check_call<R>(R::make_stream(side_), "cudaStreamCreateWithPriority (making a stream)", device);
     if (words) make_word();
   }
   lane(const lane&) = delete;
@@ -80,14 +80,15 @@ class lane {
   [[nodiscard]] stream_mark<R> mark() {
     stream_mark<R> made{owned_event<R>(device_)};
     const std::lock_guard lock(mutex_);
-    check_call<R>(R::record(made.event.get(), side_), "recording an event behind copies", device_);
+    check_call<R>(R::record(made.event.get(), side_), "cudaEventRecord (recording an event behind copies)",
+                  device_);
     if (word_ != nullptr) {
       const int status = R::write_word(word_, written_ + 1, side_);
       // Where the first one fails, events tell how far the stream is.
       if (written_ == 0 && status != R::success) {
         word_ = nullptr;
       } else {
-        check_call<R>(status, "writing how far a stream is", device_);
+        check_call<R>(status, "cuStreamWriteValue32 (writing how far a stream is)", device_);
         made.numbered = true;
         made.number = ++written_;
       }
@@ -170,12 +171,12 @@ class gathering {
   void flush() {
     if (!parts_.empty()) {
       const std::lock_guard lock(lane_.mutex());
-      check_call<R>(R::gather(parts_, boxes_, staging_, lane_.side()), "gathering small tensors",
-                    lane_.device());
+      check_call<R>(R::gather(parts_, boxes_, staging_, lane_.side()),
+                    "the launch of a kernel (gathering small tensors)", lane_.device());
       check_call<R>(regions_.size() == 1
                         ? R::copy_to_host(regions_[0].to, regions_[0].from, regions_[0].bytes, lane_.side())
                         : R::copy_parts_to_host(regions_, lane_.side()),
-                    "copying gathered tensors from device memory", lane_.device());
+                    "cudaMemcpyAsync (copying gathered tensors from device memory)", lane_.device());
     }
     parts_.clear(), boxes_.clear(), regions_.clear();
     used_ = 0, end_ = nullptr, boxed_ = nullptr;

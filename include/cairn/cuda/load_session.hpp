@@ -3,6 +3,7 @@
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/cuda/basic_pinned.hpp>
 #include <cairn/cuda/device_runtime.hpp>
+#include <cairn/cuda/drain.hpp>
 #include <cairn/cuda/owned_event.hpp>
 #include <cairn/stage/heap_memory.hpp>
 
@@ -55,7 +56,7 @@ class run_scatterer {
     } else if (rows > 1) {
       check_call<R>(R::copy_rows_to_device(to_, static_cast<std::uint64_t>(to_pitch_), from_,
                                            static_cast<std::uint64_t>(from_pitch_), width_, rows, stream_),
-                    "copying rows to device memory", device_, std::string(item_));
+                    "cudaMemcpy2DAsync (copying rows to device memory)", device_, item_);
     }
   }
 
@@ -106,8 +107,8 @@ class load_session final : public device_load {
            "cuda::device_view",
            {.item = std::string(item)});
     int device = -1;
-    check_call<R>(R::device_of(target.data, device), "asking where memory lies", target.device,
-                  std::string(item));
+    check_call<R>(R::device_of(target.data, device), "cudaPointerGetAttributes (asking where memory lies)",
+                  target.device, item);
     if (device != target.device)
       fail(error_id::usage_unsupported_tensor,
            "the destination of an item is not in the memory of its device; was it freed?",
@@ -156,8 +157,8 @@ class load_session final : public device_load {
           const device_in_use<R> use(lanes_[i].device);
           copy_parts(b, i);
           events.emplace_back(lanes_[i].device);
-          check_call<R>(R::record(events.back().get(), lanes_[i].side), "recording an event behind copies",
-                        lanes_[i].device, b.item);
+          check_call<R>(R::record(events.back().get(), lanes_[i].side),
+                        "cudaEventRecord (recording an event behind copies)", lanes_[i].device, b.item);
         }
     } catch (...) {
       failure = std::current_exception();
@@ -218,11 +219,13 @@ class load_session final : public device_load {
       if (given.device == device) compute = given.stream;
     lanes_.reserve(lanes_.size() + 1);
     open_device made{device, {}};
-    check_call<R>(R::make_stream(made.side), "making a stream", device);
+    check_call<R>(R::make_stream(made.side), "cudaStreamCreateWithPriority (making a stream)", device);
     lanes_.push_back(made);
     const owned_event<R> ready(device);
-    check_call<R>(R::record(ready.get(), compute), "recording an event on the compute stream", device);
-    check_call<R>(R::wait(made.side, ready.get()), "ordering copies behind the compute stream", device);
+    check_call<R>(R::record(ready.get(), compute),
+                  "cudaEventRecord (recording an event on the compute stream)", device);
+    check_call<R>(R::wait(made.side, ready.get()),
+                  "cudaStreamWaitEvent (ordering copies behind the compute stream)", device);
   }
   [[nodiscard]] std::size_t index_of(int device) const {
     const auto found =
@@ -242,10 +245,10 @@ class load_session final : public device_load {
     const auto& l = lanes_[lane_index];
     if (parts.size() == 1)
       check_call<R>(R::copy_to_device(parts[0].to, parts[0].from, parts[0].bytes, l.side),
-                    "copying to device memory", l.device, b.item);
+                    "cudaMemcpyAsync (copying to device memory)", l.device, b.item);
     else if (!parts.empty())
-      check_call<R>(R::copy_parts_to_device(parts, l.side), "copying parts to device memory", l.device,
-                    b.item);
+      check_call<R>(R::copy_parts_to_device(parts, l.side),
+                    "cudaMemcpyAsync (copying parts to device memory)", l.device, b.item);
     parts.clear();
   }
   /// Finds out which copies are done. @pre the mutex is held. @throws what failed.
@@ -257,7 +260,7 @@ class load_session final : public device_load {
         const device_in_use<R> use(event.device());
         const int status = R::query(event.get());
         if (status == R::not_ready) break;
-        check_call<R>(status, "a copy to device memory", event.device(), b->item);
+        check_call<R>(status, "cudaEventQuery (a copy to device memory)", event.device(), b->item);
         b->events.pop_back();
       }
       if (b->events.empty() && !b->held) b->item.clear();
@@ -289,20 +292,8 @@ class load_session final : public device_load {
   }
   [[nodiscard]] bool drained() noexcept {
     const auto until = deadline::in(drain_limit_);
-    try {
-      for (const auto& l : lanes_) {
-        const device_in_use<R> use(l.device);
-        const owned_event<R> event(l.device);
-        check_call<R>(R::record(event.get(), l.side), "recording an event", l.device);
-        while (R::query(event.get()) == R::not_ready) {
-          if (until.passed()) return false;
-          std::this_thread::sleep_for(look_every);
-        }
-      }
-    } catch (...) {
-      // A device that takes no call any more copies nothing any more.
-    }
-    return true;
+    return std::all_of(lanes_.begin(), lanes_.end(),
+                       [&](const open_device& l) { return drain<R>(l.side, l.device, until); });
   }
 
   std::vector<compute_stream<R>> compute_;

@@ -141,13 +141,13 @@ class nccl_lane {
       auto& p = *parts_;
       p.device = device;
       const device_in_use<R> use(device);
-      check(R::make_stream(p.stream), "making a stream");
+      check(R::make_stream(p.stream), "cudaStreamCreateWithPriority (making a stream)");
       p.has_stream = true;
       for (std::size_t i = 0; i < p.buffers.size(); ++i) {
         p.pages[i].reset(static_cast<std::byte*>(
             std::aligned_alloc(page_bytes, (piece_bytes + page_bytes - 1) / page_bytes * page_bytes)));
         if (p.pages[i] == nullptr) throw std::bad_alloc();
-        check(R::pin(p.pages[i].get(), piece_bytes), "pinning memory");
+        check(R::pin(p.pages[i].get(), piece_bytes), "cudaHostRegister (pinning memory)");
         p.pinned[i] = true;
         check(R::allocate_buffer(p.buffers[i], piece_bytes), "ncclMemAlloc");
         p.reached[i].emplace(device);
@@ -206,7 +206,7 @@ class nccl_lane {
         ++finished_;
         return true;
       }
-      if (status != R::not_ready) check(status, "a copy of a message");
+      if (status != R::not_ready) check(status, "cudaEventQuery (a copy of a message)");
       (void)going_on(call());
     }
     if (issued_ == pieces_ || issued_ - finished_ == 2) return false;
@@ -239,7 +239,8 @@ class nccl_lane {
     int status = R::success;
     if (from_ != nullptr) {
       std::memcpy(p.pages[half].get(), from_ + issued_ * piece_bytes_, bytes);
-      check(R::copy_to_device(p.buffers[half], p.pages[half].get(), bytes, p.stream), "copying a message");
+      check(R::copy_to_device(p.buffers[half], p.pages[half].get(), bytes, p.stream),
+            "cudaMemcpyAsync (copying a message)");
       status = R::send(p.comm, p.buffers[half], bytes, peer_, p.stream);
     } else {
       status = R::receive(p.comm, p.buffers[half], bytes, peer_, p.stream);
@@ -255,8 +256,8 @@ class nccl_lane {
     launching_ = false;
     if (to_ != nullptr)
       check(R::copy_to_host(p.pages[half].get(), p.buffers[half], piece_size(issued_), p.stream),
-            "copying a message");
-    check(R::record(p.reached[half]->get(), p.stream), "recording an event");
+            "cudaMemcpyAsync (copying a message)");
+    check(R::record(p.reached[half]->get(), p.stream), "cudaEventRecord (recording an event)");
     ++issued_;
   }
   /// Whether NCCL has not yet done what it was told; throws what it met.

@@ -63,7 +63,8 @@ template <NcclRuntime R, Communicator Control>
   if (piece_bytes == 0 || piece_bytes > max_message_bytes)
     fail(error_id::peer_bad_message, "the length of pieces is none", {.rank = parent});
   int device = options.device;
-  if (device < 0) check_call<R>(R::current_device(device), "asking for the current device", -1);
+  if (device < 0)
+    check_call<R>(R::current_device(device), "cudaGetDevice (asking for the current device)", -1);
   auto lane = std::make_unique<nccl_lane<R>>(device, piece_bytes, size, id, rank, options.abort_limit);
   for (auto pause = std::chrono::microseconds(20);;) {
     const bool late = until.passed();

@@ -15,7 +15,7 @@ class owned_event {
  public:
   /// @pre the device is in use. @throws storage_error
   explicit owned_event(int device) : device_(device) {
-    check_call<R>(R::make_event(event_), "making an event", device);
+    check_call<R>(R::make_event(event_), "cudaEventCreate (making an event)", device);
   }
   owned_event(owned_event&& other) noexcept
       : event_(other.event_), device_(std::exchange(other.device_, -1)) {}

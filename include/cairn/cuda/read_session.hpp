@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/cuda/basic_pinned.hpp>
+#include <cairn/cuda/drain.hpp>
 #include <cairn/cuda/lane.hpp>
 #include <cairn/cuda/transfer.hpp>
 #include <cairn/stage/heap_memory.hpp>
@@ -28,13 +29,18 @@ namespace detail {
 template <DeviceRuntime R>
 class read_session final : public device_read {
  public:
-  read_session(std::vector<compute_stream<R>> compute, pinned_options pinning)
-      : compute_(std::move(compute)), pinning_(pinning) {}
+  /// `drain_limit`: how long its end waits for a copy that failed or was late.
+  read_session(std::vector<compute_stream<R>> compute, pinned_options pinning,
+               std::chrono::nanoseconds drain_limit)
+      : compute_(std::move(compute)), pinning_(pinning), drain_limit_(drain_limit) {}
   read_session(const read_session&) = delete;
   read_session& operator=(const read_session&) = delete;
   ~read_session() override {
-    if (!stuck_) return;
-    // A copy that did not end in time may still write to it.
+    const auto until = deadline::in(drain_limit_);
+    if (!under_way_ || std::all_of(lanes_.begin(), lanes_.end(),
+                                   [&](const auto& l) { return drain<R>(l->side(), l->device(), until); }))
+      return;
+    // The copy may still write to it.
     for (auto& l : lanes_) (void)l.release();
     (void)block_.release();
   }
@@ -73,8 +79,10 @@ class read_session final : public device_read {
     refuse_capture<R>(compute, device, "save() with checked{}");
     auto made = std::make_unique<lane<R>>(device, compute, false, 0);
     const owned_event<R> ready(device);
-    check_call<R>(R::record(ready.get(), compute), "recording an event on the compute stream", device);
-    check_call<R>(R::wait(made->side(), ready.get()), "ordering copies behind the compute stream", device);
+    check_call<R>(R::record(ready.get(), compute),
+                  "cudaEventRecord (recording an event on the compute stream)", device);
+    check_call<R>(R::wait(made->side(), ready.get()),
+                  "cudaStreamWaitEvent (ordering copies behind the compute stream)", device);
     lanes_.push_back(std::move(made));
     return *lanes_.back();
   }
@@ -84,39 +92,42 @@ class read_session final : public device_read {
     std::byte* to = block_->bytes().data();
     std::vector<copy_part> parts;
     // From here on until the event is reached.
-    stuck_ = true;
+    under_way_ = true;
     if (from.contiguous()) {
       parts.push_back({to, from.data + first, last - first});
     } else {
-      run_collector<R> runs(l, parts);
+      run_collector<R> runs(l, parts, item);
       for_each_run(from, first, last, [&](const std::byte* at, std::uint64_t bytes, std::uint64_t position) {
         runs.add(to + (position - first), at, bytes);
       });
       runs.flush();
     }
-    const std::string name(item);
     if (!parts.empty())
-      check_call<R>(R::copy_parts_to_host(parts, l.side()), "copying from device memory", l.device(), name);
+      check_call<R>(R::copy_parts_to_host(parts, l.side()), "cudaMemcpyAsync (copying from device memory)",
+                    l.device(), item);
     const owned_event<R> done(l.device());
-    check_call<R>(R::record(done.get(), l.side()), "recording an event behind copies", l.device(), name);
+    check_call<R>(R::record(done.get(), l.side()), "cudaEventRecord (recording an event behind copies)",
+                  l.device(), item);
     for (;;) {
       const bool late = until.passed();
       const int status = R::query(done.get());
       if (status == R::success) break;
-      if (status != R::not_ready) check_call<R>(status, "a copy from device memory", l.device(), name);
+      if (status != R::not_ready)
+        check_call<R>(status, "cudaEventQuery (a copy from device memory)", l.device(), item);
       if (late)
         fail(error_id::timeout_staging, "memory of a device was not read in time by checked{}",
-             {.item = name});
+             {.item = std::string(item)});
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
-    stuck_ = false;
+    under_way_ = false;
   }
 
   std::vector<compute_stream<R>> compute_;
   pinned_options pinning_;
+  std::chrono::nanoseconds drain_limit_;
   std::vector<std::unique_ptr<lane<R>>> lanes_;
   std::unique_ptr<typename memory_type::block_type> block_;
-  bool stuck_ = false;
+  bool under_way_ = false;
 };
 
 }  // namespace detail

@@ -16,6 +16,9 @@
 #include <deque>
 #include <exception>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,7 +40,9 @@ inline void add_copy(std::vector<copy_part>& parts, const copy_part& next) {
 template <DeviceRuntime R>
 class run_collector {
  public:
-  run_collector(const lane<R>& on, std::vector<copy_part>& parts) noexcept : lane_(on), parts_(parts) {}
+  /// `item`: for errors.
+  run_collector(const lane<R>& on, std::vector<copy_part>& parts, std::string_view item = {}) noexcept
+      : lane_(on), parts_(parts), item_(item) {}
   void add(std::byte* to, const std::byte* from, std::uint64_t bytes) {
     if (rows_ != 0 && bytes == width_ && to == to_ + rows_ * width_ && follows(from)) {
       if (rows_ == 1) pitch_ = static_cast<std::uint64_t>(from - from_);
@@ -52,7 +57,7 @@ class run_collector {
       add_copy(parts_, {to_, from_, width_});
     else if (rows_ > 1)
       check_call<R>(R::copy_rows_to_host(to_, from_, pitch_, width_, rows_, lane_.side()),
-                    "copying rows from device memory", lane_.device());
+                    "cudaMemcpy2DAsync (copying rows from device memory)", lane_.device(), item_);
     rows_ = 0;
   }
 
@@ -65,6 +70,7 @@ class run_collector {
   }
   const lane<R>& lane_;
   std::vector<copy_part>& parts_;
+  std::string_view item_;
   std::byte* to_ = nullptr;
   const std::byte* from_ = nullptr;
   std::uint64_t width_ = 0;
@@ -85,7 +91,7 @@ class transfer {
         lanes_(std::move(lanes)),
         units_(cairn::detail::cut_into_units(fill_->layout(), fill_->options().overlapped)),
         parts_(lanes_.size()),
-        batch_bytes_(batch_bytes),
+        batch_bytes_(std::max(batch_bytes, fill_->layout().bytes / most_batches)),
         gather_below_(gather_below) {
     if constexpr (GatheringRuntime<R>)
       for (auto* l : lanes_) gatherings_.emplace_back(*l);
@@ -99,23 +105,25 @@ class transfer {
     for (auto* l : lanes_) {
       const device_in_use<R> device(l->device());
       const owned_event<R> ready(l->device());
-      check_call<R>(R::record(ready.get(), l->compute()), "recording an event on the compute stream",
-                    l->device());
-      check_call<R>(R::wait(l->side(), ready.get()), "ordering copies behind the compute stream",
-                    l->device());
+      check_call<R>(R::record(ready.get(), l->compute()),
+                    "cudaEventRecord (recording an event on the compute stream)", l->device());
+      check_call<R>(R::wait(l->side(), ready.get()),
+                    "cudaStreamWaitEvent (ordering copies behind the compute stream)", l->device());
     }
-    std::size_t early = 0;
+    const copy_unit* first = nullptr;
+    const copy_unit* last = nullptr;
     for (const auto& unit : units_) {
       if (!unit.early) continue;
       put(unit);
-      ++early;
+      if (first == nullptr) first = &unit;
+      last = &unit;
     }
-    if (early == 0) return;
-    batch done = close_batch(0, true);
+    if (first == nullptr) return;
+    batch done = close_batch({first->begin, last->end, true}, 0);
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
       const device_in_use<R> device(lanes_[i]->device());
       check_call<R>(R::wait(lanes_[i]->compute(), done.marks[i].event.get()),
-                    "ordering the compute stream behind copies", lanes_[i]->device());
+                    "cudaStreamWaitEvent (ordering the compute stream behind copies)", lanes_[i]->device());
     }
     batches_.push_back(std::move(done));
   }
@@ -128,8 +136,12 @@ class transfer {
       if (failure_ == nullptr && given_up_.load(std::memory_order_acquire))
         failure_ =
             cairn::make_failure(error_id::timeout_staging, "the memory of training was not copied in time");
-      if (failure_ == nullptr && next_ < units_.size()) enqueue_batch();
-      if (failure_ == nullptr) look();
+      // All of them at a stretch: before_update() waits for it.
+      while (failure_ == nullptr && next_ < units_.size() && !given_up_.load(std::memory_order_acquire)) {
+        enqueue_batch();
+        look();
+      }
+      if (failure_ == nullptr && !ended()) look();
     } catch (...) {
       fail(std::current_exception());
     }
@@ -162,18 +174,23 @@ class transfer {
     if (ended()) return;
     for (const auto& last : last_)
       if (last.device() == device)
-        check_call<R>(R::wait(stream, last.get()), "ordering a stream behind copies", device);
+        check_call<R>(R::wait(stream, last.get()), "cudaStreamWaitEvent (ordering a stream behind copies)",
+                      device);
   }
   [[nodiscard]] const image_fill& fill() const noexcept { return *fill_; }
 
  private:
   static constexpr std::uint64_t looks_without_asking = 64;
+  /// Of one image: each costs a few calls, and a stream takes about a thousand before it lets its callers
+  /// wait.
+  static constexpr std::uint64_t most_batches = 64;
+  using copy_unit = cairn::detail::copy_unit;
 
   /// Units that were put into the streams together; done once all its marks are reached.
   struct batch {
-    std::size_t end = 0;                ///< units before this one are done with it
-    bool early = false;                 ///< all early units, and only those
-    bool last = false;                  ///< nothing follows
+    copy_unit range;      ///< where its bytes lie in the image; early: all early units, and only those
+    std::size_t end = 0;  ///< units before this one are done with it
+    bool last = false;    ///< nothing follows
     std::vector<stream_mark<R>> marks;  ///< of each lane
   };
 
@@ -192,9 +209,35 @@ class transfer {
         lanes_.begin());
   }
 
+  /// Does something that concerns these bytes of the image: an error of a device names the items there.
+  template <class Work>
+  void about(std::uint64_t begin, std::uint64_t end, Work&& work) const {
+    try {
+      work();
+    } catch (const storage_error& e) {
+      if (e.id() != error_id::storage_device || !e.fields().item.empty()) throw;
+      auto fields = e.fields();
+      fields.item = item_at(begin);
+      const auto last = item_at(end - 1);
+      cairn::fail(
+          e.id(),
+          e.message() +
+              (last == fields.item ? "" : "; this item was copied together with others up to " + last),
+          std::move(fields));
+    }
+  }
+  [[nodiscard]] std::string item_at(std::uint64_t at) const {
+    const auto& items = fill_->layout().items;
+    auto place = std::partition_point(items.begin(), items.end(),
+                                      [&](const auto& p) { return p.begin + p.bytes <= at; });
+    if (place == items.end() && place != items.begin()) --place;
+    return place != items.end() ? place->name : std::string();
+  }
   /// Copies what the CPU can read, and puts the rest into the lane of its device.
-  void put(const cairn::detail::copy_unit& unit) {
+  void put(const copy_unit& unit) {
     std::byte* image = fill_->memory().data();
+    std::optional<device_in_use<R>> device;
+    if (lanes_.size() == 1) device.emplace(lanes_.front()->device());
     cairn::detail::for_each_piece(
         fill_->layout(), unit.begin, unit.end,
         [&](std::span<const std::byte> bytes, std::uint64_t at) {
@@ -206,7 +249,7 @@ class transfer {
           if (source.view.space != memory_space::device)
             cairn::detail::copy_item(source, place.bytes, first, last, to, cairn::detail::streaming_copy);
           else
-            put(source.view, first, last, to);
+            about(place.begin + first, place.begin + last, [&] { put(source.view, first, last, to); });
         },
         [&](std::uint64_t at, std::uint64_t bytes) {
           std::memset(image + at, 0, bytes);
@@ -218,7 +261,8 @@ class transfer {
   void put(const tensor_view& view, std::uint64_t first, std::uint64_t last, std::byte* to) {
     const auto at = lane_on(view.device);
     auto& parts = parts_[at];
-    const device_in_use<R> device(view.device);
+    std::optional<device_in_use<R>> device;  // one for all where there is one
+    if (lanes_.size() != 1) device.emplace(view.device);
     const bool together = view.contiguous();
     if constexpr (GatheringRuntime<R>) {
       const bool goes_on = !parts.empty() && parts.back().to + parts.back().bytes == to &&
@@ -236,34 +280,42 @@ class transfer {
     runs.flush();
   }
   /// Gives the collected parts to the streams, with a mark behind them.
-  batch close_batch(std::size_t end, bool early) {
+  batch close_batch(const copy_unit& range, std::size_t end) {
     batch closed;
+    closed.range = range;
     closed.end = end;
-    closed.early = early;
-    for (std::size_t i = 0; i < lanes_.size(); ++i) {
-      auto& l = *lanes_[i];
-      const device_in_use<R> device(l.device());
-      auto& parts = parts_[i];
-      if (parts.size() == 1)
-        check_call<R>(R::copy_to_host(parts[0].to, parts[0].from, parts[0].bytes, l.side()),
-                      "copying from device memory", l.device());
-      else if (!parts.empty())
-        check_call<R>(R::copy_parts_to_host(parts, l.side()), "copying parts from device memory", l.device());
-      parts.clear();
-      if constexpr (GatheringRuntime<R>) gatherings_[i].flush();
-      closed.marks.push_back(l.mark());
-    }
+    about(range.begin, range.end, [&] {
+      for (std::size_t i = 0; i < lanes_.size(); ++i) closed.marks.push_back(flush(i));
+    });
     return closed;
+  }
+  stream_mark<R> flush(std::size_t i) {
+    auto& l = *lanes_[i];
+    const device_in_use<R> device(l.device());
+    auto& parts = parts_[i];
+    if (parts.size() == 1)
+      check_call<R>(R::copy_to_host(parts[0].to, parts[0].from, parts[0].bytes, l.side()),
+                    "cudaMemcpyAsync (copying from device memory)", l.device());
+    else if (!parts.empty())
+      check_call<R>(R::copy_parts_to_host(parts, l.side()),
+                    "cudaMemcpyAsync (copying parts from device memory)", l.device());
+    parts.clear();
+    if constexpr (GatheringRuntime<R>) gatherings_[i].flush();
+    return l.mark();
   }
   void enqueue_batch() {
     std::uint64_t bytes = 0;
+    copy_unit range{units_[next_].begin, 0, false};
     while (next_ < units_.size() && bytes < batch_bytes_) {
-      const auto& unit = units_[next_++];
-      if (unit.early) continue;
-      put(unit);
-      bytes += unit.end - unit.begin;
+      auto run = units_[next_++];
+      range.end = run.end;
+      if (run.early) continue;
+      while (next_ < units_.size() && !units_[next_].early && run.end - run.begin < batch_bytes_ - bytes)
+        range.end = run.end = units_[next_++].end;
+      put(run);
+      bytes += run.end - run.begin;
     }
-    batch closed = close_batch(next_, false);
+    batch closed = close_batch(range, next_);
     if (next_ < units_.size()) {
       batches_.push_back(std::move(closed));
       return;
@@ -273,7 +325,8 @@ class transfer {
     for (auto* l : lanes_) {
       const device_in_use<R> device(l->device());
       owned_event<R> last(l->device());
-      check_call<R>(R::record(last.get(), l->side()), "recording an event behind all copies", l->device());
+      check_call<R>(R::record(last.get(), l->side()),
+                    "cudaEventRecord (recording an event behind all copies)", l->device());
       last_.push_back(std::move(last));
     }
     batches_.push_back(std::move(closed));
@@ -293,14 +346,16 @@ class transfer {
       const device_in_use<R> device(mark.event.device());
       const int status = R::query(mark.event.get());
       if (status == R::not_ready) return false;
-      check_call<R>(status, "a copy from device memory", mark.event.device());
+      about(b.range.begin, b.range.end, [&] {
+        check_call<R>(status, "cudaEventQuery (a copy from device memory)", mark.event.device());
+      });
     }
     return true;
   }
   void look() {
     ++looks_;
     while (!batches_.empty() && reached(batches_.front())) {
-      const bool early = batches_.front().early;
+      const bool early = batches_.front().range.early;
       const auto end = batches_.front().end;
       batches_.pop_front();
       if (!early) done_ = end;
@@ -320,7 +375,8 @@ class transfer {
         for (auto* l : lanes_) {
           const device_in_use<R> device(l->device());
           owned_event<R> event(l->device());
-          check_call<R>(R::record(event.get(), l->side()), "recording an event", l->device());
+          check_call<R>(R::record(event.get(), l->side()), "cudaEventRecord (recording an event)",
+                        l->device());
           drain_.push_back(std::move(event));
         }
       }
@@ -342,7 +398,7 @@ class transfer {
 
   std::shared_ptr<image_fill> fill_;
   std::vector<lane<R>*> lanes_;
-  std::vector<cairn::detail::copy_unit> units_;
+  std::vector<copy_unit> units_;
   std::vector<std::vector<copy_part>> parts_;  // of each lane, for the batch that is open
   std::vector<gathering<R>> gatherings_;       // of each lane, where the runtime gathers
   std::deque<batch> batches_;

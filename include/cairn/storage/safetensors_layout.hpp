@@ -94,7 +94,8 @@ namespace detail {
       at.first_block = image.blocks;
       at.key = key_of(key, item.box);
       at.early = detail::copied_early(item, bytes);
-      image.items.push_back(at);
+      at.name = item.name;
+      image.items.push_back(std::move(at));
       image.blocks += block_count(bytes);
 
       safetensors_entry entry;
