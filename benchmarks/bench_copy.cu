@@ -16,6 +16,7 @@
 #include <string>
 #include <support/bench.hpp>
 #include <support/device.cuh>
+#include <support/program.hpp>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -226,16 +227,5 @@ int main(int argc, char** argv) {
   app.add_option("--matrix-seconds", o.matrix_seconds, "Seconds of matrix products in a turn")
       ->check(CLI::Range(0.01, 60.0));
   app.add_option("--json", o.json, "File for the figures");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
-  try {
-    measure(o);
-    return 0;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_copy: %s\n", e.what());
-    return 1;
-  }
+  return run_program(app, argc, argv, [&] { measure(o); });
 }

@@ -233,16 +233,5 @@ int main(int argc, char** argv) {
       ->check(CLI::ExistingDirectory);
   app.add_option("--script", o.script, "benchmarks/load_python.py; else Python's loads are left out");
   app.add_option("--json", o.json, "File for the figures");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
-  try {
-    load_benchmark(std::move(o)).run();
-    return 0;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_load_cuda: %s\n", e.what());
-    return 1;
-  }
+  return run_program(app, argc, argv, [&] { load_benchmark(std::move(o)).run(); });
 }

@@ -22,6 +22,7 @@
 #include <string>
 #include <support/bench.hpp>
 #include <support/device.cuh>
+#include <support/program.hpp>
 #include <support/published.hpp>
 #include <utility>
 #include <vector>
@@ -265,7 +266,8 @@ void measure(mode_options o) {
   char line[400];
   for (const auto& m : all) {
     if (!o.only.empty() && std::find(o.only.begin(), o.only.end(), m.name) == o.only.end()) continue;
-    std::vector<double> plain, mean, overhead, beyond, slowest, blocked, copy, durable, skipped, bounds;
+    std::vector<double> plain, mean, overhead, beyond, slowest, blocked, copy, durable, skipped, saved,
+        bounds;
     for (int round = 0; round < o.rounds; ++round) {
       const auto nothing = [] {};
       const double usual = mean_of(run_loop(
@@ -282,6 +284,7 @@ void measure(mode_options o) {
       copy.push_back(r.copy);
       durable.push_back(median_or_zero(r.durable));
       skipped.push_back(r.skipped);
+      saved.push_back(static_cast<double>(r.durable.size()));
     }
     const bool overlaps = m.name.starts_with("overlapped");
     out.add(m.name + "/mean_step", make_pairs(mean, plain), "s");
@@ -293,7 +296,8 @@ void measure(mode_options o) {
     out.add_against(m.name + "/blocked", samples(blocked), "s", 0.001, overlaps ? at_most(1) : goal{});
     out.add(m.name + "/copy", samples(copy), "s");
     out.add(m.name + "/durable", samples(durable), "s");
-    out.add(m.name + "/skipped", samples(skipped), "saves");
+    out.add_against(m.name + "/saved", samples(saved), "saves", o.steps / o.every,
+                    overlaps ? at_least(1) : goal{});
     std::snprintf(line, sizeof line,
                   "| %s | %.1f ms | %.1f %% | %.1f %% | %.1f ms | %.2f ms | %.3f s | %.3f s | %.0f |\n",
                   m.name.c_str(), 1000 * samples(mean).median(), samples(overhead).median(),
@@ -353,16 +357,5 @@ int main(int argc, char** argv) {
   app.add_option("--only", o.only, "Modes to measure");
   app.add_option("--json", o.json, "File for the figures");
   app.add_option("--table", o.table, "File for the table in Markdown");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
-  try {
-    measure(o);
-    return 0;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_modes_cuda: %s\n", e.what());
-    return 1;
-  }
+  return run_program(app, argc, argv, [&] { measure(o); });
 }

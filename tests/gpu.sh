@@ -129,33 +129,38 @@ fi
 # --- Build: all at a time as far as there are cores -------------------------------------------------------------------
 
 compile() {  # compile OBJECT SOURCE FLAGS...
-  "$nvcc" "${includes[@]}" "${flags[@]}" -O2 -Xcompiler=-ffp-contract=off -DCAIRN_TEST_SOURCE_DIR="\"$root\"" \
+  "$nvcc" "${includes[@]}" "${flags[@]}" -Xcompiler=-ffp-contract=off -DCAIRN_TEST_SOURCE_DIR="\"$root\"" \
     -DCAIRN_TEST_PYTHON='"python3"' "${@:3}" -c "$2" -o "$1"
 }
 build() {  # build NAME SOURCES LIBRARIES
-  local objects=() include=() source object library begin
-  begin=$(date +%s)
-  for library in $3; do [ "${library#-I}" = "$library" ] || include+=("$library"); done
+  local objects=() options=(-O2) source object library
+  case $1 in test_*) options=(-O0) ;; esac  # of the host's code alone; kernels are optimised
+  for library in $3; do [ "${library#-I}" = "$library" ] || options+=("$library"); done
   for source in $2; do
     object="$work/$1.$(basename "$source").o"
     objects+=("$object")
-    compile "$object" "$source" "${include[@]}" || return 1
+    compile "$object" "$source" "${options[@]}" || return 1
   done
   # shellcheck disable=SC2086
   "$nvcc" "${includes[@]}" -arch="$arch" "${objects[@]}" -o "$work/$1" $3 "$xxhash" -lpthread || return 1
   rm -f "${objects[@]}"
-  echo $(($(date +%s) - begin)) >"$work/$1.seconds"
 }
 alone() {  # alone HEADER NAME: also without what a program includes before it
-  local begin
-  begin=$(date +%s)
   echo "#include \"$root/$1\"" >"$work/alone/$2.cu"
   "$nvcc" "${includes[@]}" "${flags[@]}" -O0 -c "$work/alone/$2.cu" -o "$work/alone/$2.o" || return 1
   rm -f "$work/alone/$2.o"
-  echo $(($(date +%s) - begin)) >"$work/alone/$2.seconds"
+}
+# job LOG WHAT COMMAND...: runs it, and says what it did and took.
+job() {
+  local TIMEFORMAT='%0R s, of a processor %0U s' took
+  if took=$({ time "${@:3}" >"$1" 2>&1; } 2>&1); then
+    echo "$2 ($took)"
+  else
+    printf 'gpu.sh: %s: failed:\n%s\n' "$2" "$(tail -n 30 "$1")" >&2
+    touch "$work/failed"
+  fi
 }
 wait_for_a_job() { while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done; }
-status=0
 if [ "$no_build" = yes ]; then
   for program in "${programs[@]}"; do
     name=${program%%:*}
@@ -166,43 +171,23 @@ if [ "$no_build" = yes ]; then
     { echo "gpu.sh: --no-build, and what is in $work was not built for $arch" >&2; exit 1; }
 else
   echo "building for $arch with $nvcc, $jobs at a time"
-  rm -rf "$work/alone" "$work"/*.seconds "$work/arch"
+  rm -rf "$work/alone" "$work/failed" "$work/arch"
   mkdir -p "$work/alone"
   for program in "${programs[@]}"; do
     IFS=: read -r name sources libraries <<<"$program"
     wait_for_a_job
     rm -f "$work/$name"
-    build "$name" "$sources" "$libraries" >"$work/$name.log" 2>&1 &
+    job "$work/$name.log" "built $name" build "$name" "$sources" "$libraries" &
   done
   headers=()
   [ "$build_only" = no ] || headers=(include/cairn/cuda/*.cuh examples/gpt/device/*.cuh benchmarks/support/*.cuh)
   for header in "${headers[@]}"; do
     wait_for_a_job
     name=${header//\//-}
-    alone "$header" "$name" >"$work/alone/$name.log" 2>&1 &
+    job "$work/alone/$name.log" "compiled $header alone" alone "$header" "$name" &
   done
   wait
-  for program in "${programs[@]}"; do
-    name=${program%%:*}
-    if [ -x "$work/$name" ] && [ -f "$work/$name.seconds" ]; then
-      echo "built $name ($(cat "$work/$name.seconds") s)"
-    else
-      echo "gpu.sh: $name does not build:" >&2
-      tail -n 30 "$work/$name.log" >&2
-      status=1
-    fi
-  done
-  for header in "${headers[@]}"; do
-    name=${header//\//-}
-    if [ -f "$work/alone/$name.seconds" ]; then
-      echo "compiled $header alone ($(cat "$work/alone/$name.seconds") s)"
-    else
-      echo "gpu.sh: $header does not compile alone:" >&2
-      tail -n 30 "$work/alone/$name.log" >&2
-      status=1
-    fi
-  done
-  [ "$status" = 0 ] || exit 1
+  [ ! -e "$work/failed" ] || exit 1
   echo "$arch" >"$work/arch"
 fi
 [ "$build_only" = no ] || { echo "everything builds for $arch ($(($(date +%s) - start)) s)"; exit 0; }

@@ -237,23 +237,15 @@ TEST_CASE(
   on_devices d(large_and_small(11));
   auto stager = d.make_stager();
   stager.prepare(*d.c.layout, soon());
-  const auto refused = [](auto&& call) {
-    try {
-      call();
-    } catch (const cairn::usage_error& e) {
-      return e.id() == error_id::usage_stream_capturing;
-    }
-    return false;
-  };
   gpu::begin_capture(d.streams[0]);
-  CHECK(refused([&] { (void)stager.stage(d.c.layout, d.c.sources, {true, true}, soon()); }));
+  CHECK(refused_while_capturing([&] { (void)stager.stage(d.c.layout, d.c.sources, {true, true}, soon()); }));
   CHECK(gpu::end_capture(d.streams[0]));
   CHECK(gpu::copies_made() == 0);
 
   gpu::hold_copies(true);
   auto image = stager.stage(d.c.layout, d.c.sources, {true, true}, soon());
   gpu::begin_capture(d.streams[0]);
-  CHECK(refused([&] { stager.before_update(d.streams[0], 0, soon()); }));
+  CHECK(refused_while_capturing([&] { stager.before_update(d.streams[0], 0, soon()); }));
   // The rest is put into the streams, is asked about and ends while the next step is captured.
   gpu::hold_copies(false);
   CHECK(image.control()->wait_copied(soon()));
@@ -673,6 +665,47 @@ TEST_CASE("buffers are pinned with the device in use that the stager was made wi
     CHECK(device == 0);  // as the thread had it
   }).join();
   CHECK(gpu::pinned_on() == std::set<int>{1});
+}
+
+namespace {
+
+/// Heap memory that asks, when it is freed, what is still pinned.
+struct asking_memory : cairn::heap_memory {
+  struct block_type : cairn::heap_memory::block_type {
+    explicit block_type(cairn::heap_memory::block_type block)
+        : cairn::heap_memory::block_type(std::move(block)) {}
+    block_type(block_type&&) = default;
+    block_type& operator=(block_type&&) = default;
+    ~block_type() {
+      if (!bytes().empty()) pinned_when_freed.push_back(gpu::pinned_ranges());
+    }
+  };
+  [[nodiscard]] block_type allocate(std::uint64_t bytes) {
+    return block_type(cairn::heap_memory::allocate(bytes));
+  }
+  [[nodiscard]] std::shared_ptr<cairn::image_control> make_control(block_type& block) {
+    return cairn::heap_memory::make_control(block);
+  }
+  static inline std::vector<std::size_t> pinned_when_freed;
+};
+static_assert(cairn::Memory<asking_memory>);
+
+}  // namespace
+
+TEST_CASE("a buffer is unpinned before it is freed, wherever it was moved to") {
+  gpu::reset(16);
+  using memory_type = cairn::cuda::basic_pinned<asking_memory, gpu>;
+  memory_type memory;
+  std::vector<memory_type::block_type> blocks;
+  for (int i = 0; i < 3; ++i) blocks.push_back(memory.allocate(4096));
+  CHECK(gpu::pinned_ranges() == 3);
+  std::swap(blocks[0], blocks[2]);
+  blocks[0] = memory.allocate(8192);
+  CHECK(gpu::pinned_ranges() == 3);
+  blocks.clear();
+  CHECK(gpu::pinned_ranges() == 0);
+  // A block that was freed had been unpinned: of three, two were left, then one, then none.
+  CHECK(asking_memory::pinned_when_freed == std::vector<std::size_t>{3, 2, 1, 0});
 }
 
 TEST_CASE("what an engine refuses") {

@@ -32,7 +32,25 @@ struct program_options {
   std::string json;
 };
 
-/// main(): options, `run(options)`, errors as a sentence. Exit codes: 0 measured, 1 failed, 2 wrong usage.
+/// The end of main(), when the options are named: reads them, `run()`, errors as a sentence. Exit codes: 0
+/// measured, 1 failed, 2 wrong usage.
+template <class Run>
+int run_program(CLI::App& app, int argc, char** argv, Run&& run) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  try {
+    run();
+    return 0;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), e.what());
+    return 1;
+  }
+}
+
+/// main() of a benchmark with the options that most have: `run(options)`.
 template <class Run>
 int benchmark_main(int argc, char** argv, const char* name, const char* what, Run&& run) {
   program_options o;
@@ -46,18 +64,7 @@ int benchmark_main(int argc, char** argv, const char* name, const char* what, Ru
   app.add_option("--pairs", o.pairs, "Turns of ours and the hand-written twin")->check(CLI::Range(1, 1000));
   app.add_option("--json", o.json,
                  "File for the figures: an array of {name, value, unit, against, ratio, ...}");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
-  try {
-    run(o);
-    return 0;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "%s: %s\n", name, e.what());
-    return 1;
-  }
+  return run_program(app, argc, argv, [&] { run(o); });
 }
 
 /// A fresh directory on a disk, removed with all that is in it. @throws std::runtime_error

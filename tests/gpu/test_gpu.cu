@@ -203,16 +203,8 @@ TEST_CASE("save() and before_update() during a capture are refused; copies go on
   options.compute = {{0, d.stream}};
   stager_of<cairn::cuda::gathering_engine> stager({}, cairn::cuda::gathering_engine(options));
   stager.prepare(*d.c.layout, soon());
-  const auto refused = [](auto&& call) {
-    try {
-      call();
-    } catch (const cairn::usage_error& e) {
-      return e.id() == error_id::usage_stream_capturing;
-    }
-    return false;
-  };
   hooks::begin_capture(d.stream);
-  CHECK(refused([&] { (void)stager.stage(d.c.layout, d.c.sources, {true, true}, soon()); }));
+  CHECK(refused_while_capturing([&] { (void)stager.stage(d.c.layout, d.c.sources, {true, true}, soon()); }));
   CHECK(hooks::end_capture(d.stream));
   for (int i = 0; i < 20; ++i) {
     auto image = stager.stage(d.c.layout, d.c.sources, {true, true}, soon());

@@ -22,6 +22,17 @@
 
 namespace cairn_test {
 
+/// Whether a call is refused because its stream is captured into a graph.
+template <class Call>
+[[nodiscard]] bool refused_while_capturing(Call&& call) {
+  try {
+    call();
+  } catch (const cairn::usage_error& e) {
+    return e.id() == cairn::error_id::usage_stream_capturing;
+  }
+  return false;
+}
+
 /// What cairn relies on of a device's runtime: the double passes it in every run of the tests, and CUDA's own
 /// where there is a GPU, so that the double is no invention. `Hooks` gives what the runtime has no calls for:
 /// `launch(stream, work)` (runs when the stream comes to it), `upload(to, from, bytes)`,
