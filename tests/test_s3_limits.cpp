@@ -32,6 +32,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -175,7 +176,10 @@ TEST_CASE("the process whose memory is counted" * doctest::skip()) {
   o.in_flight = in_flight;
   o.get_bytes = part;
   const auto fresh = [&] { return store_with(o); };
-  const auto image = pattern(object_bytes, 3);
+  const auto some = pattern(mib + 1, 3);
+  std::vector<std::byte> image(object_bytes);
+  for (std::size_t at = 0; at < object_bytes; at += some.size())
+    std::memcpy(image.data() + at, some.data(), std::min(some.size(), object_bytes - at));
 
   SUBCASE("an object from memory that lasts is sent from where it lies") {
     auto store = fresh();
@@ -289,6 +293,32 @@ TEST_CASE("sixteen parts are under way at a time, if nothing else is said, on co
   CHECK(store.size("object") == parts * part);
 }
 
+TEST_CASE("a part is sent as soon as it is there, while the rest is still awaited") {
+  s3::server server{service()};
+  auto store = store_with(where(server.endpoint()));
+  const auto bytes = pattern(2 * part + 7, 2);
+  for (const bool lasting : {true, false}) {
+    server.clear_journal();
+    auto writer = store.create(lasting ? "lasting" : "copied", bytes.size());
+    const auto write = [&](std::size_t begin, std::size_t end) {
+      const cairn::write_part piece{begin, std::span(bytes).subspan(begin, end - begin)};
+      if (lasting)
+        writer.write_lasting({&piece, 1});
+      else
+        writer.write({&piece, 1});
+    };
+    write(0, part + 1);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(4);
+    while (server.count("UploadPart") == 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(milliseconds(1));
+    CHECK(server.count("UploadPart") == 1);
+    write(part + 1, bytes.size());
+    writer.finish();
+    CHECK(server.count("UploadPart") == 3);
+    CHECK(read_range(store, lasting ? "lasting" : "copied", 0, bytes.size()) == bytes);
+  }
+}
+
 TEST_CASE("parts are as long as the object's length asks for") {
   using cairn::detail::part_bytes_for;
   constexpr std::uint64_t gib = std::uint64_t{1} << 30;
@@ -346,6 +376,30 @@ TEST_CASE("each range is asked for with the object's ETag, and little is fetched
     CHECK(fetched >= wanted);
     CHECK(fetched <= wanted + wanted / 20 + o.gap_bytes * ranges.size());
   }
+}
+
+TEST_CASE("neighbours are fetched by one request, in any order, and long ranges by several") {
+  s3::server server{service()};
+  auto o = where(server.endpoint());
+  o.get_bytes = mib;
+  auto store = store_with(o);
+  const auto content = pattern(4 * mib, 6);
+  store.put_new("object", content);
+  std::vector<std::byte> back(content.size());
+  const auto requests_for = [&](std::vector<cairn::read_range> ranges) {
+    server.clear_journal();
+    store.read(ranges);
+    return server.count("GetObject");
+  };
+  const auto at = [&](std::size_t begin, std::size_t bytes) {
+    return cairn::read_range{"object", begin, std::span(back).subspan(begin, bytes)};
+  };
+  CHECK(requests_for({at(5'000, 100), at(0, 1'000), at(1'000, 4'000)}) == 1);
+  CHECK(requests_for({at(0, 1'000), at(1'000 + o.gap_bytes, 1'000)}) == 1);
+  CHECK(requests_for({at(0, 1'000), at(1'001 + o.gap_bytes, 1'000)}) == 2);
+  std::fill(back.begin(), back.end(), std::byte{0});
+  CHECK(requests_for({at(0, 4 * mib)}) == 4);
+  CHECK(back == content);
 }
 
 TEST_CASE("resharding fetches what is wanted, and one block more for a rank's range at most") {
@@ -431,6 +485,21 @@ TEST_CASE("pauses: uniform below a bound that doubles, no shorter than the servi
   CHECK(waited("error PutObject 1-2 status=503 code=SlowDown retry_after=7", 0) >= milliseconds(13'999));
   CHECK(waited("error PutObject 1-2 status=429 code=TooManyRequests retry_after=11", 0) >=
         milliseconds(21'999));
+}
+
+TEST_CASE("an answer that drips is given up, and asked for again on another connection") {
+  s3::server server{service()};
+  auto o = where(server.endpoint());
+  o.stalled_after = std::chrono::seconds(2);
+  auto store = store_with(o, std::make_shared<quick_clock>());
+  const auto content = pattern(100'000, 7);
+  store.put_new("object", content);
+  server.clear_journal();
+  server.faults.add("slow GetObject first rate=100");
+  CHECK(read_range(store, "object", 0, content.size()) == content);
+  CHECK(server.count("GetObject") >= 2);
+  const auto journal = server.journal();
+  CHECK(journal.back().connection != journal.front().connection);
 }
 
 TEST_CASE("retries of all requests together take tokens, which come back at their rate") {

@@ -11,6 +11,7 @@ usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS H
 import glob
 import json
 import os
+import pty
 import random
 import re
 import shutil
@@ -43,6 +44,22 @@ def run(program, *arguments, status=FINE):
         raise AssertionError(f"{program} {arguments} ended with {done.returncode}, not {status}:\n{done.stdout}")
     assert SECRET not in done.stdout, done.stdout
     return done.stdout
+
+
+def shown(program, *arguments):
+    """What a program that ends well writes to a terminal as its standard error."""
+    terminal, end = pty.openpty()
+    with subprocess.Popen([program, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=end) as process:
+        os.close(end)
+        told = b""
+        try:
+            while piece := os.read(terminal, 4096):
+                told += piece
+        except OSError:  # nobody writes to it any more
+            pass
+        os.close(terminal)
+        assert process.wait(300) == FINE, told
+    return told.decode()
 
 
 def expect(text, pattern):
@@ -131,6 +148,14 @@ def check_training(root, server):
     told = run(VERIFY, bucket)
     assert len(re.findall("^step [246]  every digest is right: ", told, re.MULTILINE)) == 3, told
     return directory
+
+
+def check_progress(root, directory):
+    """On a terminal, and there alone, a line tells how far the work is."""
+    for doing, *command in (("reading", VERIFY, directory), ("sending", COPY, directory, root + "/shown"),
+                            ("writing", EXPORT, directory, root + "/shown-model")):
+        expect(shown(*command), rf"step [24]  {doing}  +\d+ %  [\d.]+ \w+ of [\d.]+ \w+")
+    assert "%" not in run(VERIFY, directory)
 
 
 def check_damage(root, directory):
@@ -306,6 +331,7 @@ def main():
     with tempfile.TemporaryDirectory() as root:
         check_options(root)
         directory = check_training(root, server)
+        check_progress(root, directory)
         check_damage(root, directory)
         check_copy(root, directory, server)
         check_kills(root, directory, server)
