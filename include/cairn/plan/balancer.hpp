@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/plan/disjoint_patterns.hpp>
+#include <cairn/plan/rank_loads.hpp>
 #include <cairn/plan/replica_cut.hpp>
+#include <cairn/plan/replica_division.hpp>
 #include <cairn/plan/summary.hpp>
 #include <cairn/plan/validation.hpp>
-#include <cairn/plan/water_level.hpp>
 #include <cairn/plan/write_assignment.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -22,18 +25,21 @@ namespace detail {
 /// those of one size the ones with fewer holders, then in the order of their holders, items and offsets; each
 /// goes to its holders with the least to write. What comes out does not depend on how boxes are put together
 /// in progressions; but the boxes of a progression whose holders have loads that differ alike are decided
-/// together, as what is decided for one of them holds for all.
+/// together, as what is decided for one of them holds for all; and so are the boxes of patterns that have no
+/// rank in common, each pattern by itself.
 class balancer {
  public:
   balancer(const plan_summary& summary, int world_size, const default_planner_options& options)
       : summary_(summary),
         options_(options),
         piece_(std::max<std::uint64_t>(options.least_piece_bytes, 1)),
-        load_(static_cast<std::size_t>(world_size)) {}
+        loads_(static_cast<std::size_t>(world_size)),
+        apart_(static_cast<std::size_t>(world_size)),
+        division_(piece_) {}
 
   /// @throws plan_error as validate() does.
   [[nodiscard]] write_assignment assign() {
-    summary_check check(summary_, static_cast<int>(load_.size()));
+    summary_check check(summary_, static_cast<int>(loads_.size()));
     for (std::size_t n = 0; n < summary_.size(); ++n) {
       check.check(n);
       if (check.unshared())
@@ -49,23 +55,14 @@ class balancer {
       return a.item != b.item ? a.item < b.item : members_[a.member].p.first < members_[b.member].p.first;
     });
     for (std::size_t from = 0; from < shared_.size();) {
-      auto to = wave_end(from);
-      if (!independent(from, to)) {
-        divide_singly(from, to);
-      } else {
-        // What comes next on the same ranks alone goes on with the same levels.
-        while (to < shared_.size() && shared_[from].pattern == shared_[to - 1].pattern) {
-          const auto next = wave_end(to);
-          if (shared_[to].pattern != shared_[from].pattern ||
-              shared_[next - 1].pattern != shared_[from].pattern || !independent(to, next))
-            break;
-          to = next;
-        }
+      const auto to = apart_from(from);
+      if (to == from)
+        divide_singly(from, wave_end(from));
+      else
         divide_patterns(from, to);
-      }
-      from = to;
+      from = to == from ? wave_end(from) : to;
     }
-    out_.sort_by_item(summary_.size());
+    out_.finish(summary_.size(), std::move(members_), std::move(division_.shares()));
     return std::move(out_);
   }
 
@@ -94,7 +91,7 @@ class balancer {
       if (i.per_rank || (members.size() == 1 && members[0].replicas() == 1)) {
         for (const auto& m : members) {
           add_fixed(m.p, box_bytes(i, m.p));
-          if (replicated) emit(n, m.p);
+          if (replicated) add_piece(n, m.p);
         }
       } else {
         share_out(n, bytes, members);
@@ -142,7 +139,7 @@ class balancer {
         [&](std::int32_t rank, auto, auto sizes) {
           std::int64_t volume = 1;
           for (const auto size : sizes) volume *= size;
-          load_[static_cast<std::size_t>(rank)] += bytes_of(i.type, volume);
+          loads_.add(rank, bytes_of(i.type, volume));
           return true;
         },
         [&](const chunk_progression& p) {
@@ -152,8 +149,8 @@ class balancer {
   }
   void add_fixed(const chunk_progression& p, std::uint64_t bytes) {
     // A few ranks are no pattern that comes again.
-    if (const auto count = p.count(); count <= 4) {
-      for (std::int64_t k = 0; k < count; ++k) load_[static_cast<std::size_t>(p.at(k).rank)] += bytes;
+    if (p.count() <= 4) {
+      loads_.add(p, bytes);
       return;
     }
     key_ = {p.rank};
@@ -165,13 +162,7 @@ class balancer {
     p.rank = ranks[0];
     for (std::size_t k = 1; k < ranks.size(); k += 2)
       p.axes[static_cast<std::size_t>(p.axis_count++)] = {ranks[k], ranks[k + 1], -1, 0};
-    const auto inner = p.axis_count - 1;
-    const auto& last = p.axes[static_cast<std::size_t>(inner)];
-    for (std::int64_t i = 0; i < p.count(); i += last.count) {
-      auto rank = static_cast<std::size_t>(p.at(i).rank);
-      for (std::int32_t k = 0; k < last.count; ++k, rank += static_cast<std::size_t>(last.rank_step))
-        load_[rank] += bytes;
-    }
+    loads_.add(p, bytes);
   }
   /// Groups of the same pattern have the same holders, box by box.
   std::uint32_t pattern_of(std::span<const held_boxes> members) {
@@ -194,33 +185,63 @@ class balancer {
       ++to;
     return to;
   }
-  /// True if groups of a wave may be divided pattern by pattern: no rank is in two patterns. And no item has
-  /// several boxes on the same ranks, of which the first one would differ from shard to shard.
-  [[nodiscard]] bool independent(std::size_t from, std::size_t to) {
-    for (auto g = from + 1; g < to; ++g)
-      if (shared_[g].item == shared_[g - 1].item && shared_[g].pattern == shared_[g - 1].pattern &&
-          members_[shared_[g].member].shards > 0)
-        return false;
-    if (shared_[from].pattern == shared_[to - 1].pattern) return true;
-    seen_.resize(load_.size());
-    ++wave_;
-    for (auto g = from; g < to; ++g) {
-      if (g > from && shared_[g].pattern == shared_[g - 1].pattern) continue;
-      const auto begin = shared_[g].member;
-      for (auto m = begin; m < begin + pattern_size_[shared_[g].pattern]; ++m) {
-        const auto& p = members_[m].p;
-        for (std::int64_t i = 0; i < p.count(); ++i)
-          if (std::exchange(seen_[static_cast<std::size_t>(p.at(i).rank)], wave_) == wave_) return false;
+  /// The end of the waves from one on that may be divided pattern by pattern: no rank is in two patterns. And
+  /// no item has several boxes on the same ranks, of which the first one would differ from shard to shard.
+  [[nodiscard]] std::size_t apart_from(std::size_t from) {
+    apart_.clear();
+    while (from < shared_.size()) {
+      const auto to = wave_end(from);
+      for (auto g = from; g < to; ++g) {
+        if (g > from && shared_[g].pattern == shared_[g - 1].pattern) {
+          if (shared_[g].item == shared_[g - 1].item && members_[shared_[g].member].shards > 0) return from;
+        } else if (!apart_.add(shared_[g].pattern, members_of(shared_[g]))) {
+          return from;
+        }
       }
+      from = to;
     }
-    return true;
+    return from;
+  }
+  [[nodiscard]] std::span<const held_boxes> members_of(const shared_boxes& g) const noexcept {
+    return std::span(members_).subspan(g.member, pattern_size_[g.pattern]);
   }
   void divide_patterns(std::size_t from, std::size_t to) {
-    while (from < to) {
-      auto end = from + 1;
-      while (end < to && shared_[end].pattern == shared_[from].pattern) ++end;
-      divide({shared_.data() + from, end - from});
-      from = end;
+    order_.resize(to - from);
+    std::iota(order_.begin(), order_.end(), from);
+    const auto by_pattern = [&](auto a, auto b) {
+      return shared_[a].pattern != shared_[b].pattern ? shared_[a].pattern < shared_[b].pattern : a < b;
+    };
+    if (!std::is_sorted(order_.begin(), order_.end(), by_pattern))
+      std::sort(order_.begin(), order_.end(), by_pattern);
+    division_.forget();
+    for (auto begin = order_.begin(); begin != order_.end();) {
+      const auto end = std::find_if(begin, order_.end(),
+                                    [&](auto g) { return shared_[g].pattern != shared_[*begin].pattern; });
+      divide({begin, end});
+      begin = end;
+    }
+  }
+  /// All boxes of groups that have one pattern, group by group.
+  void divide(std::span<const std::size_t> groups) {
+    tasks_.clear();
+    for (const auto g : groups) tasks_.push_back(task_of(shared_[g]));
+    const auto members = members_of(shared_[groups[0]]);
+    loads_.look_at(members);
+    for (const auto& own : loads_.classes()) {
+      loads_.runs_of(own, runs_);
+      const auto& done = division_.divide(runs_, tasks_);
+      loads_.raise(own, runs_, done.after);
+      write_assignment::division d;
+      d.members = members.size();
+      if (!loads_.is_all(own)) d.first_shard = out_.add_shards(own), d.shards = own.size();
+      for (std::size_t k = 0; k < groups.size(); ++k) {
+        const auto& g = shared_[groups[k]];
+        d.first_member = g.member;
+        d.first_share = done.shares[k];
+        d.shares = done.shares[k + 1] - done.shares[k];
+        d.grain = tasks_[k].grain;
+        out_.add(g.item, groups[k] + 1, d);
+      }
     }
   }
   /// Box by box.
@@ -228,238 +249,78 @@ class balancer {
     struct single {
       std::vector<std::int32_t> holders;
       chunk box;
-      shared_boxes group;
+      std::uint32_t item = 0;
+      replica_division::task task;
+      std::size_t first_member = 0;
+      std::size_t members = 0;
     };
-    const auto members = members_.size();
-    const auto patterns = pattern_size_.size();
+    std::vector<held_boxes> members;
     std::vector<single> singles;
     for (auto g = from; g < to; ++g) {
-      const auto group = shared_[g];
-      const auto size = pattern_size_[group.pattern];
-      pattern_size_.push_back(size);
-      auto shards = members_[group.member].p;
-      shards.axis_count = members_[group.member].shards;
-      for (std::int64_t s = 0; s < shards.count(); ++s) {
-        const auto c = shards.at(s);
-        single one{{}, c.box, group};
-        one.group.member = static_cast<std::uint32_t>(members_.size());
-        one.group.pattern = static_cast<std::uint32_t>(pattern_size_.size() - 1);
-        for (auto m = group.member; m < group.member + size; ++m) {
-          auto alone = members_[m];
+      const auto own = members_of(shared_[g]);
+      const auto task = task_of(shared_[g]);
+      for (std::int64_t s = 0; s < own[0].boxes(); ++s) {
+        const auto c = own[0].box(s);
+        single one{{}, c.box, shared_[g].item, task, members.size(), own.size()};
+        for (auto alone : own) {
           alone.p.first = c.box;
-          alone.p.rank += c.rank - shards.rank;
+          alone.p.rank += c.rank - own[0].p.rank;
           std::copy(alone.p.begin() + alone.shards, alone.p.end(), alone.p.axes.begin());
           alone.p.axis_count -= alone.shards;
           alone.shards = 0;
-          for (std::int64_t k = 0; k < alone.replicas(); ++k) one.holders.push_back(alone.holder(k));
-          members_.push_back(alone);
+          alone.append_holders(one.holders);
+          members.push_back(alone);
         }
         singles.push_back(std::move(one));
       }
     }
     std::sort(singles.begin(), singles.end(), [](const single& a, const single& b) {
       if (a.holders != b.holders) return a.holders < b.holders;
-      return a.group.item != b.group.item ? a.group.item < b.group.item : a.box < b.box;
+      return a.item != b.item ? a.item < b.item : a.box < b.box;
     });
-    for (const auto& one : singles) divide({&one.group, 1});
-    members_.erase(members_.begin() + static_cast<std::ptrdiff_t>(members), members_.end());
-    pattern_size_.resize(patterns);
-  }
-
-  /// Groups that have one pattern, in order.
-  void divide(std::span<const shared_boxes> groups) {
-    const auto& g = groups[0];
-    const std::span members(members_.data() + g.member, pattern_size_[g.pattern]);
-    positions_.clear();
-    begins_.clear();
-    for (const auto& m : members) {
-      begins_.push_back(static_cast<std::int64_t>(positions_.size()));
-      for (std::int64_t k = 0; k < m.replicas(); ++k) positions_.push_back(m.holder(k));
-    }
-    begins_.push_back(static_cast<std::int64_t>(positions_.size()));
-    chunk_progression shards = members[0].p;
-    shards.axis_count = members[0].shards;
-    shards.rank = 0;
-    const auto boxes = shards.count();
-    shifts_.resize(static_cast<std::size_t>(boxes));
-    for (std::int64_t s = 0; s < boxes; ++s) shifts_[static_cast<std::size_t>(s)] = shards.at(s).rank;
-    find_classes();
-    for (std::size_t c = 0; c < classes_.size(); ++c) {
-      const std::span<const std::int64_t> own = classes_[c];
-      start_levels(own);
-      for (const auto& each : groups) place(each, own);
-      finish_levels(own);
+    auto& shares = division_.shares();
+    const auto known = shares.size();
+    for (const auto& one : singles) {
+      const auto own = std::span<const held_boxes>(members).subspan(one.first_member, one.members);
+      loads_.look_at(own);
+      loads_.runs_of(loads_.classes()[0], runs_);
+      loads_.raise(loads_.classes()[0], runs_, division_.divide(runs_, one.task));
+      divided_boxes{own, {}, std::span(shares).subspan(known), one.task.grain}.for_each_piece(
+          [&](const chunk_progression& p) { out_.add(one.item, from + 1, p); });
+      shares.resize(known);
     }
   }
-
-  /// Shards whose holders have loads that differ alike. Most often there is one class of them.
-  void find_classes() {
-    classes_.clear();
-    if (shifts_.size() == 1) {
-      classes_.push_back({0});
-      return;
-    }
-    std::map<std::vector<std::uint64_t>, std::size_t> known;
-    std::vector<std::uint64_t> shape(positions_.size());
-    for (std::size_t s = 0; s < shifts_.size(); ++s) {
-      std::uint64_t least = ~std::uint64_t{0};
-      for (std::size_t r = 0; r < shape.size(); ++r) least = std::min(least, shape[r] = load_of(r, s));
-      for (auto& l : shape) l -= least;
-      const auto [found, added] = known.emplace(shape, classes_.size());
-      if (added) classes_.emplace_back();
-      classes_[found->second].push_back(static_cast<std::int64_t>(s));
-    }
-  }
-  [[nodiscard]] std::uint64_t& load_of(std::size_t position, std::size_t shard) {
-    return load_[static_cast<std::size_t>(positions_[position] + shifts_[shard])];
-  }
-  void start_levels(std::span<const std::int64_t> own) {
-    base_.resize(positions_.size());
-    for (std::size_t r = 0; r < base_.size(); ++r) {
-      base_[r] = 0;
-      for (const auto s : own) base_[r] = std::max(base_[r], load_of(r, static_cast<std::size_t>(s)));
-    }
-    level_.start(base_);
-  }
-  void finish_levels(std::span<const std::int64_t> own) {
-    for (const auto& run : level_.runs())
-      for (auto r = run.first; r < run.first + run.count; ++r)
-        for (const auto s : own)
-          load_of(static_cast<std::size_t>(r), static_cast<std::size_t>(s)) +=
-              run.load - base_[static_cast<std::size_t>(r)];
-  }
-
-  void place(const shared_boxes& g, std::span<const std::int64_t> own) {
+  [[nodiscard]] replica_division::task task_of(const shared_boxes& g) const {
+    replica_division::task t{g.bytes, {}};
     const auto& item = summary_[g.item];
-    const auto& sizes = members_[g.member].p.first.sizes;
-    if (item.kind == item_kind::tensor && g.bytes >= options_.split_above_bytes && g.bytes > 0) {
-      const auto grain = grain_of(item.type, sizes, g.bytes, std::min(piece_, g.bytes / 2));
-      if (grain.dimension >= 0 && split(g, grain, own)) return;
-    }
-    const auto holder = level_.give_to_least(g.bytes);
-    pieces(g, own, holder, 1, {}, 0, 0);
-  }
-
-  /// Raises the loads of the holders with the least to one level, as water would.
-  bool split(const shared_boxes& g, const split_grain& grain, std::span<const std::int64_t> own) {
-    const auto most = std::min<std::uint64_t>(g.bytes / piece_, static_cast<std::uint64_t>(grain.units));
-    std::uint64_t level = 0;
-    auto& taken = level_.take(g.bytes, piece_, static_cast<std::int64_t>(most), level);
-    if (taken.empty()) return false;
-    std::int64_t at = 0;
-    std::uint64_t wanted = 0;
-    for (std::size_t k = 0; k < taken.size(); ++k) {
-      const auto& run = taken[k];
-      wanted += (level - run.load) * static_cast<std::uint64_t>(run.count);
-      auto end = grain.units;
-      if (k + 1 < taken.size())
-        end = std::clamp(static_cast<std::int64_t>((wanted + grain.unit_bytes / 2) / grain.unit_bytes), at,
-                         grain.units);
-      share(g, grain, own, run, at, end - at);
-      at = end;
-    }
-    return true;
-  }
-  /// Divides `units` from `at` on evenly among the holders of a run. Many holders get equal pieces, the last
-  /// ones less or none, so that loads stay equal; few get pieces that differ by one unit.
-  void share(const shared_boxes& g, const split_grain& grain, std::span<const std::int64_t> own,
-             const level_run& run, std::int64_t at, std::int64_t units) {
-    const auto more = units / run.count + (units % run.count != 0);
-    const auto less = run.count > 64 ? std::int64_t{0} : units / run.count;
-    const auto with_more = more == less     ? run.count
-                           : run.count > 64 ? units / more
-                                            : units - less * run.count;
-    auto holder = run.first;
-    const auto give = [&](std::int64_t count, std::int64_t each) {
-      if (count == 0) return;
-      level_.push({run.load + grain.unit_bytes * static_cast<std::uint64_t>(each), holder, count});
-      if (each > 0) pieces(g, own, holder, count, grain, at, each);
-      at += count * each;
-      units -= count * each;
-      holder += count;
-    };
-    if (units > 0) give(with_more, more);
-    if (run.count > 64 && units > 0) give(1, units);
-    give(run.first + run.count - holder, less);
-  }
-
-  /// Writes down that `count` holders from `holder` on write `each` units of each box of some shards; without
-  /// a grain, that one holder writes the boxes.
-  void pieces(const shared_boxes& g, std::span<const std::int64_t> own, std::int64_t holder,
-              std::int64_t count, const split_grain& grain, std::int64_t at, std::int64_t each) {
-    while (count > 0) {
-      const auto m = static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), holder) -
-                                              begins_.begin() - 1);
-      const auto within = std::min(count, begins_[m + 1] - holder);
-      const auto& member = members_[g.member + m];
-      const auto from = holder - begins_[m];
-      cut_replicas(member, member.shards, from, from + within, 0, member.p.rank,
-                   [&](std::int64_t index, const chunk_progression& holders) {
-                     piece(g, own, member, holders, grain, at + (index - from) * each, each);
-                   });
-      holder += within;
-      at += within * each;
-      count -= within;
-    }
-  }
-  void piece(const shared_boxes& g, std::span<const std::int64_t> own, const held_boxes& m,
-             const chunk_progression& holders, const split_grain& grain, std::int64_t at, std::int64_t each) {
-    chunk_progression p = holders;
-    p.first = m.p.first;
-    if (grain.dimension >= 0) {
-      p.first.offsets.set(grain.dimension, p.first.offsets[grain.dimension] + at * grain.unit);
-      p.first.sizes.set(grain.dimension, each * grain.unit);
-    }
-    for (int k = 0; k < p.axis_count; ++k) {
-      auto& a = p.axes[static_cast<std::size_t>(k)];
-      a.dimension = grain.dimension;
-      a.offset_step *= each * grain.unit;
-    }
-    if (own.size() == shifts_.size()) {
-      for (int k = 0; k < m.shards; ++k)
-        p.axes[static_cast<std::size_t>(p.axis_count++)] = m.p.axes[static_cast<std::size_t>(k)];
-      emit(g.item, p);
-      return;
-    }
-    auto shards = m.p;
-    shards.axis_count = m.shards;
-    const auto origin = shards.at(0);
-    for (const auto s : own) {
-      const auto c = shards.at(s);
-      auto shifted = p;
-      shifted.rank += c.rank - origin.rank;
-      for (int d = 0; d < c.box.offsets.rank(); ++d)
-        shifted.first.offsets.set(d, p.first.offsets[d] + c.box.offsets[d] - origin.box.offsets[d]);
-      emit(g.item, shifted);
-    }
+    if (item.kind == item_kind::tensor && g.bytes >= options_.split_above_bytes && g.bytes > 0)
+      t.grain = grain_of(item.type, members_[g.member].p.first.sizes, g.bytes, std::min(piece_, g.bytes / 2));
+    return t;
   }
   /// Brings the axes into order again.
-  void emit(std::size_t item, chunk_progression p) {
+  void add_piece(std::size_t item, chunk_progression p) {
     sort_few(p.axes.begin(), p.axes.begin() + p.axis_count,
              [](const chunk_axis& a, const chunk_axis& b) { return a.rank_step > b.rank_step; });
-    out_.add(item, p);
+    out_.add(item, 0, p);
   }
 
   const plan_summary& summary_;
   const default_planner_options& options_;
   std::uint64_t piece_;
-  std::vector<std::uint64_t> load_;  ///< of each rank, in bytes
+  rank_loads loads_;
   write_assignment out_;
   rank_pattern key_;
   std::map<rank_pattern, std::uint64_t> fixed_;
   std::map<rank_pattern, std::uint32_t> patterns_;
   std::vector<std::uint32_t> pattern_size_;  ///< members
   std::vector<shared_boxes> shared_;
-  std::vector<std::uint32_t> seen_;  ///< of each rank, the last wave of divide_all() that it was in
-  std::uint32_t wave_ = 0;
   std::vector<held_boxes> members_;
-  // Of the pattern that is divided now:
-  std::vector<std::int32_t> positions_;  ///< ranks that hold the first box
-  std::vector<std::int64_t> begins_;     ///< of each member in positions_
-  std::vector<std::int32_t> shifts_;     ///< of the rank, from the first box to each other one
-  std::vector<std::vector<std::int64_t>> classes_;
-  std::vector<std::uint64_t> base_;
-  water_level level_;
+  disjoint_patterns apart_;
+  replica_division division_;
+  // What is divided now:
+  std::vector<std::size_t> order_;
+  std::vector<replica_division::task> tasks_;
+  std::vector<level_run> runs_;
 };
 
 }  // namespace detail

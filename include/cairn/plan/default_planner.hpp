@@ -55,10 +55,8 @@ namespace detail {
       continue;
     }
     pieces.clear();
-    assignment.for_each_piece(item, [&](const chunk_progression& p) {
-      const auto index = p.index_of(rank);
-      if (!index) return;
-      const auto box = i.kind == item_kind::bytes ? i.box : p.at(*index).box;
+    assignment.for_each_piece_of(item, rank, [&](const chunk& piece) {
+      const auto& box = i.kind == item_kind::bytes ? i.box : piece;
       if (i.box.empty() || intersect(box, i.box) == box) pieces.push_back(box);
     });
     for (std::size_t k = 0; k < pieces.size(); ++k) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace cairn {
 inline namespace v1 {
@@ -18,6 +19,7 @@ struct split_grain {
   std::int64_t unit = 1;  ///< rows that stay together
   std::int64_t units = 1;
   std::uint64_t unit_bytes = 0;
+  friend bool operator==(const split_grain&, const split_grain&) noexcept = default;
 };
 
 /// The first dimension whose rows are small against a piece, so that pieces stay contiguous where possible;
@@ -78,6 +80,100 @@ void cut_replicas(const held_boxes& m, int axis, std::int64_t from, std::int64_t
   }
   if (last >= first && to % inside != 0) one(last, 0, to % inside);
 }
+
+/// Holders side by side, each of which writes as much of a box.
+struct replica_share {
+  std::int64_t holder = 0;  ///< the first of them
+  std::int64_t count = 1;
+  std::int64_t at = 0;    ///< the unit that the first of them begins with
+  std::int64_t each = 0;  ///< units that each of them writes; 0: the whole box
+};
+
+/// Boxes that have the same number of holders, and what these write of them: the same of each box.
+struct divided_boxes {
+  std::span<const held_boxes> members;
+  std::span<const std::int64_t> shards;  ///< the numbers of the boxes, ascending; none: all that members have
+  std::span<const replica_share> shares;  ///< in the order of holders
+  split_grain grain;                      ///< of the shares
+
+  /// visit(const chunk_progression&), the axes of which are nested.
+  template <class Visit>
+  void for_each_piece(const Visit& visit) const {
+    auto m = members.begin();
+    std::int64_t begin = 0;
+    auto end = m->replicas();
+    for (auto s : shares)
+      while (s.count > 0) {
+        while (s.holder >= end) begin = end, end += (++m)->replicas();
+        const auto within = std::min(s.count, end - s.holder);
+        const auto from = s.holder - begin;
+        cut_replicas(*m, m->shards, from, from + within, 0, m->p.rank,
+                     [&](std::int64_t index, const chunk_progression& holders) {
+                       visit_piece(*m, holders, s.at + (index - from) * s.each, s.each, visit);
+                     });
+        s.holder += within;
+        s.at += within * s.each;
+        s.count -= within;
+      }
+  }
+  /// visit(const chunk&) for what one rank writes. O(members + log(shares)).
+  template <class Visit>
+  void for_each_piece_of(std::int32_t rank, const Visit& visit) const {
+    std::int64_t begin = 0;
+    for (const auto& m : members) {
+      if (const auto found = m.find(rank);
+          found && (shards.empty() || std::binary_search(shards.begin(), shards.end(), found->shard))) {
+        const auto holder = begin + found->replica;
+        const auto next = std::upper_bound(shares.begin(), shares.end(), holder,
+                                           [](auto h, const replica_share& s) { return h < s.holder; });
+        if (next != shares.begin() && holder < (next - 1)->holder + (next - 1)->count) {
+          const auto& s = *(next - 1);
+          auto box = m.box(found->shard).box;
+          cut(box, s.at + (holder - s.holder) * s.each, s.each);
+          visit(box);
+        }
+      }
+      begin += m.replicas();
+    }
+  }
+
+ private:
+  void cut(chunk& box, std::int64_t at, std::int64_t each) const {
+    if (each == 0) return;
+    box.offsets.set(grain.dimension, box.offsets[grain.dimension] + at * grain.unit);
+    box.sizes.set(grain.dimension, each * grain.unit);
+  }
+  template <class Visit>
+  void visit_piece(const held_boxes& m, chunk_progression p, std::int64_t at, std::int64_t each,
+                   const Visit& visit) const {
+    p.first = m.p.first;
+    cut(p.first, at, each);
+    for (int k = 0; k < p.axis_count; ++k) {
+      auto& a = p.axes[static_cast<std::size_t>(k)];
+      a.dimension = grain.dimension;
+      a.offset_step *= each * grain.unit;
+    }
+    const auto nested = [&](chunk_progression q) {
+      sort_few(q.axes.begin(), q.axes.begin() + q.axis_count,
+               [](const chunk_axis& a, const chunk_axis& b) { return a.rank_step > b.rank_step; });
+      visit(q);
+    };
+    if (shards.empty()) {
+      for (int k = 0; k < m.shards; ++k)
+        p.axes[static_cast<std::size_t>(p.axis_count++)] = m.p.axes[static_cast<std::size_t>(k)];
+      nested(p);
+      return;
+    }
+    for (const auto s : shards) {
+      const auto c = m.box(s);
+      auto shifted = p;
+      shifted.rank += c.rank - m.p.rank;
+      for (int d = 0; d < c.box.offsets.rank(); ++d)
+        shifted.first.offsets.set(d, p.first.offsets[d] + c.box.offsets[d] - m.p.first.offsets[d]);
+      nested(shifted);
+    }
+  }
+};
 
 }  // namespace detail
 }  // namespace v1

@@ -4,8 +4,10 @@
 #include <cairn/plan/cover.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -47,6 +49,54 @@ struct held_boxes {
     return rank;
   }
   [[nodiscard]] std::int32_t last_holder() const noexcept { return holder(replicas() - 1); }
+  /// A box and its first holder.
+  [[nodiscard]] stored_chunk box(std::int64_t shard) const noexcept {
+    stored_chunk c{p.first, p.rank};
+    for (int k = shards; k-- > 0;) {
+      const auto& a = p.axes[static_cast<std::size_t>(k)];
+      const auto i = shard % a.count;
+      shard /= a.count;
+      c.rank += static_cast<std::int32_t>(i) * a.rank_step;
+      c.box.offsets.set(a.dimension, c.box.offsets[a.dimension] + i * a.offset_step);
+    }
+    return c;
+  }
+  /// Boxes.
+  [[nodiscard]] std::int64_t boxes() const noexcept {
+    std::int64_t n = 1;
+    for (int k = 0; k < shards; ++k) n *= p.axes[static_cast<std::size_t>(k)].count;
+    return n;
+  }
+  /// Appends the ranks that hold the first box, in the order of holder().
+  void append_holders(std::vector<std::int32_t>& out) const { unfold(shards, p.axis_count, p.rank, out); }
+  /// Appends, for each box, how far its holders are from those of the first one.
+  void append_shifts(std::vector<std::int32_t>& out) const { unfold(0, shards, 0, out); }
+  /// Which of the boxes it is, and the replica, that a rank holds. O(axes).
+  struct place {
+    std::int64_t shard = 0;
+    std::int64_t replica = 0;
+  };
+  [[nodiscard]] std::optional<place> find(std::int32_t rank) const noexcept {
+    std::int64_t rest = std::int64_t{rank} - p.rank;
+    if (rest < 0) return std::nullopt;
+    std::array<std::int64_t, chunk_progression::max_axes> steps{};
+    std::array<std::size_t, chunk_progression::max_axes> order{0, 1, 2, 3, 4};
+    sort_few(order.begin(), order.begin() + p.axis_count,
+             [&](auto a, auto b) { return p.axes[a].rank_step > p.axes[b].rank_step; });
+    for (int k = 0; k < p.axis_count; ++k) {
+      const auto n = order[static_cast<std::size_t>(k)];
+      steps[n] = rest / p.axes[n].rank_step;
+      if (steps[n] >= p.axes[n].count) return std::nullopt;
+      rest -= steps[n] * p.axes[n].rank_step;
+    }
+    if (rest != 0) return std::nullopt;
+    place found;
+    for (int k = 0; k < p.axis_count; ++k) {
+      auto& index = k < shards ? found.shard : found.replica;
+      index = index * p.axes[static_cast<std::size_t>(k)].count + steps[static_cast<std::size_t>(k)];
+    }
+    return found;
+  }
   /// Negative, zero or positive: an order of the boxes, whoever holds them.
   [[nodiscard]] static int compare_boxes(const held_boxes& a, const held_boxes& b) noexcept {
     if (!(a.p.first == b.p.first)) return a.p.first < b.p.first ? -1 : 1;
@@ -64,6 +114,25 @@ struct held_boxes {
     for (std::size_t k = 0; k < static_cast<std::size_t>(a.shards); ++k)
       if (a.p.axes[k].rank_step != b.p.axes[k].rank_step) return false;
     return true;
+  }
+
+ private:
+  void unfold(int from, int to, std::int32_t first, std::vector<std::int32_t>& out) const {
+    const auto begin = out.size();
+    out.push_back(first);
+    for (int k = from; k < to; ++k) {
+      const auto& a = p.axes[static_cast<std::size_t>(k)];
+      const auto count = static_cast<std::size_t>(a.count);
+      const auto before = out.size() - begin;
+      out.resize(begin + before * count);
+      // From the last one on: each is read before its place is filled.
+      for (auto i = before; i-- > 0;) {
+        auto rank = out[begin + i];
+        for (auto* next = out.data() + begin + i * count; next != out.data() + begin + (i + 1) * count;
+             rank += a.rank_step)
+          *next++ = rank;
+      }
+    }
   }
 };
 

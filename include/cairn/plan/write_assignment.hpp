@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_set.hpp>
+#include <cairn/plan/replica_cut.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -19,7 +23,8 @@ struct default_planner_options {
 };
 
 /// Who writes what of the items of which some rank holds a replica; of all others each rank writes what it
-/// holds.
+/// holds. Boxes whose holders divide them alike (those of the stages of a pipeline) share what says so, and
+/// are put into pieces when they are asked for.
 class write_assignment {
  public:
   /// True if each holder of the item writes all that it holds.
@@ -30,32 +35,91 @@ class write_assignment {
   template <class Visit>
   void for_each_piece(std::size_t item, Visit&& visit) const {
     for (auto k = first_[item]; k < first_[item + 1]; ++k) {
-      auto at = order_[k];
-      visit(pieces_.read(at));
+      if (parts_[k].divided)
+        boxes_of(divisions_[parts_[k].at]).for_each_piece(visit);
+      else
+        visit(piece_at(parts_[k].at));
+    }
+  }
+  /// What a rank writes of it: visit(const chunk&). O(parts + log(pieces)).
+  template <class Visit>
+  void for_each_piece_of(std::size_t item, std::int32_t rank, Visit&& visit) const {
+    for (auto k = first_[item]; k < first_[item + 1]; ++k) {
+      if (parts_[k].divided) {
+        boxes_of(divisions_[parts_[k].at]).for_each_piece_of(rank, visit);
+      } else {
+        const auto p = piece_at(parts_[k].at);
+        if (const auto index = p.index_of(rank)) visit(p.at(*index).box);
+      }
     }
   }
 
   // For those who make one.
-  void add(std::size_t item, const chunk_progression& piece) {
-    items_.push_back(static_cast<std::uint32_t>(item));
-    begins_.push_back(pieces_.size());
+
+  /// Boxes that some holders divide: ranges of what finish() is given, and of what add_shards() was.
+  struct division {
+    std::size_t first_member = 0;
+    std::size_t members = 0;
+    std::size_t first_share = 0;
+    std::size_t shares = 0;
+    std::size_t first_shard = 0;
+    std::size_t shards = 0;  ///< 0: all
+    detail::split_grain grain;
+  };
+  /// Parts of one item are visited in ascending order of `order`, equal ones as they were added.
+  void add(std::size_t item, std::size_t order, const chunk_progression& piece) {
+    parts_.push_back({static_cast<std::uint32_t>(item), static_cast<std::uint32_t>(order), pieces_.size()});
     pieces_.append(piece);
   }
-  void sort_by_item(std::size_t items) {
+  void add(std::size_t item, std::size_t order, const division& d) {
+    parts_.push_back(
+        {static_cast<std::uint32_t>(item), static_cast<std::uint32_t>(order), divisions_.size(), true});
+    divisions_.push_back(d);
+  }
+  [[nodiscard]] std::size_t add_shards(std::span<const std::int64_t> shards) {
+    shards_.insert(shards_.end(), shards.begin(), shards.end());
+    return shards_.size() - shards.size();
+  }
+  void finish(std::size_t items, std::vector<detail::held_boxes> members,
+              std::vector<detail::replica_share> shares) {
+    members_ = std::move(members);
+    shares_ = std::move(shares);
     first_.assign(items + 1, 0);
-    for (const auto i : items_) ++first_[i + 1];
+    for (const auto& p : parts_) ++first_[p.item + 1];
     for (std::size_t i = 0; i < items; ++i) first_[i + 1] += first_[i];
-    order_.resize(items_.size());
+    std::vector<part> sorted(parts_.size());
     auto next = first_;
-    for (std::size_t k = 0; k < items_.size(); ++k) order_[next[items_[k]]++] = begins_[k];
+    for (const auto& p : parts_) sorted[next[p.item]++] = p;
+    parts_ = std::move(sorted);
+    const auto before = [](const part& a, const part& b) { return a.order < b.order; };
+    for (std::size_t i = 0; i < items; ++i) {
+      const auto begin = parts_.begin() + first_[i];
+      const auto end = parts_.begin() + first_[i + 1];
+      if (!std::is_sorted(begin, end, before)) std::stable_sort(begin, end, before);
+    }
   }
 
  private:
+  struct part {
+    std::uint32_t item = 0;
+    std::uint32_t order = 0;
+    std::size_t at = 0;  ///< in pieces_, or in divisions_
+    bool divided = false;
+  };
+  [[nodiscard]] chunk_progression piece_at(std::size_t at) const noexcept { return pieces_.read(at); }
+  [[nodiscard]] detail::divided_boxes boxes_of(const division& d) const noexcept {
+    return {std::span(members_).subspan(d.first_member, d.members),
+            std::span(shards_).subspan(d.first_shard, d.shards),
+            std::span(shares_).subspan(d.first_share, d.shares), d.grain};
+  }
+
   detail::progression_words pieces_;
-  std::vector<std::uint32_t> items_;
-  std::vector<std::size_t> begins_;
-  std::vector<std::size_t> order_;
-  std::vector<std::uint32_t> first_;
+  std::vector<division> divisions_;
+  std::vector<part> parts_;
+  std::vector<std::uint32_t> first_;  ///< of the parts of each item
+  std::vector<detail::held_boxes> members_;
+  std::vector<std::int64_t> shards_;
+  std::vector<detail::replica_share> shares_;
 };
 
 }  // namespace v1

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/plan/replica_groups.hpp>
+#include <cairn/plan/water_level.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// visit(rank) for the ranks of a progression, axis by axis as they are, until it returns false; false then.
+template <class Visit>
+bool for_each_rank(const chunk_progression& p, const Visit& visit, int axis = 0, std::int32_t offset = 0) {
+  auto rank = p.rank + offset;
+  if (axis == p.axis_count) return visit(rank);
+  const auto& a = p.axes[static_cast<std::size_t>(axis)];
+  for (std::int32_t k = 0; k < a.count; ++k, rank += a.rank_step)
+    if (axis + 1 == p.axis_count ? !visit(rank) : !for_each_rank(p, visit, axis + 1, rank - p.rank))
+      return false;
+  return true;
+}
+
+/// The bytes that each rank writes. They are looked at through a pattern: holder h of box s is the rank
+/// `holders[h] + shifts[s]`. Every look is one pass over the ranks of the pattern.
+class rank_loads {
+ public:
+  explicit rank_loads(std::size_t world_size) : load_(world_size) {}
+
+  [[nodiscard]] std::size_t size() const noexcept { return load_.size(); }
+  void add(std::int32_t rank, std::uint64_t bytes) noexcept {
+    load_[static_cast<std::size_t>(rank)] += bytes;
+  }
+  void add(const chunk_progression& ranks, std::uint64_t bytes) noexcept {
+    static_cast<void>(for_each_rank(ranks, [&](std::int32_t rank) {
+      add(rank, bytes);
+      return true;
+    }));
+  }
+
+  /// The pattern of the calls that follow.
+  void look_at(std::span<const held_boxes> members) {
+    holders_.clear();
+    shifts_.clear();
+    for (const auto& m : members) m.append_holders(holders_);
+    members[0].append_shifts(shifts_);
+    find_classes();
+  }
+  /// Boxes, by their numbers, whose holders have loads that differ alike: what is decided for one of them
+  /// holds for all. Most often there is one class; in the order of their first boxes.
+  [[nodiscard]] const std::vector<std::vector<std::int64_t>>& classes() const noexcept { return classes_; }
+  [[nodiscard]] bool is_all(const std::vector<std::int64_t>& boxes) const noexcept {
+    return boxes.size() == shifts_.size();
+  }
+  /// By how much the loads of the holders of a class are above the least of them, as runs.
+  void runs_of(const std::vector<std::int64_t>& boxes, std::vector<level_run>& runs) const {
+    const auto shift = shift_of(boxes[0]);
+    runs.clear();
+    auto least = ~std::uint64_t{0};
+    for (std::size_t h = 0; h < holders_.size(); ++h) {
+      const auto load = at(h, shift);
+      if (!runs.empty() && runs.back().load == load) {
+        ++runs.back().count;
+        continue;
+      }
+      runs.push_back({load, static_cast<std::int64_t>(h), 1});
+      least = std::min(least, load);
+    }
+    for (auto& run : runs) run.load -= least;
+  }
+  /// Gives the holders of a class what has become of the runs that runs_of() gave.
+  void raise(const std::vector<std::int64_t>& boxes, const std::vector<level_run>& before,
+             const std::vector<level_run>& after) {
+    // What is to be added to the load of a run, for each box.
+    own_.clear();
+    for (const auto s : boxes) own_.emplace_back(shift_of(s), at(0, shift_of(s)) - before[0].load);
+    for (const auto& run : after)
+      for (auto h = run.first; h < run.first + run.count; ++h)
+        for (const auto& [shift, base] : own_) at(static_cast<std::size_t>(h), shift) = run.load + base;
+  }
+
+ private:
+  [[nodiscard]] std::int32_t shift_of(std::int64_t box) const noexcept {
+    return shifts_[static_cast<std::size_t>(box)];
+  }
+  [[nodiscard]] std::uint64_t at(std::size_t holder, std::int32_t shift) const noexcept {
+    return load_[static_cast<std::size_t>(holders_[holder] + shift)];
+  }
+  [[nodiscard]] std::uint64_t& at(std::size_t holder, std::int32_t shift) noexcept {
+    return load_[static_cast<std::size_t>(holders_[holder] + shift)];
+  }
+  [[nodiscard]] bool alike(std::int64_t a, std::int64_t b) const noexcept {
+    const auto apart = at(0, shift_of(a)) - at(0, shift_of(b));
+    for (std::size_t h = 1; h < holders_.size(); ++h)
+      if (at(h, shift_of(a)) - at(h, shift_of(b)) != apart) return false;
+    return true;
+  }
+  [[nodiscard]] bool all_alike() {
+    first_.resize(shifts_.size());
+    for (std::size_t s = 0; s < shifts_.size(); ++s) first_[s] = at(0, shifts_[s]) - at(0, shifts_[0]);
+    for (std::size_t h = 1; h < holders_.size(); ++h) {
+      const auto least = at(h, shifts_[0]);
+      std::uint64_t wrong = 0;
+      for (std::size_t s = 1; s < shifts_.size(); ++s) wrong |= (at(h, shifts_[s]) - least) ^ first_[s];
+      if (wrong != 0) return false;
+    }
+    return true;
+  }
+  void find_classes() {
+    classes_.clear();
+    if (all_alike()) {
+      classes_.emplace_back(shifts_.size());
+      std::iota(classes_[0].begin(), classes_[0].end(), std::int64_t{0});
+      return;
+    }
+    // Boxes whose holders' loads differ alike have one hash.
+    std::vector<std::uint64_t> hash(shifts_.size());
+    for (std::size_t h = 1; h < holders_.size(); ++h)
+      for (std::size_t s = 0; s < shifts_.size(); ++s)
+        hash[s] =
+            (hash[s] ^ hash[s] >> 29 ^ (at(h, shifts_[s]) - at(h - 1, shifts_[s]))) * 0x9e3779b97f4a7c15u;
+    std::vector<std::int64_t> order(shifts_.size());
+    std::iota(order.begin(), order.end(), std::int64_t{0});
+    std::sort(order.begin(), order.end(), [&](auto a, auto b) {
+      const auto x = hash[static_cast<std::size_t>(a)];
+      const auto y = hash[static_cast<std::size_t>(b)];
+      return x != y ? x < y : a < b;
+    });
+    std::size_t same = 0;  // the first class of the hash
+    for (std::size_t k = 0; k < order.size(); ++k) {
+      if (k > 0 && hash[static_cast<std::size_t>(order[k])] != hash[static_cast<std::size_t>(order[k - 1])])
+        same = classes_.size();
+      auto c = same;
+      while (c < classes_.size() && !alike(classes_[c][0], order[k])) ++c;
+      if (c == classes_.size()) classes_.emplace_back();
+      classes_[c].push_back(order[k]);
+    }
+    std::sort(classes_.begin(), classes_.end(), [](const auto& a, const auto& b) { return a[0] < b[0]; });
+  }
+
+  std::vector<std::uint64_t> load_;
+  std::vector<std::int32_t> holders_;  ///< of the first box
+  std::vector<std::int32_t> shifts_;   ///< of the rank, from the first box to each other one
+  std::vector<std::vector<std::int64_t>> classes_;
+  std::vector<std::uint64_t> first_;
+  std::vector<std::pair<std::int32_t, std::uint64_t>> own_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
