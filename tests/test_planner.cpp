@@ -630,6 +630,65 @@ TEST_CASE("the reduction comes to the plans of the reference, in whichever order
   }
 }
 
+TEST_CASE("stages, shards and many copies come to the plans of the reference") {
+  const auto seed = cairn_test::seed_or(43);
+  std::mt19937_64 random(seed);
+  for (std::uint64_t round = 0; round < cairn_test::rounds(30, 40); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    const cairn_test::pipeline_group group(random, round % 10 == 0 ? 300 : 90);
+    const auto world = static_cast<int>(group.plans.size());
+    const cairn::default_planner_options options{.split_above_bytes = 1 + random() % 300,
+                                                 .least_piece_bytes = 4 + random() % 12};
+    cairn_test::reference_planner reference(group.plans, options);
+    REQUIRE(reference.broken() == "");
+    cairn::default_planner planner(options);
+    const auto expected = reference.plan();
+    const auto all = cairn_test::merged(planner, group.plans, 0, world, random);
+    REQUIRE(written_in(planner.metadata(all, world)) == expected);
+    for (int k = 0; k < 3; ++k) {
+      const auto rank = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(world));
+      std::vector<cairn_test::written_box> mine;
+      for (const auto& i :
+           planner.finish(group.plans[static_cast<std::size_t>(rank)], all, rank, world).items)
+        mine.push_back({i.name, i.box, rank});
+      std::sort(mine.begin(), mine.end());
+      auto wanted = expected;
+      std::erase_if(wanted, [&](const auto& w) { return w.rank != rank; });
+      REQUIRE(mine == wanted);
+    }
+  }
+}
+
+TEST_CASE("boxes of one item on sets of ranks that overlap are balanced box by box") {
+  // However they are put together: box 0 is on ranks 0 and 1, box 1 on ranks 1 and 2, as two rows of shards.
+  std::vector<cairn::save_plan> plans(3);
+  cairn::plan_summary made;
+  for (const char* name : {"a", "b"}) {
+    cairn::chunk_progression p;
+    p.first = {{0}, {4}};
+    p.axis_count = 1;
+    p.axes[0] = {2, 1, 0, 4};
+    cairn::summary_item definition;
+    definition.type = cairn::dtype::f32;
+    definition.global = {8};
+    made.add(name, definition).boxes = 2;
+    for (p.rank = 0; p.rank < 2; ++p.rank) {
+      made.append(p);
+      for (std::int64_t k = 0; k < 2; ++k) {
+        const auto c = p.at(k);
+        plans[static_cast<std::size_t>(c.rank)].items.push_back(box_item(name, {8}, c.box));
+      }
+    }
+  }
+  cairn_test::reference_planner reference(plans, {});
+  REQUIRE(reference.broken() == "");
+  cairn::default_planner planner;
+  const auto expected = reference.plan();
+  CHECK(written_in(planner.metadata(made, 3)) == expected);
+  CHECK(written_by(planner, plans, made) == expected);
+}
+
 TEST_CASE("what is no checkpoint is refused, as by the reference, and is named") {
   const auto seed = cairn_test::seed_or(29);
   std::mt19937_64 random(seed);

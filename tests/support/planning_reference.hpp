@@ -313,4 +313,71 @@ class random_group {
   }
 };
 
+/// The plans of a random group of tensor, pipeline and data parallel ranks, in any order of the three:
+/// weights cut by tensor parallelism and copied by data parallelism, norms copied by both, the same in each
+/// stage or not quite, and values on all ranks. In some groups some ranks have a load of their own to begin
+/// with, or tensors on sets of ranks that overlap with all of that.
+class pipeline_group {
+ public:
+  pipeline_group(std::mt19937_64& random, std::int64_t most_ranks) : random_(random) {
+    std::vector<std::int64_t> counts{1 + roll(4), 1 + roll(4), 1};
+    counts[2] = 2 + roll(most_ranks / (counts[0] * counts[1]) - 1);
+    std::vector<std::size_t> order{0, 1, 2};
+    std::shuffle(order.begin(), order.end(), random_);
+    std::vector<std::int64_t> steps(3);
+    std::int64_t world = 1;
+    for (const auto k : order) steps[k] = world, world *= counts[k];
+    plans.resize(static_cast<std::size_t>(world));
+    std::vector<std::int64_t> rows;
+    for (auto n = 1 + roll(4); n > 0; --n) rows.push_back(counts[0] * (1 + roll(roll(2) == 0 ? 40 : 400)));
+    const auto odd_stage = roll(2 * counts[1]);
+    const auto uneven = roll(4);
+    const auto place = [&](std::int64_t r, std::size_t k) { return r / steps[k] % counts[k]; };
+    for (std::int64_t r = 0; r < world; ++r) {
+      const auto stage = place(r, 1);
+      const auto name = [&](const char* what, std::size_t n) {
+        return "s" + std::to_string(stage) + what + std::to_string(n);
+      };
+      for (std::size_t n = 0; n < rows.size(); ++n) {
+        const auto columns = static_cast<std::int64_t>(1 + n * 3);
+        const auto each = rows[n] / counts[0];
+        if (stage == odd_stage && n == 0)
+          add(r, name("extra", n), {17, columns}, cairn::whole({17, columns}));
+        add(r, name("weight", n), {rows[n], columns}, {{place(r, 0) * each, 0}, {each, columns}});
+        add(r, name("norm", n), {each}, cairn::whole({each}));
+      }
+      add(r, "scale", {2}, cairn::whole({2}));
+      // A load that differs from shard to shard, from copy to copy, or from rank to rank.
+      const auto own = uneven == 1 ? place(r, 0) : uneven == 2 ? place(r, 2) / 7 : uneven == 3 ? roll(9) : 0;
+      if (own > 0) add(r, "own" + std::to_string(r), {own}, cairn::whole({own}));
+    }
+    for (auto n = roll(4); n > 0; --n) {
+      std::set<std::int64_t> holders;
+      while (std::cmp_less(holders.size(), std::min(world, counts[0] * counts[2])))
+        holders.insert(roll(world));
+      const auto shape = cairn::extents{rows[0] / counts[0]};
+      for (const auto r : holders) add(r, "z" + std::to_string(n), shape, cairn::whole(shape));
+    }
+  }
+
+ private:
+  [[nodiscard]] std::int64_t roll(std::int64_t n) {
+    return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(n));
+  }
+  void add(std::int64_t rank, std::string name, const cairn::extents& global, const cairn::chunk& box) {
+    plans[static_cast<std::size_t>(rank)].items.push_back({std::move(name),
+                                                           cairn::item_kind::tensor,
+                                                           cairn::dtype::f32,
+                                                           global,
+                                                           box,
+                                                           {},
+                                                           0,
+                                                           cairn::bytes_of(cairn::dtype::f32, box.volume())});
+  }
+  std::mt19937_64& random_;
+
+ public:
+  std::vector<cairn::save_plan> plans;
+};
+
 }  // namespace cairn_test

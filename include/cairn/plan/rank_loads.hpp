@@ -47,7 +47,15 @@ class rank_loads {
   void look_at(std::span<const held_boxes> members) {
     holders_.clear();
     shifts_.clear();
-    for (const auto& m : members) m.append_holders(holders_);
+    const auto& p = members[0].p;
+    const auto side_by_side = members.size() == 1 && p.axis_count - members[0].shards == 1 &&
+                              p.axes[static_cast<std::size_t>(members[0].shards)].rank_step == 1;
+    first_ = p.rank;
+    count_ = static_cast<std::size_t>(members[0].replicas());
+    if (!side_by_side) {
+      for (const auto& m : members) m.append_holders(holders_);
+      count_ = holders_.size();
+    }
     members[0].append_shifts(shifts_);
     find_classes();
   }
@@ -59,21 +67,21 @@ class rank_loads {
   }
   /// By how much the loads of the holders of a class are above the least of them, as runs.
   void runs_of(const std::vector<std::int64_t>& boxes, std::vector<level_run>& runs) const {
-    const auto shift = shift_of(boxes[0]);
     runs.clear();
     auto least = ~std::uint64_t{0};
-    for (std::size_t h = 0; h < holders_.size(); ++h) {
-      const auto load = at(h, shift);
-      if (!runs.empty() && runs.back().load == load) {
+    const auto* load = load_.data() + shift_of(boxes[0]);
+    for (std::size_t h = 0; h < count_; ++h) {
+      const auto own = load[rank_of(h)];
+      if (!runs.empty() && runs.back().load == own) {
         ++runs.back().count;
         continue;
       }
-      runs.push_back({load, static_cast<std::int64_t>(h), 1});
-      least = std::min(least, load);
+      runs.push_back({own, static_cast<std::int64_t>(h), 1, false});
+      least = std::min(least, own);
     }
     for (auto& run : runs) run.load -= least;
   }
-  /// Gives the holders of a class what has become of the runs that runs_of() gave.
+  /// Gives the holders of a class the loads of some runs, which count as those that runs_of() gave.
   void raise(const std::vector<std::int64_t>& boxes, const std::vector<level_run>& before,
              const std::vector<level_run>& after) {
     // What is to be added to the load of a run, for each box.
@@ -88,25 +96,31 @@ class rank_loads {
   [[nodiscard]] std::int32_t shift_of(std::int64_t box) const noexcept {
     return shifts_[static_cast<std::size_t>(box)];
   }
+  [[nodiscard]] std::int32_t rank_of(std::size_t holder) const noexcept {
+    return holders_.empty() ? first_ + static_cast<std::int32_t>(holder) : holders_[holder];
+  }
   [[nodiscard]] std::uint64_t at(std::size_t holder, std::int32_t shift) const noexcept {
-    return load_[static_cast<std::size_t>(holders_[holder] + shift)];
+    return load_[static_cast<std::size_t>(rank_of(holder) + shift)];
   }
   [[nodiscard]] std::uint64_t& at(std::size_t holder, std::int32_t shift) noexcept {
-    return load_[static_cast<std::size_t>(holders_[holder] + shift)];
+    return load_[static_cast<std::size_t>(rank_of(holder) + shift)];
   }
   [[nodiscard]] bool alike(std::int64_t a, std::int64_t b) const noexcept {
     const auto apart = at(0, shift_of(a)) - at(0, shift_of(b));
-    for (std::size_t h = 1; h < holders_.size(); ++h)
+    for (std::size_t h = 1; h < count_; ++h)
       if (at(h, shift_of(a)) - at(h, shift_of(b)) != apart) return false;
     return true;
   }
   [[nodiscard]] bool all_alike() {
-    first_.resize(shifts_.size());
-    for (std::size_t s = 0; s < shifts_.size(); ++s) first_[s] = at(0, shifts_[s]) - at(0, shifts_[0]);
-    for (std::size_t h = 1; h < holders_.size(); ++h) {
-      const auto least = at(h, shifts_[0]);
+    apart_.resize(shifts_.size());
+    for (std::size_t s = 0; s < shifts_.size(); ++s) apart_[s] = at(0, shifts_[s]) - at(0, shifts_[0]);
+    const auto* shift = shifts_.data();
+    const auto* apart = apart_.data();
+    for (std::size_t h = 1; h < count_; ++h) {
+      const auto* load = load_.data() + rank_of(h);
+      const auto first = *load;
       std::uint64_t wrong = 0;
-      for (std::size_t s = 1; s < shifts_.size(); ++s) wrong |= (at(h, shifts_[s]) - least) ^ first_[s];
+      for (std::size_t s = 1; s < shifts_.size(); ++s) wrong |= (load[shift[s]] - first) ^ apart[s];
       if (wrong != 0) return false;
     }
     return true;
@@ -120,7 +134,7 @@ class rank_loads {
     }
     // Boxes whose holders' loads differ alike have one hash.
     std::vector<std::uint64_t> hash(shifts_.size());
-    for (std::size_t h = 1; h < holders_.size(); ++h)
+    for (std::size_t h = 1; h < count_; ++h)
       for (std::size_t s = 0; s < shifts_.size(); ++s)
         hash[s] =
             (hash[s] ^ hash[s] >> 29 ^ (at(h, shifts_[s]) - at(h - 1, shifts_[s]))) * 0x9e3779b97f4a7c15u;
@@ -144,10 +158,12 @@ class rank_loads {
   }
 
   std::vector<std::uint64_t> load_;
-  std::vector<std::int32_t> holders_;  ///< of the first box
-  std::vector<std::int32_t> shifts_;   ///< of the rank, from the first box to each other one
+  std::vector<std::int32_t> holders_;  ///< of the first box; none: they stand side by side
+  std::int32_t first_ = 0;             ///< of them
+  std::size_t count_ = 0;
+  std::vector<std::int32_t> shifts_;  ///< of the rank, from the first box to each other one
   std::vector<std::vector<std::int64_t>> classes_;
-  std::vector<std::uint64_t> first_;
+  std::vector<std::uint64_t> apart_;
   std::vector<std::pair<std::int32_t, std::uint64_t>> own_;
 };
 

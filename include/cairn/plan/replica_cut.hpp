@@ -83,8 +83,8 @@ void cut_replicas(const held_boxes& m, int axis, std::int64_t from, std::int64_t
 
 /// Holders side by side, each of which writes as much of a box.
 struct replica_share {
-  std::int64_t holder = 0;  ///< the first of them
-  std::int64_t count = 1;
+  std::int32_t holder = 0;  ///< the first of them
+  std::int32_t count = 1;
   std::int64_t at = 0;    ///< the unit that the first of them begins with
   std::int64_t each = 0;  ///< units that each of them writes; 0: the whole box
 };
@@ -102,19 +102,19 @@ struct divided_boxes {
     auto m = members.begin();
     std::int64_t begin = 0;
     auto end = m->replicas();
-    for (auto s : shares)
-      while (s.count > 0) {
-        while (s.holder >= end) begin = end, end += (++m)->replicas();
-        const auto within = std::min(s.count, end - s.holder);
-        const auto from = s.holder - begin;
-        cut_replicas(*m, m->shards, from, from + within, 0, m->p.rank,
+    for (const auto& s : shares) {
+      const auto last = std::int64_t{s.holder} + s.count;
+      for (std::int64_t holder = s.holder; holder < last;) {
+        while (holder >= end) begin = end, end += (++m)->replicas();
+        const auto within = std::min(last, end);
+        const auto at = s.at + (holder - s.holder) * s.each;
+        cut_replicas(*m, m->shards, holder - begin, within - begin, 0, m->p.rank,
                      [&](std::int64_t index, const chunk_progression& holders) {
-                       visit_piece(*m, holders, s.at + (index - from) * s.each, s.each, visit);
+                       visit_piece(*m, holders, at + (index - (holder - begin)) * s.each, s.each, visit);
                      });
-        s.holder += within;
-        s.at += within * s.each;
-        s.count -= within;
+        holder = within;
       }
+    }
   }
   /// visit(const chunk&) for what one rank writes. O(members + log(shares)).
   template <class Visit>
@@ -126,7 +126,7 @@ struct divided_boxes {
         const auto holder = begin + found->replica;
         const auto next = std::upper_bound(shares.begin(), shares.end(), holder,
                                            [](auto h, const replica_share& s) { return h < s.holder; });
-        if (next != shares.begin() && holder < (next - 1)->holder + (next - 1)->count) {
+        if (next != shares.begin() && holder < std::int64_t{(next - 1)->holder} + (next - 1)->count) {
           const auto& s = *(next - 1);
           auto box = m.box(found->shard).box;
           cut(box, s.at + (holder - s.holder) * s.each, s.each);

@@ -30,7 +30,7 @@ class replica_division {
   struct outcome {
     std::vector<level_run> before;  ///< of the holders' loads, in order
     std::vector<task> tasks;
-    std::vector<level_run> after;     ///< in no particular order
+    std::vector<level_run> after;     ///< of those who got something, in no particular order
     std::vector<std::size_t> shares;  ///< where those of each task begin in shares(); one more at the end
   };
 
@@ -56,7 +56,7 @@ class replica_division {
       place(t);
     }
     made.shares.push_back(shares_.size());
-    level_.append_to(made.after);
+    level_.append_raised(made.after);
     return made;
   }
   /// Divides one box, which no other will be like.
@@ -64,7 +64,7 @@ class replica_division {
     level_.start(loads);
     place(t);
     after_.clear();
-    level_.append_to(after_);
+    level_.append_raised(after_);
     return after_;
   }
   void forget() {
@@ -83,7 +83,8 @@ class replica_division {
     return h ^ (h >> 32);
   }
   void place(const task& t) {
-    if (t.grain.dimension < 0 || !split(t)) shares_.push_back({level_.give_to_least(t.bytes), 1, 0, 0});
+    if (t.grain.dimension < 0 || !split(t))
+      shares_.push_back({static_cast<std::int32_t>(level_.give_to_least(t.bytes)), 1, 0, 0});
   }
   /// Raises the loads of the holders with the least to one level, as water would.
   bool split(const task& t) {
@@ -109,23 +110,30 @@ class replica_division {
   /// Divides `units` from `at` on evenly among the holders of a run. Many holders get equal pieces, the last
   /// ones less or none, so that loads stay equal; few get pieces that differ by one unit.
   void share(const split_grain& grain, const level_run& run, std::int64_t at, std::int64_t units) {
-    const auto more = units / run.count + (units % run.count != 0);
-    const auto less = run.count > 64 ? std::int64_t{0} : units / run.count;
-    const auto with_more = more == less     ? run.count
-                           : run.count > 64 ? units / more
-                                            : units - less * run.count;
-    auto holder = run.first;
-    const auto give = [&](std::int64_t count, std::int64_t each) {
+    const auto whole = std::int64_t{run.count};
+    const auto more = units / whole + (units % whole != 0);
+    const auto less = whole > 64 ? std::int64_t{0} : units / whole;
+    const auto with_more = more == less ? whole : whole > 64 ? units / more : units - less * whole;
+    std::int64_t given = 0;  // holders that have got theirs
+    const auto next = [&](std::int64_t count, std::int64_t each) {
       if (count == 0) return;
-      level_.push({run.load + grain.unit_bytes * static_cast<std::uint64_t>(each), holder, count});
-      if (each > 0) shares_.push_back({holder, count, at, each});
+      give(grain, run, given, count, at, each);
       at += count * each;
       units -= count * each;
-      holder += count;
+      given += count;
     };
-    if (units > 0) give(with_more, more);
-    if (run.count > 64 && units > 0) give(1, units);
-    give(run.first + run.count - holder, less);
+    if (units > 0) next(with_more, more);
+    if (whole > 64 && units > 0) next(1, units);
+    next(whole - given, less);
+  }
+  /// To `count` holders of a run, from its number `from` on, `each` units from `at` on.
+  void give(const split_grain& grain, const level_run& run, std::int64_t from, std::int64_t count,
+            std::int64_t at, std::int64_t each) {
+    level_.push({run.load + grain.unit_bytes * static_cast<std::uint64_t>(each), run.first + from,
+                 static_cast<std::int32_t>(count), run.raised || each > 0});
+    if (each > 0)
+      shares_.push_back(
+          {static_cast<std::int32_t>(run.first + from), static_cast<std::int32_t>(count), at, each});
   }
 
   std::uint64_t piece_;
