@@ -207,9 +207,9 @@ TEST_CASE("checksums are those of RFC 3720") {
   CHECK(cairn::detail::checksum_text(0x46DD794Eu) == "Rt15Tg==");
 }
 
-TEST_CASE("a big object is an upload of many parts, copied or from where it lies") {
+TEST_CASE("a big object is an upload of several parts, copied or from where it lies") {
   cairn::s3_store store{on_moto("big/"), credentials()};
-  const auto bytes = pattern((40u << 20) + 777, 3);
+  const auto bytes = pattern((18u << 20) + 777, 3);
   for (const bool lasting : {false, true}) {
     const std::string key = lasting ? "lasting" : "copied";
     auto writer = store.create(key, bytes.size());
