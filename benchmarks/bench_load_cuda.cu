@@ -69,27 +69,23 @@ class load_benchmark {
   void run() {
     std::printf("# %s\n", device_text().c_str());
     const cairn::file_store store{directory_.path() + "/saved"};
-    {
-      cairn::checkpointer saves{store, cairn::cuda::gathering_stager{}, quiet()};
-      const auto state = state_in(saved_);
-      saves.save(state, 1).wait();
-      saves.close();
-    }
+    cairn::cuda::device_loads_options loads;
+    loads.pinned_bytes = options_.pinned;
+    cairn::checkpointer checkpoints{store, cairn::cuda::gathering_stager{}, cairn::cuda::device_loads{loads},
+                                    cairn::checkpointer_options{.quiet = true}};
+    const auto state = state_in(saved_);
+    checkpoints.save(state, 1).wait();
     for (const auto& path : directory_.files())
       if (path.ends_with(".safetensors")) data_.push_back(path);
     if (data_.size() != 1) throw std::runtime_error("one rank is expected to write one file");
-    cairn::cuda::device_loads_options loads;
-    loads.pinned_bytes = options_.pinned;
-    cairn::checkpointer reader{store, cairn::cuda::device_loads{loads}, quiet()};
-    measure_cold(reader);
-    reader.close();
+    measure_cold(checkpoints);
+    checkpoints.close();
     report_.write(options_.json);
     measure_python();
     report_.write(options_.json);
   }
 
  private:
-  static cairn::checkpointer_options quiet() { return {.quiet = true}; }
   static std::vector<std::int64_t> rows_of(const load_options& o) {
     return bench_state::tensor_rows(o.bytes, o.tensors);
   }
@@ -138,8 +134,8 @@ class load_benchmark {
     });
   }
 
-  template <class Reader>
-  void measure_cold(Reader& reader) {
+  template <class Checkpointer>
+  void measure_cold(Checkpointer& checkpoints) {
     const auto state = state_in(loaded_);
     const auto all = directory_.files();
     const auto cold = [&](auto&& work) {
@@ -150,7 +146,7 @@ class load_benchmark {
     // The file's data, behind its header, in the order of the file.
     const read_file by_hand{data_[0], {{open_file(data_[0], 0).size() - bytes, bytes, host_.bytes().data()}}};
     const read_file nowhere{data_[0], {}};
-    const auto ours = [&] { return cold([&] { reader.load(state, 1); }); };
+    const auto ours = [&] { return cold([&] { checkpoints.load(state, 1); }); };
     const auto direct = [&] { return cold([&] { read_direct({&nowhere, 1}); }); };
     const auto buffered = [&] { return cold([&] { read_buffered({&by_hand, 1}); }); };
     check_cuda(cudaMemset(loaded_.data(), 0, loaded_.bytes()), "cudaMemset");

@@ -230,6 +230,40 @@ TEST_CASE("ten thousand small tensors cost a few launches and a few copies, not 
   CHECK(gpu::copies_made() == 1);
 }
 
+TEST_CASE("a large image is in the streams in at most 64 steps, before any of it is copied") {
+  gpu::reset(17);
+  constexpr std::uint64_t bytes = 80 << 20;
+  gpu::memory weights(0, bytes);
+  std::memset(weights.bytes().data(), 7, bytes);
+  cairn::item_source source;
+  source.view = cairn::contiguous_view(weights.bytes().data(), cairn::dtype::u8, {bytes});
+  source.view.space = memory_space::device, source.view.device = 0;
+  auto layout = std::make_shared<cairn::image_layout>();
+  layout->bytes = bytes;
+  layout->blocks = cairn::block_count(bytes);
+  layout->segments.emplace_back().bytes = bytes;
+  layout->items.emplace_back().bytes = bytes;
+  gpu::stream_type stream{};
+  REQUIRE(gpu::make_stream(stream) == gpu::success);
+  {
+    engine_options options;
+    options.compute = {{0, stream}};
+    options.batch_bytes = 1 << 20;
+    stager_type stager({}, engine(options));
+    gpu::hold_copies(true);
+    const auto image = stager.stage(layout, {source}, {true, false}, soon());
+    stager.before_update(stream, 0, soon());
+    CHECK_FALSE(image.control()->copied());
+    CHECK(gpu::copies_made() >= 32);
+    CHECK(gpu::copies_made() <= 64);
+    gpu::hold_copies(false);
+    image.wait_released(soon());
+    CHECK(std::memcmp(image.bytes().data(), weights.bytes().data(), bytes) == 0);
+  }
+  gpu::synchronize();
+  (void)gpu::destroy_stream(stream);
+}
+
 TEST_CASE(
     "a stream that is captured into a graph: refused before anything is put there; other captures are not "
     "disturbed") {
