@@ -113,6 +113,30 @@ TEST_CASE("whether a service heeds conditions is found out once, and one that do
   }
 }
 
+TEST_CASE("an upload whose completion meets a conflict is begun again, with all of its parts") {
+  const auto bytes = pattern((11u << 20) + 5, 4);
+  s3::server server{service()};
+  auto store = store_at(where(server.endpoint()));
+  server.faults.add("error CompleteMultipartUpload 1-2 status=409 code=ConditionalRequestConflict");
+  write(store, "object", bytes);
+  CHECK(store.read_all("object", 1u << 30) == bytes);
+  CHECK(server.count("CreateMultipartUpload") == 3);
+  CHECK(server.count("UploadPart") == 9);
+  CHECK(server.objects().uploads() == 0);
+  // One that lasts is an error, and so is the first where the parts are gone that were sent.
+  server.faults.add("error CompleteMultipartUpload all status=409 code=ConditionalRequestConflict");
+  CHECK(failure_of([&] { write(store, "other", bytes); }).id == error_id::storage_exists);
+  CHECK(failure_of([&] {
+          auto writer = store.create("copied", bytes.size());
+          const cairn::write_part whole{0, bytes};
+          writer.write({&whole, 1});
+          writer.finish();
+        }).id == error_id::storage_exists);
+  CHECK(server.count("CreateMultipartUpload") == 3 + 3 + 1);
+  CHECK(server.objects().uploads() == 0);
+  CHECK(server.objects().keys("bucket").size() == 1);
+}
+
 TEST_CASE("a service's clock that is wrong is followed, and another region's bucket is named") {
   for (const int hours : {-26, 3}) {
     CAPTURE(hours);

@@ -197,6 +197,7 @@ class s3_upload {
     auto buffer = std::make_shared<std::unique_ptr<part_buffers::buffer>>(std::move(which->second.buffer));
     parts_.erase(which);
     const bool copied = *buffer != nullptr;
+    copied_ = copied_ || copied;
     if (copied) bucket_->buffers.begin_sending();
     const auto on_end = [shared = shared_, buffer, copied, bucket = bucket_.get()](const s3_call& call) {
       if (!call.fine()) shared->failed.store(true);
@@ -254,12 +255,38 @@ class s3_upload {
       return;
     }
     while (!parts_.empty()) send(parts_.begin());
-    shared_->group->wait();
-    if (shared_->failed.load()) fail_failed_part();
-    complete();
+    for (int conflicts = 0;; ++conflicts) {
+      shared_->group->wait();
+      if (shared_->failed.load()) fail_failed_part();
+      if (complete(!copied_ && conflicts < 2)) return;
+      begin_again();
+    }
   }
 
-  void complete() {
+  /// The same parts once more, in another upload: what the service asks for where two requests for a key came
+  /// in each other's way. Only where no part was copied: those are gone.
+  void begin_again() {
+    bucket_->closed(id_);
+    bucket_->abort(key_, std::exchange(id_, {}));
+    const auto before = std::exchange(sent_, {});
+    begin_upload();
+    for (const auto& [index, part] : before) {
+      auto r = part.call->request();
+      r.query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", id_}};
+      const auto on_end = [shared = shared_](const s3_call& call) {
+        if (!call.fine()) shared->failed.store(true);
+      };
+      try {
+        sent_[index].call = bucket_->client.begin(std::move(r), shared_->group, on_end);
+      } catch (...) {
+        sent_.erase(index);
+        throw;
+      }
+    }
+  }
+
+  /// False: nothing stands under the key, and the upload is to be begun again, where it `may` be.
+  [[nodiscard]] bool complete(bool may_begin_again) {
     auto& client = bucket_->client;
     std::string text = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
     std::uint64_t expected = 0;
@@ -306,7 +333,7 @@ class s3_upload {
                {.file = client.place(key_),
                 .expected = "CRC-64/NVME " + checksum_text(whole),
                 .got = std::string(theirs.substr(0, 24))});
-        return;
+        return true;
       }
       const bool answered = call->end == http_end::answered;
       // Where it is not understood here, the look of create() must do: names are those of one attempt alone.
@@ -316,8 +343,9 @@ class s3_upload {
       const bool gone = answered && call->status == 404;
       if (!taken && !gone && !call->uncertain()) client.fail_call(*call, "putting together of an upload");
       const auto stands = client.head(key_);
-      if (stands && stands->token == token_ && stands->bytes == end_) return;
+      if (stands && stands->token == token_ && stands->bytes == end_) return true;
       if (stands && (taken || !stands->token.empty())) fail_exists();
+      if (may_begin_again && !stands && answered && call->status == 409) return false;
       client.fail_call(*call, "putting together of an upload");
     }
   }
@@ -383,6 +411,7 @@ class s3_upload {
   std::uint64_t written_ = 0;
   std::uint64_t end_ = 0;
   bool checksums_ = false;
+  bool copied_ = false;  // some part that was sent
   bool open_ = true;
 };
 
