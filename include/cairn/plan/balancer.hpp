@@ -39,6 +39,9 @@ class balancer {
 
   /// @throws plan_error as validate() does.
   [[nodiscard]] write_assignment assign() {
+    // Most often one group of each item at most; what is not used is not touched.
+    members_.reserve(std::min<std::size_t>(summary_.size(), 1 << 16));
+    shared_.reserve(std::min<std::size_t>(summary_.size(), 1 << 16));
     summary_check check(summary_, static_cast<int>(loads_.size()));
     for (std::size_t n = 0; n < summary_.size(); ++n) {
       check.check(n);
