@@ -8,13 +8,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <unordered_map>
 
 namespace cairn {
 inline namespace v1 {
 
 /// Gives each box to ranks that hold it, levelling the bytes that ranks write: what has one holder first,
 /// then replicas in descending size. Depends on nothing but its arguments, so every rank comes to the same
-/// result. O(progressions + ranks for each distinct pattern and size of replicas).
+/// result. O(progressions), a few passes over the ranks of each distinct pattern of replicas, and
+/// O(log(holders)) for each piece of patterns that differ.
 /// @throws plan_error as validate() does.
 [[nodiscard]] inline write_assignment assign_writes(const plan_summary& summary, int world_size,
                                                     const default_planner_options& options) {
@@ -27,6 +30,7 @@ inline namespace v1 {
   cairn::metadata out;
   out.world_size = world_size;
   out.items.reserve(summary.size());
+  std::unordered_map<std::size_t, std::size_t> known;  // items by their likeness
   for (std::size_t n = 0; n < summary.size(); ++n) {
     const auto& i = summary[n];
     auto& item = out.items.emplace_back();
@@ -47,7 +51,16 @@ inline namespace v1 {
     } else if (i.boxes == 0) {
       summary.for_each_without(n, add);
     } else if (!assignment.written_as_held(n)) {
-      assignment.for_each_piece(n, add);
+      // The stages of a pipeline are put together once.
+      const auto likeness = i.kind == item_kind::bytes ? std::nullopt : assignment.likeness(n);
+      const auto like = likeness ? known.emplace(*likeness, n).first->second : n;
+      if (const auto apart = like == n ? std::nullopt : assignment.ranks_between(like, n))
+        out.items[like].chunks.for_each_progression([&](chunk_progression p) {
+          p.rank += *apart;
+          item.chunks.append(p);
+        });
+      else
+        assignment.for_each_piece(n, add);
     } else if (i.kind == item_kind::bytes) {
       summary.for_each_box(n, add);
     } else {
