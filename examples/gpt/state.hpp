@@ -47,25 +47,33 @@ inline void add_model(cairn::state_dict& state, model<float>& net) {
   }
 }
 
+/// Adds this rank's part of a flat tensor.
+inline void add_part(cairn::state_dict& state, const char* name, std::vector<float>& values,
+                     const cairn::flat_shard& part) {
+  state.tensor(name, values, part);
+}
+
 /// Everything that a rank of a run needs to go on as if it had never stopped, under the names that a
-/// checkpoint gives it. Refers to the trainer, which must outlive it.
-class run_state {
+/// checkpoint gives it. Refers to the trainer, which must outlive it: a gpt::trainer, or another one like it,
+/// which brings add_model and add_part for what it has.
+template <class Trainer>
+class basic_run_state {
  public:
-  explicit run_state(trainer& run) : run_(run), config_(run.net().config()) {
-    const auto all = static_cast<std::int64_t>(run.net().parameters().size());
-    const auto begin = static_cast<std::int64_t>(run.range().begin);
+  explicit basic_run_state(Trainer& run) : run_(run), config_(run.net().config()) {
+    const cairn::flat_shard part{{static_cast<std::int64_t>(run.net().parameters().size())},
+                                 static_cast<std::int64_t>(run.range().begin)};
     state_.object("config", config_);
     add_model(state_, run.net());
-    state_.tensor("adam.m", run.m(), cairn::flat_shard{{all}, begin});
-    state_.tensor("adam.v", run.v(), cairn::flat_shard{{all}, begin});
+    add_part(state_, "adam.m", run.m(), part);
+    add_part(state_, "adam.v", run.v(), part);
     state_.value("learning_rate", run.learning_rate());
     state_.bytes("data_loader", loader_);
     // Optional: on more ranks than the checkpoint had, the new ones begin with their own.
     state_.bytes("rng", generator_, cairn::per_rank, cairn::optional);
     collect(0);
   }
-  run_state(const run_state&) = delete;
-  run_state& operator=(const run_state&) = delete;
+  basic_run_state(const basic_run_state&) = delete;
+  basic_run_state& operator=(const basic_run_state&) = delete;
 
   cairn::state_dict& dict() { return state_; }
 
@@ -87,10 +95,11 @@ class run_state {
   }
 
  private:
-  trainer& run_;
+  Trainer& run_;
   stored_config config_;
   std::vector<std::byte> loader_, generator_;
   cairn::state_dict state_;
 };
+using run_state = basic_run_state<trainer>;
 
 }  // namespace gpt

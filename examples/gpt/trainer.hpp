@@ -39,6 +39,23 @@ inline owned_range range_of(std::size_t count, std::size_t ranks, std::size_t ra
   return {std::min(count, part * rank), std::min(count, part * (rank + 1))};
 }
 
+/// visit(tensor, begin, end) for each tensor that lies in the range, with its part of it.
+template <class Visit>
+void for_each_in(const owned_range& range, const std::vector<named_tensor>& tensors, Visit&& visit) {
+  for (const named_tensor& tensor : tensors) {
+    const std::size_t begin = std::max(tensor.offset, range.begin);
+    const std::size_t end = std::min(tensor.offset + tensor.count, range.end);
+    if (begin < end) visit(tensor, begin, end);
+  }
+}
+/// @throws std::invalid_argument if the micro-batches cannot be dealt out evenly
+inline void check_micro_batches(const training_settings& settings, std::size_t ranks) {
+  if (settings.micro_batches == 0 || settings.micro_batches % ranks != 0)
+    throw std::invalid_argument(std::to_string(settings.micro_batches) +
+                                " micro-batches are not a multiple of the " + std::to_string(ranks) +
+                                " ranks");
+}
+
 /// The mean loss of a model of one sequence on a fixed batch of held-out text; the same bits on any rank.
 template <class Net>
 double evaluate(Net& net, const text& source, std::size_t count = 16) {
@@ -68,10 +85,7 @@ class trainer {
         received(range_.size() * others.size()),
         learning_rate_(settings.learning_rate),
         generator_(settings.seed, others.rank()) {
-    if (settings.micro_batches == 0 || settings.micro_batches % others.size() != 0)
-      throw std::invalid_argument(std::to_string(settings.micro_batches) +
-                                  " micro-batches are not a multiple of the " +
-                                  std::to_string(others.size()) + " ranks");
+    check_micro_batches(settings, others.size());
     net_.initialise(settings.seed);
   }
 
@@ -122,16 +136,13 @@ class trainer {
 
   /// The optimizer's step with the gradients of accumulate(step): changes parameters, m, v and learning rate.
   void update(std::uint64_t step) {
-    for (const named_tensor& tensor : net_.tensors()) {
-      const std::size_t begin = std::max(tensor.offset, range_.begin);
-      const std::size_t end = std::min(tensor.offset + tensor.count, range_.end);
-      if (begin >= end) continue;
+    for_each_in(range_, net_.tensors(), [&](const named_tensor& tensor, std::size_t begin, std::size_t end) {
       const std::size_t at = begin - range_.begin, count = end - begin;
       const float decay = tensor.shape.size() > 1 ? settings_.optimizer.weight_decay : 0.0f;
       adamw_update(settings_.optimizer, learning_rate_, decay, step + 1, std::span(sum).subspan(at, count),
                    net_.parameters().subspan(begin, count), std::span(m_).subspan(at, count),
                    std::span(v_).subspan(at, count));
-    }
+    });
     learning_rate_ *= settings_.decay;
 
     std::vector<std::span<const float>> outgoing;

@@ -6,8 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "../trainer.hpp"
@@ -46,10 +44,7 @@ class trainer {
         sum_(range_.size()),
         learning_rate_(settings.learning_rate),
         generator_(settings.seed, others.rank()) {
-    if (settings.micro_batches == 0 || settings.micro_batches % others.size() != 0)
-      throw std::invalid_argument(std::to_string(settings.micro_batches) +
-                                  " micro-batches are not a multiple of the " +
-                                  std::to_string(others.size()) + " ranks");
+    check_micro_batches(settings, others.size());
     if (others.size() > 1) {
       host_.resize(net_.parameters().size());
       host_sum_.resize(range_.size());
@@ -113,16 +108,13 @@ class trainer {
     const auto correction = [&](float beta) {
       return static_cast<float>(1 / (1 - std::pow(static_cast<double>(beta), t)));
     };
-    for (const named_tensor& tensor : net_.tensors()) {
-      const std::size_t begin = std::max(tensor.offset, range_.begin);
-      const std::size_t end = std::min(tensor.offset + tensor.count, range_.end);
-      if (begin >= end) continue;
+    for_each_in(range_, net_.tensors(), [&](const named_tensor& tensor, std::size_t begin, std::size_t end) {
       const std::size_t at = begin - range_.begin;
       const float decay = tensor.shape.size() > 1 ? o.weight_decay : 0.0f;
       on_device(end - begin, adamw, o.beta1, o.beta2, o.epsilon, learning_rate_, decay, correction(o.beta1),
                 correction(o.beta2), sum_.data() + at, net_.parameters().data() + begin, m_.data() + at,
                 v_.data() + at);
-    }
+    });
     learning_rate_ *= settings_.decay;
     if (others_.size() == 1) return;
     on_.download(std::span(host_).subspan(range_.begin, range_.size()),
