@@ -66,11 +66,48 @@ function(cairn_cuda_programs)
   endforeach()
 endfunction()
 
-# cairn_program(NAME FILE...): one executable with cairn's warnings.
+# A precompiled header with an object file of its own: the programs neither parse cairn.hpp nor compile its inline functions
+# again, which is half of the work of building them without optimisation. That they need no such thing is shown by the builds
+# with g++, the consumers and the tests headers.*.
+option(CAIRN_PRECOMPILE "Compile cairn.hpp once for all tests, examples and benchmarks (clang only)" OFF)
+if(CAIRN_PRECOMPILE AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  message(WARNING "CAIRN_PRECOMPILE is ignored: it needs clang, and the compiler is ${CMAKE_CXX_COMPILER_ID}")
+  set(CAIRN_PRECOMPILE OFF)
+endif()
+if(CAIRN_PRECOMPILE)
+  set(common "${CMAKE_CURRENT_BINARY_DIR}/cairn_common")
+  file(CONFIGURE OUTPUT "${common}.cpp" CONTENT "#include <cairn/cairn.hpp>\n")
+  add_library(cairn_common_header OBJECT "${common}.cpp")
+  target_link_libraries(cairn_common_header PRIVATE cairn::cairn cairn_warnings)
+  target_compile_options(cairn_common_header PRIVATE -fpch-instantiate-templates -fpch-codegen
+    "SHELL:-Xclang -fno-pch-timestamp" "SHELL:-x c++-header")  # the same file in each build of the same headers: for ccache
+  set_target_properties(cairn_common_header PROPERTIES CXX_EXTENSIONS OFF CXX_COMPILER_LAUNCHER "")
+  string(TOUPPER "${CMAKE_BUILD_TYPE}" config)
+  separate_arguments(flags UNIX_COMMAND "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${config}}")
+  add_custom_command(OUTPUT "${common}.pch"
+    COMMAND "${CMAKE_COMMAND}" -E create_symlink "$<TARGET_OBJECTS:cairn_common_header>" "${common}.pch"
+    DEPENDS "$<TARGET_OBJECTS:cairn_common_header>" VERBATIM)
+  add_custom_command(OUTPUT "${common}.o"
+    COMMAND "${CMAKE_CXX_COMPILER}" ${flags} -std=c++20 -Wno-unused-command-line-argument -fpch-codegen -c "${common}.pch" -o "${common}.o"
+    DEPENDS "${common}.pch" "$<TARGET_OBJECTS:cairn_common_header>" VERBATIM)
+  add_custom_target(cairn_common_pch DEPENDS "${common}.pch")
+  add_custom_target(cairn_common_object DEPENDS "${common}.o")
+  add_library(cairn_common INTERFACE)
+  target_compile_options(cairn_common INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include-pch \"${common}.pch\">")
+  target_link_libraries(cairn_common INTERFACE "${common}.o")
+  add_dependencies(cairn_common cairn_common_pch)  # linking waits for the file by itself
+endif()
+
+# cairn_program(NAME [ALONE] FILE...): one executable with cairn's warnings. ALONE: it never gets the precompiled header, for it
+# has flags of its own, or is there to parse the headers.
 function(cairn_program name)
-  add_executable(${name} ${ARGN})
+  cmake_parse_arguments(PARSE_ARGV 1 program "ALONE" "" "")
+  add_executable(${name} ${program_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE cairn::cairn cairn_warnings)
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
+  if(CAIRN_PRECOMPILE AND NOT program_ALONE)
+    target_link_libraries(${name} PRIVATE cairn_common)
+  endif()
 endfunction()
 
 # cairn_link_optional(NAME SOURCE): links the optional targets that the marker lines of SOURCE name to the program NAME:
