@@ -13,7 +13,7 @@
 #include <support/byte_store_conformance.hpp>
 #include <support/quick_clock.hpp>
 #include <support/rounds.hpp>
-#include <support/s3_server.hpp>
+#include <support/s3_access.hpp>
 #include <support/saved_world.hpp>
 #include <support/scratch_directory.hpp>
 
@@ -31,31 +31,19 @@ using namespace cairn_test;
 namespace s3 = cairn_test::s3;
 using cairn::error_id;
 
-s3::server_options service() {
-  s3::server_options o;
-  o.objects.opaque_etags = true;  // MD5 takes longer than all the rest
-  return o;
-}
-
 struct bucket {
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   std::chrono::seconds patience{20};
 
   /// As a process finds it that begins: no connection, nothing known.
   [[nodiscard]] cairn::safetensors_storage<cairn::s3_store> storage() const {
-    cairn::s3_options o;
-    o.bucket = "bucket";
-    o.endpoint = server.endpoint();
-    o.region = "us-east-1";
-    o.part_bytes = 5u << 20;
+    auto o = s3::bucket_at(server.endpoint());
     o.checksums = cairn::s3_checksum::none;
     o.stalled_after = std::chrono::seconds(20);
     o.patience = patience;
     o.completion_patience = patience;
-    const s3::credentials key;
     return cairn::safetensors_storage(
-        cairn::s3_store(o, cairn::s3_credential_source::fixed({key.access_key, key.secret_key, "", 0}),
-                        std::make_shared<quick_clock>()));
+        cairn::s3_store(o, s3::credentials_of(), std::make_shared<quick_clock>()));
   }
 };
 

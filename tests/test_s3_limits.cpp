@@ -12,7 +12,7 @@
 #include <support/byte_store_conformance.hpp>
 #include <support/codec_archetype.hpp>
 #include <support/quick_clock.hpp>
-#include <support/s3_server.hpp>
+#include <support/s3_access.hpp>
 #include <support/saved_world.hpp>
 
 #include <curl/curl.h>
@@ -111,30 +111,16 @@ using cairn::error_id;
 using std::chrono::milliseconds;
 
 constexpr std::size_t mib = std::size_t{1} << 20;
-constexpr std::size_t part = 5 * mib;
+constexpr std::size_t part = s3::smallest_part;
 
-s3::server_options service() {
-  s3::server_options o;
-  o.objects.opaque_etags = true;
-  return o;
-}
 cairn::s3_options where(const std::string& endpoint) {
-  cairn::s3_options o;
-  o.bucket = "bucket";
-  o.endpoint = endpoint;
-  o.region = "us-east-1";
-  o.part_bytes = part;
+  auto o = s3::bucket_at(endpoint);
   o.exclusive = cairn::s3_exclusive::assumed;
-  o.stalled_after = std::chrono::seconds(60);
   return o;
-}
-cairn::s3_credential_source credentials() {
-  const s3::credentials key;
-  return cairn::s3_credential_source::fixed({key.access_key, key.secret_key, "", 0});
 }
 cairn::s3_store store_with(cairn::s3_options o,
                            std::shared_ptr<cairn::s3_clock> clock = std::make_shared<cairn::s3_clock>()) {
-  return cairn::s3_store(std::move(o), credentials(), std::move(clock));
+  return cairn::s3_store(std::move(o), s3::credentials_of(), std::move(clock));
 }
 
 // --- Memory ------------------------------------------------------------------------------------------------
@@ -244,7 +230,7 @@ TEST_CASE("the process whose memory is counted" * doctest::skip()) {
 }
 
 TEST_CASE("memory beyond the image is that of the parts in flight, never of the whole object") {
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   server.faults.add("delay UploadPart all ms=20");  // who sends is quicker than who takes
   ::setenv(measured_variable, server.endpoint().c_str(), 1);
   std::string program = "/proc/self/exe";
@@ -264,7 +250,7 @@ TEST_CASE("memory beyond the image is that of the parts in flight, never of the 
 // --- Requests, and bytes -----------------------------------------------------------------------------------
 
 TEST_CASE("sixteen parts are under way at a time, if nothing else is said, on connections that are kept") {
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   auto o = where(server.endpoint());
   CHECK(o.in_flight >= 16);
   o.stalled_after = std::chrono::seconds(280);  // however busy this machine is
@@ -294,7 +280,7 @@ TEST_CASE("sixteen parts are under way at a time, if nothing else is said, on co
 }
 
 TEST_CASE("a part is sent as soon as it is there, while the rest is still awaited") {
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   auto store = store_with(where(server.endpoint()));
   const auto bytes = pattern(2 * part + 7, 2);
   for (const bool lasting : {true, false}) {
@@ -336,7 +322,7 @@ TEST_CASE("parts are as long as the object's length asks for") {
 }
 
 TEST_CASE("each range is asked for with the object's ETag, and little is fetched that nobody wants") {
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   const auto o = where(server.endpoint());
   auto store = store_with(o);
   const auto content = pattern(6 * mib + 321, 5);
@@ -379,7 +365,7 @@ TEST_CASE("each range is asked for with the object's ETag, and little is fetched
 }
 
 TEST_CASE("neighbours are fetched by one request, in any order, and long ranges by several") {
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   auto o = where(server.endpoint());
   o.get_bytes = mib;
   auto store = store_with(o);
@@ -403,7 +389,7 @@ TEST_CASE("neighbours are fetched by one request, in any order, and long ranges 
 }
 
 TEST_CASE("resharding fetches what is wanted, and one block more for a rank's range at most") {
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   cairn::safetensors_storage storage{store_with(where(server.endpoint()))};
   const auto rows_of = [](std::vector<float>& memory, int ranks, std::vector<cairn::state_dict>& states) {
     constexpr std::int64_t rows = 701;
@@ -468,7 +454,7 @@ TEST_CASE("pauses: uniform below a bound that doubles, no shorter than the servi
     CHECK(jittered(first, longest, retries, 0.5) == std::chrono::nanoseconds(bound) / 2);
     CHECK(jittered(first, longest, retries, 0.999) < bound);
   }
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   const auto waited = [&](const std::string& rule, double chance) {
     const auto clock = std::make_shared<fixed_chance>(chance);
     auto store = store_with(where(server.endpoint()), clock);
@@ -488,7 +474,7 @@ TEST_CASE("pauses: uniform below a bound that doubles, no shorter than the servi
 }
 
 TEST_CASE("an answer that drips is given up, and asked for again on another connection") {
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   auto o = where(server.endpoint());
   o.stalled_after = std::chrono::seconds(2);
   auto store = store_with(o, std::make_shared<quick_clock>());
@@ -503,7 +489,7 @@ TEST_CASE("an answer that drips is given up, and asked for again on another conn
 }
 
 TEST_CASE("retries of all requests together take tokens, which come back at their rate") {
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   auto o = where(server.endpoint());
   o.retry_burst = 3;
   o.retry_rate = 2;
@@ -520,7 +506,7 @@ TEST_CASE("retries of all requests together take tokens, which come back at thei
 
 TEST_CASE(
     "a request that fails and fails ends by its deadline, or by its attempts, with what the server said") {
-  s3::server server{service()};
+  s3::server server{s3::quick_server()};
   server.faults.add("error PutObject all status=503 code=ServiceUnavailable");
   auto o = where(server.endpoint());
   o.most_attempts = 4;

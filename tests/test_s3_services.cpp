@@ -10,7 +10,7 @@
 #include <doctest/doctest.h>
 #include <support/byte_store_conformance.hpp>
 #include <support/quick_clock.hpp>
-#include <support/s3_server.hpp>
+#include <support/s3_access.hpp>
 #include <support/saved_world.hpp>
 #include <support/scratch_directory.hpp>
 #include <support/tls_front.hpp>
@@ -34,27 +34,18 @@ namespace s3 = cairn_test::s3;
 using cairn::error_id;
 
 s3::server_options service(bool google = false) {
-  s3::server_options o;
-  o.objects.opaque_etags = true;
+  auto o = s3::quick_server();
   o.objects.google = google;
   if (google) o.signatures.region = "auto";
   return o;
 }
 cairn::s3_options where(const std::string& endpoint) {
-  cairn::s3_options o;
-  o.bucket = "bucket";
-  o.endpoint = endpoint;
-  o.region = "us-east-1";
-  o.part_bytes = 5u << 20;
+  auto o = s3::bucket_at(endpoint);
   o.most_attempts = 2;
   return o;
 }
-const s3::credentials key;
-cairn::s3_credential_source credentials() {
-  return cairn::s3_credential_source::fixed({key.access_key, key.secret_key, "", 0});
-}
 cairn::s3_store store_at(cairn::s3_options o) {
-  return cairn::s3_store(std::move(o), credentials(), std::make_shared<quick_clock>());
+  return cairn::s3_store(std::move(o), s3::credentials_of(), std::make_shared<quick_clock>());
 }
 void write(cairn::s3_store& store, const std::string& name, std::span<const std::byte> bytes) {
   auto writer = store.create(name, bytes.size());
@@ -313,7 +304,7 @@ TEST_CASE("a service checks CRC-64/NVME of each part and of the whole object, or
     write(store, "large", large);
     CHECK(store.read_all("small", 1u << 20) == small);
     CHECK(store.read_all("large", 1u << 30) == large);
-    cairn::detail::s3_client client(o, credentials(), std::make_shared<quick_clock>());
+    cairn::detail::s3_client client(o, s3::credentials_of(), std::make_shared<quick_clock>());
     for (const bool big : {false, true}) {
       const auto call = client.run({.method = "HEAD",
                                     .key = big ? "large" : "small",
@@ -372,7 +363,7 @@ TEST_CASE("TLS: a server is believed whose certificate is right, and others are 
     CHECK(why.id == error_id::storage_permission);
     CHECK(why.text.find(at(host, f)) != std::string::npos);
     CHECK(why.text.find(advice) != std::string::npos);
-    CHECK(why.text.find(key.secret_key) == std::string::npos);
+    CHECK(why.text.find(s3::credentials{}.secret_key) == std::string::npos);
   };
   refused("localhost", front, "", "set s3_options::ca_file");
   refused("localhost", front, "stranger.pem", "set s3_options::ca_file");
@@ -431,7 +422,7 @@ struct at_google {
     o.prefix = "team/";
     return o;
   }
-  cairn::s3_store store{options(), credentials()};
+  cairn::s3_store store{options(), s3::credentials_of()};
   cairn::s3_store make() { return store; }
 };
 }  // namespace
@@ -458,7 +449,8 @@ TEST_CASE("Google's dialect: saved in parts, loaded, committed once, cleaned") {
   // What an interrupted save left, and a checkpoint that is not wanted any more.
   const auto bytes = pattern((11u << 20) + 5, 3);
   {
-    cairn::detail::s3_client client(google.options(), credentials(), std::make_shared<cairn::s3_clock>());
+    cairn::detail::s3_client client(google.options(), s3::credentials_of(),
+                                    std::make_shared<cairn::s3_clock>());
     const auto begun = client.run({.method = "POST",
                                    .key = "team/" + cairn::data_key(8, 0, 1, 0),
                                    .query = {{"uploads", ""}},

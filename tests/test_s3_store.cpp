@@ -10,7 +10,7 @@
 #include "support/moto.hpp"
 #include "support/quick_clock.hpp"
 #include "support/rounds.hpp"
-#include "support/s3_server.hpp"
+#include "support/s3_access.hpp"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -72,16 +72,8 @@ s3::server_options strict(const s3::object_rules& rules = {}) {
 }
 const cairn::s3_credentials strict_key{"AKIDEXAMPLE", "the-secret-of-the-tests", "", 0};
 
-/// No request is made twice because this machine is busy: one that is given up here may still be carried out
-/// there, later.
 cairn::s3_options on(const s3::server& server) {
-  cairn::s3_options o;
-  o.bucket = "bucket";
-  o.endpoint = server.endpoint();
-  o.region = "us-east-1";
-  o.part_bytes = 5u << 20;
-  o.stalled_after = std::chrono::seconds(60);
-  return o;
+  return s3::bucket_at(server.endpoint());
 }
 cairn::s3_store quick(const s3::server& server,
                       std::shared_ptr<quick_clock> clock = std::make_shared<quick_clock>()) {

@@ -9,7 +9,7 @@
 #include <cairn/stores/s3_store.hpp>
 
 #include <doctest/doctest.h>
-#include <support/s3_server.hpp>
+#include <support/s3_access.hpp>
 #include <support/scratch_directory.hpp>
 
 #include <poll.h>
@@ -55,17 +55,12 @@ cairn::s3_credentials as_given(const s3::credentials& c, std::int64_t expires) {
 }
 
 s3::server_options service() {
-  s3::server_options o;
-  o.objects.opaque_etags = true;
+  auto o = s3::quick_server();
   o.signatures.accepted = {first};
   return o;
 }
 cairn::s3_options where(const std::string& endpoint) {
-  cairn::s3_options o;
-  o.bucket = "bucket";
-  o.endpoint = endpoint;
-  o.region = "us-east-1";
-  o.part_bytes = 5u << 20;
+  auto o = s3::bucket_at(endpoint);
   o.exclusive = cairn::s3_exclusive::assumed;
   return o;
 }
@@ -103,7 +98,7 @@ std::string shown_by_workers() {
 }
 
 cairn::s3_store reader(const s3::server& server, const s3::credentials& with) {
-  return cairn::s3_store(where(server.endpoint()), cairn::s3_credential_source::fixed(as_given(with, 0)));
+  return cairn::s3_store(where(server.endpoint()), s3::credentials_of(with));
 }
 
 }  // namespace
@@ -334,8 +329,7 @@ TEST_CASE("announcements are seen while their process lives, those of other host
   CHECK(other.live_writers("").empty());
   CHECK(server.objects().uploads() == 0);
 
-  cairn::detail::s3_client client(where(server.endpoint()),
-                                  cairn::s3_credential_source::fixed(as_given(first, 0)),
+  cairn::detail::s3_client client(where(server.endpoint()), s3::credentials_of(first),
                                   std::make_shared<cairn::s3_clock>());
   const auto begin = [&](const std::string& tag) {
     const auto call = client.run({.method = "POST",
