@@ -24,12 +24,9 @@
 namespace {
 using namespace cairn_bench;
 
-struct copy_options {
-  std::uint64_t bytes = std::uint64_t{4} << 30;
-  int tensors = 200;
-  int pairs = 7;
+struct copy_options : program_options {
+  copy_options() { bytes = std::uint64_t{4} << 30; }
   double matrix_seconds = 1;
-  std::string json;
 };
 
 using stager_type =
@@ -218,14 +215,8 @@ void measure(const copy_options& o) {
 int main(int argc, char** argv) {
   copy_options o;
   CLI::App app{"Staging from a GPU beside copies written by hand", "bench_copy"};
-  app.option_defaults()->always_capture_default();
-  app.add_option("--bytes", o.bytes, "Size of the state, such as 4GiB; at least 512MiB")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(std::uint64_t{512} << 20, std::uint64_t{1} << 40));
-  app.add_option("--tensors", o.tensors, "Number of tensors in it")->check(CLI::Range(1, 100'000));
-  app.add_option("--pairs", o.pairs, "Turns of ours and the hand-written twin")->check(CLI::Range(1, 1000));
+  add_state_options(app, o, std::uint64_t{512} << 20);
   app.add_option("--matrix-seconds", o.matrix_seconds, "Seconds of matrix products in a turn")
       ->check(CLI::Range(0.01, 60.0));
-  app.add_option("--json", o.json, "File for the figures");
   return run_program(app, argc, argv, [&] { measure(o); });
 }

@@ -28,14 +28,13 @@
 namespace {
 using namespace cairn_bench;
 
-struct load_options {
-  std::uint64_t bytes = std::uint64_t{4} << 30;
-  int tensors = 200;
-  int pairs = 5;
+struct load_options : program_options {
+  load_options() {
+    bytes = std::uint64_t{4} << 30;
+    pairs = 5;
+  }
   std::uint64_t pinned = std::uint64_t{64} << 20;
-  std::string directory = ".";
   std::string script;
-  std::string json;
 };
 
 __global__ void count_differences(std::uint64_t count, const std::uint32_t* a, const std::uint32_t* b,
@@ -217,17 +216,10 @@ int main(int argc, char** argv) {
   load_options o;
   CLI::App app{"What a load into a GPU's memory costs, beside the disk, the bus and Python",
                "bench_load_cuda"};
-  app.option_defaults()->always_capture_default();
-  app.add_option("--bytes", o.bytes, "Size of the state, such as 4GiB")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(std::uint64_t{16} << 20, std::uint64_t{1} << 40));
-  app.add_option("--tensors", o.tensors, "Number of tensors in it")->check(CLI::Range(1, 100'000));
-  app.add_option("--pairs", o.pairs, "Turns of ours and its rivals")->check(CLI::Range(1, 1000));
+  add_state_options(app, o, std::uint64_t{16} << 20);
+  add_directory_option(app, o);
   app.add_option("--pinned", o.pinned, "Pinned memory that a load uses at most, such as 256MiB")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--directory", o.directory, "Where the checkpoint is written; on a disk")
-      ->check(CLI::ExistingDirectory);
   app.add_option("--script", o.script, "benchmarks/load_python.py; else Python's loads are left out");
-  app.add_option("--json", o.json, "File for the figures");
   return run_program(app, argc, argv, [&] { load_benchmark(std::move(o)).run(); });
 }

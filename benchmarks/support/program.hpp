@@ -50,20 +50,30 @@ int run_program(CLI::App& app, int argc, char** argv, Run&& run) {
   }
 }
 
+/// Names the options of a state that is saved or loaded in turns; its size is at least `least_bytes`.
+inline void add_state_options(CLI::App& app, program_options& o, std::uint64_t least_bytes = 1) {
+  app.option_defaults()->always_capture_default();
+  app.add_option("--bytes", o.bytes, "Size of the state, such as 256MiB")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(least_bytes, std::uint64_t{1} << 40));
+  app.add_option("--tensors", o.tensors, "Number of tensors in it")->check(CLI::Range(1, 1'000'000));
+  app.add_option("--pairs", o.pairs, "Turns of ours and the hand-written twin")->check(CLI::Range(1, 1000));
+  app.add_option("--json", o.json,
+                 "File for the figures: an array of {name, value, unit, against, ratio, ...}");
+}
+inline void add_directory_option(CLI::App& app, program_options& o) {
+  app.add_option("--directory", o.directory,
+                 "Where checkpoints are written, in a fresh directory that is removed at the end; on a disk")
+      ->check(CLI::ExistingDirectory);
+}
+
 /// main() of a benchmark with the options that most have: `run(options)`.
 template <class Run>
 int benchmark_main(int argc, char** argv, const char* name, const char* what, Run&& run) {
   program_options o;
   CLI::App app{what, name};
-  app.option_defaults()->always_capture_default();
-  app.add_option("--bytes", o.bytes, "Size of the state, such as 256MiB")->transform(CLI::AsSizeValue(false));
-  app.add_option("--tensors", o.tensors, "Number of tensors in it")->check(CLI::Range(1, 1000000));
-  app.add_option("--directory", o.directory,
-                 "Where checkpoints are written, in a fresh directory that is removed at the end; on a disk")
-      ->check(CLI::ExistingDirectory);
-  app.add_option("--pairs", o.pairs, "Turns of ours and the hand-written twin")->check(CLI::Range(1, 1000));
-  app.add_option("--json", o.json,
-                 "File for the figures: an array of {name, value, unit, against, ratio, ...}");
+  add_state_options(app, o);
+  add_directory_option(app, o);
   return run_program(app, argc, argv, [&] { run(o); });
 }
 
