@@ -1008,6 +1008,7 @@ TEST_CASE("a chunk_set is the list that it was made of") {
   const auto roll = [&](std::int64_t n) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
   };
+  int apart = 0;  // sets that are put together in other ways than a reader's
   for (int round = 0; round < 400; ++round) {
     CAPTURE(round);
     const random_mesh mesh(random);
@@ -1031,6 +1032,20 @@ TEST_CASE("a chunk_set is the list that it was made of") {
     for (const auto& c : list) one_by_one.push_back(c);
     CHECK(one_by_one == set);
     CHECK(one_by_one.expand().size() == list.size());
+
+    // Put together as by a reader that appends one progression after another.
+    const auto joined = one_by_one.joined();
+    CHECK(joined == set);
+    CHECK(joined.is_joined());
+    CHECK(joined.progressions() <= one_by_one.progressions());
+    cairn::chunk_set again;
+    joined.for_each_progression([&](const cairn::chunk_progression& p) { again.append(p); });
+    CHECK(
+        std::equal(again.words().begin(), again.words().end(), joined.words().begin(), joined.words().end()));
+    apart += one_by_one.is_joined() ? 0 : 1;
+    auto higher = set.expand();
+    for (auto& c : higher) c.rank += 1000;
+    CHECK(set.of_higher_ranks(1000).expand() == higher);
 
     cairn::compact_writer out;
     cairn::encode(out, set);
@@ -1068,6 +1083,7 @@ TEST_CASE("a chunk_set is the list that it was made of") {
                            std::count_if(list.begin(), list.end(), [&](auto& c) { return c.rank == rank; })));
     }
   }
+  CHECK(apart > 0);
 }
 
 TEST_CASE("a chunk_set is as large as its pattern, not as its chunks") {

@@ -212,7 +212,8 @@ inline void decode_progression(compact_reader& in, int dimensions, chunk_progres
 /// A chunk_set of a tensor of known dimensions.
 inline void encode(compact_writer& out, const chunk_set& chunks) {
   out.number(static_cast<std::uint64_t>(chunks.progressions()));
-  chunks.for_each_progression([&](const chunk_progression& p) { encode(out, p); });
+  std::size_t at = 0;
+  encode(out, chunks.words(), at, chunks.progressions());
 }
 /// @throws wire_error on what is none, with boxes outside of the tensor, or ranks outside of the world.
 [[nodiscard]] inline chunk_set decode_chunk_set(compact_reader& in, const extents& global,

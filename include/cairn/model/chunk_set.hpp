@@ -62,8 +62,8 @@ class progression_words {
     chunk_progression p;
     const auto head = static_cast<std::uint64_t>(words_[at++]);
     p.rank = static_cast<std::int32_t>(static_cast<std::uint32_t>(head));
-    p.first.offsets = numbers(at, static_cast<int>(head >> 32 & 15));
-    p.first.sizes = numbers(at, static_cast<int>(head >> 36 & 15));
+    take(p.first.offsets, at, static_cast<int>(head >> 32 & 15));
+    take(p.first.sizes, at, static_cast<int>(head >> 36 & 15));
     p.axis_count = static_cast<std::int32_t>(head >> 40 & 7);
     for (int k = 0; k < p.axis_count; ++k) {
       auto& a = p.axes[static_cast<std::size_t>(k)];
@@ -88,6 +88,14 @@ class progression_words {
     const auto head = static_cast<std::uint64_t>(words_[at]);
     return at + 1 + static_cast<std::size_t>((head >> 32 & 15) + (head >> 36 & 15) + 2 * (head >> 40 & 7));
   }
+  /// Makes all ranks so much higher.
+  void move_ranks(std::int32_t by) noexcept {
+    for (std::size_t at = 0; at < words_.size(); at = next(at)) {
+      const auto head = static_cast<std::uint64_t>(words_[at]);
+      words_[at] = static_cast<std::int64_t>((head & ~std::uint64_t{0xffffffff}) |
+                                             static_cast<std::uint32_t>(rank_at(at) + by));
+    }
+  }
   void truncate(std::size_t size) { words_.resize(size); }
   void reserve(std::size_t size) { words_.reserve(size); }
   void clear() noexcept { words_.clear(); }
@@ -95,10 +103,9 @@ class progression_words {
   [[nodiscard]] std::span<const std::int64_t> view() const noexcept { return words_; }
 
  private:
-  [[nodiscard]] extents numbers(std::size_t& at, int rank) const noexcept {
-    auto e = extents::zeros(rank);
+  void take(extents& e, std::size_t& at, int rank) const noexcept {
+    e = extents::zeros(rank);
     for (int d = 0; d < rank; ++d) e.set(d, words_[at++]);
-    return e;
   }
   std::vector<std::int64_t> words_;
 };
@@ -150,6 +157,37 @@ class chunk_set {
     add(p);
   }
   void clear() noexcept { *this = chunk_set(); }
+  /// The same boxes of ranks that are so much higher; no rank may become negative or exceed an int32.
+  [[nodiscard]] chunk_set of_higher_ranks(std::int32_t by) const {
+    auto out = *this;
+    out.words_.move_ranks(by);
+    return out;
+  }
+  /// True if no progression goes on with the one before it, so that appending them one after another gives
+  /// this set again. O(progressions).
+  [[nodiscard]] bool is_joined() const noexcept {
+    chunk_progression last;
+    for (std::size_t at = 0; at < words_.size();) {
+      const bool first = at == 0;
+      const auto p = words_.read(at);
+      if (!first && last.rank < p.rank && detail::join(last, p)) return false;
+      last = p;
+    }
+    return true;
+  }
+  /// The same chunks with all progressions put together that go on with the one before them. O(progressions).
+  [[nodiscard]] chunk_set joined() const {
+    std::vector<chunk_progression> open;
+    for (std::size_t at = 0; at < words_.size();) {
+      auto p = words_.read(at);
+      for (; !open.empty() && open.back().rank < p.rank && detail::join(open.back(), p); open.pop_back())
+        p = open.back();
+      open.push_back(p);
+    }
+    chunk_set out;
+    for (const auto& p : open) out.add(p);
+    return out;
+  }
 
   /// Chunks.
   [[nodiscard]] std::uint64_t size() const noexcept { return count_; }
@@ -175,6 +213,8 @@ class chunk_set {
     }
   }
 
+  /// They as they lie in memory: see detail::progression_words.
+  [[nodiscard]] std::span<const std::int64_t> words() const noexcept { return words_.view(); }
   /// visit(const chunk_progression&), in order.
   template <class Visit>
   void for_each_progression(Visit&& visit) const {

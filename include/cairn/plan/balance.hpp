@@ -55,10 +55,7 @@ inline namespace v1 {
       const auto likeness = i.kind == item_kind::bytes ? std::nullopt : assignment.likeness(n);
       const auto like = likeness ? known.emplace(*likeness, n).first->second : n;
       if (const auto apart = like == n ? std::nullopt : assignment.ranks_between(like, n))
-        out.items[like].chunks.for_each_progression([&](chunk_progression p) {
-          p.rank += *apart;
-          item.chunks.append(p);
-        });
+        item.chunks = out.items[like].chunks.of_higher_ranks(*apart);
       else
         assignment.for_each_piece(n, add);
     } else if (i.kind == item_kind::bytes) {

@@ -51,6 +51,7 @@ class balancer {
         collect(n, check.groups());
     }
     for (const auto& [ranks, bytes] : fixed_) add_load(ranks, bytes);
+    out_.expect(shared_.size());
     std::sort(shared_.begin(), shared_.end(), [&](const shared_boxes& a, const shared_boxes& b) {
       if (a.bytes != b.bytes) return a.bytes > b.bytes;
       if (a.holders != b.holders) return a.holders < b.holders;
@@ -228,10 +229,15 @@ class balancer {
   void divide(std::span<const std::size_t> groups) {
     tasks_.clear();
     for (const auto g : groups) tasks_.push_back(task_of(shared_[g]));
+    const auto whole =
+        std::all_of(tasks_.begin(), tasks_.end(), [](const auto& t) { return t.grain.dimension < 0; });
     const auto members = members_of(shared_[groups[0]]);
     loads_.look_at(members);
     for (const auto& own : loads_.classes()) {
-      loads_.runs_of(own, runs_);
+      if (whole)
+        loads_.least_of(own, tasks_.size(), runs_);
+      else
+        loads_.runs_of(own, runs_);
       const auto& done = division_.divide(runs_, tasks_);
       loads_.raise(own, runs_, done.after);
       write_assignment::division d;

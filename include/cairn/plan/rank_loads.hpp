@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -81,12 +82,47 @@ class rank_loads {
     }
     for (auto& run : runs) run.load -= least;
   }
-  /// Gives the holders of a class the loads of some runs, which count as those that runs_of() gave.
+  /// The same for the `most` holders with the least alone: who takes part where each of so many boxes goes to
+  /// one holder. The comparisons of one pass, and O(log(most)) for each holder that is among the least so
+  /// far.
+  void least_of(const std::vector<std::int64_t>& boxes, std::size_t most, std::vector<level_run>& runs) {
+    const auto* load = load_.data() + shift_of(boxes[0]);
+    least_.clear();
+    std::size_t h = 0;
+    for (; h < std::min(most, count_); ++h) least_.emplace_back(load[rank_of(h)], h);
+    std::make_heap(least_.begin(), least_.end());
+    const auto look = [&](const auto& rank) {
+      for (auto limit = least_.front().first; h < count_; ++h) {
+        if (load[rank(h)] >= limit) continue;  // of equal ones, those that come first
+        std::pop_heap(least_.begin(), least_.end());
+        least_.back() = {load[rank(h)], h};
+        std::push_heap(least_.begin(), least_.end());
+        limit = least_.front().first;
+      }
+    };
+    if (holders_.empty())
+      look([&](std::size_t k) { return first_ + static_cast<std::int32_t>(k); });
+    else
+      look([&](std::size_t k) { return holders_[k]; });
+    const auto least = std::min_element(least_.begin(), least_.end())->first;
+    std::sort(least_.begin(), least_.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    runs.clear();
+    for (const auto& [own, holder] : least_) {
+      const auto first = static_cast<std::int64_t>(holder);
+      if (!runs.empty() && runs.back().load == own - least && runs.back().first + runs.back().count == first)
+        ++runs.back().count;
+      else
+        runs.push_back({own - least, first, 1, false});
+    }
+  }
+  /// Gives the holders of a class the loads of some runs, which count as those that runs_of() or least_of()
+  /// gave.
   void raise(const std::vector<std::int64_t>& boxes, const std::vector<level_run>& before,
              const std::vector<level_run>& after) {
     // What is to be added to the load of a run, for each box.
     own_.clear();
-    for (const auto s : boxes) own_.emplace_back(shift_of(s), at(0, shift_of(s)) - before[0].load);
+    const auto first = static_cast<std::size_t>(before[0].first);
+    for (const auto s : boxes) own_.emplace_back(shift_of(s), at(first, shift_of(s)) - before[0].load);
     for (const auto& run : after)
       for (auto h = run.first; h < run.first + run.count; ++h)
         for (const auto& [shift, base] : own_) at(static_cast<std::size_t>(h), shift) = run.load + base;
@@ -112,6 +148,7 @@ class rank_loads {
     return true;
   }
   [[nodiscard]] bool all_alike() {
+    if (shifts_.size() == 1) return true;
     apart_.resize(shifts_.size());
     for (std::size_t s = 0; s < shifts_.size(); ++s) apart_[s] = at(0, shifts_[s]) - at(0, shifts_[0]);
     const auto* shift = shifts_.data();
@@ -165,6 +202,7 @@ class rank_loads {
   std::vector<std::vector<std::int64_t>> classes_;
   std::vector<std::uint64_t> apart_;
   std::vector<std::pair<std::int32_t, std::uint64_t>> own_;
+  std::vector<std::pair<std::uint64_t, std::size_t>> least_;  ///< loads and holders
 };
 
 }  // namespace detail

@@ -35,7 +35,9 @@ class replica_division {
   };
 
   /// @param piece least bytes that one of several holders gets
-  explicit replica_division(std::uint64_t piece) : piece_(piece) {}
+  explicit replica_division(std::uint64_t piece) : piece_(piece) {
+    shares_.reserve(1 << 15);  // what is not used is not touched
+  }
 
   /// The shares of all outcomes; they may be taken when nothing is divided any more.
   [[nodiscard]] std::vector<replica_share>& shares() noexcept { return shares_; }
@@ -111,6 +113,10 @@ class replica_division {
   /// ones less or none, so that loads stay equal; few get pieces that differ by one unit.
   void share(const split_grain& grain, const level_run& run, std::int64_t at, std::int64_t units) {
     const auto whole = std::int64_t{run.count};
+    if (whole == 1) {  // of many loads no two are equal: then nearly all runs are such
+      give(grain, run, 0, 1, at, units);
+      return;
+    }
     const auto more = units / whole + (units % whole != 0);
     const auto less = whole > 64 ? std::int64_t{0} : units / whole;
     const auto with_more = more == less ? whole : whole > 64 ? units / more : units - less * whole;

@@ -97,6 +97,11 @@ class write_assignment {
         {static_cast<std::uint32_t>(item), static_cast<std::uint32_t>(order), divisions_.size(), true});
     divisions_.push_back(d);
   }
+  /// About so many divisions will come.
+  void expect(std::size_t divisions) {
+    divisions_.reserve(divisions);
+    parts_.reserve(divisions);
+  }
   [[nodiscard]] std::size_t add_shards(std::span<const std::int64_t> shards) {
     shards_.insert(shards_.end(), shards.begin(), shards.end());
     return shards_.size() - shards.size();

@@ -42,14 +42,10 @@ inline void put_definition(compact_writer& out, const stored_item& item) {
   out.number(std::uint64_t{item.codec});
   for (const auto size : item.global) out.number(size);
   // As a reader will put them together, so that what was read is written as it was.
-  auto chunks = item.chunks;
-  for (std::size_t before = 0; chunks.progressions() > 1 && chunks.progressions() != before;) {
-    before = chunks.progressions();
-    chunk_set again;
-    chunks.for_each_progression([&](const chunk_progression& p) { again.append(p); });
-    chunks = std::move(again);
-  }
-  encode(out, chunks);
+  if (item.chunks.is_joined())
+    encode(out, item.chunks);
+  else
+    encode(out, item.chunks.joined());
 }
 
 /// A table of offsets from the beginning of the section, and the parts behind it.
