@@ -43,8 +43,9 @@ class worker_client {
   worker_client(process_executor_options options, std::string program, bool same_program)
       : options_(std::move(options)), program_(std::move(program)), same_program_(same_program) {}
 
-  /// A worker that runs.
+  /// A worker that runs. One that died between two saves costs none of them.
   worker_process& worker() {
+    if (process_.running() && process_.link().lost()) static_cast<void>(process_.kill_and_describe());
     if (!process_.running()) {
       known_.clear();
       layout_ = nullptr;
@@ -300,8 +301,8 @@ void carry_out(worker_client& client, save_job<Writer> job) noexcept {
 /// save. It has its own memory and CPU accounts, and can be given its own cores and priorities.
 ///
 /// A trainer that dies after its image was released does not take the checkpoint with it: the worker
-/// finishes, commits and goes. It is in a session of its own, and ignores the signals that end batch jobs;
-/// what kills a whole control group kills it too (docs/failure-and-recovery.md).
+/// finishes, commits and goes. It is in a process group of its own, and ignores the signals that end batch
+/// jobs; what kills a whole control group kills it too (docs/failure-and-recovery.md).
 ///
 /// Needs a Portable writer and a stager whose images are shareable (shared_stager). A program with several
 /// executors has several workers. The destructor waits as thread_executor's does, then lets the worker go.

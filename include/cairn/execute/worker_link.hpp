@@ -89,6 +89,11 @@ class worker_link {
 
   [[nodiscard]] bool open() const noexcept { return socket_.open(); }
   void close() noexcept { socket_.close(); }
+  /// Whether the other side is gone, as far as the system has told.
+  [[nodiscard]] bool lost() const noexcept {
+    pollfd one{socket_.get(), 0, 0};
+    return ::poll(&one, 1, 0) == 1;  // only what is always told: hang-ups and errors
+  }
 
   /// @throws peer_error (peer_lost) if the other side is gone, timeout_error (timeout_peer).
   void send(frame_kind kind, std::span<const std::byte> bytes, deadline until,

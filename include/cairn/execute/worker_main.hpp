@@ -5,20 +5,24 @@
 #include <cairn/execute/worker_session.hpp>
 #include <cairn/execute/worker_settings.hpp>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <charconv>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -82,6 +86,18 @@ inline void encode(wire_writer& out, const worker_hello& hello) {
        {.expected = type, .got = names});
 }
 
+/// Applies settings to all threads that this process has, and so to those that they start from now on.
+inline void apply_to_all_threads(const worker_settings& s) {
+  if (!changes_anything(s)) return;
+  const std::unique_ptr<DIR, int (*)(DIR*)> tasks(::opendir("/proc/self/task"), ::closedir);
+  if (tasks == nullptr) return apply(s);
+  while (const auto* task = ::readdir(tasks.get())) {
+    const std::string_view name(task->d_name);
+    ::pid_t thread = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), thread).ec == std::errc()) apply(s, thread);
+  }
+}
+
 inline void serve(worker_session& session, std::span<const known_writer> known) {
   while (auto frame = session.next()) {
     try {
@@ -92,7 +108,7 @@ inline void serve(worker_session& session, std::span<const known_writer> known) 
           fail(error_id::usage_no_worker,
                "the worker was started from another build than the trainer's: the program was replaced while "
                "it ran");
-        apply(hello.settings);
+        apply_to_all_threads(hello.settings);
         session.limit_writing(hello.bytes_per_second);
         session.say(frame_kind::ready);
         continue;
@@ -127,7 +143,8 @@ inline void serve(worker_session& session, std::span<const known_writer> known) 
   ::fcntl(worker_socket, F_SETFD, FD_CLOEXEC);
   // Batch systems and terminals signal every process of a job. The trainer decides when a run ends; the
   // worker goes when it is gone.
-  for (const int ignored : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGPIPE, SIGUSR1, SIGUSR2})
+  for (const int ignored : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGALRM, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP,
+                            SIGTTIN, SIGTTOU, SIGXCPU, SIGXFSZ})
     std::signal(ignored, SIG_IGN);
   wait_for_a_turn();
   try {

@@ -30,19 +30,26 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The environment of this process without what MPI and batch systems say to the processes that they start:
-/// a worker that believes to be a rank joins a job that it is not part of.
+/// Whether a variable ("NAME=VALUE") is how MPI, a batch system or torchrun tells a process which rank of
+/// which job it is.
+[[nodiscard]] inline bool is_of_launcher(std::string_view variable) noexcept {
+  static constexpr std::array<std::string_view, 18> beginnings{
+      "OMPI_", "PMIX_",  "PMI_", "PMI2_",  "PRTE_", "ORTE_", "MPI_",  "MPIR_", "I_MPI_",
+      "HYDI_", "HYDRA_", "MV2_", "SLURM_", "FLUX_", "PALS_", "ALPS_", "JSM_",  "TORCHELASTIC_"};
+  static constexpr std::array<std::string_view, 10> names{
+      "RANK",      "WORLD_SIZE", "LOCAL_RANK",      "LOCAL_WORLD_SIZE", "GROUP_RANK",
+      "ROLE_RANK", "ROLE_NAME",  "ROLE_WORLD_SIZE", "MASTER_ADDR",      "MASTER_PORT"};
+  const auto name = variable.substr(0, variable.find('='));
+  return std::find(names.begin(), names.end(), name) != names.end() ||
+         std::any_of(beginnings.begin(), beginnings.end(), [&](auto each) { return name.starts_with(each); });
+}
+
+/// The environment of this process without what launchers say to the processes that they start: a worker
+/// that believes to be a rank joins a job that it is not part of.
 [[nodiscard]] inline std::vector<char*> environment_without_launchers() {
-  static constexpr std::array<std::string_view, 14> launchers{"OMPI_",  "PMIX_", "PMI_",   "PMI2_",  "PRTE_",
-                                                              "ORTE_",  "MPI_",  "MPIR_",  "I_MPI_", "HYDI_",
-                                                              "HYDRA_", "MV2_",  "SLURM_", "FLUX_"};
   std::vector<char*> kept;
-  for (char** each = environ; each != nullptr && *each != nullptr; ++each) {
-    const std::string_view variable(*each);
-    if (std::none_of(launchers.begin(), launchers.end(),
-                     [&](std::string_view prefix) { return variable.starts_with(prefix); }))
-      kept.push_back(*each);
-  }
+  for (char** each = environ; each != nullptr && *each != nullptr; ++each)
+    if (!is_of_launcher(*each)) kept.push_back(*each);
   kept.push_back(nullptr);
   return kept;
 }
@@ -138,9 +145,13 @@ class worker_process {
     sigfillset(&all);
     ::posix_spawnattr_setsigmask(&attributes, &none);
     ::posix_spawnattr_setsigdefault(&attributes, &all);
-    // A session of its own: a signal to the trainer's process group, as Ctrl-C sends it, is not for it.
+    // A process group of its own: a signal to the trainer's, as Ctrl-C sends it, is not for it. Not a
+    // session: where the kernel shares the processor out by sessions (sched_autogroup_enabled), a few threads
+    // of the worker would weigh as much as all of training, and niceness would mean nothing.
+    ::posix_spawnattr_setpgroup(&attributes, 0);
     ::posix_spawnattr_setflags(
-        &attributes, static_cast<short>(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSID));
+        &attributes,
+        static_cast<short>(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP));
     auto environment = environment_without_launchers();
     char name[] = "cairn-worker";
     char argument[32];

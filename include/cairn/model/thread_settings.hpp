@@ -51,29 +51,30 @@ inline void check(const thread_settings& s) {
     if (core < 0 || core >= CPU_SETSIZE) bad("there is no such core", core);
 }
 
-/// Applies them to the calling thread, and so to those that it starts from now on.
+/// Applies them to the calling thread, and so to those that it starts from now on; or to another one.
 /// @throws usage_error (usage_bad_option) where the system refuses.
-inline void apply(const thread_settings& s) {
+inline void apply(const thread_settings& s, ::pid_t thread = 0) {
   const auto refused = [](const char* what) {
     fail(error_id::usage_bad_option,
          std::string("the system refuses a thread or worker of cairn its ") + what,
          {.got = std::generic_category().message(errno)});
   };
   // Linux keeps all three for each thread; 0 is the calling one.
+  const auto who = static_cast<id_t>(thread);
   if (s.nice != 0 &&
-      ::setpriority(PRIO_PROCESS, 0, std::min(19, ::getpriority(PRIO_PROCESS, 0) + s.nice)) != 0)
+      ::setpriority(PRIO_PROCESS, who, std::min(19, ::getpriority(PRIO_PROCESS, who) + s.nice)) != 0)
     refused("nice");
   if (s.io != io_class::inherited) {
     constexpr int one_thread = 1;  // IOPRIO_WHO_PROCESS
     const int level = s.io == io_class::idle ? 0 : s.io_level;
-    if (::syscall(SYS_ioprio_set, one_thread, 0, static_cast<int>(s.io) << 13 | level) != 0)
+    if (::syscall(SYS_ioprio_set, one_thread, thread, static_cast<int>(s.io) << 13 | level) != 0)
       refused("class of input and output");
   }
   if (!s.cores.empty()) {
     cpu_set_t set;
     CPU_ZERO(&set);
     for (const int core : s.cores) CPU_SET(static_cast<std::size_t>(core), &set);
-    if (::sched_setaffinity(0, sizeof set, &set) != 0) refused("cores");
+    if (::sched_setaffinity(thread, sizeof set, &set) != 0) refused("cores");
   }
 }
 
