@@ -9,8 +9,9 @@
 // one), memory (beyond the state, workers included), at end (waiting after the last step), skipped (saves,
 // with --when-busy skip).
 //
-// Then how soon a checkpointer is ready after prepare(), its first save against later ones, the start of a
-// worker, and what save() itself takes for 10,000 tensors.
+// Then what a step beside a write takes, by thread and by process in turns; how soon a checkpointer is ready
+// after prepare(), its first save against later ones, the start of a worker, and what save() itself takes for
+// 10,000 tensors.
 #include <cairn/cairn.hpp>
 #include <cairn/execute/process_executor.hpp>
 #include <cairn/stage/shared_stager.hpp>
@@ -186,6 +187,8 @@ class saver {
   virtual void before_update() {}
   /// Whether a save is under way.
   [[nodiscard]] virtual bool busy() { return false; }
+  /// Waits until the last save has ended.
+  virtual void wait() {}
   /// Waits until all is as safe as this way makes it.
   virtual void finish() {}
   virtual void end_of_step(int) {}
@@ -265,6 +268,7 @@ class cairn_saver : public saver {
     return !handles_.empty() && !handles_.back().committed() && !handles_.back().failed() &&
            !handles_.back().skipped();
   }
+  void wait() override { handles_.back().wait(); }
   void finish() override {
     for (auto& handle : handles_) {
       handle.wait();
@@ -605,6 +609,37 @@ std::string markdown_of(const std::vector<std::pair<std::string, summary>>& all,
   return out.str();
 }
 
+/// Training alone in a step during which a save is written: thread and process in turns, close together in
+/// time, each after a step beside which nothing is written. Six turns for each round: the median of their
+/// ratios moves by less than what is asked of it, which a step or two for each round does not.
+void measure_beside(report& out, training& train, const bench_state& state, const std::string& place,
+                    const mode_options& o) {
+  const auto step = [&] { return seconds_of([&] { train.gradient(), train.update(); }); };
+  const std::unique_ptr<saver> savers[] = {
+      ours(place + "/beside-thread", state),
+      ours(place + "/beside-process", state, cairn::shared_stager{}, cairn::process_executor{})};
+  std::vector<double> plain;
+  std::vector<double> beside[2];
+  for (int turn = 0; turn < 6 * o.common.pairs; ++turn)
+    for (int k = 0; k < 2; ++k) {
+      const auto which = static_cast<std::size_t>((turn + k) % 2);
+      plain.push_back(step());
+      savers[which]->save(turn + 1);
+      beside[which].push_back(step());
+      savers[which]->wait();
+    }
+  for (const auto& each : savers) each->finish();
+  std::printf("\n# steps beside a write, in turns\n");
+  const double one = samples(plain).median();
+  out.add_against("thread/beside/in-turns", samples(beside[0]), "s", one);
+  out.add_against("process/beside/in-turns", samples(beside[1]), "s", one);
+  const auto turns = make_pairs(beside[1], beside[0]);
+  out.add("process/beside/of-thread", turns, "s", at_most(1.01));
+  // Of a median: 1.25 standard deviations of one ratio, by the quartiles, over the root of their number.
+  const double spread = (turns.ratios.quantile(0.75) - turns.ratios.quantile(0.25)) / 1.349;
+  out.add("process/beside/of-thread/standard-error",
+          1.253 * spread / std::sqrt(static_cast<double>(turns.ratios.sorted.size())), "of it");
+}
 /// The other figures: see the beginning of this file.
 void measure_readiness(report& out, const bench_state& state, const std::string& place, int rounds) {
   readiness thread;
@@ -698,7 +733,7 @@ void measure_modes(const mode_options& o) {
       s.writing_cpu.push_back(median_or_zero(r.writing_cpu));
       s.skipped.push_back(r.skipped);
       s.durable.push_back(median_or_zero(r.durable));
-      if (!r.beside.empty()) s.disturbance.push_back(samples(r.beside).median() / plain_step);
+      for (const double step : r.beside) s.disturbance.push_back(step / plain_step);
       s.memory.push_back(r.memory);
       s.after.push_back(r.after);
       s.back.push_back(steps_until_back(r, plain_step, o.every));
@@ -766,7 +801,6 @@ void measure_modes(const mode_options& o) {
        at_most(0.01));
   pair("thread/blocked/of-synchronous", "thread", "synchronous", &summary::blocked, at_most(0.5));
   pair("process/blocked/of-thread", "process", "thread", &summary::blocked, at_most(1.1));
-  pair("process/beside/of-thread", "process", "thread", &summary::disturbance, at_most(1.01));
   pair("synchronous-never-durable/blocked/of-fwrite-by-hand", "synchronous-never-durable", "by-hand-fwrite",
        &summary::blocked, {});
   pair("process/mean_step/of-copy-thread-by-hand", "process", "by-hand-copy-thread", &summary::mean, {});
@@ -774,6 +808,7 @@ void measure_modes(const mode_options& o) {
   if (!o.table.empty()) write_file(o.table, markdown_of(all, o));
   if (!o.trace.empty() || !o.picture.empty()) trace_one_run(train, state, place.path(), o);
   if (o.figures) {
+    measure_beside(out, train, state, place.path(), o);
     measure_readiness(out, state, place.path(), o.common.pairs);
     measure_enqueue(out, o.common.bytes, place.path(), 5 * o.common.pairs);  // each takes half a second
   }
