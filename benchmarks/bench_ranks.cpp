@@ -2,9 +2,10 @@
 // links: cairn::interprocess
 // uses: cairn::mpi
 // Ranks as processes of one host: a save of replicated and sharded state against one process that saves the
-// same, a reduction against MPI's, and what many saves leave behind.
-//   bench_ranks [--bytes 1GiB] [--ranks 4] [--pairs 7] [--only save|reduce|many] [--directory DIR] [--json
-//   FILE]
+// same, a load of replicated state that shares its reads against one in which every rank reads for itself
+// (over shared memory and over MPI), a reduction against MPI's, and what many saves leave behind.
+//   bench_ranks [--bytes 1GiB] [--ranks 4] [--pairs 7] [--only save|load|reduce|many] [--directory DIR]
+//     [--json FILE]
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
@@ -21,6 +22,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <concepts>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -31,7 +33,9 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <new>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <support/bench.hpp>
@@ -41,6 +45,7 @@
 
 #ifdef CAIRN_USES_MPI
 #include <mpi.h>
+#include <cairn/comm/mpi_communicator.hpp>
 #endif
 
 namespace {
@@ -81,11 +86,12 @@ class rank_group {
     cairn::event_word bell;
     std::atomic<int> turn{0};
     std::atomic<int> done{0};
+    std::atomic<int> kind{0};  ///< of the turn
     std::atomic<bool> failed{false};
-    std::array<double, 8> told{};  ///< what rank 0 tells of its turn
+    std::array<std::array<double, 8>, 64> told{};  ///< what each rank tells of its turn
   };
 
-  /// `make(rank)` gives, in the process of each rank, work(turn, told), which is called once a turn.
+  /// `make(rank)` gives, in the process of each rank, work(turn, kind, told), which is called once a turn.
   template <class Make>
   rank_group(int size, Make make) : size_(size) {
     void* memory =
@@ -121,15 +127,16 @@ class rank_group {
     ::munmap(words_, sizeof(shared_words));
   }
   /// One turn of all ranks; its seconds, from telling them to the last one's end.
-  double turn() {
+  double turn(int kind = 0) {
     words_->done = 0;
+    words_->kind = kind;
     const auto begin = deadline::clock::now();
     words_->turn.fetch_add(1);
     words_->bell.notify();
     wait_for(size_);
     return cairn::seconds_since(begin);
   }
-  [[nodiscard]] double told(std::size_t i) const { return words_->told.at(i); }
+  [[nodiscard]] double told(std::size_t i, std::size_t rank = 0) const { return words_->told.at(rank).at(i); }
 
  private:
   template <class Work>
@@ -139,8 +146,8 @@ class rank_group {
       words_->done.fetch_add(1);
       words_->bell.notify();
       await([&] { return words_->turn.load() >= turn; });
-      work(turn, told);
-      if (rank == 0) words_->told = told;
+      work(turn, words_->kind.load(), told);
+      words_->told.at(static_cast<std::size_t>(rank)) = told;
     }
   }
   void wait_for(int done) {
@@ -179,11 +186,50 @@ void add(cairn::state_dict& state, const std::string& prefix, const cairn_bench:
   }
 }
 
+/// Ranks over whatever carries messages.
+class any_transport {
+ public:
+  using cairn_role = cairn::role::communicator;
+  template <class C>
+    requires(!std::same_as<C, any_transport>)
+  explicit any_transport(C transport) : held_(std::make_unique<holder<C>>(std::move(transport))) {}
+
+  [[nodiscard]] int rank() const { return held_->rank(); }
+  [[nodiscard]] int size() const { return held_->size(); }
+  void send(int to, std::span<const std::byte> message, deadline until) { held_->send(to, message, until); }
+  [[nodiscard]] bytes receive(int from, deadline until) { return held_->receive(from, until); }
+
+ private:
+  struct held {
+    virtual ~held() = default;
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    virtual void send(int to, std::span<const std::byte> message, deadline until) = 0;
+    [[nodiscard]] virtual bytes receive(int from, deadline until) = 0;
+  };
+  template <class C>
+  struct holder final : held {
+    explicit holder(C from) : transport(std::move(from)) {}
+    [[nodiscard]] int rank() const override { return transport.rank(); }
+    [[nodiscard]] int size() const override { return transport.size(); }
+    void send(int to, std::span<const std::byte> message, deadline until) override {
+      transport.send(to, message, until);
+    }
+    [[nodiscard]] bytes receive(int from, deadline until) override { return transport.receive(from, until); }
+    C transport;
+  };
+  std::unique_ptr<held> held_;
+};
+
 /// One composition for all: the compiler takes its time for each.
+auto make_checkpointer(const std::string& directory, any_transport transport,
+                       cairn::read_sharing sharing = cairn::read_sharing::on) {
+  return cairn::checkpointer{cairn::file_store{directory}, cairn::no_staging{},
+                             cairn::keep_last(2),          sharing,
+                             std::move(transport),         cairn::checkpointer_options{.quiet = true}};
+}
 auto make_checkpointer(const std::string& directory, const std::string& job, int rank, int size) {
-  return cairn::checkpointer{cairn::file_store{directory}, cairn::no_staging{}, cairn::keep_last(2),
-                             cairn::shared_memory_communicator{job, rank, size},
-                             cairn::checkpointer_options{.quiet = true}};
+  return make_checkpointer(directory, any_transport(cairn::shared_memory_communicator{job, rank, size}));
 }
 
 /// Bytes of the data files below, by rank.
@@ -229,7 +275,7 @@ void bench_save(const options& o, cairn_bench::report& report) {
       auto ckpt = std::make_shared<decltype(make_checkpointer(directory, job, rank, size))>(
           make_checkpointer(directory, job, rank, size));
       ckpt->resume(*state);
-      return [state, ckpt](int turn, std::array<double, 8>&) { ckpt->save(*state, turn).wait(); };
+      return [state, ckpt](int turn, int, std::array<double, 8>&) { ckpt->save(*state, turn).wait(); };
     };
   };
   rank_group ranks(o.ranks, saver(many, fresh_job(), o.ranks));
@@ -267,6 +313,171 @@ void bench_save(const options& o, cairn_bench::report& report) {
       std::max(0.05 * static_cast<double>(written) / o.ranks, static_cast<double>(cairn_bench::mebibyte));
   report.add_against(name + "/imbalance", samples({static_cast<double>(most - least)}), "B", allowed,
                      at_most(1));
+}
+
+#ifdef CAIRN_USES_MPI
+/// Runs this program by mpirun, as so many ranks; visit(line) for what it prints.
+template <class Visit>
+void for_each_line_of_mpi(int ranks, const std::string& arguments, Visit&& visit) {
+  const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const auto command = std::string("mpirun ") + (::geteuid() == 0 ? "--allow-run-as-root " : "") +
+                       "--oversubscribe --bind-to none -n " + std::to_string(ranks) + " '" + self + "' " +
+                       arguments;
+  std::FILE* out = ::popen(command.c_str(), "r");
+  if (out == nullptr) throw std::runtime_error("mpirun cannot be started");
+  std::array<char, 512> line{};
+  while (std::fgets(line.data(), line.size(), out) != nullptr) visit(line.data());
+  ::pclose(out);
+}
+#endif
+
+// --- A load
+
+/// What one rank of a load does, again and again: everything, by itself or sharing what it reads.
+class loading_rank {
+ public:
+  /// `transport()`: one for each of the two ways.
+  template <class Transport>
+  loading_rank(const options& o, const std::string& directory, Transport&& transport)
+      : expected_(o.bytes, o.tensors),
+        memory_(o.bytes, o.tensors),
+        alone_(make_checkpointer(directory, transport(), cairn::read_sharing::off)),
+        shared_(make_checkpointer(directory, transport(), cairn::read_sharing::on)) {
+    expected_.fill(1);
+    add(state_, "replicated.", memory_, 0, 0);
+  }
+  /// Both ways, compared with what was saved; brings memory and plans into place.
+  void check() {
+    for (const bool shared : {false, true}) {
+      memory_.clear();
+      load(shared);
+      for (std::size_t i = 0; i < memory_.rows().size(); ++i)
+        if (std::memcmp(memory_.place(i), expected_.place(i), memory_.size(i)) != 0)
+          throw std::runtime_error("a load brought other bytes than were saved");
+    }
+  }
+  /// The bytes that this rank read.
+  double load(bool shared) {
+    return static_cast<double>((shared ? shared_ : alone_).load(state_, 1).bytes_read);
+  }
+
+ private:
+  using checkpointer = decltype(make_checkpointer({}, std::declval<any_transport>()));
+  cairn_bench::bench_state expected_;
+  cairn_bench::bench_state memory_;
+  checkpointer alone_;
+  checkpointer shared_;
+  cairn::state_dict state_;
+};
+
+/// Seconds of loads, and the bytes that all ranks read in the last one: alone and shared.
+struct load_costs {
+  std::vector<double> seconds[2];
+  double bytes[2] = {0, 0};
+};
+/// `one(shared)`: a load from a cold cache by all ranks; adds to the costs.
+template <class One>
+void in_turns(int pairs, One&& one) {
+  for (int i = 0; i < pairs; ++i)
+    for (const bool shared : {i % 2 == 0, i % 2 != 0}) one(shared);
+}
+void tell(const options& o, const std::string& transport, const load_costs& costs,
+          cairn_bench::report& report) {
+  const cairn_bench::bench_state state(o.bytes, o.tensors);
+  const auto name = "load_cold/replicated/" + std::to_string(o.ranks) + "_ranks/" + transport;
+  const auto size = "/" + cairn_bench::size_text(o.bytes);
+  report.add_against(name + "/alone/read" + size, samples({costs.bytes[0]}), "B",
+                     static_cast<double>(state.bytes()));
+  report.add_against(name + "/shared/read" + size, samples({costs.bytes[1]}), "B",
+                     static_cast<double>(state.bytes()), at_most(1.01));
+  report.add(name + "/shared_against_alone" + size,
+             cairn_bench::make_pairs(costs.seconds[1], costs.seconds[0]), "s");
+}
+void make_all_cold(const cairn_bench::scratch& place) {
+  for (const auto& path : place.files()) cairn_bench::make_cold(path);
+}
+
+#ifdef CAIRN_USES_MPI
+/// A program of mpirun, which loads from `--load-from`: the seconds of each load on a line of rank 0.
+int mpi_loader(const options& o, const std::string& directory) {
+  int threads = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  {
+    loading_rank one(o, directory, [] { return any_transport(cairn::mpi_communicator(MPI_COMM_WORLD)); });
+    one.check();
+    in_turns(o.pairs, [&](bool shared) {
+      MPI_Barrier(MPI_COMM_WORLD);
+      if (rank == 0)
+        for (const auto& file : std::filesystem::recursive_directory_iterator(directory))
+          if (file.is_regular_file()) cairn_bench::make_cold(file.path());
+      MPI_Barrier(MPI_COMM_WORLD);
+      const double begin = MPI_Wtime();
+      const double own = one.load(shared);
+      MPI_Barrier(MPI_COMM_WORLD);
+      const double seconds = MPI_Wtime() - begin;
+      double all = 0;
+      MPI_Reduce(&own, &all, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+      if (rank == 0) std::printf("load %d %.9f %.0f\n", shared ? 1 : 0, seconds, all);
+    });
+  }
+  MPI_Finalize();
+  return 0;
+}
+#endif
+
+void bench_load(const options& o, cairn_bench::report& report) {
+  const cairn_bench::scratch place(o.directory);
+  {
+    cairn_bench::bench_state saved(o.bytes, o.tensors);
+    saved.fill(1);
+    cairn::state_dict state;
+    add(state, "replicated.", saved, 0, 0);
+    rank_group one(1, [&, job = fresh_job()](int) {
+      return [&, job](int, int, std::array<double, 8>&) {
+        make_checkpointer(place.path(), job, 0, 1).save(state, 1).wait();
+      };
+    });
+    one.turn();
+  }
+  {
+    const std::string jobs[] = {fresh_job(), fresh_job()};
+    rank_group ranks(o.ranks, [&](int rank) {
+      auto one = std::make_shared<loading_rank>(o, place.path(), [&, next = 0]() mutable {
+        return any_transport(cairn::shared_memory_communicator{jobs[next++], rank, o.ranks});
+      });
+      one->check();
+      return [one](int, int shared, std::array<double, 8>& told) { told[0] = one->load(shared != 0); };
+    });
+    load_costs costs;
+    in_turns(o.pairs, [&](bool shared) {
+      make_all_cold(place);
+      costs.seconds[shared].push_back(ranks.turn(shared ? 1 : 0));
+      costs.bytes[shared] = 0;
+      for (int rank = 0; rank < o.ranks; ++rank)
+        costs.bytes[shared] += ranks.told(0, static_cast<std::size_t>(rank));
+    });
+    tell(o, "shared_memory", costs, report);
+  }
+#ifdef CAIRN_USES_MPI
+  load_costs costs;
+  for_each_line_of_mpi(o.ranks,
+                       "--load-from '" + place.path() + "' --bytes " + std::to_string(o.bytes) +
+                           " --tensors " + std::to_string(o.tensors) + " --pairs " + std::to_string(o.pairs),
+                       [&](const char* line) {
+                         int shared = 0;
+                         double seconds = 0;
+                         double read = 0;
+                         if (std::sscanf(line, "load %d %lf %lf", &shared, &seconds, &read) != 3) return;
+                         costs.seconds[shared & 1].push_back(seconds);
+                         costs.bytes[shared & 1] = read;
+                       });
+  if (std::cmp_not_equal(costs.seconds[0].size(), o.pairs) ||
+      std::cmp_not_equal(costs.seconds[1].size(), o.pairs))
+    throw std::runtime_error("the loads over MPI failed");
+  tell(o, "mpi", costs, report);
+#endif
 }
 
 // --- A reduction
@@ -309,19 +520,13 @@ int mpi_rank(const options& o) {
 
 /// {all-reduce, reduce} of a fresh world of MPI.
 std::pair<double, double> seconds_of_mpi(const options& o) {
-  const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
-  const auto command = std::string("mpirun ") + (::geteuid() == 0 ? "--allow-run-as-root " : "") +
-                       "--oversubscribe --bind-to none -n " + std::to_string(o.reduce_ranks) + " '" + self +
-                       "' --mpi-rank --reduce-bytes " + std::to_string(o.reduce_bytes) + " --reductions " +
-                       std::to_string(o.reductions);
-  std::FILE* out = ::popen(command.c_str(), "r");
-  if (out == nullptr) throw std::runtime_error("mpirun cannot be started");
   std::pair<double, double> seconds{0, 0};
-  std::array<char, 512> line{};
-  while (std::fgets(line.data(), line.size(), out) != nullptr)
-    static_cast<void>(std::sscanf(line.data(), "seconds %lf %lf", &seconds.first, &seconds.second));
-  ::pclose(out);
-  if (!(seconds.first > 0)) throw std::runtime_error("the reduction of MPI failed: " + command);
+  const auto arguments = "--mpi-rank --reduce-bytes " + std::to_string(o.reduce_bytes) + " --reductions " +
+                         std::to_string(o.reductions);
+  for_each_line_of_mpi(o.reduce_ranks, arguments, [&](const char* line) {
+    static_cast<void>(std::sscanf(line, "seconds %lf %lf", &seconds.first, &seconds.second));
+  });
+  if (!(seconds.first > 0)) throw std::runtime_error("the reduction of MPI failed: mpirun " + arguments);
   return seconds;
 }
 #endif
@@ -332,7 +537,7 @@ void bench_reduce(const options& o, cairn_bench::report& report) {
   rank_group ranks(o.reduce_ranks, [&](int rank) {
     auto all = std::make_shared<cairn::collectives<cairn::shared_memory_communicator>>(
         cairn::shared_memory_communicator{job, rank, o.reduce_ranks});
-    return [&, all](int, std::array<double, 8>& told) {
+    return [&, all](int, int, std::array<double, 8>& told) {
       bytes in(size);
       for (std::size_t i = 0; i + sizeof(float) <= size; i += sizeof(float)) {
         const float x = 1;
@@ -393,7 +598,7 @@ void bench_many(const options& o, cairn_bench::report& report) {
   const cairn_bench::scratch place(o.directory);
   const auto job = fresh_job();
   rank_group ranks(2, [&](int rank) {
-    return [&, rank](int, std::array<double, 8>& told) {
+    return [&, rank](int, int, std::array<double, 8>& told) {
       // Memory of others in /dev/shm is counted too: measure on a quiet host.
       std::vector<float> weights(4096);
       cairn::state_dict state;
@@ -434,25 +639,28 @@ void bench_many(const options& o, cairn_bench::report& report) {
 int main(int argc, char** argv) {
   options o;
   bool mpi = false;
+  std::string load_from;
   CLI::App app{"Measures ranks that are processes of one host", "bench_ranks"};
   app.option_defaults()->always_capture_default();
   app.add_option("--bytes", o.bytes, "Size of the replicated and of the sharded state, such as 256MiB")
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--tensors", o.tensors, "Number of tensors in each")->check(CLI::Range(1, 1000000));
-  app.add_option("--ranks", o.ranks, "Processes that save")->check(CLI::Range(1, 64));
+  app.add_option("--ranks", o.ranks, "Processes that save, or load")->check(CLI::Range(1, 64));
   app.add_option("--pairs", o.pairs, "Turns of ours and the twin")->check(CLI::Range(1, 1000));
   app.add_option("--reduce-ranks", o.reduce_ranks, "Processes that reduce")->check(CLI::Range(1, 64));
   app.add_option("--reduce-bytes", o.reduce_bytes, "Bytes that they reduce")
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--reductions", o.reductions, "Reductions in each turn")->check(CLI::Range(1, 1000000));
   app.add_option("--saves", o.saves, "Saves, for what they leave behind")->check(CLI::Range(1, 1000000));
-  app.add_option("--only", o.only, "One part alone")->check(CLI::IsMember({"save", "reduce", "many"}));
+  app.add_option("--only", o.only, "One part alone")
+      ->check(CLI::IsMember({"save", "load", "reduce", "many"}));
   app.add_option("--directory", o.directory,
                  "Where checkpoints are written, in a fresh directory that is removed at the end; on a disk")
       ->check(CLI::ExistingDirectory);
   app.add_option("--json", o.json,
                  "File for the figures: an array of {name, value, unit, against, ratio, ...}");
   app.add_flag("--mpi-rank", mpi, "What mpirun starts")->group("");
+  app.add_option("--load-from", load_from, "What mpirun starts")->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -461,11 +669,13 @@ int main(int argc, char** argv) {
   try {
 #ifdef CAIRN_USES_MPI
     if (mpi) return mpi_rank(o);
+    if (!load_from.empty()) return mpi_loader(o, load_from);
 #endif
     cairn_bench::report report("ranks");
     if (o.only.empty() || o.only == "reduce") bench_reduce(o, report);
     if (o.only.empty() || o.only == "many") bench_many(o, report);
     if (o.only.empty() || o.only == "save") bench_save(o, report);
+    if (o.only.empty() || o.only == "load") bench_load(o, report);
     report.write(o.json);
     return 0;
   } catch (const std::exception& e) {

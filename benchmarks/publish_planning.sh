@@ -13,9 +13,10 @@ trap 'rm -rf "$work"' EXIT
 
 "$bench" --json "$root/docs/planning.json" --chart "$root/docs/planning.svg" --table "$work/table.md" "$@"
 
-# fill PAGE FOLDER ROWS: puts the rows of the table that match between the marks of a page, from which FOLDER leads to docs/.
+# fill PAGE FOLDER ROWS: puts the rows of the table that match, and the sentence behind it, between the marks of a page, from which FOLDER leads to docs/.
 fill() {
-  grep -E "^\| layout|^\|---|$3" "$work/table.md" >"$work/rows.md"
+  grep '^|' "$work/table.md" | grep -E "^\| layout|^\|---|$3" >"$work/rows.md"
+  grep -v '^|' "$work/table.md" | sed '1i\\' >>"$work/rows.md" || true
   awk -v table="$work/rows.md" -v folder="$2" '
     /<!-- planning: end -->/ { inside = 0 }
     !inside { print }

@@ -7,6 +7,7 @@
 #include <cairn/interop/dlpack.hpp>
 #include <cairn/model/cast.hpp>
 #include <cairn/model/chunk_codec.hpp>
+#include <cairn/model/digest.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cmath>
@@ -1084,6 +1085,26 @@ TEST_CASE("a chunk_set is the list that it was made of") {
     }
   }
   CHECK(apart > 0);
+}
+
+TEST_CASE("a digest_stream gives the digest of all that was put, in one piece") {
+  std::mt19937_64 random(29);
+  for (const std::size_t most : {40, 3000, 100'000}) {
+    cairn::digest_stream stream;
+    std::string bytes;
+    const auto same = [&] { return stream.value() == cairn::digest(std::string_view(bytes)); };
+    CHECK(same());
+    for (int k = 0; k < 50; ++k) {
+      const std::string text(random() % most, static_cast<char>(random()));
+      const auto size = static_cast<std::uint64_t>(text.size());
+      stream.put(text).put(static_cast<std::uint8_t>(k));
+      bytes.append(reinterpret_cast<const char*>(&size), sizeof size).append(text);
+      bytes.push_back(static_cast<char>(k));
+      if (k % 7 == 0) REQUIRE(same());
+    }
+    CHECK(same());
+    CHECK(same());
+  }
 }
 
 TEST_CASE("a chunk_set is as large as its pattern, not as its chunks") {

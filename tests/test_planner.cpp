@@ -305,6 +305,38 @@ TEST_CASE("replicas are levelled by bytes really written") {
   }
 }
 
+TEST_CASE("replicas of any sizes are levelled in groups of any size") {
+  const auto seed = cairn_test::seed_or(61);
+  std::mt19937_64 random(seed);
+  const auto roll = [&](std::int64_t n) {
+    return 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+  };
+  for (std::uint64_t round = 0; round < cairn_test::rounds(40, 40); ++round) {
+    CAPTURE(seed);
+    CAPTURE(round);
+    const auto world = static_cast<int>(roll(70));
+    cairn::save_plan plan;
+    for (auto n = roll(40); n > 0; --n) {
+      const auto columns = roll(n % 3 == 0 ? 3 : 4096);
+      const cairn::extents shape{roll((std::int64_t{1} << roll(25)) / columns + 1), columns};
+      plan.items.push_back(box_item("t" + std::to_string(n), shape, cairn::whole(shape)));
+    }
+    cairn::default_planner planner;
+    const std::vector<cairn::save_plan> plans(static_cast<std::size_t>(world), plan);
+    const auto all = cairn_test::merged(planner, plans, 0, world, random);
+    std::vector<std::uint64_t> loads(static_cast<std::size_t>(world));
+    std::uint64_t sum = 0;
+    for (const auto& item : planner.metadata(all, world).items)
+      for (const auto& c : item.chunks) {
+        loads[static_cast<std::size_t>(c.rank)] += cairn::bytes_of(item.type, c.box.volume());
+        sum += cairn::bytes_of(item.type, c.box.volume());
+      }
+    const auto [least, most] = std::minmax_element(loads.begin(), loads.end());
+    CHECK(*most - *least <=
+          std::max<std::uint64_t>(sum / static_cast<std::uint64_t>(world) / 20, std::uint64_t{1} << 20));
+  }
+}
+
 TEST_CASE("fixed loads are placed first, replicas fill the ranks that write less") {
   std::vector<float> memory(1 << 20);
   std::vector<std::int64_t> rows{4, 320, 700};

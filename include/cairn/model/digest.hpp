@@ -2,9 +2,12 @@
 #pragma once
 #include <xxhash.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,25 +36,55 @@ inline constexpr std::uint64_t digest_block_bytes = std::uint64_t{1} << 20;
   return bytes / digest_block_bytes + (bytes % digest_block_bytes != 0);
 }
 
-/// A digest of things that are put one after another; for structure hashes. Collects the bytes, so for small
-/// things only.
+/// The digest of things that are put one after another: that of their bytes in one piece.
 class digest_stream {
  public:
   digest_stream& put(std::string_view text) {
     put(static_cast<std::uint64_t>(text.size()));
-    bytes_.append(text);
+    add(text.data(), text.size());
     return *this;
   }
   template <class T>
     requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
   digest_stream& put(T value) {
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    add(reinterpret_cast<const char*>(&value), sizeof value);
     return *this;
   }
-  [[nodiscard]] std::uint64_t value() const noexcept { return digest(bytes_); }
+  [[nodiscard]] std::uint64_t value() noexcept {
+    if (!state_) return digest(std::string_view(waiting_.data(), used_));
+    XXH3_64bits_update(state_.get(), waiting_.data(), used_);
+    used_ = 0;
+    return XXH3_64bits_digest(state_.get());
+  }
 
  private:
-  std::string bytes_;
+  void add(const char* from, std::size_t bytes) {
+    if (bytes > waiting_.size() - used_) {
+      make_room();
+      if (bytes > waiting_.size()) {
+        XXH3_64bits_update(state_.get(), from, bytes);
+        return;
+      }
+    }
+    std::memcpy(waiting_.data() + used_, from, bytes);
+    used_ += bytes;
+  }
+  void make_room() {
+    if (!state_) {
+      state_.reset(XXH3_createState());
+      if (!state_) throw std::bad_alloc();
+      XXH3_64bits_reset(state_.get());
+    }
+    XXH3_64bits_update(state_.get(), waiting_.data(), used_);
+    used_ = 0;
+  }
+  struct free_state {
+    void operator()(XXH3_state_t* s) const noexcept { XXH3_freeState(s); }
+  };
+
+  std::array<char, 2048> waiting_{};
+  std::size_t used_ = 0;
+  std::unique_ptr<XXH3_state_t, free_state> state_;  ///< when more was put than waits
 };
 
 }  // namespace v1
