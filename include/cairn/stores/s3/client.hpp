@@ -2,8 +2,8 @@
 // opt-in: cairn::s3
 #pragma once
 #include <cairn/model/error.hpp>
+#include <cairn/stores/s3/call.hpp>
 #include <cairn/stores/s3/crc64nvme.hpp>
-#include <cairn/stores/s3/request.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/stores/s3/credentials.hpp>
+#include <cairn/stores/s3/http_call.hpp>
+#include <cairn/stores/s3/request.hpp>
+#include <cairn/stores/s3/xml.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// An answer's error in the server's words, checked and shortened.
+struct s3_refusal {
+  std::string code = {};
+  std::string message = {};
+  std::string request_id = {};
+  std::string region = {};
+};
+
+/// A server's words for a message: short, printable, without what only the signer may know.
+[[nodiscard]] inline std::string told_text(std::string_view text, std::size_t most,
+                                           const s3_credentials& known) {
+  for (const auto* secret : {&known.secret_key, &known.session_token}) {
+    if (secret->size() < 4) continue;
+    // Also a piece of it, since a long token does not fit into a message; and before the message is cut.
+    const auto piece = std::string_view(*secret).substr(0, std::min<std::size_t>(secret->size(), 16));
+    if (text.find(piece) != std::string::npos) return "(withheld)";
+  }
+  std::string out;
+  for (const char c : text.substr(0, most)) out += c >= ' ' && c <= '~' ? c : '?';
+  return out;
+}
+
+/// What an Error document says.
+[[nodiscard]] inline s3_refusal refusal_in(const xml_element& e, const s3_credentials& known) {
+  return {told_text(e.text_of("Code"), 64, known), told_text(e.text_of("Message"), 200, known),
+          told_text(e.text_of("RequestId"), 128, known), told_text(e.text_of("Region"), 64, known)};
+}
+
+/// The bytes that answer an attempt of a request: kept, or put where its pieces want them. Of the transport's
+/// thread until the call has ended.
+class s3_answer {
+ public:
+  /// Both outlive it: they are those of the call that it is a part of.
+  s3_answer(const s3_request& request, const http_call& call) : request_(request), call_(call) {}
+
+  /// Another attempt begins.
+  void clear() noexcept {
+    kept_.clear();
+    too_long_.reset();
+    object_bytes_.reset();
+    received_ = 0;
+    wrong_range_ = false;
+  }
+  /// A piece of the body; false: refused.
+  [[nodiscard]] bool receive(std::span<const std::byte> bytes) {
+    if (call_.status == 206 && !request_.pieces.empty()) return place(bytes);
+    const bool good = call_.status / 100 == 2;
+    const auto most = !good                     ? most_error_bytes
+                      : request_.pieces.empty() ? request_.most_answer
+                                                : std::uint64_t{0};
+    if (bytes.size() > most - std::min<std::uint64_t>(kept_.size(), most)) {
+      std::uint64_t told = 0;
+      if (const auto length = call_.header("content-length")) (void)parse_decimal(*length, told);
+      too_long_ = told;
+      return false;
+    }
+    kept_.insert(kept_.end(), bytes.begin(), bytes.end());
+    return true;
+  }
+
+  /// What was kept.
+  [[nodiscard]] const std::vector<std::byte>& bytes() const noexcept { return kept_; }
+  [[nodiscard]] std::vector<std::byte> take() noexcept { return std::move(kept_); }
+  void forget() noexcept { kept_.clear(); }
+  [[nodiscard]] std::string_view text() const noexcept {
+    return {reinterpret_cast<const char*>(kept_.data()), kept_.size()};
+  }
+
+  /// It is longer than it may be; what it says its length is, or 0.
+  [[nodiscard]] std::optional<std::uint64_t> too_long() const noexcept { return too_long_; }
+  /// The size that a Content-Range told of the object.
+  [[nodiscard]] std::optional<std::uint64_t> object_bytes() const noexcept { return object_bytes_; }
+  /// It began with other bytes than those asked for.
+  [[nodiscard]] bool wrong_range() const noexcept { return wrong_range_; }
+  /// All pieces are filled, with what was asked for.
+  [[nodiscard]] bool filled_pieces() {
+    return call_.status == 206 && received_ == request_.length && right_range();
+  }
+  /// What was kept is as long as its head says, where that says so.
+  [[nodiscard]] bool has_its_length() const {
+    const auto length = call_.header("content-length");
+    if (!length) return true;
+    std::uint64_t told = 0;
+    return parse_decimal(*length, told) && told == kept_.size();
+  }
+
+ private:
+  static constexpr std::uint64_t most_error_bytes = std::uint64_t{1} << 20;
+
+  /// "bytes 5-9/100" as asked for; notes the size of the object.
+  [[nodiscard]] bool right_range() {
+    const auto value = call_.header("content-range");
+    if (!value || !value->starts_with("bytes ") || call_.header("content-encoding")) return false;
+    auto rest = value->substr(6);
+    const auto dash = rest.find('-');
+    const auto slash = rest.find('/');
+    if (dash == std::string_view::npos || slash == std::string_view::npos || dash > slash) return false;
+    std::uint64_t first = 0;
+    std::uint64_t last = 0;
+    std::uint64_t total = 0;
+    if (!parse_decimal(rest.substr(0, dash), first) ||
+        !parse_decimal(rest.substr(dash + 1, slash - dash - 1), last) ||
+        !parse_decimal(rest.substr(slash + 1), total))
+      return false;
+    object_bytes_ = total;
+    return first == request_.offset && last == request_.offset + request_.length - 1 && last < total;
+  }
+  /// Puts bytes of the answer where they belong.
+  [[nodiscard]] bool place(std::span<const std::byte> bytes) {
+    if (received_ == 0 && !right_range()) return wrong_range_ = true, false;
+    if (bytes.size() > request_.length - received_) return wrong_range_ = true, false;
+    if (received_ == 0) piece_ = 0, in_piece_ = 0;
+    received_ += bytes.size();
+    while (!bytes.empty()) {
+      const auto& piece = request_.pieces[piece_];
+      const auto n = std::min(bytes.size(), piece.bytes - in_piece_);
+      if (piece.to != nullptr && n != 0) std::memcpy(piece.to + in_piece_, bytes.data(), n);
+      bytes = bytes.subspan(n);
+      in_piece_ += n;
+      if (in_piece_ == piece.bytes) ++piece_, in_piece_ = 0;
+    }
+    return true;
+  }
+
+  const s3_request& request_;
+  const http_call& call_;
+  std::vector<std::byte> kept_;
+  std::optional<std::uint64_t> too_long_;
+  std::optional<std::uint64_t> object_bytes_;
+  std::uint64_t received_ = 0;
+  std::size_t piece_ = 0;
+  std::size_t in_piece_ = 0;
+  bool wrong_range_ = false;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
