@@ -6,6 +6,7 @@
 // the server is in another one.
 #include <cairn/storage/compressed_storage.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/stores/any_store.hpp>
 #include <cairn/stores/s3_store.hpp>
 
 #include <doctest/doctest.h>
@@ -31,6 +32,7 @@
 #include <new>
 #include <random>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -544,4 +546,51 @@ TEST_CASE(
   CHECK(window.limit() == 1);
   for (int i = 0; i < 1000; ++i) window.success();
   CHECK(window.limit() == 16);
+}
+
+TEST_CASE("what waits behind parts that are never answered gives up at the save's deadline") {
+  std::vector<float> weights(4 * part / sizeof(float), 1);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {static_cast<std::int64_t>(weights.size())});
+  const auto bytes = std::as_bytes(std::span(weights));
+  for (const std::string what : {"copied", "lasting", "save"}) {
+    CAPTURE(what);
+    s3::server server{s3::quick_server()};
+    server.faults.add("stall UploadPart all");
+    auto o = where(server.endpoint());
+    o.in_flight = 2;
+    o.patience = std::chrono::hours(2);
+    o.stalled_after = std::chrono::seconds(280);
+    const auto clock = std::make_shared<quick_clock>();
+    cairn::any_store store{store_with(o, clock)};
+    const auto until = cairn::deadline::in(std::chrono::hours(1));
+    told_failure why;
+    {
+      // Time goes on once both parts that may are under way.
+      const std::jthread time([&](const std::stop_token& ended) {
+        while (server.count("UploadPart") < 2 && !ended.stop_requested())
+          std::this_thread::sleep_for(milliseconds(1));
+        clock->skipped += std::chrono::nanoseconds(std::chrono::hours(1)).count();
+      });
+      why = failure_of([&] {
+        if (what == "save") {
+          cairn::safetensors_storage storage{store};
+          auto writer = storage.writer();
+          world_save(writer, {&state}, 1).write(0, until);
+          return;
+        }
+        auto writer = store.create("object", bytes.size());
+        writer.until(until);
+        const cairn::write_part whole{0, bytes};
+        what == "lasting" ? writer.write_lasting({&whole, 1}) : writer.write({&whole, 1});
+        writer.finish();
+      });
+    }
+    CHECK(why.id == error_id::timeout_write);
+    CHECK(why.fields.file.find("s3://bucket/") == 0);
+    CHECK(server.count("UploadPart") >= 2);
+    CHECK(server.count("CompleteMultipartUpload") == 0);
+    CHECK(store.list("").empty());
+    CHECK(store.leftovers("").empty());
+  }
 }

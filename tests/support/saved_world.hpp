@@ -92,7 +92,9 @@ class world_save {
     cairn::buffered_stager<cairn::heap_memory, cairn::host_copy> stager;
     return stager.stage(std::move(layout), std::move(sources), options, soon());
   }
-  cairn::record write(int rank) { return writer_.write(context(rank), image(rank), soon()); }
+  cairn::record write(int rank, cairn::deadline until = soon()) {
+    return writer_.write(context(rank), image(rank), until);
+  }
   void commit(cairn::deadline until = soon()) { writer_.commit(context(0), world_.stored, until); }
   /// All of it.
   void run() {

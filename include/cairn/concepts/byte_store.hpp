@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/deadline.hpp>
+
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -171,6 +173,15 @@ concept NotesSettled = DirectoryStore<S> && requires(S& s, std::string_view key)
 template <class W>
 concept LastingObjectWriter = ObjectWriter<W> && requires(W& w, std::span<const write_part> parts) {
   { w.write_lasting(parts) } -> std::same_as<void>;
+};
+
+/// What an ObjectWriter may offer besides, where it waits for its turn behind other objects of the store.
+///
+/// - `until(deadline)`: write() and finish() that still wait then throw timeout_error (timeout_write), and
+/// the object is broken. Called before the first write(); without it they wait as long as what they wait for.
+template <class W>
+concept DeadlineObjectWriter = ObjectWriter<W> && requires(W& w, deadline when) {
+  { w.until(when) } -> std::same_as<void>;
 };
 
 /// What a ByteStore may offer besides, where each request costs a round trip.

@@ -205,7 +205,7 @@ class basic_copy_engine {
       for (;;) {
         if (transfers.empty()) {
           if (stopping) return;
-          changed.wait(lock);
+          changed.wait(lock);  // idle
           continue;
         }
         // Images are filled in the order of their saves; all lanes are in that order.

@@ -112,7 +112,7 @@ bool give_back_aside(std::unique_ptr<nccl_parts<R>> parts, deadline until) noexc
     if (told->changed.wait_until(lock, until.time_point(), over)) {
       const bool good = told->good;
       lock.unlock();
-      aside.join();
+      aside.join();  // it has said its last word
       return good;
     }
     lock.unlock();

@@ -96,7 +96,7 @@ class job_thread {
   static void loop(shared& s) {
     std::unique_lock lock(s.mutex);
     for (;;) {
-      s.changed.wait(lock, [&] { return s.stopping || !s.jobs.empty(); });
+      s.changed.wait(lock, [&] { return s.stopping || !s.jobs.empty(); });  // idle
       if (s.jobs.empty()) return;
       auto job = std::move(s.jobs.front());
       s.jobs.pop_front();

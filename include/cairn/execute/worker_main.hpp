@@ -154,7 +154,7 @@ inline void serve(worker_session& session, std::span<const known_writer> known) 
     };
     std::thread listener([&] { session.listen(); });
     serve(session, known);
-    listener.join();
+    listener.join();  // serve() has returned because it ended
   } catch (const std::exception& e) {
     std::fprintf(stderr, "cairn: a worker could not serve: %s\n", e.what());
     std::_Exit(1);

@@ -125,6 +125,7 @@ class worker_session {
   /// The next message that is no failure; nothing when the trainer is gone and all that it sent was taken.
   [[nodiscard]] std::optional<worker_frame> next() {
     std::unique_lock lock(mutex_);
+    // Without a deadline: a worker lives as long as its trainer, and the kernel tells when that has ended.
     changed_.wait(lock, [&] { return !frames_.empty() || trainer_gone_; });
     if (frames_.empty()) return {};
     auto frame = std::move(frames_.front());

@@ -85,6 +85,7 @@ inline void check_granted(const thread_settings& s) {
   if (!changes_anything(s)) return;
   std::exception_ptr why;
   try {
+    // Joined without a deadline: it asks the kernel for settings of its own, which does not wait.
     std::thread([&] {
       try {
         apply(s);

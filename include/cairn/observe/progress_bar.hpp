@@ -178,7 +178,7 @@ class progress_bar {
       std::unique_lock lock(s.mutex);
       while (!s.ending) {
         if (s.saves.empty()) {
-          s.changed.wait(lock);
+          s.changed.wait(lock);  // idle until there is a save, or the bar ends
           continue;
         }
         try {

@@ -77,6 +77,12 @@ class compressed_object {
     inner_.finish();
   }
 
+  /// See DeadlineObjectWriter.
+  void until(deadline when)
+    requires DeadlineObjectWriter<Inner>
+  {
+    inner_.until(when);
+  }
   /// Processor time of threads besides the calling one, in nanoseconds.
   [[nodiscard]] std::int64_t helper_cpu() const noexcept {
     if constexpr (requires(const Inner& i) { i.helper_cpu(); })

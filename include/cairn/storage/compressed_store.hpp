@@ -46,6 +46,11 @@ class compressed_store {
     void write(std::span<const write_part> written) {
       encoding_ ? encoding_->write(written) : plain_->write(written);
     }
+    void until(deadline when)
+      requires DeadlineObjectWriter<inner_type>
+    {
+      encoding_ ? encoding_->until(when) : plain_->until(when);
+    }
     void finish() { encoding_ ? encoding_->finish() : plain_->finish(); }
     [[nodiscard]] std::int64_t helper_cpu() const noexcept { return encoding_ ? encoding_->helper_cpu() : 0; }
 

@@ -213,6 +213,7 @@ class safetensors_writer {
         const auto key = data_key(c.step, c.rank, c.attempt, k, protocol_.placement(c));
         const files_under_way::note note(*image.files(), key);
         files.push_back(protocol_.store().create(key, segment.bytes));
+        if constexpr (DeadlineObjectWriter<object>) files.back().until(until);
         for (std::uint64_t at = segment.begin; at < segment.begin + segment.bytes;) {
           if (until.passed())
             fail(error_id::timeout_write, "the checkpoint was not written in time",

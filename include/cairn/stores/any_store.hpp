@@ -31,6 +31,7 @@ class any_store {
     virtual ~any_object() = default;
     virtual void write(std::span<const write_part> parts) = 0;
     virtual void write_lasting(std::span<const write_part> parts) = 0;
+    virtual void until(deadline when) = 0;
     virtual void finish() = 0;
     virtual void announce() = 0;
   };
@@ -43,6 +44,9 @@ class any_store {
         writer.write_lasting(parts);
       else
         writer.write(parts);
+    }
+    void until([[maybe_unused]] deadline when) override {
+      if constexpr (DeadlineObjectWriter<W>) writer.until(when);
     }
     void finish() override { writer.finish(); }
     void announce() override {
@@ -181,6 +185,8 @@ class any_store {
     void write(std::span<const write_part> parts) { object_->write(parts); }
     /// See LastingObjectWriter; write() where the store has none.
     void write_lasting(std::span<const write_part> parts) { object_->write_lasting(parts); }
+    /// See DeadlineObjectWriter; nothing where the store has none.
+    void until(deadline when) { object_->until(when); }
     void finish() { object_->finish(); }
     /// Lets others see the object before it is finished, where the store does not anyway.
     void announce() { object_->announce(); }

@@ -56,6 +56,8 @@ class s3_store {
     /// The same, but the memory stays valid and unchanged until finish() has returned or thrown, or the
     /// writer was destroyed: nothing is copied.
     void write_lasting(std::span<const write_part> parts) { upload("write_lasting").add(parts, true); }
+    /// See DeadlineObjectWriter. Requests that are under way then are cancelled.
+    void until(deadline when) { upload("until").until(when); }
     void finish() { upload("finish").finish(); }
     /// Lets other processes see the unfinished object, in live_writers() while this one lives and in
     /// leftovers() afterwards, until this is destroyed. Three requests, and one every few seconds.
@@ -257,6 +259,7 @@ class s3_store {
 };
 
 static_assert(ByteStore<s3_store>);
+static_assert(DeadlineObjectWriter<s3_store::object_writer>);
 static_assert(Portable<s3_store>);
 
 }  // namespace v1

@@ -69,6 +69,7 @@ class io_pool {
     shared->take_part();
     std::unique_lock lock(shared->mutex);
     shared->closed = true;
+    // Without a deadline: a call that hangs in the kernel reads or writes memory of the caller's until it ends.
     shared->ended.wait(lock, [&] { return shared->active == 0; });
     if (shared->failure) std::rethrow_exception(shared->failure);
     return shared->helpers_cpu;
@@ -142,6 +143,7 @@ class io_pool {
       std::shared_ptr<job> shared;
       {
         std::unique_lock lock(in.mutex);
+        // Idle until there is work, or the pool ends.
         in.wake.wait(lock, [&] { return in.ending || !in.queue.empty(); });
         if (in.queue.empty()) return;
         shared = std::move(in.queue.front());

@@ -29,10 +29,10 @@ class part_buffers {
   explicit part_buffers(std::size_t most) : most_(most) {}
   using buffer = std::vector<std::byte>;
   /// One to fill, once fewer than the most are being sent: with it, an object writer has no more than these.
-  /// Each that is sent ends by its request's deadline.
-  [[nodiscard]] std::unique_ptr<buffer> take() {
+  /// Nothing if that is not so in time.
+  [[nodiscard]] std::unique_ptr<buffer> take(const s3_deadline& until) {
     std::unique_lock lock(mutex_);
-    ended_.wait(lock, [&] { return sending_ < most_; });
+    if (!until.wait(ended_, lock, [&] { return sending_ < most_; })) return nullptr;
     if (free_.empty()) return std::make_unique<buffer>();
     auto b = std::move(free_.back());
     free_.pop_back();
@@ -47,11 +47,12 @@ class part_buffers {
     } catch (...) {
     }
   }
-  /// Waits until fewer than the most buffers are being sent; each ends by its request's deadline.
-  void begin_sending() {
+  /// Waits until fewer than the most buffers are being sent; false if that is not so in time.
+  [[nodiscard]] bool begin_sending(const s3_deadline& until) {
     std::unique_lock lock(mutex_);
-    ended_.wait(lock, [&] { return sending_ < most_; });
+    if (!until.wait(ended_, lock, [&] { return sending_ < most_; })) return false;
     ++sending_;
+    return true;
   }
   void sent(std::unique_ptr<buffer> b) noexcept {
     give_back(std::move(b));

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
+#include <cairn/model/deadline.hpp>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <memory>
+#include <mutex>
 #include <random>
+#include <utility>
 
 namespace cairn {
 inline namespace v1 {
@@ -42,6 +48,30 @@ class s3_clock {
 };
 
 namespace detail {
+
+/// When a wait gives up, on an s3_clock; as it is made, never.
+struct s3_deadline {
+  std::shared_ptr<s3_clock> clock = {};
+  s3_clock::time_point when = s3_clock::time_point::max();
+
+  /// What is left of `until` from now on, on `clock`.
+  static s3_deadline on(std::shared_ptr<s3_clock> clock, deadline until) {
+    const auto now = clock->now();
+    const auto left = until.left();
+    return {std::move(clock),
+            left > s3_clock::time_point::max() - now ? s3_clock::time_point::max() : now + left};
+  }
+  [[nodiscard]] bool passed() const noexcept { return clock && clock->now() >= when; }
+  /// False if `done()`, which `changed` tells of, is not true in time. The clock may jump, so it is looked at
+  /// now and then.
+  template <class Done>
+  [[nodiscard]] bool wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
+                          Done done) const {
+    while (!changed.wait_for(lock, std::chrono::milliseconds(50), done))
+      if (passed()) return false;
+    return true;
+  }
+};
 
 /// How many requests run at a time: halved when the server asks to slow down, one more after as many
 /// successes as run at a time. One thread.

@@ -54,10 +54,17 @@ class call_group {
     --running_;
     ended_.notify_all();
   }
-  /// Returns when at most `most` of them still run. Each ends by its own deadline.
+  /// Returns when at most `most` of them still run. It has no deadline, since libcurl reads and writes memory
+  /// of the owner's until they have ended: each ends by its own deadline, or within moments once it is
+  /// cancelled.
   void wait(std::size_t most = 0) {
     std::unique_lock lock(mutex_);
     ended_.wait(lock, [&] { return running_ <= most; });
+  }
+  /// False if some still run at the deadline; their owner cancels them, and waits.
+  [[nodiscard]] bool wait_until(const s3_deadline& until) {
+    std::unique_lock lock(mutex_);
+    return until.wait(ended_, lock, [&] { return running_ == 0; });
   }
   [[nodiscard]] std::size_t running() {
     const std::lock_guard lock(mutex_);

@@ -71,7 +71,7 @@ class http_transport {
     }
     ending_.store(true);
     ::curl_multi_wakeup(multi_);
-    if (thread_.joinable()) thread_.join();
+    if (thread_.joinable()) thread_.join();  // within moments: libcurl never waits for the network
     ::curl_multi_cleanup(multi_);
   }
 

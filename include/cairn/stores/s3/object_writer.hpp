@@ -58,6 +58,12 @@ class s3_upload {
     }
   }
 
+  /// When calls that wait for their turn, or for requests, give up.
+  void until(deadline when) {
+    must_be_open("until");
+    until_ = s3_deadline::on(bucket_->client.service().clock, when);
+  }
+
   /// Makes the unfinished object one that others see, and that its writer lives.
   void announce() {
     must_be_open("announce");
@@ -131,7 +137,8 @@ class s3_upload {
     auto& p = parts_[index];
     const part_piece next{at, bytes.size(), lasting ? bytes.data() : nullptr};
     if (!lasting) {
-      if (!p.buffer) p.buffer = bucket_->buffers.take();
+      if (!p.buffer) p.buffer = bucket_->buffers.take(until_);
+      if (!p.buffer) fail_late();
       const auto needed = static_cast<std::size_t>(at + bytes.size());
       if (p.buffer->size() < needed) {
         if (p.buffer->capacity() < needed) make_room(*p.buffer, index, needed);
@@ -198,7 +205,7 @@ class s3_upload {
     parts_.erase(which);
     const bool copied = *buffer != nullptr;
     copied_ = copied_ || copied;
-    if (copied) bucket_->buffers.begin_sending();
+    if (copied && !bucket_->buffers.begin_sending(until_)) fail_late();
     const auto on_end = [shared = shared_, buffer, copied, bucket = bucket_.get()](const s3_call& call) {
       if (!call.fine()) shared->failed.store(true);
       if (copied) bucket->buffers.sent(std::move(*buffer));
@@ -256,7 +263,7 @@ class s3_upload {
     }
     while (!parts_.empty()) send(parts_.begin());
     for (int conflicts = 0;; ++conflicts) {
-      shared_->group->wait();
+      if (!shared_->group->wait_until(until_)) fail_late();
       if (shared_->failed.load()) fail_failed_part();
       if (complete(!copied_ && conflicts < 2)) return;
       begin_again();
@@ -376,6 +383,12 @@ class s3_upload {
     fail(error_id::storage_exists, "an object of this key exists already; it was not touched",
          {.file = bucket_->client.place(key_)});
   }
+  /// give_up() cancels what is under way.
+  [[noreturn]] void fail_late() const {
+    fail(error_id::timeout_write,
+         "the object was not written in time: it still waits for requests that send parts before",
+         {.file = bucket_->client.place(key_)});
+  }
   [[noreturn]] void fail_failed_part() {
     for (const auto& [index, part] : sent_) bucket_->client.cancel(*part.call);
     shared_->group->wait();
@@ -408,6 +421,7 @@ class s3_upload {
   std::map<std::uint64_t, waiting_part> parts_;  // that are not sent yet
   std::map<std::uint64_t, sent_part> sent_;
   std::unique_ptr<sign_of_life> sign_;
+  s3_deadline until_;
   std::uint64_t written_ = 0;
   std::uint64_t end_ = 0;
   bool checksums_ = false;
