@@ -210,7 +210,7 @@ TEST_CASE("a rank that hangs is named on all others, and its late messages are d
   const auto merge = [](bytes left, const bytes& right) { return left.size() < right.size() ? right : left; };
   if (all.rank() != hanging) {
     const auto e =
-        caught([&] { static_cast<void>(all.tree_reduce_broadcast(own, merge, deadline::in(5s))); });
+        caught([&] { static_cast<void>(all.tree_reduce_broadcast(own, merge, deadline::in(8s))); });
     CHECK(e.id() == error_id::timeout_peer);
     CHECK(e.fields().rank == hanging);
   }
@@ -378,7 +378,7 @@ int killed() {
     cairn::collectives all(mpi_communicator{MPI_COMM_WORLD});
     all.barrier(ample());
     if (all.rank() == 2) ::raise(SIGKILL);
-    told = caught([&] { all.barrier(deadline::in(5s)); }).what();
+    told = caught([&] { all.barrier(deadline::in(8s)); }).what();
   }
   // Nor can a new communicator be made without it.
   told += "\n";

@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 #include <support/scratch_directory.hpp>
+#include <support/still_threads.hpp>
 #include <thread>
 #include <vector>
 
@@ -419,6 +420,7 @@ TEST_CASE("C: a child of fork() is refused, and its parent goes on") {
   one_tensor trainer(scratch.path());
   std::int64_t step = 0;
   REQUIRE(cairn_resume(trainer.ckpt, &step) == 0);
+  cairn_test::await_still_threads();
   const pid_t child = ::fork();
   if (child == 0) {
     const int wrong = number(error_id::usage_wrong_process);

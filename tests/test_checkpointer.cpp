@@ -17,6 +17,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <support/still_threads.hpp>
 #include <thread>
 #include <vector>
 
@@ -442,6 +443,7 @@ TEST_CASE("a child of fork cannot use the checkpointer and does not disturb its 
   training t;
   cairn::checkpointer ckpt{store, quiet};
   ckpt.save(t.state, 1).wait();
+  cairn_test::await_still_threads();
   const auto child = ::fork();
   if (child == 0) {
     int code = 1;
@@ -511,8 +513,9 @@ TEST_CASE("ranks agree to stop at one step, whichever of them was asked, and res
 TEST_CASE("a change on one rank alone is named by the deadline; a change on all replans") {
   cairn::memory_store store;
   auto impatient = quiet;
-  impatient.patience = std::chrono::seconds(10);  // long enough for a busy machine
-  impatient.peer_patience = std::chrono::seconds(5);
+  // Long enough for a machine that stops a rank for seconds.
+  impatient.patience = std::chrono::seconds(12);
+  impatient.peer_patience = std::chrono::seconds(8);
   run_ranks(3, [&](cairn::thread_communicator comm) {
     const int rank = comm.rank();
     training t(rank, comm.size());
@@ -754,7 +757,7 @@ TEST_CASE("a limit of writing holds for each thread_executor") {
   }
   SUBCASE("a save that cannot be written within its patience fails by the deadline") {
     auto impatient = quiet;
-    impatient.patience = std::chrono::seconds(4);  // which copying has to keep, too
+    impatient.patience = std::chrono::seconds(8);  // which copying has to keep, too
     cairn::checkpointer ckpt{store, cairn::thread_executor{{.bytes_per_second = 1}}, impatient};
     auto handle = ckpt.save(t.state, 1);
     CHECK_THROWS_AS(handle.wait(), cairn::timeout_error);

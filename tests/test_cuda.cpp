@@ -633,32 +633,39 @@ TEST_CASE("the k-th call fails, once or for ever: a typed error, nothing is read
 }
 
 TEST_CASE("a device that does not copy in time: the deadline, and the buffer is not given away meanwhile") {
-  gpu::reset(7);
-  std::exception_ptr told;  // outlives the stager, see above
-  on_devices d(large_and_small(11));
-  auto stager = d.make_stager();
-  stager.prepare(*d.c.layout, soon());
-  gpu::hold_copies(true);
-  const auto until = cairn::deadline::in(std::chrono::milliseconds(1));
-  std::atomic<bool> over{false};
-  std::thread device_again([&] {
-    // Long after the deadline, of a call that has begun: whoever waits has looked at the clock.
-    while (gpu::copies_waiting() == 0 && !over) std::this_thread::yield();
-    if (!over) std::this_thread::sleep_for(std::chrono::seconds(3));
-    gpu::hold_copies(false);
-  });
-  try {
-    (void)stager.stage(d.c.layout, d.c.sources, {false, true}, until);
-    FAIL("nothing was copied, and yet the image is there");
-  } catch (const cairn::timeout_error& e) {
-    told = std::current_exception();
-    CHECK(e.id() == error_id::timeout_staging);
+  bool late = false;
+  // A thread that is stopped for long may look at the clock when the device has copied after all; then once
+  // more.
+  for (std::uint32_t attempt = 0; attempt < 50 && !late; ++attempt) {
+    gpu::reset(7 + attempt);
+    std::exception_ptr told;  // outlives the stager, see above
+    on_devices d(large_and_small(11));
+    auto stager = d.make_stager();
+    stager.prepare(*d.c.layout, soon());
+    gpu::hold_copies(true);
+    const auto until = cairn::deadline::in(std::chrono::milliseconds(1));
+    std::atomic<bool> over{false};
+    std::thread device_again([&] {
+      // After the deadline of a call that has begun.
+      while (gpu::copies_waiting() == 0 && !over) std::this_thread::yield();
+      if (!over) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      gpu::hold_copies(false);
+    });
+    try {
+      const auto image = stager.stage(d.c.layout, d.c.sources, {false, true}, until);
+      CHECK(first_difference(image.bytes(), d.c.image) == -1);
+    } catch (const cairn::timeout_error& e) {
+      told = std::current_exception();
+      CHECK(e.id() == error_id::timeout_staging);
+      late = true;
+    }
+    over = true;
+    device_again.join();
+    CHECK(gpu::copies_waiting() == 0);
+    const auto image = stager.stage(d.c.layout, d.c.sources, {false, true}, soon());
+    CHECK(first_difference(image.bytes(), d.c.image) == -1);
   }
-  over = true;
-  device_again.join();
-  CHECK(gpu::copies_waiting() == 0);
-  const auto image = stager.stage(d.c.layout, d.c.sources, {false, true}, soon());
-  CHECK(first_difference(image.bytes(), d.c.image) == -1);
+  CHECK(late);
 }
 
 TEST_CASE("memory that cannot be pinned: an error that names the limit, or unpinned if that was chosen") {

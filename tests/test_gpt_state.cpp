@@ -21,6 +21,7 @@
 #include "../examples/gpt/killing_store.hpp"
 #include "../examples/gpt/state.hpp"
 #include "support/gpt_ranks.hpp"
+#include "support/still_threads.hpp"
 
 namespace {
 
@@ -82,6 +83,7 @@ TEST_CASE("gpt state: the kill switch ends the process when all is released and 
       ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(shared != MAP_FAILED);
   auto& may_kill = *new (shared) std::atomic<bool>(false);
+  cairn_test::await_still_threads();
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {

@@ -8,6 +8,7 @@
 
 #include "support/kill_points.hpp"
 #include "support/scratch_directory.hpp"
+#include "support/still_threads.hpp"
 #include "support/training_state.hpp"
 #include "support/watched_file_system.hpp"
 
@@ -191,6 +192,7 @@ void train(const std::string& root, const scenario& run, const std::shared_ptr<k
 
 /// Runs it in a child. True if it was killed by itself; false if it came to its end.
 bool dies(const std::string& root, const scenario& run, const kill_plan& plan, const shared_page& page) {
+  cairn_test::await_still_threads();
   const auto child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {

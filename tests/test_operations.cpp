@@ -7,6 +7,7 @@
 #include "support/faulty_file_system.hpp"
 #include "support/faulty_store.hpp"
 #include "support/scratch_directory.hpp"
+#include "support/still_threads.hpp"
 
 #include <doctest/doctest.h>
 #include <poll.h>
@@ -49,6 +50,7 @@ using cairn::error_id;
 std::string in_child(const std::function<std::string()>& work) {
   int ends[2];
   REQUIRE(::pipe(ends) == 0);
+  await_still_threads();
   const auto child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
@@ -414,6 +416,7 @@ TEST_CASE(
 TEST_CASE(
     "without stop_signal nothing is caught; with it a process that was asked to stop ends when it wants") {
   const auto ends_by = [](bool with) {
+    await_still_threads();
     const auto child = ::fork();
     if (child == 0) {
       ::signal(SIGTERM, SIG_DFL);  // doctest has a handler of its own

@@ -18,6 +18,7 @@
 #include "support/scratch_directory.hpp"
 #include "support/scripted_store.hpp"
 #include "support/stager_conformance.hpp"
+#include "support/still_threads.hpp"
 #include "support/thread_policy.hpp"
 
 #include <doctest/doctest.h>
@@ -314,6 +315,7 @@ int trainer(const std::string& directory, const std::string& line, const std::st
   scripted_store::wait_held(directory);
   if (end == "forks") {
     // The child has the parent's checkpointer and goes as any program goes.
+    cairn_test::await_still_threads();
     const ::pid_t child = ::fork();
     if (child == 0) std::exit(7);
     int status = 0;
@@ -403,6 +405,7 @@ started start_trainer(const std::string& directory, const std::string& line = at
   int out[2];
   REQUIRE(::pipe2(out, O_CLOEXEC) == 0);
   started s;
+  cairn_test::await_still_threads();
   s.process = ::fork();
   if (s.process == 0) {
     if (terminal < 0 || ::setsid() < 0 || ::ioctl(terminal, TIOCSCTTY, 0) != 0) ::setpgid(0, 0);
@@ -1215,6 +1218,7 @@ TEST_CASE("memory that cannot be had is an error before anything is copied" * no
   cairn::shared_memory memory;
   CHECK(refusal([&] { static_cast<void>(memory.allocate(std::uint64_t{1} << 50)); }) ==
         cairn::error_id::storage_out_of_memory);
+  cairn_test::await_still_threads();
   const ::pid_t child = ::fork();
   if (child == 0) {
     rlimit small{1 << 20, 1 << 20};
@@ -1273,6 +1277,7 @@ TEST_CASE("a full control group is an error of the save, and kills neither train
     return;
   }
   const scratch_directory scratch;
+  cairn_test::await_still_threads();
   const ::pid_t child = ::fork();
   if (child == 0) {
     if (!group.enter()) ::_exit(77);
@@ -1299,7 +1304,8 @@ TEST_CASE(
   one.update(1), two.update(2);
   auto a = first->save(one.state, 1);
   auto b = second.save(two.state, 2);
-  a.wait(), b.wait();  // a child may allocate only where no other thread was at it
+  a.wait(), b.wait();
+  cairn_test::await_still_threads();
   const ::pid_t child = ::fork();
   if (child == 0) {
     try {

@@ -266,7 +266,7 @@ TEST_CASE("a late message of an earlier call is dropped") {
       expect(got == std::string(what) + std::string(what) + std::string(what), "a fold of " + got);
     };
     if (me.rank() == 2) me.await(0, 2);  // it comes when the others have given up
-    me.say(outcome_of([&] { fold("old", deadline::in(5s)); }) + "; ");
+    me.say(outcome_of([&] { fold("old", deadline::in(8s)); }) + "; ");
     ++me.word(0);
     me.await(0, 3);
     fold("new", ample());
@@ -355,7 +355,7 @@ TEST_CASE("a rank that hangs is named by the deadline on all others") {
       me.point("call");
       all.barrier(ample());
       me.point("call");
-      me.say(outcome_of([&] { all.barrier(deadline::in(5s)); }));
+      me.say(outcome_of([&] { all.barrier(deadline::in(8s)); }));
     });
   }
   for (int victim = 0; victim < 3; ++victim) {
@@ -374,13 +374,13 @@ TEST_CASE("a rank that never comes is named, on all that came") {
     worlds.emplace_back(4).kill_at(victim, "start").start([&](rank_process& me) {
       me.point("start");
       // The others' patience is longer: rank 0 tells them.
-      me.say(outcome_of([&] { static_cast<void>(join(job, me, me.rank() == 0 || victim == 0 ? 5s : 60s)); }));
+      me.say(outcome_of([&] { static_cast<void>(join(job, me, me.rank() == 0 || victim == 0 ? 8s : 60s)); }));
     });
   }
   const auto job = job_name();
   worlds.emplace_back(4).kill_at(1, "start").kill_at(3, "start").start([&](rank_process& me) {
     me.point("start");
-    me.say(message_of([&] { static_cast<void>(join(job, me, me.rank() == 0 ? 5s : 60s)); }));
+    me.say(message_of([&] { static_cast<void>(join(job, me, me.rank() == 0 ? 8s : 60s)); }));
   });
   for (int victim = 0; victim < 4; ++victim) {
     CAPTURE(victim);
@@ -520,7 +520,7 @@ TEST_CASE("the second of two jobs of one name is told that the first one runs") 
 TEST_CASE("ranks of other worlds, and two for one place, are sent away") {
   const nothing_left after;
   // Rank 0 waits for the ranks that do not come, the others as long as it takes.
-  const auto patience_of = [](int rank) { return rank == 0 ? 5s : 60s; };
+  const auto patience_of = [](int rank) { return rank == 0 ? 8s : 60s; };
   process_ranks other_size(2), two_for_one(3), one_for_two(2);
   const auto size_job = job_name(), two_job = job_name(), one_job = job_name();
   other_size.start([&](rank_process& me) {

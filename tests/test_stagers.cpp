@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 #include <support/stager_conformance.hpp>
+#include <support/still_threads.hpp>
 #include <support/thread_policy.hpp>
 
 #include <sched.h>
@@ -733,6 +734,7 @@ TEST_CASE("after fork, the child's copy of a stager refuses to stage and can be 
   const auto c = one_tensor(3'000'000);
   std::optional<heap_stager> stager(std::in_place, buffered_stager_options{}, host_copy({.threads = 2}));
   stager->stage(c.layout, c.sources, {true, true}, soon()).wait_released(soon());
+  cairn_test::await_still_threads();
   const auto child = ::fork();
   if (child == 0) {
     bool refused = false;

@@ -8,6 +8,7 @@
 #include "support/rounds.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/small_disk.hpp"
+#include "support/still_threads.hpp"
 
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -330,6 +331,7 @@ TEST_CASE("leftovers are the files of dead writers only") {
   cairn::file_store s{directory.path()};
   auto alive = s.create("step/alive", 100);
   CHECK(s.leftovers("").empty());
+  await_still_threads();
   const auto child = ::fork();
   if (child == 0) {
     cairn::file_store in_child{directory.path()};
@@ -417,6 +419,7 @@ TEST_CASE(
 
 TEST_CASE("a file larger than ulimit -f is an error and no signal") {
   const scratch_directory directory;
+  await_still_threads();
   const auto child = ::fork();
   if (child == 0) {
     const rlimit small{100'000, 100'000};

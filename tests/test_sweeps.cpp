@@ -9,6 +9,7 @@
 #include "support/figures.hpp"
 #include "support/recording_file_system.hpp"
 #include "support/rounds.hpp"
+#include "support/still_threads.hpp"
 #include "support/training_state.hpp"
 
 #include <sys/wait.h>
@@ -463,6 +464,7 @@ class child_process {
   template <class Body>
   explicit child_process(Body&& body) {
     std::fflush(nullptr);
+    cairn_test::await_still_threads();
     child_ = ::fork();
     if (child_ == 0) {
       leaves_threads_behind = true;
@@ -501,7 +503,7 @@ TEST_CASE("a store that blocks for ever: the deadline is told with rank and file
       {"the fsync of the manifest", {file_call::sync, "manifest"}, "manifest.cairn"},
       {"the read of a record", {file_call::pread, ".record"}, "manifest.cairn"},
   };
-  constexpr auto patience = seconds(4);  // in which all comes to where it blocks, on a busy machine, too
+  constexpr auto patience = seconds(8);  // in which all comes to where it blocks, on a busy machine, too
   std::vector<child_process> children;
   for (const auto& row : rows)
     children.emplace_back([&] {
