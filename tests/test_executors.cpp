@@ -15,6 +15,8 @@
 
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -79,9 +81,12 @@ static_assert(!cairn::Observer<observer_that_may_throw>);
 struct noting_writer : cairn_test::scripted_writer {
   using scripted_writer::scripted_writer;
   static inline std::atomic<int> nice{-100}, policy{-1}, cores{0};
+  static inline std::atomic<long> io{-1};
   cairn::record write(const cairn::save_context&, const cairn::staged_image&, cairn::deadline) {
     nice = ::getpriority(PRIO_PROCESS, 0);
     policy = ::sched_getscheduler(0);
+    constexpr int one_thread = 1;
+    io = ::syscall(SYS_ioprio_get, one_thread, 0);
     cpu_set_t set;
     CPU_ZERO(&set);
     ::sched_getaffinity(0, sizeof set, &set);
@@ -134,6 +139,7 @@ TEST_CASE("the writing thread runs with the settings that it was given, or there
   CHECK(noting_writer::nice == std::min(19, ::getpriority(PRIO_PROCESS, 0) + 3));
   CHECK(noting_writer::policy == cairn_test::policy_beside_training());
   CHECK(noting_writer::cores == 1);
+  CHECK(noting_writer::io == static_cast<int>(cairn::io_class::idle) << 13);
   CHECK_THROWS_AS(cairn::thread_executor({.thread = {.nice = 77}}), cairn::usage_error);
   CHECK_THROWS_AS(cairn::thread_executor({.thread = {.cores = {-1}}}), cairn::usage_error);
   if (!CPU_ISSET(CPU_SETSIZE - 1, &mine))

@@ -302,7 +302,7 @@ void carry_out(worker_client& client, save_job<Writer> job) noexcept {
 ///
 /// A trainer that dies after its image was released does not take the checkpoint with it: the worker
 /// finishes, commits and goes. It is in a process group of its own, and ignores the signals that end batch
-/// jobs; what kills a whole control group kills it too (docs/failure-and-recovery.md).
+/// jobs; what kills a whole control group kills it too (docs/worker-process.md).
 ///
 /// Needs a Portable writer and a stager whose images are shareable (shared_stager). A program with several
 /// executors has several workers. The destructor waits as thread_executor's does, then lets the worker go.

@@ -112,6 +112,14 @@ class worker_session {
           frames_.push_back(std::move(*frame));
         }
       } catch (...) {
+        // One of another version is told: what it gets has this version on it.
+        try {
+          throw;
+        } catch (const peer_error& e) {
+          if (e.id() == error_id::peer_bad_message)
+            say(frame_kind::refused, encode_failure(std::current_exception()));
+        } catch (...) {
+        }
         const std::lock_guard lock(mutex_);
         trainer_gone_ = true;
         if (control_ != nullptr && !control_->released()) control_->fail();
