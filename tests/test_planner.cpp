@@ -857,6 +857,56 @@ TEST_CASE("summaries grow with patterns, not with ranks") {
   CHECK(summarised(1260) < 300);
 }
 
+TEST_CASE("six ranks with a pencil: docs/planning.md, step by step") {
+  using steps = std::vector<std::string>;
+  const auto add_to = [](steps& out) {
+    return [&out](const cairn::chunk_progression& p) {
+      const auto first = p.first.offsets[0];
+      auto text = "[" + std::to_string(first) + "," + std::to_string(first + p.first.sizes[0]) + ") on " +
+                  std::to_string(p.rank);
+      for (const auto& a : p)
+        text += " (" + std::to_string(a.count) + ", rank +" + std::to_string(a.rank_step) +
+                (a.dimension < 0 ? ", replica)" : ", rows +" + std::to_string(a.offset_step) + ")");
+      out.push_back(text);
+    };
+  };
+  const auto of = [&](const cairn::plan_summary& s, std::size_t item) {
+    steps out;
+    s.for_each_box(item, add_to(out));
+    return out;
+  };
+  cairn::default_planner planner;
+  const auto of_rank = [&](std::int64_t rank) {
+    const auto from = rank % 3 * 3;
+    cairn::save_plan plan;
+    for (const auto& [name, columns] : {std::pair("v", 8), std::pair("w", 4)})
+      plan.items.push_back(
+          box_item(name, {7, columns}, {{from, 0}, {std::min<std::int64_t>(3, 7 - from), columns}}));
+    return planner.summarise(plan, static_cast<int>(rank));
+  };
+  const auto low = planner.merge(of_rank(0), of_rank(1));
+  const auto middle = planner.merge(of_rank(2), of_rank(3));
+  const auto high = planner.merge(of_rank(4), of_rank(5));
+  const auto lower = planner.merge(low, middle);
+  const auto all = planner.merge(lower, high);
+  for (const std::size_t item : {0, 1}) {
+    CHECK(of(low, item) == steps{"[0,3) on 0 (2, rank +1, rows +3)"});
+    CHECK(of(middle, item) == steps{"[6,7) on 2", "[0,3) on 3"});
+    CHECK(of(high, item) == steps{"[3,6) on 4", "[6,7) on 5"});
+    CHECK(of(lower, item) == steps{"[0,3) on 0 (2, rank +1, rows +3)", "[6,7) on 2", "[0,3) on 3"});
+    CHECK(of(all, item) == steps{"[0,3) on 0 (2, rank +3, replica) (2, rank +1, rows +3)",
+                                 "[6,7) on 2 (2, rank +3, replica)"});
+  }
+  const auto stored = planner.metadata(all, 6);
+  const auto written = [&](const char* name) {
+    steps out;
+    stored.find(name)->chunks.for_each_progression(add_to(out));
+    return out;
+  };
+  CHECK(written("v") == steps{"[0,3) on 0 (2, rank +1, rows +3)", "[6,7) on 2"});
+  CHECK(written("w") == steps{"[0,3) on 3 (2, rank +1, rows +3)", "[6,7) on 5"});
+}
+
 TEST_CASE("bytes that are no summary are refused") {
   const auto seed = cairn_test::seed_or(37);
   std::mt19937_64 random(seed);
