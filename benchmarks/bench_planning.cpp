@@ -219,8 +219,7 @@ class simulated_worlds {
     const auto name = layout + "/ranks=" + std::to_string(ranks) + "/coordinator_twin";
     auto& known = twins_[layout];
     const auto wanted = least > 0 ? cairn_bench::at_least(least) : cairn_bench::goal{};
-    const auto expected =
-        known.empty() ? 0 : known.back().second * static_cast<double>(ranks) / known.back().first;
+    const auto expected = known.empty() ? 0 : extrapolate(layout, ranks, known.back());
     double cost = -1;
     if (ranks <= twin_ranks_ && expected <= twin_seconds_) cost = run_twin(layout, ranks);
     if (cost >= 0) {
@@ -235,10 +234,16 @@ class simulated_worlds {
       known.emplace_back(static_cast<double>(fits), cost);
       beyond_[layout] = {known.back()};
     }
-    const auto extrapolated = known.back().second * static_cast<double>(ranks) / known.back().first;
+    const auto extrapolated = extrapolate(layout, ranks, known.back());
     report_.add_against(name + "(extrapolated)", one(extrapolated), "s", ours, wanted);
     beyond_[layout].emplace_back(static_cast<double>(ranks), extrapolated);
     return {extrapolated, true};
+  }
+  /// The seconds of `ranks` from those of the ranks in `known`, by the items that they hold.
+  [[nodiscard]] static double extrapolate(const std::string& layout, std::int64_t ranks,
+                                          std::pair<double, double> known) {
+    return known.second * cairn_bench::held_items(layout, ranks) /
+           cairn_bench::held_items(layout, static_cast<std::int64_t>(known.first));
   }
   /// Negative where it does not fit in 8 GiB.
   [[nodiscard]] static double run_twin(const std::string& layout, std::int64_t ranks) {

@@ -218,6 +218,17 @@ class planning_simulation {
   std::vector<std::vector<double>> levels_;  ///< seconds of each merge, by height in the tree
 };
 
+/// About how many items with data all ranks hold together, by 256 of the ranks: what the twin's work grows
+/// with. Shards of more ranks than a tensor has rows are empty.
+[[nodiscard]] inline double held_items(const std::string& layout, std::int64_t ranks) {
+  layout_plans plans(layout, ranks);
+  const auto looked = std::min<std::int64_t>(ranks, 256);
+  std::int64_t held = 0;
+  for (std::int64_t k = 0; k < looked; ++k)
+    for (const auto& i : plans.of(k * ranks / looked).items) held += i.bytes != 0 ? 1 : 0;
+  return static_cast<double>(held) * static_cast<double>(ranks) / static_cast<double>(looked);
+}
+
 /// The twin's seconds on the coordinator's processor: all plans decoded, deduplicated, validated, scattered.
 /// Negative: would not fit into `memory` bytes.
 [[nodiscard]] inline double twin_seconds(const std::string& layout, std::int64_t ranks, double memory) {
