@@ -609,9 +609,9 @@ std::string markdown_of(const std::vector<std::pair<std::string, summary>>& all,
   return out.str();
 }
 
-/// Training alone in a step during which a save is written: thread and process in turns, close together in
-/// time, each after a step beside which nothing is written. Six turns for each round: the median of their
-/// ratios moves by less than what is asked of it, which a step or two for each round does not.
+/// Training alone in a step during which a save is written: by thread and by process in turns, so that what
+/// is compared lies a second apart. Twenty turns for each round: the noise of the median of their ratios must
+/// be well below the hundredth that is asked of it, and one step differs from the next by several.
 void measure_beside(report& out, training& train, const bench_state& state, const std::string& place,
                     const mode_options& o) {
   const auto step = [&] { return seconds_of([&] { train.gradient(), train.update(); }); };
@@ -620,14 +620,15 @@ void measure_beside(report& out, training& train, const bench_state& state, cons
       ours(place + "/beside-process", state, cairn::shared_stager{}, cairn::process_executor{})};
   std::vector<double> plain;
   std::vector<double> beside[2];
-  for (int turn = 0; turn < 6 * o.common.pairs; ++turn)
+  for (int turn = 0; turn < 20 * o.common.pairs; ++turn) {
+    if (turn % 4 == 0) plain.push_back(step());
     for (int k = 0; k < 2; ++k) {
       const auto which = static_cast<std::size_t>((turn + k) % 2);
-      plain.push_back(step());
       savers[which]->save(turn + 1);
       beside[which].push_back(step());
       savers[which]->wait();
     }
+  }
   for (const auto& each : savers) each->finish();
   std::printf("\n# steps beside a write, in turns\n");
   const double one = samples(plain).median();
