@@ -69,7 +69,8 @@ class io_pool {
     shared->take_part();
     std::unique_lock lock(shared->mutex);
     shared->closed = true;
-    // Without a deadline: a call that hangs in the kernel reads or writes memory of the caller's until it ends.
+    // Without a deadline: a call that hangs in the kernel reads or writes memory of the caller's until it
+    // ends.
     shared->ended.wait(lock, [&] { return shared->active == 0; });
     if (shared->failure) std::rethrow_exception(shared->failure);
     return shared->helpers_cpu;
