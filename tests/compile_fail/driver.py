@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that a file does not compile, and that each compiler says what the file expects.
 
-usage: driver.py --compiler C [--compiler C]... FILE -- FLAG...
+usage: driver.py --compiler C [--compiler C]... [--precompiled FOLDER] FILE -- FLAG...
+       driver.py --compiler C [--compiler C]... --precompile FOLDER -- FLAG...
        driver.py --compiler C [--compiler C]... --self-test
 
 FILE has one or more lines `// expect: REGEX` (any compiler), `// expect-gcc: REGEX` or `// expect-clang: REGEX`. Each
 regex must match the compiler's messages; the source lines that a compiler quotes do not count. The test passes only if
 every compiler refuses the file and says every expected thing.
+
+Most of the time would go into the same large header in each file: --precompile compiles it once for each compiler, and with
+--precompiled the files that include it start from there.
 """
 
 import argparse
@@ -28,13 +32,43 @@ def expectations(text, compiler):
     return [regex for which, regex in found if which in ("", "-" + family(compiler))]
 
 
-def problems(path, compiler, flags):
+HEADER = "cairn/checkpointer.hpp"
+
+
+def precompiled(folder, compiler):
+    """Where g++ finds it by itself, where FOLDER/gcc comes first in the path; clang takes it by name."""
+    return pathlib.Path(folder, family(compiler), HEADER + (".pch" if family(compiler) == "clang" else ".gch"))
+
+
+def precompile(folder, compilers, flags):
+    for compiler in compilers:
+        target = precompiled(folder, compiler)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = target.with_name("precompiled.hpp")
+        source.write_text(f"#include <{HEADER}>\n", encoding="utf-8")
+        new = target.with_name("new")  # never half a file
+        subprocess.run([compiler, "-std=c++20", *flags, "-x", "c++-header", str(source), "-o", str(new)], check=True)
+        new.replace(target)
+
+
+def start_from(folder, compiler, text):
+    """The flags with which a file starts from the precompiled header, where it includes it before anything else."""
+    first = re.search(r"^#include <([^>]+)>", text, re.MULTILINE)
+    if folder is None or first is None or first.group(1) != HEADER:
+        return []
+    if family(compiler) == "clang":
+        return ["-include-pch", str(precompiled(folder, compiler))]
+    return ["-Winvalid-pch", f"-I{pathlib.Path(folder, family(compiler))}"]
+
+
+def problems(path, compiler, flags, folder=None):
     """Returns what is wrong with this file and this compiler: an empty list is a pass."""
-    expected = expectations(path.read_text(encoding="utf-8"), compiler)
+    text = path.read_text(encoding="utf-8")
+    expected = expectations(text, compiler)
     if not expected:
         return ["the file has no `// expect: REGEX` line"]
     no_quotes = "-fno-caret-diagnostics" if family(compiler) == "clang" else "-fno-diagnostics-show-caret"
-    command = [compiler, "-std=c++20", "-fsyntax-only", no_quotes, *flags, str(path)]
+    command = [compiler, "-std=c++20", "-fsyntax-only", no_quotes, *start_from(folder, compiler, text), *flags, str(path)]
     if family(compiler) == "gcc":
         command.insert(1, "-fconcepts-diagnostics-depth=8")
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -76,17 +110,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compiler", action="append", required=True)
     parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("--precompile", metavar="FOLDER")
+    parser.add_argument("--precompiled", metavar="FOLDER")
     parser.add_argument("file", nargs="?", type=pathlib.Path)
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
     if arguments.self_test:
         self_test(arguments.compiler)
         return
+    if arguments.precompile is not None:
+        flags = [*filter(None, [arguments.file and str(arguments.file)]), *arguments.flags]
+        precompile(arguments.precompile, arguments.compiler, flags)
+        return
     if arguments.file is None:
         parser.error("name the file to compile")
     failed = False
     for compiler in arguments.compiler:
-        for problem in problems(arguments.file, compiler, arguments.flags):
+        for problem in problems(arguments.file, compiler, arguments.flags, arguments.precompiled):
             failed = True
             print(f"{arguments.file.name} ({os.path.basename(compiler)}): {problem}")
     if failed:
