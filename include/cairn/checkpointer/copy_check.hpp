@@ -3,6 +3,7 @@
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/plan/plan_cache.hpp>
 #include <cairn/stage/image_pieces.hpp>
@@ -27,7 +28,7 @@ class copy_check {
   /// Reads the memory of all items, that of devices by `devices` (may be null). @throws usage_error for
   /// memory that neither can read; what devices throw.
   copy_check(std::shared_ptr<const cached_plan> planned, std::shared_ptr<const image_layout> layout,
-             std::span<const item_source> sources, int rank, device_access* devices, deadline until)
+             list_view<const item_source> sources, int rank, device_access* devices, deadline until)
       : planned_(std::move(planned)), layout_(std::move(layout)), rank_(rank) {
     check_sources(*layout_, sources);
     std::unique_ptr<device_read> reader;

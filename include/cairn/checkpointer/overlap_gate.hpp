@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/item_positions.hpp>
 #include <cairn/model/deadline.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_journal.hpp>
 
@@ -9,7 +10,6 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -75,7 +75,7 @@ class overlap_gate {
       image = image_;
     }
     if (wanted.first != wanted.last && !image.control()->copied())
-      wait_for(*save, image, std::span(*parts).subspan(wanted.first, wanted.last - wanted.first), until);
+      wait_for(*save, image, list_view(*parts).subspan(wanted.first, wanted.last - wanted.first), until);
     const std::lock_guard lock(mutex_);
     if (save_ != save) return;
     for (auto i = range.first; i < range.last; ++i) {
@@ -109,7 +109,7 @@ class overlap_gate {
 
  private:
   static void wait_for(save_progress& save, const staged_image& image,
-                       std::span<const item_positions::part> parts, deadline until) {
+                       list_view<const item_positions::part> parts, deadline until) {
     const auto begin = deadline::clock::now();
     {
       const auto journal = save.journal();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/comm/collectives.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/plan/wanted_boxes.hpp>
 
 #include <algorithm>
@@ -45,7 +46,7 @@ class read_exchange {
   void run(Make&& make, std::uint64_t budget, Source&& source, deadline until) {
     budget = std::min(budget, most_window);
     using unit = typename std::invoke_result_t<Make>::value_type;
-    using bundles = decltype(source().read(std::span<const unit>(), std::span<const std::byte>()));
+    using bundles = decltype(source().read(list_view<const unit>(), std::span<const std::byte>()));
     std::vector<unit> units;
     std::exception_ptr failure;
     const auto guarded = [](std::exception_ptr& why, auto&& body) {
@@ -63,7 +64,7 @@ class read_exchange {
     const auto read = [&](std::size_t first, std::size_t last, bundles& into) {
       if (first != last)
         into =
-            source().read(std::span<const unit>(units).subspan(first, last - first), group_.message_head());
+            source().read(list_view<const unit>(units).subspan(first, last - first), group_.message_head());
     };
     group_.begin_exchange();
     guarded(failure, [&] { read(begin, end, sent); });
@@ -74,7 +75,7 @@ class read_exchange {
       bundles next_sent;
       std::exception_ptr not_read;
       {
-        const auto window = std::span<const unit>(units).subspan(begin, end - begin);
+        const auto window = list_view<const unit>(units).subspan(begin, end - begin);
         std::jthread reading;
         const auto read_next = [&] { guarded(not_read, [&] { read(end, next_end, next_sent); }); };
         bool started = false;
@@ -114,7 +115,7 @@ class read_exchange {
     return {u.before, u.wanters->digest};
   }
   template <class Unit>
-  static std::size_t index_of(std::span<const Unit> units, position limit) {
+  static std::size_t index_of(list_view<const Unit> units, position limit) {
     return static_cast<std::size_t>(
         std::partition_point(units.begin(), units.end(),
                              [&](const Unit& u) { return position_of(u) < limit; }) -
@@ -122,7 +123,7 @@ class read_exchange {
   }
   /// How far a window that begins with units[begin] can go.
   template <class Unit>
-  static position limit_after(std::span<const Unit> units, std::size_t begin, std::uint64_t budget) {
+  static position limit_after(list_view<const Unit> units, std::size_t begin, std::uint64_t budget) {
     std::uint64_t cost = 0;
     for (auto i = begin; i < units.size(); ++i) {
       cost += units[i].cost;
@@ -158,7 +159,7 @@ class read_exchange {
   }
 
   template <class Source, class Unit, class Bundles>
-  void exchange(Source& source, std::span<const Unit> window, const Bundles& sent, deadline until) {
+  void exchange(Source& source, list_view<const Unit> window, const Bundles& sent, deadline until) {
     std::map<std::int32_t, std::set<const rank_set*, by_ranks>> expected;
     for (const auto& u : window)
       if (u.reader != rank())

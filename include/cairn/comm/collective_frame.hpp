@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/list_view.hpp>
 
 #include <algorithm>
 #include <array>
@@ -137,7 +138,7 @@ inline constexpr std::size_t max_collective_bytes = max_message_bytes - 64;
   out.put(what.failed_rank).put(static_cast<std::uint64_t>(what.failure.size())).raw(what.failure);
   const auto told = std::min(what.absent.size(), most_absent_told);
   out.put(static_cast<std::uint64_t>(told));
-  for (const auto& each : std::span(what.absent).first(told)) out.put(each.rank).put(std::uint8_t{each.lost});
+  for (const auto& each : list_view(what.absent).first(told)) out.put(each.rank).put(std::uint8_t{each.lost});
   return out.take();
 }
 

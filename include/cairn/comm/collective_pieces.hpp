@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/error.hpp>
+#include <cairn/model/list_view.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +14,7 @@ inline namespace v1 {
 namespace detail {
 
 /// Several byte strings as one: what scatter sends.
-[[nodiscard]] inline std::vector<std::byte> join_pieces(std::span<const std::span<const std::byte>> list) {
+[[nodiscard]] inline std::vector<std::byte> join_pieces(list_view<const std::span<const std::byte>> list) {
   wire_writer out;
   out.put(static_cast<std::uint64_t>(list.size()));
   for (const auto& each : list) out.put(static_cast<std::uint64_t>(each.size())).raw(each);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/comm/collective_frame.hpp>
 #include <cairn/comm/collective_pieces.hpp>
+#include <cairn/model/list_view.hpp>
 
 #include <bit>
 #include <chrono>
@@ -221,7 +222,7 @@ class collectives {
     if (static_cast<std::size_t>(first) + static_cast<std::size_t>(count) > list.size())
       fail(error_id::peer_bad_message, "a scatter brought fewer pieces than ranks");
     return detail::join_pieces(
-        std::span(list).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+        detail::list_view(list).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
   }
 
   [[nodiscard]] contribution labelled(contribution own) const {

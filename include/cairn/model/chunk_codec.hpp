@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_set.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/wire.hpp>
 
 #include <algorithm>
@@ -152,7 +153,7 @@ inline void encode(compact_writer& out, const chunk_progression& p) {
   }
 }
 /// The same for `count` of them, as they lie in memory.
-inline void encode(compact_writer& out, std::span<const std::int64_t> words, std::size_t& at,
+inline void encode(compact_writer& out, detail::list_view<const std::int64_t> words, std::size_t& at,
                    std::size_t count) {
   for (; count > 0; --count) {
     const auto head = static_cast<std::uint64_t>(words[at++]);
@@ -174,7 +175,7 @@ namespace detail {
   return in.number(static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max()) << 3 | 7);
 }
 /// The offsets and sizes of a box without axes, as they lie in progression_words.
-inline void decode_single_box(compact_reader& in, std::span<std::int64_t> numbers) {
+inline void decode_single_box(compact_reader& in, list_view<std::int64_t> numbers) {
   for (auto& v : numbers) v = in.signed_number();
   const auto dimensions = numbers.size() / 2;
   for (std::size_t d = 0; d < dimensions; ++d)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_progression.hpp>
+#include <cairn/model/list_view.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -8,7 +9,6 @@
 #include <initializer_list>
 #include <iterator>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -42,19 +42,19 @@ class progression_words {
     }
   }
   /// A single box whose offsets and sizes the caller fills in, before anything else is added.
-  [[nodiscard]] std::span<std::int64_t> append_single(std::int32_t rank, int dimensions) {
+  [[nodiscard]] list_view<std::int64_t> append_single(std::int32_t rank, int dimensions) {
     const auto numbers = static_cast<std::uint64_t>(dimensions);
     const auto begin = words_.size();
     words_.resize(begin + 1 + 2 * numbers);
     words_[begin] =
         static_cast<std::int64_t>(single_head(dimensions) << 32 | static_cast<std::uint32_t>(rank));
-    return std::span(words_).subspan(begin + 1);
+    return list_view<std::int64_t>(words_).subspan(begin + 1);
   }
   /// The upper half of the first word of a single box.
   [[nodiscard]] static constexpr std::uint64_t single_head(int dimensions) noexcept {
     return static_cast<std::uint64_t>(dimensions) | static_cast<std::uint64_t>(dimensions) << 4;
   }
-  void append(std::span<const std::int64_t> words) {
+  void append(list_view<const std::int64_t> words) {
     words_.insert(words_.end(), words.begin(), words.end());
   }
   /// The progression that begins at `at`, which moves to the next one.
@@ -100,7 +100,7 @@ class progression_words {
   void reserve(std::size_t size) { words_.reserve(size); }
   void clear() noexcept { words_.clear(); }
   [[nodiscard]] std::size_t size() const noexcept { return words_.size(); }
-  [[nodiscard]] std::span<const std::int64_t> view() const noexcept { return words_; }
+  [[nodiscard]] list_view<const std::int64_t> view() const noexcept { return words_; }
 
  private:
   void take(extents& e, std::size_t& at, int rank) const noexcept {
@@ -123,7 +123,7 @@ class chunk_set {
     for (const auto& c : chunks) push_back(c);
   }
   /// The chunks of a list, in any order; finds the progressions in them. O(n log n).
-  [[nodiscard]] static chunk_set from(std::span<const stored_chunk> chunks) {
+  [[nodiscard]] static chunk_set from(detail::list_view<const stored_chunk> chunks) {
     std::vector<std::uint32_t> order(chunks.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
     std::sort(order.begin(), order.end(), [&](auto a, auto b) {
@@ -214,7 +214,7 @@ class chunk_set {
   }
 
   /// They as they lie in memory: see detail::progression_words.
-  [[nodiscard]] std::span<const std::int64_t> words() const noexcept { return words_.view(); }
+  [[nodiscard]] detail::list_view<const std::int64_t> words() const noexcept { return words_.view(); }
   /// visit(const chunk_progression&), in order.
   template <class Visit>
   void for_each_progression(Visit&& visit) const {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -31,16 +32,15 @@ class extents {
   }
   /// From a run-time list. @throws usage_error if it is longer than eight or holds a negative number.
   explicit extents(std::span<const std::int64_t> sizes) : rank_(static_cast<int>(sizes.size())) {
-    if (sizes.size() > max_rank)
-      fail(error_id::usage_bad_shape, "a shape has more than eight dimensions; merge some of them",
-           {.got = std::to_string(sizes.size())});
+    check_rank(sizes.size());
     for (std::size_t i = 0; i < sizes.size(); ++i) values_[i] = checked(sizes[i]);
   }
   /// `rank` numbers, all `value`.
   static extents filled(int rank, std::int64_t value) {
-    std::array<std::int64_t, max_rank> v;
-    v.fill(value);
-    return extents(std::span<const std::int64_t>(v.data(), static_cast<std::size_t>(rank)));
+    check_rank(static_cast<std::size_t>(rank));
+    extents e = zeros(rank);
+    std::fill_n(e.values_.begin(), rank, checked(value));
+    return e;
   }
 
   /// `rank` zeros. @pre rank is at most max_rank.
@@ -80,6 +80,11 @@ class extents {
   [[nodiscard]] std::int64_t volume() const noexcept { return checked_volume().value_or(0); }
 
  private:
+  static void check_rank(std::size_t rank) {
+    if (rank > max_rank)
+      fail(error_id::usage_bad_shape, "a shape has more than eight dimensions; merge some of them",
+           {.got = std::to_string(rank)});
+  }
   template <std::integral Size>
   static std::int64_t checked(Size size) {
     if (!std::in_range<std::int64_t>(size) || std::cmp_less(size, 0))

@@ -2,11 +2,11 @@
 #pragma once
 #include <cairn/model/digest.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/model/list_view.hpp>
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -38,13 +38,14 @@ class rank_sets {
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
     auto& made = sets_[ranks];
     if (made.ranks.empty()) {
-      made.digest = cairn::digest(std::as_bytes(std::span<const std::int32_t>(ranks)));
+      made.digest = cairn::digest(
+          {reinterpret_cast<const std::byte*>(ranks.data()), ranks.size() * sizeof(std::int32_t)});
       made.ranks = std::move(ranks);
     }
     return &made;
   }
   /// The ranks of all of them together.
-  const rank_set* unite(std::span<const rank_set* const> sets) {
+  const rank_set* unite(detail::list_view<const rank_set* const> sets) {
     if (sets.size() == 1) return sets[0];
     std::vector<std::int32_t> all;
     for (const auto* s : sets) all.insert(all.end(), s->ranks.begin(), s->ranks.end());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/deadline.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/observe/save_interval.hpp>
@@ -12,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 
 namespace cairn {
 inline namespace v1 {
@@ -43,7 +43,7 @@ class save_history {
   /// What a save that begins now needs until it is committed: as long as the longest of the last saves, after
   /// the rest of those that are under way. Nothing before the first commit.
   [[nodiscard]] std::optional<std::chrono::duration<double>> until_committed(
-      std::span<const std::shared_ptr<save_progress>> saves) const {
+      list_view<const std::shared_ptr<save_progress>> saves) const {
     double most = 0;
     {
       const std::lock_guard lock(mutex_);

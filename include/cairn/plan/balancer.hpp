@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/list_view.hpp>
 #include <cairn/plan/disjoint_patterns.hpp>
 #include <cairn/plan/rank_loads.hpp>
 #include <cairn/plan/replica_cut.hpp>
@@ -13,7 +14,6 @@
 #include <cstdint>
 #include <map>
 #include <numeric>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -102,11 +102,11 @@ class balancer {
       }
     }
   }
-  void share_out(std::size_t n, std::uint64_t bytes, std::span<const held_boxes> members) {
+  void share_out(std::size_t n, std::uint64_t bytes, list_view<const held_boxes> members) {
     const auto begin = members_.size();
     members_.insert(members_.end(), members.begin(), members.end());
     if (members.size() > 1) in_order_of_ranks(begin);
-    const std::span<const held_boxes> own(members_.data() + begin, members_.size() - begin);
+    const list_view<const held_boxes> own(members_.data() + begin, members_.size() - begin);
     std::int64_t holders = 0;
     for (const auto& m : own) holders += m.replicas();
     shared_.push_back(
@@ -169,7 +169,7 @@ class balancer {
     loads_.add(p, bytes);
   }
   /// Groups of the same pattern have the same holders, box by box.
-  std::uint32_t pattern_of(std::span<const held_boxes> members) {
+  std::uint32_t pattern_of(list_view<const held_boxes> members) {
     key_ = {members[0].shards};
     for (const auto& m : members) {
       key_.push_back(m.p.rank);
@@ -206,8 +206,8 @@ class balancer {
     }
     return from;
   }
-  [[nodiscard]] std::span<const held_boxes> members_of(const shared_boxes& g) const noexcept {
-    return std::span(members_).subspan(g.member, pattern_size_[g.pattern]);
+  [[nodiscard]] list_view<const held_boxes> members_of(const shared_boxes& g) const noexcept {
+    return list_view(members_).subspan(g.member, pattern_size_[g.pattern]);
   }
   void divide_patterns(std::size_t from, std::size_t to) {
     order_.resize(to - from);
@@ -218,15 +218,13 @@ class balancer {
     if (!std::is_sorted(order_.begin(), order_.end(), by_pattern))
       std::sort(order_.begin(), order_.end(), by_pattern);
     division_.forget();
-    for (auto begin = order_.begin(); begin != order_.end();) {
-      const auto end = std::find_if(begin, order_.end(),
-                                    [&](auto g) { return shared_[g].pattern != shared_[*begin].pattern; });
-      divide({begin, end});
-      begin = end;
+    for (std::size_t begin = 0, end = 0; begin < order_.size(); begin = end) {
+      while (end < order_.size() && shared_[order_[end]].pattern == shared_[order_[begin]].pattern) ++end;
+      divide({order_.data() + begin, end - begin});
     }
   }
   /// All boxes of groups that have one pattern, group by group.
-  void divide(std::span<const std::size_t> groups) {
+  void divide(list_view<const std::size_t> groups) {
     tasks_.clear();
     for (const auto g : groups) tasks_.push_back(task_of(shared_[g]));
     const auto whole =
@@ -290,11 +288,11 @@ class balancer {
     auto& shares = division_.shares();
     const auto known = shares.size();
     for (const auto& one : singles) {
-      const auto own = std::span<const held_boxes>(members).subspan(one.first_member, one.members);
+      const auto own = list_view<const held_boxes>(members).subspan(one.first_member, one.members);
       loads_.look_at(own);
       loads_.runs_of(loads_.classes()[0], runs_);
       loads_.raise(loads_.classes()[0], runs_, division_.divide(runs_, one.task));
-      divided_boxes{own, {}, std::span(shares).subspan(known), one.task.grain}.for_each_piece(
+      divided_boxes{own, {}, list_view(shares).subspan(known), one.task.grain}.for_each_piece(
           [&](const chunk_progression& p) { out_.add(one.item, from + 1, p); });
       shares.resize(known);
     }

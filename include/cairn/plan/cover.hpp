@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_progression.hpp>
+#include <cairn/model/list_view.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -59,7 +59,7 @@ inline constexpr std::array<std::uint64_t, 2> measure_seeds{0x243f6a8885a308d3u,
 /// The measure of a progression's boxes along one dimension, where its axes that move along it, shorter steps
 /// first, begin at `axis`: those that fill their step without a gap make one interval, others are counted
 /// out.
-[[nodiscard]] inline std::uint64_t measure_along(std::span<const chunk_axis> axes, std::size_t axis,
+[[nodiscard]] inline std::uint64_t measure_along(list_view<const chunk_axis> axes, std::size_t axis,
                                                  std::int64_t begin, std::int64_t size,
                                                  std::uint64_t salt) noexcept {
   while (axis < axes.size() && axes[axis].offset_step == size) size *= axes[axis++].count;
@@ -137,7 +137,7 @@ template <class BoxAt>
 /// covers. Only for messages about what is wrong; O(n log n) where boxes are nearly disjoint.
 class box_search {
  public:
-  explicit box_search(std::span<const chunk> boxes) : boxes_(boxes) {}
+  explicit box_search(list_view<const chunk> boxes) : boxes_(boxes) {}
 
   /// Two boxes with a common element.
   [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> overlap(const chunk& region) const {
@@ -219,7 +219,7 @@ class box_search {
     return uncovered(high, meeting(high, among));
   }
 
-  std::span<const chunk> boxes_;
+  list_view<const chunk> boxes_;
 };
 
 }  // namespace detail

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/list_view.hpp>
 #include <cairn/plan/rank_loads.hpp>
 #include <cairn/plan/replica_groups.hpp>
 
@@ -8,7 +9,6 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
-#include <span>
 #include <unordered_set>
 #include <vector>
 
@@ -29,7 +29,7 @@ class disjoint_patterns {
   }
   /// False if one of its ranks is in another pattern, or twice in this one; the set may only be cleared then.
   /// A pattern that is there already is not added again.
-  [[nodiscard]] bool add(std::uint32_t pattern, std::span<const held_boxes> members) {
+  [[nodiscard]] bool add(std::uint32_t pattern, list_view<const held_boxes> members) {
     if (!known_.insert(pattern).second) return true;
     range own{members[0].p.rank, -1, members};
     bool apart = true;
@@ -62,7 +62,7 @@ class disjoint_patterns {
   struct range {
     std::int32_t first = 0;
     std::int32_t last = 0;
-    std::span<const held_boxes> members;
+    list_view<const held_boxes> members;
   };
   [[nodiscard]] static bool holds(const range& r, std::int32_t rank) noexcept {
     return r.members.size() == 1 && r.members[0].find(rank).has_value();

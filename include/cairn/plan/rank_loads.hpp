@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/list_view.hpp>
 #include <cairn/plan/replica_groups.hpp>
 #include <cairn/plan/water_level.hpp>
 
@@ -7,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -45,7 +45,7 @@ class rank_loads {
   }
 
   /// The pattern of the calls that follow.
-  void look_at(std::span<const held_boxes> members) {
+  void look_at(list_view<const held_boxes> members) {
     holders_.clear();
     shifts_.clear();
     const auto& p = members[0].p;

@@ -2,12 +2,12 @@
 #pragma once
 #include <cairn/model/dtype.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/plan/replica_groups.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 namespace cairn {
 inline namespace v1 {
@@ -91,9 +91,9 @@ struct replica_share {
 
 /// Boxes that have the same number of holders, and what these write of them: the same of each box.
 struct divided_boxes {
-  std::span<const held_boxes> members;
-  std::span<const std::int64_t> shards;  ///< the numbers of the boxes, ascending; none: all that members have
-  std::span<const replica_share> shares;  ///< in the order of holders
+  list_view<const held_boxes> members;
+  list_view<const std::int64_t> shards;  ///< the numbers of the boxes, ascending; none: all that members have
+  list_view<const replica_share> shares;  ///< in the order of holders
   split_grain grain;                      ///< of the shares
 
   /// visit(const chunk_progression&), the axes of which are nested.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_progression.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/plan/cover.hpp>
 
 #include <algorithm>
@@ -8,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -142,8 +142,8 @@ struct replica_groups {
   std::vector<std::uint32_t> first;  ///< member of each group; one more at the end
 
   [[nodiscard]] std::size_t size() const noexcept { return first.size() - 1; }
-  [[nodiscard]] std::span<const held_boxes> operator[](std::size_t group) const noexcept {
-    return {members.data() + first[group], members.data() + first[group + 1]};
+  [[nodiscard]] list_view<const held_boxes> operator[](std::size_t group) const noexcept {
+    return {members.data() + first[group], first[group + 1] - first[group]};
   }
   void clear() {
     members.clear();

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/chunk_set.hpp>
 #include <cairn/model/item.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/plan.hpp>
 
 #include <algorithm>
@@ -9,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -132,7 +132,7 @@ class plan_summary {
   }
   void append(const chunk_progression& p) { words_.append(p); }
   /// A box without axes, whose offsets and sizes the caller fills in before anything else is added.
-  [[nodiscard]] std::span<std::int64_t> append_single(std::int32_t rank, int dimensions) {
+  [[nodiscard]] detail::list_view<std::int64_t> append_single(std::int32_t rank, int dimensions) {
     return words_.append_single(rank, dimensions);
   }
   /// `count` progressions of another summary, from `at` on, which moves behind them.
@@ -150,7 +150,7 @@ class plan_summary {
     words_.append(from.words_.view().subspan(source.words, end - source.words));
   }
   /// The numbers of all progressions; those of an item begin at summary_item::words.
-  [[nodiscard]] std::span<const std::int64_t> numbers() const noexcept { return words_.view(); }
+  [[nodiscard]] detail::list_view<const std::int64_t> numbers() const noexcept { return words_.view(); }
   [[nodiscard]] chunk_progression read(std::size_t& at) const noexcept { return words_.read(at); }
   [[nodiscard]] std::size_t words() const noexcept { return words_.size(); }
   [[nodiscard]] std::size_t names() const noexcept { return names_.size(); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/list_view.hpp>
 #include <cairn/plan/cover.hpp>
 #include <cairn/plan/replica_groups.hpp>
 #include <cairn/plan/summary.hpp>
@@ -8,7 +9,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -187,7 +187,7 @@ class summary_check {
   }
 
  private:
-  using numbers = std::span<const std::int64_t>;
+  using numbers = list_view<const std::int64_t>;
 
   /// Without keeping boxes, which may be many: checks them, and that there are no replicas and no gaps.
   bool check_unshared(const summary_error& error, const summary_item& i, std::size_t n) const {
@@ -277,7 +277,7 @@ class summary_check {
             .got = error.box_text(p.first)});
   }
   /// No rank holds the same box twice.
-  void check_holders(const summary_error& error, const summary_item& i, std::span<const held_boxes> group) {
+  void check_holders(const summary_error& error, const summary_item& i, list_view<const held_boxes> group) {
     bool apart = true;
     std::int64_t count = 0;
     for (std::size_t m = 0; m < group.size(); ++m) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_set.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/plan/replica_cut.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -102,7 +102,7 @@ class write_assignment {
     divisions_.reserve(divisions);
     parts_.reserve(divisions);
   }
-  [[nodiscard]] std::size_t add_shards(std::span<const std::int64_t> shards) {
+  [[nodiscard]] std::size_t add_shards(detail::list_view<const std::int64_t> shards) {
     shards_.insert(shards_.end(), shards.begin(), shards.end());
     return shards_.size() - shards.size();
   }
@@ -134,9 +134,9 @@ class write_assignment {
   };
   [[nodiscard]] chunk_progression piece_at(std::size_t at) const noexcept { return pieces_.read(at); }
   [[nodiscard]] detail::divided_boxes boxes_of(const division& d) const noexcept {
-    return {std::span(members_).subspan(d.first_member, d.members),
-            std::span(shards_).subspan(d.first_shard, d.shards),
-            std::span(shares_).subspan(d.first_share, d.shares), d.grain};
+    return {detail::list_view(members_).subspan(d.first_member, d.members),
+            detail::list_view(shards_).subspan(d.first_shard, d.shards),
+            detail::list_view(shares_).subspan(d.first_share, d.shares), d.grain};
   }
 
   detail::progression_words pieces_;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/error.hpp>
 #include <cairn/model/image_layout.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/plan.hpp>
 
 #include <algorithm>
@@ -18,7 +19,7 @@ inline namespace v1 {
 
 /// Checks that each item's memory has the size of its place in the image. @throws usage_error
 /// (usage_size_changed). Cost O(items).
-inline void check_sources(const image_layout& layout, std::span<const item_source> sources) {
+inline void check_sources(const image_layout& layout, detail::list_view<const item_source> sources) {
   for (const auto& place : layout.items) {
     if (place.item >= sources.size())
       fail(
@@ -129,7 +130,7 @@ inline void plain_copy(std::byte* to, const std::byte* from, std::uint64_t bytes
 }
 
 /// Copies image bytes [begin, begin + out.size()) from headers and sources.
-inline void gather_image(const image_layout& layout, std::span<const item_source> sources,
+inline void gather_image(const image_layout& layout, list_view<const item_source> sources,
                          std::uint64_t begin, std::span<std::byte> out) {
   for_each_piece(
       layout, begin, begin + out.size(),

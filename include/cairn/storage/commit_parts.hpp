@@ -3,6 +3,7 @@
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/storage/names.hpp>
 #include <cairn/storage/record_format.hpp>
@@ -188,7 +189,7 @@ inline void identify(record& r, const save_context& c) noexcept {
 }
 
 /// "ranks 3, 5 and 7", at most 16 of them.
-[[nodiscard]] inline std::string ranks_text(std::span<const std::int32_t> ranks) {
+[[nodiscard]] inline std::string ranks_text(list_view<const std::int32_t> ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < std::min<std::size_t>(ranks.size(), 16); ++i)
     text.append(i == 0 ? "" : ", ").append(std::to_string(ranks[i]));
@@ -204,15 +205,15 @@ inline void identify(record& r, const save_context& c) noexcept {
            " by the deadline; ranks that share files must be on one host; look for its errors",
        {.rank = rank, .file = file});
 }
-[[noreturn]] inline void fail_missing(const save_context& c, std::span<const std::int32_t> missing) {
+[[noreturn]] inline void fail_missing(const save_context& c, list_view<const std::int32_t> missing) {
   fail(error_id::peer_lost,
        "step " + std::to_string(c.step) + " was not committed: " + ranks_text(missing) +
            " did not report that their part is written by the deadline; look for their errors",
        {.rank = missing.front()});
 }
 /// @throws plan_error naming those of `ranks` whose record is not of this save or plan.
-inline void check_agreement(const save_context& c, std::span<const std::int32_t> ranks,
-                            std::span<const record_header> headers) {
+inline void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,
+                            list_view<const record_header> headers) {
   std::vector<std::int32_t> strangers;
   std::vector<std::int32_t> other_plans;
   for (const auto rank : ranks) {

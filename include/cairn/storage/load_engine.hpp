@@ -9,6 +9,7 @@
 #include <cairn/model/extents.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/large_buffer.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/streaming_copy.hpp>
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/storage/byte_box.hpp>
@@ -250,7 +251,7 @@ class load_engine {
     return read_pieces();
   }
   /// The same for these blocks alone, ordered as the items are, of each item ascending.
-  std::uint64_t run(std::span<const block_place> blocks, block_sink sink = {}) {
+  std::uint64_t run(list_view<const block_place> blocks, block_sink sink = {}) {
     sink_ = std::move(sink);
     for (const auto& b : blocks) add_piece(b.item, b.block, true);
     return read_pieces();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_codec.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/stored_items.hpp>
 #include <cairn/storage/corrupt.hpp>
 #include <cairn/storage/manifest.hpp>
@@ -235,7 +236,7 @@ class manifest_items final : public stored_item_source {
 
 // The records of version 2: columns of runs, then the digests.
 
-inline void put_runs(compact_writer& out, std::span<const std::uint64_t> values) {
+inline void put_runs(compact_writer& out, list_view<const std::uint64_t> values) {
   for (std::size_t i = 0; i < values.size();) {
     auto end = i + 1;
     while (end < values.size() && values[end] == values[i]) ++end;
@@ -243,7 +244,7 @@ inline void put_runs(compact_writer& out, std::span<const std::uint64_t> values)
     i = end;
   }
 }
-inline void get_runs(compact_reader& in, std::span<std::uint64_t> values) {
+inline void get_runs(compact_reader& in, list_view<std::uint64_t> values) {
   std::optional<std::uint64_t> before;
   for (std::size_t i = 0; i < values.size();) {
     const auto count = static_cast<std::size_t>(in.number(values.size() - i));

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/model/deadline.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/storage/commit_parts.hpp>
 #include <cairn/storage/names.hpp>
@@ -34,7 +35,7 @@ inline constexpr std::size_t most_misses = 8;
 
 /// Calls visit(ranks) for the ranks of each file of records, of ascending `ranks`, until it returns false.
 template <class Visit>
-void for_each_record_file(const file_placement& place, std::span<const std::int32_t> ranks, Visit visit) {
+void for_each_record_file(const file_placement& place, list_view<const std::int32_t> ranks, Visit visit) {
   for (std::size_t i = 0; i < ranks.size();) {
     auto end = i + 1;
     while (end < ranks.size() && place.first_of(ranks[end]) == place.first_of(ranks[i]) && place.shared())
@@ -48,10 +49,10 @@ void for_each_record_file(const file_placement& place, std::span<const std::int3
 template <ByteStore Store>
 [[nodiscard]] std::vector<std::int32_t> probe_records(Store& store, const save_context& c,
                                                       const file_placement& place,
-                                                      std::span<const std::int32_t> missing) {
+                                                      list_view<const std::int32_t> missing) {
   std::vector<std::int32_t> there;
   std::size_t misses = 0;
-  for_each_record_file(place, missing, [&](std::span<const std::int32_t> ranks) {
+  for_each_record_file(place, missing, [&](list_view<const std::int32_t> ranks) {
     if (store.size(record_key(c.step, ranks.front(), c.attempt, place)))
       there.insert(there.end(), ranks.begin(), ranks.end());
     else
@@ -83,7 +84,7 @@ template <ByteStore Store>
 template <ByteStore Store>
 [[nodiscard]] std::vector<std::byte> read_record_headers(Store& store, const save_context& c,
                                                          const file_placement& place,
-                                                         std::span<const std::int32_t> ranks) {
+                                                         list_view<const std::int32_t> ranks) {
   std::vector<std::byte> bytes(ranks.size() * record_header_bytes);
   std::vector<std::string> keys;
   std::vector<read_range> ranges;
@@ -97,7 +98,7 @@ template <ByteStore Store>
   if (!ranges.empty()) store.read(ranges);
   return bytes;
 }
-inline void take_away(std::vector<std::int32_t>& from, std::span<const std::int32_t> sorted) {
+inline void take_away(std::vector<std::int32_t>& from, list_view<const std::int32_t> sorted) {
   std::erase_if(from, [&](auto rank) { return std::binary_search(sorted.begin(), sorted.end(), rank); });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/error.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/storage/record_format.hpp>
 #include <cairn/storage/safetensors_header.hpp>
 
@@ -10,7 +11,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -90,7 +90,7 @@ struct shared_run {
   return true;
 }
 /// All runs; those of one key in different files.
-[[nodiscard]] inline std::vector<shared_run> find_shared_runs(std::span<const shared_member> members) {
+[[nodiscard]] inline std::vector<shared_run> find_shared_runs(list_view<const shared_member> members) {
   struct part {
     const safetensors_entry* entry;
     std::uint32_t member;
@@ -124,7 +124,7 @@ struct shared_run {
 /// so goes to further files, so that a file holds one box of a tensor at most. `least_header`: of the first
 /// file. O(items x log items). @throws storage_error (storage_limit), usage_error where items have the
 /// records' key.
-[[nodiscard]] inline shared_file_plan plan_shared_files(std::span<const shared_member> members,
+[[nodiscard]] inline shared_file_plan plan_shared_files(list_view<const shared_member> members,
                                                         std::int32_t first, std::uint64_t least_header) {
   auto runs = find_shared_runs(members);
   const auto alignment = [](dtype t) {

@@ -4,6 +4,7 @@
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/rank_set.hpp>
 #include <cairn/storage/load_engine.hpp>
 #include <cairn/storage/parallel.hpp>
@@ -131,7 +132,7 @@ class shared_blocks {
     return units;
   }
   /// The files that this rank reads something of.
-  [[nodiscard]] std::vector<bool> files_of(std::span<const shared_unit> units) const {
+  [[nodiscard]] std::vector<bool> files_of(list_view<const shared_unit> units) const {
     std::vector<bool> files(work_.files.size());
     for (const auto& at : alone_) files[work_.items[at.item].file] = true;
     for (const auto& u : units)
@@ -146,7 +147,7 @@ class shared_blocks {
 
   /// Reads and delivers this rank's units of a window, and gives what others get of them, behind `head`.
   /// What a rank gets alone is not in a bundle.
-  [[nodiscard]] read_bundles read(std::span<const shared_unit> window, std::span<const std::byte> head) {
+  [[nodiscard]] read_bundles read(list_view<const shared_unit> window, std::span<const std::byte> head) {
     struct own_unit {
       block_place at;
       const shared_unit* unit;
@@ -193,7 +194,7 @@ class shared_blocks {
   }
 
   /// Delivers what `reader` sent to a set that this rank is in.
-  void take(std::span<const shared_unit> window, std::int32_t reader, const rank_set* set,
+  void take(list_view<const shared_unit> window, std::int32_t reader, const rank_set* set,
             std::span<const std::byte> bundle) {
     struct piece {
       block_place at;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/error.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/wire.hpp>
 #include <cairn/storage/shared_reads.hpp>
 #include <cairn/storage/stored_checkpoint.hpp>
@@ -61,7 +62,7 @@ class shared_records {
   void for_each_set(const shared_unit& u, Each&& each) const {
     each(u.wanters);
   }
-  [[nodiscard]] read_bundles read(std::span<const shared_unit> window, std::span<const std::byte> head) {
+  [[nodiscard]] read_bundles read(list_view<const shared_unit> window, std::span<const std::byte> head) {
     std::vector<std::int32_t> mine;
     for (const auto& u : window)
       if (u.reader == rank_) mine.push_back(static_cast<std::int32_t>(u.index));
@@ -86,7 +87,7 @@ class shared_records {
     }
     return bundles;
   }
-  void take(std::span<const shared_unit> window, std::int32_t reader, const rank_set* set,
+  void take(list_view<const shared_unit> window, std::int32_t reader, const rank_set* set,
             std::span<const std::byte> bundle) {
     try {
       wire_reader in(bundle);

@@ -3,6 +3,7 @@
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/event_word.hpp>
 #include <cairn/model/large_buffer.hpp>
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/block_hasher.hpp>
@@ -96,7 +97,7 @@ class write_source {
   /// The next bytes of the image from `begin` on, not beyond `end`: at least one span, in order, without
   /// holes; all but the last end at multiples of image_alignment. The spans stay valid until done(). Waits
   /// until at least 8 MiB or all up to `end` are there. @throws what failed in the stager, timeout_error.
-  [[nodiscard]] std::span<const std::span<const std::byte>> next(std::uint64_t begin, std::uint64_t end) {
+  [[nodiscard]] list_view<const std::span<const std::byte>> next(std::uint64_t begin, std::uint64_t end) {
     count_ = 0;
     if (auto* const limit = image_.write_limit()) end = limited(*limit, begin, end);
     if (ring_) {
