@@ -889,7 +889,7 @@ TEST_CASE("six ranks with a pencil: docs/planning.md, step by step") {
   const auto high = planner.merge(of_rank(4), of_rank(5));
   const auto lower = planner.merge(low, middle);
   const auto all = planner.merge(lower, high);
-  for (const std::size_t item : {0, 1}) {
+  for (const std::size_t item : {std::size_t{0}, std::size_t{1}}) {
     CHECK(of(low, item) == steps{"[0,3) on 0 (2, rank +1, rows +3)"});
     CHECK(of(middle, item) == steps{"[6,7) on 2", "[0,3) on 3"});
     CHECK(of(high, item) == steps{"[3,6) on 4", "[6,7) on 5"});
