@@ -1089,13 +1089,13 @@ TEST_CASE("a chunk_set is the list that it was made of") {
 
 TEST_CASE("a digest_stream gives the digest of all that was put, in one piece") {
   std::mt19937_64 random(29);
-  for (const std::size_t most : {40, 3000, 100'000}) {
+  for (const std::size_t longest : {40U, 3000U, 100'000U}) {
     cairn::digest_stream stream;
     std::string bytes;
     const auto same = [&] { return stream.value() == cairn::digest(std::string_view(bytes)); };
     CHECK(same());
     for (int k = 0; k < 50; ++k) {
-      const std::string text(random() % most, static_cast<char>(random()));
+      const std::string text(random() % longest, static_cast<char>(random()));
       const auto size = static_cast<std::uint64_t>(text.size());
       stream.put(text).put(static_cast<std::uint8_t>(k));
       bytes.append(reinterpret_cast<const char*>(&size), sizeof size).append(text);
