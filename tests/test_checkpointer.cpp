@@ -284,6 +284,84 @@ TEST_CASE("what several ranks saved loads on any other number of ranks") {
   }
 }
 
+TEST_CASE("each save finds memory where it lies now") {
+  struct memory {
+    std::vector<float> weights = std::vector<float>(600);
+    std::vector<double> row = std::vector<double>(12);
+    std::vector<double> columns = std::vector<double>(12);
+    std::string loader;
+    void fill(int step) {
+      std::iota(weights.begin(), weights.end(), static_cast<float>(1000 * step));
+      std::iota(row.begin(), row.end(), 100.0 * step);
+      std::iota(columns.begin(), columns.end(), -100.0 * step);
+      loader = "position " + std::to_string(step);
+    }
+    void describe(cairn::state_dict& state) {
+      state.tensor("weights", weights, {30, 20});
+      state.tensor("pointed", row.data(), {3, 4});
+      state.bytes("loader", loader);
+    }
+  };
+  cairn::memory_store store;
+  cairn::checkpointer ckpt{store, quiet};
+  memory now, loaded;
+  cairn::state_dict state, target;
+  now.describe(state);
+  loaded.describe(target);
+  int step = 0;
+  const auto round = [&](const cairn::state_dict& saved, const memory& expected, bool columns = false) {
+    auto handle = ckpt.save(saved, step);
+    handle.wait();
+    CHECK(handle.report().plan_cached == (step > 1));
+    ckpt.load(target, step);
+    CHECK(loaded.weights == expected.weights);
+    CHECK(loaded.row == (columns ? expected.columns : expected.row));
+    CHECK(loaded.loader == expected.loader);
+  };
+  for (int i = 0; i < 3; ++i) {  // nothing moves
+    now.fill(++step);
+    round(state, now);
+  }
+  std::vector<float> elsewhere(600);
+  now.weights.swap(elsewhere);
+  now.fill(++step);
+  round(state, now);
+  now.loader = "of another length, and elsewhere because it is long: " + std::to_string(++step);
+  round(state, now);
+  now.loader.back() = '0';  // of the same length
+  ++step;
+  round(state, now);
+
+  cairn::state_dict copy = state;
+  state.rebind("pointed", now.columns.data());
+  now.fill(++step);
+  round(state, now, true);
+  ++step;
+  round(copy, now);
+  const std::vector<double> before = now.columns;
+  auto turned = cairn::contiguous_view(now.columns.data(), cairn::dtype::f64, {3, 4});
+  turned.strides[0] = 1, turned.strides[1] = 3;
+  state.rebind("pointed", turned);
+  for (std::size_t i = 0; i < 12; ++i) now.columns[i % 4 * 3 + i / 4] = before[i];
+  memory wanted = now;
+  wanted.columns = before;
+  ++step;
+  round(state, wanted, true);
+
+  memory other;
+  cairn::state_dict of_other;
+  other.describe(of_other);
+  other.fill(++step);
+  round(of_other, other);
+  const cairn::state_dict moved = std::move(of_other);
+  ++step;
+  round(moved, other);
+  ++step;
+  CHECK_THROWS_AS(ckpt.save(of_other, step), cairn::plan_error);  // NOLINT: nothing is in it any more
+  ++step;
+  round(state, wanted, true);
+}
+
 TEST_CASE("an overlapped save keeps the values of its step") {
   cairn::memory_store store;
   training t;

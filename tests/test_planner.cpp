@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
+#include <cairn/plan/bound_sources.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/gathered.hpp>
 #include <cairn/plan/glob.hpp>
@@ -467,6 +469,89 @@ TEST_CASE("gathered planners are validated") {
   cairn::gathered<first_come_planner> planner;
   const auto one = planner.summarise(planner.local_plan(states[0], 0), 0);
   CHECK(failure_of([&] { (void)planner.finish({}, one, 0, 2); }).id() == error_id::plan_disagreement);
+}
+
+namespace {
+/// Its items lie where it says, whatever the state is bound to.
+struct wandering_planner : cairn::basic_planner<wandering_planner> {
+  using basic_planner::resolve;
+  [[nodiscard]] cairn::item_source resolve(const cairn::state_dict& state, const cairn::write_item& item) {
+    ++resolved;
+    auto source = basic_planner::resolve(state, item);
+    source.view.data = elsewhere;
+    return source;
+  }
+  std::byte* elsewhere = nullptr;
+  int resolved = 0;
+};
+struct renaming_planner : cairn::basic_planner<renaming_planner> {
+  [[nodiscard]] std::optional<std::string> stored_name(const cairn::state_entry& e) const {
+    return "model." + e.name;
+  }
+};
+struct renamed_planner : cairn::default_planner {};
+static_assert(cairn::resolves_by_binding<renaming_planner>);
+static_assert(cairn::resolves_by_binding<renamed_planner>);
+static_assert(cairn::resolves_by_binding<cairn::gathered<first_come_planner>>);
+static_assert(!cairn::resolves_by_binding<wandering_planner>);
+static_assert(!cairn::resolves_by_binding<cairn_test::save_planner_archetype>);
+}  // namespace
+
+TEST_CASE("sources are kept while the bindings are the same, unless the planner decides where they lie") {
+  std::vector<float> in_container(6);
+  std::array<float, 4> pointed{};
+  std::string blob = "blob";
+  cairn::state_dict state;
+  state.tensor("container", in_container, {2, 3});
+  state.tensor("pointed", pointed.data(), {4});
+  state.bytes("blob", blob);
+  const auto address = [](const auto* p) { return reinterpret_cast<const std::byte*>(p); };
+
+  renaming_planner planner;
+  const auto plan = std::make_shared<const cairn::save_plan>(planner.local_plan(state, 0));
+  cairn::bound_sources bound;
+  bound.follow(planner, state, plan);
+  const auto first = bound.sources();
+  REQUIRE(first.size() == 3);
+  CHECK(first[0].view.data == address(in_container.data()));
+  CHECK(first[1].view.data == address(pointed.data()));
+  CHECK(first[2].view.data == address(blob.data()));
+  CHECK(first.name(0) == "model.container");
+  CHECK(first.name(3).empty());
+  CHECK(bound.bytes_sizes() == std::vector<std::uint64_t>{4});
+  CHECK(bound.stored_sizes(*plan) == std::vector<std::uint64_t>{24, 16, 4});
+  bound.follow(planner, state, plan);
+  CHECK(bound.sources() == first);
+
+  std::vector<float> other(6);
+  in_container.swap(other);
+  blob += " of another size, which does not fit where it was before";
+  bound.follow(planner, state, plan);
+  CHECK_FALSE(bound.sources() == first);
+  CHECK(bound.sources()[0].view.data == address(in_container.data()));
+  CHECK(bound.sources()[1].view.data == address(pointed.data()));
+  CHECK(bound.sources()[2].view.data == address(blob.data()));
+  CHECK(bound.bytes_sizes() == std::vector<std::uint64_t>{blob.size()});
+  CHECK(first[0].view.data == address(other.data()));  // who holds the earlier ones is not disturbed
+
+  // An error on the way leaves nothing behind.
+  blob.pop_back();
+  in_container.resize(7);
+  CHECK(failure_of([&] { bound.follow(planner, state, plan); }).id() == cairn::error_id::usage_size_changed);
+  in_container.resize(6);
+  bound.follow(planner, state, plan);
+  CHECK(bound.sources()[0].view.data == address(in_container.data()));
+  CHECK(bound.bytes_sizes() == std::vector<std::uint64_t>{blob.size()});
+
+  wandering_planner wandering;
+  std::array<std::byte, 24> here{}, there{};
+  cairn::bound_sources asked;
+  wandering.elsewhere = here.data();
+  asked.follow(wandering, state, plan);
+  wandering.elsewhere = there.data();
+  asked.follow(wandering, state, plan);
+  CHECK(wandering.resolved == 6);
+  CHECK(asked.sources()[0].view.data == there.data());
 }
 
 TEST_CASE("the plan cache forgets what was used longest ago") {

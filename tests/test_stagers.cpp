@@ -379,8 +379,10 @@ TEST_CASE("a pace is kept on average, lets a little pass at once, and is lifted 
 TEST_CASE("what was copied is compared with what was there: casts, strides, blocks, digests or none") {
   auto c = random_case(41);
   auto planned = std::make_shared<cached_plan>();
+  auto plan = std::make_shared<save_plan>();
+  planned->plan = plan;
   for (std::size_t i = 0; i < c.sources.size(); ++i) {
-    auto& item = planned->plan.items.emplace_back();
+    auto& item = plan->items.emplace_back();
     item.name = "item" + std::to_string(i);
     item.kind = item_kind::value;
   }

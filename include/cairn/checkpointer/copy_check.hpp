@@ -46,7 +46,7 @@ class copy_check {
       const auto& source = sources[place.item];
       if (source.view.space == memory_space::device) {
         packed.resize(static_cast<std::size_t>(digest_block_bytes));
-        reader->read(source.view, at, at + bytes, packed.data(), planned_->plan.items.at(place.item).name,
+        reader->read(source.view, at, at + bytes, packed.data(), planned_->plan->items.at(place.item).name,
                      until);
         digests_[block] = digest(std::span<const std::byte>(packed).first(static_cast<std::size_t>(bytes)));
       } else if (source.cast == nullptr && source.view.contiguous()) {
@@ -70,7 +70,7 @@ class copy_check {
                                 : digest(image.bytes().subspan(static_cast<std::size_t>(place.begin + at),
                                                                static_cast<std::size_t>(bytes)));
       if (got == digests_[block]) return true;
-      const auto& item = planned_->plan.items.at(place.item);
+      const auto& item = planned_->plan->items.at(place.item);
       failure = make_failure(
           error_id::usage_memory_changed,
           "the memory of an item changed after save() began and before it was copied: nothing of this save "

@@ -85,8 +85,9 @@ class engine {
     probe_store();
     bool cached = false;
     const auto planned = plan(state, cached);
-    const auto layout = layout_of(*planned, resolve_all(planner_, state, planned->plan), state);
-    overlap_.learn(state, planned->plan, layout);
+    planned->sources->follow(planner_, state, planned->plan);
+    const auto layout = layout_of(*planned, state);
+    overlap_.learn(state, *planned->plan, layout);
     if constexpr (requires { executor_.prepare(); }) executor_.prepare();
     preparation_ = std::thread([this, layout] {
       try {
@@ -129,12 +130,13 @@ class engine {
     save_context context = identity;
     context.plan_digest = planned->digest;
     auto writer = background_->writer();
-    resolved_plan resolved;
+    source_table sources;
     std::shared_ptr<const image_layout> layout;
     try {
-      resolved = resolve_all(planner_, state, planned->plan);
-      layout = layout_of(*planned, resolved, state);
-      overlap_.learn(state, planned->plan, layout);
+      planned->sources->follow(planner_, state, planned->plan);
+      sources = planned->sources->sources();
+      layout = layout_of(*planned, state);
+      overlap_.learn(state, *planned->plan, layout);
       outstanding_.reserve(outstanding_.size() + 1);
       progress->on_end(
           [background = background_, journal](save_report& report, const std::exception_ptr& why) {
@@ -158,12 +160,12 @@ class engine {
       }
       cost.wait_seconds = seconds_since(wait_begin);
       if (checked_)
-        check = std::make_shared<const copy_check>(planned, layout, resolved.sources, rank(), devices_.get(),
+        check = std::make_shared<const copy_check>(planned, layout, sources, rank(), devices_.get(),
                                                    deadline::in(options_.patience));
       const auto stage_begin = deadline::clock::now();
       copy_begin = steady_now();
       const span_note span(journal.get(), span_kind::stage);
-      image = stager_.stage(layout, std::move(resolved.sources),
+      image = stager_.stage(layout, sources,
                             {.overlapped = Overlapped, .digest = checked_ || !options_.checksum_in_writer},
                             deadline::in(options_.patience));
       cost.stage_seconds = seconds_since(stage_begin);
@@ -374,15 +376,15 @@ class engine {
             .world_size = group_.size(),
             .rank = group_.rank()};
   }
-  /// The layout for these sizes: kept with the plan, made anew on this rank alone when a bytes item has
-  /// another size than before.
-  std::shared_ptr<const image_layout> layout_of(const cached_plan& planned, const resolved_plan& resolved,
-                                                const state_dict& state) {
-    if (planned.layout != nullptr && planned.bytes_sizes == resolved.bytes_sizes) return planned.layout;
+  /// The layout for the sizes that its sources have now: kept with the plan, made anew on this rank alone
+  /// when a bytes item has another size than before.
+  std::shared_ptr<const image_layout> layout_of(const cached_plan& planned, const state_dict& state) {
+    const auto& bytes_sizes = planned.sources->bytes_sizes();
+    if (planned.layout != nullptr && planned.bytes_sizes == bytes_sizes) return planned.layout;
     cached_plan renewed = planned;
-    renewed.layout = std::make_shared<const image_layout>(
-        background_->writer()->layout(planned.plan, resolved.bytes, group_.rank()));
-    renewed.bytes_sizes = resolved.bytes_sizes;
+    renewed.layout = std::make_shared<const image_layout>(background_->writer()->layout(
+        *planned.plan, planned.sources->stored_sizes(*planned.plan), group_.rank()));
+    renewed.bytes_sizes = bytes_sizes;
     return cache_.put(key_of_plan(state), std::move(renewed))->layout;
   }
 

@@ -64,13 +64,14 @@ cached_plan plan_together(Planner& planner, collectives<C>& group, const state_d
   const int rank = group.rank();
   const int world = group.size();
   cached_plan planned;
+  planned.sources = std::make_shared<bound_sources>();
   if (world == 1) {
     auto local = planner.local_plan(state, rank);
     const auto summary = planner.summarise(local, rank);
-    planned.plan = planner.finish(std::move(local), summary, rank, world);
+    planned.plan = std::make_shared<const save_plan>(planner.finish(std::move(local), summary, rank, world));
     planned.stored = std::make_shared<const metadata>(planner.metadata(summary, world));
-    planned.digest = digest_of(planned.plan);
-    for (const auto& i : planned.plan.items) planned.bytes += sizeof i + i.name.size();
+    planned.digest = digest_of(*planned.plan);
+    for (const auto& i : planned.plan->items) planned.bytes += sizeof i + i.name.size();
     return planned;
   }
   save_plan local;
@@ -86,7 +87,7 @@ cached_plan plan_together(Planner& planner, collectives<C>& group, const state_d
   std::exception_ptr failure;
   try {
     const auto summary = decode_summary(planner, bytes);
-    planned.plan = planner.finish(std::move(local), summary, rank, world);
+    planned.plan = std::make_shared<const save_plan>(planner.finish(std::move(local), summary, rank, world));
     if (rank == 0) planned.stored = std::make_shared<const metadata>(planner.metadata(summary, world));
     planned.digest = digest(std::span<const std::byte>(bytes));
     planned.bytes = bytes.size();
@@ -95,25 +96,6 @@ cached_plan plan_together(Planner& planner, collectives<C>& group, const state_d
   }
   group.barrier(until, failure);
   return planned;
-}
-
-/// The memory of each item of a plan, and its stored size, at one save.
-struct resolved_plan {
-  std::vector<item_source> sources;
-  std::vector<std::uint64_t> bytes;        ///< of each item
-  std::vector<std::uint64_t> bytes_sizes;  ///< of the bytes items alone, which may differ from save to save
-};
-template <SavePlanner Planner>
-resolved_plan resolve_all(Planner& planner, const state_dict& state, const save_plan& plan) {
-  resolved_plan all;
-  all.sources.reserve(plan.items.size());
-  all.bytes.reserve(plan.items.size());
-  for (const auto& item : plan.items) {
-    all.sources.push_back(planner.resolve(state, item));
-    all.bytes.push_back(item.kind == item_kind::bytes ? all.sources.back().view.bytes() : item.bytes);
-    if (item.kind == item_kind::bytes) all.bytes_sizes.push_back(all.bytes.back());
-  }
-  return all;
 }
 
 }  // namespace detail

@@ -5,6 +5,7 @@
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
+#include <cairn/model/source_table.hpp>
 #include <cairn/model/staged_image.hpp>
 
 #include <concepts>
@@ -14,8 +15,8 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -26,8 +27,8 @@ class image_fill : public image_backing {
  public:
   /// `memory` has layout->bytes bytes, `digests` layout->blocks numbers; one source for each item of the
   /// plan, which fits its place (see check_sources).
-  image_fill(std::shared_ptr<const image_layout> layout, std::vector<item_source> sources,
-             stage_options options, std::span<std::byte> memory, std::span<std::uint64_t> digests,
+  image_fill(std::shared_ptr<const image_layout> layout, source_table sources, stage_options options,
+             std::span<std::byte> memory, std::span<std::uint64_t> digests,
              std::shared_ptr<image_control> control)
       : layout_(std::move(layout)),
         sources_(std::move(sources)),
@@ -37,8 +38,13 @@ class image_fill : public image_backing {
         options_(options) {}
 
   [[nodiscard]] const image_layout& layout() const noexcept { return *layout_; }
+  [[nodiscard]] const std::shared_ptr<const image_layout>& shared_layout() const noexcept { return layout_; }
   [[nodiscard]] const item_source& source(const item_placement& place) const noexcept {
     return sources_[place.item];
+  }
+  /// Of the item, for errors; may be empty.
+  [[nodiscard]] std::string_view name(const item_placement& place) const noexcept {
+    return sources_.name(place.item);
   }
   [[nodiscard]] std::span<std::byte> memory() const noexcept { return memory_; }
   [[nodiscard]] std::span<std::uint64_t> digests() const noexcept { return digests_; }
@@ -65,7 +71,7 @@ class image_fill : public image_backing {
 
  private:
   std::shared_ptr<const image_layout> layout_;
-  std::vector<item_source> sources_;
+  source_table sources_;
   std::shared_ptr<image_control> control_;
   std::span<std::byte> memory_;
   std::span<std::uint64_t> digests_;
@@ -79,7 +85,8 @@ class image_fill : public image_backing {
 /// - `accepts<Memory>`: a bool constant: whether it can fill blocks of this memory.
 /// - `digests`: a bool constant: whether it computes block digests in its pass (where stage_options::digest
 /// asks for it); else the writer does.
-/// - `check(source)`: throws usage_error where the view's memory_space is not one that it reads.
+/// - `check(source)`: throws usage_error where the view's memory_space is not one that it reads. Once for
+/// each source_table, not for each save of it.
 /// - `copy(fill, until)`: brings every byte of the image into fill->memory(): headers, items (casts applied),
 /// zeros between segments. Items that are `early` come first where the fill is overlapped, and are complete
 /// when copy returns; without `overlapped`, all are. The rest follows in the background, about in image

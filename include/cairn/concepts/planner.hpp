@@ -31,7 +31,7 @@ inline namespace v1 {
 /// 5. `metadata(global_summary, world_size)`: what the checkpoint will hold; called on the coordinator only.
 /// 6. `resolve(state, item)`: the memory of an item, now. Called at each save for each item, also with plans
 /// from the cache, by one thread; the state has
-///    the structure that was planned.
+///    the structure that was planned. See resolves_by_binding for fewer calls.
 /// - `fingerprint()`: a digest of the planner's own configuration; plans are cached under it. Two planners
 /// that would plan differently differ in it.
 ///
@@ -53,6 +53,17 @@ concept SavePlanner =
       { p.resolve(state, item) } -> std::same_as<item_source>;
       { k.fingerprint() } -> std::same_as<std::uint64_t>;
     };
+
+/// Whether what a planner's resolve(state, item) answers of an item depends on the entry, its memory_binding
+/// and fingerprint() alone. A checkpointer then calls it again only when the state was bound to other memory
+/// or a container has moved or changed its size, so that a save asks a container for its address and a
+/// pointer for nothing. True of planners that derive from basic_planner and keep its resolve(); specialise it
+/// for others:
+///
+///   template <>
+///   inline constexpr bool cairn::resolves_by_binding<my_planner> = true;
+template <class P>
+inline constexpr bool resolves_by_binding = false;
 
 /// What a load is asked for.
 struct load_request {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/image_layout.hpp>
-#include <cairn/model/plan.hpp>
+#include <cairn/model/source_table.hpp>
 #include <cairn/model/staged_image.hpp>
 
 #include <concepts>
 #include <memory>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -22,12 +21,13 @@ struct stage_options {
 ///
 /// - `stage(layout, sources, options, deadline)`: a staged_image whose bytes are those of the sources (one
 /// for each item of the plan, at the index
-///   item_placement::item) in the layout. Items that are `early` are copied when it returns; without
-///   `overlapped`, all are, unless the stager leaves the bytes in training memory (no_staging). Afterwards,
-///   in the background and in image order, the rest; the image's control tells how far, and `released` when
-///   all is copied. Casts are applied. Waits for a free buffer of its pool until the deadline
-///   (timeout_staging). Throws storage_error (storage_out_of_memory, storage_limit) where memory cannot be
-///   had; nothing is copied then. A failure after it has returned is in the image.
+///   item_placement::item) in the layout. The parameter is a source_table, which saves share as long as no
+///   memory moves, or a `std::vector<item_source>`, which is made anew for each. Items that are `early` are
+///   copied when it returns; without `overlapped`, all are, unless the stager leaves the bytes in training
+///   memory (no_staging). Afterwards, in the background and in image order, the rest; the image's control
+///   tells how far, and `released` when all is copied. Casts are applied. Waits for a free buffer of its pool
+///   until the deadline (timeout_staging). Throws storage_error (storage_out_of_memory, storage_limit) where
+///   memory cannot be had; nothing is copied then. A failure after it has returned is in the image.
 /// - `prepare(layout, deadline)`: allocates and pre-faults the buffers that images of this layout need, so
 /// that stage() does not. May be called from a background
 ///   thread, not together with stage().
@@ -38,8 +38,8 @@ struct stage_options {
 template <class S>
 concept Stager =
     std::movable<S> && requires(S& s, const S& k, std::shared_ptr<const image_layout> layout,
-                                std::vector<item_source> sources, stage_options options, deadline until) {
-      { s.stage(layout, std::move(sources), options, until) } -> std::same_as<staged_image>;
+                                const source_table& sources, stage_options options, deadline until) {
+      { s.stage(layout, sources, options, until) } -> std::same_as<staged_image>;
       { s.prepare(*layout, until) } -> std::same_as<void>;
       { k.depth() } -> std::convertible_to<int>;
     };

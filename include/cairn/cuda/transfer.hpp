@@ -231,7 +231,7 @@ class transfer {
     auto place = std::partition_point(items.begin(), items.end(),
                                       [&](const auto& p) { return p.begin + p.bytes <= at; });
     if (place == items.end() && place != items.begin()) --place;
-    return place != items.end() ? place->name : std::string();
+    return place != items.end() ? std::string(fill_->name(*place)) : std::string();
   }
   /// Copies what the CPU can read, and puts the rest into the lane of its device.
   void put(const copy_unit& unit) {

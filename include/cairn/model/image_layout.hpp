@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace cairn {
@@ -33,7 +32,6 @@ struct item_placement {
   std::uint64_t first_block = 0;  ///< index of its first digest among all digests of the image
   item_key key;                   ///< in the record
   bool early = false;             ///< copied before save() returns
-  std::string name = {};          ///< of the item, for errors; may be empty
 };
 
 /// The image of one rank's save: every file that it writes, one after another. What StorageWriter::layout

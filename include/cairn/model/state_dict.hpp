@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -225,6 +226,13 @@ class state_dict {
     structure_known_ = true;
     return structure_;
   }
+  /// Stands for what the entries are and what they are bound to: equal pointers, of two calls or two copies,
+  /// mean entries and bindings that are equal, but for what containers say of themselves. Another one after
+  /// each registration and rebind(). O(1).
+  [[nodiscard]] std::shared_ptr<const void> bindings() const {
+    if (bindings_ == nullptr) bindings_ = std::make_shared<const char>();
+    return bindings_;
+  }
 
  private:
   static void put(digest_stream& d, const extents& e) {
@@ -289,6 +297,7 @@ class state_dict {
   std::unordered_map<std::string, std::size_t> index_;
   mutable std::uint64_t structure_ = 0;
   mutable bool structure_known_ = false;
+  mutable std::shared_ptr<const void> bindings_;  // made when it is asked for
 };
 
 /// A state_dict seen through a prefix: "encoder." + name. What register_state gets; lives only during that
@@ -421,6 +430,7 @@ inline void state_dict::add(state_entry e) {
     fail(error_id::usage_duplicate_name, "a name was given twice; every item of a state_dict has its own",
          {.item = e.name});
   structure_known_ = false;
+  bindings_ = nullptr;
   entries_.push_back(std::move(e));
 }
 
@@ -457,6 +467,7 @@ inline void state_dict::rebind_to(std::string_view name, void* data, dtype type)
   if (data == nullptr && e.elements > 0)
     fail(error_id::usage_bad_shape, "rebind: the new address is null", {.item = e.name});
   e.memory.object = data;
+  bindings_ = nullptr;
 }
 
 }  // namespace v1

@@ -257,6 +257,21 @@ class basic_planner {
   default_planner_options options_;
 };
 
+namespace detail {
+/// The class whose resolve() of saves a planner has: another one than basic_planner where it hides that.
+template <class C>
+C class_of(item_source (C::*)(const state_dict&, const write_item&));
+template <class C>
+inline constexpr bool is_basic_planner = false;
+template <class Derived>
+inline constexpr bool is_basic_planner<basic_planner<Derived>> = true;
+template <class P>
+concept ResolvingAsBasic = requires { requires is_basic_planner<decltype(class_of(&P::resolve))>; };
+}  // namespace detail
+
+template <detail::ResolvingAsBasic P>
+inline constexpr bool resolves_by_binding<P> = true;
+
 /// The planner that a checkpointer has unless it is given another: everything, under its own name and dtype.
 class default_planner : public basic_planner<default_planner> {
  public:
@@ -264,6 +279,7 @@ class default_planner : public basic_planner<default_planner> {
 };
 
 static_assert(SavePlanner<default_planner> && LoadPlanner<default_planner>);
+static_assert(resolves_by_binding<default_planner>);
 
 }  // namespace v1
 }  // namespace cairn

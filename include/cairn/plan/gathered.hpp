@@ -183,5 +183,8 @@ class gathered {
   P planner_;
 };
 
+template <class P>
+inline constexpr bool resolves_by_binding<gathered<P>> = resolves_by_binding<P>;
+
 }  // namespace v1
 }  // namespace cairn

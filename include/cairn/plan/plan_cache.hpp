@@ -3,6 +3,7 @@
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
+#include <cairn/plan/bound_sources.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -24,14 +25,14 @@ struct plan_key {
   friend bool operator==(const plan_key&, const plan_key&) = default;
 };
 
-/// The result of planning, to use again. Holds no pointer into the user's memory: items are resolved anew at
-/// each save.
+/// The result of planning, to use again.
 struct cached_plan {
-  save_plan plan;
+  std::shared_ptr<const save_plan> plan;
   std::uint64_t digest = 0;                    ///< digest_of(plan)
   std::shared_ptr<const metadata> stored;      ///< on the coordinator only
   std::shared_ptr<const image_layout> layout;  ///< for `bytes_sizes`
   std::vector<std::uint64_t> bytes_sizes;      ///< of the plan's bytes items, in order, when it was laid out
+  std::shared_ptr<bound_sources> sources;      ///< where the items lie; asked anew at each save
   double seconds = 0;                          ///< that planning cost, messages included
   std::size_t bytes = 0;  ///< what it counts in the cache: of the summary that all ranks have, alike on all
 };

@@ -58,18 +58,17 @@ class buffered_stager {
 
   /// See Stager. The calling thread helps to copy. @throws also usage_error where sources do not fit their
   /// places.
-  [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout,
-                                   std::vector<item_source> sources, stage_options options, deadline until) {
+  [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout, const source_table& sources,
+                                   stage_options options, deadline until) {
     check_process();
-    check_sources(*layout, sources);
-    for (const auto& source : sources) engine_.check(source);
+    check(layout, sources);
     auto lease = pool_->acquire(until);
     fit(lease, *layout, until);
     auto control = memory_.make_control(lease.block().block);
     const auto image = lease.block().bytes().first(layout->bytes);
     const auto digests = digests_in(lease.block().bytes(), *layout);
-    auto fill = std::make_shared<leased_fill>(std::move(lease), layout, std::move(sources), options, image,
-                                              digests, control);
+    auto fill =
+        std::make_shared<leased_fill>(std::move(lease), layout, sources, options, image, digests, control);
     engine_.copy(fill, until);
     return {std::move(layout), std::move(control), image, digests, options.digest && Engine::digests,
             std::move(fill)};
@@ -137,6 +136,14 @@ class buffered_stager {
     if (process_ != ::getpid())
       fail(error_id::usage_wrong_process, "a stager was used in a child after fork(); make one there");
   }
+  // Neither changes: what fitted, fits.
+  void check(const std::shared_ptr<const image_layout>& layout, const source_table& sources) {
+    if (layout == fitting_layout_ && sources == fitting_sources_) return;
+    check_sources(*layout, sources);
+    for (const auto& source : sources) engine_.check(source);
+    fitting_layout_ = layout;
+    fitting_sources_ = sources;
+  }
   // Digests lie behind the image, so that whoever can see the block sees them.
   static std::uint64_t bytes_for(const image_layout& layout) {
     return layout.bytes + layout.blocks * sizeof(std::uint64_t);
@@ -166,6 +173,8 @@ class buffered_stager {
   memory_budget budget_;
   std::shared_ptr<pool_type> pool_;
   std::shared_ptr<void> member_;
+  std::shared_ptr<const image_layout> fitting_layout_;
+  source_table fitting_sources_;
 };
 
 /// The default stager: ordinary memory, filled by threads.

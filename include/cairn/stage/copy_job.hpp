@@ -62,26 +62,40 @@ struct copy_unit {
   return units;
 }
 
+/// The units of a layout, and which of them are early. Immutable: saves of one layout share it.
+struct copy_units {
+  copy_units(const image_layout& layout, bool early_first) : all(cut_into_units(layout, early_first)) {
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (all[i].early) early.push_back(i);
+  }
+  std::vector<copy_unit> all;
+  std::vector<std::size_t> early;
+};
+
 /// The copying of one image by any number of threads. Threads claim units; each unit is finished by the
 /// thread that claimed it, copied or, once the job has failed, passed over; what the last one leaves decides
 /// how the fill ends. No locks: a unit costs a few atomic operations.
 class copy_job {
  public:
   /// `limit`: of what is copied while training goes on; null: none.
-  copy_job(std::shared_ptr<image_fill> fill, int most_helpers, std::shared_ptr<pace> limit = nullptr)
+  copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<const copy_units> units, int most_helpers,
+           std::shared_ptr<pace> limit = nullptr)
       : helpers_left(most_helpers),
         fill_(std::move(fill)),
         limit_(fill_->options().overlapped ? std::move(limit) : nullptr),
-        units_(cut_into_units(fill_->layout(), fill_->options().overlapped)),
+        cut_(std::move(units)),
+        units_(cut_->all),
+        early_(cut_->early),
         claimed_(new std::atomic<bool>[units_.size()]()),
         copied_(new std::atomic<bool>[units_.size()]()),
-        left_(units_.size()) {
+        left_(units_.size()),
+        early_left_(early_.size()) {
     if (fill_->options().overlapped) part_hash_.emplace();
-    for (std::size_t i = 0; i < units_.size(); ++i)
-      if (units_[i].early) early_.push_back(i);
-    early_left_ = early_.size();
     if (units_.empty()) complete();
   }
+  copy_job(std::shared_ptr<image_fill> fill, int most_helpers)
+      : copy_job(fill, std::make_shared<const copy_units>(fill->layout(), fill->options().overlapped),
+                 most_helpers) {}
 
   /// Copies units until none is left to claim; early ones first. `early_only`: only those. `cpu`: CPU time of
   /// the calling thread so far, if the image's costs are to tell what it spends here.
@@ -260,14 +274,15 @@ class copy_job {
 
   std::shared_ptr<image_fill> fill_;
   std::shared_ptr<pace> limit_;
-  std::vector<copy_unit> units_;
-  std::vector<std::size_t> early_;
+  std::shared_ptr<const copy_units> cut_;
+  const std::vector<copy_unit>& units_;
+  const std::vector<std::size_t>& early_;
   std::unique_ptr<std::atomic<bool>[]> claimed_;  // of units that are not early
   std::unique_ptr<std::atomic<bool>[]> copied_;
   std::atomic<std::size_t> next_{0};
   std::atomic<std::size_t> next_early_{0};
   std::atomic<std::size_t> left_;
-  std::atomic<std::size_t> early_left_{0};
+  std::atomic<std::size_t> early_left_;
   std::atomic<bool> scanning_{false};
   std::size_t front_ = 0;        // guarded by scanning_
   std::uint64_t published_ = 0;  // guarded by scanning_

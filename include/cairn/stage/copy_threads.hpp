@@ -57,7 +57,8 @@ class copy_threads {
     // Without overlap the caller is one of the threads.
     const int helpers = overlapped ? threads_ : threads_ - 1;
     auto& filled = *fill;
-    auto job = std::make_shared<copy_job>(std::move(fill), helpers, limit_);
+    auto units = units_of(fill->shared_layout(), overlapped);
+    auto job = std::make_shared<copy_job>(std::move(fill), std::move(units), helpers, limit_);
     // Threads that wake up compete with training for its processor: the little that training waits for is
     // copied before that.
     if (overlapped && job->early_units() <= 1) job->work(state_->hash, true);
@@ -130,6 +131,16 @@ class copy_threads {
     }
   };
 
+  /// Cut once for all saves of a layout that follow each other.
+  [[nodiscard]] std::shared_ptr<const copy_units> units_of(const std::shared_ptr<const image_layout>& layout,
+                                                           bool early_first) {
+    if (cut_ == nullptr || cut_layout_ != layout || cut_early_first_ != early_first) {
+      cut_ = std::make_shared<const copy_units>(*layout, early_first);
+      cut_layout_ = layout;
+      cut_early_first_ = early_first;
+    }
+    return cut_;
+  }
   void start(const std::shared_ptr<copy_job>& job, int helpers, bool needed) {
     std::unique_lock lock(state_->mutex);
     if (state_->workers.size() < static_cast<std::size_t>(helpers)) {
@@ -158,6 +169,9 @@ class copy_threads {
   int threads_;
   std::shared_ptr<pace> limit_;
   thread_settings settings_;
+  std::shared_ptr<const image_layout> cut_layout_;
+  std::shared_ptr<const copy_units> cut_;
+  bool cut_early_first_ = false;
   ::pid_t process_ = ::getpid();
 };
 

@@ -22,8 +22,8 @@ namespace detail {
 /// An image that stays in training memory, but for its early items.
 class unstaged_image final : public image_backing {
  public:
-  unstaged_image(std::shared_ptr<const image_layout> layout, std::vector<item_source> sources)
-      : layout_(std::move(layout)), sources_(std::move(sources)) {
+  unstaged_image(std::shared_ptr<const image_layout> layout, const source_table& sources)
+      : layout_(std::move(layout)), sources_(sources) {
     std::uint64_t early_bytes = 0;
     for (const auto& place : layout_->items) early_bytes += place.early ? place.bytes : 0;
     try {
@@ -78,11 +78,11 @@ class no_staging {
 
   /// See Stager. @throws usage_error where sources do not fit or are not readable by the host, storage_error
   /// (storage_out_of_memory).
-  [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout,
-                                   std::vector<item_source> sources, stage_options, deadline) {
+  [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout, const source_table& sources,
+                                   stage_options, deadline) {
     check_sources(*layout, sources);
     for (const auto& source : sources) check_host_readable(source);
-    auto image = std::make_shared<detail::unstaged_image>(layout, std::move(sources));
+    auto image = std::make_shared<detail::unstaged_image>(layout, sources);
     return {std::move(layout), image->control(), {}, image->digests(), false, image};
   }
   void prepare(const image_layout&, deadline) noexcept {}

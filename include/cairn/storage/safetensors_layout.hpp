@@ -94,8 +94,7 @@ namespace detail {
       at.first_block = image.blocks;
       at.key = key_of(key, item.box);
       at.early = detail::copied_early(item, bytes);
-      at.name = item.name;
-      image.items.push_back(std::move(at));
+      image.items.push_back(at);
       image.blocks += block_count(bytes);
 
       safetensors_entry entry;

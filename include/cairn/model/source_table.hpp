@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/plan.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// The memory of all items of a plan at one save: a source for each, at its index. Immutable; copies share
+/// it, so that saves between which no memory moved are given the same one. Becomes a vector of its own where
+/// one is asked for, in O(items).
+class source_table {
+ public:
+  source_table() = default;
+  /// `plan`: whose items these are the sources of; null where errors need no names.
+  source_table(std::vector<item_source> sources, std::shared_ptr<const save_plan> plan = nullptr)
+      : sources_(std::make_shared<const std::vector<item_source>>(std::move(sources))),
+        first_(sources_->data()),
+        size_(sources_->size()),
+        plan_(std::move(plan)) {}
+  source_table(std::initializer_list<item_source> sources)
+      : source_table(std::vector<item_source>(sources)) {}
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] const item_source* data() const noexcept { return first_; }
+  [[nodiscard]] const item_source* begin() const noexcept { return first_; }
+  [[nodiscard]] const item_source* end() const noexcept { return first_ + size_; }
+  /// @pre item is below size()
+  [[nodiscard]] const item_source& operator[](std::size_t item) const noexcept { return first_[item]; }
+  [[nodiscard]] operator std::vector<item_source>() const { return {begin(), end()}; }
+
+  /// The name of an item, for errors; may be empty.
+  [[nodiscard]] std::string_view name(std::size_t item) const noexcept {
+    return plan_ != nullptr && item < plan_->items.size() ? std::string_view(plan_->items[item].name)
+                                                          : std::string_view();
+  }
+  /// Whether both are copies of one. O(1).
+  friend bool operator==(const source_table& a, const source_table& b) noexcept {
+    return a.sources_ == b.sources_;
+  }
+
+ private:
+  std::shared_ptr<const std::vector<item_source>> sources_;
+  const item_source* first_ = nullptr;
+  std::size_t size_ = 0;
+  std::shared_ptr<const save_plan> plan_;
+};
+
+}  // namespace v1
+}  // namespace cairn
