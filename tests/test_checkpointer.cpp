@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -772,6 +773,104 @@ TEST_CASE("before_update of an item waits for that item; a save is confirmed whe
   any.before_update("layer0.weight");
   any.close();
   CHECK(fourth.committed());
+}
+
+TEST_CASE("small tensors are copied by save(), but of many of them the smallest only") {
+  cairn::memory_store store;
+  auto options = quiet;
+  struct memory {
+    struct group {
+      std::string name;
+      std::vector<std::vector<float>> tensors;
+      void fill(float with) {
+        for (auto& t : tensors) std::fill(t.begin(), t.end(), with);
+      }
+    };
+    // By falling size: 240,000, 40,000 and 16,000 bytes.
+    std::vector<group> groups{{"big", std::vector(4, std::vector<float>(15'000))},
+                              {"medium", std::vector(4, std::vector<float>(2'500))},
+                              {"bias", std::vector(4, std::vector<float>(1'000))}};
+    group always{"always", std::vector(2, std::vector<float>(15'000))};
+    double rate = 0;
+    cairn::state_dict state;
+    memory() {
+      for (auto& g : groups)
+        for (std::size_t i = 0; i < g.tensors.size(); ++i)
+          state.tensor(g.name + std::to_string(i), g.tensors[i], {g.tensors[i].size()});
+      state.tensor("running", always.tensors[0], {15'000}, cairn::copy_now);
+      state.tensor("generator", always.tensors[1], {15'000}, cairn::per_rank);
+      state.value("rate", rate);
+    }
+    void fill(float with) {
+      for (auto& g : groups) g.fill(with);
+      always.fill(with);
+      rate = with;
+    }
+    [[nodiscard]] bool is(float value) const {
+      const auto all = [&](const group& g) {
+        return std::all_of(g.tensors.begin(), g.tensors.end(), [&](const auto& t) {
+          return std::all_of(t.begin(), t.end(), [&](float f) { return f == value; });
+        });
+      };
+      return std::all_of(groups.begin(), groups.end(), all) && all(always) && rate == value;
+    }
+  };
+  SUBCASE("what is beyond the bound is waited for like large tensors") {
+    memory t, loaded;
+    const std::array<std::uint64_t, 4> bounds{296'000, 56'000, 16'000, 15'999};
+    std::int64_t step = 0;
+    for (std::size_t late = 0; late < bounds.size(); ++late) {  // so many of the groups
+      CAPTURE(late);
+      options.small_tensor_bytes = bounds[late];
+      cairn::checkpointer ckpt{store, cairn::overlapped{}, options};
+      t.fill(1);
+      auto first = ckpt.save(t.state, ++step);
+      ckpt.before_update("running", "generator");
+      for (std::size_t g = 0; g + 1 < late; ++g) ckpt.before_update(t.groups[g].name + "*");
+      auto second = ckpt.save(t.state, ++step);  // was all of the first one waited for?
+      CHECK(first.committed() == (late == 0));
+      if (late != 0) {
+        REQUIRE(first.failed());
+        CHECK(id_of(first.failure()) == cairn::error_id::usage_before_update_missing);
+        if (late != 1) CHECK(fields_of(first.failure()).item == t.groups[late - 1].name + "0");
+      }
+      for (auto g = late; g < t.groups.size(); ++g) t.groups[g].fill(2);
+      t.always.fill(2);
+      t.rate = 2;
+      ckpt.before_update("running");
+      for (std::size_t g = 0; g < late; ++g) {
+        ckpt.before_update(t.groups[g].name + "*");
+        t.groups[g].fill(2);
+      }
+      auto third = ckpt.save(t.state, ++step);
+      CHECK(second.committed());
+      ckpt.before_update();
+      third.wait();
+      loaded.fill(0);
+      ckpt.load(loaded.state, step - 1);
+      CHECK(loaded.is(1));
+      ckpt.load(loaded.state, step);
+      CHECK(loaded.is(2));
+    }
+  }
+  SUBCASE("what is beyond the bound is not copied by save()") {
+    for (const bool bounded : {false, true}) {
+      std::vector<std::vector<float>> many(50, std::vector<float>(15'000, 1.0f));  // 3 MB
+      cairn::state_dict state;
+      for (std::size_t i = 0; i < many.size(); ++i) state.tensor(std::to_string(i), many[i], {15'000});
+      if (bounded) options.small_tensor_bytes = 2'999'999;
+      cairn::checkpointer ckpt{store, cairn::overlapped{}, stopping_stager(std::make_shared<stopped_clock>()),
+                               options};
+      ckpt.save(state, bounded);
+      many.back()[0] = 2.0f;  // not allowed, but it tells what was not copied: all but the first MiB
+      ckpt.before_update();
+      many.back()[0] = 0.0f;
+      ckpt.close();
+      ckpt = cairn::checkpointer{store, cairn::overlapped{}, cairn::heap_stager{}, quiet};
+      ckpt.load(state, bounded);
+      CHECK(many.back()[0] == (bounded ? 2.0f : 1.0f));
+    }
+  }
 }
 
 TEST_CASE("a limit of copying holds while training goes on, and ends where training waits") {

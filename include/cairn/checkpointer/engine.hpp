@@ -8,6 +8,7 @@
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/overlap_gate.hpp>
 #include <cairn/checkpointer/predecessors.hpp>
+#include <cairn/checkpointer/small_tensors.hpp>
 #include <cairn/checkpointer/store_probe.hpp>
 #include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/stager.hpp>
@@ -382,8 +383,10 @@ class engine {
     const auto& bytes_sizes = planned.sources->bytes_sizes();
     if (planned.layout != nullptr && planned.bytes_sizes == bytes_sizes) return planned.layout;
     cached_plan renewed = planned;
-    renewed.layout = std::make_shared<const image_layout>(background_->writer()->layout(
-        *planned.plan, planned.sources->stored_sizes(*planned.plan), group_.rank()));
+    auto layout = background_->writer()->layout(*planned.plan, planned.sources->stored_sizes(*planned.plan),
+                                                group_.rank());
+    bound_small_tensors(layout, *planned.plan, options_.small_tensor_bytes);
+    renewed.layout = std::make_shared<const image_layout>(std::move(layout));
     renewed.bytes_sizes = bytes_sizes;
     return cache_.put(key_of_plan(state), std::move(renewed))->layout;
   }

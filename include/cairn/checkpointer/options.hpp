@@ -45,6 +45,10 @@ struct checkpointer_options {
   /// Digests are computed by the writer, off the training thread's path, instead of in the same pass as the
   /// copy.
   bool checksum_in_writer = false;
+  /// Of an overlapped save: tensors below 64 KiB are copied before save() returns, but at most so many bytes
+  /// of them on each rank. Where there are more, only those below 32 KiB are, or below 16 KiB, and so on; the
+  /// others are copied like large ones. 0: none. Values, bytes, per-rank items and copy_now do not count.
+  std::uint64_t small_tensor_bytes = std::uint64_t{16} << 20;
   /// resume() waits so long for saves of an earlier run whose processes still live, such as the worker of a
   /// trainer that was killed, but at most for half of peer_patience; then it ends them for good. 0: at once.
   std::chrono::nanoseconds predecessor_patience = std::chrono::seconds(30);

@@ -28,7 +28,8 @@ struct space_needed {
 ///
 /// On every rank, in this order, for one save:
 /// 1. `layout(plan, item_bytes, rank)`: the image; `item_bytes[i]` is the stored size of plan item i at this
-/// save. Pure: depends on its arguments and fingerprint() only.
+/// save. Pure: depends on its arguments and fingerprint() only. Of many small tensors that it calls early,
+/// the checkpointer lets some be copied late.
 /// 2. `write(context, image, deadline)`: takes the image's bytes as they become available, makes data durable
 /// under names of this attempt, then waits until the
 ///    image is released, then publishes the record. Calls image.read_completely() when it needs the bytes no

@@ -13,7 +13,8 @@ inline namespace v1 {
 
 /// Segments of an image begin at multiples of this, in bytes: what direct I/O and devices want.
 inline constexpr std::uint64_t image_alignment = 4096;
-/// Items smaller than this are copied before save() returns, also when it is overlapped.
+/// Items smaller than this are copied before save() returns, also when it is overlapped; of tensors, as many
+/// as checkpointer_options::small_tensor_bytes allows.
 inline constexpr std::uint64_t always_copied_below = 64 * 1024;
 
 /// One run of an image that becomes one file, byte for byte.

@@ -26,8 +26,8 @@ struct item_flags {
   friend bool operator==(const item_flags&, const item_flags&) = default;
 };
 
-/// A large tensor that forward or backward changes (running statistics): copied before save() returns, also
-/// when overlapped.
+/// A tensor that forward or backward changes (running statistics): copied before save() returns, also when
+/// overlapped, and whatever its size.
 struct copy_now_t {};
 inline constexpr copy_now_t copy_now{};
 /// One for each rank: saved by every rank, never deduplicated; rank r reads back item r.

@@ -14,7 +14,7 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Where the items of one plan lie, from save to save. What a planner resolves by binding (see
+/// Where the items of a plan lie, from save to save. What a planner resolves by binding (see
 /// resolves_by_binding) is kept as long as the state's entries are bound to the same memory: then only
 /// containers are asked for their address and size, and only what moved is resolved anew. One thread at a
 /// time.
@@ -25,13 +25,14 @@ class bound_sources {
   template <SavePlanner Planner>
   void follow(Planner& planner, const state_dict& state, const std::shared_ptr<const save_plan>& plan) {
     auto bindings = state.bindings();
-    const bool same = resolves_by_binding<Planner> && bindings == bindings_;
+    const bool same = resolves_by_binding<Planner> && bindings == bindings_ && plan == plan_;
     bindings_ = nullptr;  // where anything throws, nothing that was kept counts
     if (same)
       resolve_moved(planner, state, plan);
     else
       resolve_all(planner, state, plan);
     bindings_ = std::move(bindings);
+    plan_ = plan;
   }
 
   [[nodiscard]] const source_table& sources() const noexcept { return sources_; }
@@ -101,6 +102,7 @@ class bound_sources {
   }
 
   std::shared_ptr<const void> bindings_;  // of the state; null: nothing is known
+  std::shared_ptr<const save_plan> plan_;
   source_table sources_;
   std::vector<watched> watched_;
   std::vector<std::uint64_t> bytes_sizes_;
