@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/list_view.hpp>
 #include <cairn/model/plan.hpp>
 
 #include <cstddef>
@@ -34,6 +35,7 @@ class source_table {
   [[nodiscard]] const item_source* end() const noexcept { return first_ + size_; }
   /// @pre item is below size()
   [[nodiscard]] const item_source& operator[](std::size_t item) const noexcept { return first_[item]; }
+  [[nodiscard]] operator detail::list_view<const item_source>() const noexcept { return {first_, size_}; }
   [[nodiscard]] operator std::vector<item_source>() const { return {begin(), end()}; }
 
   /// The name of an item, for errors; may be empty.
