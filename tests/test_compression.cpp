@@ -19,6 +19,7 @@
 #include <support/rounds.hpp>
 #include <support/scratch_directory.hpp>
 #include <support/storage_conformance.hpp>
+#include <support/stored_sample.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -50,49 +51,10 @@ struct compressed_in_memory {
 };
 TEST_CASE_TEMPLATE_INVOKE(storage_conformance, compressed_in_memory);
 
-/// A compressed checkpoint in memory whose objects can be replaced.
-struct stored {
-  cairn::memory_store objects;
-  memory_storage storage{objects, make_codec()};
-  sample_world saved{2, 1};
-  stored() {
-    auto writer = storage.writer();
-    world_save(writer, saved.states(), 4).run();
-  }
-  [[nodiscard]] std::vector<std::string> keys(std::string_view ending) {
-    std::vector<std::string> found;
-    for (const auto& o : objects.list(""))
-      if (o.key.ends_with(ending)) found.push_back(o.key);
-    return found;
-  }
-  [[nodiscard]] std::vector<std::byte> get(const std::string& key) {
-    return *objects.read_all(key, 1u << 30);
-  }
-  /// As another process finds the store: nothing of it is known yet.
-  [[nodiscard]] memory_storage afresh() { return memory_storage(objects, make_codec()); }
-  void put(const std::string& key, const std::vector<std::byte>& bytes) {
-    objects.remove(key);
-    objects.put_new(key, bytes);
-  }
-  told_failure load() {
-    return failure_of([&] {
-      auto reader = afresh().reader();
-      sample_world loaded(2, 9);
-      load_world(reader, 4, loaded.states());
-      if (!(loaded == saved)) throw std::runtime_error("wrong bytes were delivered");
-    });
-  }
-  told_failure verify() {
-    return failure_of([&] {
-      auto reader = afresh().reader();
-      auto opened = reader.open(4, reader.fetch(4));
-      (void)reader.verify(opened, soon());
-    });
-  }
+struct make_storage {
+  auto operator()(const cairn::memory_store& objects) const { return memory_storage(objects, make_codec()); }
 };
-bool is_corrupt(const told_failure& f) {
-  return f.id && cairn::kind_of(*f.id) == cairn::error_kind::corrupt;
-}
+using stored = stored_sample<make_storage>;
 
 TEST_CASE("files are compressed, have their own extension, and the manifest names the codec") {
   stored s;
@@ -105,7 +67,7 @@ TEST_CASE("files are compressed, have their own extension, and the manifest name
     CHECK(parsed->object.compressed);
     CHECK(cairn::object_key(parsed->step, parsed->object) == key);
   }
-  auto reader = s.storage.reader();
+  auto reader = s.afresh().reader();
   const auto bytes = reader.fetch(4);
   const auto opened = reader.open(4, bytes);
   for (const auto& item : opened.metadata().items) CHECK(item.codec == codec::id);

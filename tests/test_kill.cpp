@@ -7,6 +7,7 @@
 #include <cairn/cairn.hpp>
 
 #include "support/kill_points.hpp"
+#include "support/sanitized.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/still_threads.hpp"
 #include "support/training_state.hpp"
@@ -41,17 +42,7 @@ namespace fs = std::filesystem;
 using store = cairn::basic_file_store<watched_file_system<>>;
 
 // A fork of a sanitized process is slow: there, some of the points are enough.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr std::uint64_t thinned = 4;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-constexpr std::uint64_t thinned = 4;
-#else
-constexpr std::uint64_t thinned = 1;
-#endif
-#else
-constexpr std::uint64_t thinned = 1;
-#endif
+constexpr std::uint64_t thinned = CAIRN_TEST_ADDRESS_SANITIZED ? 4 : 1;
 
 constexpr cairn::file_store_options small_requests{.write_bytes = 64u << 10};
 constexpr training_sizes sizes{.weights = 40'000};

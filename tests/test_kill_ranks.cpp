@@ -17,6 +17,7 @@
 #include "support/figures.hpp"
 #include "support/killed_runs.hpp"
 #include "support/rounds.hpp"
+#include "support/sanitized.hpp"
 #include "support/scratch_directory.hpp"
 
 #include <algorithm>
@@ -38,17 +39,7 @@ using namespace cairn_test;
 namespace fs = std::filesystem;
 
 // A fork of a sanitized process is slow: there, some of the cases are enough.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr std::uint64_t thinned = 8;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-constexpr std::uint64_t thinned = 8;
-#else
-constexpr std::uint64_t thinned = 1;
-#endif
-#else
-constexpr std::uint64_t thinned = 1;
-#endif
+constexpr std::uint64_t thinned = CAIRN_TEST_ADDRESS_SANITIZED ? 8 : 1;
 
 constexpr int worlds[] = {1, 2, 4};
 

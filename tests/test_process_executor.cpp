@@ -15,6 +15,7 @@
 #include "support/kill_points.hpp"
 #include "support/memory_group.hpp"
 #include "support/rounds.hpp"
+#include "support/sanitized.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/scripted_store.hpp"
 #include "support/stager_conformance.hpp"
@@ -56,13 +57,7 @@ namespace {
 using cairn_test::scratch_directory;
 using cairn_test::scripted_store;
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool under_tsan = true;
-#elif defined(__has_feature)
-constexpr bool under_tsan = __has_feature(thread_sanitizer);
-#else
-constexpr bool under_tsan = false;
-#endif
+constexpr bool under_tsan = CAIRN_TEST_THREAD_SANITIZED;
 /// Of cases that ThreadSanitizer is not for: they fork beside threads, kill, or take long there.
 const doctest::skip not_threaded(under_tsan);
 

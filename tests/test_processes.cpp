@@ -14,6 +14,7 @@
 #include <support/communicator_conformance.hpp>
 #include <support/process_ranks.hpp>
 #include <support/rounds.hpp>
+#include <support/sanitized.hpp>
 #include <support/scratch_directory.hpp>
 #include <support/training_state.hpp>
 
@@ -85,16 +86,8 @@ struct shared_thread_env {
   }
 };
 
-#if defined(__SANITIZE_ADDRESS__)
-#define CAIRN_TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define CAIRN_TEST_SANITIZED 1
-#endif
-#endif
-
 /// Bytes that the program has allocated and not freed.
-#if defined(CAIRN_TEST_SANITIZED)
+#if CAIRN_TEST_ADDRESS_SANITIZED
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // NOLINT
 std::size_t heap_bytes() {
   return __sanitizer_get_current_allocated_bytes();

@@ -12,12 +12,12 @@ import contextlib
 import hashlib
 import http.client
 import os
-import re
 import socket
-import subprocess
 import sys
 import time
 import zlib
+
+from python.scripted_server import ScriptedServer
 
 try:
     import boto3
@@ -48,34 +48,16 @@ _resolve = socket.getaddrinfo
 socket.getaddrinfo = lambda host, *rest, **more: _resolve("127.0.0.1" if str(host).endswith("localhost") else host, *rest, **more)
 
 
-class Server:
-    """The helper, told what to do by its standard input."""
-
+class Server(ScriptedServer):
     def __init__(self, *options):
-        self.process = subprocess.Popen([SERVER, "--commands", "--min-part=1024", *options], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True)
-        self.port = int(re.fullmatch(r"listening on 127\.0\.0\.1:(\d+)\n", self.process.stdout.readline()).group(1))
+        super().__init__(SERVER, "--min-part=1024", *options)
         self.endpoint = f"http://127.0.0.1:{self.port}"
-
-    def tell(self, command):
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        lines = []
-        while (line := self.process.stdout.readline()) != ".\n":
-            assert line, "the server has ended"
-            lines.append(line.rstrip("\n"))
-        assert not any(line.startswith("error: ") for line in lines), lines
-        return lines
 
     def client(self, access=ACCESS, secret=SECRET, token=None, region="us-east-1", style="path", retries=0, endpoint=None, **more):
         return boto3.client("s3", endpoint_url=endpoint or self.endpoint, aws_access_key_id=access, aws_secret_access_key=secret,
                             aws_session_token=token, region_name=region,
                             config=botocore.config.Config(signature_version="s3v4", s3={"addressing_style": style}, read_timeout=60,
                                                           retries={"total_max_attempts": retries + 1}, **more))
-
-    def close(self):
-        self.process.stdin.close()
-        assert self.process.wait(timeout=60) == 0
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@
 #include "support/scratch_directory.hpp"
 #include "support/storage_archetype.hpp"
 #include "support/storage_conformance.hpp"
+#include "support/stored_sample.hpp"
 
 #include <doctest/doctest.h>
 
@@ -63,47 +64,12 @@ static_assert(cairn::StorageWriter<real_writer> && cairn::StorageReader<real_rea
 static_assert(!cairn::StorageWriter<write_gives_nothing> && !cairn::StorageWriter<abort_may_throw>);
 static_assert(!cairn::StorageReader<list_gives_ints> && !cairn::StorageReader<fetch_may_give_none>);
 
-/// A checkpoint in memory whose objects can be replaced.
-struct stored {
-  cairn::memory_store objects;
-  cairn::safetensors_storage<cairn::memory_store> storage{objects};
-  sample_world saved{2, 1};
-  stored() {
-    auto writer = storage.writer();
-    world_save(writer, saved.states(), 4).run();
-  }
-  [[nodiscard]] std::vector<std::string> keys(std::string_view ending) {
-    std::vector<std::string> found;
-    for (const auto& o : objects.list(""))
-      if (o.key.ends_with(ending)) found.push_back(o.key);
-    return found;
-  }
-  [[nodiscard]] std::vector<std::byte> get(const std::string& key) {
-    return *objects.read_all(key, 1u << 30);
-  }
-  void put(const std::string& key, const std::vector<std::byte>& bytes) {
-    objects.remove(key);
-    objects.put_new(key, bytes);
-  }
-  told_failure load() {
-    return failure_of([&] {
-      auto reader = storage.reader();
-      sample_world loaded(2, 9);
-      load_world(reader, 4, loaded.states());
-      if (!(loaded == saved)) throw std::runtime_error("wrong bytes were delivered");
-    });
-  }
-  told_failure verify() {
-    return failure_of([&] {
-      auto reader = storage.reader();
-      auto opened = reader.open(4, reader.fetch(4));
-      (void)reader.verify(opened, soon());
-    });
+struct make_storage {
+  auto operator()(const cairn::memory_store& objects) const {
+    return cairn::safetensors_storage<cairn::memory_store>(objects);
   }
 };
-bool is_corrupt(const told_failure& f) {
-  return f.id && cairn::kind_of(*f.id) == cairn::error_kind::corrupt;
-}
+using stored = stored_sample<make_storage>;
 
 TEST_CASE("every flipped bit of data is found, by verification and by the load that reads it") {
   stored s;
@@ -153,7 +119,7 @@ TEST_CASE("every flipped bit of the manifest is found, and of records") {
   stored s;
   const auto manifest = s.keys("manifest.cairn").at(0);
   const auto good = s.get(manifest);
-  auto reader = s.storage.reader();
+  auto reader = s.afresh().reader();
   for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
     auto bad = good;
     bad[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
@@ -197,7 +163,7 @@ TEST_CASE("missing, cut, longer and exchanged files are told apart") {
   SUBCASE("another file of the same size") {
     stored other;
     sample_world state(2, 2);
-    auto writer = other.storage.writer();
+    auto writer = other.afresh().writer();
     world_save(writer, state.states(), 5).run();
     auto bytes = other.get(other.keys(".safetensors").back());
     bytes.resize(good.size());
@@ -207,7 +173,7 @@ TEST_CASE("missing, cut, longer and exchanged files are told apart") {
   SUBCASE("the manifest of another step") {
     const auto key = s.keys("manifest.cairn").at(0);
     s.objects.put_new(cairn::manifest_key(6), s.get(key));
-    auto reader = s.storage.reader();
+    auto reader = s.afresh().reader();
     CHECK(failure_of([&] { (void)reader.open(6, reader.fetch(6)); }).id == error_id::corrupt_identity);
   }
   SUBCASE("the record of the other rank") {

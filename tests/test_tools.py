@@ -25,6 +25,8 @@ import numpy
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from python.scripted_server import ScriptedServer
+
 TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, SERVER = (os.path.abspath(path) for path in sys.argv[1:8])
 TEXT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "LICENSE")
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--text", TEXT]
@@ -78,30 +80,13 @@ def evaluated(url):
     return held_out(run(EVALUATE, url, "--text", TEXT))
 
 
-class Server:
-    """The scripted S3 server."""
-
+class Server(ScriptedServer):
     def __init__(self):
-        self.process = subprocess.Popen([SERVER, "--commands", "--region=us-east-1"], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True)
-        port = re.fullmatch(r"listening on 127\.0\.0\.1:(\d+)\n", self.process.stdout.readline()).group(1)
-        self.query = f"?endpoint=http://127.0.0.1:{port}&region=us-east-1"
+        super().__init__(SERVER, "--region=us-east-1")
+        self.query = f"?endpoint=http://127.0.0.1:{self.port}&region=us-east-1"
 
     def url(self, prefix):
         return f"s3://bucket/{prefix}{self.query}"
-
-    def tell(self, command):
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        lines = []
-        while (line := self.process.stdout.readline()) != ".\n":
-            assert line, "the server has ended"
-            lines.append(line.rstrip("\n"))
-        return lines
-
-    def close(self):
-        self.process.stdin.close()
-        assert self.process.wait(60) == 0
 
 
 def files_of(directory):

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/error.hpp>
+#include <cairn/stores/memory_store.hpp>
+
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <support/saved_world.hpp>
+#include <support/storage_conformance.hpp>
+#include <vector>
+
+namespace cairn_test {
+
+/// A checkpoint of two ranks, step 4, in memory, whose objects can be replaced. `Make{}(memory_store)` gives
+/// the storage.
+template <class Make>
+struct stored_sample {
+  cairn::memory_store objects;
+  sample_world saved{2, 1};
+
+  stored_sample() {
+    auto storage = afresh();
+    auto writer = storage.writer();
+    world_save(writer, saved.states(), 4).run();
+  }
+  /// As another process finds the store: nothing of it is known yet.
+  [[nodiscard]] auto afresh() { return Make{}(objects); }
+  [[nodiscard]] std::vector<std::string> keys(std::string_view ending) {
+    std::vector<std::string> found;
+    for (const auto& o : objects.list(""))
+      if (o.key.ends_with(ending)) found.push_back(o.key);
+    return found;
+  }
+  [[nodiscard]] std::vector<std::byte> get(const std::string& key) {
+    return *objects.read_all(key, 1u << 30);
+  }
+  void put(const std::string& key, const std::vector<std::byte>& bytes) {
+    objects.remove(key);
+    objects.put_new(key, bytes);
+  }
+  told_failure load() {
+    return failure_of([&] {
+      auto reader = afresh().reader();
+      sample_world loaded(2, 9);
+      load_world(reader, 4, loaded.states());
+      if (!(loaded == saved)) throw std::runtime_error("wrong bytes were delivered");
+    });
+  }
+  told_failure verify() {
+    return failure_of([&] {
+      auto reader = afresh().reader();
+      auto opened = reader.open(4, reader.fetch(4));
+      (void)reader.verify(opened, soon());
+    });
+  }
+};
+inline bool is_corrupt(const told_failure& f) {
+  return f.id && cairn::kind_of(*f.id) == cairn::error_kind::corrupt;
+}
+
+}  // namespace cairn_test
