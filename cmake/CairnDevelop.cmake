@@ -23,6 +23,15 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   endif()
 endif()
 
+# Links a program in a quarter of the time, and no cache keeps what is linked.
+if(PROJECT_IS_TOP_LEVEL AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  include(CheckLinkerFlag)
+  check_linker_flag(CXX "-fuse-ld=lld" CAIRN_LLD_LINKS)
+  if(CAIRN_LLD_LINKS)
+    add_link_options("$<$<LINK_LANGUAGE:CXX>:-fuse-ld=lld>")
+  endif()
+endif()
+
 # Programs in CUDA C++ take minutes to compile, and need a GPU to run: `bash tests/gpu.sh` builds them as well.
 option(CAIRN_BUILD_CUDA_PROGRAMS "Build the examples and benchmarks for GPUs with nvcc" OFF)
 if(CAIRN_BUILD_CUDA_PROGRAMS)
