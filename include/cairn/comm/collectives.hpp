@@ -2,6 +2,8 @@
 #pragma once
 #include <cairn/comm/collective_frame.hpp>
 #include <cairn/comm/collective_pieces.hpp>
+#include <cairn/comm/contribution.hpp>
+#include <cairn/comm/tree_patience.hpp>
 #include <cairn/model/list_view.hpp>
 
 #include <bit>
@@ -12,33 +14,6 @@
 
 namespace cairn {
 inline namespace v1 {
-
-/// What a rank brings to a collective: bytes, or the exception that kept it from having any. A rank that
-/// failed brings its failure instead of staying away, so that the others learn it at once.
-class contribution {
- public:
-  contribution() = default;
-  contribution(std::vector<std::byte> bytes) noexcept : bytes_(std::move(bytes)) {}
-  contribution(std::exception_ptr failure) noexcept : failure_(std::move(failure)) {}
-
-  /// What `make()` returns, or what it throws.
-  template <class Make>
-    requires std::is_invocable_r_v<std::vector<std::byte>, Make&>
-  [[nodiscard]] static contribution from(Make&& make) noexcept {
-    try {
-      return contribution(make());
-    } catch (...) {
-      return contribution(std::current_exception());
-    }
-  }
-
-  [[nodiscard]] const std::exception_ptr& failure() const noexcept { return failure_; }
-  [[nodiscard]] std::vector<std::byte>& bytes() noexcept { return bytes_; }
-
- private:
-  std::vector<std::byte> bytes_;
-  std::exception_ptr failure_;
-};
 
 /// The collectives, written once above any Communicator.
 ///
@@ -178,33 +153,6 @@ class collectives {
     int rank;
     int count;
     int height;
-  };
-
-  /// How long a call waits, longer the nearer to its end: who is nearer to an absent rank gives up first and
-  /// has a step of time to say so before the next one gives up.
-  struct patience {
-    patience(deadline until, int ranks) : last(until) {
-      const auto left = until.left();
-      if (left == std::chrono::nanoseconds::max()) return;
-      const auto grace =
-          std::chrono::seconds(1) + std::min<std::chrono::nanoseconds>(left / 10, std::chrono::seconds(5));
-      levels = static_cast<int>(std::bit_width(static_cast<unsigned>(ranks - 1)));
-      one = grace / (2 * levels + 1);
-      before_word = std::min<std::chrono::nanoseconds>(left / 8, std::chrono::seconds(1));
-    }
-    [[nodiscard]] bool ends() const noexcept { return one.count() != 0; }
-    [[nodiscard]] deadline after(int steps) const noexcept {
-      constexpr auto never = deadline::clock::time_point::max();
-      const auto when = last.time_point();
-      return deadline::at(when > never - one * steps ? never : when + one * steps);
-    }
-    [[nodiscard]] deadline up(int height) const noexcept { return after(height); }
-    [[nodiscard]] deadline down(int depth) const noexcept { return after(levels + depth); }
-
-    deadline last;
-    std::chrono::nanoseconds one{0};
-    std::chrono::nanoseconds before_word{0};  ///< a wait longer than this is told to the parent
-    int levels = 1;
   };
 
   /// Only the root brings bytes.
@@ -355,7 +303,7 @@ class collectives {
       children.push_back({self + (1 << height), std::min(1 << height, ranks - self - (1 << height)), height});
     const int parent = self == 0 ? -1 : self & (self - 1);
     const int depth = std::popcount(static_cast<unsigned>(self));
-    const patience wait(until, ranks);
+    const detail::tree_patience wait(until, ranks);
     const auto word = wait.ends() ? deadline::in(wait.before_word) : deadline::never();
 
     detail::outcome mine;

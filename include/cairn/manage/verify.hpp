@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/manage/verify_report.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
@@ -19,7 +20,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,50 +32,6 @@
 
 namespace cairn {
 inline namespace v1 {
-
-/// Something of a checkpoint that is not what was written, or cannot be read.
-struct damage {
-  std::string what;       ///< a sentence
-  std::string item = {};  ///< the item that is lost with it; empty: none, or what it tells is lost
-  std::string file = {};  ///< key of the object
-  std::int64_t offset =
-      -1;                   ///< in the file, as a safetensors file, of the first byte of `bytes`; -1: unknown
-  std::uint64_t bytes = 0;  ///< in which the damage lies: whole blocks
-  std::int32_t rank = -1;   ///< whose part it is
-  bool unreadable = false;  ///< an I/O error or a permission: nothing is known about the bytes
-};
-
-/// "item wte, file step-00000100/rank-....safetensors, offset 4096, 1048576 bytes: a block is damaged"
-[[nodiscard]] inline std::string to_string(const damage& d) {
-  std::string text;
-  const auto add = [&](const std::string& part) { text.append(text.empty() ? "" : ", ").append(part); };
-  if (!d.item.empty()) add("item " + d.item);
-  if (!d.file.empty()) add("file " + d.file);
-  if (d.offset >= 0) add("offset " + std::to_string(d.offset));
-  if (d.bytes != 0) add(std::to_string(d.bytes) + " bytes");
-  return text + (text.empty() ? "" : ": ") + d.what;
-}
-
-struct verify_options {
-  /// For buffers, about: what is read at a time by all threads together; at least 1 MiB is used. Records of
-  /// 256 ranks at a time and the manifest come on top; of compressed items, their encoded bytes.
-  std::uint64_t memory_bytes = std::uint64_t{128} << 20;
-  /// Gets everything that is found, in no particular order; called by one thread at a time.
-  std::function<void(const damage&)> found = {};
-  /// Gets how many bytes of how many were read; called by several threads at once, often.
-  std::function<void(std::uint64_t done, std::uint64_t all)> progress = {};
-  /// Asked before each read; true ends it early. Called by several threads at once.
-  std::function<bool()> stop = {};
-};
-
-struct verify_report {
-  std::uint64_t bytes = 0;       ///< read
-  std::uint64_t files = 0;       ///< data files and records
-  std::uint64_t damages = 0;     ///< found, and which were told
-  std::uint64_t unreadable = 0;  ///< of these
-  bool complete = true;          ///< false: `stop` said so
-  [[nodiscard]] bool good() const noexcept { return complete && damages == 0; }
-};
 
 namespace detail {
 

@@ -2,28 +2,23 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/device_access.hpp>
-#include <cairn/model/cast.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
-#include <cairn/model/extents.hpp>
-#include <cairn/model/item.hpp>
 #include <cairn/model/large_buffer.hpp>
 #include <cairn/model/list_view.hpp>
 #include <cairn/model/streaming_copy.hpp>
-#include <cairn/model/tensor_view.hpp>
-#include <cairn/storage/byte_box.hpp>
 #include <cairn/storage/corrupt.hpp>
+#include <cairn/storage/load_delivery.hpp>
+#include <cairn/storage/load_work.hpp>
 #include <cairn/storage/parallel.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,185 +28,6 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// Where a part of a stored item goes.
-struct load_want {
-  byte_box box{0};     ///< which bytes of the stored item
-  tensor_view target;  ///< as many elements, in the same order
-  cast_function cast = nullptr;
-  std::uint64_t from = 1;        ///< bytes of an element in the file, where there is a cast
-  std::uint64_t to = 1;          ///< and in memory
-  std::uint64_t target_run = 0;  ///< contiguous bytes of the target, from multiples of itself on
-  [[nodiscard]] bool on_device() const noexcept { return target.space == memory_space::device; }
-};
-/// A stored item of which something is wanted, or all of it without a destination.
-struct load_item {
-  std::uint32_t file = 0;
-  std::uint64_t offset = 0;  ///< in the file
-  std::uint64_t bytes = 0;
-  const std::uint64_t* digests = nullptr;  ///< of its blocks
-  std::string_view name;
-  std::size_t first_want = 0;
-  std::size_t wants = 0;  ///< 0: verify it all
-  // Where something is wanted:
-  item_kind kind = item_kind::tensor;
-  dtype type = dtype::u8;
-  bool per_rank = false;
-  chunk box;  ///< of the global tensor
-};
-/// A data file and what its rank's record says of it.
-struct load_file {
-  std::string key;
-  std::uint64_t bytes = 0;
-  std::int32_t rank = 0;
-  std::uint32_t index = 0;  ///< among the rank's files
-};
-struct load_work {
-  std::vector<load_file> files;
-  std::vector<load_item> items;  ///< by file, then offset
-  std::vector<load_want> wants;  ///< item after item
-};
-
-/// A wanted part with what is derived from its target; `devices`: what writes memory of devices, or null.
-/// @throws usage_error where the target does not fit.
-[[nodiscard]] inline load_want make_want(const byte_box& box, dtype stored, const tensor_view& target,
-                                         cast_function cast, std::string_view name, device_load* devices) {
-  load_want w{box, target, cast, 1, 1, 0};
-  if (cast != nullptr) {
-    w.from = bits_of(stored) / 8;
-    w.to = bits_of(target.type) / 8;
-  }
-  if (w.on_device()) {
-    if (devices == nullptr)
-      fail(error_id::usage_bad_option,
-           "the destination lies in device memory, which the CPU does not write: give the checkpointer a "
-           "stager that copies from devices (cuda::pinned_stager), or cuda::device_loads{}",
-           {.item = std::string(name)});
-    devices->check(target, name);
-  }
-  const bool casts_packed = cast != nullptr && (granule_of(stored) != 1 || granule_of(target.type) != 1);
-  if (casts_packed || w.from == 0 || box.bytes() / w.from * w.to != target.bytes())
-    fail(error_id::usage_size_changed,
-         "the destination of an item has another size than what is loaded into it",
-         {.item = std::string(name),
-          .expected = std::to_string(box.bytes()) + " bytes",
-          .got = std::to_string(target.bytes()) + " bytes"});
-  std::int64_t run = 1;
-  for (int d = target.shape.rank() - 1; d >= 0; --d) {
-    if (target.shape[d] != 1 && target.strides[static_cast<std::size_t>(d)] != run) break;
-    run *= target.shape[d];
-  }
-  w.target_run = bytes_of(target.type, run);
-  if (w.target_run == 0)
-    fail(error_id::usage_bad_shape, "a destination of a packed type must be contiguous",
-         {.item = std::string(name)});
-  return w;
-}
-
-/// A block of a stored item.
-struct block_place {
-  std::uint32_t item = 0;  ///< index in load_work::items
-  std::uint64_t block = 0;
-};
-
-/// Gives each run of the target, where bytes [first, last) of the wanted part go: give(to, from, bytes),
-/// where `from` counts the bytes of the wanted part that lie before.
-template <class Give>
-void for_each_target(const load_want& w, std::uint64_t first, std::uint64_t last, Give&& give) {
-  for_each_run(w.target, first / w.from * w.to, last / w.from * w.to,
-               [&](std::byte* to, std::uint64_t bytes, std::uint64_t at) {
-                 give(to, at / w.to * w.from, bytes / w.to * w.from);
-               });
-}
-inline void put(const load_want& w, std::byte* to, const std::byte* from, std::uint64_t bytes) {
-  if (w.cast != nullptr)
-    w.cast(from, to, static_cast<std::size_t>(bytes / w.from));
-  else
-    streaming_copy(to, from, bytes);
-}
-
-/// Gives what is wanted of a verified block, which begins at `begin` of the stored item, to its destination:
-/// put(to, from, bytes), bytes of the stored item.
-template <class Put>
-void deliver(const load_want& w, std::uint64_t begin, std::span<const std::byte> block, Put&& put_run) {
-  const auto first = w.box.before(begin);
-  const auto last = w.box.before(begin + block.size());
-  const auto run = w.box.run();
-  for_each_target(w, first, last, [&](std::byte* to, std::uint64_t packed, std::uint64_t left) {
-    while (left != 0) {
-      const auto length = std::min(left, run - packed % run);
-      put_run(to, block.data() + (w.box.position(packed) - begin), length);
-      to += length / w.from * w.to;
-      packed += length;
-      left -= length;
-    }
-  });
-}
-
-/// Gives bytes [first, first + bytes.size()) of a wanted part, which lie one after another, to their
-/// destination.
-template <class Put>
-void deliver_packed(const load_want& w, std::uint64_t first, std::span<const std::byte> bytes,
-                    Put&& put_run) {
-  for_each_target(w, first, first + bytes.size(),
-                  [&](std::byte* to, std::uint64_t packed, std::uint64_t length) {
-                    put_run(to, bytes.data() + (packed - first), length);
-                  });
-}
-/// For deliver() where the CPU writes the destination.
-[[nodiscard]] inline auto put_by_cpu(const load_want& w) noexcept {
-  return [&w](std::byte* to, const std::byte* from, std::uint64_t bytes) { put(w, to, from, bytes); };
-}
-
-/// What a cast needs of a device_load's buffer for so many bytes of the stored item.
-[[nodiscard]] inline std::uint64_t scratch_for(const load_want& w, std::uint64_t bytes) noexcept {
-  return w.on_device() && w.cast != nullptr && bytes != 0 ? bytes / w.from * w.to + 64 : 0;
-}
-/// For deliver() where a device holds the destination; what is given lies in `held`, and so does `scratch`,
-/// which has room for the casts. flush() comes last.
-class put_by_device {
- public:
-  put_by_device(held_buffer& held, const load_want& w, std::string_view item, std::byte* scratch)
-      : held_(held), want_(w), item_(item), scratch_(scratch) {
-    scratch_ += (64 - reinterpret_cast<std::uintptr_t>(scratch_) % 64) % 64;
-  }
-  void operator()(std::byte* to, const std::byte* from, std::uint64_t bytes) {
-    if (want_.cast != nullptr) {
-      const auto elements = bytes / want_.from;
-      want_.cast(from, scratch_, static_cast<std::size_t>(elements));
-      from = scratch_;
-      bytes = elements * want_.to;
-      scratch_ += bytes;
-    }
-    runs_.push_back({to, from, bytes});
-    if (runs_.size() == most_runs) flush();
-  }
-  void flush() {
-    if (!runs_.empty()) held_.put(want_.target.device, item_, runs_);
-    runs_.clear();
-  }
-
- private:
-  static constexpr std::size_t most_runs = 4096;
-  held_buffer& held_;
-  const load_want& want_;
-  std::string_view item_;
-  std::byte* scratch_;
-  std::vector<device_run> runs_;
-};
-
-/// Copies the bytes of a box that a block holds, which begins at `begin` of the stored item, one after
-/// another. How many: box.before(its end) - box.before(begin).
-inline void pack(const byte_box& box, std::uint64_t begin, std::span<const std::byte> block, std::byte* to) {
-  const auto last = box.before(begin + block.size());
-  const auto run = box.run();
-  for (auto packed = box.before(begin); packed < last;) {
-    const auto length = std::min(last - packed, run - packed % run);
-    std::memcpy(to, block.data() + (box.position(packed) - begin), static_cast<std::size_t>(length));
-    to += length;
-    packed += length;
-  }
-}
 
 /// Reads what is wanted, in whole blocks that are verified before anything is delivered from them. What goes
 /// to devices is read into buffers of a device_load, so that the next blocks are read while it is copied. A
