@@ -227,8 +227,8 @@ class checkpointer {
   /// rank. Collective: for decisions that all ranks must take at the same step, such as to save and stop.
   [[nodiscard]] bool any_rank(bool here) { return engine().any_rank(here); }
 
-  /// Waits for all saves of this rank and throws what failed in the last one. Afterwards only list of calls
-  /// that need nothing: destruction.
+  /// Waits for all saves of this rank and throws what failed in the last one. Afterwards calls are refused
+  /// (usage_closed), but for rank(), world_size(), before_update() and destruction.
   void close() { engine().close(); }
 
   [[nodiscard]] int rank() const { return engine_->rank(); }

@@ -123,14 +123,14 @@ class load_planning {
       });
     if (request_.strict && !required_.empty())
       fail_names(error_id::plan_missing_item,
-                 "items of the state are not in the checkpoint (flag them optional, or load with strict = "
-                 "false)",
+                 "items of the state are not in the checkpoint (flag them optional, or load with "
+                 "cairn::partial)",
                  required_, request_.rank);
     // With more ranks, what one of them does not know may be another's: the group decides from all reports.
     if (request_.strict && request_.world_size == 1 && !plan_.report.unexpected.empty())
       fail_names(error_id::plan_unexpected_item,
-                 "items of the checkpoint are not in the state (name what you want with only, or load with "
-                 "strict = false)",
+                 "items of the checkpoint are not in the state (load with cairn::partial or cairn::only to "
+                 "leave them out)",
                  plan_.report.unexpected, request_.rank);
     return std::move(plan_);
   }
