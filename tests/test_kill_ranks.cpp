@@ -86,8 +86,19 @@ class history {
 
   /// A run that is to be killed. False if it came to its end before.
   bool kill(run_order order) {
+    begin_to_kill(std::move(order));
+    return killed();
+  }
+  /// The two halves of kill(): the runs of several histories, each with a keeper of its own, wait for what is
+  /// gone at the same time.
+  void begin_to_kill(run_order order) {
     order.writers = writers_;
-    const auto end = keeper_.run(root_, order);
+    dying_ = std::move(order);
+    keeper_.start(root_, dying_);
+  }
+  bool killed() {
+    const auto& order = dying_;
+    const auto end = keeper_.finish();
     note(order, end);
     const bool lost_a_worker = keeper_.log().struck == blow::worker;
     bool whole = !end.struck || lost_a_worker;
@@ -103,24 +114,31 @@ class history {
     }
     return end.struck;
   }
-  /// The same, and while survivors are still there, another run begins and saves.
-  void kill_and_begin_again(run_order order, run_order next) {
-    order.writers = next.writers = writers_;
-    run_keeper second;
-    keeper_.start(root_, order);
+  /// begin_to_kill(), and while survivors are still there, another run begins and saves.
+  void begin_to_kill_and_begin_again(run_order order, run_order next) {
+    next.writers = writers_;
+    begin_to_kill(std::move(order));
     keeper_.wait_for_one();
-    const auto promised = std::max<std::int64_t>(promised_, keeper_.log().acknowledged);
-    const auto after = second.run(root_, next);
+    promised_beside_ = std::max<std::int64_t>(promised_, keeper_.log().acknowledged);
+    beside_ = std::move(next);
+    second_ = std::make_unique<run_keeper>();
+    second_->start(root_, beside_);
+  }
+  /// Its second half: waits for the other run, which waits for saves of the survivors, and for these.
+  void both_ended() {
+    const auto after = second_->finish();
     const auto before = keeper_.finish();
     auto writers = writers_;
-    note(order, before);
+    note(dying_, before);
     writers.swap(writers_);
-    note(second.log(), next, after);
+    note(second_->log(), beside_, after);
     for (const auto& [step, world] : writers) {
       const auto [at, first] = writers_.try_emplace(step, world);
       if (!first) at->second = std::min(at->second, world);
     }
-    if (second.log().rank[0].resumed < promised) wrong("the run beside the survivors resumed an older step");
+    if (second_->log().rank[0].resumed < promised_beside_)
+      wrong("the run beside the survivors resumed an older step");
+    second_.reset();
   }
   /// The next run, until a new checkpoint is committed. `until`: counted as the order's.
   void recover(run_order order) {
@@ -228,6 +246,11 @@ class history {
   std::vector<std::string> lines_;
   int ranks_killed_ = 0;
   bool while_resuming_ = false;
+  // Between the halves.
+  run_order dying_;
+  run_order beside_;
+  std::int64_t promised_beside_ = 0;
+  std::unique_ptr<run_keeper> second_;
 };
 
 /// Where an earlier run was stopped; see named_points().
@@ -532,60 +555,98 @@ TEST_CASE("ranks and workers that are killed while workers save lose nothing; ra
                                             {"seconds", static_cast<std::uint64_t>(seconds_since(begin))}});
 }
 
-TEST_CASE("ranks whose peer is killed end by the deadline with an error, and nothing is lost") {
+namespace {
+/// A history of its own, of those whose ranks wait for a dead one at the same time.
+struct lonely {
+  explicit lonely(std::uint64_t which) : number(which), d(test_seed() + which) {}
+  std::uint64_t number;
+  dice d;
   run_keeper keeper;
-  std::uint64_t told = 0;
-  for (std::uint64_t i = 0; i < rounds(2, 8); ++i) {
-    dice d(test_seed() + i);
-    const scratch_directory directory(fast_directory());
-    history h(keeper, directory.path() + "/checkpoints");
-    run_order order{.way = static_cast<int>((test_seed() + i) % ways),
-                    .world = i % 2 == 0 ? 2 : 4,
-                    .until = 4,
-                    .relative = true,
-                    .patience = std::chrono::milliseconds(1'000),
-                    .survivors_end = true};
+  scratch_directory directory{fast_directory()};
+  history h{keeper, directory.path() + "/checkpoints"};
+  run_order order;
+  int world_after = 0;
+
+  /// Ends by the deadline when the rank that is drawn is killed.
+  run_order& draw(run_order shared, std::uint64_t first_change, std::uint64_t of_first,
+                  std::uint64_t of_other) {
+    order = std::move(shared);
+    order.world = number % 2 == 0 ? 2 : 4;
+    order.until = 4;
+    order.relative = true;
+    order.patience = std::chrono::milliseconds(1'000);
+    order.survivors_end = true;
     order.at_rank = static_cast<int>(d.roll(static_cast<std::uint64_t>(order.world)));
-    order.plan.change = 10 + d.roll(order.at_rank == 0 ? 50 : 20);
-    h.kill(order);
-    for (int r = 0; r < order.world; ++r) told += keeper.log().rank[r].error[0] != 0;
-    h.recover({.world = d.world_but(order.world), .until = 1, .relative = true});
-    CHECK_MESSAGE(h.trouble() == "", "CAIRN_TEST_SEED=", test_seed() + i, " repeats it\n", h.trace());
+    order.plan.change = first_change + d.roll(order.at_rank == 0 ? of_first : of_other);
+    return order;
   }
+  void check() const {
+    CHECK_MESSAGE(h.trouble() == "", "CAIRN_TEST_SEED=", test_seed() + number, " repeats it\n", h.trace());
+  }
+};
+
+/// `count` of them, eight at a time: one stage for each, then the next: no run is checked for what it leaves
+/// behind while another one is still there.
+template <class... Stage>
+void side_by_side(std::uint64_t count, Stage... stage) {
+  for (std::uint64_t done = 0; done < count;) {
+    std::vector<std::unique_ptr<lonely>> some;
+    for (; done < count && some.size() < 8; ++done) some.push_back(std::make_unique<lonely>(done));
+    const auto pass = [&](auto& next) {
+      for (auto& each : some) next(*each);
+    };
+    (pass(stage), ...);
+  }
+}
+}  // namespace
+
+TEST_CASE("ranks whose peer is killed end by the deadline with an error, and nothing is lost") {
+  std::uint64_t told = 0;
+  side_by_side(
+      rounds(2, 8),
+      [](lonely& one) {
+        const auto way = static_cast<int>((test_seed() + one.number) % ways);
+        one.h.begin_to_kill(one.draw({.way = way}, 10, 50, 20));
+      },
+      [&](lonely& one) {
+        one.h.killed();
+        for (int r = 0; r < one.order.world; ++r) told += one.keeper.log().rank[r].error[0] != 0;
+      },
+      [](lonely& one) {
+        one.h.recover({.world = one.d.world_but(one.order.world), .until = 1, .relative = true});
+        one.check();
+      });
   CHECK(told > 0);
 }
 
 TEST_CASE(
     "a run that begins while ranks of a killed one are still there takes nothing from it, nor it from that") {
-  run_keeper keeper;
   std::uint64_t failed_saves = 0, failures = 0, runs = 0;
-  for (std::uint64_t i = 0; i < rounds(8) / (thinned > 1 ? 4 : 1); ++i) {
-    dice d(test_seed() + i);
-    const scratch_directory directory(fast_directory());
-    history h(keeper, directory.path() + "/checkpoints");
-    h.recover({.world = worlds[d.roll(3)], .keep = 3, .until = 2, .relative = true});
-    run_order order{.way = static_cast<int>(d.roll(ways)),
-                    .world = i % 2 == 0 ? 2 : 4,
-                    .keep = 3,
-                    .until = 4,
-                    .relative = true,
-                    .patience = std::chrono::milliseconds(1'000),
-                    .survivors_end = true};
-    order.at_rank = static_cast<int>(d.roll(static_cast<std::uint64_t>(order.world)));
-    order.plan.change = 1 + d.roll(order.at_rank == 0 ? 60 : 30);
-    run_order next{.way = static_cast<int>(d.roll(ways)),
-                   .world = d.world_but(order.world),
-                   .keep = 3,
-                   .until = 3,
-                   .relative = true,
-                   .has_rival = true};
-    h.kill_and_begin_again(order, next);
-    h.recover({.world = d.world_but(next.world), .keep = 3, .until = 1, .relative = true});
-    CHECK_MESSAGE(h.trouble() == "", "CAIRN_TEST_SEED=", test_seed() + i, " repeats it\n", h.trace());
-    failures += h.trouble() != "";
-    ++runs;
-    failed_saves += h.trace().find("cairn.storage") != std::string::npos;
-  }
+  side_by_side(
+      rounds(8) / (thinned > 1 ? 4 : 1),
+      [](lonely& one) {
+        one.h.recover({.world = worlds[one.d.roll(3)], .keep = 3, .until = 2, .relative = true});
+      },
+      [](lonely& one) {
+        const auto way = static_cast<int>(one.d.roll(ways));
+        const auto& order = one.draw({.way = way, .keep = 3}, 1, 60, 30);
+        run_order next{.way = static_cast<int>(one.d.roll(ways)),
+                       .world = one.d.world_but(order.world),
+                       .keep = 3,
+                       .until = 3,
+                       .relative = true,
+                       .has_rival = true};
+        one.world_after = next.world;
+        one.h.begin_to_kill_and_begin_again(order, next);
+      },
+      [&](lonely& one) { one.h.both_ended(); },
+      [&](lonely& one) {
+        one.h.recover({.world = one.d.world_but(one.world_after), .keep = 3, .until = 1, .relative = true});
+        one.check();
+        failures += one.h.trouble() != "";
+        ++runs;
+        failed_saves += one.h.trace().find("cairn.storage") != std::string::npos;
+      });
   report_figures("survivors", {{"runs_beside_survivors", runs},
                                {"with_a_failed_save", failed_saves},
                                {"failures", failures},
