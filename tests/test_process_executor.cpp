@@ -38,6 +38,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <charconv>
 #include <csignal>
 #include <filesystem>
@@ -233,6 +234,23 @@ auto make_scripted(const scratch_directory& scratch) {
                              cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
                              cairn::checkpointer_options{.quiet = true}};
 }
+/// What a run is warned of.
+struct warnings_told {
+  using cairn_role = cairn::role::observer;
+  std::shared_ptr<std::string> texts = std::make_shared<std::string>();
+  void observe(const cairn::observation& o) noexcept {
+    if (o.kind == cairn::observation::what::warning) *texts += o.text;
+  }
+};
+/// Begins a save while earlier ones are under way: three at once.
+auto make_queuing(const std::string& directory) {
+  return cairn::checkpointer{scripted_store{cairn::file_store{directory + "/store"}, directory},
+                             cairn::shared_stager{cairn::buffered_stager_options{.depth = 3}},
+                             cairn::process_executor{}, cairn::overlapped{},
+                             cairn::checkpointer_options{.when_busy = cairn::busy_policy::queue,
+                                                         .handover_patience = std::chrono::minutes(5),
+                                                         .quiet = true}};
+}
 /// What a run is told of saves of earlier ones.
 struct earlier_told {
   using cairn_role = cairn::role::observer;
@@ -323,6 +341,25 @@ int trainer(const std::string& directory, const std::string& line, const std::st
   if (end == "exits") std::exit(0);
   if (end == "exits quickly") ::_exit(0);
   return 0;  // waits in the destructor
+}
+
+/// Saves step 3 while its worker does with step 2 what the line says, tells the worker's number, and waits to
+/// be killed.
+int queuing_trainer(const std::string& directory, const std::string& line) {
+  trained run;
+  auto ckpt = make_queuing(directory);
+  run.update(1);
+  ckpt.save(run.state, 1).wait();
+  scripted_store::write(directory, line);
+  for (const std::int64_t step : {2, 3}) {
+    run.update(step);
+    static_cast<void>(ckpt.save(run.state, step));
+    ckpt.before_update();
+  }
+  run.update(4);
+  std::printf("%d\n", static_cast<int>(workers().at(0)));
+  std::fflush(stdout);
+  for (;;) ::pause();
 }
 
 /// The same from the memory of two devices, which have copied all of step 2 when it is told, or some, or
@@ -497,6 +534,7 @@ void cairn_test_before_main(int argc, char** argv) {
   }
   cairn::worker_main(argc, argv);
   if (role == "--trainer") std::exit(trainer(argv[2], argv[3], argv[4]));
+  if (role == "--queuing-trainer") std::exit(queuing_trainer(argv[2], argv[3]));
   if (role == "--device-trainer") std::_Exit(device_trainer(argv[2], argv[3], argv[4]));
   if (role == "--without-its-file") std::_Exit(saves_without_its_file(argv[2]));
   if (role == "--without-shm") std::_Exit(saves_without_shm(argv[2]));
@@ -916,6 +954,141 @@ TEST_CASE("a trainer that is killed after its image was released does not take t
   }
 }
 
+TEST_CASE("training goes on only when its worker has the save, but not for ever" * not_threaded) {
+  enum class way { overlapped, by_name, staged };
+  const auto self = static_cast<::pid_t>(::syscall(SYS_gettid));
+  const auto asleep = [&] {
+    const auto stat = proc_file(::getpid(), "task/" + std::to_string(self) + "/stat");
+    return stat.compare(stat.rfind(')') + 2, 1, "S") == 0;
+  };
+  const auto try_it = [&](auto& ckpt, way how, const scratch_directory& scratch, bool in_time) {
+    trained run;
+    run.update(1);
+    ckpt.save(run.state, 1).wait();
+    // The trainer's own store: the save is not shown there yet, and so not sent to the worker.
+    scripted_store::write(scratch.path(), "create before begun hold");
+    run.update(2);
+    std::atomic<bool> let_go{false};
+    cairn::save_handle save;
+    const auto held = [&] { scripted_store::wait_held(scratch.path()); };
+    std::thread opener([&] {
+      held();
+      if (how == way::staged && !in_time) return;
+      // This thread waits for the worker to have the save, or has found that it needs not, and joins.
+      CHECK(comes_true(asleep));
+      if (!in_time) return;
+      let_go = true;
+      scripted_store::let_go(scratch.path());
+    });
+    save = ckpt.save(run.state, 2);
+    if (how == way::overlapped) ckpt.before_update();
+    if (how == way::by_name) {
+      save.wait_released();
+      ckpt.before_update("*");
+    }
+    CHECK(save.released());
+    CHECK(save.handed_over() == in_time);
+    CHECK(let_go == in_time);
+    run.update(3);
+    opener.join();
+    if (!in_time) scripted_store::let_go(scratch.path());
+    CHECK_NOTHROW(save.wait());
+    CHECK(save.handed_over());
+    CHECK(newest(scratch.path() + "/store") == 2);
+  };
+  for (const bool in_time : {true, false})
+    for (const auto how : {way::overlapped, way::by_name, way::staged}) {
+      CAPTURE(static_cast<int>(how));
+      CAPTURE(in_time);
+      const scratch_directory scratch;
+      const scripted_store store{cairn::file_store{scratch.path() + "/store"}, scratch.path(), true};
+      const cairn::checkpointer_options options{
+          .handover_patience = in_time ? std::chrono::nanoseconds(std::chrono::minutes(5))
+                                       : std::chrono::nanoseconds(std::chrono::milliseconds(1)),
+          .quiet = true};
+      warnings_told told;
+      if (how == way::staged) {
+        cairn::checkpointer ckpt{store, cairn::shared_stager{}, cairn::process_executor{}, told, options};
+        try_it(ckpt, how, scratch, in_time);
+      } else {
+        cairn::checkpointer ckpt{store, cairn::shared_stager{}, cairn::process_executor{},
+                                 told,  cairn::overlapped{},    options};
+        try_it(ckpt, how, scratch, in_time);
+      }
+      CHECK((told.texts->find("before the worker has the save of step 2") == std::string::npos) == in_time);
+    }
+}
+
+TEST_CASE("a trainer that is killed with two saves released takes neither with it" * not_threaded) {
+  const scratch_directory scratch;
+  const auto run = start_trainer(scratch.path(), at_manifest, "killed", "--queuing-trainer");
+  scripted_store::wait_held(scratch.path());  // with step 2
+  ::kill(run.process, SIGKILL);
+  CHECK(WIFSIGNALED(status_of(run.process)));
+  scripted_store::let_go(scratch.path());
+  CHECK(ends(run.worker));
+  CHECK(newest(scratch.path() + "/store") == 3);
+  CHECK(std::filesystem::exists(scratch.path() + "/store/step-00000002/manifest.cairn"));
+  CHECK(cairn_test::litter(scratch.path() + "/store", false) == "");
+}
+
+TEST_CASE("of several saves that a worker has, each has its own end" * not_threaded) {
+  const scratch_directory scratch;
+  trained run;
+  auto ckpt = make_queuing(scratch.path());
+  const auto save = [&](std::int64_t step) {
+    run.update(step);
+    auto handle = ckpt.save(run.state, step);
+    ckpt.before_update();
+    CHECK(handle.handed_over());
+    return handle;
+  };
+  save(1).wait();
+  const auto worker = workers().at(0);
+  SUBCASE("one that is given up while the worker is busy with another") {
+    scripted_store::write(scratch.path(), "write before rank hold");
+    const auto busy = save(2);
+    scripted_store::wait_held(scratch.path());
+    run.update(3);
+    const auto given_up = ckpt.save(run.state, 3);
+    const auto next = save(4);  // without before_update()
+    scripted_store::let_go(scratch.path());
+    CHECK_NOTHROW(busy.wait());
+    CHECK_NOTHROW(next.wait());
+    REQUIRE(given_up.failed());
+    CHECK(id_of(given_up.failure()) == cairn::error_id::usage_before_update_missing);
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2, 4});
+    CHECK(workers().at(0) == worker);
+  }
+  SUBCASE("where the worker dies, the next one gets those that it had not begun") {
+    scripted_store::write(scratch.path(), "write before rank hold");
+    const auto busy = save(2);
+    scripted_store::wait_held(scratch.path());
+    const auto next = save(3);
+    const auto last = save(4);
+    ::kill(worker, SIGKILL);
+    CHECK_NOTHROW(next.wait());
+    CHECK_NOTHROW(last.wait());
+    REQUIRE(busy.failed());
+    CHECK(id_of(busy.failure()) == cairn::error_id::peer_lost);
+    CHECK(next.report().worker_start_seconds > 0);
+    CHECK(last.report().worker_start_seconds == 0);
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1, 3, 4});
+  }
+  SUBCASE("where it dies when it has said that the first is durable, that one is committed, too") {
+    scripted_store::write(scratch.path(), at_manifest);
+    const auto busy = save(2);
+    scripted_store::wait_held(scratch.path());
+    const auto next = save(3);
+    ::kill(worker, SIGKILL);
+    CHECK_NOTHROW(busy.wait());
+    CHECK_NOTHROW(next.wait());
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2, 3});
+  }
+  CHECK(newest(scratch.path() + "/store") == ckpt.list().back());
+  CHECK(workers().size() == 1);
+}
+
 TEST_CASE(
     "whoever is killed at whatever step of a worker, the next run finds what was released, or the one "
     "before" *
@@ -1216,7 +1389,7 @@ TEST_CASE("a worker refuses what is no message, and no job, and goes on" * not_t
     CHECK(answer->kind == frame_kind::refused);
     cairn::wire_reader in(answer->bytes);
     const auto why = text_of(decode_failure(in));
-    CHECK_MESSAGE(why.find("another version (expected 3, got 99)") != std::string::npos, why);
+    CHECK_MESSAGE(why.find("another version (expected 4, got 99)") != std::string::npos, why);
     CHECK(status_of(child) == 0);
     ::close(pair[1]);
   }

@@ -168,7 +168,8 @@ std::uint64_t train(const run_options& options, group& others, typename Platform
     ++step;
     if (journal) journal->step(step, loss, milliseconds);
     if (kill && kill->moment() == kill_moment::after_release && released == kill->step()) {
-      last.wait_released();  // where a stream waits for the copies, the host has not
+      last.wait_released();     // where a stream waits for the copies, the host has not
+      last.wait_handed_over();  // from here on this process is not needed for it
       if (last.committed()) throw std::runtime_error("the save in which to be killed is committed already");
       kill->kill(others);
     }

@@ -206,6 +206,7 @@ class engine {
     if constexpr (!Overlapped) {
       // Where nothing is staged, the writer gives the memory back; a failure is on the handle.
       progress->wait_released(deadline::in(options_.patience));
+      if (!progress->wait_handed_over(deadline::in(options_.handover_patience))) tell_late(progress);
     }
     progress->note([&](save_report& r) {
       r.blocked_seconds = seconds_since(begin);
@@ -214,8 +215,12 @@ class engine {
     return enqueued(progress);
   }
 
-  void before_update() { overlap_.pass(deadline::in(options_.patience)); }
-  void before_update(std::string_view name) { overlap_.pass(name, deadline::in(options_.patience)); }
+  void before_update() {
+    tell_late(overlap_.pass(deadline::in(options_.patience), options_.handover_patience));
+  }
+  void before_update(std::string_view name) {
+    tell_late(overlap_.pass(name, deadline::in(options_.patience), options_.handover_patience));
+  }
   template <class Stream>
   void before_update(Stream stream, int device) {
     const auto until = deadline::in(options_.patience);
@@ -428,6 +433,13 @@ class engine {
                " saves in a row have failed; training goes on without a checkpoint. The last one: " +
                background_->last_failure());
     return save_handle(progress);
+  }
+  /// Of a save that the process which carries it out did not have in time; null: there is none.
+  void tell_late(const std::shared_ptr<save_progress>& save) {
+    if (save == nullptr || options_.handover_patience.count() == 0) return;
+    background_->tell().warned(
+        "training goes on before the worker has the save of step " + std::to_string(save->report().step) +
+        ": the store answers late; a trainer that ended now would take the save along");
   }
   void wait_for_earlier() {
     for (const auto& p : outstanding_)

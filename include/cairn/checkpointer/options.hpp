@@ -40,6 +40,11 @@ struct checkpointer_options {
   std::chrono::nanoseconds patience = std::chrono::minutes(30);
   /// Limit for each exchange of messages between ranks (planning, loading).
   std::chrono::nanoseconds peer_patience = std::chrono::minutes(5);
+  /// Where a worker process saves: training goes on with its memory only when the worker has the save, so
+  /// that the end of the trainer, in whatever moment, does not take it along; but it waits for that so long
+  /// at most, in save() or, of an overlapped save, in before_update(). The worker has it long before all is
+  /// copied, unless the store hangs. 0: not at all.
+  std::chrono::nanoseconds handover_patience = std::chrono::seconds(5);
   /// After so many failed saves in a row, save() throws (once its own save is under way); 0: never.
   int max_consecutive_failures = 3;
   /// Digests are computed by the writer, off the training thread's path, instead of in the same pass as the

@@ -7,6 +7,7 @@
 #include <cairn/model/save_journal.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -36,39 +37,45 @@ class overlap_gate {
     image_ = image;
     waiting_.store(true, std::memory_order_release);
   }
-  /// Waits until the save has copied its memory, and confirms it. Costs one load where there is none.
-  /// @throws timeout_error; the save is then still not confirmed.
-  void pass(deadline until) {
-    if (!waiting_.load(std::memory_order_acquire)) return;
+  /// Waits until the save has copied its memory, and confirms it; then, at most for the second time, until
+  /// the process that carries it out has it. Costs one load where there is none. @return the save if its
+  /// process did not have it in time, else null. @throws timeout_error; the save is then still not confirmed.
+  std::shared_ptr<save_progress> pass(deadline until, std::chrono::nanoseconds handover) {
+    if (!waiting_.load(std::memory_order_acquire)) return nullptr;
     std::shared_ptr<save_progress> save;
     {
       const std::lock_guard lock(mutex_);
       save = save_;
     }
-    if (save == nullptr) return;
+    if (save == nullptr) return nullptr;
     const auto begin = deadline::clock::now();
+    bool handed_over = false;
     {
       const auto journal = save->journal();
       const span_note span(journal.get(), span_kind::before_update);
       save->wait_released(until);
+      handed_over = save->wait_handed_over(deadline::in(handover).earlier(until));
     }
     note_wait(*save, begin);
     const std::lock_guard lock(mutex_);
     if (save_ == save) confirm(until);
+    return handed_over ? nullptr : save;
   }
   /// Waits until the save has copied the items of one name, or of all names that begin with what stands
-  /// before a final `*`. Confirms the save when that was the last of its items. No allocation; O(log n +
-  /// items of that name). @throws usage_error (usage_unknown_name), timeout_error.
-  void pass(std::string_view name, deadline until) {
+  /// before a final `*`. Confirms the save when that was the last of its items, and waits for the handover
+  /// then, as above. No allocation; O(log n + items of that name). @throws usage_error (usage_unknown_name),
+  /// timeout_error.
+  std::shared_ptr<save_progress> pass(std::string_view name, deadline until,
+                                      std::chrono::nanoseconds handover) {
     std::shared_ptr<save_progress> save;
     staged_image image;
     std::shared_ptr<const std::vector<item_positions::part>> parts;
     item_positions::range range, wanted;
     {
       const std::lock_guard lock(mutex_);
-      if (!items_.known()) return;
+      if (!items_.known()) return nullptr;
       range = items_.find(name);
-      if (save_ == nullptr) return;
+      if (save_ == nullptr) return nullptr;
       wanted = items_.parts_of(range);
       parts = items_.parts();
       save = save_;
@@ -76,14 +83,22 @@ class overlap_gate {
     }
     if (wanted.first != wanted.last && !image.control()->copied())
       wait_for(*save, image, list_view(*parts).subspan(wanted.first, wanted.last - wanted.first), until);
-    const std::lock_guard lock(mutex_);
-    if (save_ != save) return;
-    for (auto i = range.first; i < range.last; ++i) {
-      if (!items_.is_late(i) || vouched_[i] != 0) continue;
-      vouched_[i] = 1;
-      --left_;
+    {
+      const std::lock_guard lock(mutex_);
+      if (save_ != save) return nullptr;
+      for (auto i = range.first; i < range.last; ++i) {
+        if (!items_.is_late(i) || vouched_[i] != 0) continue;
+        vouched_[i] = 1;
+        --left_;
+      }
+      if (left_ != 0) return nullptr;
+      confirm(until);
     }
-    if (left_ == 0) confirm(until);
+    if (save->handed_over()) return nullptr;
+    const auto begin = deadline::clock::now();
+    const bool handed_over = save->wait_handed_over(deadline::in(handover).earlier(until));
+    note_wait(*save, begin);
+    return handed_over ? nullptr : save;
   }
   /// Training has ordered its changes behind the copies by other means, as streams of a device are: confirms
   /// the save without waiting until all is copied. @throws timeout_error only where changes are looked for.

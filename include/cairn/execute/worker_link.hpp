@@ -33,14 +33,14 @@ enum class frame_kind : std::uint16_t {
   ready = 2,      ///< worker: the same hello was understood
   refused = 3,    ///< worker: hello or job was not taken, with the reason; nothing was begun
   job = 4,        ///< trainer: one save
-  failure = 5,    ///< trainer: why the image of the job will not be complete
+  failure = 5,    ///< trainer: why the image of a job will not be complete
   written = 6,    ///< worker: the job's bytes are durable, its image is not needed any more; what it did
   committed = 7,  ///< worker: what it did
   failed = 8,     ///< worker: with the reason, and what it did; the other ranks were told
   question = 9,   ///< worker: for what no description holds, such as credentials; see ask_trainer
   answer = 10,    ///< trainer: to a question
 };
-inline constexpr std::uint16_t worker_protocol = 3;
+inline constexpr std::uint16_t worker_protocol = 4;
 
 /// One message: bytes, and descriptors that go with it.
 struct worker_frame {
@@ -108,10 +108,11 @@ class worker_link {
     send_some(bytes, {}, until);
   }
 
-  /// The next message; nothing if none began before the deadline. @throws peer_error: peer_lost if the other
-  /// side is gone, peer_bad_message; timeout_error if a message does not end in `frame_patience`.
-  [[nodiscard]] std::optional<worker_frame> receive(deadline until) {
-    if (!poll_one(socket_.get(), POLLIN, until)) return {};
+  /// The next message; nothing if none began before the deadline, or before `interrupt`, a descriptor, can be
+  /// read. @throws peer_error: peer_lost if the other side is gone, peer_bad_message; timeout_error if a
+  /// message does not end in `frame_patience`.
+  [[nodiscard]] std::optional<worker_frame> receive(deadline until, int interrupt = -1) {
+    if (!poll_either(socket_.get(), interrupt, until)) return {};
     const auto whole = deadline::in(frame_patience);
     worker_frame frame;
     frame_header header;

@@ -41,6 +41,7 @@ template <class Writer>
 
 /// One save as the worker got it.
 struct worker_request {
+  std::uint64_t number = 0;       ///< counted by the trainer
   std::vector<std::byte> writer;  ///< its description
   save_context context;
   staged_image image;
@@ -104,7 +105,8 @@ class worker_session {
         const std::lock_guard lock(mutex_);
         if (frame->kind == frame_kind::failure) {
           wire_reader in(frame->bytes);
-          reason_ = decode_failure(in);
+          const auto number = in.get<std::uint64_t>();
+          reasons_[number] = decode_failure(in);
         } else if (frame->kind == frame_kind::answer) {
           secret_bytes answer(std::move(frame->bytes));
           if (answer.view().size() > sizeof(std::uint64_t)) answer_ = std::move(answer);
@@ -141,12 +143,12 @@ class worker_session {
     return frame;
   }
 
-  /// Why the image of the save that runs will not be complete: the trainer says it soon after the image
-  /// failed.
-  [[nodiscard]] std::exception_ptr reason() noexcept {
+  /// Why the image of a save will not be complete: the trainer says it soon after the image failed.
+  [[nodiscard]] std::exception_ptr reason(std::uint64_t number) noexcept {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::seconds(5), [&] { return reason_ != nullptr || trainer_gone_; });
-    if (reason_ != nullptr) return reason_;
+    changed_.wait_for(lock, std::chrono::seconds(5),
+                      [&] { return reasons_.contains(number) || trainer_gone_; });
+    if (const auto found = reasons_.find(number); found != reasons_.end()) return found->second;
     return make_failure(error_id::peer_lost,
                         "the trainer ended before the image of this save was complete and released");
   }
@@ -154,6 +156,7 @@ class worker_session {
   /// Makes a request of a frame's bytes and descriptors. @throws wire_error, peer_error, storage_error
   [[nodiscard]] worker_request decode(wire_reader& in, std::vector<file_descriptor> descriptors) {
     worker_request request;
+    request.number = in.get<std::uint64_t>();
     const auto writer = in.take(in.get_count(1));
     request.writer.assign(writer.begin(), writer.end());
     request.context = decode_save_context(in);
@@ -185,7 +188,7 @@ class worker_session {
         control_memory, reinterpret_cast<image_control*>(control_memory->bytes().data() + control.offset));
     {
       const std::lock_guard lock(mutex_);
-      reason_ = nullptr;
+      serving_ = request.number;
       control_ = shared;
       if (trainer_gone_ && !shared->released()) shared->fail();
     }
@@ -193,7 +196,7 @@ class worker_session {
     request.image = staged_image(
         layout_, shared, bytes.subspan(image.offset, layout_->bytes),
         {reinterpret_cast<std::uint64_t*>(bytes.data() + digests), static_cast<std::size_t>(layout_->blocks)},
-        digested, std::make_shared<remote_backing>(*this, image_memory));
+        digested, std::make_shared<remote_backing>(*this, request.number, image_memory));
     request.image.limit_writing(pace_);
     return request;
   }
@@ -207,6 +210,7 @@ class worker_session {
   void ended() noexcept {
     const std::lock_guard lock(mutex_);
     control_ = nullptr;
+    reasons_.erase(reasons_.begin(), reasons_.upper_bound(serving_));
   }
 
   /// The writer of a description: the one of the save before where that was the same, so that it keeps its
@@ -229,10 +233,11 @@ class worker_session {
     return number;
   }
   struct remote_backing final : image_backing {
-    remote_backing(worker_session& from, std::shared_ptr<shared_segment> keeps)
-        : session(from), segment(std::move(keeps)) {}
-    [[nodiscard]] std::exception_ptr failure() const noexcept override { return session.reason(); }
+    remote_backing(worker_session& from, std::uint64_t of, std::shared_ptr<shared_segment> keeps)
+        : session(from), number(of), segment(std::move(keeps)) {}
+    [[nodiscard]] std::exception_ptr failure() const noexcept override { return session.reason(number); }
     worker_session& session;
+    std::uint64_t number;
     std::shared_ptr<shared_segment> segment;
   };
 
@@ -265,7 +270,8 @@ class worker_session {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<worker_frame> frames_;
-  std::exception_ptr reason_;
+  std::map<std::uint64_t, std::exception_ptr> reasons_;  // of saves that have not ended
+  std::uint64_t serving_ = 0;
   std::shared_ptr<image_control> control_;
   bool trainer_gone_ = false;
   std::uint64_t questions_ = 0;

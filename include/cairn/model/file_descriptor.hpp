@@ -53,13 +53,25 @@ class file_descriptor {
   fail(id, what, {.got = std::generic_category().message(code)});
 }
 
+/// What is left until a deadline, but a second at most, in milliseconds, for poll().
+inline int poll_milliseconds(deadline until) noexcept {
+  const auto left = std::min<std::chrono::nanoseconds>(until.left(), std::chrono::seconds(1));
+  return static_cast<int>((left.count() + 999'999) / 1'000'000);
+}
 /// Waits for one of the events. Whether one came before the deadline.
 inline bool poll_one(int number, short events, deadline until) noexcept {
   for (;;) {
-    const auto left = std::min<std::chrono::nanoseconds>(until.left(), std::chrono::seconds(1));
     pollfd one{number, events, 0};
-    const int n = ::poll(&one, 1, static_cast<int>((left.count() + 999'999) / 1'000'000));
-    if (n > 0) return true;
+    if (::poll(&one, 1, poll_milliseconds(until)) > 0) return true;
+    if (until.passed()) return false;
+  }
+}
+/// Waits until `wanted` can be read, at most until the deadline or until `interrupt` (-1: none) can be.
+/// Whether `wanted` can.
+inline bool poll_either(int wanted, int interrupt, deadline until) noexcept {
+  for (;;) {
+    pollfd both[]{{wanted, POLLIN, 0}, {interrupt, POLLIN, 0}};
+    if (::poll(both, 2, poll_milliseconds(until)) > 0) return both[0].revents != 0;
     if (until.passed()) return false;
   }
 }

@@ -49,6 +49,19 @@ class save_progress {
     const std::lock_guard lock(mutex_);
     return journal_;
   }
+  /// For executors that hand saves to other processes, when they take one in; set_handed_over() when that
+  /// process has it.
+  void await_handover() noexcept {
+    const std::lock_guard lock(mutex_);
+    handed_over_ = false;
+  }
+  void set_handed_over() noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      handed_over_ = true;
+    }
+    changed_.notify_all();
+  }
   void set_written() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -90,6 +103,10 @@ class save_progress {
   [[nodiscard]] bool released() const noexcept {
     const std::lock_guard lock(mutex_);
     return image_ != nullptr ? image_->copied() : ended();
+  }
+  [[nodiscard]] bool handed_over() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return handed_over_ || ended();
   }
   [[nodiscard]] bool written() const noexcept {
     const std::lock_guard lock(mutex_);
@@ -161,6 +178,11 @@ class save_progress {
     }
     if (!image->copied()) image->hurry();
     (void)image->wait_copied(until);
+  }
+  /// Until handed_over(); false at the deadline. Does not throw.
+  [[nodiscard]] bool wait_handed_over(deadline until) const noexcept {
+    std::unique_lock lock(mutex_);
+    return wait(lock, until, [&] { return handed_over_ || ended(); });
   }
   void wait_written(deadline until) const {
     std::unique_lock lock(mutex_);
@@ -263,6 +285,7 @@ class save_progress {
   std::string manifest_;
   int rank_ = -1;
   deadline::clock::time_point begun_;
+  bool handed_over_ = true;
   bool written_ = false;
   bool ending_ = false;
   outcome outcome_ = outcome::none;
@@ -280,6 +303,10 @@ class save_handle {
   /// Training may change its memory: copied, or written where nothing is staged, or given up. An overlapped
   /// save is committed only after before_update(), wait() or close().
   [[nodiscard]] bool released() const noexcept { return progress_->released(); }
+  /// The process that carries the save out has it, or the save has ended: where that is a worker process, the
+  /// end of this one does not end the save any more once it is released(), too. save() and before_update()
+  /// wait for it, for checkpointer_options::handover_patience.
+  [[nodiscard]] bool handed_over() const noexcept { return progress_->handed_over(); }
   /// This rank's bytes are durable.
   [[nodiscard]] bool written() const noexcept { return progress_->written(); }
   /// Bytes that were handed to the store so far, of report().bytes; it grows while another process writes,
@@ -298,6 +325,11 @@ class save_handle {
   /// `patience`; the save then goes on.
   void wait_released(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
     progress_->wait_released(deadline::in(patience));
+  }
+  void wait_handed_over(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
+    if (!progress_->wait_handed_over(deadline::in(patience)))
+      progress_->fail_late(error_id::timeout_staging,
+                           "the process that carries a save out did not have it in time; the save goes on");
   }
   void wait_written(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
     progress_->confirm(deadline::in(patience));

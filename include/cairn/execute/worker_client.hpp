@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::interprocess
+#pragma once
+#include <cairn/execute/worker_process.hpp>
+#include <cairn/model/save_job.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+struct process_executor_options {
+  worker_settings worker = {};
+  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's patience.
+  std::uint64_t bytes_per_second = 0;
+  /// How long a worker may take to start.
+  std::chrono::nanoseconds start_patience = std::chrono::seconds(30);
+};
+
+namespace detail {
+
+/// The worker of one executor and what it was told already. One thread at a time.
+class worker_client {
+ public:
+  worker_client(process_executor_options options, std::string program, bool same_program)
+      : options_(std::move(options)), program_(std::move(program)), same_program_(same_program) {}
+
+  /// A worker that runs. One that died between two saves costs none of them.
+  worker_process& worker() {
+    if (process_.running() && process_.link().lost()) static_cast<void>(process_.kill_and_describe());
+    if (!process_.running()) {
+      known_.clear();
+      layout_ = nullptr;
+      metadata_ = nullptr;
+      const auto begin = std::chrono::steady_clock::now();
+      process_.start(program_,
+                     {same_program_ ? this_program().build : 0, options_.worker, options_.bytes_per_second},
+                     deadline::in(options_.start_patience));
+      start_ = std::chrono::steady_clock::now() - begin;
+    }
+    return process_;
+  }
+  [[nodiscard]] worker_process& process() noexcept { return process_; }
+
+  /// Sends a job to the worker, which must run. A worker that does not take all of it is killed: what it has
+  /// got is no message. From one that is gone already, what it said last can still be received.
+  /// @return the number by which trainer and worker know this save from now on
+  /// @throws usage_error where the job cannot cross, and what the socket throws.
+  template <class Writer>
+  std::uint64_t send(const save_job<Writer>& job, deadline until) {
+    const auto where = job.image.shared();
+    if (!where)
+      fail(error_id::usage_bad_option, "process_executor needs images in shared memory: take shared_stager");
+    wire_writer out;
+    std::int64_t offset = 0;
+    if (same_program_) {
+      const auto entry = reinterpret_cast<std::uintptr_t>(&serve_request<Writer>);
+      if (!this_program().contains(entry))
+        fail(error_id::usage_no_worker,
+             "the code of this writer is not in the main program, so that program is no worker for it; build "
+             "a worker_program");
+      offset = static_cast<std::int64_t>(entry) - static_cast<std::int64_t>(anchor_address());
+    }
+    out.put(offset).put(writer_type_name<Writer>());
+    out.put(++jobs_);
+    const auto writer = job.writer->description();
+    out.put(static_cast<std::uint64_t>(writer.size())).raw(writer);
+    encode(out, job.context);
+    out.put(static_cast<std::uint8_t>(job.image.digested()));
+    out.put(static_cast<std::uint8_t>(job.progress->journal() != nullptr));
+    // What planning cached is the same object at the next save: it crosses once.
+    const auto& layout = job.image.shared_layout();
+    const bool new_layout = layout != layout_;
+    out.put(static_cast<std::uint8_t>(new_layout));
+    if (new_layout) encode(out, *layout);
+    const bool new_metadata = job.metadata != nullptr && job.metadata != metadata_;
+    out.put(static_cast<std::uint8_t>(job.metadata == nullptr ? 0 : new_metadata ? 2 : 1));
+    if (new_metadata) encode(out, *job.metadata);
+    encode(out, where->image);
+    out.put(where->digests_offset);
+    encode(out, where->control);
+    std::vector<int> descriptors;
+    const auto attach = [&](const shared_place& place) {
+      auto& known = known_[place.id];
+      if (known.lock() == place.segment) return false;
+      known = place.segment;
+      descriptors.push_back(place.file);
+      return true;
+    };
+    const bool new_image = attach(where->image);
+    const bool new_control = attach(where->control);
+    out.put(static_cast<std::uint8_t>((new_image ? 1 : 0) | (new_control ? 2 : 0)));
+    std::vector<std::uint64_t> gone;
+    for (const auto& [id, segment] : known_)
+      if (segment.expired()) gone.push_back(id);
+    out.put(static_cast<std::uint64_t>(gone.size()));
+    for (const auto id : gone) out.put(id), known_.erase(id);
+    try {
+      process_.link().send(frame_kind::job, out.view(), until, descriptors);
+    } catch (const usage_error&) {
+      throw;  // before anything was sent
+    } catch (const peer_error&) {
+      throw;
+    } catch (...) {
+      static_cast<void>(process_.kill_and_describe());
+      throw;
+    }
+    job.progress->note([&](save_report& r) { r.worker_start_seconds = start_.count(); });
+    start_ = {};
+    layout_ = layout;
+    if (job.metadata != nullptr) metadata_ = job.metadata;
+    return jobs_;
+  }
+
+ private:
+  process_executor_options options_;
+  std::string program_;
+  bool same_program_;
+  worker_process process_;
+  std::uint64_t jobs_ = 0;                 ///< sent
+  std::chrono::duration<double> start_{};  ///< what the start of the worker took, until a save has told it
+  std::map<std::uint64_t, std::weak_ptr<const void>> known_;
+  std::shared_ptr<const image_layout> layout_;
+  std::shared_ptr<const cairn::metadata> metadata_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

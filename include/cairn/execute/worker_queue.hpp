@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::interprocess
+#pragma once
+#include <cairn/execute/carried_save.hpp>
+#include <cairn/execute/worker_client.hpp>
+#include <cairn/model/file_descriptor.hpp>
+#include <cairn/model/trainer_question.hpp>
+
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <iterator>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Puts what a worker says of its costs into the report.
+inline void note_worker(save_progress& progress, wire_reader& in, ::pid_t worker) {
+  std::vector<save_span> spans;
+  const auto share = decode_share(in, worker, spans);
+  in.finish();
+  progress.note([&](save_report& r) { r.writing = share; });
+  if (const auto journal = progress.journal()) journal->append(spans);
+}
+
+/// Answers what a worker asks: the number of the question, and the answer or why there is none.
+inline void answer_worker(worker_link& link, worker_frame& frame, deadline until) {
+  wire_reader in(frame.bytes);
+  const auto question = in.get<std::uint64_t>();
+  const auto whom = in.get<std::uint64_t>();
+  const auto asked = in.take(in.left());
+  std::vector<std::byte> out;
+  const auto put = [&](std::span<const std::byte> bytes) {
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  };
+  try {
+    const auto who = answering_desk::here().find(whom);
+    if (who == nullptr)
+      fail(error_id::peer_bad_message, "a worker asked for the credentials of a store that is gone");
+    const auto answer = who->answer(asked);
+    out.reserve(sizeof question + 1 + answer.view().size());  // one piece of memory, which is wiped
+    put(std::as_bytes(std::span(&question, 1)));
+    out.push_back(std::byte{1});
+    put(answer.view());
+  } catch (...) {
+    out.clear();
+    put(std::as_bytes(std::span(&question, 1)));
+    out.push_back(std::byte{0});
+    put(encode_failure(std::current_exception()));
+  }
+  const secret_bytes all(std::move(out));
+  link.send(frame_kind::answer, all.view(), until);
+}
+
+/// The saves of one executor, in their order: hands each to the worker as soon as it is there, also while the
+/// worker is busy with those before it, so that the end of this process takes none of them along, and follows
+/// the first one to its end. One thread.
+class worker_queue {
+ public:
+  worker_queue(std::shared_ptr<worker_client> client, int interrupt)
+      : client_(std::move(client)), interrupt_(interrupt) {}
+
+  [[nodiscard]] bool empty() const noexcept { return saves_.empty(); }
+  void add(std::list<std::shared_ptr<carried_save>>& saves) noexcept { saves_.splice(saves_.end(), saves); }
+  /// Hands over what can be, and waits for one message of the worker, for a moment at most, or until the
+  /// interrupt can be read. @pre not empty
+  void advance() noexcept {
+    auto& first = *saves_.front();
+    try {
+      // Another worker only when nobody waits for the words of the one before.
+      if (!first.number()) {
+        static_cast<void>(client_->worker());
+        first.hand_over(*client_);
+      }
+    } catch (...) {
+      return end_first(std::current_exception());
+    }
+    hand_over_others();
+    try {
+      follow(first);
+    } catch (...) {
+      end_first(std::current_exception());
+    }
+  }
+
+ private:
+  void hand_over_others() noexcept {
+    for (auto save = std::next(saves_.begin()); save != saves_.end() && client_->process().running();) {
+      try {
+        if (!(*save)->number()) (*save)->hand_over(*client_);
+        ++save;
+      } catch (const peer_error&) {
+        return;  // the worker is gone: the first save tells, and this one gets the next worker
+      } catch (...) {
+        if (!client_->process().running()) return;
+        (*save)->outlive(std::current_exception());
+        save = saves_.erase(save);
+      }
+    }
+  }
+  void follow(carried_save& first) {
+    if (!client_->process().running())
+      fail(error_id::peer_lost, "the worker did not take what was sent to it, and was ended");
+    auto& link = client_->process().link();
+    const auto until = first.end();
+    auto frame = link.receive(deadline::in(std::chrono::milliseconds(100)).earlier(until), interrupt_);
+    if (!frame) {
+      if (until.passed()) {
+        static_cast<void>(client_->process().kill_and_describe());
+        fail(error_id::timeout_write, "the worker did not end a save in time, and was killed",
+             {.rank = first.context().rank});
+      }
+      for (const auto& save : saves_)
+        if (const auto why = save->untold_failure())
+          link.send(frame_kind::failure, wire_writer().put(*save->number()).raw(encode_failure(why)).view(),
+                    until);
+      return;
+    }
+    wire_reader in(frame->bytes);
+    switch (frame->kind) {
+      case frame_kind::written:
+        note_worker(first.progress(), in, client_->process().id());
+        return first.written();
+      case frame_kind::committed:
+        note_worker(first.progress(), in, client_->process().id());
+        first.committed();
+        return saves_.pop_front();
+      case frame_kind::failed: {
+        const auto why = decode_failure(in, first.context().rank);
+        note_worker(first.progress(), in, client_->process().id());
+        first.failed(why);
+        return saves_.pop_front();
+      }
+      case frame_kind::question:
+        return answer_worker(link, *frame, until);
+      case frame_kind::refused:
+        std::rethrow_exception(decode_failure(in, first.context().rank));
+      default:
+        fail(error_id::peer_bad_message, "a worker sent what is not for trainers");
+    }
+  }
+  /// Something went wrong with the worker, or it refused the first save.
+  void end_first(std::exception_ptr why) noexcept {
+    const auto first = std::move(saves_.front());
+    saves_.pop_front();
+    auto& process = client_->process();
+    try {
+      std::rethrow_exception(why);
+    } catch (const peer_error& e) {
+      const auto how = process.kill_and_describe();
+      if (e.id() == error_id::peer_lost)
+        why = make_failure(error_id::peer_lost,
+                           "the worker that wrote this save is gone; the next save starts another one",
+                           {.rank = first->context().rank, .got = how});
+    } catch (const wire_error& e) {
+      static_cast<void>(process.kill_and_describe());
+      why = make_failure(error_id::peer_bad_message,
+                         std::string("a worker sent a message that is none: ") + e.what());
+    } catch (...) {
+    }
+    if (!process.running())
+      for (const auto& save : saves_) save->take_back();
+    first->outlive(why);
+  }
+
+  std::shared_ptr<worker_client> client_;
+  int interrupt_;
+  std::list<std::shared_ptr<carried_save>> saves_;
+};
+
+/// The thread that sees saves through a worker. It starts with the first of them, and can be left behind if
+/// it hangs.
+class worker_thread {
+ public:
+  /// @throws storage_error if there are no descriptors.
+  explicit worker_thread(std::shared_ptr<worker_client> client)
+      : shared_(std::make_shared<shared>(std::move(client))) {}
+  worker_thread(const worker_thread&) = delete;
+  worker_thread& operator=(const worker_thread&) = delete;
+  ~worker_thread() {
+    if (!thread_.joinable()) return;
+    {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->stopping = true;
+    }
+    shared_->changed.notify_all();
+    // Saves end by their own deadlines; a thread that hangs in the kernel is left to the end of the process.
+    if (drain(until_))
+      thread_.join();
+    else
+      thread_.detach();
+  }
+
+  /// Starts the worker in the background; a failure is told by the first save.
+  void start_worker() {
+    give([](shared& s) { s.start_worker = true; }, deadline::in(std::chrono::minutes(1)));
+  }
+  void add(std::shared_ptr<carried_save> save) {
+    const auto until = deadline::in(save->context().longest());
+    give([&](shared& s) { s.added.push_back(std::move(save)); }, until);
+  }
+  [[nodiscard]] bool drain(deadline until) {
+    std::unique_lock lock(shared_->mutex);
+    while (shared_->busy()) {
+      if (until.passed()) return false;
+      const auto slice = deadline::clock::now() + std::chrono::hours(24);
+      shared_->changed.wait_until(lock, std::min(until.time_point(), slice));
+    }
+    return true;
+  }
+
+ private:
+  struct shared {
+    explicit shared(std::shared_ptr<worker_client> of)
+        : client(std::move(of)), added_something(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      if (!added_something.open()) fail_system(errno, "a thread for a worker could not be prepared");
+    }
+    /// @pre locked
+    [[nodiscard]] bool busy() const noexcept { return running || start_worker || !added.empty(); }
+
+    const std::shared_ptr<worker_client> client;
+    const file_descriptor added_something;  // can be read while the thread has something to look at
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::list<std::shared_ptr<carried_save>> added;
+    bool start_worker = false;
+    bool running = false;
+    bool stopping = false;
+  };
+  /// `until`: how long the destructor waits for it.
+  template <class Give>
+  void give(Give&& give, deadline until) {
+    if (!thread_.joinable()) {
+      try {
+        thread_ = std::thread([state = shared_] { loop(*state); });
+      } catch (const std::system_error&) {
+        fail_for_threads("to write");
+      }
+    }
+    {
+      const std::lock_guard lock(shared_->mutex);
+      give(*shared_);
+    }
+    until_ = deadline::at(std::max(until_.time_point(), until.time_point()));
+    shared_->changed.notify_all();
+    static_cast<void>(::eventfd_write(shared_->added_something.get(), 1));
+  }
+  static void loop(shared& s) noexcept {
+    apply_granted(thread_settings{});
+    worker_queue queue(s.client, s.added_something.get());
+    for (;;) {
+      bool start = false;
+      {
+        std::unique_lock lock(s.mutex);
+        s.running = !queue.empty();
+        if (!s.running) s.changed.notify_all();
+        s.changed.wait(lock, [&] { return s.stopping || s.running || s.busy(); });  // idle
+        if (!s.busy()) return;
+        s.running = true;
+        eventfd_t count = 0;
+        static_cast<void>(::eventfd_read(s.added_something.get(), &count));
+        start = std::exchange(s.start_worker, false);
+        queue.add(s.added);
+      }
+      if (start && queue.empty()) {
+        try {
+          static_cast<void>(s.client->worker());
+        } catch (...) {
+          // The first save says why.
+        }
+      }
+      if (!queue.empty()) queue.advance();
+    }
+  }
+
+  std::shared_ptr<shared> shared_;
+  std::thread thread_;
+  deadline until_ = deadline::in(std::chrono::nanoseconds(0));
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
