@@ -3,9 +3,7 @@
 // What compressing weights gives and costs, beside zstd by itself, the library and, where it is installed,
 // the program (`zstd -b`, one thread, the same frames): ratio, and bytes of the item each second; what it
 // costs a load, and that it costs a save's caller nothing.
-//   bench_codec [--mebibytes N] [--pairs N] [--threads N] [--level N] [--frame-kibibytes N] [--json FILE]
-//               [--checkpoint DIRECTORY]   tensors of the newest checkpoint of train_gpt there, in place of
-//                                          random weights: weights as they are and as bf16, Adam's moments
+// Of a checkpoint of train_gpt: weights as they are and as bf16, Adam's moments.
 #include <zstd.h>
 #include <cairn/checkpointer.hpp>
 #include <cairn/storage/compressed_storage.hpp>
@@ -28,6 +26,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <support/bench.hpp>
 #include <vector>
 
@@ -325,6 +324,15 @@ void run_checkpoints(const bytes& content, int level, std::size_t threads, int p
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "--help") {
+    std::puts(
+        "What compressing weights gives and costs, beside zstd by itself.\n"
+        "usage: bench_codec [--mebibytes N] [--pairs N] [--threads N] [--level N] [--frame-kibibytes N]\n"
+        "         [--checkpoint DIRECTORY] [--json FILE]\n"
+        "--checkpoint: the tensors of the newest checkpoint of train_gpt there, saved by one rank, in place\n"
+        "of random weights.");
+    return 0;
+  }
   try {
     const auto number = [&](const char* name, std::int64_t otherwise, std::int64_t most) {
       const auto n = cairn_bench::argument(argc, argv, name, otherwise);

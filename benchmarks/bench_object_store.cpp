@@ -4,8 +4,6 @@
 // parts, signed and hashed the same) and beside a single stream, against the scripted server of the tests in
 // a process of its own: each connection has its latency and its bandwidth. And the memory that they take
 // beyond the object, in a process of their own, beside that of the parts in flight.
-//   bench_object_store [--mebibytes N] [--pairs N] [--megabytes-a-second N] [--single-mebibytes N] [--json
-//   FILE]
 #include <cairn/stores/s3_store.hpp>
 
 #include <curl/curl.h>
@@ -27,6 +25,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <support/bench.hpp>
 #include <support/s3_server.hpp>
 #include <vector>
@@ -431,6 +430,14 @@ void run(server_process& server, int latency_ms, std::size_t size, std::size_t s
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "--help") {
+    std::puts(
+        "Uploads and downloads of one object by s3_store, beside libcurl by hand, against a server of its\n"
+        "own, whose connections have a latency and a bandwidth.\n"
+        "usage: bench_object_store [--mebibytes N] [--pairs N] [--megabytes-a-second N]\n"
+        "         [--single-mebibytes N] [--json FILE]");
+    return 0;
+  }
   try {
     const auto number = [&](const char* name, std::int64_t otherwise, std::int64_t most) {
       const auto value = cairn_bench::argument(argc, argv, name, otherwise);
