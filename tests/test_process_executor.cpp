@@ -954,7 +954,7 @@ TEST_CASE("a trainer that is killed after its image was released does not take t
   }
 }
 
-TEST_CASE("training goes on only when its worker has the save, but not for ever" * not_threaded) {
+TEST_CASE("training goes on only when its worker has the save, but not for ever") {
   enum class way { overlapped, by_name, staged };
   const auto self = static_cast<::pid_t>(::syscall(SYS_gettid));
   const auto asleep = [&] {
@@ -1032,7 +1032,7 @@ TEST_CASE("a trainer that is killed with two saves released takes neither with i
   CHECK(cairn_test::litter(scratch.path() + "/store", false) == "");
 }
 
-TEST_CASE("of several saves that a worker has, each has its own end" * not_threaded) {
+TEST_CASE("of several saves that a worker has, each has its own end") {
   const scratch_directory scratch;
   trained run;
   auto ckpt = make_queuing(scratch.path());
@@ -1051,6 +1051,7 @@ TEST_CASE("of several saves that a worker has, each has its own end" * not_threa
     scripted_store::wait_held(scratch.path());
     run.update(3);
     const auto given_up = ckpt.save(run.state, 3);
+    given_up.wait_released();
     const auto next = save(4);  // without before_update()
     scripted_store::let_go(scratch.path());
     CHECK_NOTHROW(busy.wait());
