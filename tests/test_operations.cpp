@@ -698,7 +698,7 @@ for each in events:
     if each["ph"] == "X": parts.setdefault(each["name"], each)
 begin, write, commit = parts["save step 1"], parts["write"], parts["commit"]
 copy, update = parts["copy and hash"], parts["before_update"]
-assert begin["ts"] <= parts["plan"]["ts"] <= parts["stage"]["ts"] <= copy["ts"] + 1
+assert begin["ts"] <= parts["plan"]["ts"] <= parts["stage"]["ts"] and parts["plan"]["ts"] <= copy["ts"]
 assert copy["ts"] + copy["dur"] <= update["ts"] + update["dur"] + 1 <= commit["ts"] + 2
 assert begin["ts"] <= write["ts"] and write["ts"] + write["dur"] <= commit["ts"] + 1
 assert commit["ts"] + commit["dur"] <= begin["ts"] + begin["dur"] + 1
