@@ -76,7 +76,7 @@ class balancer {
     std::int64_t holders = 0;  ///< of each box
     std::uint32_t pattern = 0;
     std::uint32_t item = 0;
-    std::uint32_t member = 0;  ///< the first of its members
+    std::size_t member = 0;  ///< the first of its members
   };
   /// Ranks as a progression without boxes: the first one, and count and step of each axis.
   using rank_pattern = std::vector<std::int32_t>;
@@ -109,8 +109,7 @@ class balancer {
     const list_view<const held_boxes> own(members_.data() + begin, members_.size() - begin);
     std::int64_t holders = 0;
     for (const auto& m : own) holders += m.replicas();
-    shared_.push_back(
-        {bytes, holders, pattern_of(own), static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(begin)});
+    shared_.push_back({bytes, holders, pattern_of(own), static_cast<std::uint32_t>(n), begin});
   }
   /// Sorts members so that their holders ascend; those that interleave become one for each holder.
   void in_order_of_ranks(std::size_t begin) {

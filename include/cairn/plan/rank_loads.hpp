@@ -38,8 +38,13 @@ class rank_loads {
     load_[static_cast<std::size_t>(rank)] += bytes;
   }
   void add(const chunk_progression& ranks, std::uint64_t bytes) noexcept {
-    static_cast<void>(for_each_rank(ranks, [&](std::int32_t rank) {
-      add(rank, bytes);
+    // The innermost axis is the longest loop.
+    auto rows = ranks;
+    chunk_axis row{1, 1, -1, 0};
+    if (rows.axis_count > 0) row = rows.axes[static_cast<std::size_t>(--rows.axis_count)];
+    static_cast<void>(for_each_rank(rows, [&](std::int32_t rank) {
+      auto* load = load_.data() + rank;
+      for (std::int32_t k = 0; k < row.count; ++k, load += row.rank_step) *load += bytes;
       return true;
     }));
   }
@@ -77,7 +82,7 @@ class rank_loads {
         ++runs.back().count;
         continue;
       }
-      runs.push_back({own, static_cast<std::int64_t>(h), 1, false});
+      runs.push_back({own, static_cast<std::int64_t>(h), 1, 0});
       least = std::min(least, own);
     }
     for (auto& run : runs) run.load -= least;
@@ -93,6 +98,11 @@ class rank_loads {
     std::make_heap(least_.begin(), least_.end());
     const auto look = [&](const auto& rank) {
       for (auto limit = least_.front().first; h < count_; ++h) {
+        // Four comparisons at a time, as most are above.
+        while (h + 4 <= count_ && std::min(std::min(load[rank(h)], load[rank(h + 1)]),
+                                           std::min(load[rank(h + 2)], load[rank(h + 3)])) >= limit)
+          h += 4;
+        if (h == count_) break;
         if (load[rank(h)] >= limit) continue;  // of equal ones, those that come first
         std::pop_heap(least_.begin(), least_.end());
         least_.back() = {load[rank(h)], h};
@@ -112,7 +122,7 @@ class rank_loads {
       if (!runs.empty() && runs.back().load == own - least && runs.back().first + runs.back().count == first)
         ++runs.back().count;
       else
-        runs.push_back({own - least, first, 1, false});
+        runs.push_back({own - least, first, 1, 0});
     }
   }
   /// Gives the holders of a class the loads of some runs, which count as those that runs_of() or least_of()

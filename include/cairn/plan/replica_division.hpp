@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/plan/append_buffer.hpp>
 #include <cairn/plan/replica_cut.hpp>
 #include <cairn/plan/water_level.hpp>
 
@@ -93,8 +94,9 @@ class replica_division {
     const auto& grain = t.grain;
     const auto most = std::min<std::uint64_t>(t.bytes / piece_, static_cast<std::uint64_t>(grain.units));
     std::uint64_t level = 0;
-    const auto& taken = level_.take(t.bytes, piece_, static_cast<std::int64_t>(most), level);
+    const auto taken = level_.take(t.bytes, piece_, static_cast<std::int64_t>(most), level);
     if (taken.empty()) return false;
+    given_.clear();
     std::int64_t at = 0;
     std::uint64_t wanted = 0;
     for (std::size_t k = 0; k < taken.size(); ++k) {
@@ -104,19 +106,22 @@ class replica_division {
       if (k + 1 < taken.size())
         end = std::clamp(static_cast<std::int64_t>((wanted + grain.unit_bytes / 2) / grain.unit_bytes), at,
                          grain.units);
-      share(grain, run, at, end - at);
+      if (run.count != 1) {
+        share(grain, run, at, end - at);
+      } else {  // of many loads no two are equal: then nearly all runs are such
+        level_.push({run.load + grain.unit_bytes * static_cast<std::uint64_t>(end - at), run.first, 1,
+                     run.raised | (end > at ? 1u : 0u)});
+        if (end > at) given_.append({static_cast<std::int32_t>(run.first), 1, at, end - at});
+      }
       at = end;
     }
+    shares_.insert(shares_.end(), given_.begin(), given_.end());
     return true;
   }
   /// Divides `units` from `at` on evenly among the holders of a run. Many holders get equal pieces, the last
   /// ones less or none, so that loads stay equal; few get pieces that differ by one unit.
   void share(const split_grain& grain, const level_run& run, std::int64_t at, std::int64_t units) {
     const auto whole = std::int64_t{run.count};
-    if (whole == 1) {  // of many loads no two are equal: then nearly all runs are such
-      give(grain, run, 0, 1, at, units);
-      return;
-    }
     const auto more = units / whole + (units % whole != 0);
     const auto less = whole > 64 ? std::int64_t{0} : units / whole;
     const auto with_more = more == less ? whole : whole > 64 ? units / more : units - less * whole;
@@ -136,9 +141,9 @@ class replica_division {
   void give(const split_grain& grain, const level_run& run, std::int64_t from, std::int64_t count,
             std::int64_t at, std::int64_t each) {
     level_.push({run.load + grain.unit_bytes * static_cast<std::uint64_t>(each), run.first + from,
-                 static_cast<std::int32_t>(count), run.raised || each > 0});
+                 static_cast<std::int32_t>(count), run.raised | (each > 0 ? 1u : 0u)});
     if (each > 0)
-      shares_.push_back(
+      given_.append(
           {static_cast<std::int32_t>(run.first + from), static_cast<std::int32_t>(count), at, each});
   }
 
@@ -146,6 +151,7 @@ class replica_division {
   water_level level_;
   std::vector<level_run> after_;
   std::vector<replica_share> shares_;
+  append_buffer<replica_share> given_;  ///< of the box that is being split
   std::deque<outcome> outcomes_;
   std::unordered_multimap<std::uint64_t, std::size_t> known_;
 };
