@@ -21,6 +21,7 @@
 #include <string_view>
 #include <support/bench.hpp>
 #include <support/log_chart.hpp>
+#include <support/own_process.hpp>
 #include <support/planning_simulation.hpp>
 #include <utility>
 #include <vector>
@@ -82,7 +83,8 @@ cairn::save_plan write_list(const cairn::state_dict& state) {
   return plan;
 }
 
-/// A world of simulated ranks. Prints what planning costs in each layout, beside the twin.
+/// A world of simulated ranks. Prints what planning costs in each layout, beside the twin. Each layout of
+/// each size, and each twin, runs in a process of its own, so that it does not matter what ran before.
 class simulated_worlds {
  public:
   simulated_worlds(int argc, char** argv)
@@ -106,7 +108,8 @@ class simulated_worlds {
         continue;
       }
       const auto begin = seconds();
-      const auto costs = cairn_bench::planning_simulation(layout, ranks).run(load_ranks_, true);
+      const auto costs = cairn_bench::planning_costs::from(cairn_bench::in_own_process(
+          [&] { return cairn_bench::planning_simulation(layout, ranks).run(load_ranks_, true).numbers(); }));
       const auto name = std::string(layout) + "/ranks=" + std::to_string(ranks) + "/";
       // What is wanted of 16,384 ranks; 0: nothing.
       const bool judged = ranks == 16384;
@@ -242,12 +245,18 @@ class simulated_worlds {
   /// The seconds of `ranks` from those of the ranks in `known`, by the items that they hold.
   [[nodiscard]] static double extrapolate(const std::string& layout, std::int64_t ranks,
                                           std::pair<double, double> known) {
-    return known.second * cairn_bench::held_items(layout, ranks) /
-           cairn_bench::held_items(layout, static_cast<std::int64_t>(known.first));
+    const auto held = cairn_bench::in_own_process([&] {
+      return std::vector<double>{cairn_bench::held_items(layout, ranks),
+                                 cairn_bench::held_items(layout, static_cast<std::int64_t>(known.first))};
+    });
+    return known.second * held.at(0) / held.at(1);
   }
   /// Negative where it does not fit in 8 GiB.
   [[nodiscard]] static double run_twin(const std::string& layout, std::int64_t ranks) {
-    return cairn_bench::twin_seconds(layout, ranks, 8.0 * 1073741824.0);
+    return cairn_bench::in_own_process([&] {
+             return std::vector<double>{cairn_bench::twin_seconds(layout, ranks, 8.0 * 1073741824.0)};
+           })
+        .at(0);
   }
   static cairn_bench::samples one(double value) { return cairn_bench::samples({value}); }
   /// Against a limit, if there is one.
@@ -273,6 +282,7 @@ class simulated_worlds {
 };
 
 int simulate(int argc, char** argv, std::int64_t ranks) {
+  cairn_bench::keep_freed_memory();
   simulated_worlds worlds(argc, argv);
   if (ranks > 0)
     worlds.run(ranks);

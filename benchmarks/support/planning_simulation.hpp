@@ -7,6 +7,7 @@
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/storage/manifest_format.hpp>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -34,11 +35,11 @@ template <class Work>
 }
 
 /// The processor seconds of the same work again and again: `prepare()` makes, unmeasured, what `work` takes.
-/// Up to nine times; what takes long, less often.
+/// Up to 25 times; what takes long, less often.
 template <class Prepare, class Work>
 [[nodiscard]] samples repeated(Prepare&& prepare, Work&& work) {
   std::vector<double> seconds;
-  for (double spent = 0; seconds.size() < 9 && spent < 0.5; spent += seconds.back()) {
+  for (double spent = 0; seconds.size() < 25 && spent < 0.5; spent += seconds.back()) {
     auto input = prepare();
     seconds.push_back(processor_seconds([&] { work(std::move(input)); }));
   }
@@ -81,7 +82,31 @@ struct planning_costs {
   samples open;
   samples load_plan;
   double peak = 0;
-  int messages = 0;  ///< along the deepest chain
+  double messages = 0;  ///< along the deepest chain
+
+  /// All of it as numbers, for another process.
+  [[nodiscard]] std::vector<double> numbers() const {
+    std::vector<double> out;
+    for (const auto* s : {&critical, &finish, &metadata, &publish, &open, &load_plan}) {
+      out.push_back(static_cast<double>(s->sorted.size()));
+      out.insert(out.end(), s->sorted.begin(), s->sorted.end());
+    }
+    for (const auto* v : {&slowest, &processor, &largest_message, &message_bytes, &summarise, &merge,
+                          &manifest_bytes, &peak, &messages})
+      out.push_back(*v);
+    return out;
+  }
+  /// What numbers() gave. @throws std::out_of_range for anything else.
+  [[nodiscard]] static planning_costs from(const std::vector<double>& numbers) {
+    planning_costs c;
+    std::size_t at = 0;
+    for (auto* s : {&c.critical, &c.finish, &c.metadata, &c.publish, &c.open, &c.load_plan})
+      for (auto n = numbers.at(at++); n > 0; --n) s->sorted.push_back(numbers.at(at++));
+    for (auto* v : {&c.slowest, &c.processor, &c.largest_message, &c.message_bytes, &c.summarise, &c.merge,
+                    &c.manifest_bytes, &c.peak, &c.messages})
+      *v = numbers.at(at++);
+    return c;
+  }
 };
 
 /// Runs the reduction of all ranks in one thread, in the order in which a tree does it, one branch after
@@ -93,11 +118,8 @@ class planning_simulation {
   planning_costs run(std::int64_t load_ranks, bool with_manifest) {
     forget_peak();
     const auto root = reduce(0, plans_.ranks());
-    // Of each level the 90th percentile: one merge in thousands that the machine disturbed is not the
-    // algorithm's.
-    for (const auto& level : levels_) costs_.merge += samples(level).quantile(0.9);
-    costs_.summarise = samples(levels_[0]).quantile(0.9);
-    costs_.merge -= costs_.summarise;
+    costs_.summarise = typical(levels_[0]);
+    for (std::size_t n = 1; n < levels_.size(); ++n) costs_.merge += typical(levels_[n]);
     const auto world = static_cast<int>(plans_.ranks());
     cairn::metadata stored;
     const auto mine = plans_.of(0);
@@ -112,9 +134,9 @@ class planning_simulation {
     for (auto& seconds : chain) seconds += costs_.summarise + costs_.merge;
     costs_.critical = samples(std::move(chain));
     costs_.slowest = root.slowest + costs_.finish.most();
-    const auto levels = static_cast<int>(std::ceil(std::log2(static_cast<double>(plans_.ranks()))));
+    const auto levels = std::ceil(std::log2(static_cast<double>(plans_.ranks())));
     costs_.messages = 2 * levels;
-    costs_.message_bytes += static_cast<double>(levels) * static_cast<double>(root.bytes.size());
+    costs_.message_bytes += levels * static_cast<double>(root.bytes.size());
     costs_.metadata = repeated([] { return 0; }, [&](int) { stored = planner_.metadata(summary, world); });
     if (with_manifest) publish_and_load(std::move(stored), load_ranks);
     costs_.peak = peak_bytes();
@@ -127,6 +149,34 @@ class planning_simulation {
     std::vector<std::byte> bytes;
     double slowest = 0;
   };
+  static constexpr std::size_t many = 64;
+
+  /// Of the seconds of one level of the tree, in order of ranks: the 90th percentile of the medians of
+  /// neighbouring eights, which do alike; what the machine disturbed here and there is not the algorithm's.
+  /// Levels of few are medians already.
+  [[nodiscard]] static double typical(const std::vector<double>& level) {
+    if (level.size() < many) return samples(level).quantile(0.9);
+    std::vector<double> medians;
+    for (std::size_t k = 0; k < level.size(); k += 8) {
+      const auto begin = level.begin() + static_cast<std::ptrdiff_t>(k);
+      medians.push_back(
+          samples({begin, begin + static_cast<std::ptrdiff_t>(std::min<std::size_t>(8, level.size() - k))})
+              .median());
+    }
+    return samples(std::move(medians)).quantile(0.9);
+  }
+  /// The seconds of one node of the tree that stands for so many ranks: of levels that have few nodes the
+  /// median of eight times, or of fewer that take long. `again()` does the same to a copy.
+  template <class Again, class Work>
+  [[nodiscard]] double measured(std::int64_t count, Again&& again, Work&& work) {
+    std::vector<double> seconds;
+    if (plans_.ranks() / count < static_cast<std::int64_t>(many))
+      for (double spent = 0; seconds.size() < 7 && (seconds.size() < 2 || spent < 0.05);
+           spent += seconds.back())
+        seconds.push_back(again());
+    seconds.push_back(work());
+    return samples(std::move(seconds)).median();
+  }
   /// Ranks [first, first + count); the lowest one merges.
   part reduce(std::int64_t first, std::int64_t count) {
     part own;
@@ -134,10 +184,13 @@ class planning_simulation {
     if (levels_.size() <= level) levels_.resize(level + 1);
     if (count == 1) {
       const auto& plan = plans_.of(first);
-      own.slowest = processor_seconds([&] {
-        own.summary = planner_.summarise(plan, static_cast<int>(first));
-        own.bytes = planner_.encode(own.summary);
-      });
+      const auto summarise = [&] {
+        return processor_seconds([&] {
+          own.summary = planner_.summarise(plan, static_cast<int>(first));
+          own.bytes = planner_.encode(own.summary);
+        });
+      };
+      own.slowest = measured(count, summarise, summarise);
       levels_[level].push_back(own.slowest);
       costs_.processor += own.slowest;
       return own;
@@ -156,14 +209,13 @@ class planning_simulation {
         lower.bytes = planner_.encode(lower.summary);
       });
     };
-    // Near the root there are few merges: each is done more than once.
-    std::vector<double> again;
-    for (auto n = plans_.ranks() / count; n < 8; ++n) {
-      auto copy = own;
-      again.push_back(merge(copy));
-    }
-    again.push_back(merge(own));
-    const auto seconds = samples(std::move(again)).median();
+    const auto seconds = measured(
+        count,
+        [&] {
+          auto copy = own;
+          return merge(copy);
+        },
+        [&] { return merge(own); });
     levels_[level].push_back(seconds);
     own.slowest = std::max(own.slowest, other.slowest) + seconds;
     costs_.processor += seconds;
