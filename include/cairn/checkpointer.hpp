@@ -134,16 +134,17 @@ class checkpointer {
   void prepare(const state_dict& state) { engine().prepare(state); }
 
   /// Saves the state as the checkpoint of `step`, the count of completed updates. Returns when training may
-  /// change its memory; with overlapped{} at once, see before_update(). The handle tells when it is written
-  /// and committed; dropping it is fine.
+  /// change its memory, and the process that writes, where that is another one, has the save; with
+  /// overlapped{} at once, see before_update(). The handle tells when it is written and committed; dropping
+  /// it is fine.
   /// @throws usage_error and plan_error of this call, with the state unharmed; every later error is on the
   /// handle, and thrown by wait() and close(). After `max_consecutive_failures` failed saves usage_error
   /// (usage_too_many_failures), when its own save is under way.
   save_handle save(const state_dict& state, std::int64_t step) { return engine().save(state, step); }
 
   /// For overlapped saves: call it before memory is changed, in each step. Returns when the last save has
-  /// copied the memory of training; nothing to do, it costs nanoseconds. @throws timeout_error
-  /// (timeout_staging).
+  /// copied the memory of training, and the process that writes, where that is another one, has the save (see
+  /// handover_patience); nothing to do, it costs nanoseconds. @throws timeout_error (timeout_staging).
   void before_update() {
     check();
     engine_->before_update();
