@@ -339,6 +339,9 @@ bool kill_in(const cell& c, history& h, dice& d) {
   order.plan = {.at = c.point.at, .gate = c.point.gate};
   order.victims = c.dies == cell::one ? 0 : (1u << c.world) - 1;
   order.workers_outlive = c.dies == cell::ranks;
+  // A worker may wait so long for the first of those that share its file, which died before its own had the
+  // save.
+  if (order.workers_outlive && c.ranks_per_file > 1) order.patience = std::chrono::seconds(20);
   order.last_calls = static_cast<std::int64_t>(d.roll(40));
   return h.kill(order);
 }
