@@ -413,6 +413,8 @@ int device_trainer(const std::string& directory, const std::string& line, const 
   const auto save = ckpt.save(state, 2);
   for (int d = 0; d < 2; ++d) ckpt.before_update(streams[d], d);
   update(3);
+  // A stream has waited for the copies, and nobody for the worker.
+  save.wait_handed_over();
   if (copied == "all") save.wait_released();
   if (save.released() != (copied == "all")) return 1;
   std::printf("%d\n", static_cast<int>(workers().at(0)));
