@@ -135,6 +135,14 @@ std::map<std::string, std::vector<unsigned>> modes_below(const std::string& root
 
 constexpr cairn::checkpointer_options quiet{.quiet = true};
 
+struct warnings_into {
+  using cairn_role = cairn::role::observer;
+  std::string* texts;
+  void observe(const cairn::observation& what) const noexcept {
+    if (what.kind == cairn::observation::what::warning) *texts += what.text;
+  }
+};
+
 /// A checkpoint, and a save that failed and left its mark, below `root`.
 void save_and_fail(const std::string& root, const cairn::file_store_options& options) {
   std::vector<float> weights(20'000, 1.5f);
@@ -290,6 +298,23 @@ TEST_CASE("threads: the save fails with the limit and its value, and training go
     return error_of([&] { handle.wait(); });
   });
   check_says(said, {"storage.limit|", "no thread could be started to write", "RLIMIT_NPROC is 1 (ulimit -u"});
+}
+
+TEST_CASE("threads: what cannot be prepared is told of, and left to the first save") {
+  const auto said = in_child([&] {
+    std::vector<float> weights(1'000, 1.5f);
+    cairn::state_dict state;
+    state.tensor("weights", weights, {1'000});
+    std::string told;
+    cairn::checkpointer ckpt{cairn::memory_store{}, cairn::inline_executor{}, warnings_into{&told}, quiet};
+    become_nobody();
+    limit(RLIMIT_NPROC, 1);
+    if (ckpt.resume(state)) return std::string("it resumed from nothing");
+    ckpt.save(state, 1).wait();
+    return told + (ckpt.list() == std::vector<std::int64_t>{1} ? ", and saved" : ", and lost");
+  });
+  check_says(said, {"saves could not be prepared", "no thread could be started to prepare buffers",
+                    "RLIMIT_NPROC is 1 (ulimit -u", ", and saved"});
 }
 
 namespace {

@@ -227,30 +227,6 @@ concept SharingReader = requires(Reader& r, typename Reader::checkpoint_type& op
   { r.read_shared(opened, state, plan, resolver, options, exchange, until) } -> std::same_as<std::uint64_t>;
 };
 
-/// The steps as bytes, for handing on.
-[[nodiscard]] inline std::vector<std::byte> encode_steps(const std::vector<std::int64_t>& steps) {
-  wire_writer out;
-  out.put(static_cast<std::uint64_t>(steps.size()));
-  for (auto s : steps) out.put(s);
-  return out.take();
-}
-[[nodiscard]] inline std::vector<std::int64_t> decode_steps(std::span<const std::byte> bytes) {
-  try {
-    wire_reader in(bytes);
-    std::vector<std::int64_t> steps(in.get_count(sizeof(std::int64_t)));
-    for (auto& s : steps) s = in.get<std::int64_t>();
-    in.finish();
-    return steps;
-  } catch (const wire_error& e) {
-    fail(error_id::peer_bad_message,
-         std::string("the coordinator's list of checkpoints is damaged: ") + e.what());
-  }
-}
-inline void keep_only(std::vector<std::int64_t>& steps, const std::vector<std::int64_t>& among) {
-  std::erase_if(steps,
-                [&](std::int64_t s) { return std::find(among.begin(), among.end(), s) == among.end(); });
-}
-
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -53,8 +54,7 @@ class process_executor {
       fail(error_id::usage_no_worker,
            "process_executor starts this program again as a worker: begin main() with "
            "cairn::worker_main(argc, argv); or pass worker_program{path}");
-    auto client = std::make_shared<detail::worker_client>(std::move(options), "/proc/self/exe", true);
-    thread_ = std::make_unique<detail::worker_thread>(std::move(client));
+    use_worker(std::make_shared<detail::worker_client>(std::move(options), "/proc/self/exe", true));
   }
   /// The worker is another program. @throws usage_error if it is not there.
   explicit process_executor(worker_program program, process_executor_options options = {}) {
@@ -62,21 +62,31 @@ class process_executor {
     if (::access(program.path.c_str(), X_OK) != 0)
       fail(error_id::usage_no_worker, "there is no worker program that can be started",
            {.file = program.path, .got = std::generic_category().message(errno)});
-    auto client = std::make_shared<detail::worker_client>(std::move(options), std::move(program.path), false);
-    thread_ = std::make_unique<detail::worker_thread>(std::move(client));
+    use_worker(std::make_shared<detail::worker_client>(std::move(options), std::move(program.path), false));
   }
 
   /// Starts the worker in the background.
-  void prepare() { thread_->start_worker(); }
+  void prepare() {
+    thread_->give([](detail::worker_work& work) { work.start_worker(); },
+                  deadline::in(std::chrono::minutes(1)));
+  }
   template <class Writer>
   void submit(save_job<Writer> job) {
     job.progress->await_handover();
-    thread_->add(std::make_shared<detail::carried_save_of<Writer>>(std::move(job)));
+    const auto until = deadline::in(job.context.longest());
+    auto save = std::make_shared<detail::carried_save_of<Writer>>(std::move(job));
+    thread_->give([&](detail::worker_work& work) { work.add(std::move(save)); }, until);
   }
   [[nodiscard]] bool drain(deadline until) { return thread_->drain(until); }
 
  private:
-  std::unique_ptr<detail::worker_thread> thread_;
+  using thread_type = detail::abandonable_thread<detail::worker_work>;
+
+  void use_worker(std::shared_ptr<detail::worker_client> client) {
+    thread_ = std::make_unique<thread_type>(std::make_shared<detail::worker_work>(std::move(client)));
+  }
+
+  std::unique_ptr<thread_type> thread_;
 };
 
 }  // namespace v1

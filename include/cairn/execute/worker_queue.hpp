@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::interprocess
 #pragma once
+#include <cairn/execute/abandonable_thread.hpp>
 #include <cairn/execute/carried_save.hpp>
 #include <cairn/execute/worker_client.hpp>
 #include <cairn/model/file_descriptor.hpp>
@@ -8,10 +9,8 @@
 
 #include <sys/eventfd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -21,8 +20,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -184,103 +181,46 @@ class worker_queue {
   std::list<std::shared_ptr<carried_save>> saves_;
 };
 
-/// The thread that sees saves through a worker. It starts with the first of them, and can be left behind if
-/// it hangs.
-class worker_thread {
+/// Sees saves through a worker.
+class worker_work : public thread_work {
  public:
   /// @throws storage_error if there are no descriptors.
-  explicit worker_thread(std::shared_ptr<worker_client> client)
-      : shared_(std::make_shared<shared>(std::move(client))) {}
-  worker_thread(const worker_thread&) = delete;
-  worker_thread& operator=(const worker_thread&) = delete;
-  ~worker_thread() {
-    if (!thread_.joinable()) return;
-    {
-      const std::lock_guard lock(shared_->mutex);
-      shared_->stopping = true;
-    }
-    shared_->changed.notify_all();
-    // Saves end by their own deadlines; a thread that hangs in the kernel is left to the end of the process.
-    if (drain(until_))
-      thread_.join();
-    else
-      thread_.detach();
+  explicit worker_work(std::shared_ptr<worker_client> client)
+      : client_(std::move(client)), interrupt_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!interrupt_.open()) fail_system(errno, "a thread for a worker could not be prepared");
   }
 
-  /// Starts the worker in the background; a failure is told by the first save.
-  void start_worker() {
-    give([](shared& s) { s.start_worker = true; }, deadline::in(std::chrono::minutes(1)));
+  [[nodiscard]] bool busy() const noexcept { return running_ || start_worker_ || !added_.empty(); }
+  /// Starts the worker; a failure is told by the first save. @pre locked
+  void start_worker() noexcept {
+    start_worker_ = true;
+    interrupt();
   }
+  /// @pre locked
   void add(std::shared_ptr<carried_save> save) {
-    const auto until = deadline::in(save->context().longest());
-    give([&](shared& s) { s.added.push_back(std::move(save)); }, until);
+    added_.push_back(std::move(save));
+    interrupt();
   }
-  [[nodiscard]] bool drain(deadline until) {
-    std::unique_lock lock(shared_->mutex);
-    while (shared_->busy()) {
-      if (until.passed()) return false;
-      const auto slice = deadline::clock::now() + std::chrono::hours(24);
-      shared_->changed.wait_until(lock, std::min(until.time_point(), slice));
-    }
-    return true;
-  }
-
- private:
-  struct shared {
-    explicit shared(std::shared_ptr<worker_client> of)
-        : client(std::move(of)), added_something(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-      if (!added_something.open()) fail_system(errno, "a thread for a worker could not be prepared");
-    }
-    /// @pre locked
-    [[nodiscard]] bool busy() const noexcept { return running || start_worker || !added.empty(); }
-
-    const std::shared_ptr<worker_client> client;
-    const file_descriptor added_something;  // can be read while the thread has something to look at
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::list<std::shared_ptr<carried_save>> added;
-    bool start_worker = false;
-    bool running = false;
-    bool stopping = false;
-  };
-  /// `until`: how long the destructor waits for it.
-  template <class Give>
-  void give(Give&& give, deadline until) {
-    if (!thread_.joinable()) {
-      try {
-        thread_ = std::thread([state = shared_] { loop(*state); });
-      } catch (const std::system_error&) {
-        fail_for_threads("to write");
-      }
-    }
-    {
-      const std::lock_guard lock(shared_->mutex);
-      give(*shared_);
-    }
-    until_ = deadline::at(std::max(until_.time_point(), until.time_point()));
-    shared_->changed.notify_all();
-    static_cast<void>(::eventfd_write(shared_->added_something.get(), 1));
-  }
-  static void loop(shared& s) noexcept {
+  void run() noexcept {
     apply_granted(thread_settings{});
-    worker_queue queue(s.client, s.added_something.get());
+    worker_queue queue(client_, interrupt_.get());
     for (;;) {
       bool start = false;
       {
-        std::unique_lock lock(s.mutex);
-        s.running = !queue.empty();
-        if (!s.running) s.changed.notify_all();
-        s.changed.wait(lock, [&] { return s.stopping || s.running || s.busy(); });  // idle
-        if (!s.busy()) return;
-        s.running = true;
+        std::unique_lock lock(mutex);
+        running_ = !queue.empty();
+        if (!running_) changed.notify_all();
+        changed.wait(lock, [&] { return stopping || busy(); });  // idle
+        if (!busy()) return;
+        running_ = true;
         eventfd_t count = 0;
-        static_cast<void>(::eventfd_read(s.added_something.get(), &count));
-        start = std::exchange(s.start_worker, false);
-        queue.add(s.added);
+        static_cast<void>(::eventfd_read(interrupt_.get(), &count));
+        start = std::exchange(start_worker_, false);
+        queue.add(added_);
       }
       if (start && queue.empty()) {
         try {
-          static_cast<void>(s.client->worker());
+          static_cast<void>(client_->worker());
         } catch (...) {
           // The first save says why.
         }
@@ -289,9 +229,14 @@ class worker_thread {
     }
   }
 
-  std::shared_ptr<shared> shared_;
-  std::thread thread_;
-  deadline until_ = deadline::in(std::chrono::nanoseconds(0));
+ private:
+  void interrupt() noexcept { static_cast<void>(::eventfd_write(interrupt_.get(), 1)); }
+
+  const std::shared_ptr<worker_client> client_;
+  const file_descriptor interrupt_;  // can be read while the thread has something to look at
+  std::list<std::shared_ptr<carried_save>> added_;
+  bool start_worker_ = false;
+  bool running_ = false;
 };
 
 }  // namespace detail

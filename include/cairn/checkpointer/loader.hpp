@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/group_loading.hpp>
+#include <cairn/checkpointer/steps_to_resume.hpp>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Loads checkpoints, by all ranks together: one that is named, or the newest that loads on all of them. The
+/// thread of training. `group` and `options` outlive it.
+template <class Background, Communicator C>
+class loader {
+ public:
+  loader(std::shared_ptr<Background> background, collectives<C>& group, const checkpointer_options& options,
+         std::shared_ptr<device_access> devices)
+      : background_(std::move(background)),
+        group_(group),
+        options_(options),
+        devices_(std::move(devices)),
+        cache_(options.cached_plans, options.cached_plan_bytes) {}
+
+  /// Collective: throws on all ranks what one of them throws.
+  template <LoadPlanner Planner>
+  load_report load(Planner& planner, const state_dict& state, std::int64_t step, load_request request) {
+    load_report report;
+    const auto verdict = attempt(planner, state, step, std::move(request), report);
+    if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
+    background_->tell().loaded(step, report.bytes, report.seconds);
+    return report;
+  }
+
+  /// Ends what earlier runs have left, and loads the newest checkpoint (of the steps `among`, where given)
+  /// that loads on all ranks; sets aside those that are damaged. Nothing where there is none. Collective.
+  /// @throws storage_error (storage_nothing_loads); what would keep another checkpoint from loading, too.
+  template <LoadPlanner Planner>
+  std::optional<std::int64_t> resume(Planner& planner, const state_dict& state, const run_id& run,
+                                     const std::vector<std::int64_t>* among) {
+    auto steps = decode_steps(read_once(
+        group_, [&] { return encode_steps(clean_and_list(*background_, run, options_)); }, peers()));
+    if (among != nullptr) keep_only(steps, *among);
+    std::string reasons;
+    int tried = 0;
+    for (auto step = steps.rbegin(); step != steps.rend() && tried <= options_.max_fallback;
+         ++step, ++tried) {
+      load_report report;
+      load_verdict verdict;
+      try {
+        verdict = attempt(planner, state, *step, {}, report);
+      } catch (const peer_error&) {
+        throw;
+      } catch (const timeout_error&) {
+        throw;
+      } catch (...) {
+        verdict = {outcome_of(std::current_exception()), std::current_exception()};
+      }
+      if (verdict.outcome == load_outcome::loaded) {
+        background_->tell().loaded(*step, report.bytes, report.seconds);
+        for (const auto& name : report.missing)
+          background_->tell().warned("item " + name + " is not in the checkpoint of step " +
+                                     std::to_string(*step) + " and keeps its value");
+        return *step;
+      }
+      if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
+      auto why = failure_text(verdict.failure);
+      reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
+      if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !set_aside(*step))
+        why += " (its manifest could not be moved aside)";
+      background_->tell().fell_back(*step, why);
+    }
+    if (!steps.empty())
+      fail(error_id::storage_nothing_loads,
+           "checkpoints exist and none of the newest " + std::to_string(tried) +
+               " loads; nothing was overwritten; repair the store, load(state, step) another one, or choose "
+               "another directory to begin anew: " +
+               reasons);
+    return std::nullopt;
+  }
+
+ private:
+  [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_patience); }
+  template <LoadPlanner Planner>
+  load_verdict attempt(Planner& planner, const state_dict& state, std::int64_t step, load_request request,
+                       load_report& report) {
+    request.rank = group_.rank();
+    request.world_size = group_.size();
+    const auto manifest = read_once(
+        group_, [&] { return background_->reader().fetch(step); }, peers());
+    std::exception_ptr failure;
+    try {
+      report = load_part(planner, state, step, manifest, request);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    return agree_on_load(group_, failure, report.unexpected, request.strict, deadline::in(options_.patience));
+  }
+  template <LoadPlanner Planner>
+  load_report load_part(Planner& planner, const state_dict& state, std::int64_t step,
+                        std::span<const std::byte> manifest, const load_request& request) {
+    using reader_type = std::remove_reference_t<decltype(background_->reader())>;
+    if constexpr (SharingReader<reader_type, C>)
+      if (options_.sharing == read_sharing::on && group_.size() > 1)
+        return load_shared(background_->reader(), planner, cache_, group_, state, step, manifest, request,
+                           options_, devices_.get());
+    return load_alone(background_->reader(), planner, cache_, state, step, manifest, request, options_,
+                      devices_.get());
+  }
+  [[nodiscard]] bool set_aside(std::int64_t step) noexcept {
+    try {
+      return background_->writer()->set_aside(step);
+    } catch (...) {
+      return false;
+    }
+  }
+
+  std::shared_ptr<Background> background_;
+  collectives<C>& group_;
+  const checkpointer_options& options_;
+  std::shared_ptr<device_access> devices_;
+  load_plan_cache cache_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/group_planning.hpp>
+#include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/small_tensors.hpp>
+#include <cairn/concepts/storage.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// A planner with the plans that it has made for saves: all ranks plan together once for each structure of
+/// the state, and keep what they made. The thread of training.
+template <SavePlanner Planner>
+class save_plans {
+ public:
+  save_plans(Planner planner, const checkpointer_options& options)
+      : planner_(std::move(planner)),
+        cache_(options.cached_plans, options.cached_plan_bytes),
+        small_tensor_bytes_(options.small_tensor_bytes) {}
+
+  [[nodiscard]] Planner& planner() noexcept { return planner_; }
+  /// This rank's plan for a state of this structure; `cached` tells whether it was there. Collective where it
+  /// was not, which is so on all ranks or on none.
+  template <Communicator C, StorageWriter Writer>
+  std::shared_ptr<const cached_plan> plan(const state_dict& state, collectives<C>& group,
+                                          const Writer& writer, deadline until, bool& cached) {
+    const auto key = key_of(state, group, writer);
+    auto planned = cache_.find(key);
+    cached = planned != nullptr;
+    if (cached) return planned;
+    const auto begin = deadline::clock::now();
+    auto made = plan_together(planner_, group, state, until);
+    made.seconds = seconds_since(begin);
+    return cache_.put(key, std::move(made));
+  }
+  /// Has the plan's sources follow the state to where its memory is now, and lays out the image for the sizes
+  /// that they have now: kept with the plan, made anew on this rank alone when a bytes item has another size
+  /// than before.
+  template <Communicator C, StorageWriter Writer>
+  std::shared_ptr<const image_layout> lay_out(const cached_plan& planned, const state_dict& state,
+                                              collectives<C>& group, const Writer& writer) {
+    planned.sources->follow(planner_, state, planned.plan);
+    const auto& bytes_sizes = planned.sources->bytes_sizes();
+    if (planned.layout != nullptr && planned.bytes_sizes == bytes_sizes) return planned.layout;
+    auto layout = writer.layout(*planned.plan, planned.sources->stored_sizes(*planned.plan), group.rank());
+    bound_small_tensors(layout, *planned.plan, small_tensor_bytes_);
+    cached_plan renewed = planned;
+    renewed.layout = std::make_shared<const image_layout>(std::move(layout));
+    renewed.bytes_sizes = bytes_sizes;
+    return cache_.put(key_of(state, group, writer), std::move(renewed))->layout;
+  }
+
+ private:
+  template <Communicator C, StorageWriter Writer>
+  [[nodiscard]] plan_key key_of(const state_dict& state, const collectives<C>& group,
+                                const Writer& writer) const {
+    return {.structure = state.structure(),
+            .planner = planner_.fingerprint(),
+            .writer = writer.fingerprint(),
+            .world_size = group.size(),
+            .rank = group.rank()};
+  }
+
+  Planner planner_;
+  plan_cache cache_;
+  std::uint64_t small_tensor_bytes_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/list_view.hpp>
+#include <cairn/model/save_handle.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The saves of one checkpointer that have not ended, in their order, and how the last one ended. The thread
+/// of training.
+class saves_under_way {
+ public:
+  /// So that the next add() throws nothing.
+  void make_room() { saves_.reserve(saves_.size() + 1); }
+  /// `until`: when nobody waits for it, nor for those before it, any more. @pre make_room()
+  void add(std::shared_ptr<save_progress> save, deadline until) noexcept {
+    std::erase_if(saves_, [](const auto& s) { return s->finished(); });
+    given_up_at_ = until;
+    set_last(save);
+    saves_.push_back(std::move(save));
+  }
+  /// The save that last_failure() tells of, also where it failed before it was under way.
+  void set_last(std::shared_ptr<save_progress> save) noexcept { last_ = std::move(save); }
+
+  [[nodiscard]] bool any() const {
+    return std::any_of(saves_.begin(), saves_.end(), [](const auto& s) { return !s->finished(); });
+  }
+  [[nodiscard]] list_view<const std::shared_ptr<save_progress>> all() const noexcept { return saves_; }
+  /// Waits for all of them; calls late(save), which may throw, for each that had not ended when all were
+  /// given up.
+  template <class Late>
+  void wait(Late&& late) const {
+    for (const auto& save : saves_)
+      if (!save->wait_finished(given_up_at_)) late(*save);
+  }
+  /// Why the last save failed; null: it did not, or has not ended.
+  [[nodiscard]] std::exception_ptr last_failure() const {
+    return last_ == nullptr ? nullptr : last_->failure();
+  }
+
+ private:
+  std::vector<std::shared_ptr<save_progress>> saves_;
+  std::shared_ptr<save_progress> last_;
+  deadline given_up_at_ = deadline::in(std::chrono::nanoseconds(0));
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

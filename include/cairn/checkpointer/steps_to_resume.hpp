@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/predecessors.hpp>
+#include <cairn/model/wire.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// For rank 0: ends what saves of earlier runs have left, having waited for those that processes still carry
+/// out, and lists the steps that are committed then, ascending. A store that refuses the cleaning is told of,
+/// and listed.
+template <class Background>
+[[nodiscard]] std::vector<std::int64_t> clean_and_list(Background& background, const run_id& run,
+                                                       const checkpointer_options& options) {
+  predecessors earlier;
+  bool cleaned = false;
+  try {
+    earlier.outlast(*background.writer(), run,
+                    std::min(options.predecessor_patience, options.peer_patience / 2), background.tell());
+    if (const auto removed = background.writer()->clean(run); removed > 0)
+      background.tell().warned("removed " + std::to_string(removed) +
+                               " objects that interrupted saves had left");
+    cleaned = true;
+  } catch (const error& e) {
+    background.tell().warned(std::string("what interrupted saves left could not be removed: ") + e.what());
+  }
+  auto steps = background.reader().list();
+  earlier.tell(cleaned, steps, background.tell());
+  return steps;
+}
+
+/// The steps as bytes, for handing on.
+[[nodiscard]] inline std::vector<std::byte> encode_steps(const std::vector<std::int64_t>& steps) {
+  wire_writer out;
+  out.put(static_cast<std::uint64_t>(steps.size()));
+  for (auto s : steps) out.put(s);
+  return out.take();
+}
+[[nodiscard]] inline std::vector<std::int64_t> decode_steps(std::span<const std::byte> bytes) {
+  try {
+    wire_reader in(bytes);
+    std::vector<std::int64_t> steps(in.get_count(sizeof(std::int64_t)));
+    for (auto& s : steps) s = in.get<std::int64_t>();
+    in.finish();
+    return steps;
+  } catch (const wire_error& e) {
+    fail(error_id::peer_bad_message,
+         std::string("the coordinator's list of checkpoints is damaged: ") + e.what());
+  }
+}
+inline void keep_only(std::vector<std::int64_t>& steps, const std::vector<std::int64_t>& among) {
+  std::erase_if(steps,
+                [&](std::int64_t s) { return std::find(among.begin(), among.end(), s) == among.end(); });
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
