@@ -12,6 +12,7 @@
 #include <support/counting_communicator.hpp>
 #include <support/nccl_double.hpp>
 #include <support/rounds.hpp>
+#include <support/simulated_time.hpp>
 #include <support/thread_ranks.hpp>
 
 #include <deque>
@@ -348,43 +349,16 @@ TEST_CASE("foreign exceptions and endless texts cross ranks too") {
 }
 
 TEST_CASE("ranks that do not come are named on all others soon after the deadline") {
-  // All worlds wait at the same time, and for long: a busy machine may stop any rank for seconds.
-  static constexpr auto patience = 8s;
-  struct waiting_world {
-    explicit waiting_world(int size) : world(size) {}
-    thread_ranks<> world;
-    std::vector<std::exception_ptr> thrown;
-    double seconds = 0;
+  // In simulated time no thread that the machine holds up is taken for an absent one. The deadline, the same
+  // for all, has passed: a collective asks no other clock then.
+  const auto passed = deadline::at(deadline::clock::now() - 1h);
+  const auto fold = [&](auto& all) {
+    return text_of(all.tree_reduce_broadcast(letter(all.rank()), concatenate, passed));
   };
-  std::deque<waiting_world> one_missing;
-  for (int missing = 0; missing < 5; ++missing) one_missing.emplace_back(5);
-  waiting_world several_missing(8), failing(4), unequal(4);
-  std::vector<std::jthread> together;
-  const auto begin = [&](waiting_world& each, const std::vector<int>& absent, auto body) {
-    together.emplace_back([&each, absent, body] {
-      const auto begun = deadline::clock::now();
-      each.thrown = each.world.run(body, absent);
-      each.seconds = cairn::seconds_since(begun);
-    });
-  };
-  for (int missing = 0; missing < 5; ++missing)
-    begin(one_missing[static_cast<std::size_t>(missing)], {missing}, [](auto& all) {
-      (void)all.tree_reduce_broadcast(letter(all.rank()), concatenate, deadline::in(patience));
-    });
-  begin(several_missing, {3, 5, 7}, [](auto& all) { all.barrier(deadline::in(patience)); });
-  begin(failing, {1}, [](auto& all) {
-    all.barrier(deadline::in(patience),
-                all.rank() == 2 ? cairn::make_failure(error_id::storage_io, "broken") : nullptr);
-  });
-  // Rank 3 is a child of 2, 2 of 0. Rank 0 gives up first, and must not take rank 2 for the absent one.
-  begin(unequal, {3},
-        [](auto& all) { all.barrier(deadline::in(all.rank() == 2 ? patience + 3s : patience)); });
-  together.clear();
-
   for (int missing = 0; missing < 5; ++missing) {
     CAPTURE(missing);
-    auto& world = one_missing[static_cast<std::size_t>(missing)].world;
-    const auto& thrown = one_missing[static_cast<std::size_t>(missing)].thrown;
+    timed_ranks world(5);
+    const auto thrown = world.run([&](auto& all) { (void)fold(all); }, {missing});
     for (int rank = 0; rank < 5; ++rank) {
       if (rank == missing) continue;
       const auto e = caught<cairn::timeout_error>(thrown[static_cast<std::size_t>(rank)]);
@@ -393,38 +367,70 @@ TEST_CASE("ranks that do not come are named on all others soon after the deadlin
       CHECK(e.message() == "rank " + std::to_string(missing) +
                                " did not arrive at tree_reduce_broadcast (collective 0) by the deadline");
     }
-    CHECK(one_missing[static_cast<std::size_t>(missing)].seconds >= 8);
+    CHECK(world.time().last() <= passed.time_point() + 1s);
 
     // It comes late: it learns that it was given up (or, as the root, finds all parts), and the next
     // collective has all ranks again.
-    const auto late = world.run([](auto& all) {
-      if (all.epoch() == 0)
-        (void)all.tree_reduce_broadcast(letter(all.rank()), concatenate, deadline::in(0ns));
+    const auto late = world.run([&](auto& all) {
+      if (all.epoch() == 0) (void)fold(all);
     })[static_cast<std::size_t>(missing)];
     if (missing == 0)
       CHECK(late == nullptr);
     else
       CHECK(caught<cairn::timeout_error>(late).fields().rank == missing);
-    check_none(world.run([](auto& all) {
-      expect(text_of(all.tree_reduce_broadcast(letter(all.rank()), concatenate, ample())) == letters(5),
-             "fold");
-    }));
+    check_none(world.run([&](auto& all) { expect(fold(all) == letters(5), "fold"); }));
   }
-  // All absent ranks that are known are listed.
-  for (const int rank : {0, 1, 2, 4, 6}) {
-    const auto e = caught<cairn::timeout_error>(several_missing.thrown[static_cast<std::size_t>(rank)]);
-    CHECK(e.fields().rank == 3);
-    CHECK(e.message() == "ranks 3, 5, 7 did not arrive at barrier (collective 0) by the deadline");
+  SUBCASE("all absent ranks that are known are listed") {
+    timed_ranks world(8);
+    const auto thrown = world.run([&](auto& all) { all.barrier(passed); }, {3, 5, 7});
+    for (const int rank : {0, 1, 2, 4, 6}) {
+      const auto e = caught<cairn::timeout_error>(thrown[static_cast<std::size_t>(rank)]);
+      CHECK(e.fields().rank == 3);
+      CHECK(e.message() == "ranks 3, 5, 7 did not arrive at barrier (collective 0) by the deadline");
+    }
   }
-  // A failure is told together with who is absent.
-  for (const int rank : {0, 2, 3}) {
-    const auto e = caught<cairn::storage_error>(failing.thrown[static_cast<std::size_t>(rank)]);
-    CHECK(e.fields().rank == 2);
-    CHECK(e.message() == "broken; rank 1 did not arrive at barrier (collective 0) by the deadline");
+  SUBCASE("a failure is told together with who is absent") {
+    timed_ranks world(4);
+    const auto thrown = world.run(
+        [&](auto& all) {
+          all.barrier(passed,
+                      all.rank() == 2 ? cairn::make_failure(error_id::storage_io, "broken") : nullptr);
+        },
+        {1});
+    for (const int rank : {0, 2, 3}) {
+      const auto e = caught<cairn::storage_error>(thrown[static_cast<std::size_t>(rank)]);
+      CHECK(e.fields().rank == 2);
+      CHECK(e.message() == "broken; rank 1 did not arrive at barrier (collective 0) by the deadline");
+    }
   }
-  // A rank whose deadline is later than its parent's still says for whom it waits.
-  for (const int rank : {0, 1, 2}) {
-    const auto e = caught<cairn::timeout_error>(unequal.thrown[static_cast<std::size_t>(rank)]);
+}
+
+TEST_CASE("no rank is given up before the deadline") {
+  thread_ranks<> world(2);
+  const auto begun = deadline::clock::now();
+  const auto thrown = world.run([](auto& all) { all.barrier(deadline::in(500ms)); }, {1});
+  CHECK(caught<cairn::timeout_error>(thrown[0]).fields().rank == 1);
+  CHECK(deadline::clock::now() - begun >= 500ms);
+}
+
+TEST_CASE("a rank whose deadline is later than its parent's says for whom it waits") {
+  // Rank 3 is a child of 2, which is one of 0. Rank 0 gives up first, and must not take rank 2 for absent.
+  std::vector<std::shared_ptr<message_counts>> counts;
+  thread_ranks<counting_communicator<cairn::thread_communicator>> world(4, [&](auto comm) {
+    return counting_communicator(std::move(comm), counts.emplace_back(std::make_shared<message_counts>()));
+  });
+  const auto await = [](auto condition) {
+    while (!condition()) std::this_thread::sleep_for(1ms);
+  };
+  const auto thrown = world.run([&](auto& all) {
+    // Rank 1 has come, and rank 2 has said that it waits.
+    if (all.rank() == 0) await([&] { return counts[1]->sent > 0 && counts[2]->sent > 0; });
+    // It comes when it is given up, so that rank 2 does not wait for its own deadline.
+    if (all.rank() == 3) await([&] { return counts[0]->sent == 2; });
+    all.barrier(all.rank() == 0 ? deadline::in(1ms) : ample());
+  });
+  for (const auto& each : thrown) {
+    const auto e = caught<cairn::timeout_error>(each);
     CHECK(e.message() == "rank 3 did not arrive at barrier (collective 0) by the deadline");
   }
 }
