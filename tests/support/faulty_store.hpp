@@ -133,6 +133,11 @@ class faulty_store {
     void finish() {
       faults_->around(store_call::finish, key_, [&] { inner_.finish(); });
     }
+    [[nodiscard]] int lock_descriptor() const
+      requires requires(const inner_writer& w) { w.lock_descriptor(); }
+    {
+      return inner_.lock_descriptor();
+    }
 
    private:
     friend faulty_store;

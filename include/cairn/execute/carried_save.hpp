@@ -21,14 +21,24 @@ template <class Writer>
 class announcement {
  public:
   void make([[maybe_unused]] const save_job<Writer>& job) {
-    if constexpr (requires { job.writer->announce(job.context); })
-      held_ =
+    if constexpr (requires { job.writer->announce(job.context); }) {
+      auto shown =
           std::make_shared<decltype(job.writer->announce(job.context))>(job.writer->announce(job.context));
+      if constexpr (requires { shown->value().lock_descriptor(); })
+        if (shown->has_value()) lock_descriptor_ = shown->value().lock_descriptor();
+      held_ = std::move(shown);
+    }
   }
-  void end() noexcept { held_.reset(); }
+  void end() noexcept {
+    lock_descriptor_ = -1;
+    held_.reset();
+  }
+  /// Whoever has it, too, keeps what is seen alive; -1 where the store has no such thing.
+  [[nodiscard]] int lock_descriptor() const noexcept { return lock_descriptor_; }
 
  private:
   std::shared_ptr<void> held_;
+  int lock_descriptor_ = -1;
 };
 
 /// A save on its way through a worker, whatever its writer is. One thread at a time.
@@ -117,7 +127,7 @@ class carried_save_of final : public carried_save {
     // First: a worker that outlives this process must not have a save that nobody can see.
     announced_.make(job_);
     if (job_.image.failed()) job_.image.wait_for(UINT64_MAX, end());  // throws why
-    handed_over(client.send(job_, deadline::in(context().patience)));
+    handed_over(client.send(job_, announced_.lock_descriptor(), deadline::in(context().patience)));
   }
   void outlive(std::exception_ptr why) noexcept override {
     auto& writer = *job_.writer;

@@ -51,10 +51,11 @@ class worker_client {
 
   /// Sends a job to the worker, which must run. A worker that does not take all of it is killed: what it has
   /// got is no message. From one that is gone already, what it said last can still be received.
+  /// `announced`: a descriptor that keeps alive what others see of the save; -1: none.
   /// @return the number by which trainer and worker know this save from now on
   /// @throws usage_error where the job cannot cross, and what the socket throws.
   template <class Writer>
-  std::uint64_t send(const save_job<Writer>& job, deadline until) {
+  std::uint64_t send(const save_job<Writer>& job, int announced, deadline until) {
     const auto where = job.image.shared();
     if (!where)
       fail(error_id::usage_bad_option, "process_executor needs images in shared memory: take shared_stager");
@@ -96,7 +97,9 @@ class worker_client {
     };
     const bool new_image = attach(where->image);
     const bool new_control = attach(where->control);
-    out.put(static_cast<std::uint8_t>((new_image ? 1 : 0) | (new_control ? 2 : 0)));
+    if (announced >= 0) descriptors.push_back(announced);
+    out.put(
+        static_cast<std::uint8_t>((new_image ? 1 : 0) | (new_control ? 2 : 0) | (announced >= 0 ? 4 : 0)));
     std::vector<std::uint64_t> gone;
     for (const auto& [id, segment] : known_)
       if (segment.expired()) gone.push_back(id);

@@ -47,6 +47,9 @@ struct worker_request {
   staged_image image;
   std::shared_ptr<const cairn::metadata> metadata;
   bool traced = false;  ///< somebody wants to know what is done when
+  /// Keeps alive what others see of the save: a run that resumes when the trainer is gone waits for this one,
+  /// also before it is begun.
+  file_descriptor announced;
 };
 
 /// What a worker keeps between saves, and its end of the socket. The receiving thread feeds it, the serving
@@ -180,6 +183,10 @@ class worker_session {
     std::size_t next = 0;
     const auto image_memory = segment(image, (attached & 1) != 0, descriptors, next, in);
     const auto control_memory = segment(control, (attached & 2) != 0, descriptors, next, in);
+    if ((attached & 4) != 0) {
+      if (next >= descriptors.size()) in.fail_here("the descriptor of an announcement is missing");
+      request.announced = std::move(descriptors[next++]);
+    }
     for (auto count = in.get_count(sizeof(std::uint64_t)); count > 0; --count)
       segments_.erase(in.get<std::uint64_t>());
     in.finish();
@@ -318,6 +325,7 @@ void serve_request(worker_session& session, worker_request& request) {
     run_save_job(save_job<Writer>{writer, request.context, std::move(request.image),
                                   std::move(request.metadata), progress});
   }
+  request.announced = file_descriptor();  // first: what is held alive cannot be removed
   if constexpr (requires { writer->retract(request.context); })
     if (session.trainer_gone()) writer->retract(request.context);
   if (const auto why = progress->failure())

@@ -34,6 +34,7 @@ class any_store {
     virtual void until(deadline when) = 0;
     virtual void finish() = 0;
     virtual void announce() = 0;
+    virtual int lock_descriptor() = 0;
   };
   template <class W>
   struct object_of final : any_object {
@@ -51,6 +52,12 @@ class any_store {
     void finish() override { writer.finish(); }
     void announce() override {
       if constexpr (requires { writer.announce(); }) writer.announce();
+    }
+    int lock_descriptor() override {
+      if constexpr (requires { writer.lock_descriptor(); })
+        return writer.lock_descriptor();
+      else
+        return -1;
     }
     W writer;
   };
@@ -190,6 +197,8 @@ class any_store {
     void finish() { object_->finish(); }
     /// Lets others see the object before it is finished, where the store does not anyway.
     void announce() { object_->announce(); }
+    /// Of the open file whose lock tells others that this writer lives; -1 where the store has none.
+    [[nodiscard]] int lock_descriptor() const { return object_->lock_descriptor(); }
 
    private:
     friend any_store;

@@ -84,6 +84,9 @@ class file_object_writer {
 
   /// CPU time of threads that helped to write, in nanoseconds; for reports, not part of the concept.
   [[nodiscard]] std::int64_t helper_cpu() const noexcept { return helper_cpu_; }
+  /// The open file whose lock tells others that the writer of the unfinished object lives: it does as long as
+  /// any process has this descriptor or a copy of it. Not part of the concept either.
+  [[nodiscard]] int lock_descriptor() const noexcept { return part_.file(); }
 
   void finish() {
     must_be_open("finish");
