@@ -216,6 +216,21 @@ TEST_CASE("save() and before_update() during a capture are refused; copies go on
   }
 }
 
+TEST_CASE("an error that the program has not asked for is none of a save, and stays for the program") {
+  on_device d(large_and_small(11));
+  cairn::cuda::gathering_engine_options options;
+  options.compute = {{0, d.stream}};
+  stager_of<cairn::cuda::gathering_engine> stager({}, cairn::cuda::gathering_engine(options));
+  stager.prepare(*d.c.layout, soon());
+  REQUIRE(cudaSetDevice(99) != cudaSuccess);
+  {
+    const auto image = stager.stage(d.c.layout, d.c.sources, {true, true}, soon());
+    CHECK(first_difference(read_image(image), d.c.image) == -1);
+  }
+  CHECK(cudaGetLastError() == cudaErrorInvalidDevice);
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
 TEST_CASE("memory of the host is refused where memory of a device is meant") {
   int here = 0;
   CHECK_THROWS_AS((void)cairn::cuda::device_view(&here, cairn::dtype::i32, {1}), cairn::usage_error);

@@ -114,8 +114,15 @@ struct gathering_runtime : runtime {
         }
         table.parts[count++] = part;
       }
-      detail::gather_kernel<<<count, detail::gather_threads, 0, stream>>>(table);
-      if (const auto status = cudaGetLastError(); status != cudaSuccess) return status;
+      cudaLaunchConfig_t launch{};
+      launch.gridDim = count;
+      launch.blockDim = detail::gather_threads;
+      launch.stream = stream;
+      // Not <<<>>>, whose error cudaGetLastError() tells: it may hold an earlier one of the program.
+      if (const int status =
+              told(cudaLaunchKernelEx(&launch, detail::gather_kernel<detail::gather_table>, table));
+          status != success)
+        return status;
     }
     return success;
   }

@@ -115,6 +115,13 @@ struct runtime {
     return status;
   }
 
+ protected:
+  // An error that was returned must not be found again by the program's next cudaGetLastError().
+  static int told(cudaError_t status) noexcept {
+    if (status != cudaSuccess) (void)cudaGetLastError();
+    return static_cast<int>(status);
+  }
+
  private:
   static void* driver_call(const char* name) noexcept {
     void* found = nullptr;
@@ -153,11 +160,6 @@ struct runtime {
         return status;
     return success;
 #endif
-  }
-  // An error that was returned must not be found again by the program's next cudaGetLastError().
-  static int told(cudaError_t status) noexcept {
-    if (status != cudaSuccess) (void)cudaGetLastError();
-    return static_cast<int>(status);
   }
 };
 static_assert(DeviceRuntime<runtime>, "cuda::runtime must model DeviceRuntime");
