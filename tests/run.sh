@@ -90,22 +90,23 @@ begin_phase() {
 }
 end_phase() { phase_report+=("$(printf '%6d s  %s' "$(($(date +%s) - phase_start))" "$phase_name")"); }
 
-# --- Packages ------------------------------------------------------------------------------------------------------
+# Process groups that work behind the phases, and end with this script.
+installing=
+behind=
+end_groups() {
+  local group
+  for group in $installing $behind; do kill -- "-$group" 2>/dev/null; done
+}
+trap end_groups EXIT
+
+# --- What is installed: install.sh tells how ---------------------------------------------------------------------------------
 
 install_log=build/apt.log
 . tests/support/install.sh || exit 1
 
-begin_phase "packages"
-packages=(g++ cmake ninja-build ccache pkg-config python3 libxxhash-dev rapidjson-dev doctest-dev libcli11-dev libboost-dev)
-[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16 llvm-16 libopenmpi-dev openmpi-bin libzstd-dev
-  libcurl4-openssl-dev libssl-dev libexpat1-dev)
-# Only faster: not worth an installation where all that is needed is there.
-[ "$mode" = quick ] || has_command clang++-16 || packages+=(lld-16)
-install_missing "${packages[@]}"
-end_phase
-
 # --- Python with numpy, safetensors, boto3 and moto -----------------------------------------------------------------------------
 
+# Tests need them, builds do not: pip works behind the packages and the first build.
 begin_phase "python"
 venv_python=$root/build/venv/bin/python3
 python_packages=(numpy safetensors boto3 'moto[s3]' flask flask-cors)  # moto[server] is all of AWS
@@ -126,15 +127,38 @@ else
     install_packages python3 python3-venv
     maker=/usr/bin/python3
   fi
-  echo "installing ${python_packages[*]} in build/venv"
-  if ! { "$maker" -m venv --clear build/venv && "$venv_python" -m pip install -q "${python_packages[@]}"; } >build/pip.log 2>&1; then
+  python=$venv_python
+  "$maker" -m venv --clear --without-pip build/venv || die "python3 could not make build/venv (above)."
+  echo "installing ${python_packages[*]} in build/venv, behind what comes next"
+  set -m
+  { "$python" -m ensurepip && "$python" -m pip install -q "${python_packages[@]}"; } >build/pip.log 2>&1 </dev/null &
+  installing=$!
+  set +m
+fi
+echo "$python"
+end_phase
+
+finish_python() {
+  [ -n "$installing" ] || return 0
+  begin_phase "python: the rest of its installation"
+  if ! wait "$installing"; then
     tail -n 20 build/pip.log >&2
     die "pip could not install ${python_packages[*]} in build/venv. See build/pip.log; check the network, or install them for python3, then run this again."
   fi
-  python_is_ready "$venv_python" || die "numpy, safetensors, boto3 and moto do not import in build/venv; remove build/venv, then run this again."
-  python=$venv_python
-fi
-echo "$python"
+  installing=
+  python_is_ready "$python" || die "numpy, safetensors, boto3 and moto do not import in build/venv; remove build/venv, then run this again."
+  end_phase
+}
+
+# --- Packages ------------------------------------------------------------------------------------------------------
+
+begin_phase "packages"
+packages=(g++ cmake ninja-build ccache pkg-config python3 libxxhash-dev rapidjson-dev doctest-dev libcli11-dev libboost-dev)
+[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16 llvm-16 libopenmpi-dev openmpi-bin libzstd-dev
+  libcurl4-openssl-dev libssl-dev libexpat1-dev)
+# Only faster: not worth an installation where all that is needed is there.
+[ "$mode" = quick ] || has_command clang++-16 || packages+=(lld-16)
+install_missing "${packages[@]}"
 end_phase
 
 # --- Builds and their tests --------------------------------------------------------------------------------------------
@@ -169,6 +193,7 @@ if [ "$mode" = soak ]; then
   }
   build_programs release test_kill_ranks test_power_loss
   [ ! -f tests/fuzz/run.sh ] || build_programs clang-asan cairn_fuzz
+  finish_python
   begin_phase "soak"
   exec python3 tests/soak.py --minutes "$minutes" ${seed:+--seed "$seed"}
 fi
@@ -270,7 +295,6 @@ build_behind() {
   done >"$queue" </dev/null &
   behind=$!
   set +m
-  trap 'kill -- "-$behind" 2>/dev/null' EXIT
   exec 9<"$queue"
 }
 finish_build() {
@@ -286,7 +310,7 @@ finish_build() {
 end_behind() {
   exec 9<&-
   wait "$behind"
-  trap - EXIT
+  behind=
 }
 
 # run_tests PRESET: runs the tests that prepare noted.
@@ -294,6 +318,7 @@ run_tests() {
   [ -n "${selected[$1]:-}" ] || return 0
   local preset=$1 tree=$root/build/$1 junit=$results/$1.xml options=()
   [ -z "${ctest_options[$1]}" ] || mapfile -t options <<<"${ctest_options[$1]}"
+  finish_python
   begin_phase "$preset: tests"
   rm -rf "$tree/coverage"
   local runner=()
