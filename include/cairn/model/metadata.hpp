@@ -30,6 +30,7 @@ struct item_key {
 
 [[nodiscard]] inline item_key key_of(std::string_view file_key, const cairn::chunk& box) {
   wire_writer out;
+  out.reserve(2 * (1 + extents::max_rank * sizeof(std::int64_t)));
   encode(out, box.offsets), encode(out, box.sizes);
   return {digest(file_key), digest(out.view())};
 }

@@ -39,6 +39,7 @@ class wire_writer {
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
     return *this;
   }
+  void reserve(std::size_t bytes) { bytes_.reserve(bytes); }
   [[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }
   [[nodiscard]] std::span<const std::byte> view() const noexcept { return bytes_; }
   [[nodiscard]] std::vector<std::byte> take() noexcept { return std::move(bytes_); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/digest.hpp>
 #include <cairn/model/dtype.hpp>
 #include <cairn/model/extents.hpp>
 #include <cairn/storage/corrupt.hpp>
@@ -8,9 +9,12 @@
 #include <cairn/storage/safetensors_parser.hpp>
 
 #include <algorithm>
+#include <charconv>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,13 +50,33 @@ inline void append_json(std::string& out, std::string_view text) {
   out.append(text.substr(plain));
   out += '"';
 }
+template <std::integral Number>
+void append_json(std::string& out, Number number) {
+  char digits[24];
+  out.append(digits, std::to_chars(std::begin(digits), std::end(digits), number).ptr);
+}
 inline void append_json(std::string& out, const extents& numbers) {
   out += '[';
   for (int d = 0; d < numbers.rank(); ++d) {
     if (d != 0) out += ',';
-    out.append(std::to_string(numbers[d]));
+    append_json(out, numbers[d]);
   }
   out += ']';
+}
+
+/// A key that two entries have; null: each has its own. Digests are compared instead of keys, which begin
+/// alike.
+[[nodiscard]] inline const std::string* key_used_twice(const std::vector<safetensors_entry>& entries) {
+  std::vector<std::pair<std::uint64_t, const std::string*>> keys;
+  keys.reserve(entries.size());
+  for (const auto& e : entries) keys.emplace_back(digest(e.key), &e.key);
+  std::sort(keys.begin(), keys.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first < b.first : *a.second < *b.second;
+  });
+  const auto twice = std::adjacent_find(keys.begin(), keys.end(), [](const auto& a, const auto& b) {
+    return a.first == b.first && *a.second == *b.second;
+  });
+  return twice == keys.end() ? nullptr : twice->second;
 }
 
 [[nodiscard]] inline std::string sharding_info(const safetensors_header& header) {
@@ -80,8 +104,7 @@ inline void append_json(std::string& out, const extents& numbers) {
                                                                       std::uint64_t alignment = 4096) {
   std::uint64_t position = 0;
   bool sharded = false;
-  std::vector<std::string_view> keys;
-  keys.reserve(header.entries.size());
+  std::size_t key_bytes = 0;
   for (const auto& e : header.entries) {
     const auto bytes = checked_bytes(e.type, e.shape);
     if (!bytes || e.begin != position || e.end < e.begin || e.end - e.begin != *bytes ||
@@ -93,14 +116,13 @@ inline void append_json(std::string& out, const extents& numbers) {
             .got = std::to_string(e.begin) + " to " + std::to_string(e.end)});
     position = e.end;
     sharded |= e.sharded;
-    keys.push_back(e.key);
+    key_bytes += e.key.size();
   }
-  std::sort(keys.begin(), keys.end());
-  if (const auto twice = std::adjacent_find(keys.begin(), keys.end()); twice != keys.end())
-    fail(error_id::usage_duplicate_name, "a file cannot hold two tensors of one key",
-         {.item = std::string(*twice)});
+  if (const auto* const twice = detail::key_used_twice(header.entries))
+    fail(error_id::usage_duplicate_name, "a file cannot hold two tensors of one key", {.item = *twice});
 
   std::string text(8, '\0');
+  text.reserve(key_bytes + header.entries.size() * 100 + alignment);
   text += '{';
   const auto next = [&] {
     if (text.back() != '{') text += ',';
@@ -135,8 +157,11 @@ inline void append_json(std::string& out, const extents& numbers) {
     detail::append_json(text, e.key);
     text.append(":{\"dtype\":\"").append(name_of(e.type)).append("\",\"shape\":");
     detail::append_json(text, e.shape);
-    text.append(",\"data_offsets\":[").append(std::to_string(e.begin)).append(",");
-    text.append(std::to_string(e.end)).append("]}");
+    text.append(",\"data_offsets\":[");
+    detail::append_json(text, e.begin);
+    text += ',';
+    detail::append_json(text, e.end);
+    text.append("]}");
   }
   text += '}';
   if (alignment > 1) {

@@ -80,6 +80,7 @@ namespace detail {
     const auto file = order[next].order / 16;
     const auto first = image.items.size();
     safetensors_header header;
+    if (files == 1) header.entries.reserve(count);
     std::uint64_t position = 0;
     for (; next < order.size() && order[next].order / 16 == file; ++next) {
       const auto i = order[next].item;
