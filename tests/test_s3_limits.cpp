@@ -115,11 +115,6 @@ using std::chrono::milliseconds;
 constexpr std::size_t mib = std::size_t{1} << 20;
 constexpr std::size_t part = s3::smallest_part;
 
-cairn::s3_options where(const std::string& endpoint) {
-  auto o = s3::bucket_at(endpoint);
-  o.exclusive = cairn::s3_exclusive::assumed;
-  return o;
-}
 cairn::s3_store store_with(cairn::s3_options o,
                            std::shared_ptr<cairn::s3_clock> clock = std::make_shared<cairn::s3_clock>()) {
   return cairn::s3_store(std::move(o), s3::credentials_of(), std::move(clock));
@@ -160,7 +155,7 @@ TEST_CASE("the process whose memory is counted" * doctest::skip()) {
   ::alarm(600);
   REQUIRE(::curl_global_init_mem(CURL_GLOBAL_DEFAULT, take, give_back, take_more, take_text, take_zeros) ==
           CURLE_OK);
-  auto o = where(endpoint);
+  auto o = s3::own_bucket_at(endpoint);
   o.in_flight = in_flight;
   o.get_bytes = part;
   const auto fresh = [&] { return store_with(o); };
@@ -253,7 +248,7 @@ TEST_CASE("memory beyond the image is that of the parts in flight, never of the 
 
 TEST_CASE("sixteen parts are under way at a time, if nothing else is said, on connections that are kept") {
   s3::server server{s3::quick_server()};
-  auto o = where(server.endpoint());
+  auto o = s3::own_bucket_at(server.endpoint());
   CHECK(o.in_flight >= 16);
   o.stalled_after = std::chrono::seconds(280);  // however busy this machine is
   auto store = store_with(o);
@@ -283,7 +278,7 @@ TEST_CASE("sixteen parts are under way at a time, if nothing else is said, on co
 
 TEST_CASE("a part is sent as soon as it is there, while the rest is still awaited") {
   s3::server server{s3::quick_server()};
-  auto store = store_with(where(server.endpoint()));
+  auto store = store_with(s3::own_bucket_at(server.endpoint()));
   const auto bytes = pattern(2 * part + 7, 2);
   for (const bool lasting : {true, false}) {
     server.clear_journal();
@@ -325,7 +320,7 @@ TEST_CASE("parts are as long as the object's length asks for") {
 
 TEST_CASE("each range is asked for with the object's ETag, and little is fetched that nobody wants") {
   s3::server server{s3::quick_server()};
-  const auto o = where(server.endpoint());
+  const auto o = s3::own_bucket_at(server.endpoint());
   auto store = store_with(o);
   const auto content = pattern(6 * mib + 321, 5);
   store.put_new("object", content);
@@ -368,7 +363,7 @@ TEST_CASE("each range is asked for with the object's ETag, and little is fetched
 
 TEST_CASE("neighbours are fetched by one request, in any order, and long ranges by several") {
   s3::server server{s3::quick_server()};
-  auto o = where(server.endpoint());
+  auto o = s3::own_bucket_at(server.endpoint());
   o.get_bytes = mib;
   auto store = store_with(o);
   const auto content = pattern(4 * mib, 6);
@@ -392,7 +387,7 @@ TEST_CASE("neighbours are fetched by one request, in any order, and long ranges 
 
 TEST_CASE("resharding fetches what is wanted, and one block more for a rank's range at most") {
   s3::server server{s3::quick_server()};
-  cairn::safetensors_storage storage{store_with(where(server.endpoint()))};
+  cairn::safetensors_storage storage{store_with(s3::own_bucket_at(server.endpoint()))};
   const auto rows_of = [](std::vector<float>& memory, int ranks, std::vector<cairn::state_dict>& states) {
     constexpr std::int64_t rows = 701;
     constexpr std::int64_t columns = 3001;
@@ -459,7 +454,7 @@ TEST_CASE("pauses: uniform below a bound that doubles, no shorter than the servi
   s3::server server{s3::quick_server()};
   const auto waited = [&](const std::string& rule, double chance) {
     const auto clock = std::make_shared<fixed_chance>(chance);
-    auto store = store_with(where(server.endpoint()), clock);
+    auto store = store_with(s3::own_bucket_at(server.endpoint()), clock);
     server.faults.add(rule);
     const auto begun = clock->now();
     store.put_new("object", pattern(100));
@@ -477,11 +472,11 @@ TEST_CASE("pauses: uniform below a bound that doubles, no shorter than the servi
 
 TEST_CASE("an answer that drips is given up, and asked for again on another connection") {
   s3::server server{s3::quick_server()};
-  auto o = where(server.endpoint());
+  auto o = s3::own_bucket_at(server.endpoint());
+  const auto content = pattern(100'000, 7);
+  store_with(o).put_new("object", content);
   o.stalled_after = std::chrono::seconds(2);
   auto store = store_with(o, std::make_shared<quick_clock>());
-  const auto content = pattern(100'000, 7);
-  store.put_new("object", content);
   server.clear_journal();
   server.faults.add("slow GetObject first rate=100");
   CHECK(read_range(store, "object", 0, content.size()) == content);
@@ -492,7 +487,7 @@ TEST_CASE("an answer that drips is given up, and asked for again on another conn
 
 TEST_CASE("retries of all requests together take tokens, which come back at their rate") {
   s3::server server{s3::quick_server()};
-  auto o = where(server.endpoint());
+  auto o = s3::own_bucket_at(server.endpoint());
   o.retry_burst = 3;
   o.retry_rate = 2;
   o.most_attempts = 100;
@@ -510,7 +505,7 @@ TEST_CASE(
     "a request that fails and fails ends by its deadline, or by its attempts, with what the server said") {
   s3::server server{s3::quick_server()};
   server.faults.add("error PutObject all status=503 code=ServiceUnavailable");
-  auto o = where(server.endpoint());
+  auto o = s3::own_bucket_at(server.endpoint());
   o.most_attempts = 4;
   auto store = store_with(o, std::make_shared<quick_clock>());
   auto why = failure_of([&] { store.put_new("object", pattern(100)); });
@@ -557,7 +552,7 @@ TEST_CASE("what waits behind parts that are never answered gives up at the save'
     CAPTURE(what);
     s3::server server{s3::quick_server()};
     server.faults.add("stall UploadPart all");
-    auto o = where(server.endpoint());
+    auto o = s3::own_bucket_at(server.endpoint());
     o.in_flight = 2;
     o.patience = std::chrono::hours(2);
     o.stalled_after = std::chrono::seconds(280);

@@ -59,11 +59,6 @@ s3::server_options service() {
   o.signatures.accepted = {first};
   return o;
 }
-cairn::s3_options where(const std::string& endpoint) {
-  auto o = s3::bucket_at(endpoint);
-  o.exclusive = cairn::s3_exclusive::assumed;
-  return o;
-}
 
 struct state {
   explicit state(float value) : weights(std::size_t{11} << 18, value) {
@@ -73,14 +68,15 @@ struct state {
   cairn::state_dict all;
 };
 
+/// However busy this machine is, nothing is given up.
+cairn::checkpointer_options patient() {
+  return {.patience = 240s, .peer_patience = 240s, .quiet = true};
+}
+
 auto trainer_on(const std::string& endpoint, cairn::s3_credential_source credentials,
                 const cairn::trace_file& trace) {
-  auto o = where(endpoint);
-  o.stalled_after = 1s;  // requests that stand still are soon made anew
-  return cairn::checkpointer{
-      cairn::s3_store(std::move(o), std::move(credentials)), cairn::shared_stager{},
-      cairn::process_executor{}, trace,
-      cairn::checkpointer_options{.patience = 60s, .peer_patience = 60s, .quiet = true}};
+  return cairn::checkpointer{cairn::s3_store(s3::own_bucket_at(endpoint), std::move(credentials)),
+                             cairn::shared_stager{}, cairn::process_executor{}, trace, patient()};
 }
 
 /// What the workers of this process show of themselves to everybody on the host.
@@ -98,7 +94,7 @@ std::string shown_by_workers() {
 }
 
 cairn::s3_store reader(const s3::server& server, const s3::credentials& with) {
-  return cairn::s3_store(where(server.endpoint()), s3::credentials_of(with));
+  return cairn::s3_store(s3::own_bucket_at(server.endpoint()), s3::credentials_of(with));
 }
 
 }  // namespace
@@ -259,13 +255,17 @@ TEST_CASE(
   for (const auto what : {then::goes_on, then::expires, then::awaited, then::fenced}) {
     CAPTURE(static_cast<int>(what));
     s3::server server{service()};
-    // The second save stands still until this rule is gone.
-    server.faults.add("stall UploadPart all key=step-00000002/rank-00000");
+    // The second save stands still until it is released.
+    server.faults.add("gather UploadPart all key=step-00000002/rank-00000 count=1000 ms=600000");
+    const auto let_go_on = [&] {
+      server.faults.clear();
+      server.release();
+    };
     killed_trainer run(server);
-    // Its trainer and its worker have announced it, its upload is begun, and a part of it was given up.
+    // Its trainer and its worker have announced it, its upload is begun, and a part of it is held.
     REQUIRE(await([&] {
       for (const auto& entry : server.journal())
-        if (entry.fault == "stall" && entry.key.ends_with(".safetensors")) return true;
+        if (entry.fault == "gather" && entry.key.ends_with(".safetensors")) return true;
       return false;
     }));
     run.kill();
@@ -280,7 +280,7 @@ TEST_CASE(
       // After a resume has looked again and again; at once where there is none.
       if (what == then::awaited)
         static_cast<void>(await([&] { return server.count("ListMultipartUploads") >= 6; }));
-      if (what != then::fenced) server.faults.clear();
+      if (what != then::fenced) let_go_on();
     });
     if (!at_once) {
       CHECK(run.ends());
@@ -289,19 +289,15 @@ TEST_CASE(
     const bool lost = what == then::expires || what == then::fenced;
     const float last = lost ? 1.0F : 2.0F;
     for (const bool again : {false, true}) {
-      cairn::checkpointer ckpt{
-          reader(server, what == then::expires ? second : first),
-          cairn::checkpointer_options{
-              .patience = 60s,
-              .peer_patience = 120s,
-              .predecessor_patience = what == then::fenced ? std::chrono::seconds(0) : 60s,
-              .quiet = true}};
+      auto options = patient();
+      options.predecessor_patience = what == then::fenced ? 0s : 240s;
+      cairn::checkpointer ckpt{reader(server, what == then::expires ? second : first), options};
       state loaded(0);
       CHECK(ckpt.resume(loaded.all) == (lost ? 1 : 2));
       CHECK(loaded.weights == std::vector<float>(loaded.weights.size(), last));
       ckpt.close();
       if (again) break;
-      server.faults.clear();
+      let_go_on();
       if (at_once) CHECK(run.ends());
     }
     release.join();
@@ -329,7 +325,7 @@ TEST_CASE("announcements are seen while their process lives, those of other host
   CHECK(other.live_writers("").empty());
   CHECK(server.objects().uploads() == 0);
 
-  cairn::detail::s3_client client(where(server.endpoint()), s3::credentials_of(first),
+  cairn::detail::s3_client client(s3::own_bucket_at(server.endpoint()), s3::credentials_of(first),
                                   std::make_shared<cairn::s3_clock>());
   const auto begin = [&](const std::string& tag) {
     const auto call = client.run({.method = "POST",

@@ -33,6 +33,13 @@ inline cairn::s3_options bucket_at(const std::string& endpoint) {
   return o;
 }
 
+/// The same where nobody else writes.
+inline cairn::s3_options own_bucket_at(const std::string& endpoint) {
+  auto o = bucket_at(endpoint);
+  o.exclusive = cairn::s3_exclusive::assumed;
+  return o;
+}
+
 /// What `key` opens; without it, what a server accepts that was told nothing.
 inline cairn::s3_credential_source credentials_of(const credentials& key = {}) {
   return cairn::s3_credential_source::fixed({key.access_key, key.secret_key, key.session_token, 0});

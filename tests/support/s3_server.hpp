@@ -148,6 +148,12 @@ class server {
     const std::lock_guard lock(mutex_);
     journal_.clear();
   }
+  /// From now on no rule "gather" holds a request.
+  void release() {
+    const std::lock_guard lock(mutex_);
+    released_ = true;
+    woken_.notify_all();
+  }
   /// How many requests of this operation came since the journal was cleared.
   [[nodiscard]] std::size_t count(std::string_view operation) const {
     const std::lock_guard lock(mutex_);
@@ -213,7 +219,8 @@ class server {
     return !stopping_;
   }
   bool pause(std::chrono::microseconds time) { return time.count() == 0 || pause_until(clock::now() + time); }
-  /// Until so many requests wait here, with this one, or the time is over; false when the server ends first.
+  /// Until so many requests wait here, with this one, or release(), or the time is over; false when the
+  /// server ends first.
   bool gather(std::uint64_t count, std::uint64_t milliseconds) {
     std::unique_lock lock(mutex_);
     const auto round = gather_round_;
@@ -223,7 +230,7 @@ class server {
       woken_.notify_all();
     }
     woken_.wait_for(lock, std::chrono::milliseconds(milliseconds),
-                    [&] { return stopping_ || gather_round_ != round; });
+                    [&] { return stopping_ || released_ || gather_round_ != round; });
     return !stopping_;
   }
   bool keep_pace(pacer& pace, std::size_t bytes) {
@@ -740,6 +747,7 @@ class server {
   std::uint64_t recorded_ = 0;
   std::uint64_t gathered_ = 0;
   std::uint64_t gather_round_ = 0;
+  bool released_ = false;
   std::thread acceptor_;
 };
 

@@ -35,7 +35,7 @@
 /// - slow: the answer comes with rate=BYTES a second
 /// - stall: no answer for ms=N (default: until the client gives up)
 /// - delay: the answer comes ms=N later
-/// - gather: no answer until count=N requests have met this, or for ms=N (30000)
+/// - gather: no answer until count=N requests have met this, or release() of the server, or for ms=N (30000)
 /// - short_range: the answer to a ranged read has fewer bytes, and says so
 /// - wrong_range: ... is a range by=N further, and says so
 /// - whole_object: a ranged read is answered with 200 and all bytes
