@@ -166,11 +166,11 @@ settled() {
   [ "$store" = files ] || return 0
   local save_directory tries
   save_directory=$directory/checkpoints/step-$(printf %08d "$1")
-  for ((tries = 0; tries < 1200; tries++)); do
+  for ((tries = 0; tries < 2400; tries++)); do
     [ -n "$(find "$save_directory" -name '*.part' 2>/dev/null)" ] || return 0
     sleep 0.1
   done
-  die "$save_directory still has unfinished files after 120 seconds."
+  die "$save_directory still has unfinished files after four minutes."
 }
 # exists STEP: whether there is a checkpoint of this step; shows those that exist
 exists() {
@@ -180,11 +180,11 @@ exists() {
 # committed STEP: waits until there is one
 committed() {
   local tries
-  for ((tries = 0; tries < 300; tries++)); do
+  for ((tries = 0; tries < 1200; tries++)); do
     ! "$programs/inspect" "$checkpoints" --step "$1" >/dev/null 2>&1 || return 0
     sleep 0.2
   done
-  die "there is no checkpoint of step $1 after a minute; see $directory/*.log."
+  die "there is no checkpoint of step $1 after four minutes; see $directory/*.log."
 }
 resumed_from() {  # resumed_from NAME STEP: the last train must have resumed from this step
   grep -q "^resumed from the checkpoint of step $2\$" "$directory/$1.log" ||

@@ -19,21 +19,10 @@ import sys
 import tempfile
 import threading
 
+from python.programs import expect, run
+
 INSPECT, FIRST_SAVE = (os.path.abspath(path) for path in sys.argv[1:3])
 FINE, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE, NOT_REACHED = 0, 2, 3, 4, 5, 6
-
-
-def run(program, *arguments, status=FINE):
-    """The output of a program, which must end with this status."""
-    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=300, check=False)
-    if done.returncode != status:
-        raise AssertionError(f"{program} {arguments} ended with {done.returncode}, not {status}:\n{done.stdout}")
-    return done.stdout
-
-
-def expect(text, pattern):
-    assert re.search(pattern, text, re.MULTILINE), f"nothing matches {pattern!r} in:\n{text}"
 
 
 def manifest(directory, step):
@@ -43,13 +32,15 @@ def manifest(directory, step):
 @contextlib.contextmanager
 def unfinished(directory, step):
     """A file that is being written: it has a lock as long as its writer lives."""
-    os.makedirs(f"{directory}/step-{step:08d}", exist_ok=True)
-    path = f"{directory}/step-{step:08d}/rank-00000.{step:016x}.0.safetensors.{7:016x}.part"
-    with open(path, "wb") as file:
+    begun = f"{directory}.begun"
+    name = f"rank-00000.{step:016x}.0.safetensors.{7:016x}.part"
+    os.mkdir(begun)
+    with open(f"{begun}/{name}", "wb") as file:
         file.write(bytes(12345))
         file.flush()
         fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        yield path
+        os.rename(begun, f"{directory}/step-{step:08d}")  # nobody sees it without its bytes or its lock
+        yield f"{directory}/step-{step:08d}/{name}"
 
 
 def check_statuses(root):

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 
+from python.programs import expect
+
 HELPER = os.path.abspath(sys.argv[1])
 # Open MPI keeps what it allocates at its start until the end, most of it in modules that it has unloaded by then: a leak
 # check can neither tell it from cairn's memory nor suppress it by name. All else of AddressSanitizer stays on.
@@ -38,10 +40,6 @@ def run(command, status=0):
 
 def mpirun(ranks, *arguments, options=(), status=0):
     return run(["mpirun", *OPTIONS, *options, "-n", str(ranks), HELPER, *arguments], status)
-
-
-def expect(text, pattern):
-    assert re.search(pattern, text, re.MULTILINE), f"nothing matches {pattern!r} in:\n{text}"
 
 
 def check_suite(root):

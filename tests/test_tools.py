@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# timeout: 600
 # needs: train_gpt evaluate inspect verify copy export_safetensors helper_s3_server
 """The programs for checkpoints by URL, as a user calls them: training, inspecting, verifying, copying and exporting, on
 directories and on the scripted S3 server.
@@ -25,6 +24,8 @@ import numpy
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from python import programs
+from python.programs import expect
 from python.scripted_server import ScriptedServer
 
 TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, SERVER = (os.path.abspath(path) for path in sys.argv[1:8])
@@ -39,13 +40,10 @@ os.environ.update(AWS_ACCESS_KEY_ID=ACCESS, AWS_SECRET_ACCESS_KEY=SECRET)
 
 
 def run(program, *arguments, status=FINE):
-    """The output of a program, which must end with this status."""
-    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=300, check=False)
-    if done.returncode != status:
-        raise AssertionError(f"{program} {arguments} ended with {done.returncode}, not {status}:\n{done.stdout}")
-    assert SECRET not in done.stdout, done.stdout
-    return done.stdout
+    """The output of a program, which must end with this status and tell nobody the key."""
+    told = programs.run(program, *arguments, status=status)
+    assert SECRET not in told, told
+    return told
 
 
 def shown(program, *arguments):
@@ -62,10 +60,6 @@ def shown(program, *arguments):
         os.close(terminal)
         assert process.wait(300) == FINE, told
     return told.decode()
-
-
-def expect(text, pattern):
-    assert re.search(pattern, text, re.MULTILINE), f"nothing matches {pattern!r} in:\n{text}"
 
 
 def held_out(output):

@@ -21,24 +21,13 @@ import time
 
 import numpy
 
+from python.programs import expect, run
+
 TRAIN, EVALUATE, INSPECT, FIRST_SAVE = (os.path.abspath(path) for path in sys.argv[1:5])
 HERE = os.path.dirname(os.path.abspath(__file__))
 STEPS, EVERY = 8, 2
 KILLED = 128 + signal.SIGKILL  # as train_gpt tells it of its ranks
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
-
-
-def run(program, *arguments, status=0):
-    """The output of a program, which must end with this status."""
-    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=600, check=False)
-    if done.returncode != status:
-        raise AssertionError(f"{program} {arguments} ended with {done.returncode}, not {status}:\n{done.stdout}")
-    return done.stdout
-
-
-def expect(text, pattern):
-    assert re.search(pattern, text, re.MULTILINE), f"nothing matches {pattern!r} in:\n{text}"
 
 
 def train(directory, ranks, *more, shape=None, keep=0, status=0):
