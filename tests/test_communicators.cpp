@@ -420,7 +420,7 @@ TEST_CASE("a rank whose deadline is later than its parent's says for whom it wai
     return counting_communicator(std::move(comm), counts.emplace_back(std::make_shared<message_counts>()));
   });
   const auto await = [](auto condition) {
-    while (!condition()) std::this_thread::sleep_for(1ms);
+    for (const auto until = ample(); !condition() && !until.passed();) std::this_thread::sleep_for(1ms);
   };
   const auto thrown = world.run([&](auto& all) {
     // Rank 1 has come, and rank 2 has said that it waits.

@@ -40,8 +40,9 @@ inline void expect(bool good, const std::string& what) {
   if (!good) throw std::logic_error(what);
 }
 
+/// Longer than anything takes on a busy machine.
 inline cairn::deadline ample() {
-  return cairn::deadline::in(std::chrono::seconds(60));
+  return cairn::deadline::in(std::chrono::minutes(4));
 }
 
 /// 10 MiB that no other rank's message equals, nor any 4 KiB of it another 4 KiB. Many are made, by builds
