@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/error.hpp>
+
 #include <xxhash.h>
 
 #include <array>
@@ -7,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,6 +38,29 @@ inline constexpr std::uint64_t digest_block_bytes = std::uint64_t{1} << 20;
   return bytes / digest_block_bytes + (bytes % digest_block_bytes != 0);
 }
 
+namespace detail {
+/// An XXH3-64 that is fed in pieces. One thread at a time.
+class hash_state {
+ public:
+  /// @throws storage_error (storage_out_of_memory)
+  hash_state() : state_(XXH3_createState()) {
+    if (state_ == nullptr)
+      fail(error_id::storage_out_of_memory, "there is no memory for the state of a digest");
+    reset();
+  }
+  void reset() noexcept { XXH3_64bits_reset(state_.get()); }
+  void put(const void* bytes, std::size_t count) noexcept { XXH3_64bits_update(state_.get(), bytes, count); }
+  /// Of what was put since the last reset.
+  [[nodiscard]] std::uint64_t value() const noexcept { return XXH3_64bits_digest(state_.get()); }
+
+ private:
+  struct free_state {
+    void operator()(XXH3_state_t* state) const noexcept { XXH3_freeState(state); }
+  };
+  std::unique_ptr<XXH3_state_t, free_state> state_;
+};
+}  // namespace detail
+
 /// The digest of things that are put one after another: that of their bytes in one piece.
 class digest_stream {
  public:
@@ -52,9 +77,9 @@ class digest_stream {
   }
   [[nodiscard]] std::uint64_t value() noexcept {
     if (!state_) return digest(std::string_view(waiting_.data(), used_));
-    XXH3_64bits_update(state_.get(), waiting_.data(), used_);
+    state_->put(waiting_.data(), used_);
     used_ = 0;
-    return XXH3_64bits_digest(state_.get());
+    return state_->value();
   }
 
  private:
@@ -62,7 +87,7 @@ class digest_stream {
     if (bytes > waiting_.size() - used_) {
       make_room();
       if (bytes > waiting_.size()) {
-        XXH3_64bits_update(state_.get(), from, bytes);
+        state_->put(from, bytes);
         return;
       }
     }
@@ -70,21 +95,14 @@ class digest_stream {
     used_ += bytes;
   }
   void make_room() {
-    if (!state_) {
-      state_.reset(XXH3_createState());
-      if (!state_) throw std::bad_alloc();
-      XXH3_64bits_reset(state_.get());
-    }
-    XXH3_64bits_update(state_.get(), waiting_.data(), used_);
+    if (!state_) state_.emplace();
+    state_->put(waiting_.data(), used_);
     used_ = 0;
   }
-  struct free_state {
-    void operator()(XXH3_state_t* s) const noexcept { XXH3_freeState(s); }
-  };
 
   std::array<char, 2048> waiting_{};
   std::size_t used_ = 0;
-  std::unique_ptr<XXH3_state_t, free_state> state_;  ///< when more was put than waits
+  std::optional<detail::hash_state> state_;  ///< when more was put than waits
 };
 
 }  // namespace v1

@@ -1,40 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/digest.hpp>
-#include <cairn/model/error.hpp>
 #include <cairn/model/streaming_copy.hpp>
 #include <cairn/stage/image_pieces.hpp>
-
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// A thread's XXH3 state.
-class hash_state {
- public:
-  hash_state() : state_(XXH3_createState()) {
-    if (state_ == nullptr)
-      fail(error_id::storage_out_of_memory, "there is no memory for the state of a digest");
-  }
-  void reset() noexcept { XXH3_64bits_reset(state_.get()); }
-  void put(const std::byte* bytes, std::uint64_t count) noexcept {
-    XXH3_64bits_update(state_.get(), bytes, count);
-  }
-  [[nodiscard]] std::uint64_t value() const noexcept { return XXH3_64bits_digest(state_.get()); }
-
- private:
-  struct free_state {
-    void operator()(XXH3_state_t* state) const noexcept { XXH3_freeState(state); }
-  };
-  std::unique_ptr<XXH3_state_t, free_state> state_;
-};
 
 /// Bytes that are hashed and copied in turns: the hash brings them into the first cache, from where they are
 /// copied.

@@ -3,13 +3,9 @@
 #include <cairn/model/digest.hpp>
 #include <cairn/model/image_layout.hpp>
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <span>
 
 namespace cairn {
@@ -22,9 +18,7 @@ class block_hasher {
  public:
   /// Both outlive the hasher; `digests` has layout.blocks numbers.
   block_hasher(const image_layout& layout, std::span<std::uint64_t> digests)
-      : layout_(layout), digests_(digests), state_(XXH3_createState()) {
-    if (!state_) throw std::bad_alloc();
-  }
+      : layout_(layout), digests_(digests) {}
   /// The image's next bytes, which begin where the last ones ended.
   void feed(std::span<const std::byte> bytes) {
     const auto end = at_ + bytes.size();
@@ -47,9 +41,9 @@ class block_hasher {
       if (begins && ends) {
         out = digest(piece);
       } else {
-        if (begins) XXH3_64bits_reset(state_.get());
-        XXH3_64bits_update(state_.get(), piece.data(), piece.size());
-        if (ends) out = XXH3_64bits_digest(state_.get());
+        if (begins) hash_.reset();
+        hash_.put(piece.data(), piece.size());
+        if (ends) out = hash_.value();
       }
       done_in_item_ += piece.size();
       if (done_in_item_ == item.bytes) done_in_item_ = 0, ++item_;
@@ -61,12 +55,9 @@ class block_hasher {
   [[nodiscard]] std::uint64_t position() const noexcept { return at_; }
 
  private:
-  struct free_state {
-    void operator()(XXH3_state_t* s) const noexcept { XXH3_freeState(s); }
-  };
   const image_layout& layout_;
   std::span<std::uint64_t> digests_;
-  std::unique_ptr<XXH3_state_t, free_state> state_;
+  hash_state hash_;
   std::uint64_t at_ = 0;
   std::size_t item_ = 0;
   std::uint64_t done_in_item_ = 0;
