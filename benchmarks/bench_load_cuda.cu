@@ -11,6 +11,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -194,7 +196,9 @@ class load_benchmark {
       any = true;
       report_.add("load_cold/of-" + name, make_pairs(ours_, rates(saved_.bytes(), seconds)), "B/s");
     }
-    if (!any) std::printf("# beside Python: left out (status %d)\n", status);
+    if (!any)
+      std::printf("# beside Python: left out (status %d)\n",
+                  WIFEXITED(status) ? WEXITSTATUS(status) : status);
   }
 
   load_options options_;
