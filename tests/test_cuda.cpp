@@ -632,6 +632,36 @@ TEST_CASE("the k-th call fails, once or for ever: a typed error, nothing is read
   CHECK(failed_later > 0);
 }
 
+TEST_CASE("an image is not released while its stream has yet to write the word that tells so") {
+  gpu::reset(18);
+  constexpr std::uint64_t bytes = 1 << 16;
+  gpu::memory weights(0, bytes);
+  std::memset(weights.bytes().data(), 7, bytes);
+  cairn::item_source source;
+  source.view = cairn::contiguous_view(weights.bytes().data(), cairn::dtype::u8, {bytes});
+  source.view.space = memory_space::device, source.view.device = 0;
+  auto layout = std::make_shared<cairn::image_layout>();
+  layout->bytes = bytes;
+  layout->blocks = cairn::block_count(bytes);
+  layout->segments.emplace_back().bytes = bytes;
+  layout->items.emplace_back().bytes = bytes;
+  {
+    engine_options options;
+    options.gather_below = 0;
+    stager_type stager({}, engine(options));
+    stager.prepare(*layout, soon());
+    gpu::hold_copies_after(1);  // the copy itself
+    const auto image = stager.stage(layout, {source}, {true, false}, soon());
+    // An engine that went by the event alone would end now, and free the word's memory under the stream.
+    CHECK_THROWS_AS(image.wait_released(cairn::deadline::in(std::chrono::milliseconds(200))),
+                    cairn::timeout_error);
+    gpu::hold_copies(false);
+    image.wait_released(soon());
+    CHECK(gpu::copies_waiting() == 0);
+  }
+  gpu::synchronize();
+}
+
 TEST_CASE("a device that does not copy in time: the deadline, and the buffer is not given away meanwhile") {
   bool late = false;
   // A thread that is stopped for long may look at the clock when the device has copied after all; then once

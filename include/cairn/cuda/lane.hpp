@@ -80,8 +80,6 @@ class lane {
   [[nodiscard]] stream_mark<R> mark() {
     stream_mark<R> made{owned_event<R>(device_)};
     const std::lock_guard lock(mutex_);
-    check_call<R>(R::record(made.event.get(), side_), "cudaEventRecord (recording an event behind copies)",
-                  device_);
     if (word_ != nullptr) {
       const int status = R::write_word(word_, written_ + 1, side_);
       // Where the first one fails, events tell how far the stream is.
@@ -93,6 +91,9 @@ class lane {
         made.number = ++written_;
       }
     }
+    // Last: once it is reached, nothing is under way that touches the image, or the word.
+    check_call<R>(R::record(made.event.get(), side_), "cudaEventRecord (recording an event behind copies)",
+                  device_);
     return made;
   }
   /// @pre mark.numbered.
