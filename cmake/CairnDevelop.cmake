@@ -75,36 +75,51 @@ function(cairn_cuda_programs)
   endforeach()
 endfunction()
 
-# A precompiled header with an object file of its own: the programs neither parse cairn.hpp nor compile its inline functions
-# again, which is half of the work of building them without optimisation. That they need no such thing is shown by the builds
-# with g++, the consumers and the tests headers.*.
-option(CAIRN_PRECOMPILE "Compile cairn.hpp once for all tests, examples and benchmarks (clang only)" OFF)
+# Precompiled headers with object files of their own: the programs neither parse cairn's headers nor compile its inline
+# functions and usual compositions again, which is most of the work of building them without optimisation. That they need no
+# such thing is shown by the builds with g++, the consumers and the tests headers.*.
+option(CAIRN_PRECOMPILE "Compile what tests, examples and benchmarks have in common once for all of them (clang only)" OFF)
 if(CAIRN_PRECOMPILE AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   message(WARNING "CAIRN_PRECOMPILE is ignored: it needs clang, and the compiler is ${CMAKE_CXX_COMPILER_ID}")
   set(CAIRN_PRECOMPILE OFF)
 endif()
-if(CAIRN_PRECOMPILE)
-  set(common "${CMAKE_CURRENT_BINARY_DIR}/cairn_common")
-  file(CONFIGURE OUTPUT "${common}.cpp" CONTENT "#include <cairn/cairn.hpp>\n")
-  add_library(cairn_common_header OBJECT "${common}.cpp")
-  target_link_libraries(cairn_common_header PRIVATE cairn::cairn cairn_warnings)
-  target_compile_options(cairn_common_header PRIVATE -fpch-instantiate-templates -fpch-codegen
+
+# cairn_precompiled(NAME [AFTER BASE] [LINKS TARGET...]): the target NAME gives cmake/NAME.hpp to the programs that link it; AFTER
+# another one, what that has is not compiled again.
+function(cairn_precompiled name)
+  cmake_parse_arguments(PARSE_ARGV 1 pch "" "AFTER" "LINKS")
+  set(path "${CMAKE_CURRENT_BINARY_DIR}/${name}")
+  file(CONFIGURE OUTPUT "${path}.cpp" CONTENT "#include <@name@.hpp>\n" @ONLY)
+  add_library(${name}_header OBJECT "${path}.cpp")
+  target_include_directories(${name}_header PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/cmake")
+  target_link_libraries(${name}_header PRIVATE cairn::cairn cairn_warnings ${pch_AFTER} ${pch_LINKS})
+  target_compile_options(${name}_header PRIVATE -fpch-instantiate-templates -fpch-codegen
     "SHELL:-Xclang -fno-pch-timestamp" "SHELL:-x c++-header")  # the same file in each build of the same headers: for ccache
-  set_target_properties(cairn_common_header PROPERTIES CXX_EXTENSIONS OFF CXX_COMPILER_LAUNCHER "")
+  set_target_properties(${name}_header PROPERTIES CXX_EXTENSIONS OFF CXX_COMPILER_LAUNCHER "")
   string(TOUPPER "${CMAKE_BUILD_TYPE}" config)
   separate_arguments(flags UNIX_COMMAND "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${config}}")
-  add_custom_command(OUTPUT "${common}.pch"
-    COMMAND "${CMAKE_COMMAND}" -E create_symlink "$<TARGET_OBJECTS:cairn_common_header>" "${common}.pch"
-    DEPENDS "$<TARGET_OBJECTS:cairn_common_header>" VERBATIM)
-  add_custom_command(OUTPUT "${common}.o"
-    COMMAND "${CMAKE_CXX_COMPILER}" ${flags} -std=c++20 -Wno-unused-command-line-argument -fpch-codegen -c "${common}.pch" -o "${common}.o"
-    DEPENDS "${common}.pch" "$<TARGET_OBJECTS:cairn_common_header>" VERBATIM)
-  add_custom_target(cairn_common_pch DEPENDS "${common}.pch")
-  add_custom_target(cairn_common_object DEPENDS "${common}.o")
-  add_library(cairn_common INTERFACE)
-  target_compile_options(cairn_common INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include-pch \"${common}.pch\">")
-  target_link_libraries(cairn_common INTERFACE "${common}.o")
-  add_dependencies(cairn_common cairn_common_pch)  # linking waits for the file by itself
+  add_custom_command(OUTPUT "${path}.pch"
+    COMMAND "${CMAKE_COMMAND}" -E create_symlink "$<TARGET_OBJECTS:${name}_header>" "${path}.pch"
+    DEPENDS "$<TARGET_OBJECTS:${name}_header>" VERBATIM)
+  add_custom_command(OUTPUT "${path}.o"
+    COMMAND "${CMAKE_CXX_COMPILER}" ${flags} -std=c++20 -Wno-unused-command-line-argument -fpch-codegen -c "${path}.pch" -o "${path}.o"
+    DEPENDS "${path}.pch" "$<TARGET_OBJECTS:${name}_header>" VERBATIM)
+  add_custom_target(${name}_pch DEPENDS "${path}.pch")
+  add_custom_target(${name}_object DEPENDS "${path}.o")
+  add_library(${name} INTERFACE)
+  target_compile_options(${name} INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include-pch \"${path}.pch\">")
+  target_link_libraries(${name} INTERFACE "${path}.o" ${pch_LINKS})
+  if(pch_AFTER)
+    target_link_libraries(${name} INTERFACE "${CMAKE_CURRENT_BINARY_DIR}/${pch_AFTER}.o")
+  endif()
+  add_dependencies(${name} ${name}_pch)  # linking waits for the file by itself
+endfunction()
+
+if(CAIRN_PRECOMPILE)
+  cairn_precompiled(cairn_common)
+  if(TARGET cairn::s3 AND TARGET cairn::zstd)
+    cairn_precompiled(cairn_common_s3 AFTER cairn_common LINKS cairn::s3 cairn::zstd)
+  endif()
 endif()
 
 # cairn_program(NAME [ALONE] FILE...): one executable with cairn's warnings. ALONE: it never gets the precompiled header, for it
@@ -119,6 +134,20 @@ function(cairn_program name)
   endif()
 endfunction()
 
+# cairn_use_common_s3(NAME): the program gets the larger precompiled header in place of the usual one, if it has that.
+function(cairn_use_common_s3 name)
+  get_target_property(libraries ${name} LINK_LIBRARIES)
+  if("cairn_common" IN_LIST libraries)
+    list(REMOVE_ITEM libraries cairn_common)
+    set_target_properties(${name} PROPERTIES LINK_LIBRARIES "${libraries};cairn_common_s3")
+    # The larger file may stay the same where the smaller one, which it needs, changes: the cache has to look at both.
+    if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache$")
+      set_target_properties(${name} PROPERTIES CXX_COMPILER_LAUNCHER
+        "${CMAKE_COMMAND};-E;env;CCACHE_EXTRAFILES=${PROJECT_BINARY_DIR}/cairn_common.pch;${CMAKE_CXX_COMPILER_LAUNCHER}")
+    endif()
+  endif()
+endfunction()
+
 # cairn_link_optional(NAME SOURCE): links the optional targets that the marker lines of SOURCE name to the program NAME:
 #   // links: cairn::mpi   needed: see cairn_can_link
 #   // uses: cairn::mpi    where it is there; CAIRN_USES_MPI is 1 then
@@ -127,6 +156,9 @@ function(cairn_link_optional name source)
   cairn_marker(uses ${source} uses)
   separate_arguments(links UNIX_COMMAND "${links}")
   separate_arguments(uses UNIX_COMMAND "${uses}")
+  if(TARGET cairn_common_s3 AND ("cairn::s3" IN_LIST links OR "cairn::s3" IN_LIST uses))
+    cairn_use_common_s3(${name})
+  endif()
   foreach(target IN LISTS links)
     target_link_libraries(${name} PRIVATE ${target})
   endforeach()
