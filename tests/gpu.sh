@@ -191,6 +191,11 @@ else
   [ ! -e "$work/failed" ] || exit 1
   echo "$arch" >"$work/arch"
 fi
+for program in "${programs[@]}"; do
+  name=${program%%:*}
+  ! grep -qaF 'emulated CUDA device' "$work/$name" 2>/dev/null ||
+    { echo "gpu.sh: $work/$name was built with tests/emulated_cuda, whose figures say nothing about a GPU" >&2; exit 1; }
+done
 [ "$build_only" = no ] || { echo "everything builds for $arch ($(($(date +%s) - start)) s)"; exit 0; }
 
 # --- Run: tests beside each other, then benchmarks alone -----------------------------------------------------------------

@@ -56,6 +56,15 @@ grep -q '^| result | 0 of [0-9]* steps passed |' "$work/record.md"
 for part in test_gpu training_resume bench_copy bench_load; do
   grep -q "^| $part | not run |" "$work/record.md" || { echo "$part is not told"; cat "$work/record.md"; exit 1; }
 done
+
+# Programs that were built with the emulation of CUDA make no record.
+rm "$work/record.md"
+printf '#!/bin/sh\n# emulated CUDA device\n' >"$work/tree/build/gpu/train_gpt_cuda"
+parts
+grep -q 'train_gpt_cuda was built with tests/emulated_cuda' "$work/out"
+[ ! -e "$work/record.md" ] || { echo "a record of an emulated device"; exit 1; }
+printf '#!/bin/sh\nexit 0\n' >"$work/tree/build/gpu/train_gpt_cuda"
+
 printf 'sm_80\n' >"$work/tree/build/gpu/arch"
 parts
 grep -q 'was not built for sm_90' "$work/out"
