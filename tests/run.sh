@@ -19,7 +19,7 @@ usage: bash tests/run.sh [--quick | --full | --soak [MINUTES]] [-R REGEX] [--job
               Its figures go to build/results/soak.json. No other test runs.
   -R REGEX    only the tests whose name matches, as ctest does it; only their programs are built.
   --seed N    random cases begin with this seed (default: always the same one; with --soak, and where --full fuzzes, another one each time).
-  --jobs N    programs built and tests run at a time (default: the number of cores; one test more, as many wait most of the time).
+  --jobs N    programs built and tests run at a time (default: the number of cores).
 
 test_torch is left out unless the environment's Torch_DIR leads to libtorch, for which nothing is installed:
   Torch_DIR=/usr/lib/x86_64-linux-gnu/cmake/Torch bash tests/run.sh --quick -R torch   (Debian's libtorch-dev)
@@ -33,7 +33,6 @@ END
 mode=short
 regex=
 jobs=$(nproc)
-test_jobs=$((jobs + 1))
 minutes=30
 seed=
 while [ $# -gt 0 ]; do
@@ -60,7 +59,6 @@ while [ $# -gt 0 ]; do
     --jobs)
       [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || { echo "run.sh: --jobs needs a number, see --help" >&2; exit 2; }
       jobs=$2
-      test_jobs=$2
       shift
       ;;
     -h | --help) usage; exit 0 ;;
@@ -329,7 +327,7 @@ run_tests() {
     runner=(setarch -R)
   fi
   local status=0
-  "${runner[@]}" ctest --test-dir "$tree" -j "$test_jobs" --output-on-failure --output-junit "$junit" "${options[@]}" </dev/null 9<&- || status=$?
+  "${runner[@]}" ctest --test-dir "$tree" -j "$jobs" --output-on-failure --output-junit "$junit" "${options[@]}" </dev/null 9<&- || status=$?
   local before=$failed
   if [ -s "$junit" ]; then
     count_results "$junit" "$preset"
