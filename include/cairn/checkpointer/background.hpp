@@ -6,7 +6,6 @@
 #include <cairn/observe/save_history.hpp>
 #include <cairn/observe/teller.hpp>
 
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -34,7 +33,6 @@ class background {
   [[nodiscard]] const std::shared_ptr<Writer>& writer() const noexcept { return writer_; }
   [[nodiscard]] Reader& reader() noexcept { return reader_; }
   [[nodiscard]] teller<O>& tell() noexcept { return teller_; }
-  [[nodiscard]] std::uint64_t fingerprint() const { return writer_->fingerprint(); }
   [[nodiscard]] const save_history& history() const noexcept { return history_; }
 
   /// Called once for each save, when it ends.
