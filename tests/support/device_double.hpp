@@ -24,8 +24,9 @@ namespace cairn_test {
 
 /// Devices that are threads of this program: streams and events mean what CUDA's mean, and everything happens
 /// as late and as disorderly as they allow. Memory of a device is memory of the host, so that a sanitizer
-/// sees who touches what without order. Two devices. A model of cairn::cuda::DeviceRuntime with one state for
-/// the program: `reset` begins each test.
+/// sees who touches what without order. Two devices, of which each gets a context by the first call that uses
+/// it, as with CUDA. A model of cairn::cuda::DeviceRuntime with one state for the program: `reset` begins
+/// each test.
 class device_double {
  protected:
   struct stream;
@@ -57,8 +58,10 @@ class device_double {
     w.calls = 0, w.fail_at = 0, w.broken = 0, w.held = false, w.kernels_held = false;
     w.let_through = no_limit;
     w.pinned_on.clear();
+    w.contexts.clear();
+    current() = 0;
     w.pinned_bytes = w.most_pinned = 0;
-    w.no_memory = w.no_words = false;
+    w.no_memory = w.no_words = w.no_pins = false;
     w.kernels = 0, w.copies = 0;
     for (auto& s : w.streams) s->capturing = s->capture_broken = false;
   }
@@ -70,6 +73,10 @@ class device_double {
   static void no_stream_writes(bool yes) {
     const std::lock_guard lock(world().mutex);
     world().no_words = yes;
+  }
+  static void refuse_pins(bool yes) {
+    const std::lock_guard lock(world().mutex);
+    world().no_pins = yes;
   }
   /// Kernels that gathered, and copies that were put into streams, since reset.
   static std::uint64_t kernels_launched() {
@@ -160,6 +167,11 @@ class device_double {
     const std::lock_guard lock(world().mutex);
     return world().pinned_on;
   }
+  /// The devices on which this process has a context since reset.
+  static std::set<int> contexts() {
+    const std::lock_guard lock(world().mutex);
+    return world().contexts;
+  }
   static std::size_t live_events() {
     const std::lock_guard lock(world().mutex);
     return world().live_events;
@@ -170,6 +182,7 @@ class device_double {
     memory(int device, std::uint64_t bytes) : bytes_(bytes) {
       const std::lock_guard lock(world().mutex);
       world().allocated[bytes_.data()] = {bytes_.size(), device};
+      world().contexts.insert(device);
     }
     ~memory() {
       const std::lock_guard lock(world().mutex);
@@ -196,15 +209,28 @@ class device_double {
                                      : "invalid argument";
   }
   static int current_device(int& device) noexcept {
-    return call([&](state&) {
+    return contextless_call([&](state&) {
       device = current();
       return success;
     });
   }
   static int use_device(int device) noexcept {
-    return call([&](state&) {
+    return contextless_call([&](state& w) {
       if (device < 0 || device >= devices) return invalid_value;
       current() = device;
+      w.contexts.insert(device);
+      return success;
+    });
+  }
+  static int device_count(int& count) noexcept {
+    return contextless_call([&](state&) {
+      count = devices;
+      return success;
+    });
+  }
+  static int has_context(int device, bool& yes) noexcept {
+    return contextless_call([&](state& w) {
+      yes = w.contexts.contains(device);
       return success;
     });
   }
@@ -218,6 +244,7 @@ class device_double {
   }
   static int destroy_stream(stream_type s) noexcept {
     const std::lock_guard lock(world().mutex);
+    world().contexts.insert(current());
     s->destroyed = true;  // its work is done all the same
     return success;
   }
@@ -230,6 +257,7 @@ class device_double {
   }
   static int destroy_event(event_type e) noexcept {
     const std::lock_guard lock(world().mutex);
+    world().contexts.insert(current());
     --world().live_events;
     delete e;
     return success;
@@ -285,6 +313,7 @@ class device_double {
   }
   static int pin(std::byte* data, std::uint64_t bytes) noexcept {
     return unsafe_call([&](state& w) {
+      if (w.no_pins) return out_of_memory;
       if (!w.pinned.emplace(data, bytes).second) return invalid_value;
       w.pinned_on.insert(current());
       w.pinned_bytes += bytes;
@@ -295,6 +324,7 @@ class device_double {
   static int unpin(std::byte* data) noexcept {
     auto& w = world();
     const std::lock_guard lock(w.mutex);
+    w.contexts.insert(current());
     const auto at = w.pinned.find(data);
     if (at == w.pinned.end()) return invalid_value;
     w.pinned_bytes -= std::min(w.pinned_bytes, at->second);
@@ -320,6 +350,7 @@ class device_double {
   static int deallocate(std::byte* data) noexcept {
     auto& w = world();
     std::unique_lock lock(w.mutex);
+    w.contexts.insert(current());
     w.changed.wait(lock, [&] { return w.idle(); });  // as cudaFree does
     w.allocated.erase(data);
     return w.given.erase(data) == 1 ? success : invalid_value;
@@ -427,6 +458,7 @@ class device_double {
     std::map<const std::byte*, std::pair<std::size_t, int>> allocated;
     std::map<const std::byte*, std::uint64_t> pinned;
     std::set<int> pinned_on;
+    std::set<int> contexts;
     std::uint64_t pinned_bytes = 0;
     std::uint64_t most_pinned = 0;
     std::mt19937 random{1};
@@ -440,6 +472,7 @@ class device_double {
     bool kernels_held = false;
     bool no_memory = false;
     bool no_words = false;
+    bool no_pins = false;
     std::uint64_t kernels = 0;
     std::uint64_t copies = 0;
     std::map<const std::byte*, std::unique_ptr<memory_block>> given;
@@ -573,6 +606,13 @@ class device_double {
   }
   template <class Work>
   static int call(Work&& work) noexcept {
+    return contextless_call([&](state& w) {
+      w.contexts.insert(current());
+      return work(w);
+    });
+  }
+  template <class Work>
+  static int contextless_call(Work&& work) noexcept {
     auto& w = world();
     std::unique_lock lock(w.mutex);
     if (w.broken != 0) {

@@ -2,14 +2,12 @@
 #pragma once
 #include <cairn/concepts/memory.hpp>
 #include <cairn/cuda/device_runtime.hpp>
-#include <cairn/model/process_limits.hpp>
-
-#include <sys/resource.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -29,8 +27,9 @@ struct pinned_options {
 };
 
 /// Blocks of another memory, pinned once for all devices when they are allocated and unpinned before they are
-/// freed. Allocation happens with the device in use that was current when this was constructed, whichever
-/// thread allocates, so that no context is made on a device that the program does not use.
+/// freed. Allocation happens with the device in use that was current when this was constructed, or, where the
+/// program has no context there, with one on which it has, whichever thread allocates: no context is made on
+/// a device that the program does not use.
 template <Memory M, DeviceRuntime R>
 class basic_pinned {
  public:
@@ -38,20 +37,21 @@ class basic_pinned {
   class block_type {
    public:
     block_type(block_type&& other) noexcept
-        : inner_(std::move(other.inner_)), pinned_(std::exchange(other.pinned_, false)) {}
+        : inner_(std::move(other.inner_)), pinned_on_(std::exchange(other.pinned_on_, -1)) {}
     block_type& operator=(block_type&& other) noexcept {
       std::swap(inner_, other.inner_);
-      std::swap(pinned_, other.pinned_);
+      std::swap(pinned_on_, other.pinned_on_);
       return *this;
     }
     ~block_type() {
-      if (!pinned_) return;
+      if (pinned_on_ < 0) return;
       const beside_captures<R> guard;
+      const device_in_use<R> use(pinned_on_, std::nothrow);
       (void)R::unpin(inner_.bytes().data());
     }
     [[nodiscard]] std::span<std::byte> bytes() const noexcept { return inner_.bytes(); }
     /// False where the device refused and unpinned::accept was chosen.
-    [[nodiscard]] bool is_pinned() const noexcept { return pinned_; }
+    [[nodiscard]] bool is_pinned() const noexcept { return pinned_on_ >= 0; }
     /// See Memory; where the other memory is shareable.
     [[nodiscard]] auto shared(std::uint64_t digests_offset) const
       requires M::shareable
@@ -63,7 +63,7 @@ class basic_pinned {
     friend class basic_pinned;
     explicit block_type(typename M::block_type inner) : inner_(std::move(inner)) {}
     typename M::block_type inner_;
-    bool pinned_ = false;
+    int pinned_on_ = -1;  ///< the device that was in use
   };
   static constexpr memory_space space = memory_space::pinned;
   static constexpr bool shareable = M::shareable;
@@ -76,15 +76,18 @@ class basic_pinned {
   }
 
   /// See Memory. Pinning costs about as much as touching the pages. @throws storage_error: also
-  /// storage_limit, which names the limit of locked memory, where the device refuses.
+  /// storage_limit, where the device refuses.
   [[nodiscard]] block_type allocate(std::uint64_t bytes) {
     block_type block(memory_.allocate(bytes));
     const beside_captures<R> guard;
-    const device_in_use<R> device(device_);
+    const int device = device_with_context<R>(device_);
+    const device_in_use<R> use(device);
     const auto whole = block.bytes();
     const int status = R::pin(whole.data(), whole.size());
-    block.pinned_ = status == R::success;
-    if (!block.pinned_) refused(status, whole.size());
+    if (status == R::success)
+      block.pinned_on_ = device;
+    else
+      refused(status, whole.size());
     return block;
   }
   [[nodiscard]] std::shared_ptr<image_control> make_control(block_type& block) {
@@ -93,13 +96,13 @@ class basic_pinned {
 
  private:
   void refused(int status, std::uint64_t bytes) {
-    const std::string sentence =
-        "a buffer of " + std::to_string(bytes) + " bytes could not be pinned (" + R::name_of(status) + ": " +
-        R::text_of(status) + "); " +
-        cairn::detail::limit_text(RLIMIT_MEMLOCK, "RLIMIT_MEMLOCK", "ulimit -l, in kB there");
+    const std::string sentence = "a buffer of " + std::to_string(bytes) + " bytes could not be pinned (" +
+                                 R::name_of(status) + ": " + R::text_of(status) + ")";
     if (options_.when_refused == unpinned::refuse)
       fail(error_id::storage_limit,
-           sentence + "; raise it, free pinned memory, or choose cuda::unpinned::accept",
+           sentence +
+               "; free memory of this machine, raise the memory limit of the container, or choose "
+               "cuda::unpinned::accept",
            {.expected = std::to_string(bytes) + " pinned bytes", .got = R::name_of(status)});
     if (!std::exchange(told_, true))
       std::fprintf(stderr, "cairn: %s; it is used unpinned, which is slower\n", sentence.c_str());

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,7 +29,9 @@ struct copy_part {
 /// None throws. Streams and events belong to the device that was in use when they were made; calls on them
 /// are made with that device in use.
 ///
-/// - `current_device(d)`, `use_device(d)`: of the calling thread.
+/// - `current_device(d)`, `use_device(d)`: of the calling thread. `device_count(n)`. `has_context(d, yes)`:
+/// whether this process has a context on the device; makes none, while `use_device` and nearly all other
+/// calls make one on the device that they use.
 /// - `make_stream(s)`: one that runs beside all others, of the lowest priority. `destroy_stream(s)`.
 /// - `make_event(e)`, `destroy_event(e)`; `record(e, s)`: e is reached when all that is in s now is done;
 /// `query(e)`: success once it is; `wait(s, e)`: what is put into s from now on begins after e.
@@ -62,6 +65,8 @@ concept DeviceRuntime =
       { R::text_of(status) } noexcept -> std::convertible_to<const char*>;
       { R::current_device(which) } noexcept -> std::same_as<int>;
       { R::use_device(device) } noexcept -> std::same_as<int>;
+      { R::device_count(which) } noexcept -> std::same_as<int>;
+      { R::has_context(device, yes) } noexcept -> std::same_as<int>;
       { R::make_stream(new_stream) } noexcept -> std::same_as<int>;
       { R::destroy_stream(s) } noexcept -> std::same_as<int>;
       { R::make_event(new_event) } noexcept -> std::same_as<int>;
@@ -105,7 +110,10 @@ void check_call(int status, const char* call, int device, std::string_view item 
         .got = std::string(R::name_of(status)) + " (" + std::to_string(status) + ")"});
 }
 
-/// The device of the calling thread is another one as long as this lives.
+/// The device of the calling thread is another one as long as this lives. Afterwards it is the one before, if
+/// this process has a context there. If not, the thread stays where it is: to go back would make a context,
+/// which takes about half a gigabyte of a device that belongs to another process. So a thread of cairn's own
+/// changes once.
 template <DeviceRuntime R>
 class device_in_use {
  public:
@@ -115,8 +123,14 @@ class device_in_use {
     if (before_ != device) check_call<R>(R::use_device(device), "cudaSetDevice (using a device)", device);
     changed_ = before_ != device;
   }
+  /// For what is given back: where it fails, the thread stays where it is.
+  device_in_use(int device, std::nothrow_t) noexcept {
+    if (R::current_device(before_) != R::success || before_ == device) return;
+    changed_ = R::use_device(device) == R::success;
+  }
   ~device_in_use() {
-    if (changed_) (void)R::use_device(before_);
+    bool context = true;
+    if (changed_ && (R::has_context(before_, context) != R::success || context)) (void)R::use_device(before_);
   }
   device_in_use(const device_in_use&) = delete;
   device_in_use& operator=(const device_in_use&) = delete;
@@ -125,6 +139,21 @@ class device_in_use {
   int before_ = 0;
   bool changed_ = false;
 };
+
+/// The device to use for what may be done on any: the wanted one, unless this process has a context only on
+/// others.
+template <DeviceRuntime R>
+[[nodiscard]] int device_with_context(int wanted) noexcept {
+  const auto usable = [](int device) {
+    bool yes = false;
+    return R::has_context(device, yes) == R::success && yes;
+  };
+  int count = 0;
+  if (usable(wanted) || R::device_count(count) != R::success) return wanted;
+  for (int device = 0; device < count; ++device)
+    if (usable(device)) return device;
+  return wanted;
+}
 
 /// As long as this lives, what the calling thread does disturbs no capture of a graph that another thread has
 /// begun: without it, asking an event or pinning memory ends such a capture with an error.

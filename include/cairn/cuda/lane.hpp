@@ -45,6 +45,8 @@ class lane {
   lane& operator=(const lane&) = delete;
   /// @pre nothing of the stream is under way.
   ~lane() {
+    const beside_captures<R> guard;
+    const device_in_use<R> use(device_, std::nothrow);
     (void)R::destroy_stream(side_);
     if (pinned_) (void)R::unpin(page_.get());
     if (staging_ != nullptr) (void)R::deallocate(staging_);

@@ -16,6 +16,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -97,7 +98,11 @@ class load_session final : public device_load {
     if (!drained())
       for (auto& b : buffers_) (void)b.release();
     buffers_.clear();
-    for (const auto& l : lanes_) (void)R::destroy_stream(l.side);
+    const beside_captures<R> guard;
+    for (const auto& l : lanes_) {
+      const device_in_use<R> use(l.device, std::nothrow);
+      (void)R::destroy_stream(l.side);
+    }
   }
 
   void check(const tensor_view& target, std::string_view item) override {
@@ -107,6 +112,7 @@ class load_session final : public device_load {
            "cuda::device_view",
            {.item = std::string(item)});
     int device = -1;
+    const device_in_use<R> use(target.device, std::nothrow);
     check_call<R>(R::device_of(target.data, device), "cudaPointerGetAttributes (asking where memory lies)",
                   target.device, item);
     if (device != target.device)

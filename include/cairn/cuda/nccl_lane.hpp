@@ -140,6 +140,7 @@ class nccl_lane {
     try {
       auto& p = *parts_;
       p.device = device;
+      const beside_captures<R> guard;
       const device_in_use<R> use(device);
       check(R::make_stream(p.stream), "cudaStreamCreateWithPriority (making a stream)");
       p.has_stream = true;
@@ -166,6 +167,7 @@ class nccl_lane {
 
   /// Whether the communicator is open. @throws peer_error (peer_failed)
   [[nodiscard]] bool opened() {
+    const beside_captures<R> guard;
     const device_in_use<R> use(parts_->device);
     if (going_on("ncclCommInitRankConfig")) return false;
     for (auto* buffer : parts_->buffers) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/cuda/device_runtime.hpp>
 
+#include <new>
 #include <utility>
 
 namespace cairn {
@@ -25,7 +26,9 @@ class owned_event {
     return *this;
   }
   ~owned_event() {
-    if (device_ >= 0) (void)R::destroy_event(event_);
+    if (device_ < 0) return;
+    const device_in_use<R> use(device_, std::nothrow);
+    (void)R::destroy_event(event_);
   }
   [[nodiscard]] typename R::event_type get() const noexcept { return event_; }
   [[nodiscard]] int device() const noexcept { return device_; }

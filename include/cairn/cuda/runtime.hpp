@@ -29,6 +29,17 @@ struct runtime {
   static const char* text_of(int status) noexcept { return cudaGetErrorString(as_error(status)); }
   static int current_device(int& device) noexcept { return told(cudaGetDevice(&device)); }
   static int use_device(int device) noexcept { return told(cudaSetDevice(device)); }
+  static int device_count(int& count) noexcept { return told(cudaGetDeviceCount(&count)); }
+  static int has_context(int device, bool& yes) noexcept {
+    static const auto state =
+        reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(driver_call("cuDevicePrimaryCtxGetState"));
+    if (state == nullptr) return unsupported;
+    unsigned flags = 0;
+    int active = 0;
+    const int status = static_cast<int>(state(device, &flags, &active));
+    yes = active != 0;
+    return status;
+  }
   static int make_stream(cudaStream_t& stream) noexcept {
     int lowest = 0;
     int highest = 0;

@@ -25,7 +25,13 @@ enum cudaError_t : int {
   cudaErrorStreamCaptureImplicit = 906,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
-enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2 };
+enum cudaMemoryType {
+  cudaMemoryTypeUnregistered = 0,
+  cudaMemoryTypeHost = 1,
+  cudaMemoryTypeDevice = 2,
+  cudaMemoryTypeManaged = 3,
+};
+enum cudaDeviceAttr : int { cudaDevAttrNone = 0 };
 enum cudaStreamCaptureMode {
   cudaStreamCaptureModeGlobal = 0,
   cudaStreamCaptureModeThreadLocal = 1,
@@ -55,6 +61,9 @@ struct cudaMemcpyAttributes {
 struct cudaPointerAttributes {
   cudaMemoryType type;
   int device;
+};
+struct cudaFuncAttributes {
+  int numRegs;
 };
 struct cudaDeviceProp {
   char name[256];

@@ -123,6 +123,18 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* about, int) {
   about->major = 9;
   return cudaSuccess;
 }
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = -1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetPCIBusId(char*, int, int) {
+  return cudaErrorInvalidValue;
+}
+template <class Function>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* about, Function*) {
+  *about = {};
+  return cudaSuccess;
+}
 inline cudaError_t cudaDriverGetVersion(int* version) {
   *version = CUDART_VERSION;
   return cudaSuccess;
@@ -169,6 +181,12 @@ inline cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned) {
 inline cudaError_t cudaHostUnregister(void* data) {
   return emulated_cuda::calling_unsafe(
       [&](auto& d, auto&) { return d.unpin(data) ? cudaSuccess : cudaErrorHostMemoryNotRegistered; });
+}
+inline cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  return emulated_cuda::calling([&](auto& d, auto&) {
+    *device = host;
+    return d.pinned(host, 1) ? cudaSuccess : cudaErrorInvalidValue;
+  });
 }
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* about, const void* data) {
   return emulated_cuda::calling([&](auto& d, auto&) {
@@ -371,11 +389,27 @@ inline cudaError_t cuStreamWriteValue32(cudaStream_t which, CUdeviceptr where, s
                      nullptr, nullptr});
   });
 }
+inline cudaError_t cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
+  *flags = 0, *active = 1;
+  return cudaSuccess;
+}
+/// Leaves the last error of the runtime as it is.
+inline cudaError_t cuEventQuery(cudaEvent_t e) {
+  const auto before = emulated_cuda::last_error;
+  const auto status = cudaEventQuery(e);
+  emulated_cuda::last_error = before;
+  return status;
+}
 inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
                                                     unsigned long long,
                                                     cudaDriverEntryPointQueryResult* result) {
-  const bool known = std::strcmp(name, "cuStreamWriteValue32") == 0;
-  *found = known ? reinterpret_cast<void*>(&cuStreamWriteValue32) : nullptr;
-  *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  const std::pair<const char*, void*> known[] = {
+      {"cuStreamWriteValue32", reinterpret_cast<void*>(&cuStreamWriteValue32)},
+      {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(&cuDevicePrimaryCtxGetState)},
+      {"cuEventQuery", reinterpret_cast<void*>(&cuEventQuery)}};
+  *found = nullptr;
+  for (const auto& [each, call] : known)
+    if (std::strcmp(name, each) == 0) *found = call;
+  *result = *found != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
