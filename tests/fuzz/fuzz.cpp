@@ -33,11 +33,13 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sanitizer/allocator_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -120,8 +122,11 @@ std::optional<bytes> read_shared_record(input file, std::int32_t rank, std::int3
   m.placement.ranks_per_file = 4;
   cairn::manifest_record named;
   named.rank = rank;
-  const auto read = accepted<cairn::corrupt_error>(
-      [&] { return cairn::detail::read_record(store, m, named, "shared").value(); });
+  const auto read = accepted<cairn::corrupt_error>([&] {
+    const auto at = cairn::detail::record_header_offset(m.placement, rank, ranks, file.size(), "shared");
+    named.record_digest = cairn::decode_record_header(file.subspan(at), "shared").header_digest;
+    return cairn::detail::read_record(store, m, named, "shared").value();
+  });
   demand(!read || read->size() <= file.size(), "a record is in its file");
   return read;
 }
@@ -1061,6 +1066,32 @@ void seal(const char* name, bytes& content) {
   }
 }
 
+// --- Memory. What the program holds while it reads an input, all allocations together: a limit on each alone
+// would not see many of them, and what the fuzzer itself keeps does not count.
+
+constexpr std::int64_t memory_limit = std::int64_t{64} << 20;
+std::atomic<bool> counting{false};
+std::atomic<std::int64_t> held{0};
+void on_malloc(const volatile void*, std::size_t size) {
+  if (!counting.load(std::memory_order_relaxed)) return;
+  if (held.fetch_add(static_cast<std::int64_t>(size)) + static_cast<std::int64_t>(size) <= memory_limit)
+    return;
+  counting = false;
+  demand(false, "64 KiB of input take no more than 64 MiB of memory");
+}
+void on_free(const volatile void* memory) {
+  if (counting.load(std::memory_order_relaxed) && memory != nullptr)
+    held -= static_cast<std::int64_t>(__sanitizer_get_allocated_size(memory));
+}
+/// Reads an input, in a copy of its own without room behind it, so that reading past its end is seen.
+void read_input(const bytes& content) {
+  static const int installed = __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
+  demand(installed > 0, "memory can be counted");
+  held = 0, counting = true;
+  chosen->read(bytes(content));
+  counting = false;
+}
+
 // --- The same inputs each time. What a fuzzer tries next hangs on what it saw of the program, and that on
 // where memory lies: it is another run on every day.
 
@@ -1158,7 +1189,7 @@ void change(bytes& content, const std::vector<bytes>& all, cairn_test::dice& d) 
   std::signal(SIGALRM, on_signal);
   const auto read = [] {
     ::alarm(60);
-    chosen->read(bytes(current));  // a copy of its own, without room behind it
+    read_input(current);
   };
   for (const auto& each : all) {
     current = each;
@@ -1188,8 +1219,8 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
   for (const auto& t : targets)
     if (wanted != nullptr && std::strcmp(t.name, wanted) == 0) chosen = &t;
   if (chosen == nullptr) {
-    std::fprintf(stderr,
-                 "CAIRN_FUZZ_TARGET must be one of: manifest record safetensors plan frame config codec\n");
+    std::fprintf(
+        stderr, "CAIRN_FUZZ_TARGET must be one of: manifest record safetensors plan frame config codec s3\n");
     std::_Exit(2);
   }
   if (const char* order = std::getenv("CAIRN_FUZZ_FIXED")) run_fixed(order);
@@ -1208,9 +1239,7 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  // A copy of its own, without room behind it: reading past its end is seen.
-  const bytes content(reinterpret_cast<const std::byte*>(data),
-                      reinterpret_cast<const std::byte*>(data) + size);
-  chosen->read(content);
+  const auto* first = reinterpret_cast<const std::byte*>(data);
+  read_input(bytes(first, first + size));
   return 0;
 }

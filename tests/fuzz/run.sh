@@ -5,8 +5,9 @@ set -uo pipefail
 usage() {
   cat <<'END'
 Fuzzes what cairn reads from outside: manifests, records, safetensors headers, plan messages, frames of collectives and of
-shared memory, what users configure, compressed items, and answers of object stores. Inputs that were found are kept beside the program and used again; the checked-in
-ones are in tests/fuzz/corpus.
+shared memory, what users configure, compressed items, and answers of object stores. Inputs that reach new code are kept
+beside the program and used again; the checked-in ones are in tests/fuzz/corpus, and one that the fuzzer fails on is added
+to them, so that it is tried in every run from then on.
 
 usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N | --runs N] [--jobs N] [--seed N] [TARGET...]
 
@@ -19,7 +20,8 @@ usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N | --runs N] [--jobs 
                   run; it is printed)
   TARGET          manifest record safetensors plan frame config codec s3 (default: all)
 
-The status is 0 only if no target crashed. A crash prints the command that repeats it, and its input is kept.
+The status is 0 only if no target crashed and none held more than 64 MiB for an input. A crash prints the command that
+repeats it.
 END
 }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) || exit 1
@@ -56,7 +58,7 @@ kept=$(dirname "$program")/fuzz
 fuzz_one() {
   local target=$1 found=$kept/$1 log=$kept/$1.log status=0 begun=$SECONDS again
   mkdir -p "$found" || return 1
-  # No reader takes more than 64 MiB at once, whatever 64 KiB of input claim.
+  # The program itself counts what all allocations hold together; these find one that is too long before it is made.
   if [ -n "$runs" ]; then
     local settings=("CAIRN_FUZZ_FIXED=$runs" "CAIRN_FUZZ_SEED=$seed" "CAIRN_FUZZ_CORPUS=$root/tests/fuzz/corpus/$target"
       "CAIRN_FUZZ_FAILED=$kept/$target-fixed")
@@ -75,6 +77,10 @@ fuzz_one() {
     input=$(sed -nE 's/.*Test unit written to (.*)$/\1/p' "$log" | tail -n 1)
     echo "fuzz: $target failed with status $status and seed $seed. Repeat it with:"
     if [ -n "$input" ]; then again="$program $input"; fi
+    if [ -n "$input" ] && [ -z "$runs" ]; then
+      local found_as=$root/tests/fuzz/corpus/$target/found-$(sha256sum "$input" | cut -c 1-12)
+      cp "$input" "$found_as" && again="$program $found_as"
+    fi
     echo "  CAIRN_FUZZ_TARGET=$target $again"
     return 1
   fi

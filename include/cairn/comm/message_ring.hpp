@@ -86,8 +86,9 @@ class message_assembler {
     if (last) messages.emplace_back();  // before anything is changed: it may throw
     try {
       if (const auto after = before + h.bytes; after > partial_.capacity()) {
-        const auto whole = static_cast<std::size_t>(std::min(h.message_bytes, most_reserved));
-        partial_.reserve(std::max({after, whole, std::min(partial_.capacity() * 2, max_message_bytes)}));
+        // Memory follows what really arrives: a piece may claim a long message and be all of it that comes.
+        partial_.reserve(static_cast<std::size_t>(
+            std::min(h.message_bytes, std::max<std::uint64_t>(4 * after, first_reserved))));
       }
       ring.part(sizeof h, h.bytes).append_to(partial_);
       if (piece_digest(h, std::span<const std::byte>(partial_).subspan(before)) != h.digest)
@@ -128,7 +129,7 @@ class message_assembler {
     throw wire_error(why, static_cast<std::size_t>(offset_));
   }
 
-  static constexpr std::uint64_t most_reserved = std::uint64_t{64} << 20;
+  static constexpr std::uint64_t first_reserved = std::uint64_t{64} << 10;
 
   std::vector<std::byte> partial_;
   std::uint64_t expected_ = 0;  ///< bytes of the message that is open

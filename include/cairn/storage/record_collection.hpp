@@ -72,13 +72,12 @@ template <ByteStore Store>
                                                         std::int32_t world_size, std::uint64_t file_bytes,
                                                         const std::string& key) {
   if (!place.shared()) return 0;
-  const auto left =
-      static_cast<std::uint64_t>(sharers_of(place, rank, world_size) - (rank - place.first_of(rank))) *
-      record_header_bytes;
-  if (file_bytes < left)
+  const auto first = place.first_of(rank);
+  const auto of_all = static_cast<std::uint64_t>(sharers_of(place, rank, world_size)) * record_header_bytes;
+  if (file_bytes < of_all)  // also where this rank's own would fit: callers go back to the first one
     corrupt(error_id::corrupt_truncated, "a file of several ranks ends before their records", key,
             file_bytes);
-  return file_bytes - left;
+  return file_bytes - of_all + static_cast<std::uint64_t>(rank - first) * record_header_bytes;
 }
 /// The headers of the records of some ranks, one after another; one batch.
 template <ByteStore Store>

@@ -167,6 +167,14 @@ inline constexpr std::uint64_t record_counts_bytes = 24;
 }
 
 namespace detail {
+/// @throws corrupt_identity unless the header is that of the record with this digest.
+inline void check_record_identity(const record_header& h, std::uint64_t expected_digest,
+                                  std::string_view file) {
+  if (h.header_digest != expected_digest)
+    corrupt(error_id::corrupt_identity, "this is not the record that the manifest names", file, 120,
+            digest_text(expected_digest), digest_text(h.header_digest));
+}
+
 /// The body of a record whose header is `h`, with its digest verified.
 [[nodiscard]] inline std::span<const std::byte> record_body(const record_header& h,
                                                             std::span<const std::byte> whole,
@@ -210,9 +218,7 @@ inline void check_record_item(const record& r, const record_item& i, std::string
                                           std::optional<std::uint64_t> expected_digest = std::nullopt) {
   using detail::corrupt;
   const auto h = decode_record_header(whole, file);
-  if (expected_digest && *expected_digest != h.header_digest)
-    corrupt(error_id::corrupt_identity, "this is not the record that the manifest names", file, 120,
-            detail::digest_text(*expected_digest), detail::digest_text(h.header_digest));
+  if (expected_digest) detail::check_record_identity(h, *expected_digest, file);
   if (h.failed)
     corrupt(error_id::corrupt_bad_value, "this is the record of a rank that failed: it names no data", file,
             20);

@@ -18,7 +18,8 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The bytes of a rank's record, wherever it lies; nothing if its file is not there. @throws corrupt_error
+/// The bytes of a rank's record, wherever it lies; nothing if its file is not there. Memory is asked for only
+/// when the header is the one that the manifest names and the file has so many bytes. @throws corrupt_error
 template <ByteStore Store>
 [[nodiscard]] std::optional<std::vector<std::byte>> read_record(Store& store, const manifest& m,
                                                                 const manifest_record& named,
@@ -32,6 +33,7 @@ template <ByteStore Store>
   std::vector<std::byte> headers(static_cast<std::size_t>(*file_bytes - at));
   const read_range of_headers{key, at, headers};
   store.read({&of_headers, 1});
+  check_record_identity(decode_record_header(headers, key), named.record_digest, key);
   at -= static_cast<std::uint64_t>(named.rank - m.placement.first_of(named.rank)) * record_header_bytes;
   std::uint64_t body_bytes = 0;
   for (auto left = std::span<const std::byte>(headers); !left.empty();) {
