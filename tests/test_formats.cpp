@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the storage formats keep: names, records, manifests and safetensors headers come back as they were,
-// the golden files of version 1 stay readable and are written alike, and stock safetensors reads the data
+// the golden files stay readable and are written alike, and stock safetensors reads the data
 // files.
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -305,7 +305,7 @@ TEST_CASE("a header that would be wrong is not written") {
   refused([](safetensors_header& h) { h.metadata = {{"a", "1"}, {"a", "2"}}; });
 }
 
-TEST_CASE("golden files of version 1 are written byte for byte and read back") {
+TEST_CASE("golden data files and records are written byte for byte and read back") {
   const auto record = encode_record(golden_record());
   CHECK(golden("v1.record", record) == record);
   CHECK(same(decode_record(golden("v1.record", record), "v1.record"), golden_record()));
@@ -318,11 +318,6 @@ TEST_CASE("golden files of version 1 are written byte for byte and read back") {
                        "4096 bytes, got 0 bytes)",
                        storage_error);
 
-  // Manifests of version 1 are not written any more.
-  CHECK(cairn_test::same(
-      decode_manifest(read_file(source_dir() + "/tests/golden/v1.manifest.cairn"), "v1.manifest.cairn"),
-      golden_manifest()));
-
   const auto data = joined(encode_safetensors_header(golden_header()), golden_data());
   const auto kept = golden("v1.safetensors", data);
   CHECK(kept == data);
@@ -330,13 +325,13 @@ TEST_CASE("golden files of version 1 are written byte for byte and read back") {
   CHECK(header.entries == golden_header().entries);
 }
 
-TEST_CASE("the golden manifest of version 2 is written byte for byte and read back") {
+TEST_CASE("the golden manifest is written byte for byte and read back") {
   const auto stored = encode_manifest(golden_manifest());
   CHECK(golden("v2.manifest.cairn", stored) == stored);
   CHECK(cairn_test::same(decode_manifest(stored, "v2.manifest.cairn"), golden_manifest()));
 }
 
-TEST_CASE("a reader that was written from the description alone reads manifests of both versions") {
+TEST_CASE("a reader that was written from the description alone reads manifests") {
   char directory[] = "/tmp/cairn_formats_XXXXXX";
   REQUIRE(mkdtemp(directory) != nullptr);
   const std::string root = directory;
@@ -374,7 +369,6 @@ TEST_CASE("a reader that was written from the description alone reads manifests 
                        "/got' && cmp '" + root + "/got' '" + root + "/expected'")
                           .c_str()) == 0);
   };
-  check(read_file(source_dir() + "/tests/golden/v1.manifest.cairn"), golden_manifest());
   check(read_file(source_dir() + "/tests/golden/v2.manifest.cairn"), golden_manifest());
   dice d(8);
   for (int i = 0; i < 3; ++i) {

@@ -159,14 +159,6 @@ std::size_t section_at(const bytes& b, std::size_t id) {
   return get_at<std::uint64_t>(b, 128 + 32 * (id - 1) + 8);
 }
 
-/// The golden manifest of version 1, which is not written any more.
-bytes golden_manifest_1() {
-  std::ifstream in(source_dir() + "/tests/golden/v1.manifest.cairn", std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  const auto all = std::as_bytes(std::span{text.data(), text.size()});
-  return {all.begin(), all.end()};
-}
-
 error_id manifest_error(const bytes& b) {
   try {
     (void)decode_manifest(b, "f");
@@ -200,7 +192,6 @@ void mutate(const bytes& good, int rounds, std::uint64_t seed, Seal seal, Accept
 
 TEST_CASE("every flipped bit, cut and trailing byte of a manifest is noticed") {
   every_bit_and_cut(encode_manifest(golden_manifest()), accepts_manifest);
-  every_bit_and_cut(golden_manifest_1(), accepts_manifest);
 }
 TEST_CASE("every flipped bit, cut and trailing byte of a record is noticed") {
   every_bit_and_cut(encode_record(golden_record()), accepts_record);
@@ -226,15 +217,14 @@ TEST_CASE("every flipped bit and cut of a safetensors header gives a consistent 
   CHECK(!accepts_header(good, file_bytes + 1));
 }
 
-TEST_CASE("manifests of version 1 of hostile writers") {
-  auto m = golden_manifest_1();
+TEST_CASE("headers and sections of manifests of hostile writers") {
+  auto m = encode_manifest(golden_manifest());
   const auto refused = [&](error_id expected) {
     seal_manifest(m);
     CHECK(manifest_error(m) == expected);
     CHECK(!accepts_manifest(m));
   };
   const auto bad_value = error_id::corrupt_bad_value;
-  const auto items_at = section_at(m, 2);
   SUBCASE("empty") {
     m.clear();
     CHECK(manifest_error(m) == error_id::corrupt_truncated);
@@ -243,9 +233,11 @@ TEST_CASE("manifests of version 1 of hostile writers") {
     put_at(m, 0, 'C');
     refused(error_id::corrupt_bad_magic);
   }
-  SUBCASE("a newer major version") {
-    put_at<std::uint16_t>(m, 8, 3);
-    refused(error_id::corrupt_unsupported_version);
+  SUBCASE("another major version") {
+    for (const auto major : {std::uint16_t{0}, std::uint16_t{1}, std::uint16_t{3}, std::uint16_t{0xffff}}) {
+      put_at(m, 8, major);
+      refused(error_id::corrupt_unsupported_version);
+    }
   }
   SUBCASE("a newer minor version and an unknown optional feature are taken") {
     put_at<std::uint16_t>(m, 10, 7);
@@ -285,7 +277,7 @@ TEST_CASE("manifests of version 1 of hostile writers") {
     refused(bad_value);
   }
   SUBCASE("a damaged body, with a right header") {
-    m[items_at] ^= std::byte{1};
+    m[section_at(m, 2)] ^= std::byte{1};
     CHECK(manifest_error(m) == error_id::corrupt_digest);
   }
   SUBCASE("a section's digest is wrong") {
@@ -295,51 +287,40 @@ TEST_CASE("manifests of version 1 of hostile writers") {
     CHECK(manifest_error(m) == error_id::corrupt_digest);
   }
   SUBCASE("an unknown optional section is skipped, a required one is not") {
-    // A seventh entry in the table moves everything by 32 bytes; the new section lies at the end.
+    // A fourth entry in the table moves everything by 32 bytes; the new section lies at the end.
     const auto total = m.size();
-    m.insert(m.begin() + 128 + 6 * 32, 32, std::byte{0});
-    for (std::size_t s = 0; s < 6; ++s)
+    const std::size_t entry = 128 + 3 * 32;
+    m.insert(m.begin() + entry, 32, std::byte{0});
+    for (std::size_t s = 0; s < 3; ++s)
       put_at(m, 128 + 32 * s + 8, get_at<std::uint64_t>(m, 128 + 32 * s + 8) + 32);
     m.resize(m.size() + 16, std::byte{0x5a});
-    put_at<std::uint32_t>(m, 20, 7);
-    put_at<std::uint32_t>(m, 128 + 192, 77);
-    put_at<std::uint64_t>(m, 128 + 192 + 8, total + 32);
-    put_at<std::uint64_t>(m, 128 + 192 + 16, 16);
+    put_at<std::uint32_t>(m, 20, 4);
+    put_at<std::uint32_t>(m, entry, 77);
+    put_at<std::uint64_t>(m, entry + 8, total + 32);
+    put_at<std::uint64_t>(m, entry + 16, 16);
     put_at<std::uint64_t>(m, 24, m.size());
     seal_manifest(m);
     CHECK(accepts_manifest(m));
-    put_at<std::uint32_t>(m, 128 + 192 + 4, 1);
+    put_at<std::uint32_t>(m, entry + 4, 1);
     refused(error_id::corrupt_unsupported_feature);
-    put_at<std::uint32_t>(m, 128 + 192, 3);
+    put_at<std::uint32_t>(m, entry, 8);
     refused(bad_value);
   }
   SUBCASE("sections that leave a hole, overlap or lie outside") {
     for (const std::uint64_t offset :
-         {section_at(m, 3) + 8, section_at(m, 3) - 8, std::size_t{0}, ~std::size_t{7}}) {
+         {section_at(m, 2) + 8, section_at(m, 2) - 8, std::size_t{0}, ~std::size_t{7}}) {
       auto changed = m;
-      put_at(changed, 128 + 32 * 2 + 8, offset);
+      put_at(changed, 128 + 32 * 1 + 8, offset);
       std::swap(m, changed);
       refused(bad_value);
       std::swap(m, changed);
     }
-    put_at(m, 128 + 32 * 5 + 16, ~std::uint64_t{0});
+    put_at(m, 128 + 32 * 2 + 16, ~std::uint64_t{0});
     refused(bad_value);
   }
   SUBCASE("as many sections as a number can say") {
-    for (const std::uint32_t count : {0u, 1u, 5u, 65u, ~0u}) {
+    for (const std::uint32_t count : {0u, 1u, 2u, 65u, ~0u}) {
       put_at(m, 20, count);
-      refused(bad_value);
-    }
-  }
-  SUBCASE("as many items as a number can say") {
-    for (const std::uint32_t count : {0u, 4u, 6u, 1u << 24, ~0u}) {
-      put_at(m, 84, count);
-      refused(bad_value);
-    }
-  }
-  SUBCASE("world sizes of nobody and of everybody") {
-    for (const std::int32_t world : {0, -1, INT32_MIN, 1, 3, INT32_MAX}) {
-      put_at(m, 80, world);
       refused(bad_value);
     }
   }
@@ -349,97 +330,9 @@ TEST_CASE("manifests of version 1 of hostile writers") {
     put_at<std::int64_t>(m, 48, -1);
     refused(bad_value);
   }
-  SUBCASE("a rank twice in the records") {
-    put_at<std::int32_t>(m, section_at(m, 6) + 2 * 32, 1);
-    refused(bad_value);
-  }
-  SUBCASE("unknown kinds, dtypes, flags, forms, and nine dimensions") {
-    for (const std::size_t column : {0u, 1u, 2u, 3u, 4u, 5u}) {
-      auto changed = m;
-      put_at<std::uint8_t>(changed, items_at + 5 * column + 1, column == 3 ? 9 : 250);
-      std::swap(m, changed);
-      refused(bad_value);
-      std::swap(m, changed);
-    }
-  }
-  SUBCASE("a shape whose bytes overflow") {
-    // The shapes are those of flat [7] and wte [4, 3].
-    put_at<std::int64_t>(m, section_at(m, 3) + 8, std::int64_t{1} << 62);
-    refused(bad_value);
-  }
-  SUBCASE("a negative shape") {
-    put_at<std::int64_t>(m, section_at(m, 3), -7);
-    refused(bad_value);
-  }
-  SUBCASE("names that are not sorted, twice, with control characters or no UTF-8") {
-    const auto text = section_at(m, 1) + 5 * 4;  // "data_loaderflatlrrngwte"
-    auto changed = m;
-    put_at(changed, text + 11, 'a');
-    std::swap(m, changed);
-    refused(bad_value);
-    std::swap(m, changed), changed = m;
-    put_at(changed, text + 11, '\n');
-    std::swap(m, changed);
-    refused(bad_value);
-    std::swap(m, changed);
-    put_at(m, text + 12, '\xff');
-    refused(bad_value);
-  }
-  SUBCASE("a name that is longer than allowed") {
-    put_at<std::uint32_t>(m, section_at(m, 1), ~0u);
-    refused(bad_value);
-  }
-  SUBCASE("a progression with a count that lies, of empty pieces, or out of the world") {
-    // The grids are data_loader, lr, rng, wte: first_rank[4], count[4], pieces of wte [2], rank_steps of rng
-    // and wte [3].
-    const auto grids = section_at(m, 4);
-    for (const std::uint32_t count : {0u, 1u, 3u, ~0u}) {
-      auto changed = m;
-      put_at(changed, grids + 16 + 12, count);
-      std::swap(m, changed);
-      refused(bad_value);
-      std::swap(m, changed);
-    }
-    for (const std::int64_t piece :
-         {std::int64_t{0}, std::int64_t{-1}, INT64_MIN, INT64_MAX, std::int64_t{1}}) {
-      auto changed = m;
-      put_at(changed, grids + 32, piece);
-      std::swap(m, changed);
-      refused(bad_value);
-      std::swap(m, changed);
-    }
-    for (const std::int32_t step : {2, -1, INT32_MIN, INT32_MAX}) {
-      auto changed = m;
-      put_at(changed, grids + 48 + 4, step);
-      std::swap(m, changed);
-      refused(bad_value);
-      std::swap(m, changed);
-    }
-    put_at<std::int32_t>(m, grids + 4, 2);
-    refused(bad_value);
-  }
-  SUBCASE("chunks with a gap, an overlap by volume, outside, or of nobody") {
-    // Of flat: count[1] and padding, rank[2] of 8 bytes, then offset, size, offset, size.
-    const auto boxes = section_at(m, 5);
-    const std::pair<std::size_t, std::int64_t> changes[] = {
-        {24 + 8, 2},  {24 + 8, 4},         {24, 5}, {24, -1},       {24, INT64_MAX}, {24 + 8, -1},
-        {24 + 16, 4}, {24 + 8, INT64_MAX}, {8, 2},  {8, 0xffffffff}};
-    for (const auto& [at, value] : changes) {
-      auto changed = m;
-      put_at(changed, boxes + at, value);
-      std::swap(m, changed);
-      refused(bad_value);
-      std::swap(m, changed);
-    }
-    put_at<std::uint32_t>(m, boxes, ~0u);
-    refused(bad_value);
-  }
-  SUBCASE("random changes") {
-    mutate(m, 4000, 5, seal_manifest, accepts_manifest);
-  }
 }
 
-TEST_CASE("manifests of version 2 of hostile writers") {
+TEST_CASE("manifests of hostile writers") {
   auto m = encode_manifest(golden_manifest());
   const auto good = m;
   const auto refused = [&](error_id expected) {
@@ -472,7 +365,7 @@ TEST_CASE("manifests of version 2 of hostile writers") {
       refused(bad_value);
     }
   }
-  SUBCASE("the sections of version 1") {
+  SUBCASE("sections of other numbers") {
     for (std::uint32_t s = 0; s < 3; ++s) put_at(m, 128 + 32 * s, s + 1);
     refused(error_id::corrupt_unsupported_feature);
   }

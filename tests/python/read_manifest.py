@@ -99,7 +99,7 @@ def definition(part):
     return f"{KINDS[kind]} {DTYPES[dtype]} {shape}" + (" per rank" if flags else ""), chunks
 
 
-def items_of_2(sections, count):
+def items_of(sections, count):
     definitions = parts_of(sections[8], 4, struct.unpack_from("<I", sections[8])[0])
     done = 0
     for block in parts_of(sections[7], 0, (count + 15) // 16):
@@ -112,45 +112,7 @@ def items_of_2(sections, count):
         done += 16
 
 
-def items_of_1(sections, count):
-    names, columns, shapes = Bytes(sections[1]), Bytes(sections[2]), Bytes(sections[3])
-    lengths = names.fixed(f"{count}I")
-    kinds, dtypes, flags, dimensions, forms, _ = [columns.take(count) for _ in range(6)]
-    shape = [list(shapes.fixed(f"{d}q")) for d in dimensions]
-    grids = [i for i in range(count) if forms[i]]
-    boxes = [i for i in range(count) if not forms[i]]
-    data = Bytes(sections[4])
-    first, counts = data.fixed(f"{len(grids)}i"), data.fixed(f"{len(grids)}I")
-    pieces = {i: data.fixed(f"{0 if flags[i] else dimensions[i]}q") for i in grids}
-    steps = {i: data.fixed(f"{1 if flags[i] else dimensions[i]}i") for i in grids}
-    data.finish()
-    chunks = {}
-    for k, i in enumerate(grids):
-        made = [(first[k], [])]
-        if flags[i]:
-            made = [(first[k] + n * steps[i][0], [0] * dimensions[i]) for n in range(counts[k])]
-        else:
-            for d, size in enumerate(shape[i]):
-                made = [(rank + n * steps[i][d], at + [n * pieces[i][d]])
-                        for rank, at in made for n in range(max(1, -(-size // pieces[i][d])))]
-        require(len(made) == counts[k], "a grid has another number of chunks than it says")
-        chunks[i] = [(rank, at, shape[i] if flags[i] else [min(p, s - o) for p, s, o in zip(pieces[i], shape[i], at)])
-                     for rank, at in made]
-    data = Bytes(sections[5])
-    counts = data.fixed(f"{len(boxes)}I")
-    data.take(-data.at % 8)
-    ranks = iter([data.fixed("iI")[0] for _ in range(sum(counts))])
-    for i, n in zip(boxes, counts):
-        ranked = [next(ranks) for _ in range(n)]
-        d = dimensions[i]
-        chunks[i] = [(r, list(data.fixed(f"{d}q")), list(data.fixed(f"{d}q"))) for r in ranked]
-    data.finish()
-    for i in range(count):
-        name = names.take(lengths[i]).decode()
-        yield name, f"{KINDS[kinds[i]]} {DTYPES[dtypes[i]]} {shape[i]}" + (" per rank" if flags[i] else ""), chunks[i]
-
-
-def records_of_2(section, world):
+def records_of(section, world):
     data = Bytes(section)
 
     def column():
@@ -167,29 +129,19 @@ def records_of_2(section, world):
     return zip(*columns)
 
 
-def records_of_1(section, world):
-    data = Bytes(section)
-    step, attempt, digest, size = data.fixed(f"{world}q"), *[data.fixed(f"{world}Q") for _ in range(3)]
-    data.fixed(f"{world}i")
-    files = data.fixed(f"{world}I")
-    data.finish()
-    return zip(step, attempt, files, size, digest)
-
-
 def main(path):
     with open(path, "rb") as file:
         data = file.read()
     magic, major, _, required, _, count, total = struct.unpack_from("<8sHHIIIQ", data)
-    require(magic == b"cairnman" and major in (1, 2) and required <= 1 and total == len(data), "the header is wrong")
+    require(magic == b"cairnman" and major == 2 and required <= 1 and total == len(data), "the header is wrong")
     per_file, per_directory = struct.unpack_from("<ii", data, 96) if required else (1, 0)
     require(1 <= per_file <= 64 and per_directory >= 0, "files are placed in an impossible way")
     world, items = struct.unpack_from("<iI", data, 80)
     print(f"step {struct.unpack_from('<q', data, 48)[0]}, {world} ranks")
     sections = sections_of(data, count)
-    read_items, read_records, at = (items_of_1, records_of_1, 6) if major == 1 else (items_of_2, records_of_2, 9)
-    for name, what, chunks in read_items(sections, items):
+    for name, what, chunks in items_of(sections, items):
         print(f"{name}: {what}: " + ", ".join(f"rank {r} {o} {s}" for r, o, s in sorted(chunks)))
-    for rank, (step, attempt, files, size, digest) in enumerate(read_records(sections[at], world)):
+    for rank, (step, attempt, files, size, digest) in enumerate(records_of(sections[9], world)):
         print(f"record of rank {rank}: step {step}, attempt {attempt:016x}, {files} files, {size} bytes, {digest:x}")
 
 

@@ -39,8 +39,6 @@ struct manifest {
   file_placement placement;              ///< of the files that the records name
 };
 
-/// Chunks that the grids of one manifest of version 1 may stand for.
-inline constexpr std::uint64_t max_progression_chunks = std::uint64_t{1} << 22;
 /// Progressions of definitions that items of one manifest may share with an item before them; where there
 /// would be more, a definition is written once more.
 inline constexpr std::uint64_t max_shared_progressions = std::uint64_t{1} << 22;
@@ -59,18 +57,11 @@ inline constexpr std::uint32_t section_required = 1;
 inline constexpr std::uint32_t feature_placement = 1;
 inline constexpr std::int32_t max_ranks_per_file = 64;
 
-/// Sections of version 1, all required, in this order.
-enum class section_id : std::uint32_t { names = 1, items, shapes, grids, boxes, records };
-inline constexpr std::size_t known_sections = 6;
-
-/// Those of version 2, likewise.
-inline constexpr std::uint32_t first_section_2 = 7;
-enum class section_2 : std::uint32_t { names = 7, definitions, records };
-inline constexpr std::size_t known_sections_2 = 3;
-/// Items of version 2 whose names are told by what they add to the one before.
+/// Sections, all required, in this order: names, definitions, records.
+inline constexpr std::uint32_t first_section = 7;
+inline constexpr std::size_t known_sections = 3;
+/// Items whose names are told by what they add to the one before.
 inline constexpr std::size_t names_in_block = 16;
-
-enum class chunk_form : std::uint8_t { boxes = 0, grid = 1 };
 
 }  // namespace detail
 }  // namespace v1

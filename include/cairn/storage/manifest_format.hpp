@@ -58,8 +58,7 @@ inline void put_table(wire_writer& out, const std::vector<std::size_t>& begins,
   out.raw(parts);
 }
 
-[[nodiscard]] inline std::array<std::vector<std::byte>, known_sections_2> manifest_sections(
-    const manifest& m) {
+[[nodiscard]] inline std::array<std::vector<std::byte>, known_sections> manifest_sections(const manifest& m) {
   compact_writer names;
   compact_writer definitions;
   std::vector<std::size_t> blocks;
@@ -124,7 +123,7 @@ inline void put_table(wire_writer& out, const std::vector<std::size_t>& begins,
   wire_writer body;
   std::uint64_t at = detail::manifest_header_bytes + sections.size() * detail::section_entry_bytes;
   for (std::size_t s = 0; s < sections.size(); ++s) {
-    body.put(static_cast<std::uint32_t>(detail::first_section_2 + s)).put(detail::section_required);
+    body.put(static_cast<std::uint32_t>(detail::first_section + s)).put(detail::section_required);
     body.put(at).put(static_cast<std::uint64_t>(sections[s].size())).put(digest(sections[s]));
     at += detail::aligned_8(sections[s].size());
   }
@@ -149,43 +148,12 @@ inline void put_table(wire_writer& out, const std::vector<std::size_t>& begins,
 }
 
 namespace detail {
-/// Version 1, all of it.
-inline void decode_manifest_1(std::span<const std::byte> bytes, std::string_view file,
-                              const manifest_counts& counts, manifest& m) {
-  auto sections = find_sections(bytes, file, counts.sections, 1, known_sections);
-  auto& in = sections[static_cast<std::size_t>(section_id::records) - 1];
-  if (m.content.world_size < 1) in.bad("the world size of a manifest is not positive");
-  const auto world = static_cast<std::uint64_t>(m.content.world_size);
-  const auto* steps = in.column<std::int64_t>(world);
-  const auto* attempts = in.column<std::uint64_t>(world);
-  const auto* digests = in.column<std::uint64_t>(world);
-  const auto* bytes_of_files = in.column<std::uint64_t>(world);
-  const auto* ranks = in.column<std::int32_t>(world);
-  const auto* files = in.column<std::uint32_t>(world);
-  in.finish();
-  m.records.resize(world);
-  for (std::uint64_t r = 0; r < world; ++r)
-    m.records[r] = {column_at<std::int64_t>(steps, r),    column_at<std::uint64_t>(attempts, r),
-                    column_at<std::int32_t>(ranks, r),    column_at<std::uint32_t>(files, r),
-                    column_at<std::uint64_t>(digests, r), column_at<std::uint64_t>(bytes_of_files, r)};
-  if (const auto* what = records_problem(m))
-    in.bad(std::string("a manifest holds impossible numbers: ") + what);
-  content_reader(sections, m.content, counts.items).read();
-  for (const auto& item : m.content.items) m.codecs.push_back(item.codec);
-  std::sort(m.codecs.begin(), m.codecs.end());
-  m.codecs.erase(std::unique(m.codecs.begin(), m.codecs.end()), m.codecs.end());
-}
-
 /// `owned`: the bytes, where items are to be made later; else all are made now.
 inline manifest read_manifest(std::span<const std::byte> bytes, std::string_view file,
                               std::vector<std::byte>* owned) {
   manifest m;
   const auto counts = decode_manifest_header(bytes, file, m);
-  if (counts.version == 1) {
-    decode_manifest_1(bytes, file, counts, m);
-    return m;
-  }
-  const auto sections = find_sections(bytes, file, counts.sections, first_section_2, known_sections_2);
+  const auto sections = find_sections(bytes, file, counts.sections);
   m.records = decode_records(sections[2], m.content.world_size);
   if (const auto* what = records_problem(m))
     sections[2].bad(std::string("a manifest holds impossible numbers: ") + what);
@@ -200,11 +168,10 @@ inline manifest read_manifest(std::span<const std::byte> bytes, std::string_view
 }
 }  // namespace detail
 
-/// Reads and checks a manifest of any version: digests, structure, and that its content is that of a
+/// Reads and checks a manifest: digests, structure, and that its content is that of a
 /// checkpoint (names sorted and unique, ranks in their world, chunks inside their tensors and together of
 /// their volume; not that they do not overlap, which planners check before they write). Allocates about a
-/// hundred times the input at most, apart from the progressions that items share (max_shared_progressions)
-/// and, in version 1, the chunks that grids stand for (max_progression_chunks).
+/// hundred times the input at most, apart from the progressions that items share (max_shared_progressions).
 /// @throws corrupt_error naming the file and the offset.
 [[nodiscard]] inline manifest decode_manifest(std::span<const std::byte> bytes, std::string_view file) {
   return detail::read_manifest(bytes, file, nullptr);
