@@ -556,6 +556,50 @@ TEST_CASE(
   CHECK(gpu::live_events() == 0);
 }
 
+TEST_CASE("memory of a device that changed without before_update fails the last save") {
+  gpu::reset(3);
+  constexpr std::int64_t count = 300'000;
+  gpu::memory weights(0, count * sizeof(float));
+  auto view = cairn::contiguous_view(weights.bytes().data(), cairn::dtype::f32, {count});
+  view.space = memory_space::device, view.device = 0;
+  gpu::stream_type stream{};
+  {
+    const cairn::cuda::device_in_use<gpu> use(0);
+    REQUIRE(gpu::make_stream(stream) == gpu::success);
+  }
+  engine_options options;
+  options.compute = {{0, stream}};
+  const cairn::memory_store store;
+  for (const bool changed : {false, true}) {
+    CAPTURE(changed);
+    cairn::checkpointer checkpoints{store, stager_type({}, engine(options)), cairn::overlapped{},
+                                    cairn::checkpointer_options{.quiet = true}};
+    cairn::state_dict state;
+    state.tensor("weights", view);
+    const auto last = checkpoints.save(state, changed ? 2 : 1);
+    while (last.bytes_written() < last.report().bytes) std::this_thread::yield();  // all is copied
+    auto* const at = weights.bytes().data() + (1 << 20) + 12;
+    if (changed) gpu::launch(stream, [at] { *at ^= std::byte{1}; });
+    if (!changed) {
+      checkpoints.close();
+      CHECK(last.committed());
+      continue;
+    }
+    CHECK_THROWS_AS(checkpoints.close(), cairn::usage_error);
+    try {
+      std::rethrow_exception(last.failure());
+    } catch (const cairn::usage_error& e) {
+      CHECK(e.id() == error_id::usage_before_update_missing);
+      CHECK(e.fields().item == "weights");
+      CHECK(e.fields().offset == 1 << 20);
+    }
+  }
+  CHECK(cairn::checkpointer{store, cairn::checkpointer_options{.quiet = true}}.list() ==
+        std::vector<std::int64_t>{1});
+  gpu::synchronize();
+  (void)gpu::destroy_stream(stream);
+}
+
 TEST_CASE(
     "without overlap everything is copied when stage() returns, and the next save uses the buffer again") {
   gpu::reset(5);

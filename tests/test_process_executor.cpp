@@ -705,6 +705,29 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a last save whose memory changed without before_update is not committed by the worker") {
+  const scratch_directory scratch;
+  trained run;
+  {
+    auto ckpt = make(scratch.path(), cairn::process_executor{}, cairn::overlapped{});
+    static_cast<void>(ckpt.resume(run.state));
+    run.update(1);
+    auto handle = ckpt.save(run.state, 1);
+    ckpt.before_update("weights");
+    std::fill(run.weights.begin(), run.weights.end(), 0.5f);
+    run.blob = "of the next step", run.seen = 2;
+    ckpt.close();
+    CHECK(handle.committed());
+  }
+  auto ckpt = make(scratch.path(), cairn::process_executor{}, cairn::overlapped{});
+  auto handle = ckpt.save(run.state, 2);
+  run.update(3);
+  CHECK_THROWS_AS(ckpt.close(), cairn::usage_error);
+  REQUIRE(handle.failed());
+  CHECK(id_of(handle.failure()) == cairn::error_id::usage_before_update_missing);
+  CHECK(newest(scratch.path()) == 1);
+}
+
 TEST_CASE("items are waited for, changes are found and limits hold in a worker process, too") {
   const scratch_directory scratch;
   const auto clock = std::make_shared<stopped_clock>();

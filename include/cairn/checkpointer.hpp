@@ -125,7 +125,8 @@ class checkpointer {
   }
   /// Waits, at most for the patience, until memory is released and saves have ended; tells failures on stderr
   /// and to the observer. Never throws. While an exception is on its way, an overlapped save that was not
-  /// confirmed is given up.
+  /// confirmed is given up; else it goes on, and a line says that nobody looked, as close() does, whether its
+  /// memory changed.
   ~checkpointer() { end(); }
 
   /// Plans for this state, checks that all ranks see one store, and sizes and pre-faults the buffers in the
@@ -228,8 +229,10 @@ class checkpointer {
   /// rank. Collective: for decisions that all ranks must take at the same step, such as to save and stop.
   [[nodiscard]] bool any_rank(bool here) { return engine().any_rank(here); }
 
-  /// Waits for all saves of this rank and throws what failed in the last one. Afterwards calls are refused
-  /// (usage_closed), but for rank(), world_size(), before_update() and destruction.
+  /// Waits for all saves of this rank and throws what failed in the last one. An overlapped save that nobody
+  /// confirmed (before_update(), wait()) is compared with the memory of the state, which must still be there,
+  /// and fails with usage_before_update_missing where that changed: one pass over it. Afterwards calls are
+  /// refused (usage_closed), but for rank(), world_size(), before_update() and destruction.
   void close() { engine().close(); }
 
   [[nodiscard]] int rank() const { return engine_->rank(); }

@@ -12,9 +12,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,14 +24,21 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The digests of a save's items as they were when it began, to compare with what was copied. Immutable.
+/// The digests of a save's items as they were when this was made, to compare with what was copied. Immutable.
 class copy_check {
  public:
-  /// Reads the memory of all items, that of devices by `devices` (may be null). @throws usage_error for
-  /// memory that neither can read; what devices throw.
+  /// Which items are looked at; null: all.
+  using selection = std::function<bool(const item_placement&)>;
+
+  /// Reads the memory of the items, that of devices by `devices` (may be null): once, in the calling thread.
+  /// @throws usage_error for memory that neither can read; what devices throw.
   copy_check(std::shared_ptr<const cached_plan> planned, std::shared_ptr<const image_layout> layout,
-             list_view<const item_source> sources, int rank, device_access* devices, deadline until)
-      : planned_(std::move(planned)), layout_(std::move(layout)), rank_(rank) {
+             list_view<const item_source> sources, int rank, device_access* devices, deadline until,
+             selection looked_at = nullptr)
+      : planned_(std::move(planned)),
+        layout_(std::move(layout)),
+        looked_at_(std::move(looked_at)),
+        rank_(rank) {
     check_sources(*layout_, sources);
     std::unique_ptr<device_read> reader;
     for (const auto& source : sources)
@@ -60,9 +69,11 @@ class copy_check {
     });
   }
 
-  /// What changed before it was copied, as an error, or null. @pre all is copied; digests that the stager
-  /// does not compute are complete where the image stays in training memory.
-  [[nodiscard]] std::exception_ptr compare(const staged_image& image) const {
+  /// What was copied otherwise, as an error with this id and sentence that names the item and its first
+  /// block, or null. @pre all is copied; digests that the stager does not compute are complete where the
+  /// image stays in training memory.
+  [[nodiscard]] std::exception_ptr compare(const staged_image& image, error_id id,
+                                           std::string_view sentence) const {
     const bool digested = image.digested() || !image.resident();
     std::exception_ptr failure;
     each_block([&](const item_placement& place, std::uint64_t at, std::uint64_t bytes, std::size_t block) {
@@ -72,11 +83,7 @@ class copy_check {
       if (got == digests_[block]) return true;
       const auto& item = planned_->plan->items.at(place.item);
       failure = make_failure(
-          error_id::usage_memory_changed,
-          "the memory of an item changed after save() began and before it was copied: nothing of this save "
-          "was published; change it when save() or, with overlapped{}, before_update() has returned, and "
-          "flag "
-          "with copy_now what forward or backward changes",
+          id, sentence,
           {.rank = rank_,
            .item = item.name,
            .offset = static_cast<std::int64_t>(at),
@@ -86,20 +93,31 @@ class copy_check {
     });
     return failure;
   }
+  /// The same for digests that were made when save() began.
+  [[nodiscard]] std::exception_ptr compare(const staged_image& image) const {
+    return compare(
+        image, error_id::usage_memory_changed,
+        "the memory of an item changed after save() began and before it was copied: nothing of this save "
+        "was published; change it when save() or, with overlapped{}, before_update() has returned, and flag "
+        "with copy_now what forward or backward changes");
+  }
 
  private:
   /// Calls `visit(place, first byte in the item, bytes, index of the digest)` until it answers false.
   template <class Visit>
   void each_block(Visit&& visit) const {
-    for (const auto& place : layout_->items)
+    for (const auto& place : layout_->items) {
+      if (looked_at_ != nullptr && !looked_at_(place)) continue;
       for (std::uint64_t at = 0; at < place.bytes; at += digest_block_bytes)
         if (!visit(place, at, std::min(digest_block_bytes, place.bytes - at),
                    static_cast<std::size_t>(place.first_block + at / digest_block_bytes)))
           return;
+    }
   }
 
   std::shared_ptr<const cached_plan> planned_;
   std::shared_ptr<const image_layout> layout_;
+  selection looked_at_;
   std::vector<std::uint64_t> digests_;
   int rank_;
 };

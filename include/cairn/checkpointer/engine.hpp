@@ -3,6 +3,7 @@
 #include <cairn/checkpointer/agreement.hpp>
 #include <cairn/checkpointer/background.hpp>
 #include <cairn/checkpointer/copy_check.hpp>
+#include <cairn/checkpointer/last_look.hpp>
 #include <cairn/checkpointer/loader.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/overlap_gate.hpp>
@@ -158,12 +159,12 @@ class engine {
   }
 
   load_report load(const state_dict& state, std::int64_t step, load_request request) {
-    before_update();
+    settle();
     return loader_.load(load_planner(), state, step, std::move(request));
   }
 
   std::optional<std::int64_t> resume(const state_dict& state, const std::vector<std::int64_t>* among) {
-    before_update();
+    settle();
     probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
     const auto step = loader_.resume(load_planner(), state, run_, among);
     prepare(state);
@@ -197,7 +198,7 @@ class engine {
   }
 
   void close() {
-    before_update();
+    settle();
     finish_preparation();
     closed_ = true;
     saves_.wait([](save_progress& late) {
@@ -212,7 +213,7 @@ class engine {
       if (unwinding)
         overlap_.give_up(deadline::in(options_.patience));
       else
-        before_update();
+        settle_unseen();
       finish_preparation();
       saves_.wait([&](const save_progress&) {
         background_->tell().warned("a save had not ended when its checkpointer was destroyed", nullptr);
@@ -276,6 +277,8 @@ class engine {
     if (checked_)
       check = std::make_shared<const copy_check>(save.planned, save.layout, save.sources, rank(),
                                                  devices_.get(), deadline::in(options_.patience));
+    else if (Overlapped)
+      last_look_.begin(save.planned, save.layout, save.sources);
     const auto stage_begin = deadline::clock::now();
     save.copy_begin = steady_now();
     const span_note span(save.journal.get(), span_kind::stage);
@@ -306,6 +309,37 @@ class engine {
     saves_.add(save.progress, deadline::in(longest_save()));
     if constexpr (Overlapped) overlap_.shut(save.progress, image);
     if constexpr (wants_began<ObserverType>) background_->tell().began(save_handle(save.progress));
+  }
+
+  /// before_update() for calls that tell nothing of what training did since the last overlapped save: where
+  /// nobody confirmed it, and its memory is not what was copied, the save fails.
+  void settle() {
+    if constexpr (Overlapped) {
+      const auto until = deadline::in(options_.patience);
+      const auto look = [&](const staged_image& image, const auto& waited_for) -> std::exception_ptr {
+        try {
+          return last_look_(image, waited_for, rank(), devices_.get(), until);
+        } catch (...) {
+          background_->tell().warned(
+              "nobody could look whether memory was changed while an overlapped save copied it, which no "
+              "before_update() followed",
+              std::current_exception());
+          return nullptr;
+        }
+      };
+      if (!checked_) overlap_.examine(look, until);
+    }
+    before_update();
+  }
+  /// The same where the memory may be gone.
+  void settle_unseen() {
+    if (const auto save = overlap_.unvouched(); save != nullptr && !checked_)
+      background_->tell().warned(
+          "the checkpointer was destroyed after an overlapped save (step " +
+          std::to_string(save->report().step) +
+          ") that neither before_update() nor close() followed: the save goes on, and nobody knows whether "
+          "its memory was changed while it was copied; call close() first, which looks");
+    before_update();
   }
 
   static std::vector<std::byte> make_run() {
@@ -422,6 +456,7 @@ class engine {
   std::shared_ptr<background_type> background_;
   saves_under_way saves_;
   overlap_gate overlap_;
+  last_look last_look_;  // of the save that the gate holds
   std::thread preparation_;
   std::shared_ptr<device_access> devices_;
   loader<background_type, CommunicatorType> loader_;

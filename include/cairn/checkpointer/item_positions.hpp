@@ -74,6 +74,8 @@ class item_positions {
   /// Names with items that are not copied before save() returns.
   [[nodiscard]] std::size_t late() const noexcept { return late_; }
   [[nodiscard]] const std::string& name(std::size_t i) const { return names_[i].first; }
+  /// The place of an entry of the state among the names.
+  [[nodiscard]] std::size_t of_entry(std::size_t entry) const { return place_.at(entry); }
 
   /// The name itself, or, with a final `*`, all that begin with what stands before it.
   /// @throws usage_error (usage_unknown_name) if there is none.

@@ -108,16 +108,40 @@ class overlap_gate {
     save_->confirm(until);
     open();
   }
+  /// The save, if nothing tells that its memory stayed as it was while it was copied: nobody confirmed it,
+  /// nor was told by its handle that it is released. Null: there is none.
+  [[nodiscard]] std::shared_ptr<save_progress> unvouched() const {
+    const std::lock_guard lock(mutex_);
+    return unvouched_here() ? save_ : nullptr;
+  }
+  /// For calls that tell nothing of what training did since the save: `look(image, waited_for)` answers why
+  /// the save must not become a checkpoint, which fails it, or null; waited_for(entry) is true of entries of
+  /// the state whose memory may have changed, as somebody waited for it. Waits until all is copied. Not
+  /// called where unvouched() is null. @throws timeout_error, what look throws.
+  template <class Look>
+  void examine(Look&& look, deadline until) {
+    const std::lock_guard lock(mutex_);
+    if (!unvouched_here()) return;
+    save_->wait_released(until);
+    if (save_->finished() || image_.failed()) return;
+    auto why = look(std::as_const(image_),
+                    [this](std::size_t entry) { return vouched_[items_.of_entry(entry)] != 0; });
+    if (why == nullptr) return;
+    save_->give_up(std::move(why));
+    open();
+  }
   /// A save whose memory may have changed while it was copied must not become a checkpoint: waits until
   /// nobody reads the memory, and fails the save.
   void give_up(deadline until) {
     const std::lock_guard lock(mutex_);
     if (save_ == nullptr) return;
+    if (image_.control()->confirmed()) return open();  // by its handle
     save_->wait_released(until);
     save_->give_up(make_failure(
         error_id::usage_before_update_missing,
         "an overlapped save was not followed by before_update(), so its memory may have changed while it was "
-        "copied: nothing of it was published; call before_update() before each update",
+        "copied: nothing of it was published; call before_update() before each update (cairn::checked{} "
+        "tells which memory was changed while it was copied)",
         {.item = first_left_out()}));
     open();
   }
@@ -143,6 +167,10 @@ class overlap_gate {
       r.blocked_seconds += seconds;
     });
   }
+  /// @pre locked
+  [[nodiscard]] bool unvouched_here() const {
+    return save_ != nullptr && left_ != 0 && !image_.control()->confirmed() && !save_->told_released();
+  }
   /// @pre locked; all is copied, or about to be.
   void confirm(deadline until) {
     save_->wait_released(until);
@@ -163,7 +191,7 @@ class overlap_gate {
     waiting_.store(false, std::memory_order_release);
   }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   item_positions items_;
   std::shared_ptr<save_progress> save_;
   staged_image image_;                  // whose buffer is not free before the save is confirmed anyway

@@ -70,8 +70,9 @@ void run_save_job(save_job<Writer> job) noexcept {
     // A save that was given up has its reason already, which is what the others should hear.
     auto why = job.progress->failure();
     if (why == nullptr) why = std::current_exception();
-    // Nobody reads training memory through this image any more; a stager that still copies says so itself.
-    if (job.image.control() != nullptr) job.image.read_completely();
+    // Nobody reads training memory through this image any more, nor did to its end; a stager that still
+    // copies says so itself.
+    if (job.image.control() != nullptr && !job.image.resident()) job.image.control()->fail();
     writer.abort(job.context, why);
     note();
     job.progress->set_failed(why);

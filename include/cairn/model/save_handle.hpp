@@ -100,9 +100,17 @@ class save_progress {
   /// Is called by set_written(). Set it before the job begins; must not throw.
   void on_written(std::function<void()> callback) { on_written_ = std::move(callback); }
 
+  /// For handles: whoever is told so may change the memory.
   [[nodiscard]] bool released() const noexcept {
     const std::lock_guard lock(mutex_);
-    return image_ != nullptr ? image_->copied() : ended();
+    const bool is = image_ != nullptr ? image_->copied() : ended();
+    if (is) told_released_ = true;
+    return is;
+  }
+  /// Whether somebody was told that the memory may change.
+  [[nodiscard]] bool told_released() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return told_released_;
   }
   [[nodiscard]] bool handed_over() const noexcept {
     const std::lock_guard lock(mutex_);
@@ -285,6 +293,7 @@ class save_progress {
   std::string manifest_;
   int rank_ = -1;
   deadline::clock::time_point begun_;
+  mutable bool told_released_ = false;
   bool handed_over_ = true;
   bool written_ = false;
   bool ending_ = false;
@@ -325,6 +334,7 @@ class save_handle {
   /// `patience`; the save then goes on.
   void wait_released(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
     progress_->wait_released(deadline::in(patience));
+    static_cast<void>(progress_->released());
   }
   void wait_handed_over(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
     if (!progress_->wait_handed_over(deadline::in(patience)))

@@ -70,6 +70,7 @@ class image_control {
     confirmed_.store(true, std::memory_order_release);
     event_.notify();
   }
+  [[nodiscard]] bool confirmed() const noexcept { return confirmed_.load(std::memory_order_acquire); }
   /// The image is given up; training has its memory back.
   void fail() noexcept {
     failed_.store(true, std::memory_order_release);

@@ -255,7 +255,8 @@ class load_engine {
       const auto expected = item.digests[p.block];
       if (const auto got = digest(block); got != expected)
         fail(error_id::corrupt_digest,
-             "a block of a data file is damaged: its bytes are not what was written",
+             "a block of a data file is damaged: its bytes are not what was written, or memory was changed "
+             "while it was copied, which cairn::checked{} finds when it saves",
              {.item = std::string(item.name),
               .file = work_.files[item.file].key,
               .offset = static_cast<std::int64_t>(item.offset + begin_of(p)),
