@@ -31,6 +31,7 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -238,8 +239,8 @@ auto make(const std::string& directory, Policies... policies) {
   return cairn::checkpointer{cairn::file_store{directory}, cairn::shared_stager{}, std::move(policies)...,
                              cairn::checkpointer_options{.quiet = true}};
 }
-auto make_scripted(const scratch_directory& scratch) {
-  return cairn::checkpointer{scripted_store{cairn::file_store{scratch.path() + "/store"}, scratch.path()},
+auto make_scripted(const std::string& directory) {
+  return cairn::checkpointer{scripted_store{cairn::file_store{directory + "/store"}, directory},
                              cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
                              cairn::checkpointer_options{.quiet = true}};
 }
@@ -350,6 +351,60 @@ int trainer(const std::string& directory, const std::string& line, const std::st
   if (end == "exits") std::exit(0);
   if (end == "exits quickly") ::_exit(0);
   return 0;  // waits in the destructor
+}
+
+/// A child that lives on until it is killed, as the data loaders of a framework do: by fork(), or by a call
+/// of the kernel that no handler of fork() sees. Returns when it runs.
+::pid_t leave_child(bool handled) {
+  int ready[2];
+  if (::pipe2(ready, O_CLOEXEC) != 0) return -1;
+  cairn_test::await_still_threads();
+  const auto child =
+      handled ? ::fork() : static_cast<::pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, 0));
+  if (child == 0) {
+    ::alarm(1200);
+    for (const int each : {0, 1, 2}) ::close(each);
+    static_cast<void>(!::write(ready[1], "r", 1));
+    for (;;) ::pause();
+  }
+  char c = 0;
+  const bool runs = ::read(ready[0], &c, 1) == 1;
+  for (const int each : ready) ::close(each);
+  return runs ? child : -1;
+}
+
+/// Leaves children behind beside a save, tells the worker's number, and ends in some way or waits to be
+/// killed. Its stderr is the pipe "errors", its children are named in "children".
+int forking_trainer(const std::string& directory, const std::string& line, const std::string& end) {
+  ::close(STDERR_FILENO);
+  if (::open((directory + "/errors").c_str(), O_WRONLY) != STDERR_FILENO) return 2;
+  const auto before = files_by_number(::getpid());
+  {
+    trained run;
+    auto ckpt = make_scripted(directory);
+    run.update(1);
+    const auto first = ckpt.save(run.state, 1);
+    ckpt.before_update();
+    first.wait();
+    const auto handled = leave_child(true);
+    std::ofstream(directory + "/children") << handled << ' ' << leave_child(false) << '\n';
+    for (const auto& [number, target] : files_by_number(handled))
+      if (!before.contains(number) && (target.starts_with("socket:") || target.find("memfd:") != target.npos))
+        return 3;
+    if (proc_file(handled, "maps").find("memfd:") != std::string::npos) return 4;
+    if (!line.empty()) scripted_store::write(directory, line);
+    if (end != "closed") {
+      run.update(2);
+      static_cast<void>(ckpt.save(run.state, 2));
+      if (end == "killed") ckpt.before_update();
+    }
+    std::printf("%d\n", static_cast<int>(workers().at(0)));
+    std::fflush(stdout);
+    if (end != "closed")
+      for (;;) ::pause();
+    ckpt.close();
+  }
+  return workers().empty() ? 0 : 1;
 }
 
 /// Saves step 3 while its worker does with step 2 what the line says, tells the worker's number, and waits to
@@ -545,6 +600,7 @@ void cairn_test_before_main(int argc, char** argv) {
   }
   cairn::worker_main(argc, argv);
   if (role == "--trainer") std::exit(trainer(argv[2], argv[3], argv[4]));
+  if (role == "--forking-trainer") std::exit(forking_trainer(argv[2], argv[3], argv[4]));
   if (role == "--queuing-trainer") std::exit(queuing_trainer(argv[2], argv[3]));
   if (role == "--device-trainer") std::_Exit(device_trainer(argv[2], argv[3], argv[4]));
   if (role == "--without-its-file") std::_Exit(saves_without_its_file(argv[2]));
@@ -891,7 +947,7 @@ TEST_CASE(
   const scratch_directory scratch;
   const auto children_before = children().size();
   trained run;
-  auto ckpt = make_scripted(scratch);
+  auto ckpt = make_scripted(scratch.path());
   static_cast<void>(ckpt.resume(run.state));
   std::int64_t step = 0;
   const auto save = [&] {
@@ -985,6 +1041,47 @@ TEST_CASE("a trainer that is killed after its image was released does not take t
     for (const auto& each : std::filesystem::recursive_directory_iterator(scratch.path() + "/store"))
       CHECK(each.path().extension() != ".part");
     CHECK(newest(scratch.path() + "/store") == 2);
+  }
+}
+
+TEST_CASE("a worker sees the end of its trainer whatever children that left, and nothing stays" *
+          not_threaded) {
+  struct {
+    std::string end;
+    std::string line;
+    std::int64_t newest;
+  } const ends_of_a_run[] = {
+      {"closed", "", 1}, {"killed", at_manifest, 2}, {"killed before it vouches", "", 1}};
+  for (const auto& each : ends_of_a_run) {
+    CAPTURE(each.end);
+    const scratch_directory scratch;
+    const auto errors = scratch.path() + "/errors";
+    REQUIRE(::mkfifo(errors.c_str(), 0600) == 0);
+    const cairn::detail::file_descriptor stderr_of_run(
+        ::open(errors.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+    const auto run = start_trainer(scratch.path(), each.line, each.end.c_str(), "--forking-trainer");
+    std::vector<::pid_t> left;
+    std::ifstream children_file(scratch.path() + "/children");
+    for (::pid_t child = 0; children_file >> child;) left.push_back(child);
+    REQUIRE(left.size() == 2);
+    if (each.end != "closed") {
+      if (!each.line.empty()) scripted_store::wait_held(scratch.path());
+      ::kill(run.process, SIGKILL);
+    }
+    const int status = status_of(run.process);
+    if (!each.line.empty()) scripted_store::let_go(scratch.path());
+    CHECK((each.end == "closed" ? WIFEXITED(status) && WEXITSTATUS(status) == 0 : WIFSIGNALED(status)));
+    CHECK(ends(run.worker));
+    // Whoever reads what the run says gets its end.
+    pollfd one{stderr_of_run.get(), 0, 0};
+    CHECK(::poll(&one, 1, 60'000) == 1);
+    for (const auto child : left) {
+      CHECK(::kill(child, 0) == 0);
+      ::kill(child, SIGKILL);
+    }
+    for (const auto& file : std::filesystem::recursive_directory_iterator(scratch.path() + "/store"))
+      CHECK(file.path().extension() != ".part");
+    CHECK(newest(scratch.path() + "/store") == each.newest);
   }
 }
 
@@ -1148,7 +1245,7 @@ TEST_CASE(
       CHECK(ends(run.worker));
       const std::int64_t left = !worker_too || at == "publish_new after manifest" ? 2 : 1;
       trained next;
-      auto ckpt = make_scripted(scratch);
+      auto ckpt = make_scripted(scratch.path());
       CHECK(ckpt.resume(next.state) == left);
       CHECK(next.is_of(left));
       CHECK(cairn_test::litter(scratch.path() + "/store", true) == "");

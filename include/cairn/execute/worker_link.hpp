@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/execute/peer_process.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
 #include <cairn/model/file_descriptor.hpp>
+#include <cairn/model/unforked_file.hpp>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -16,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -85,14 +88,23 @@ static_assert(sizeof(frame_header) == 32);
 class worker_link {
  public:
   worker_link() = default;
-  explicit worker_link(file_descriptor socket) noexcept : socket_(std::move(socket)) {}
+  explicit worker_link(file_descriptor socket, peer_process other = {})
+      : worker_link(std::move(socket), fork_pause(), std::move(other)) {}
+  /// The same under a pause that began before the socket was made.
+  worker_link(file_descriptor socket, const fork_pause& pause, peer_process other = {})
+      : socket_(std::make_unique<unforked_file>(std::move(socket), pause)), other_(std::move(other)) {}
 
-  [[nodiscard]] bool open() const noexcept { return socket_.open(); }
-  void close() noexcept { socket_.close(); }
+  [[nodiscard]] bool open() const noexcept { return socket() >= 0; }
+  /// The other side sees the end, also where a child of this process has a copy of the socket.
+  void close() noexcept {
+    if (open()) ::shutdown(socket(), SHUT_RDWR);
+    socket_.reset();
+  }
   /// Whether the other side is gone, as far as the system has told.
   [[nodiscard]] bool lost() const noexcept {
-    pollfd one{socket_.get(), 0, 0};
-    return ::poll(&one, 1, 0) == 1;  // only what is always told: hang-ups and errors
+    // Of the socket only what is always told: hang-ups and errors.
+    pollfd both[]{{socket(), 0, 0}, {other_.handle(), POLLIN, 0}};
+    return ::poll(both, 2, 0) > 0 || other_.ended();
   }
 
   /// @throws peer_error (peer_lost) if the other side is gone, timeout_error (timeout_peer).
@@ -112,7 +124,7 @@ class worker_link {
   /// read. @throws peer_error: peer_lost if the other side is gone, peer_bad_message; timeout_error if a
   /// message does not end in `frame_patience`.
   [[nodiscard]] std::optional<worker_frame> receive(deadline until, int interrupt = -1) {
-    if (!poll_either(socket_.get(), interrupt, until)) return {};
+    if (!wait(POLLIN, interrupt, until)) return {};
     const auto whole = deadline::in(frame_patience);
     worker_frame frame;
     frame_header header;
@@ -134,6 +146,23 @@ class worker_link {
  private:
   static constexpr std::chrono::seconds frame_patience{60};
 
+  [[nodiscard]] int socket() const noexcept { return socket_ != nullptr ? socket_->get() : -1; }
+  /// Waits until the socket is ready: whether it is, and not the interrupt or the deadline came first.
+  /// @throws peer_error (peer_lost) when the process at the other end has ended and all is heard that it
+  /// said.
+  [[nodiscard]] bool wait(short events, int interrupt, deadline until) const {
+    for (;;) {
+      pollfd all[]{{socket(), events, 0}, {interrupt, POLLIN, 0}, {other_.handle(), POLLIN, 0}};
+      const bool any = ::poll(all, 3, poll_milliseconds(until)) > 0;
+      if (all[0].revents != 0) return true;
+      if (all[2].revents != 0 || other_.ended()) {
+        // Its last words may have come since the socket was looked at.
+        if (::poll(all, 1, 0) == 1) return true;
+        fail_lost();
+      }
+      if (any || until.passed()) return false;
+    }
+  }
   void send_some(std::span<const std::byte> bytes, std::span<const int> descriptors, deadline until) {
     while (!bytes.empty()) {
       iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
@@ -148,12 +177,12 @@ class worker_link {
         head->cmsg_len = CMSG_LEN(descriptors.size_bytes());
         std::memcpy(CMSG_DATA(head), descriptors.data(), descriptors.size_bytes());
       }
-      const auto n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+      const auto n = ::sendmsg(socket(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (n >= 0) {
         bytes = bytes.subspan(static_cast<std::size_t>(n));
         descriptors = {};
       } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        if (!poll_one(socket_.get(), POLLOUT, until))
+        if (!wait(POLLOUT, -1, until))
           fail(error_id::timeout_peer, "the other side of a worker's socket did not read in time");
       } else if (errno == EPIPE || errno == ECONNRESET) {
         fail_lost();
@@ -169,13 +198,13 @@ class worker_link {
       message.msg_iov = &part, message.msg_iovlen = 1;
       alignas(cmsghdr) std::array<char, CMSG_SPACE(frame_header::most_descriptors * sizeof(int))> control{};
       message.msg_control = control.data(), message.msg_controllen = control.size();
-      const auto n = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+      const auto n = ::recvmsg(socket(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
       if (n < 0) {
         if (errno == EINTR) continue;
         if (errno == ECONNRESET) fail_lost();
         if (errno != EAGAIN && errno != EWOULDBLOCK)
           fail_system(errno, "nothing could be received between trainer and worker");
-        if (!poll_one(socket_.get(), POLLIN, until))
+        if (!wait(POLLIN, -1, until))
           fail(error_id::timeout_peer, "a message between trainer and worker did not end in time");
         continue;
       }
@@ -198,7 +227,8 @@ class worker_link {
     fail(error_id::peer_lost, "the process at the other end of a worker's socket is gone");
   }
 
-  file_descriptor socket_;
+  std::unique_ptr<unforked_file> socket_;
+  peer_process other_;
 };
 
 }  // namespace detail

@@ -148,7 +148,7 @@ inline void serve(worker_session& session, std::span<const known_writer> known) 
     std::signal(ignored, SIG_IGN);
   wait_for_a_turn();
   try {
-    worker_session session{worker_link(file_descriptor(worker_socket))};
+    worker_session session{worker_link(file_descriptor(worker_socket), peer_process(worker_socket))};
     ask_of_this_process() = [&session](std::uint64_t whom, std::span<const std::byte> asked) {
       return session.ask(whom, asked);
     };

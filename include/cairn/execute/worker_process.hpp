@@ -4,6 +4,7 @@
 #include <cairn/execute/worker_link.hpp>
 #include <cairn/execute/worker_main.hpp>
 #include <cairn/model/file_descriptor.hpp>
+#include <cairn/model/unforked_file.hpp>
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -17,6 +18,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -60,8 +63,8 @@ class worker_process {
   worker_process() = default;
   worker_process(const worker_process&) = delete;
   worker_process& operator=(const worker_process&) = delete;
-  /// Closes the socket, upon which the worker ends when what it began has ended, and waits for that for a
-  /// moment, so that it does not stay as a zombie.
+  /// Closes the socket, also for children of this process that have a copy of it, upon which the worker ends
+  /// when what it began has ended, and waits for that for a moment, so that it does not stay as a zombie.
   ~worker_process() { end(deadline::in(std::chrono::seconds(5))); }
 
   [[nodiscard]] bool running() const noexcept { return link_.open(); }
@@ -72,13 +75,11 @@ class worker_process {
   /// linker takes. @throws usage_error (usage_no_worker), storage_error (limits), timeout_error.
   void start(const std::string& program, const worker_hello& hello, deadline until) {
     end(deadline::in(std::chrono::nanoseconds(0)));
-    int pair[2];
-    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
-      fail_system(errno, "a socket for a worker could not be made");
-    worker_link link{file_descriptor(pair[0])};
-    file_descriptor theirs(pair[1]);
-    spawn(program, theirs.get());
-    theirs.close();
+    worker_link link;
+    {
+      auto theirs = connect(link);
+      spawn(program, theirs->get());
+    }
     link_ = std::move(link);
     try {
       wire_writer out;
@@ -128,6 +129,18 @@ class worker_process {
   }
 
  private:
+  /// Makes a socket pair: one end is for the link, the other one is returned. No child of fork() has either,
+  /// whenever it is made: while one has a copy of its end, neither side sees that the other is gone.
+  static std::unique_ptr<unforked_file> connect(worker_link& link) {
+    const fork_pause pause;
+    int pair[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
+      fail_system(errno, "a socket for a worker could not be made");
+    file_descriptor ours(pair[0]);
+    file_descriptor theirs(pair[1]);
+    link = worker_link(std::move(ours), pause);
+    return std::make_unique<unforked_file>(std::move(theirs), pause);
+  }
   void spawn(const std::string& program, int socket) {
     ::posix_spawn_file_actions_t actions;
     ::posix_spawnattr_t attributes;

@@ -211,7 +211,7 @@ class worker_session {
   void limit_writing(std::uint64_t bytes_per_second) { pace_ = make_pace(bytes_per_second); }
   [[nodiscard]] bool trainer_gone() const noexcept {
     const std::lock_guard lock(mutex_);
-    return trainer_gone_;
+    return trainer_gone_ || link_.lost();
   }
   /// The save that decode() gave last has ended.
   void ended() noexcept {

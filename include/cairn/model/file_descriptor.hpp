@@ -66,15 +66,6 @@ inline bool poll_one(int number, short events, deadline until) noexcept {
     if (until.passed()) return false;
   }
 }
-/// Waits until `wanted` can be read, at most until the deadline or until `interrupt` (-1: none) can be.
-/// Whether `wanted` can.
-inline bool poll_either(int wanted, int interrupt, deadline until) noexcept {
-  for (;;) {
-    pollfd both[]{{wanted, POLLIN, 0}, {interrupt, POLLIN, 0}};
-    if (::poll(both, 2, poll_milliseconds(until)) > 0) return both[0].revents != 0;
-    if (until.passed()) return false;
-  }
-}
 
 }  // namespace detail
 }  // namespace v1

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/file_descriptor.hpp>
+
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The process that made the socket pair of which this process has an end: for a worker its trainer. Its end
+/// is seen whoever else has a copy of its socket: at once by handle(), where the kernel has such handles
+/// (Linux 5.3), else by asking ended() now and then, where it is the parent.
+class peer_process {
+ public:
+  /// None: it never ends.
+  peer_process() = default;
+  explicit peer_process(int socket) noexcept {
+    ucred other{};
+    socklen_t size = sizeof other;
+    // Without a number where it is of another namespace of processes.
+    if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &size) != 0 || other.pid <= 0) return;
+    if (::getppid() == other.pid) parent_ = other.pid;
+#ifdef SYS_pidfd_open
+    handle_ = file_descriptor(static_cast<int>(::syscall(SYS_pidfd_open, other.pid, 0)));
+    ended_ = !handle_.open() && errno == ESRCH;
+#endif
+  }
+
+  /// A descriptor that can be read, for poll(), when the process has ended; -1 where there is none.
+  [[nodiscard]] int handle() const noexcept { return handle_.get(); }
+  [[nodiscard]] bool ended() const noexcept { return ended_ || (parent_ > 0 && ::getppid() != parent_); }
+
+ private:
+  ::pid_t parent_ = 0;
+  bool ended_ = false;
+  file_descriptor handle_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
