@@ -13,6 +13,7 @@
 #include <support/nccl_semantics.hpp>
 #include <support/rounds.hpp>
 #include <support/stager_conformance.hpp>
+#include <support/still_threads.hpp>
 
 #include <algorithm>
 #include <array>
@@ -24,8 +25,10 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -740,6 +743,117 @@ TEST_CASE("a device that does not copy in time: the deadline, and the buffer is 
     CHECK(first_difference(image.bytes(), d.c.image) == -1);
   }
   CHECK(late);
+}
+
+namespace {
+
+/// A tensor on device 0, a stream that trains there, and the options of an engine that gives up soon.
+struct one_tensor {
+  static constexpr std::uint64_t bytes = 1 << 16;
+  one_tensor() {
+    std::memset(weights.bytes().data(), 7, bytes);
+    source.view = cairn::contiguous_view(weights.bytes().data(), cairn::dtype::u8, {bytes});
+    source.view.space = memory_space::device, source.view.device = 0;
+    layout->bytes = bytes;
+    layout->blocks = cairn::block_count(bytes);
+    layout->segments.emplace_back().bytes = bytes;
+    layout->items.emplace_back().bytes = bytes;
+    REQUIRE(gpu::make_stream(stream) == gpu::success);
+    options.compute = {{0, stream}};
+    options.drain_limit = std::chrono::milliseconds(100);
+  }
+  /// What the stream was given never gets on.
+  void hang() {
+    gpu::hold_kernels(true);
+    gpu::launch(stream, [] {});
+  }
+  /// It does after all; what was left behind gives everything back.
+  ~one_tensor() {
+    gpu::hold_kernels(false);
+    const auto until = soon();
+    while ((gpu::pinned_ranges() != 0 || gpu::live_events() != 0) && !until.passed())
+      std::this_thread::yield();
+    CHECK(gpu::pinned_ranges() == 0);
+    CHECK(gpu::live_events() == 0);
+    await_still_threads();
+    gpu::synchronize();
+    (void)gpu::destroy_stream(stream);
+  }
+  gpu::memory weights{0, bytes};
+  cairn::item_source source;
+  std::shared_ptr<cairn::image_layout> layout = std::make_shared<cairn::image_layout>();
+  gpu::stream_type stream{};
+  engine_options options;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "a stream that never gets on: the stager is destroyed all the same, and the buffer outlives the copies") {
+  gpu::reset(20);
+  one_tensor t;
+  std::exception_ptr told;
+  std::optional<cairn::staged_image> image;
+  {
+    stager_type stager({}, engine(t.options));
+    t.hang();
+    image.emplace(stager.stage(t.layout, {t.source}, {true, false}, soon()));
+    stager.before_update(t.stream, 0, soon());
+  }
+  cairn::error_id id{};
+  try {
+    image->wait_released(soon());
+  } catch (const cairn::timeout_error& e) {
+    told = std::current_exception();
+    id = e.id();
+  }
+  CHECK(id == error_id::timeout_staging);
+  image.reset();
+  CHECK(gpu::copies_waiting() != 0);
+  CHECK(gpu::pinned_ranges() != 0);  // the copy may still come
+}
+
+TEST_CASE(
+    "a program ends although a stream of its device never gets on, whether or not it was told to wait") {
+  for (const bool ordered : {false, true}) {
+    CAPTURE(ordered);
+    gpu::reset(21);
+    one_tensor t;
+    const cairn::memory_store store;
+    cairn::state_dict state;
+    state.tensor("weights", t.source.view);
+    std::exception_ptr told;
+    std::optional<cairn::save_handle> save;
+    bool thrown = false;
+    // On a machine that rests for long, an earlier wait may end by this patience; then once more.
+    for (int attempt = 0; attempt < 50 && !thrown; ++attempt) try {
+        cairn::checkpointer checkpoints{
+            store, stager_type({}, engine(t.options)), cairn::overlapped{},
+            cairn::checkpointer_options{.patience = std::chrono::seconds(1), .quiet = true}};
+        const auto good = checkpoints.save(state, 2 * attempt);
+        checkpoints.before_update(t.stream, 0);
+        good.wait();
+        t.hang();
+        save = checkpoints.save(state, 2 * attempt + 1);
+        if (ordered) checkpoints.before_update(t.stream, 0);
+        throw std::runtime_error("the watchdog");
+      } catch (const cairn::timeout_error&) {
+        gpu::hold_kernels(false);
+      } catch (const std::runtime_error&) {
+        thrown = true;
+      }
+    REQUIRE(thrown);
+    REQUIRE(save);
+    told = save->failure();
+    cairn::error_id id{};
+    try {
+      if (told) std::rethrow_exception(told);
+    } catch (const cairn::error& e) {
+      id = e.id();
+    }
+    CHECK(id == error_id::timeout_staging);
+    CHECK(gpu::copies_waiting() != 0);
+  }
 }
 
 TEST_CASE("memory that cannot be pinned: an error that says what to do, or unpinned if that was chosen") {

@@ -209,11 +209,19 @@ class engine {
   }
 
   void shut_down(bool unwinding) noexcept {
+    // A program that ends because its device hangs is to end.
+    const auto until =
+        deadline::in(unwinding ? std::min(options_.patience, copies_at_an_end) : options_.patience);
     try {
       if (unwinding)
-        overlap_.give_up(deadline::in(options_.patience));
+        overlap_.give_up(until);
       else
         settle_unseen();
+    } catch (...) {
+      background_->tell().warned("while a checkpointer was destroyed", std::current_exception());
+    }
+    give_up_uncopied(until);
+    try {
       finish_preparation();
       saves_.wait([&](const save_progress&) {
         background_->tell().warned("a save had not ended when its checkpointer was destroyed", nullptr);
@@ -224,6 +232,25 @@ class engine {
   }
 
  private:
+  static constexpr std::chrono::nanoseconds copies_at_an_end = std::chrono::minutes(1);
+
+  /// Fails the saves whose memory is not copied by then: what waits for their images ends.
+  void give_up_uncopied(deadline until) noexcept {
+    for (const auto& save : saves_.all()) {
+      if (save->finished()) continue;
+      try {
+        save->wait_released(until);
+      } catch (...) {
+        save->give_up(std::current_exception());
+      }
+    }
+    try {
+      overlap_.give_up(until);  // where the last one was copied only just now
+    } catch (...) {
+      background_->tell().warned("while a checkpointer was destroyed", std::current_exception());
+    }
+  }
+
   /// A save on its way to the executor.
   struct attempt {
     /// In a handler: what is handled ends it on all ranks.

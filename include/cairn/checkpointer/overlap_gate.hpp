@@ -131,12 +131,18 @@ class overlap_gate {
     open();
   }
   /// A save whose memory may have changed while it was copied must not become a checkpoint: waits until
-  /// nobody reads the memory, and fails the save.
+  /// nobody reads the memory, and fails the save. @throws timeout_error; the save is then as it was.
   void give_up(deadline until) {
+    std::shared_ptr<save_progress> save;
+    {
+      const std::lock_guard lock(mutex_);
+      save = save_;
+    }
+    if (save == nullptr) return;
+    save->wait_released(until);
     const std::lock_guard lock(mutex_);
-    if (save_ == nullptr) return;
+    if (save_ != save) return;
     if (image_.control()->confirmed()) return open();  // by its handle
-    save_->wait_released(until);
     save_->give_up(make_failure(
         error_id::usage_before_update_missing,
         "an overlapped save was not followed by before_update(), so its memory may have changed while it was "

@@ -8,6 +8,7 @@
 #include <cairn/model/source_table.hpp>
 #include <cairn/model/staged_image.hpp>
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -63,10 +64,11 @@ class image_fill : public image_backing {
   /// For engines, at most once, when they touch the sources no more: the image will never be complete.
   void fail(std::exception_ptr why) noexcept {
     failure_ = std::move(why);
+    told_.store(true, std::memory_order_release);  // the control may have failed before, without a reason
     control_->fail();
   }
   [[nodiscard]] std::exception_ptr failure() const noexcept override {
-    return control_->failed() ? failure_ : nullptr;
+    return told_.load(std::memory_order_acquire) ? failure_ : nullptr;
   }
 
  private:
@@ -76,6 +78,7 @@ class image_fill : public image_backing {
   std::span<std::byte> memory_;
   std::span<std::uint64_t> digests_;
   std::exception_ptr failure_;
+  std::atomic<bool> told_{false};
   std::function<bool(std::uint64_t, std::uint64_t, deadline)> wanted_;
   stage_options options_;
 };
@@ -95,7 +98,8 @@ class image_fill : public image_backing {
 /// Throws what failed before it (timeout_staging at the deadline); no source is touched afterwards then, and
 /// the fill has failed.
 ///
-/// One thread at a time calls copy; several fills may be in progress. The destructor waits for those.
+/// One thread at a time calls copy; several fills may be in progress. The destructor waits for those; an
+/// engine whose copies may never end says for how long, and what it leaves then is failed.
 template <class E, class M>
 concept CopyEngine =
     std::movable<E> && Memory<M> && E::template accepts<M> &&

@@ -14,6 +14,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -44,7 +45,8 @@ struct basic_copy_engine_options {
   /// How far the copies are is told by words that the device writes to pinned memory, where the driver has
   /// such calls; else, and if this is false, by events that are asked every 50 microseconds.
   bool stream_writes = true;
-  /// How long a failed save waits for copies that are still under way, before it leaves their buffer to them.
+  /// How long a failed save, and the destructor, wait for copies that are still under way, before they leave
+  /// the buffer to them.
   std::chrono::nanoseconds drain_limit = std::chrono::minutes(1);
 };
 
@@ -65,7 +67,8 @@ struct basic_copy_engine_options {
 /// usage_error (usage_stream_capturing) before anything is put into them; captures of other streams are not
 /// disturbed.
 ///
-/// The destructor waits for images in progress.
+/// The destructor waits for images in progress, for drain_limit. On a device that does not go on by then they
+/// fail, which a line on stderr says: their buffers, and a thread, are kept until it does, or for ever.
 template <DeviceRuntime R>
 class basic_copy_engine {
  public:
@@ -102,14 +105,12 @@ class basic_copy_engine {
       (void)state_.release();
       return;
     }
-    {
-      const std::lock_guard lock(state_->mutex);
-      state_->stopping = true;
-    }
-    state_->changed.notify_all();
-    if (state_->worker.joinable()) state_->worker.join();
-    const beside_captures<R> guard;
-    state_->lanes.clear();
+    if (!state_->worker.joinable() || state_->finish(deadline::in(options_.drain_limit))) return;
+    (void)state_.release();  // the thread has it
+    std::fprintf(
+        stderr,
+        "cairn: copies from a device had not ended when their stager was destroyed: does it hang? Their "
+        "buffers are kept, and the images are given up\n");
   }
 
   /// @throws usage_error where a view in device memory does not say on which device, or is cast: a conversion
@@ -190,6 +191,7 @@ class basic_copy_engine {
   using transfer = detail::transfer<R>;
   using lane = detail::lane<R>;
   static constexpr auto look_every = std::chrono::microseconds(50);
+  static constexpr auto look_seldom = std::chrono::microseconds(10'000);
 
   struct shared {
     std::mutex mutex;
@@ -198,13 +200,32 @@ class basic_copy_engine {
     std::vector<std::unique_ptr<lane>> lanes;  // of the thread that saves, until the destructor
     std::thread worker;
     bool stopping = false;
+    bool over = false;
+    bool left_behind = false;
 
-    void run() noexcept {
+    /// Ends the thread when all images are filled. False: they are not by the deadline, are given up, and
+    /// this belongs to the thread.
+    [[nodiscard]] bool finish(deadline until) noexcept {
+      std::unique_lock lock(mutex);
+      stopping = true;
+      changed.notify_all();
+      if (changed.wait_until(lock, until.time_point(), [&] { return over; })) {
+        lock.unlock();
+        worker.join();
+        return true;
+      }
+      for (const auto& t : transfers) t->leave_behind();
+      left_behind = true;
+      worker.detach();
+      return false;
+    }
+    /// The thread. True if it is to destroy this.
+    [[nodiscard]] bool run() noexcept {
       const beside_captures<R> guard;
       std::unique_lock lock(mutex);
       for (;;) {
         if (transfers.empty()) {
-          if (stopping) return;
+          if (stopping) break;
           changed.wait(lock);  // idle
           continue;
         }
@@ -217,8 +238,11 @@ class basic_copy_engine {
         if (ended)
           transfers.pop_front();
         else
-          changed.wait_for(lock, look_every);
+          changed.wait_for(lock, left_behind ? look_seldom : look_every);
       }
+      over = true;
+      changed.notify_all();
+      return left_behind;
     }
   };
 
@@ -227,7 +251,9 @@ class basic_copy_engine {
   void start() {
     if (state_->worker.joinable()) return;
     const cairn::detail::signals_blocked guard;
-    state_->worker = std::thread([state = state_.get()] { state->run(); });
+    state_->worker = std::thread([state = state_.get()] {
+      if (state->run()) delete state;
+    });
     ::pthread_setname_np(state_->worker.native_handle(), "cairn cuda");
   }
   /// A lane for each device that a source lies on.

@@ -95,11 +95,12 @@ class transfer {
     } catch (...) {
       fail(std::current_exception());
     }
-    if (failure_ != nullptr && drained()) {
+    if (failure_ == nullptr || ended()) return ended();
+    const bool over = drained();
+    if ((over || left_behind_.load(std::memory_order_acquire)) && !std::exchange(told_, true))
       fill_->fail(failure_);
-      end();
-    }
-    return ended();
+    if (over) end();
+    return over;
   }
   /// For begin(): what it threw, so that the image fails with it.
   void fail(std::exception_ptr why) noexcept {
@@ -109,6 +110,12 @@ class transfer {
   }
   /// The caller waits no longer: nothing more is put into the streams, and the image fails.
   void give_up() noexcept { given_up_.store(true, std::memory_order_release); }
+  /// The same, and nobody waits for the copies that are under way either: the image fails although they may
+  /// still write to its buffer, which is kept until they ended.
+  void leave_behind() noexcept {
+    left_behind_.store(true, std::memory_order_release);
+    give_up();
+  }
 
   [[nodiscard]] bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
   /// Waits until the transfer has ended; false at the deadline.
@@ -360,7 +367,9 @@ class transfer {
   std::size_t next_ = 0;
   std::size_t done_ = 0;
   std::exception_ptr failure_;
+  bool told_ = false;
   std::atomic<bool> given_up_{false};
+  std::atomic<bool> left_behind_{false};
   std::atomic<bool> enqueued_{false};
   std::atomic<bool> ended_{false};
   event_word event_;

@@ -77,7 +77,7 @@ class save_progress {
   void set_skipped() noexcept { end(outcome::skipped, nullptr); }
   void set_failed(std::exception_ptr why) noexcept { end(outcome::failed, std::move(why)); }
   /// Fails the save and wakes a writer that waits for its image, so that it publishes nothing. @pre the image
-  /// is copied.
+  /// is copied, or nobody waits for that any more.
   void give_up(std::exception_ptr why) noexcept {
     set_failed(std::move(why));
     const std::lock_guard lock(mutex_);
