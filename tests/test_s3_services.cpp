@@ -5,6 +5,7 @@
 // let in, TLS and its certificates, the dialect of Google.
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/s3_store.hpp>
+#include <cairn/stores/s3_url.hpp>
 
 #include <doctest/doctest.h>
 #include <support/byte_store_conformance.hpp>
@@ -147,6 +148,119 @@ TEST_CASE("a service's clock that is wrong is followed, and another region's buc
   const auto why = failure_of([&] { store.put_new("object", pattern(100)); });
   CHECK(why.id == error_id::storage_io);
   CHECK(why.text.find("region ap-south-1: set s3_options::region") != std::string::npos);
+}
+
+TEST_CASE("what a bucket's terms ask for is said by every request that must say it, and by no other") {
+  auto options = service();
+  options.objects.terms.requester_pays = true;
+  options.objects.terms.must_encrypt = "aws:kms";
+  s3::server server{options};
+  auto o = where(server.endpoint());
+  CHECK(failure_of([&] { store_at(o).put_new("small", pattern(10)); }).id == error_id::storage_permission);
+  o.requester_pays = true;
+  CHECK(failure_of([&] { store_at(o).put_new("small", pattern(10)); }).id == error_id::storage_permission);
+  o.encryption = cairn::s3_encryption::sse_kms;
+  o.kms_key = "arn:aws:kms:us-east-1:123456789012:key/0f-1";
+  o.kms_context = {{"team", "a \"b\""}, {"run", "7"}};
+  o.bucket_key = true;
+  o.storage_class = "STANDARD_IA";
+  o.bucket_owner = "123456789012";
+  o.prefix = "team/";
+  // In another process, too.
+  auto store = cairn::s3_store(
+      [&] {
+        cairn::wire_writer out;
+        cairn::detail::encode(out, o);
+        cairn::wire_reader in(out.view());
+        return cairn::detail::decode_s3_options(in);
+      }(),
+      s3::credentials_of(), std::make_shared<quick_clock>());
+  const auto large = pattern((11u << 20) + 5, 2);
+  CHECK(store.publish_new("small", pattern(10)));
+  write(store, "large", large);
+  {
+    auto announced = store.create("other", 10);
+    announced.announce();
+    CHECK(store.live_writers("").size() == 1);
+  }
+  CHECK(store.read_all("large", 1u << 30) == large);
+  CHECK(store.list("").size() == 2);
+  for (const std::string key : {"team/small", "team/large"}) {
+    CAPTURE(key);
+    const auto kept = [&](std::string_view name) { return server.objects().kept("bucket", key, name); };
+    CHECK(kept("x-amz-server-side-encryption") == "aws:kms");
+    CHECK(kept("x-amz-server-side-encryption-aws-kms-key-id") == o.kms_key);
+    CHECK(kept("x-amz-server-side-encryption-bucket-key-enabled") == "true");
+    CHECK(kept("x-amz-server-side-encryption-context") == "eyJ0ZWFtIjoiYSBcImJcIiIsInJ1biI6IjcifQ==");
+    CHECK(kept("x-amz-storage-class") == "STANDARD_IA");
+  }
+  store.remove("small");
+  CHECK(server.objects().uploads() == 0);
+
+  auto other = o;
+  other.bucket_owner = "210987654321";
+  const auto why = failure_of([&] { static_cast<void>(store_at(other).read_all("large", 1u << 30)); });
+  CHECK(why.id == error_id::storage_permission);
+  CHECK(why.text.find("not of account 210987654321") != std::string::npos);
+  other = o;
+  other.kms_key = "unknown";
+  const auto no_key = failure_of([&] { store_at(other).put_new("new", pattern(10)); });
+  CHECK(no_key.id == error_id::storage_permission);
+  CHECK(no_key.text.find("s3_options::kms_key") != std::string::npos);
+  for (const auto& key : server.objects().keys("bucket")) CHECK(key == "team/large");
+}
+
+TEST_CASE(
+    "a service that reads over the encryption that was asked for is found out before anything is committed") {
+  auto options = service();
+  options.objects.terms.ignores_encryption = true;
+  s3::server server{options};
+  auto o = where(server.endpoint());
+  o.exclusive = cairn::s3_exclusive::assumed;
+  o.encryption = cairn::s3_encryption::sse_s3;
+  auto store = store_at(o);
+  for (const std::size_t bytes : {std::size_t{10}, std::size_t{11} << 20}) {
+    const auto why = failure_of([&] { write(store, "object-" + std::to_string(bytes), pattern(bytes)); });
+    CHECK(why.id == error_id::usage_bad_option);
+    CHECK(why.text.find("s3_encryption::bucket") != std::string::npos);
+  }
+  CHECK(server.objects().uploads() == 0);
+}
+
+TEST_CASE("terms that cannot be kept are refused when the store is made, also where a URL says them") {
+  const auto refused = [](auto change, std::string_view because) {
+    CAPTURE(because);
+    auto o = where("http://127.0.0.1:1");
+    change(o);
+    const auto why = failure_of([&] { static_cast<void>(store_at(o)); });
+    CHECK(why.id == error_id::usage_bad_option);
+    CHECK(why.text.find(because) != std::string::npos);
+  };
+  using options = cairn::s3_options;
+  refused([](options& o) { o.kms_key = "k"; }, "kms_key and kms_context are for");
+  refused([](options& o) { o.encryption = cairn::s3_encryption::dsse_kms, o.bucket_key = true; },
+          "bucket_key");
+  refused(
+      [](options& o) {
+        o.encryption = cairn::s3_encryption::sse_kms, o.kms_key = "k\r\nx-amz-acl: public-read";
+      },
+      "kms_key");
+  refused([](options& o) { o.storage_class = "GLACIER"; }, "before it is restored");
+  refused([](options& o) { o.storage_class = "glacier\n"; }, "storage_class");
+  refused([](options& o) { o.bucket_owner = "me"; }, "12 digits");
+  refused([](options& o) { o.dialect = cairn::s3_dialect::google, o.requester_pays = true; }, "Google");
+  const auto o = cairn::parse_s3_url(
+      "s3://bucket/run?encryption=sse-kms&kms-key=arn:aws:kms:a:1:key/"
+      "2&bucket-key=on&storage-class=GLACIER_IR"
+      "&bucket-owner=123456789012&requester-pays=on");
+  CHECK(o.encryption == cairn::s3_encryption::sse_kms);
+  CHECK(o.kms_key == "arn:aws:kms:a:1:key/2");
+  CHECK(o.bucket_key);
+  CHECK(o.requester_pays);
+  CHECK(o.storage_class == "GLACIER_IR");
+  CHECK(o.bucket_owner == "123456789012");
+  CHECK(failure_of([] { static_cast<void>(cairn::parse_s3_url("s3://bucket?encryption=rot13")); }).id ==
+        error_id::usage_bad_option);
 }
 
 namespace {

@@ -223,6 +223,33 @@ TEST_CASE("a big object is an upload of several parts, copied or from where it l
   }
 }
 
+TEST_CASE("moto keeps what is asked of encryption and class, and confirms it") {
+  auto o = on_moto("encrypted/");
+  o.encryption = cairn::s3_encryption::sse_kms;
+  o.kms_key = "a-key";
+  o.kms_context = {{"team", "7"}};
+  o.storage_class = "STANDARD_IA";
+  o.bucket_owner = "123456789012";  // moto's own account
+  o.requester_pays = true;
+  o.part_bytes = s3::smallest_part;
+  cairn::s3_store store{o, credentials()};
+  const auto bytes = pattern((6u << 20) + 77, 4);
+  CHECK(store.publish_new("small", pattern(10)));
+  auto writer = store.create("large", bytes.size());
+  const cairn::write_part whole{0, bytes};
+  writer.write_lasting({&whole, 1});
+  writer.finish();
+  CHECK(store.read_all("large", 1u << 30) == bytes);
+  cairn::detail::s3_client client(on_moto(""), credentials(), std::make_shared<cairn::s3_clock>());
+  for (const std::string key : {"encrypted/small", "encrypted/large"}) {
+    CAPTURE(key);
+    const auto call = client.run({.method = "HEAD", .key = key});
+    CHECK(call->header("x-amz-server-side-encryption") == "aws:kms");
+    CHECK(call->header("x-amz-server-side-encryption-aws-kms-key-id") == "a-key");
+    CHECK(call->header("x-amz-storage-class") == "STANDARD_IA");
+  }
+}
+
 /// What one fault did to a request; a typed error is an answer, anything else is not.
 template <class Call>
 std::optional<cairn::error_id> attempt(Call call) {

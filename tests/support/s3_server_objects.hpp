@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <support/s3_server_http.hpp>
+#include <support/s3_server_terms.hpp>
 #include <utility>
 
 /// What the scripted S3 server keeps, and what each request does to it.
@@ -25,7 +26,8 @@ struct object_rules {
   bool checksums = true;           ///< false: x-amz-checksum-* is answered with 501
   bool ignore_checksums = false;   ///< x-amz-checksum-* is read over
   bool opaque_etags = false;       ///< ETags are no MD5, as with encryption
-  bool google = false;             ///< the dialect of Google Cloud Storage, see s3_server_google.hpp
+  bucket_terms terms = {};
+  bool google = false;  ///< the dialect of Google Cloud Storage, see s3_server_google.hpp
 };
 
 struct stored_object {
@@ -52,6 +54,7 @@ class object_table {
     }
     if (request.operation == "HeadBucket") return {};
     if (request.key.size() > 1024) return error_reply(400, "KeyTooLongError", "Your key is too long");
+    if (auto refused = refuse_terms(rules.terms, request)) return *refused;
     if (auto refused = refuse_checksums(request)) return *refused;
     const auto& operation = request.operation;
     if (operation == "PutObject") return put(request);
@@ -84,6 +87,15 @@ class object_table {
   std::size_t uploads() {
     const std::lock_guard lock(mutex_);
     return uploads_.size();
+  }
+  /// A header that is kept with an object; "" where there is none.
+  std::string kept(const std::string& bucket, const std::string& key, std::string_view header) {
+    const std::lock_guard lock(mutex_);
+    const auto at = objects_.find({bucket, key});
+    if (at != objects_.end())
+      for (const auto& [name, value] : at->second.headers)
+        if (name == header) return value;
+    return {};
   }
   std::optional<std::string> bytes(const std::string& bucket, const std::string& key) {
     const std::lock_guard lock(mutex_);
@@ -248,12 +260,19 @@ class object_table {
   static http_reply malformed_xml() {
     return error_reply(400, "MalformedXML", "The XML you provided was not well-formed");
   }
-  static name_values kept_headers(const http_request& request) {
+  name_values kept_headers(const http_request& request) const {
     name_values out;
     for (const auto& [name, value] : request.headers) {
-      if (name == "content-type" || name.rfind("x-amz-meta-", 0) == 0) out.emplace_back(name, value);
+      if (name == "content-type" || name.rfind("x-amz-meta-", 0) == 0 ||
+          (about_keeping(name) && !rules.terms.ignores_encryption))
+        out.emplace_back(name, value);
     }
     return out;
+  }
+  /// What an answer says of the object that it made.
+  static void confirm_encryption(const name_values& kept, http_reply& reply) {
+    for (const auto& [name, value] : kept)
+      if (name.starts_with("x-amz-server-side-encryption")) reply.set(name, value);
   }
 
   http_reply put(http_request& request) {
@@ -262,6 +281,7 @@ class object_table {
       return error_reply(400, "EntityTooLarge", "Your proposed upload is too large");
     http_reply reply;
     auto headers = kept_headers(request);
+    confirm_encryption(headers, reply);
     const auto etag = etag_of(request);
     reply.set("ETag", etag);
     if (const auto sum = checksum_in(request); sum && !rules.ignore_checksums) {
@@ -463,6 +483,7 @@ class object_table {
     made.headers = kept_headers(request);
     made.begun = now_;
     http_reply reply;
+    confirm_encryption(made.headers, reply);
     if (const auto* algorithm = request.header("x-amz-checksum-algorithm");
         algorithm != nullptr && !rules.ignore_checksums) {
       made.algorithm = lower(*algorithm);

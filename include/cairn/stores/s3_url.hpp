@@ -13,8 +13,10 @@ inline namespace v1 {
 
 /// The options that `s3://BUCKET[/PREFIX][?NAME=VALUE&...]` says: names are endpoint (its https:// or http://
 /// included), region, dialect=google, addressing=path|virtual, exclusive=single-writer,
-/// checksums=crc32c|crc64nvme|none. Values stand as they are, without percent signs. Credentials never stand
-/// in a URL: they come from where s3_credential_source finds them. @throws usage_error (usage_bad_option)
+/// checksums=crc32c|crc64nvme|none, encryption=sse-s3|sse-kms|dsse-kms, kms-key, bucket-key=on,
+/// storage-class, bucket-owner, requester-pays=on. Values stand as they are, without percent signs.
+/// Credentials never stand in a URL: they come from where s3_credential_source finds them. @throws
+/// usage_error (usage_bad_option)
 [[nodiscard]] inline s3_options parse_s3_url(std::string_view url) {
   const auto refuse = [](std::string_view what, std::string_view got) {
     fail(error_id::usage_bad_option, what, {.got = std::string(got)});
@@ -60,10 +62,29 @@ inline namespace v1 {
       options.checksums = s3_checksum::crc64nvme;
     else if (name == "checksums" && value == "none")
       options.checksums = s3_checksum::none;
+    else if (name == "encryption" && value == "sse-s3")
+      options.encryption = s3_encryption::sse_s3;
+    else if (name == "encryption" && value == "sse-kms")
+      options.encryption = s3_encryption::sse_kms;
+    else if (name == "encryption" && value == "dsse-kms")
+      options.encryption = s3_encryption::dsse_kms;
+    else if (name == "kms-key")
+      options.kms_key = value;
+    else if (name == "bucket-key" && value == "on")
+      options.bucket_key = true;
+    else if (name == "storage-class")
+      options.storage_class = value;
+    else if (name == "bucket-owner")
+      options.bucket_owner = value;
+    else if (name == "requester-pays" && value == "on")
+      options.requester_pays = true;
     else
       refuse(
           "an option of an s3:// URL is unknown, or has an unknown value; there are endpoint, region, "
-          "dialect=google, addressing=path|virtual, exclusive=single-writer, checksums=crc32c|crc64nvme|none",
+          "dialect=google, addressing=path|virtual, exclusive=single-writer, "
+          "checksums=crc32c|crc64nvme|none, "
+          "encryption=sse-s3|sse-kms|dsse-kms, kms-key, bucket-key=on, storage-class, bucket-owner, "
+          "requester-pays=on",
           name);
   }
   return options;

@@ -174,6 +174,20 @@ class s3_bucket {
     }
   }
 
+  /// The id of an upload of this process that a call began. @throws what the call failed of; nothing of an
+  /// upload stays then.
+  [[nodiscard]] std::string begun(const s3_call& call, std::string_view doing) {
+    const auto& key = call.request().key;
+    auto id =
+        call.fine() || call.unencrypted() ? std::string(call.document().text_of("UploadId")) : std::string();
+    if (call.unencrypted() && !id.empty()) abort(key, id);
+    client.require(call, doing);
+    if (id.empty() || id.size() > 4096)
+      fail(error_id::corrupt_bad_value, "the server began an upload without saying which",
+           {.file = client.place(key)});
+    opened(id);
+    return id;
+  }
   /// Ends an upload, and its parts that come late, too.
   void abort(const std::string& key, const std::string& id) {
     for (int i = 0; i < 3; ++i) {

@@ -2,6 +2,7 @@
 // opt-in: cairn::s3
 #pragma once
 #include <cairn/stores/s3/answer.hpp>
+#include <cairn/stores/s3/bucket_terms.hpp>
 #include <cairn/stores/s3/http_transport.hpp>
 #include <cairn/stores/s3/service.hpp>
 
@@ -66,6 +67,8 @@ class s3_call final : public http_call {
   [[nodiscard]] const std::string& last_failure() const noexcept { return last_failure_; }
   [[nodiscard]] bool sent_checksum() const noexcept { return with_checksum_; }
   [[nodiscard]] std::size_t attempts() const noexcept { return attempts_; }
+  /// The object was taken, and perhaps stands, but the answer does not say that it is encrypted as was asked.
+  [[nodiscard]] bool unencrypted() const noexcept { return unencrypted_; }
 
   /// Why the request could not be made.
   [[nodiscard]] const std::exception_ptr& unmade() const noexcept { return unmade_; }
@@ -112,6 +115,7 @@ class s3_call final : public http_call {
     const auto& signer = service_->signer;
     auto to_sign = request_.headers;
     to_sign.emplace_back("host", service_->address.authority);
+    add_terms(service_->options, request_, to_sign);
     with_checksum_ = !request_.body_checksum.empty() && service_->checksums.load();
     if (with_checksum_)
       to_sign.emplace_back(checksum_header(service_->options),
@@ -204,6 +208,11 @@ class s3_call final : public http_call {
         (request_.method == "HEAD" && (!header("etag") || !header("content-length")))) {
       note("the answer is not that of a store");
       return retry(false);
+    }
+    if (const auto asked = encryption_name(service_->options.encryption);
+        !asked.empty() && creates_object(request_) && header("x-amz-server-side-encryption") != asked) {
+      unencrypted_ = true;
+      return note("the answer confirms no encryption"), std::nullopt;
     }
     if (!request_.pieces.empty()) {
       if (!answer_.filled_pieces()) {
@@ -344,6 +353,7 @@ class s3_call final : public http_call {
   bool checksum_tried_ = false;
   bool with_checksum_ = false;
   bool uncertain_ = false;
+  bool unencrypted_ = false;
   bool fine_ = false;
   std::atomic<bool> failed_{false};
   std::uint64_t epoch_ = 0;

@@ -94,6 +94,10 @@ class s3_client {
       return false;
     };
     const auto& host = service_->address.authority;
+    if (call.unencrypted())
+      because(error_id::usage_bad_option,
+              "the service does not confirm that it encrypts the object as s3_options::encryption asks: set "
+              "that to s3_encryption::bucket if it has a way of its own");
     if (call.end == http_end::tls) because(error_id::storage_permission, advice_on(call.certificate, host));
     if (call.end == http_end::cancelled) because(error_id::storage_io, "it was cancelled");
     if (call.end == http_end::answered || call.end == http_end::refused) {
@@ -112,8 +116,18 @@ class s3_client {
         because(error_id::storage_permission,
                 "the server refused it without a reason, as it does where a session token is missing or has "
                 "expired, or the bucket is in another region");
+      if (r.code.starts_with("KMS."))
+        because(error_id::storage_permission,
+                "the key of its encryption cannot be used: look at s3_options::kms_key and the key's policy");
+      if (is({"InvalidObjectState"}))
+        because(error_id::storage_permission,
+                "the object lies in an archive, where a rule of the bucket put it: restore it first");
       if (call.status == 401 || call.status == 403)
-        because(error_id::storage_permission, "the credentials do not permit it");
+        because(error_id::storage_permission,
+                service_->options.bucket_owner.empty()
+                    ? std::string("the credentials do not permit it")
+                    : "the credentials do not permit it, or the bucket is not of account " +
+                          service_->options.bucket_owner + " (s3_options::bucket_owner)");
       if (call.status == 404) because(error_id::storage_not_found, "there is no such object");
       if (call.status == 507 || is({"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"}))
         because(error_id::storage_no_space, "the store is full");
@@ -230,6 +244,7 @@ class s3_client {
     set_body(r, std::move(pieces), true);
     const auto call = run(std::move(r));
     if (call->fine()) return put_result::stands;
+    if (call->unencrypted()) fail_call(*call, "writing of an object");
     const bool exists = call->end == http_end::answered && call->status == 412;
     if (!exists && !call->uncertain()) fail_call(*call, "writing of an object");
     switch (who_stands(key, token, call->request().body)) {

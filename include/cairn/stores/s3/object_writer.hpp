@@ -237,14 +237,7 @@ class s3_upload {
         service.checksums.store(false);
         continue;
       }
-      bucket_->client.require(*call, "beginning of an upload");
-      id_ = call->document().text_of("UploadId");
-      if (id_.empty() || id_.size() > 4096) {
-        id_.clear();
-        fail(error_id::corrupt_bad_value, "the server began an upload without saying which",
-             {.file = bucket_->client.place(key_)});
-      }
-      bucket_->opened(id_);
+      id_ = bucket_->begun(*call, "beginning of an upload");
       return;
     }
   }

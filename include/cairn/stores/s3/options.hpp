@@ -42,6 +42,15 @@ enum class s3_checksum : std::uint8_t {
               ///< service puts together; not in the dialect of Google
 };
 
+/// How the service encrypts the objects that it keeps. Other than `bucket`, an answer that does not confirm
+/// it fails the save with usage_bad_option.
+enum class s3_encryption : std::uint8_t {
+  bucket,    ///< as the bucket's default says; requests say nothing
+  sse_s3,    ///< SSE-S3: with keys of the service's own
+  sse_kms,   ///< SSE-KMS: with a key of the key management service
+  dsse_kms,  ///< DSSE-KMS: twice, with such a key
+};
+
 /// How an s3_store behaves. Each default is for one rank among several on a host.
 struct s3_options {
   std::string bucket = {};
@@ -57,6 +66,15 @@ struct s3_options {
       false;                 ///< sign the SHA-256 of what is sent over TLS, too; over plain http it always is
   bool verify_tls = true;    ///< check the server's certificate
   std::string ca_file = {};  ///< certificates of authorities, PEM; "": the system's
+
+  s3_encryption encryption = s3_encryption::bucket;
+  std::string kms_key = {};      ///< with KMS: the key's id or ARN; "": the account's own key for S3
+  name_values kms_context = {};  ///< with KMS: pairs that are bound to the key's use and stand in its log
+  bool bucket_key = false;       ///< with sse_kms: a key of the bucket's own under kms_key, so that not every
+                                 ///< object asks KMS
+  std::string storage_class = {};  ///< "STANDARD_IA", "INTELLIGENT_TIERING", ...; "": the service's default
+  std::string bucket_owner = {};   ///< the account that must own the bucket, 12 digits; "": any
+  bool requester_pays = false;     ///< agrees to pay for requests to somebody else's bucket
 
   std::uint64_t part_bytes = 0;  ///< of a multipart upload; 0: from the object's length, 8 MiB to 5 GiB
   std::size_t in_flight = 16;    ///< requests at a time, of all objects of this store together; 1 to 256
@@ -96,6 +114,41 @@ struct s3_address {
   for (const char c : text)
     if (c <= ' ' || c > '~') return false;
   return true;
+}
+
+/// Checks what is said of the terms on which a bucket is kept. @throws usage_bad_option
+inline void check_terms(const s3_options& o) {
+  const bool with_kms = o.encryption == s3_encryption::sse_kms || o.encryption == s3_encryption::dsse_kms;
+  if (!with_kms && (!o.kms_key.empty() || !o.kms_context.empty()))
+    fail_s3_option("kms_key and kms_context are for s3_encryption::sse_kms and dsse_kms");
+  if (o.bucket_key && o.encryption != s3_encryption::sse_kms)
+    fail_s3_option("bucket_key is for s3_encryption::sse_kms alone");
+  if (!header_safe(o.kms_key) || o.kms_key.size() > 2048)
+    fail_s3_option("kms_key is the id or the ARN of a key");
+  std::size_t bytes = 0;
+  for (const auto& [name, value] : o.kms_context) {
+    bytes += name.size() + value.size();
+    for (const auto* text : {&name, &value})
+      for (const char c : *text)
+        if (c < ' ' || c > '~') fail_s3_option("kms_context is printable ASCII");
+    if (name.empty() || bytes > 1024)
+      fail_s3_option("kms_context is made of pairs with names, of 1 KiB together");
+  }
+  for (const char c : o.storage_class)
+    if (!((c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-'))
+      fail_s3_option("storage_class is a name of capitals, such as STANDARD_IA");
+  if (o.storage_class.size() > 64 || o.storage_class == "GLACIER" || o.storage_class == "DEEP_ARCHIVE")
+    fail_s3_option(
+        "no checkpoint can be loaded from this storage_class before it is restored: take STANDARD, "
+        "STANDARD_IA, GLACIER_IR or another one that is read at once");
+  if (!o.bucket_owner.empty() &&
+      (o.bucket_owner.size() != 12 || o.bucket_owner.find_first_not_of("0123456789") != std::string::npos))
+    fail_s3_option("bucket_owner is an account's number, of 12 digits");
+  if (o.dialect == s3_dialect::google &&
+      (o.encryption != s3_encryption::bucket || !o.bucket_owner.empty() || o.requester_pays))
+    fail_s3_option(
+        "encryption, bucket_owner and requester_pays are not in Google's dialect: set the bucket's default "
+        "key");
 }
 
 /// Checks options and fills in what was left open. @throws usage_bad_option
@@ -165,6 +218,7 @@ struct s3_address {
   if (google && o.checksums == s3_checksum::crc64nvme)
     fail_s3_option("Google's interface takes CRC-32C alone: set checksums to s3_checksum::crc32c");
 
+  check_terms(o);
   constexpr std::uint64_t least_part = std::uint64_t{5} << 20;
   constexpr std::uint64_t most_part = std::uint64_t{5} << 30;
   if (o.part_bytes != 0 && (o.part_bytes < least_part || o.part_bytes > most_part))
@@ -182,10 +236,15 @@ struct s3_address {
 
 inline void encode(wire_writer& out, const s3_options& o) {
   out.put(o.bucket).put(o.prefix).put(o.endpoint).put(o.region).put(o.ca_file);
+  out.put(o.kms_key).put(o.storage_class).put(o.bucket_owner);
+  out.put(static_cast<std::uint64_t>(o.kms_context.size()));
+  for (const auto& [name, value] : o.kms_context) out.put(name).put(value);
+  out.put(static_cast<std::uint8_t>(o.encryption));
   out.put(static_cast<std::uint8_t>(o.addressing)).put(static_cast<std::uint8_t>(o.dialect));
   out.put(static_cast<std::uint8_t>(o.exclusive));
   out.put(static_cast<std::uint8_t>(o.checksums));
-  for (const bool b : {o.sign_payload, o.verify_tls}) out.put(static_cast<std::uint8_t>(b));
+  for (const bool b : {o.sign_payload, o.verify_tls, o.bucket_key, o.requester_pays})
+    out.put(static_cast<std::uint8_t>(b));
   for (const std::uint64_t n : {o.part_bytes, std::uint64_t{o.in_flight}, o.get_bytes, o.gap_bytes,
                                 std::uint64_t{o.most_attempts}, std::uint64_t{o.retry_burst}})
     out.put(n);
@@ -201,12 +260,18 @@ inline void encode(wire_writer& out, const s3_options& o) {
   o.bucket = in.get_string(), o.prefix = in.get_string(), o.endpoint = in.get_string(),
   o.region = in.get_string();
   o.ca_file = in.get_string();
+  o.kms_key = in.get_string(), o.storage_class = in.get_string(), o.bucket_owner = in.get_string();
+  o.kms_context.resize(in.get_count(2 * sizeof(std::uint32_t)));
+  for (auto& [name, value] : o.kms_context) name = in.get_string(), value = in.get_string();
+  o.encryption = in.get_enum(s3_encryption::dsse_kms);
   o.addressing = in.get_enum(s3_addressing::virtual_host);
   o.dialect = in.get_enum(s3_dialect::google);
   o.exclusive = in.get_enum(s3_exclusive::single_writer);
   o.checksums = in.get_enum(s3_checksum::crc64nvme);
   o.sign_payload = in.get<std::uint8_t>() != 0;
   o.verify_tls = in.get<std::uint8_t>() != 0;
+  o.bucket_key = in.get<std::uint8_t>() != 0;
+  o.requester_pays = in.get<std::uint8_t>() != 0;
   o.part_bytes = in.get<std::uint64_t>(), o.in_flight = in.get<std::uint64_t>();
   o.get_bytes = in.get<std::uint64_t>(), o.gap_bytes = in.get<std::uint64_t>();
   o.most_attempts = in.get<std::uint64_t>(), o.retry_burst = in.get<std::uint64_t>();

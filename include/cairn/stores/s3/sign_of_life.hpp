@@ -96,12 +96,7 @@ class sign_of_life {
     r.query = {{"uploads", ""}};
     r.root = "InitiateMultipartUploadResult";
     const auto call = bucket_->client.run(std::move(r));
-    bucket_->client.require(*call, "announcing of a save");
-    id_ = call->document().text_of("UploadId");
-    if (id_.empty() || id_.size() > 4096)
-      fail(error_id::corrupt_bad_value, "the server began an upload without saying which",
-           {.file = bucket_->client.place(key_)});
-    bucket_->opened(id_);
+    id_ = bucket_->begun(*call, "announcing of a save");
     try {
       const signals_blocked guard;
       thread_ = std::thread([this] { repeat(); });
