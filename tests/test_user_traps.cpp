@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -232,6 +233,105 @@ TEST_CASE("memory that is gone when a checkpointer is closed fails the save and 
   CHECK(e->id() == cairn::error_id::usage_before_update_missing);
   CHECK(e->fields().item == "mapped");
   CHECK_FALSE(handle.committed());
+}
+
+TEST_CASE("a pattern that matches nothing is an error that names it and what is near") {
+  cairn::memory_store store;
+  model m;
+  cairn::checkpointer ckpt{store, listener(), quiet()};
+  ckpt.save(m.state, 1).wait();
+  const auto refused = [&](const char* pattern, const char* text, auto... options) {
+    CAPTURE(pattern);
+    const auto e = thrown_by([&] { ckpt.load(m.state, 1, cairn::only{"wte", pattern}, options...); });
+    if (!e) return;
+    CHECK(e->id() == cairn::error_id::usage_unknown_name);
+    CHECK(e->fields().item == pattern);
+    CHECK(has(e->what(), text));
+  };
+  refused("haed.weight", "near it: head.weight");
+  refused("haed.*", "near it: head.weight");
+  refused("model.bias", "near it: bias");
+  refused("optimizer.*", "of the checkpoint (");  // nothing is near
+  refused("weight", "near it: head.weight", cairn::partial);
+  refused("", "cairn::only");
+  CHECK(ckpt.load(m.state, 1, cairn::only{"wte", "he?d.*"}).unmatched.empty());
+  // What only one of the two has is no slip.
+  cairn::state_dict other;
+  other.tensor("wte", m.wte, {400'000});
+  CHECK(ckpt.load(other, 1, cairn::only{"wte", "head.*"}, cairn::partial).unexpected.size() == 1);
+  double decay = 0;
+  other.value("decay", decay);
+  CHECK(ckpt.load(other, 1, cairn::only{"decay"}, cairn::partial).missing.size() == 1);
+
+  auto overlapped = cairn::checkpointer{store, cairn::overlapped{}, listener(), quiet()};
+  overlapped.prepare(m.state);
+  const auto e = thrown_by([&] { overlapped.before_update("head.wieght"); });
+  REQUIRE(e.has_value());
+  CHECK(has(e->what(), "near it: head.weight"));
+}
+
+TEST_CASE("of several ranks, a pattern is an error that no rank has a match for") {
+  cairn::memory_store store;
+  cairn::thread_group group{2};
+  const auto rank = [&](int r) {
+    std::vector<float> w(100, 1.0f);
+    cairn::state_dict state;
+    state.tensor("stage" + std::to_string(r) + ".w", w, {100});
+    cairn::checkpointer ckpt{store, group.communicator(r), listener(), quiet()};
+    ckpt.save(state, 1).wait();
+    double late = 0;
+    if (r == 1) state.value("of_one_rank", late);
+    CHECK(ckpt.load(state, 1, cairn::only{"stage0.*", "stage1.*"}).missing.empty());
+    CHECK(ckpt.load(state, 1, cairn::only{"of_one_rank", "stage*"}, cairn::partial).unmatched.empty());
+    const auto e = thrown_by([&] { ckpt.load(state, 1, cairn::only{"stage0.*", "stage1.*", "stage3.*"}); });
+    REQUIRE(e.has_value());
+    CHECK(e->id() == cairn::error_id::usage_unknown_name);
+    CHECK(e->fields().item == "stage3.*");
+  };
+  std::thread other(rank, 1);
+  rank(0);
+  other.join();
+}
+
+TEST_CASE("a partial load names what kept its value, and what the checkpoint has instead") {
+  cairn::memory_store store;
+  model m;
+  {
+    cairn::checkpointer ckpt{store, listener(), quiet()};
+    ckpt.save(m.state, 1).wait();
+  }
+  const listener told;
+  cairn::checkpointer ckpt{store, told, quiet()};
+  cairn::state_dict renamed;
+  renamed.tensor("wpe", m.wte, {400'000});
+  renamed.tensor("lm.head.weight", m.head, {300'000});
+  renamed.tensor("bias", m.bias, {4, 4});
+  renamed.value("rate", m.rate);
+  const auto report = ckpt.load(renamed, 1, cairn::partial);
+  CHECK(report.missing.size() == 2);
+  REQUIRE(told.warnings().size() == 2);
+  CHECK(told.warnings()[0] ==
+        "2 items are not in the checkpoint of step 1 and keep their values: wpe (the checkpoint has wte), "
+        "lm.head.weight (the checkpoint has head.weight)");
+  CHECK(has(told.warnings()[1], "does not fit and keeps its value: bias: the checkpoint has another"));
+  const auto shape = thrown_by([&] { ckpt.load(renamed, 1, cairn::only{"bias"}); });
+  REQUIRE(shape.has_value());
+  CHECK(has(shape->what(), "cairn::partial"));
+  std::vector<double> wide(16);
+  cairn::state_dict wider;
+  wider.tensor("bias", wide, {16});
+  const auto type = thrown_by([&] { ckpt.load(wider, 1, cairn::only{"bias"}); });
+  REQUIRE(type.has_value());
+  CHECK(has(type->what(), "register memory of that dtype"));
+  cairn::state_dict many;
+  std::vector<double> values(9);
+  for (std::size_t i = 0; i < values.size(); ++i) many.value("v" + std::to_string(i), values[i]);
+  many.value("rate", m.rate);
+  ckpt.load(many, 1, cairn::partial);
+  CHECK(told.warnings().back() ==
+        "9 items are not in the checkpoint of step 1 and keep their values: v0, v1, v2, v3, v4 and 4 more");
+  ckpt.load(m.state, 1);
+  CHECK(told.warnings().size() == 3);
 }
 
 TEST_CASE("a destructor says what it could not know of a last save") {

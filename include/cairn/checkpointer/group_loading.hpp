@@ -8,6 +8,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/plan/load_plan_cache.hpp>
 #include <cairn/plan/load_planning.hpp>
+#include <cairn/plan/near_names.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -59,11 +60,25 @@ inline void put_names(wire_writer& out, const std::vector<std::string>& names) {
   return names;
 }
 
-/// Every rank learns how the load ended on all of them, and which items of the checkpoint no rank expected:
-/// an error if `strict`.
+/// A pattern that nothing has is a slip of the pen. @throws usage_error (usage_unknown_name) if there is one.
+inline void refuse_unmatched(const load_report& report, const state_dict& state) {
+  if (report.unmatched.empty()) return;
+  const auto& pattern = report.unmatched.front();
+  near_names near(pattern);
+  for (const auto& e : state.entries()) near.offer(e.name);
+  const auto names = near.text();
+  fail(error_id::usage_unknown_name,
+       "cairn::only was given a pattern that matches no item, neither of the state nor of the checkpoint" +
+           (names.empty() ? std::string() : "; near it: " + names),
+       {.item = pattern.substr(0, 200)});
+}
+
+/// Every rank learns how the load ended on all of them, which items of the checkpoint no rank expected, an
+/// error if `strict`, and which patterns matched on none.
 template <Communicator C>
-load_verdict agree_on_load(collectives<C>& group, const std::exception_ptr& own,
-                           std::vector<std::string>& unexpected, bool strict, deadline until) {
+load_verdict agree_on_load(collectives<C>& group, const std::exception_ptr& own, load_report& report,
+                           bool strict, deadline until) {
+  auto& unexpected = report.unexpected;
   const auto outcome = outcome_of(own);
   if (group.size() == 1) return {outcome, own};
   wire_writer word;
@@ -71,7 +86,7 @@ load_verdict agree_on_load(collectives<C>& group, const std::exception_ptr& own,
   if (own != nullptr)
     word.put(static_cast<std::int32_t>(group.rank())).raw(encode_failure(own));
   else
-    put_names(word, unexpected);
+    put_names(word, unexpected), put_names(word, report.unmatched);
   const auto merge = [](std::vector<std::byte> left, std::vector<std::byte> right) {
     wire_reader a(left);
     wire_reader b(right);
@@ -82,6 +97,7 @@ load_verdict agree_on_load(collectives<C>& group, const std::exception_ptr& own,
     wire_writer both;
     both.put(load_outcome::loaded);
     put_names(both, unexpected_on_both(get_names(a), get_names(b)));
+    put_names(both, unexpected_on_both(get_names(a), get_names(b)));
     return both.take();
   };
   const auto bytes = group.tree_reduce_broadcast(word.take(), merge, until);
@@ -91,6 +107,7 @@ load_verdict agree_on_load(collectives<C>& group, const std::exception_ptr& own,
     verdict.outcome = in.get_enum(load_outcome::refused);
     if (verdict.outcome == load_outcome::loaded) {
       unexpected = get_names(in);
+      report.unmatched = get_names(in);
     } else {
       const auto rank = in.get<std::int32_t>();
       verdict.failure = decode_failure(in, rank);
@@ -176,6 +193,7 @@ load_report load_alone(Reader& reader, Planner& planner, load_plan_cache& cache,
   auto opened = reader.open(step, manifest);
   const metadata& stored = opened.metadata();
   auto plan = plan_load(cache, planner, state, stored, step, manifest, request);
+  if (request.world_size == 1) refuse_unmatched(plan.report, state);
   const target_resolver resolver = [&](const read_item& item) {
     return planner.resolve(state, stored, item);
   };

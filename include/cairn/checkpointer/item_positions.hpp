@@ -4,6 +4,7 @@
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
+#include <cairn/plan/near_names.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -91,9 +92,15 @@ class item_positions {
       last = std::partition_point(first, names_.end(),
                                   [&](const named& a) { return a.first.starts_with(prefix); });
     }
-    if (first == last)
-      fail(error_id::usage_unknown_name, "before_update was given a name that the state does not have",
+    if (first == last) {
+      near_names near(name);
+      for (const auto& n : names_) near.offer(n.first);
+      const auto others = near.text();
+      fail(error_id::usage_unknown_name,
+           "before_update was given a name that the state does not have" +
+               (others.empty() ? std::string() : "; near it: " + others),
            {.item = std::string(name.substr(0, 200))});
+    }
     return {static_cast<std::size_t>(first - names_.begin()),
             static_cast<std::size_t>(last - names_.begin())};
   }

@@ -35,6 +35,7 @@ class loader {
     const auto verdict = attempt(planner, state, step, std::move(request), report);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
     background_->tell().loaded(step, report.bytes, report.seconds);
+    tell_kept(report, step);
     return report;
   }
 
@@ -64,9 +65,7 @@ class loader {
       }
       if (verdict.outcome == load_outcome::loaded) {
         background_->tell().loaded(*step, report.bytes, report.seconds);
-        for (const auto& name : report.missing)
-          background_->tell().warned("item " + name + " is not in the checkpoint of step " +
-                                     std::to_string(*step) + " and keeps its value");
+        tell_kept(report, *step);
         return *step;
       }
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
@@ -100,7 +99,45 @@ class loader {
     } catch (...) {
       failure = std::current_exception();
     }
-    return agree_on_load(group_, failure, report.unexpected, request.strict, deadline::in(options_.patience));
+    auto verdict = agree_on_load(group_, failure, report, request.strict, deadline::in(options_.patience));
+    if (verdict.outcome != load_outcome::loaded) return verdict;
+    try {
+      refuse_unmatched(report, state);
+    } catch (...) {
+      verdict = {load_outcome::refused, std::current_exception()};
+    }
+    return verdict;
+  }
+  /// What a load left as it was: the first of them by name, and how many.
+  void tell_kept(const load_report& report, std::int64_t step) {
+    constexpr std::size_t told = 5;
+    const auto first_of = [&](const std::vector<std::string>& names, auto&& text) {
+      std::string all;
+      for (std::size_t i = 0; i < names.size() && i < told; ++i)
+        all.append(i == 0 ? ": " : ", ").append(text(names[i]));
+      if (names.size() > told) all += " and " + std::to_string(names.size() - told) + " more";
+      return all;
+    };
+    const auto count = [](std::size_t n, const char* one, const char* more) {
+      return n == 1 ? one : std::to_string(n) + more;
+    };
+    if (const auto& names = report.missing; !names.empty())
+      background_->tell().warned(
+          count(names.size(), "an item is not in the checkpoint of step ",
+                " items are not in the checkpoint of step ") +
+          std::to_string(step) + (names.size() == 1 ? " and keeps its value" : " and keep their values") +
+          first_of(names, [&](const std::string& name) {
+            near_names near(name);
+            for (const auto& other : report.unexpected) near.offer(other);
+            const auto others = near.text();
+            return name + (others.empty() ? "" : " (the checkpoint has " + others + ")");
+          }));
+    if (const auto& names = report.mismatched; !names.empty())
+      background_->tell().warned(
+          count(names.size(), "an item of the checkpoint of step ", " items of the checkpoint of step ") +
+          std::to_string(step) +
+          (names.size() == 1 ? " does not fit and keeps its value" : " do not fit and keep their values") +
+          first_of(names, [](const std::string& name) { return name; }));
   }
   template <LoadPlanner Planner>
   load_report load_part(Planner& planner, const state_dict& state, std::int64_t step,

@@ -53,6 +53,7 @@ struct load_report {
   std::vector<std::string> missing;     ///< wanted by the state, not in the checkpoint: kept their values
   std::vector<std::string> unexpected;  ///< in the checkpoint, not in the state
   std::vector<std::string> mismatched;  ///< "name: sentence": dtype, shape, kind, or uncovered boxes
+  std::vector<std::string> unmatched;   ///< patterns of the request that no item has; sorted
   std::uint64_t bytes = 0;              ///< of the state that were filled
   std::uint64_t bytes_read = 0;         ///< fetched from the store
   double seconds = 0;

@@ -228,7 +228,7 @@ class basic_planner {
     detail::load_planning planning(stored, request);
     for (std::size_t n = 0; n < state.entries().size(); ++n) {
       const auto& e = state.entries()[n];
-      if (!is_wanted(request.only, e.name)) continue;
+      if (!planning.wants(e.name)) continue;
       const auto name = self().stored_name(e);
       if (!name) continue;
       const auto type = type_in_store(e);

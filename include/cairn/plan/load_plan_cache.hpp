@@ -87,7 +87,8 @@ class load_plan_cache {
   };
   [[nodiscard]] static std::size_t bytes_of(const load_plan& plan) noexcept {
     auto sum = plan.items.size() * sizeof(read_item);
-    for (const auto* names : {&plan.report.missing, &plan.report.unexpected, &plan.report.mismatched})
+    for (const auto* names :
+         {&plan.report.missing, &plan.report.unexpected, &plan.report.mismatched, &plan.report.unmatched})
       for (const auto& n : *names) sum += sizeof n + n.size();
     return sum;
   }

@@ -65,8 +65,13 @@ struct stored_part {
 class load_planning {
  public:
   load_planning(const metadata& stored, const load_request& request)
-      : stored_(stored), request_(request), known_(stored.items.size()) {}
+      : stored_(stored), request_(request), known_(stored.items.size()), matched_(request.only.size()) {}
 
+  /// Whether the request is for an entry of this name. Asked for each entry of the state.
+  [[nodiscard]] bool wants(std::string_view name) {
+    match(name);
+    return is_wanted(request_.only, name);
+  }
   /// `stored_type`: the dtype that the checkpoint must have. `castable`: it can be converted to the entry's.
   void add(const state_entry& e, std::uint32_t index, const std::string& stored_name, dtype stored_type,
            bool castable) {
@@ -90,9 +95,11 @@ class load_planning {
     }
     if (e.kind != item_kind::bytes) {
       if (item->type != stored_type) {
-        mismatch(e, error_id::plan_dtype_mismatch,
-                 "the checkpoint has another dtype; convert it with a planner that has stored_dtype",
-                 std::string(name_of(stored_type)), std::string(name_of(item->type)));
+        mismatch(
+            e, error_id::plan_dtype_mismatch,
+            "the checkpoint has another dtype; register memory of that dtype, or leave the item out with "
+            "cairn::partial; docs/errors.md shows how to convert it",
+            std::string(name_of(stored_type)), std::string(name_of(item->type)));
         return;
       }
       if (!castable) {
@@ -101,7 +108,9 @@ class load_planning {
         return;
       }
       if (!(item->global == e.global)) {
-        mismatch(e, error_id::plan_shape_mismatch, "the checkpoint has another global shape",
+        mismatch(e, error_id::plan_shape_mismatch,
+                 "the checkpoint has another global shape; give the tensor that shape, or leave it out with "
+                 "cairn::partial (how it is cut over ranks does not matter)",
                  to_string(e.global), to_string(item->global));
         return;
       }
@@ -117,6 +126,12 @@ class load_planning {
 
   /// The plan, or what strictness says against it.
   [[nodiscard]] load_plan finish() {
+    if (std::find(matched_.begin(), matched_.end(), false) != matched_.end()) {
+      stored_.items.for_each_name([&](std::size_t, std::string_view name) { match(name); });
+      for (std::size_t i = 0; i < matched_.size(); ++i)
+        if (!matched_[i]) plan_.report.unmatched.push_back(request_.only[i]);
+      std::sort(plan_.report.unmatched.begin(), plan_.report.unmatched.end());
+    }
     if (std::find(known_.begin(), known_.end(), false) != known_.end())
       stored_.items.for_each_name([&](std::size_t k, std::string_view name) {
         if (!known_[k] && is_wanted(request_.only, name)) plan_.report.unexpected.emplace_back(name);
@@ -136,6 +151,10 @@ class load_planning {
   }
 
  private:
+  void match(std::string_view name) {
+    for (std::size_t i = 0; i < matched_.size(); ++i)
+      if (!matched_[i] && glob_matches(request_.only[i], name)) matched_[i] = true;
+  }
   void miss(const state_entry& e) {
     plan_.report.missing.push_back(e.name);
     if (!e.flags.optional) required_.push_back(e.name);
@@ -188,6 +207,7 @@ class load_planning {
   const metadata& stored_;
   const load_request& request_;
   std::vector<bool> known_;
+  std::vector<bool> matched_;  // of each pattern: by a name of the state or of the checkpoint
   std::vector<std::string> required_;
   std::vector<stored_part> parts_;
   load_plan plan_;
