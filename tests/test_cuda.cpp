@@ -3,6 +3,7 @@
 // threaded
 #include <cairn/cairn.hpp>
 #include <cairn/cuda/basic_copy_engine.hpp>
+#include <cairn/cuda/basic_device_view.hpp>
 #include <cairn/cuda/basic_pinned.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 
@@ -21,8 +22,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -986,6 +989,89 @@ TEST_CASE("a buffer is unpinned before it is freed, wherever it was moved to") {
   CHECK(gpu::pinned_ranges() == 0);
   // A block that was freed had been unpinned: of three, two were left, then one, then none.
   CHECK(asking_memory::pinned_when_freed == std::vector<std::size_t>{3, 2, 1, 0});
+}
+
+namespace {
+
+/// The flags that the kernel keeps of the mapping in which an address lies; see proc(5), smaps.
+std::string mapping_flags(const std::byte* address) {
+  std::ifstream maps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx ", &begin, &end) == 2)
+      here = begin <= reinterpret_cast<std::uintptr_t>(address) &&
+             reinterpret_cast<std::uintptr_t>(address) < end;
+    else if (here && line.starts_with("VmFlags:"))
+      return line + " ";
+  }
+  return {};
+}
+
+/// Heap memory whose blocks outlive their pins.
+struct kept_memory : cairn::heap_memory {
+  struct block_type {
+    std::shared_ptr<cairn::heap_memory::block_type> inner;
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return inner->bytes(); }
+  };
+  [[nodiscard]] block_type allocate(std::uint64_t bytes) {
+    last = std::make_shared<cairn::heap_memory::block_type>(cairn::heap_memory::allocate(bytes));
+    return {last};
+  }
+  [[nodiscard]] std::shared_ptr<cairn::image_control> make_control(block_type& block) {
+    return cairn::heap_memory::make_control(*block.inner);
+  }
+  static inline std::shared_ptr<cairn::heap_memory::block_type> last;
+};
+static_assert(cairn::Memory<kept_memory>);
+
+}  // namespace
+
+TEST_CASE(
+    "private memory is not copied for children while it is pinned: the device would keep the old pages") {
+  gpu::reset(22);
+  const auto copied = [] {
+    const auto flags = mapping_flags(kept_memory::last->bytes().data());
+    REQUIRE(flags.find(" rd ") != std::string::npos);
+    return flags.find(" dc ") == std::string::npos;
+  };
+  for (const std::uint64_t bytes : {std::uint64_t{4096}, std::uint64_t{3} << 20}) {
+    cairn::cuda::basic_pinned<kept_memory, gpu> memory;
+    std::optional block(memory.allocate(bytes));
+    REQUIRE(block->is_pinned());
+    CHECK_FALSE(copied());
+    block.reset();
+    CHECK(copied());
+  }
+  kept_memory::last.reset();
+}
+
+TEST_CASE("a view asks on which device its memory lies, but for one without elements") {
+  gpu::reset(23);
+  gpu::memory weights(1, 4096);
+  REQUIRE(gpu::use_device(1) == gpu::success);
+  const auto view = cairn::cuda::basic_device_view<gpu>(weights.bytes().data(), cairn::dtype::f32, {1024});
+  CHECK((view.space == memory_space::device && view.device == 1));
+  const auto empty = cairn::cuda::basic_device_view<gpu>(nullptr, cairn::dtype::f32, {0, 8});
+  CHECK((empty.space == memory_space::device && empty.device == 1));
+  float host = 0;
+  CHECK_THROWS_AS((void)cairn::cuda::basic_device_view<gpu>(&host, cairn::dtype::f32, {1}),
+                  cairn::usage_error);
+  CHECK(gpu::contexts() == std::set<int>{1});
+
+  // The last rank of an uneven split has nothing of one tensor; it saves and resumes as the others do.
+  cairn::checkpointer checkpoints{cairn::memory_store{}, stager_type(),
+                                  cairn::checkpointer_options{.quiet = true}};
+  cairn::state_dict state;
+  state.tensor("weights", view);
+  state.tensor("empty", empty, cairn::shard{{0, 8}, {0, 0}});
+  checkpoints.save(state, 1).wait();
+  std::fill(weights.bytes().begin(), weights.bytes().end(), std::byte{9});
+  CHECK(checkpoints.resume(state) == 1);
+  CHECK(weights.bytes()[7] == std::byte{0});
+  checkpoints.close();
+  gpu::reset(23);
 }
 
 TEST_CASE("what an engine refuses") {

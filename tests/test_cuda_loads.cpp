@@ -316,6 +316,44 @@ TEST_CASE("a device that does not copy: the load ends by the deadline, and the r
   CHECK(late);
 }
 
+TEST_CASE(
+    "a load beside the capture of a graph: other captures are not disturbed, that of its own stream is "
+    "refused") {
+  gpu::reset(8);
+  gpu::stream_type other{};
+  std::vector<gpu::stream_type> streams(2);
+  REQUIRE(gpu::make_stream(other) == gpu::success);
+  loads_options options;
+  for (int d = 0; d < 2; ++d) {
+    const cairn::cuda::device_in_use<gpu> use(d);
+    REQUIRE(gpu::make_stream(streams[static_cast<std::size_t>(d)]) == gpu::success);
+    options.compute.push_back({d, streams[static_cast<std::size_t>(d)]});
+  }
+  {
+    on_devices d(1);
+    auto reader = make_reader(saved(), options);
+    gpu::begin_capture(other);
+    (void)reader.load(d.state, 7);
+    CHECK(gpu::end_capture(other));
+    d.check_loaded();
+    gpu::begin_capture(streams[1]);
+    cairn::error_id id{};
+    try {
+      (void)reader.load(d.state, 7);
+    } catch (const cairn::usage_error& e) {
+      id = e.id();
+    }
+    CHECK(id == error_id::usage_stream_capturing);
+    CHECK(gpu::end_capture(streams[1]));
+    (void)reader.load(d.state, 7);
+    d.check_loaded();
+  }
+  gpu::synchronize();
+  for (auto s : streams) (void)gpu::destroy_stream(s);
+  (void)gpu::destroy_stream(other);
+  check_nothing_left();
+}
+
 TEST_CASE("a damaged block does not reach the device") {
   gpu::reset(6);
   auto store = four_ranks_saved();

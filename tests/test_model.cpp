@@ -802,6 +802,12 @@ TEST_CASE("DLPack: what is exported is imported as it was, and given back once")
   view.device = 3;
   round_trip<ForeignManaged>(view);
   CHECK(cairn::dlpack::export_tensor<ForeignManaged>(view)->dl_tensor.device.device_type == foreign_cuda);
+  // Managed memory belongs to its device: kernels on a stream write it while the CPU could read it, too.
+  counted_tensor t;
+  t.tensor().device = {13, 1};
+  view = cairn::dlpack::view_of(t.tensor());
+  CHECK(view.space == cairn::memory_space::device);
+  CHECK(view.device == 1);
 }
 
 TEST_CASE("DLPack: strides may be missing, the beginning may have an offset, and a state takes the view") {

@@ -235,7 +235,7 @@ class device_double {
     });
   }
   static int make_stream(stream_type& s) noexcept {
-    return call([&](state& w) {
+    return unsafe_call([&](state& w) {
       w.streams.push_back(std::make_unique<stream>());
       s = w.streams.back().get();
       s->device = current();

@@ -3,6 +3,9 @@
 #include <cairn/concepts/memory.hpp>
 #include <cairn/cuda/device_runtime.hpp>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -26,10 +29,26 @@ struct pinned_options {
   unpinned when_refused = unpinned::refuse;
 };
 
+namespace detail {
+
+/// Whether children get these pages by fork(). Private ones of which a child has a copy are replaced, by
+/// older kernels than 5.12 also where they are pinned, when the parent writes to them next: the device still
+/// has the old ones.
+inline void inherit_pages(std::span<std::byte> bytes, bool yes) noexcept {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<std::uintptr_t>(bytes.data()) + page - 1) / page * page;
+  const auto end = reinterpret_cast<std::uintptr_t>(bytes.data() + bytes.size()) / page * page;
+  if (begin < end)
+    (void)::madvise(reinterpret_cast<void*>(begin), end - begin, yes ? MADV_DOFORK : MADV_DONTFORK);
+}
+
+}  // namespace detail
+
 /// Blocks of another memory, pinned once for all devices when they are allocated and unpinned before they are
 /// freed. Allocation happens with the device in use that was current when this was constructed, or, where the
 /// program has no context there, with one on which it has, whichever thread allocates: no context is made on
-/// a device that the program does not use.
+/// a device that the program does not use. Private pages are not there in a child after fork() while they are
+/// pinned.
 template <Memory M, DeviceRuntime R>
 class basic_pinned {
  public:
@@ -48,6 +67,7 @@ class basic_pinned {
       const beside_captures<R> guard;
       const device_in_use<R> use(pinned_on_, std::nothrow);
       (void)R::unpin(inner_.bytes().data());
+      if constexpr (!M::shareable) detail::inherit_pages(inner_.bytes(), true);
     }
     [[nodiscard]] std::span<std::byte> bytes() const noexcept { return inner_.bytes(); }
     /// False where the device refused and unpinned::accept was chosen.
@@ -88,6 +108,8 @@ class basic_pinned {
       block.pinned_on_ = device;
     else
       refused(status, whole.size());
+    if constexpr (!M::shareable)
+      if (block.is_pinned()) detail::inherit_pages(whole, false);
     return block;
   }
   [[nodiscard]] std::shared_ptr<image_control> make_control(block_type& block) {

@@ -42,7 +42,7 @@ struct copy_part {
 /// s)`, `copy_parts_to_device(parts, s)`: the same the other way, from pinned memory.
 /// - `pin(data, bytes)`: copies to this memory run beside the program from now on, on all devices;
 /// `unpin(data)`.
-/// - `device_of(data, d)`: the device on which memory lies; -1 for memory of the host.
+/// - `device_of(data, d)`: the device on which memory lies, managed memory too; -1 for memory of the host.
 /// - `allocate(data, bytes)`: memory of the device in use, aligned to 256 bytes; `deallocate(data)`.
 /// - `write_word(word, value, s)`: a word in pinned memory gets the value in the order of s, visible to the
 /// host after all that earlier copies of s wrote; `unsupported` where the driver has no such call.

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/cuda/basic_pinned.hpp>
 #include <cairn/cuda/gather.hpp>
 #include <cairn/cuda/owned_event.hpp>
+#include <cairn/stage/heap_memory.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,7 +49,7 @@ class lane {
     const beside_captures<R> guard;
     const device_in_use<R> use(device_, std::nothrow);
     (void)R::destroy_stream(side_);
-    if (pinned_) (void)R::unpin(page_.get());
+    page_.reset();
     if (staging_ != nullptr) (void)R::deallocate(staging_);
   }
   [[nodiscard]] int device() const noexcept { return device_; }
@@ -104,15 +105,13 @@ class lane {
   }
 
  private:
-  struct free_page {
-    void operator()(std::byte* page) const noexcept { std::free(page); }
-  };
-  static constexpr std::size_t page_bytes = 4096;
-
   void make_word() {
-    page_.reset(static_cast<std::byte*>(std::aligned_alloc(page_bytes, page_bytes)));
-    pinned_ = page_ != nullptr && R::pin(page_.get(), page_bytes) == R::success;
-    if (pinned_) word_ = new (page_.get()) std::atomic<std::uint32_t>(0);
+    try {
+      page_.emplace(basic_pinned<heap_memory, R>().allocate(sizeof *word_));
+      word_ = new (page_->bytes().data()) std::atomic<std::uint32_t>(0);
+    } catch (const error&) {
+      // Events tell.
+    }
   }
 
   int device_;
@@ -121,8 +120,7 @@ class lane {
   std::mutex mutex_;
   std::byte* staging_ = nullptr;
   std::uint64_t staging_wanted_;
-  std::unique_ptr<std::byte, free_page> page_;
-  bool pinned_ = false;
+  std::optional<typename basic_pinned<heap_memory, R>::block_type> page_;
   std::atomic<std::uint32_t>* word_ = nullptr;  // in the page; null: events tell
   std::uint32_t written_ = 0;
 };

@@ -111,7 +111,9 @@ class load_session final : public device_load {
            "a tensor_view in device memory does not say on which device: set its `device`, or make it with "
            "cuda::device_view",
            {.item = std::string(item)});
+    if (target.bytes() == 0) return;
     int device = -1;
+    const beside_captures<R> guard;
     const device_in_use<R> use(target.device, std::nothrow);
     check_call<R>(R::device_of(target.data, device), "cudaPointerGetAttributes (asking where memory lies)",
                   target.device, item);
@@ -128,6 +130,7 @@ class load_session final : public device_load {
   [[nodiscard]] std::uint64_t memory() const noexcept override { return memory_; }
 
   [[nodiscard]] buffer acquire(std::uint64_t bytes, deadline until) override {
+    const beside_captures<R> guard;
     std::unique_lock lock(mutex_);
     for (;;) {
       look();
@@ -142,6 +145,7 @@ class load_session final : public device_load {
   void put(const buffer& from, int device, std::string_view item, std::span<const device_run> runs) override {
     auto& b = at(from);
     const auto lane_index = index_of(device);
+    const beside_captures<R> guard;
     const device_in_use<R> use(device);
     if (b.parts.size() < lanes_.size()) b.parts.resize(lanes_.size());
     auto& parts = b.parts[lane_index];
@@ -157,6 +161,7 @@ class load_session final : public device_load {
     auto& b = at(done);
     std::exception_ptr failure;
     std::vector<owned_event<R>> events;
+    const beside_captures<R> guard;
     try {
       if (b.touched)
         for (std::size_t i = 0; i < b.parts.size(); ++i) {
@@ -179,6 +184,7 @@ class load_session final : public device_load {
     changed_.notify_all();
   }
   void finish(deadline until) override {
+    const beside_captures<R> guard;
     std::unique_lock lock(mutex_);
     for (;;) {
       look();
@@ -223,6 +229,7 @@ class load_session final : public device_load {
     typename R::stream_type compute{};
     for (const auto& given : compute_)
       if (given.device == device) compute = given.stream;
+    refuse_capture<R>(compute, device, "a load");
     lanes_.reserve(lanes_.size() + 1);
     open_device made{device, {}};
     check_call<R>(R::make_stream(made.side), "cudaStreamCreateWithPriority (making a stream)", device);

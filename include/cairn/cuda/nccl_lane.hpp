@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/cuda/basic_pinned.hpp>
 #include <cairn/cuda/nccl_calls.hpp>
 #include <cairn/cuda/owned_event.hpp>
 #include <cairn/model/deadline.hpp>
+#include <cairn/stage/heap_memory.hpp>
 
 #include <algorithm>
 #include <array>
@@ -10,7 +12,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -30,17 +31,13 @@ namespace detail {
 /// bus.
 template <NcclRuntime R>
 struct nccl_parts {
-  struct free_pages {
-    void operator()(std::byte* memory) const noexcept { std::free(memory); }
-  };
   int device = 0;
   bool has_stream = false;
   bool has_comm = false;
   typename R::stream_type stream{};
   typename R::nccl_type comm{};
   std::array<std::byte*, 2> buffers{};
-  std::array<std::unique_ptr<std::byte, free_pages>, 2> pages;
-  std::array<bool, 2> pinned{};
+  std::array<std::optional<typename basic_pinned<heap_memory, R>::block_type>, 2> pages;
   std::array<std::optional<owned_event<R>>, 2> reached;
 
   nccl_parts() = default;
@@ -62,10 +59,7 @@ struct nccl_parts {
     if (std::exchange(has_stream, false)) (void)R::destroy_stream(stream);
     for (auto*& buffer : buffers)
       if (buffer != nullptr) (void)R::free_buffer(std::exchange(buffer, nullptr));
-    for (std::size_t i = 0; i < pages.size(); ++i) {
-      if (std::exchange(pinned[i], false)) (void)R::unpin(pages[i].get());
-      pages[i].reset();
-    }
+    for (auto& each : pages) each.reset();
     return true;
   }
 
@@ -145,11 +139,7 @@ class nccl_lane {
       check(R::make_stream(p.stream), "cudaStreamCreateWithPriority (making a stream)");
       p.has_stream = true;
       for (std::size_t i = 0; i < p.buffers.size(); ++i) {
-        p.pages[i].reset(static_cast<std::byte*>(
-            std::aligned_alloc(page_bytes, (piece_bytes + page_bytes - 1) / page_bytes * page_bytes)));
-        if (p.pages[i] == nullptr) throw std::bad_alloc();
-        check(R::pin(p.pages[i].get(), piece_bytes), "cudaHostRegister (pinning memory)");
-        p.pinned[i] = true;
+        p.pages[i].emplace(basic_pinned<heap_memory, R>().allocate(piece_bytes));
         check(R::allocate_buffer(p.buffers[i], piece_bytes), "ncclMemAlloc");
         p.reached[i].emplace(device);
       }
@@ -204,7 +194,8 @@ class nccl_lane {
         // An operation that NCCL gave up is over, too.
         (void)going_on(call());
         if (to_ != nullptr)
-          std::memcpy(to_ + finished_ * piece_bytes_, parts_->pages[half].get(), piece_size(finished_));
+          std::memcpy(to_ + finished_ * piece_bytes_, parts_->pages[half]->bytes().data(),
+                      piece_size(finished_));
         ++finished_;
         return true;
       }
@@ -223,8 +214,6 @@ class nccl_lane {
   bool abort(deadline until) noexcept { return give_back_aside<R>(std::move(parts_), until); }
 
  private:
-  static constexpr std::size_t page_bytes = 4096;
-
   void begin(int peer, std::uint64_t bytes) noexcept {
     peer_ = peer, bytes_ = bytes;
     pieces_ = (bytes + piece_bytes_ - 1) / piece_bytes_;
@@ -240,8 +229,8 @@ class nccl_lane {
     const auto bytes = piece_size(issued_);
     int status = R::success;
     if (from_ != nullptr) {
-      std::memcpy(p.pages[half].get(), from_ + issued_ * piece_bytes_, bytes);
-      check(R::copy_to_device(p.buffers[half], p.pages[half].get(), bytes, p.stream),
+      std::memcpy(p.pages[half]->bytes().data(), from_ + issued_ * piece_bytes_, bytes);
+      check(R::copy_to_device(p.buffers[half], p.pages[half]->bytes().data(), bytes, p.stream),
             "cudaMemcpyAsync (copying a message)");
       status = R::send(p.comm, p.buffers[half], bytes, peer_, p.stream);
     } else {
@@ -257,7 +246,7 @@ class nccl_lane {
     const auto half = issued_ % 2;
     launching_ = false;
     if (to_ != nullptr)
-      check(R::copy_to_host(p.pages[half].get(), p.buffers[half], piece_size(issued_), p.stream),
+      check(R::copy_to_host(p.pages[half]->bytes().data(), p.buffers[half], piece_size(issued_), p.stream),
             "cudaMemcpyAsync (copying a message)");
     check(R::record(p.reached[half]->get(), p.stream), "cudaEventRecord (recording an event)");
     ++issued_;

@@ -92,7 +92,8 @@ struct runtime {
   static int device_of(const std::byte* data, int& device) noexcept {
     cudaPointerAttributes attributes{};
     const int status = told(cudaPointerGetAttributes(&attributes, data));
-    if (status == success) device = attributes.type == cudaMemoryTypeDevice ? attributes.device : -1;
+    const bool there = attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+    if (status == success) device = there ? attributes.device : -1;
     return status;
   }
   static int allocate(std::byte*& data, std::uint64_t bytes) noexcept {

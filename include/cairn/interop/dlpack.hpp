@@ -159,10 +159,10 @@ constexpr data_type data_type_of(dtype type) noexcept {
   return {row.code, static_cast<std::uint8_t>(bits_of(type)), 1};
 }
 
-/// The view of a tensor that another library holds. CPU and CUDA managed memory are memory_space::host, CUDA
-/// host memory is pinned, CUDA memory is device. Strides are elements, as in a tensor_view; without strides
-/// the tensor is row-major.
-/// Any thread. The memory must outlive every use of the view; shape and strides are copied.
+/// The view of a tensor that another library holds. CPU memory is memory_space::host, CUDA host memory is
+/// pinned, CUDA memory is device, managed memory too. Strides are elements, as in a tensor_view; without
+/// strides the tensor is row-major. Any thread. The memory must outlive every use of the view; shape and
+/// strides are copied.
 /// @throws usage_error: usage_unsupported_tensor for a dtype, device or lanes that cairn has no name for, and
 /// for null pointers and strides out of the address space; usage_bad_shape for a shape that is negative, has
 /// more than eight dimensions or more than 2^63 bits.
@@ -194,9 +194,9 @@ template <Tensor T>
   const auto kind = static_cast<std::int32_t>(t.device.device_type);
   switch (static_cast<device_kind>(kind)) {
     case device_kind::cpu:
-    case device_kind::cuda_managed:
       break;
     case device_kind::cuda:
+    case device_kind::cuda_managed:  // the CPU would read it with no order to the streams that write it
       view.space = memory_space::device;
       view.device = t.device.device_id;
       break;
