@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What programs with cairn cost a compiler, beside a program with nlohmann/json in the same run.
 
-Every program of benchmarks/compile is compiled in turn, once a round; a row is the median over the rounds of processor
+Every program of benchmarks/compile, and examples/ten_lines.cpp, is compiled in turn, once a round; a row is the median over the rounds of processor
 seconds (user and system, of the compiler and all that it starts), the ratio to the nlohmann/json program of the same round,
 compiler and level, the compiler's memory, and the size of the object. No compiler cache is asked.
 """
@@ -18,6 +18,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+SOURCES = {p.stem: p for p in [*(ROOT / "benchmarks/compile").glob("*.cpp"), ROOT / "examples/ten_lines.cpp"]}
 TWIN = "json_twin"
 # What a program includes besides cairn; it is left out where that is not installed.
 NEEDS = {"whole_job": ["mpi", "curl/curl.h", "openssl/evp.h", "expat.h", "boost/interprocess/mapped_region.hpp"]}
@@ -60,8 +61,7 @@ def compile_once(command, out):
 
 
 def main():
-    programs = sorted(p.stem for p in (ROOT / "benchmarks/compile").glob("*.cpp"))
-    programs.remove(TWIN)
+    programs = sorted(set(SOURCES) - {TWIN})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compilers", default="g++,clang++-16", metavar="A,B", help="default: %(default)s")
     parser.add_argument("--levels", default="-O0,-O2", metavar="A,B", help="default: %(default)s")
@@ -104,7 +104,7 @@ def main():
                 for _ in range(options.rounds):
                     for name in names:
                         command = [compiler, "-std=c++20", level, *shlex.split(options.flags), "-I", options.include,
-                                   *known.get(name, []), "-c", str(ROOT / "benchmarks/compile" / f"{name}.cpp"), "-o", out]
+                                   *known.get(name, []), "-c", str(SOURCES[name]), "-o", out]
                         seen[name].append(compile_once(command, out))
                 for name in names:
                     seconds = [s for s, _, _ in seen[name]]

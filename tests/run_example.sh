@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# run_example.sh PROGRAM REGEX [ARGUMENT...]: runs the program with @DIR@ in its arguments replaced by an empty directory;
+# run_example.sh PROGRAM REGEX [ARGUMENT...]: runs the program in an empty directory, by which @DIR@ in its arguments is replaced;
 # it must succeed, and its output must match REGEX (if that is not empty).
 set -euo pipefail
 program=$1 expected=$2
@@ -9,7 +9,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/dir"
 status=0
-"$program" "${@//@DIR@/$scratch/dir}" >"$scratch/output" 2>&1 || status=$?
+(cd "$scratch/dir" && "$program" "${@//@DIR@/$scratch/dir}") >"$scratch/output" 2>&1 || status=$?
 cat "$scratch/output"
 if [ "$status" -ne 0 ]; then
   echo "run_example: $program ended with status $status" >&2

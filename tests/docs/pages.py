@@ -17,8 +17,8 @@ code that readers do not see:
   <!-- hidden CODE -->  no block follows: CODE stands at namespace scope.
   <!-- check: NAME CODE --> no block follows: CODE is the body of a function, which the program runs.
 
-A ```c block stands below <!-- from: FILE -->: --check sees that its lines stand in that file of the tree, one after another,
-which the tests compile and run.
+A ```c block stands below <!-- from: FILE -->, and a ```cpp block may: --check sees that its lines stand in that file of the tree,
+one after another, which the tests compile and run.
 """
 import pathlib
 import re
@@ -92,10 +92,11 @@ def parse(page, text):
                 at += 1
             if at == len(lines):
                 raise PageError(f"{page}:{first + 1}: the block does not end")
-            if fence in ("c", "cpp") and (not waiting or isinstance(waiting[0], str) != (fence == "c")):
-                wanted = "from" if fence == "c" else "run, more, declare"
+            copy = bool(waiting) and isinstance(waiting[0], str)
+            if fence in ("c", "cpp") and (not waiting or fence == "c" and not copy):
+                wanted = "from" if fence == "c" else "run, more, declare, from"
                 raise PageError(f"{page}:{first + 1}: a {fence} block without a comment above it ({wanted})")
-            if fence == "c":
+            if copy and fence in ("c", "cpp"):
                 copies.append((waiting[0], Piece(page, first + 2, code)))
                 waiting = None
             elif fence == "cpp":
@@ -268,7 +269,7 @@ def self_test():
     assert "does not end" in problem_of("<!-- run: a -->\n```cpp\nint x;\n")
     assert "two examples" in problem_of(good + good)
     assert "without a comment" in problem_of("```c\nint x;\n```\n")
-    assert "without a comment" in problem_of("<!-- from: a.c -->\n```cpp\nint x;\n```\n")
+    assert "without a comment" in problem_of("<!-- run: a -->\n```c\nint x;\n```\n")
     assert "DOCS_CHECK(1)" in program([("p.md", "<!-- check: c\nDOCS_CHECK(1); -->\ntext\n")])
     assert "no page" in problem_of("```text\nx\n```\n")
     assert slug("Who owns `what`, when?") == "who-owns-what-when"
@@ -280,7 +281,7 @@ def self_test():
         (root / "include" / "a.hpp").write_text('f("this is what went wrong"); // docs/errors.md#three\n')
         (root / "a.c").write_text("int x;\nint y;\nint z;\n")
         (root / "docs" / "c.md").write_text(
-            "<!-- from: a.c -->\n```c\nint y;\nint z;\n```\n<!-- from: a.c -->\n```c\nint x;\nint z;\n```\n")
+            "<!-- from: a.c -->\n```c\nint y;\nint z;\n```\n<!-- from: a.c -->\n```cpp\nint x;\nint z;\n```\n")
         (root / "docs" / "errors.md").write_text(
             "# One\n```text\n[cairn.x] this is what went wrong (rank 1)\n[cairn.y] nobody says such a thing\n```\n")
         problems = check_pages(root)
