@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 #include <support/byte_store_conformance.hpp>
+#include <support/metadata_server.hpp>
 #include <support/quick_clock.hpp>
 #include <support/s3_access.hpp>
 #include <support/saved_world.hpp>
@@ -19,6 +20,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <optional>
@@ -291,6 +293,20 @@ class environment_set {
  private:
   std::map<std::string, std::optional<std::string>> before_;
 };
+/// An environment in which no credentials are found, but those that a test puts there.
+struct bare_environment : environment_set {
+  bare_environment() {
+    for (const auto* name :
+         {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
+          "AWS_SHARED_CREDENTIALS_FILE", "HOME", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE",
+          "AWS_ROLE_SESSION_NAME", "AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL",
+          "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+          "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+          "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"})
+      set(name, "");
+    set("AWS_EC2_METADATA_DISABLED", "true");
+  }
+};
 }  // namespace
 
 TEST_CASE("credentials come from the environment or a file's profile, read again, and are told to nobody") {
@@ -313,10 +329,7 @@ TEST_CASE("credentials come from the environment or a file's profile, read again
     std::fclose(file);
   };
   write_file(first);
-  environment_set environment;
-  for (const auto* name : {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
-                           "AWS_SHARED_CREDENTIALS_FILE", "HOME"})
-    environment.set(name, "");
+  bare_environment environment;
   const auto with = [&](cairn::s3_credential_source source) {
     return cairn::s3_store(where(server.endpoint()), std::move(source), std::make_shared<quick_clock>());
   };
@@ -374,6 +387,217 @@ TEST_CASE("credentials come from the environment or a file's profile, read again
   }
   for (const auto& one : {none, old})
     for (const auto& c : {first, second}) CHECK(one.text.find(c.secret_key) == std::string::npos);
+}
+
+namespace {
+std::string iso(std::int64_t seconds) {
+  const auto t = static_cast<std::time_t>(seconds);
+  std::tm parts{};
+  ::gmtime_r(&t, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+std::string as_json(const s3::credentials& c, std::int64_t expires) {
+  return R"({"Code":"Success","Other":{"AccessKeyId":"no","List":[1]},"AccessKeyId":")" + c.access_key +
+         R"(","SecretAccessKey":")" + c.secret_key + R"(","Token":")" + c.session_token +
+         R"(","Expiration":")" + iso(expires) + R"("})";
+}
+void write_text(const std::string& path, const std::string& text) {
+  std::FILE* const file = std::fopen(path.c_str(), "w");
+  REQUIRE(file != nullptr);
+  std::fwrite(text.data(), 1, text.size(), file);
+  std::fclose(file);
+}
+const s3::credentials of_now{"AKIDNOW", "the-secret-of-now+/=", "the-session-of-now", false};
+const s3::credentials of_later{"AKIDLATER", "the-secret-of-later", "the-session-of-later", false};
+/// A clock whose day the test chooses.
+struct dated_clock : quick_clock {
+  std::atomic<std::int64_t> date{static_cast<std::int64_t>(std::time(nullptr))};
+  [[nodiscard]] std::int64_t unix_time() noexcept override { return date; }
+};
+using from = cairn::s3_credential_source;
+told_failure none_from(from source) {
+  return failure_of([&] { static_cast<void>(source.get()); });
+}
+}  // namespace
+
+TEST_CASE(
+    "a machine's role: its credentials need a token, are renewed before they expire, and serve meanwhile") {
+  bare_environment environment;
+  auto options = service();
+  options.signatures.accepted = {of_now, of_later};
+  options.signatures.allowed_skew_seconds = 1 << 20;
+  s3::server server{options};
+  const auto clock = std::make_shared<dated_clock>();
+  const auto begin = clock->date.load();
+  std::atomic<int> status{200};
+  std::atomic<bool> later{false};
+  metadata_server machine([&](const metadata_server::request& r) -> metadata_server::answer {
+    if (r.method == "PUT")
+      return r.path == "/latest/api/token" && r.header("x-aws-ec2-metadata-token-ttl-seconds") == "21600"
+                 ? metadata_server::answer{status, status == 200 ? "a-token==" : "no " + of_now.secret_key}
+                 : metadata_server::answer{400, ""};
+    if (r.header("x-aws-ec2-metadata-token") != "a-token==") return {401, ""};
+    if (r.path == "/latest/meta-data/iam/security-credentials/") return {200, "the role\nanother"};
+    if (r.path != "/latest/meta-data/iam/security-credentials/the%20role") return {404, ""};
+    return {200, later ? as_json(of_later, begin + 7200) : as_json(of_now, begin + 3600)};
+  });
+  environment.set("AWS_EC2_METADATA_DISABLED", "");
+  environment.set("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.url() + "/");
+  cairn::s3_store store(where(server.endpoint()), from::standard(), clock);
+  store.put_new("object", pattern(100));
+  CHECK(store.size("object") == 100);
+  CHECK(machine.requests() == 3);  // once for all
+  // Five minutes before they expire others are there; where they cannot be had, these serve on.
+  clock->date = begin + 3600 - 299;
+  status = 500;
+  CHECK(store.size("object") == 100);
+  CHECK(machine.requests() == 4);
+  CHECK(store.size("object") == 100);
+  CHECK(machine.requests() == 4);  // it is not asked for each request
+  clock->date = begin + 3600 - 290;
+  status = 200;
+  later = true;
+  CHECK(store.size("object") == 100);
+  CHECK(machine.requests() == 7);
+  server.set_credentials({of_later});
+  clock->date = begin + 3700;
+  CHECK(store.size("object") == 100);
+
+  status = 403;
+  const auto refused = none_from(from::instance());
+  CHECK(refused.id == error_id::storage_permission);
+  CHECK(refused.text.find("hop limit must be 2") != std::string::npos);
+  CHECK(refused.text.find("status 403") != std::string::npos);
+  CHECK(refused.text.find(of_now.secret_key) == std::string::npos);
+  environment.set("AWS_EC2_METADATA_DISABLED", "true");
+  const auto asked = machine.requests();
+  CHECK(none_from(from::standard()).text.find("give the machine, the container or the pod a role") !=
+        std::string::npos);
+  CHECK(machine.requests() == asked);
+}
+
+TEST_CASE("a container's credentials: its token is read anew, and nobody else is told it") {
+  bare_environment environment;
+  scratch_directory directory;
+  std::atomic<int> status{200};
+  std::string wanted = "first-token";
+  metadata_server container([&](const metadata_server::request& r) -> metadata_server::answer {
+    if (r.path != "/credentials?of=me" || r.header("authorization") != wanted)
+      return {403, R"({"code":"AccessDenied","message":"not )" + r.header("authorization") + R"("})"};
+    return {status, as_json(of_now, 2'000'000'000)};
+  });
+  const auto url = container.url() + "/credentials?of=me";
+  environment.set("AWS_CONTAINER_CREDENTIALS_FULL_URI", url);
+  environment.set("AWS_CONTAINER_AUTHORIZATION_TOKEN", wanted);
+  for (const auto& source : {from::container(), from::standard()}) {
+    const auto got = source.get();
+    CHECK(got.access_key == of_now.access_key);
+    CHECK(got.secret_key == of_now.secret_key);
+    CHECK(got.session_token == of_now.session_token);
+    CHECK(got.expires == 2'000'000'000);
+  }
+  environment.set("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", directory.path() + "/token");
+  CHECK(none_from(from::container()).text.find("AUTHORIZATION_TOKEN_FILE cannot be read") !=
+        std::string::npos);
+  for (const std::string token : {"a-token-of-the-file", "the-next-one"}) {
+    write_text(directory.path() + "/token", token + "\n");
+    const auto why = none_from(from::container());
+    CHECK(why.text.find("status 403 AccessDenied") != std::string::npos);
+    CHECK(why.text.find(token) == std::string::npos);
+    wanted = token;
+    CHECK(from::container().get().access_key == of_now.access_key);
+  }
+  status = 500;
+  const auto before = container.requests();
+  CHECK(none_from(from::container()).id == error_id::storage_permission);
+  CHECK(container.requests() == before + 2);
+  // Where it is set and fails, the next source is not asked: that would be somebody else's role.
+  environment.set("AWS_EC2_METADATA_SERVICE_ENDPOINT", container.url());
+  environment.set("AWS_EC2_METADATA_DISABLED", "");
+  CHECK(none_from(from::standard()).text.find("the container's end point") != std::string::npos);
+
+  using cairn::detail::may_be_asked;
+  for (const auto* fine :
+       {"https://example.com/x", "http://127.0.0.1:80/", "http://127.9.9.9", "http://localhost:1/x",
+        "http://169.254.170.2/x", "http://169.254.170.23/v1", "http://[::1]:80/", "http://[fd00:ec2::23]/v1"})
+    CHECK_MESSAGE(may_be_asked(fine), fine);
+  for (const auto* not_fine :
+       {"http://example.com/", "http://169.254.169.254/", "http://127.0.0.1@example.com/", "http://10.0.0.1/",
+        "http://localhost.example.com/", "ftp://127.0.0.1/", "http://[fe80::1]/", "http://[::1]x/",
+        "http://2130706433/", "", "file:///etc/passwd"})
+    CHECK_FALSE_MESSAGE(may_be_asked(not_fine), not_fine);
+  const auto asked = container.requests();
+  environment.set("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://example.com/");
+  CHECK(none_from(from::standard()).text.find("FULL_URI must be https://") != std::string::npos);
+  environment.set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "@example.com/");
+  CHECK(none_from(from::standard()).text.find("FULL_URI must be https://") != std::string::npos);
+  CHECK(container.requests() == asked);
+}
+
+TEST_CASE(
+    "a web identity takes its role by the token of now, before a file's profile and after the environment") {
+  bare_environment environment;
+  scratch_directory directory;
+  std::string form;
+  int status = 200;
+  std::string reply;
+  metadata_server service_of_tokens([&](const metadata_server::request& r) -> metadata_server::answer {
+    form = r.method + r.path + " " + r.body;
+    return {status, reply};
+  });
+  const auto good = [](const s3::credentials& c) {
+    return "<AssumeRoleWithWebIdentityResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">"
+           "<AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>" +
+           c.access_key + "</AccessKeyId><SecretAccessKey>" + c.secret_key +
+           "</SecretAccessKey><SessionToken>" + c.session_token +
+           "</SessionToken><Expiration>2033-05-18T03:33:20Z</Expiration></Credentials>"
+           "</AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>";
+  };
+  const auto token = directory.path() + "/token";
+  write_text(token, "a.b-c_d/1\n");
+  environment.set("AWS_WEB_IDENTITY_TOKEN_FILE", token);
+  environment.set("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/x y");
+  environment.set("AWS_ROLE_SESSION_NAME", "a-run");
+  environment.set("AWS_ENDPOINT_URL_STS", service_of_tokens.url());
+  write_text(directory.path() + "/credentials",
+             "[default]\naws_access_key_id=AKIDFILE\naws_secret_access_key=b\n");
+  environment.set("AWS_SHARED_CREDENTIALS_FILE", directory.path() + "/credentials");
+  reply = good(of_now);
+  const auto got = from::standard().get();
+  CHECK(got.access_key == of_now.access_key);
+  CHECK(got.secret_key == of_now.secret_key);
+  CHECK(got.session_token == of_now.session_token);
+  CHECK(got.expires == 2'000'000'000);
+  CHECK(
+      form ==
+      "POST/ Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn=arn%3Aaws%3Aiam%3A%3A123456789012%3A"
+      "role%2Fx%20y&RoleSessionName=a-run&WebIdentityToken=a.b-c_d%2F1");
+  write_text(token, "the-next-token");
+  static_cast<void>(from::web_identity().get());
+  CHECK(form.ends_with("&WebIdentityToken=the-next-token"));
+
+  status = 400;
+  reply =
+      "<ErrorResponse><Error><Code>InvalidIdentityToken</Code><Message>the-next-token</Message></Error>"
+      "</ErrorResponse>";
+  const auto why = none_from(from::standard());
+  CHECK(why.id == error_id::storage_permission);
+  CHECK(why.text.find("status 400 InvalidIdentityToken") != std::string::npos);
+  CHECK(why.text.find("the-next-token") == std::string::npos);
+  for (const auto& hostile : {std::string("<html>"), std::string(70'000, 'x'), good({"", "", "", false})}) {
+    status = 200;
+    reply = hostile;
+    CHECK(none_from(from::web_identity()).id == error_id::storage_permission);
+  }
+  environment.set("AWS_ACCESS_KEY_ID", "AKIDENV");
+  environment.set("AWS_SECRET_ACCESS_KEY", "env");
+  CHECK(from::standard().get().access_key == "AKIDENV");
+  environment.set("AWS_ACCESS_KEY_ID", "");
+  environment.set("AWS_SECRET_ACCESS_KEY", "");
+  environment.set("AWS_WEB_IDENTITY_TOKEN_FILE", "");
+  CHECK(from::standard().get().access_key == "AKIDFILE");
 }
 
 TEST_CASE("CRC-64/NVME is the published one, by tables and by instructions, and is joined from parts") {

@@ -250,6 +250,23 @@ TEST_CASE("moto keeps what is asked of encryption and class, and confirms it") {
   }
 }
 
+TEST_CASE("moto's token service gives a web identity credentials that sign") {
+  const std::pair<const char*, std::string> variables[] = {
+      {"AWS_ENDPOINT_URL_STS", cairn_test::moto_server::shared().endpoint()},
+      {"AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/trainer"},
+      {"AWS_WEB_IDENTITY_TOKEN_FILE", cairn_test::source_dir() + "/tests/support/moto_server.py"}};
+  for (const auto& [name, value] : variables) ::setenv(name, value.c_str(), 1);
+  const auto source = cairn::s3_credential_source::web_identity();
+  const auto got = source.get();
+  CHECK(got.access_key.starts_with("ASIA"));
+  CHECK_FALSE(got.session_token.empty());
+  CHECK(got.expires > static_cast<std::int64_t>(std::time(nullptr)) + 600);
+  cairn::s3_store store{on_moto("identity/"), source};
+  CHECK(store.publish_new("object", pattern(10)));
+  CHECK(store.read_all("object", 100) == pattern(10));
+  for (const auto& [name, value] : variables) ::unsetenv(name);
+}
+
 /// What one fault did to a request; a typed error is an answer, anything else is not.
 template <class Call>
 std::optional<cairn::error_id> attempt(Call call) {

@@ -724,6 +724,8 @@ void read_s3(input in) {
     }
     case 3:
       static_cast<void>(cairn::s3_credential_source::in_profile(text, "default"));
+      static_cast<void>(cairn::detail::credential_json::read(text));
+      static_cast<void>(cairn::detail::may_be_asked(text));
       return;
     case 4: {
       std::string decoded;
@@ -817,6 +819,9 @@ void write_seeds(const std::string& root) {
   put_s3("endpoint", 1, "https://example.com:443/");
   put_s3("names", 2, "a-bucket\na/prefix/");
   put_s3("profile", 3, "[default]\naws_access_key_id = a\naws_secret_access_key=b\n");
+  put_s3(
+      "credentials", 3,
+      R"({"Code":"Success","AccessKeyId":"a","SecretAccessKey":"b","Token":"c","Expiration":"2033-05-18T03:33:20Z"})");
   put_s3("encoded", 4, "a%2Fb+c%");
   const auto status = [](int code) {
     return std::string{static_cast<char>((code - 100) / 2), static_cast<char>((code - 100) % 2)};

@@ -3,8 +3,8 @@
 #include <cairn/model/digest.hpp>
 #include <cairn/model/dtype.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/model/json_parser.hpp>
 #include <cairn/storage/corrupt.hpp>
-#include <cairn/storage/json_parser.hpp>
 #include <cairn/storage/safetensors_entry.hpp>
 #include <cairn/storage/safetensors_parser.hpp>
 

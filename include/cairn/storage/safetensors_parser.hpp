@@ -2,7 +2,7 @@
 #pragma once
 #include <cairn/model/dtype.hpp>
 #include <cairn/model/extents.hpp>
-#include <cairn/storage/json_parser.hpp>
+#include <cairn/model/json_parser.hpp>
 #include <cairn/storage/safetensors_entry.hpp>
 
 #include <algorithm>

@@ -104,11 +104,8 @@ class s3_store {
     const auto number = in.get<std::uint64_t>();
     in.finish();
     if (kind == from::callback) in.fail_here("a callback does not cross to another process");
-    return s3_store(std::move(options), kind == from::standard      ? s3_credential_source::standard()
-                                        : kind == from::environment ? s3_credential_source::environment()
-                                        : kind == from::trainer     ? s3_credential_source::trainer(number)
-                                                                    : s3_credential_source::file(
-                                                                      std::move(profile), std::move(path)));
+    return s3_store(std::move(options),
+                    s3_credential_source::of(kind, std::move(profile), std::move(path), number));
   }
 
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) {

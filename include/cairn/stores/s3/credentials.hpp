@@ -4,6 +4,7 @@
 #include <cairn/model/error.hpp>
 #include <cairn/model/trainer_question.hpp>
 #include <cairn/model/wire.hpp>
+#include <cairn/stores/s3/fetched_credentials.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
 
 #include <algorithm>
@@ -31,9 +32,19 @@ inline namespace v1 {
 /// command line, environment or description.
 class s3_credential_source {
  public:
-  enum class kind : std::uint8_t { standard, environment, file, callback, trainer };
+  enum class kind : std::uint8_t {
+    standard,
+    environment,
+    file,
+    web_identity,
+    container,
+    instance,
+    callback,
+    trainer
+  };
 
-  /// The environment if AWS_ACCESS_KEY_ID is set there, else the shared credentials file.
+  /// The first that there is, in the order of AWS's SDKs: environment(), web_identity(), file(), container(),
+  /// instance().
   static s3_credential_source standard() { return s3_credential_source(kind::standard); }
   /// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, where it is set, AWS_SESSION_TOKEN, of this process.
   static s3_credential_source environment() { return s3_credential_source(kind::environment); }
@@ -45,6 +56,14 @@ class s3_credential_source {
     source.path_ = std::move(path);
     return source;
   }
+  /// The role AWS_ROLE_ARN, taken at the token service (AWS_ENDPOINT_URL_STS, else that of AWS_REGION) by the
+  /// token in the file AWS_WEB_IDENTITY_TOKEN_FILE, which is read again each time.
+  static s3_credential_source web_identity() { return s3_credential_source(kind::web_identity); }
+  /// What AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI answers, with
+  /// AWS_CONTAINER_AUTHORIZATION_TOKEN or the token in the file AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE.
+  static s3_credential_source container() { return s3_credential_source(kind::container); }
+  /// Those of this machine's role, by its metadata service (IMDSv2; AWS_EC2_METADATA_SERVICE_ENDPOINT).
+  static s3_credential_source instance() { return s3_credential_source(kind::instance); }
   /// What `get` gives; it is called on the store's own thread, which moves no bytes meanwhile: it should
   /// answer within seconds. What it throws ends the request with storage_permission.
   static s3_credential_source callback(std::function<s3_credentials()> get) {
@@ -83,13 +102,18 @@ class s3_credential_source {
              "the callback that gives the credentials of the object store threw");
       }
     }
-    if (kind_ == kind::environment || kind_ == kind::standard) found = from_environment();
-    if (!found && (kind_ == kind::file || kind_ == kind::standard)) found = from_file();
+    const auto may = [&](kind k) { return !found && (kind_ == k || kind_ == kind::standard); };
+    if (may(kind::environment)) found = from_environment();
+    if (may(kind::web_identity)) found = detail::credentials_of_web_identity();
+    if (may(kind::file)) found = from_file();
+    if (may(kind::container)) found = detail::credentials_of_container();
+    if (may(kind::instance)) found = detail::credentials_of_instance(kind_ == kind::instance);
     if (!found)
       fail(error_id::storage_permission,
            "there are no credentials for the object store: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-           "or write "
-           "them to the shared credentials file, or give the store a callback");
+           "or write them to the shared credentials file, or give the machine, the container or the pod a "
+           "role, "
+           "or the store a callback");
     check(*found);
     return std::move(*found);
   }
@@ -144,24 +168,21 @@ class s3_credential_source {
     }
   }
 
-  static std::string variable(const char* name) {
-    const char* value = std::getenv(name);
-    return value == nullptr ? std::string() : std::string(value);
-  }
   static std::optional<s3_credentials> from_environment() {
-    s3_credentials c{variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"),
-                     variable("AWS_SESSION_TOKEN"), 0};
+    s3_credentials c{detail::environment_text("AWS_ACCESS_KEY_ID"),
+                     detail::environment_text("AWS_SECRET_ACCESS_KEY"),
+                     detail::environment_text("AWS_SESSION_TOKEN"), 0};
     if (c.access_key.empty() && c.secret_key.empty()) return std::nullopt;
     return c;
   }
   [[nodiscard]] std::optional<s3_credentials> from_file() const {
-    auto path = path_.empty() ? variable("AWS_SHARED_CREDENTIALS_FILE") : path_;
+    auto path = path_.empty() ? detail::environment_text("AWS_SHARED_CREDENTIALS_FILE") : path_;
     if (path.empty()) {
-      const auto home = variable("HOME");
+      const auto home = detail::environment_text("HOME");
       if (home.empty()) return std::nullopt;
       path = home + "/.aws/credentials";
     }
-    auto profile = profile_.empty() ? variable("AWS_PROFILE") : profile_;
+    auto profile = profile_.empty() ? detail::environment_text("AWS_PROFILE") : profile_;
     if (profile.empty()) profile = "default";
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
     if (!file) return std::nullopt;
@@ -173,6 +194,12 @@ class s3_credential_source {
   }
 
  public:
+  /// The source of a description, by what it was made with. @pre no callback.
+  static s3_credential_source of(kind k, std::string profile, std::string path, std::uint64_t number) {
+    if (k == kind::trainer) return trainer(number);
+    if (k == kind::file) return file(std::move(profile), std::move(path));
+    return s3_credential_source(k);
+  }
   /// What a shared credentials file says of a profile; nothing if it does not know it.
   [[nodiscard]] static std::optional<s3_credentials> in_profile(std::string_view text,
                                                                 std::string_view profile) {
@@ -244,7 +271,10 @@ class credential_cache {
   /// given again. @throws storage_permission
   [[nodiscard]] taken get(std::int64_t now, std::optional<std::uint64_t> refused = {}) {
     const std::lock_guard lock(mutex_);
-    constexpr std::int64_t early = 120;
+    // A machine's metadata service has the next ones five minutes before.
+    const bool given = source_.which() == s3_credential_source::kind::callback ||
+                       source_.which() == s3_credential_source::kind::trainer;
+    const std::int64_t early = given ? 120 : 300;
     const bool expired = current_.credentials.expires != 0 && current_.credentials.expires - early <= now;
     if (current_.number == 0 || expired || refused == current_.number) {
       const bool was_refused = current_.number != 0 && refused == current_.number;
@@ -253,6 +283,7 @@ class credential_cache {
       try {
         auto fresh = source_.get(was_refused);
         current_ = {std::move(fresh), current_.number + 1};
+        again_ = now + 1;  // those that last for less than `early` are not asked for by each request
       } catch (const error&) {
         if (!good) throw;
         again_ = now + 5;

@@ -110,12 +110,6 @@ struct s3_address {
   std::string region;
 };
 
-[[nodiscard]] inline bool header_safe(std::string_view text) noexcept {
-  for (const char c : text)
-    if (c <= ' ' || c > '~') return false;
-  return true;
-}
-
 /// Checks what is said of the terms on which a bucket is kept. @throws usage_bad_option
 inline void check_terms(const s3_options& o) {
   const bool with_kms = o.encryption == s3_encryption::sse_kms || o.encryption == s3_encryption::dsse_kms;

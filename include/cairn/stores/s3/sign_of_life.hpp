@@ -77,15 +77,6 @@ inline constexpr std::string_view sign_ending = ".writer";
   const auto process = std::to_string(::getpid());
   return host_tag() + "-" + process + "-" + process_begin(process);
 }
-/// "2026-01-31T23:59:59.000Z" in seconds since 1970; nothing for anything else.
-[[nodiscard]] inline std::optional<std::int64_t> time_of_iso(std::string_view text) {
-  std::tm parts{};
-  const std::string copy(text.substr(0, 64));
-  const char* const end = ::strptime(copy.c_str(), "%Y-%m-%dT%H:%M:%S", &parts);
-  if (end == nullptr || (*end != '.' && *end != 'Z')) return std::nullopt;
-  return static_cast<std::int64_t>(::timegm(&parts));
-}
-
 /// Shows that this process writes, from its making to its end. @throws the bucket's errors when it is made.
 class sign_of_life {
  public:

@@ -101,6 +101,13 @@ namespace detail {
   return out;
 }
 
+/// Whether a text may stand in a header, an address or a query as it is: printable, without spaces.
+[[nodiscard]] inline bool header_safe(std::string_view text) noexcept {
+  for (const char c : text)
+    if (c <= ' ' || c > '~') return false;
+  return true;
+}
+
 /// "20130524T000000Z"; its first eight characters are the date.
 [[nodiscard]] inline std::string compact_time(std::int64_t unix_seconds) {
   const auto when = static_cast<std::time_t>(unix_seconds);
