@@ -495,6 +495,78 @@ TEST_CASE("ranks that call in different order are told who is where") {
   }
 }
 
+TEST_CASE("ranks that plan without the others end soon, and nobody else is disturbed") {
+  const auto plan = [](auto& all, deadline until) {
+    const auto found = text_of(all.occasional_reduce(letter(all.rank()), concatenate, until));
+    all.occasional_barrier(until);
+    return found;
+  };
+  for (const int size : {2, 3, 4, 5}) {
+    for (int planning = 0; planning < 1 << size; ++planning) {
+      CAPTURE(size);
+      CAPTURE(planning);
+      const auto plans = [&](auto& all) { return ((planning >> all.rank()) & 1) != 0; };
+      const bool all_plan = planning == (1 << size) - 1;
+      thread_ranks<> world(size);
+      for (int round = 0; round < 2; ++round) {
+        std::atomic<int> refused{0};
+        // None of these waits ends by its deadline.
+        check_none(world.run([&](auto& all) {
+          if (plans(all)) {
+            try {
+              expect(plan(all, ample()) == letters(size), "the plan of all");
+            } catch (const cairn::peer_error& e) {
+              expect(e.id() == error_id::peer_bad_message, "another error");
+              ++refused;
+            }
+          }
+          all.barrier(ample());
+          expect(
+              text_of(all.tree_reduce_broadcast(letter(all.rank()), concatenate, ample())) == letters(size),
+              "the next collective");
+        }));
+        CHECK(refused == (all_plan ? 0 : std::popcount(static_cast<unsigned>(planning))));
+        check_none(
+            world.run([&](auto& all) { expect(plan(all, ample()) == letters(size), "the next plan"); }));
+      }
+      // In simulated time: the others make no call at all until those who plan have given up.
+      if (planning == 0 || all_plan) continue;
+      const auto passed = deadline::at(deadline::clock::now() - 1h);
+      std::vector<int> others;
+      for (int rank = 0; rank < size; ++rank)
+        if (((planning >> rank) & 1) == 0) others.push_back(rank);
+      timed_ranks timed(size);
+      for (int round = 0; round < 2; ++round) {
+        const auto thrown = timed.run([&](auto& all) { static_cast<void>(plan(all, passed)); }, others);
+        for (int rank = 0; rank < size; ++rank)
+          CHECK((thrown[static_cast<std::size_t>(rank)] != nullptr) == (((planning >> rank) & 1) != 0));
+        check_none(timed.run([&](auto& all) {
+          all.barrier(passed);
+          expect(text_of(all.tree_reduce_broadcast(letter(all.rank()), concatenate, passed)) == letters(size),
+                 "the next collective");
+        }));
+        check_none(
+            timed.run([&](auto& all) { expect(plan(all, passed) == letters(size), "the next plan"); }));
+      }
+    }
+  }
+  SUBCASE("who looks around leaves a wait that has no other end") {
+    thread_ranks<> world(2);
+    std::atomic<int> looks{0};
+    const auto thrown = world.run(
+        [&](auto& all) {
+          static_cast<void>(all.occasional_reduce(letter(1), concatenate, deadline::never(), [&] {
+            ++looks;
+            cairn::fail(error_id::plan_disagreement, "the others do not come");
+          }));
+        },
+        {0});
+    CHECK(caught<cairn::plan_error>(thrown[1]).message() == "the others do not come");
+    CHECK(looks == 1);
+    check_none(world.run([](auto& all) { all.barrier(ample()); }));
+  }
+}
+
 TEST_CASE("messages of an earlier call are dropped") {
   thread_ranks<> world(3);
   for (int round = 0; round < 2; ++round) {

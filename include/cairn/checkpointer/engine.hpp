@@ -270,9 +270,18 @@ class engine {
   };
 
   void plan(attempt& save, const state_dict& state) {
-    {
+    try {
       const span_note span(save.journal.get(), span_kind::plan);
-      save.planned = plans_.plan(state, group_, *save.writer, peers(), save.cost.plan_cached);
+      const auto others_write = [&] {
+        if constexpr (TellsWhoWrote<writer_type>)
+          return save.writer->other_rank_that_wrote(save.context);
+        else
+          return -1;
+      };
+      save.planned = plans_.plan(state, group_, *save.writer, peers(), save.cost.plan_cached, others_write);
+    } catch (...) {
+      if (plans_.parted()) save.abort();  // who does not plan would wait for this rank's part
+      throw;
     }
     save.cost.plan_seconds = seconds_since(save.begin);
     if (save.cost.plan_cached) save.cost.plan_saved_seconds = save.planned->seconds;

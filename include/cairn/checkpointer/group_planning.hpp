@@ -6,6 +6,7 @@
 #include <cairn/plan/plan_cache.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -58,9 +59,10 @@ class summary_fold {
 
 /// Makes this rank's final plan together with the other ranks: one reduction of summaries, and one barrier
 /// after which the plan is known to stand on all ranks. Everything that any rank throws on the way is thrown
-/// on all ranks.
+/// on all ranks. `look` is asked now and then whether the others plan at all, and throws where not.
 template <SavePlanner Planner, Communicator C>
-cached_plan plan_together(Planner& planner, collectives<C>& group, const state_dict& state, deadline until) {
+cached_plan plan_together(Planner& planner, collectives<C>& group, const state_dict& state, deadline until,
+                          const std::function<void()>& look = {}) {
   const int rank = group.rank();
   const int world = group.size();
   cached_plan planned;
@@ -83,7 +85,8 @@ cached_plan plan_together(Planner& planner, collectives<C>& group, const state_d
   const auto merge = [&](const std::vector<std::byte>& left, const std::vector<std::byte>& right) {
     return fold(left, right);
   };
-  const auto bytes = group.tree_reduce_broadcast(std::move(own), merge, until);
+  // Only here does nobody go on who has seen to it that all plan.
+  const auto bytes = group.occasional_reduce(std::move(own), merge, until, look);
   std::exception_ptr failure;
   try {
     const auto summary = decode_summary(planner, bytes);
@@ -94,7 +97,7 @@ cached_plan plan_together(Planner& planner, collectives<C>& group, const state_d
   } catch (...) {
     failure = std::current_exception();
   }
-  group.barrier(until, failure);
+  group.occasional_barrier(until, failure);
   return planned;
 }
 

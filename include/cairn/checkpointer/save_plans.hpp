@@ -6,7 +6,9 @@
 #include <cairn/concepts/storage.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace cairn {
@@ -25,19 +27,45 @@ class save_plans {
 
   [[nodiscard]] Planner& planner() noexcept { return planner_; }
   /// This rank's plan for a state of this structure; `cached` tells whether it was there. Collective where it
-  /// was not, which is so on all ranks or on none.
+  /// was not, which is to be so on all ranks or on none: where it is not, this throws, and says so.
+  /// `others_write()`: a rank that saves with a plan it has, -1 where none is seen.
+  /// @throws plan_error (plan_disagreement) where one is; timeout_error, peer_error
   template <Communicator C, StorageWriter Writer>
   std::shared_ptr<const cached_plan> plan(const state_dict& state, collectives<C>& group,
-                                          const Writer& writer, deadline until, bool& cached) {
+                                          const Writer& writer, deadline until, bool& cached,
+                                          const std::function<int()>& others_write = {}) {
     const auto key = key_of(state, group, writer);
     auto planned = cache_.find(key);
     cached = planned != nullptr;
     if (cached) return planned;
     const auto begin = deadline::clock::now();
-    auto made = plan_together(planner_, group, state, until);
-    made.seconds = seconds_since(begin);
-    return cache_.put(key, std::move(made));
+    parted_ = false;
+    const bool first = cache_.size() == 0;
+    const auto cause = "the state of rank " + std::to_string(group.rank()) +
+                       " has a structure that it had not before: did all ranks change theirs?";
+    const auto look = [&] {
+      const int other = others_write ? others_write() : -1;
+      if (other < 0) return;
+      parted_ = true;
+      fail(error_id::plan_disagreement,
+           "rank " + std::to_string(other) + " went on with this save without planning it, but " + cause,
+           {.rank = group.rank()});
+    };
+    try {
+      auto made = plan_together(planner_, group, state, until, look);
+      made.seconds = seconds_since(begin);
+      return cache_.put(key, std::move(made));
+    } catch (const error& e) {
+      const bool alone = e.id() == error_id::timeout_peer || e.id() == error_id::peer_lost ||
+                         e.id() == error_id::peer_bad_message;
+      if (first || !alone) throw;  // of the first plan nobody has another one
+      parted_ = true;
+      fail(e.id(), e.message() + "; " + cause, e.fields());
+    }
   }
+  /// Whether the last call of plan() threw as not all ranks planned, so that others may save without this
+  /// one.
+  [[nodiscard]] bool parted() const noexcept { return parted_; }
   /// Has the plan's sources follow the state to where its memory is now, and lays out the image for the sizes
   /// that they have now: kept with the plan, made anew on this rank alone when a bytes item has another size
   /// than before.
@@ -69,6 +97,7 @@ class save_plans {
   Planner planner_;
   plan_cache cache_;
   std::uint64_t small_tensor_bytes_;
+  bool parted_ = false;
 };
 
 }  // namespace detail

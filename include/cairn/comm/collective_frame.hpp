@@ -26,18 +26,27 @@ enum class collective_operation : std::uint8_t {
   barrier,
   tree_reduce_broadcast,
   all_gather,
-  exchange
+  exchange,
+  planning,
+  end_of_planning
 };
 
+/// Whether it is made only by those ranks that find that they must: such calls have no place in the count of
+/// collectives. A message carries its sender's own count of them, a verdict that of the message it answers.
+constexpr bool is_occasional(collective_operation operation) noexcept {
+  return operation >= collective_operation::planning;
+}
+
 constexpr std::string_view operation_name(collective_operation operation) noexcept {
-  constexpr std::array<std::string_view, 7> names{
-      "broadcast", "gather", "scatter", "barrier", "tree_reduce_broadcast", "all_gather", "exchange"};
+  constexpr std::array<std::string_view, 9> names{
+      "broadcast",  "gather",   "scatter",  "barrier",        "tree_reduce_broadcast",
+      "all_gather", "exchange", "planning", "end of planning"};
   return names[static_cast<std::size_t>(operation)];
 }
 
 /// Which way a message of a collective goes: a child's part, a child's word that it is there and for whom it
-/// waits, the verdict.
-enum class collective_step : std::uint8_t { up, waiting, down };
+/// waits, the verdict; of an occasional call a child's word that it does not wait for the verdict any more.
+enum class collective_step : std::uint8_t { up, waiting, down, withdrawn };
 
 /// Which call a message belongs to.
 struct collective_call {
@@ -58,6 +67,7 @@ struct outcome {
   std::int32_t failed_rank = -1;
   std::vector<std::byte> failure;  ///< of encode_failure; the one of the lowest rank that failed
   std::vector<absent_rank> absent;
+  bool heard = false;  ///< a neighbour said so; else it is what this rank found out itself
 
   [[nodiscard]] bool ok() const noexcept { return failed_rank < 0 && absent.empty(); }
 
@@ -82,7 +92,7 @@ struct outcome {
 };
 
 inline constexpr std::uint32_t collective_magic = 0x4D4D4343;  // "CCMM"
-inline constexpr std::uint16_t collective_version = 1;
+inline constexpr std::uint16_t collective_version = 2;
 inline constexpr std::size_t most_absent_told = 1024;
 /// The longest value in a message: what remains of max_message_bytes beside the frame.
 inline constexpr std::size_t max_collective_bytes = max_message_bytes - 64;
@@ -157,8 +167,8 @@ struct collective_frame {
   if (in.get<std::uint32_t>() != collective_magic) in.fail_here("the magic number is missing");
   if (in.get<std::uint16_t>() != collective_version)
     in.fail_here("the version of the messages is another one");
-  frame.call.operation = in.get_enum(collective_operation::exchange);
-  frame.step = in.get_enum(collective_step::down);
+  frame.call.operation = in.get_enum(collective_operation::end_of_planning);
+  frame.step = in.get_enum(collective_step::withdrawn);
   const auto run = in.take(frame.call.run.size());
   std::copy(run.begin(), run.end(), frame.call.run.begin());
   frame.call.epoch = in.get<std::uint64_t>();
@@ -212,6 +222,7 @@ struct collective_frame {
 
 [[nodiscard]] inline std::string call_text(const collective_call& call) {
   std::string text(operation_name(call.operation));
+  if (is_occasional(call.operation)) return text;
   return text.append(" (collective ").append(std::to_string(call.epoch)).append(")");
 }
 

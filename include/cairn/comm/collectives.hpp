@@ -8,6 +8,7 @@
 
 #include <bit>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <type_traits>
 #include <utility>
@@ -35,7 +36,8 @@ inline namespace v1 {
 /// - A rank that vanishes while the result comes down can be seen by some ranks only.
 ///
 /// Each message carries the run id and the count of collectives (the epoch): what a call that failed left
-/// under way is dropped. All ranks make the same calls in the same order; one thread at a time on each. A
+/// under way is dropped. All ranks make the same calls in the same order, but for the occasional ones, which
+/// do not count; one thread at a time on each. A
 /// rank outside of the world as root is a usage_error, before anything is sent. Values are at most 1 GiB less
 /// 64 bytes, and so is what gather, scatter and all_gather move in one message: more is a usage_error
 /// (usage_overflow) on all ranks.
@@ -113,6 +115,25 @@ class collectives {
                                    std::vector<std::byte>>
   [[nodiscard]] std::vector<std::byte> tree_reduce_broadcast(contribution own, Merge merge, deadline until) {
     return run_tree(operation::tree_reduce_broadcast, 0, std::move(own), until, merge, whole);
+  }
+
+  /// As tree_reduce_broadcast(), for what ranks do together only where each finds by itself that it must, as
+  /// planning. Where not all come, those that did fail as ever, and the next collective has all ranks again:
+  /// a rank that makes another call meanwhile is not disturbed, and tells those who wait for it here. `look`
+  /// is asked now and then while this rank waits: what it throws ends the call on this rank at once.
+  template <class Merge>
+    requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
+                                   std::vector<std::byte>>
+  [[nodiscard]] std::vector<std::byte> occasional_reduce(contribution own, Merge merge, deadline until,
+                                                         const std::function<void()>& look = {}) {
+    look_ = &look;
+    const look_ends at_the_end{*this};
+    return run_tree(operation::planning, 0, std::move(own), until, merge, whole);
+  }
+  /// As barrier(), after an occasional_reduce() that gave this rank a value.
+  void occasional_barrier(deadline until, std::exception_ptr failure = nullptr) {
+    static_cast<void>(
+        run_tree(operation::end_of_planning, 0, contribution(std::move(failure)), until, the_roots, nothing));
   }
 
   /// Begins an exchange: messages from rank to rank, outside of the tree, until the next collective. All
@@ -236,19 +257,87 @@ class collectives {
       auto frame = next_frame(from, until);
       const auto& theirs = frame.call;
       if (theirs.run != run_ && theirs.run != no_run) continue;
-      if (theirs.epoch < call.epoch) continue;
+      if (detail::is_occasional(theirs.operation)) {
+        if (take_occasional(call, wanted, from, frame, until)) return frame;
+        continue;
+      }
+      const auto occasional = detail::is_occasional(call.operation);
+      if (theirs.epoch < (occasional ? epoch_ : call.epoch)) continue;
+      if (occasional) {
+        // Kept for the call that it is of.
+        const auto text = elsewhere(from, theirs, call);
+        early_.emplace(from, std::move(frame));
+        apart_ = true;
+        fail(error_id::peer_bad_message, text, {.rank = from});
+      }
       if (theirs.epoch == call.epoch && theirs.operation == call.operation && theirs.root == call.root) {
         if (frame.step == wanted || (frame.step == step::waiting && wanted == step::up)) return frame;
         fail(error_id::peer_bad_message, "a message goes the wrong way in " + detail::call_text(call),
              {.rank = from});
       }
-      const auto text = "rank " + std::to_string(from) + " is at " + detail::call_text(theirs) +
-                        " with root " + std::to_string(theirs.root) + " while rank " +
-                        std::to_string(rank()) + " is at " + detail::call_text(call) + " with root " +
-                        std::to_string(call.root) + ": all ranks must make the same calls in the same order";
+      const auto text = elsewhere(from, theirs, call);
       // Kept: when this rank has made the calls that the other is ahead, they meet again.
       if (theirs.epoch > call.epoch) early_.emplace(from, std::move(frame));
       fail(error_id::peer_bad_message, text, {.rank = from});
+    }
+  }
+
+  [[nodiscard]] std::string elsewhere(int other, const detail::collective_call& theirs,
+                                      const detail::collective_call& call) const {
+    return "rank " + std::to_string(other) + " is at " + detail::call_text(theirs) + " with root " +
+           std::to_string(theirs.root) + " while rank " + std::to_string(rank()) + " is at " +
+           detail::call_text(call) + " with root " + std::to_string(call.root) +
+           ": all ranks must make the same calls in the same order";
+  }
+
+  /// What becomes of a frame of an occasional call that comes while this rank is at `call`; whether it is
+  /// what that waits for. Throws where a child has left it.
+  [[nodiscard]] bool take_occasional(const detail::collective_call& call, step wanted, int from,
+                                     detail::collective_frame& frame, deadline until) {
+    const auto& theirs = frame.call;
+    const bool of_this_call = theirs.operation == call.operation;
+    // An answer to an earlier call of this rank, which does not wait for it any more.
+    if (frame.step == step::down) return of_this_call && wanted == step::down && theirs.epoch == call.epoch;
+    if (frame.step == step::withdrawn) {
+      const auto taken = taken_.find(from);
+      if (!detail::is_occasional(call.operation) || taken == taken_.end() ||
+          taken->second.epoch != theirs.epoch)
+        return false;
+      fail(error_id::peer_bad_message,
+           "rank " + std::to_string(from) + " has left " + detail::call_text(theirs) + " while rank " +
+               std::to_string(rank()) + " is at " + detail::call_text(call),
+           {.rank = from});
+    }
+    if (of_this_call && wanted == step::up) {
+      if (withdrawn_since(from, theirs.epoch, until)) return false;
+      taken_[from] = theirs;
+      return true;
+    }
+    if (std::exchange(answered_[from], theirs.epoch) == theirs.epoch) return false;
+    detail::outcome answer;
+    answer.add_failure(
+        rank(), detail::portable_failure(make_failure(error_id::peer_bad_message,
+                                                      elsewhere(rank(), call, theirs), {.rank = rank()}),
+                                         rank()));
+    detail::outcome unreachable;
+    send(unreachable, from, detail::encode_frame(theirs, step::down, answer, {}),
+         until.earlier(deadline::in(std::chrono::seconds(1))));
+    return false;
+  }
+  /// Whether a neighbour has left the occasional call of which a message was just taken, as far as it has
+  /// said so already.
+  [[nodiscard]] bool withdrawn_since(int from, std::uint64_t count, deadline until) {
+    try {
+      auto next = next_frame(from, until.earlier(deadline::in(std::chrono::nanoseconds(0))));
+      const bool left = next.step == step::withdrawn && next.call.epoch == count &&
+                        detail::is_occasional(next.call.operation);
+      if (!left) early_.emplace(from, std::move(next));
+      return left;
+    } catch (const timeout_error&) {
+      return false;
+    } catch (const peer_error& e) {
+      if (e.id() != error_id::peer_lost) throw;
+      return false;  // what it said before still counts
     }
   }
 
@@ -264,9 +353,10 @@ class collectives {
     guard(result, [&] {
       for (;;) {
         try {
-          auto frame = receive(call, wanted, from, next);
+          auto frame = receive(call, wanted, from, next.earlier(next_look_));
           if (frame.step != step::waiting) {
             result = std::move(frame.what);
+            result.heard = true;
             return;
           }
           known = std::move(frame.what);
@@ -275,6 +365,7 @@ class collectives {
             result.add_troubles(std::move(known));
             return;
           }
+          if (next_look_.passed()) look_around();
         } catch (const peer_error& e) {
           if (e.id() != error_id::peer_lost) throw;
           result.add_absent(gone(e, from), true);
@@ -287,6 +378,21 @@ class collectives {
     return result;
   }
 
+  struct look_ends {
+    collectives& all;
+    ~look_ends() { all.look_ = nullptr; }
+  };
+  void look_around() {
+    look_pause_ = std::min<std::chrono::nanoseconds>(2 * look_pause_, std::chrono::minutes(1));
+    next_look_ = deadline::in(look_pause_);
+    try {
+      (*look_)();
+    } catch (...) {
+      apart_ = true;
+      throw;
+    }
+  }
+
   /// One collective: parts are merged up the tree, the value of the root goes down, each child gets
   /// share(value, first, count), where `first` counts from this rank.
   template <class Merge, class Share>
@@ -296,7 +402,12 @@ class collectives {
     if (root < 0 || root >= ranks)
       fail(error_id::usage_bad_option, "the root of a collective is no rank of this world",
            {.expected = "0 to " + std::to_string(ranks - 1), .got = std::to_string(root)});
-    const detail::collective_call call{run_, epoch_++, kind, root};
+    const bool occasional = detail::is_occasional(kind);
+    const detail::collective_call call{run_, occasional ? ++occasions_ : epoch_++, kind, root};
+    if (kind == operation::planning) taken_.clear();
+    apart_ = false;
+    look_pause_ = std::chrono::seconds(1);
+    next_look_ = look_ != nullptr && *look_ ? deadline::in(look_pause_) : deadline::never();
     const int self = rank();
     std::vector<child> children;
     for (int height = 0; (1 << height) < ranks - self && (self & (1 << height)) == 0; ++height)
@@ -308,6 +419,7 @@ class collectives {
 
     detail::outcome mine;
     bool parent_gone = false;
+    bool left = true;
     const auto tell_parent = [&](const detail::outcome& known) {
       if (parent < 0 || parent_gone) return;
       detail::outcome unreachable;
@@ -321,6 +433,7 @@ class collectives {
     check_length(mine);
     std::vector<int> unreachable;
     for (const auto& each : children) {
+      if (apart_) break;
       auto theirs = await(call, step::up, each.rank, wait.up(each.height), word, tell_parent);
       if (std::ranges::any_of(theirs.absent, [&](const auto& one) { return one.rank == each.rank; }))
         unreachable.push_back(each.rank);
@@ -332,22 +445,35 @@ class collectives {
       }
     }
 
-    if (parent >= 0) {
+    // Who knows that the others are not here waits for no verdict.
+    if (parent >= 0 && !apart_) {
       detail::outcome sent;
       send(sent, parent, detail::encode_frame(call, step::up, mine, mine.value), wait.down(0));
       auto verdict =
           sent.ok() ? await(call, step::down, parent, wait.down(depth), word, [](const auto&) {}) : sent;
+      left = !verdict.heard;
       // Who has no verdict knows at least what its own part of the tree says.
       if (!verdict.ok() && verdict.failed_rank < 0) verdict.add_troubles(std::move(mine));
       mine = std::move(verdict);
     }
 
+    if (occasional && parent >= 0 && left) {
+      detail::outcome unheard;
+      send(unheard, parent, detail::encode_frame(call, step::withdrawn, {}, {}), wait.down(0));
+    }
+
+    // Of an occasional call a verdict answers what the child sent; one that sent nothing may be elsewhere.
+    const auto addressed = [&](const child& to) { return occasional ? taken_[to.rank] : call; };
+    const auto is_here = [&](const child& to) {
+      const auto taken = taken_.find(to.rank);
+      return !occasional || (taken != taken_.end() && taken->second.operation == kind);
+    };
     std::vector<std::vector<std::byte>> messages(children.size());
     if (mine.ok()) {
       guard(mine, [&] {
         for (std::size_t i = 0; i < children.size(); ++i) {
           const auto value = share(bytes_view(mine.value), children[i].rank - self, children[i].count);
-          messages[i] = detail::encode_frame(call, step::down, mine, value);
+          messages[i] = detail::encode_frame(addressed(children[i]), step::down, mine, value);
         }
       });
     }
@@ -358,7 +484,8 @@ class collectives {
       for (std::size_t i = children.size(); i-- > 0;) {
         const int to = children[i].rank;
         if ((std::ranges::find(unreachable, to) != unreachable.end()) != missing) continue;
-        if (!told_ok) messages[i] = detail::encode_frame(call, step::down, mine, {});
+        if (!is_here(children[i])) continue;
+        if (!told_ok) messages[i] = detail::encode_frame(addressed(children[i]), step::down, mine, {});
         send(below, to, messages[i], wait.down(missing ? 0 : depth + 1));
       }
     }
@@ -384,6 +511,14 @@ class collectives {
   std::uint64_t epoch_ = 0;
   detail::collective_call exchange_{};
   std::map<int, detail::collective_frame> early_;
+  // Of occasional calls.
+  std::uint64_t occasions_ = 0;
+  std::map<int, detail::collective_call> taken_;  ///< by child: what it sent last to the planning under way
+  std::map<int, std::uint64_t> answered_;         ///< by child: its count of one that this rank was not in
+  const std::function<void()>* look_ = nullptr;
+  deadline next_look_ = deadline::never();
+  std::chrono::nanoseconds look_pause_{};
+  bool apart_ = false;  ///< in the call under way this rank knows that others are not in it
 };
 
 template <class C>

@@ -71,6 +71,16 @@ concept StorageWriter =
       { w.check_space(needed) } -> std::same_as<void>;
     };
 
+/// What a StorageWriter may offer besides.
+///
+/// - `other_rank_that_wrote(context)`: a rank but this one of which a file of this very save is there
+/// already, -1 where none is seen. A rank that waits in vain for others to plan a save learns by it that they
+/// save without it.
+template <class W>
+concept TellsWhoWrote = StorageWriter<W> && requires(W& w, const save_context& context) {
+  { w.other_rank_that_wrote(context) } noexcept -> std::same_as<int>;
+};
+
 /// How a load reads.
 struct read_options {
   std::uint64_t memory_budget = std::uint64_t{256} << 20;  ///< for bounce buffers, in bytes

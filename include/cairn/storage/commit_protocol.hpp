@@ -236,6 +236,16 @@ class commit_protocol {
     }
   }
 
+  /// A rank but this one of which a file of this attempt is there; -1: none is seen. One listing.
+  [[nodiscard]] int other_rank_that_wrote(const save_context& c) const noexcept {
+    try {
+      for (const auto& o : objects_.objects_of(c.step))
+        if (o.is_file() && o.name.attempt == c.attempt && o.name.rank != c.rank) return o.name.rank;
+    } catch (...) {  // seen another time
+    }
+    return -1;
+  }
+
  private:
   [[nodiscard]] bool large(const save_context& c) const noexcept { return c.world_size > block_ranks(c); }
   /// Of whole files, and of so many that the objects of blocks are few beside them.

@@ -112,6 +112,9 @@ class safetensors_writer {
     held_->release(c);
     protocol_.abort(c, failure);
   }
+  [[nodiscard]] int other_rank_that_wrote(const save_context& c) noexcept {
+    return protocol_.other_rank_that_wrote(c);
+  }
   void remove(std::int64_t step) { keeping_.remove(step); }
   bool set_aside(std::int64_t step) { return keeping_.set_aside(step); }
   std::uint64_t clean(run_id run) { return keeping_.clean(run) + mark().remove_others(run); }
