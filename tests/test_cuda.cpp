@@ -260,6 +260,7 @@ TEST_CASE("a large image is in the streams in at most 64 steps, before any of it
     const auto image = stager.stage(layout, {source}, {true, false}, soon());
     stager.before_update(stream, 0, soon());
     CHECK_FALSE(image.control()->copied());
+    CHECK(gpu::words_told() > 0);
     CHECK(gpu::copies_made() >= 32);
     CHECK(gpu::copies_made() <= 64);
     gpu::hold_copies(false);
@@ -857,6 +858,57 @@ TEST_CASE(
     CHECK(id == error_id::timeout_staging);
     CHECK(gpu::copies_waiting() != 0);
   }
+}
+
+TEST_CASE(
+    "a device that has no memory for an event goes on copying: the buffer is not given back meanwhile") {
+  gpu::reset(24);
+  one_tensor t;
+  std::exception_ptr told;
+  cairn::error_id id{};
+  {
+    stager_type stager({}, engine(t.options));
+    gpu::hold_copies(true);
+    const auto image = stager.stage(t.layout, {t.source}, {true, false}, soon());
+    stager.before_update(t.stream, 0, soon());
+    gpu::fail_all(gpu::out_of_memory);
+    // It is asked again and again.
+    for (const auto until = soon(); gpu::calls() < 50 && !until.passed();) std::this_thread::yield();
+    CHECK(gpu::calls() >= 50);
+    CHECK_FALSE(image.failed());
+    gpu::fail(0, 0);
+    gpu::hold_copies(false);
+    try {
+      image.wait_released(soon());
+    } catch (const cairn::storage_error& e) {
+      told = std::current_exception();
+      id = e.id();
+    }
+    CHECK(gpu::copies_waiting() == 0);
+  }
+  CHECK(id == error_id::storage_device);
+}
+
+TEST_CASE(
+    "prepare() does what takes long: the thread that saves makes no such call, not for its first save") {
+  gpu::reset(25);
+  on_devices d(make_strided_case(3), true);
+  cairn::checkpointer checkpoints{cairn::memory_store{}, d.make_stager(), cairn::overlapped{},
+                                  cairn::checkpointer_options{.quiet = true}};
+  cairn::state_dict state;
+  for (std::size_t i = 0; i < d.c.sources.size(); ++i)
+    if (const auto& view = d.c.sources[i].view; view.space == memory_space::device)
+      state.tensor("t" + std::to_string(i), view);
+  REQUIRE_FALSE(state.entries().empty());
+  checkpoints.prepare(state);
+  const int before = gpu::slow_calls();
+  const auto handle = checkpoints.save(state, 1);
+  for (int device = 0; device < 2; ++device)
+    checkpoints.before_update(d.streams[static_cast<std::size_t>(device)], device);
+  CHECK(gpu::slow_calls() == before);
+  CHECK(gpu::kernels_launched() > 0);
+  handle.wait();
+  checkpoints.close();
 }
 
 TEST_CASE("memory that cannot be pinned: an error that says what to do, or unpinned if that was chosen") {

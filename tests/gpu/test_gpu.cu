@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -23,6 +24,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -227,6 +229,18 @@ TEST_CASE("an error that the program has not asked for is none of a save, and st
     const auto image = stager.stage(d.c.layout, d.c.sources, {true, true}, soon());
     CHECK(first_difference(read_image(image), d.c.image) == -1);
   }
+  // Nor does an event that is not reached yet take its place.
+  cudaEvent_t event = nullptr;
+  REQUIRE(gpu::make_event(event) == gpu::success);
+  std::atomic<bool> go{false};
+  hooks::launch(d.stream, [&go] {
+    while (!go) std::this_thread::yield();
+  });
+  REQUIRE(gpu::record(event, d.stream) == gpu::success);
+  CHECK(gpu::query(event) == gpu::not_ready);
+  go = true;
+  hooks::synchronize();
+  CHECK(gpu::destroy_event(event) == gpu::success);
   CHECK(cudaGetLastError() == cudaErrorInvalidDevice);
   CHECK(cudaGetLastError() == cudaSuccess);
 }
@@ -234,6 +248,17 @@ TEST_CASE("an error that the program has not asked for is none of a save, and st
 TEST_CASE("memory of the host is refused where memory of a device is meant") {
   int here = 0;
   CHECK_THROWS_AS((void)cairn::cuda::device_view(&here, cairn::dtype::i32, {1}), cairn::usage_error);
+  const auto empty = cairn::cuda::device_view(nullptr, cairn::dtype::i32, {0, 8});
+  CHECK((empty.space == cairn::memory_space::device && empty.device == 0));
+  void* managed = nullptr;
+  if (cudaMallocManaged(&managed, 4096) != cudaSuccess) {
+    (void)cudaGetLastError();
+    MESSAGE("left out: no managed memory");
+    return;
+  }
+  const auto view = cairn::cuda::device_view(managed, cairn::dtype::i32, {1024});
+  CHECK((view.space == cairn::memory_space::device && view.device == 0));
+  CHECK(cudaFree(managed) == cudaSuccess);
 }
 
 namespace {

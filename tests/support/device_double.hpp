@@ -55,14 +55,15 @@ class device_double {
     synchronize();
     const std::lock_guard lock(w.mutex);
     w.random.seed(seed);
-    w.calls = 0, w.fail_at = 0, w.broken = 0, w.held = false, w.kernels_held = false;
+    w.calls = 0, w.fail_at = 0, w.fail_on = false, w.broken = 0, w.held = false, w.kernels_held = false;
     w.let_through = no_limit;
     w.pinned_on.clear();
     w.contexts.clear();
+    w.loaded.clear();
     current() = 0;
     w.pinned_bytes = w.most_pinned = 0;
     w.no_memory = w.no_words = w.no_pins = false;
-    w.kernels = 0, w.copies = 0;
+    w.kernels = 0, w.copies = 0, w.words = 0;
     for (auto& s : w.streams) s->capturing = s->capture_broken = false;
   }
   /// Devices have no memory left to give; drivers cannot write words.
@@ -87,6 +88,11 @@ class device_double {
     const std::lock_guard lock(world().mutex);
     return world().copies;
   }
+  /// Words that were put into streams since reset.
+  static std::uint64_t words_told() {
+    const std::lock_guard lock(world().mutex);
+    return world().words;
+  }
   static std::size_t device_allocations() {
     const std::lock_guard lock(world().mutex);
     return world().given.size();
@@ -107,7 +113,13 @@ class device_double {
   static void fail(std::uint64_t k, int status) {
     auto& w = world();
     const std::lock_guard lock(w.mutex);
-    w.calls = 0, w.fail_at = k, w.fail_with = status;
+    w.calls = 0, w.fail_at = k, w.fail_with = status, w.fail_on = false;
+  }
+  /// All calls fail from now on, until fail(0, 0).
+  static void fail_all(int status) {
+    fail(1, status);
+    const std::lock_guard lock(world().mutex);
+    world().fail_on = true;
   }
   static std::uint64_t calls() {
     const std::lock_guard lock(world().mutex);
@@ -172,6 +184,8 @@ class device_double {
     const std::lock_guard lock(world().mutex);
     return world().contexts;
   }
+  /// Calls of this thread that take long: that make streams, give or pin memory, load kernels.
+  static int slow_calls() { return slow(); }
   static std::size_t live_events() {
     const std::lock_guard lock(world().mutex);
     return world().live_events;
@@ -235,7 +249,7 @@ class device_double {
     });
   }
   static int make_stream(stream_type& s) noexcept {
-    return unsafe_call([&](state& w) {
+    return slow_call([&](state& w) {
       w.streams.push_back(std::make_unique<stream>());
       s = w.streams.back().get();
       s->device = current();
@@ -312,7 +326,7 @@ class device_double {
     });
   }
   static int pin(std::byte* data, std::uint64_t bytes) noexcept {
-    return unsafe_call([&](state& w) {
+    return slow_call([&](state& w) {
       if (w.no_pins) return out_of_memory;
       if (!w.pinned.emplace(data, bytes).second) return invalid_value;
       w.pinned_on.insert(current());
@@ -338,7 +352,7 @@ class device_double {
     });
   }
   static int allocate(std::byte*& data, std::uint64_t bytes) noexcept {
-    return unsafe_call([&](state& w) {
+    return slow_call([&](state& w) {
       if (w.no_memory) return out_of_memory;
       auto made = std::make_unique<memory_block>(bytes);
       data = made->begin();
@@ -355,10 +369,22 @@ class device_double {
     w.allocated.erase(data);
     return w.given.erase(data) == 1 ? success : invalid_value;
   }
-  static int write_word(std::atomic<std::uint32_t>* word, std::uint32_t value, stream_type s) noexcept {
+  /// Devices see pinned memory elsewhere than the host does.
+  static int device_address(std::byte* host, std::byte*& there) noexcept {
+    return call([&](state& w) {
+      if (!w.is_pinned(host, 1)) return invalid_value;
+      there = reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(host) ^ elsewhere);
+      return success;
+    });
+  }
+  static bool is_lost(int status) noexcept { return status == illegal_address; }
+  static int write_word(std::byte* there, std::uint32_t value, stream_type s) noexcept {
     return call([&](state& w) {
       if (w.no_words) return unsupported;
+      auto* const word =
+          reinterpret_cast<std::atomic<std::uint32_t>*>(reinterpret_cast<std::uintptr_t>(there) ^ elsewhere);
       if (!w.is_pinned(reinterpret_cast<const std::byte*>(word), sizeof *word)) return invalid_value;
+      ++w.words;
       return w.put(s, {[=] { word->store(value, std::memory_order_release); }, nullptr, nullptr, true});
     });
   }
@@ -372,12 +398,19 @@ class device_double {
     std::swap(mode, capture_mode());
     return success;
   }
+  static int load_kernels() noexcept {
+    return call([&](state& w) {
+      if (w.loaded.insert(current()).second) ++slow();
+      return success;
+    });
+  }
   /// What the kernel does, by the host, late.
   static int gather(std::span<const cairn::cuda::gather_part> parts,
                     std::span<const cairn::cuda::gather_box> boxes, std::byte* staging,
                     stream_type s) noexcept {
     return call([&](state& w) {
       ++w.kernels;
+      if (w.loaded.insert(current()).second) ++slow();
       for (const auto& p : parts) {
         const bool boxed = p.box != p.no_box;
         if (p.bytes == 0 || p.bytes > cairn::cuda::gather_tile_bytes) return invalid_value;
@@ -433,6 +466,7 @@ class device_double {
     }
   }
   static constexpr std::uint64_t no_limit = ~std::uint64_t{0};
+  static constexpr std::uintptr_t elsewhere = std::uintptr_t{1} << 60;
   struct operation {
     std::function<void()> run;
     std::shared_ptr<const bool> awaited;  ///< may begin once it is true
@@ -459,6 +493,7 @@ class device_double {
     std::map<const std::byte*, std::uint64_t> pinned;
     std::set<int> pinned_on;
     std::set<int> contexts;
+    std::set<int> loaded;  ///< where kernels are
     std::uint64_t pinned_bytes = 0;
     std::uint64_t most_pinned = 0;
     std::mt19937 random{1};
@@ -466,6 +501,7 @@ class device_double {
     std::uint64_t fail_at = 0;
     std::size_t live_events = 0;
     int fail_with = 0;
+    bool fail_on = false;
     int broken = 0;
     bool held = false;
     std::uint64_t let_through = no_limit;
@@ -475,6 +511,7 @@ class device_double {
     bool no_pins = false;
     std::uint64_t kernels = 0;
     std::uint64_t copies = 0;
+    std::uint64_t words = 0;
     std::map<const std::byte*, std::unique_ptr<memory_block>> given;
     bool stopping = false;
     stream defaults[devices];
@@ -583,6 +620,10 @@ class device_double {
     thread_local int device = 0;
     return device;
   }
+  static int& slow() {
+    thread_local int calls = 0;
+    return calls;
+  }
   static int& capture_mode() {
     thread_local int mode = global_capture;
     return mode;
@@ -592,6 +633,11 @@ class device_double {
     return w;
   }
   /// What a thread may not do during a capture of anybody, unless it says that it knows.
+  template <class Work>
+  static int slow_call(Work&& work) noexcept {
+    ++slow();
+    return unsafe_call(std::forward<Work>(work));
+  }
   template <class Work>
   static int unsafe_call(Work&& work) noexcept {
     return call([&](state& w) {
@@ -620,7 +666,7 @@ class device_double {
       w.changed.wait(lock, [&] { return !w.busy(); });
       return w.broken;
     }
-    if (++w.calls == w.fail_at) {
+    if (++w.calls == w.fail_at || w.fail_on) {
       if (w.fail_with == illegal_address) {
         w.broken = illegal_address;
         w.each([](stream& s) { s.work.clear(); });

@@ -91,6 +91,17 @@ void device_semantics() {
   good(R::make_event(e));
   good(R::make_event(f));
 
+  SUBCASE("devices are counted, and one that is used has a context") {
+    int count = 0;
+    bool yes = false;
+    good(R::device_count(count));
+    CHECK(count >= 1);
+    good(R::has_context(0, yes));
+    CHECK(yes);
+    CHECK_FALSE(R::is_lost(R::success));
+    CHECK_FALSE(R::is_lost(R::not_ready));
+    good(R::load_kernels());
+  }
   SUBCASE("what was never recorded is reached, and nobody waits for it") {
     CHECK(R::query(e) == R::success);
     good(R::wait(a, e));
@@ -135,10 +146,12 @@ void device_semantics() {
     auto word_block = cairn::heap_memory{}.allocate(4096);
     good(R::pin(word_block.bytes().data(), word_block.bytes().size()));
     auto* word = new (word_block.bytes().data()) std::atomic<std::uint32_t>(0);
+    std::byte* there = nullptr;
+    good(R::device_address(word_block.bytes().data(), there));
     for (std::uint32_t i = 1; i <= 100; ++i) {
       std::memset(m.at_host(), 0, bytes);
       good(R::copy_to_host(m.at_host(), m.device, bytes, a));
-      const int status = R::write_word(word, i, a);
+      const int status = R::write_word(there, i, a);
       if (status == R::unsupported) break;
       good(status);
       const auto until = soon();

@@ -88,7 +88,7 @@ class engine {
     overlap_.learn(state, *planned->plan, layout);
     try {
       if constexpr (requires { executor_.prepare(); }) executor_.prepare();
-      prepare_buffers(layout);
+      prepare_buffers(layout, planned->sources->sources());
     } catch (...) {
       tell_unprepared();
     }
@@ -451,10 +451,11 @@ class engine {
                      "an earlier save had not ended in time, so this one was not begun");
     });
   }
-  void prepare_buffers(const std::shared_ptr<const image_layout>& layout) {
+  void prepare_buffers(const std::shared_ptr<const image_layout>& layout, const source_table& sources) {
     try {
-      preparation_ = std::thread([this, layout] {
+      preparation_ = std::thread([this, layout, sources] {
         try {
+          if constexpr (requires { stager_.prepare(sources); }) stager_.prepare(sources);
           stager_.prepare(*layout, deadline::in(options_.patience));
         } catch (...) {
           tell_unprepared();

@@ -98,8 +98,10 @@ class image_fill : public image_backing {
 /// Throws what failed before it (timeout_staging at the deadline); no source is touched afterwards then, and
 /// the fill has failed.
 ///
-/// One thread at a time calls copy; several fills may be in progress. The destructor waits for those; an
-/// engine whose copies may never end says for how long, and what it leaves then is failed.
+/// - `prepare(sources)`, where there is one: what the first image from these sources would wait for.
+///
+/// One thread at a time calls copy and prepare; several fills may be in progress. The destructor waits for
+/// those; an engine whose copies may never end says for how long, and what it leaves then is failed.
 template <class E, class M>
 concept CopyEngine =
     std::movable<E> && Memory<M> && E::template accepts<M> &&

@@ -5,6 +5,7 @@
 #include <cairn/cuda/transfer.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/signals_blocked.hpp>
+#include <cairn/model/source_table.hpp>
 
 #include <pthread.h>
 #include <unistd.h>
@@ -133,6 +134,25 @@ class basic_copy_engine {
     basic_device_loads_options<R> options;
     options.compute = options_.compute;
     return std::make_shared<basic_device_loads<R>>(std::move(options));
+  }
+
+  /// What the first image from these sources would wait for on the thread that saves: streams, memory for
+  /// gathering, kernels that are loaded. @throws storage_error; copy() tries again.
+  void prepare(const source_table& sources) {
+    const beside_captures<R> guard;
+    for (const auto& source : sources) {
+      const auto& view = source.view;
+      if (view.space != memory_space::device || view.device < 0 || view.bytes() == 0) continue;
+      auto& l = lane_on(view.device);
+      if constexpr (GatheringRuntime<R>) {
+        const bool small =
+            view.contiguous() ? view.bytes() < options_.gather_below : options_.gather_below != 0;
+        if (!small || l.ready_to_gather()) continue;
+        const device_in_use<R> use(view.device);
+        check_call<R>(R::load_kernels(), "cudaFuncGetAttributes (loading a kernel)", view.device);
+        (void)l.staging();
+      }
+    }
   }
 
   /// See CopyEngine.

@@ -2,7 +2,6 @@
 #pragma once
 #include <cairn/model/error.hpp>
 
-#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -44,8 +43,11 @@ struct copy_part {
 /// `unpin(data)`.
 /// - `device_of(data, d)`: the device on which memory lies, managed memory too; -1 for memory of the host.
 /// - `allocate(data, bytes)`: memory of the device in use, aligned to 256 bytes; `deallocate(data)`.
-/// - `write_word(word, value, s)`: a word in pinned memory gets the value in the order of s, visible to the
-/// host after all that earlier copies of s wrote; `unsupported` where the driver has no such call.
+/// - `device_address(host, there)`: where the device in use finds pinned memory.
+/// - `write_word(word, value, s)`: a word of 4 bytes in pinned memory, named by its device_address, gets the
+/// value in the order of s, visible to the host after all that earlier copies of s wrote; `unsupported` where
+/// the driver has no such call.
+/// - `is_lost(status)`: whether a device that said this carries out nothing any more, for this process.
 /// - `capturing(s, yes)`: whether what is put into s becomes part of a graph instead of running.
 /// - `exchange_capture_mode(m)`: of the calling thread; with `relaxed_capture` its calls are none of the
 /// captures that other threads have begun.
@@ -56,7 +58,7 @@ concept DeviceRuntime =
     requires(typename R::stream_type s, typename R::stream_type& new_stream, typename R::event_type e,
              typename R::event_type& new_event, int device, int& which, std::byte* to, const std::byte* from,
              std::uint64_t bytes, std::span<const copy_part> parts, int status, std::byte*& memory,
-             std::atomic<std::uint32_t>* word, std::uint32_t value, bool& yes, int& mode) {
+             std::uint32_t value, bool& yes, int& mode) {
       { R::success } -> std::convertible_to<int>;
       { R::unsupported } -> std::convertible_to<int>;
       { R::relaxed_capture } -> std::convertible_to<int>;
@@ -85,7 +87,9 @@ concept DeviceRuntime =
       { R::device_of(from, which) } noexcept -> std::same_as<int>;
       { R::allocate(memory, bytes) } noexcept -> std::same_as<int>;
       { R::deallocate(memory) } noexcept -> std::same_as<int>;
-      { R::write_word(word, value, s) } noexcept -> std::same_as<int>;
+      { R::device_address(to, memory) } noexcept -> std::same_as<int>;
+      { R::write_word(to, value, s) } noexcept -> std::same_as<int>;
+      { R::is_lost(status) } noexcept -> std::same_as<bool>;
       { R::capturing(s, yes) } noexcept -> std::same_as<int>;
       { R::exchange_capture_mode(mode) } noexcept -> std::same_as<int>;
     };

@@ -2,9 +2,10 @@
 #pragma once
 #include <cairn/cuda/owned_event.hpp>
 #include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
 
 #include <chrono>
+#include <new>
+#include <optional>
 #include <thread>
 
 namespace cairn {
@@ -12,21 +13,42 @@ inline namespace v1 {
 namespace cuda {
 namespace detail {
 
+/// Finds out when all that was put into a stream is over.
+template <DeviceRuntime R>
+class stream_end {
+ public:
+  /// False while copies may still touch memory, also where it cannot be asked for the moment: for want of
+  /// memory, say. A device that is lost copies nothing any more.
+  [[nodiscard]] bool over(typename R::stream_type stream, int device) noexcept {
+    const beside_captures<R> guard;
+    const device_in_use<R> use(device, std::nothrow);
+    int status = R::success;
+    if (!event_) {
+      typename R::event_type made{};
+      status = R::make_event(made);
+      if (status == R::success) event_.emplace(made, device);
+    }
+    if (status == R::success && !recorded_) {
+      status = R::record(event_->get(), stream);
+      recorded_ = status == R::success;
+    }
+    if (status == R::success) status = R::query(event_->get());
+    return status == R::success || R::is_lost(status);
+  }
+
+ private:
+  std::optional<owned_event<R>> event_;
+  bool recorded_ = false;
+};
+
 /// Waits until all that was put into a stream is over; false if it is not by the deadline: then its copies
 /// may still touch memory.
 template <DeviceRuntime R>
 [[nodiscard]] bool drain(typename R::stream_type stream, int device, deadline until) noexcept {
-  try {
-    const beside_captures<R> guard;
-    const device_in_use<R> use(device);
-    const owned_event<R> end(device);
-    check_call<R>(R::record(end.get(), stream), "cudaEventRecord (recording an event)", device);
-    while (R::query(end.get()) == R::not_ready) {
-      if (until.passed()) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-  } catch (const error&) {
-    // A device that takes no call any more copies nothing any more.
+  stream_end<R> end;
+  while (!end.over(stream, device)) {
+    if (until.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return true;
 }

@@ -52,12 +52,14 @@ __host__ __device__
 
 /// A DeviceRuntime with a kernel that gathers: `gather(parts, boxes, staging, s)`: in the order of s, the
 /// bytes of each part are brought to staging + to, all in memory of the device in use. Parts and boxes are
-/// the caller's again when it returns. Few launches, however many parts there are.
+/// the caller's again when it returns. Few launches, however many parts there are. `load_kernels()`: whatever
+/// the first launch on the device in use would wait for.
 template <class R>
 concept GatheringRuntime =
     DeviceRuntime<R> && requires(std::span<const gather_part> parts, std::span<const gather_box> boxes,
                                  std::byte* staging, typename R::stream_type s) {
       { R::gather(parts, boxes, staging, s) } noexcept -> std::same_as<int>;
+      { R::load_kernels() } noexcept -> std::same_as<int>;
     };
 
 namespace detail {

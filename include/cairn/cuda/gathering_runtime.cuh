@@ -94,6 +94,10 @@ __global__ void __launch_bounds__(gather_threads) gather_kernel(const __grid_con
 /// CUDA's runtime with a kernel that gathers; for programs that nvcc compiles. See GatheringRuntime: one
 /// launch for about 900 parts of at most 16 KiB, or 24 strided tensors.
 struct gathering_runtime : runtime {
+  static int load_kernels() noexcept {
+    cudaFuncAttributes about{};
+    return told(cudaFuncGetAttributes(&about, detail::gather_kernel<detail::gather_table>));
+  }
   static int gather(std::span<const gather_part> parts, std::span<const gather_box> boxes, std::byte* staging,
                     cudaStream_t stream) noexcept {
     detail::gather_table table;

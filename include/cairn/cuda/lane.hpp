@@ -77,6 +77,7 @@ class lane {
     }
     return staging_;
   }
+  [[nodiscard]] bool ready_to_gather() const noexcept { return staging_ != nullptr || staging_wanted_ == 0; }
   [[nodiscard]] std::uint64_t staging_bytes() const noexcept { return staging_wanted_; }
 
   /// Marks where the stream is now. @pre the device is in use. @throws storage_error
@@ -84,7 +85,7 @@ class lane {
     stream_mark<R> made{owned_event<R>(device_)};
     const std::lock_guard lock(mutex_);
     if (word_ != nullptr) {
-      const int status = R::write_word(word_, written_ + 1, side_);
+      const int status = R::write_word(word_there_, written_ + 1, side_);
       // Where the first one fails, events tell how far the stream is.
       if (written_ == 0 && status != R::success) {
         word_ = nullptr;
@@ -108,6 +109,7 @@ class lane {
   void make_word() {
     try {
       page_.emplace(basic_pinned<heap_memory, R>().allocate(sizeof *word_));
+      if (R::device_address(page_->bytes().data(), word_there_) != R::success) return;
       word_ = new (page_->bytes().data()) std::atomic<std::uint32_t>(0);
     } catch (const error&) {
       // Events tell.
@@ -121,6 +123,7 @@ class lane {
   std::byte* staging_ = nullptr;
   std::uint64_t staging_wanted_;
   std::optional<typename basic_pinned<heap_memory, R>::block_type> page_;
+  std::byte* word_there_ = nullptr;             // the word, as the device sees it
   std::atomic<std::uint32_t>* word_ = nullptr;  // in the page; null: events tell
   std::uint32_t written_ = 0;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/cuda/basic_pinned.hpp>
+#include <cairn/cuda/drain.hpp>
 #include <cairn/cuda/nccl_calls.hpp>
 #include <cairn/cuda/owned_event.hpp>
 #include <cairn/model/deadline.hpp>
@@ -54,7 +55,7 @@ struct nccl_parts {
     // is left like one that does.
     (void)R::use_device(device);
     if (std::exchange(has_comm, false)) (void)R::abort(comm);
-    if (has_stream && !drained(deadline::in(drain_limit))) return false;
+    if (has_stream && !drain<R>(stream, device, deadline::in(drain_limit))) return false;
     for (auto& event : reached) event.reset();
     if (std::exchange(has_stream, false)) (void)R::destroy_stream(stream);
     for (auto*& buffer : buffers)
@@ -65,18 +66,6 @@ struct nccl_parts {
 
  private:
   static constexpr auto drain_limit = std::chrono::minutes(1);
-
-  [[nodiscard]] bool drained(deadline until) noexcept {
-    if (!reached[0]) return true;  // nothing was ever put into the stream
-    auto end = reached[0]->get();
-    // A device that takes no call any more copies nothing any more.
-    if (R::record(end, stream) != R::success) return true;
-    while (R::query(end) == R::not_ready) {
-      if (until.passed()) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-    return true;
-  }
 };
 
 /// Gives parts back in a thread of its own, since NCCL's abort may wait, and never returns in some versions.

@@ -6,9 +6,10 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <vector>
 
@@ -55,7 +56,11 @@ struct runtime {
   static int record(cudaEvent_t event, cudaStream_t stream) noexcept {
     return told(cudaEventRecord(event, stream));
   }
-  static int query(cudaEvent_t event) noexcept { return told(cudaEventQuery(event)); }
+  /// By the driver: that an event is not reached yet would take the place of the last error of the program.
+  static int query(cudaEvent_t event) noexcept {
+    static const auto ask = reinterpret_cast<decltype(&cuEventQuery)>(driver_call("cuEventQuery"));
+    return ask != nullptr ? static_cast<int>(ask(event)) : told(cudaEventQuery(event));
+  }
   static int wait(cudaStream_t stream, cudaEvent_t event) noexcept {
     return told(cudaStreamWaitEvent(stream, event, 0));
   }
@@ -103,15 +108,44 @@ struct runtime {
     return status;
   }
   static int deallocate(std::byte* data) noexcept { return told(cudaFree(data)); }
+  static int device_address(std::byte* host, std::byte*& there) noexcept {
+    void* found = nullptr;
+    const int status = told(cudaHostGetDevicePointer(&found, host, 0));
+    there = static_cast<std::byte*>(found);
+    return status;
+  }
   /// The driver's call is looked up: programs need not link the driver.
-  static int write_word(std::atomic<std::uint32_t>* word, std::uint32_t value, cudaStream_t stream) noexcept {
-    static_assert(sizeof *word == sizeof value);
+  static int write_word(std::byte* word, std::uint32_t value, cudaStream_t stream) noexcept {
     static const auto write =
         reinterpret_cast<decltype(&cuStreamWriteValue32)>(driver_call("cuStreamWriteValue32"));
     if (write == nullptr) return unsupported;
     // Without a flag, the write comes after a fence behind all that the stream wrote before.
     return static_cast<int>(
         write(stream, static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(word)), value, 0));
+  }
+  /// The errors that CUDA calls sticky, and those of a context that is no more.
+  static bool is_lost(int status) noexcept {
+    constexpr int lost[] = {
+        4,    // cudaErrorCudartUnloading
+        46,   // cudaErrorDevicesUnavailable
+        201,  // cudaErrorDeviceUninitialized
+        214,  // cudaErrorECCUncorrectable
+        220,  // cudaErrorNvlinkUncorrectable
+        400,  // cudaErrorInvalidResourceHandle: after cudaDeviceReset()
+        700,  // cudaErrorIllegalAddress
+        702,  // cudaErrorLaunchTimeout
+        709,  // cudaErrorContextIsDestroyed
+        710,  // cudaErrorAssert
+        714,  // cudaErrorHardwareStackError
+        715,  // cudaErrorIllegalInstruction
+        716,  // cudaErrorMisalignedAddress
+        717,  // cudaErrorInvalidAddressSpace
+        718,  // cudaErrorInvalidPc
+        719,  // cudaErrorLaunchFailure
+        721,  // cudaErrorContained
+        999,  // cudaErrorUnknown
+    };
+    return std::find(std::begin(lost), std::end(lost), status) != std::end(lost);
   }
   static int capturing(cudaStream_t stream, bool& yes) noexcept {
     cudaStreamCaptureStatus now = cudaStreamCaptureStatusNone;

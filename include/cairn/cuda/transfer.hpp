@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/copy_engine.hpp>
+#include <cairn/cuda/drain.hpp>
 #include <cairn/cuda/lane.hpp>
 #include <cairn/cuda/run_collector.hpp>
 #include <cairn/model/event_word.hpp>
@@ -325,25 +326,11 @@ class transfer {
     end();
   }
   /// True once no copy of this transfer can be under way: each lane is asked through an event behind them
-  /// all.
+  /// all. What fails meanwhile is tried again.
   [[nodiscard]] bool drained() noexcept {
-    try {
-      if (drain_.empty()) {
-        for (auto* l : lanes_) {
-          const device_in_use<R> device(l->device());
-          owned_event<R> event(l->device());
-          check_call<R>(R::record(event.get(), l->side()), "cudaEventRecord (recording an event)",
-                        l->device());
-          drain_.push_back(std::move(event));
-        }
-      }
-      for (const auto& event : drain_) {
-        const device_in_use<R> device(event.device());
-        if (R::query(event.get()) == R::not_ready) return false;
-      }
-    } catch (...) {
-      // A device that takes no call any more copies nothing any more.
-    }
+    drain_.resize(lanes_.size());
+    for (std::size_t i = 0; i < lanes_.size(); ++i)
+      if (!drain_[i].over(lanes_[i]->side(), lanes_[i]->device())) return false;
     return true;
   }
   void end() noexcept {
@@ -359,8 +346,8 @@ class transfer {
   std::vector<std::vector<copy_part>> parts_;  // of each lane, for the batch that is open
   std::vector<gathering<R>> gatherings_;       // of each lane, where the runtime gathers
   std::deque<batch> batches_;
-  std::vector<owned_event<R>> last_;   // written before enqueued_
-  std::vector<owned_event<R>> drain_;  // after a failure
+  std::vector<owned_event<R>> last_;  // written before enqueued_
+  std::vector<stream_end<R>> drain_;  // of each lane, after a failure
   std::uint64_t batch_bytes_;
   std::uint64_t gather_below_;
   std::uint64_t looks_ = 0;

@@ -85,6 +85,13 @@ class buffered_stager {
       if (!fit(leases.back(), layout, {})) return;
     }
   }
+  /// What the engine does at its first image from these sources alone is done.
+  void prepare(const source_table& sources)
+    requires requires(Engine& engine) { engine.prepare(sources); }
+  {
+    check_process();
+    engine_.prepare(sources);
+  }
   [[nodiscard]] int depth() const noexcept { return pool_->depth(); }
 
   /// See StreamOrderedStager.

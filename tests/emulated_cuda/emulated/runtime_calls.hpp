@@ -165,6 +165,9 @@ cudaError_t cudaMalloc(T** data, std::size_t bytes) {
   *data = static_cast<T*>(made);
   return status;
 }
+inline cudaError_t cudaMallocManaged(void**, std::size_t) {
+  return emulated_cuda::calling([](auto&, auto&) { return cudaErrorNotSupported; });
+}
 inline cudaError_t cudaFree(void* data) {
   if (data == nullptr) return cudaSuccess;
   return emulated_cuda::calling_unsafe([&](auto& d, auto& lock) {
