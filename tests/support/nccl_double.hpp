@@ -5,6 +5,7 @@
 #include <support/device_double.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -67,6 +68,8 @@ class nccl_double : public device_double {
     nccl().aborts_held = hold;
     nccl().changed.notify_all();
   }
+  /// Also after reset_nccl.
+  static void refuse_registrations(bool yes) { nccl().no_registrations = yes; }
   static std::uint64_t transfers_made() {
     const std::lock_guard lock(nccl().mutex);
     return nccl().transfers;
@@ -168,12 +171,12 @@ class nccl_double : public device_double {
   static int register_buffer(nccl_type c, std::byte* data, std::uint64_t bytes, void*& handle) noexcept {
     return call([&](device_double::state& w) {
       handle = data;
+      if (nccl().no_registrations) return invalid_usage;
       return w.holder(data, bytes) == c->device ? success : invalid_value;
     });
   }
-  static int allocate_buffer(std::byte*& data, std::uint64_t bytes) noexcept { return allocate(data, bytes); }
-  /// Does not wait for all devices, as deallocate does.
-  static int free_buffer(std::byte* data) noexcept {
+  /// Does not wait for what other ranks have under way: they are other processes.
+  static int deallocate(std::byte* data) noexcept {
     auto& w = world();
     const std::lock_guard lock(w.mutex);
     w.allocated.erase(data);
@@ -214,6 +217,7 @@ class nccl_double : public device_double {
     bool broken_links = false;
     bool aborts_held = false;
     bool misused = false;
+    std::atomic<bool> no_registrations{false};
     std::uint64_t transfers = 0;
   };
   static all& nccl() {

@@ -39,12 +39,12 @@ class nccl_rank {
     good(R::make_stream(stream_), "make_stream");
     good(R::make_event(event_), "make_event");
     good(R::pin(host_.bytes().data(), bytes), "pin");
-    good(R::allocate_buffer(buffer_, bytes), "allocate_buffer");
+    good(R::allocate(buffer_, bytes), "allocate");
     const int status = R::open(comm_, size, id, rank);
     nccl_expect(status == R::success || status == R::in_progress, "open");
     settle("open");
     void* handle = nullptr;
-    good(R::register_buffer(comm_, buffer_, bytes, handle), "register_buffer");
+    (void)R::register_buffer(comm_, buffer_, bytes, handle);  // transfers work also where it fails
     nccl_expect(R::last_words(comm_) != nullptr, "last_words");
   }
   nccl_rank(const nccl_rank&) = delete;
@@ -53,7 +53,7 @@ class nccl_rank {
     (void)R::use_device(rank_);
     if (!aborted_) (void)R::abort(comm_);
     CHECK(reached());
-    CHECK(R::free_buffer(buffer_) == R::success);
+    CHECK(R::deallocate(buffer_) == R::success);
     CHECK(R::unpin(host_.bytes().data()) == R::success);
     CHECK(R::destroy_event(event_) == R::success);
     CHECK(R::destroy_stream(stream_) == R::success);

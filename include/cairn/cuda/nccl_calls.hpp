@@ -25,27 +25,24 @@ namespace cuda {
 /// - `send(c, from, bytes, peer, s)`, `receive(c, to, bytes, peer, s)`: in the order of the stream s, once
 /// `state` says success; each waits in the stream for its other half on the peer.
 /// - `abort(c)`: ends what is under way on this rank and frees the communicator, `c` is no more. May wait.
-/// - `register_buffer(c, data, bytes, handle)`: may make transfers from and to this memory cheaper.
-/// - `allocate_buffer(data, bytes)`, `free_buffer(data)`: device memory that NCCL likes best.
+/// - `register_buffer(c, data, bytes, handle)`: may make transfers from and to this memory cheaper; transfers
+/// work also where it fails.
 /// - `last_words(c)`: NCCL's own account of the last error; may be empty.
 template <class R>
-concept NcclRuntime =
-    DeviceRuntime<R> && std::is_trivially_copyable_v<typename R::nccl_id> &&
-    requires(typename R::nccl_type c, typename R::nccl_type& made, typename R::nccl_id& id, int number,
-             int& now, const std::byte* from, std::byte* to, std::uint64_t bytes,
-             typename R::stream_type stream, void*& handle, std::byte*& memory) {
-      { R::in_progress } -> std::convertible_to<int>;
-      { R::make_id(id) } noexcept -> std::same_as<int>;
-      { R::open(made, number, id, number) } noexcept -> std::same_as<int>;
-      { R::state(c, now) } noexcept -> std::same_as<int>;
-      { R::send(c, from, bytes, number, stream) } noexcept -> std::same_as<int>;
-      { R::receive(c, to, bytes, number, stream) } noexcept -> std::same_as<int>;
-      { R::abort(c) } noexcept -> std::same_as<int>;
-      { R::register_buffer(c, to, bytes, handle) } noexcept -> std::same_as<int>;
-      { R::allocate_buffer(memory, bytes) } noexcept -> std::same_as<int>;
-      { R::free_buffer(memory) } noexcept -> std::same_as<int>;
-      { R::last_words(c) } noexcept -> std::convertible_to<const char*>;
-    };
+concept NcclRuntime = DeviceRuntime<R> && std::is_trivially_copyable_v<typename R::nccl_id> &&
+                      requires(typename R::nccl_type c, typename R::nccl_type& made, typename R::nccl_id& id,
+                               int number, int& now, const std::byte* from, std::byte* to,
+                               std::uint64_t bytes, typename R::stream_type stream, void*& handle) {
+                        { R::in_progress } -> std::convertible_to<int>;
+                        { R::make_id(id) } noexcept -> std::same_as<int>;
+                        { R::open(made, number, id, number) } noexcept -> std::same_as<int>;
+                        { R::state(c, now) } noexcept -> std::same_as<int>;
+                        { R::send(c, from, bytes, number, stream) } noexcept -> std::same_as<int>;
+                        { R::receive(c, to, bytes, number, stream) } noexcept -> std::same_as<int>;
+                        { R::abort(c) } noexcept -> std::same_as<int>;
+                        { R::register_buffer(c, to, bytes, handle) } noexcept -> std::same_as<int>;
+                        { R::last_words(c) } noexcept -> std::convertible_to<const char*>;
+                      };
 
 }  // namespace cuda
 }  // namespace v1

@@ -74,13 +74,6 @@ struct nccl_runtime : runtime {
   static int register_buffer(ncclComm_t comm, std::byte* data, std::uint64_t bytes, void*& handle) noexcept {
     return code(ncclCommRegister(comm, data, bytes, &handle));
   }
-  static int allocate_buffer(std::byte*& data, std::uint64_t bytes) noexcept {
-    void* made = nullptr;
-    const int status = code(ncclMemAlloc(&made, bytes));
-    data = static_cast<std::byte*>(made);
-    return status;
-  }
-  static int free_buffer(std::byte* data) noexcept { return code(ncclMemFree(data)); }
   static const char* last_words(ncclComm_t comm) noexcept {
     const char* words = ncclGetLastError(comm);
     return words != nullptr ? words : "";
