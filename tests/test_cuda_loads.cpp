@@ -354,6 +354,35 @@ TEST_CASE(
   check_nothing_left();
 }
 
+TEST_CASE(
+    "the next load of a checkpointer uses the pinned buffers of the one before, also after one that failed") {
+  gpu::reset(9);
+  std::exception_ptr told;
+  {
+    on_devices d(1);
+    auto reader = make_reader(saved());
+    (void)reader.load(d.state, 7);
+    CHECK(gpu::pinned_ranges() > 0);
+    d.each([](placed& p, int) { p.fill(std::byte{0xee}); });
+    gpu::fail(gpu::calls() / 2, gpu::invalid_value);
+    try {
+      (void)reader.load(d.state, 7);
+    } catch (const cairn::storage_error&) {
+      told = std::current_exception();
+    }
+    gpu::fail(0, 0);
+    (void)reader.load(d.state, 7);
+    d.check_loaded();
+    CHECK(gpu::most_pinned_bytes() <= loads_options{}.pinned_bytes);
+    // More readers may be at work at once than before; nothing that is pinned is pinned again.
+    const auto made = gpu::pins_made();
+    const auto kept = gpu::pinned_ranges();
+    for (int i = 0; i < 3; ++i) (void)reader.load(d.state, 7);
+    CHECK(gpu::pins_made() - made == gpu::pinned_ranges() - kept);
+  }
+  check_nothing_left();
+}
+
 TEST_CASE("a damaged block does not reach the device") {
   gpu::reset(6);
   auto store = four_ranks_saved();

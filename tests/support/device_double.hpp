@@ -61,7 +61,7 @@ class device_double {
     w.contexts.clear();
     w.loaded.clear();
     current() = 0;
-    w.pinned_bytes = w.most_pinned = 0;
+    w.pins = w.pinned_bytes = w.most_pinned = 0;
     w.no_memory = w.no_words = w.no_pins = false;
     w.kernels = 0, w.copies = 0, w.words = 0;
     for (auto& s : w.streams) s->capturing = s->capture_broken = false;
@@ -173,6 +173,11 @@ class device_double {
   static std::uint64_t most_pinned_bytes() {
     const std::lock_guard lock(world().mutex);
     return world().most_pinned;
+  }
+  /// How often memory was pinned since reset.
+  static std::uint64_t pins_made() {
+    const std::lock_guard lock(world().mutex);
+    return world().pins;
   }
   /// On which devices memory was pinned since reset.
   static std::set<int> pinned_on() {
@@ -329,6 +334,7 @@ class device_double {
     return slow_call([&](state& w) {
       if (w.no_pins) return out_of_memory;
       if (!w.pinned.emplace(data, bytes).second) return invalid_value;
+      ++w.pins;
       w.pinned_on.insert(current());
       w.pinned_bytes += bytes;
       w.most_pinned = std::max(w.most_pinned, w.pinned_bytes);
@@ -494,6 +500,7 @@ class device_double {
     std::set<int> pinned_on;
     std::set<int> contexts;
     std::set<int> loaded;  ///< where kernels are
+    std::uint64_t pins = 0;
     std::uint64_t pinned_bytes = 0;
     std::uint64_t most_pinned = 0;
     std::mt19937 random{1};

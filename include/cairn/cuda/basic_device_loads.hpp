@@ -25,7 +25,7 @@ struct basic_device_loads_options {
   /// here compute on their default stream.
   std::vector<compute_stream<R>> compute = {};
   /// Pinned memory that a load uses at most, in bytes, within checkpointer_options::load_memory. It is pinned
-  /// when the load needs it, and given back at its end.
+  /// when the first load needs it, and kept for the next until this is destroyed.
   std::uint64_t pinned_bytes = std::uint64_t{64} << 20;
   /// What to do where the device refuses to pin it.
   pinned_options pinning = {};
@@ -66,8 +66,9 @@ class basic_device_loads final : public device_access {
   }
 
   [[nodiscard]] std::unique_ptr<device_load> begin_load(std::uint64_t budget) override {
-    return std::make_unique<detail::load_session<R>>(
-        options_.compute, std::min(budget, options_.pinned_bytes), options_.pinning, options_.drain_limit);
+    return std::make_unique<detail::load_session<R>>(options_.compute,
+                                                     std::min(budget, options_.pinned_bytes),
+                                                     options_.pinning, options_.drain_limit, ring_);
   }
   [[nodiscard]] std::unique_ptr<device_read> begin_read() override {
     return std::make_unique<detail::read_session<R>>(options_.compute, options_.pinning,
@@ -76,6 +77,7 @@ class basic_device_loads final : public device_access {
 
  private:
   options_type options_;
+  std::shared_ptr<detail::load_ring<R>> ring_ = std::make_shared<detail::load_ring<R>>();
 };
 
 }  // namespace cuda

@@ -84,19 +84,60 @@ class run_scatterer {
   std::uint64_t rows_ = 0;
 };
 
+/// Pinned buffers between one load and the next: to pin them takes longer than to fill them from the page
+/// cache. Any thread.
+template <DeviceRuntime R>
+class load_ring {
+ public:
+  using block_type = typename basic_pinned<heap_memory, R>::block_type;
+
+  /// What there is, of at most so many bytes together; the rest is freed.
+  [[nodiscard]] std::vector<block_type> take(std::uint64_t bytes) {
+    std::vector<block_type> kept;
+    {
+      const std::lock_guard lock(mutex_);
+      kept.swap(blocks_);
+    }
+    while (!kept.empty() && bytes_of(kept) > bytes) kept.pop_back();
+    return kept;
+  }
+  void give(block_type block) {
+    const std::lock_guard lock(mutex_);
+    blocks_.push_back(std::move(block));
+  }
+
+ private:
+  static std::uint64_t bytes_of(const std::vector<block_type>& blocks) noexcept {
+    std::uint64_t sum = 0;
+    for (const auto& b : blocks) sum += b.bytes().size();
+    return sum;
+  }
+  std::mutex mutex_;
+  std::vector<block_type> blocks_;
+};
+
 /// One load; see device_load.
 template <DeviceRuntime R>
 class load_session final : public device_load {
  public:
+  /// `ring`: where buffers come from, and go to at the end.
   load_session(std::vector<compute_stream<R>> compute, std::uint64_t memory, pinned_options pinning,
-               std::chrono::nanoseconds drain_limit)
-      : compute_(std::move(compute)), memory_(memory), pinning_(pinning), drain_limit_(drain_limit) {}
+               std::chrono::nanoseconds drain_limit, std::shared_ptr<load_ring<R>> ring)
+      : compute_(std::move(compute)),
+        memory_(memory),
+        pinning_(pinning),
+        drain_limit_(drain_limit),
+        ring_(std::move(ring)) {
+    for (auto& block : ring_->take(memory_)) add_buffer().block.emplace(std::move(block));
+  }
   load_session(const load_session&) = delete;
   load_session& operator=(const load_session&) = delete;
   ~load_session() override {
     // Copies that are under way read from the ring, and write to the user's memory.
     if (!drained())
       for (auto& b : buffers_) (void)b.release();
+    else
+      keep_buffers();
     buffers_.clear();
     const beside_captures<R> guard;
     for (const auto& l : lanes_) {
@@ -196,7 +237,7 @@ class load_session final : public device_load {
   }
 
  private:
-  using memory_type = basic_pinned<heap_memory, R>;
+  using memory_type = basic_pinned<heap_memory, R>;  // as the ring's
   static constexpr auto look_every = std::chrono::microseconds(50);
   static constexpr std::size_t most_parts = 1024;
   struct open_device {
@@ -279,6 +320,19 @@ class load_session final : public device_load {
       if (b->events.empty() && !b->held) b->item.clear();
     }
   }
+  ring_buffer& add_buffer() {
+    buffers_.push_back(std::make_unique<ring_buffer>());
+    buffers_.back()->index = buffers_.size() - 1;
+    return *buffers_.back();
+  }
+  void keep_buffers() noexcept {
+    try {
+      for (auto& b : buffers_)
+        if (b->block && b->block->is_pinned()) ring_->give(std::move(*b->block));
+    } catch (const std::bad_alloc&) {
+      // The next load pins anew.
+    }
+  }
   /// A buffer that nobody uses, made if there is room for it; nullptr if that must be waited for. @pre the
   /// mutex is held.
   [[nodiscard]] ring_buffer* find_free(std::uint64_t bytes) {
@@ -295,11 +349,7 @@ class load_session final : public device_load {
       spare->block.reset();
     }
     if (total != 0 && (total > memory_ || bytes > memory_ - total)) return nullptr;
-    if (spare == nullptr) {
-      buffers_.push_back(std::make_unique<ring_buffer>());
-      spare = buffers_.back().get();
-      spare->index = buffers_.size() - 1;
-    }
+    if (spare == nullptr) spare = &add_buffer();
     spare->block.emplace(ring_memory_->allocate(bytes));
     return spare;
   }
@@ -313,6 +363,7 @@ class load_session final : public device_load {
   std::uint64_t memory_;
   pinned_options pinning_;
   std::chrono::nanoseconds drain_limit_;
+  std::shared_ptr<load_ring<R>> ring_;
   std::vector<open_device> lanes_;  ///< complete before the first put
   std::mutex mutex_;
   std::condition_variable changed_;
