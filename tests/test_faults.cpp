@@ -8,6 +8,7 @@
 #include "support/counting_communicator.hpp"
 #include "support/faulty_file_system.hpp"
 #include "support/faulty_store.hpp"
+#include "support/odd_file_system.hpp"
 #include "support/rounds.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/small_disk.hpp"
@@ -21,6 +22,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -30,6 +32,7 @@
 #include <optional>
 #include <random>
 #include <semaphore>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -383,6 +386,7 @@ TEST_CASE("absolute and .. names of items never become paths") {
     values[i] = static_cast<double>(i) + 0.5;
     state.value(hostile[i], values[i]);
   }
+  std::filesystem::create_directory(directory.path() + "/inner");
   cairn::checkpointer ckpt{disk_at(root), alone(), listener{}, patient()};
   ckpt.save(state, 1).wait();
   for (auto& v : values) v = 0;
@@ -453,14 +457,171 @@ TEST_CASE("a read-only store: it loads and resumes, damage is passed over, saves
   REQUIRE(disk.make_read_only());
   const listener ear;
   auto ckpt = open_disk(disk_at(disk.path()), ear);
-  CHECK(ckpt.resume(t.state) == 1);
+  const auto refused = thrown_by([&] { static_cast<void>(ckpt.resume(t.state)); });
+  CHECK(refused.id == error_id::storage_permission);
+  CHECK_MESSAGE(refused.text.find("cairn::read_only") != std::string::npos, refused.text);
+  CHECK(thrown_by([&] { ckpt.prepare(t.state); }).id == error_id::storage_permission);
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
+  ckpt.load(t.state, 1);  // without being told that it only reads
+  CHECK(t.is(1));
+  CHECK(thrown_by([&] { ckpt.save(t.state, 3).wait(); }).id == error_id::storage_permission);
+  t.fill(7);
+  cairn::checkpointer reader{disk_at(disk.path()), cairn::read_only{}, patient(), ear};
+  CHECK(reader.resume(t.state) == 1);
   CHECK(t.is(1));
   REQUIRE(ear.passed_over().size() == 1);
-  CHECK(ear.passed_over()[0].second.find("could not be moved aside") != std::string::npos);
-  CHECK(thrown_by([&] { ckpt.save(t.state, 3).wait(); }).id == error_id::storage_permission);
-  CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
-  ckpt.load(t.state, 1);
-  CHECK(t.is(1));
+  CHECK(ear.passed_over()[0].second.find("moved aside") == std::string::npos);
+}
+
+namespace {
+/// body(communicator) as each of n ranks, which must not throw.
+template <class Body>
+void on_ranks(int n, Body body) {
+  cairn::thread_group group{n};
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < n; ++rank)
+    threads.emplace_back([&, rank] {
+      const auto why = thrown_by([&] { body(group.communicator(rank)); });
+      CHECK_MESSAGE(!why.id, why.text);
+    });
+}
+}  // namespace
+
+TEST_CASE("who only reads changes nothing in a store that could be written, and saves nothing") {
+  const scratch_directory directory;
+  {
+    double value = 0;
+    cairn::state_dict state;
+    state.value("value", value);
+    cairn::checkpointer ckpt{disk_at(directory.path()), patient()};
+    for (const std::int64_t step : {1, 2}) {
+      value = static_cast<double>(step);
+      ckpt.save(state, step).wait();
+    }
+  }
+  std::filesystem::resize_file(directory.path() + "/" + cairn::manifest_key(2), 100);
+  std::ofstream(directory.path() + "/step-00000001/x.0123456789abcdef.part") << "left by a dead writer";
+  const auto names = [&] {
+    std::set<std::string> all;
+    for (const auto& e : std::filesystem::recursive_directory_iterator{directory.path()})
+      all.insert(e.path().string());
+    return all;
+  };
+  const auto before = names();
+  on_ranks(2, [&](cairn::thread_communicator comm) {
+    double value = 0;
+    cairn::state_dict mine;
+    mine.value("value", value);
+    cairn::checkpointer reader{disk_at(directory.path()), cairn::read_only{}, patient(), std::move(comm)};
+    CHECK(reader.resume(mine) == 1);
+    CHECK(value == 1.0);
+    CHECK_FALSE(reader.set_aside(2));
+    for (const auto& refused :
+         {thrown_by([&] { static_cast<void>(reader.save(mine, 3)); }),
+          thrown_by([&] { reader.prepare(mine); }), thrown_by([&] { reader.remove(1); })})
+      CHECK(refused.id == error_id::usage_bad_option);
+    reader.close();
+  });
+  CHECK(names() == before);
+}
+
+namespace {
+using odd_store = cairn::basic_file_store<odd_file_system>;
+}  // namespace
+
+TEST_CASE("a store that proves unsafe is refused before the first save, unless one job alone writes there") {
+  struct row {
+    oddity odd;
+    std::optional<error_id> among_jobs;
+    std::optional<error_id> alone;
+    std::size_t lines;  // of one job alone
+  };
+  const row rows[] = {
+      {oddity::none, {}, {}, 0},
+      {oddity::nfs, {}, {}, 0},
+      {oddity::rename_replaces, error_id::storage_unsafe, {}, 1},
+      {oddity::no_links, error_id::storage_unsafe, error_id::storage_unsafe, 0},
+      {oddity::lock_not_seen, {}, {}, 1},
+      {oddity::unknown_kind, {}, {}, 1},
+      {oddity::kernel_view, error_id::storage_unsafe, error_id::storage_unsafe, 0},
+      {oddity::directory_sync_fails, error_id::storage_io, error_id::storage_io, 0},
+  };
+  for (const auto& row : rows)
+    for (const bool alone : {false, true}) {
+      CAPTURE(static_cast<int>(row.odd));
+      const scratch_directory directory;
+      training_state t(0, 1, small);
+      const listener ear;
+      cairn::checkpointer ckpt{
+          odd_store{directory.path(), {.single_writer = alone}, odd_file_system{row.odd}}, ear, patient()};
+      const auto why = thrown_by([&] { static_cast<void>(ckpt.resume(t.state)); });
+      CHECK(why.id == (alone ? row.alone : row.among_jobs));
+      if (alone) CHECK(ear.warnings().size() == row.lines);
+      CHECK(std::filesystem::is_empty(directory.path()));
+      if (why.id) continue;
+      t.fill(1);
+      CHECK_FALSE(thrown_by([&] { ckpt.save(t.state, 1).wait(); }).id);
+      ckpt.prepare(t.state);  // not proven twice
+      if (alone) CHECK(ear.warnings().size() == row.lines);
+    }
+}
+
+TEST_CASE("a rank whose client remembers that names were absent is named; one job alone is told of it") {
+  for (const bool alone : {false, true}) {
+    const scratch_directory directory;
+    std::atomic<int> refused{0};
+    std::atomic<int> told{0};
+    on_ranks(3, [&](cairn::thread_communicator comm) {
+      const int rank = comm.rank();
+      training_state t(0, 1, small);
+      const odd_file_system fs{rank == 2 ? oddity::names_remembered_absent : oddity::none};
+      const listener ear;
+      cairn::checkpointer ckpt{odd_store{directory.path(), {.single_writer = alone}, fs}, std::move(comm),
+                               ear, patient()};
+      const auto why = thrown_by([&] { static_cast<void>(ckpt.resume(t.state)); });
+      refused += why.id == error_id::storage_unsafe && why.fields.rank == 2;
+      told += rank == 2 && ear.warnings().size() == 1;
+    });
+    CHECK(refused == (alone ? 0 : 3));
+    CHECK(told == (alone ? 1 : 0));
+    CHECK(std::filesystem::is_empty(directory.path()));
+  }
+}
+
+TEST_CASE("a run that cleans leaves the marks of one alone that is just looking for them") {
+  const scratch_directory directory;
+  cairn::file_store shared{directory.path()};
+  const auto storage = cairn::safetensors_storage{shared};
+  auto one = storage.writer();
+  auto other = storage.writer();
+  const cairn::run_id run{1, 2};
+  const cairn::run_id another{3, 4};
+  one.look_early(run);
+  one.leave_mark(run);
+  static_cast<void>(other.clean(another));
+  CHECK(one.sees_mark(run) == cairn::mark_sight::seen);
+  one.remove_mark(run);
+  CHECK(shared.list("").empty());
+  {
+    auto dead = cairn::safetensors_storage{shared}.writer();
+    dead.leave_mark(run);
+  }
+  CHECK(other.clean(another) == 2);
+  // Of another host, whose locks may not be seen here: by the clock.
+  const auto leave = [&](std::int64_t age) {
+    cairn::wire_writer about;
+    about.put(static_cast<std::int64_t>(std::time(nullptr) - age)).put(std::string("another host"));
+    shared.put_new("shared-mark.x", about.take());
+  };
+  leave(60);
+  CHECK(other.clean(another) == 0);
+  shared.remove("shared-mark.x");
+  for (const std::int64_t age : {-7200, 7200}) {
+    leave(age);
+    shared.put_new("shared-mark.y", {});
+    CHECK(other.clean(another) == 2);
+  }
+  CHECK(shared.list("").empty());
 }
 
 TEST_CASE("short writes and reads, EINTR, and a disk that is full in the middle, seen by a trainer") {

@@ -173,7 +173,9 @@ TEST_CASE("files and directories have the bits that the umask leaves, or exactly
     CAPTURE(row.directory_bits);
     const scratch_directory directory;
     const umask_set mask(row.mask);
-    save_and_fail(directory.path() + "/a/b", {.file_mode = row.file, .directory_mode = row.directory});
+    save_and_fail(directory.path() + "/a/b", {.file_mode = row.file,
+                                              .directory_mode = row.directory,
+                                              .root = cairn::root_directory::make_parents});
     const auto found = modes_below(directory.path());
     CHECK(found.count("other") == 0);
     for (const auto* kind : {"manifest", "record", "data", "mark", "directory"}) {
@@ -559,8 +561,8 @@ struct actor_critic {
   }
   using type = cairn::checkpointer_for<cairn::file_store>;
   static type make(const std::string& directory, const cairn::memory_budget& budget, std::size_t keep) {
-    return type{cairn::file_store{directory}, cairn::heap_stager{{.budget = budget}}, cairn::keep_last(keep),
-                quiet};
+    return type{cairn::file_store{directory, {.root = cairn::root_directory::make_parents}},
+                cairn::heap_stager{{.budget = budget}}, cairn::keep_last(keep), quiet};
   }
   void set(std::int64_t step) {
     std::fill(policy_weights.begin(), policy_weights.end(), static_cast<float>(step));

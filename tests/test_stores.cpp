@@ -22,7 +22,9 @@ using cairn_test::scratch_directory;
 
 struct file_on_disk {
   scratch_directory directory;
-  cairn::file_store make() { return cairn::file_store{directory.path() + "/new/root"}; }
+  cairn::file_store make() {
+    return cairn::file_store{directory.path() + "/new/root", {.root = cairn::root_directory::make_parents}};
+  }
 };
 struct file_on_tmpfs {
   scratch_directory directory{"/dev/shm"};

@@ -4,6 +4,7 @@
 
 #include "support/byte_store_conformance.hpp"
 #include "support/faulty_file_system.hpp"
+#include "support/odd_file_system.hpp"
 #include "support/recording_file_system.hpp"
 #include "support/rounds.hpp"
 #include "support/scratch_directory.hpp"
@@ -16,16 +17,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -188,7 +193,7 @@ TEST_CASE("each error has its id, and the message names file, call and cause") {
       {file_call::open, EROFS, error_id::storage_permission, "read-only"},
       {file_call::open, EACCES, error_id::storage_permission, "Permission denied"},
       {file_call::open_directory, ELOOP, error_id::storage_bad_key, "symbolic link"},
-      {file_call::open_directory, ENOTDIR, error_id::storage_bad_key, "no directory"},
+      {file_call::open_directory, ENOTDIR, error_id::storage_not_found, "a file stands where"},
       {file_call::make_directory, EROFS, error_id::storage_permission, "mkdir"},
       {file_call::sync, EIO, error_id::storage_io, "fsync"},
       {file_call::sync, ENOSPC, error_id::storage_no_space, "fsync"},
@@ -510,6 +515,120 @@ TEST_CASE("a directory without permission") {
   cairn::file_store s{directory.path()};
   CHECK(thrown([&] { static_cast<void>(s.create("new", 10)); }) == error_id::storage_permission);
   CHECK(thrown([&] { s.put_new("new/x", {}); }) == error_id::storage_permission);
+}
+
+namespace {
+using verdict = cairn::store_point::verdict;
+/// The worst of a proof, with what it says of that.
+std::pair<verdict, std::string> worst(const cairn::store_proof& proof) {
+  std::pair<verdict, std::string> found{verdict::right, ""};
+  for (const auto& p : proof.points)
+    if (p.outcome > found.first) found = {p.outcome, p.what + ": " + p.seen + ": " + p.follows};
+  return found;
+}
+}  // namespace
+
+TEST_CASE("a file store proves what checkpoints rely on, and leaves nothing behind") {
+  struct row {
+    oddity odd;
+    verdict outcome;
+    const char* says;
+  };
+  const row rows[] = {
+      {oddity::none, verdict::right, ""},
+      {oddity::nfs, verdict::right, ""},
+      {oddity::no_rename_new, verdict::right, ""},
+      {oddity::rename_replaces, verdict::single_job, "a rename replaces nothing: a file that was there"},
+      {oddity::link_replaces, verdict::single_job, "a link replaces nothing: renameat2 over a file: File ex"},
+      {oddity::no_links, verdict::unusable, "link over a file: Operation not permitted"},
+      {oddity::exclusive_ignored, verdict::single_job, "a name is made once (O_EXCL): done"},
+      {oddity::lock_not_seen, verdict::weaker, "a lock is seen from a second open: done: whether a writer"},
+      {oddity::no_locks, verdict::weaker, "a lock is given: No locks available"},
+      {oddity::directory_sync_fails, verdict::unusable, "fsync of a directory: Input/output error"},
+      {oddity::directory_sync_refused, verdict::weaker, "fsync of a directory: Invalid argument"},
+      {oddity::file_sync_fails, verdict::unusable, "fsync of a file: Input/output error"},
+      {oddity::new_names_unlisted, verdict::unusable, "a new name is listed: it is not"},
+      {oddity::unknown_kind, verdict::weaker, "known: fuse.cloudfs: checkpoints were never tried on it"},
+      {oddity::kernel_view, verdict::unusable, "proc: it is a view of the kernel and keeps no files"},
+      {oddity::full, verdict::weaker, "a file can be made: No space left"},
+  };
+  const scratch_directory directory;
+  // Made by an earlier store: a directory whose entry is not known to be durable yet is synced anyway.
+  const auto root = directory.path() + "/root";
+  cairn::file_store{root}.make_directory("kept");
+  for (const auto& row : rows) {
+    CAPTURE(row.says);
+    cairn::basic_file_store<odd_file_system> s{root, {}, odd_file_system{row.odd}};
+    std::pair<verdict, std::string> found;
+    if (row.odd == oddity::directory_sync_fails)  // said by the call that makes the directory durable
+      CHECK(thrown([&] { static_cast<void>(s.prove()); }) == error_id::storage_io);
+    else {
+      found = worst(s.prove());
+      CHECK(found.first == row.outcome);
+      CHECK_MESSAGE(found.second.find(row.says) != std::string::npos, found.second);
+    }
+    CHECK(std::filesystem::directory_iterator { root } -> path() == root + "/kept");
+    CHECK(std::distance(std::filesystem::directory_iterator{root}, {}) == 1);
+  }
+  CHECK(cairn::file_store{root}.describe() == "directory " + root);
+  cairn::file_store s{root};
+  const auto proof = s.prove();
+  CHECK(proof.points.size() == 7);
+  CHECK(s.describe() == "directory " + root + " (" + proof.kind + ")");
+  CHECK(proof.from.find(" on /") != std::string::npos);
+  CHECK(cairn::file_store::from_description(
+            cairn::file_store{root, {.root = cairn::root_directory::must_exist, .single_writer = true}}
+                .description())
+            .prove()
+            .single_writer);
+}
+
+TEST_CASE("a proof that others clean beside finds nothing wrong") {
+  const scratch_directory directory;
+  std::atomic<bool> over{false};
+  std::thread cleaner([&] {
+    cairn::file_store s{directory.path()};
+    while (!over)
+      for (const auto& key : s.leftovers("cairn-probe")) static_cast<void>(thrown([&] { s.discard(key); }));
+  });
+  cairn::file_store s{directory.path()};
+  for (auto i = rounds(40); i > 0; --i) CHECK(worst(s.prove()).first == verdict::right);
+  over = true;
+  cleaner.join();
+}
+
+TEST_CASE(
+    "the store's directory: made in one that is there, with its parents only where that was asked for") {
+  const scratch_directory directory;
+  using cairn::root_directory;
+  const auto made = [&](const std::string& where, root_directory how) {
+    cairn::file_store s{directory.path() + where, {.root = how}};
+    CHECK(s.list("").empty());  // to look is no reason to make or to refuse
+    return thrown([&] { s.put_new("x", {}); });
+  };
+  CHECK(made("/a/b", root_directory::make) == error_id::storage_not_found);
+  CHECK(made("/a", root_directory::must_exist) == error_id::storage_not_found);
+  CHECK(std::filesystem::is_empty(directory.path()));
+  CHECK_FALSE(made("/a", root_directory::make));
+  CHECK_FALSE(made("/a/b", root_directory::make));
+  CHECK_FALSE(made("/a/b/c/d", root_directory::make_parents));
+  CHECK_FALSE(made("/a/b/c/d/e", root_directory::make));
+  std::filesystem::create_directory(directory.path() + "/there");
+  CHECK_FALSE(made("/there", root_directory::must_exist));
+  CHECK(made("/none/b", root_directory::must_exist) == error_id::storage_not_found);
+}
+
+TEST_CASE("a file where the store's directory should be is named as such") {
+  const scratch_directory directory;
+  cairn::file_store{directory.path()}.put_new("file", {});
+  for (const char* where : {"/file", "/file/store"}) {
+    cairn::file_store s{directory.path() + where};
+    CHECK(thrown([&] { static_cast<void>(s.prove()); }) == error_id::storage_not_found);
+    CHECK(thrown([&] { s.put_new("x", {}); }) == error_id::storage_not_found);
+    CHECK(thrown([&] { static_cast<void>(s.list("")); }) == error_id::storage_not_found);
+  }
+  CHECK(worst(cairn::file_store{"/proc"}.prove()).second.find("keeps no files") != std::string::npos);
+  CHECK_FALSE(cairn::file_store{"/proc"}.free_space());
 }
 
 TEST_CASE("options that make no sense are refused") {

@@ -71,7 +71,7 @@ inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
 ///
 /// `checkpointer ckpt{file_store{"checkpoints"}, policies...};` The first argument is a ByteStore or a
 /// Storage; every further one is a policy that declares its role, in any order: a planner, stager, executor,
-/// communicator, observer, overlapped{}, keep_last(n), read_sharing::off, checked{},
+/// communicator, observer, overlapped{}, keep_last(n), read_sharing::off, checked{}, read_only{},
 /// cuda::device_loads{},
 /// checkpointer_options{...}. What is left out has a default. `checkpointer_for<file_store,
 /// mpi_communicator>` names the type.
@@ -99,6 +99,7 @@ class checkpointer {
     auto settings = detail::take<role::options, checkpointer_options, Policies...>(arguments);
     if constexpr (detail::count_of<role::read_sharing, Policies...> == 1)
       settings.sharing = detail::take<role::read_sharing, read_sharing, Policies...>(arguments);
+    if constexpr (detail::count_of<role::access, Policies...> == 1) settings.read_only = true;
     std::size_t keep = 0;
     if constexpr (detail::count_of<role::retention, Policies...> == 1)
       keep = detail::take<role::retention, keep_last, Policies...>(arguments).count;

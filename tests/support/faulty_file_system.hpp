@@ -186,6 +186,7 @@ class faulty_file_system {
   [[nodiscard]] int free_space(int file, cairn::space_left& out) {
     return around(file_call::free_space, [&] { return inner_.free_space(file, out); });
   }
+  [[nodiscard]] int kind(int file, cairn::file_system_kind& out) { return inner_.kind(file, out); }
   void quotas(int file, std::vector<cairn::quota_use>& out) { inner_.quotas(file, out); }
 
  private:

@@ -353,6 +353,10 @@ class recording_file_system {
     out = {std::uint64_t{1} << 32, 1'000'000};
     return 0;
   }
+  [[nodiscard]] int kind(int, cairn::file_system_kind& out) const {
+    out.name = "ext4";
+    return 0;
+  }
   void quotas(int, std::vector<cairn::quota_use>&) const {}
   [[nodiscard]] int change_mode(int file, unsigned mode) const {
     const std::lock_guard lock(model_->mutex);

@@ -130,6 +130,7 @@ class watched_file_system {
     return inner_.list(directory, entries);
   }
   [[nodiscard]] int free_space(int file, cairn::space_left& out) { return inner_.free_space(file, out); }
+  [[nodiscard]] int kind(int file, cairn::file_system_kind& out) { return inner_.kind(file, out); }
   void quotas(int file, std::vector<cairn::quota_use>& out) { inner_.quotas(file, out); }
 
  private:

@@ -70,6 +70,8 @@ constexpr bool check_arguments() {
                 "cairn::checkpointer: keep_last is given twice; pass one");
   static_assert(count_of<role::read_sharing, Arguments...> <= 1,
                 "cairn::checkpointer: read_sharing is given twice; pass one");
+  static_assert(count_of<role::access, Arguments...> <= 1,
+                "cairn::checkpointer: read_only is given twice; pass one");
   static_assert(count_of<role::devices, Arguments...> <= 1,
                 "cairn::checkpointer: two arguments play the role devices; pass one");
   static_assert(count_of<role::check, Arguments...> <= 1,

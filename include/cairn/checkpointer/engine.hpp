@@ -80,6 +80,7 @@ class engine {
   }
 
   void prepare(const state_dict& state) {
+    check_writable();
     finish_preparation();
     probe_store();
     bool cached = false;
@@ -95,6 +96,7 @@ class engine {
   }
 
   save_handle save(const state_dict& state, std::int64_t step) {
+    check_writable();
     attempt save;
     if constexpr (wants_spans<ObserverType>) save.journal = std::make_shared<save_journal>();
     ++save_count_;  // first: where a rank alone runs out of memory, the next attempt is the same on all
@@ -167,7 +169,7 @@ class engine {
     settle();
     probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
     const auto step = loader_.resume(load_planner(), state, run_, among);
-    prepare(state);
+    if (!options_.read_only) prepare(state);
     return step;
   }
 
@@ -176,6 +178,7 @@ class engine {
         group_, [&] { return encode_steps(background_->reader().list()); }, peers()));
   }
   void remove(std::int64_t step) {
+    check_writable();
     static_cast<void>(read_once(
         group_,
         [&] {
@@ -191,6 +194,7 @@ class engine {
   }
 
   [[nodiscard]] bool set_aside_for_all(std::int64_t step) {
+    if (options_.read_only) return false;
     const auto done = [&] {
       return std::vector<std::byte>{std::byte{background_->writer()->set_aside(step)}};
     };
@@ -378,6 +382,10 @@ class engine {
     before_update();
   }
 
+  void check_writable() const {
+    if (options_.read_only)
+      fail(error_id::usage_bad_option, "this checkpointer is read_only: it saves and removes nothing");
+  }
   static std::vector<std::byte> make_run() {
     std::vector<std::byte> bytes(16);
     if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
@@ -475,8 +483,10 @@ class engine {
   }
 
   void probe_store() {
-    if (!probed_)
-      probe_shared_store(group_, *background_->writer(), run_, storage_.describe(), options_.peer_patience);
+    if (!probed_ && !options_.read_only)
+      probe_shared_store(
+          group_, *background_->writer(), run_, [&] { return std::string(storage_.describe()); },
+          options_.peer_patience, [&](const std::string& line) { background_->tell().warned(line); });
     probed_ = true;
   }
 

@@ -71,7 +71,8 @@ class loader {
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
-      if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !set_aside(*step))
+      if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !options_.read_only &&
+          !set_aside(*step))
         why += " (its manifest could not be moved aside)";
       background_->tell().fell_back(*step, why);
     }

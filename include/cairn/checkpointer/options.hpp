@@ -72,6 +72,15 @@ struct checkpointer_options {
   std::chrono::nanoseconds mean_time_between_failures{0};
   /// No lines on stderr.
   bool quiet = false;
+  /// See cairn::read_only.
+  bool read_only = false;
+};
+
+/// Checkpoints are loaded and nothing in the store is changed: resume() removes nothing, moves nothing aside,
+/// and does not ask whether the store can be written; save(), prepare() and remove() are refused. Programs
+/// that call load() alone need not say so. Pass as any argument.
+struct read_only {
+  using cairn_role = role::access;
 };
 
 /// Tensors are copied while the next forward and backward run: save() returns at once, and the memory of

@@ -21,6 +21,7 @@ namespace detail {
 template <class Background>
 [[nodiscard]] std::vector<std::int64_t> clean_and_list(Background& background, const run_id& run,
                                                        const checkpointer_options& options) {
+  if (options.read_only) return background.reader().list();
   predecessors earlier;
   bool cleaned = false;
   try {

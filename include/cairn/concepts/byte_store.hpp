@@ -230,6 +230,45 @@ concept SharedStore = ByteStore<S> && requires(S& s, std::string_view key, std::
   { s.join(key, tag) } -> std::same_as<std::optional<decltype(s.share(key, tag))>>;
 };
 
+/// One thing that checkpoints rely on in a store, as it was tried there.
+struct store_point {
+  enum class verdict : std::uint8_t {
+    right,       ///< as it must be
+    weaker,      ///< checkpoints are safe, but something is lost: `follows` says what
+    single_job,  ///< safe for one job alone: two could lose checkpoints
+    unusable,    ///< no save would succeed
+  };
+  std::string what;  ///< "a rename replaces nothing"
+  verdict outcome = verdict::right;
+  std::string seen;     ///< what the store answered
+  std::string follows;  ///< empty where nothing follows
+};
+
+/// What a store proved of itself.
+struct store_proof {
+  std::string kind;  ///< of the file system or service, "ext4"; empty where the store does not know
+  std::string from;  ///< what is mounted there, with its options; empty where that is not known
+  /// The user said that one job alone writes there: what is unsafe between two of them is accepted.
+  bool single_writer = false;
+  std::vector<store_point> points;
+
+  [[nodiscard]] bool has(store_point::verdict v) const noexcept {
+    for (const auto& p : points)
+      if (p.outcome == v) return true;
+    return false;
+  }
+};
+
+/// What a ByteStore may offer besides: it tries what commits rely on, instead of believing it.
+///
+/// - `prove()`: writes a few small objects, looks at what comes of them, and removes them. Some milliseconds;
+/// others may use the store meanwhile. Throws storage_error where not even one object can be written:
+/// storage_permission, storage_not_found, ....
+template <class S>
+concept SelfTestingStore = ByteStore<S> && requires(S& s) {
+  { s.prove() } -> std::same_as<store_proof>;
+};
+
 /// True for keys that every store accepts.
 [[nodiscard]] constexpr bool valid_key(std::string_view key) noexcept {
   if (key.empty() || key.size() > 512) return false;

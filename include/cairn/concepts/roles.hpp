@@ -24,6 +24,7 @@ struct overlap {};       ///< cairn::overlapped
 struct retention {};     ///< cairn::keep_last
 struct read_sharing {};  ///< cairn::read_sharing
 struct check {};         ///< cairn::checked
+struct access {};        ///< cairn::read_only
 struct options {};       ///< cairn::checkpointer_options
 }  // namespace role
 

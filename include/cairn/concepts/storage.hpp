@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/save_job.hpp>
@@ -79,6 +80,28 @@ concept StorageWriter =
 template <class W>
 concept TellsWhoWrote = StorageWriter<W> && requires(W& w, const save_context& context) {
   { w.other_rank_that_wrote(context) } noexcept -> std::same_as<int>;
+};
+
+/// How one rank sees the marks that another one left in the store.
+enum class mark_sight : std::uint8_t {
+  seen,  ///< both
+  late,  ///< the name that this rank had looked for before is not seen, though the new one is
+  none,  ///< not at all within some seconds: it looks into another store
+};
+
+/// What a StorageWriter may offer besides: it proves what its commits rely on, before the first save.
+///
+/// - `prove_store()`: see SelfTestingStore; by one rank. An empty proof where the store tries nothing.
+/// - `look_early(run)`, by the others, then `leave_mark(run)`, by rank 0, `sees_mark(run)`, by the others,
+/// and `remove_mark(run)`, by rank 0: whether they share one store, and whether what one writes is seen by
+/// all once it is written. All but the last throw the store's errors.
+template <class W>
+concept ProvesStore = requires(W& w, run_id run) {
+  { w.prove_store() } -> std::same_as<store_proof>;
+  { w.look_early(run) } -> std::same_as<void>;
+  { w.leave_mark(run) } -> std::same_as<void>;
+  { w.sees_mark(run) } -> std::same_as<mark_sight>;
+  { w.remove_mark(run) } noexcept -> std::same_as<void>;
 };
 
 /// How a load reads.

@@ -57,6 +57,7 @@ enum class error_id : std::uint16_t {
   storage_aborted = 313,
   storage_unavailable = 314,
   storage_device = 315,
+  storage_unsafe = 316,
 
   corrupt_truncated = 401,
   corrupt_digest = 402,
@@ -170,6 +171,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "storage.unavailable";
     case error_id::storage_device:
       return "storage.device";
+    case error_id::storage_unsafe:
+      return "storage.unsafe";
     case error_id::corrupt_truncated:
       return "corrupt.truncated";
     case error_id::corrupt_digest:

@@ -137,6 +137,11 @@ class compressed_store {
   void discard(std::string_view key) { store().discard(key); }
   [[nodiscard]] std::optional<space_left> free_space() { return store().free_space(); }
   [[nodiscard]] std::string describe() const { return std::string(store().describe()); }
+  [[nodiscard]] store_proof prove()
+    requires SelfTestingStore<Store>
+  {
+    return store().prove();
+  }
 
   [[nodiscard]] std::size_t reads_at_once() const
     requires requires(Store& s) { s.reads_at_once(); }

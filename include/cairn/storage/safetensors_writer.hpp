@@ -156,10 +156,20 @@ class safetensors_writer {
   [[nodiscard]] std::vector<save_attempt> live_saves(run_id run) { return keeping_.live_saves(run); }
   /// The object by which a checkpoint comes to exist, for errors; not part of the concept.
   [[nodiscard]] std::string place_of(std::int64_t step) const { return manifest_key(step); }
-  /// By these, a checkpointer proves that all ranks see one store; not part of the concept.
-  void leave_mark(run_id run) { mark().leave(run); }
-  [[nodiscard]] bool sees_mark(run_id run) { return mark().seen(run); }
-  void remove_mark(run_id run) { mark().remove(run); }
+  // See ProvesStore.
+  [[nodiscard]] store_proof prove_store() {
+    if constexpr (SelfTestingStore<Store>)
+      return protocol_.store().prove();
+    else
+      return {};
+  }
+  void look_early(run_id run) { mark().look_early(run); }
+  void leave_mark(run_id run) { marks_ = mark().leave(run); }
+  [[nodiscard]] mark_sight sees_mark(run_id run) { return mark().seen(run); }
+  void remove_mark(run_id run) noexcept {
+    mark().remove(run);
+    marks_.reset();
+  }
   void check_space(space_needed needed) { keeping_.check_space(needed.bytes, needed.objects); }
 
  private:
@@ -318,6 +328,7 @@ class safetensors_writer {
   commit_protocol<Store> protocol_;
   checkpoint_keeping<Store> keeping_;
   std::shared_ptr<held_objects> held_;
+  std::shared_ptr<const void> marks_;  ///< those that stand for the moment
   std::shared_ptr<detail::ring_pool> rings_;
 };
 

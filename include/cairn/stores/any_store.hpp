@@ -89,6 +89,7 @@ class any_store {
     virtual std::vector<std::string> live_writers(std::string_view prefix) = 0;
     virtual bool writer_lives(std::string_view key) = 0;
     virtual std::vector<std::byte> description() = 0;
+    virtual store_proof prove() = 0;
   };
   template <class S>
   struct face_of final : face {
@@ -175,6 +176,12 @@ class any_store {
         fail(error_id::usage_bad_option, "this store cannot be used by a worker process: save on a thread",
              {.file = describe()});
     }
+    store_proof prove() override {
+      if constexpr (SelfTestingStore<S>)
+        return store.prove();
+      else
+        return {};
+    }
     S store;
   };
 
@@ -238,6 +245,8 @@ class any_store {
   // See NotesSettled; where the store notes nothing, is_settled() settles.
   void note_settled(std::string_view key) noexcept { face_->note_settled(key); }
   [[nodiscard]] bool is_settled(std::string_view key) { return face_->is_settled(key); }
+  /// See SelfTestingStore; an empty proof where the store tries nothing.
+  [[nodiscard]] store_proof prove() { return face_->prove(); }
   /// Whether the store knows of other processes' writers whether they live; the next two tell nothing where
   /// not.
   [[nodiscard]] bool tells_writers() const { return face_->tells_writers(); }

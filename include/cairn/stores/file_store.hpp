@@ -3,6 +3,7 @@
 #include <cairn/concepts/roles.hpp>
 #include <cairn/model/wire.hpp>
 #include <cairn/stores/detail/file_object_writer.hpp>
+#include <cairn/stores/detail/file_proof.hpp>
 #include <cairn/stores/detail/file_reader.hpp>
 
 #include <fcntl.h>
@@ -23,7 +24,8 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Objects as files below one directory; a ByteStore. The directory is made when the first object is created.
+/// Objects as files below one directory; a ByteStore. The directory is made when the first object is created,
+/// in one that is there.
 ///
 /// - What finish(), put_new() and publish_new() acknowledge survives a power loss: data fsynced once, close
 /// checked,
@@ -55,7 +57,8 @@ class basic_file_store {
   using object_writer = detail::file_object_writer<F>;
   using shared_writer = detail::shared_file_writer<F>;
 
-  /// `root`: a directory that exists or can be made; relative to the working directory of now.
+  /// `root`: a directory that exists or can be made, see file_store_options::root; relative to the working
+  /// directory of now.
   /// @throws usage_bad_option
   explicit basic_file_store(std::string root, file_store_options options = {}, F file_system = {})
       : tree_(std::make_shared<detail::file_tree<F>>(checked(std::move(root), options), options,
@@ -72,6 +75,7 @@ class basic_file_store {
     const auto number = [&](auto n) { out.put(static_cast<std::uint64_t>(n)); };
     number(o.write_bytes), number(o.writes_in_flight), number(o.read_bytes), number(o.reads_in_flight);
     mode(o.file_mode), mode(o.directory_mode);
+    out.put(static_cast<std::uint8_t>(o.root)).put(static_cast<std::uint8_t>(o.single_writer));
     return out.take();
   }
   [[nodiscard]] static basic_file_store from_description(std::span<const std::byte> bytes)
@@ -88,6 +92,8 @@ class basic_file_store {
     o.write_bytes = in.get<std::uint64_t>(), o.writes_in_flight = in.get<std::uint64_t>();
     o.read_bytes = in.get<std::uint64_t>(), o.reads_in_flight = in.get<std::uint64_t>();
     o.file_mode = mode(), o.directory_mode = mode();
+    o.root = in.get_enum(root_directory::make_parents);
+    o.single_writer = in.get<std::uint8_t>() != 0;
     in.finish();
     return basic_file_store(std::move(root), o);
   }
@@ -276,7 +282,16 @@ class basic_file_store {
     }
   }
 
-  [[nodiscard]] std::string describe() const { return "directory " + tree_->root; }
+  /// See SelfTestingStore: whether names are given once, locks are seen, fsync works, and what file system it
+  /// is. The directory is made where the options let it be.
+  [[nodiscard]] store_proof prove() { return detail::file_proof<F>(*tree_).run(); }
+
+  /// With the kind of file system, once prove() has seen it: "directory /data/checkpoints (ext4)". No call of
+  /// the system.
+  [[nodiscard]] std::string describe() const {
+    const auto kind = tree_->kind();
+    return "directory " + tree_->root + (kind.empty() ? "" : " (" + kind + ")");
+  }
 
   [[nodiscard]] const std::string& root() const noexcept { return tree_->root; }
   [[nodiscard]] const file_store_options& options() const noexcept { return tree_->options; }
@@ -356,6 +371,7 @@ class basic_file_store {
       waiting.pop_back();
       int error = 0;
       const auto directory = tree_->open_directory(here, error);
+      if (error == -ENOTDIR && here.empty()) tree_->fail_for_file(tree_->root);
       if (error == -ENOENT || error == -ENOTDIR || error == -ELOOP) continue;
       if (error < 0) detail::fail_io(-error, "open of the directory", tree_->path_of(here));
       std::vector<directory_entry> entries;
@@ -432,7 +448,7 @@ class basic_file_store {
 /// Objects as files below a directory: `file_store{"checkpoints"}`.
 using file_store = basic_file_store<>;
 
-static_assert(NotesSettled<file_store> && SharedStore<file_store>);
+static_assert(NotesSettled<file_store> && SharedStore<file_store> && SelfTestingStore<file_store>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/stores/detail/file_system_kinds.hpp>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -11,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -79,16 +81,18 @@ struct direct_alignment {
 /// has it.
 /// - `absolute(path)` is the path as it will be used from now on, whatever the working directory becomes.
 /// - `change_mode` sets exactly these permission bits, whatever the umask.
+/// - `kind` tells what file system a handle is on.
 /// - `quotas` adds the quotas that hold for this user and group on the file system of a handle; what cannot
 /// be asked for is left out.
 ///
 /// All functions may be called by several threads at once.
 template <class F>
 concept FileSystem =
-    std::copyable<F> && requires(F& f, int handle, const char* name, int flags, unsigned mode, void* to,
-                                 const void* from, std::size_t n, std::uint64_t offset, file_status& status,
-                                 direct_alignment& direct, std::vector<directory_entry>& entries,
-                                 space_left& space, std::vector<quota_use>& quotas, std::string path) {
+    std::copyable<F> &&
+    requires(F& f, int handle, const char* name, int flags, unsigned mode, void* to, const void* from,
+             std::size_t n, std::uint64_t offset, file_status& status, direct_alignment& direct,
+             std::vector<directory_entry>& entries, space_left& space, std::vector<quota_use>& quotas,
+             file_system_kind& kind, std::string path) {
       { f.absolute(path) } -> std::same_as<std::string>;
       { f.unique_number() } -> std::same_as<std::uint64_t>;
       { f.open_directory(name) } -> std::same_as<int>;
@@ -114,6 +118,7 @@ concept FileSystem =
       { f.direct(handle, direct) } -> std::same_as<int>;
       { f.list(handle, entries) } -> std::same_as<int>;
       { f.free_space(handle, space) } -> std::same_as<int>;
+      { f.kind(handle, kind) } -> std::same_as<int>;
       { f.quotas(handle, quotas) } -> std::same_as<void>;
     };
 
@@ -253,11 +258,25 @@ class posix_file_system {
     struct statvfs s {};
     const int r = code(::fstatvfs(file, &s));
     if (r != 0) return r;
+    if (s.f_blocks == 0) return -EOPNOTSUPP;  // a file system that does not count, as some of FUSE
     std::uint64_t bytes = 0;
     if (__builtin_mul_overflow(std::uint64_t{s.f_bavail}, std::uint64_t{s.f_frsize}, &bytes))
       bytes = std::numeric_limits<std::uint64_t>::max();
     out.bytes = bytes;
     out.objects = s.f_files == 0 ? std::numeric_limits<std::uint64_t>::max() : s.f_favail;
+    return 0;
+  }
+  [[nodiscard]] int kind(int file, file_system_kind& out) const {
+    struct statfs s {};
+    const int r = code(::fstatfs(file, &s));
+    if (r != 0) return r;
+    out.type = static_cast<std::uint64_t>(s.f_type) & 0xFFFFFFFFU;
+    out.name = detail::name_of_file_system(out.type);
+#ifdef STATX_MNT_ID
+    struct statx where {};
+    if (::statx(file, "", AT_EMPTY_PATH, STATX_MNT_ID, &where) == 0 && (where.stx_mask & STATX_MNT_ID) != 0)
+      detail::look_up_mount(where.stx_mnt_id, out);
+#endif
     return 0;
   }
   /// Where kernel (Linux 5.14) and file system can tell; NFS and Lustre cannot.

@@ -21,6 +21,13 @@
 namespace cairn {
 inline namespace v1 {
 
+/// What becomes of a store's own directory where it is not there.
+enum class root_directory : std::uint8_t {
+  must_exist,    ///< an error: what keeps a disk that is not mounted from being taken for an empty one
+  make,          ///< it is made, in a directory that is there
+  make_parents,  ///< it is made, and all directories above it
+};
+
 /// How a file_store works. Sizes in bytes.
 struct file_store_options {
   bool direct_io = true;               ///< O_DIRECT for large requests, where the file system can
@@ -35,6 +42,10 @@ struct file_store_options {
   /// whatever the umask: 0700 and any of 03077. Left out: 0777 less the umask. A set-group-id bit that a
   /// directory inherits stays. A crash in the instant after mkdir leaves what the umask allows of them.
   std::optional<unsigned> directory_mode = {};
+  /// What becomes of the store's directory where it is not there, once something is to be written.
+  root_directory root = root_directory::make;
+  /// One job alone writes there, one at a time: what prove() finds unsafe between two jobs is accepted.
+  bool single_writer = false;
 };
 
 namespace detail {
@@ -205,6 +216,24 @@ struct file_tree {
     return left;
   }
 
+  /// Something that is no directory stands at `path`, the root or above it.
+  [[noreturn]] static void fail_for_file(std::string_view path) {
+    fail(error_id::storage_not_found,
+         "a file stands where the store's directory should be: " + std::system_category().message(ENOTDIR) +
+             "; give the path of a directory",
+         {.file = std::string(path)});
+  }
+
+  /// What prove() found there; nothing before.
+  [[nodiscard]] std::string kind() const {
+    const std::lock_guard lock(mutex_);
+    return kind_;
+  }
+  void set_kind(std::string name) {
+    const std::lock_guard lock(mutex_);
+    kind_ = std::move(name);
+  }
+
   /// The typed error; with the free space where that matters.
   [[noreturn]] void fail_at(int code, std::string_view call, std::string_view path, const file_handle<F>& at,
                             std::int64_t offset = -1, std::optional<std::uint64_t> needed = {}) {
@@ -271,7 +300,16 @@ struct file_tree {
       }
       return here;
     }
+    if (r == -ENOTDIR) fail_for_file(path);
     if (r != -ENOENT || depth > 256) fail_io(-r, "open of the directory", path);
+    if (options.root != root_directory::make_parents &&
+        (depth > 0 || options.root == root_directory::must_exist))
+      fail(error_id::storage_not_found,
+           depth == 0 ? "the store's directory is not there, and must be by file_store_options::root: is its "
+                        "disk mounted?"
+                      : "the directory above the store's is not there: is its disk mounted? Make it, or say "
+                        "file_store_options{.root = cairn::root_directory::make_parents}",
+           {.file = path});
     const auto slash = path.find_last_of('/');
     const auto name = slash == std::string::npos ? path : path.substr(slash + 1);
     auto above = slash == std::string::npos ? std::string(".") : path.substr(0, slash);
@@ -305,7 +343,8 @@ struct file_tree {
     return std::find(settled_.begin(), settled_.end(), s.identity) != settled_.end();
   }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::string kind_;
   std::vector<file_identity> settled_;  // directories whose entry is known to be durable
 };
 

@@ -40,10 +40,14 @@ struct errno_meaning {
       return {error_id::storage_exists, "something stands there already; nothing was replaced"};
     case EACCES:
     case EPERM:
-      return {error_id::storage_permission, "give this user the right to do it, or choose another directory"};
+      return {error_id::storage_permission,
+              "give this user the right to do it, or choose another directory; a program that only reads "
+              "says cairn::read_only"};
     case EROFS:
       return {error_id::storage_permission,
-              "the file system is read-only: mount it writable or choose another directory"};
+              "the file system is read-only: mount it writable or choose another directory; a program that "
+              "only reads "
+              "says cairn::read_only"};
     case EMFILE:
       return {error_id::storage_limit, "this process has too many open files: raise ulimit -n"};
     case ENFILE:
