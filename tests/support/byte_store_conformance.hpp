@@ -318,6 +318,22 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
     CHECK(store.size("b/c/x") == 4);
   }
 
+  SUBCASE("a removal on condition takes what was looked at, and nothing else") {
+    const auto one = pattern(3000, 1);
+    auto other = one;
+    other[2999] ^= std::byte{1};
+    store.put_new("c/manifest", one);
+    CHECK_FALSE(cairn::detail::remove_if(store, "c/manifest", other));
+    CHECK_FALSE(cairn::detail::remove_if(store, "c/manifest", pattern(2999, 1)));
+    CHECK(store.read_all("c/manifest", 3000) == one);
+    CHECK(cairn::detail::remove_if(store, "c/manifest", one));
+    CHECK_FALSE(store.size("c/manifest").has_value());
+    CHECK(cairn::detail::remove_if(store, "c/manifest", one));
+    store.put_new("c/manifest", other);
+    CHECK_FALSE(cairn::detail::remove_if(store, "c/manifest", one));
+    CHECK(store.read_all("c/manifest", 3000) == other);
+  }
+
   SUBCASE("bad keys are refused everywhere") {
     const std::string bad[] = {"",
                                "/",

@@ -49,9 +49,10 @@ enum class file_call : std::uint8_t {
   list,
   free_space,
   change_mode,
-  any  ///< as a fault's call: each of the above counts
+  grows,  ///< as a fault's call: what needs space, blocks or inodes: pwrite, allocate, new files, directories
+  any     ///< as a fault's call: each of the above counts
 };
-inline constexpr int file_calls = 21;
+inline constexpr int file_calls = 21;  ///< that are calls
 
 /// More than 0 while this thread is inside a faulty_file_system: for tests that let allocations fail, but not
 /// those of the test double.
@@ -108,7 +109,8 @@ class faulty_file_system {
   [[nodiscard]] int open_at(int directory, const char* name, int flags, unsigned mode) {
     const bool direct = (flags & O_DIRECT) != 0;
     const int handle = around(
-        file_call::open, [&] { return inner_.open_at(directory, name, flags, mode); }, direct);
+        file_call::open, [&] { return inner_.open_at(directory, name, flags, mode); }, direct,
+        (flags & O_CREAT) != 0);
     if (handle >= 0 && direct) {
       const entered guard;
       const std::lock_guard lock(script_->mutex);
@@ -207,10 +209,13 @@ class faulty_file_system {
   };
 
   /// The error of this call, or 0.
-  [[nodiscard]] int reached(file_call call, bool direct) {
+  [[nodiscard]] int reached(file_call call, bool direct, bool grows = false) {
     const std::lock_guard lock(script_->mutex);
     auto& s = *script_;
-    if (!s.armed || (s.fault.call != call && s.fault.call != file_call::any) ||
+    grows |= call == file_call::pwrite || call == file_call::allocate || call == file_call::make_directory;
+    if (!s.armed ||
+        (s.fault.call != call && s.fault.call != file_call::any &&
+         !(grows && s.fault.call == file_call::grows)) ||
         (s.fault.only_direct && !direct))
       return 0;
     ++s.count;
@@ -219,9 +224,9 @@ class faulty_file_system {
     return s.fault.error;
   }
   template <class Call>
-  int around(file_call call, Call work, bool direct = false) {
+  int around(file_call call, Call work, bool direct = false, bool grows = false) {
     const entered guard;
-    const int error = reached(call, direct);
+    const int error = reached(call, direct, grows);
     if (error == 0) return work();
     if (how() == file_fault::manner::fails_after) static_cast<void>(work());
     return -error;

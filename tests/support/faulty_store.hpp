@@ -179,6 +179,11 @@ class faulty_store {
   void remove(std::string_view key) {
     faults_->around(store_call::remove, key, [&] { inner_.remove(key); });
   }
+  bool remove_if(std::string_view key, std::span<const std::byte> bytes)
+    requires cairn::ConditionalRemove<Inner>
+  {
+    return faults_->around(store_call::remove, key, [&] { return inner_.remove_if(key, bytes); });
+  }
   std::vector<std::string> leftovers(std::string_view prefix) {
     return faults_->around(store_call::leftovers, prefix, [&] { return inner_.leftovers(prefix); });
   }

@@ -60,6 +60,11 @@ class object_table {
     if (operation == "PutObject") return put(request);
     if (operation == "GetObject" || operation == "HeadObject") return get(request);
     if (operation == "DeleteObject") {
+      const auto at = objects_.find({request.bucket, request.key});
+      if (const auto* match = request.header("if-match"); match != nullptr && rules.conditional_writes &&
+                                                          at != objects_.end() &&
+                                                          unquoted(*match) != unquoted(at->second.etag))
+        return precondition_failed("If-Match");
       if (objects_.erase({request.bucket, request.key}) == 0 && rules.google) return no_such_key();
       return with_status(204);
     }

@@ -179,9 +179,11 @@ class engine {
   }
   void remove(std::int64_t step) {
     check_writable();
+    before_update();
     static_cast<void>(read_once(
         group_,
         [&] {
+          saves_.wait_for_step(step);  // else it would be ended, and fail
           background_->writer()->remove(step);
           return std::vector<std::byte>();
         },

@@ -42,6 +42,11 @@ class saves_under_way {
     for (const auto& save : saves_)
       if (!save->wait_finished(given_up_at_)) late(*save);
   }
+  /// Waits for those of one step, until all were given up.
+  void wait_for_step(std::int64_t step) const {
+    for (const auto& save : saves_)
+      if (save->report().step == step) static_cast<void>(save->wait_finished(given_up_at_));
+  }
   /// Why the last save failed; null: it did not, or has not ended.
   [[nodiscard]] std::exception_ptr last_failure() const {
     return last_ == nullptr ? nullptr : last_->failure();

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/deadline.hpp>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -130,6 +131,35 @@ template <ByteStore S>
     std::vector<std::string> keys;
     for (auto& o : store.list(prefix)) keys.push_back(std::move(o.key));
     return keys;
+  }
+}
+}  // namespace detail
+
+/// What a ByteStore may offer besides, so that one who removes an object does not take one that another put
+/// under its key in between.
+///
+/// - `remove_if(key, bytes)`: removes, durably, an object that is exactly these bytes: true, also where
+/// nothing stands under the key. False if something else stands there, which is not touched. Where a request
+/// is repeated or comes late it still removes only the object that was looked at. Throws storage_error.
+template <class S>
+concept ConditionalRemove =
+    ByteStore<S> && requires(S& s, std::string_view key, std::span<const std::byte> bytes) {
+      { s.remove_if(key, bytes) } -> std::same_as<bool>;
+    };
+namespace detail {
+/// As remove_if() of ConditionalRemove; by a look before where the store has none.
+template <ByteStore S>
+[[nodiscard]] bool remove_if(S& store, std::string_view key, std::span<const std::byte> bytes) {
+  if constexpr (ConditionalRemove<S>) {
+    return store.remove_if(key, bytes);
+  } else {
+    const auto size = store.size(key);
+    if (!size) return true;
+    if (*size != bytes.size()) return false;
+    const auto there = store.read_all(key, bytes.size());
+    if (there && !std::equal(there->begin(), there->end(), bytes.begin(), bytes.end())) return false;
+    store.remove(key);
+    return true;
   }
 }
 }  // namespace detail

@@ -75,21 +75,48 @@ class checkpoint_keeping {
  public:
   explicit checkpoint_keeping(std::shared_ptr<Store> store) : store_(store), objects_(std::move(store)) {}
 
-  /// Steps with a manifest, ascending. One listing.
+  /// Steps with a manifest, ascending; without those whose save was ended before its manifest came to stand.
+  /// One listing, and one look at each manifest beside a mark.
   [[nodiscard]] std::vector<std::int64_t> list() const {
-    std::vector<std::int64_t> steps;
-    for (const auto& key : detail::list_keys(*store_, "step-"))
-      if (const auto k = parse_key(key); k && k->object.kind == object_kind::manifest)
-        steps.push_back(k->step);
-    std::sort(steps.begin(), steps.end());
-    return steps;
+    return objects_.committed_among(detail::list_keys(*store_, "step-"));
   }
 
   /// Removes a checkpoint or what is left of one: the manifest first, then everything that cairn put beside
-  /// it.
+  /// it. Saves of the step that are under way are ended first, and fail; their marks stay for those who come
+  /// late, until clean() finds them needless. A checkpoint that such a save, or another one, commits
+  /// meanwhile stays.
   void remove(std::int64_t step) const {
-    store_->remove(manifest_key(step));
-    for (const auto& o : objects_.objects_of(step)) store_->remove(o.key);
+    std::optional<std::uint64_t> removed;  // the attempt whose checkpoint it was
+    if (const auto bytes = manifest_bytes(step)) {
+      removed = objects_.attempt_in(*bytes, manifest_key(step));
+      if (!remove_manifest(step, *bytes)) return;
+    }
+    const auto objects = objects_.objects_of(step);
+    const auto of_removed = [&](const auto& o) { return o.is_file() && o.name.attempt == removed; };
+    // The coordinator's record first, or the file that it is in: who commits it now looks for that last. And
+    // all before marks are made, which may need the space.
+    for (const auto& o : objects)
+      if (of_removed(o) && o.name.rank == 0 && o.name.kind == object_kind::record) store_->remove(o.key);
+    for (const auto& o : objects)
+      if (of_removed(o)) store_->remove(o.key);
+    auto attempts = detail::attempts_in(objects, removed);
+    const auto begun = begun_attempts(step_directory(step) + "/");
+    if (const auto at = begun.find(step); at != begun.end()) add_begun(attempts, at->second, removed);
+    for (const auto& a : attempts)
+      if (!a.marked) objects_.require_mark(step, a.attempt, detail::removed_meanwhile(step));
+    const auto standing = objects_.standing_attempt(step);  // was committed before its mark came
+    const auto ended = [&](const detail::step_object& o) {  // one that began since then is not
+      return o.name.attempt == removed || std::any_of(attempts.begin(), attempts.end(), [&](const auto& a) {
+               return a.attempt == o.name.attempt;
+             });
+    };
+    for (const auto& o : objects_.objects_of(step)) {
+      if (o.own && o.name.kind == object_kind::manifest) continue;
+      if (o.is_file() && (o.name.attempt == standing || !ended(o))) continue;
+      if (o.is_mark() && o.name.attempt != standing && (may_be_late(attempts, o.name.attempt) || !ended(o)))
+        continue;
+      store_->remove(o.key);
+    }
     (void)discard_leftovers(step_directory(step) + "/", nullptr);
   }
 
@@ -97,16 +124,10 @@ class checkpoint_keeping {
   /// `manifest.damaged.<n>`. False if the store does not let it be changed.
   [[nodiscard]] bool set_aside(std::int64_t step) const {
     try {
-      const auto key = manifest_key(step);
-      std::optional<std::vector<std::byte>> bytes;
-      try {
-        bytes = store_->read_all(key, detail::max_manifest_bytes);
-        if (!bytes) return true;
-      } catch (const corrupt_error&) {  // too long to be one
-        bytes.emplace();
-      }
+      const auto bytes = manifest_bytes(step);
+      if (!bytes) return true;
       for (int n = 0; !store_->publish_new(detail::set_aside_key(step, n), *bytes);) ++n;
-      store_->remove(key);
+      (void)remove_manifest(step, *bytes);  // another one that was put there is not meant
       return true;
     } catch (const storage_error& e) {
       if (e.id() == error_id::storage_permission) return false;
@@ -193,6 +214,38 @@ class checkpoint_keeping {
   }
 
  private:
+  /// What stands as a step's manifest; empty for what is too long to be one.
+  [[nodiscard]] std::optional<std::vector<std::byte>> manifest_bytes(std::int64_t step) const {
+    try {
+      return store_->read_all(manifest_key(step), detail::max_manifest_bytes);
+    } catch (const corrupt_error&) {
+      return std::vector<std::byte>();
+    }
+  }
+  /// Removes what manifest_bytes() gave. False if another manifest was put there since.
+  [[nodiscard]] bool remove_manifest(std::int64_t step, const std::vector<std::byte>& bytes) const {
+    if (!bytes.empty()) return detail::remove_if(*store_, manifest_key(step), bytes);
+    store_->remove(manifest_key(step));
+    return true;
+  }
+  static void add_begun(std::vector<detail::seen_attempt>& attempts, const std::vector<std::uint64_t>& begun,
+                        std::optional<std::uint64_t> but) {
+    for (const auto attempt : begun) {
+      if (attempt == but) continue;
+      const auto at =
+          std::find_if(attempts.begin(), attempts.end(), [&](const auto& a) { return a.attempt == attempt; });
+      if (at == attempts.end())
+        attempts.push_back({attempt, false, 1});
+      else
+        ++at->files;
+    }
+  }
+  /// Whether somebody may still write for an attempt that was seen so: then its mark is needed.
+  [[nodiscard]] static bool may_be_late(const std::vector<detail::seen_attempt>& attempts,
+                                        std::uint64_t attempt) {
+    return std::any_of(attempts.begin(), attempts.end(),
+                       [&](const auto& a) { return a.attempt == attempt && (!a.marked || a.files != 0); });
+  }
   /// What an unfinished object that names its attempt, one of data or a record, belongs to.
   [[nodiscard]] static std::optional<save_attempt> attempt_of_unfinished(const std::string& key) {
     const auto about = detail::unfinished_object(key);
@@ -201,7 +254,8 @@ class checkpoint_keeping {
     return save_attempt{about->step, about->object.attempt};
   }
   /// By step, the attempts of unfinished objects, whether their writers live or not.
-  [[nodiscard]] std::map<std::int64_t, std::vector<std::uint64_t>> begun_attempts() const {
+  [[nodiscard]] std::map<std::int64_t, std::vector<std::uint64_t>> begun_attempts(
+      const std::string& prefix = "step-") const {
     std::map<std::int64_t, std::vector<std::uint64_t>> found;
     const auto add = [&](const std::vector<std::string>& keys) {
       for (const auto& key : keys)
@@ -209,14 +263,16 @@ class checkpoint_keeping {
           if (auto& in = found[a->step]; std::find(in.begin(), in.end(), a->attempt) == in.end())
             in.push_back(a->attempt);
     };
-    add(store_->leftovers("step-"));
-    if constexpr (detail::TellsWriters<Store>) add(store_->live_writers("step-"));
+    add(store_->leftovers(prefix));
+    if constexpr (detail::TellsWriters<Store>) add(store_->live_writers(prefix));
     return found;
   }
   std::uint64_t clean_step(std::int64_t step, const run_id& run, const std::vector<std::uint64_t>& begun,
                            std::int64_t newest) const {
     const auto key = manifest_key(step);
-    if (const auto bytes = store_->read_all(key, detail::max_manifest_bytes)) {
+    auto bytes = store_->read_all(key, detail::max_manifest_bytes);
+    if (bytes && objects_.is_ghost(step, *bytes) && detail::remove_if(*store_, key, *bytes)) bytes.reset();
+    if (bytes) {
       try {
         const auto m = decode_manifest(*bytes, key);
         return m.step == step ? remove_unnamed(step, m) : 0;  // another's names nothing here
@@ -231,13 +287,11 @@ class checkpoint_keeping {
     const auto is_begun = [&](std::uint64_t attempt) {
       return std::find(begun.begin(), begun.end(), attempt) != begun.end();
     };
-    for (const auto attempt : begun)
-      if (std::none_of(attempts.begin(), attempts.end(), [&](const auto& a) { return a.attempt == attempt; }))
-        attempts.push_back({attempt, false, 0});
+    add_begun(attempts, begun, std::nullopt);
     const auto own =
         std::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
     for (const auto& a : attempts)
-      if (!a.marked) objects_.mark(step, a.attempt, detail::superseded(step, run));
+      if (!a.marked) (void)objects_.mark(step, a.attempt, detail::superseded(step, run));
     if (store_->size(key)) return 0;
     for (const auto& o : objects_.objects_of(step)) {
       const bool ended = std::any_of(attempts.begin(), attempts.end(),
@@ -247,12 +301,12 @@ class checkpoint_keeping {
     }
     // For writers that are late, a mark that another run made stays until the run after that one, and until
     // there is a newer checkpoint: nothing older is ever taken for the newest.
-    const auto may_be_late = [&](const auto& a) {
+    const auto is_needed = [&](const auto& a) {
       const auto by = marked_by(step, a.attempt);
       return by && (step > newest || *by == to_string(run));
     };
     for (const auto& a : attempts)
-      if (a.marked && a.files == 0 && !is_begun(a.attempt) && !may_be_late(a))
+      if (a.marked && a.files == 0 && !is_begun(a.attempt) && !is_needed(a))
         store_->remove(aborted_key(step, a.attempt)), ++removed;
     for (const auto& o : objects)
       if (o.is_claim() && own == 0) store_->remove(o.key), ++removed;

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,6 +32,26 @@ namespace detail {
 inline constexpr std::uint64_t max_manifest_bytes = std::uint64_t{1} << 30;
 /// The most bytes of a mark or of a failure's record that are read.
 inline constexpr std::uint64_t max_mark_bytes = std::uint64_t{1} << 20;
+
+/// Ranks that wait look at each so many polls whether their own record still stands.
+inline constexpr std::uint64_t polls_for_own_record = 8;
+
+/// What takes the place of the machine's time for the calling thread, where set: tests try many orders of
+/// what waits for what in no time.
+class simulated_waits {
+ public:
+  virtual ~simulated_waits() = default;
+  /// False, at once, if the deadline has passed.
+  [[nodiscard]] virtual bool wait(std::chrono::nanoseconds pause, deadline until) = 0;
+  [[nodiscard]] virtual bool passed(deadline until) const = 0;
+  /// Calls task() now and then until it says true, in place of a thread.
+  virtual void try_again(std::function<bool()> task) = 0;
+};
+inline thread_local simulated_waits* waits_here = nullptr;
+
+[[nodiscard]] inline bool has_passed(deadline until) {
+  return waits_here != nullptr ? waits_here->passed(until) : until.passed();
+}
 
 /// Pauses between polls of one store by all ranks of a world: from 0.2 ms doubling to 50 ms, each a little
 /// different so that ranks do not poll in step. In a world of more than 500 ranks they begin and end longer,
@@ -59,6 +80,7 @@ class backoff {
   }
   /// False, at once, if the deadline has passed.
   [[nodiscard]] bool wait(deadline until) {
+    if (waits_here != nullptr) return waits_here->wait(next(), until);
     const auto left = until.left();
     if (left.count() <= 0) return false;
     std::this_thread::sleep_for(std::min(next(), left));
@@ -162,6 +184,13 @@ inline void identify(record& r, const save_context& c) noexcept {
   return make_failure(error_id::storage_aborted,
                       "another save of step " + std::to_string(step) + " took the place of this one",
                       {.file = manifest_key(step), .got = to_string(by)});
+}
+/// Why an attempt was ended by one who removed its step; `got` keeps the mark until there is a newer
+/// checkpoint.
+[[nodiscard]] inline std::exception_ptr removed_meanwhile(std::int64_t step) {
+  return make_failure(error_id::storage_aborted,
+                      "step " + std::to_string(step) + " was removed while it was saved",
+                      {.file = manifest_key(step), .got = "a removal"});
 }
 /// A failure with the rank filled in, where it is open.
 [[nodiscard]] inline std::exception_ptr failure_of_rank(const std::exception_ptr& failure,

@@ -3,6 +3,8 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/save_job.hpp>
+#include <cairn/storage/attempts_under_way.hpp>
+#include <cairn/storage/commit_options.hpp>
 #include <cairn/storage/commit_parts.hpp>
 #include <cairn/storage/manifest_format.hpp>
 #include <cairn/storage/names.hpp>
@@ -25,47 +27,6 @@
 namespace cairn {
 inline namespace v1 {
 
-/// How a commit_protocol behaves where two attempts want one step.
-struct commit_options {
-  /// In a world of more ranks, the first rank of every so many collects the headers of their records for the
-  /// coordinator, which also makes the step's directory. The same on all ranks, at least 2.
-  std::int32_t block_ranks = 128;
-  /// So many consecutive ranks, which must be processes of one host, fill one data file together, which ends
-  /// with their records; 1 to 64. Larger than 1 only over a SharedStore. The same on all ranks.
-  std::int32_t ranks_per_file = 1;
-  /// In a world of more ranks (times ranks_per_file), the objects of every so many lie in a directory of
-  /// their own; at least 1. The same on all ranks.
-  std::int32_t ranks_per_directory = 256;
-  /// How long an attempt that came second waits for the one that came first, before it takes it for dead.
-  std::chrono::nanoseconds rival_patience = std::chrono::seconds(10);
-  /// How long the ranks of a large world wait for the coordinator to make the step's directory.
-  std::chrono::nanoseconds directory_patience = std::chrono::seconds(5);
-  /// How long a rank that sees the manifest waits for the coordinator's note that its name is durable, before
-  /// it makes it so by itself.
-  std::chrono::nanoseconds settle_patience = std::chrono::seconds(1);
-};
-
-/// How the files of a world are placed under these options.
-[[nodiscard]] inline file_placement placement_of(const commit_options& o, std::int32_t world_size) noexcept {
-  file_placement place;
-  place.ranks_per_file = std::clamp(world_size, 1, o.ranks_per_file);
-  const auto per_directory = std::int64_t{o.ranks_per_directory} * place.ranks_per_file;
-  if (world_size > per_directory) place.ranks_per_directory = static_cast<std::int32_t>(per_directory);
-  return place;
-}
-/// @throws usage_bad_option where they are none.
-inline void check_options(const commit_options& o, bool store_shares, std::string_view store) {
-  const auto bad = [](const std::string& what) {
-    fail(error_id::usage_bad_option, "commit_options: " + what);
-  };
-  if (o.block_ranks < 2) bad("block_ranks must be at least 2");
-  if (o.ranks_per_directory < 1) bad("ranks_per_directory must be at least 1");
-  if (o.ranks_per_file < 1 || o.ranks_per_file > detail::max_ranks_per_file)
-    bad("ranks_per_file must be 1 to " + std::to_string(detail::max_ranks_per_file));
-  if (o.ranks_per_file > 1 && !store_shares)
-    bad(std::string(store) + " cannot have one object written by several ranks: leave ranks_per_file at 1");
-}
-
 /// How a checkpoint comes to exist, by objects of a ByteStore alone: for formats other than safetensors too.
 /// It knows keys, records and manifests, nothing of what is in data files.
 ///
@@ -83,7 +44,10 @@ class commit_protocol {
  public:
   /// @throws usage_bad_option
   explicit commit_protocol(std::shared_ptr<Store> store, commit_options options = {})
-      : store_(store), objects_(std::move(store)), options_(options) {
+      : store_(store),
+        objects_(store),
+        options_(options),
+        attempts_(std::make_shared<detail::attempts_under_way<Store>>(std::move(store), options)) {
     check_options(options, SharedStore<Store>, std::string(store_->describe()));
   }
   [[nodiscard]] file_placement placement(const save_context& c) const noexcept {
@@ -97,6 +61,17 @@ class commit_protocol {
   /// Before the first byte is written, and again when all are: throws storage_already_committed if the step
   /// is committed, and the reason of an attempt that was aborted. Two small requests.
   void check_open(const save_context& c) const { objects_.check_open(c); }
+
+  /// Before anything of a rank's part is written, by the process that writes all of it: what that knows of
+  /// the attempt, abort() relies on. Without it, abort() removes no file that it could not tell others of.
+  void begin(const save_context& c) const { attempts_->begin(c); }
+
+  /// True if no manifest can name this rank's files, since its record was not sent, and this process alone
+  /// would have.
+  [[nodiscard]] bool unsent(const save_context& c) const noexcept {
+    const auto known = attempts_->known(c);
+    return known.here && !known.record;
+  }
 
   /// The same, after files got their names: the step may be committed by this very attempt already.
   void check_not_ended(const save_context& c) const {
@@ -133,7 +108,9 @@ class commit_protocol {
   void publish(const save_context& c, record& r) const {
     detail::identify(r, c);
     check_open(c);
-    store_->put_new(record_key(c.step, c.rank, c.attempt, placement(c)), encode_record(r));
+    const auto bytes = encode_record(r);
+    attempts_->sending(c, &detail::attempt_knowledge::record,
+                       [&] { store_->put_new(record_key(c.step, c.rank, c.attempt, placement(c)), bytes); });
   }
 
   /// Coordinator: see StorageWriter::commit. Before the manifest is published, other attempts of the step are
@@ -154,14 +131,15 @@ class commit_protocol {
       for (const auto& h : records.collect(until))
         m.records.push_back({h.step, h.attempt, h.rank, h.files, h.header_digest, h.data_bytes});
       end_other_attempts(c, m.placement, until);
-      publish_manifest(c, encode_manifest(m), m.placement, until);
+      publish_manifest(c, encode_manifest(m), m.placement, m.records.front().files, until);
       if constexpr (NotesSettled<Store>)
         if (c.world_size > 1) store_->note_settled(manifest_key(c.step));
     } catch (...) {
       // Beside another attempt's manifest no mark is needed.
-      if (!objects_.stands(c.step)) objects_.mark(c.step, c.attempt, std::current_exception());
+      if (!objects_.stands(c.step)) (void)objects_.mark(c.step, c.attempt, std::current_exception());
       throw;
     }
+    attempts_->end(c);
     try {
       remove_foreign(c.step, c.attempt);
     } catch (...) {  // the checkpoint exists; clean() removes what is left
@@ -182,7 +160,7 @@ class commit_protocol {
                          .world_size = m.content.world_size};
     objects_.throw_if_aborted(c.step, c.attempt);
     end_other_attempts(c, m.placement, until);
-    publish_manifest(c, manifest_bytes, m.placement, until);
+    publish_manifest(c, manifest_bytes, m.placement, 0, until);
     try {
       remove_foreign(c.step, c.attempt);
     } catch (...) {  // as in commit()
@@ -196,13 +174,23 @@ class commit_protocol {
     detail::block_merge<Store> merge(*store_, c, placement(c), block_ranks(c));
     // Those who merge are few, and waited for.
     const auto pollers = merge.done() ? c.world_size : 1;
-    for (detail::backoff pause(c.attempt, c.rank, pollers);;) {
+    detail::backoff pause(c.attempt, c.rank, pollers);
+    bool stood = !placement(c).shared();
+    for (std::uint64_t poll = 1;; ++poll) {
       objects_.throw_if_aborted(c.step, c.attempt);
       merge.advance();
       if (store_->size(key)) {
-        if (!objects_.committed_by(c.step, c.attempt)) detail::fail_already_committed(c.step);
-        objects_.throw_if_aborted(c.step, c.attempt);  // the manifest may have been published too late
-        return await_settled(c, key, until);
+        if (objects_.committed_by(c.step, c.attempt)) {
+          objects_.throw_if_aborted(c.step, c.attempt);  // it may have been published too late
+          await_settled(c, key, until);
+          return attempts_->end(c);
+        }
+        if (!objects_.remove_ghost(c.step) && store_->size(key)) detail::fail_already_committed(c.step);
+      }
+      if (poll % detail::polls_for_own_record == 0) {
+        // A file that ranks share comes to stand when the last of them has written.
+        if (!stood) stood = store_->size(record_key(c.step, c.rank, c.attempt, placement(c))).has_value();
+        if (stood) objects_.check_record(c, placement(c));
       }
       if (!pause.wait(until))
         fail(error_id::timeout_commit,
@@ -212,28 +200,11 @@ class commit_protocol {
   }
 
   /// After a failure in this rank's part: tells the others and removes what the attempt wrote: this rank's
-  /// files, on the coordinator those of all. Does nothing if the checkpoint was committed.
+  /// files, on the coordinator those of all. Does nothing if the checkpoint was committed. What the store
+  /// does not let it do now, as on a full disk, a thread of this protocol tries again until it works or
+  /// nobody waits for this save any more; see detail::attempt_ending for what is removed when.
   void abort(const save_context& c, const std::exception_ptr& failure) const noexcept {
-    try {
-      // Ended by another attempt's manifest or by a mark: then nobody needs to be told, and nothing can be
-      // committed any more. Looked at before the manifest's attempt: it may be published in between.
-      const bool ended = objects_.stands(c.step) || store_->size(aborted_key(c.step, c.attempt));
-      if (objects_.committed_by(c.step, c.attempt)) return;
-      // Where ranks share files, there are no records of single ones.
-      const bool alone = !placement(c).shared();
-      const bool told = !ended && alone && report(c, failure);
-      // A rank whose record is a failure is in no manifest; else the attempt as a whole must be ended first.
-      // In a large world the mark is seen sooner than the record.
-      if (!ended && (!told || c.coordinator() || large(c))) {
-        objects_.mark(c.step, c.attempt,
-                      (told && large(c)) || !alone ? detail::failure_of_rank(failure, c.rank) : failure);
-        if (objects_.committed_by(c.step, c.attempt)) return;
-      }
-      if (!c.coordinator()) return remove_own(c, told);
-      for (const auto& o : objects_.objects_of(c.step))
-        if (o.is_file() && o.name.attempt == c.attempt) store_->remove(o.key);
-    } catch (...) {  // what cannot be told now is noticed by deadlines, what is left is removed by clean()
-    }
+    attempts_->fail(c, failure);
   }
 
   /// A rank but this one of which a file of this attempt is there; -1: none is seen. One listing.
@@ -248,27 +219,8 @@ class commit_protocol {
 
  private:
   [[nodiscard]] bool large(const save_context& c) const noexcept { return c.world_size > block_ranks(c); }
-  /// Of whole files, and of so many that the objects of blocks are few beside them.
   [[nodiscard]] std::int32_t block_ranks(const save_context& c) const noexcept {
-    const auto file = placement(c).ranks_per_file;
-    if (file == 1) return options_.block_ranks;
-    return std::max((options_.block_ranks + file - 1) / file, 16) * file;
-  }
-  /// The files of this rank, by their names: a listing would cost as much as there are ranks. A failure's
-  /// record stays.
-  void remove_own(const save_context& c, bool told) const {
-    const auto place = placement(c);
-    const auto remove = [&](const std::string& key) {
-      const bool there = store_->size(key).has_value();
-      if (there) store_->remove(key);
-      return there;
-    };
-    // Several at once get their names, in any order.
-    if (place.first_of(c.rank) == c.rank)
-      for (std::uint32_t k = 0, misses = 0; misses < 4; ++k)
-        if (!remove(data_key(c.step, c.rank, c.attempt, k, place))) ++misses;
-    if (!told && !place.shared()) remove(record_key(c.step, c.rank, c.attempt, place));
-    if (large(c) && c.rank % block_ranks(c) == 0) remove(records_key(c.step, c.rank, c.attempt, place));
+    return detail::block_ranks_of(options_, c.world_size);
   }
   /// Returns when no manifest of another attempt stands. An attempt that was ended after it published takes
   /// its manifest back: that is waited for, since else both it and the one that ended it would lose.
@@ -277,6 +229,7 @@ class commit_protocol {
     const auto patience = deadline::in(options_.rival_patience).earlier(until);
     for (detail::backoff pause(c.attempt, c.rank); store_->size(manifest_key(c.step));) {
       const auto standing = objects_.standing_attempt(c.step);
+      if (objects_.remove_ghost(c.step)) return;
       if (!standing) {
         if (!store_->size(manifest_key(c.step))) return;
         detail::fail_already_committed(c.step);
@@ -289,20 +242,6 @@ class commit_protocol {
       }
     }
   }
-  /// Publishes a failure as this rank's record. False if there is a record already.
-  bool report(const save_context& c, const std::exception_ptr& failure) const {
-    record identity;
-    detail::identify(identity, c);
-    try {
-      store_->put_new(record_key(c.step, c.rank, c.attempt, placement(c)),
-                      encode_failure_record(identity, failure));
-      return true;
-    } catch (const storage_error& e) {
-      if (e.id() == error_id::storage_exists) return false;
-      throw;
-    }
-  }
-
   /// The manifest is seen, but the coordinator may not have come to the fsync that makes its name last. Once
   /// it has, it says so; a rank that waits in vain, as where the coordinator died in between, does it itself.
   void await_settled(const save_context& c, const std::string& key, deadline until) const {
@@ -318,18 +257,31 @@ class commit_protocol {
     }
   }
 
+  /// That nobody who keeps to no protocol has removed this rank's data, as by hand: one look for each file.
+  void check_files(const save_context& c, const file_placement& place, std::uint32_t files) const {
+    for (std::uint32_t k = 0; k < files; ++k)
+      if (const auto key = data_key(c.step, c.rank, c.attempt, k, place);
+          !store_->size(key) && !store_->size(compressed_key(key)))
+        fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
+             {.rank = c.rank, .file = key});
+  }
+  /// `files`: this rank's that are looked for before.
   void publish_manifest(const save_context& c, std::span<const std::byte> bytes, const file_placement& place,
-                        deadline until) const {
+                        std::uint32_t files, deadline until) const {
     objects_.throw_if_aborted(c.step, c.attempt);
+    check_files(c, place, files);
     const auto key = manifest_key(c.step);
-    while (!store_->publish_new(key, bytes) && !objects_.committed_by(c.step, c.attempt))
-      outlast_ended_manifest(c, place, until);
+    const auto publish = [&] {
+      return attempts_->sending(c, &detail::attempt_knowledge::manifest,
+                                [&] { return store_->publish_new(key, bytes); });
+    };
+    while (!publish() && !objects_.committed_by(c.step, c.attempt)) outlast_ended_manifest(c, place, until);
     // Where these two cannot be read, this rank fails, but the manifest stays: others may have relied on it.
     const auto ended = aborted_key(c.step, c.attempt);
     const auto mark_bytes = store_->read_all(ended, detail::max_mark_bytes);
     const bool whole = store_->size(record_key(c.step, c.rank, c.attempt, place)).has_value();
     if (!mark_bytes && whole) return;
-    store_->remove(key);
+    (void)detail::remove_if(*store_, key, bytes);
     if (mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);
     // Marks do not stay for ever.
     fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
@@ -345,7 +297,7 @@ class commit_protocol {
     if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
     outlast_ended_manifest(c, place, until);  // one that stands already is none to end
     for (const auto& o : others)
-      if (!o.marked) objects_.mark(c.step, o.attempt, detail::superseded(c.step, c.run));
+      if (!o.marked) (void)objects_.mark(c.step, o.attempt, detail::superseded(c.step, c.run));
     outlast_ended_manifest(c, place, until);
     objects_.throw_if_aborted(c.step, c.attempt);
     (void)remove_marked(c.step, c.attempt);
@@ -380,8 +332,8 @@ class commit_protocol {
         ++n;
         continue;
       }
-      if (bytes && patience.passed()) {
-        objects_.mark(c.step, holder, detail::superseded(c.step, c.run));
+      if (bytes && detail::has_passed(patience)) {
+        (void)objects_.mark(c.step, holder, detail::superseded(c.step, c.run));
         ++n;
         continue;
       }
@@ -405,6 +357,7 @@ class commit_protocol {
   std::shared_ptr<Store> store_;
   detail::step_objects<Store> objects_;
   commit_options options_;
+  std::shared_ptr<detail::attempts_under_way<Store>> attempts_;
 };
 
 }  // namespace v1

@@ -161,7 +161,8 @@ class record_collection {
         blocks_.push_back(r);
   }
 
-  /// The headers in rank order. @throws what a rank that failed reported, plan_error, peer_error.
+  /// The headers in rank order. @pre this rank's record was published. @throws what a rank that failed
+  /// reported, plan_error, peer_error.
   [[nodiscard]] std::vector<record_header> collect(deadline until) {
     backoff pause(c_.attempt, c_.rank);
     for (std::uint64_t poll = 0;; ++poll) {
@@ -180,6 +181,7 @@ class record_collection {
       }
       if (missing_.empty()) return std::move(headers_);
       objects_.check_open(c_);
+      if (poll % polls_for_own_record == polls_for_own_record - 1) objects_.check_record(c_, place_);
       if (pause.wait(until)) continue;
       if (block_ranks_ != 0) {
         take(listed());

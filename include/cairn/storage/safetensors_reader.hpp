@@ -46,7 +46,7 @@ class safetensors_reader {
   [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step) {
     const auto key = manifest_key(step);
     auto bytes = store_->read_all(key, detail::max_manifest_bytes);
-    if (!bytes)
+    if (!bytes || detail::step_objects<Store>(store_).is_ghost(step, *bytes))
       fail(error_id::storage_not_committed,
            "there is no committed checkpoint of step " + std::to_string(step) + " in " +
                std::string(store_->describe()),

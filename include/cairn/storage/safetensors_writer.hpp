@@ -83,6 +83,7 @@ class safetensors_writer {
   /// checked once more: if it was aborted or another one committed, its files are removed and this throws
   /// why.
   record write(const save_context& c, const staged_image& image, deadline until) {
+    protocol_.begin(c);
     protocol_.check_open(c);
     protocol_.enter(c, until);
     if constexpr (SharedStore<Store>)
@@ -96,7 +97,7 @@ class safetensors_writer {
     } catch (...) {
       const auto why = std::current_exception();
       // Whoever ended the attempt may have listed its files too early to see these.
-      if (!record_stands(c)) remove_files(c, finished);
+      if (protocol_.unsent(c) && !record_stands(c)) remove_files(c, finished);
       std::rethrow_exception(why);
     }
   }

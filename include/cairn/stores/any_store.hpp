@@ -75,6 +75,7 @@ class any_store {
     virtual std::vector<listed_object> list(std::string_view prefix) = 0;
     virtual std::vector<std::string> keys(std::string_view prefix) = 0;
     virtual void remove(std::string_view key) = 0;
+    virtual bool remove_if(std::string_view key, std::span<const std::byte> bytes) = 0;
     virtual std::vector<std::string> leftovers(std::string_view prefix) = 0;
     virtual void discard(std::string_view key) = 0;
     virtual std::optional<space_left> free_space() = 0;
@@ -122,6 +123,9 @@ class any_store {
       return detail::list_keys(store, prefix);
     }
     void remove(std::string_view key) override { store.remove(key); }
+    bool remove_if(std::string_view key, std::span<const std::byte> bytes) override {
+      return detail::remove_if(store, key, bytes);
+    }
     std::vector<std::string> leftovers(std::string_view prefix) override { return store.leftovers(prefix); }
     void discard(std::string_view key) override { store.discard(key); }
     std::optional<space_left> free_space() override { return store.free_space(); }
@@ -232,6 +236,10 @@ class any_store {
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) { return face_->list(prefix); }
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) { return face_->keys(prefix); }
   void remove(std::string_view key) { face_->remove(key); }
+  /// See ConditionalRemove; by a look before where the store has none.
+  [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes) {
+    return face_->remove_if(key, bytes);
+  }
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
     return face_->leftovers(prefix);
   }
@@ -264,7 +272,7 @@ class any_store {
   std::shared_ptr<face> face_;
 };
 
-static_assert(ByteStore<any_store>);
+static_assert(ConditionalRemove<any_store>);
 
 /// An any_store that is one of these types, all Portable; Portable itself, so that the worker of a
 /// process_executor finds the same store:

@@ -181,6 +181,25 @@ class basic_file_store {
     unlink(key);
   }
 
+  /// See ConditionalRemove. The file is held open while it is compared and removed, so that one which another
+  /// puts under its name has another inode; between the last look at that and the removal nothing is waited
+  /// for.
+  [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes) {
+    file_status opened;
+    const auto file = status_opened(key, opened);
+    if (!file) {
+      if (occupied(key)) detail::fail_io(EIO, "open of a file that is to be removed", tree_->path_of(key));
+      remove(key);  // so that what removed it before has come to its fsync
+      return true;
+    }
+    if (opened.bytes != bytes.size()) return false;
+    const auto there = read_all(key, bytes.size());
+    if (there && !std::equal(there->begin(), there->end(), bytes.begin(), bytes.end())) return false;
+    if (const auto now = status(key); now && now->identity != opened.identity) return false;
+    unlink(key);
+    return true;
+  }
+
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
     std::vector<std::string> found;
     visit(prefix, [&](auto& directory, const std::string& key, std::string_view name) {
@@ -448,7 +467,8 @@ class basic_file_store {
 /// Objects as files below a directory: `file_store{"checkpoints"}`.
 using file_store = basic_file_store<>;
 
-static_assert(NotesSettled<file_store> && SharedStore<file_store> && SelfTestingStore<file_store>);
+static_assert(NotesSettled<file_store> && SharedStore<file_store> && SelfTestingStore<file_store> &&
+              ConditionalRemove<file_store>);
 
 }  // namespace v1
 }  // namespace cairn

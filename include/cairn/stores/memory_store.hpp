@@ -246,6 +246,16 @@ class memory_store {
     const std::lock_guard lock(objects_->mutex);
     if (const auto at = objects_->by_key.find(key); at != objects_->by_key.end()) objects_->by_key.erase(at);
   }
+  /// See ConditionalRemove.
+  [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes) {
+    check(key);
+    const std::lock_guard lock(objects_->mutex);
+    const auto at = objects_->by_key.find(key);
+    if (at == objects_->by_key.end()) return true;
+    if (!std::equal(at->second->begin(), at->second->end(), bytes.begin(), bytes.end())) return false;
+    objects_->by_key.erase(at);
+    return true;
+  }
   /// None: what was not finished died with its writer.
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view) { return {}; }
   void discard(std::string_view key) { check(key); }
@@ -268,7 +278,7 @@ class memory_store {
   std::shared_ptr<objects> objects_ = std::make_shared<objects>();
 };
 
-static_assert(SharedStore<memory_store>);
+static_assert(SharedStore<memory_store> && ConditionalRemove<memory_store>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -166,6 +166,13 @@ class s3_store {
     bucket_->client.remove(full);
   }
 
+  /// See ConditionalRemove: by If-Match. Where a service does not know that for removals, by a look alone.
+  [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes) {
+    const auto full = full_key(key);
+    bucket_->forget(full);
+    return bucket_->client.remove_if(full, bytes);
+  }
+
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
     const auto own = bucket_->client.options().prefix.size();
     std::vector<std::string> found;
@@ -255,7 +262,7 @@ class s3_store {
   std::shared_ptr<detail::s3_bucket> bucket_;
 };
 
-static_assert(ByteStore<s3_store>);
+static_assert(ByteStore<s3_store> && ConditionalRemove<s3_store>);
 static_assert(DeadlineObjectWriter<s3_store::object_writer>);
 static_assert(Portable<s3_store>);
 

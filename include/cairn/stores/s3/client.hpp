@@ -210,6 +210,33 @@ class s3_client {
     require(*call, "removing of an object");
   }
 
+  /// Removes an object that is exactly these bytes, on condition that it is still the one that was looked at,
+  /// where the service knows conditions of removals: true, also where there is none. False if something else
+  /// stands there.
+  [[nodiscard]] bool remove_if(const std::string& key, std::span<const std::byte> bytes) {
+    for (int tries = 0; tries < 3; ++tries) {
+      const auto there = head(key);
+      if (!there) return true;
+      if (there->bytes != bytes.size()) return false;
+      const auto held = get_all(key, bytes.size());
+      if (!held) return true;
+      if (!std::equal(held->begin(), held->end(), bytes.begin(), bytes.end())) return false;
+      s3_request r{.method = "DELETE", .key = key};
+      if (!there->etag.empty() && !google()) r.headers.emplace_back("if-match", there->etag);
+      const auto call = run(std::move(r));
+      const bool answered = call->end == http_end::answered;
+      if (call->fine()) return true;
+      if (answered && call->status == 404 && call->refusal().code != "NoSuchBucket") return true;
+      if (answered && (call->status == 412 || call->status == 409)) continue;  // look again
+      if (answered && (call->status == 501 || call->refusal().code == "NotImplemented")) {
+        remove(key);
+        return true;
+      }
+      require(*call, "removing of an object");
+    }
+    return !head(key);
+  }
+
   /// The header by which a writer's objects are known again.
   [[nodiscard]] std::string token_header() const { return prefix_of_headers() + "meta-cairn-writer"; }
   /// A request may only succeed where nothing stands under its key.

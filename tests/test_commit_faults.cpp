@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// group: checkpoints
+// threaded
+// What a save that fails leaves behind, and who hears of it, while the fault that failed it lasts; and what
+// removes a step beside a save of it.
+#include <doctest/doctest.h>
+#include <cairn/cairn.hpp>
+
+#include "support/faulty_file_system.hpp"
+#include "support/faulty_store.hpp"
+#include "support/recording_file_system.hpp"
+#include "support/rounds.hpp"
+#include "support/saved_world.hpp"
+#include "support/training_state.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <semaphore>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using namespace cairn_test;
+using cairn::error_id;
+
+constexpr training_sizes small{.weights = 700, .rows = 9};
+
+/// Two ranks, each with faults of its own on one disk.
+struct two_ranks {
+  using disk = faulty_file_system<recording_file_system>;
+  using store = cairn::basic_file_store<disk>;
+
+  recording_file_system platter;
+  std::array<disk, 2> disks{disk{platter}, disk{platter}};
+  cairn::thread_group group{2};
+  std::array<training_state, 2> states{training_state(0, 2, small), training_state(1, 2, small)};
+  std::array<cairn::any_checkpointer, 2> ckpts;
+
+  two_ranks() {
+    each([&](std::size_t r) {
+      cairn::checkpointer_options options;
+      options.patience = std::chrono::hours(1);  // nothing here may wait for a deadline
+      options.max_consecutive_failures = 0;
+      options.quiet = true;
+      ckpts[r] =
+          cairn::checkpointer{store{"root", {}, disks[r]}, group.communicator(static_cast<int>(r)), options};
+    });
+  }
+  template <class Body>
+  static void each(Body body) {
+    std::jthread other([&] { body(std::size_t{1}); });
+    body(std::size_t{0});
+  }
+  /// Whether both ranks' handles of a save ended within a minute, and of how many it was committed.
+  struct outcome {
+    bool told = true;
+    int committed = 0;
+  };
+  outcome save(std::int64_t step, const std::function<void()>& when_one_knows = {}) {
+    std::array<cairn::save_handle, 2> handles;
+    each([&](std::size_t r) {
+      states[r].fill(step);
+      handles[r] = ckpts[r].save(states[r].state, step);
+    });
+    if (when_one_knows && soon_true([&] {
+          return std::any_of(handles.begin(), handles.end(), [](const auto& h) { return ended(h); });
+        }))
+      when_one_knows();
+    outcome o;
+    for (auto& h : handles) try {
+        h.wait(std::chrono::minutes(1));
+        ++o.committed;
+      } catch (const cairn::timeout_error&) {
+        o.told = false;
+      } catch (const cairn::error&) {
+      }
+    return o;
+  }
+  [[nodiscard]] static bool ended(const cairn::save_handle& h) { return h.committed() || h.failed(); }
+  [[nodiscard]] std::vector<std::string> files(std::int64_t step, const std::string& part) const {
+    std::vector<std::string> found;
+    for (const auto& path : platter.files())
+      if (path.find(cairn::step_directory(step)) != std::string::npos && path.find(part) != std::string::npos)
+        found.push_back(path);
+    return found;
+  }
+  /// The endings of a save that failed go on in the background.
+  [[nodiscard]] static bool soon_true(const std::function<bool()>& condition) {
+    for (int i = 0; i < 6000; ++i) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a fault that lasts, from any call of a save on: all ranks hear of it, and its bytes go, at once") {
+  struct row {
+    int error;
+    file_call call;
+    std::array<bool, 2> hit;  ///< the disks of which ranks
+  };
+  std::vector<row> rows{{ENOSPC, file_call::grows, {true, true}},
+                        {EDQUOT, file_call::grows, {true, false}},
+                        {ENOSPC, file_call::grows, {false, true}},
+                        {EIO, file_call::pwrite, {true, true}}};
+  if (long_run())
+    for (const int error : {ENOSPC, EDQUOT, EIO})
+      for (const auto call : {file_call::grows, file_call::pwrite, file_call::sync})
+        for (const auto& hit : {std::array{true, true}, std::array{true, false}, std::array{false, true}})
+          rows.push_back({error, call, hit});
+  std::uint64_t cells = 0;
+  for (const auto& row : rows)
+    for (std::size_t k = 1;; ++k, ++cells) {
+      CAPTURE(row.error);
+      CAPTURE(static_cast<int>(row.call));
+      CAPTURE(row.hit[0]);
+      CAPTURE(row.hit[1]);
+      CAPTURE(k);
+      two_ranks w;
+      REQUIRE(w.save(1).committed == 2);
+      for (std::size_t r = 0; r < 2; ++r)
+        if (row.hit[r]) w.disks[r].fail({.call = row.call, .k = k, .error = row.error, .for_ever = true});
+      const auto hits = [&] { return w.disks[0].hits() + w.disks[1].hits(); };
+      const auto heal = [&] {
+        for (auto& d : w.disks) d.heal();
+      };
+      // Where it is unknown whether the manifest came to stand, nothing is said before that is known.
+      const bool unknown = row.error == EIO || row.call == file_call::sync;
+      const auto o = w.save(2, [&] {
+        if (unknown) heal();
+      });
+      const bool hit = hits() != 0;
+      CHECK(o.told);
+      if (!hit) {
+        CHECK(o.committed == 2);
+        break;
+      }
+      const bool stands = !w.files(2, "manifest.cairn").empty();
+      CHECK((stands || o.committed == 0));
+      if (!stands)
+        CHECK_MESSAGE(two_ranks::soon_true([&] { return w.files(2, ".safetensors").empty(); }),
+                      "data of the failed save stays: " << w.files(2, ".safetensors").size() << " files");
+      heal();
+      CHECK(w.save(3).committed == 2);
+      two_ranks::each([&](std::size_t r) { w.ckpts[r].close(); });
+      w.ckpts = {};
+      if (!stands) CHECK(w.files(2, ".safetensors").empty());
+      CHECK(w.platter.open_handles() == 0);
+    }
+  MESSAGE(cells << " faults");
+}
+
+namespace {
+
+using memory = faulty_store<cairn::memory_store>;
+
+/// Saves of one rank, by hand, on a store in memory whose calls can be disturbed.
+struct by_hand {
+  cairn::memory_store objects;
+  std::shared_ptr<store_faults> faults = std::make_shared<store_faults>();
+  cairn::safetensors_storage<memory> storage{memory{objects, faults},
+                                             {.rival_patience = std::chrono::milliseconds(20)}};
+  cairn::safetensors_writer<memory> writer = storage.writer();
+  cairn::safetensors_reader<memory> reader = storage.reader();
+  std::vector<float> w = std::vector<float>(4096, 1.f);
+  cairn::state_dict state;
+
+  by_hand() { state.tensor("w", w, {4096}); }
+  [[nodiscard]] world_save<cairn::safetensors_writer<memory>> save(std::int64_t step, std::uint64_t run = 1,
+                                                                   std::uint64_t count = 0) {
+    return {writer, {&state}, step, {run, 2}, count};
+  }
+  [[nodiscard]] bool loads(std::int64_t step) {
+    return !failure_of([&] { load_world(reader, step, {&state}); }).id;
+  }
+  [[nodiscard]] std::vector<std::string> keys() {
+    std::vector<std::string> found;
+    for (const auto& o : objects.list("")) found.push_back(o.key);
+    return found;
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "remove beside a save of that step, at any call of it: the save fails, or its checkpoint is whole") {
+  bool reached = true;
+  std::uint64_t removed_meanwhile = 0;
+  for (std::uint64_t k = 0; reached; ++k) {
+    CAPTURE(k);
+    by_hand d;
+    const cairn::safetensors_writer<cairn::memory_store> other(
+        std::make_shared<cairn::memory_store>(d.objects));
+    reached = false;
+    d.faults->add({.kind = store_call::any, .at = k, .action = [&](auto) {
+                     reached = true;
+                     auto tool = other;
+                     tool.remove(5);
+                   }});
+    auto save = d.save(5);
+    const auto why = failure_of([&] { save.run(); });
+    d.faults->clear();
+    if (why.id) {
+      CHECK(why.id == error_id::storage_aborted);
+      CHECK(why.text.find("removed") != std::string::npos);
+      d.writer.abort(save.context(0), cairn::make_failure(*why.id, why.text));
+      ++removed_meanwhile;
+      CHECK(d.reader.list().empty());
+    } else if (!d.reader.list().empty()) {
+      CHECK(d.loads(5));
+    }
+    auto again = d.save(5, 1, 1);
+    if (d.reader.list().empty()) {
+      again.run();
+      CHECK(d.loads(5));
+    }
+    d.writer.remove(5);
+    CHECK(d.reader.list().empty());
+    for (const auto& key : d.keys()) CHECK(key.find("aborted.") != std::string::npos);
+  }
+  CHECK(removed_meanwhile > 3);
+}
+
+TEST_CASE("remove waits for a save of that step by the same checkpointer") {
+  const auto faults = std::make_shared<store_faults>();
+  cairn::memory_store objects;
+  std::vector<float> w(4096, 1.f);
+  cairn::state_dict state;
+  state.tensor("w", w, {4096});
+  std::binary_semaphore begun{0};
+  std::binary_semaphore go_on{0};
+  faults->add({.kind = store_call::put_new, .key_contains = ".record", .action = [&](auto) {
+                 begun.release();
+                 (void)go_on.try_acquire_for(std::chrono::minutes(1));
+               }});
+  cairn::checkpointer ckpt{cairn::safetensors_storage<memory>{memory{objects, faults}},
+                           cairn::checkpointer_options{.quiet = true}};
+  const auto handle = ckpt.save(state, 5);
+  REQUIRE(begun.try_acquire_for(std::chrono::minutes(1)));
+  std::jthread lets_go([&] { go_on.release(); });
+  ckpt.remove(5);
+  CHECK(handle.committed());
+  CHECK(ckpt.list().empty());
+  CHECK(objects.list("step-00000005").empty());
+}
+
+TEST_CASE("a coordinator whose own data is gone, as by rm, commits nothing") {
+  by_hand d;
+  auto save = d.save(5);
+  save.write(0);
+  d.objects.remove(cairn::data_key(5, 0, save.context(0).attempt, 0));
+  CHECK(failure_of([&] { save.commit(); }).id == error_id::storage_aborted);
+  CHECK(d.reader.list().empty());
+}
+
+TEST_CASE("a manifest that lands after its save failed is a checkpoint for nobody, and blocks nothing") {
+  by_hand d;
+  d.save(1).run();
+  std::vector<std::byte> late;
+  auto save = d.save(2);
+  save.write(0);
+  // The request is told as failed, and held up.
+  d.faults->add(
+      {.kind = store_call::publish_new, .after = true, .key_contains = "manifest", .action = [&](auto) {
+         late = d.objects.read_all(cairn::manifest_key(2), 1 << 20).value();
+         d.objects.remove(cairn::manifest_key(2));
+         cairn::fail(error_id::storage_unavailable, "the answer was lost");
+       }});
+  CHECK(failure_of([&] { save.commit(); }).id == error_id::storage_unavailable);
+  d.writer.abort(save.context(0), cairn::make_failure(error_id::storage_unavailable, "the answer was lost"));
+  CHECK(d.keys().size() == 3 + 1);
+  REQUIRE(d.objects.publish_new(cairn::manifest_key(2), late));
+  CHECK(d.reader.list() == std::vector<std::int64_t>{1});
+  CHECK(failure_of([&] { (void)d.reader.fetch(2); }).id == error_id::storage_not_committed);
+  CHECK(d.loads(1));
+  SUBCASE("the step can be saved again") {
+    d.save(2, 1, 1).run();
+    CHECK(d.reader.list() == std::vector<std::int64_t>{1, 2});
+    CHECK(d.loads(2));
+  }
+  SUBCASE("a new run takes it away") {
+    CHECK(d.writer.clean({41, 42}) != 0);
+    CHECK_FALSE(d.objects.size(cairn::manifest_key(2)).has_value());
+    CHECK(d.reader.list() == std::vector<std::int64_t>{1});
+  }
+  SUBCASE("and so does who removes the step") {
+    d.writer.remove(2);
+    CHECK(d.keys().size() == 3);
+  }
+}
+
+TEST_CASE("a mark that comes after the commit takes nothing away") {
+  by_hand d;
+  auto save = d.save(5);
+  save.run();
+  d.objects.put_new(cairn::aborted_key(5, save.context(0).attempt), {});
+  CHECK(d.reader.list() == std::vector<std::int64_t>{5});
+  CHECK(d.loads(5));
+  CHECK(d.writer.clean({41, 42}) == 1);
+  CHECK(d.loads(5));
+}
+
+TEST_CASE("what takes a manifest away takes only the one that it looked at") {
+  // Another run commits between the look and the removal.
+  for (const bool aside : {false, true}) {
+    CAPTURE(aside);
+    by_hand d;
+    auto first = d.save(5);
+    first.run();
+    d.faults->add(
+        {.kind = store_call::remove, .key_contains = "manifest", .action = [&](auto) {
+           const cairn::safetensors_writer<cairn::memory_store> plain(
+               std::make_shared<cairn::memory_store>(d.objects));
+           auto tool = plain;
+           tool.remove(5);
+           world_save<cairn::safetensors_writer<cairn::memory_store>> other(tool, {&d.state}, 5, {7, 8});
+           other.run();
+         }});
+    if (aside)
+      CHECK(d.writer.set_aside(5));
+    else
+      d.writer.remove(5);
+    CHECK(d.reader.list() == std::vector<std::int64_t>{5});
+    CHECK(d.loads(5));
+  }
+}
