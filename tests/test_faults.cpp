@@ -743,6 +743,8 @@ TEST_CASE("after max_consecutive_failures save throws, when its own save is unde
   const auto why = thrown_by([&] { ckpt.save(t.state, 4); });
   CHECK(why.id == error_id::usage_too_many_failures);
   CHECK(why.text.find("no spindle") != std::string::npos);
+  CHECK(why.text.find("save() throws after 3 saves in a row that failed (max_consecutive_failures") !=
+        std::string::npos);
   returned.release(5);
   t.fill(5);
   ckpt.save(t.state, 5).wait();
@@ -914,7 +916,9 @@ TEST_CASE("an exception while an overlapped save is not confirmed: nothing is co
     throw std::runtime_error("the loss is no number");
   } catch (const std::runtime_error&) {
   }
-  CHECK(error_of(handle.failure()).id == error_id::usage_before_update_missing);
+  const auto why = error_of(handle.failure());
+  CHECK(why.id == error_id::usage_before_update_missing);
+  CHECK_MESSAGE(why.text.find("given up while an exception was on its way") != std::string::npos, why.text);
   CHECK(p.open().list().empty());
   CHECK(p.keys("manifest").empty());
 }

@@ -206,6 +206,16 @@ TEST_CASE("each disagreement is refused by its name, with item, boxes and ranks"
     CHECK(e.fields().expected == "offsets [0, 0] sizes [3, 4] on rank 0");
     CHECK(e.fields().got == "offsets [2, 0] sizes [2, 4] on rank 1");
   }
+  SUBCASE("a whole copy beside the shards") {
+    for (const int with_the_whole : {0, 1}) {
+      const auto parts = box_item("w", {4, 4}, {{2, 0}, {2, 4}});
+      const auto e =
+          with_the_whole == 0 ? refused({{{whole_item}}, {{parts}}}) : refused({{{parts}}, {{whole_item}}});
+      CHECK(e.id() == error_id::plan_overlap);
+      CHECK(e.fields().rank == with_the_whole);
+      CHECK(mentions(e, "leave it out of the state of rank " + std::to_string(with_the_whole)));
+    }
+  }
   SUBCASE("overlap that makes up for a hole of the same size") {
     CHECK(refused({{{box_item("w", {6}, {{0}, {2}})}},
                    {{box_item("w", {6}, {{1}, {2}})}},

@@ -235,6 +235,28 @@ TEST_CASE("memory that is gone when a checkpointer is closed fails the save and 
   CHECK_FALSE(handle.committed());
 }
 
+TEST_CASE("one item is told of as one, two as two") {
+  cairn::memory_store store;
+  model m;
+  cairn::checkpointer ckpt{store, listener(), quiet()};
+  ckpt.save(m.state, 1).wait();
+  double decay = 0;
+  double warmup = 0;
+  m.state.value("decay", decay);
+  CHECK(
+      has(thrown_by([&] { ckpt.load(m.state, 1); })->what(), "1 item of the state is not in the checkpoint"));
+  m.state.value("warmup", warmup);
+  CHECK(has(thrown_by([&] { ckpt.load(m.state, 1); })->what(),
+            "2 items of the state are not in the checkpoint"));
+  cairn::save_context world{.step = 7, .world_size = 4};
+  const auto missing = [&](const std::vector<std::int32_t>& ranks) {
+    return std::string(thrown_by([&] { cairn::detail::fail_missing(world, ranks); })->what());
+  };
+  CHECK(has(missing({1}),
+            "rank 1 did not report that its part is written by the deadline; look for its errors"));
+  CHECK(has(missing({1, 2}), "ranks 1, 2 did not report that their part is written"));
+}
+
 TEST_CASE("a pattern that matches nothing is an error that names it and what is near") {
   cairn::memory_store store;
   model m;

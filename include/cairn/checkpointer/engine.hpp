@@ -220,7 +220,7 @@ class engine {
         deadline::in(unwinding ? std::min(options_.patience, copies_at_an_end) : options_.patience);
     try {
       if (unwinding)
-        overlap_.give_up(until);
+        overlap_.give_up(until, true);
       else
         settle_unseen();
     } catch (...) {
@@ -443,8 +443,10 @@ class engine {
     if (const int failures = background_->failures_in_a_row();
         options_.max_consecutive_failures > 0 && failures >= options_.max_consecutive_failures)
       fail(error_id::usage_too_many_failures,
-           std::to_string(failures) +
-               " saves in a row have failed; training goes on without a checkpoint. The last one: " +
+           "save() throws after " + std::to_string(options_.max_consecutive_failures) +
+               " saves in a row that failed (max_consecutive_failures; " + std::to_string(failures) +
+               " have by now), and has begun this save all the same: who catches this trains on without a "
+               "checkpoint until one succeeds. The last failure: " +
                background_->last_failure());
     return save_handle(progress);
   }

@@ -117,8 +117,8 @@ load_verdict agree_on_load(collectives<C>& group, const std::exception_ptr& own,
   }
   if (verdict.outcome == load_outcome::loaded && strict && !unexpected.empty()) {
     try {
-      fail_names(error_id::plan_unexpected_item,
-                 "items of the checkpoint are in no rank's state (load with cairn::partial or cairn::only to "
+      fail_names(error_id::plan_unexpected_item, "the checkpoint",
+                 "in no rank's state (load with cairn::partial or cairn::only to "
                  "leave them out)",
                  unexpected, group.rank());
     } catch (...) {

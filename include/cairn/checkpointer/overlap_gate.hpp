@@ -131,8 +131,9 @@ class overlap_gate {
     open();
   }
   /// A save whose memory may have changed while it was copied must not become a checkpoint: waits until
-  /// nobody reads the memory, and fails the save. @throws timeout_error; the save is then as it was.
-  void give_up(deadline until) {
+  /// nobody reads the memory, and fails the save. `unwinding`: as an exception ends the program's part that
+  /// would have vouched for it. @throws timeout_error; the save is then as it was.
+  void give_up(deadline until, bool unwinding = false) {
     std::shared_ptr<save_progress> save;
     {
       const std::lock_guard lock(mutex_);
@@ -145,9 +146,15 @@ class overlap_gate {
     if (image_.control()->confirmed()) return open();  // by its handle
     save_->give_up(make_failure(
         error_id::usage_before_update_missing,
-        "an overlapped save was not followed by before_update(), so its memory may have changed while it was "
-        "copied: nothing of it was published; call before_update() before each update (cairn::checked{} "
-        "tells which memory was changed while it was copied)",
+        unwinding
+            ? "an overlapped save was given up while an exception was on its way: before_update() had not "
+              "been "
+              "called since, so its memory may have changed while it was copied; nothing of it was published"
+            : "an overlapped save was not followed by before_update(), so its memory may have changed while "
+              "it was "
+              "copied: nothing of it was published; call before_update() before each update "
+              "(cairn::checked{} "
+              "tells which memory was changed while it was copied)",
         {.item = first_left_out()}));
     open();
   }

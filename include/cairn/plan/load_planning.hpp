@@ -27,7 +27,7 @@ inline namespace v1 {
 }
 
 /// Throws an error about names of a report: "3 <what>: a, b, c". @pre `names` is not empty.
-[[noreturn]] inline void fail_names(error_id id, const std::string& what,
+[[noreturn]] inline void fail_names(error_id id, const std::string& whose, const std::string& what,
                                     const std::vector<std::string>& names, int rank) {
   std::string text;
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -37,7 +37,11 @@ inline namespace v1 {
     }
     text.append(i ? ", " : "").append(names[i]);
   }
-  fail(id, std::to_string(names.size()) + " " + what + ": " + text, {.rank = rank, .item = names.front()});
+  const bool one = names.size() == 1;
+  fail(id,
+       std::to_string(names.size()) + (one ? " item of " : " items of ") + whose + (one ? " is " : " are ") +
+           what + ": " + text,
+       {.rank = rank, .item = names.front()});
 }
 
 namespace detail {
@@ -137,14 +141,14 @@ class load_planning {
         if (!known_[k] && is_wanted(request_.only, name)) plan_.report.unexpected.emplace_back(name);
       });
     if (request_.strict && !required_.empty())
-      fail_names(error_id::plan_missing_item,
-                 "items of the state are not in the checkpoint (flag them optional, or load with "
+      fail_names(error_id::plan_missing_item, "the state",
+                 "not in the checkpoint (flag them optional, or load with "
                  "cairn::partial)",
                  required_, request_.rank);
     // With more ranks, what one of them does not know may be another's: the group decides from all reports.
     if (request_.strict && request_.world_size == 1 && !plan_.report.unexpected.empty())
-      fail_names(error_id::plan_unexpected_item,
-                 "items of the checkpoint are not in the state (load with cairn::partial or cairn::only to "
+      fail_names(error_id::plan_unexpected_item, "the checkpoint",
+                 "not in the state (load with cairn::partial or cairn::only to "
                  "leave them out)",
                  plan_.report.unexpected, request_.rank);
     return std::move(plan_);

@@ -120,6 +120,15 @@ class summary_error {
     if (const auto found = search.overlap(region)) {
       const auto& a = boxes[found->first];
       const auto& b = boxes[found->second];
+      // As where one rank keeps a whole copy of what is sharded.
+      if (const bool first = a == region; first || b == region) {
+        const auto rank = rank_of(first ? a : b);
+        fail(error_id::plan_overlap,
+             "two boxes of a tensor overlap: rank " + std::to_string(rank) +
+                 " holds the whole tensor and others hold parts of it; leave it out of the state of rank " +
+                 std::to_string(rank) + ", as the parts are what is saved",
+             {.rank = rank, .item = name(), .expected = box_text(first ? b : a), .got = box_text(region)});
+      }
       fail(error_id::plan_overlap,
            "two boxes of a tensor overlap: boxes must be equal (replicas) or have no element in common",
            {.rank = rank_of(b), .item = name(), .expected = box_text(a), .got = box_text(b)});

@@ -235,9 +235,11 @@ inline void identify(record& r, const save_context& c) noexcept {
        {.rank = rank, .file = file});
 }
 [[noreturn]] inline void fail_missing(const save_context& c, list_view<const std::int32_t> missing) {
+  const std::string whose = missing.size() == 1 ? "its" : "their";
   fail(error_id::peer_lost,
        "step " + std::to_string(c.step) + " was not committed: " + ranks_text(missing) +
-           " did not report that their part is written by the deadline; look for their errors",
+           " did not report that " + whose + " part is written by the deadline; look for " + whose +
+           " errors",
        {.rank = missing.front()});
 }
 /// @throws plan_error naming those of `ranks` whose record is not of this save or plan.
