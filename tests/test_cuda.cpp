@@ -8,6 +8,8 @@
 #include <cairn/stage/buffered_stager.hpp>
 
 #include <doctest/doctest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <support/device_double.hpp>
 #include <support/device_semantics.hpp>
 #include <support/nccl_double.hpp>
@@ -1097,6 +1099,48 @@ TEST_CASE(
     CHECK(copied());
   }
   kept_memory::last.reset();
+}
+
+namespace {
+
+/// Heap memory that notes of which node it was asked for.
+struct noting_memory : cairn::heap_memory {
+  [[nodiscard]] block_type allocate(std::uint64_t bytes, int node = -1) {
+    asked.push_back(node);
+    return cairn::heap_memory::allocate(bytes, node);
+  }
+  static inline std::vector<int> asked;
+};
+
+/// The NUMA policy of a page and its nodes; nothing where the kernel does not tell.
+std::optional<std::pair<int, unsigned long>> policy_of(const std::byte* page) {
+  int mode = -1;
+  std::array<unsigned long, 16> nodes{};
+  constexpr unsigned long by_address = 2;  // MPOL_F_ADDR
+  if (::syscall(SYS_get_mempolicy, &mode, nodes.data(), nodes.size() * 64, page, by_address) != 0)
+    return std::nullopt;
+  return std::pair(mode, nodes[0]);
+}
+
+}  // namespace
+
+TEST_CASE("pages of buffers are asked for on the node of the device, where the memory can choose") {
+  gpu::reset(26);
+  for (const int device : {0, 1}) {
+    REQUIRE(gpu::use_device(device) == gpu::success);
+    cairn::cuda::basic_pinned<noting_memory, gpu> memory;
+    CHECK(memory.allocate(4096).is_pinned());  // no such node is here: the pages are any
+  }
+  REQUIRE(gpu::use_device(0) == gpu::success);
+  CHECK(noting_memory::asked == std::vector<int>{40, 41});
+
+  const auto block = cairn::heap_memory().allocate(3 << 20, 0);
+  std::memset(block.bytes().data(), 1, block.bytes().size());
+  const auto policy = policy_of(block.bytes().data());
+  if (policy && policy->first == 0)
+    MESSAGE("left out: the kernel takes no wish for a node");
+  else if (policy)
+    CHECK((policy->first == 1 && policy->second == 1));  // MPOL_PREFERRED, node 0
 }
 
 TEST_CASE("a view asks on which device its memory lies, but for one without elements") {

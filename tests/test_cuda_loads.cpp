@@ -383,6 +383,58 @@ TEST_CASE(
   check_nothing_left();
 }
 
+TEST_CASE(
+    "a look at a device copies ahead of what is asked for, of any strides, also where another tensor is "
+    "next") {
+  gpu::reset(10);
+  constexpr std::int64_t wide = 3000;
+  placed flat(0, {5 << 19}, 1, 1);         // 10 MiB: two windows
+  placed turned(1, {wide, 800}, 1, wide);  // 9 MiB, by columns
+  placed small(0, {1000}, 1, 1);
+  const auto packed = [](placed& p, int tensor) {
+    std::vector<std::byte> bytes(p.view.bytes());
+    for (std::int64_t k = 0; k < p.view.shape.volume(); ++k) {
+      const float value = value_of(tensor, k);
+      const auto at = p.view.shape.rank() == 2
+                          ? k / p.view.shape[1] * p.view.strides[0] + k % p.view.shape[1] * p.view.strides[1]
+                          : k;
+      std::memcpy(p.memory.bytes().data() + static_cast<std::size_t>(at) * sizeof value, &value,
+                  sizeof value);
+      std::memcpy(bytes.data() + static_cast<std::size_t>(k) * sizeof value, &value, sizeof value);
+    }
+    return bytes;
+  };
+  const auto wanted = std::vector{packed(flat, 1), packed(turned, 2), packed(small, 3)};
+  placed* const all[] = {&flat, &turned, &small};
+  const auto until = [] { return cairn::deadline::in(std::chrono::minutes(2)); };
+  device_loads devices;
+  for (int look = 0; look < 2; ++look) {
+    const auto reads = devices.begin_read();
+    for (const std::size_t i : {0, 2, 1, 0}) {
+      CAPTURE(i);
+      std::vector<std::byte> got(wanted[i].size());
+      constexpr std::uint64_t block = 1 << 20;
+      for (std::uint64_t at = 0; at < got.size(); at += block)
+        reads->read(all[i]->view, at, std::min<std::uint64_t>(at + block, got.size()), got.data() + at,
+                    "item", until());
+      CHECK(got == wanted[i]);
+    }
+    if (look == 0) CHECK(gpu::pins_made() == 2);
+  }
+  CHECK(gpu::pins_made() == 2);  // kept for the next
+  gpu::synchronize();
+  {
+    gpu::hold_copies_after(1);
+    const auto reads = devices.begin_read();
+    std::vector<std::byte> got(1 << 20);
+    reads->read(flat.view, 0, got.size(), got.data(), "item", until());
+    CHECK(std::memcmp(got.data(), wanted[0].data(), got.size()) == 0);
+    CHECK(gpu::copies_waiting() == 1);  // the next window
+    gpu::hold_copies(false);
+  }
+  CHECK(gpu::copies_waiting() == 0);
+}
+
 TEST_CASE("a damaged block does not reach the device") {
   gpu::reset(6);
   auto store = four_ranks_saved();

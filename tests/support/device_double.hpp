@@ -253,6 +253,10 @@ class device_double {
       return success;
     });
   }
+  static int host_node(int device, int& node) noexcept {
+    node = 40 + device;
+    return success;
+  }
   static int make_stream(stream_type& s) noexcept {
     return slow_call([&](state& w) {
       w.streams.push_back(std::make_unique<stream>());

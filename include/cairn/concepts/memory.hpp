@@ -31,7 +31,7 @@ concept MemoryBlock = std::movable<B> && requires(const B& block) {
 /// - `allocate(bytes)`: a block that can be written at full speed: its pages are there already. Throws
 /// storage_error, the message naming needed, free and the limit: storage_limit where a limit of the process
 /// or its group is in the way, storage_out_of_memory where the machine has no more. Nothing is held after a
-/// throw.
+/// throw. Memory whose pages may come from one NUMA node takes it as a second argument (negative: from any).
 /// - `make_control(block)`: a fresh control for one image in this block. A handle may keep it long after the
 /// block was given to the next image, so it does not own the block; memories that share blocks place it where
 /// both processes see it.

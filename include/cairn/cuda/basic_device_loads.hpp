@@ -71,12 +71,13 @@ class basic_device_loads final : public device_access {
                                                      options_.pinning, options_.drain_limit, ring_);
   }
   [[nodiscard]] std::unique_ptr<device_read> begin_read() override {
-    return std::make_unique<detail::read_session<R>>(options_.compute, options_.pinning,
-                                                     options_.drain_limit);
+    return std::make_unique<detail::read_session<R>>(options_.compute, options_.pinning, options_.drain_limit,
+                                                     looks_);
   }
 
  private:
   options_type options_;
+  std::shared_ptr<detail::load_ring<R>> looks_ = std::make_shared<detail::load_ring<R>>();  // of checked{}
   std::shared_ptr<detail::load_ring<R>> ring_ = std::make_shared<detail::load_ring<R>>();
 };
 

@@ -98,9 +98,9 @@ class basic_pinned {
   /// See Memory. Pinning costs about as much as touching the pages. @throws storage_error: also
   /// storage_limit, where the device refuses.
   [[nodiscard]] block_type allocate(std::uint64_t bytes) {
-    block_type block(memory_.allocate(bytes));
-    const beside_captures<R> guard;
     const int device = device_with_context<R>(device_);
+    block_type block(memory_for(device, bytes));
+    const beside_captures<R> guard;
     const device_in_use<R> use(device);
     const auto whole = block.bytes();
     const int status = R::pin(whole.data(), whole.size());
@@ -117,6 +117,16 @@ class basic_pinned {
   }
 
  private:
+  /// Copies run at the full rate of the bus where the pages are on the device's side of the machine.
+  [[nodiscard]] typename M::block_type memory_for(int device, std::uint64_t bytes) {
+    if constexpr (requires { memory_.allocate(bytes, device); }) {
+      int node = -1;
+      if (R::host_node(device, node) != R::success) node = -1;
+      return memory_.allocate(bytes, node);
+    } else {
+      return memory_.allocate(bytes);
+    }
+  }
   void refused(int status, std::uint64_t bytes) {
     const std::string sentence = "a buffer of " + std::to_string(bytes) + " bytes could not be pinned (" +
                                  R::name_of(status) + ": " + R::text_of(status) + ")";

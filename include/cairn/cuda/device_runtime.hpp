@@ -31,6 +31,7 @@ struct copy_part {
 /// - `current_device(d)`, `use_device(d)`: of the calling thread. `device_count(n)`. `has_context(d, yes)`:
 /// whether this process has a context on the device; makes none, while `use_device` and nearly all other
 /// calls make one on the device that they use.
+/// - `host_node(device, node)`: the NUMA node of the host that is nearest to the device; -1: not known.
 /// - `make_stream(s)`: one that runs beside all others, of the lowest priority. `destroy_stream(s)`.
 /// - `make_event(e)`, `destroy_event(e)`; `record(e, s)`: e is reached when all that is in s now is done;
 /// `query(e)`: success once it is; `wait(s, e)`: what is put into s from now on begins after e.
@@ -69,6 +70,7 @@ concept DeviceRuntime =
       { R::use_device(device) } noexcept -> std::same_as<int>;
       { R::device_count(which) } noexcept -> std::same_as<int>;
       { R::has_context(device, yes) } noexcept -> std::same_as<int>;
+      { R::host_node(device, which) } noexcept -> std::same_as<int>;
       { R::make_stream(new_stream) } noexcept -> std::same_as<int>;
       { R::destroy_stream(s) } noexcept -> std::same_as<int>;
       { R::make_event(new_event) } noexcept -> std::same_as<int>;

@@ -4,6 +4,7 @@
 #include <cairn/cuda/basic_pinned.hpp>
 #include <cairn/cuda/device_runtime.hpp>
 #include <cairn/cuda/drain.hpp>
+#include <cairn/cuda/load_ring.hpp>
 #include <cairn/cuda/owned_event.hpp>
 #include <cairn/stage/heap_memory.hpp>
 
@@ -82,38 +83,6 @@ class run_scatterer {
   std::ptrdiff_t to_pitch_ = 0;
   std::ptrdiff_t from_pitch_ = 0;
   std::uint64_t rows_ = 0;
-};
-
-/// Pinned buffers between one load and the next: to pin them takes longer than to fill them from the page
-/// cache. Any thread.
-template <DeviceRuntime R>
-class load_ring {
- public:
-  using block_type = typename basic_pinned<heap_memory, R>::block_type;
-
-  /// What there is, of at most so many bytes together; the rest is freed.
-  [[nodiscard]] std::vector<block_type> take(std::uint64_t bytes) {
-    std::vector<block_type> kept;
-    {
-      const std::lock_guard lock(mutex_);
-      kept.swap(blocks_);
-    }
-    while (!kept.empty() && bytes_of(kept) > bytes) kept.pop_back();
-    return kept;
-  }
-  void give(block_type block) {
-    const std::lock_guard lock(mutex_);
-    blocks_.push_back(std::move(block));
-  }
-
- private:
-  static std::uint64_t bytes_of(const std::vector<block_type>& blocks) noexcept {
-    std::uint64_t sum = 0;
-    for (const auto& b : blocks) sum += b.bytes().size();
-    return sum;
-  }
-  std::mutex mutex_;
-  std::vector<block_type> blocks_;
 };
 
 /// One load; see device_load.

@@ -4,15 +4,19 @@
 #include <cairn/cuda/basic_pinned.hpp>
 #include <cairn/cuda/drain.hpp>
 #include <cairn/cuda/lane.hpp>
+#include <cairn/cuda/load_ring.hpp>
+#include <cairn/cuda/run_collector.hpp>
 #include <cairn/cuda/transfer.hpp>
 #include <cairn/stage/heap_memory.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,24 +29,43 @@ inline namespace v1 {
 namespace cuda {
 namespace detail {
 
-/// One look at memory of devices; see device_read.
+/// One look at memory of devices; see device_read. While one buffer is read from, the next bytes of the same
+/// view are copied to another.
 template <DeviceRuntime R>
 class read_session final : public device_read {
  public:
-  /// `drain_limit`: how long its end waits for a copy that failed or was late.
+  /// `drain_limit`: how long its end waits for copies that failed, were late or were not asked for. `ring`:
+  /// where buffers come from, and go to at the end.
   read_session(std::vector<compute_stream<R>> compute, pinned_options pinning,
-               std::chrono::nanoseconds drain_limit)
-      : compute_(std::move(compute)), pinning_(pinning), drain_limit_(drain_limit) {}
+               std::chrono::nanoseconds drain_limit, std::shared_ptr<load_ring<R>> ring)
+      : compute_(std::move(compute)), pinning_(pinning), drain_limit_(drain_limit), ring_(std::move(ring)) {
+    auto kept = ring_->take(windows_.size() * window_bytes);
+    for (auto& w : windows_) {
+      if (kept.empty()) break;
+      w.block.emplace(std::move(kept.back()));
+      kept.pop_back();
+    }
+  }
   read_session(const read_session&) = delete;
   read_session& operator=(const read_session&) = delete;
   ~read_session() override {
+    const bool idle =
+        std::none_of(windows_.begin(), windows_.end(), [](const auto& w) { return w.under_way; });
     const auto until = deadline::in(drain_limit_);
-    if (!under_way_ || std::all_of(lanes_.begin(), lanes_.end(),
-                                   [&](const auto& l) { return drain<R>(l->side(), l->device(), until); }))
+    if (idle || std::all_of(lanes_.begin(), lanes_.end(),
+                            [&](const auto& l) { return drain<R>(l->side(), l->device(), until); })) {
+      try {
+        for (auto& w : windows_)
+          if (w.block && w.block->is_pinned()) ring_->give(std::move(*w.block));
+      } catch (const std::bad_alloc&) {
+        // The next look pins anew.
+      }
       return;
-    // The copy may still write to it.
+    }
+    // Copies may still write to them.
     for (auto& l : lanes_) (void)l.release();
-    (void)block_.release();
+    for (auto& w : windows_)
+      if (w.block) (void)new (std::nothrow) block_type(std::move(*w.block));
   }
 
   void read(const tensor_view& from, std::uint64_t first, std::uint64_t last, std::byte* to,
@@ -55,24 +78,31 @@ class read_session final : public device_read {
     const beside_captures<R> guard;
     const device_in_use<R> use(from.device);
     auto& l = lane_on(from.device);
-    for (auto at = first; at < last;) {
-      const auto step = std::min(buffer_bytes, last - at);
-      copy(l, from, at, at + step, item, until);
-      std::memcpy(to + (at - first), block_->bytes().data(), static_cast<std::size_t>(step));
-      at += step;
+    while (first < last) {
+      const auto& here = window_at(l, from, first, item, until);
+      const auto step = std::min(here.last, last) - first;
+      std::memcpy(to, here.block->bytes().data() + (first - here.first), static_cast<std::size_t>(step));
+      first += step, to += step;
     }
   }
 
  private:
-  using memory_type = basic_pinned<heap_memory, R>;
-  static constexpr std::uint64_t buffer_bytes = std::uint64_t{1} << 20;
+  using block_type = typename load_ring<R>::block_type;
+  static constexpr std::uint64_t window_bytes = std::uint64_t{8} << 20;
+
+  /// Bytes [first, last) of a packed view, complete unless under_way.
+  struct window {
+    std::optional<block_type> block;
+    tensor_view of;
+    std::uint64_t first = 0;
+    std::uint64_t last = 0;
+    std::optional<owned_event<R>> done;
+    bool under_way = false;
+  };
 
   [[nodiscard]] lane<R>& lane_on(int device) {
     for (const auto& l : lanes_)
       if (l->device() == device) return *l;
-    if (block_ == nullptr)
-      block_ =
-          std::make_unique<typename memory_type::block_type>(memory_type(pinning_).allocate(buffer_bytes));
     typename R::stream_type compute{};
     for (const auto& given : compute_)
       if (given.device == device) compute = given.stream;
@@ -86,13 +116,34 @@ class read_session final : public device_read {
     lanes_.push_back(std::move(made));
     return *lanes_.back();
   }
-  /// Bytes [first, last) of the packed view are in the buffer when it returns.
-  void copy(lane<R>& l, const tensor_view& from, std::uint64_t first, std::uint64_t last,
-            std::string_view item, deadline until) {
-    std::byte* to = block_->bytes().data();
+  [[nodiscard]] static bool same(const tensor_view& a, const tensor_view& b) noexcept {
+    return a.data == b.data && a.device == b.device && a.type == b.type && a.shape == b.shape &&
+           a.strides == b.strides;
+  }
+  /// The window that has byte `at` of the packed view, complete; the bytes behind it are on their way then.
+  [[nodiscard]] const window& window_at(lane<R>& l, const tensor_view& from, std::uint64_t at,
+                                        std::string_view item, deadline until) {
+    const auto has = [&](const window& w) { return w.first <= at && at < w.last && same(w.of, from); };
+    const bool second = has(windows_[1]);
+    auto& here = windows_[second ? 1 : 0];
+    auto& other = windows_[second ? 0 : 1];
+    if (!has(here)) begin(here, l, from, at, item, until);
+    await(here, item, until);
+    if (here.last < from.bytes() && !(other.first == here.last && same(other.of, from)))
+      begin(other, l, from, here.last, item, until);
+    return here;
+  }
+  void begin(window& w, lane<R>& l, const tensor_view& from, std::uint64_t first, std::string_view item,
+             deadline until) {
+    await(w, item, until);
+    if (!w.block) w.block.emplace(basic_pinned<heap_memory, R>(pinning_).allocate(window_bytes));
+    w.last = w.first = 0;
+    const auto last = std::min(from.bytes(), first + window_bytes);
+    std::byte* to = w.block->bytes().data();
     std::vector<copy_part> parts;
+    w.done.reset();
     // From here on until the event is reached.
-    under_way_ = true;
+    w.under_way = true;
     if (from.contiguous()) {
       parts.push_back({to, from.data + first, last - first});
     } else {
@@ -105,29 +156,36 @@ class read_session final : public device_read {
     if (!parts.empty())
       check_call<R>(R::copy_parts_to_host(parts, l.side()), "cudaMemcpyAsync (copying from device memory)",
                     l.device(), item);
-    const owned_event<R> done(l.device());
-    check_call<R>(R::record(done.get(), l.side()), "cudaEventRecord (recording an event behind copies)",
+    w.done.emplace(l.device());
+    check_call<R>(R::record(w.done->get(), l.side()), "cudaEventRecord (recording an event behind copies)",
                   l.device(), item);
-    for (;;) {
+    w.of = from, w.first = first, w.last = last;
+  }
+  /// @pre what was put into the stream for it did not fail.
+  void await(window& w, std::string_view item, deadline until) {
+    while (w.under_way && w.done) {
+      const device_in_use<R> use(w.done->device());
       const bool late = until.passed();
-      const int status = R::query(done.get());
-      if (status == R::success) break;
+      const int status = R::query(w.done->get());
+      if (status == R::success) {
+        w.under_way = false;
+        return;
+      }
       if (status != R::not_ready)
-        check_call<R>(status, "cudaEventQuery (a copy from device memory)", l.device(), item);
+        check_call<R>(status, "cudaEventQuery (a copy from device memory)", w.done->device(), item);
       if (late)
         fail(error_id::timeout_staging, "memory of a device was not read in time by checked{}",
              {.item = std::string(item)});
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
-    under_way_ = false;
   }
 
   std::vector<compute_stream<R>> compute_;
   pinned_options pinning_;
   std::chrono::nanoseconds drain_limit_;
+  std::shared_ptr<load_ring<R>> ring_;
   std::vector<std::unique_ptr<lane<R>>> lanes_;
-  std::unique_ptr<typename memory_type::block_type> block_;
-  bool under_way_ = false;
+  std::array<window, 2> windows_;
 };
 
 }  // namespace detail

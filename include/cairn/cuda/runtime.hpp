@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <iterator>
 #include <span>
 #include <vector>
@@ -40,6 +41,24 @@ struct runtime {
     const int status = static_cast<int>(state(device, &flags, &active));
     yes = active != 0;
     return status;
+  }
+  static int host_node(int device, int& node) noexcept {
+    node = -1;
+    char bus[32] = {};
+    if (told(cudaDeviceGetPCIBusId(bus, sizeof bus, device)) == success) {
+      std::transform(std::begin(bus), std::end(bus), std::begin(bus),
+                     [](char c) { return c >= 'A' && c <= 'F' ? static_cast<char>(c - 'A' + 'a') : c; });
+      char path[96];
+      std::snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", bus);
+      if (std::FILE* const file = std::fopen(path, "re"); file != nullptr) {
+        if (std::fscanf(file, "%d", &node) != 1) node = -1;
+        (void)std::fclose(file);
+      }
+    }
+    // cudaDevAttrHostNumaId, whose name the first toolkits of CUDA 12 lack.
+    if (node < 0 && told(cudaDeviceGetAttribute(&node, static_cast<cudaDeviceAttr>(134), device)) != success)
+      node = -1;
+    return success;
   }
   static int make_stream(cudaStream_t& stream) noexcept {
     int lowest = 0;
@@ -82,7 +101,8 @@ struct runtime {
     return told(
         cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyHostToDevice, stream));
   }
-  /// One call for all of them from CUDA 13.0 on; one for each with older toolkits.
+  /// One call for all of them, with a toolkit from 12.5 on and a driver of CUDA 12.8 or later; else one for
+  /// each.
   static int copy_parts_to_host(std::span<const copy_part> parts, cudaStream_t stream) noexcept {
     return copy_parts(parts, cudaMemcpyDeviceToHost, stream);
   }
@@ -169,11 +189,11 @@ struct runtime {
   }
 
  private:
-  static void* driver_call(const char* name) noexcept {
+  static void* driver_call(const char* name, [[maybe_unused]] unsigned version = 12000) noexcept {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result{};
 #if CUDART_VERSION >= 12050
-    const auto status = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+    const auto status = cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result);
 #else
     const auto status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
 #endif
@@ -200,6 +220,10 @@ struct runtime {
       return cudaErrorMemoryAllocation;
     }
 #else
+#if CUDART_VERSION >= 12050
+    if (parts.size() > 1)
+      if (const int status = copy_batch(parts, stream); status != unsupported) return status;
+#endif
     for (const auto& part : parts)
       if (const int status = told(cudaMemcpyAsync(part.to, part.from, part.bytes, kind, stream));
           status != success)
@@ -207,6 +231,41 @@ struct runtime {
     return success;
 #endif
   }
+#if CUDART_VERSION >= 12050 && CUDART_VERSION < 13000
+  /// Many calls would fill the stream's queue, and hold up the calling thread in the driver. By the driver's
+  /// call as it was in 12.8, whose types older toolkits lack.
+  static int copy_batch(std::span<const copy_part> parts, cudaStream_t stream) noexcept {
+    struct location {
+      int type, id;
+    };
+    struct attributes {
+      int source_order;
+      location from, to;
+      unsigned flags;
+    };
+    using batch_call = CUresult (*)(CUdeviceptr*, CUdeviceptr*, std::size_t*, std::size_t, attributes*,
+                                    std::size_t*, std::size_t, std::size_t*, CUstream);
+    static const auto batch = reinterpret_cast<batch_call>(driver_call("cuMemcpyBatchAsync", 12080));
+    if (batch == nullptr) return unsupported;
+    try {
+      std::vector<CUdeviceptr> to, from;
+      std::vector<std::size_t> bytes;
+      to.reserve(parts.size()), from.reserve(parts.size()), bytes.reserve(parts.size());
+      for (const auto& part : parts) {
+        to.push_back(reinterpret_cast<std::uintptr_t>(part.to));
+        from.push_back(reinterpret_cast<std::uintptr_t>(part.from));
+        bytes.push_back(part.bytes);
+      }
+      attributes order{1, {}, {}, 1};  // in the order of the stream, beside kernels
+      std::size_t first = 0;
+      std::size_t failed = 0;
+      return static_cast<int>(
+          batch(to.data(), from.data(), bytes.data(), parts.size(), &order, &first, 1, &failed, stream));
+    } catch (...) {
+      return cudaErrorMemoryAllocation;
+    }
+  }
+#endif
 };
 static_assert(DeviceRuntime<runtime>, "cuda::runtime must model DeviceRuntime");
 

@@ -2,7 +2,9 @@
 #pragma once
 // CUDA's names, with CUDA's numbers.
 
+#ifndef CUDART_VERSION
 #define CUDART_VERSION 13000
+#endif
 
 enum cudaError_t : int {
   cudaSuccess = 0,

@@ -403,13 +403,24 @@ inline cudaError_t cuEventQuery(cudaEvent_t e) {
   emulated_cuda::last_error = before;
   return status;
 }
+/// As of 12.8.
+using CUresult = cudaError_t;
+using CUstream = cudaStream_t;
+inline CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes, std::size_t count,
+                                   const int* attributes, std::size_t* first, std::size_t attribute_count,
+                                   std::size_t*, CUstream s) {
+  cudaMemcpyAttributes order{static_cast<cudaMemcpySrcAccessOrder>(attributes[0]), 0};
+  return cudaMemcpyBatchAsync(reinterpret_cast<void**>(to), reinterpret_cast<const void**>(from), bytes,
+                              count, &order, first, attribute_count, s);
+}
 inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
                                                     unsigned long long,
                                                     cudaDriverEntryPointQueryResult* result) {
   const std::pair<const char*, void*> known[] = {
       {"cuStreamWriteValue32", reinterpret_cast<void*>(&cuStreamWriteValue32)},
       {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(&cuDevicePrimaryCtxGetState)},
-      {"cuEventQuery", reinterpret_cast<void*>(&cuEventQuery)}};
+      {"cuEventQuery", reinterpret_cast<void*>(&cuEventQuery)},
+      {"cuMemcpyBatchAsync", reinterpret_cast<void*>(&cuMemcpyBatchAsync)}};
   *found = nullptr;
   for (const auto& [each, call] : known)
     if (std::strcmp(name, each) == 0) *found = call;
