@@ -229,6 +229,32 @@ TEST_CASE(
   CHECK(server.objects().uploads() == 0);
 }
 
+TEST_CASE(
+    "a bucket with versions says so once something was removed, and one that locks objects names the lock") {
+  auto options = service();
+  options.objects.terms.versions = true;
+  options.objects.terms.locked = "step-00000001/manifest";
+  s3::server server{options};
+  auto o = where(server.endpoint());
+  o.exclusive = cairn::s3_exclusive::assumed;  // else the probe is removed first
+  auto store = store_at(o);
+  store.put_new("object", pattern(10));
+  CHECK_FALSE(store.keeps_removed());
+  CHECK(store.describe().find("versions") == std::string::npos);
+  store.remove("object");
+  CHECK(store.keeps_removed());
+  CHECK(store.describe().find("which keeps versions of what is removed") != std::string::npos);
+  CHECK_FALSE(store.size("object"));
+  store.put_new("object", pattern(11));  // above the marker
+  CHECK(store.size("object") == 11);
+
+  store.put_new("step-00000001/manifest.cairn", pattern(10));
+  const auto why = failure_of([&] { store.remove("step-00000001/manifest.cairn"); });
+  CHECK(why.id == error_id::storage_permission);
+  CHECK(why.text.find("a retention rule, an object lock or a legal hold") != std::string::npos);
+  CHECK(why.text.find("step-00000001/manifest.cairn") != std::string::npos);
+}
+
 TEST_CASE("terms that cannot be kept are refused when the store is made, also where a URL says them") {
   const auto refused = [](auto change, std::string_view because) {
     CAPTURE(because);

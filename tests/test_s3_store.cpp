@@ -250,6 +250,33 @@ TEST_CASE("moto keeps what is asked of encryption and class, and confirms it") {
   }
 }
 
+TEST_CASE("moto's bucket with versions: removed is gone, told as kept, and may be written again") {
+  cairn::detail::s3_client client(on_moto(""), credentials(), std::make_shared<cairn::s3_clock>());
+  auto o = on_moto("run/");
+  o.bucket = "with-versions";
+  o.exclusive = cairn::s3_exclusive::assumed;  // else the probe is removed first
+  cairn::detail::s3_client bucket(o, credentials(), std::make_shared<cairn::s3_clock>());
+  const std::string rule =
+      "<VersioningConfiguration xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Status>"
+      "Enabled</Status></VersioningConfiguration>";
+  for (const bool make : {true, false}) {
+    cairn::detail::s3_request r{.method = "PUT", .key = ""};
+    if (!make) r.query = {{"versioning", ""}};
+    bucket.set_body(r, {make ? std::span<const std::byte>() : std::as_bytes(std::span(rule))}, false);
+    CHECK(bucket.run(std::move(r))->status == 200);
+  }
+  cairn::s3_store store{o, credentials()};
+  CHECK(store.publish_new("step-00000001/manifest.cairn", pattern(10)));
+  CHECK_FALSE(store.publish_new("step-00000001/manifest.cairn", pattern(11)));
+  CHECK_FALSE(store.keeps_removed());
+  store.remove("step-00000001/manifest.cairn");
+  CHECK(store.keeps_removed());
+  CHECK_FALSE(store.size("step-00000001/manifest.cairn"));
+  CHECK(store.list("").empty());
+  CHECK(store.publish_new("step-00000001/manifest.cairn", pattern(12)));
+  CHECK(store.read_all("step-00000001/manifest.cairn", 100) == pattern(12));
+}
+
 TEST_CASE("moto's token service gives a web identity credentials that sign") {
   const std::pair<const char*, std::string> variables[] = {
       {"AWS_ENDPOINT_URL_STS", cairn_test::moto_server::shared().endpoint()},

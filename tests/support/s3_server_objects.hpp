@@ -66,7 +66,9 @@ class object_table {
                                                           unquoted(*match) != unquoted(at->second.etag))
         return precondition_failed("If-Match");
       if (objects_.erase({request.bucket, request.key}) == 0 && rules.google) return no_such_key();
-      return with_status(204);
+      auto reply = with_status(204);
+      if (rules.terms.versions) reply.set("x-amz-delete-marker", "true");
+      return reply;
     }
     if (operation == "DeleteObjects") return delete_many(request);
     if (operation == "ListObjectsV2") return list(request);

@@ -12,6 +12,8 @@ struct bucket_terms {
   std::string owner = "123456789012";
   bool requester_pays = false;      ///< requests that do not agree to pay are refused
   std::string must_encrypt;         ///< as a policy has it: what makes objects says this, or is refused
+  bool versions = false;            ///< a removal leaves a delete marker
+  std::string locked;               ///< objects whose key holds this are not removed; "": none is
   bool ignores_encryption = false;  ///< x-amz-server-side-encryption is read over, as by simple servers
 };
 
@@ -30,6 +32,9 @@ struct bucket_terms {
   if (payer != nullptr && *payer != "requester")
     return error_reply(400, "InvalidArgument", "x-amz-request-payer is requester");
   if (terms.requester_pays && payer == nullptr) return denied("Access Denied");
+  if (request.operation == "DeleteObject" && !terms.locked.empty() &&
+      request.key.find(terms.locked) != std::string::npos)
+    return denied("Access Denied because object protected by object lock.");
   const bool creates = request.operation == "PutObject" || request.operation == "CreateMultipartUpload";
   const auto* encryption = request.header("x-amz-server-side-encryption");
   if (creates && !terms.must_encrypt.empty() && (encryption == nullptr || *encryption != terms.must_encrypt))

@@ -227,8 +227,12 @@ class s3_store {
   [[nodiscard]] std::string describe() const {
     const auto& o = bucket_->client.options();
     return "bucket " + o.bucket + " at " + bucket_->client.service().address.authority +
-           (o.prefix.empty() ? std::string() : " below " + o.prefix);
+           (o.prefix.empty() ? std::string() : " below " + o.prefix) +
+           (keeps_removed() ? ", which keeps versions of what is removed" : "");
   }
+  /// Whether a removal by this store or a copy of it left a delete marker: the bucket has versions, and what
+  /// was removed goes on costing until a lifecycle rule ends them.
+  [[nodiscard]] bool keeps_removed() const noexcept { return bucket_->client.service().keeps_removed.load(); }
   /// What was asked for, with what was left open filled in.
   [[nodiscard]] const s3_options& options() const noexcept { return bucket_->client.options(); }
 

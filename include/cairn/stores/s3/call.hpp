@@ -232,6 +232,8 @@ class s3_call final : public http_call {
         return ++bad_digests_ < 3 ? retry(false) : std::nullopt;
       }
     }
+    if (request_.method == "DELETE" && header("x-amz-delete-marker") == "true")
+      service_->keeps_removed.store(true);
     transport_.window().success();
     fine_ = true;
     return std::nullopt;

@@ -122,6 +122,11 @@ class s3_client {
       if (is({"InvalidObjectState"}))
         because(error_id::storage_permission,
                 "the object lies in an archive, where a rule of the bucket put it: restore it first");
+      if (call.status == 403 && call.request().method == "DELETE" && call.request().query.empty())
+        because(
+            error_id::storage_permission,
+            "the bucket lets nobody remove it, or not with these credentials: look for a retention rule, an "
+            "object lock or a legal hold, and at the right s3:DeleteObject");
       if (call.status == 401 || call.status == 403)
         because(error_id::storage_permission,
                 service_->options.bucket_owner.empty()

@@ -37,7 +37,8 @@ struct s3_service final : trainer_answers {
   std::shared_ptr<s3_clock> clock;
   std::atomic<bool> checksums{true};  ///< the service accepts them, or was not asked yet
   std::atomic<bool> checksums_known{false};
-  std::atomic<std::int64_t> skew{0};  ///< the server's clock less ours, in seconds
+  std::atomic<bool> keeps_removed{false};  ///< a removal left a delete marker
+  std::atomic<std::int64_t> skew{0};       ///< the server's clock less ours, in seconds
 
   /// To a worker process that asks for credentials, other ones than those of the number that it names.
   [[nodiscard]] secret_bytes answer(std::span<const std::byte> question) override {
