@@ -19,6 +19,7 @@ write_basic_package_version_file("${cairn_generated_dir}/cairnConfigVersion.cmak
 install(FILES
   "${cairn_generated_dir}/cairnConfig.cmake"
   "${cairn_generated_dir}/cairnConfigVersion.cmake"
+  "${CMAKE_CURRENT_SOURCE_DIR}/cmake/CairnCompiler.cmake"
   "${CMAKE_CURRENT_SOURCE_DIR}/cmake/CairnOptional.cmake"
   "${CMAKE_CURRENT_SOURCE_DIR}/cmake/FindCairnXxHash.cmake"
   "${CMAKE_CURRENT_SOURCE_DIR}/cmake/FindCairnRapidJSON.cmake"

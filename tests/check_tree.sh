@@ -4,7 +4,8 @@
 #   1. every source file names its licence in its first lines;
 #   2. core headers include none of the headers that cost every user compile time;
 #   3. headers are included as <cairn/...>, and only downwards between the folders of include/cairn;
-#   4. every error id has a heading in docs/errors.md (where that page exists).
+#   4. every error id has a heading in docs/errors.md (where that page exists);
+#   5. every header comes to <cairn/model/compiler.hpp> before anything that an old compiler does not take.
 # usage: check_tree.sh [ROOT]; check_tree.sh --self-test
 set -euo pipefail
 export LC_ALL=C
@@ -81,6 +82,15 @@ check_arrows() {
   done < <(find include/cairn \( -name '*.h' -o -name '*.hpp' -o -name '*.cuh' \) | sort)
 }
 
+check_compiler() {
+  local path
+  [ -f include/cairn/model/compiler.hpp ] || return 0
+  while IFS= read -r path; do
+    grep -qE '^[[:space:]]*#[[:space:]]*include[[:space:]]*<cairn/' "$path" || [ "$path" = include/cairn/model/compiler.hpp ] ||
+      breach "$path: includes no other header of cairn, so it must include <cairn/model/compiler.hpp>"
+  done < <(find include/cairn \( -name '*.hpp' -o -name '*.cuh' \) | sort)
+}
+
 check_error_pages() {
   local ids=include/cairn/model/error_ids.hpp page=docs/errors.md id
   if [ ! -f "$ids" ] || [ ! -f "$page" ]; then
@@ -100,6 +110,7 @@ check() {
   check_licences
   check_heavy_headers
   check_arrows
+  check_compiler
   check_error_pages
   if [ "$breaches" -gt 0 ]; then
     echo "check_tree: $breaches breaches of the tree's rules"
@@ -141,6 +152,8 @@ self_test() {
   expect "quotes" 'includes with quotes'
   fresh && mkdir "$root/tree/include/cairn/other" && echo "$licence" >"$root/tree/include/cairn/other/c.hpp"
   expect "unknown folder" 'not in the table'
+  fresh && echo "$licence" | tee "$root/tree/include/cairn/model/compiler.hpp" >"$root/tree/include/cairn/plan/d.hpp"
+  expect "a header that no compiler is asked for" 'd.hpp: includes no other header of cairn'
   fresh && echo '# Errors' >"$root/tree/docs/errors.md"
   expect "error without a page" 'no heading for the error id usage_one'
   if [ "$failures" -gt 0 ]; then

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #if defined(__SSE2__)
+#include <cairn/model/compiler.hpp>
+
 #include <emmintrin.h>
 #endif
 

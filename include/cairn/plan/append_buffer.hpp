@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/compiler.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <utility>
