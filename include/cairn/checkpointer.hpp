@@ -28,14 +28,11 @@ namespace cairn {
 inline namespace v1 {
 
 namespace detail {
-/// Stands in for the storage over something that is no store, so that the sentence is the first error.
-template <class S>
-struct no_storage {
-  static_assert(check_store<S>());
-};
+/// Stands for the storage where the arguments do not fit, so that one sentence is all that a compiler says.
+struct refused_arguments {};
 template <class S>
 struct storage_over {
-  using type = no_storage<S>;
+  using type = refused_arguments;
 };
 template <ByteStore S>
 struct storage_over<S> {
@@ -44,11 +41,26 @@ struct storage_over<S> {
 template <class S>
   requires plays<S, role::storage>
 struct storage_over<S> {
-  using type = S;
+  using type = std::conditional_t<Storage<S>, S, refused_arguments>;
 };
-/// S itself if it is a Storage; else the default storage over it.
-template <class S>
-using storage_for = typename storage_over<S>::type;
+/// The storage of a checkpointer: First itself if it is a Storage, else the default storage over it. Asserts
+/// that all arguments fit, before the checkpointer is made of them.
+template <class First, class... Policies>
+struct composition {
+  static constexpr auto choose() {
+    static_assert(check_store<First>());
+    using chosen = typename storage_over<First>::type;
+    if constexpr (!std::is_same_v<chosen, refused_arguments>) {
+      static_assert(check_arguments<Policies...>());
+      return std::type_identity<std::conditional_t<arguments_fit<Policies...>, chosen, refused_arguments>>{};
+    } else {
+      return std::type_identity<refused_arguments>{};
+    }
+  }
+  using storage = typename decltype(choose())::type;
+};
+template <class First, class... Policies>
+using storage_for = typename composition<First, Policies...>::storage;
 
 template <class... A>
 using save_planner_for = pick_t<role::planner, pick_t<role::save_planner, default_planner, A...>, A...>;
@@ -91,7 +103,6 @@ class checkpointer {
   template <class First, class... Policies>
     requires(!std::same_as<std::remove_cvref_t<First>, checkpointer>)
   explicit checkpointer(First first, Policies... policies) : owner_(::getpid()) {
-    static_assert(detail::check_arguments<Policies...>());
     std::tuple<Policies&...> arguments(policies...);
     bool checks = false;
     if constexpr (detail::count_of<role::check, Policies...> == 1)
@@ -307,9 +318,19 @@ class checkpointer {
   ::pid_t owner_;
 };
 
+/// What wrong arguments make, when their sentence is said.
+template <class SavePlannerType, class LoadPlannerType, class StagerType, class ExecutorType,
+          class CommunicatorType, class ObserverType, bool Overlapped>
+class checkpointer<detail::refused_arguments, SavePlannerType, LoadPlannerType, StagerType, ExecutorType,
+                   CommunicatorType, ObserverType, Overlapped> {
+ public:
+  template <class... Arguments>
+  explicit checkpointer(Arguments&&...) {}
+};
+
 template <class First, class... Policies>
 checkpointer(First, Policies...)
-    -> checkpointer<detail::storage_for<First>, detail::save_planner_for<Policies...>,
+    -> checkpointer<detail::storage_for<First, Policies...>, detail::save_planner_for<Policies...>,
                     detail::load_planner_for<Policies...>, detail::stager_for<Policies...>,
                     detail::executor_for<Policies...>, detail::communicator_for<Policies...>,
                     detail::observer_for<Policies...>, detail::overlapped_in<Policies...>>;

@@ -8,7 +8,8 @@ usage: driver.py --compiler C [--compiler C]... [--precompiled FOLDER] FILE -- F
 
 FILE has one or more lines `// expect: REGEX` (any compiler), `// expect-gcc: REGEX` or `// expect-clang: REGEX`. Each
 regex must match the compiler's messages; the source lines that a compiler quotes do not count. The test passes only if
-every compiler refuses the file and says every expected thing.
+every compiler refuses the file and says every expected thing. A line `// errors: N` wants N errors and no more: what follows
+from a mistake hides the sentence about it.
 
 Most of the time would go into the same large header in each file: --precompile compiles it once for each compiler, and with
 --precompiled the files that include it start from there.
@@ -76,6 +77,10 @@ def problems(path, compiler, flags, folder=None):
     if done.returncode == 0:
         return ["it compiles, but must not"]
     missing = [f"no message matches: {regex}" for regex in expected if not re.search(regex, done.stdout)]
+    wanted = re.search(r"^// errors: *([0-9]+)", text, re.MULTILINE)
+    told = len(re.findall(r" error: ", done.stdout))
+    if wanted and told != int(wanted.group(1)):
+        missing.append(f"there are {told} errors, not {wanted.group(1)}")
     if missing:
         missing.append("the messages were:\n" + done.stdout[:6000])
     return missing
@@ -89,6 +94,8 @@ def self_test(compilers):
         ("compiles", "// expect: cairn says what to do\nint main() {}\n", "it compiles"),
         ("other message", "// expect: something else entirely\n" + refused, "no message matches"),
         ("one of two", "// expect: cairn says\n// expect: nobody says this\n" + refused, "no message matches"),
+        ("as many errors", "// expect: cairn says\n// errors: 1\n" + refused, None),
+        ("an error beside it", "// expect: cairn says\n// errors: 1\n" + refused + "int a = nowhere;\n", "there are 2 errors"),
         ("nothing expected", refused, "no `// expect"),
         ("quoted source only", "// expect: only_in_the_source\nint only_in_the_source_ = nowhere;\n", "no message matches"),
     ]

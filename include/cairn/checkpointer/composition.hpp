@@ -9,6 +9,8 @@
 #include <cairn/concepts/stager.hpp>
 #include <cairn/concepts/storage.hpp>
 
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -42,6 +44,15 @@ Default take(std::tuple<Arguments&...> arguments) {
   else
     return std::move(std::get<wanted&>(arguments));
 }
+
+/// What check_arguments asserts, without a sentence.
+template <class... Arguments>
+inline constexpr bool arguments_fit =
+    (plays_a_role<Arguments> && ...) &&
+    count_of<role::save_planner, Arguments...> + count_of<role::planner, Arguments...> <= 1 &&
+    count_of<role::load_planner, Arguments...> + count_of<role::planner, Arguments...> <= 1 &&
+    count_of<role::store, Arguments...> + count_of<role::storage, Arguments...> == 0 &&
+    (... && (count_of<typename role_of<std::remove_cvref_t<Arguments>>::type, Arguments...> <= 1));
 
 // One sentence for each misuse; the concept's own diagnosis, which names the missing expression, follows it.
 template <class... Arguments>
@@ -80,13 +91,29 @@ constexpr bool check_arguments() {
                 "cairn::checkpointer: the store or storage is the first argument, and there is one");
   return true;
 }
+/// The name of a place, where a store is wanted.
+template <class S>
+inline constexpr bool names_a_store =
+    std::is_convertible_v<S, std::string_view> || std::is_convertible_v<S, std::string>;
+template <class S>
+inline constexpr bool plays_another_role =
+    !std::is_class_v<S> || (plays_a_role<S> && !plays<S, role::store> && !plays<S, role::storage>);
 template <class S>
 constexpr bool check_store() {
-  static_assert(ByteStore<S> || Storage<S>,
-                "cairn::checkpointer: the first argument is neither a ByteStore nor a Storage (see the lines "
-                "below for the missing member; "
-                "docs/concepts.md#bytestore)");
-  if constexpr (!Storage<S>) static_assert(ByteStore<S>);
+  if constexpr (names_a_store<S>) {
+    static_assert(!names_a_store<S>,
+                  "cairn::checkpointer: the first argument is a name, not a store; write "
+                  "cairn::file_store{name}. See docs/stores.md");
+  } else if constexpr (plays_another_role<S>) {
+    static_assert(!plays_another_role<S>,
+                  "cairn::checkpointer: the store goes first, then the policies: "
+                  "cairn::checkpointer{cairn::file_store{...}, policies...}");
+  } else {
+    static_assert(ByteStore<S> || Storage<S>,
+                  "cairn::checkpointer: the first argument is neither a ByteStore nor a Storage (see the "
+                  "lines below for the missing member; docs/concepts.md#bytestore)");
+    if constexpr (!Storage<S>) static_assert(ByteStore<S>);
+  }
   return true;
 }
 template <class P>

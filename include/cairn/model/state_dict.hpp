@@ -99,6 +99,17 @@ class state_dict {
                   "that outlives it");
   }
 
+  template <class T, ItemFlag... Flags>
+    requires(!std::is_arithmetic_v<T> && !std::is_enum_v<T>)
+  void value(std::string_view, T&, Flags...) {
+    static_assert(
+        detail::always_false<T>,
+        "cairn::state_dict::value: takes a number or an enumeration; a struct of yours joins through "
+        "register_state and state.object(name, it), a std::string or what you serialise to one (a "
+        "map, a random generator) through state.bytes(name, it), with cairn::per_rank where each "
+        "rank has its own");
+  }
+
   /// Opaque bytes: a container of one-byte elements, by reference. Its size may change from save to save; a
   /// load resizes it (or throws where it cannot be resized and the sizes differ). Lvalues only.
   template <detail::ByteContainer C, ItemFlag... Flags>
@@ -106,6 +117,24 @@ class state_dict {
     auto e = begin_entry(name, item_kind::bytes, flags...);
     e.memory = detail::bind_container(container);
     add(std::move(e));
+  }
+
+  template <class C, ItemFlag... Flags>
+    requires(!detail::ByteContainer<C>)
+  void bytes(std::string_view, C&, Flags...) {
+    static_assert(
+        detail::always_false<C>,
+        "cairn::state_dict::bytes: takes a container of elements of one byte that may be written "
+        "(std::string, std::vector<std::byte>); a container of numbers is a tensor: "
+        "state.tensor(name, it, {size}), with cairn::per_rank where each rank has its own; a struct "
+        "of yours joins through register_state and state.object(name, it)");
+  }
+  template <class C, ItemFlag... Flags>
+    requires(!std::is_lvalue_reference_v<C>)
+  void bytes(std::string_view, C&&, Flags...) {
+    static_assert(detail::always_false<C>,
+                  "cairn::state_dict::bytes: the state_dict refers to the container, so it must be an lvalue "
+                  "that outlives it");
   }
 
   /// Adds what a user's struct registers, under "prefix." names; see state_of. The struct must outlive the
