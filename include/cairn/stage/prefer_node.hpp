@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/compiler.hpp>
+
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
+#include <cairn/model/compiler.hpp>
+
 #include <curl/curl.h>
 #include <openssl/crypto.h>
 
