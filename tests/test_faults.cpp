@@ -141,7 +141,8 @@ struct place {
   [[nodiscard]] storage disturbed() const { return storage{store{objects, faults}}; }
   [[nodiscard]] auto open(communicator comm = alone(), const cairn::checkpointer_options& options = patient(),
                           std::size_t keep = 0, listener ear = {}) const {
-    return cairn::checkpointer{disturbed(), std::move(comm), std::move(ear), options, cairn::keep_last(keep)};
+    return cairn::checkpointer{disturbed(), std::move(comm), std::move(ear), options,
+                               cairn::keep_last(keep == 0 ? SIZE_MAX : keep)};
   }
   [[nodiscard]] auto open_overlapped(communicator comm = alone()) const {
     return cairn::checkpointer{disturbed(), std::move(comm), listener{}, patient(), cairn::overlapped{}};

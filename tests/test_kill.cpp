@@ -203,13 +203,14 @@ bool dies(const std::string& root, const scenario& run, const kill_plan& plan, c
   return killed;
 }
 
-/// Where an earlier run was stopped: the checkpoint of 12, a damaged one of 15, and at 25 the pieces of two
-/// saves that were killed.
+/// Where earlier runs were stopped: the checkpoints of 11 and 12, a damaged one of 15, and at 25 the pieces
+/// of two saves that were killed.
 class past {
  public:
   past() {
     const shared_page page;
     const auto root = directory_.path() + "/past";
+    REQUIRE_FALSE(dies(root, {mode::buffered, false, {11}}, {}, page));
     REQUIRE_FALSE(dies(root, {mode::buffered, false, {10, 12, 15}}, {}, page));
     REQUIRE(page->acknowledged == 15);
     const auto manifest = root + "/" + cairn::manifest_key(15);

@@ -588,8 +588,8 @@ TEST_CASE("the trainer that is killed" * doctest::skip()) {
   return child;
 }
 
-/// Where in a run a process dies, as the server sees it; NEW and OLD in a rule are the step that is being
-/// saved and the one before.
+/// Where in a run a process dies, as the server sees it; NEW, OLD and PAST in a rule are the step that is
+/// being saved, the one before, which the run resumed from, and the one before that.
 struct kill_point {
   const char* name;
   const char* rule;
@@ -632,8 +632,8 @@ constexpr kill_point kill_points[] = {
     {"manifest: in its middle", "PutObject first at=body key=NEW/manifest"},
     {"manifest: stored, not told", "PutObject first at=done key=NEW/manifest", true},
     {"manifest: after", "PutObject first at=told key=NEW/manifest", true},
-    {"removal: before the old manifest goes", "DeleteObject first at=head key=OLD/manifest", true},
-    {"removal: the old manifest is gone", "DeleteObject first at=done key=OLD/manifest", true},
+    {"removal: before the old manifest goes", "DeleteObject first at=head key=PAST/manifest", true},
+    {"removal: the old manifest is gone", "DeleteObject first at=done key=PAST/manifest", true},
     {"removal: before the old tensors go", "DeleteObject first at=head key=safetensors", true, true},
     {"removal: the old tensors are gone", "DeleteObject first at=done key=safetensors", true}};
 
@@ -648,11 +648,13 @@ TEST_CASE("killed at any named point of a save, a run goes on from the checkpoin
     child.wait(0);
     ::kill(child, SIGKILL);
   };
-  std::int64_t step = 1;
+  std::int64_t step = 2;
   {
-    large_state training(step, three_parts);
     cairn::checkpointer ckpt{quick(server), calm};
-    ckpt.save(training.state, step).wait();
+    for (const std::int64_t past : {step - 1, step}) {
+      large_state training(past, three_parts);
+      ckpt.save(training.state, past).wait();
+    }
   }
   REQUIRE(server.await_silence());
   std::size_t probes = 0;  // a process that dies while it probes leaves an object of no bytes
@@ -662,9 +664,11 @@ TEST_CASE("killed at any named point of a save, a run goes on from the checkpoin
       const std::string name = point.name;
       CAPTURE(name);
       std::string rule = std::string("kill ") + point.rule;
-      for (const auto& [word, means] : {std::pair("NEW", step + 1), std::pair("OLD", step)})
+      for (const auto& [word, means] :
+           {std::pair(std::string_view("NEW"), step + 1), std::pair(std::string_view("OLD"), step),
+            std::pair(std::string_view("PAST"), step - 1)})
         if (const auto at = rule.find(word); at != std::string::npos)
-          rule.replace(at, 3, cairn::step_directory(means));
+          rule.replace(at, word.size(), cairn::step_directory(means));
       child = 0;
       server.faults.add(rule);
       child = begin_trainer(server);
@@ -714,7 +718,7 @@ TEST_CASE("killed at any named point of a save, a run goes on from the checkpoin
   cairn::checkpointer ckpt{store, calm};
   CHECK(ckpt.resume(back.state) == step + 1);
   CHECK(back == large_state(step + 1, three_parts));
-  CHECK(ckpt.list() == std::vector<std::int64_t>{step + 1});
+  CHECK(ckpt.list() == std::vector<std::int64_t>{step, step + 1});  // resumed from, and the last one
   std::size_t files = 0;
   for (const auto& o : store.list("")) files += o.key.starts_with(cairn::step_directory(step + 1) + "/");
   CHECK(files == 3);

@@ -112,8 +112,12 @@ class checkpointer {
       settings.sharing = detail::take<role::read_sharing, read_sharing, Policies...>(arguments);
     if constexpr (detail::count_of<role::access, Policies...> == 1) settings.read_only = true;
     std::size_t keep = 0;
-    if constexpr (detail::count_of<role::retention, Policies...> == 1)
+    if constexpr (detail::count_of<role::retention, Policies...> == 1) {
       keep = detail::take<role::retention, keep_last, Policies...>(arguments).count;
+      if (keep == 0)
+        fail(error_id::usage_bad_option,
+             "keep_last(0) would keep no checkpoint; leave keep_last out to keep all of them");
+    }
     if (settings.patience.count() <= 0 || settings.peer_patience.count() <= 0 || settings.max_fallback < 0 ||
         settings.max_consecutive_failures < 0 || settings.load_memory == 0 || settings.cached_plans == 0 ||
         settings.mean_time_between_failures.count() < 0 || settings.predecessor_patience.count() < 0)

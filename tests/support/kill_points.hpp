@@ -202,14 +202,14 @@ struct named_point {
 };
 
 /// Of a run that resumes where a `past` was left and saves the steps 20 and 30 with keep_last(2): the past
-/// has the checkpoint of 12, a damaged one of 15, and at 25 the pieces of two saves that were killed.
+/// has the checkpoints of 11 and 12, a damaged one of 15, and at 25 the pieces of two saves that were killed.
 /// `shares`: two ranks share each file, in the past, too; points of what is not there then are left out, and
 /// those of the meeting in a file come in.
 inline std::vector<named_point> named_points(bool shares = false) {
   constexpr auto before = moment::before;
   constexpr auto after = moment::after;
   const char* const s20 = "step-00000020";
-  const char* const s12 = "step-00000012";
+  const char* const s11 = "step-00000011";
   const char* const s25 = "step-00000025";
   const char* const s15 = "step-00000015";
   const auto file = [](moment when, file_call call, const char* step, const char* name) {
@@ -273,14 +273,14 @@ inline std::vector<named_point> named_points(bool shares = false) {
        file(after, file_call::rename, s20, "manifest.cairn")},
       // retention
       {"retention: before the old manifest is removed",
-       file(before, file_call::unlink, s12, "manifest.cairn")},
-      {"retention: the old manifest is removed", file(after, file_call::unlink, s12, "manifest.cairn")},
-      {"retention: and its directory fsynced", file(after, file_call::sync_directory, s12, ""),
-       file(after, file_call::unlink, s12, "manifest.cairn")},
-      {"retention: some old data is removed", file(after, file_call::unlink, s12, ".safetensors")},
-      {"retention: an old record is removed", file(after, file_call::unlink, s12, ".record")},
-      {"retention: before the old directory is removed", file(before, file_call::remove_directory, s12, "")},
-      {"retention: the old directory is removed", file(after, file_call::remove_directory, s12, "")},
+       file(before, file_call::unlink, s11, "manifest.cairn")},
+      {"retention: the old manifest is removed", file(after, file_call::unlink, s11, "manifest.cairn")},
+      {"retention: and its directory fsynced", file(after, file_call::sync_directory, s11, ""),
+       file(after, file_call::unlink, s11, "manifest.cairn")},
+      {"retention: some old data is removed", file(after, file_call::unlink, s11, ".safetensors")},
+      {"retention: an old record is removed", file(after, file_call::unlink, s11, ".record")},
+      {"retention: before the old directory is removed", file(before, file_call::remove_directory, s11, "")},
+      {"retention: the old directory is removed", file(after, file_call::remove_directory, s11, "")},
       // between saves, and the end
       {"committed", at_mark("committed 20 on rank 0")},
       {"committed on the other rank", at_mark("committed 20 on rank 1")},

@@ -348,6 +348,7 @@ class engine {
                                save.journal);
     image.trace_to(save.journal);
     save.progress->note([&](save_report& r) { r = cost; });
+    background_->begun(save.context.step);
     saves_.add(save.progress, deadline::in(longest_save()));
     if constexpr (Overlapped) overlap_.shut(save.progress, image);
     if constexpr (wants_began<ObserverType>) background_->tell().began(save_handle(save.progress));

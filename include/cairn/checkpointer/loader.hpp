@@ -34,6 +34,7 @@ class loader {
     load_report report;
     const auto verdict = attempt(planner, state, step, std::move(request), report);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
+    background_->stand_on(step);
     background_->tell().loaded(step, report.bytes, report.seconds);
     tell_kept(report, step);
     return report;
@@ -64,6 +65,7 @@ class loader {
         verdict = {outcome_of(std::current_exception()), std::current_exception()};
       }
       if (verdict.outcome == load_outcome::loaded) {
+        background_->stand_on(*step);
         background_->tell().loaded(*step, report.bytes, report.seconds);
         tell_kept(report, *step);
         return *step;

@@ -99,7 +99,12 @@ struct checked {
   bool on = true;
 };
 
-/// After each commit, all but the newest n checkpoints are removed. Pass as any argument.
+/// After each commit, the checkpoints of this run's line but for its newest n are removed: of those up to the
+/// one that the run resumed from or loaded last, as they were then, and those that it has committed since.
+/// Never removed are the one that was just committed, the one that the run resumed from or loaded last, and
+/// larger numbers than the one just committed. What is not in the line (another run's, a branch left by a
+/// roll-back, what resume() passed over) neither counts nor is removed; a warning tells of it once. At least
+/// 1; the checkpointer refuses 0. Pass as any argument.
 struct keep_last {
   using cairn_role = role::retention;
   explicit constexpr keep_last(std::size_t n) noexcept : count(n) {}
