@@ -259,12 +259,8 @@ class past {
   past(run_keeper& keeper, int ranks_per_file) {
     const auto root = directory_.path() + "/past";
     const bool shares = ranks_per_file > 1;
-    run_order order{.way = 3,
-                    .world = 2,
-                    .ranks_per_file = ranks_per_file,
-                    .resumes = false,
-                    .until = 11,
-                    .saves = {11}};
+    run_order order{
+        .way = 3, .world = 2, .ranks_per_file = ranks_per_file, .resumes = false, .until = 11, .saves = {11}};
     REQUIRE(keeper.run(root, order).trouble == "");
     order.until = 15;
     order.saves = {10, 12, 15};

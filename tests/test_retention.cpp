@@ -4,16 +4,48 @@
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <filesystem>
+#include <future>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <set>
 #include <string>
 #include <support/faulty_store.hpp>
+#include <support/figures.hpp>
+#include <support/rounds.hpp>
+#include <support/scratch_directory.hpp>
+#include <support/still_threads.hpp>
+#include <thread>
 #include <vector>
 
 // What keep_last(n) removes, and what it never does.
 
 namespace {
+
+using cairn_test::scratch_directory;
+
+/// Where nothing has to survive a power loss.
+const char* memory_disk() {
+  return std::filesystem::exists("/dev/shm") ? "/dev/shm" : nullptr;
+}
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
 
 const cairn::checkpointer_options quiet{
     .patience = std::chrono::seconds(60), .peer_patience = std::chrono::seconds(60), .quiet = true};
@@ -135,4 +167,543 @@ TEST_CASE("keep_last(0) is refused") {
     CHECK(e.id() == cairn::error_id::usage_bad_option);
     CHECK(std::string(e.what()).find("leave keep_last out") != std::string::npos);
   }
+}
+
+TEST_CASE("what a reader has a lease on stays until the lease ends, and remove() names who reads") {
+  const scratch_directory directory(memory_disk());
+  const cairn::file_store store{directory.path()};
+  small_state t;
+  std::vector<std::string> told;
+  cairn::checkpointer ckpt{store, cairn::keep_last(1), warning_ear{&told}, quiet};
+  cairn::any_checkpointer evaluator = cairn::checkpointer{store, quiet};
+  ckpt.save(t.state, 1).wait();
+  auto lease = evaluator.lease(1);
+  CHECK(lease.held());
+  CHECK(lease.step() == 1);
+  ckpt.save(t.state, 2).wait();
+  ckpt.save(t.state, 3).wait();
+  CHECK(ckpt.list() == steps{1, 3});
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].find("step 1 would go now") != std::string::npos);
+  try {
+    ckpt.remove(1);
+    FAIL("removed");
+  } catch (const cairn::storage_error& e) {
+    CHECK(e.id() == cairn::error_id::storage_leased);
+    CHECK(e.fields().got.starts_with("process " + std::to_string(::getpid()) + " on "));
+  }
+  evaluator.load(t.state, 1);
+  CHECK(t.is(0));
+  lease.release();
+  CHECK_FALSE(lease.held());
+  ckpt.save(t.state, 4).wait();
+  CHECK(ckpt.list() == steps{4});
+  try {
+    static_cast<void>(evaluator.lease(1));
+    FAIL("a lease on nothing");
+  } catch (const cairn::storage_error& e) {
+    CHECK(e.id() == cairn::error_id::storage_not_committed);
+  }
+  CHECK(names_in(directory.path()) == std::vector<std::string>{"step-00000004"});
+}
+
+TEST_CASE("a load and a resume keep what they read from being removed") {
+  const scratch_directory directory(memory_disk());
+  const cairn::file_store store{directory.path()};
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  cairn::checkpointer trainer{store, cairn::keep_last(1), quiet};
+  small_state t(1);
+  trainer.save(t.state, 1).wait();
+  bool resumes = false;
+  SUBCASE("load") {}
+  SUBCASE("resume") {
+    resumes = true;
+  }
+  // In the middle of the reading, the trainer commits two more.
+  steps there;
+  faults->add(
+      {.kind = cairn_test::store_call::read, .key_contains = ".safetensors", .action = [&](std::string_view) {
+         for (const int step : {2, 3}) {
+           small_state next(step);
+           trainer.save(next.state, step).wait();
+         }
+         there = trainer.list();
+       }});
+  cairn::checkpointer evaluator{cairn::safetensors_storage{cairn_test::faulty_store{store, faults}}, quiet};
+  small_state back;
+  if (resumes)
+    CHECK(evaluator.resume(back.state) == 1);
+  else
+    evaluator.load(back.state, 1);
+  CHECK(back.is(1));
+  CHECK(there == steps{1, 3});
+  trainer.save(t.state, 4).wait();
+  CHECK(trainer.list() == steps{4});
+}
+
+TEST_CASE("resume takes a newer checkpoint where all that it listed were removed meanwhile") {
+  const cairn::memory_store store;
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  cairn::checkpointer trainer{store, cairn::keep_last(1), quiet};
+  small_state t(1);
+  trainer.save(t.state, 1).wait();
+  faults->add({.kind = cairn_test::store_call::read_all,
+               .at = 1,  // the first is that of the cleaning
+               .key_contains = "step-00000001/manifest.cairn",
+               .action = [&](std::string_view) {
+                 for (const int step : {2, 3}) {
+                   small_state next(step);
+                   trainer.save(next.state, step).wait();
+                 }
+               }});
+  cairn::checkpointer evaluator{cairn::safetensors_storage{cairn_test::faulty_store{store, faults}},
+                                cairn::checkpointer_options{.max_fallback = 0, .quiet = true}};
+  small_state back;
+  CHECK(evaluator.resume(back.state) == 3);
+  CHECK(back.is(3));
+  CHECK(trainer.list() == steps{3});
+}
+
+TEST_CASE("of one who takes a lease and one who removes, exactly one gets his way") {
+  const scratch_directory directory(memory_disk());
+  const cairn::file_store store{directory.path()};
+  cairn::checkpointer trainer{store, quiet};
+  small_state t(1);
+  std::atomic<int> turn{0};
+  const auto rounds = static_cast<int>(cairn_test::rounds(60, 20));
+  int leased = 0;
+  for (int round = 1; round <= rounds; ++round) {
+    trainer.save(t.state, round).wait();
+    bool removed = false;
+    std::thread remover([&] {
+      cairn::safetensors_writer<cairn::file_store> writer(std::make_shared<cairn::file_store>(store));
+      turn.fetch_add(1);
+      while (turn.load() < 2) std::this_thread::yield();
+      try {
+        writer.remove(round);
+        removed = true;
+      } catch (const cairn::storage_error& e) {
+        if (e.id() != cairn::error_id::storage_leased) throw;
+      }
+    });
+    cairn::checkpoint_lease lease;
+    {
+      cairn::safetensors_writer<cairn::file_store> writer(std::make_shared<cairn::file_store>(store));
+      turn.fetch_add(1);
+      while (turn.load() < 2) std::this_thread::yield();
+      try {
+        lease = writer.lease(round, cairn::deadline::in(std::chrono::seconds(60)));
+      } catch (const cairn::storage_error& e) {
+        if (e.id() != cairn::error_id::storage_not_committed) throw;
+      }
+    }
+    remover.join();
+    turn = 0;
+    CHECK(lease.held() != removed);
+    CHECK(trainer.list().size() == (lease.held() ? 1u : 0u));
+    leased += lease.held();
+    lease.release();
+    trainer.remove(round);
+  }
+  MESSAGE(leased << " leases and " << rounds - leased << " removals");
+  CHECK(names_in(directory.path()).empty());
+}
+
+TEST_CASE("the lease of a process that died holds nobody up, and nothing is left of it") {
+  const scratch_directory directory(memory_disk());
+  const cairn::file_store store{directory.path()};
+  small_state t(1);
+  cairn::checkpointer trainer{store, cairn::keep_last(1), quiet};
+  trainer.save(t.state, 1).wait();
+  trainer.save(t.state, 2).wait();
+  cairn_test::await_still_threads();
+  const auto child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    try {
+      cairn::checkpointer evaluator{cairn::file_store{directory.path()}, quiet};
+      const auto lease = evaluator.lease(2);
+      ::_exit(lease.held() ? 0 : 1);
+    } catch (...) {
+      ::_exit(2);
+    }
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(status == 0);
+  CHECK(names_in(directory.path()).size() == 2);
+  trainer.save(t.state, 3).wait();
+  CHECK(trainer.list() == steps{3});
+  cairn::checkpointer next{store, quiet};
+  CHECK(next.resume(t.state) == 3);
+  CHECK(names_in(directory.path()) == std::vector<std::string>{"step-00000003"});
+}
+
+TEST_CASE("who may not write reads without a lease, and is told so once") {
+  const scratch_directory directory(memory_disk());
+  const cairn::file_store store{directory.path()};
+  small_state t(1);
+  {
+    cairn::checkpointer trainer{store, quiet};
+    trainer.save(t.state, 1).wait();
+  }
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  faults->fail_at(cairn_test::store_call::create, 0, true, false, cairn::error_id::storage_permission);
+  std::vector<std::string> told;
+  cairn::checkpointer evaluator{cairn::safetensors_storage{cairn_test::faulty_store{store, faults}},
+                                warning_ear{&told}, quiet};
+  small_state back;
+  evaluator.load(back.state, 1);
+  CHECK(back.is(1));
+  CHECK_FALSE(evaluator.lease(1).held());
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].find("without a lease") != std::string::npos);
+}
+
+namespace {
+
+/// Two runs in one directory, one after the other or beside each other, and readers. What each run was told
+/// as committed last, what it stands on, and what a reader has a lease on must be there, and load, after each
+/// call. Of another run's, only what this one does not count: what it committed itself or resumed beyond.
+class two_runs {
+ public:
+  explicit two_runs(std::uint64_t seed) : dice_(seed), directory_(memory_disk()) {}
+
+  /// What is wrong after some random calls, or "".
+  [[nodiscard]] std::string play(int calls) {
+    for (int i = 0; i < calls && wrong_.empty(); ++i) {
+      auto& run = runs_[roll(2)];
+      call(run);
+      if (wrong_.empty()) look();
+    }
+    return wrong_.empty() ? "" : wrong_ + " after:" + told_;
+  }
+  std::uint64_t commits = 0, loads = 0, fall_backs = 0, leases = 0, removed = 0;
+
+ private:
+  using store = cairn_test::faulty_store<cairn::file_store>;
+  struct one_run {
+    std::optional<cairn::checkpointer_for<cairn::safetensors_storage<store>>> ckpt;
+    std::size_t keep = 0;
+    std::optional<std::int64_t> committed;  ///< last
+    std::optional<std::int64_t> stands_on;
+    std::set<std::int64_t> own;   ///< committed since it stands there
+    std::set<std::int64_t> line;  ///< these, and those before
+    std::int64_t at = 0;
+  };
+
+  std::size_t roll(std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(dice_); }
+  template <class Set>
+  std::optional<std::int64_t> one_of(const Set& from) {
+    if (from.empty()) return {};
+    return *std::next(from.begin(), static_cast<std::ptrdiff_t>(roll(from.size())));
+  }
+  void tell(const one_run& run, const std::string& what) {
+    told_ += " " + std::string(&run == &runs_[0] ? "A" : "B") + ":" + what;
+  }
+
+  void call(one_run& run) {
+    const auto what = run.ckpt ? roll(16) : 15;
+    if (what < 7)
+      save(run);
+    else if (what == 7)
+      roll_back(run);
+    else if (what < 10)
+      break_or_mend();
+    else if (what < 12)
+      read();
+    else if (what < 14)
+      end_reading();
+    else
+      restart(run);
+  }
+  void save(one_run& run) {
+    const auto step = run.at + 1 + static_cast<std::int64_t>(roll(30));
+    small_state t(step);
+    const auto before = reader_.list();
+    const bool taken = std::count(before.begin(), before.end(), step) != 0;
+    try {
+      run.ckpt->save(t.state, step).wait();
+    } catch (const cairn::storage_error& e) {
+      if (!taken && broken_->count(step) == 0) wrong_ = e.what();
+      run.at = step;
+      return;
+    }
+    if (taken) wrong_ = "step " + std::to_string(step) + " was replaced";
+    tell(run, "save " + std::to_string(step));
+    run.at = step;
+    run.committed = step;
+    run.own.insert(step);
+    run.line.insert(step);
+    auto& other = &run == &runs_[0] ? runs_[1] : runs_[0];
+    other.own.erase(step);  // one of this number was removed, this is another one
+    for (auto* theirs : {&other.committed, &other.stands_on})
+      if (*theirs && run.line.count(**theirs) != 0) theirs->reset();
+    ++commits;
+    const auto there = reader_.list();
+    removed += before.size() + 1 - there.size();
+    if (run.keep == 0) return;
+    // Retention must act, too: of its own only the last n stay, and what readers keep.
+    std::size_t kept = 0;
+    for (const auto s : run.own)
+      kept += std::count(there.begin(), there.end(), s) != 0 && !is_leased(s) && s != run.stands_on;
+    if (kept > run.keep) wrong_ = std::to_string(kept) + " of its own are kept";
+  }
+  void stand_on(one_run& run, std::int64_t step) {
+    run.stands_on = step;
+    run.at = step;
+    run.own.clear();
+    run.line.clear();
+    for (const auto s : reader_.list())
+      if (s <= step) run.line.insert(s);
+  }
+  void roll_back(one_run& run) {
+    const auto step = one_of(reader_.list());
+    if (!step) return;
+    small_state t;
+    tell(run, "load " + std::to_string(*step));
+    try {
+      run.ckpt->load(t.state, *step);
+    } catch (const cairn::storage_error&) {  // it cannot be read now
+      if (broken_->count(*step) == 0) wrong_ = "step " + std::to_string(*step) + " does not load";
+      return;
+    }
+    stand_on(run, *step);
+    if (!t.is(*step)) wrong_ = "step " + std::to_string(*step) + " loads with another state";
+    ++loads;
+  }
+  void restart(one_run& run) {
+    run = {};
+    run.keep = roll(4);  // 0: no retention
+    const cairn::safetensors_storage<store> storage{store{files_, faults_}};
+    if (run.keep == 0)
+      run.ckpt.emplace(storage, quiet);
+    else
+      run.ckpt.emplace(storage, cairn::keep_last(run.keep), quiet);
+    small_state t;
+    tell(run, "resume with keep_last " + std::to_string(run.keep));
+    const auto there = reader_.list();
+    try {
+      const auto step = run.ckpt->resume(t.state);
+      if (!step && !there.empty()) wrong_ = "it began anew";
+      if (!step) return;
+      tell(run, "from " + std::to_string(*step));
+      if (!t.is(*step)) wrong_ = "step " + std::to_string(*step) + " resumes with another state";
+      fall_backs += *step != there.back();
+      stand_on(run, *step);
+    } catch (const cairn::storage_error& e) {
+      if (e.id() != cairn::error_id::storage_nothing_loads) wrong_ = e.what();
+      run.ckpt.reset();
+    }
+  }
+  void break_or_mend() {
+    if (broken_->size() > 2 || roll(3) == 0) {
+      if (!broken_->empty()) broken_->erase(*one_of(*broken_));
+      return;
+    }
+    const auto there = reader_.list();
+    if (there.empty()) return;
+    const auto step = roll(2) == 0 ? there.back() : *one_of(there);
+    broken_->insert(step);
+    told_ += " break " + std::to_string(step);
+  }
+  void read() {
+    const auto step = one_of(reader_.list());
+    if (!step || readers_.size() > 3) return;
+    readers_.push_back(reader_.lease(*step));
+    if (!readers_.back().held()) wrong_ = "a lease is not held";
+    told_ += " lease " + std::to_string(*step);
+    ++leases;
+  }
+  void end_reading() {
+    if (readers_.empty()) return;
+    const auto at = readers_.begin() + static_cast<std::ptrdiff_t>(roll(readers_.size()));
+    told_ += " release " + std::to_string(at->step());
+    readers_.erase(at);
+  }
+  [[nodiscard]] bool is_leased(std::int64_t step) const {
+    return std::any_of(readers_.begin(), readers_.end(), [&](const auto& r) { return r.step() == step; });
+  }
+  void look() {
+    std::set<std::int64_t> needed;
+    for (const auto& run : runs_) {
+      if (run.committed) needed.insert(*run.committed);
+      if (run.stands_on) needed.insert(*run.stands_on);
+    }
+    for (const auto& r : readers_) needed.insert(r.step());
+    for (const auto step : needed) try {
+        small_state t;
+        reader_.load(t.state, step);
+        if (!t.is(step)) wrong_ = "step " + std::to_string(step) + " holds another state";
+      } catch (const cairn::error& e) {
+        wrong_ = "step " + std::to_string(step) + " is lost: " + e.what();
+      }
+  }
+
+  std::mt19937_64 dice_;
+  scratch_directory directory_;
+  cairn::file_store files_{directory_.path()};
+  std::shared_ptr<std::set<std::int64_t>> broken_ = std::make_shared<std::set<std::int64_t>>();
+  std::shared_ptr<cairn_test::store_faults> faults_ = [this] {
+    auto faults = std::make_shared<cairn_test::store_faults>();
+    faults->add({.kind = cairn_test::store_call::read,
+                 .for_ever = true,
+                 .key_contains = "step-",
+                 .action = [broken = broken_](std::string_view key) {
+                   const auto about = cairn::parse_key(key);
+                   if (about && broken->count(about->step) != 0)
+                     cairn::fail(cairn::error_id::storage_io, "an injected fault",
+                                 {.file = std::string(key)});
+                 }});
+    return faults;
+  }();
+  cairn::checkpointer_for<cairn::file_store> reader_{files_, quiet};
+  std::vector<cairn::checkpoint_lease> readers_;
+  std::array<one_run, 2> runs_;
+  std::string wrong_, told_;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "whatever runs save, load and resume, and whoever reads, what was committed and is stood on stays") {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto sequences = cairn_test::rounds(30, 100);
+  std::uint64_t commits = 0, loads = 0, fall_backs = 0, leases = 0, removed = 0, failures = 0;
+  for (std::uint64_t i = 0; i < sequences && failures < 3; ++i) {
+    const auto seed = cairn_test::test_seed() + i;
+    two_runs runs(seed);
+    const auto wrong = runs.play(30);
+    CHECK_MESSAGE(wrong == "", "CAIRN_TEST_SEED=", seed, " repeats it: ", wrong);
+    failures += wrong != "";
+    commits += runs.commits, loads += runs.loads, fall_backs += runs.fall_backs;
+    leases += runs.leases, removed += runs.removed;
+  }
+  CHECK(removed > sequences);
+  CHECK(fall_backs > sequences / 20);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  cairn_test::report_figures("retention", {{"sequences", sequences},
+                                           {"commits", commits},
+                                           {"loads", loads},
+                                           {"fall_backs", fall_backs},
+                                           {"leases", leases},
+                                           {"removed", removed},
+                                           {"failures", failures},
+                                           {"seed", cairn_test::test_seed()},
+                                           {"seconds", static_cast<std::uint64_t>(seconds.count())}});
+}
+
+namespace {
+
+/// Collects warnings and what was verified; one can wait for these.
+class scrub_ear {
+ public:
+  using cairn_role = cairn::role::observer;
+  void observe(const cairn::observation& o) noexcept {
+    const std::lock_guard lock(told_->mutex);
+    if (o.kind == cairn::observation::what::verified) told_->verified.push_back(o.step);
+    if (o.kind == cairn::observation::what::warning) told_->warnings.emplace_back(o.text);
+    told_->changed.notify_all();
+  }
+  [[nodiscard]] bool comes_to(std::int64_t step) const {
+    std::unique_lock lock(told_->mutex);
+    return told_->changed.wait_for(lock, std::chrono::seconds(60), [&] {
+      return std::count(told_->verified.begin(), told_->verified.end(), step) != 0;
+    });
+  }
+  [[nodiscard]] std::string comes_to_warn() const {
+    std::unique_lock lock(told_->mutex);
+    static_cast<void>(
+        told_->changed.wait_for(lock, std::chrono::seconds(60), [&] { return !told_->warnings.empty(); }));
+    return told_->warnings.empty() ? "" : told_->warnings.front();
+  }
+  [[nodiscard]] std::size_t warnings() const {
+    const std::lock_guard lock(told_->mutex);
+    return told_->warnings.size();
+  }
+
+ private:
+  struct what_was_told {
+    std::mutex mutex;
+    std::condition_variable changed;
+    steps verified;
+    std::vector<std::string> warnings;
+  };
+  std::shared_ptr<what_was_told> told_ = std::make_shared<what_was_told>();
+};
+
+}  // namespace
+
+TEST_CASE("keep_last(n, verified) removes a predecessor when the newer one was read back, not before") {
+  const cairn::memory_store memory;
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  const scrub_ear ear;
+  cairn::checkpointer ckpt{cairn::safetensors_storage{cairn_test::faulty_store{memory, faults}},
+                           cairn::keep_last(1, cairn::verified), ear, quiet};
+  small_state t;
+  ckpt.save(t.state, 1).wait();
+  REQUIRE(ear.comes_to(1));
+  std::promise<void> begun, go;
+  faults->add(
+      {.kind = cairn_test::store_call::read, .key_contains = ".safetensors", .action = [&](std::string_view) {
+         begun.set_value();
+         go.get_future().wait();
+       }});
+  ckpt.save(t.state, 2).wait();
+  begun.get_future().wait();
+  CHECK(ckpt.list() == steps{1, 2});
+  // Training goes on, and nothing goes as long as nothing newer is verified.
+  ckpt.save(t.state, 3).wait();
+  ckpt.save(t.state, 4).wait();
+  CHECK(ckpt.list() == steps{1, 2, 3, 4});
+  go.set_value();
+  REQUIRE(ear.comes_to(4));
+  CHECK(ckpt.list() == steps{4});
+  ckpt.close();
+  CHECK(ear.warnings() == 0);
+}
+
+TEST_CASE("a checkpoint that does not verify is told with its file, and its predecessor stays") {
+  const cairn::memory_store memory;
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  const scrub_ear ear;
+  cairn::checkpointer ckpt{cairn::safetensors_storage{cairn_test::faulty_store{memory, faults}},
+                           cairn::keep_last(1, cairn::verified), ear, quiet};
+  small_state t;
+  ckpt.save(t.state, 1).wait();
+  REQUIRE(ear.comes_to(1));
+  faults->add({.kind = cairn_test::store_call::read,
+               .key_contains = ".safetensors",
+               .action = [&](std::string_view key) {  // a byte of the disk flips before it is read
+                 cairn::memory_store disk = memory;
+                 auto bytes = *disk.read_all(key, 1u << 20);
+                 bytes.back() ^= std::byte{1};
+                 disk.remove(key);
+                 disk.put_new(key, bytes);
+               }});
+  ckpt.save(t.state, 2).wait();
+  const auto told = ear.comes_to_warn();
+  CHECK(told.find("step 2 could not be verified") != std::string::npos);
+  CHECK(told.find("step-00000002/rank-00000") != std::string::npos);
+  CHECK(ckpt.list() == steps{1, 2});
+  ckpt.save(t.state, 3).wait();
+  REQUIRE(ear.comes_to(3));
+  CHECK(ckpt.list() == steps{3});
+}
+
+TEST_CASE("close gives up what is being verified within a limit of bandwidth, and removes nothing") {
+  cairn::memory_store memory;
+  const scrub_ear ear;
+  {
+    cairn::checkpointer ckpt{memory, cairn::keep_last(1, cairn::verified_t{.bytes_per_second = 1}), ear,
+                             quiet};
+    small_state t;
+    ckpt.save(t.state, 1).wait();  // takes its 520 bytes at once, and all that come next some minutes later
+    REQUIRE(ear.comes_to(1));
+    ckpt.save(t.state, 2).wait();
+    ckpt.close();
+  }
+  CHECK(ear.warnings() == 0);
+  cairn::checkpointer next{memory, quiet};
+  CHECK(next.list() == steps{1, 2});
 }

@@ -547,6 +547,30 @@ TEST_CASE("a run on a bucket: saved, kept, resumed, and one of two jobs commits 
   CHECK((one == large_state(100) || one == large_state(101)));
 }
 
+TEST_CASE("a checkpoint of a bucket that somebody reads stays until the lease ends") {
+  s3::server server{strict()};
+  const auto store = quick(server);
+  large_state training(1);
+  cairn::checkpointer ckpt{store, cairn::keep_last(1), calm};
+  cairn::checkpointer evaluator{quick(server), calm};
+  ckpt.save(training.state, 1).wait();
+  auto lease = evaluator.lease(1);
+  CHECK(lease.held());
+  ckpt.save(training.state, 2).wait();
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
+  try {
+    ckpt.remove(1);
+    FAIL("removed");
+  } catch (const cairn::storage_error& e) {
+    CHECK(e.id() == cairn::error_id::storage_leased);
+    CHECK(e.fields().got.starts_with("process " + std::to_string(::getpid()) + " on "));
+  }
+  lease.release();
+  ckpt.save(training.state, 3).wait();
+  CHECK(ckpt.list() == std::vector<std::int64_t>{3});
+  CHECK(server.objects().uploads() == 0);
+}
+
 /// What the trainer that is killed finds in its environment: the end point.
 constexpr const char* trainer_variable = "CAIRN_TEST_S3_TRAINER";
 /// So many that a save is an upload of three parts.

@@ -209,7 +209,7 @@ cairn::any_checkpointer open(const disk& fs, std::size_t keep = 0,
           "root",
           {.write_bytes = 64u << 10, .writes_in_flight = 1, .read_bytes = 64u << 10, .reads_in_flight = 2},
           fs},
-      std::move(comm), options, cairn::keep_last(keep)};
+      std::move(comm), options, cairn::keep_last(keep == 0 ? SIZE_MAX : keep)};
 }
 
 constexpr training_sizes small{.weights = 60, .rows = 1, .moments = 17 * 59};

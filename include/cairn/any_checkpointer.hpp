@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/state_dict.hpp>
@@ -50,6 +51,7 @@ class any_checkpointer {
     return held_->resume(state, &among);
   }
   [[nodiscard]] std::vector<std::int64_t> list() { return held_->list(); }
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step) { return held_->lease(step); }
   void remove(std::int64_t step) { held_->remove(step); }
   bool set_aside(std::int64_t step) { return held_->set_aside(step); }
   [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() { return held_->time_to_save(); }
@@ -68,6 +70,7 @@ class any_checkpointer {
     virtual load_report load(const state_dict&, std::int64_t, std::vector<std::string>, bool) = 0;
     virtual std::optional<std::int64_t> resume(const state_dict&, const std::vector<std::int64_t>*) = 0;
     virtual std::vector<std::int64_t> list() = 0;
+    [[nodiscard]] virtual checkpoint_lease lease(std::int64_t) = 0;
     virtual void remove(std::int64_t) = 0;
     virtual bool set_aside(std::int64_t) = 0;
     [[nodiscard]] virtual std::optional<std::chrono::duration<double>> time_to_save() = 0;
@@ -91,6 +94,7 @@ class any_checkpointer {
       return among == nullptr ? held.resume(s) : held.resume(s, *among);
     }
     std::vector<std::int64_t> list() override { return held.list(); }
+    [[nodiscard]] checkpoint_lease lease(std::int64_t step) override { return held.lease(step); }
     void remove(std::int64_t step) override { held.remove(step); }
     bool set_aside(std::int64_t step) override { return held.set_aside(step); }
     [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() override {

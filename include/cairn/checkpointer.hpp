@@ -111,10 +111,10 @@ class checkpointer {
     if constexpr (detail::count_of<role::read_sharing, Policies...> == 1)
       settings.sharing = detail::take<role::read_sharing, read_sharing, Policies...>(arguments);
     if constexpr (detail::count_of<role::access, Policies...> == 1) settings.read_only = true;
-    std::size_t keep = 0;
+    std::optional<keep_last> keep;
     if constexpr (detail::count_of<role::retention, Policies...> == 1) {
-      keep = detail::take<role::retention, keep_last, Policies...>(arguments).count;
-      if (keep == 0)
+      keep = detail::take<role::retention, keep_last, Policies...>(arguments);
+      if (keep->count == 0)
         fail(error_id::usage_bad_option,
              "keep_last(0) would keep no checkpoint; leave keep_last out to keep all of them");
     }
@@ -228,7 +228,14 @@ class checkpointer {
 
   /// The steps of all committed checkpoints, ascending.
   [[nodiscard]] std::vector<std::int64_t> list() { return engine().list(); }
+  /// Keeps the checkpoint of this step from being removed, by keep_last or remove() of any process, until
+  /// what it gives is destroyed on rank 0. load() and resume() take one themselves while they read. Not
+  /// held() where the store takes none (memory_store, one that may not be written, a file system without
+  /// locks), nor with read_only{}; a warning tells that once. Costs an empty file with a lock; in a bucket
+  /// five requests, and one every few seconds. @throws storage_error (storage_not_committed), timeout_error
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step) { return engine().lease(step); }
   /// Removes a checkpoint: afterwards it does not exist. No error if there is none.
+  /// @throws storage_error (storage_leased) naming who reads it; nothing was removed then.
   void remove(std::int64_t step) { engine().remove(step); }
   /// The checkpoint of this step does not exist any more, but nothing is lost: its manifest becomes
   /// manifest.damaged.<n>. False if the store is read-only. No error if there is none.

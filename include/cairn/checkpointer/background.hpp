@@ -2,13 +2,17 @@
 #pragma once
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/retention.hpp>
+#include <cairn/checkpointer/scrubber.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/observe/save_history.hpp>
 #include <cairn/observe/teller.hpp>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,16 +24,18 @@ namespace detail {
 /// What the threads of an executor share with the checkpointer, and may outlive it with: the storage, who is
 /// told, and what happens at the end of each save. Any thread.
 template <StorageWriter Writer, StorageReader Reader, Observer O>
-class background {
+class background : public std::enable_shared_from_this<background<Writer, Reader, O>> {
  public:
   background(Writer writer, Reader reader, O observer, int rank, const checkpointer_options& options,
-             std::size_t keep)
+             const std::optional<keep_last>& keep)
       : writer_(std::make_shared<Writer>(std::move(writer))),
         reader_(std::move(reader)),
         teller_(std::move(observer), rank, options.quiet),
         history_(options.mean_time_between_failures),
         rank_(rank),
-        retention_(keep) {}
+        retention_(keep ? keep->count : 0, keep && keep->scrub) {
+    if (rank == 0 && keep && keep->scrub) scrubber_.emplace(keep->scrub->bytes_per_second);
+  }
 
   [[nodiscard]] const std::shared_ptr<Writer>& writer() const noexcept { return writer_; }
   [[nodiscard]] Reader& reader() noexcept { return reader_; }
@@ -44,12 +50,42 @@ class background {
     } catch (...) {
       teller_.warned("the store could not be listed: keep_last removes nothing of earlier runs",
                      std::current_exception());
-      retention_.stand_on(step, {});
+      retention_.stand_on_alone(step);
     }
   }
+  /// A lease of the coordinator's on a checkpoint that is there. Not held() where the store takes none or the
+  /// process may not write, which is told once; anything else, too, if `reading`: loads go on without.
+  /// @throws storage_error (storage_not_committed), timeout_error
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until, bool reading) {
+    if constexpr (LeasingWriter<Writer>) {
+      try {
+        auto lease = writer_->lease(step, until);
+        if (!lease.held() && !reading) tell_unleased("the store takes no leases");
+        return lease;
+      } catch (const storage_error& e) {
+        if (e.id() == error_id::storage_not_committed || (!reading && e.id() != error_id::storage_permission))
+          throw;
+        tell_unleased(e.what());
+      } catch (const timeout_error& e) {
+        if (!reading) throw;
+        tell_unleased(e.what());
+      }
+    } else if (!reading) {
+      tell_unleased("the storage takes no leases");
+    }
+    return {step, nullptr};
+  }
   /// A save is under way; ended() is called when it ends.
-  void begun(std::int64_t step) {
-    if (retains()) retention_.begun(step);
+  void begun(std::int64_t step) noexcept {
+    try {
+      if (retains()) retention_.begun(step);
+    } catch (...) {  // it may be told as a stranger's then
+    }
+  }
+  /// Gives up what is being verified; waits for its end, at most so long.
+  void stop_scrubbing(deadline until) noexcept {
+    if (scrubber_ && !scrubber_->stop(until))
+      teller_.warned("the store did not answer in time to end the verifying of a checkpoint", nullptr);
   }
   /// Called once for each save, when it ends.
   void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal) noexcept {
@@ -89,14 +125,60 @@ class background {
     try {
       retention_.ended(step, committed);
       if (!committed) return;
-      const auto chosen = retention_.choose(step, reader_.list());
-      tell_strangers(chosen.strangers);
-      if (chosen.remove.empty()) return;
-      const span_note span(journal, span_kind::remove);
-      for (const auto old : chosen.remove) writer_->remove(old);
+      if (scrubber_)
+        scrubber_->ask(step, [self = this->shared_from_this()](std::int64_t s, const scrubber::gate& gate) {
+          self->scrub(s, gate);
+        });
+      remove_what_goes(journal);
     } catch (...) {  // the next commit tries again
       teller_.warned("old checkpoints could not be removed", std::current_exception());
     }
+  }
+  void remove_what_goes(save_journal* journal) {
+    const auto chosen = retention_.choose(reader_.list());
+    tell_strangers(chosen.strangers);
+    if (chosen.remove.empty()) return;
+    const span_note span(journal, span_kind::remove);
+    for (const auto old : chosen.remove) remove_old(old);
+  }
+  /// On the scrubber's thread.
+  void scrub(std::int64_t step, const scrubber::gate& gate) noexcept {
+    try {
+      const auto begin = deadline::clock::now();
+      gate(0);
+      auto opened = reader_.open(step, reader_.fetch(step));
+      const auto until = deadline::in(std::chrono::hours(24 * 7));
+      std::uint64_t bytes = 0;
+      if constexpr (GatedReader<Reader>)
+        bytes = reader_.verify(opened, until, gate);
+      else
+        bytes = reader_.verify(opened, until);
+      retention_.verified(step);
+      remove_what_goes(nullptr);
+      teller_.verified(step, bytes, seconds_since(begin));
+    } catch (const error& e) {
+      if (e.id() == error_id::timeout_close) return;
+      teller_.warned("the checkpoint of step " + std::to_string(step) +
+                     " could not be verified, its predecessors stay: " + e.what());
+    } catch (...) {
+      teller_.warned("a checkpoint could not be verified, its predecessors stay", std::current_exception());
+    }
+  }
+  void remove_old(std::int64_t step) {
+    try {
+      writer_->remove(step);
+      retention_.removed(step);
+    } catch (const storage_error& e) {
+      if (e.id() != error_id::storage_leased) throw;
+      if (retention_.first_lease_of(step))
+        teller_.warned("the checkpoint of step " + std::to_string(step) +
+                       " would go now and stays while it is read: " + e.what());
+    }
+  }
+  void tell_unleased(const std::string& why) noexcept {
+    if (!unleased_told_.exchange(true))
+      teller_.warned("checkpoints are read without a lease, another process may remove one meanwhile: " +
+                     why);
   }
   void tell_strangers(const std::vector<std::int64_t>& steps) {
     if (steps.empty()) return;
@@ -113,6 +195,8 @@ class background {
   save_history history_;
   int rank_;
   retention retention_;
+  std::optional<scrubber> scrubber_;
+  std::atomic<bool> unleased_told_{false};
   mutable std::mutex mutex_;
   int failures_ = 0;
   std::exception_ptr last_failure_;

@@ -48,7 +48,7 @@ class engine {
  public:
   engine(StorageType storage, SavePlannerType planner, load_planner_member load_planner, StagerType stager,
          ExecutorType executor, CommunicatorType communicator, ObserverType observer,
-         const checkpointer_options& options, std::size_t keep, bool checked,
+         const checkpointer_options& options, const std::optional<keep_last>& keep, bool checked,
          std::shared_ptr<device_access> devices)
       : options_(options),
         checked_(checked),
@@ -190,6 +190,20 @@ class engine {
         peers()));
   }
 
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step) {
+    checkpoint_lease own;
+    const auto held = read_once(
+        group_,
+        [&] {
+          if (!options_.read_only)
+            own = background_->lease(step, deadline::in(options_.peer_patience / 2), false);
+          return std::vector<std::byte>{std::byte{own.held()}};
+        },
+        peers());
+    if (group_.rank() == 0) return own;
+    return {step, held.at(0) != std::byte{0} ? std::make_shared<char>() : nullptr};
+  }
+
   [[nodiscard]] bool any_rank(bool here) { return detail::any_rank(group_, here, peers()); }
   [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() const {
     return background_->history().until_committed(saves_.all());
@@ -211,6 +225,7 @@ class engine {
       late.fail_late(error_id::timeout_close,
                      "a save had not ended when close() gave up waiting; it goes on until the process ends");
     });
+    background_->stop_scrubbing(deadline::in(longest_end));
     if (const auto why = saves_.last_failure(); why != nullptr) std::rethrow_exception(why);
   }
 
@@ -235,6 +250,7 @@ class engine {
     } catch (...) {
       background_->tell().warned("while a checkpointer was destroyed", std::current_exception());
     }
+    background_->stop_scrubbing(deadline::in(longest_end));
   }
 
  private:
@@ -494,6 +510,9 @@ class engine {
           options_.peer_patience, [&](const std::string& line) { background_->tell().warned(line); });
     probed_ = true;
   }
+
+  /// Of a verify in the background, once it is to end: for a read that is under way.
+  static constexpr std::chrono::seconds longest_end{10};
 
   checkpointer_options options_;
   bool checked_;

@@ -3,6 +3,7 @@
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/checkpointer/steps_to_resume.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -48,22 +49,16 @@ class loader {
                                      const std::vector<std::int64_t>* among) {
     auto steps = decode_steps(read_once(
         group_, [&] { return encode_steps(clean_and_list(*background_, run, options_)); }, peers()));
-    if (among != nullptr) keep_only(steps, *among);
+    const auto until = deadline::in(options_.patience);
+    std::vector<std::int64_t> passed;
     std::string reasons;
-    int tried = 0;
-    for (auto step = steps.rbegin(); step != steps.rend() && tried <= options_.max_fallback;
-         ++step, ++tried) {
+    bool found = false;
+    while (static_cast<int>(passed.size()) <= options_.max_fallback) {
+      const auto step = newest(steps, among, passed);
+      if (!step) break;
+      found = true;
       load_report report;
-      load_verdict verdict;
-      try {
-        verdict = attempt(planner, state, *step, {}, report);
-      } catch (const peer_error&) {
-        throw;
-      } catch (const timeout_error&) {
-        throw;
-      } catch (...) {
-        verdict = {outcome_of(std::current_exception()), std::current_exception()};
-      }
+      const auto verdict = attempt_to_resume(planner, state, *step, report);
       if (verdict.outcome == load_outcome::loaded) {
         background_->stand_on(*step);
         background_->tell().loaded(*step, report.bytes, report.seconds);
@@ -73,14 +68,21 @@ class loader {
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
+      if (may_be_gone(verdict.failure) && !until.passed()) {
+        // Removed since it was listed: there may be newer ones instead.
+        steps = decode_steps(read_once(
+            group_, [&] { return encode_steps(background_->reader().list()); }, peers()));
+        if (std::find(steps.begin(), steps.end(), *step) == steps.end()) continue;
+      }
+      passed.push_back(*step);
       if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !options_.read_only &&
           !set_aside(*step))
         why += " (its manifest could not be moved aside)";
       background_->tell().fell_back(*step, why);
     }
-    if (!steps.empty())
+    if (found)
       fail(error_id::storage_nothing_loads,
-           "checkpoints exist and none of the newest " + std::to_string(tried) +
+           "checkpoints exist and none of the newest " + std::to_string(passed.size()) +
                " loads; nothing was overwritten; repair the store, load(state, step) another one, or choose "
                "another directory to begin anew: " +
                reasons);
@@ -89,13 +91,53 @@ class loader {
 
  private:
   [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_patience); }
+  /// The newest step to try, of those `among`, where given, and not passed over.
+  [[nodiscard]] static std::optional<std::int64_t> newest(const std::vector<std::int64_t>& steps,
+                                                          const std::vector<std::int64_t>* among,
+                                                          const std::vector<std::int64_t>& passed) {
+    const auto has = [](const auto& in, auto s) { return std::find(in.begin(), in.end(), s) != in.end(); };
+    for (auto s = steps.rbegin(); s != steps.rend(); ++s)
+      if (!has(passed, *s) && (among == nullptr || has(*among, *s))) return *s;
+    return std::nullopt;
+  }
+  /// Whether a load may have failed because the checkpoint was removed; the same on all ranks.
+  [[nodiscard]] static bool may_be_gone(const std::exception_ptr& failure) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const error& e) {
+      return e.id() == error_id::storage_not_committed || e.id() == error_id::storage_not_found ||
+             e.id() == error_id::corrupt_missing_file;
+    } catch (...) {
+      return false;
+    }
+  }
+  template <LoadPlanner Planner>
+  load_verdict attempt_to_resume(Planner& planner, const state_dict& state, std::int64_t step,
+                                 load_report& report) {
+    try {
+      return attempt(planner, state, step, {}, report);
+    } catch (const peer_error&) {
+      throw;
+    } catch (const timeout_error&) {
+      throw;
+    } catch (...) {
+      return {outcome_of(std::current_exception()), std::current_exception()};
+    }
+  }
   template <LoadPlanner Planner>
   load_verdict attempt(Planner& planner, const state_dict& state, std::int64_t step, load_request request,
                        load_report& report) {
     request.rank = group_.rank();
     request.world_size = group_.size();
+    checkpoint_lease reading;  // of rank 0, for all of them: until every rank has ended
     const auto manifest = read_once(
-        group_, [&] { return background_->reader().fetch(step); }, peers());
+        group_,
+        [&] {
+          if (!options_.read_only)
+            reading = background_->lease(step, deadline::in(options_.peer_patience / 2), true);
+          return background_->reader().fetch(step);
+        },
+        peers());
     std::exception_ptr failure;
     try {
       report = load_part(planner, state, step, manifest, request);

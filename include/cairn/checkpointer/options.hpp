@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -99,6 +100,17 @@ struct checked {
   bool on = true;
 };
 
+/// For keep_last: a checkpoint counts as kept only when it was read back whole and verified, in the
+/// background by rank 0, which begins when it is committed; of those committed meanwhile, the newest comes
+/// next. Until then its predecessors stay. Reads at most so many bytes per second; 0: no limit. A verify that
+/// fails is told with the file, and removes nothing; close() and the destructor give up one that is under
+/// way.
+struct verified_t {
+  std::uint64_t bytes_per_second = std::uint64_t{256} << 20;
+};
+/// `cairn::keep_last(3, cairn::verified)`
+inline constexpr verified_t verified{};
+
 /// After each commit, the checkpoints of this run's line but for its newest n are removed: of those up to the
 /// one that the run resumed from or loaded last, as they were then, and those that it has committed since.
 /// Never removed are the one that was just committed, the one that the run resumed from or loaded last, and
@@ -108,7 +120,9 @@ struct checked {
 struct keep_last {
   using cairn_role = role::retention;
   explicit constexpr keep_last(std::size_t n) noexcept : count(n) {}
+  constexpr keep_last(std::size_t n, verified_t how) noexcept : count(n), scrub(how) {}
   std::size_t count;
+  std::optional<verified_t> scrub = {};
 };
 
 /// For load: only items whose name matches one of the patterns (`*` any text, `?` one character):

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/compiler.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +22,8 @@ namespace detail {
 /// another run's, a branch that was left by a roll-back, what resume() passed over. Any thread.
 class retention {
  public:
-  explicit retention(std::size_t keep) noexcept : keep_(keep) {}
+  /// `keep` 0: no rule. `verified`: a checkpoint counts when verified() was told of it.
+  explicit retention(std::size_t keep, bool verified) noexcept : keep_(keep), counts_verified_(verified) {}
 
   /// Whether there is a rule at all.
   [[nodiscard]] bool removes() const noexcept { return keep_ > 0; }
@@ -29,8 +32,14 @@ class retention {
   void stand_on(std::int64_t step, std::vector<std::int64_t> there) {
     const std::lock_guard lock(mutex_);
     std::erase_if(there, [&](auto s) { return s > step; });
+    if (there.empty() || there.back() != step) there.push_back(step);
     line_ = std::move(there);
-    if (line_.empty() || line_.back() != step) line_.push_back(step);
+    stands_on_ = step;
+  }
+  /// The same where nobody knows what was committed then: none of that will be removed.
+  void stand_on_alone(std::int64_t step) noexcept {
+    const std::lock_guard lock(mutex_);
+    line_.clear();
     stands_on_ = step;
   }
   /// A save of this run is under way: its checkpoint is no stranger's, whoever lists it first.
@@ -43,22 +52,32 @@ class retention {
     std::erase(under_way_, step);
     if (!committed) return;
     std::erase(line_, step);
+    std::erase(verified_, step);  // another one of this number
     line_.push_back(step);
+    newest_ = step;
+  }
+  void verified(std::int64_t step) {
+    const std::lock_guard lock(mutex_);
+    verified_.push_back(step);
   }
 
   struct choice {
     std::vector<std::int64_t> remove;     ///< the oldest first
     std::vector<std::int64_t> strangers;  ///< not in the line and never told of before
   };
-  /// After the commit of `step`, where `there` is committed, ascending.
-  [[nodiscard]] choice choose(std::int64_t step, const std::vector<std::int64_t>& there) {
+  /// After a commit, where `there` is committed, ascending.
+  [[nodiscard]] choice choose(const std::vector<std::int64_t>& there) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(line_, [&](auto s) { return s != step && !has(there, s); });
-    std::erase_if(told_, [&](auto s) { return !has(there, s); });
+    for (auto* steps : {&line_, &told_, &leased_, &verified_})
+      std::erase_if(*steps, [&](auto s) { return !has(there, s); });
     choice chosen;
-    const auto stays = std::min(keep_, line_.size());
-    for (std::size_t i = 0; i + stays < line_.size(); ++i)
-      if (line_[i] < step && line_[i] != stands_on_) chosen.remove.push_back(line_[i]);
+    std::size_t counted = 0;
+    auto oldest = line_.size();  // of those that stay
+    for (; oldest > 0 && counted < keep_; --oldest)
+      counted += !counts_verified_ || has(verified_, line_[oldest - 1]);
+    if (counted == keep_)
+      for (std::size_t i = 0; i < oldest; ++i)
+        if (line_[i] < newest_ && line_[i] != stands_on_) chosen.remove.push_back(line_[i]);
     for (const auto s : there)
       if (!has(line_, s) && !has(under_way_, s) && !has(told_, s)) {
         told_.push_back(s);
@@ -67,17 +86,34 @@ class retention {
     return chosen;
   }
 
+  /// It is gone; one of the same number that comes later is another one.
+  void removed(std::int64_t step) {
+    const std::lock_guard lock(mutex_);
+    std::erase(line_, step);
+  }
+  /// True at the first call for a checkpoint that would go and is read.
+  [[nodiscard]] bool first_lease_of(std::int64_t step) {
+    const std::lock_guard lock(mutex_);
+    if (has(leased_, step)) return false;
+    leased_.push_back(step);
+    return true;
+  }
+
  private:
   static bool has(const std::vector<std::int64_t>& steps, std::int64_t step) noexcept {
     return std::find(steps.begin(), steps.end(), step) != steps.end();
   }
 
   const std::size_t keep_;
+  const bool counts_verified_;
   std::mutex mutex_;
   std::vector<std::int64_t> line_;
   std::vector<std::int64_t> under_way_;  ///< begun by this run and not ended
   std::vector<std::int64_t> told_;       ///< strangers that were told of
+  std::vector<std::int64_t> leased_;     ///< would go, and stay while they are read
+  std::vector<std::int64_t> verified_;
   std::optional<std::int64_t> stands_on_;
+  std::int64_t newest_ = -1;  ///< committed last
 };
 
 }  // namespace detail

@@ -58,10 +58,6 @@ template <class Background>
          std::string("the coordinator's list of checkpoints is damaged: ") + e.what());
   }
 }
-inline void keep_only(std::vector<std::int64_t>& steps, const std::vector<std::int64_t>& among) {
-  std::erase_if(steps,
-                [&](std::int64_t s) { return std::find(among.begin(), among.end(), s) == among.end(); });
-}
 
 }  // namespace detail
 }  // namespace v1

@@ -26,6 +26,7 @@ struct observation {
     awaiting,   ///< resume waits for a save of `step` by a process of an earlier run that lives; `text`
     awaited,    ///< it has ended, after `seconds`; `text` says how
     fenced,     ///< it had not after `seconds`, and can not be committed any more; `text`
+    verified,   ///< a checkpoint was read back whole in the background; `step`, `bytes`, `seconds`
   };
   what kind = what::warning;
   std::int32_t rank = 0;

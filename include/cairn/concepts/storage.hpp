@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/device_access.hpp>
+#include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/model/state_dict.hpp>
@@ -104,6 +105,16 @@ concept ProvesStore = requires(W& w, run_id run) {
   { w.remove_mark(run) } noexcept -> std::same_as<void>;
 };
 
+/// What a StorageWriter may offer besides, where several processes use one store.
+///
+/// - `lease(step, deadline)`: keeps a committed checkpoint from being removed while somebody reads it; see
+/// checkpoint_lease. Throws storage_error (storage_not_committed), timeout_error. remove() of a checkpoint
+/// that is leased throws storage_error (storage_leased), and has removed nothing.
+template <class W>
+concept LeasingWriter = StorageWriter<W> && requires(W& w, std::int64_t step, deadline until) {
+  { w.lease(step, until) } -> std::same_as<checkpoint_lease>;
+};
+
 /// How a load reads.
 struct read_options {
   std::uint64_t memory_budget = std::uint64_t{256} << 20;  ///< for bounce buffers, in bytes
@@ -140,6 +151,19 @@ concept StorageReader =
       { r.read(opened, state, plan, resolver, options, until) } -> std::same_as<std::uint64_t>;
       { r.verify(opened, until) } -> std::same_as<std::uint64_t>;
     };
+
+/// Called before each read of a verify with the bytes that it reads, by several threads: may wait, and what
+/// it throws ends the verify.
+using read_gate = std::function<void(std::uint64_t)>;
+
+/// What a StorageReader may offer besides, so that a verify can be slowed down and ended.
+///
+/// - `verify(checkpoint, deadline, gate)`: the same, through a read_gate.
+template <class R>
+concept GatedReader = StorageReader<R> && requires(R& r, typename R::checkpoint_type& opened, deadline until,
+                                                   const read_gate& gate) {
+  { r.verify(opened, until, gate) } -> std::same_as<std::uint64_t>;
+};
 
 /// A matching pair: what `writer()` writes, `reader()` reads. Pass one to a checkpointer in place of a
 /// ByteStore.

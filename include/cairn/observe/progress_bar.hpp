@@ -217,6 +217,10 @@ class progress_bar {
         std::snprintf(text, sizeof text, "loaded: %s in %.3f s", human_bytes(what.bytes).c_str(),
                       what.seconds);
         return head + text;
+      case observation::what::verified:
+        std::snprintf(text, sizeof text, "verified: %s read back in %.3f s", human_bytes(what.bytes).c_str(),
+                      what.seconds);
+        return head + text;
       case observation::what::failed:
         return head + "failed: " + std::string(what.text);
       case observation::what::fell_back:

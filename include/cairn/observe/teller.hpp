@@ -101,6 +101,15 @@ class teller {
       return std::string(text);
     });
   }
+  void verified(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
+    observation what{observation::what::verified, rank_, step, bytes, seconds, {}, nullptr};
+    tell(what, rank_ == 0, [&] {
+      char text[160];
+      std::snprintf(text, sizeof text, "cairn: step %lld verified: %s read back in %.3f s",
+                    static_cast<long long>(step), human_bytes(bytes).c_str(), seconds);
+      return std::string(text);
+    });
+  }
   void fell_back(std::int64_t step, const std::string& why) noexcept {
     observation what{observation::what::fell_back, rank_, step, 0, 0, why, nullptr};
     tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " is passed over: " + why; });

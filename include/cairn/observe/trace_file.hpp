@@ -79,6 +79,7 @@ class trace_file {
           shared_->put_instant(text, track::saves, what.text);
           break;
         case observation::what::began:
+        case observation::what::verified:
           break;
       }
       shared_->write(text);

@@ -136,6 +136,8 @@ class compressed_store {
   }
   void discard(std::string_view key) { store().discard(key); }
   [[nodiscard]] std::optional<space_left> free_space() { return store().free_space(); }
+  /// What it lies over.
+  [[nodiscard]] Store& inner() const noexcept { return *parts_->store; }
   [[nodiscard]] std::string describe() const { return std::string(store().describe()); }
   [[nodiscard]] store_proof prove()
     requires SelfTestingStore<Store>

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/device_access.hpp>
+#include <cairn/concepts/storage.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
@@ -60,6 +61,8 @@ class load_engine {
     batch_bytes_ = std::clamp<std::uint64_t>(memory_budget / threads_, digest_block_bytes, batch) /
                    digest_block_bytes * digest_block_bytes;
   }
+  /// Every read goes through this gate, where there is one; it outlives run().
+  void pass(const read_gate& gate) noexcept { gate_ = gate ? &gate : nullptr; }
   /// The bytes read. @throws corrupt_error naming item, file and offset of the first block that is wrong
   /// among those read; the store's errors; timeout_error.
   std::uint64_t run() {
@@ -245,6 +248,11 @@ class load_engine {
       }
       ranges.push_back({key, wanted.begin, {place, static_cast<std::size_t>(wanted.end - wanted.begin)}});
     }
+    if (gate_ != nullptr) {
+      std::uint64_t bytes = 0;
+      for (const auto& r : ranges) bytes += r.destination.size();
+      (*gate_)(bytes);
+    }
     store_.read(ranges);
     for (auto i = first; i < last; ++i) {
       const auto& p = pieces_[i];
@@ -281,6 +289,7 @@ class load_engine {
   Store& store_;
   const load_work& work_;
   deadline until_;
+  const read_gate* gate_ = nullptr;
   block_sink sink_;
   std::uint64_t threads_ = 1;
   device_load* devices_ = nullptr;  ///< where something goes to a device

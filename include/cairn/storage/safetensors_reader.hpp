@@ -114,6 +114,10 @@ class safetensors_reader {
 
   /// Reads every file of the checkpoint: headers, which must be what the records say, and all blocks.
   std::uint64_t verify(checkpoint_type& checkpoint, deadline until) {
+    return verify(checkpoint, until, read_gate());
+  }
+  /// See GatedReader; for the data files, which are nearly all of it.
+  std::uint64_t verify(checkpoint_type& checkpoint, deadline until, const read_gate& gate) {
     std::atomic<std::uint64_t> bytes = load_records(checkpoint, until);
     checkpoint.check_complete();
     const auto work = detail::all_work(checkpoint);
@@ -122,7 +126,9 @@ class safetensors_reader {
       throw_if_late(until, work.files[i].key);
       bytes += check_header(checkpoint, work.files[i]);
     });
-    return bytes + detail::load_engine<Store>(*store_, work, read_options{}.memory_budget, until).run();
+    detail::load_engine<Store> engine(*store_, work, read_options{}.memory_budget, until);
+    engine.pass(gate);
+    return bytes + engine.run();
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/storage/checkpoint_keeping.hpp>
 #include <cairn/storage/commit_protocol.hpp>
+#include <cairn/storage/leases.hpp>
 #include <cairn/storage/safetensors_layout.hpp>
 #include <cairn/storage/shared_files.hpp>
 #include <cairn/storage/shared_mark.hpp>
@@ -116,9 +117,20 @@ class safetensors_writer {
   [[nodiscard]] int other_rank_that_wrote(const save_context& c) noexcept {
     return protocol_.other_rank_that_wrote(c);
   }
-  void remove(std::int64_t step) { keeping_.remove(step); }
+  /// See StorageWriter. @throws storage_error (storage_leased) where somebody reads it
+  void remove(std::int64_t step) {
+    const auto shown = leases().begin_removal(step);
+    keeping_.remove(step);
+  }
+  /// See LeasingWriter.
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until) {
+    return leases().lease(step, until);
+  }
   bool set_aside(std::int64_t step) { return keeping_.set_aside(step); }
-  std::uint64_t clean(run_id run) { return keeping_.clean(run) + mark().remove_others(run); }
+  std::uint64_t clean(run_id run) {
+    leases().clean();
+    return keeping_.clean(run) + mark().remove_others(run);
+  }
   /// Makes this rank's part of a save visible in the store, until what it gives is destroyed or this process
   /// ends; clean() then finds it. Before a save is handed to another process, so that no process can have one
   /// that a run which resumes does not see. Nothing where a store cannot tell whose writers live, and for
@@ -174,6 +186,9 @@ class safetensors_writer {
   void check_space(space_needed needed) { keeping_.check_space(needed.bytes, needed.objects); }
 
  private:
+  [[nodiscard]] auto leases() const noexcept {
+    return detail::step_leases(detail::store_of_leases(protocol_.store()));
+  }
   [[nodiscard]] detail::shared_mark<Store> mark() const noexcept {
     return detail::shared_mark<Store>(protocol_.store());
   }

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/compiler.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Keeps a checkpoint from being removed while somebody reads it: keep_last passes over it, remove() refuses,
+/// in every process that uses the store. Ends with release(), with this object, or with its process, however
+/// that ends. One thread at a time.
+class checkpoint_lease {
+ public:
+  /// Holds nothing.
+  checkpoint_lease() = default;
+  /// `hold`: what ends the lease when it is destroyed; null where there is none.
+  checkpoint_lease(std::int64_t step, std::shared_ptr<void> hold) noexcept
+      : step_(step), hold_(std::move(hold)) {}
+  checkpoint_lease(checkpoint_lease&& other) noexcept
+      : step_(other.step_), hold_(std::exchange(other.hold_, nullptr)) {}
+  checkpoint_lease& operator=(checkpoint_lease&& other) noexcept {
+    step_ = other.step_;
+    hold_ = std::exchange(other.hold_, nullptr);
+    return *this;
+  }
+
+  [[nodiscard]] std::int64_t step() const noexcept { return step_; }
+  /// False where the store takes no leases, as one that is read-only; and after release().
+  [[nodiscard]] bool held() const noexcept { return hold_ != nullptr; }
+  void release() noexcept { hold_.reset(); }
+
+ private:
+  std::int64_t step_ = -1;
+  std::shared_ptr<void> hold_;
+};
+
+}  // namespace v1
+}  // namespace cairn
