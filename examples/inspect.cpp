@@ -25,6 +25,7 @@
 
 namespace {
 
+using inspecting::damage_listed;
 using inspecting::interruption;
 using inspecting::open;
 using inspecting::summary;
@@ -67,7 +68,11 @@ exit_status print_list(const std::string& url, store_type& store, reader_type& r
   std::printf("%s in %s\n", count_text(steps.size(), "checkpoint").c_str(), url.c_str());
   for (const auto step : steps) {
     try {
-      std::printf("%s\n", summary(open(reader, step).manifest()).c_str());
+      const auto checkpoint = open(reader, step);
+      const auto damage = damage_listed(store, checkpoint.manifest());
+      if (!damage.empty()) status = tools::damaged;
+      std::printf("%s%s\n", summary(checkpoint.manifest()).c_str(),
+                  damage.empty() ? "" : ("  damaged: " + damage).c_str());
     } catch (const cairn::corrupt_error& error) {
       status = tools::damaged;
       std::printf("step %lld  damaged: %s\n", static_cast<long long>(step), error.what());

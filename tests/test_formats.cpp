@@ -180,6 +180,8 @@ TEST_CASE("manifests come back as they were") {
     const auto back = decode_manifest(encoded, "m");
     CHECK(cairn_test::same(m, back));
     CHECK(encode_manifest(back) == encoded);
+    CHECK(encode_manifest(m, encoded.size()) == encoded);  // what no reader would take is not written
+    CHECK_THROWS_AS(static_cast<void>(encode_manifest(m, encoded.size() - 1)), cairn::storage_error);
   }
 }
 

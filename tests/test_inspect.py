@@ -73,6 +73,22 @@ def check_statuses(root):
     run(INSPECT, other)  # the manifests are whole
     expect(run(INSPECT, other, "--verify", status=DAMAGED), "^inspect: step 2 is damaged: ")
     run(INSPECT, other, "--verify", "--step", 1)
+    # Lengths are compared without reading: cut, missing, and a record that is gone.
+    length = os.path.getsize(data)
+    with open(data, "r+b") as file:
+        file.truncate(length - 1)
+    expect(run(INSPECT, other, status=DAMAGED),
+           rf"^step 2  .*  damaged: step-00000002/\S+\.safetensors has {length - 1} bytes of {length}$")
+    os.rename(data, data + ".away")
+    expect(run(INSPECT, other, status=DAMAGED), r"^step 2  .*  damaged: step-00000002/\S+\.safetensors is not there$")
+    os.rename(data + ".away", data)
+    with open(data, "r+b") as file:
+        file.truncate(length)
+    record = glob.glob(other + "/step-00000001/*.record")[0]
+    os.rename(record, record + ".away")
+    expect(run(INSPECT, other, status=DAMAGED), r"^step 1  .*  damaged: step-00000001/\S+\.record is not there$")
+    os.rename(record + ".away", record)
+    run(INSPECT, other)
     with open(manifest(other, 3), "r+b") as file:
         file.truncate(50)
     expect(run(INSPECT, other, status=DAMAGED), "^step 3  damaged: ")

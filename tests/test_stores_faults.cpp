@@ -631,6 +631,16 @@ TEST_CASE("a file where the store's directory should be is named as such") {
   CHECK_FALSE(cairn::file_store{"/proc"}.free_space());
 }
 
+TEST_CASE("hosts that do not tell their boot are told apart by their names, or take nobody for themselves") {
+  using cairn::detail::host_number_of;
+  CHECK(host_number_of("boot", "machine", "a") == host_number_of("boot", "other", "b"));
+  CHECK(host_number_of("boot", "", "") != host_number_of("reboot", "", ""));
+  CHECK(host_number_of("", "machine", "a") == host_number_of("", "machine", "a"));
+  CHECK(host_number_of("", "machine", "a") != host_number_of("", "machine", "b"));
+  CHECK(host_number_of("", "", "") != host_number_of("", "", ""));
+  CHECK(cairn::detail::host_number() == cairn::detail::host_number());
+}
+
 TEST_CASE("options that make no sense are refused") {
   const auto id = [](cairn::file_store_options o) {
     return thrown([&] { cairn::file_store s("/tmp/never-made", o); });

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# needs: train_gpt evaluate inspect verify copy export_safetensors helper_s3_server
+# needs: train_gpt evaluate inspect verify copy export_safetensors doctor helper_s3_server
 """The programs for checkpoints by URL, as a user calls them: training, inspecting, verifying, copying and exporting, on
 directories and on the scripted S3 server.
 
-usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS HELPER_S3_SERVER
+usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS DOCTOR HELPER_S3_SERVER
 """
 
 import glob
@@ -28,7 +28,7 @@ from python import programs
 from python.programs import expect
 from python.scripted_server import ScriptedServer
 
-TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, SERVER = (os.path.abspath(path) for path in sys.argv[1:8])
+TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, DOCTOR, SERVER = (os.path.abspath(path) for path in sys.argv[1:9])
 TEXT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "LICENSE")
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--text", TEXT]
 FINE, FAILED, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE = range(6)
@@ -95,10 +95,10 @@ def same(one, other):
 
 
 def check_options(root):
-    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT):
+    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, DOCTOR):
         expect(run(program, "--help"), r"(?s)Usage: .*s3://BUCKET/PREFIX")
         expect(run(program, "--sideways", status=WRONG_OPTIONS), "sideways|required")
-    for program in (INSPECT, VERIFY, COPY, EXPORT):
+    for program in (INSPECT, VERIFY, COPY, EXPORT, DOCTOR):
         told = run(program, "--help")
         for number in range(6):
             expect(told, rf"\b{number} ")
@@ -107,6 +107,24 @@ def check_options(root):
         told = run(program, "s3://user:secret-word@bucket/x", *more, status=WRONG_OPTIONS)
         assert "secret-word" not in told, told
     assert not os.path.exists(root + "/nothing")
+
+
+def check_doctor(root, server):
+    told = run(DOCTOR, root)
+    expect(told, rf"^directory {re.escape(root)} \(\w+\)$")
+    assert len(re.findall("^right  ", told, re.MULTILINE)) == 7, told
+    assert not re.search("^(weaker|single job|unusable) ", told, re.MULTILINE), told
+    expect(told, "^right +a rename replaces nothing: over a file: File exists")
+    proof = json.loads(run(DOCTOR, root, "--json", "--single-writer"))
+    assert proof["usable"] and proof["single_writer"] and proof["free_bytes"] > 0, proof
+    assert proof["kind"] and " on /" in proof["mounted"] and {p["outcome"] for p in proof["points"]} == {"right"}
+    assert not glob.glob(root + "/cairn-probe*") and not glob.glob(root + "/.*")
+    told = run(DOCTOR, server.url("examined"))
+    expect(told, "^bucket bucket at .*examined")
+    expect(told, "^right +a key is given to one writer alone .*: a second PUT was refused$")
+    told = run(DOCTOR, "/proc", status=UNREADABLE)
+    expect(told, "(?m)^unusable +.*proc\n +it is a view of the kernel and keeps no files")
+    run(DOCTOR, TEXT, status=NOTHING_THERE)  # a file
 
 
 def check_training(root, server):
@@ -309,6 +327,7 @@ def main():
     server = Server()
     with tempfile.TemporaryDirectory() as root:
         check_options(root)
+        check_doctor(root, server)
         directory = check_training(root, server)
         check_progress(root, directory)
         check_damage(root, directory)

@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <ctime>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "../tools/status.hpp"
@@ -45,6 +47,33 @@ inline std::string summary(const cairn::manifest& m) {
   return "step " + std::to_string(m.step) + "  " + time_text(m.unix_time) + "  " +
          count_text(static_cast<std::uint64_t>(m.content.world_size), "rank") + "  " + size_text(bytes) +
          " in " + count_text(files, "file") + "  " + count_text(m.content.items.size(), "item");
+}
+
+/// What a listing shows to be wrong with the files of a checkpoint: missing ones, and other lengths than the
+/// manifest says. Empty where nothing is. Compressed files have lengths of their own.
+inline std::string damage_listed(store_type& store, const cairn::manifest& m) {
+  std::map<std::string, std::uint64_t> there;
+  for (auto& o : store.list(cairn::step_directory(m.step) + "/")) there[std::move(o.key)] = o.bytes;
+  const bool encoded = std::any_of(m.codecs.begin(), m.codecs.end(), [](auto codec) { return codec != 0; });
+  for (const auto& r : m.records) {
+    if (r.rank != m.placement.first_of(r.rank)) continue;
+    std::uint64_t bytes = 0;
+    std::string name;
+    for (std::uint32_t f = 0; f < r.files; ++f) {
+      name = cairn::data_key(r.step, r.rank, r.attempt, f, m.placement);
+      auto at = there.find(name);
+      if (at == there.end() && encoded) at = there.find(cairn::compressed_key(name));
+      if (at == there.end()) return name + " is not there";
+      bytes += at->second;
+    }
+    // What ranks share ends with their records.
+    if (!encoded && (bytes < r.data_bytes || (bytes != r.data_bytes && !m.placement.shared())))
+      return (r.files == 1 ? name + " has" : "the files of rank " + std::to_string(r.rank) + " have") + " " +
+             count_text(bytes, "byte") + " of " + std::to_string(r.data_bytes);
+    if (!m.placement.shared() && !there.contains(cairn::record_key(r.step, r.rank, r.attempt, m.placement)))
+      return cairn::record_key(r.step, r.rank, r.attempt, m.placement) + " is not there";
+  }
+  return {};
 }
 
 /// A directory of a step that holds no checkpoint: why, or an empty text while a save may be at work in it.

@@ -28,8 +28,6 @@ namespace detail {
 
 // What commit_protocol does without its store.
 
-/// The most bytes of a manifest that are read.
-inline constexpr std::uint64_t max_manifest_bytes = std::uint64_t{1} << 30;
 /// The most bytes of a mark or of a failure's record that are read.
 inline constexpr std::uint64_t max_mark_bytes = std::uint64_t{1} << 20;
 

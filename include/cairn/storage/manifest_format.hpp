@@ -106,10 +106,17 @@ inline void put_table(wire_writer& out, const std::vector<std::size_t>& begins,
 
 }  // namespace detail
 
+namespace detail {
+/// The most bytes of a manifest that are written and read.
+inline constexpr std::uint64_t max_manifest_bytes = std::uint64_t{1} << 30;
+}  // namespace detail
+
 /// The bytes of a manifest. O(items + progressions + ranks): a name and a number for each item, each
 /// definition once, and about eight bytes for each rank.
-/// @throws plan_error (plan_bad_message) naming the item if the content is not that of a checkpoint.
-[[nodiscard]] inline std::vector<std::byte> encode_manifest(const manifest& m) {
+/// @throws plan_error (plan_bad_message) naming the item if the content is not that of a checkpoint;
+/// storage_error (storage_limit) where they are more than `max_bytes`, which no reader would take.
+[[nodiscard]] inline std::vector<std::byte> encode_manifest(
+    const manifest& m, std::uint64_t max_bytes = detail::max_manifest_bytes) {
   if (const auto* what = detail::records_problem(m))
     fail(error_id::plan_bad_message, std::string("a manifest cannot be written: ") + what);
   if (const auto problem = detail::find_problem(m.content); problem.what != nullptr)
@@ -119,6 +126,14 @@ inline void put_table(wire_writer& out, const std::vector<std::size_t>& begins,
   if (m.content.items.size() > UINT32_MAX)
     fail(error_id::storage_limit, "a manifest cannot hold more than 2^32 - 1 items");
   const auto sections = detail::manifest_sections(m);
+  std::uint64_t bytes = detail::manifest_header_bytes;
+  for (const auto& s : sections) bytes += detail::section_entry_bytes + detail::aligned_8(s.size());
+  if (bytes > max_bytes)
+    fail(error_id::storage_limit,
+         "the list of what the checkpoint holds is longer than readers take: give its " +
+             std::to_string(m.content.items.size()) + " items shorter names, or join small tensors",
+         {.expected = "at most " + std::to_string(max_bytes) + " bytes",
+          .got = std::to_string(bytes) + " bytes"});
 
   wire_writer body;
   std::uint64_t at = detail::manifest_header_bytes + sections.size() * detail::section_entry_bytes;

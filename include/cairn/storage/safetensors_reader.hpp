@@ -49,7 +49,7 @@ class safetensors_reader {
     if (!bytes || detail::step_objects<Store>(store_).is_ghost(step, *bytes))
       fail(error_id::storage_not_committed,
            "there is no committed checkpoint of step " + std::to_string(step) + " in " +
-               std::string(store_->describe()),
+               std::string(store_->describe()) + ", " + steps_there(),
            {.file = key});
     return std::move(*bytes);
   }
@@ -132,6 +132,16 @@ class safetensors_reader {
   }
 
  private:
+  /// For messages: the newest few.
+  [[nodiscard]] std::string steps_there() {
+    const auto steps = list();
+    if (steps.empty()) return "nor of any other";
+    constexpr std::size_t most = 8;
+    std::string text = steps.size() > most ? "which has ... " : "which has ";
+    for (auto i = steps.size() > most ? steps.size() - most : 0; i < steps.size(); ++i)
+      text += std::to_string(steps[i]) + (i + 1 == steps.size() ? "" : ", ");
+    return text;
+  }
   /// Whether the store gives the bytes of items that are compressed so.
   [[nodiscard]] static constexpr bool decodes(std::uint16_t codec) noexcept {
     if constexpr (requires { Store::decodes(codec); })

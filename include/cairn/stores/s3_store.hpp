@@ -222,6 +222,29 @@ class s3_store {
     }
   }
 
+  /// See SelfTestingStore: whether the service heeds conditions, where that is not known. Two or three
+  /// requests, once for each store.
+  [[nodiscard]] store_proof prove() {
+    const auto how = bucket_->client.options().exclusive;
+    store_proof proof{
+        .kind = "S3", .from = "", .single_writer = how == s3_exclusive::single_writer, .points = {}};
+    store_point point{.what = "a key is given to one writer alone (If-None-Match)",
+                      .seen = how == s3_exclusive::probe     ? "a second PUT was refused"
+                              : how == s3_exclusive::assumed ? "known of this service: not tried"
+                                                             : "not tried: one job alone writes there",
+                      .follows = ""};
+    try {
+      bucket_->require_exclusive();
+    } catch (const usage_error& e) {
+      if (e.id() != error_id::usage_bad_option) throw;
+      point.outcome = store_point::verdict::single_job;
+      point.seen = "a second PUT was not refused";
+      point.follows = e.message();
+    }
+    proof.points.push_back(std::move(point));
+    return proof;
+  }
+
   /// Nothing: a bucket has no limit, or does not tell.
   [[nodiscard]] std::optional<space_left> free_space() { return std::nullopt; }
   [[nodiscard]] std::string describe() const {
@@ -267,6 +290,7 @@ class s3_store {
 };
 
 static_assert(ByteStore<s3_store> && ConditionalRemove<s3_store>);
+static_assert(SelfTestingStore<s3_store>);
 static_assert(DeadlineObjectWriter<s3_store::object_writer>);
 static_assert(Portable<s3_store>);
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/process_limits.hpp>
 #include <cairn/stores/detail/file_io.hpp>
 #include <cairn/stores/detail/io_pool.hpp>
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -80,16 +82,29 @@ inline constexpr std::size_t part_suffix_bytes = 22;  // ".", 16 hexadecimal dig
   return out += ".part";
 }
 
+/// A number for what the kernel, or else its administrators, call this host; a random one where nobody calls
+/// it anything, so that it is never taken for another host.
+[[nodiscard]] inline std::uint64_t host_number_of(std::string_view boot, std::string_view machine,
+                                                  std::string_view node) noexcept {
+  std::uint64_t n = 0xcbf29ce484222325U;
+  const auto add = [&](std::string_view text) {
+    for (const char c : text) n = (n ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  };
+  if (!boot.empty())
+    add(boot);
+  else if (!machine.empty() || !node.empty())
+    add(machine), add("/"), add(node);
+  else if (::getrandom(&n, sizeof n, 0) != static_cast<::ssize_t>(sizeof n))
+    n ^= static_cast<std::uint64_t>(::getpid());
+  return n;
+}
 /// The same in all processes of this host since it was started, most probably another one elsewhere.
-[[nodiscard]] inline std::uint64_t host_number() noexcept {
+[[nodiscard]] inline std::uint64_t host_number() {
   static const std::uint64_t number = [] {
-    std::uint64_t n = 0xcbf29ce484222325U;
-    const int file = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    char text[64];
-    const auto bytes = file < 0 ? 0 : ::read(file, text, sizeof text);
-    for (ssize_t i = 0; i < bytes; ++i) n = (n ^ static_cast<unsigned char>(text[i])) * 0x100000001b3U;
-    if (file >= 0) ::close(file);
-    return n;
+    char node[256] = "";
+    if (::gethostname(node, sizeof node - 1) != 0) node[0] = '\0';
+    return host_number_of(kernel_file("/proc/sys/kernel/random/boot_id").value_or(""),
+                          kernel_file("/etc/machine-id").value_or(""), node);
   }();
   return number;
 }
