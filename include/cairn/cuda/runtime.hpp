@@ -42,10 +42,15 @@ struct runtime {
     yes = active != 0;
     return status;
   }
+  /// By the driver, whose errors are not the program's last one.
   static int host_node(int device, int& node) noexcept {
+    static const auto bus_of = reinterpret_cast<int (*)(char*, int, int)>(driver_call("cuDeviceGetPCIBusId"));
+    static const auto attribute_of =
+        reinterpret_cast<int (*)(int*, int, int)>(driver_call("cuDeviceGetAttribute"));
+    constexpr int nearest_node = 134;  // CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, whose name older toolkits lack
     node = -1;
     char bus[32] = {};
-    if (told(cudaDeviceGetPCIBusId(bus, sizeof bus, device)) == success) {
+    if (bus_of != nullptr && bus_of(bus, sizeof bus, device) == success) {
       std::transform(std::begin(bus), std::end(bus), std::begin(bus),
                      [](char c) { return c >= 'A' && c <= 'F' ? static_cast<char>(c - 'A' + 'a') : c; });
       char path[96];
@@ -55,8 +60,7 @@ struct runtime {
         (void)std::fclose(file);
       }
     }
-    // cudaDevAttrHostNumaId, whose name the first toolkits of CUDA 12 lack.
-    if (node < 0 && told(cudaDeviceGetAttribute(&node, static_cast<cudaDeviceAttr>(134), device)) != success)
+    if (node < 0 && (attribute_of == nullptr || attribute_of(&node, nearest_node, device) != success))
       node = -1;
     return success;
   }

@@ -123,13 +123,6 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* about, int) {
   about->major = 9;
   return cudaSuccess;
 }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = -1;
-  return cudaSuccess;
-}
-inline cudaError_t cudaDeviceGetPCIBusId(char*, int, int) {
-  return cudaErrorInvalidValue;
-}
 template <class Function>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* about, Function*) {
   *about = {};
