@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // uses: cairn::zstd cairn::s3
 // One libFuzzer program for everything that cairn reads from outside; CAIRN_FUZZ_TARGET chooses: manifest,
-// record, safetensors, plan, frame, config, codec, s3. What is refused must be refused by the typed error of
-// its reader; what is accepted must be written again as it was read. tests/fuzz/run.sh starts it.
+// record, safetensors, plan, frame, config, codec, s3, job. What is refused must be refused by the typed
+// error of its reader; what is accepted must be written again as it was read. tests/fuzz/run.sh starts it.
 //
 //   CAIRN_FUZZ_SEEDS=tests/fuzz/corpus fuzz    writes the first inputs of every target there, and ends
 //   CAIRN_FUZZ_FIXED=N fuzz    reads the inputs in the directory CAIRN_FUZZ_CORPUS and N inputs made of them,
 //   which CAIRN_FUZZ_SEED alone decides, and ends; one that fails is written to the file CAIRN_FUZZ_FAILED
 #include <cairn/comm/collective_frame.hpp>
+#include <cairn/comm/collective_pieces.hpp>
 #include <cairn/comm/job_meeting.hpp>
 #include <cairn/comm/message_ring.hpp>
+#include <cairn/execute/job_message.hpp>
+#include <cairn/execute/worker_settings.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/glob.hpp>
+#include <cairn/plan/wanted_boxes.hpp>
 #include <cairn/storage/compressed_store.hpp>
 #include <cairn/storage/item_frames.hpp>
 #include <cairn/storage/names.hpp>
@@ -747,6 +751,101 @@ void read_s3(input in) {
 void read_s3(input) {}
 #endif
 
+/// The first byte chooses, and a number of ranks: what a save is made of on its way to a worker, what a
+/// worker says of its work, how little it is to disturb, what ranks want of a checkpoint, or what was
+/// gathered.
+void read_job(input in) {
+  if (in.empty()) return;
+  const auto choice = std::to_integer<int>(in[0]);
+  const int ranks = 1 + choice / 5;
+  in = in.subspan(1);
+  // `decode` reads a message of hostile bytes, `encode` writes what was read: again as a message of the same.
+  const auto stable = [&]<class Error>(Error*, auto decode, auto encode) {
+    const auto read = accepted<Error>([&] { return decode(in); });
+    if (!read) return;
+    const bytes once = encode(*read);
+    const auto again = accepted<Error>([&] { return decode(input(once)); });
+    demand(again && encode(*again) == once, "a message that was read is written as it was");
+  };
+  switch (choice % 5) {
+    case 0: {
+      struct job {
+        cairn::save_context context;
+        cairn::image_layout layout;
+        cairn::metadata content;
+        cairn::shared_place place;
+      };
+      return stable(
+          static_cast<cairn::wire_error*>(nullptr),
+          [](input from) {
+            cairn::wire_reader reader(from);
+            job j{cairn::decode_save_context(reader),
+                  cairn::decode_image_layout(reader),
+                  cairn::decode_metadata(reader),
+                  {}};
+            j.place = cairn::decode_shared_place(reader, j.layout.bytes);
+            reader.finish();
+            return j;
+          },
+          [](const job& j) {
+            cairn::wire_writer out;
+            cairn::encode(out, j.context);
+            cairn::encode(out, j.layout);
+            cairn::encode(out, j.content);
+            cairn::encode(out, j.place);
+            return out.take();
+          });
+    }
+    case 1: {
+      using share = std::pair<cairn::process_share, std::vector<cairn::save_span>>;
+      return stable(
+          static_cast<cairn::wire_error*>(nullptr),
+          [](input from) {
+            cairn::wire_reader reader(from);
+            share s;
+            s.first = cairn::decode_share(reader, 7, s.second);
+            reader.finish();
+            return s;
+          },
+          [](const share& s) {
+            cairn::wire_writer out;
+            cairn::encode(out, s.first, s.second);
+            return out.take();
+          });
+    }
+    case 2:
+      return stable(
+          static_cast<cairn::error*>(nullptr),
+          [](input from) {
+            cairn::wire_reader reader(from);
+            try {
+              auto settings = cairn::detail::decode_worker_settings(reader);
+              reader.finish();
+              return settings;
+            } catch (const cairn::wire_error&) {
+              cairn::fail(cairn::error_id::peer_bad_message, "no settings");
+            }
+          },
+          [](const cairn::worker_settings& s) {
+            cairn::wire_writer out;
+            cairn::detail::encode(out, s);
+            return out.take();
+          });
+    case 3:
+      return stable(
+          static_cast<cairn::peer_error*>(nullptr),
+          [&](input from) { return cairn::detail::decode_wants(from, ranks); },
+          [](const cairn::detail::wanted_items& wants) { return cairn::detail::encode_wants(wants); });
+    default: {
+      const auto parts = accepted<cairn::peer_error>([&] { return cairn::detail::sort_labelled(in, ranks); });
+      if (!parts) return;
+      std::size_t total = 0;
+      for (const auto& part : *parts) total += part.size();
+      demand(total <= in.size(), "parts are no longer than what was gathered");
+    }
+  }
+}
+
 struct target {
   const char* name;
   void (*read)(input);
@@ -754,7 +853,7 @@ struct target {
 constexpr target targets[] = {
     {"manifest", read_manifest}, {"record", read_record}, {"safetensors", read_safetensors},
     {"plan", read_plan},         {"frame", read_frame},   {"config", read_config},
-    {"codec", read_codec},       {"s3", read_s3}};
+    {"codec", read_codec},       {"s3", read_s3},         {"job", read_job}};
 const target* chosen = nullptr;
 
 // --- The first inputs
@@ -931,6 +1030,35 @@ void write_seeds(const std::string& root) {
       .put(std::uint64_t{0x0202})
       .raw(bytes_of("checkpoints"));
   put("config", "options", options.take());
+
+  const auto put_job = [&](const char* name, unsigned choice, auto... parts) {
+    cairn::wire_writer out;
+    (encode(out, parts), ...);
+    put("job", name, with_first(static_cast<std::uint8_t>(choice), out.view()));
+  };
+  cairn::image_layout layout;
+  layout.bytes = 8192, layout.blocks = 1;
+  layout.segments = {{0, 8192, bytes(16, std::byte{'h'})}};
+  layout.items = {{0, 0, 4096, 100, 0, {1, 2}, false}};
+  put_job("save", 5 * 3, cairn::save_context{.step = 300, .rank = 1, .world_size = 4}, layout,
+          cairn_test::golden_manifest().content,
+          cairn::shared_place{.id = 1, .bytes = 16384, .offset = 4096});
+  cairn::wire_writer share;
+  cairn::encode(share, cairn::process_share{}, std::vector<cairn::save_span>(2));
+  put("job", "share", with_first(1, share.view()));
+  cairn::wire_writer settings;
+  cairn::detail::encode(settings, cairn::worker_settings{.cores = {1, 2}});
+  put("job", "settings", with_first(2, settings.view()));
+  cairn::detail::wanted_items wants;
+  for (const auto& item : described.items)
+    if (item.kind == cairn::item_kind::tensor) wants.push_back({item.name, item.global, item.chunks});
+  put("job", "wants", with_first(3 + 5 * 15, cairn::detail::encode_wants(wants)));
+  bytes gathered;
+  for (const int rank : {1, 0}) {
+    const auto piece = cairn::detail::label_piece(rank, bytes_of("piece"));
+    gathered.insert(gathered.end(), piece.begin(), piece.end());
+  }
+  put("job", "gathered", with_first(4 + 5, gathered));
 
   // Weights of two dtypes, and text; each as it is and encoded.
   const auto sized_item = [](unsigned choice, cairn::dtype type, std::size_t size, input rest) {
@@ -1225,7 +1353,8 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
     if (wanted != nullptr && std::strcmp(t.name, wanted) == 0) chosen = &t;
   if (chosen == nullptr) {
     std::fprintf(
-        stderr, "CAIRN_FUZZ_TARGET must be one of: manifest record safetensors plan frame config codec s3\n");
+        stderr,
+        "CAIRN_FUZZ_TARGET must be one of: manifest record safetensors plan frame config codec s3 job\n");
     std::_Exit(2);
   }
   if (const char* order = std::getenv("CAIRN_FUZZ_FIXED")) run_fixed(order);
