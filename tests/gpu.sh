@@ -5,8 +5,8 @@ set -uo pipefail
 usage() {
   cat <<'END'
 Builds cairn's programs for GPUs, runs the tests on a GPU, also under compute-sanitizer, and the benchmarks, within 9 minutes, and
-writes docs/gpu-record.md from what they measured. Status 0: all passed; 1: something failed; 77: there is no GPU, or no CUDA
-toolkit; then no record is written.
+writes docs/gpu-record.md from what they measured. What does not build is recorded as not built, and the rest is run. Status 0: all
+passed; 1: something failed or was not built; 77: there is no GPU, or no CUDA toolkit that fits; then no record is written.
 
 usage: bash tests/gpu.sh [--build-only | --no-build] [--deps DIR] [--arch sm_90] [--jobs N] [--commit ID] [--output FILE]
                          [--directory DIR] [--seconds N]
@@ -59,6 +59,30 @@ if [ "$build_only" = no ] && [ -z "$pack" ]; then
   [ -n "$gpu" ] || absent "there is no GPU on this machine that nvidia-smi can see"
 fi
 [ -n "$nvcc" ] || [ "$no_build" = yes ] || absent "there is no nvcc: install the CUDA toolkit, 12.1 or later"
+
+# Which nvcc it is, and which g++ that takes: both would be found out late, in the middle of a header.
+host_compiler=()
+if [ "$no_build" = no ]; then
+  nvcc_version=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
+  [[ $nvcc_version =~ ^([0-9]+)\.([0-9]+)$ ]] || absent "$nvcc --version does not tell its version"
+  nvcc_number=$((BASH_REMATCH[1] * 100 + BASH_REMATCH[2]))
+  [ "$nvcc_number" -ge 1201 ] ||
+    absent "nvcc $nvcc_version ($nvcc) is too old: install the CUDA toolkit, 12.1 or later (Ubuntu's own package has 12.0; NVIDIA's have newer ones)"
+  newest_gcc=15
+  [ "$nvcc_number" -ge 1300 ] || newest_gcc=14
+  [ "$nvcc_number" -ge 1208 ] || newest_gcc=13
+  [ "$nvcc_number" -ge 1204 ] || newest_gcc=12
+  if [ -z "${NVCC_CCBIN-}" ]; then
+    for each in g++ g++-15 g++-14 g++-13 g++-12; do
+      version=$("$each" -dumpversion 2>/dev/null | cut -d. -f1)
+      [ "${version:-0}" -ge 12 ] && [ "$version" -le "$newest_gcc" ] || continue
+      host_compiler=(-ccbin "$each")
+      break
+    done
+    [ "${#host_compiler[@]}" -gt 0 ] ||
+      absent "nvcc $nvcc_version takes g++ 12 to $newest_gcc, and none is here: apt-get install g++-12"
+  fi
+fi
 [ -n "$arch" ] || { arch=$(cut -d, -f2 <<<"$gpu" | tr -cd 0-9); arch=sm_${arch:-90}; }
 
 cd "$root" || exit 1
@@ -67,7 +91,32 @@ mkdir -p "$work" || exit 1
 [ -n "$directory" ] || directory=$work
 includes=(-I"$root/include" -I"$root/tests" -I"$root/examples" -I"$root/benchmarks")
 [ -z "$deps" ] || includes+=(-isystem "$deps/include" -L"$deps/lib")
+includes+=("${host_compiler[@]}")
 flags=(-std=c++20 -arch="$arch" -diag-suppress 836 "-Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas")
+
+# What the programs need beside CUDA: header, Debian's package. What is missing is told at once; the rest is built without it.
+needed=(
+  "CLI/CLI.hpp libcli11-dev" "doctest/doctest.h doctest-dev" "rapidjson/document.h rapidjson-dev"
+  "boost/interprocess/mapped_region.hpp libboost-dev" "xxhash.h libxxhash-dev"
+)
+if [ "$no_build" = no ]; then
+  for each in "${needed[@]}" "cublas_v2.h "; do
+    printf '#if !__has_include(<%s>)\ncairn_misses %s\n#endif\n' "${each%% *}" "${each%% *}"
+  done >"$work/needed.cu"
+  if ! "$nvcc" "${includes[@]}" -std=c++20 -E "$work/needed.cu" >"$work/needed.log" 2>&1; then
+    tail -n 20 "$work/needed.log" >&2
+    absent "nvcc $nvcc_version cannot compile a file without a line of code (above)"
+  fi
+  packages=''
+  missing=$(sed -n 's/^cairn_misses //p' "$work/needed.log" | tr '\n' ' ')
+  for each in "${needed[@]}"; do
+    case " $missing" in *" ${each%% *} "*) packages+=" ${each#* }" ;; esac
+  done
+  [ -z "$missing" ] || echo "gpu.sh: these headers are missing: $missing" >&2
+  [ -z "$packages" ] ||
+    echo "gpu.sh: to install them: apt-get install$packages; where nothing can be installed, take a folder that --pack made: --deps DIR" >&2
+  case " $missing" in *" cublas_v2.h "*) echo "gpu.sh: cublas_v2.h is of the CUDA toolkit: apt-get install libcublas-dev-${nvcc_version/./-} (NVIDIA's packages)" >&2 ;; esac
+fi
 
 # NCCL: where NCCL_HOME says, beside CUDA, or as Python's package.
 nccl=''
@@ -165,8 +214,7 @@ wait_for_a_job() { while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
 if [ "$no_build" = yes ]; then
   for program in "${programs[@]}"; do
     name=${program%%:*}
-    [ -x "$work/$name" ] || [ "$name" = test_nccl ] ||
-      { echo "gpu.sh: --no-build, and there is no $work/$name: run --build-only before" >&2; exit 1; }
+    [ -x "$work/$name" ] || echo "gpu.sh: there is no $work/$name: it was not built" >&2
   done
   [ "$(cat "$work/arch" 2>/dev/null)" = "$arch" ] ||
     { echo "gpu.sh: --no-build, and what is in $work was not built for $arch" >&2; exit 1; }
@@ -188,14 +236,20 @@ else
     job "$work/alone/$name.log" "compiled $header alone" alone "$header" "$name" &
   done
   wait
-  [ ! -e "$work/failed" ] || exit 1
   echo "$arch" >"$work/arch"
+fi
+built=0
+for program in "${programs[@]}"; do [ ! -x "$work/${program%%:*}" ] || built=$((built + 1)); done
+if [ "$built" = 0 ]; then
+  echo "gpu.sh: no program is built (above); nothing was tested and no record was written" >&2
+  exit 1
 fi
 for program in "${programs[@]}"; do
   name=${program%%:*}
   ! grep -qaF 'emulated CUDA device' "$work/$name" 2>/dev/null ||
     { echo "gpu.sh: $work/$name was built with tests/emulated_cuda, whose figures say nothing about a GPU" >&2; exit 1; }
 done
+[ "$build_only" = no ] || [ ! -e "$work/failed" ] || { echo "gpu.sh: $built of ${#programs[@]} programs are built" >&2; exit 1; }
 [ "$build_only" = no ] || { echo "everything builds for $arch ($(($(date +%s) - start)) s)"; exit 0; }
 
 # --- Run: tests beside each other, then benchmarks alone -----------------------------------------------------------------
@@ -211,11 +265,18 @@ devices=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 [ "$devices" -le 4 ] || devices=4
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${nccl:+${nccl_library%/*}:}/usr/local/cuda/lib64"
 left() { echo $((start + seconds - $(date +%s))); }
-names=() limits=() commands=()
-# part NAME LIMIT COMMAND...: what is to be run, for at most LIMIT seconds.
+names=() limits=() commands=() left_out='' not_built=0
+# part NAME LIMIT PROGRAMS COMMAND...: what is to be run, for at most LIMIT seconds, where these programs (with commas between them)
+# are built.
 part() {
+  local program
+  for program in ${3//,/ }; do
+    [ -x "$work/$program" ] && continue
+    left_out+="$1\tnot built: $program\t\n" not_built=$((not_built + 1))
+    return
+  done
   names+=("$1") limits+=("$2")
-  commands+=("$(printf '%q ' "${@:3}")")
+  commands+=("$(printf '%q ' "${@:4}")")
 }
 # run INDEX: runs a part, and notes how it ended and what it took.
 run() {
@@ -245,42 +306,61 @@ record() {
   python3 "$root/tests/gpu/record.py" --results "$results" --commit "$commit" --arch "$arch" --output "$output"
 }
 
-part test_gpu 90 "$work/test_gpu"
-part test_gpu_sticky 60 "$work/test_gpu" --no-skip --test-case='sticky*'
-left_out=''
-if [ -x "$work/test_nccl" ] && [ -n "$nccl" ]; then
+part test_gpu 90 test_gpu "$work/test_gpu"
+part test_gpu_sticky 60 test_gpu "$work/test_gpu" --no-skip --test-case='sticky*'
+if [ -n "$nccl" ]; then
   # NCCL takes no two ranks on one device.
-  part "test_nccl_of_${devices}_rank$([ "$devices" = 1 ] || echo s)" 90 "$work/test_nccl"
+  nccl_part=test_nccl_of_${devices}_rank$([ "$devices" = 1 ] || echo s)
+  part "$nccl_part" 90 test_nccl "$work/test_nccl"
+  # As Megatron sets it: the streams of a process share one queue of the device.
+  part "${nccl_part}_one_connection" 90 test_nccl env CUDA_DEVICE_MAX_CONNECTIONS=1 "$work/test_nccl"
 else
   left_out+='test_nccl\tleft out: NCCL 2.19 or later was not found\t\n'
 fi
-for each in resume evaluate interchange; do
-  part "training_$each" 110 bash tests/gpu/training.sh "$work" "$each"
-done
+part training_resume 110 train_gpt_cuda bash tests/gpu/training.sh "$work" resume
+part training_evaluate 110 train_gpt_cuda,evaluate_cuda bash tests/gpu/training.sh "$work" evaluate
+part training_interchange 110 train_gpt_cuda,train_gpt bash tests/gpu/training.sh "$work" interchange
+
 sanitizer=$(command -v compute-sanitizer || true)
 [ -n "$sanitizer" ] || { [ -x /usr/local/cuda/bin/compute-sanitizer ] && sanitizer=/usr/local/cuda/bin/compute-sanitizer; }
-if [ -n "$sanitizer" ]; then
+# gVisor says so in its messages; the version that it gives itself is the same everywhere.
+in_gvisor() { dmesg 2>/dev/null | grep -qi gvisor || grep -q '4\.4\.0 #1 SMP Sun Jan 10 15:06:54 PST 2016' /proc/version; }
+if [ -z "$sanitizer" ]; then
+  left_out+='compute-sanitizer\tleft out: it is not installed\t\n'
+elif in_gvisor; then
+  left_out+='compute-sanitizer\tleft out: it does not work under gVisor\t\n'
+else
+  # The kernels of cuBLAS are not ours, and take most of the time.
+  filter=()
+  sanitizer_help=$("$sanitizer" --help 2>&1)
+  case $sanitizer_help in
+    *--kernel-name*) filter=(--kernel-name kns=gpt) ;;
+    *--kernel-regex*) filter=(--kernel-regex kns=gpt) ;;
+  esac
   tiny=(--layers 1 --width 32 --heads 2 --context 16 --micro-batches 1 --every 1 --ranks 1 --mode thread
     --text "$root/README.md")
   # Calls that are refused on purpose are no errors of memory.
-  part memcheck_tests 120 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 "$work/test_gpu" \
+  part memcheck_tests 120 test_gpu "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 "$work/test_gpu" \
     --test-case='*kernel*,*capture*,*runtime*'
-  part memcheck_training 110 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 "$work/train_gpt_cuda" \
-    "${tiny[@]}" --checkpoints "$work/checkpoints-memcheck" --steps 1
-  part racecheck_training 110 "$sanitizer" --tool racecheck --error-exitcode 9 "$work/train_gpt_cuda" "${tiny[@]}" \
-    --checkpoints "$work/checkpoints-racecheck" --steps 2
-  part racecheck_gathering 110 "$sanitizer" --tool racecheck --error-exitcode 9 "$work/test_gpu" --test-case='*little memory*'
-else
-  left_out+='compute-sanitizer\tleft out: it is not installed\t\n'
+  part memcheck_training 110 train_gpt_cuda "$sanitizer" --tool memcheck "${filter[@]}" --report-api-errors no --error-exitcode 9 \
+    "$work/train_gpt_cuda" "${tiny[@]}" --checkpoints "$work/checkpoints-memcheck" --steps 1
+  # Racecheck looks at shared memory, which the trainer's kernels use; the kernel that gathers uses none, and writes each byte that
+  # is copied behind it.
+  part racecheck_training 110 train_gpt_cuda "$sanitizer" --tool racecheck "${filter[@]}" --error-exitcode 9 "$work/train_gpt_cuda" \
+    "${tiny[@]}" --checkpoints "$work/checkpoints-racecheck" --steps 2
+  part initcheck_gathering 110 test_gpu "$sanitizer" --tool initcheck --error-exitcode 9 "$work/test_gpu" --test-case='*little memory*'
 fi
 tests=${#names[@]}
-part bench_copy 55 "$work/bench_copy" --pairs 5 --json "$results/bench_copy.json"
-part bench_load 80 "$work/bench_load_cuda" --bytes 2GiB --pairs 3 --directory "$directory" --script "$root/benchmarks/load_python.py" \
-  --json "$results/bench_load.json"
-part bench_modes_published 110 "$work/bench_modes_cuda" --rounds 1 --json "$results/bench_modes_published.json" \
+# What the project claims comes first: the last ones have the time that is left.
+part bench_copy 55 bench_copy "$work/bench_copy" --pairs 5 --json "$results/bench_copy.json"
+part bench_modes_published 110 bench_modes_cuda "$work/bench_modes_cuda" --rounds 1 --json "$results/bench_modes_published.json" \
   --table "$results/bench_modes_published.md"
-part bench_modes_disk 105 "$work/bench_modes_cuda" --setting disk --rounds 1 --directory "$directory" \
+part bench_load 80 bench_load_cuda "$work/bench_load_cuda" --bytes 2GiB --pairs 3 --directory "$directory" \
+  --script "$root/benchmarks/load_python.py" --json "$results/bench_load.json"
+part bench_modes_disk 105 bench_modes_cuda "$work/bench_modes_cuda" --setting disk --rounds 1 --directory "$directory" \
   --json "$results/bench_modes_disk.json" --table "$results/bench_modes_disk.md"
+part bench_modes_one_connection 60 bench_modes_cuda env CUDA_DEVICE_MAX_CONNECTIONS=1 "$work/bench_modes_cuda" --rounds 1 --steps 10 \
+  --json "$results/bench_modes_one_connection.json" --table "$results/bench_modes_one_connection.md"
 
 record || exit 1  # where there is no GPU to be recorded, nothing is run
 for ((i = 0; i < tests; ++i)); do run "$i" & done
@@ -292,6 +372,6 @@ for ((i = tests; i < ${#names[@]}; ++i)); do
 done
 
 passed=$(grep -c $'\tpassed\t' "$results/steps.tsv")
-others=$(grep -vc $'\tpassed\t' "$results/steps.tsv")
-echo "gpu.sh: $passed passed, $others not, in $(($(date +%s) - start)) s"
-[ "$passed" = "${#names[@]}" ]
+left_out_count=$(grep -c $'\tleft out: ' "$results/steps.tsv")
+echo "gpu.sh: $passed passed, $((${#names[@]} - passed)) not, $not_built not built, $left_out_count left out, in $(($(date +%s) - start)) s"
+[ "$passed" = "${#names[@]}" ] && [ "$not_built" = 0 ]

@@ -50,11 +50,15 @@ def met(row):
 
 def page(results, about, commit, arch, date):
     steps = [line.split("\t") for line in (results / "steps.tsv").read_text(encoding="utf-8").splitlines()]
-    passed = sum(1 for step in steps if step[1] == "passed")
+    def count(beginning):
+        return sum(1 for step in steps if step[1].startswith(beginning))
+
+    beside = "".join(f", {count(words)} {words}" for words in ("not built", "left out") if count(words))
+    passed, wanted = count("passed"), len(steps) - count("left out")
     lines = ["# Record of a run on a GPU", "", "Written by `bash tests/gpu.sh`; see [devices](cuda.md).", "",
              f"| | |", "|---|---|", f"| device | {about['name']}, compute capability {about['compute_cap']}, {about['memory.total']} |",
              f"| driver | {about['driver_version']} |", f"| compiled for | {arch} |", f"| commit | {commit} |", f"| date | {date} |",
-             f"| result | {passed} of {len(steps)} steps passed |", "", "| step | result | seconds |", "|---|---|---|"]
+             f"| result | {passed} of {wanted} steps passed{beside} |", "", "| step | result | seconds |", "|---|---|---|"]
     lines += [f"| {name} | {verdict} | {seconds} |" for name, verdict, seconds in steps]
     for file in sorted(results.glob("*.json")):
         lines += ["", f"## {file.stem}", "", "| figure | value | against | ratio | goal | |", "|---|---|---|---|---|---|"]
@@ -71,7 +75,8 @@ def page(results, about, commit, arch, date):
 def self_test():
     with tempfile.TemporaryDirectory() as scratch:
         results = pathlib.Path(scratch)
-        (results / "steps.tsv").write_text("a\tpassed\t3\nb\tfailed with status 1\t4\n")
+        (results / "steps.tsv").write_text(
+            "a\tpassed\t3\nb\tfailed with status 1\t4\nc\tnot built: p\t\nd\tleft out: none here\t\n")
         rows = [{"name": "copy", "value": 5e10, "unit": "B/s", "against": 5.2e10, "ratio": 0.96, "goal": ">= 0.95"},
                 {"name": "late", "value": 0.2, "unit": "s", "against": 0.1, "ratio": 2.5, "goal": "<= 2"},
                 {"name": "alone", "value": 3.0, "unit": "saves", "against": None, "ratio": None, "goal": None}]
@@ -79,7 +84,7 @@ def self_test():
         (results / "bench.md").write_text("| a table |\n")
         about = {"name": "GPU", "driver_version": "1.2", "memory.total": "3 MiB", "compute_cap": "9.0"}
         text = page(results, about, "abc", "sm_90", "2000-01-01")
-        for part in ("| device | GPU, compute capability 9.0, 3 MiB |", "1 of 2 steps passed", "| b | failed with status 1 | 4 |",
+        for part in ("| device | GPU, compute capability 9.0, 3 MiB |", "| 1 of 3 steps passed, 1 not built, 1 left out |", "| c | not built: p |  |", "| b | failed with status 1 | 4 |",
                      "| copy | 50.00 GB/s | 52.00 GB/s | 0.960 | >= 0.95 | met |", "| late | 200.000 ms | 100.000 ms | 2.500 | <= 2 | MISSED |",
                      "| alone | 3 saves |  |  |  |  |", "| a table |", "abc", "2000-01-01"):
             assert part in text, (part, text)
