@@ -924,6 +924,29 @@ TEST_CASE("an exception while an overlapped save is not confirmed: nothing is co
   CHECK(p.keys("manifest").empty());
 }
 
+TEST_CASE("what cannot be noted of restarts harms nothing; on a store that is only read nobody hears of it") {
+  for (const auto id : {error_id::storage_io, error_id::storage_permission}) {
+    place p;
+    training_state t(0, 1, small);
+    t.fill(1);
+    {
+      auto ckpt = p.open();
+      ckpt.save(t.state, 1).wait();
+    }
+    for (const auto kind : {store_call::put_new, store_call::remove, store_call::list})
+      p.faults->add({.kind = kind, .for_ever = true, .key_contains = "restart.", .action = [id](auto) {
+                       cairn::fail(id, "an injected fault");
+                     }});
+    auto ckpt = p.open();
+    CHECK(ckpt.resume(t.state) == 1);
+    ckpt.save(t.state, 2).wait();
+    ckpt.close();
+    CHECK(p.faults->triggered() == 2);
+    CHECK(p.keys("restart.").empty());
+    CHECK(p.open().resume(t.state) == 2);
+  }
+}
+
 TEST_CASE("a checkpointer that is destroyed without close waits for its saves") {
   place p;
   training_state t(0, 1, small);

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -385,4 +386,138 @@ TEST_CASE("a destructor says what it could not know of a last save") {
     }
     CHECK(told.warnings().empty());
   }
+}
+
+namespace {
+/// Runs of one training over one store.
+struct runs {
+  cairn::memory_store store;
+  listener told;
+  model m;
+  cairn::checkpointer_options options = quiet();
+
+  [[nodiscard]] auto open() const { return cairn::checkpointer{store, told, options}; }
+  void save(std::int64_t step) const { open().save(m.state, step).wait(); }
+  /// A run that ends by an exception, after a save of `commits`, where that is a step; where it resumed.
+  std::optional<std::int64_t> crash(std::int64_t commits = -1) const {
+    std::optional<std::int64_t> step;
+    try {
+      auto ckpt = open();
+      step = ckpt.resume(m.state);
+      if (commits >= 0) ckpt.save(m.state, commits).wait();
+      throw std::runtime_error("the loss is no number");
+    } catch (const std::runtime_error&) {
+    }
+    return step;
+  }
+  [[nodiscard]] std::size_t notes() { return store.list("restart.").size(); }
+  [[nodiscard]] std::vector<std::int64_t> passed_over() const {
+    std::vector<std::int64_t> steps;
+    for (const auto& l : *told.lines)
+      if (l.kind == cairn::observation::what::fell_back) steps.push_back(l.step);
+    return steps;
+  }
+};
+using steps = std::vector<std::int64_t>;
+}  // namespace
+
+TEST_CASE("a checkpoint that loads and then ends each run is passed over after max_restarts") {
+  runs r;
+  for (const std::int64_t step : {10, 20, 30}) r.save(step);
+  for (int i = 0; i < 3; ++i) CHECK(r.crash() == 30);
+  CHECK(r.passed_over().empty());
+  CHECK(r.crash() == 20);
+  CHECK(r.passed_over() == steps{30});
+  CHECK(r.open().list() == steps{10, 20, 30});  // it stays as it is
+  SUBCASE("also when a run of the older one has committed, until there is something newer") {
+    CHECK(r.crash(25) == 20);
+    CHECK(r.crash() == 25);  // and not 30
+    CHECK(r.crash(35) == 25);
+    CHECK(r.notes() == 0);
+    CHECK(r.crash() == 35);
+  }
+  SUBCASE("one after the other; when all are, the newest is taken, and that is told") {
+    for (int i = 0; i < 2; ++i) CHECK(r.crash() == 20);
+    for (int i = 0; i < 3; ++i) CHECK(r.crash() == 10);
+    CHECK(r.told.warnings().empty());
+    CHECK(r.crash() == 30);
+    REQUIRE(r.told.warnings().size() == 1);
+    CHECK(has(r.told.warnings()[0], "the newest is taken all the same"));
+  }
+  SUBCASE("within max_fallback") {
+    r.options.max_fallback = 0;
+    CHECK(r.crash() == 30);
+    r.options.max_fallback = 1;
+    for (int i = 0; i < 2; ++i) CHECK(r.crash() == 20);
+    CHECK(r.crash() == 30);
+  }
+  SUBCASE("but not where no other loads: never from zero because of this") {
+    for (const std::int64_t step : {10, 20}) {
+      auto bytes = *r.store.read_all(cairn::manifest_key(step), 1 << 20);
+      bytes[bytes.size() / 2] ^= std::byte{4};
+      r.store.remove(cairn::manifest_key(step));
+      r.store.put_new(cairn::manifest_key(step), bytes);
+    }
+    CHECK(r.crash() == 30);
+  }
+  SUBCASE("unless max_restarts is 0") {
+    r.options.max_restarts = 0;
+    CHECK(r.crash() == 30);
+  }
+}
+
+TEST_CASE("a run that commits, or ends in good order, counts for nothing against its checkpoint") {
+  runs r;
+  r.save(10);
+  for (int i = 0; i < 2; ++i) CHECK(r.crash() == 10);
+  CHECK(r.notes() == 2);
+  {
+    auto ckpt = r.open();
+    CHECK(ckpt.resume(r.m.state) == 10);
+    CHECK(ckpt.resume(r.m.state) == 10);  // is one run
+    CHECK(r.notes() == 3);
+    ckpt.save(r.m.state, 20).wait();
+    CHECK(r.notes() == 0);
+  }
+  for (int i = 0; i < 5; ++i) {
+    auto ckpt = r.open();
+    CHECK(ckpt.resume(r.m.state) == 20);
+    CHECK(r.notes() == 1);
+    if (i % 2 == 0) ckpt.close();
+  }
+  CHECK(r.notes() == 0);
+  CHECK(r.passed_over().empty());
+  for (const auto& warning : r.told.warnings()) FAIL_CHECK(warning);
+}
+
+TEST_CASE("ranks pass over the same checkpoint, and names that are no notes count for nothing") {
+  using notes = cairn::detail::restart_notes<cairn::memory_store>;
+  const cairn::run_id run{1, 2};
+  CHECK(notes::key_of(run, 300) == "restart.00000300.00000000000000010000000000000002");
+  CHECK(notes::step_of(notes::key_of(run, 300)) == 300);
+  CHECK(notes::step_of(notes::key_of(run, INT64_MAX)) == INT64_MAX);
+  for (const char* key : {"restart.", "restart.00000300", "restart.300.00000000000000010000000000000002",
+                          "restart.00000300.0000000000000001000000000000000g",
+                          "restart.-0000300.00000000000000010000000000000002",
+                          "restart.99999999999999999999.00000000000000010000000000000002",
+                          "restart.00000300.00000000000000010000000000000002.x", "xrestart.00000300.0"})
+    CHECK_FALSE(notes::step_of(key).has_value());
+
+  runs r;
+  r.save(10), r.save(20);
+  for (int i = 0; i < 5; ++i) r.store.put_new("restart.00000020.junk" + std::to_string(i), {});
+  for (int i = 0; i < 3; ++i) CHECK(r.crash() == 20);
+  cairn::thread_group group{3};
+  std::vector<std::optional<std::int64_t>> got(3);
+  std::vector<std::thread> ranks;
+  for (int k = 0; k < 3; ++k)
+    ranks.emplace_back([&, k] {
+      model own;
+      cairn::checkpointer ckpt{r.store, group.communicator(k), listener(), quiet()};
+      got[static_cast<std::size_t>(k)] = ckpt.resume(own.state);
+      ckpt.save(own.state, 30).wait();
+    });
+  for (auto& rank : ranks) rank.join();
+  for (const auto& step : got) CHECK(step == 10);
+  CHECK(r.notes() == 5);  // the others' names stay
 }

@@ -119,8 +119,9 @@ class checkpointer {
              "keep_last(0) would keep no checkpoint; leave keep_last out to keep all of them");
     }
     if (settings.patience.count() <= 0 || settings.peer_patience.count() <= 0 || settings.max_fallback < 0 ||
-        settings.max_consecutive_failures < 0 || settings.load_memory == 0 || settings.cached_plans == 0 ||
-        settings.mean_time_between_failures.count() < 0 || settings.predecessor_patience.count() < 0)
+        settings.max_restarts < 0 || settings.max_consecutive_failures < 0 || settings.load_memory == 0 ||
+        settings.cached_plans == 0 || settings.mean_time_between_failures.count() < 0 ||
+        settings.predecessor_patience.count() < 0)
       fail(error_id::usage_bad_option, "a checkpointer option is zero or negative where that means nothing");
     engine_ = std::make_unique<engine_type>(
         StorageType(std::move(first)), take_save_planner(arguments), take_load_planner(arguments),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/retention.hpp>
 #include <cairn/checkpointer/scrubber.hpp>
 #include <cairn/concepts/storage.hpp>
@@ -32,6 +33,7 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
         reader_(std::move(reader)),
         teller_(std::move(observer), rank, options.quiet),
         history_(options.mean_time_between_failures),
+        restarts_(rank, options.read_only ? 0 : options.max_restarts),
         rank_(rank),
         retention_(keep ? keep->count : 0, keep && keep->scrub) {
     if (rank == 0 && keep && keep->scrub) scrubber_.emplace(keep->scrub->bytes_per_second);
@@ -42,6 +44,14 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
   [[nodiscard]] teller<O>& tell() noexcept { return teller_; }
   [[nodiscard]] const save_history& history() const noexcept { return history_; }
 
+  /// For rank 0, when a run resumes and when it ends.
+  [[nodiscard]] std::vector<std::int64_t> worn_out() noexcept {
+    return restarts_.worn_out(*writer_, teller_);
+  }
+  void resumed(const run_id& run, std::int64_t step) noexcept {
+    restarts_.resumed(*writer_, run, step, teller_);
+  }
+  void closed() noexcept { restarts_.closed(*writer_, teller_); }
   /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts.
   void stand_on(std::int64_t step) noexcept {
     if (!retains()) return;
@@ -89,7 +99,10 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
   }
   /// Called once for each save, when it ends.
   void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal) noexcept {
-    if (failure == nullptr) history_.committed(report);
+    if (failure == nullptr) {
+      history_.committed(report);
+      restarts_.committed(*writer_, report.step, teller_);
+    }
     retain(report.step, failure == nullptr, journal);
     std::vector<save_span> spans;
     try {
@@ -193,6 +206,7 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
   Reader reader_;
   teller<O> teller_;
   save_history history_;
+  restart_journal<Writer> restarts_;
   int rank_;
   retention retention_;
   std::optional<scrubber> scrubber_;

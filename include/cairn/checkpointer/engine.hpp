@@ -226,6 +226,7 @@ class engine {
                      "a save had not ended when close() gave up waiting; it goes on until the process ends");
     });
     background_->stop_scrubbing(deadline::in(longest_end));
+    background_->closed();
     if (const auto why = saves_.last_failure(); why != nullptr) std::rethrow_exception(why);
   }
 
@@ -247,6 +248,7 @@ class engine {
       saves_.wait([&](const save_progress&) {
         background_->tell().warned("a save had not ended when its checkpointer was destroyed", nullptr);
       });
+      if (!unwinding) background_->closed();
     } catch (...) {
       background_->tell().warned("while a checkpointer was destroyed", std::current_exception());
     }

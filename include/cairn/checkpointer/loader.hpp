@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/group_loading.hpp>
+#include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/steps_to_resume.hpp>
 
 #include <algorithm>
@@ -47,14 +48,28 @@ class loader {
   template <LoadPlanner Planner>
   std::optional<std::int64_t> resume(Planner& planner, const state_dict& state, const run_id& run,
                                      const std::vector<std::int64_t>* among) {
+    std::vector<std::int64_t> worn_out;
     auto steps = decode_steps(read_once(
-        group_, [&] { return encode_steps(clean_and_list(*background_, run, options_)); }, peers()));
+                                  group_,
+                                  [&] {
+                                    auto listed = clean_and_list(*background_, run, options_);
+                                    if (among != nullptr) return encode_steps(listed);
+                                    return encode_steps(listed, background_->worn_out());
+                                  },
+                                  peers()),
+                              &worn_out);
+    auto avoided = avoid(steps, worn_out);
+    const auto most = static_cast<std::size_t>(options_.max_fallback);
     const auto until = deadline::in(options_.patience);
     std::vector<std::int64_t> passed;
     std::string reasons;
     bool found = false;
-    while (static_cast<int>(passed.size()) <= options_.max_fallback) {
-      const auto step = newest(steps, among, passed);
+    while (passed.size() <= most) {
+      const auto step = newest(steps, among, passed, avoided);
+      if (!avoided.empty() && (!step || passed.size() + avoided.size() > most)) {
+        avoided.clear();  // nothing else loads
+        continue;
+      }
       if (!step) break;
       found = true;
       load_report report;
@@ -63,6 +78,7 @@ class loader {
         background_->stand_on(*step);
         background_->tell().loaded(*step, report.bytes, report.seconds);
         tell_kept(report, *step);
+        if (among == nullptr) background_->resumed(run, *step);
         return *step;
       }
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
@@ -91,13 +107,14 @@ class loader {
 
  private:
   [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_patience); }
-  /// The newest step to try, of those `among`, where given, and not passed over.
+  /// The newest step to try, of those `among`, where given, and neither passed over nor avoided.
   [[nodiscard]] static std::optional<std::int64_t> newest(const std::vector<std::int64_t>& steps,
                                                           const std::vector<std::int64_t>* among,
-                                                          const std::vector<std::int64_t>& passed) {
+                                                          const std::vector<std::int64_t>& passed,
+                                                          const std::vector<std::int64_t>& avoided) {
     const auto has = [](const auto& in, auto s) { return std::find(in.begin(), in.end(), s) != in.end(); };
     for (auto s = steps.rbegin(); s != steps.rend(); ++s)
-      if (!has(passed, *s) && (among == nullptr || has(*among, *s))) return *s;
+      if (!has(passed, *s) && !has(avoided, *s) && (among == nullptr || has(*among, *s))) return *s;
     return std::nullopt;
   }
   /// Whether a load may have failed because the checkpoint was removed; the same on all ranks.
@@ -152,6 +169,22 @@ class loader {
       verdict = {load_outcome::refused, std::current_exception()};
     }
     return verdict;
+  }
+  /// Steps that are tried only when no other loads, as each run that resumed from them ended; tells of them.
+  [[nodiscard]] std::vector<std::int64_t> avoid(const std::vector<std::int64_t>& steps,
+                                                const std::vector<std::int64_t>& worn_out) {
+    auto chosen = choose_avoided(steps, worn_out, static_cast<std::size_t>(options_.max_fallback) + 1);
+    const auto runs = std::to_string(options_.max_restarts);
+    for (const auto step : chosen.newer)
+      background_->tell().fell_back(
+          step, "it loads, but " + runs +
+                    " runs that resumed from it ended without a commit; it stays as it is, so that a save of "
+                    "this step fails (max_restarts = 0 takes it again)");
+    if (chosen.all_worn_out && group_.rank() == 0)
+      background_->tell().warned(runs +
+                                 " runs or more have resumed from each of the newest checkpoints and ended "
+                                 "without a commit: the newest is taken all the same");
+    return std::move(chosen.steps);
   }
   /// What a load left as it was: the first of them by name, and how many.
   void tell_kept(const load_report& report, std::int64_t step) {

@@ -60,6 +60,11 @@ struct checkpointer_options {
   std::chrono::nanoseconds predecessor_patience = std::chrono::seconds(30);
   /// resume() passes over at most so many damaged checkpoints.
   int max_fallback = 3;
+  /// A checkpoint that so many runs resumed from, none of which committed anything after it nor ended in good
+  /// order, is passed over by resume(): it loads, and the run then crashes. It counts for max_fallback, and
+  /// stays as it is; where no other loads, it is taken all the same. 0: never. Not with resume_together, nor
+  /// where nothing is written (read_only).
+  int max_restarts = 3;
   /// Memory that a load uses besides its destinations, in bytes.
   std::uint64_t load_memory = std::uint64_t{256} << 20;
   /// Whether what several ranks want is read once; cairn::read_sharing as an argument overrides this.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -39,19 +40,31 @@ template <class Background>
   return steps;
 }
 
-/// The steps as bytes, for handing on.
-[[nodiscard]] inline std::vector<std::byte> encode_steps(const std::vector<std::int64_t>& steps) {
-  wire_writer out;
+/// Lists of steps as bytes, for handing on.
+inline void put_steps(wire_writer& out, const std::vector<std::int64_t>& steps) {
   out.put(static_cast<std::uint64_t>(steps.size()));
   for (auto s : steps) out.put(s);
+}
+[[nodiscard]] inline std::vector<std::byte> encode_steps(const std::vector<std::int64_t>& steps,
+                                                         const std::vector<std::int64_t>& more = {}) {
+  wire_writer out;
+  put_steps(out, steps), put_steps(out, more);
   return out.take();
 }
-[[nodiscard]] inline std::vector<std::int64_t> decode_steps(std::span<const std::byte> bytes) {
+/// `more`: the second list, where it is wanted.
+[[nodiscard]] inline std::vector<std::int64_t> decode_steps(std::span<const std::byte> bytes,
+                                                            std::vector<std::int64_t>* more = nullptr) {
   try {
     wire_reader in(bytes);
-    std::vector<std::int64_t> steps(in.get_count(sizeof(std::int64_t)));
-    for (auto& s : steps) s = in.get<std::int64_t>();
+    const auto get = [&] {
+      std::vector<std::int64_t> steps(in.get_count(sizeof(std::int64_t)));
+      for (auto& s : steps) s = in.get<std::int64_t>();
+      return steps;
+    };
+    auto steps = get();
+    auto second = get();
     in.finish();
+    if (more != nullptr) *more = std::move(second);
     return steps;
   } catch (const wire_error& e) {
     fail(error_id::peer_bad_message,

@@ -115,6 +115,23 @@ concept LeasingWriter = StorageWriter<W> && requires(W& w, std::int64_t step, de
   { w.lease(step, until) } -> std::same_as<checkpoint_lease>;
 };
 
+/// What a StorageWriter may offer besides: it remembers, from run to run, which of them resumed from which
+/// step and committed nothing since, so that a checkpoint that ends each run is passed over. By rank 0.
+///
+/// - `note_restart(run, step)`: a run goes on from a step; once for both.
+/// - `restarts()`: the step of each such note, ascending.
+/// - `forget_restart(run, step)`: that note does not count any more; no error if there is none.
+/// - `forget_restarts(step)`: those of all runs up to a step; how many are left.
+///
+/// All throw the store's errors.
+template <class W>
+concept NotesRestarts = requires(W& w, run_id run, std::int64_t step) {
+  { w.note_restart(run, step) } -> std::same_as<void>;
+  { w.restarts() } -> std::same_as<std::vector<std::int64_t>>;
+  { w.forget_restart(run, step) } -> std::same_as<void>;
+  { w.forget_restarts(step) } -> std::convertible_to<std::size_t>;
+};
+
 /// How a load reads.
 struct read_options {
   std::uint64_t memory_budget = std::uint64_t{256} << 20;  ///< for bounce buffers, in bytes

@@ -7,6 +7,7 @@
 #include <cairn/storage/checkpoint_keeping.hpp>
 #include <cairn/storage/commit_protocol.hpp>
 #include <cairn/storage/leases.hpp>
+#include <cairn/storage/restart_notes.hpp>
 #include <cairn/storage/safetensors_layout.hpp>
 #include <cairn/storage/shared_files.hpp>
 #include <cairn/storage/shared_mark.hpp>
@@ -183,6 +184,11 @@ class safetensors_writer {
     mark().remove(run);
     marks_.reset();
   }
+  // See NotesRestarts.
+  void note_restart(run_id run, std::int64_t step) { restart_notes().leave(run, step); }
+  [[nodiscard]] std::vector<std::int64_t> restarts() { return restart_notes().steps(); }
+  void forget_restart(run_id run, std::int64_t step) { restart_notes().remove(run, step); }
+  std::size_t forget_restarts(std::int64_t up_to) { return restart_notes().remove_up_to(up_to); }
   void check_space(space_needed needed) { keeping_.check_space(needed.bytes, needed.objects); }
 
  private:
@@ -191,6 +197,9 @@ class safetensors_writer {
   }
   [[nodiscard]] detail::shared_mark<Store> mark() const noexcept {
     return detail::shared_mark<Store>(protocol_.store());
+  }
+  [[nodiscard]] detail::restart_notes<Store> restart_notes() const noexcept {
+    return detail::restart_notes<Store>(protocol_.store());
   }
   using object = decltype(std::declval<Store&>().create(std::string_view{}, std::uint64_t{}));
 

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/storage.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/model/record.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Remembers in the store, from run to run, which checkpoints runs resumed from without getting to a commit:
+/// one that loads and then ends each run at once must not be resumed from for ever. Of rank 0. Nothing where
+/// the storage keeps no such notes, or lets nothing be written; what fails is told and harms nothing. Any
+/// thread.
+template <class Writer>
+class restart_journal {
+ public:
+  /// 0: nothing is noted.
+  restart_journal(int rank, int max_restarts) : most_(rank == 0 ? max_restarts : 0) {}
+
+  /// The steps that `max_restarts` runs or more resumed from since anything was committed after them,
+  /// ascending.
+  template <class Teller>
+  [[nodiscard]] std::vector<std::int64_t> worn_out(Writer& writer, Teller& teller) noexcept {
+    std::vector<std::int64_t> found;
+    if constexpr (NotesRestarts<Writer>)
+      if (most_ > 0)
+        guarded(teller, [&] {
+          auto noted = writer.restarts();
+          const std::lock_guard lock(mutex_);
+          any_ = !noted.empty();
+          if (own_)
+            if (const auto at = std::find(noted.begin(), noted.end(), *own_); at != noted.end())
+              noted.erase(at);
+          for (auto first = noted.begin(); first != noted.end();) {
+            const auto last = std::upper_bound(first, noted.end(), *first);
+            if (last - first >= most_) found.push_back(*first);
+            first = last;
+          }
+        });
+    return found;
+  }
+  /// This run goes on from the step.
+  template <class Teller>
+  void resumed(Writer& writer, const run_id& run, std::int64_t step, Teller& teller) noexcept {
+    if constexpr (NotesRestarts<Writer>)
+      if (most_ > 0)
+        guarded(teller, [&] {
+          const std::lock_guard lock(mutex_);
+          if (own_ == step) return;
+          if (own_) writer.forget_restart(run, *own_);
+          own_.reset();
+          run_ = run;
+          writer.note_restart(run, step);
+          own_ = step, any_ = true;
+        });
+  }
+  /// A checkpoint was committed: what is noted of this step and those before it does not count any more.
+  template <class Teller>
+  void committed(Writer& writer, std::int64_t step, Teller& teller) noexcept {
+    if constexpr (NotesRestarts<Writer>) {
+      const std::lock_guard lock(mutex_);
+      if (!any_) return;
+      guarded(teller, [&] {
+        any_ = writer.forget_restarts(step) != 0;
+        if (own_ && *own_ <= step) own_.reset();
+      });
+    }
+  }
+  /// The run ends in good order, whether or not it has saved anything.
+  template <class Teller>
+  void closed(Writer& writer, Teller& teller) noexcept {
+    if constexpr (NotesRestarts<Writer>) {
+      const std::lock_guard lock(mutex_);
+      if (!own_) return;
+      guarded(teller, [&] { writer.forget_restart(run_, *own_); });
+      own_.reset();
+    }
+  }
+
+ private:
+  template <class Teller, class Body>
+  static void guarded(Teller& teller, Body&& body) noexcept {
+    try {
+      body();
+    } catch (const storage_error& e) {
+      if (e.id() != error_id::storage_permission) tell(teller);  // a store that is only read
+    } catch (...) {
+      tell(teller);
+    }
+  }
+  template <class Teller>
+  static void tell(Teller& teller) noexcept {
+    teller.warned("what is noted of restarts could not be read or written", std::current_exception());
+  }
+
+  std::mutex mutex_;
+  int most_;
+  bool any_ = false;  // the store holds notes, as far as this run knows
+  std::optional<std::int64_t> own_;
+  run_id run_;
+};
+
+/// Of the newest checkpoints, those that resume() tries only when no other loads.
+struct avoided_steps {
+  std::vector<std::int64_t> steps;
+  std::vector<std::int64_t> newer;  ///< of these, those newer than all others, newest first
+  bool all_worn_out = false;        ///< then none is avoided
+};
+/// `steps` ascending, of which at most `most` are tried.
+[[nodiscard]] inline avoided_steps choose_avoided(const std::vector<std::int64_t>& steps,
+                                                  const std::vector<std::int64_t>& worn_out,
+                                                  std::size_t most) {
+  avoided_steps chosen;
+  std::size_t others = 0;
+  for (auto step = steps.rbegin(); step != steps.rend() && most > 0; ++step, --most) {
+    if (std::find(worn_out.begin(), worn_out.end(), *step) == worn_out.end()) {
+      ++others;
+      continue;
+    }
+    chosen.steps.push_back(*step);
+    if (others == 0) chosen.newer.push_back(*step);
+  }
+  if (others == 0 && !chosen.steps.empty()) chosen = {{}, {}, true};
+  return chosen;
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
