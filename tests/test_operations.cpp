@@ -28,6 +28,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <initializer_list>
@@ -418,6 +419,25 @@ TEST_CASE("stop_signal notes number, time and count; the former handlers are not
   CHECK((now.sa_handler == former_handler));
   ::signal(SIGTERM, SIG_DFL);
   REQUIRE(::sigaction(SIGUSR1, &before, nullptr) == 0);
+}
+
+TEST_CASE("a file that appears asks to stop, and is looked for now and then only") {
+  const cairn_test::scratch_directory scratch;
+  const auto path = scratch.path() + "/stop";
+  {
+    const cairn::stop_signal stop({SIGUSR1}, {path, std::chrono::nanoseconds(0)});
+    CHECK_FALSE(stop.requested());
+    std::ofstream(path) << "by hand";
+    CHECK(stop.requested());
+    CHECK(stop.signal() == 0);
+    CHECK(std::filesystem::remove(path));
+    CHECK(stop.requested());  // what was asked for is asked for
+    CHECK(stop.count() == 1);
+  }
+  const cairn::stop_signal seldom({SIGUSR1}, {path, std::chrono::hours(1)});
+  CHECK_FALSE(seldom.requested());
+  std::ofstream(path) << "by hand";
+  CHECK_FALSE(seldom.requested());
 }
 
 TEST_CASE(

@@ -4,6 +4,7 @@
 
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -12,6 +13,7 @@
 #include <initializer_list>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -48,6 +50,14 @@ extern "C" inline void cairn_v1_note_stop_signal(int number) {
 }
 }  // namespace detail
 
+/// A file whose appearance asks a job to stop, for people without the right to send its processes signals.
+struct stop_file {
+  std::string path;
+  /// At most so often requested() looks for it, which costs a system call: on a network file system one to
+  /// the server, which may hang as that does.
+  std::chrono::nanoseconds every = std::chrono::seconds(1);
+};
+
 /// Notes that the system asks this process to stop (the notice before a preemption, the end of its time),
 /// instead of ending it at once, so that training can save first:
 ///
@@ -61,6 +71,8 @@ extern "C" inline void cairn_v1_note_stop_signal(int number) {
 /// - Interrupted system calls go on (SA_RESTART). A second signal is counted and does nothing more: SIGKILL
 /// and SIGQUIT end the process as ever.
 /// - A signal reaches one process; ranks agree with `any_rank`.
+/// - `stop_signal{{SIGTERM}, stop_file{"checkpoints/stop"}}` also looks for a file, in requested(). It is
+/// left where it is: whoever made it removes it before the next start.
 ///
 /// One object in a process at a time. Constructed and destroyed by one thread; the other functions may be
 /// called by any thread, and by signal handlers.
@@ -70,7 +82,8 @@ class stop_signal {
   stop_signal() : stop_signal({SIGTERM}) {}
   /// @throws usage_error (usage_bad_option) if there is another one, no signal is given, or one that cannot
   /// be caught or means a fault of the program.
-  stop_signal(std::initializer_list<int> signals) {
+  stop_signal(std::initializer_list<int> signals) : stop_signal(signals, stop_file{}) {}
+  stop_signal(std::initializer_list<int> signals, stop_file file) : file_(std::move(file)) {
     if (signals.size() == 0) refuse("needs at least one signal", "");
     for (const int number : signals) check(number);
     if (detail::the_stop_state.owned.exchange(true))
@@ -90,8 +103,11 @@ class stop_signal {
   stop_signal& operator=(const stop_signal&) = delete;
   ~stop_signal() { restore(); }
 
-  /// True once one of the signals has come, or request() was called. Costs one load.
-  [[nodiscard]] bool requested() const noexcept { return detail::the_stop_state.count.load() != 0; }
+  /// True once one of the signals has come, request() was called, or the file was seen. Costs one load; with
+  /// a file, the clock too, and a system call now and then: then it is not for signal handlers.
+  [[nodiscard]] bool requested() const noexcept {
+    return detail::the_stop_state.count.load() != 0 || (!file_.path.empty() && sees_file());
+  }
   /// The first signal that came; 0: none.
   [[nodiscard]] int signal() const noexcept { return detail::the_stop_state.first.load(); }
   /// How often one came.
@@ -109,6 +125,15 @@ class stop_signal {
   void request() noexcept { detail::the_stop_state.note(0); }
 
  private:
+  [[nodiscard]] bool sees_file() const noexcept {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+    auto next = next_look_.load();
+    if (now < next || !next_look_.compare_exchange_strong(next, now + file_.every.count())) return false;
+    if (::access(file_.path.c_str(), F_OK) != 0) return false;
+    detail::the_stop_state.note(0);
+    return true;
+  }
+
   struct installed {
     int number;
     struct sigaction before;
@@ -147,6 +172,8 @@ class stop_signal {
   }
 
   std::vector<installed> former_;
+  stop_file file_;
+  mutable std::atomic<std::int64_t> next_look_{INT64_MIN};
 };
 
 }  // namespace v1
