@@ -565,6 +565,66 @@ TEST_CASE(
   CHECK(gpu::live_events() == 0);
 }
 
+TEST_CASE("a save is confirmed when the streams of all its devices wait, and the host where it must") {
+  gpu::reset(3);
+  constexpr std::int64_t count = 300'000;
+  gpu::memory weights(0, count * sizeof(float));
+  gpu::memory moments(1, count * sizeof(float));
+  std::vector<float> table(count, 0.5f);
+  const auto on = [&](gpu::memory& m, int device) {
+    auto view = cairn::contiguous_view(m.bytes().data(), cairn::dtype::f32, {count});
+    view.space = memory_space::device, view.device = device;
+    return view;
+  };
+  std::vector<gpu::stream_type> streams(2);
+  for (int d = 0; d < 2; ++d) {
+    const cairn::cuda::device_in_use<gpu> use(d);
+    REQUIRE(gpu::make_stream(streams[static_cast<std::size_t>(d)]) == gpu::success);
+  }
+  engine_options options;
+  options.compute = {{0, streams[0]}, {1, streams[1]}};
+  const cairn::memory_store store;
+  {
+    cairn::checkpointer checkpoints{
+        store, stager_type({}, engine(options)), cairn::overlapped{},
+        cairn::checkpointer_options{.max_consecutive_failures = 0, .quiet = true}};
+    cairn::state_dict state;
+    state.tensor("moments", on(moments, 1));
+    state.tensor("weights", on(weights, 0));
+    const auto left_out = [](const cairn::save_handle& save) -> std::string {
+      try {
+        if (save.failed()) std::rethrow_exception(save.failure());
+      } catch (const cairn::usage_error& e) {
+        return e.id() == error_id::usage_before_update_missing ? e.fields().item : "another error";
+      }
+      return "none";
+    };
+    auto first = checkpoints.save(state, 1);
+    checkpoints.before_update(streams[0], 0);
+    checkpoints.before_update(streams[0], 0);
+    auto second = checkpoints.save(state, 2);
+    CHECK(left_out(first) == "moments");
+    checkpoints.before_update(streams[1], 1);
+    checkpoints.before_update(streams[0], 0);
+    state.tensor("table", table, {count});
+    auto third = checkpoints.save(state, 3);
+    for (int d = 0; d < 2; ++d) checkpoints.before_update(streams[static_cast<std::size_t>(d)], d);
+    auto fourth = checkpoints.save(state, 4);
+    CHECK(left_out(third) == "table");
+    for (int d = 0; d < 2; ++d) checkpoints.before_update(streams[static_cast<std::size_t>(d)], d);
+    checkpoints.before_update("table");
+    auto fifth = checkpoints.save(state, 5);
+    checkpoints.before_update();
+    checkpoints.close();
+    for (const auto& save : {second, fourth, fifth}) CHECK(left_out(save) == "none");
+    CHECK(fifth.committed());
+  }
+  CHECK(cairn::checkpointer{store, cairn::checkpointer_options{.quiet = true}}.list() ==
+        std::vector<std::int64_t>{2, 4, 5});
+  gpu::synchronize();
+  for (auto s : streams) (void)gpu::destroy_stream(s);
+}
+
 TEST_CASE("memory of a device that changed without before_update fails the last save") {
   gpu::reset(3);
   constexpr std::int64_t count = 300'000;

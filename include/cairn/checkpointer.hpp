@@ -184,9 +184,10 @@ class checkpointer {
 
   /// The same for memory of devices, with a stager that copies it by streams (cuda::pinned_stager): what
   /// `stream` of `device` is given from now on begins after the last save has copied the memory of this
-  /// device. The stream waits, the host does not. Call it for each stream that updates what was saved;
-  /// tensors of the host need before_update(). The thread that saves. @throws storage_error (storage_device),
-  /// timeout_error.
+  /// device. The stream waits, the host does not. Call it for each stream that updates what was saved:
+  /// the save is confirmed when it was called for each device whose memory is copied late, and
+  /// before_update() where memory of the host is. The thread that saves. @throws storage_error
+  /// (storage_device), timeout_error.
   template <class Stream>
     requires StreamOrderedStager<StagerType, Stream>
   void before_update(Stream stream, int device = 0) {

@@ -157,7 +157,7 @@ class engine {
   void before_update(Stream stream, int device) {
     const auto until = deadline::in(options_.patience);
     stager_.before_update(stream, device, until);
-    overlap_.vouch(until);
+    overlap_.vouch(device, until);
   }
 
   load_report load(const state_dict& state, std::int64_t step, load_request request) {
@@ -368,7 +368,7 @@ class engine {
     save.progress->note([&](save_report& r) { r = cost; });
     background_->begun(save.context.step);
     saves_.add(save.progress, deadline::in(longest_save()));
-    if constexpr (Overlapped) overlap_.shut(save.progress, image);
+    if constexpr (Overlapped) overlap_.shut(save.progress, image, save.sources);
     if constexpr (wants_began<ObserverType>) background_->tell().began(save_handle(save.progress));
   }
 

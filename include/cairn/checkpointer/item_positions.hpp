@@ -34,6 +34,7 @@ class item_positions {
   struct part {
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
+    std::uint32_t item = 0;  ///< of the plan
   };
 
   /// O(1) where structure and layout are those of before, O(n log n) for another structure.
@@ -65,7 +66,7 @@ class item_positions {
     auto parts = std::make_shared<std::vector<part>>(first_.back());
     auto next = first_;
     each_late([&](std::size_t name, const item_placement& at) {
-      (*parts)[next[name]++] = {at.begin, at.begin + at.bytes};
+      (*parts)[next[name]++] = {at.begin, at.begin + at.bytes, at.item};
     });
     parts_ = std::move(parts);
     layout_ = layout;

@@ -5,6 +5,7 @@
 #include <cairn/model/list_view.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/source_table.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -29,8 +30,9 @@ class overlap_gate {
     const std::lock_guard lock(mutex_);
     if (save_ == nullptr) items_.learn(state, plan, layout);
   }
-  void shut(std::shared_ptr<save_progress> save, const staged_image& image) {
+  void shut(std::shared_ptr<save_progress> save, const staged_image& image, source_table sources) {
     const std::lock_guard lock(mutex_);
+    sources_ = std::move(sources);
     vouched_.assign(items_.size(), 0);  // reuses its memory
     left_ = items_.late();
     save_ = std::move(save);
@@ -100,11 +102,27 @@ class overlap_gate {
     note_wait(*save, begin);
     return handed_over ? nullptr : save;
   }
-  /// Training has ordered its changes behind the copies by other means, as streams of a device are: confirms
-  /// the save without waiting until all is copied. @throws timeout_error only where changes are looked for.
-  void vouch(deadline until) {
+  /// Training has ordered its changes of the memory of one device behind the copies by other means, as its
+  /// stream does. Confirms the save, without waiting until all is copied, when nothing is left that is copied
+  /// late: memory of other devices, or of the host. O(items). @throws timeout_error only where changes are
+  /// looked for.
+  void vouch(int device, deadline until) {
     const std::lock_guard lock(mutex_);
     if (save_ == nullptr) return;
+    const auto& parts = *items_.parts();
+    for (std::size_t i = 0; i < vouched_.size(); ++i) {
+      if (!items_.is_late(i) || vouched_[i] != 0) continue;
+      const auto own = items_.parts_of({i, i + 1});
+      bool ordered = true;
+      for (auto k = own.first; k < own.last; ++k) {
+        const auto& view = sources_[parts[k].item].view;
+        ordered = ordered && view.space == memory_space::device && view.device == device;
+      }
+      if (!ordered) continue;
+      vouched_[i] = 1;
+      --left_;
+    }
+    if (left_ != 0) return;
     save_->confirm(until);
     open();
   }
@@ -201,13 +219,15 @@ class overlap_gate {
   void open() noexcept {
     save_ = nullptr;
     image_ = staged_image();
+    sources_ = {};
     waiting_.store(false, std::memory_order_release);
   }
 
   mutable std::mutex mutex_;
   item_positions items_;
   std::shared_ptr<save_progress> save_;
-  staged_image image_;                  // whose buffer is not free before the save is confirmed anyway
+  staged_image image_;  // whose buffer is not free before the save is confirmed anyway
+  source_table sources_;
   std::vector<unsigned char> vouched_;  // for each name
   std::size_t left_ = 0;                // names with items that are copied late and were not waited for
   std::atomic<bool> waiting_{false};
