@@ -165,8 +165,10 @@ class telling_engine {
 };
 using telling_stager = cairn::buffered_stager<cairn::heap_memory, telling_engine>;
 
-/// What should not be there after a resume, or nothing. `marks`: whether marks of ended attempts may be.
+/// What should not be there after a resume, or nothing; notes of restarts may be. `marks`: whether marks of
+/// ended attempts may be.
 inline std::string litter(const std::string& root, bool marks) {
+  using notes = cairn::detail::restart_notes<cairn::file_store>;
   cairn::file_store s{root};
   std::set<std::string> named;
   std::set<std::string> set_aside;
@@ -189,6 +191,8 @@ inline std::string litter(const std::string& root, bool marks) {
     const auto key = std::filesystem::relative(file.path(), root).string();
     if (named.count(key) != 0 || set_aside.count(key.substr(0, key.find('/'))) != 0) continue;
     if (marks && key.find("/aborted.") != std::string::npos) continue;
+    if (key.find('/') == std::string::npos && notes::step_of(key))
+      continue;  // of a run that goes on, or was killed
     found += key + " ";
   }
   return found;

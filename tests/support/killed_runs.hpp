@@ -400,6 +400,7 @@ inline cairn::any_checkpointer make_checkpointer(const run_order& order, crossin
                                             .peer_patience = order.patience,
                                             .max_consecutive_failures = 0,
                                             .predecessor_patience = order.predecessor_patience,
+                                            .max_restarts = 1'000'000,  // as often as it is killed
                                             .quiet = true};
   const cairn::keep_last keep(order.keep);
   const cairn::commit_options layout{.ranks_per_file = order.ranks_per_file};

@@ -27,8 +27,15 @@ class restart_notes {
   explicit restart_notes(Store& store) noexcept : store_(store) {}
 
   void leave(const run_id& run, std::int64_t step) { store_.put_new(key_of(run, step), {}); }
-  /// The step of each note, ascending. One listing.
-  [[nodiscard]] std::vector<std::int64_t> steps() const {
+  /// The step of each note, ascending. Unfinished ones, of runs that ended meanwhile, are removed.
+  [[nodiscard]] std::vector<std::int64_t> steps() {
+    for (const auto& key : store_.leftovers(prefix)) {  // of runs that ended while they left one
+      try {
+        store_.discard(key);
+      } catch (const storage_error& e) {
+        if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
+      }
+    }
     std::vector<std::int64_t> found;
     for (const auto& key : list_keys(store_, prefix))
       if (const auto step = step_of(key)) found.push_back(*step);
@@ -45,13 +52,6 @@ class restart_notes {
         store_.remove(key);
       else if (step)
         ++left;
-    }
-    for (const auto& key : store_.leftovers(prefix)) {  // of runs that ended while they left one
-      try {
-        store_.discard(key);
-      } catch (const storage_error& e) {
-        if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
-      }
     }
     return left;
   }
