@@ -547,6 +547,34 @@ TEST_CASE("a run on a bucket: saved, kept, resumed, and one of two jobs commits 
   CHECK((one == large_state(100) || one == large_state(101)));
 }
 
+namespace {
+/// Keeps what is warned of.
+struct warnings {
+  using cairn_role = cairn::role::observer;
+  std::shared_ptr<std::vector<std::string>> texts = std::make_shared<std::vector<std::string>>();
+  void observe(const cairn::observation& what) noexcept {
+    if (what.kind == cairn::observation::what::warning) texts->emplace_back(what.text);
+  }
+};
+}  // namespace
+
+TEST_CASE("a checkpoint that a bucket does not let go stays whole, is told once, and holds up no other") {
+  auto options = strict();
+  options.objects.terms.locked = "step-00000001/";
+  s3::server server{options};
+  warnings told;
+  large_state training(1, 1'000);
+  cairn::checkpointer ckpt{quick(server), cairn::keep_last(1), calm, told};
+  for (std::int64_t step = 1; step <= 4; ++step) ckpt.save(training.state, step).wait();
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1, 4});
+  CHECK(told.texts->size() == 1);
+  CHECK(told.texts->at(0).find("the checkpoint of step 1 would go now and stays") == 0);
+  CHECK(told.texts->at(0).find("an object lock or a legal hold") != std::string::npos);
+  large_state back(0, 1'000);
+  ckpt.load(back.state, 1);
+  CHECK(back == training);
+}
+
 TEST_CASE("a checkpoint of a bucket that somebody reads stays until the lease ends") {
   s3::server server{strict()};
   const auto store = quick(server);

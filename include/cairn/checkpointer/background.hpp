@@ -182,6 +182,12 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
       writer_->remove(step);
       retention_.removed(step);
     } catch (const storage_error& e) {
+      if (e.id() == error_id::storage_permission) {  // a lock perhaps, of this one alone
+        if (!refused_told_.exchange(true))
+          teller_.warned("the checkpoint of step " + std::to_string(step) +
+                         " would go now and stays, others still go: " + e.what());
+        return;
+      }
       if (e.id() != error_id::storage_leased) throw;
       if (retention_.first_lease_of(step))
         teller_.warned("the checkpoint of step " + std::to_string(step) +
@@ -211,6 +217,7 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
   retention retention_;
   std::optional<scrubber> scrubber_;
   std::atomic<bool> unleased_told_{false};
+  std::atomic<bool> refused_told_{false};
   mutable std::mutex mutex_;
   int failures_ = 0;
   std::exception_ptr last_failure_;
