@@ -643,6 +643,31 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a rank that has left is named by the save of the others, long before any deadline") {
+  for (const int left : {0, 1, 2}) {
+    CAPTURE(left);
+    cairn::memory_store store;
+    run_ranks(3, [&](cairn::thread_communicator comm) {
+      const int rank = comm.rank();
+      training t(rank, comm.size());
+      auto patient = quiet;
+      patient.patience = std::chrono::hours(1);
+      cairn::checkpointer ckpt{store, std::move(comm), patient};
+      ckpt.save(t.state, 1).wait();
+      if (rank == left) return;
+      const auto handle = ckpt.save(t.state, 2);
+      try {
+        handle.wait();
+        FAIL("a checkpoint without a rank was committed");
+      } catch (const cairn::error& e) {
+        CHECK_MESSAGE(e.id() == cairn::error_id::peer_lost, e.what());
+        CHECK_MESSAGE(e.fields().rank == left, e.what());
+      }
+    });
+    CHECK(cairn::checkpointer{store, quiet}.list() == std::vector<std::int64_t>{1});
+  }
+}
+
 TEST_CASE("ranks that do not see one store are refused before a byte is written") {
   std::vector<cairn::memory_store> stores(3);
   std::atomic<int> refused{0};

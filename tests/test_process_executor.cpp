@@ -169,6 +169,11 @@ void check_good_or_skipped(::pid_t child, const char* why) {
     CHECK(status == 0);
 }
 
+// A rank whose trainer is gone may have a worker that writes on: a save does not end for that.
+static_assert(!cairn::EndsWithProcess<cairn::process_executor>);
+static_assert(cairn::EndsWithProcess<cairn::thread_executor> &&
+              cairn::EndsWithProcess<cairn::inline_executor>);
+
 struct shared_env {
   static constexpr bool digests = true;
   [[nodiscard]] cairn::shared_stager make() const { return {}; }

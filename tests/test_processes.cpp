@@ -953,6 +953,51 @@ TEST_CASE("32 processes save and load, two resume, then one") {
   check_all_told(ends, 2, "peer.lost 2");
 }
 
+TEST_CASE("a rank that dies before its part is written is named by the save, long before any deadline") {
+  const nothing_left after;
+  for (const int victim : {0, 1, 2}) {
+    CAPTURE(victim);
+    const scratch_directory directory;
+    process_ranks three(3);
+    three.kill_at(victim, "save");
+    const auto job = job_name();
+    const auto ends = three.run([&](rank_process& me) {
+      cairn::checkpointer ckpt{cairn::file_store{directory.path()}, join(job, me),
+                               cairn::checkpointer_options{
+                                   .patience = std::chrono::hours(1), .peer_patience = 60s, .quiet = true}};
+      training_state model(me.rank(), me.size());
+      model.fill(1);
+      ckpt.save(model.state, 1).wait();
+      me.point("save");
+      // The plan is there: no message tells who is gone.
+      const auto save = ckpt.save(model.state, 2);
+      me.say(outcome_of([&] { save.wait(); }));
+    });
+    check_all_told(ends, victim, "peer.lost " + std::to_string(victim));
+    process_ranks one(1);
+    expect_good(train(one, directory.path(), [](rank_process&, auto& ckpt, training_state& model) {
+      expect(ckpt.resume(model.state) == 1, "another checkpoint than the one before was loaded");
+    }));
+  }
+}
+
+TEST_CASE("a process that changes its state alone is named on all others, and all go on together") {
+  const nothing_left after;
+  const scratch_directory directory;
+  process_ranks three(3);
+  expect_good(train(three, directory.path(), [](rank_process& me, auto& ckpt, training_state& model) {
+    model.fill(1);
+    ckpt.save(model.state, 1).wait();
+    training_state other(me.rank(), me.size());
+    int odd = 0;
+    if (me.rank() == 1) other.state.value("odd", odd);
+    expect(outcome_of([&] { ckpt.save(other.state, 2).wait(); }) == "plan.disagreement 1", "another outcome");
+    expect(ckpt.list() == std::vector<std::int64_t>{1}, "another list");
+    model.state.value("more", odd);
+    ckpt.save(model.state, 3).wait();
+  }));
+}
+
 TEST_CASE("32 processes fill 8 files, which two load") {
   const nothing_left after;
   const scratch_directory directory;

@@ -70,6 +70,8 @@ class engine {
     std::array<std::byte, 16> word;
     std::memcpy(word.data(), bytes.data(), word.size());
     group_.set_run(word);
+    if constexpr (KnowsLostPeers<CommunicatorType> && EndsWithProcess<ExecutorType>)
+      peers_ = group_.communicator().watch_peers();
   }
 
   [[nodiscard]] int rank() const { return group_.rank(); }
@@ -105,7 +107,7 @@ class engine {
     save.progress = std::make_shared<save_progress>(step);
     save.progress->set_place(rank(), place_of(step));
     save.context = {
-        run_, step, attempt_of(run_, step, save_count_), 0, rank(), world_size(), options_.patience};
+        run_, step, attempt_of(run_, step, save_count_), 0, rank(), world_size(), options_.patience, peers_};
     overlap_.give_up(deadline::in(options_.patience));
     if (options_.when_busy == busy_policy::skip && any_rank(saves_.any())) {
       save.progress->set_skipped();
@@ -523,6 +525,7 @@ class engine {
   [[no_unique_address]] load_planner_member load_planner_;
   collectives<CommunicatorType> group_;
   run_id run_;
+  std::shared_ptr<const peer_watch> peers_;  // null where a rank's save may outlive its process
   std::uint64_t save_count_ = 0;
   bool closed_ = false;
   bool probed_ = false;

@@ -69,6 +69,8 @@ class shared_memory_communicator {
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
     return self().receive(from, until);
   }
+  // See KnowsLostPeers.
+  [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const { return self().watch(); }
 
  private:
   [[nodiscard]] detail::shared_rank& self() const {
@@ -79,7 +81,7 @@ class shared_memory_communicator {
   std::unique_ptr<detail::shared_rank> self_;
 };
 
-static_assert(Communicator<shared_memory_communicator>);
+static_assert(KnowsLostPeers<shared_memory_communicator>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -52,6 +52,9 @@ class shared_rank {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return world_->size(); }
+  [[nodiscard]] std::shared_ptr<const peer_watch> watch() const {
+    return std::make_shared<shared_watch>(world_, rank_);
+  }
 
   void send(int to, std::span<const std::byte> bytes, deadline until) {
     check(to);
@@ -175,12 +178,7 @@ class shared_rank {
     return l.lost;
   }
   [[nodiscard]] bool sits(int peer, bool ask) const noexcept {
-    const auto& theirs = world_->slot(peer);
-    if (theirs.state.load() != rank_state::attached) return false;
-    // The kernel does not show a process its own locks; a thread does not die alone.
-    const auto mine = world_->slot(rank_).process.load();
-    if (!ask || (mine != 0 && theirs.process.load() == mine)) return true;
-    return world_->seat_is_held(peer);
+    return shared_watch::sits(*world_, rank_, peer, ask);
   }
 
   /// Runs what looks at a ring of a pair; what is impossible there breaks the pair.
@@ -252,7 +250,7 @@ class shared_rank {
 
   void gather(int size, std::size_t ring_bytes) {
     host_.emplace(job_, until_);
-    world_.emplace(size, ring_bytes);
+    world_ = std::make_shared<shared_world>(size, ring_bytes);
     world_->slot(0).process = static_cast<std::int32_t>(::getpid());
     seat_.emplace(*world_, rank_);
     const auto admit = [&](const meeting_hello& hello, std::int32_t process) {
@@ -300,7 +298,7 @@ class shared_rank {
 
   void join(int size) {
     auto place = ask_in(job_, rank_, size, until_);
-    world_.emplace(std::move(place.memory), size);
+    world_ = std::make_shared<shared_world>(std::move(place.memory), size);
     seat_.emplace(*world_, rank_);
     static_cast<void>(::send(place.connection.get(), "!", 1, MSG_NOSIGNAL));
     place.connection.close();
@@ -349,7 +347,7 @@ class shared_rank {
   int rank_;
   deadline until_;
   std::optional<meeting_host> host_;
-  std::optional<shared_world> world_;
+  std::shared_ptr<shared_world> world_;
   std::optional<seat> seat_;
   std::vector<lane_state> lanes_;
 };

@@ -4,6 +4,7 @@
 #include <cairn/comm/job_meeting.hpp>
 #include <cairn/comm/message_ring.hpp>
 #include <cairn/model/event_word.hpp>
+#include <cairn/model/peer_watch.hpp>
 #include <cairn/model/shared_segment.hpp>
 
 #include <fcntl.h>
@@ -19,6 +20,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <span>
 #include <string>
@@ -200,6 +202,27 @@ class shared_world {
   file_descriptor file_;
   world_layout layout_;
   boost::interprocess::mapped_region region_;
+};
+
+/// Who of the ranks is gone, for one of them.
+class shared_watch final : public peer_watch {
+ public:
+  shared_watch(std::shared_ptr<const shared_world> world, int self) noexcept
+      : world_(std::move(world)), self_(self) {}
+  [[nodiscard]] bool is_gone(int rank) const noexcept override { return !sits(*world_, self_, rank, true); }
+  /// Whether a rank lives and has not left, as `self` sees it. `ask`: the kernel, too.
+  [[nodiscard]] static bool sits(const shared_world& world, int self, int rank, bool ask) noexcept {
+    const auto& theirs = world.slot(rank);
+    if (theirs.state.load() != rank_state::attached) return false;
+    // The kernel does not show a process its own locks; a thread does not die alone.
+    const auto mine = world.slot(self).process.load();
+    if (!ask || (mine != 0 && theirs.process.load() == mine)) return true;
+    return world.seat_is_held(rank);
+  }
+
+ private:
+  const std::shared_ptr<const shared_world> world_;
+  const int self_;
 };
 
 /// A rank's place in the world, from now on until it is destroyed; then the others see that the rank has

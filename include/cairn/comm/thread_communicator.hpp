@@ -78,6 +78,8 @@ class thread_world {
     target.arrived.notify_all();
   }
 
+  [[nodiscard]] bool is_lost(int rank) const noexcept { return at(rank).lost; }
+
   [[nodiscard]] borrowed_message receive(int self, int from, deadline until) {
     box& own = at(self);
     const box& sender = at(from);
@@ -113,9 +115,18 @@ class thread_world {
     std::atomic<bool> lost = false;  ///< written under the mutex, read by those who wait for this rank
   };
 
-  [[nodiscard]] box& at(int rank) noexcept { return *boxes_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] box& at(int rank) const noexcept { return *boxes_[static_cast<std::size_t>(rank)]; }
 
   std::vector<std::unique_ptr<box>> boxes_;
+};
+
+class thread_watch final : public peer_watch {
+ public:
+  explicit thread_watch(std::shared_ptr<const thread_world> world) noexcept : world_(std::move(world)) {}
+  [[nodiscard]] bool is_gone(int rank) const noexcept override { return world_->is_lost(rank); }
+
+ private:
+  std::shared_ptr<const thread_world> world_;
 };
 
 }  // namespace detail
@@ -159,6 +170,10 @@ class thread_communicator {
     return {bytes.begin(), bytes.end()};
   }
 
+  // See KnowsLostPeers.
+  [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const {
+    return std::make_shared<detail::thread_watch>(world_);
+  }
   // See LendingCommunicator.
   void lend(int to, const lent_message& message, deadline until) {
     if (message.data == nullptr || message.size > max_message_bytes) return send(to, message.view(), until);
@@ -182,7 +197,7 @@ class thread_communicator {
   int rank_;
 };
 
-static_assert(LendingCommunicator<thread_communicator>);
+static_assert(LendingCommunicator<thread_communicator> && KnowsLostPeers<thread_communicator>);
 
 /// Ranks that are threads of one process.
 ///

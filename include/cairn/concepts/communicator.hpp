@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/deadline.hpp>
+#include <cairn/model/peer_watch.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -62,6 +63,15 @@ concept LendingCommunicator =
       { c.lend(peer, message, until) } -> std::same_as<void>;
       { c.borrow(peer, until) } -> std::same_as<borrowed_message>;
     };
+
+/// What a Communicator may offer besides, where it knows at once that a peer is gone.
+///
+/// - `watch_peers()`: tells that to any thread, see peer_watch. A save that waits for the part of such a rank
+/// ends then, where the part cannot come from a process of its own.
+template <class C>
+concept KnowsLostPeers = Communicator<C> && requires(const C& k) {
+  { k.watch_peers() } -> std::convertible_to<std::shared_ptr<const peer_watch>>;
+};
 
 }  // namespace v1
 }  // namespace cairn

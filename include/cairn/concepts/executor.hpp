@@ -25,5 +25,10 @@ concept Executor =
       { e.drain(until) } -> std::same_as<bool>;
     };
 
+/// What an Executor may say besides, as `static constexpr bool jobs_end_with_process = true`: a job that has
+/// not ended when the process of its rank ends, never will. The other ranks need not wait for it then.
+template <class E>
+concept EndsWithProcess = requires { requires E::jobs_end_with_process; };
+
 }  // namespace v1
 }  // namespace cairn

@@ -16,6 +16,7 @@ class inline_executor {
   using cairn_role = role::executor;
   template <class Writer>
   static constexpr bool accepts = true;
+  static constexpr bool jobs_end_with_process = true;
   /// Says that submit() runs the job before it returns.
   static constexpr bool runs_in_caller = true;
 

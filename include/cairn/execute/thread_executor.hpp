@@ -66,6 +66,7 @@ class thread_executor {
   using cairn_role = role::executor;
   template <class Writer>
   static constexpr bool accepts = true;
+  static constexpr bool jobs_end_with_process = true;
   static constexpr bool runs_in_caller = false;
 
   thread_executor() : thread_executor(thread_executor_options()) {}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/metadata.hpp>
+#include <cairn/model/peer_watch.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/staged_image.hpp>
@@ -13,7 +14,7 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What identifies one rank's part of one save. Plain data.
+/// What identifies one rank's part of one save. Plain data, but for `peers`.
 struct save_context {
   run_id run;
   std::int64_t step = 0;
@@ -23,6 +24,9 @@ struct save_context {
   std::int32_t rank = 0;
   std::int32_t world_size = 1;
   std::chrono::nanoseconds patience = std::chrono::minutes(30);  ///< for writing, and again for the commit
+  /// Which ranks are gone, where that is known and means that their part will never come; null: nobody
+  /// knows. Of this process: it does not go to a worker, as a rank's worker may live on.
+  std::shared_ptr<const peer_watch> peers = nullptr;
 
   /// How long the other ranks wait for the coordinator's word once their part is written: it may still be
   /// writing, and then waits for records, `patience` each; so that it is the coordinator that gives up first,

@@ -240,6 +240,12 @@ inline void identify(record& r, const save_context& c) noexcept {
            " errors",
        {.rank = missing.front()});
 }
+[[noreturn]] inline void fail_gone(const save_context& c, list_view<const std::int32_t> gone) {
+  fail(error_id::peer_lost,
+       "step " + std::to_string(c.step) + " was not committed: " + ranks_text(gone) +
+           (gone.size() == 1 ? " is gone, and its part" : " are gone, and their part") + " was not written",
+       {.rank = gone.front()});
+}
 /// @throws plan_error naming those of `ranks` whose record is not of this save or plan.
 inline void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,
                             list_view<const record_header> headers) {

@@ -192,6 +192,7 @@ class commit_protocol {
         if (!stood) stood = store_->size(record_key(c.step, c.rank, c.attempt, placement(c))).has_value();
         if (stood) objects_.check_record(c, placement(c));
       }
+      end_if_coordinator_is_lost(c, key);
       if (!pause.wait(until))
         fail(error_id::timeout_commit,
              "the coordinator neither committed nor aborted the checkpoint in time; look for its errors",
@@ -218,6 +219,13 @@ class commit_protocol {
   }
 
  private:
+  /// @throws peer_error (peer_lost); what ended the attempt
+  void end_if_coordinator_is_lost(const save_context& c, const std::string& key) const {
+    if (c.peers == nullptr || !c.peers->is_gone(0)) return;
+    // What it did before it was gone, a look that begins now sees.
+    objects_.throw_if_aborted(c.step, c.attempt);
+    if (!store_->size(key)) detail::fail_gone(c, std::vector<std::int32_t>{0});
+  }
   [[nodiscard]] bool large(const save_context& c) const noexcept { return c.world_size > block_ranks(c); }
   [[nodiscard]] std::int32_t block_ranks(const save_context& c) const noexcept {
     return detail::block_ranks_of(options_, c.world_size);

@@ -182,6 +182,7 @@ class record_collection {
       if (missing_.empty()) return std::move(headers_);
       objects_.check_open(c_);
       if (poll % polls_for_own_record == polls_for_own_record - 1) objects_.check_record(c_, place_);
+      end_if_lost();
       if (pause.wait(until)) continue;
       if (block_ranks_ != 0) {
         take(listed());
@@ -193,6 +194,20 @@ class record_collection {
   }
 
  private:
+  /// @throws peer_error (peer_lost) where the part of a rank will never come.
+  void end_if_lost() {
+    if (c_.peers == nullptr || !ask_for_peers_.passed()) return;
+    ask_for_peers_ = deadline::in(std::chrono::milliseconds(20));
+    std::vector<std::int32_t> gone;
+    for (const auto rank : missing_)
+      if (c_.peers->is_gone(rank)) gone.push_back(rank);
+    if (gone.empty()) return;
+    // What they did before they were gone, a look that begins now sees.
+    take(gone.size() < most_misses ? probe_records(store_, c_, place_, gone) : listed());
+    std::erase_if(gone,
+                  [&](auto rank) { return !std::binary_search(missing_.begin(), missing_.end(), rank); });
+    if (!gone.empty()) fail_gone(c_, gone);
+  }
   [[nodiscard]] std::vector<std::int32_t> there_in_small_world(std::uint64_t poll) const {
     // Listings of network file systems may be old: now and then the names themselves are asked for.
     if (missing_.size() <= most_misses || poll % 16 == 15) {
@@ -295,6 +310,7 @@ class record_collection {
   std::vector<std::int32_t> missing_;  ///< ascending
   std::vector<std::int32_t> blocks_;   ///< first ranks of those that did not appear yet, ascending
   std::vector<record_header> headers_;
+  deadline ask_for_peers_ = deadline::in(std::chrono::nanoseconds(0));
   bool damaged_ = false;  ///< an object of a block was of no use
 };
 
