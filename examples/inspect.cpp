@@ -115,7 +115,7 @@ bool print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
   const cairn::manifest& m = checkpoint.manifest();
   const auto wanted = [&](const auto& item) { return cairn::is_wanted(patterns, item.name); };
   if (!patterns.empty() && std::none_of(m.content.items.begin(), m.content.items.end(), wanted))
-    return std::fprintf(stderr, "inspect: no item of step %lld matches --items\n",
+    return std::fprintf(stderr, "%s: no item of step %lld matches --items\n", tools::program_name(),
                         static_cast<long long>(step)),
            false;
   std::printf("%s\nrun %s, attempt %016llx\n\nitems\n", summary(m).c_str(), cairn::to_string(m.run).c_str(),
@@ -153,7 +153,7 @@ exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps) 
       const auto found = tools::status_of(error);
       status = tools::worse(status, found);
       std::fflush(stdout);
-      std::fprintf(stderr, "inspect: step %lld %s: %s\n", static_cast<long long>(step),
+      std::fprintf(stderr, "%s: step %lld %s: %s\n", tools::program_name(), static_cast<long long>(step),
                    found == tools::damaged ? "is damaged" : "cannot be read", error.what());
     }
     std::fflush(stdout);
@@ -166,12 +166,12 @@ exit_status inspect(const inspect_options& options) {
     std::error_code unknown;
     const auto there = std::filesystem::status(*directory, unknown).type();
     if (there == std::filesystem::file_type::not_found && !options.watch) {
-      std::fprintf(stderr, "inspect: %s does not exist\n", options.url.c_str());
+      std::fprintf(stderr, "%s: %s does not exist\n", tools::program_name(), options.url.c_str());
       return tools::nothing_there;
     }
     if (there == std::filesystem::file_type::regular) {
-      std::fprintf(stderr, "inspect: %s is a file; give the directory that holds the checkpoints\n",
-                   options.url.c_str());
+      std::fprintf(stderr, "%s: %s is a file; give the directory that holds the checkpoints\n",
+                   tools::program_name(), options.url.c_str());
       return tools::wrong_options;
     }
   }
@@ -184,7 +184,7 @@ exit_status inspect(const inspect_options& options) {
   auto steps = reader.list();
   if (options.step >= 0) steps = {options.step};
   if (steps.empty()) {
-    std::fprintf(stderr, "inspect: there is no checkpoint in %s\n", options.url.c_str());
+    std::fprintf(stderr, "%s: there is no checkpoint in %s\n", tools::program_name(), options.url.c_str());
     return tools::nothing_there;
   }
   if (!one) return verify(reader, steps);
@@ -201,7 +201,7 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Shows what a store of checkpoints holds. Without options: a line for each checkpoint. Changes "
       "nothing.",
-      "inspect"};
+      tools::program_name()};
   app.footer(
       std::string(tools::url_help) +
       "Exit status: 0 all is well; 1 another failure; 2 wrong options; 3 nothing there: no directory, no\n"
@@ -251,11 +251,11 @@ int main(int argc, char** argv) {
     return inspect(options);
   } catch (const cairn::error& error) {
     std::fflush(stdout);
-    std::fprintf(stderr, "inspect: %s\n", error.what());
+    std::fprintf(stderr, "%s: %s\n", tools::program_name(), error.what());
     return tools::status_of(error);
   } catch (const std::exception& error) {
     std::fflush(stdout);
-    std::fprintf(stderr, "inspect: %s\n", error.what());
+    std::fprintf(stderr, "%s: %s\n", tools::program_name(), error.what());
     return tools::failed;
   }
 }

@@ -323,9 +323,27 @@ def check_export(root, directory, server):
     run(EXPORT, directory, root + "/none", "--items", "nothing", status=NOTHING_THERE)
 
 
+def check_installation(root):
+    """Installed under names that say whose they are, which they call themselves, with manual pages."""
+    build = os.path.dirname(os.path.dirname(INSPECT))
+    subprocess.run(["cmake", "--install", build, "--component", "cairn_tools", "--prefix", root + "/prefix"], check=True,
+                   stdout=subprocess.DEVNULL)
+    names = ["cairn-" + name for name in ("copy", "doctor", "export", "inspect", "verify")]
+    assert sorted(os.listdir(root + "/prefix/bin")) == names, os.listdir(root + "/prefix/bin")
+    for name in names:
+        program = f"{root}/prefix/bin/{name}"
+        expect(run(program, "--help"), rf"(?m)^Usage: {name} ")
+        page = open(f"{root}/prefix/share/man/man1/{name}.1", encoding="utf-8").read()
+        expect(page, rf"(?m)\A\.TH {name.upper()} 1 ")
+        expect(page, r"(?m)^Usage: ")
+    said = subprocess.run([root + "/prefix/bin/cairn-inspect", root + "/nowhere"], stderr=subprocess.PIPE, text=True, check=False)
+    expect(said.stderr, r"^cairn-inspect: .*/nowhere does not exist$")
+
+
 def main():
     server = Server()
     with tempfile.TemporaryDirectory() as root:
+        check_installation(root)
         check_options(root)
         check_doctor(root, server)
         directory = check_training(root, server)

@@ -235,7 +235,8 @@ inline exit_status watch(const std::string& url, store_type& store, reader_type&
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
   if (options.until && !watching.reached()) {
-    std::fprintf(stderr, "inspect: step %lld was not reached\n", static_cast<long long>(*options.until));
+    std::fprintf(stderr, "%s: step %lld was not reached\n", tools::program_name(),
+                 static_cast<long long>(*options.until));
     return tools::not_reached;
   }
   return watching.saw_damage() ? tools::damaged : tools::fine;

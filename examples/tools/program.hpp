@@ -15,6 +15,7 @@ namespace tools {
 /// line on standard error and a status.
 template <class Body>
 int run_program(CLI::App& app, int argc, char** argv, Body body) {
+  app.name(program_name());
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -4,12 +4,18 @@
 #include <cairn/model/error.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 #include <string_view>
 
 namespace tools {
+
+/// What the user called: `inspect`, or `cairn-inspect` where it is installed.
+inline const char* program_name() noexcept {
+  return program_invocation_short_name;
+}
 
 /// The exit status. Scripts rely on the numbers: they do not change.
 enum exit_status : int {
