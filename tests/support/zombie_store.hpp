@@ -9,6 +9,9 @@
 #include <cairn/storage/manifest_format.hpp>
 #include <cairn/storage/names.hpp>
 
+#include <sched.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -62,6 +65,7 @@ class zombie_world {
 
   /// Runs clients to their ends, one at a time; then what is under way takes effect, or never does.
   void run(std::vector<std::function<void()>> bodies) {
+    const one_cpu for_all;
     clients_.clear();
     for (std::size_t i = 0; i < bodies.size(); ++i) clients_.push_back(std::make_unique<client>());
     running_ = bodies.size();
@@ -171,6 +175,19 @@ class zombie_world {
     bool ended = false;
     bool dead = false;
     std::map<std::string, std::uint64_t, std::less<>> unseen;
+  };
+  /// Only one goes on at a time: on one CPU they take turns soonest.
+  struct one_cpu {
+    one_cpu() {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(::sched_getcpu(), &one);
+      if (::sched_getaffinity(0, sizeof before, &before) == 0) ::sched_setaffinity(0, sizeof one, &one);
+    }
+    ~one_cpu() { ::sched_setaffinity(0, sizeof before, &before); }
+    one_cpu(const one_cpu&) = delete;
+    one_cpu& operator=(const one_cpu&) = delete;
+    cpu_set_t before = {};
   };
   struct late_request {
     std::function<void()> effect;

@@ -100,7 +100,8 @@ class attempt_ending {
     if (marked_ && !fenced_) {
       const auto stands = committed();
       if (!stands) return false;
-      if (*stands) return take_back_mark();
+      // The mark stays: others may rely on it, and readers see that the checkpoint is whole.
+      if (*stands) return true;
       fenced_ = true;
     }
     if (fenced_) removed_ = remove();
@@ -149,8 +150,7 @@ class attempt_ending {
     // large world the mark is seen sooner than the record.
     if (marked_ || fenced_ || (told_ && !c_.coordinator() && !large())) return;
     const bool of_rank = (told_ && large()) || place_.shared();
-    own_mark_ = marked_ =
-        objects_.mark(c_.step, c_.attempt, of_rank ? failure_of_rank(failure_, c_.rank) : failure_);
+    marked_ = objects_.mark(c_.step, c_.attempt, of_rank ? failure_of_rank(failure_, c_.rank) : failure_);
   }
   /// Publishes the failure as this rank's record, unless it has one.
   void report() {
@@ -173,11 +173,6 @@ class attempt_ending {
       told_ = decode_record_header(bytes, key).failed;
     } catch (...) {
     }
-  }
-  /// The checkpoint was committed before the mark came: that says nothing then.
-  [[nodiscard]] bool take_back_mark() {
-    if (!own_mark_) return true;
-    return remove(aborted_key(c_.step, c_.attempt));
   }
   /// Where nothing at all can be written, the coordinator still sees that its record is gone. @pre unnamed()
   void signal() {
@@ -237,10 +232,9 @@ class attempt_ending {
   save_context c_;
   std::exception_ptr failure_;
   attempt_knowledge known_;
-  bool told_ = false;      ///< this rank's record is its failure
-  bool marked_ = false;    ///< the attempt is marked as ended
-  bool own_mark_ = false;  ///< by this
-  bool fenced_ = false;    ///< nothing of the attempt is, or can be, committed
+  bool told_ = false;    ///< this rank's record is its failure
+  bool marked_ = false;  ///< the attempt is marked as ended
+  bool fenced_ = false;  ///< nothing of the attempt is, or can be, committed
   bool removed_ = false;
 };
 

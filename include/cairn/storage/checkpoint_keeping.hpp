@@ -113,8 +113,8 @@ class checkpoint_keeping {
     for (const auto& o : objects_.objects_of(step)) {
       if (o.own && o.name.kind == object_kind::manifest) continue;
       if (o.is_file() && (o.name.attempt == standing || !ended(o))) continue;
-      if (o.is_mark() && o.name.attempt != standing && (may_be_late(attempts, o.name.attempt) || !ended(o)))
-        continue;
+      // Others may rely on a mark; clean() knows when it is needed no more.
+      if (o.is_mark() && o.name.attempt != removed) continue;
       store_->remove(o.key);
     }
     (void)discard_leftovers(step_directory(step) + "/", nullptr);
@@ -240,12 +240,6 @@ class checkpoint_keeping {
         ++at->files;
     }
   }
-  /// Whether somebody may still write for an attempt that was seen so: then its mark is needed.
-  [[nodiscard]] static bool may_be_late(const std::vector<detail::seen_attempt>& attempts,
-                                        std::uint64_t attempt) {
-    return std::any_of(attempts.begin(), attempts.end(),
-                       [&](const auto& a) { return a.attempt == attempt && (!a.marked || a.files != 0); });
-  }
   /// What an unfinished object that names its attempt, one of data or a record, belongs to.
   [[nodiscard]] static std::optional<save_attempt> attempt_of_unfinished(const std::string& key) {
     const auto about = detail::unfinished_object(key);
@@ -275,7 +269,7 @@ class checkpoint_keeping {
     if (bytes) {
       try {
         const auto m = decode_manifest(*bytes, key);
-        return m.step == step ? remove_unnamed(step, m) : 0;  // another's names nothing here
+        return m.step == step ? remove_unnamed(step, m, run) : 0;  // another's names nothing here
       } catch (const corrupt_error&) {
         return 0;
       }
@@ -290,15 +284,13 @@ class checkpoint_keeping {
     add_begun(attempts, begun, std::nullopt);
     const auto own =
         std::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
+    std::vector<std::uint64_t>
+        ended;  // what was told as not marked may come to be later: too late for the look
     for (const auto& a : attempts)
-      if (!a.marked) (void)objects_.mark(step, a.attempt, detail::superseded(step, run));
+      if (a.marked || objects_.mark(step, a.attempt, detail::superseded(step, run)))
+        ended.push_back(a.attempt);
     if (store_->size(key)) return 0;
-    for (const auto& o : objects_.objects_of(step)) {
-      const bool ended = std::any_of(attempts.begin(), attempts.end(),
-                                     [&](const auto& a) { return a.attempt == o.name.attempt; });
-      if (o.is_file() && ended && store_->size(aborted_key(step, o.name.attempt)))
-        store_->remove(o.key), ++removed;
-    }
+    removed += objects_.remove_files(step, ended);
     // For writers that are late, a mark that another run made stays until the run after that one, and until
     // there is a newer checkpoint: nothing older is ever taken for the newest.
     const auto is_needed = [&](const auto& a) {
@@ -312,20 +304,16 @@ class checkpoint_keeping {
       if (o.is_claim() && own == 0) store_->remove(o.key), ++removed;
     return removed;
   }
-  std::uint64_t remove_unnamed(std::int64_t step, const manifest& m) const {
+  std::uint64_t remove_unnamed(std::int64_t step, const manifest& m, const run_id& run) const {
     std::map<std::pair<std::uint64_t, std::int32_t>, std::uint32_t> files;  // of an attempt's ranks
     for (const auto& r : m.records)
       if (r.step == step) files[{r.attempt, r.rank}] = r.files;
-    std::uint64_t removed = 0;
-    for (const auto& o : objects_.objects_of(step)) {
-      if ((o.own && o.name.kind == object_kind::manifest) || o.is_set_aside()) continue;
+    return objects_.remove_beside(step, m.attempt, detail::superseded(step, run), [&](const auto& o) {
+      if ((o.own && o.name.kind == object_kind::manifest) || o.is_set_aside()) return false;
       const auto named = files.find({o.name.attempt, o.name.rank});
-      if (o.is_file() && named != files.end() &&
-          (o.name.kind != object_kind::data || o.name.index < named->second))
-        continue;
-      store_->remove(o.key), ++removed;
-    }
-    return removed;
+      return !o.is_file() || named == files.end() ||
+             (o.name.kind == object_kind::data && o.name.index >= named->second);
+    });
   }
   /// True if an attempt belongs to a run.
   [[nodiscard]] bool is_of(const run_id& run, std::int64_t step, std::uint64_t attempt,

@@ -141,7 +141,7 @@ class commit_protocol {
     }
     attempts_->end(c);
     try {
-      remove_foreign(c.step, c.attempt);
+      remove_foreign(c);
     } catch (...) {  // the checkpoint exists; clean() removes what is left
     }
   }
@@ -162,7 +162,7 @@ class commit_protocol {
     end_other_attempts(c, m.placement, until);
     publish_manifest(c, manifest_bytes, m.placement, 0, until);
     try {
-      remove_foreign(c.step, c.attempt);
+      remove_foreign(c);
     } catch (...) {  // as in commit()
     }
   }
@@ -304,24 +304,13 @@ class commit_protocol {
     if (others.empty()) return;
     if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
     outlast_ended_manifest(c, place, until);  // one that stands already is none to end
+    std::vector<std::uint64_t> ended;         // not those whose mark may come to stand after the look below
     for (const auto& o : others)
-      if (!o.marked) (void)objects_.mark(c.step, o.attempt, detail::superseded(c.step, c.run));
+      if (o.marked || objects_.mark(c.step, o.attempt, detail::superseded(c.step, c.run)))
+        ended.push_back(o.attempt);
     outlast_ended_manifest(c, place, until);
     objects_.throw_if_aborted(c.step, c.attempt);
-    (void)remove_marked(c.step, c.attempt);
-  }
-  /// Removes data and records of all marked attempts but `keep`. @pre no manifest stood after they were
-  /// marked.
-  std::uint64_t remove_marked(std::int64_t step, std::uint64_t keep) const {
-    const auto objects = objects_.objects_of(step);
-    const auto others = detail::attempts_in(objects, keep);
-    std::uint64_t removed = 0;
-    for (const auto& o : objects) {
-      if (!o.is_file()) continue;
-      for (const auto& other : others)
-        if (other.marked && other.attempt == o.name.attempt) store_->remove(o.key), ++removed;
-    }
-    return removed;
+    (void)objects_.remove_files(c.step, ended);
   }
   void claim(const save_context& c, deadline until) const {
     wire_writer own;
@@ -351,15 +340,11 @@ class commit_protocol {
              {.file = manifest_key(c.step)});
     }
   }
-  /// Beside the manifest of `attempt`: everything of other attempts.
-  std::uint64_t remove_foreign(std::int64_t step, std::uint64_t attempt) const {
-    std::uint64_t removed = 0;
-    auto objects = objects_.objects_of(step);
-    for (const auto& o : objects) {
-      if (o.own && (o.name.kind == object_kind::manifest || o.name.attempt == attempt)) continue;
-      store_->remove(o.key), ++removed;
-    }
-    return removed;
+  /// Beside the manifest of this attempt: everything of other attempts.
+  void remove_foreign(const save_context& c) const {
+    (void)objects_.remove_beside(c.step, c.attempt, detail::superseded(c.step, c.run), [&](const auto& o) {
+      return !o.own || (o.name.kind != object_kind::manifest && o.name.attempt != c.attempt);
+    });
   }
 
   std::shared_ptr<Store> store_;

@@ -93,6 +93,44 @@ class step_objects {
     return steps;
   }
 
+  /// Removes the files of these attempts; the number. @pre it was seen that no manifest of theirs stands,
+  /// when their marks already stood.
+  std::uint64_t remove_files(std::int64_t step, const std::vector<std::uint64_t>& attempts) const {
+    std::uint64_t removed = 0;
+    if (attempts.empty()) return removed;
+    for (const auto& o : objects_of(step))
+      if (o.is_file() && std::find(attempts.begin(), attempts.end(), o.name.attempt) != attempts.end())
+        store_->remove(o.key), ++removed;
+    return removed;
+  }
+  /// Removes what is_foreign() of the objects beside the manifest of `keep`. Other attempts are marked before
+  /// their files go, and the manifest must stand after that, and be none that its coordinator will take back:
+  /// else one of the others may become the checkpoint. The number of objects removed.
+  template <class IsForeign>
+  std::uint64_t remove_beside(std::int64_t step, std::uint64_t keep, const std::exception_ptr& why,
+                              IsForeign is_foreign) const {
+    auto objects = objects_of(step);
+    std::erase_if(objects, [&](const auto& o) { return !is_foreign(o); });
+    if (objects.empty()) return 0;
+    std::vector<std::uint64_t> made;
+    for (const auto& a : attempts_in(objects, keep)) {
+      if (a.marked || a.files == 0) continue;
+      require_mark(step, a.attempt, why);
+      made.push_back(a.attempt);
+    }
+    const auto stays = [&] { return !store_->size(aborted_key(step, keep)) && committed_by(step, keep); };
+    std::uint64_t removed = 0;
+    const auto remove = [&](const std::string& key) { store_->remove(key), ++removed; };
+    if (!stays()) return removed;
+    for (const auto& o : objects)
+      if (o.is_file()) remove(o.key);
+    if (!stays()) return removed;
+    for (const auto& o : objects)
+      if (!o.is_file()) remove(o.key);
+    for (const auto attempt : made) store_->remove(aborted_key(step, attempt));
+    return removed;
+  }
+
   [[nodiscard]] bool stands(std::int64_t step) const noexcept {
     try {
       return store_->size(manifest_key(step)).has_value();
