@@ -589,6 +589,37 @@ TEST_CASE("a rank whose client remembers that names were absent is named; one jo
   }
 }
 
+TEST_CASE("a run that sees commits of another one names it once, and is silent about those it came after") {
+  const scratch_directory directory;
+  double value = 0;
+  cairn::state_dict state;
+  state.value("value", value);
+  const auto begin = [&](const listener& ear) {
+    cairn::checkpointer ckpt{disk_at(directory.path()), ear, patient()};
+    static_cast<void>(ckpt.resume(state));
+    return ckpt;
+  };
+  {
+    auto earlier = begin({});
+    earlier.save(state, 1).wait();
+  }
+  const listener ear;
+  const listener other_ear;
+  auto one = begin(ear);
+  for (const std::int64_t step : {2, 3}) one.save(state, step).wait();
+  CHECK(ear.warnings().empty());
+  auto other = begin(other_ear);
+  other.save(state, 10).wait();
+  CHECK(other_ear.warnings().empty());  // what it came after
+  for (const std::int64_t step : {4, 5, 6, 7, 8, 9}) one.save(state, step).wait();
+  REQUIRE(ear.warnings().size() == 1);
+  CHECK(ear.warnings()[0].find(" commits into the same store") != std::string::npos);
+  CHECK(ear.warnings()[0].find("step 10;") != std::string::npos);
+  other.save(state, 11).wait();
+  CHECK(other_ear.warnings().size() == 1);
+  one.close(), other.close();
+}
+
 TEST_CASE("a run that cleans leaves the marks of one alone that is just looking for them") {
   const scratch_directory directory;
   cairn::file_store shared{directory.path()};

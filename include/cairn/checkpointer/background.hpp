@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/other_runs.hpp>
 #include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/retention.hpp>
 #include <cairn/checkpointer/scrubber.hpp>
@@ -85,6 +86,8 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
     }
     return {step, nullptr};
   }
+  /// For rank 0: these were committed when this run began.
+  void found_at_start(const std::vector<std::int64_t>& steps) { other_runs_.know(steps); }
   /// A save is under way; ended() is called when it ends.
   void begun(std::int64_t step) noexcept {
     try {
@@ -103,6 +106,7 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
       history_.committed(report);
       restarts_.committed(*writer_, report.step, teller_);
     }
+    if (failure == nullptr) look_for_other_runs(report.step);
     retain(report.step, failure == nullptr, journal);
     std::vector<save_span> spans;
     try {
@@ -130,6 +134,13 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
     const std::lock_guard lock(mutex_);
     failures_ = failure == nullptr ? 0 : failures_ + 1;
     last_failure_ = failure;
+  }
+  void look_for_other_runs(std::int64_t committed) noexcept {
+    if (rank_ != 0) return;
+    try {
+      other_runs_.look(reader_, committed, teller_);
+    } catch (...) {  // nobody relies on it
+    }
   }
   [[nodiscard]] bool retains() const noexcept { return rank_ == 0 && retention_.removes(); }
   /// Removes only after a commit: the old checkpoints are good until the new one exists.
@@ -215,6 +226,7 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
   restart_journal<Writer> restarts_;
   int rank_;
   retention retention_;
+  other_runs other_runs_;
   std::optional<scrubber> scrubber_;
   std::atomic<bool> unleased_told_{false};
   std::atomic<bool> refused_told_{false};

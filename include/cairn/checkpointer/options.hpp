@@ -82,9 +82,9 @@ struct checkpointer_options {
   bool read_only = false;
 };
 
-/// Checkpoints are loaded and nothing in the store is changed: resume() removes nothing, moves nothing aside,
-/// and does not ask whether the store can be written; save(), prepare() and remove() are refused. Programs
-/// that call load() alone need not say so. Pass as any argument.
+/// Checkpoints are loaded and nothing in the store is changed, but for a lease on what is being read:
+/// resume() removes nothing, moves nothing aside, and does not ask whether the store can be written; save(),
+/// prepare() and remove() are refused. Programs that call load() alone need not say so. Pass as any argument.
 struct read_only {
   using cairn_role = role::access;
 };

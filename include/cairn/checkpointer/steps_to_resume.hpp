@@ -37,6 +37,7 @@ template <class Background>
   }
   auto steps = background.reader().list();
   earlier.tell(cleaned, steps, background.tell());
+  background.found_at_start(steps);
   return steps;
 }
 

@@ -68,15 +68,15 @@ inline void look_up_mount(std::uint64_t mount, file_system_kind& kind) {
 
 /// How well a kind of file system is known to carry checkpoints.
 enum class file_system_experience : std::uint8_t {
-  tried,       ///< checkpoints were saved, killed and resumed on it
+  tried,       ///< checkpoints were saved and resumed on it, or all of its answers were looked at
   documented,  ///< its documents promise what is needed; it was not tried
   unknown,     ///< neither
   no_files     ///< a view of the kernel: it keeps no files
 };
 [[nodiscard]] inline file_system_experience experience_with(std::string_view name) {
-  constexpr std::string_view tried[] = {"ext2",  "ext3",    "ext4", "xfs", "btrfs",
-                                        "tmpfs", "overlay", "nfs",  "nfs4"};
-  constexpr std::string_view documented[] = {"lustre", "gpfs", "zfs", "ceph", "beegfs", "f2fs", "bcachefs"};
+  constexpr std::string_view tried[] = {"ext4", "tmpfs", "nfs4"};
+  constexpr std::string_view documented[] = {"ext2",   "ext3", "xfs", "btrfs",  "overlay", "nfs",     "ceph",
+                                             "lustre", "gpfs", "zfs", "beegfs", "f2fs",    "bcachefs"};
   constexpr std::string_view no_files[] = {"proc",    "sysfs",      "devpts",  "cgroup",   "cgroup2",
                                            "debugfs", "securityfs", "tracefs", "configfs", "mqueue"};
   const auto in = [&](const auto& list) {
