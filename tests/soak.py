@@ -4,7 +4,7 @@
 
 Two lanes side by side, each for the whole time:
   - every cell of the kill matrix, those with worker processes for a fifth of the time, then random kills;
-  - schedules of requests that go astray, states after power losses, then the fuzz targets.
+  - schedules of requests that go astray, sequences of runs that retain, states after power losses, then the fuzz targets.
 At least as many cases are tried as the aims below say, in proportion to the time, however slow the machine is. Figures go
 to build/results/soak.json, each part's output to build/results/soak.PART.log."""
 import argparse
@@ -96,12 +96,15 @@ def lanes(arguments):
     def zombies():
         return Part("zombies", test_command(arguments.build, "test_zombies", "*lose nothing*"), long_run)
 
+    def retention():
+        return Part("retention", test_command(arguments.build, "test_retention", "whatever runs*"), long_run)
+
     def fuzz(begin):
         left = max(30, int(seconds - (time.monotonic() - begin)))
         return Part("fuzz", ["bash", "tests/fuzz/run.sh", "--seconds", str(max(5, left // FUZZ_TARGETS)),
                              "--jobs", "1", "--seed", str(arguments.seed)], {})
 
-    second = [lambda _: zombies(), lambda _: power_loss()]
+    second = [lambda _: zombies(), lambda _: retention(), lambda _: power_loss()]
     if os.path.exists(os.path.join(ROOT, "tests", "fuzz", "run.sh")):
         second.append(fuzz)
     return [[lambda _: matrix(), lambda _: workers(), random_kills], second]

@@ -147,6 +147,55 @@ TEST_CASE("keep_last does not count a checkpoint that cannot be read, and keeps 
   CHECK(next.resume(t.state) == 350);
 }
 
+TEST_CASE("a step that was passed over keeps its data beside a new save of that step") {
+  cairn::memory_store store;
+  const auto keys = [&](std::int64_t step) {
+    std::vector<std::string> found;
+    for (const auto& o : store.list(cairn::step_directory(step) + "/")) found.push_back(o.key);
+    return found;
+  };
+  small_state t;
+  {
+    cairn::checkpointer ckpt{store, quiet};
+    for (const int step : {1, 2}) {
+      t.fill(step);
+      ckpt.save(t.state, step).wait();
+    }
+  }
+  const auto passed = keys(2);
+  // A byte of the data is wrong for a while, as behind a bad mount.
+  const auto data = *std::find_if(passed.begin(), passed.end(),
+                                  [](const auto& key) { return key.ends_with(".safetensors"); });
+  const auto replace = [&](const std::string& key, const std::vector<std::byte>& bytes) {
+    store.remove(key);
+    store.put_new(key, bytes);
+  };
+  const auto good = *store.read_all(data, 1u << 20);
+  auto bad = good;
+  bad.back() ^= std::byte{1};
+  replace(data, bad);
+  {
+    cairn::checkpointer ckpt{store, quiet};
+    CHECK(ckpt.resume(t.state) == 1);
+    t.fill(20);
+    ckpt.save(t.state, 2).wait();
+  }
+  cairn::checkpointer next{store, quiet};
+  CHECK(next.resume(t.state) == 2);  // which cleans
+  CHECK(t.is(20));
+  const auto now = keys(2);
+  for (const auto& key : passed) CHECK(std::count(now.begin(), now.end(), key) == 1);
+  const auto aside = cairn::step_directory(2) + "/manifest.damaged.0";
+  REQUIRE(std::count(now.begin(), now.end(), aside) == 1);
+  // The mount is well again: the old one comes back by its name.
+  replace(data, good);
+  replace(cairn::manifest_key(2), *store.read_all(aside, 1u << 20));
+  next.load(t.state, 2);
+  CHECK(t.is(2));
+  next.remove(2);
+  for (const auto& key : keys(2)) CHECK(key.find("/aborted.") != std::string::npos);  // for late writers
+}
+
 TEST_CASE("of two runs in one directory, neither removes what the other has committed") {
   cairn::memory_store store;
   small_state t;

@@ -91,9 +91,10 @@ class loader {
         if (std::find(steps.begin(), steps.end(), *step) == steps.end()) continue;
       }
       passed.push_back(*step);
-      if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !options_.read_only &&
-          !set_aside(*step))
-        why += " (its manifest could not be moved aside)";
+      if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !options_.read_only)
+        why += set_aside(*step) ? " (its manifest is moved aside; its files stay, also beside a new save of "
+                                  "this step, until remove() of it)"
+                                : " (its manifest could not be moved aside)";
       background_->tell().fell_back(*step, why);
     }
     if (found)

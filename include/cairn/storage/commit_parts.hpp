@@ -109,6 +109,10 @@ struct step_object {
   /// Which of several attempts that want the step goes on; its bytes are the attempt's number.
   [[nodiscard]] bool is_claim() const noexcept { return claimed; }
 };
+[[nodiscard]] inline bool is_among(const std::vector<std::uint64_t>& attempts,
+                                   std::uint64_t attempt) noexcept {
+  return std::find(attempts.begin(), attempts.end(), attempt) != attempts.end();
+}
 inline constexpr std::string_view set_aside_prefix = "manifest.damaged.";
 inline constexpr std::string_view claim_prefix = "claim.";
 

@@ -299,8 +299,10 @@ class commit_protocol {
   /// Aborts the other attempts of the step and removes their files. Where several attempts do this at once,
   /// the one that puts its claim first goes on.
   void end_other_attempts(const save_context& c, const file_placement& place, deadline until) const {
-    auto objects = objects_.objects_of(c.step);
-    const auto others = detail::attempts_in(objects, c.attempt);
+    const auto objects = objects_.objects_of(c.step);
+    auto others = detail::attempts_in(objects, c.attempt);
+    const auto aside = objects_.set_aside_attempts(objects);
+    std::erase_if(others, [&](const auto& o) { return detail::is_among(aside, o.attempt); });
     if (others.empty()) return;
     if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
     outlast_ended_manifest(c, place, until);  // one that stands already is none to end

@@ -103,14 +103,18 @@ class step_objects {
         store_->remove(o.key), ++removed;
     return removed;
   }
-  /// Removes what is_foreign() of the objects beside the manifest of `keep`. Other attempts are marked before
-  /// their files go, and the manifest must stand after that, and be none that its coordinator will take back:
-  /// else one of the others may become the checkpoint. The number of objects removed.
+  /// Removes what is_foreign() of the objects beside the manifest of `keep`, but not what was set aside.
+  /// Other attempts are marked before their files go, and the manifest must stand after that, and be none
+  /// that its coordinator will take back: else one of the others may become the checkpoint. The number of
+  /// objects removed.
   template <class IsForeign>
   std::uint64_t remove_beside(std::int64_t step, std::uint64_t keep, const std::exception_ptr& why,
                               IsForeign is_foreign) const {
     auto objects = objects_of(step);
-    std::erase_if(objects, [&](const auto& o) { return !is_foreign(o); });
+    const auto aside = set_aside_attempts(objects);
+    std::erase_if(objects, [&](const auto& o) {
+      return !is_foreign(o) || o.is_set_aside() || (o.is_file() && is_among(aside, o.name.attempt));
+    });
     if (objects.empty()) return 0;
     std::vector<std::uint64_t> made;
     for (const auto& a : attempts_in(objects, keep)) {
@@ -154,6 +158,23 @@ class step_objects {
     const auto key = manifest_key(step);
     const auto bytes = store_->read_all(key, max_manifest_bytes);
     return bytes ? attempt_in(*bytes, key) : std::nullopt;
+  }
+  /// The attempts of checkpoints that were set aside, as far as their manifests tell: what they name is kept,
+  /// whoever saves the step again.
+  [[nodiscard]] std::vector<std::uint64_t> set_aside_attempts(const std::vector<step_object>& objects) const {
+    std::vector<std::uint64_t> found;
+    for (const auto& o : objects) {
+      if (!o.is_set_aside()) continue;
+      try {
+        manifest m;
+        if (const auto bytes = store_->read_all(o.key, max_manifest_bytes)) {
+          (void)decode_manifest_header(*bytes, o.key, m);
+          found.push_back(m.attempt);
+        }
+      } catch (const corrupt_error&) {  // nobody can tell what it named
+      }
+    }
+    return found;
   }
   /// True if a manifest of this attempt stands.
   [[nodiscard]] bool committed_by(std::int64_t step, std::uint64_t attempt) const {
