@@ -228,7 +228,7 @@ class engine {
                      "a save had not ended when close() gave up waiting; it goes on until the process ends");
     });
     background_->stop_scrubbing(deadline::in(longest_end));
-    background_->closed();
+    end_in_order();
     if (const auto why = saves_.last_failure(); why != nullptr) std::rethrow_exception(why);
   }
 
@@ -250,7 +250,7 @@ class engine {
       saves_.wait([&](const save_progress&) {
         background_->tell().warned("a save had not ended when its checkpointer was destroyed", nullptr);
       });
-      if (!unwinding) background_->closed();
+      if (!unwinding) end_in_order();
     } catch (...) {
       background_->tell().warned("while a checkpointer was destroyed", std::current_exception());
     }
@@ -394,7 +394,11 @@ class engine {
     }
     before_update();
   }
-  /// The same where the memory may be gone.
+  /// A run whose last save failed, or hangs, has not ended in order; and its store may answer nothing.
+  void end_in_order() noexcept {
+    if (!saves_.any() && saves_.last_failure() == nullptr) background_->closed();
+  }
+  /// settle() where the memory may be gone.
   void settle_unseen() {
     if (const auto save = overlap_.unvouched(); save != nullptr && !checked_)
       background_->tell().warned(
