@@ -308,6 +308,9 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
     CHECK(keys_of(store.list("b/")) == keys{"b/10", "b/2", "b/c/x"});
     CHECK(keys_of(store.list("b/1")) == keys{"b/10"});
     CHECK(keys_of(store.list("b/c/x")) == keys{"b/c/x"});
+    CHECK(cairn::detail::list_keys(store, "b") == keys{"b.d", "b/10", "b/2", "b/c/x", "bb"});
+    CHECK(cairn::detail::list_keys(store, "b", 2) == keys{"b.d", "b/10", "b/2", "bb"});
+    CHECK(cairn::detail::list_keys(store, "", 1) == keys{"a", "b.d", "bb"});
     CHECK(store.list("b/c/x")[0].bytes == 3);
     CHECK(store.list("c").empty());
     CHECK(store.list("b/c/x/").empty());

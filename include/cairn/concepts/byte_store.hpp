@@ -114,22 +114,27 @@ concept ByteStore =
       { s.describe() } -> std::convertible_to<std::string>;
     };
 
-/// What a ByteStore may offer besides, where each size that list() tells costs a call.
+/// What a ByteStore may offer besides, where each size that list() tells costs a call, and each directory.
 ///
-/// - `keys(prefix)`: the keys of list(prefix), in the same order.
+/// - `keys(prefix, parts)`: the keys of list(prefix) that have at most so many parts between slashes, in the
+/// same order. Directories that hold only longer keys are not read.
 template <class S>
-concept ListsKeys = ByteStore<S> && requires(S& s, std::string_view prefix) {
-  { s.keys(prefix) } -> std::same_as<std::vector<std::string>>;
+concept ListsKeys = ByteStore<S> && requires(S& s, std::string_view prefix, std::size_t parts) {
+  { s.keys(prefix, parts) } -> std::same_as<std::vector<std::string>>;
 };
 namespace detail {
-/// The keys that list() gives, at the least cost.
+inline constexpr std::size_t any_parts = SIZE_MAX;
+/// The keys that list() gives and that have at most so many parts, at the least cost.
 template <ByteStore S>
-[[nodiscard]] std::vector<std::string> list_keys(S& store, std::string_view prefix) {
+[[nodiscard]] std::vector<std::string> list_keys(S& store, std::string_view prefix,
+                                                 std::size_t parts = any_parts) {
   if constexpr (ListsKeys<S>) {
-    return store.keys(prefix);
+    return store.keys(prefix, parts);
   } else {
     std::vector<std::string> keys;
-    for (auto& o : store.list(prefix)) keys.push_back(std::move(o.key));
+    for (auto& o : store.list(prefix))
+      if (parts > static_cast<std::size_t>(std::count(o.key.begin(), o.key.end(), '/')))
+        keys.push_back(std::move(o.key));
     return keys;
   }
 }

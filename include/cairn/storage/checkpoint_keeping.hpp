@@ -76,9 +76,9 @@ class checkpoint_keeping {
   explicit checkpoint_keeping(std::shared_ptr<Store> store) : store_(store), objects_(std::move(store)) {}
 
   /// Steps with a manifest, ascending; without those whose save was ended before its manifest came to stand.
-  /// One listing, and one look at each manifest beside a mark.
+  /// One listing, without the directories of ranks, and one look at each manifest beside a mark.
   [[nodiscard]] std::vector<std::int64_t> list() const {
-    return objects_.committed_among(detail::list_keys(*store_, "step-"));
+    return objects_.committed_among(detail::list_keys(*store_, "step-", 2));
   }
 
   /// Removes a checkpoint or what is left of one: the manifest first, then everything that cairn put beside

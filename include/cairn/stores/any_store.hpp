@@ -73,7 +73,7 @@ class any_store {
     virtual std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) = 0;
     virtual std::optional<std::uint64_t> size(std::string_view key) = 0;
     virtual std::vector<listed_object> list(std::string_view prefix) = 0;
-    virtual std::vector<std::string> keys(std::string_view prefix) = 0;
+    virtual std::vector<std::string> keys(std::string_view prefix, std::size_t parts) = 0;
     virtual void remove(std::string_view key) = 0;
     virtual bool remove_if(std::string_view key, std::span<const std::byte> bytes) = 0;
     virtual std::vector<std::string> leftovers(std::string_view prefix) = 0;
@@ -119,8 +119,8 @@ class any_store {
     }
     std::optional<std::uint64_t> size(std::string_view key) override { return store.size(key); }
     std::vector<listed_object> list(std::string_view prefix) override { return store.list(prefix); }
-    std::vector<std::string> keys(std::string_view prefix) override {
-      return detail::list_keys(store, prefix);
+    std::vector<std::string> keys(std::string_view prefix, std::size_t parts) override {
+      return detail::list_keys(store, prefix, parts);
     }
     void remove(std::string_view key) override { store.remove(key); }
     bool remove_if(std::string_view key, std::span<const std::byte> bytes) override {
@@ -234,7 +234,9 @@ class any_store {
   }
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) { return face_->size(key); }
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) { return face_->list(prefix); }
-  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) { return face_->keys(prefix); }
+  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t parts) {
+    return face_->keys(prefix, parts);
+  }
   void remove(std::string_view key) { face_->remove(key); }
   /// See ConditionalRemove; by a look before where the store has none.
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes) {

@@ -166,11 +166,14 @@ class basic_file_store {
   }
 
   /// See ListsKeys.
-  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) {
+  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t parts) {
     std::vector<std::string> found;
-    visit(prefix, [&](auto&, const std::string& key, std::string_view name) {
-      if (!detail::is_part_name(name) && valid_key(key)) found.push_back(key);
-    });
+    visit(
+        prefix,
+        [&](auto&, const std::string& key, std::string_view name) {
+          if (!detail::is_part_name(name) && valid_key(key)) found.push_back(key);
+        },
+        parts);
     std::sort(found.begin(), found.end());
     return found;
   }
@@ -376,10 +379,10 @@ class basic_file_store {
     return file;
   }
 
-  /// Calls visit(directory, key, name) for each regular file whose key begins with `prefix`. Asks for no
-  /// status where listings tell what is a file.
+  /// Calls visit(directory, key, name) for each regular file whose key begins with `prefix`, in directories
+  /// whose files have at most so many parts. Asks for no status where listings tell what is a file.
   template <class Visit>
-  void visit(std::string_view prefix, Visit visit_file) {
+  void visit(std::string_view prefix, Visit visit_file, std::size_t parts = detail::any_parts) {
     const auto start = detail::split(prefix).directory;
     if (prefix.size() > 1024 || (!start.empty() && !valid_key(start)))
       fail(error_id::storage_bad_key, "a prefix is the beginning of a key",
@@ -396,6 +399,8 @@ class basic_file_store {
       std::vector<directory_entry> entries;
       if (const int r = tree_->fs.list(directory.get(), entries); r != 0)
         detail::fail_io(-r, "reading of the directory", tree_->path_of(here));
+      const auto depth =
+          here.empty() ? 1 : 2 + static_cast<std::size_t>(std::count(here.begin(), here.end(), '/'));
       for (const auto& [name, told] : entries) {
         const auto key = here.empty() ? name : here + '/' + name;
         const std::string_view begins(key);
@@ -408,7 +413,7 @@ class basic_file_store {
           if (r != 0) detail::fail_io(-r, "stat", tree_->path_of(key));
           kind = s.kind;
         }
-        if (kind == file_kind::directory && valid_key(key)) waiting.push_back(key);
+        if (kind == file_kind::directory && depth < parts && valid_key(key)) waiting.push_back(key);
         if (kind == file_kind::regular && begins.starts_with(prefix)) visit_file(directory, key, name);
       }
     }
