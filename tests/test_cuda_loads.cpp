@@ -410,7 +410,7 @@ TEST_CASE(
   device_loads devices;
   for (int look = 0; look < 2; ++look) {
     const auto reads = devices.begin_read();
-    for (const std::size_t i : {0, 2, 1, 0}) {
+    for (const auto i : {std::size_t{0}, std::size_t{2}, std::size_t{1}, std::size_t{0}}) {
       CAPTURE(i);
       std::vector<std::byte> got(wanted[i].size());
       constexpr std::uint64_t block = 1 << 20;
