@@ -308,6 +308,7 @@ record() {
 
 part test_gpu 90 test_gpu "$work/test_gpu"
 part test_gpu_sticky 60 test_gpu "$work/test_gpu" --no-skip --test-case='sticky*'
+[ "$devices" -lt 2 ] || part test_gpu_alone 60 test_gpu "$work/test_gpu" --no-skip --test-case='alone*'
 if [ -n "$nccl" ]; then
   # NCCL takes no two ranks on one device.
   nccl_part=test_nccl_of_${devices}_rank$([ "$devices" = 1 ] || echo s)

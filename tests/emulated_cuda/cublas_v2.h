@@ -14,6 +14,7 @@ enum cublasAtomicsMode_t { CUBLAS_ATOMICS_NOT_ALLOWED = 0 };
 
 struct cublasContext {
   cudaStream_t stream = nullptr;
+  int device = emulated_cuda::current_device;
 };
 using cublasHandle_t = cublasContext*;
 
@@ -58,40 +59,40 @@ inline cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t h, cublasOperatio
       ldb < std::max(1, plain_b ? k : n) || ldc < std::max(1, m))
     return CUBLAS_STATUS_INVALID_VALUE;
   if (m == 0 || n == 0 || count == 0) return CUBLAS_STATUS_SUCCESS;
-  const auto status = emulated_cuda::calling([&](auto& d, auto&) {
+  const auto status = emulated_cuda::calling([&](auto& d, auto& lock) {
     auto* const s = d.find(h->stream);
-    if (s == nullptr) return cudaErrorInvalidResourceHandle;
+    if (s == nullptr || s->device != h->device) return cudaErrorInvalidResourceHandle;
     return d.put(
-        s, {[=, factor = *alpha, keep = *beta] {
-              // All that a matrix says it has must be there.
-              const auto there = [&](const float* at, int columns, int ld, int rows, long long stride) {
-                const auto floats = (count - 1) * stride + (columns - 1) * static_cast<long long>(ld) + rows;
-                return emulated_cuda::device::get().holds_now(
-                    at, static_cast<std::size_t>(floats) * sizeof(float));
-              };
-              if (!there(a, plain_a ? k : m, lda, plain_a ? m : k, stride_a) ||
-                  !there(b, plain_b ? n : k, ldb, plain_b ? k : n, stride_b) ||
-                  !there(c, n, ldc, m, stride_c))
-                return cudaErrorIllegalAddress;
-              for (int i = 0; i < count; ++i) {
-                const float *a1 = a + i * stride_a, *b1 = b + i * stride_b;
-                float* const c1 = c + i * stride_c;
-                const auto index = [](int row, int column, int ld) {
-                  return row + static_cast<std::ptrdiff_t>(column) * ld;
-                };
-                for (int column = 0; column < n; ++column)
-                  for (int row = 0; row < m; ++row) {
-                    float sum = 0;
-                    for (int j = 0; j < k; ++j)
-                      sum += a1[plain_a ? index(row, j, lda) : index(j, row, lda)] *
-                             b1[plain_b ? index(j, column, ldb) : index(column, j, ldb)];
-                    float& out = c1[index(row, column, ldc)];
-                    out = keep == 0 ? factor * sum : factor * sum + keep * out;
-                  }
-              }
-              return cudaSuccess;
-            },
-            nullptr, nullptr});
+        lock, s,
+        {[=, factor = *alpha, keep = *beta] {
+           // All that a matrix says it has must be there.
+           const auto there = [&](const float* at, int columns, int ld, int rows, long long stride) {
+             const auto floats = (count - 1) * stride + (columns - 1) * static_cast<long long>(ld) + rows;
+             return emulated_cuda::devices::get().holds_now(at,
+                                                            static_cast<std::size_t>(floats) * sizeof(float));
+           };
+           if (!there(a, plain_a ? k : m, lda, plain_a ? m : k, stride_a) ||
+               !there(b, plain_b ? n : k, ldb, plain_b ? k : n, stride_b) || !there(c, n, ldc, m, stride_c))
+             return cudaErrorIllegalAddress;
+           for (int i = 0; i < count; ++i) {
+             const float *a1 = a + i * stride_a, *b1 = b + i * stride_b;
+             float* const c1 = c + i * stride_c;
+             const auto index = [](int row, int column, int ld) {
+               return row + static_cast<std::ptrdiff_t>(column) * ld;
+             };
+             for (int column = 0; column < n; ++column)
+               for (int row = 0; row < m; ++row) {
+                 float sum = 0;
+                 for (int j = 0; j < k; ++j)
+                   sum += a1[plain_a ? index(row, j, lda) : index(j, row, lda)] *
+                          b1[plain_b ? index(j, column, ldb) : index(column, j, ldb)];
+                 float& out = c1[index(row, column, ldc)];
+                 out = keep == 0 ? factor * sum : factor * sum + keep * out;
+               }
+           }
+           return cudaSuccess;
+         },
+         nullptr, nullptr});
   });
   return status == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -22,7 +22,8 @@ compile() {
 }
 link() { "${compiler[@]}" "${flags[@]}" "${@:2}" -lxxhash -lpthread -o "$work/$1"; }
 
-compile test_gpu "$root/tests/gpu/test_gpu.cu" "${sanitized[@]}"
+# One as with a toolkit that has the batch call of the driver alone, the other as with one that has the runtime's.
+compile test_gpu "$root/tests/gpu/test_gpu.cu" -DCUDART_VERSION=12080 "${sanitized[@]}"
 compile train_gpt_cuda "$root/examples/train_gpt_cuda.cu"
 "${compiler[@]}" "${flags[@]}" "${sanitized[@]}" -I"$root/tests" -DCAIRN_TEST_SOURCE_DIR='""' -DCAIRN_TEST_PYTHON='""' -c "$root/tests/main.cpp" -o "$work/main.o"
 link test_gpu "${sanitized[@]}" "$work/test_gpu.o" "$work/main.o"
@@ -33,6 +34,8 @@ done
 
 "$work/test_gpu"
 "$work/test_gpu" --no-skip --test-case='sticky*'
+"$work/test_gpu" --no-skip --test-case='alone*'
+EMULATED_CUDA_DEVICES=1 "$work/test_gpu" --test-case="CUDA's runtime*,what belongs*"
 rm -rf "$work/checkpoints"*
 ln -sf "$train_gpt" "$work/train_gpt"
 tiny=(--layers 1 --width 32 --heads 2 --context 16 --micro-batches 2)

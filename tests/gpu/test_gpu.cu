@@ -13,14 +13,19 @@
 #include <support/device_semantics.hpp>
 #include <support/stager_conformance.hpp>
 
+#include "two_devices.cuh"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <span>
 #include <string>
@@ -259,6 +264,84 @@ TEST_CASE("memory of the host is refused where memory of a device is meant") {
   const auto view = cairn::cuda::device_view(managed, cairn::dtype::i32, {1024});
   CHECK((view.space == cairn::memory_space::device && view.device == 0));
   CHECK(cudaFree(managed) == cudaSuccess);
+}
+
+namespace {
+
+/// Holds a stream until it is let go; at the latest, and then `late`, where somebody waits for the stream.
+class held_stream {
+ public:
+  explicit held_stream(cudaStream_t s) {
+    hooks::launch(s, [this] {
+      std::unique_lock lock(mutex_);
+      late_ = !changed_.wait_for(lock, std::chrono::seconds(30), [this] { return go_; });
+      over_ = true;
+      changed_.notify_all();
+    });
+  }
+  /// Whether it was held until now.
+  bool let_go() {
+    std::unique_lock lock(mutex_);
+    go_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return over_; });
+    return !late_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool go_ = false, over_ = false, late_ = false;
+};
+
+/// Many small tensors in one piece of memory, in batches that are smaller still.
+template <class Engine>
+void fits_into_queues(int tensors) {
+  case_maker make(7);
+  make.segment(8192);
+  for (int i = 0; i < tensors; ++i) make.tensor(cairn::dtype::u8, {make.any(300)}, make.any(2) == 0);
+  auto c = make.make();
+  std::vector<std::byte> bytes;
+  for (const auto& m : c.memories) bytes.insert(bytes.end(), m.bytes.begin(), m.bytes.end());
+  std::byte* there = nullptr;
+  REQUIRE(gpu::allocate(there, bytes.size()) == gpu::success);
+  hooks::upload(there, bytes.data(), bytes.size());
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < c.sources.size(); offset += c.memories[i++].bytes.size()) {
+    auto& view = c.sources[i].view;
+    if (view.data == nullptr) continue;
+    view.data = there + offset, view.space = cairn::memory_space::device, view.device = 0;
+  }
+  cudaStream_t stream = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  typename Engine::options_type options;
+  options.compute = {{0, stream}};
+  options.batch_bytes = 1;
+  {
+    stager_of<Engine> stager({}, Engine(options));
+    stager.prepare(*c.layout, soon());
+    held_stream held(stream);
+    auto image = stager.stage(c.layout, c.sources, {true, true}, soon());
+    stager.before_update(stream, 0, soon());
+    CHECK(held.let_go());
+    CHECK(first_difference(read_image(image), c.image) == -1);
+    image.wait_released(soon());
+  }
+  hooks::synchronize();
+  CHECK(gpu::deallocate(there) == gpu::success);
+  cudaStreamDestroy(stream);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "thousands of small tensors behind a stream that does not get on: nobody waits for room in a queue") {
+  SUBCASE("with a kernel that gathers") {
+    fits_into_queues<cairn::cuda::gathering_engine>(2'000);
+  }
+  SUBCASE("without kernels") {
+    fits_into_queues<cairn::cuda::copy_engine>(10'000);
+  }
 }
 
 namespace {

@@ -170,28 +170,29 @@ template <class Kernel, class... Arguments>
 cudaError_t put_kernel(stream* to, dim3 grid, dim3 threads, std::size_t shared, Kernel kernel,
                        Arguments... arguments) {
   static_assert((sizeof(Arguments) + ... + 0) <= 32764, "a kernel has parameters of at most 32,764 bytes");
-  auto& d = device::get();
-  return d.call([&](auto&) {
+  auto& d = devices::get();
+  return d.call([&](auto& lock) {
     stream* const s = d.find(to);
-    if (s == nullptr) return cudaErrorInvalidResourceHandle;
+    if (s == nullptr || s->device != current_device) return cudaErrorInvalidResourceHandle;
     if (grid.x == 0 || grid.x > 0x7fffffff || grid.y != 1 || grid.z != 1 || threads.x == 0 ||
         threads.x > 1024 || threads.y != 1 || threads.z != 1 || shared > 48 << 10)
       return cudaErrorInvalidConfiguration;
-    return d.put(s, {[=] {
-                       const auto reached = [](const auto& argument) {
-                         if constexpr (std::is_pointer_v<std::remove_cvref_t<decltype(argument)>>)
-                           return device::get().reaches_now(argument);
-                         else
-                           return true;
-                       };
-                       if (!(reached(arguments) && ...)) return cudaErrorIllegalAddress;
-                       const std::function<void()> thread = [&] { kernel(arguments...); };
-                       gridDim = grid, blockDim = threads;
-                       for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x)
-                         block::here().run(threads.x, thread);
-                       return cudaSuccess;
-                     },
-                     nullptr, nullptr});
+    return d.put(lock, s,
+                 {[=, on = current_device] {
+                    const auto reached = [on](const auto& argument) {
+                      if constexpr (std::is_pointer_v<std::remove_cvref_t<decltype(argument)>>)
+                        return devices::get().reaches_now(argument, on);
+                      else
+                        return true;
+                    };
+                    if (!(reached(arguments) && ...)) return cudaErrorIllegalAddress;
+                    const std::function<void()> thread = [&] { kernel(arguments...); };
+                    gridDim = grid, blockDim = threads;
+                    for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x)
+                      block::here().run(threads.x, thread);
+                    return cudaSuccess;
+                  },
+                  nullptr, nullptr});
   });
 }
 

@@ -19,6 +19,7 @@
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "names.hpp"
 
@@ -33,9 +34,10 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-/// A GPU that threads of this program are. Every stream is a thread, so that what is not waited for is not
-/// there; memory of the device can be reached by those threads alone where the processor has protection keys,
-/// is filled with 0xff, and has ends that AddressSanitizer knows.
+/// GPUs that threads of this program are: two, or as many as $EMULATED_CUDA_DEVICES says. Every stream is a
+/// thread, so that what is not waited for is not there; memory of the devices can be reached by those threads
+/// alone where the processor has protection keys, is filled with 0xff, and has ends that AddressSanitizer
+/// knows. Each device gets its primary context by the first call that uses it, and keeps it.
 namespace emulated_cuda {
 
 /// tests/gpu.sh finds it in programs, and refuses them.
@@ -49,6 +51,7 @@ struct operation {
 };
 
 struct stream {
+  int device = 0;
   std::deque<operation> work;
   bool busy = false;
   bool destroyed = false;
@@ -57,29 +60,35 @@ struct stream {
   std::thread::id captured_by;
 };
 struct event {
+  int device = 0;
   std::shared_ptr<bool> last;  ///< of the last record; true once it is reached
 };
 
 inline thread_local bool on_the_device = false;  ///< this thread is a stream
+inline thread_local int current_device = 0;
+inline thread_local bool in_the_driver = false;  ///< whose calls make no context, and keep no error
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local cudaStreamCaptureMode thread_capture_mode = cudaStreamCaptureModeGlobal;
 
-class device {
+class devices {
  public:
-  static device& get() {
-    static device& one = *new device;  // its threads may outlive main()
-    return one;
+  static devices& get() {
+    static devices& all = *new devices;  // their threads may outlive main()
+    return all;
   }
+  [[nodiscard]] int count() const { return static_cast<int>(defaults_.size()); }
 
-  /// Runs a call as all of them run: one at a time, refused once the device has failed, its error kept.
+  /// Runs a call as all of them run: one at a time, refused once a device has failed, its error kept, and
+  /// with a context on the current device, which it makes.
   template <class Work>
   cudaError_t call(Work&& work) {
     std::unique_lock lock(mutex_);
     cudaError_t status = broken_;
     if (on_the_device) status = cudaErrorNotPermitted;
     if (::getpid() != process_) status = cudaErrorNotSupported;  // after fork()
+    if (status == cudaSuccess && !in_the_driver) contexts_.insert(current_device);
     if (status == cudaSuccess) status = work(lock);
-    if (status != cudaSuccess) last_error = status;
+    if (status != cudaSuccess && !in_the_driver) last_error = status;
     return status;
   }
   /// A call that CUDA calls potentially unsafe: it spoils captures that it must not run beside.
@@ -102,6 +111,15 @@ class device {
       return spoilt ? cudaErrorStreamCaptureUnsupported : work(lock);
     });
   }
+  cudaError_t use(int number) {
+    if (number < 0 || number >= count()) return last_error = cudaErrorInvalidDevice;
+    current_device = number;
+    return call([](auto&) { return cudaSuccess; });
+  }
+  bool has_context(int number) {
+    const std::lock_guard lock(mutex_);
+    return contexts_.contains(number);
+  }
   cudaError_t last(bool forget) {
     const std::lock_guard lock(mutex_);
     const auto status = broken_ != cudaSuccess ? broken_ : last_error;
@@ -114,11 +132,12 @@ class device {
 
   /// Null where there is none.
   stream* find(stream* s) {
-    if (s == nullptr || s == legacy) return &default_;
+    if (s == nullptr || s == legacy) return defaults_[static_cast<std::size_t>(current_device)];
     return streams_.contains(s) ? s : nullptr;
   }
   stream* make_stream() {
     auto* made = new stream;
+    made->device = current_device;
     start(made);
     return made;
   }
@@ -128,32 +147,36 @@ class device {
     changed_.notify_all();
   }
   /// What is put into a stream that is captured becomes a part of a graph, and no graph is ever launched.
-  cudaError_t put(stream* s, operation o) {
+  /// Where the stream's queue is full, the caller waits until there is room.
+  cudaError_t put(std::unique_lock<std::mutex>& lock, stream* s, operation o) {
     if (s->capture == cudaStreamCaptureStatusInvalidated) return cudaErrorStreamCaptureInvalidated;
     if (s->capture == cudaStreamCaptureStatusActive) {
       if (o.awaited == nullptr && o.reached == nullptr) return cudaSuccess;
       s->capture = cudaStreamCaptureStatusInvalidated;  // joins of captures are not emulated
       return cudaErrorStreamCaptureUnsupported;
     }
+    changed_.wait(lock, [&] { return s->work.size() < queue_entries || broken_ != cudaSuccess; });
     s->work.push_back(std::move(o));
     changed_.notify_all();
     return cudaSuccess;
   }
   cudaError_t wait(std::unique_lock<std::mutex>& lock, stream* s) {
     const auto reached = std::make_shared<bool>(false);
-    if (const auto status = put(s, {{}, nullptr, reached}); status != cudaSuccess) return status;
+    if (const auto status = put(lock, s, {{}, nullptr, reached}); status != cudaSuccess) return status;
     changed_.wait(lock, [&] { return *reached || broken_ != cudaSuccess; });
     return broken_;
   }
-  cudaError_t wait_for_all(std::unique_lock<std::mutex>& lock) {
+  /// For all streams of a device.
+  cudaError_t wait_for_all(std::unique_lock<std::mutex>& lock, int device) {
     changed_.wait(lock, [&] {
-      return broken_ != cudaSuccess ||
-             std::all_of(all_.begin(), all_.end(), [](auto* s) { return s->work.empty() && !s->busy; });
+      return broken_ != cudaSuccess || std::all_of(all_.begin(), all_.end(), [&](auto* s) {
+               return s->device != device || (s->work.empty() && !s->busy);
+             });
     });
     return broken_;
   }
 
-  event* make_event() { return *events_.insert(new event).first; }
+  event* make_event() { return *events_.insert(new event{current_device, nullptr}).first; }
   event* find(event* e) { return events_.contains(e) ? e : nullptr; }
   void destroy(event* e) {
     events_.erase(e);
@@ -175,7 +198,7 @@ class device {
     __asan_poison_memory_region(begin, static_cast<std::size_t>(data - begin));
     __asan_poison_memory_region(data + bytes, static_cast<std::size_t>(begin + room - data) - bytes);
 #endif
-    allocated_[data] = bytes;
+    allocated_[data] = {bytes, current_device};
     return data;
   }
   bool free(void* data) {
@@ -183,7 +206,7 @@ class device {
     if (at == allocated_.end()) return false;
     // Its addresses are never given again.
     const auto begin = reinterpret_cast<std::uintptr_t>(data) / page * page;
-    const auto end = (reinterpret_cast<std::uintptr_t>(data) + at->second + page - 1) / page * page;
+    const auto end = (reinterpret_cast<std::uintptr_t>(data) + at->second.bytes + page - 1) / page * page;
 #ifdef EMULATED_CUDA_POISONS
     __asan_unpoison_memory_region(reinterpret_cast<void*>(begin), end - begin);
 #endif
@@ -196,19 +219,24 @@ class device {
     auto* const begin = static_cast<std::byte*>(data);
     const auto next = pinned_.lower_bound(begin);
     if (next != pinned_.end() && next->first < begin + bytes) return false;
-    if (next != pinned_.begin() && std::prev(next)->first + std::prev(next)->second > begin) return false;
-    pinned_[begin] = bytes;
+    if (next != pinned_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > begin)
+      return false;
+    pinned_[begin] = {bytes, current_device};
     return true;
   }
   bool unpin(void* data) { return pinned_.erase(static_cast<std::byte*>(data)) == 1; }
-  bool holds(const void* data, std::size_t bytes) const { return within(allocated_, data, bytes); }
-  bool pinned(const void* data, std::size_t bytes) const { return within(pinned_, data, bytes); }
-  /// Whether a kernel may be given this address.
-  bool reaches(const void* data) const { return data == nullptr || holds(data, 0) || pinned(data, 0); }
-  /// The same, for a stream's thread while it does something.
-  bool reaches_now(const void* data) {
+  bool holds(const void* data, std::size_t bytes) const { return within(allocated_, data, bytes) != nullptr; }
+  bool pinned(const void* data, std::size_t bytes) const { return within(pinned_, data, bytes) != nullptr; }
+  /// Of memory of a device; -1 for other memory.
+  int device_of(const void* data) const {
+    const auto* const found = within(allocated_, data, 0);
+    return found != nullptr ? found->device : -1;
+  }
+  /// Whether a kernel on this device may be given this address; for a stream's thread while it does
+  /// something.
+  bool reaches_now(const void* data, int device) {
     const std::lock_guard lock(mutex_);
-    return reaches(data);
+    return data == nullptr || device_of(data) == device || pinned(data, 0);
   }
   bool holds_now(const void* data, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -218,17 +246,31 @@ class device {
   static inline stream* const legacy = reinterpret_cast<stream*>(1);
 
  private:
-  using ranges = std::map<const std::byte*, std::size_t>;
+  struct range {
+    std::size_t bytes;
+    int device;
+  };
+  using ranges = std::map<const std::byte*, range>;
+  static constexpr std::size_t queue_entries = 1024;
   static constexpr std::size_t page = 4096;
   static constexpr std::size_t alignment = 256;
 
-  device() : key_(::pkey_alloc(0, PKEY_DISABLE_ACCESS)) { start(&default_), streams_.erase(&default_); }
+  devices() : key_(::pkey_alloc(0, PKEY_DISABLE_ACCESS)) {
+    const char* const wanted = std::getenv("EMULATED_CUDA_DEVICES");
+    const int count = wanted != nullptr ? std::atoi(wanted) : 2;
+    for (int number = 0; number < count; ++number) {
+      defaults_.push_back(new stream);
+      defaults_.back()->device = number;
+      start(defaults_.back()), streams_.erase(defaults_.back());
+    }
+  }
 
-  static bool within(const ranges& all, const void* data, std::size_t bytes) {
+  static const range* within(const ranges& all, const void* data, std::size_t bytes) {
     auto at = all.upper_bound(static_cast<const std::byte*>(data));
-    if (at == all.begin()) return false;
+    if (at == all.begin()) return nullptr;
     --at;
-    return static_cast<const std::byte*>(data) + bytes <= at->first + at->second;
+    return static_cast<const std::byte*>(data) + bytes <= at->first + at->second.bytes ? &at->second
+                                                                                       : nullptr;
   }
   void start(stream* s) {
     streams_.insert(s), all_.insert(s);
@@ -269,7 +311,8 @@ class device {
   std::set<stream*> streams_;  ///< that may be named
   std::set<stream*> all_;      ///< also those that are destroyed and not yet through
   std::set<event*> events_;
-  stream default_;
+  std::vector<stream*> defaults_;  ///< of each device
+  std::set<int> contexts_;
   ranges allocated_;
   ranges pinned_;
   cudaError_t broken_ = cudaSuccess;

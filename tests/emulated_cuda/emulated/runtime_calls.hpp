@@ -11,19 +11,19 @@ using cudaStream_t = emulated_cuda::stream*;
 using cudaEvent_t = emulated_cuda::event*;
 using cudaGraph_t = struct emulated_graph*;
 using cudaHostFn_t = void (*)(void*);
-inline const cudaStream_t cudaStreamLegacy = emulated_cuda::device::legacy;
+inline const cudaStream_t cudaStreamLegacy = emulated_cuda::devices::legacy;
 
 namespace emulated_cuda {
 
-/// Calls `work(device, lock)` as device::call does.
+/// Calls `work(device, lock)` as devices::call does.
 template <class Work>
 cudaError_t calling(Work&& work) {
-  auto& d = device::get();
+  auto& d = devices::get();
   return d.call([&](auto& lock) { return work(d, lock); });
 }
 template <class Work>
 cudaError_t calling_unsafe(Work&& work) {
-  auto& d = device::get();
+  auto& d = devices::get();
   return d.unsafe_call([&](auto& lock) { return work(d, lock); });
 }
 
@@ -38,38 +38,50 @@ struct rows {
                   static_cast<const std::byte*>(from) + r * from_pitch, width);
   }
 };
-/// Puts a copy into a stream. `returns_early`: where host memory is pinned, or was read meanwhile.
-inline cudaError_t copy(device& d, std::unique_lock<std::mutex>& lock, const rows& c, cudaMemcpyKind kind,
-                        stream* to_stream, bool asynchronous) {
-  stream* const s = d.find(to_stream);
-  if (s == nullptr) return cudaErrorInvalidResourceHandle;
-  if (c.width == 0 || c.count == 0) return cudaSuccess;
-  if (c.to_pitch < c.width || c.from_pitch < c.width) return cudaErrorInvalidPitchValue;
+/// What a stream will do for a copy.
+struct checked_copy {
+  cudaError_t status = cudaSuccess;
+  std::function<void()> run = nullptr;
+  bool waits = false;  ///< the call returns when it is done
+};
+/// A copy from host memory that is not pinned reads it at once, and one to such memory is waited for.
+inline checked_copy check(devices& d, const rows& c, cudaMemcpyKind kind) {
+  if (c.width == 0 || c.count == 0) return {};
+  if (c.to_pitch < c.width || c.from_pitch < c.width) return {cudaErrorInvalidPitchValue};
   const std::size_t to_bytes = (c.count - 1) * c.to_pitch + c.width;
   const std::size_t from_bytes = (c.count - 1) * c.from_pitch + c.width;
   const bool to_device = kind != cudaMemcpyDeviceToHost, from_device = kind != cudaMemcpyHostToDevice;
   if (to_device != d.holds(c.to, to_device ? to_bytes : 0) && !(c.to == nullptr))
-    return cudaErrorInvalidValue;
-  if (from_device != d.holds(c.from, from_device ? from_bytes : 0)) return cudaErrorInvalidValue;
-  const auto done = [](const rows& what) {
-    return [what] {
-      what.copy();
-      return cudaSuccess;
-    };
-  };
+    return {cudaErrorInvalidValue};
+  if (from_device != d.holds(c.from, from_device ? from_bytes : 0)) return {cudaErrorInvalidValue};
   if (kind == cudaMemcpyHostToDevice && !d.pinned(c.from, from_bytes)) {
-    if (d.pinned(c.from, 1)) return cudaErrorInvalidValue;  // goes beyond what was registered
+    if (d.pinned(c.from, 1)) return {cudaErrorInvalidValue};  // goes beyond what was registered
     const auto kept = std::make_shared<std::vector<std::byte>>(c.width * c.count);
     rows{kept->data(), c.width, c.from, c.from_pitch, c.width, c.count}.copy();
-    return d.put(s, {[kept, c] {
-                       rows{c.to, c.to_pitch, kept->data(), c.width, c.width, c.count}.copy();
-                       return cudaSuccess;
-                     },
-                     nullptr, nullptr});
+    return {cudaSuccess,
+            [kept, c] { rows{c.to, c.to_pitch, kept->data(), c.width, c.width, c.count}.copy(); }};
   }
-  const bool waits = !asynchronous || (kind == cudaMemcpyDeviceToHost && !d.pinned(c.to, to_bytes));
+  return {cudaSuccess, [c] { c.copy(); }, kind == cudaMemcpyDeviceToHost && !d.pinned(c.to, to_bytes)};
+}
+/// Puts copies into a stream, in any order, as one entry of its queue.
+inline cudaError_t put_copies(devices& d, std::unique_lock<std::mutex>& lock,
+                              const std::vector<checked_copy>& copies, stream* to, bool asynchronous = true) {
+  stream* const s = d.find(to);
+  if (s == nullptr) return cudaErrorInvalidResourceHandle;
+  bool waits = !asynchronous, any = false;
+  for (const auto& each : copies) {
+    if (each.status != cudaSuccess) return each.status;
+    waits = waits || each.waits, any = any || each.run;
+  }
+  if (!any) return cudaSuccess;
   if (waits && s->capture != cudaStreamCaptureStatusNone) return cudaErrorStreamCaptureUnsupported;
-  const auto status = d.put(s, {done(c), nullptr, nullptr});
+  const auto status = d.put(lock, s,
+                            {[copies] {
+                               for (auto each = copies.rbegin(); each != copies.rend(); ++each)
+                                 if (each->run) each->run();
+                               return cudaSuccess;
+                             },
+                             nullptr, nullptr});
   return status == cudaSuccess && waits ? d.wait(lock, s) : status;
 }
 
@@ -79,7 +91,7 @@ inline cudaError_t copy(device& d, std::unique_lock<std::mutex>& lock, const row
 // ---------------------------------------------------------------------------------------
 
 inline cudaError_t cudaGetLastError() {
-  return emulated_cuda::device::get().last(true);
+  return emulated_cuda::devices::get().last(true);
 }
 inline const char* cudaGetErrorName(cudaError_t status) {
   switch (status) {
@@ -106,16 +118,15 @@ inline const char* cudaGetErrorString(cudaError_t status) {
                                            : cudaGetErrorName(status);
 }
 inline cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = emulated_cuda::devices::get().count();
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int* number) {
-  *number = 0;
+  *number = emulated_cuda::current_device;
   return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int number) {
-  return emulated_cuda::calling(
-      [&](auto&, auto&) { return number == 0 ? cudaSuccess : cudaErrorInvalidDevice; });
+  return emulated_cuda::devices::get().use(number);
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* about, int) {
   *about = {};
@@ -126,7 +137,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* about, int) {
 template <class Function>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* about, Function*) {
   *about = {};
-  return cudaSuccess;
+  return emulated_cuda::calling([](auto&, auto&) { return cudaSuccess; });
 }
 inline cudaError_t cudaDriverGetVersion(int* version) {
   *version = CUDART_VERSION;
@@ -134,10 +145,11 @@ inline cudaError_t cudaDriverGetVersion(int* version) {
 }
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
   *lowest = 0, *highest = -5;
-  return cudaSuccess;
+  return emulated_cuda::calling([](auto&, auto&) { return cudaSuccess; });
 }
 inline cudaError_t cudaDeviceSynchronize() {
-  return emulated_cuda::calling_unsafe([&](auto& d, auto& lock) { return d.wait_for_all(lock); });
+  return emulated_cuda::calling_unsafe(
+      [&](auto& d, auto& lock) { return d.wait_for_all(lock, emulated_cuda::current_device); });
 }
 
 // --- Memory
@@ -164,7 +176,8 @@ inline cudaError_t cudaMallocManaged(void**, std::size_t) {
 inline cudaError_t cudaFree(void* data) {
   if (data == nullptr) return cudaSuccess;
   return emulated_cuda::calling_unsafe([&](auto& d, auto& lock) {
-    if (const auto status = d.wait_for_all(lock); status != cudaSuccess) return status;
+    if (!d.holds(data, 0)) return cudaErrorInvalidValue;
+    if (const auto status = d.wait_for_all(lock, d.device_of(data)); status != cudaSuccess) return status;
     return d.free(data) ? cudaSuccess : cudaErrorInvalidValue;
   });
 }
@@ -186,7 +199,7 @@ inline cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned)
 }
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* about, const void* data) {
   return emulated_cuda::calling([&](auto& d, auto&) {
-    *about = d.holds(data, 1)    ? cudaPointerAttributes{cudaMemoryTypeDevice, 0}
+    *about = d.holds(data, 1)    ? cudaPointerAttributes{cudaMemoryTypeDevice, d.device_of(data)}
              : d.pinned(data, 1) ? cudaPointerAttributes{cudaMemoryTypeHost, 0}
                                  : cudaPointerAttributes{cudaMemoryTypeUnregistered, -2};
     return cudaSuccess;
@@ -195,19 +208,19 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* about, const 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t s) {
   return emulated_cuda::calling([&](auto& d, auto& lock) {
-    return emulated_cuda::copy(d, lock, {to, bytes, from, bytes, bytes, 1}, kind, s, true);
+    return put_copies(d, lock, {check(d, {to, bytes, from, bytes, bytes, 1}, kind)}, s);
   });
 }
 inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                                      std::size_t width, std::size_t count, cudaMemcpyKind kind,
                                      cudaStream_t s) {
   return emulated_cuda::calling([&](auto& d, auto& lock) {
-    return emulated_cuda::copy(d, lock, {to, to_pitch, from, from_pitch, width, count}, kind, s, true);
+    return put_copies(d, lock, {check(d, {to, to_pitch, from, from_pitch, width, count}, kind)}, s);
   });
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   return emulated_cuda::calling_unsafe([&](auto& d, auto& lock) {
-    return emulated_cuda::copy(d, lock, {to, bytes, from, bytes, bytes, 1}, kind, cudaStreamLegacy, false);
+    return put_copies(d, lock, {check(d, {to, bytes, from, bytes, bytes, 1}, kind)}, cudaStreamLegacy, false);
   });
 }
 /// The stream must not be the legacy one.
@@ -218,27 +231,27 @@ inline cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from
     if (s == nullptr || s == cudaStreamLegacy || attribute_count == 0 || attribute_count > count ||
         first[0] != 0 || attributes[0].srcAccessOrder != cudaMemcpySrcAccessOrderStream)
       return cudaErrorInvalidValue;
-    for (std::size_t i = count; i-- > 0;) {  // in no order
+    std::vector<emulated_cuda::checked_copy> copies;
+    for (std::size_t i = 0; i < count; ++i) {
       if (bytes[i] == 0) return cudaErrorInvalidValue;
       const auto kind = d.holds(to[i], 1) ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
-      const auto status =
-          emulated_cuda::copy(d, lock, {to[i], bytes[i], from[i], bytes[i], bytes[i], 1}, kind, s, true);
-      if (status != cudaSuccess) return status;
+      copies.push_back(check(d, {to[i], bytes[i], from[i], bytes[i], bytes[i], 1}, kind));
     }
-    return cudaSuccess;
+    return put_copies(d, lock, copies, s);
   });
 }
 inline cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t to) {
-  return emulated_cuda::calling([&](auto& d, auto&) {
+  return emulated_cuda::calling([&](auto& d, auto& lock) {
     auto* const s = d.find(to);
     if (s == nullptr) return cudaErrorInvalidResourceHandle;
     if (bytes == 0) return cudaSuccess;
     if (!d.holds(data, bytes)) return cudaErrorInvalidValue;
-    return d.put(s, {[=] {
-                       std::memset(data, value, bytes);
-                       return cudaSuccess;
-                     },
-                     nullptr, nullptr});
+    return d.put(lock, s,
+                 {[=] {
+                    std::memset(data, value, bytes);
+                    return cudaSuccess;
+                  },
+                  nullptr, nullptr});
   });
 }
 inline cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
@@ -286,11 +299,12 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
   });
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t in) {
-  return emulated_cuda::calling([&](auto& d, auto&) {
+  return emulated_cuda::calling([&](auto& d, auto& lock) {
     auto* const s = d.find(in);
     if (s == nullptr || d.find(e) == nullptr) return cudaErrorInvalidResourceHandle;
+    if (s->device != e->device) return cudaErrorInvalidResourceHandle;
     const auto reached = std::make_shared<bool>(false);
-    const auto status = d.put(s, {{}, nullptr, reached});
+    const auto status = d.put(lock, s, {{}, nullptr, reached});
     if (status == cudaSuccess) e->last = reached;
     return status;
   });
@@ -302,21 +316,22 @@ inline cudaError_t cudaEventQuery(cudaEvent_t e) {
   });
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t which, cudaEvent_t e, unsigned) {
-  return emulated_cuda::calling([&](auto& d, auto&) {
+  return emulated_cuda::calling([&](auto& d, auto& lock) {
     auto* const s = d.find(which);
     if (s == nullptr || d.find(e) == nullptr) return cudaErrorInvalidResourceHandle;
-    return e->last == nullptr ? cudaSuccess : d.put(s, {{}, e->last, nullptr});
+    return e->last == nullptr ? cudaSuccess : d.put(lock, s, {{}, e->last, nullptr});
   });
 }
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t which, cudaHostFn_t function, void* given) {
-  return emulated_cuda::calling([&](auto& d, auto&) {
+  return emulated_cuda::calling([&](auto& d, auto& lock) {
     auto* const s = d.find(which);
     if (s == nullptr) return cudaErrorInvalidResourceHandle;
-    return d.put(s, {[=] {
-                       function(given);
-                       return cudaSuccess;
-                     },
-                     nullptr, nullptr});
+    return d.put(lock, s,
+                 {[=] {
+                    function(given);
+                    return cudaSuccess;
+                  },
+                  nullptr, nullptr});
   });
 }
 
@@ -370,31 +385,39 @@ inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mo
 // -------------------------------------------------------------------------------------------------
 
 using CUdeviceptr = unsigned long long;
+namespace emulated_cuda {
+/// As long as it lives, the calling thread is in a call of the driver.
+struct driver_call {
+  driver_call() { in_the_driver = true; }
+  ~driver_call() { in_the_driver = false; }
+};
+}  // namespace emulated_cuda
+
 inline cudaError_t cuStreamWriteValue32(cudaStream_t which, CUdeviceptr where, std::uint32_t value,
                                         unsigned) {
-  return emulated_cuda::calling([&](auto& d, auto&) {
+  const emulated_cuda::driver_call in_the_driver;
+  return emulated_cuda::calling([&](auto& d, auto& lock) {
     auto* const s = d.find(which);
     auto* const word = reinterpret_cast<std::uint32_t*>(where);
     if (s == nullptr) return cudaErrorInvalidResourceHandle;
     if (where % 4 != 0 || !(d.pinned(word, 4) || d.holds(word, 4))) return cudaErrorInvalidValue;
-    return d.put(s, {[=] {
-                       if (!emulated_cuda::device::get().reaches_now(word)) return cudaErrorIllegalAddress;
-                       __atomic_store_n(word, value, __ATOMIC_RELEASE);
-                       return cudaSuccess;
-                     },
-                     nullptr, nullptr});
+    return d.put(lock, s,
+                 {[=] {
+                    if (!emulated_cuda::devices::get().reaches_now(word, s->device))
+                      return cudaErrorIllegalAddress;
+                    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+                    return cudaSuccess;
+                  },
+                  nullptr, nullptr});
   });
 }
-inline cudaError_t cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
-  *flags = 0, *active = 1;
+inline cudaError_t cuDevicePrimaryCtxGetState(int number, unsigned* flags, int* active) {
+  *flags = 0, *active = emulated_cuda::devices::get().has_context(number);
   return cudaSuccess;
 }
-/// Leaves the last error of the runtime as it is.
 inline cudaError_t cuEventQuery(cudaEvent_t e) {
-  const auto before = emulated_cuda::last_error;
-  const auto status = cudaEventQuery(e);
-  emulated_cuda::last_error = before;
-  return status;
+  const emulated_cuda::driver_call in_the_driver;
+  return cudaEventQuery(e);
 }
 /// As of 12.8.
 using CUresult = cudaError_t;
@@ -402,6 +425,7 @@ using CUstream = cudaStream_t;
 inline CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes, std::size_t count,
                                    const int* attributes, std::size_t* first, std::size_t attribute_count,
                                    std::size_t*, CUstream s) {
+  const emulated_cuda::driver_call in_the_driver;
   cudaMemcpyAttributes order{static_cast<cudaMemcpySrcAccessOrder>(attributes[0]), 0};
   return cudaMemcpyBatchAsync(reinterpret_cast<void**>(to), reinterpret_cast<const void**>(from), bytes,
                               count, &order, first, attribute_count, s);
