@@ -36,6 +36,11 @@ done
 "$work/test_gpu" --no-skip --test-case='sticky*'
 "$work/test_gpu" --no-skip --test-case='alone*'
 EMULATED_CUDA_DEVICES=1 "$work/test_gpu" --test-case="CUDA's runtime*,what belongs*"
+for what in 'load of 16' 'load of 8' 'load of 4' 'load of 2' 'store of 16'; do
+  "$work/test_gpu" --no-skip --test-case='misaligned*' --subcase="$what" >"$work/misaligned.log" 2>&1 || true
+  grep -qF 'misaligned address' "$work/misaligned.log" || { echo "misaligned: a $what passes"; cat "$work/misaligned.log"; exit 1; }
+done
+echo "misaligned: none passes"
 rm -rf "$work/checkpoints"*
 ln -sf "$train_gpt" "$work/train_gpt"
 tiny=(--layers 1 --width 32 --heads 2 --context 16 --micro-batches 2)

@@ -344,6 +344,31 @@ TEST_CASE(
   }
 }
 
+// In a process for each: on a GPU the device takes no call afterwards, the emulation ends the process.
+TEST_CASE("misaligned: a kernel neither loads nor stores a unit where none can lie" * doctest::skip()) {
+  std::byte* memory = nullptr;
+  REQUIRE(gpu::allocate(memory, 8192) == gpu::success);
+  cairn::cuda::gather_part part;
+  part.from = memory, part.to = 4096, part.bytes = 64;
+  SUBCASE("load of 16") {
+    part.width = 16, part.from += 8;
+  }
+  SUBCASE("load of 8") {
+    part.width = 8, part.from += 4;
+  }
+  SUBCASE("load of 4") {
+    part.width = 4, part.from += 2;
+  }
+  SUBCASE("load of 2") {
+    part.width = 2, part.from += 1;
+  }
+  SUBCASE("store of 16") {
+    part.width = 16, part.to += 8;
+  }
+  CHECK(gpu::gather({&part, 1}, {}, memory, cudaStreamLegacy) == gpu::success);
+  CHECK(cudaStreamSynchronize(cudaStreamLegacy) == cudaErrorMisalignedAddress);
+}
+
 namespace {
 __global__ void write_nowhere(int* nowhere) {
   *nowhere = 1;

@@ -23,13 +23,27 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 
+// A GPU loads and stores them as one, and traps where they are not aligned. Copies that are not trivial are
+// what compilers check for it under -fsanitize=alignment.
 struct uint2 {
-  alignas(8) unsigned x;
-  unsigned y;
+  uint2() = default;
+  uint2(const uint2& other) { *this = other; }
+  uint2& operator=(const uint2& other) {
+    x = other.x, y = other.y;
+    return *this;
+  }
+  alignas(8) unsigned x = 0;
+  unsigned y = 0;
 };
 struct uint4 {
-  alignas(16) unsigned x;
-  unsigned y, z, w;
+  uint4() = default;
+  uint4(const uint4& other) { *this = other; }
+  uint4& operator=(const uint4& other) {
+    x = other.x, y = other.y, z = other.z, w = other.w;
+    return *this;
+  }
+  alignas(16) unsigned x = 0;
+  unsigned y = 0, z = 0, w = 0;
 };
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
