@@ -64,7 +64,7 @@ def main():
     programs = sorted(set(SOURCES) - {TWIN})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compilers", default="g++,clang++-16", metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--levels", default="-O0,-O2", metavar="A,B", help="default: %(default)s")
+    parser.add_argument("--levels", default="O0,O2", metavar="A,B", help="default: %(default)s")
     parser.add_argument("--programs", default=",".join(programs), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: %(default)s")
     parser.add_argument("--include", default=str(ROOT / "include"), metavar="DIR", help="cairn's headers; default: those of this tree")

@@ -474,8 +474,10 @@ TEST_CASE(
   MESSAGE(met, " faults");
 }
 
-const cairn::checkpointer_options calm{
-    .patience = std::chrono::seconds(60), .peer_patience = std::chrono::seconds(60), .quiet = true};
+const cairn::checkpointer_options calm{.patience = std::chrono::seconds(60),
+                                       .peer_patience = std::chrono::seconds(60),
+                                       .max_restarts = 1'000'000,  // as often as it is killed
+                                       .quiet = true};
 
 /// A state that needs an upload of two parts, a function of the step.
 struct large_state {

@@ -64,9 +64,9 @@ inline void put_names(wire_writer& out, const std::vector<std::string>& names) {
 inline void refuse_unmatched(const load_report& report, const state_dict& state) {
   if (report.unmatched.empty()) return;
   const auto& pattern = report.unmatched.front();
-  near_names near(pattern);
-  for (const auto& e : state.entries()) near.offer(e.name);
-  const auto names = near.text();
+  near_names similar(pattern);
+  for (const auto& e : state.entries()) similar.offer(e.name);
+  const auto names = similar.text();
   fail(error_id::usage_unknown_name,
        "cairn::only was given a pattern that matches no item, neither of the state nor of the checkpoint" +
            (names.empty() ? std::string() : "; near it: " + names),

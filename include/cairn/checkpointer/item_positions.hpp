@@ -94,9 +94,9 @@ class item_positions {
                                   [&](const named& a) { return a.first.starts_with(prefix); });
     }
     if (first == last) {
-      near_names near(name);
-      for (const auto& n : names_) near.offer(n.first);
-      const auto others = near.text();
+      near_names similar(name);
+      for (const auto& n : names_) similar.offer(n.first);
+      const auto others = similar.text();
       fail(error_id::usage_unknown_name,
            "before_update was given a name that the state does not have" +
                (others.empty() ? std::string() : "; near it: " + others),

@@ -35,8 +35,8 @@ class last_look {
     layout_ = layout;
     planned_ = std::move(planned);
     sources_ = std::move(sources);
-    for (auto& probe : probes_)
-      if (const auto* const at = address(probe)) std::memcpy(probe.bytes.data(), at, probe_bytes);
+    for (auto& p : probes_)
+      if (const auto* const at = address(p)) std::memcpy(p.bytes.data(), at, probe_bytes);
   }
 
   /// Why the save must not become a checkpoint, or null. `waited_for(entry)`: this entry of the state may
@@ -54,11 +54,11 @@ class last_look {
                        "an overlapped save was not followed by before_update(), and the memory of an item is "
                        "gone: nothing of the save was published; call close() before the memory of the state "
                        "goes");
-    for (const auto& probe : probes_)
-      if (const auto* const at = address(probe); at != nullptr && looked_at(layout_->items[probe.place]) &&
-                                                 std::memcmp(probe.bytes.data(), at, probe_bytes) != 0)
-        return failure(rank, layout_->items[probe.place].item,
-                       static_cast<std::int64_t>(probe.offset / digest_block_bytes * digest_block_bytes),
+    for (const auto& p : probes_)
+      if (const auto* const at = address(p); at != nullptr && looked_at(layout_->items[p.place]) &&
+                                             std::memcmp(p.bytes.data(), at, probe_bytes) != 0)
+        return failure(rank, layout_->items[p.place].item,
+                       static_cast<std::int64_t>(p.offset / digest_block_bytes * digest_block_bytes),
                        changed);
     const copy_check now(planned_, layout_, sources_, rank, devices, until, looked_at);
     return now.compare(image, error_id::usage_before_update_missing, changed);

@@ -206,9 +206,9 @@ class loader {
                 " items are not in the checkpoint of step ") +
           std::to_string(step) + (names.size() == 1 ? " and keeps its value" : " and keep their values") +
           first_of(names, [&](const std::string& name) {
-            near_names near(name);
-            for (const auto& other : report.unexpected) near.offer(other);
-            const auto others = near.text();
+            near_names similar(name);
+            for (const auto& other : report.unexpected) similar.offer(other);
+            const auto others = similar.text();
             return name + (others.empty() ? "" : " (the checkpoint has " + others + ")");
           }));
     if (const auto& names = report.mismatched; !names.empty())

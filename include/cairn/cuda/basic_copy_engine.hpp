@@ -145,9 +145,9 @@ class basic_copy_engine {
       if (view.space != memory_space::device || view.device < 0 || view.bytes() == 0) continue;
       auto& l = lane_on(view.device);
       if constexpr (GatheringRuntime<R>) {
-        const bool small =
+        const bool few_bytes =
             view.contiguous() ? view.bytes() < options_.gather_below : options_.gather_below != 0;
-        if (!small || l.ready_to_gather()) continue;
+        if (!few_bytes || l.ready_to_gather()) continue;
         const device_in_use<R> use(view.device);
         check_call<R>(R::load_kernels(), "cudaFuncGetAttributes (loading a kernel)", view.device);
         (void)l.staging();

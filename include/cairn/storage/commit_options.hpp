@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/error.hpp>
 #include <cairn/model/save_job.hpp>
+#include <cairn/storage/manifest.hpp>
 #include <cairn/storage/names.hpp>
 #include <cairn/storage/shared_file_plan.hpp>
 

@@ -128,8 +128,8 @@ class compressed_store {
     return store().read_all(key, cap);
   }
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) { return store().list(prefix); }
-  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t parts) {
-    return detail::list_keys(store(), prefix, parts);
+  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t max_parts) {
+    return detail::list_keys(store(), prefix, max_parts);
   }
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
     return store().leftovers(prefix);
