@@ -149,6 +149,14 @@ void last_saves(const Make& make, const std::function<std::vector<std::int64_t>(
     refused([&] { ckpt.close(); }, "head.weight");
     CHECK_FALSE(handle.committed());
   }
+  {  // changed, and only another step was removed meanwhile
+    auto ckpt = make();
+    auto handle = ckpt.save(m.state, 20);
+    ckpt.remove(999);
+    update(m.wte);
+    refused([&] { ckpt.close(); }, "wte");
+    CHECK_FALSE(handle.committed());
+  }
   {  // told by the handle that it may
     auto ckpt = make();
     auto handle = ckpt.save(m.state, 6);

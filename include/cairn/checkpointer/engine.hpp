@@ -181,7 +181,7 @@ class engine {
   }
   void remove(std::int64_t step) {
     check_writable();
-    before_update();
+    if (saves_.any_of(step)) settle();  // it may end only then
     static_cast<void>(read_once(
         group_,
         [&] {

@@ -42,6 +42,10 @@ class saves_under_way {
     for (const auto& save : saves_)
       if (!save->wait_finished(given_up_at_)) late(*save);
   }
+  [[nodiscard]] bool any_of(std::int64_t step) const {
+    return std::any_of(saves_.begin(), saves_.end(),
+                       [&](const auto& s) { return !s->finished() && s->report().step == step; });
+  }
   /// Waits for those of one step, until all were given up.
   void wait_for_step(std::int64_t step) const {
     for (const auto& save : saves_)
