@@ -60,7 +60,8 @@ using cairn_test::scratch_directory;
 using cairn_test::scripted_store;
 
 constexpr bool under_tsan = CAIRN_TEST_THREAD_SANITIZED;
-/// Of cases that ThreadSanitizer is not for: they fork beside threads, kill, or take long there.
+/// Of cases that ThreadSanitizer is not for: they fork beside threads, kill, change memory while it is
+/// copied, or take long there.
 const doctest::skip not_threaded(under_tsan);
 
 /// The children of this process, those that have ended and that nobody waited for, too. Whichever thread
@@ -766,7 +767,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a last save whose memory changed without before_update is not committed by the worker") {
+TEST_CASE("a last save whose memory changed without before_update is not committed by the worker" *
+          not_threaded) {
   const scratch_directory scratch;
   trained run;
   {
