@@ -66,7 +66,7 @@ class last_look {
 
  private:
   static constexpr std::size_t probe_bytes = 64;
-  static constexpr std::uint64_t most_probes = 64;
+  static constexpr std::uint64_t max_probes = 64;
   static constexpr std::string_view changed =
       "an overlapped save was not followed by before_update(), and the memory of an item changed since "
       "save(), so maybe while it was copied: nothing of the save was published; call before_update() before "
@@ -84,7 +84,7 @@ class last_look {
     for (const auto& place : layout.items)
       if (!place.early && place.bytes >= probe_bytes) late += place.bytes;
     probes_.clear();
-    const auto stride = late / most_probes + 1;
+    const auto stride = late / max_probes + 1;
     std::uint64_t before = 0;
     for (std::size_t i = 0; i < layout.items.size(); ++i) {
       const auto& place = layout.items[i];
