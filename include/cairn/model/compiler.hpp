@@ -13,3 +13,12 @@
 #error "cairn needs g++ 12 or later, or clang 16 or later: this g++ is older"
 #include <cairn/model/needs_a_newer_compiler>
 #endif
+
+// Bodies lie in impl/, apart from the contracts. Each page brings its own unless a library or a file of the user's
+// has them all: CAIRN_COMPILED says so, and the CMake target cairn::compiled sets it. CAIRN_IMPLEMENTATION marks
+// the files that hold these bodies; <cairn/implementation.hpp> sets it.
+#if defined(CAIRN_IMPLEMENTATION)
+#define CAIRN_BODY
+#else
+#define CAIRN_BODY inline
+#endif
