@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // threaded
 #include <cairn/cairn.hpp>
+#include <cairn/concepts/any_observer.hpp>
 
 #include "support/communicator_archetype.hpp"
 #include "support/executor_conformance.hpp"
@@ -76,6 +77,33 @@ struct observer_that_may_throw : observer_archetype {
   void observe(const cairn::observation&) & {}
 };
 static_assert(!cairn::Observer<observer_that_may_throw>);
+
+/// Asks for everything that an observer may ask for.
+struct asking_observer {
+  using cairn_role = cairn::role::observer;
+  static constexpr bool wants_spans = true;
+  static constexpr bool wants_began = true;
+  void observe(const cairn::observation&) noexcept {}
+};
+struct refusing_observer : asking_observer {
+  static constexpr bool wants_spans = false;
+};
+static_assert(cairn::wants_spans<asking_observer> && cairn::wants_began<asking_observer>);
+static_assert(!cairn::wants_spans<refusing_observer> && !cairn::wants_spans<observer_archetype>);
+
+TEST_CASE("any_observer tells its observer, and asks for what that asks for") {
+  int seen = 0;
+  cairn::any_observer held(observer_archetype::make(seen));
+  held.observe({});
+  auto moved = std::move(held);
+  moved.observe({});
+  CHECK(seen == 2);
+  CHECK_FALSE(moved.asks_for_spans());
+  CHECK_FALSE(moved.asks_for_began());
+  const cairn::any_observer asking(asking_observer{});
+  CHECK(asking.asks_for_spans());
+  CHECK(asking.asks_for_began());
+}
 
 /// Notes the nice, the policy and the cores of the thread that writes.
 struct noting_writer : cairn_test::scripted_writer {

@@ -2,6 +2,7 @@
 // threaded
 // Stagers: conformance of each composition, the pool of buffers, failures, limits of memory.
 #include <cairn/checkpointer/copy_check.hpp>
+#include <cairn/concepts/any_stager.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/stage/no_staging.hpp>
 
@@ -59,6 +60,46 @@ TEST_CASE("buffered_stager of archetypes is a stager, and leaves nothing behind"
   const auto live = std::make_shared<std::atomic<int>>(0);
   stager_conformance(least{live});
   CHECK(*live == 0);
+}
+
+struct of_any_type {
+  static constexpr bool digests = true;
+  [[nodiscard]] any_stager make() const { return any_stager(heap{2}.make()); }
+};
+TEST_CASE("any_stager over heap_stager is a stager") {
+  stager_conformance(of_any_type{});
+}
+
+/// What offers the optional capabilities, and no more.
+struct offering_stager : no_staging {
+  std::shared_ptr<int> prepared = std::make_shared<int>(0);
+  std::shared_ptr<device_access> devices;
+  using no_staging::prepare;
+  void prepare(const source_table&) { ++*prepared; }
+  std::shared_ptr<device_access> device_memory() const { return devices; }
+};
+static_assert(PreparesSources<offering_stager> && BringsDeviceAccess<offering_stager>);
+static_assert(Stager<no_staging> && !PreparesSources<no_staging> && !BringsDeviceAccess<no_staging>);
+
+TEST_CASE("any_stager offers what its stager offers, nothing where that has nothing, and gives it back") {
+  struct no_devices : device_access {
+    std::unique_ptr<device_load> begin_load(std::uint64_t) override { return nullptr; }
+    std::unique_ptr<device_read> begin_read() override { return nullptr; }
+  };
+  offering_stager own;
+  own.devices = std::make_shared<no_devices>();
+  any_stager offering(own);
+  offering.prepare(source_table());
+  CHECK(*own.prepared == 1);
+  CHECK(offering.device_memory() == own.devices);
+  REQUIRE(offering.get_if<offering_stager>() != nullptr);
+  CHECK(offering.get_if<offering_stager>()->prepared == own.prepared);
+  CHECK(offering.get_if<no_staging>() == nullptr);
+
+  any_stager plain(no_staging{});
+  plain.prepare(source_table());
+  CHECK(plain.device_memory() == nullptr);
+  CHECK(plain.get_if<offering_stager>() == nullptr);
 }
 
 stager_case one_tensor(std::uint64_t bytes, std::uint32_t seed = 1) {

@@ -5,7 +5,6 @@
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/comm/single_process.hpp>
 #include <cairn/execute/thread_executor.hpp>
-#include <cairn/observe/teller.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
@@ -125,11 +124,11 @@ class checkpointer {
       fail(error_id::usage_bad_option, "a checkpointer option is zero or negative where that means nothing");
     engine_ = std::make_unique<engine_type>(
         StorageType(std::move(first)), take_save_planner(arguments), take_load_planner(arguments),
-        detail::take<role::stager, StagerType, Policies...>(arguments),
+        any_stager(detail::take<role::stager, StagerType, Policies...>(arguments)),
         detail::take<role::executor, ExecutorType, Policies...>(arguments),
         detail::take<role::communicator, CommunicatorType, Policies...>(arguments),
-        detail::take<role::observer, ObserverType, Policies...>(arguments), settings, keep, checks,
-        take_devices(arguments));
+        any_observer(detail::take<role::observer, ObserverType, Policies...>(arguments)), settings, keep,
+        checks, take_devices(arguments));
   }
   checkpointer(checkpointer&&) noexcept = default;
   checkpointer& operator=(checkpointer&& other) noexcept {
@@ -192,7 +191,9 @@ class checkpointer {
     requires StreamOrderedStager<StagerType, Stream>
   void before_update(Stream stream, int device = 0) {
     check();
-    engine_->before_update(stream, device);
+    engine_->before_update(device, [&](any_stager& stager, deadline until) {
+      stager.template get_if<StagerType>()->before_update(stream, device, until);
+    });
   }
 
   /// Restores the state from the checkpoint of `step`, on any number of ranks, in place. Options:
@@ -276,8 +277,8 @@ class checkpointer {
   static_assert(detail::check_observer<ObserverType>());
   static_assert(detail::check_executor<ExecutorType, decltype(std::declval<StorageType&>().writer()),
                                        StagerType, Overlapped>());
-  using engine_type = detail::engine<StorageType, SavePlannerType, LoadPlannerType, one_planner, StagerType,
-                                     ExecutorType, CommunicatorType, ObserverType, Overlapped>;
+  using engine_type = detail::engine<StorageType, SavePlannerType, LoadPlannerType, one_planner, ExecutorType,
+                                     CommunicatorType, Overlapped>;
 
   template <class... P>
   static SavePlannerType take_save_planner(std::tuple<P&...> arguments) {

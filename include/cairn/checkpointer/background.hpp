@@ -25,11 +25,11 @@ namespace detail {
 
 /// What the threads of an executor share with the checkpointer, and may outlive it with: the storage, who is
 /// told, and what happens at the end of each save. Any thread.
-template <StorageWriter Writer, StorageReader Reader, Observer O>
-class background : public std::enable_shared_from_this<background<Writer, Reader, O>> {
+template <StorageWriter Writer, StorageReader Reader>
+class background : public std::enable_shared_from_this<background<Writer, Reader>> {
  public:
-  background(Writer writer, Reader reader, O observer, int rank, const checkpointer_options& options,
-             const std::optional<keep_last>& keep)
+  background(Writer writer, Reader reader, any_observer observer, int rank,
+             const checkpointer_options& options, const std::optional<keep_last>& keep)
       : writer_(std::make_shared<Writer>(std::move(writer))),
         reader_(std::move(reader)),
         teller_(std::move(observer), rank, options.quiet),
@@ -42,7 +42,7 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
 
   [[nodiscard]] const std::shared_ptr<Writer>& writer() const noexcept { return writer_; }
   [[nodiscard]] Reader& reader() noexcept { return reader_; }
-  [[nodiscard]] teller<O>& tell() noexcept { return teller_; }
+  [[nodiscard]] teller& tell() noexcept { return teller_; }
   [[nodiscard]] const save_history& history() const noexcept { return history_; }
 
   /// For rank 0, when a run resumes and when it ends.
@@ -221,7 +221,7 @@ class background : public std::enable_shared_from_this<background<Writer, Reader
 
   std::shared_ptr<Writer> writer_;
   Reader reader_;
-  teller<O> teller_;
+  teller teller_;
   save_history history_;
   restart_journal<Writer> restarts_;
   int rank_;

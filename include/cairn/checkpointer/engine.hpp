@@ -10,8 +10,9 @@
 #include <cairn/checkpointer/save_plans.hpp>
 #include <cairn/checkpointer/saves_under_way.hpp>
 #include <cairn/checkpointer/store_probe.hpp>
+#include <cairn/concepts/any_observer.hpp>
+#include <cairn/concepts/any_stager.hpp>
 #include <cairn/concepts/executor.hpp>
-#include <cairn/concepts/stager.hpp>
 #include <cairn/model/process_limits.hpp>
 
 #include <sys/random.h>
@@ -37,17 +38,17 @@ struct nothing {};
 
 /// What a checkpointer owns, at one address for its whole life. Its functions are the checkpointer's; see
 /// there.
-template <class StorageType, class SavePlannerType, class LoadPlannerType, bool OnePlanner, class StagerType,
-          class ExecutorType, class CommunicatorType, class ObserverType, bool Overlapped>
+template <class StorageType, class SavePlannerType, class LoadPlannerType, bool OnePlanner,
+          class ExecutorType, class CommunicatorType, bool Overlapped>
 class engine {
   using writer_type = decltype(std::declval<StorageType&>().writer());
   using reader_type = decltype(std::declval<StorageType&>().reader());
-  using background_type = background<writer_type, reader_type, ObserverType>;
+  using background_type = background<writer_type, reader_type>;
   using load_planner_member = std::conditional_t<OnePlanner, nothing, LoadPlannerType>;
 
  public:
-  engine(StorageType storage, SavePlannerType planner, load_planner_member load_planner, StagerType stager,
-         ExecutorType executor, CommunicatorType communicator, ObserverType observer,
+  engine(StorageType storage, SavePlannerType planner, load_planner_member load_planner, any_stager stager,
+         ExecutorType executor, CommunicatorType communicator, any_observer observer,
          const checkpointer_options& options, const std::optional<keep_last>& keep, bool checked,
          std::shared_ptr<device_access> devices)
       : options_(options),
@@ -58,7 +59,7 @@ class engine {
         group_(std::move(communicator)),
         background_(std::make_shared<background_type>(storage_.writer(), storage_.reader(),
                                                       std::move(observer), group_.rank(), options, keep)),
-        devices_(devices != nullptr ? std::move(devices) : devices_of(stager)),
+        devices_(devices != nullptr ? std::move(devices) : stager.device_memory()),
         loader_(background_, group_, options_, devices_),
         stager_(std::move(stager)),
         executor_(std::move(executor)) {
@@ -100,7 +101,7 @@ class engine {
   save_handle save(const state_dict& state, std::int64_t step) {
     check_writable();
     attempt save;
-    if constexpr (wants_spans<ObserverType>) save.journal = std::make_shared<save_journal>();
+    if (background_->tell().wants_spans()) save.journal = std::make_shared<save_journal>();
     ++save_count_;  // first: where a rank alone runs out of memory, the next attempt is the same on all
     if (step < 0)
       fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
@@ -155,10 +156,11 @@ class engine {
   void before_update(std::string_view name) {
     tell_late(overlap_.pass(name, deadline::in(options_.patience), options_.handover_patience));
   }
-  template <class Stream>
-  void before_update(Stream stream, int device) {
+  /// `order(stager, deadline)`: has a device's stream wait for the copies, see StreamOrderedStager.
+  template <class Order>
+  void before_update(int device, Order&& order) {
     const auto until = deadline::in(options_.patience);
-    stager_.before_update(stream, device, until);
+    order(stager_, until);
     overlap_.vouch(device, until);
   }
 
@@ -371,7 +373,7 @@ class engine {
     background_->begun(save.context.step);
     saves_.add(save.progress, deadline::in(longest_save()));
     if constexpr (Overlapped) overlap_.shut(save.progress, image, save.sources);
-    if constexpr (wants_began<ObserverType>) background_->tell().began(save_handle(save.progress));
+    if (background_->tell().wants_began()) background_->tell().began(save_handle(save.progress));
   }
 
   /// before_update() for calls that tell nothing of what training did since the last overlapped save: where
@@ -418,12 +420,6 @@ class engine {
     if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
       fail(error_id::storage_io, "the system gives no random numbers");
     return bytes;
-  }
-  static std::shared_ptr<device_access> devices_of(StagerType& stager) {
-    if constexpr (requires { stager.device_memory(); })
-      return stager.device_memory();
-    else
-      return nullptr;
   }
   [[nodiscard]] std::chrono::nanoseconds longest_save() const noexcept {
     save_context c;
@@ -492,7 +488,7 @@ class engine {
     try {
       preparation_ = std::thread([this, layout, sources] {
         try {
-          if constexpr (requires { stager_.prepare(sources); }) stager_.prepare(sources);
+          stager_.prepare(sources);
           stager_.prepare(*layout, deadline::in(options_.patience));
         } catch (...) {
           tell_unprepared();
@@ -540,7 +536,7 @@ class engine {
   std::thread preparation_;
   std::shared_ptr<device_access> devices_;
   loader<background_type, CommunicatorType> loader_;
-  StagerType stager_;
+  any_stager stager_;
   ExecutorType executor_;  // last: its destructor waits for jobs, which use all of the above
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/record.hpp>
+#include <cairn/observe/teller.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -25,8 +26,8 @@ class other_runs {
     known_ = steps;
   }
   /// After a commit of this run. @throws what the storage throws.
-  template <class Reader, class Teller>
-  void look(Reader& reader, std::int64_t committed, Teller& teller) {
+  template <class Reader>
+  void look(Reader& reader, std::int64_t committed, teller& people) {
     if constexpr (requires { run_of(reader, committed); }) {
       const std::lock_guard lock(mutex_);
       own_.push_back(committed);
@@ -42,7 +43,7 @@ class other_runs {
         const auto run = run_of(reader, step);
         if (run == run_of(reader, committed)) continue;
         told_ = true;
-        return teller.warned(
+        return people.warned(
             "run " + to_string(run) + " commits into the same store while this run does: step " +
             std::to_string(step) +
             "; each step can be committed by one of them alone, and a restart takes the newest of "

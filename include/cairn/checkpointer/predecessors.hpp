@@ -21,8 +21,8 @@ namespace detail {
 class predecessors {
  public:
   /// Returns when none of them goes on, or the time is over. Nothing where the storage cannot tell.
-  template <class Writer, class Teller>
-  void outlast(Writer& writer, const run_id& run, std::chrono::nanoseconds patience, Teller& teller) {
+  template <class Writer>
+  void outlast(Writer& writer, const run_id& run, std::chrono::nanoseconds patience, teller& people) {
     if constexpr (requires { writer.live_saves(run); }) {
       const auto begin = deadline::clock::now();
       const auto until = deadline::in(patience);
@@ -33,7 +33,7 @@ class predecessors {
           if (find(a.step, a.attempt) != nullptr) continue;
           seen_.push_back({a.step, a.attempt});
           if (patience.count() > 0)
-            teller.earlier(observation::what::awaiting, a.step, 0,
+            people.earlier(observation::what::awaiting, a.step, 0,
                            "is being saved by a process of an earlier run: waiting for it, at most " +
                                seconds_text(std::chrono::duration<double>(patience).count()));
         }
@@ -54,18 +54,17 @@ class predecessors {
     }
   }
   /// `cleaned`: what lived was ended for good; `steps`: those that are committed now.
-  template <class Teller>
-  void tell(bool cleaned, const std::vector<std::int64_t>& steps, Teller& teller) const {
+  void tell(bool cleaned, const std::vector<std::int64_t>& steps, teller& people) const {
     for (const auto& s : seen_) {
       const auto after = " after " + seconds_text(s.seconds);
       if (std::find(steps.begin(), steps.end(), s.step) != steps.end())
-        teller.earlier(observation::what::awaited, s.step, s.seconds,
+        people.earlier(observation::what::awaited, s.step, s.seconds,
                        "was committed by a process of an earlier run" + after);
       else if (s.ended)
-        teller.earlier(observation::what::awaited, s.step, s.seconds,
+        people.earlier(observation::what::awaited, s.step, s.seconds,
                        "was given up by the process of an earlier run that saved it" + after);
       else if (cleaned)
-        teller.earlier(observation::what::fenced, s.step, s.seconds,
+        people.earlier(observation::what::fenced, s.step, s.seconds,
                        "was still being saved by a process of an earlier run" + after +
                            ": its save is ended for good and cannot be committed any more");
     }

@@ -3,6 +3,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/error.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/observe/teller.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -28,12 +29,11 @@ class restart_journal {
 
   /// The steps that `max_restarts` runs or more resumed from since anything was committed after them,
   /// ascending.
-  template <class Teller>
-  [[nodiscard]] std::vector<std::int64_t> worn_out(Writer& writer, Teller& teller) noexcept {
+  [[nodiscard]] std::vector<std::int64_t> worn_out(Writer& writer, teller& people) noexcept {
     std::vector<std::int64_t> found;
     if constexpr (NotesRestarts<Writer>)
       if (most_ > 0)
-        guarded(teller, [&] {
+        guarded(people, [&] {
           auto noted = writer.restarts();
           const std::lock_guard lock(mutex_);
           any_ = !noted.empty();
@@ -49,11 +49,10 @@ class restart_journal {
     return found;
   }
   /// This run goes on from the step.
-  template <class Teller>
-  void resumed(Writer& writer, const run_id& run, std::int64_t step, Teller& teller) noexcept {
+  void resumed(Writer& writer, const run_id& run, std::int64_t step, teller& people) noexcept {
     if constexpr (NotesRestarts<Writer>)
       if (most_ > 0)
-        guarded(teller, [&] {
+        guarded(people, [&] {
           const std::lock_guard lock(mutex_);
           if (own_ == step) return;
           if (own_) writer.forget_restart(run, *own_);
@@ -64,42 +63,39 @@ class restart_journal {
         });
   }
   /// A checkpoint was committed: what is noted of this step and those before it does not count any more.
-  template <class Teller>
-  void committed(Writer& writer, std::int64_t step, Teller& teller) noexcept {
+  void committed(Writer& writer, std::int64_t step, teller& people) noexcept {
     if constexpr (NotesRestarts<Writer>) {
       const std::lock_guard lock(mutex_);
       if (!any_) return;
-      guarded(teller, [&] {
+      guarded(people, [&] {
         any_ = writer.forget_restarts(step) != 0;
         if (own_ && *own_ <= step) own_.reset();
       });
     }
   }
   /// The run ends in good order, whether or not it has saved anything.
-  template <class Teller>
-  void closed(Writer& writer, Teller& teller) noexcept {
+  void closed(Writer& writer, teller& people) noexcept {
     if constexpr (NotesRestarts<Writer>) {
       const std::lock_guard lock(mutex_);
       if (!own_) return;
-      guarded(teller, [&] { writer.forget_restart(run_, *own_); });
+      guarded(people, [&] { writer.forget_restart(run_, *own_); });
       own_.reset();
     }
   }
 
  private:
-  template <class Teller, class Body>
-  static void guarded(Teller& teller, Body&& body) noexcept {
+  template <class Body>
+  static void guarded(teller& people, Body&& body) noexcept {
     try {
       body();
     } catch (const storage_error& e) {
-      if (e.id() != error_id::storage_permission) tell(teller);  // a store that is only read
+      if (e.id() != error_id::storage_permission) tell(people);  // a store that is only read
     } catch (...) {
-      tell(teller);
+      tell(people);
     }
   }
-  template <class Teller>
-  static void tell(Teller& teller) noexcept {
-    teller.warned("what is noted of restarts could not be read or written", std::current_exception());
+  static void tell(teller& people) noexcept {
+    people.warned("what is noted of restarts could not be read or written", std::current_exception());
   }
 
   std::mutex mutex_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/roles.hpp>
 #include <cairn/model/error.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_journal.hpp>
@@ -44,17 +45,11 @@ struct observation {
 /// Observers that say `static constexpr bool wants_spans = true;` get the parts of each save. Without one,
 /// nobody looks at the clock for them.
 template <class O>
-inline constexpr bool wants_spans = false;
-template <class O>
-  requires requires { O::wants_spans; }
-inline constexpr bool wants_spans<O> = O::wants_spans;
+inline constexpr bool wants_spans = requires { requires static_cast<bool>(O::wants_spans); };
 /// Observers that say `static constexpr bool wants_began = true;` are told by the training thread, inside
 /// save(), that one began.
 template <class O>
-inline constexpr bool wants_began = false;
-template <class O>
-  requires requires { O::wants_began; }
-inline constexpr bool wants_began<O> = O::wants_began;
+inline constexpr bool wants_began = requires { requires static_cast<bool>(O::wants_began); };
 
 /// Is told what happens. `observe` is called by the training thread and by threads of executors, at most one
 /// at a time for each checkpointer, and must not throw or call the checkpointer.
@@ -62,6 +57,13 @@ template <class O>
 concept Observer = std::movable<O> && requires(O& o, const observation& what) {
   { o.observe(what) } noexcept -> std::same_as<void>;
 };
+
+/// Observes nothing: the default.
+struct no_observer {
+  using cairn_role = role::observer;
+  void observe(const observation&) noexcept {}
+};
+static_assert(Observer<no_observer>);
 
 }  // namespace v1
 }  // namespace cairn

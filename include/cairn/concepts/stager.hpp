@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/device_access.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/source_table.hpp>
 #include <cairn/model/staged_image.hpp>
@@ -43,6 +44,24 @@ concept Stager =
       { s.prepare(*layout, until) } -> std::same_as<void>;
       { k.depth() } -> std::convertible_to<int>;
     };
+
+/// What a Stager may offer besides, where its first image from some memory waits for more than its buffer.
+///
+/// - `prepare(sources)`: what the first image from these sources would wait for is done. Called as
+/// prepare(layout, deadline) is, and before it.
+template <class S>
+concept PreparesSources = Stager<S> && requires(S& s, const source_table& sources) {
+  { s.prepare(sources) } -> std::same_as<void>;
+};
+
+/// What a Stager that copies from devices may offer besides, so that loads and checked{} reach their memory
+/// without a policy of their own.
+///
+/// - `device_memory()`: see device_access. Stays valid when the stager is gone.
+template <class S>
+concept BringsDeviceAccess = Stager<S> && requires(const S& s) {
+  { s.device_memory() } -> std::convertible_to<std::shared_ptr<device_access>>;
+};
 
 /// A Stager that copies from devices by streams.
 ///

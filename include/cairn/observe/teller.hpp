@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/observer.hpp>
-#include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/any_observer.hpp>
 
 #include <cstdio>
 #include <exception>
@@ -12,13 +11,6 @@
 
 namespace cairn {
 inline namespace v1 {
-
-/// Observes nothing: the default.
-struct no_observer {
-  using cairn_role = role::observer;
-  void observe(const observation&) noexcept {}
-};
-static_assert(Observer<no_observer>);
 
 /// What an exception says, whatever it is.
 [[nodiscard]] inline std::string failure_text(const std::exception_ptr& failure) {
@@ -46,10 +38,14 @@ namespace detail {
 
 /// Tells an observer, and people on stderr in one line each. Shared by the checkpointer and the threads of
 /// its executor: one at a time.
-template <Observer O>
 class teller {
  public:
-  teller(O observer, int rank, bool quiet) : observer_(std::move(observer)), rank_(rank), quiet_(quiet) {}
+  teller(any_observer observer, int rank, bool quiet)
+      : observer_(std::move(observer)), rank_(rank), quiet_(quiet) {}
+
+  /// Whether the observer asks for the parts of saves, and to be told that they began.
+  [[nodiscard]] bool wants_spans() const noexcept { return observer_.asks_for_spans(); }
+  [[nodiscard]] bool wants_began() const noexcept { return observer_.asks_for_began(); }
 
   void began(const save_handle& save) noexcept {
     guarded([&] {
@@ -151,7 +147,7 @@ class teller {
   }
 
   std::mutex mutex_;
-  O observer_;
+  any_observer observer_;
   int rank_;
   bool quiet_;
 };
