@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/portable.hpp>
+#include <cairn/concepts/store_capabilities.hpp>
+#include <cairn/model/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The functions of an object writer of any type; see any_store::object_writer.
+struct object_face {
+  virtual ~object_face() = default;
+  virtual void write(std::span<const write_part> parts) = 0;
+  virtual void write_lasting(std::span<const write_part> parts) = 0;
+  virtual void until(deadline when) = 0;
+  virtual void finish() = 0;
+  virtual void announce() = 0;
+  virtual int lock_descriptor() const = 0;
+  virtual std::int64_t helper_cpu() const = 0;
+};
+
+/// The functions of a writer of a shared object of any type; see any_store::shared_object_writer.
+struct shared_object_face {
+  virtual ~shared_object_face() = default;
+  virtual void write(std::span<const write_part> parts) = 0;
+  virtual void put(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
+  virtual bool read(std::uint64_t offset, std::span<std::byte> destination) = 0;
+  virtual void sync() = 0;
+  virtual void finish(std::uint64_t bytes) = 0;
+  virtual std::int64_t helper_cpu() const = 0;
+};
+
+/// The functions of a store of any type, with what stands for the capabilities that it lacks; see any_store.
+struct store_face {
+  virtual ~store_face() = default;
+  virtual std::unique_ptr<object_face> create(std::string_view key, std::uint64_t size_hint) = 0;
+  virtual std::size_t part_alignment() = 0;
+  virtual std::size_t min_part() = 0;
+  virtual std::size_t reads_at_once() = 0;
+  virtual void read(std::span<const read_range> ranges) = 0;
+  virtual void put_new(std::string_view key, std::span<const std::byte> bytes) = 0;
+  virtual bool publish_new(std::string_view key, std::span<const std::byte> bytes) = 0;
+  virtual std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) = 0;
+  virtual std::optional<std::uint64_t> size(std::string_view key) = 0;
+  virtual std::vector<listed_object> list(std::string_view prefix) = 0;
+  virtual std::vector<std::string> keys(std::string_view prefix, std::size_t parts) = 0;
+  virtual void remove(std::string_view key) = 0;
+  virtual bool remove_if(std::string_view key, std::span<const std::byte> bytes) = 0;
+  virtual std::vector<std::string> leftovers(std::string_view prefix) = 0;
+  virtual void discard(std::string_view key) = 0;
+  virtual std::optional<space_left> free_space() = 0;
+  virtual std::string describe() = 0;
+  virtual void make_directory(std::string_view directory) = 0;
+  virtual bool adopt_directory(std::string_view directory) = 0;
+  virtual void settle(std::string_view key) = 0;
+  virtual void note_settled(std::string_view key) noexcept = 0;
+  virtual bool is_settled(std::string_view key) = 0;
+  virtual bool tells_writers() = 0;
+  virtual bool announces_writers() = 0;
+  virtual std::vector<std::string> live_writers(std::string_view prefix) = 0;
+  virtual bool writer_lives(std::string_view key) = 0;
+  virtual bool shares() = 0;
+  virtual std::unique_ptr<shared_object_face> share(std::string_view key, std::uint64_t tag) = 0;
+  virtual std::unique_ptr<shared_object_face> join(std::string_view key, std::uint64_t tag) = 0;
+  virtual bool decodes(std::uint16_t codec) = 0;
+  virtual std::vector<std::byte> description() = 0;
+  virtual store_proof prove() = 0;
+  /// Null where the store lies over no other one.
+  virtual std::shared_ptr<store_face> inner() = 0;
+};
+
+template <class W>
+[[nodiscard]] std::int64_t helper_cpu_of([[maybe_unused]] const W& writer) {
+  if constexpr (CountsHelperCpu<W>)
+    return writer.helper_cpu();
+  else
+    return 0;
+}
+
+template <ObjectWriter W>
+struct object_model final : object_face {
+  explicit object_model(W made) : writer(std::move(made)) {}
+  void write(std::span<const write_part> parts) override { writer.write(parts); }
+  void write_lasting(std::span<const write_part> parts) override {
+    if constexpr (LastingObjectWriter<W>)
+      writer.write_lasting(parts);
+    else
+      writer.write(parts);
+  }
+  void until([[maybe_unused]] deadline when) override {
+    if constexpr (DeadlineObjectWriter<W>) writer.until(when);
+  }
+  void finish() override { writer.finish(); }
+  void announce() override {
+    if constexpr (AnnouncingObjectWriter<W>) writer.announce();
+  }
+  int lock_descriptor() const override {
+    if constexpr (LockedObjectWriter<W>)
+      return writer.lock_descriptor();
+    else
+      return -1;
+  }
+  std::int64_t helper_cpu() const override { return helper_cpu_of(writer); }
+  W writer;
+};
+
+template <SharedObjectWriter W>
+struct shared_object_model final : shared_object_face {
+  explicit shared_object_model(W made) : writer(std::move(made)) {}
+  void write(std::span<const write_part> parts) override { writer.write(parts); }
+  void put(std::uint64_t offset, std::span<const std::byte> bytes) override { writer.put(offset, bytes); }
+  bool read(std::uint64_t offset, std::span<std::byte> to) override { return writer.read(offset, to); }
+  void sync() override { writer.sync(); }
+  void finish(std::uint64_t bytes) override { writer.finish(bytes); }
+  std::int64_t helper_cpu() const override { return helper_cpu_of(writer); }
+  W writer;
+};
+
+/// The face of a store, as any_store holds it: that of the any_store itself where it is one.
+template <ByteStore S>
+[[nodiscard]] std::shared_ptr<store_face> face_of(std::shared_ptr<S> store);
+
+template <ByteStore S>
+struct store_model final : store_face {
+  explicit store_model(std::shared_ptr<S> of) : held(std::move(of)), store(*held) {}
+
+  std::unique_ptr<object_face> create(std::string_view key, std::uint64_t size_hint) override {
+    using writer = std::remove_cvref_t<decltype(store.create(key, size_hint))>;
+    return std::make_unique<object_model<writer>>(store.create(key, size_hint));
+  }
+  std::size_t part_alignment() override { return store.part_alignment(); }
+  std::size_t min_part() override { return store.min_part(); }
+  std::size_t reads_at_once() override {
+    if constexpr (DistantStore<S>)
+      return store.reads_at_once();
+    else
+      return 0;
+  }
+  void read(std::span<const read_range> ranges) override { store.read(ranges); }
+  void put_new(std::string_view key, std::span<const std::byte> bytes) override { store.put_new(key, bytes); }
+  bool publish_new(std::string_view key, std::span<const std::byte> bytes) override {
+    return store.publish_new(key, bytes);
+  }
+  std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) override {
+    return store.read_all(key, cap);
+  }
+  std::optional<std::uint64_t> size(std::string_view key) override { return store.size(key); }
+  std::vector<listed_object> list(std::string_view prefix) override { return store.list(prefix); }
+  std::vector<std::string> keys(std::string_view prefix, std::size_t parts) override {
+    return list_keys(store, prefix, parts);
+  }
+  void remove(std::string_view key) override { store.remove(key); }
+  bool remove_if(std::string_view key, std::span<const std::byte> bytes) override {
+    return detail::remove_if(store, key, bytes);
+  }
+  std::vector<std::string> leftovers(std::string_view prefix) override { return store.leftovers(prefix); }
+  void discard(std::string_view key) override { store.discard(key); }
+  std::optional<space_left> free_space() override { return store.free_space(); }
+  std::string describe() override { return std::string(store.describe()); }
+  void make_directory([[maybe_unused]] std::string_view directory) override {
+    if constexpr (DirectoryStore<S>) store.make_directory(directory);
+  }
+  bool adopt_directory([[maybe_unused]] std::string_view directory) override {
+    if constexpr (DirectoryStore<S>)
+      return store.adopt_directory(directory);
+    else
+      return true;  // there is nothing that must be made before an object
+  }
+  void settle([[maybe_unused]] std::string_view key) override {
+    if constexpr (DirectoryStore<S>) store.settle(key);
+  }
+  void note_settled([[maybe_unused]] std::string_view key) noexcept override {
+    if constexpr (NotesSettled<S>) store.note_settled(key);
+  }
+  bool is_settled(std::string_view key) override {
+    if constexpr (NotesSettled<S>) return store.is_settled(key);
+    settle(key);  // so that nobody waits for a note that never comes
+    return true;
+  }
+  bool tells_writers() override {
+    if constexpr (MayTellWriters<S>)
+      return store.tells_writers();
+    else
+      return TellsWriters<S>;
+  }
+  bool announces_writers() override {
+    if constexpr (AnnouncesWriters<S>)
+      return store.announces_writers();
+    else
+      return false;
+  }
+  std::vector<std::string> live_writers([[maybe_unused]] std::string_view prefix) override {
+    if constexpr (TellsWriters<S>)
+      return store.live_writers(prefix);
+    else
+      return {};
+  }
+  bool writer_lives([[maybe_unused]] std::string_view key) override {
+    if constexpr (TellsWriters<S>)
+      return store.writer_lives(key);
+    else
+      return false;
+  }
+  bool shares() override {
+    if constexpr (MayShare<S>)
+      return store.shares();
+    else
+      return SharedStore<S>;
+  }
+  std::unique_ptr<shared_object_face> share([[maybe_unused]] std::string_view key,
+                                            [[maybe_unused]] std::uint64_t tag) override {
+    if constexpr (SharedStore<S>) {
+      using writer = std::remove_cvref_t<decltype(store.share(key, tag))>;
+      return std::make_unique<shared_object_model<writer>>(store.share(key, tag));
+    } else {
+      fail_to_share();
+    }
+  }
+  std::unique_ptr<shared_object_face> join([[maybe_unused]] std::string_view key,
+                                           [[maybe_unused]] std::uint64_t tag) override {
+    if constexpr (SharedStore<S>) {
+      using writer = std::remove_cvref_t<decltype(store.share(key, tag))>;
+      auto joined = store.join(key, tag);
+      if (!joined) return nullptr;
+      return std::make_unique<shared_object_model<writer>>(std::move(*joined));
+    } else {
+      fail_to_share();
+    }
+  }
+  bool decodes(std::uint16_t codec) override {
+    if constexpr (DecodingStore<S>)
+      return store.decodes(codec);
+    else
+      return codec == 0;
+  }
+  std::vector<std::byte> description() override {
+    if constexpr (Portable<S>)
+      return store.description();
+    else
+      fail(error_id::usage_bad_option, "this store cannot be used by a worker process: save on a thread",
+           {.file = describe()});
+  }
+  store_proof prove() override {
+    if constexpr (SelfTestingStore<S>)
+      return store.prove();
+    else
+      return {};
+  }
+  std::shared_ptr<store_face> inner() override {
+    if constexpr (LayeredStore<S>) {
+      using inner_type = std::remove_reference_t<decltype(store.inner())>;
+      return face_of(std::shared_ptr<inner_type>(held, &store.inner()));
+    } else {
+      return nullptr;
+    }
+  }
+
+  [[noreturn]] void fail_to_share() {
+    fail(error_id::usage_bad_option, "the ranks of a host cannot share files in this store",
+         {.file = describe()});
+  }
+
+  std::shared_ptr<S> held;
+  S& store;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
