@@ -2,6 +2,7 @@
 // group: checkpoints
 // The Storage conformance suite on safetensors over several stores, and what damaged bytes do to loads.
 // threaded
+#include <cairn/concepts/any_storage.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
@@ -43,7 +44,16 @@ struct the_least_storage {
   cairn::memory_store objects;
   auto make() { return storage_archetype::over(objects); }
 };
-TEST_CASE_TEMPLATE_INVOKE(storage_conformance, in_memory, in_files, over_the_least_store, the_least_storage);
+struct of_any_type {
+  cairn::memory_store objects;
+  auto make() { return cairn::any_storage{cairn::safetensors_storage{objects}}; }
+};
+struct of_the_least_type {
+  cairn::memory_store objects;
+  auto make() { return cairn::any_storage{storage_archetype::over(objects)}; }
+};
+TEST_CASE_TEMPLATE_INVOKE(storage_conformance, in_memory, in_files, over_the_least_store, the_least_storage,
+                          of_any_type, of_the_least_type);
 
 // Each differs from the real one in one point, and is no StorageWriter or StorageReader.
 using real_writer = cairn::safetensors_writer<cairn::memory_store>;
@@ -63,6 +73,131 @@ struct fetch_may_give_none : real_reader {
 static_assert(cairn::StorageWriter<real_writer> && cairn::StorageReader<real_reader>);
 static_assert(!cairn::StorageWriter<write_gives_nothing> && !cairn::StorageWriter<abort_may_throw>);
 static_assert(!cairn::StorageReader<list_gives_ints> && !cairn::StorageReader<fetch_may_give_none>);
+
+// What they may offer besides, and what is none of it.
+static_assert(cairn::TellsWhoWrote<real_writer> && cairn::ProvesStore<real_writer> &&
+              cairn::LeasingWriter<real_writer> && cairn::NotesRestarts<real_writer> &&
+              cairn::AnnouncesSaves<real_writer> && cairn::TellsLiveSaves<real_writer> &&
+              cairn::NamesPlaces<real_writer>);
+static_assert(cairn::GatedReader<real_reader> && cairn::TellsRuns<real_reader>);
+static_assert(!cairn::AnnouncesSaves<storage_writer_archetype> &&
+              !cairn::TellsLiveSaves<storage_writer_archetype> &&
+              !cairn::NamesPlaces<storage_writer_archetype> && !cairn::TellsRuns<storage_reader_archetype>);
+struct retract_may_throw : real_writer {
+  void retract(const cairn::save_context&) {}
+};
+struct announces_a_number : real_writer {
+  int announce(const cairn::save_context&) { return 0; }
+};
+struct live_saves_are_steps : real_writer {
+  std::vector<std::int64_t> live_saves(cairn::run_id) { return {}; }
+};
+struct place_is_a_number : real_writer {
+  int place_of(std::int64_t) { return 0; }
+};
+struct run_is_a_number : real_reader {
+  std::uint64_t run_of(std::int64_t) { return 0; }
+};
+static_assert(!cairn::AnnouncesSaves<retract_may_throw> && !cairn::AnnouncesSaves<announces_a_number> &&
+              !cairn::TellsLiveSaves<live_saves_are_steps> && !cairn::NamesPlaces<place_is_a_number>);
+static_assert(!cairn::TellsRuns<run_is_a_number>);
+static_assert(cairn::Storage<cairn::any_storage> && !cairn::Portable<cairn::any_writer>);
+
+/// A StorageWriter with no more than what the concept and one function besides ask.
+struct announcing_writer : storage_writer_archetype {
+  explicit announcing_writer(storage_writer_archetype inner) : storage_writer_archetype(std::move(inner)) {}
+  cairn::save_announcement announce(const cairn::save_context&) & {
+    return cairn::save_announcement(std::make_shared<int>(0), 7);
+  }
+  cairn::save_announcement announce_worker(const cairn::save_context&) & { return {}; }
+  void retract(const cairn::save_context& c) & noexcept { *retracted = c.step; }
+  std::shared_ptr<std::int64_t> retracted = std::make_shared<std::int64_t>(-1);
+};
+
+TEST_CASE("a handle over the least writer and reader has the fallback of each thing that they may offer") {
+  cairn::memory_store objects;
+  auto least = storage_archetype::over(objects);
+  cairn::any_writer writer(least.writer());
+  cairn::any_reader reader(least.reader());
+  const auto until = cairn::deadline::in(std::chrono::minutes(1));
+  CHECK(writer.other_rank_that_wrote({}) == -1);
+  CHECK_FALSE(writer.proves_store());
+  CHECK(writer.prove_store().points.empty());
+  CHECK(writer.sees_mark({}) == cairn::mark_sight::seen);
+  CHECK_FALSE(writer.lease(1, until).held());
+  writer.note_restart({}, 1);
+  CHECK(writer.restarts().empty());
+  CHECK(writer.forget_restarts(1) == 0);
+  CHECK_FALSE(writer.announce({}).shown());
+  CHECK(writer.live_saves({}).empty());
+  CHECK(writer.place_of(1).empty());
+  CHECK((writer.maker() == nullptr));
+  CHECK(failure_of([&] { static_cast<void>(writer.description()); }).id == error_id::usage_bad_option);
+  CHECK_FALSE(reader.tells_runs());
+  CHECK_FALSE(reader.run_of(1).has_value());
+}
+
+TEST_CASE("a handle offers what its writer and its reader offer besides") {
+  scratch_directory directory;
+  cairn::safetensors_storage real{cairn::file_store{directory.path() + "/checkpoints"}};
+  cairn::any_writer writer(real.writer());
+  const auto until = cairn::deadline::in(std::chrono::minutes(1));
+  CHECK(writer.place_of(3) == real.writer().place_of(3));
+  CHECK(writer.proves_store());
+  CHECK_FALSE(writer.prove_store().points.empty());
+  writer.note_restart({1, 2}, 3);
+  CHECK(real.writer().restarts() == std::vector<std::int64_t>{3});
+  CHECK(failure_of([&] { static_cast<void>(writer.lease(3, until)); }).id == error_id::storage_not_committed);
+  cairn::any_reader reader(real.reader());
+  CHECK(reader.tells_runs());
+  CHECK(failure_of([&] { static_cast<void>(reader.run_of(3)); }).id == error_id::storage_not_committed);
+
+  cairn::memory_store objects;
+  auto least = storage_archetype::over(objects);
+  announcing_writer announcing(least.writer());
+  const auto retracted = announcing.retracted;
+  cairn::any_writer shown(std::move(announcing));
+  const auto copy = shown;
+  CHECK(shown.announce({}).lock_descriptor() == 7);
+  CHECK_FALSE(shown.announce_worker({}).shown());
+  cairn::save_context c;
+  c.step = 11;
+  shown.retract(c);
+  CHECK(*retracted == 11);
+}
+
+TEST_CASE("a handle says how its writer is made again, where that can be done") {
+  scratch_directory directory;
+  cairn::safetensors_storage real{cairn::file_store{directory.path() + "/checkpoints"}};
+  cairn::any_writer writer(real.writer());
+  REQUIRE((writer.maker() != nullptr));
+  auto again = writer.maker()(writer.description());
+  CHECK(again.type_name() == writer.type_name());
+  CHECK(again.description() == writer.description());
+  again.note_restart({1, 2}, 5);
+  CHECK(writer.restarts() == std::vector<std::int64_t>{5});
+}
+
+struct make_any_storage {
+  auto operator()(const cairn::memory_store& objects) const {
+    return cairn::any_storage{cairn::safetensors_storage{objects}};
+  }
+};
+
+TEST_CASE("a checkpoint is read only by the handle whose reader opened it") {
+  stored_sample<make_any_storage> s;
+  auto other = s.afresh().reader();
+  auto reader = s.afresh().reader();
+  auto copy = reader;
+  auto opened = reader.open(4, reader.fetch(4));
+  const auto until = cairn::deadline::in(std::chrono::minutes(1));
+  CHECK(copy.verify(opened, until) > 0);
+  std::uint64_t asked = 0;
+  CHECK(copy.verify(opened, until, [&](std::uint64_t bytes) { asked += bytes; }) >= asked);
+  CHECK(asked > 0);
+  CHECK(failure_of([&] { other.verify(opened, until); }).id == error_id::usage_bad_option);
+  CHECK(reader.run_of(4).has_value());
+}
 
 struct make_storage {
   auto operator()(const cairn::memory_store& objects) const {

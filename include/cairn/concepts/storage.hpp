@@ -4,6 +4,7 @@
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/image_layout.hpp>
+#include <cairn/model/save_announcement.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/model/state_dict.hpp>
 
@@ -132,6 +133,47 @@ concept NotesRestarts = requires(W& w, run_id run, std::int64_t step) {
   { w.forget_restarts(step) } -> std::convertible_to<std::size_t>;
 };
 
+/// What a StorageWriter may offer besides: other processes see a save before its first byte is written, so that
+/// a run that resumes waits for saves that processes of an earlier run still carry out. By process_executor.
+///
+/// - `announce(context)`: shows this rank's part of a save, as long as what it gives lives: before the save is
+/// handed to another process. Shows nothing where the store cannot tell whose writers live.
+/// - `announce_worker(context)`: the same by the process that carries the save out, where that is seen
+/// otherwise than by the objects that it writes; shows nothing elsewhere.
+/// - `retract(context)`: removes what a process that is gone has announced.
+///
+/// All but the last throw the store's errors.
+template <class W>
+concept AnnouncesSaves = StorageWriter<W> && requires(W& w, const save_context& context) {
+  { w.announce(context) } -> std::same_as<save_announcement>;
+  { w.announce_worker(context) } -> std::same_as<save_announcement>;
+  { w.retract(context) } noexcept -> std::same_as<void>;
+};
+
+/// One attempt to save a step.
+struct save_attempt {
+  std::int64_t step = 0;
+  std::uint64_t attempt = 0;
+  bool operator==(const save_attempt&) const = default;
+};
+
+/// What a StorageWriter may offer besides, where it can tell who writes.
+///
+/// - `live_saves(run)`: the attempts of other runs that a process still carries out; none where the store
+/// cannot tell. Throws the store's errors.
+template <class W>
+concept TellsLiveSaves = StorageWriter<W> && requires(W& w, run_id run) {
+  { w.live_saves(run) } -> std::same_as<std::vector<save_attempt>>;
+};
+
+/// What a StorageWriter may offer besides, for messages.
+///
+/// - `place_of(step)`: the object by which the checkpoint of a step comes to exist.
+template <class W>
+concept NamesPlaces = StorageWriter<W> && requires(W& w, std::int64_t step) {
+  { w.place_of(step) } -> std::convertible_to<std::string>;
+};
+
 /// How a load reads.
 struct read_options {
   std::uint64_t memory_budget = std::uint64_t{256} << 20;  ///< for bounce buffers, in bytes
@@ -180,6 +222,14 @@ template <class R>
 concept GatedReader = StorageReader<R> && requires(R& r, typename R::checkpoint_type& opened, deadline until,
                                                    const read_gate& gate) {
   { r.verify(opened, until, gate) } -> std::same_as<std::uint64_t>;
+};
+
+/// What a StorageReader may offer besides.
+///
+/// - `run_of(step)`: the run that committed a checkpoint; throws what fetch() and open() throw.
+template <class R>
+concept TellsRuns = StorageReader<R> && requires(R& r, std::int64_t step) {
+  { r.run_of(step) } -> std::same_as<run_id>;
 };
 
 /// A matching pair: what `writer()` writes, `reader()` reads. Pass one to a checkpointer in place of a

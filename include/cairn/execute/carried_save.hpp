@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::interprocess
 #pragma once
+#include <cairn/concepts/storage.hpp>
 #include <cairn/execute/worker_client.hpp>
 #include <cairn/model/deadline.hpp>
 #include <cairn/model/save_job.hpp>
@@ -14,32 +15,6 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// What of a save can be seen in the store before the worker has it; nothing where the writer has no such
-/// thing. Must have ended before the save's end is told.
-template <class Writer>
-class announcement {
- public:
-  void make([[maybe_unused]] const save_job<Writer>& job) {
-    if constexpr (requires { job.writer->announce(job.context); }) {
-      auto shown =
-          std::make_shared<decltype(job.writer->announce(job.context))>(job.writer->announce(job.context));
-      if constexpr (requires { shown->value().lock_descriptor(); })
-        if (shown->has_value()) lock_descriptor_ = shown->value().lock_descriptor();
-      held_ = std::move(shown);
-    }
-  }
-  void end() noexcept {
-    lock_descriptor_ = -1;
-    held_.reset();
-  }
-  /// Whoever has it, too, keeps what is seen alive; -1 where the store has no such thing.
-  [[nodiscard]] int lock_descriptor() const noexcept { return lock_descriptor_; }
-
- private:
-  std::shared_ptr<void> held_;
-  int lock_descriptor_ = -1;
-};
 
 /// A save on its way through a worker, whatever its writer is. One thread at a time.
 class carried_save {
@@ -125,7 +100,7 @@ class carried_save_of final : public carried_save {
 
   void hand_over(worker_client& client) override {
     // First: a worker that outlives this process must not have a save that nobody can see.
-    announced_.make(job_);
+    if constexpr (AnnouncesSaves<Writer>) announced_ = job_.writer->announce(job_.context);
     if (job_.image.failed()) job_.image.wait_for(UINT64_MAX, end());  // throws why
     handed_over(client.send(job_, announced_.lock_descriptor(), deadline::in(context().patience)));
   }
@@ -151,11 +126,11 @@ class carried_save_of final : public carried_save {
 
  private:
   void drop_image() noexcept override { job_.image = staged_image(); }
-  void end_announcement() noexcept override { announced_.end(); }
+  void end_announcement() noexcept override { announced_ = {}; }
   [[nodiscard]] std::exception_ptr image_failure() const noexcept override { return job_.image.failure(); }
 
   save_job<Writer> job_;
-  announcement<Writer> announced_;
+  save_announcement announced_;  // must end before the end of the save is told
 };
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::interprocess
 #pragma once
+#include <cairn/concepts/any_writer.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/execute/job_message.hpp>
 #include <cairn/execute/run_save_job.hpp>
@@ -29,15 +30,6 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// The name of a writer's type as this compiler spells it.
-template <class Writer>
-[[nodiscard]] constexpr std::string_view writer_type_name() noexcept {
-  std::string_view text = __PRETTY_FUNCTION__;  // "... [with Writer = NAME; ...]" or "... [Writer = NAME]"
-  constexpr std::string_view before = "Writer = ";
-  text.remove_prefix(text.find(before) + before.size());
-  return text.substr(0, text.find_first_of(";]"));
-}
 
 /// One save as the worker got it.
 struct worker_request {
@@ -288,16 +280,13 @@ class worker_session {
 /// What others see of a worker that carries out a save, where the storage has such a thing. If it cannot be
 /// shown, they see that of the trainer, while that lives.
 template <class Writer>
-[[nodiscard]] auto shown_worker(Writer& writer, const save_context& c) noexcept {
-  if constexpr (requires { writer.announce_worker(c); }) {
-    try {
+[[nodiscard]] save_announcement shown_worker([[maybe_unused]] Writer& writer,
+                                             [[maybe_unused]] const save_context& c) noexcept {
+  if constexpr (AnnouncesSaves<Writer>) try {
       return writer.announce_worker(c);
     } catch (...) {
-      return decltype(writer.announce_worker(c)){};
     }
-  } else {
-    return false;
-  }
+  return {};
 }
 
 /// Carries out a request and says how it ended.
@@ -321,12 +310,12 @@ void serve_request(worker_session& session, worker_request& request) {
   };
   progress->on_written([&] { session.say(frame_kind::written, told({})); });
   {
-    [[maybe_unused]] const auto shown = shown_worker(*writer, request.context);
+    const auto shown = shown_worker(*writer, request.context);
     run_save_job(save_job<Writer>{writer, request.context, std::move(request.image),
                                   std::move(request.metadata), progress});
   }
   request.announced = file_descriptor();  // first: what is held alive cannot be removed
-  if constexpr (requires { writer->retract(request.context); })
+  if constexpr (AnnouncesSaves<Writer>)
     if (session.trainer_gone()) writer->retract(request.context);
   if (const auto why = progress->failure())
     session.say(frame_kind::failed, told(std::move(wire_writer().raw(encode_failure(why)))));

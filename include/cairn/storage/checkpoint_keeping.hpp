@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/storage.hpp>
 #include <cairn/model/error.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/save_job.hpp>
@@ -59,13 +60,6 @@ template <class Store>
   return object_key(c.step, {object_kind::record, c.rank, c.attempt, 0}, place) + ".begun";
 }
 }  // namespace detail
-
-/// One attempt to save a step.
-struct save_attempt {
-  std::int64_t step = 0;
-  std::uint64_t attempt = 0;
-  bool operator==(const save_attempt&) const = default;
-};
 
 /// The checkpoints of a store beside their commit: which there are, their removal, and the cleaning of what
 /// interrupted saves left. For formats other than safetensors too. All functions may be called by several

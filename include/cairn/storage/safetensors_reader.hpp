@@ -70,6 +70,9 @@ class safetensors_reader {
     return checkpoint_type(std::move(m));
   }
 
+  /// See TellsRuns.
+  [[nodiscard]] run_id run_of(std::int64_t step) { return open(step, fetch(step)).manifest().run; }
+
   std::uint64_t read(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,
                      const target_resolver& resolver, read_options options, deadline until) {
     const auto bytes = fetch_records(checkpoint, ranks_of(checkpoint, plan), until);

@@ -132,27 +132,27 @@ class safetensors_writer {
     leases().clean();
     return keeping_.clean(run) + mark().remove_others(run);
   }
-  /// Makes this rank's part of a save visible in the store, until what it gives is destroyed or this process
-  /// ends; clean() then finds it. Before a save is handed to another process, so that no process can have one
-  /// that a run which resumes does not see. Nothing where a store cannot tell whose writers live, and for
-  /// ranks that only join the file of another one, without which they can do nothing. Not part of the
-  /// concept, like the next two.
-  [[nodiscard]] auto announce(const save_context& c) {
-    std::optional<object> shown;
+  /// See AnnouncesSaves; clean() finds it. Nothing where a store cannot tell whose writers live, and for ranks
+  /// that only join the file of another one, without which they can do nothing.
+  [[nodiscard]] save_announcement announce(const save_context& c) {
     if constexpr (detail::TellsWriters<Store>) {
       const auto place = protocol_.placement(c);
       if (detail::tells_writers(protocol_.store()) && place.first_of(c.rank) == c.rank) {
         protocol_.enter(c, deadline::in(c.patience));
-        shown.emplace(protocol_.store().create(detail::announcement_key(c, place), 0));
+        auto shown =
+            std::make_shared<object>(protocol_.store().create(detail::announcement_key(c, place), 0));
         if constexpr (requires { shown->announce(); }) shown->announce();
+        int lock = -1;
+        if constexpr (requires { shown->lock_descriptor(); }) lock = shown->lock_descriptor();
+        return save_announcement(std::move(shown), lock);
       }
     }
-    return shown;
+    return {};
   }
   /// The same by the process that carries the save out: where a store does not show who writes by the objects
   /// themselves, a run that resumes must see that it lives when its trainer is gone.
-  [[nodiscard]] auto announce_worker(const save_context& c) {
-    return detail::announces_writers(protocol_.store()) ? announce(c) : std::optional<object>();
+  [[nodiscard]] save_announcement announce_worker(const save_context& c) {
+    return detail::announces_writers(protocol_.store()) ? announce(c) : save_announcement();
   }
   /// Removes the announcement of a process that is gone.
   void retract([[maybe_unused]] const save_context& c) noexcept {
@@ -166,9 +166,9 @@ class safetensors_writer {
       }
     }
   }
-  /// See checkpoint_keeping::live_saves.
+  /// See TellsLiveSaves.
   [[nodiscard]] std::vector<save_attempt> live_saves(run_id run) { return keeping_.live_saves(run); }
-  /// The object by which a checkpoint comes to exist, for errors; not part of the concept.
+  /// See NamesPlaces.
   [[nodiscard]] std::string place_of(std::int64_t step) const { return manifest_key(step); }
   // See ProvesStore.
   [[nodiscard]] store_proof prove_store() {

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/storage.hpp>
+#include <cairn/model/error.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+class any_reader;
+
+/// A checkpoint that an any_reader opened; its checkpoint_type. Only that reader and its copies read it. One
+/// thread at a time.
+class any_checkpoint {
+ public:
+  /// What is stored, as long as this object lives.
+  [[nodiscard]] const cairn::metadata& metadata() { return face_->metadata(); }
+
+ private:
+  friend any_reader;
+  struct face {
+    explicit face(const void* by) noexcept : opened_by(by) {}
+    virtual ~face() = default;
+    virtual const cairn::metadata& metadata() = 0;
+    const void* const opened_by;  ///< the reader, which this must not outlive to be read
+  };
+  explicit any_checkpoint(std::unique_ptr<face> opened) noexcept : face_(std::move(opened)) {}
+  std::unique_ptr<face> face_;
+};
+
+/// A StorageReader of any type. Copies share it. What a reader may offer besides, this one has as functions:
+/// each comment says what it does where the reader has none. Each call costs a virtual one.
+class any_reader {
+ public:
+  using checkpoint_type = any_checkpoint;
+
+  /// Holds a reader.
+  template <class Reader>
+    requires(!std::same_as<std::remove_cvref_t<Reader>, any_reader> &&
+             StorageReader<std::remove_cvref_t<Reader>>)
+  explicit any_reader(Reader&& reader)
+      : face_(std::make_shared<face_of<std::remove_cvref_t<Reader>>>(std::forward<Reader>(reader))) {}
+
+  // See StorageReader.
+  [[nodiscard]] std::vector<std::int64_t> list() { return face_->list(); }
+  [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step) { return face_->fetch(step); }
+  [[nodiscard]] any_checkpoint open(std::int64_t step, std::span<const std::byte> manifest) {
+    return face_->open(step, manifest);
+  }
+  /// @throws also usage_error (usage_bad_option) for a checkpoint that another reader opened.
+  std::uint64_t read(any_checkpoint& checkpoint, const state_dict& state, const load_plan& plan,
+                     const target_resolver& resolver, read_options options, deadline until) {
+    return face_->read(of_this(checkpoint), state, plan, resolver, options, until);
+  }
+  std::uint64_t verify(any_checkpoint& checkpoint, deadline until) {
+    return face_->verify(of_this(checkpoint), until, nullptr);
+  }
+  /// See GatedReader; where the reader has no gate, it is not called.
+  std::uint64_t verify(any_checkpoint& checkpoint, deadline until, const read_gate& gate) {
+    return face_->verify(of_this(checkpoint), until, &gate);
+  }
+  /// Whether the reader models TellsRuns.
+  [[nodiscard]] bool tells_runs() const noexcept { return face_->tells_runs(); }
+  /// See TellsRuns; nothing where the reader does not tell.
+  [[nodiscard]] std::optional<run_id> run_of(std::int64_t step) { return face_->run_of(step); }
+
+ private:
+  struct face {
+    virtual ~face() = default;
+    virtual std::vector<std::int64_t> list() = 0;
+    virtual std::vector<std::byte> fetch(std::int64_t step) = 0;
+    virtual any_checkpoint open(std::int64_t step, std::span<const std::byte> manifest) = 0;
+    virtual std::uint64_t read(any_checkpoint::face& checkpoint, const state_dict& state,
+                               const load_plan& plan, const target_resolver& resolver, read_options options,
+                               deadline until) = 0;
+    virtual std::uint64_t verify(any_checkpoint::face& checkpoint, deadline until, const read_gate* gate) = 0;
+    virtual bool tells_runs() const noexcept = 0;
+    virtual std::optional<run_id> run_of(std::int64_t step) = 0;
+  };
+  template <class R>
+  struct checkpoint_of final : any_checkpoint::face {
+    using opened_type = typename R::checkpoint_type;
+    checkpoint_of(const void* by, opened_type made) : any_checkpoint::face(by), opened(std::move(made)) {}
+    const cairn::metadata& metadata() override {
+      if constexpr (std::is_reference_v<decltype(opened.metadata())>) {
+        return opened.metadata();
+      } else {
+        if (!copy) copy.emplace(opened.metadata());
+        return *copy;
+      }
+    }
+    opened_type opened;
+    std::optional<cairn::metadata> copy;
+  };
+  template <class R>
+  struct face_of final : face {
+    template <class From>
+    explicit face_of(From&& made) : reader(std::forward<From>(made)) {}
+    static typename R::checkpoint_type& inner(any_checkpoint::face& checkpoint) noexcept {
+      return static_cast<checkpoint_of<R>&>(checkpoint).opened;
+    }
+    std::vector<std::int64_t> list() override { return reader.list(); }
+    std::vector<std::byte> fetch(std::int64_t step) override { return reader.fetch(step); }
+    any_checkpoint open(std::int64_t step, std::span<const std::byte> manifest) override {
+      return any_checkpoint(std::make_unique<checkpoint_of<R>>(this, reader.open(step, manifest)));
+    }
+    std::uint64_t read(any_checkpoint::face& checkpoint, const state_dict& state, const load_plan& plan,
+                       const target_resolver& resolver, read_options options, deadline until) override {
+      return reader.read(inner(checkpoint), state, plan, resolver, options, until);
+    }
+    std::uint64_t verify(any_checkpoint::face& checkpoint, deadline until,
+                         [[maybe_unused]] const read_gate* gate) override {
+      if constexpr (GatedReader<R>)
+        if (gate != nullptr) return reader.verify(inner(checkpoint), until, *gate);
+      return reader.verify(inner(checkpoint), until);
+    }
+    bool tells_runs() const noexcept override { return TellsRuns<R>; }
+    std::optional<run_id> run_of([[maybe_unused]] std::int64_t step) override {
+      if constexpr (TellsRuns<R>)
+        return reader.run_of(step);
+      else
+        return std::nullopt;
+    }
+    R reader;
+  };
+
+  [[nodiscard]] any_checkpoint::face& of_this(any_checkpoint& checkpoint) const {
+    if (checkpoint.face_->opened_by != static_cast<const void*>(face_.get()))
+      fail(error_id::usage_bad_option, "a checkpoint is read by another reader than the one that opened it");
+    return *checkpoint.face_;
+  }
+
+  std::shared_ptr<face> face_;
+};
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/portable.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/model/error.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+class any_writer;
+
+/// How the process of a worker makes a writer again; see Portable.
+using writer_maker = any_writer (*)(std::span<const std::byte> description);
+
+namespace detail {
+
+/// The name of a writer's type as this compiler spells it.
+template <class Writer>
+[[nodiscard]] constexpr std::string_view writer_type_name() noexcept {
+  std::string_view text = __PRETTY_FUNCTION__;  // "... [with Writer = NAME; ...]" or "... [Writer = NAME]"
+  constexpr std::string_view before = "Writer = ";
+  text.remove_prefix(text.find(before) + before.size());
+  return text.substr(0, text.find_first_of(";]"));
+}
+
+/// The functions of a StorageWriter and of what it may offer besides, whatever its type.
+struct writer_face {
+  virtual ~writer_face() = default;
+  virtual image_layout layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,
+                              int rank) const = 0;
+  virtual std::uint64_t fingerprint() const = 0;
+  virtual record write(const save_context& context, const staged_image& image, deadline until) = 0;
+  virtual void commit(const save_context& context, const metadata& stored, deadline until) = 0;
+  virtual void await_commit(const save_context& context, deadline until) = 0;
+  virtual void abort(const save_context& context, std::exception_ptr failure) noexcept = 0;
+  virtual void remove(std::int64_t step) = 0;
+  virtual bool set_aside(std::int64_t step) = 0;
+  virtual std::uint64_t clean(run_id run) = 0;
+  virtual void check_space(space_needed needed) = 0;
+  virtual int other_rank_that_wrote(const save_context& context) noexcept = 0;
+  virtual bool proves_store() const noexcept = 0;
+  virtual store_proof prove_store() = 0;
+  virtual void look_early(run_id run) = 0;
+  virtual void leave_mark(run_id run) = 0;
+  virtual mark_sight sees_mark(run_id run) = 0;
+  virtual void remove_mark(run_id run) noexcept = 0;
+  virtual checkpoint_lease lease(std::int64_t step, deadline until) = 0;
+  virtual void note_restart(run_id run, std::int64_t step) = 0;
+  virtual std::vector<std::int64_t> restarts() = 0;
+  virtual void forget_restart(run_id run, std::int64_t step) = 0;
+  virtual std::size_t forget_restarts(std::int64_t up_to) = 0;
+  virtual save_announcement announce(const save_context& context) = 0;
+  virtual save_announcement announce_worker(const save_context& context) = 0;
+  virtual void retract(const save_context& context) noexcept = 0;
+  virtual std::vector<save_attempt> live_saves(run_id run) = 0;
+  virtual std::string place_of(std::int64_t step) = 0;
+  virtual writer_maker maker() const noexcept = 0;
+  virtual std::string_view type_name() const noexcept = 0;
+  virtual std::vector<std::byte> description() const = 0;
+};
+
+}  // namespace detail
+
+/// A StorageWriter of any type. Copies share it. What a writer may offer besides, this one has as functions:
+/// each comment says what it does where the writer has none. Each call costs a virtual one.
+class any_writer {
+ public:
+  /// Holds a writer.
+  template <class Writer>
+    requires(!std::same_as<std::remove_cvref_t<Writer>, any_writer> &&
+             StorageWriter<std::remove_cvref_t<Writer>>)
+  explicit any_writer(Writer&& writer)
+      : face_(std::make_shared<face_of<std::remove_cvref_t<Writer>>>(
+            std::make_shared<std::remove_cvref_t<Writer>>(std::forward<Writer>(writer)))) {}
+  /// Shares a writer, which must not be null.
+  template <StorageWriter Writer>
+    requires(!std::same_as<Writer, any_writer>)
+  explicit any_writer(std::shared_ptr<Writer> writer)
+      : face_(std::make_shared<face_of<Writer>>(std::move(writer))) {}
+
+  // See StorageWriter.
+  [[nodiscard]] image_layout layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,
+                                    int rank) const {
+    return face_->layout(plan, item_bytes, rank);
+  }
+  [[nodiscard]] std::uint64_t fingerprint() const { return face_->fingerprint(); }
+  record write(const save_context& context, const staged_image& image, deadline until) {
+    return face_->write(context, image, until);
+  }
+  void commit(const save_context& context, const metadata& stored, deadline until) {
+    face_->commit(context, stored, until);
+  }
+  void await_commit(const save_context& context, deadline until) { face_->await_commit(context, until); }
+  void abort(const save_context& context, std::exception_ptr failure) noexcept {
+    face_->abort(context, std::move(failure));
+  }
+  void remove(std::int64_t step) { face_->remove(step); }
+  bool set_aside(std::int64_t step) { return face_->set_aside(step); }
+  std::uint64_t clean(run_id run) { return face_->clean(run); }
+  void check_space(space_needed needed) { face_->check_space(needed); }
+
+  /// See TellsWhoWrote; -1 where the writer does not tell.
+  [[nodiscard]] int other_rank_that_wrote(const save_context& context) noexcept {
+    return face_->other_rank_that_wrote(context);
+  }
+  /// Whether the writer models ProvesStore. Where it does not, the next five do nothing, prove_store() gives an
+  /// empty proof, and every mark is seen.
+  [[nodiscard]] bool proves_store() const noexcept { return face_->proves_store(); }
+  [[nodiscard]] store_proof prove_store() { return face_->prove_store(); }
+  void look_early(run_id run) { face_->look_early(run); }
+  void leave_mark(run_id run) { face_->leave_mark(run); }
+  [[nodiscard]] mark_sight sees_mark(run_id run) { return face_->sees_mark(run); }
+  void remove_mark(run_id run) noexcept { face_->remove_mark(run); }
+  /// See LeasingWriter; a lease that is not held() where the writer takes none.
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until) {
+    return face_->lease(step, until);
+  }
+  // See NotesRestarts; nothing is noted where the writer keeps no notes.
+  void note_restart(run_id run, std::int64_t step) { face_->note_restart(run, step); }
+  [[nodiscard]] std::vector<std::int64_t> restarts() { return face_->restarts(); }
+  void forget_restart(run_id run, std::int64_t step) { face_->forget_restart(run, step); }
+  std::size_t forget_restarts(std::int64_t up_to) { return face_->forget_restarts(up_to); }
+  // See AnnouncesSaves; nothing is shown where the writer announces nothing.
+  [[nodiscard]] save_announcement announce(const save_context& context) { return face_->announce(context); }
+  [[nodiscard]] save_announcement announce_worker(const save_context& context) {
+    return face_->announce_worker(context);
+  }
+  void retract(const save_context& context) noexcept { face_->retract(context); }
+  /// See TellsLiveSaves; none where the writer does not tell.
+  [[nodiscard]] std::vector<save_attempt> live_saves(run_id run) { return face_->live_saves(run); }
+  /// See NamesPlaces; empty where the writer names none.
+  [[nodiscard]] std::string place_of(std::int64_t step) { return face_->place_of(step); }
+
+  /// Makes a writer of the same type from a description; null where that type is not Portable.
+  [[nodiscard]] writer_maker maker() const noexcept { return face_->maker(); }
+  /// The name of the writer's type as this compiler spells it.
+  [[nodiscard]] std::string_view type_name() const noexcept { return face_->type_name(); }
+  /// See Portable. @throws usage_error (usage_bad_option) where the writer is not.
+  [[nodiscard]] std::vector<std::byte> description() const { return face_->description(); }
+  /// The maker of writers of one type.
+  template <class Writer>
+    requires StorageWriter<Writer> && Portable<Writer>
+  [[nodiscard]] static any_writer made_of(std::span<const std::byte> description) {
+    return any_writer(Writer::from_description(description));
+  }
+
+ private:
+  template <class W>
+  struct face_of final : detail::writer_face {
+    explicit face_of(std::shared_ptr<W> made) : writer(std::move(made)) {}
+    image_layout layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,
+                        int rank) const override {
+      return std::as_const(*writer).layout(plan, item_bytes, rank);
+    }
+    std::uint64_t fingerprint() const override { return std::as_const(*writer).fingerprint(); }
+    record write(const save_context& context, const staged_image& image, deadline until) override {
+      return writer->write(context, image, until);
+    }
+    void commit(const save_context& context, const metadata& stored, deadline until) override {
+      writer->commit(context, stored, until);
+    }
+    void await_commit(const save_context& context, deadline until) override {
+      writer->await_commit(context, until);
+    }
+    void abort(const save_context& context, std::exception_ptr failure) noexcept override {
+      writer->abort(context, failure);
+    }
+    void remove(std::int64_t step) override { writer->remove(step); }
+    bool set_aside(std::int64_t step) override { return writer->set_aside(step); }
+    std::uint64_t clean(run_id run) override { return writer->clean(run); }
+    void check_space(space_needed needed) override { writer->check_space(needed); }
+    int other_rank_that_wrote([[maybe_unused]] const save_context& context) noexcept override {
+      if constexpr (TellsWhoWrote<W>)
+        return writer->other_rank_that_wrote(context);
+      else
+        return -1;
+    }
+    bool proves_store() const noexcept override { return ProvesStore<W>; }
+    store_proof prove_store() override {
+      if constexpr (ProvesStore<W>)
+        return writer->prove_store();
+      else
+        return {};
+    }
+    void look_early([[maybe_unused]] run_id run) override {
+      if constexpr (ProvesStore<W>) writer->look_early(run);
+    }
+    void leave_mark([[maybe_unused]] run_id run) override {
+      if constexpr (ProvesStore<W>) writer->leave_mark(run);
+    }
+    mark_sight sees_mark([[maybe_unused]] run_id run) override {
+      if constexpr (ProvesStore<W>)
+        return writer->sees_mark(run);
+      else
+        return mark_sight::seen;
+    }
+    void remove_mark([[maybe_unused]] run_id run) noexcept override {
+      if constexpr (ProvesStore<W>) writer->remove_mark(run);
+    }
+    checkpoint_lease lease(std::int64_t step, [[maybe_unused]] deadline until) override {
+      if constexpr (LeasingWriter<W>)
+        return writer->lease(step, until);
+      else
+        return {step, nullptr};
+    }
+    void note_restart([[maybe_unused]] run_id run, [[maybe_unused]] std::int64_t step) override {
+      if constexpr (NotesRestarts<W>) writer->note_restart(run, step);
+    }
+    std::vector<std::int64_t> restarts() override {
+      if constexpr (NotesRestarts<W>)
+        return writer->restarts();
+      else
+        return {};
+    }
+    void forget_restart([[maybe_unused]] run_id run, [[maybe_unused]] std::int64_t step) override {
+      if constexpr (NotesRestarts<W>) writer->forget_restart(run, step);
+    }
+    std::size_t forget_restarts([[maybe_unused]] std::int64_t up_to) override {
+      if constexpr (NotesRestarts<W>)
+        return writer->forget_restarts(up_to);
+      else
+        return 0;
+    }
+    save_announcement announce([[maybe_unused]] const save_context& context) override {
+      if constexpr (AnnouncesSaves<W>)
+        return writer->announce(context);
+      else
+        return {};
+    }
+    save_announcement announce_worker([[maybe_unused]] const save_context& context) override {
+      if constexpr (AnnouncesSaves<W>)
+        return writer->announce_worker(context);
+      else
+        return {};
+    }
+    void retract([[maybe_unused]] const save_context& context) noexcept override {
+      if constexpr (AnnouncesSaves<W>) writer->retract(context);
+    }
+    std::vector<save_attempt> live_saves([[maybe_unused]] run_id run) override {
+      if constexpr (TellsLiveSaves<W>)
+        return writer->live_saves(run);
+      else
+        return {};
+    }
+    std::string place_of([[maybe_unused]] std::int64_t step) override {
+      if constexpr (NamesPlaces<W>)
+        return writer->place_of(step);
+      else
+        return {};
+    }
+    writer_maker maker() const noexcept override {
+      if constexpr (Portable<W>)
+        return &any_writer::made_of<W>;
+      else
+        return nullptr;
+    }
+    std::string_view type_name() const noexcept override { return detail::writer_type_name<W>(); }
+    std::vector<std::byte> description() const override {
+      if constexpr (Portable<W>)
+        return std::as_const(*writer).description();
+      else
+        fail(error_id::usage_bad_option, "this writer cannot be used by a worker process: save on a thread",
+             {.got = std::string(type_name())});
+    }
+    std::shared_ptr<W> writer;
+  };
+
+  std::shared_ptr<detail::writer_face> face_;
+};
+
+}  // namespace v1
+}  // namespace cairn

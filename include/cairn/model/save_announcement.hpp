@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/compiler.hpp>
+
+#include <memory>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Lets other processes see that a save is under way, until this object is destroyed or its process ends. One
+/// thread at a time.
+class save_announcement {
+ public:
+  /// Shows nothing.
+  save_announcement() = default;
+  /// `shown`: what ends it when it is destroyed. `lock_descriptor`: of an open file that `shown` keeps; -1 where
+  /// there is none.
+  explicit save_announcement(std::shared_ptr<void> shown, int lock_descriptor = -1) noexcept
+      : shown_(std::move(shown)), lock_descriptor_(lock_descriptor) {}
+  save_announcement(save_announcement&& other) noexcept
+      : shown_(std::exchange(other.shown_, nullptr)),
+        lock_descriptor_(std::exchange(other.lock_descriptor_, -1)) {}
+  save_announcement& operator=(save_announcement&& other) noexcept {
+    shown_ = std::exchange(other.shown_, nullptr);
+    lock_descriptor_ = std::exchange(other.lock_descriptor_, -1);
+    return *this;
+  }
+
+  [[nodiscard]] bool shown() const noexcept { return shown_ != nullptr; }
+  /// A process that has a copy of this descriptor keeps the announcement alive, too; -1 where the store has no
+  /// such thing.
+  [[nodiscard]] int lock_descriptor() const noexcept { return lock_descriptor_; }
+
+ private:
+  std::shared_ptr<void> shown_;
+  int lock_descriptor_ = -1;
+};
+
+}  // namespace v1
+}  // namespace cairn
