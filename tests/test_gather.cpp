@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// group: checkpoints
+// threaded
+// What becomes of one rank that comes to a save alone: with a save that gathers on rank 0, as many trainers
+// write it, and with cairn's. docs/gather.md shows parts of this file.
+#include <doctest/doctest.h>
+#include <cairn/cairn.hpp>
+
+#include "support/counting_communicator.hpp"
+
+#include <chrono>
+#include <exception>
+#include <latch>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using cairn_test::counting_communicator;
+
+constexpr int ranks = 4;
+constexpr std::int64_t numbers = 1000;  // of each rank
+
+/// Runs body(communicator) on a thread for each rank; throws what the first rank that failed threw.
+template <class Body>
+void on_each_rank(Body body) {
+  const cairn::thread_group group(ranks);
+  std::vector<std::exception_ptr> thrown(ranks);
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks; ++rank)
+      threads.emplace_back([&, rank] {
+        try {
+          body(group.communicator(rank));
+        } catch (...) {
+          thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+        }
+      });
+  }
+  for (const auto& each : thrown)
+    if (each) std::rethrow_exception(each);
+}
+
+/// Counts a latch down at the end of a scope, also where an exception leaves it: nobody waits for ever.
+struct at_end {
+  std::latch& latch;
+  bool done = false;
+  void now() {
+    if (!done) latch.count_down();
+    done = true;
+  }
+  ~at_end() { now(); }
+};
+
+/// Collective: every rank sends its shard to rank 0, which writes all of them, and waits until they are saved.
+template <class Write>
+void gather_save(cairn::thread_communicator& comm, std::span<const float> shard, Write write,
+                 cairn::deadline until) {
+  if (comm.rank() != 0) {
+    comm.send(0, std::as_bytes(shard), until);
+    static_cast<void>(comm.receive(0, until));
+    return;
+  }
+  write(std::as_bytes(shard));
+  for (int rank = 1; rank < comm.size(); ++rank) write(comm.receive(rank, until));
+  for (int rank = 1; rank < comm.size(); ++rank) comm.send(rank, {}, until);
+}
+
+/// Runs body(checkpointer, state, shard, message counts) on each rank, after all ranks have saved step 1.
+template <class Body>
+void with_cairn(const cairn::checkpointer_options& options, Body body) {
+  const cairn::memory_store store;
+  on_each_rank([&](cairn::thread_communicator comm) {
+    const auto rank = comm.rank();
+    std::vector<float> shard(numbers, static_cast<float>(rank));
+    cairn::state_dict state;
+    state.tensor("weights", shard, cairn::shard{{numbers * ranks}, {numbers * rank}});
+    counting_communicator counting(std::move(comm));
+    const auto counts = counting.counts();
+    cairn::checkpointer ckpt{store, std::move(counting), options};
+    ckpt.save(state, 1).wait();  // all ranks plan together
+    body(ckpt, state, shard, *counts);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a save that gathers stands still where a rank does not come") {
+  std::latch others_may_end(1);
+  std::size_t bytes = 0;
+  const auto write = [&](std::span<const std::byte> part) { bytes += part.size(); };
+  on_each_rank([&](cairn::thread_communicator comm) {
+    const std::vector<float> shard(numbers, 1.0f);
+    gather_save(comm, shard, write, cairn::deadline::in(std::chrono::minutes(5)));
+    if (comm.rank() != 0) {
+      others_may_end.wait();  // alive, but in a step of its own
+      return;
+    }
+    const at_end end{others_may_end};
+    CHECK(bytes == numbers * ranks * sizeof(float));
+    CHECK_THROWS_AS(gather_save(comm, shard, write, cairn::deadline::in(std::chrono::milliseconds(200))),
+                    cairn::timeout_error);
+  });
+}
+
+TEST_CASE("a save of shards sends nothing, waits for nobody, and is committed when the others have come") {
+  std::latch others_may_come(1);
+  with_cairn({.quiet = true}, [&](auto& ckpt, auto& state, auto& shard, auto& counts) {
+    if (ckpt.rank() != 0) {
+      others_may_come.wait();
+      ckpt.save(state, 2).wait();
+      return;
+    }
+    at_end come{others_may_come};
+    const auto before = counts.sent.load();
+    auto handle = ckpt.save(state, 2);  // the other ranks are not in a save
+    CHECK(counts.sent == before);
+    for (int update = 0; update < 100; ++update)
+      for (auto& weight : shard) weight *= 0.99f;
+    CHECK_FALSE(handle.committed());
+    come.now();
+    handle.wait();
+    CHECK(handle.committed());
+  });
+}
+
+TEST_CASE("a save to which the others never come ends at its deadline and names who is missing") {
+  std::latch others_may_end(1);
+  with_cairn({.patience = std::chrono::seconds(5), .quiet = true}, [&](auto& ckpt, auto& state, auto&,
+                                                                       auto&) {
+    if (ckpt.rank() != 0) {
+      others_may_end.wait();
+      CHECK(ckpt.list() == std::vector<std::int64_t>{1});  // a collective call: the ranks are still together
+      return;
+    }
+    at_end end{others_may_end};
+    auto handle = ckpt.save(state, 2);
+    try {
+      handle.wait();
+      FAIL_CHECK("the save was committed without the other ranks");
+    } catch (const cairn::peer_error& e) {
+      CHECK(e.id() == cairn::error_id::peer_lost);
+      CHECK(e.fields().rank == 1);
+    }
+    end.now();
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+  });
+}
