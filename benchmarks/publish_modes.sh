@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Measures the ways of saving and puts the figures where the documents show them: docs/modes.json, the chart
-# docs/modes.svg, the timeline docs/timeline.svg, and the table between the two marks in docs/modes.md and README.md.
+# docs/modes.svg, the timeline docs/timeline.svg, and the table between the two marks in docs/modes.md.
 # usage: publish_modes.sh BENCH_MODES [OPTION of bench_modes]...
 # Without options those of the published figures. TMPDIR must be on a disk.
 set -euo pipefail
@@ -16,23 +16,16 @@ trap 'rm -rf "$work"' EXIT
   --json "$root/docs/modes.json" --chart "$root/docs/modes.svg" --picture "$root/docs/timeline.svg" \
   --table "$work/table.md" "$@"
 
-# fill PAGE FOLDER ALL: puts the table between the marks of a page, from which FOLDER leads to docs/; not ALL: the first alone.
-fill() {
-  awk -v table="$work/table.md" -v folder="$2" -v all="$3" '
-    /<!-- figures: end -->/ { inside = 0 }
-    !inside { print }
-    /<!-- figures: begin -->/ {
-      inside = 1
-      print ""
-      while ((getline line < table) > 0) {
-        if (!all && line == "") break
-        print line
-      }
-      print "\n![Seconds of each step](" folder "modes.svg)"
-      if (all) print "\n![What trainer and worker do during a save](" folder "timeline.svg)"
-      print ""
-    }' "$1" >"$work/page.md"
-  cp "$work/page.md" "$1"
-}
-fill "$root/docs/modes.md" "" 1
-fill "$root/README.md" docs/ 0
+# The tables go between the marks of the page.
+page=$root/docs/modes.md
+awk -v table="$work/table.md" '
+  /<!-- figures: end -->/ { inside = 0 }
+  !inside { print }
+  /<!-- figures: begin -->/ {
+    inside = 1
+    print ""
+    while ((getline line < table) > 0) print line
+    print "\n![Seconds of each step](modes.svg)"
+    print "\n![What trainer and worker do during a save](timeline.svg)\n"
+  }' "$page" >"$work/page.md"
+cp "$work/page.md" "$page"

@@ -19,7 +19,7 @@ if(LAUNCHER)
 endif()
 
 if(WAY STREQUAL "find_package")
-  # As README.md prints it: nothing is built, and nothing of cairn's own programs is configured.
+  # As docs/install.md prints it: nothing is built, and nothing of cairn's own programs is configured.
   run_step("${CMAKE_COMMAND}" -G "${GENERATOR}" -S "${CAIRN_SOURCE_DIR}" -B "${WORK_DIR}/cairn" "-DCMAKE_CXX_COMPILER=${CXX}")
   foreach(folder IN ITEMS examples tests benchmarks)
     if(EXISTS "${WORK_DIR}/cairn/${folder}")

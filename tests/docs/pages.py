@@ -3,7 +3,7 @@
 """Keeps the pages true: makes one C++ program of the code in them, and checks their links.
 
 usage: pages.py --program FILE PAGE...    writes the program
-       pages.py --check ROOT              checks README.md and docs/*.md
+       pages.py --check ROOT              checks the pages in ROOT, docs and examples
        pages.py --self-test
 
 Every ```cpp block of a page stands below a comment that says what becomes of it. Comments may carry lines of
@@ -195,7 +195,7 @@ def check_links(root, pages):
                 target = target[0] or target[1]
                 if not re.match(r"[a-z]+:", target):
                     check((name, page), page.parent, target)
-    for header in sorted(p for end in ("h", "hpp") for p in (root / "include").rglob(f"*.{end}")):
+    for header in sorted(p for end in ("h", "hpp", "ipp") for p in (root / "include").rglob(f"*.{end}")):
         text = re.sub(r'"\s*\n\s*"', "", header.read_text(encoding="utf-8"))
         for target in re.findall(r"docs/[a-z0-9_-]+\.md(?:#[a-z0-9_.-]+)?", text):
             check((str(header.relative_to(root)), header), root, target)
@@ -222,7 +222,7 @@ def check_messages(root):
     """Sample messages of docs/errors.md and of the page on recovery: four words of each stand in a header."""
     problems = []
     known = ""
-    for header in sorted((root / "include").rglob("*.hpp")):
+    for header in sorted((root / "include").rglob("*.[hi]pp")):
         text = re.sub(r'"\s*\n?\s*"', "", header.read_text(encoding="utf-8"))
         for literal in re.findall(r'"((?:[^"\\\n]|\\.)*)"', text):
             known += " ".join(words(literal)) + " | "
@@ -238,9 +238,19 @@ def check_messages(root):
     return problems
 
 
-def check_pages(root):
-    pages = [p for p in [root / "README.md", *sorted((root / "docs").glob("*.md"))] if p.exists()]
+def check_beginnings(root):
+    """Pages of docs that do not begin with what their readers can do after them."""
     problems = []
+    for page in sorted((root / "docs").glob("*.md")):
+        lines = [line for line in page.read_text(encoding="utf-8").split("\n") if line]
+        if page.name != "gpu-record.md" and not (len(lines) > 1 and lines[1].startswith("After this page ")):
+            problems.append(f"docs/{page.name}: does not begin with a sentence 'After this page ...': what its reader can do then")
+    return problems
+
+
+def check_pages(root):
+    pages = [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md")), *sorted((root / "examples").glob("*.md"))]
+    problems = check_beginnings(root)
     for page in pages:
         try:
             problems += check_copies(root, parse(str(page.relative_to(root)), page.read_text(encoding="utf-8"))[2])
@@ -281,13 +291,14 @@ def self_test():
         (root / "include" / "a.hpp").write_text('f("this is what went wrong"); // docs/errors.md#three\n')
         (root / "a.c").write_text("int x;\nint y;\nint z;\n")
         (root / "docs" / "c.md").write_text(
-            "<!-- from: a.c -->\n```c\nint y;\nint z;\n```\n<!-- from: a.c -->\n```cpp\nint x;\nint z;\n```\n")
+            "# C\nAfter this page all is well.\n<!-- from: a.c -->\n```c\nint y;\nint z;\n```\n<!-- from: a.c -->\n```cpp\nint x;\nint z;\n```\n")
         (root / "docs" / "errors.md").write_text(
             "# One\n```text\n[cairn.x] this is what went wrong (rank 1)\n[cairn.y] nobody says such a thing\n```\n")
         problems = check_pages(root)
-        assert len(problems) == 5, problems
+        assert len(problems) == 6, problems
         for part in ("#two, which has no such heading", "gone.md, which is not there", "a.hpp: links to docs/errors.md#three",
-                     "errors.md:4: no header", "c.md:8: these lines do not stand in a.c"):
+                     "errors.md:4: no header", "c.md:10: these lines do not stand in a.c",
+                     "errors.md: does not begin"):
             assert any(part in p for p in problems), (part, problems)
     print("pages.py: notices what it should")
 
