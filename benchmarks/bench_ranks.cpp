@@ -535,8 +535,8 @@ void bench_reduce(const options& o, cairn_bench::report& report) {
   const auto size = static_cast<std::size_t>(o.reduce_bytes);
   const auto job = fresh_job();
   rank_group ranks(o.reduce_ranks, [&](int rank) {
-    auto all = std::make_shared<cairn::collectives<cairn::shared_memory_communicator>>(
-        cairn::shared_memory_communicator{job, rank, o.reduce_ranks});
+    auto all =
+        std::make_shared<cairn::collectives>(cairn::shared_memory_communicator{job, rank, o.reduce_ranks});
     return [&, all](int, int, std::array<double, 8>& told) {
       bytes in(size);
       for (std::size_t i = 0; i + sizeof(float) <= size; i += sizeof(float)) {

@@ -86,13 +86,13 @@ struct single_env {
   }
 };
 
-template <int Size>
+template <int Size, class C = cairn::thread_communicator>
 struct thread_env {
   static int size() { return Size; }
   template <class Body>
   void run(Body body) {
     thread_ranks<> world(Size);
-    for (const auto& thrown : world.run([&](auto& all) { body(all.communicator()); }))
+    for (const auto& thrown : world.run([&](auto& all) { body(all.communicator().template get<C>()); }))
       if (thrown) std::rethrow_exception(thrown);
   }
 };
@@ -145,10 +145,8 @@ const std::vector<int> world_sizes{1, 2, 3, 4, 5, 7, 8, 16, 33};
 
 }  // namespace
 
-// The archetype compiles and works in every function.
-template class cairn::collectives<communicator_archetype>;
-
-TEST_CASE_TEMPLATE_INVOKE(communicator_conformance, single_env, thread_env<1>, thread_env<2>, thread_env<5>);
+TEST_CASE_TEMPLATE_INVOKE(communicator_conformance, single_env, thread_env<1>, thread_env<2>, thread_env<5>,
+                          thread_env<3, cairn::any_communicator>);
 
 TEST_CASE("the archetype is enough for every collective") {
   collectives all(communicator_archetype::make());
@@ -752,6 +750,48 @@ TEST_CASE("threads lend each other messages, in order with those that they send"
   }
 }
 
+TEST_CASE("what a communicator offers besides, it offers also where its type is chosen at run time") {
+  cairn::thread_group group(2);
+  const auto until = ample();
+  const std::shared_ptr<std::byte[]> data(new std::byte[3]{std::byte{1}, std::byte{2}, std::byte{3}});
+  const cairn::lent_message lent{data, 3};
+  SUBCASE("what it can") {
+    cairn::any_communicator a{group.communicator(0)};
+    auto second = group.communicator(1);
+    auto b = std::make_unique<cairn::any_communicator>(std::move(second));
+    CHECK(b->rank() == 1);
+    CHECK(b->size() == 2);
+    a.lend(1, lent, until);
+    CHECK(b->borrow(0, until).lent.data.get() == data.get());
+    const auto watch = a.watch_peers();
+    REQUIRE(watch != nullptr);
+    CHECK_FALSE(watch->is_gone(1));
+    b.reset();
+    CHECK(watch->is_gone(1));
+    CHECK(a.get<cairn::thread_communicator>().rank() == 0);
+    auto taken = std::move(a.get<cairn::thread_communicator>());
+    CHECK_THROWS_AS((void)group.communicator(0), cairn::usage_error);  // it lives
+  }
+  SUBCASE("what it cannot") {
+    auto counts = std::make_shared<message_counts>();
+    cairn::any_communicator a{counting_communicator(group.communicator(0), counts)};
+    cairn::any_communicator b{counting_communicator(group.communicator(1), counts)};
+    a.lend(1, lent, until);
+    const auto came = b.borrow(0, until);
+    CHECK(came.lent.data == nullptr);
+    CHECK(came.sent == bytes(data.get(), data.get() + 3));
+    CHECK(counts->sent == 1);
+    CHECK(counts->received == 1);
+    CHECK(a.watch_peers() == nullptr);
+  }
+  SUBCASE("the least that offers it") {
+    cairn::any_communicator lends{lending_archetype::make()};
+    lends.lend(0, lent, until);
+    CHECK(lends.borrow(0, until).lent.data.get() == data.get());
+    CHECK(cairn::any_communicator{watching_archetype::make()}.watch_peers() == nullptr);
+  }
+}
+
 TEST_CASE("a rank that goes away wakes those who wait for it") {
   cairn::thread_group group(2);
   auto first = group.communicator(0);
@@ -930,7 +970,7 @@ TEST_CASE("ranks that all send at once go on, and collectives by NCCL are those 
       expect(text_of(all.tree_reduce_broadcast(letter(rank), concatenate, ample())) == letters(5), "fold");
       all.barrier(ample());
       // Nobody leaves while another one still listens.
-      *world.at(rank) = std::move(all.communicator());
+      *world.at(rank) = std::move(all.communicator().get<nccl_communicator>());
     }));
   }
   nccl::refuse_registrations(false);

@@ -3,7 +3,9 @@
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/model/error.hpp>
 #include <cstddef>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace cairn_test {
@@ -36,6 +38,35 @@ class communicator_archetype {
   }
 };
 
-static_assert(cairn::Communicator<communicator_archetype>);
+static_assert(cairn::Communicator<communicator_archetype> &&
+              !cairn::LendingCommunicator<communicator_archetype> &&
+              !cairn::KnowsLostPeers<communicator_archetype>);
+
+/// The least that models LendingCommunicator: it lends to itself.
+class lending_archetype : public communicator_archetype {
+ public:
+  static lending_archetype make() { return lending_archetype(communicator_archetype::make()); }
+  void lend(int, const cairn::lent_message& message, cairn::deadline) { lent_ = message; }
+  cairn::borrowed_message borrow(int, cairn::deadline) { return {{}, lent_}; }
+
+ private:
+  explicit lending_archetype(communicator_archetype base) : communicator_archetype(std::move(base)) {}
+  cairn::lent_message lent_;
+};
+static_assert(cairn::LendingCommunicator<lending_archetype>);
+
+/// The least that models KnowsLostPeers.
+class watching_archetype : public communicator_archetype {
+ public:
+  struct watch {
+    operator std::shared_ptr<const cairn::peer_watch>() const { return nullptr; }
+  };
+  static watching_archetype make() { return watching_archetype(communicator_archetype::make()); }
+  [[nodiscard]] watch watch_peers() const { return {}; }
+
+ private:
+  explicit watching_archetype(communicator_archetype base) : communicator_archetype(std::move(base)) {}
+};
+static_assert(cairn::KnowsLostPeers<watching_archetype>);
 
 }  // namespace cairn_test

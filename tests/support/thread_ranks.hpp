@@ -24,8 +24,11 @@ class thread_ranks {
 
   [[nodiscard]] int size() const { return group_.size(); }
   [[nodiscard]] const cairn::thread_group& group() const { return group_; }
-  [[nodiscard]] cairn::collectives<Communicator>& at(int rank) {
-    return ranks_[static_cast<std::size_t>(rank)];
+  [[nodiscard]] cairn::collectives& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  /// The communicator of a rank, which its collectives own.
+  [[nodiscard]] Communicator& communicator(int rank) {
+    return at(rank).communicator().template get<Communicator>();
   }
 
   /// body(collectives&) on each rank at the same time, but for those in `absent`; what each threw, or null.
@@ -51,7 +54,7 @@ class thread_ranks {
 
  private:
   cairn::thread_group group_;
-  std::vector<cairn::collectives<Communicator>> ranks_;
+  std::vector<cairn::collectives> ranks_;
 };
 
 }  // namespace cairn_test

@@ -10,8 +10,7 @@ inline namespace v1 {
 namespace detail {
 
 /// True on all ranks if `here` is true on one. Collective; no message where there is one rank.
-template <Communicator C>
-[[nodiscard]] bool any_rank(collectives<C>& group, bool here, deadline until) {
+[[nodiscard]] inline bool any_rank(collectives& group, bool here, deadline until) {
   if (group.size() == 1) return here;
   const auto either = [](std::vector<std::byte> left, std::vector<std::byte> right) {
     return left.at(0) != std::byte{0} ? left : right;

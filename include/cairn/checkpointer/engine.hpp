@@ -71,13 +71,14 @@ class engine {
     std::array<std::byte, 16> word;
     std::memcpy(word.data(), bytes.data(), word.size());
     group_.set_run(word);
-    if constexpr (KnowsLostPeers<CommunicatorType> && EndsWithProcess<ExecutorType>)
-      peers_ = group_.communicator().watch_peers();
+    if constexpr (EndsWithProcess<ExecutorType>) peers_ = group_.communicator().watch_peers();
   }
 
   [[nodiscard]] int rank() const { return group_.rank(); }
   [[nodiscard]] int world_size() const { return group_.size(); }
-  [[nodiscard]] CommunicatorType& communicator() noexcept { return group_.communicator(); }
+  [[nodiscard]] CommunicatorType& communicator() noexcept {
+    return group_.communicator().template get<CommunicatorType>();
+  }
   void check_open() const {
     if (closed_) fail(error_id::usage_closed, "the checkpointer is closed; make a new one");
   }
@@ -523,7 +524,7 @@ class engine {
   StorageType storage_;
   save_plans<SavePlannerType> plans_;
   [[no_unique_address]] load_planner_member load_planner_;
-  collectives<CommunicatorType> group_;
+  collectives group_;
   run_id run_;
   std::shared_ptr<const peer_watch> peers_;  // null where a rank's save may outlive its process
   std::uint64_t save_count_ = 0;
@@ -535,7 +536,7 @@ class engine {
   last_look last_look_;  // of the save that the gate holds
   std::thread preparation_;
   std::shared_ptr<device_access> devices_;
-  loader<background_type, CommunicatorType> loader_;
+  loader<background_type> loader_;
   any_stager stager_;
   ExecutorType executor_;  // last: its destructor waits for jobs, which use all of the above
 };

@@ -75,9 +75,8 @@ inline void refuse_unmatched(const load_report& report, const state_dict& state)
 
 /// Every rank learns how the load ended on all of them, which items of the checkpoint no rank expected, an
 /// error if `strict`, and which patterns matched on none.
-template <Communicator C>
-load_verdict agree_on_load(collectives<C>& group, const std::exception_ptr& own, load_report& report,
-                           bool strict, deadline until) {
+inline load_verdict agree_on_load(collectives& group, const std::exception_ptr& own, load_report& report,
+                                  bool strict, deadline until) {
   auto& unexpected = report.unexpected;
   const auto outcome = outcome_of(own);
   if (group.size() == 1) return {outcome, own};
@@ -129,8 +128,8 @@ load_verdict agree_on_load(collectives<C>& group, const std::exception_ptr& own,
 }
 
 /// What the coordinator read, on all ranks; what it threw is thrown on all.
-template <Communicator C, class Read>
-std::vector<std::byte> read_once(collectives<C>& group, Read&& read, deadline until) {
+template <class Read>
+std::vector<std::byte> read_once(collectives& group, Read&& read, deadline until) {
   if (group.size() == 1) return read();
   return group.broadcast(0, group.rank() == 0 ? contribution::from(read) : contribution(), until);
 }
@@ -206,8 +205,8 @@ load_report load_alone(Reader& reader, Planner& planner, load_plan_cache& cache,
 
 /// The same by all ranks together, each reading a part of what several want. Collective: ends alike on all
 /// ranks where a rank fails, but for what fails after the last exchange.
-template <StorageReader Reader, LoadPlanner Planner, Communicator C>
-load_report load_shared(Reader& reader, Planner& planner, load_plan_cache& cache, collectives<C>& group,
+template <StorageReader Reader, LoadPlanner Planner>
+load_report load_shared(Reader& reader, Planner& planner, load_plan_cache& cache, collectives& group,
                         const state_dict& state, std::int64_t step, std::span<const std::byte> manifest,
                         const load_request& request, const checkpointer_options& options,
                         device_access* devices) {
@@ -224,7 +223,7 @@ load_report load_shared(Reader& reader, Planner& planner, load_plan_cache& cache
     return encode_wants(merge_wants(decode_wants(left, group.size()), decode_wants(right, group.size())));
   };
   const auto bytes = group.tree_reduce_broadcast(std::move(own), merge, until);
-  read_exchange<C> exchange(group, bytes);
+  read_exchange exchange(group, bytes);
   const metadata& stored = opened->metadata();
   const target_resolver resolver = [&](const read_item& item) {
     return planner.resolve(state, stored, item);
@@ -238,10 +237,10 @@ load_report load_shared(Reader& reader, Planner& planner, load_plan_cache& cache
 }
 
 /// Whether a reader can share what it reads with other ranks.
-template <class Reader, class C>
+template <class Reader>
 concept SharingReader = requires(Reader& r, typename Reader::checkpoint_type& opened, const state_dict& state,
                                  const load_plan& plan, const target_resolver& resolver, read_options options,
-                                 read_exchange<C>& exchange, deadline until) {
+                                 read_exchange& exchange, deadline until) {
   { r.read_shared(opened, state, plan, resolver, options, exchange, until) } -> std::same_as<std::uint64_t>;
 };
 

@@ -60,8 +60,8 @@ class summary_fold {
 /// Makes this rank's final plan together with the other ranks: one reduction of summaries, and one barrier
 /// after which the plan is known to stand on all ranks. Everything that any rank throws on the way is thrown
 /// on all ranks. `look` is asked now and then whether the others plan at all, and throws where not.
-template <SavePlanner Planner, Communicator C>
-cached_plan plan_together(Planner& planner, collectives<C>& group, const state_dict& state, deadline until,
+template <SavePlanner Planner>
+cached_plan plan_together(Planner& planner, collectives& group, const state_dict& state, deadline until,
                           const std::function<void()>& look = {}) {
   const int rank = group.rank();
   const int world = group.size();

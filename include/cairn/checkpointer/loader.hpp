@@ -19,10 +19,10 @@ namespace detail {
 
 /// Loads checkpoints, by all ranks together: one that is named, or the newest that loads on all of them. The
 /// thread of training. `group` and `options` outlive it.
-template <class Background, Communicator C>
+template <class Background>
 class loader {
  public:
-  loader(std::shared_ptr<Background> background, collectives<C>& group, const checkpointer_options& options,
+  loader(std::shared_ptr<Background> background, collectives& group, const checkpointer_options& options,
          std::shared_ptr<device_access> devices)
       : background_(std::move(background)),
         group_(group),
@@ -222,7 +222,7 @@ class loader {
   load_report load_part(Planner& planner, const state_dict& state, std::int64_t step,
                         std::span<const std::byte> manifest, const load_request& request) {
     using reader_type = std::remove_reference_t<decltype(background_->reader())>;
-    if constexpr (SharingReader<reader_type, C>)
+    if constexpr (SharingReader<reader_type>)
       if (options_.sharing == read_sharing::on && group_.size() > 1)
         return load_shared(background_->reader(), planner, cache_, group_, state, step, manifest, request,
                            options_, devices_.get());
@@ -238,7 +238,7 @@ class loader {
   }
 
   std::shared_ptr<Background> background_;
-  collectives<C>& group_;
+  collectives& group_;
   const checkpointer_options& options_;
   std::shared_ptr<device_access> devices_;
   load_plan_cache cache_;

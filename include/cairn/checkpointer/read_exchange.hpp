@@ -26,13 +26,12 @@ namespace detail {
 /// one small reduction, in which all ranks learn that its bytes were read, or what kept a rank from reading
 /// them, and agree where the next one ends; so no rank sends what another has no room for, and what one
 /// throws all throw. The next window is read while one is exchanged.
-template <Communicator C>
 class read_exchange {
  public:
   using wants_type = wanted_boxes;
 
   /// `wants`: of all ranks, merged. @throws peer_error
-  read_exchange(collectives<C>& group, std::span<const std::byte> wants)
+  read_exchange(collectives& group, std::span<const std::byte> wants)
       : group_(group), wants_(decode_wants(wants, group.size())) {}
 
   [[nodiscard]] std::int32_t rank() const { return group_.rank(); }
@@ -192,7 +191,7 @@ class read_exchange {
     if (failure != nullptr) std::rethrow_exception(failure);
   }
 
-  collectives<C>& group_;
+  collectives& group_;
   wanted_boxes wants_;
 };
 

@@ -37,8 +37,8 @@ void judge_proof(const store_proof& proof, const std::string& store, Tell&& tell
 /// one rank. Nothing where the storage proves nothing. `store()`: for messages; `tell(line)`: to people.
 /// @throws on all ranks storage_error: storage_not_shared and storage_unsafe, naming a rank where not all see
 /// alike; what keeps a store from being written at all.
-template <Communicator C, class Writer, class Describe, class Tell>
-void probe_shared_store(collectives<C>& group, Writer& writer, const run_id& run, Describe&& store,
+template <class Writer, class Describe, class Tell>
+void probe_shared_store(collectives& group, Writer& writer, const run_id& run, Describe&& store,
                         std::chrono::nanoseconds patience, Tell&& tell) {
   if constexpr (ProvesStore<Writer>) {
     const auto prove = [&] {

@@ -4,6 +4,8 @@
 #include <cairn/comm/collective_pieces.hpp>
 #include <cairn/comm/contribution.hpp>
 #include <cairn/comm/tree_patience.hpp>
+#include <cairn/concepts/any_communicator.hpp>
+#include <cairn/model/function_ref.hpp>
 #include <cairn/model/list_view.hpp>
 
 #include <bit>
@@ -41,16 +43,19 @@ inline namespace v1 {
 /// rank outside of the world as root is a usage_error, before anything is sent. Values are at most 1 GiB less
 /// 64 bytes, and so is what gather, scatter and all_gather move in one message: more is a usage_error
 /// (usage_overflow) on all ranks.
-template <Communicator C>
 class collectives {
  public:
   /// Owns the communicator, which nobody else uses for messages.
-  explicit collectives(C communicator) : communicator_(std::move(communicator)) {}
+  explicit collectives(any_communicator communicator) : communicator_(std::move(communicator)) {}
+  /// The same of a communicator of any type.
+  template <class C>
+    requires(!std::same_as<C, any_communicator> && !std::same_as<C, collectives> && Communicator<C>)
+  explicit collectives(C communicator) : collectives(any_communicator(std::move(communicator))) {}
 
   [[nodiscard]] int rank() const { return communicator_.rank(); }
   [[nodiscard]] int size() const { return communicator_.size(); }
-  [[nodiscard]] C& communicator() noexcept { return communicator_; }
-  [[nodiscard]] const C& communicator() const noexcept { return communicator_; }
+  [[nodiscard]] any_communicator& communicator() noexcept { return communicator_; }
+  [[nodiscard]] const any_communicator& communicator() const noexcept { return communicator_; }
   /// How many collectives were begun.
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   /// All ranks set the same id at the same place in the order of calls. Messages of another run are dropped;
@@ -61,23 +66,19 @@ class collectives {
   /// Every rank gets what `root` brings; of the others only a failure counts.
   [[nodiscard]] std::vector<std::byte> broadcast(int root, contribution own, deadline until) {
     if (rank() != root) own.bytes().clear();
-    return run_tree(operation::broadcast, root, std::move(own), until, the_roots, whole);
+    return run_tree(operation::broadcast, root, std::move(own), until, the_roots);
   }
 
   /// `root` gets what all bring, in rank order; the others get an empty vector.
   [[nodiscard]] std::vector<std::vector<std::byte>> gather(int root, contribution own, deadline until) {
-    const auto to_root = [&](bytes_view value, int first, int count) {
-      const int from = rank() + first;
-      return root >= from && root < from + count ? value : bytes_view();
-    };
-    const auto all = run_tree(operation::gather, root, labelled(std::move(own)), until, append, to_root);
+    const auto all = run_tree(operation::gather, root, labelled(std::move(own)), until, append);
     return rank() == root ? detail::sort_labelled(all, size()) : std::vector<std::vector<std::byte>>();
   }
 
   /// Every rank gets what all bring, in rank order.
   [[nodiscard]] std::vector<std::vector<std::byte>> all_gather(contribution own, deadline until) {
-    return detail::sort_labelled(
-        run_tree(operation::all_gather, 0, labelled(std::move(own)), until, append, whole), size());
+    return detail::sort_labelled(run_tree(operation::all_gather, 0, labelled(std::move(own)), until, append),
+                                 size());
   }
 
   /// Rank r gets pieces[r] of `root`; the others' pieces are ignored. A rank that cannot go on brings
@@ -96,15 +97,14 @@ class collectives {
       for (const auto& each : pieces) list.emplace_back(each);
       return detail::join_pieces(list);
     });
-    const auto mine = run_tree(operation::scatter, root, std::move(own), until, the_roots, part);
+    const auto mine = run_tree(operation::scatter, root, std::move(own), until, the_roots);
     const auto list = detail::split_pieces(mine);
     return {list.front().begin(), list.front().end()};
   }
 
   /// Returns when all ranks have called it; a rank that cannot go on brings `failure`, which all throw.
   void barrier(deadline until, std::exception_ptr failure = nullptr) {
-    static_cast<void>(
-        run_tree(operation::barrier, 0, contribution(std::move(failure)), until, the_roots, nothing));
+    static_cast<void>(run_tree(operation::barrier, 0, contribution(std::move(failure)), until, the_roots));
   }
 
   /// Every rank gets the fold of what all bring: merge(left, right), where left covers the lower ranks and
@@ -114,7 +114,7 @@ class collectives {
     requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
                                    std::vector<std::byte>>
   [[nodiscard]] std::vector<std::byte> tree_reduce_broadcast(contribution own, Merge merge, deadline until) {
-    return run_tree(operation::tree_reduce_broadcast, 0, std::move(own), until, merge, whole);
+    return run_tree(operation::tree_reduce_broadcast, 0, std::move(own), until, merge);
   }
 
   /// As tree_reduce_broadcast(), for what ranks do together only where each finds by itself that it must, as
@@ -128,12 +128,12 @@ class collectives {
                                                          const std::function<void()>& look = {}) {
     look_ = &look;
     const look_ends at_the_end{*this};
-    return run_tree(operation::planning, 0, std::move(own), until, merge, whole);
+    return run_tree(operation::planning, 0, std::move(own), until, merge);
   }
   /// As barrier(), after an occasional_reduce() that gave this rank a value.
   void occasional_barrier(deadline until, std::exception_ptr failure = nullptr) {
     static_cast<void>(
-        run_tree(operation::end_of_planning, 0, contribution(std::move(failure)), until, the_roots, nothing));
+        run_tree(operation::end_of_planning, 0, contribution(std::move(failure)), until, the_roots));
   }
 
   /// Begins an exchange: messages from rank to rank, outside of the tree, until the next collective. All
@@ -148,10 +148,7 @@ class collectives {
   /// Sends a message that begins with message_head(), without a copy where the communicator can. Throws as
   /// the communicator does.
   void send_message(int to, const lent_message& message, deadline until) {
-    if constexpr (LendingCommunicator<C>)
-      communicator_.lend(to, message, until);
-    else
-      communicator_.send(to, message.view(), until);
+    communicator_.lend(to, message, until);
   }
   /// The next message of `from` in this exchange, with its head. Throws as the communicator does, and
   /// peer_error (peer_bad_message).
@@ -176,16 +173,35 @@ class collectives {
     int height;
   };
 
+  using merge_parts =
+      detail::function_ref<std::vector<std::byte>(std::vector<std::byte>&&, std::vector<std::byte>&&)>;
+
   /// Only the root brings bytes.
-  static std::vector<std::byte> the_roots(std::vector<std::byte> left, std::vector<std::byte> right) {
-    return left.empty() ? right : left;
-  }
-  static std::vector<std::byte> append(std::vector<std::byte> left, const std::vector<std::byte>& right) {
+  static constexpr auto the_roots = [](std::vector<std::byte> left, std::vector<std::byte> right) {
+    return left.empty() ? std::move(right) : std::move(left);
+  };
+  static constexpr auto append = [](std::vector<std::byte> left, const std::vector<std::byte>& right) {
     left.insert(left.end(), right.begin(), right.end());
     return left;
+  };
+  /// Of the value that comes down, what `count` ranks from rank() + `first` on get; in `made` where it is none of
+  /// its bytes.
+  [[nodiscard]] bytes_view share(const detail::collective_call& call, bytes_view value, int first, int count,
+                                 std::vector<std::byte>& made) const {
+    switch (call.operation) {
+      case operation::barrier:
+      case operation::end_of_planning:
+        return {};
+      case operation::gather: {
+        const int from = rank() + first;
+        return call.root >= from && call.root < from + count ? value : bytes_view();
+      }
+      case operation::scatter:
+        return made = part(value, first, count);
+      default:
+        return value;
+    }
   }
-  static bytes_view whole(bytes_view value, int, int) { return value; }
-  static bytes_view nothing(bytes_view, int, int) { return {}; }
   static std::vector<std::byte> part(bytes_view value, int first, int count) {
     const auto list = detail::split_pieces(value);
     if (static_cast<std::size_t>(first) + static_cast<std::size_t>(count) > list.size())
@@ -231,11 +247,7 @@ class collectives {
   /// The next frame of a neighbour, of whatever call. Throws as the communicator does.
   [[nodiscard]] detail::collective_frame next_frame(int from, deadline until) {
     if (auto early = early_.extract(from); !early.empty()) return std::move(early.mapped());
-    borrowed_message message;
-    if constexpr (LendingCommunicator<C>)
-      message = communicator_.borrow(from, until);
-    else
-      message.sent = communicator_.receive(from, until);
+    auto message = communicator_.borrow(from, until);
     try {
       return detail::decode_frame(std::move(message), size());
     } catch (const wire_error& e) {
@@ -343,9 +355,9 @@ class collectives {
 
   /// Waits for a neighbour's outcome. While a wait for a child lasts, `tell(absent)` says so to the parent:
   /// that this rank is here, and for whom it waits.
-  template <class Tell>
   [[nodiscard]] detail::outcome await(const detail::collective_call& call, step wanted, int from,
-                                      deadline until, deadline word, Tell&& tell) {
+                                      deadline until, deadline word,
+                                      detail::function_ref<void(const detail::outcome&)> tell) {
     detail::outcome result;
     detail::outcome known;  // whom the neighbour was waiting for when it was last heard of
     known.add_absent(from, false);
@@ -393,11 +405,9 @@ class collectives {
     }
   }
 
-  /// One collective: parts are merged up the tree, the value of the root goes down, each child gets
-  /// share(value, first, count), where `first` counts from this rank.
-  template <class Merge, class Share>
+  /// One collective: parts are merged up the tree, the value of the root goes down, each child gets its share().
   [[nodiscard]] std::vector<std::byte> run_tree(operation kind, int root, contribution own, deadline until,
-                                                Merge&& merge, Share&& share) {
+                                                merge_parts merge) {
     const int ranks = size();
     if (root < 0 || root >= ranks)
       fail(error_id::usage_bad_option, "the root of a collective is no rank of this world",
@@ -472,7 +482,8 @@ class collectives {
     if (mine.ok()) {
       guard(mine, [&] {
         for (std::size_t i = 0; i < children.size(); ++i) {
-          const auto value = share(bytes_view(mine.value), children[i].rank - self, children[i].count);
+          std::vector<std::byte> made;
+          const auto value = share(call, mine.value, children[i].rank - self, children[i].count, made);
           messages[i] = detail::encode_frame(addressed(children[i]), step::down, mine, value);
         }
       });
@@ -506,7 +517,7 @@ class collectives {
   static constexpr std::array<std::byte, 16> no_run{};
   static constexpr int most_dropped = 10'000;
 
-  C communicator_;
+  any_communicator communicator_;
   std::array<std::byte, 16> run_{};
   std::uint64_t epoch_ = 0;
   detail::collective_call exchange_{};
@@ -520,9 +531,6 @@ class collectives {
   std::chrono::nanoseconds look_pause_{};
   bool apart_ = false;  ///< in the call under way this rank knows that others are not in it
 };
-
-template <class C>
-collectives(C) -> collectives<C>;
 
 }  // namespace v1
 }  // namespace cairn

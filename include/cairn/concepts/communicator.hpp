@@ -23,8 +23,7 @@ inline constexpr std::size_t max_message_bytes = std::size_t{1} << 30;
 ///   bytes may be reused when it returns. Throws timeout_error (timeout_peer, field rank = `to`) when the
 ///   deadline passes first, peer_error (peer_lost) when the transport knows that `to` is gone.
 /// - `receive(from, deadline)`: the next message of `from`, which may be empty. One that has arrived already
-/// is
-///   returned even if the deadline has passed, and even if `from` is gone. Throws as send does, naming
+///   is returned even if the deadline has passed, and even if `from` is gone. Throws as send does, naming
 ///   `from`.
 ///
 /// Messages are at most max_message_bytes; `to` and `from` may be rank() itself. A rank outside of the world
@@ -66,8 +65,8 @@ concept LendingCommunicator =
 
 /// What a Communicator may offer besides, where it knows at once that a peer is gone.
 ///
-/// - `watch_peers()`: tells that to any thread, see peer_watch. A save that waits for the part of such a rank
-/// ends then, where the part cannot come from a process of its own.
+/// - `watch_peers()`: tells that to any thread, see peer_watch; null where this one does not know after all. A save
+///   that waits for the part of such a rank ends then, where the part cannot come from a process of its own.
 template <class C>
 concept KnowsLostPeers = Communicator<C> && requires(const C& k) {
   { k.watch_peers() } -> std::convertible_to<std::shared_ptr<const peer_watch>>;

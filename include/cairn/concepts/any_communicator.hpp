@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/communicator.hpp>
+#include <cairn/concepts/roles.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// A Communicator whose type is chosen at run time; models Communicator, and what communicators may offer
+/// besides. Each message costs one virtual call, and no copy more than the communicator itself. Owns the
+/// communicator. One thread at a time uses it; movable. After a move from it only assignment and the destructor
+/// are allowed.
+class any_communicator {
+  struct face {
+    virtual ~face() = default;
+    virtual void send(int to, std::span<const std::byte> bytes, deadline until) = 0;
+    virtual std::vector<std::byte> receive(int from, deadline until) = 0;
+    virtual void lend(int to, const lent_message& message, deadline until) = 0;
+    virtual borrowed_message borrow(int from, deadline until) = 0;
+    virtual std::shared_ptr<const peer_watch> watch_peers() const = 0;
+    virtual void* object() noexcept = 0;
+  };
+  template <class C>
+  struct face_of final : face {
+    explicit face_of(C made) : communicator(std::move(made)) {}
+    void send(int to, std::span<const std::byte> bytes, deadline until) override {
+      communicator.send(to, bytes, until);
+    }
+    std::vector<std::byte> receive(int from, deadline until) override {
+      return communicator.receive(from, until);
+    }
+    void lend(int to, const lent_message& message, deadline until) override {
+      if constexpr (LendingCommunicator<C>)
+        communicator.lend(to, message, until);
+      else
+        communicator.send(to, message.view(), until);
+    }
+    borrowed_message borrow(int from, deadline until) override {
+      if constexpr (LendingCommunicator<C>)
+        return communicator.borrow(from, until);
+      else
+        return {communicator.receive(from, until), {}};
+    }
+    std::shared_ptr<const peer_watch> watch_peers() const override {
+      if constexpr (KnowsLostPeers<C>)
+        return communicator.watch_peers();
+      else
+        return nullptr;
+    }
+    void* object() noexcept override { return std::addressof(communicator); }
+    C communicator;
+  };
+
+ public:
+  using cairn_role = role::communicator;
+
+  /// Holds a communicator of any type, given as an rvalue.
+  template <class C>
+    requires(!std::same_as<C, any_communicator> && Communicator<C>)
+  explicit any_communicator(C communicator)
+      : rank_(communicator.rank()),
+        size_(communicator.size()),
+        face_(std::make_unique<face_of<C>>(std::move(communicator))) {}
+
+  // See Communicator.
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return size_; }
+  void send(int to, std::span<const std::byte> bytes, deadline until) { face_->send(to, bytes, until); }
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
+    return face_->receive(from, until);
+  }
+  /// See LendingCommunicator; send() where the communicator lends nothing.
+  void lend(int to, const lent_message& message, deadline until) { face_->lend(to, message, until); }
+  /// See LendingCommunicator; what receive() gives where the communicator lends nothing.
+  [[nodiscard]] borrowed_message borrow(int from, deadline until) { return face_->borrow(from, until); }
+  /// See KnowsLostPeers; null where the communicator does not know.
+  [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const { return face_->watch_peers(); }
+
+  /// The communicator itself. @pre C is the type that this was made of: nobody checks it.
+  template <class C>
+  [[nodiscard]] C& get() noexcept {
+    if constexpr (std::same_as<C, any_communicator>)
+      return *this;
+    else
+      return *static_cast<C*>(face_->object());
+  }
+
+ private:
+  int rank_;
+  int size_;
+  std::unique_ptr<face> face_;
+};
+
+static_assert(LendingCommunicator<any_communicator> && KnowsLostPeers<any_communicator>);
+
+}  // namespace v1
+}  // namespace cairn

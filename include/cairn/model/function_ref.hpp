@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/compiler.hpp>
+
+#include <concepts>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+template <class Signature>
+class function_ref;
+
+/// A function that is called only while the call lasts that it is given to. Refers to a callable object, owns
+/// nothing and allocates nothing: one indirect call. A page that takes a callable of any type hands it on so
+/// to a body that is compiled once.
+template <class Result, class... Arguments>
+class function_ref<Result(Arguments...)> {
+ public:
+  /// Refers to `callable`, an object (for a function give a pointer to it), which outlives this.
+  template <class Callable>
+    requires(!std::same_as<std::remove_cvref_t<Callable>, function_ref> &&
+             std::is_object_v<std::remove_reference_t<Callable>> &&
+             std::is_invocable_r_v<Result, std::remove_reference_t<Callable>&, Arguments...>)
+  function_ref(Callable&& callable) noexcept
+      : object_(const_cast<void*>(static_cast<const volatile void*>(std::addressof(callable)))),
+        call_([](void* object, Arguments... arguments) -> Result {
+          return (*static_cast<std::remove_reference_t<Callable>*>(object))(
+              std::forward<Arguments>(arguments)...);
+        }) {}
+
+  Result operator()(Arguments... arguments) const {
+    return call_(object_, std::forward<Arguments>(arguments)...);
+  }
+
+ private:
+  void* object_;
+  Result (*call_)(void*, Arguments...);
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
