@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cairn/concepts/any_planner.hpp>
 #include <cairn/plan/bound_sources.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/gathered.hpp>
@@ -154,6 +155,9 @@ TEST_CASE("default_planner that splits everything models SavePlanner") {
 }
 TEST_CASE("gathered models SavePlanner") {
   cairn_test::save_planner_conformance([] { return cairn::gathered<first_come_planner>{}; });
+}
+TEST_CASE("any_save_planner models SavePlanner") {
+  cairn_test::save_planner_conformance([] { return cairn::any_save_planner{cairn::default_planner{}}; });
 }
 
 TEST_CASE("each disagreement is refused by its name, with item, boxes and ranks") {
@@ -505,6 +509,11 @@ static_assert(cairn::resolves_by_binding<renamed_planner>);
 static_assert(cairn::resolves_by_binding<cairn::gathered<first_come_planner>>);
 static_assert(!cairn::resolves_by_binding<wandering_planner>);
 static_assert(!cairn::resolves_by_binding<cairn_test::save_planner_archetype>);
+static_assert(cairn::FingerprintedLoadPlanner<renaming_planner>);
+static_assert(!cairn::FingerprintedLoadPlanner<cairn_test::load_planner_archetype>);
+static_assert(!cairn::FingerprintedLoadPlanner<cairn_test::load_with_32_bit_fingerprint>);
+static_assert(!cairn::FingerprintedLoadPlanner<cairn_test::save_planner_archetype>);
+static_assert(!std::copyable<cairn::any_save_planner> && !std::copyable<cairn::any_load_planner>);
 }  // namespace
 
 TEST_CASE("sources are kept while the bindings are the same, unless the planner decides where they lie") {
@@ -517,7 +526,7 @@ TEST_CASE("sources are kept while the bindings are the same, unless the planner 
   state.bytes("blob", blob);
   const auto address = [](const auto* p) { return reinterpret_cast<const std::byte*>(p); };
 
-  renaming_planner planner;
+  cairn::any_save_planner planner{renaming_planner{}};
   const auto plan = std::make_shared<const cairn::save_plan>(planner.local_plan(state, 0));
   cairn::bound_sources bound;
   bound.follow(planner, state, plan);
@@ -553,15 +562,79 @@ TEST_CASE("sources are kept while the bindings are the same, unless the planner 
   CHECK(bound.sources()[0].view.data == address(in_container.data()));
   CHECK(bound.bytes_sizes() == std::vector<std::uint64_t>{blob.size()});
 
-  wandering_planner wandering;
+  const auto wandering = std::make_shared<wandering_planner>();
+  cairn::any_save_planner asking(wandering);
   std::array<std::byte, 24> here{}, there{};
   cairn::bound_sources asked;
-  wandering.elsewhere = here.data();
-  asked.follow(wandering, state, plan);
-  wandering.elsewhere = there.data();
-  asked.follow(wandering, state, plan);
-  CHECK(wandering.resolved == 6);
+  wandering->elsewhere = here.data();
+  asked.follow(asking, state, plan);
+  wandering->elsewhere = there.data();
+  asked.follow(asking, state, plan);
+  CHECK(wandering->resolved == 6);
   CHECK(asked.sources()[0].view.data == there.data());
+}
+
+TEST_CASE("planners whose types are chosen at run time") {
+  std::vector<float> w(6), v(4);
+  double lr = 0.5;
+  cairn::state_dict state;
+  state.tensor("w", w, {2, 3});
+  state.tensor("v", v, {4});
+  state.value("lr", lr);
+
+  SUBCASE("many items are resolved as each alone") {
+    cairn::any_save_planner planner{cairn::default_planner{}};
+    const auto plan = planner.local_plan(state, 0);
+    auto sources = planner.resolve_all(state, plan.items);
+    REQUIRE(sources.size() == 3);
+    for (std::size_t i = 0; i < 3; ++i)
+      CHECK(sources[i].view.data == planner.resolve(state, plan.items[i]).view.data);
+    const auto* const before = sources[1].view.data;
+    w = std::vector<float>(6);
+    v = std::vector<float>(4);
+    planner.resolve_some(state, plan.items, std::vector<std::size_t>{0, 2}, sources);
+    CHECK(sources[0].view.data == reinterpret_cast<std::byte*>(w.data()));
+    CHECK(sources[1].view.data == before);
+    CHECK(sources[2].view.data == reinterpret_cast<std::byte*>(&lr));
+    CHECK(planner.resolves_by_binding());
+    CHECK_FALSE(cairn::any_save_planner(wandering_planner{}).resolves_by_binding());
+  }
+  SUBCASE("the least planners will do") {
+    cairn::any_save_planner saves{cairn_test::save_planner_archetype{}};
+    cairn::any_load_planner loads{cairn_test::load_planner_archetype{}};
+    auto plan = saves.local_plan(state, 0);
+    auto own = saves.summarise(plan, 0);
+    const auto all = saves.merge(saves.decode(saves.encode(own)), saves.summarise(cairn::save_plan{}, 1));
+    const auto stored = saves.metadata(all, 2);
+    CHECK(stored.world_size == 2);
+    CHECK(saves.finish(plan, all, 0, 2).items.size() == 3);
+    const auto load = loads.plan(state, stored, {});
+    REQUIRE(load.items.size() == 3);
+    CHECK(loads.resolve(state, stored, load.items[0]).view.data == reinterpret_cast<std::byte*>(w.data()));
+    CHECK(saves.fingerprint() == 1);
+    CHECK_FALSE(loads.fingerprint().has_value());  // so that its plans are not kept
+    own = {};
+    CHECK_FALSE(own.has_value());
+  }
+  SUBCASE("one planner of both roles is one object") {
+    struct counting_planner : cairn::basic_planner<counting_planner> {
+      std::optional<std::string> stored_name(const cairn::state_entry& e) const {
+        ++*asked;
+        return e.name;
+      }
+      std::unique_ptr<int> asked = std::make_unique<int>(0);
+    };
+    static_assert(!std::copyable<counting_planner>);
+    counting_planner planner;
+    const int& asked = *planner.asked;
+    auto both = cairn::both_roles_of(std::move(planner));
+    const auto plan = both.save.local_plan(state, 0);
+    CHECK(asked == 3);
+    auto summary = both.save.summarise(plan, 0);
+    static_cast<void>(both.load.plan(state, both.save.metadata(summary, 1), {}));
+    CHECK(asked == 6);
+    CHECK(both.load.fingerprint() == both.save.fingerprint());
+  }
 }
 
 TEST_CASE("the plan cache forgets what was used longest ago") {

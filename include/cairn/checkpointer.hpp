@@ -123,7 +123,7 @@ class checkpointer {
         settings.predecessor_patience.count() < 0)
       fail(error_id::usage_bad_option, "a checkpointer option is zero or negative where that means nothing");
     engine_ = std::make_unique<engine_type>(
-        StorageType(std::move(first)), take_save_planner(arguments), take_load_planner(arguments),
+        StorageType(std::move(first)), take_planners(arguments),
         any_stager(detail::take<role::stager, StagerType, Policies...>(arguments)),
         detail::take<role::executor, ExecutorType, Policies...>(arguments),
         detail::take<role::communicator, CommunicatorType, Policies...>(arguments),
@@ -277,22 +277,22 @@ class checkpointer {
   static_assert(detail::check_observer<ObserverType>());
   static_assert(detail::check_executor<ExecutorType, decltype(std::declval<StorageType&>().writer()),
                                        StagerType, Overlapped>());
-  using engine_type = detail::engine<StorageType, SavePlannerType, LoadPlannerType, one_planner, ExecutorType,
-                                     CommunicatorType, Overlapped>;
+  using engine_type = detail::engine<StorageType, ExecutorType, CommunicatorType, Overlapped>;
 
+  template <class... P>
+  static any_planners take_planners(std::tuple<P&...> arguments) {
+    if constexpr (one_planner)
+      return both_roles_of(detail::take<role::planner, SavePlannerType, P...>(arguments));
+    else
+      return {any_save_planner(take_save_planner(arguments)),
+              any_load_planner(detail::take<role::load_planner, LoadPlannerType, P...>(arguments))};
+  }
   template <class... P>
   static SavePlannerType take_save_planner(std::tuple<P&...> arguments) {
     if constexpr (detail::count_of<role::planner, P...> == 1)
       return detail::take<role::planner, SavePlannerType, P...>(arguments);
     else
       return detail::take<role::save_planner, SavePlannerType, P...>(arguments);
-  }
-  template <class... P>
-  static auto take_load_planner(std::tuple<P&...> arguments) {
-    if constexpr (one_planner)
-      return detail::nothing{};
-    else
-      return detail::take<role::load_planner, LoadPlannerType, P...>(arguments);
   }
   template <class... P>
   static std::shared_ptr<device_access> take_devices(std::tuple<P&...> arguments) {

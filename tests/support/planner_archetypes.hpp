@@ -127,6 +127,9 @@ struct load_without_resolve : load_planner_archetype {
   cairn::item_target resolve(const cairn::state_dict&, const cairn::metadata&,
                              const cairn::read_item&) = delete;
 };
+struct load_with_32_bit_fingerprint : load_planner_archetype {
+  std::uint32_t fingerprint() const { return 1; }
+};
 static_assert(!cairn::SavePlanner<without_fingerprint>);
 static_assert(!cairn::SavePlanner<with_32_bit_fingerprint>);
 static_assert(!cairn::SavePlanner<with_void_finish>);

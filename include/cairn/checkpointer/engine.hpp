@@ -11,6 +11,7 @@
 #include <cairn/checkpointer/saves_under_way.hpp>
 #include <cairn/checkpointer/store_probe.hpp>
 #include <cairn/concepts/any_observer.hpp>
+#include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/any_stager.hpp>
 #include <cairn/concepts/executor.hpp>
 #include <cairn/model/process_limits.hpp>
@@ -33,29 +34,23 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Stands where one object plays two roles.
-struct nothing {};
-
 /// What a checkpointer owns, at one address for its whole life. Its functions are the checkpointer's; see
 /// there.
-template <class StorageType, class SavePlannerType, class LoadPlannerType, bool OnePlanner,
-          class ExecutorType, class CommunicatorType, bool Overlapped>
+template <class StorageType, class ExecutorType, class CommunicatorType, bool Overlapped>
 class engine {
   using writer_type = decltype(std::declval<StorageType&>().writer());
   using reader_type = decltype(std::declval<StorageType&>().reader());
   using background_type = background<writer_type, reader_type>;
-  using load_planner_member = std::conditional_t<OnePlanner, nothing, LoadPlannerType>;
 
  public:
-  engine(StorageType storage, SavePlannerType planner, load_planner_member load_planner, any_stager stager,
-         ExecutorType executor, CommunicatorType communicator, any_observer observer,
-         const checkpointer_options& options, const std::optional<keep_last>& keep, bool checked,
-         std::shared_ptr<device_access> devices)
+  engine(StorageType storage, any_planners planners, any_stager stager, ExecutorType executor,
+         CommunicatorType communicator, any_observer observer, const checkpointer_options& options,
+         const std::optional<keep_last>& keep, bool checked, std::shared_ptr<device_access> devices)
       : options_(options),
         checked_(checked),
         storage_(std::move(storage)),
-        plans_(std::move(planner), options),
-        load_planner_(std::move(load_planner)),
+        plans_(std::move(planners.save), options),
+        load_planner_(std::move(planners.load)),
         group_(std::move(communicator)),
         background_(std::make_shared<background_type>(storage_.writer(), storage_.reader(),
                                                       std::move(observer), group_.rank(), options, keep)),
@@ -167,13 +162,13 @@ class engine {
 
   load_report load(const state_dict& state, std::int64_t step, load_request request) {
     settle();
-    return loader_.load(load_planner(), state, step, std::move(request));
+    return loader_.load(load_planner_, state, step, std::move(request));
   }
 
   std::optional<std::int64_t> resume(const state_dict& state, const std::vector<std::int64_t>* among) {
     settle();
     probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
-    const auto step = loader_.resume(load_planner(), state, run_, among);
+    const auto step = loader_.resume(load_planner_, state, run_, among);
     if (!options_.read_only) prepare(state);
     return step;
   }
@@ -428,12 +423,6 @@ class engine {
     return c.longest();
   }
   [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_patience); }
-  LoadPlannerType& load_planner() noexcept {
-    if constexpr (OnePlanner)
-      return plans_.planner();
-    else
-      return load_planner_;
-  }
 
   /// What a save that is late is told to wait for once this rank's files are written.
   [[nodiscard]] std::string place_of(std::int64_t step) {
@@ -522,8 +511,8 @@ class engine {
   checkpointer_options options_;
   bool checked_;
   StorageType storage_;
-  save_plans<SavePlannerType> plans_;
-  [[no_unique_address]] load_planner_member load_planner_;
+  save_plans plans_;
+  any_load_planner load_planner_;
   collectives group_;
   run_id run_;
   std::shared_ptr<const peer_watch> peers_;  // null where a rank's save may outlive its process

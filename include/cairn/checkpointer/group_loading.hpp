@@ -3,8 +3,8 @@
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/read_exchange.hpp>
 #include <cairn/comm/collectives.hpp>
+#include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/device_access.hpp>
-#include <cairn/concepts/planner.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/plan/load_plan_cache.hpp>
 #include <cairn/plan/load_planning.hpp>
@@ -148,15 +148,19 @@ inline load_report finish_report(load_plan& plan, const state_dict& state,
 
 /// What this rank reads: the plan of an earlier load of the same checkpoint into a state of the same
 /// structure, or a new one. Planners without a fingerprint plan anew each time.
-template <LoadPlanner Planner>
-load_plan plan_load(load_plan_cache& cache, Planner& planner, const state_dict& state, const metadata& stored,
-                    std::int64_t step, std::span<const std::byte> manifest, const load_request& request) {
+inline load_plan plan_load(load_plan_cache& cache, any_load_planner& planner, const state_dict& state,
+                           const metadata& stored, std::int64_t step, std::span<const std::byte> manifest,
+                           const load_request& request) {
   const auto begin = deadline::clock::now();
-  if constexpr (requires(const Planner& p) {
-                  { p.fingerprint() } -> std::same_as<std::uint64_t>;
-                }) {
-    const load_plan_key key{step,         state.structure(), planner.fingerprint(), request.world_size,
-                            request.rank, request.strict,    request.only};
+  load_plan_key key{.step = step,
+                    .structure = state.structure(),
+                    .world_size = request.world_size,
+                    .rank = request.rank,
+                    .strict = request.strict,
+                    .only = request.only};
+  const auto fingerprint = planner.fingerprint();
+  if (fingerprint) {
+    key.planner = *fingerprint;
     if (const auto found = cache.find(key, manifest)) {
       auto plan = found->plan;
       plan.report.plan_cached = true;
@@ -164,16 +168,12 @@ load_plan plan_load(load_plan_cache& cache, Planner& planner, const state_dict& 
       plan.report.plan_seconds = seconds_since(begin);
       return plan;
     }
-    auto plan = planner.plan(state, stored, request);
-    const auto seconds = seconds_since(begin);
-    cache.put(key, manifest, {plan, seconds});
-    plan.report.plan_seconds = seconds;
-    return plan;
-  } else {
-    auto plan = planner.plan(state, stored, request);
-    plan.report.plan_seconds = seconds_since(begin);
-    return plan;
   }
+  auto plan = planner.plan(state, stored, request);
+  const auto seconds = seconds_since(begin);
+  if (fingerprint) cache.put(key, manifest, {plan, seconds});
+  plan.report.plan_seconds = seconds;
+  return plan;
 }
 
 /// Nothing where there is nothing that could write memory of devices.
@@ -183,10 +183,11 @@ load_plan plan_load(load_plan_cache& cache, Planner& planner, const state_dict& 
 }
 
 /// This rank's part of a load from a manifest that all ranks have: checks, plans, reads. Sends no message.
-template <StorageReader Reader, LoadPlanner Planner>
-load_report load_alone(Reader& reader, Planner& planner, load_plan_cache& cache, const state_dict& state,
-                       std::int64_t step, std::span<const std::byte> manifest, const load_request& request,
-                       const checkpointer_options& options, device_access* devices) {
+template <StorageReader Reader>
+load_report load_alone(Reader& reader, any_load_planner& planner, load_plan_cache& cache,
+                       const state_dict& state, std::int64_t step, std::span<const std::byte> manifest,
+                       const load_request& request, const checkpointer_options& options,
+                       device_access* devices) {
   const auto begin = deadline::clock::now();
   const auto until = deadline::in(options.patience);
   auto opened = reader.open(step, manifest);
@@ -205,8 +206,8 @@ load_report load_alone(Reader& reader, Planner& planner, load_plan_cache& cache,
 
 /// The same by all ranks together, each reading a part of what several want. Collective: ends alike on all
 /// ranks where a rank fails, but for what fails after the last exchange.
-template <StorageReader Reader, LoadPlanner Planner>
-load_report load_shared(Reader& reader, Planner& planner, load_plan_cache& cache, collectives& group,
+template <StorageReader Reader>
+load_report load_shared(Reader& reader, any_load_planner& planner, load_plan_cache& cache, collectives& group,
                         const state_dict& state, std::int64_t step, std::span<const std::byte> manifest,
                         const load_request& request, const checkpointer_options& options,
                         device_access* devices) {

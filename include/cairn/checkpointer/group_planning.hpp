@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/comm/collectives.hpp>
-#include <cairn/concepts/planner.hpp>
+#include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/plan/plan_cache.hpp>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -18,8 +17,7 @@ inline namespace v1 {
 namespace detail {
 
 /// A summary that came from another rank; damage in transit becomes a typed error.
-template <SavePlanner Planner>
-typename Planner::summary_type decode_summary(Planner& planner, std::span<const std::byte> bytes) {
+inline any_summary decode_summary(any_save_planner& planner, std::span<const std::byte> bytes) {
   try {
     return planner.decode(bytes);
   } catch (const wire_error& e) {
@@ -30,39 +28,35 @@ typename Planner::summary_type decode_summary(Planner& planner, std::span<const 
 }
 
 /// Merges encoded summaries. What it made last, the left one of the next merge, need not be decoded again.
-template <SavePlanner Planner>
 class summary_fold {
  public:
-  using summary_type = typename Planner::summary_type;
+  explicit summary_fold(any_save_planner& planner) : planner_(planner) {}
 
-  explicit summary_fold(Planner& planner) : planner_(planner) {}
-
-  [[nodiscard]] std::vector<std::byte> keep(summary_type summary) {
+  [[nodiscard]] std::vector<std::byte> keep(any_summary summary) {
     auto bytes = planner_.encode(summary);
-    kept_.emplace(std::move(summary));
+    kept_ = std::move(summary);
     digest_ = digest(std::span<const std::byte>(bytes));
     return bytes;
   }
   [[nodiscard]] std::vector<std::byte> operator()(const std::vector<std::byte>& left,
                                                   const std::vector<std::byte>& right) {
     const bool known = kept_.has_value() && digest_ == digest(std::span<const std::byte>(left));
-    auto lower = known ? std::move(*kept_) : decode_summary(planner_, left);
+    auto lower = known ? std::move(kept_) : decode_summary(planner_, left);
     kept_.reset();
     return keep(planner_.merge(std::move(lower), decode_summary(planner_, right)));
   }
 
  private:
-  Planner& planner_;
-  std::optional<summary_type> kept_;
+  any_save_planner& planner_;
+  any_summary kept_;
   std::uint64_t digest_ = 0;
 };
 
 /// Makes this rank's final plan together with the other ranks: one reduction of summaries, and one barrier
 /// after which the plan is known to stand on all ranks. Everything that any rank throws on the way is thrown
 /// on all ranks. `look` is asked now and then whether the others plan at all, and throws where not.
-template <SavePlanner Planner>
-cached_plan plan_together(Planner& planner, collectives& group, const state_dict& state, deadline until,
-                          const std::function<void()>& look = {}) {
+inline cached_plan plan_together(any_save_planner& planner, collectives& group, const state_dict& state,
+                                 deadline until, const std::function<void()>& look = {}) {
   const int rank = group.rank();
   const int world = group.size();
   cached_plan planned;

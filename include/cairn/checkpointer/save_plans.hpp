@@ -17,15 +17,13 @@ namespace detail {
 
 /// A planner with the plans that it has made for saves: all ranks plan together once for each structure of
 /// the state, and keep what they made. The thread of training.
-template <SavePlanner Planner>
 class save_plans {
  public:
-  save_plans(Planner planner, const checkpointer_options& options)
+  save_plans(any_save_planner planner, const checkpointer_options& options)
       : planner_(std::move(planner)),
         cache_(options.cached_plans, options.cached_plan_bytes),
         small_tensor_bytes_(options.small_tensor_bytes) {}
 
-  [[nodiscard]] Planner& planner() noexcept { return planner_; }
   /// This rank's plan for a state of this structure; `cached` tells whether it was there. Collective where it
   /// was not, which is to be so on all ranks or on none: where it is not, this throws, and says so.
   /// `others_write()`: a rank that saves with a plan it has, -1 where none is seen.
@@ -94,7 +92,7 @@ class save_plans {
             .rank = group.rank()};
   }
 
-  Planner planner_;
+  any_save_planner planner_;
   plan_cache cache_;
   std::uint64_t small_tensor_bytes_;
   bool parted_ = false;

@@ -84,14 +84,21 @@ struct load_request {
 /// - `resolve(state, stored, item)`: the destination of one item, whose view may be filled by any thread
 /// afterwards. Bytes items are resized by the
 ///   reader through the entry's memory.resize before.
-/// - `fingerprint()`, if it has one as SavePlanner does: a checkpointer then keeps its plans, and does not
-/// plan a load again for the same manifest, structure of the state and request.
 /// - `stored_name(entry)` is not part of the concept: basic_planner has it, for planners that rename.
 template <class P>
 concept LoadPlanner = std::movable<P> && requires(P& p, const state_dict& state, const metadata& stored,
                                                   const load_request& request, const read_item& item) {
   { p.plan(state, stored, request) } -> std::same_as<load_plan>;
   { p.resolve(state, stored, item) } -> std::same_as<item_target>;
+};
+
+/// What a LoadPlanner may offer besides.
+///
+/// - `fingerprint()`: as SavePlanner has it. A checkpointer then keeps its plans, and does not plan a load again
+/// for the same manifest, structure of the state and request.
+template <class P>
+concept FingerprintedLoadPlanner = LoadPlanner<P> && requires(const P& k) {
+  { k.fingerprint() } -> std::same_as<std::uint64_t>;
 };
 
 /// A planner in the manner of DCP, which must see the plans of all ranks: adapt it with cairn::gathered<P>,

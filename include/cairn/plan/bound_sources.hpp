@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/planner.hpp>
+#include <cairn/concepts/any_planner.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/source_table.hpp>
 #include <cairn/model/state_dict.hpp>
@@ -22,10 +22,10 @@ class bound_sources {
  public:
   /// Finds the memory of all items, now. O(items), O(containers) where the bindings are those of before.
   /// @throws what resolve() throws.
-  template <SavePlanner Planner>
-  void follow(Planner& planner, const state_dict& state, const std::shared_ptr<const save_plan>& plan) {
+  void follow(any_save_planner& planner, const state_dict& state,
+              const std::shared_ptr<const save_plan>& plan) {
     auto bindings = state.bindings();
-    const bool same = resolves_by_binding<Planner> && bindings == bindings_ && plan == plan_;
+    const bool same = planner.resolves_by_binding() && bindings == bindings_ && plan == plan_;
     bindings_ = nullptr;  // where anything throws, nothing that was kept counts
     if (same)
       resolve_moved(planner, state, plan);
@@ -66,33 +66,28 @@ class bound_sources {
     }
   };
 
-  template <class Planner>
-  void resolve_all(Planner& planner, const state_dict& state, const std::shared_ptr<const save_plan>& plan) {
+  void resolve_all(any_save_planner& planner, const state_dict& state,
+                   const std::shared_ptr<const save_plan>& plan) {
     watched_.clear();
-    std::vector<item_source> sources;
-    sources.reserve(plan->items.size());
-    for (std::size_t i = 0; i < plan->items.size(); ++i) {
-      const auto& item = plan->items[i];
-      sources.push_back(planner.resolve(state, item));
-      if constexpr (resolves_by_binding<Planner>) {
-        const auto& memory = state.entries()[item.entry].memory;
-        if (memory.data == nullptr) continue;
-        watched_.push_back({memory.object, memory.data, memory.count, nullptr, 0, i});
-        static_cast<void>(watched_.back().moved());
-      }
+    auto sources = planner.resolve_all(state, plan->items);
+    const std::size_t count = planner.resolves_by_binding() ? plan->items.size() : 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& memory = state.entries()[plan->items[i].entry].memory;
+      if (memory.data == nullptr) continue;
+      watched_.push_back({memory.object, memory.data, memory.count, nullptr, 0, i});
+      static_cast<void>(watched_.back().moved());
     }
     keep(std::move(sources), plan);
   }
-  template <class Planner>
-  void resolve_moved(Planner& planner, const state_dict& state,
+  void resolve_moved(any_save_planner& planner, const state_dict& state,
                      const std::shared_ptr<const save_plan>& plan) {
-    std::vector<item_source> sources;  // nothing moved as long as it is empty
-    for (auto& w : watched_) {
-      if (!w.moved()) continue;
-      if (sources.empty()) sources = sources_;
-      sources[w.item] = planner.resolve(state, plan->items[w.item]);
-    }
-    if (!sources.empty()) keep(std::move(sources), plan);
+    std::vector<std::size_t> moved;
+    for (auto& w : watched_)
+      if (w.moved()) moved.push_back(w.item);
+    if (moved.empty()) return;
+    std::vector<item_source> sources = sources_;
+    planner.resolve_some(state, plan->items, moved, sources);
+    keep(std::move(sources), plan);
   }
   void keep(std::vector<item_source> sources, const std::shared_ptr<const save_plan>& plan) {
     sources_ = source_table(std::move(sources), plan);
