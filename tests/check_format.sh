@@ -12,9 +12,9 @@ mode=(--dry-run -Werror)
 [ "${1:-}" != --fix ] || mode=(-i)
 mapfile -t files < <(
   if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
-    git ls-files --cached --others --exclude-standard -- '*.h' '*.c' '*.hpp' '*.cpp' '*.cuh' '*.cu' '*.inc'
+    git ls-files --cached --others --exclude-standard -- '*.h' '*.c' '*.hpp' '*.ipp' '*.cpp' '*.cuh' '*.cu' '*.inc'
   else
-    find include tests examples benchmarks -type f -regextype posix-extended -regex '.*\.(h|c|hpp|cpp|cuh|cu|inc)'
+    find include tests examples benchmarks -type f -regextype posix-extended -regex '.*\.(h|c|hpp|ipp|cpp|cuh|cu|inc)'
   fi | while IFS= read -r path; do [ ! -f "$path" ] || printf '%s\n' "$path"; done)
 [ "${#files[@]}" -gt 0 ] || { echo "check_format: found no file" >&2; exit 1; }
 if ! "$tool" "${mode[@]}" "${files[@]}"; then

@@ -5,7 +5,9 @@
 #   2. core headers include none of the headers that cost every user compile time;
 #   3. headers are included as <cairn/...>, and only downwards between the folders of include/cairn;
 #   4. every error id has a heading in docs/errors.md (where that page exists);
-#   5. every header comes to <cairn/model/compiler.hpp> before anything that an old compiler does not take.
+#   5. every header comes to <cairn/model/compiler.hpp> before anything that an old compiler does not take;
+#   6. bodies lie in include/cairn/impl, a mirror of the other folders: impl/F/x.ipp holds those of F/x.hpp, which
+#      includes it, and may include what F may.
 # usage: check_tree.sh [ROOT]; check_tree.sh --self-test
 set -euo pipefail
 export LC_ALL=C
@@ -41,7 +43,7 @@ check_licences() {
     head -n 3 "$path" | grep -q 'SPDX-License-Identifier: Apache-2.0' ||
       breach "$path: no line 'SPDX-License-Identifier: Apache-2.0' at its beginning"
   done < <(find . \( -name build -o -name 'build-*' -o -name .git -o -name .cache -o -name __pycache__ \) -prune -o -type f \
-    \( -name '*.h' -o -name '*.c' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.inc' -o -name '*.sh' -o -name '*.py' \
+    \( -name '*.h' -o -name '*.c' -o -name '*.hpp' -o -name '*.ipp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.inc' -o -name '*.sh' -o -name '*.py' \
     -o -name '*.cmake' -o -name '*.cmake.in' -o -name CMakeLists.txt -o -path './.ci/run' \) -print | sort)
 }
 
@@ -54,7 +56,7 @@ check_heavy_headers() {
         breach "$path: includes <$header>, which core headers must not"
       fi
     done
-  done < <(find include/cairn \( -name '*.h' -o -name '*.hpp' \) | sort)
+  done < <(find include/cairn \( -name '*.h' -o -name '*.hpp' -o -name '*.ipp' \) | sort)
 }
 
 check_arrows() {
@@ -64,6 +66,7 @@ check_arrows() {
       breach "$path: includes with quotes; use <cairn/...>"
     fi
     folder=${path#include/cairn/}
+    folder=${folder#impl/}
     # The umbrella and the other headers beside it may include all of core.
     case $folder in */*) folder=${folder%%/*} ;; *) continue ;; esac
     if [ -z "${may_include[$folder]+set}" ]; then
@@ -72,6 +75,7 @@ check_arrows() {
     fi
     while IFS= read -r target; do
       target=${target#cairn/}
+      target=${target#impl/}
       allowed=no
       for candidate in "$folder" ${may_include[$folder]}; do
         case $target in "$candidate" | "$candidate"/*) allowed=yes ;; esac
@@ -79,7 +83,7 @@ check_arrows() {
       [ "$allowed" = yes ] ||
         breach "$path: includes <cairn/$target>, but $folder may include only itself${may_include[$folder]:+, ${may_include[$folder]// /, }}"
     done < <(sed -nE 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*<(cairn\/[^>]*)>.*/\1/p' "$path")
-  done < <(find include/cairn \( -name '*.h' -o -name '*.hpp' -o -name '*.cuh' \) | sort)
+  done < <(find include/cairn \( -name '*.h' -o -name '*.hpp' -o -name '*.ipp' -o -name '*.cuh' \) | sort)
 }
 
 check_compiler() {
@@ -89,6 +93,27 @@ check_compiler() {
     grep -qE '^[[:space:]]*#[[:space:]]*include[[:space:]]*<cairn/' "$path" || [ "$path" = include/cairn/model/compiler.hpp ] ||
       breach "$path: includes no other header of cairn, so it must include <cairn/model/compiler.hpp>"
   done < <(find include/cairn \( -name '*.hpp' -o -name '*.cuh' \) | sort)
+}
+
+check_bodies() {
+  local path page target
+  while IFS= read -r path; do
+    page=include/cairn/${path#include/cairn/impl/}
+    page=${page%.ipp}.hpp
+    case $path in
+      include/cairn/impl/*.ipp)
+        grep -qF "#include <${path#include/}>" "$page" 2>/dev/null || breach "$path: $page does not include it" ;;
+      *) breach "$path: bodies (*.ipp) lie in include/cairn/impl, and nothing else does" ;;
+    esac
+  done < <(find include/cairn \( -name '*.ipp' -o -path 'include/cairn/impl/*' -type f \) | sort)
+  # A second page that brought bodies would bring them to those who asked for contracts alone. Beside the umbrella
+  # lies what gathers all of them.
+  while IFS=: read -r path target; do
+    page=${path#include/cairn/}
+    case $page in */*) ;; *) continue ;; esac
+    [ "$target" = "cairn/impl/${page%.hpp}.ipp" ] || breach "$path: includes <$target>, the bodies of another page"
+  done < <(grep -rHoE --include='*.hpp' --include='*.ipp' '^[[:space:]]*#[[:space:]]*include[[:space:]]*<cairn/impl/[^>]*>' include/cairn |
+    sed -E 's/:.*<(.*)>/:\1/' | sort)
 }
 
 check_error_pages() {
@@ -111,6 +136,7 @@ check() {
   check_heavy_headers
   check_arrows
   check_compiler
+  check_bodies
   check_error_pages
   if [ "$breaches" -gt 0 ]; then
     echo "check_tree: $breaches breaches of the tree's rules"
@@ -154,6 +180,17 @@ self_test() {
   expect "unknown folder" 'not in the table'
   fresh && echo "$licence" | tee "$root/tree/include/cairn/model/compiler.hpp" >"$root/tree/include/cairn/plan/d.hpp"
   expect "a header that no compiler is asked for" 'd.hpp: includes no other header of cairn'
+  fresh && mkdir -p "$root/tree/include/cairn/impl/plan" &&
+    printf '%s\n' "$licence" '#include <cairn/plan/a.hpp>' >"$root/tree/include/cairn/impl/plan/a.ipp"
+  expect "bodies that no page has" 'impl/plan/a.ipp: include/cairn/plan/a.hpp does not include it'
+  echo '#include <cairn/impl/plan/a.ipp>' >>"$root/tree/include/cairn/plan/a.hpp"
+  expect "a page with its bodies" ""
+  printf '%s\n' "$licence" '#include <cairn/impl/plan/a.ipp>' >"$root/tree/include/cairn/plan/d.hpp"
+  expect "a page with the bodies of another" 'd.hpp: includes <cairn/impl/plan/a.ipp>, the bodies of another page'
+  rm "$root/tree/include/cairn/plan/d.hpp" && mkdir "$root/tree/include/cairn/stage" "$root/tree/include/cairn/impl/stage" &&
+    printf '%s\n' "$licence" '#include <cairn/impl/stage/b.ipp>' | tee "$root/tree/include/cairn/stage/b.hpp" >/dev/null &&
+    printf '%s\n' "$licence" '#include <cairn/plan/a.hpp>' >"$root/tree/include/cairn/impl/stage/b.ipp"
+  expect "bodies that climb" 'impl/stage/b.ipp: includes <cairn/plan/a.hpp>, but stage may include'
   fresh && echo '# Errors' >"$root/tree/docs/errors.md"
   expect "error without a page" 'no heading for the error id usage_one'
   if [ "$failures" -gt 0 ]; then

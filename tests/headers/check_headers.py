@@ -10,6 +10,7 @@ there are none.
 With clang, a few large headers are precompiled, each alone, and a header that includes one of them starts from there, which takes
 less than half of the time: it could not see more if it were compiled alone. Where that fails, it is compiled alone.
 A header `*.h` is for C, too: it is compiled as C99 and as C++17, and with --nvcc as CUDA C++ where nvcc is installed.
+Bodies (impl/*.ipp) come with their pages. With clang, a page that reaches one is compiled alone as a contract, too, without any.
 The compile time of the umbrella is printed against its limit as a report: time never decides.
 """
 
@@ -25,6 +26,8 @@ import tempfile
 import threading
 
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror"]
+# What says that the bodies of core, and of what is opted into, lie in libraries.
+COMPILED = ["-DCAIRN_COMPILED", "-DCAIRN_COMPILED_S3", "-DCAIRN_COMPILED_ZSTD", "-DCAIRN_COMPILED_INTERPROCESS", "-DCAIRN_COMPILED_MPI"]
 UMBRELLA = "cairn/cairn.hpp"
 UMBRELLA_LIMIT_S = 4.0
 
@@ -58,20 +61,19 @@ def cairn_includes(path):
     """The headers of cairn that this one includes, whatever is defined."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
+        if re.match(r"# *if !defined\(CAIRN_COMPILED", line):
+            continue
         if re.match(r"# *if", line):
             break
-        match = re.match(r"#include <(cairn/[^>]+\.hpp)>", line)
+        match = re.match(r"#include <(cairn/[^>]+\.[hi]pp)>", line)
         if match:
             found.append(match.group(1))
     return found
 
 
-def find_bases(include, flags):
-    """For each header that has one, a large one that it includes, with its flags: few serve many, as each is compiled twice.
-
-    A header that compiles after one that it includes anyway, and that compiles alone, compiles alone.
-    """
-    closures, weights = {}, {}
+def find_closures(include, names):
+    """Of each header: it and all of cairn that it includes, with their bodies."""
+    closures = {}
 
     def closure(name):
         if name not in closures:
@@ -79,11 +81,20 @@ def find_bases(include, flags):
             closures[name] = {name}.union(*(closure(each) for each in cairn_includes(include / name)))
         return closures[name]
 
+    return {name: set(closure(name)) for name in names}
+
+
+def find_bases(include, flags, closures):
+    """For each header that has one, a large one that it includes, with its flags: few serve many, as each is compiled twice.
+
+    A header that compiles after one that it includes anyway, and that compiles alone, compiles alone.
+    """
+    weights = {}
     for name in flags:  # roughly what takes time: the lines of cairn, and headers of others
-        text = [(include / each).read_text(encoding="utf-8") for each in closure(name)]
+        text = [(include / each).read_text(encoding="utf-8") for each in closures[name]]
         others = {each for part in text for each in re.findall(r"^#include <(?!cairn/)([^>]+)>", part, re.MULTILINE)}
         weights[name] = sum(part.count("\n") for part in text) + 200 * len(others)
-    users = {name: [each for each in flags if each != name and name in closure(each) and flags[each] == flags[name]]
+    users = {name: [each for each in flags if each != name and name in closures[each] and flags[each] == flags[name]]
              for name in flags}
     bases = {}
 
@@ -134,7 +145,9 @@ def main():
         targets = reasons[name].split() if reasons[name] else []
         if all(target in optional for target in targets):
             flags[name] = [flag for target in targets for flag in optional[target]] if targets else ["-include", str(hostile)]
-    bases = find_bases(arguments.include, flags) if "clang" in os.path.basename(arguments.compiler) else {}
+    closures = find_closures(arguments.include, flags)
+    clang = "clang" in os.path.basename(arguments.compiler)
+    bases = find_bases(arguments.include, flags, closures) if clang else {}
     done = {name: threading.Event() for name in bases.values()}
 
     def precompiled(name):
@@ -170,10 +183,16 @@ def main():
                 if name in done:
                     done[name].set()
             if good:
-                return name, True, spent, ""
+                return check_contract(name, twice, spent)
         # That a header is wrong is decided, and said, by compiling all of it.
         good, seconds, output = compile_source([*base, *flags[name], "-fsyntax-only", "-"], twice)
-        return name, good, spent + seconds, output
+        return check_contract(name, twice, spent + seconds) if good else (name, good, spent + seconds, output)
+
+    def check_contract(name, twice, spent):
+        if not clang or not any(each.endswith(".ipp") for each in closures[name]):
+            return name, True, spent, ""
+        good, seconds, output = compile_source([*base, *flags[name], *COMPILED, "-fsyntax-only", "-"], twice)
+        return name, good, spent + seconds, output if good else "without bodies:\n" + output
 
     def check_c(name):
         twice, seconds = f"#include <{name}>\n#include <{name}>\nint main(void) {{ return 0; }}\n", 0.0
