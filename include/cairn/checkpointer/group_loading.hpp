@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/options.hpp>
-#include <cairn/checkpointer/read_exchange.hpp>
+#include <cairn/checkpointer/windowed_exchange.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/device_access.hpp>
@@ -224,7 +224,7 @@ load_report load_shared(Reader& reader, any_load_planner& planner, load_plan_cac
     return encode_wants(merge_wants(decode_wants(left, group.size()), decode_wants(right, group.size())));
   };
   const auto bytes = group.tree_reduce_broadcast(std::move(own), merge, until);
-  read_exchange exchange(group, bytes);
+  windowed_exchange exchange(group, bytes);
   const metadata& stored = opened->metadata();
   const target_resolver resolver = [&](const read_item& item) {
     return planner.resolve(state, stored, item);
@@ -236,14 +236,6 @@ load_report load_shared(Reader& reader, any_load_planner& planner, load_plan_cac
   if (copies != nullptr) copies->finish(until);
   return finish_report(plan, state, begin);
 }
-
-/// Whether a reader can share what it reads with other ranks.
-template <class Reader>
-concept SharingReader = requires(Reader& r, typename Reader::checkpoint_type& opened, const state_dict& state,
-                                 const load_plan& plan, const target_resolver& resolver, read_options options,
-                                 read_exchange& exchange, deadline until) {
-  { r.read_shared(opened, state, plan, resolver, options, exchange, until) } -> std::same_as<std::uint64_t>;
-};
 
 }  // namespace detail
 }  // namespace v1

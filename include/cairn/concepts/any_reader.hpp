@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/error.hpp>
 
@@ -61,6 +62,14 @@ class any_reader {
                      const target_resolver& resolver, read_options options, deadline until) {
     return face_->read(of_this(checkpoint), state, plan, resolver, options, until);
   }
+  /// Whether the reader models SharingReader.
+  [[nodiscard]] bool shares() const noexcept { return face_->shares(); }
+  /// See SharingReader; where the reader shares nothing, this is read().
+  std::uint64_t read_shared(any_checkpoint& checkpoint, const state_dict& state, const load_plan& plan,
+                            const target_resolver& resolver, read_options options, read_exchange& exchange,
+                            deadline until) {
+    return face_->read_shared(of_this(checkpoint), state, plan, resolver, options, exchange, until);
+  }
   std::uint64_t verify(any_checkpoint& checkpoint, deadline until) {
     return face_->verify(of_this(checkpoint), until, nullptr);
   }
@@ -82,6 +91,10 @@ class any_reader {
     virtual std::uint64_t read(any_checkpoint::face& checkpoint, const state_dict& state,
                                const load_plan& plan, const target_resolver& resolver, read_options options,
                                deadline until) = 0;
+    virtual bool shares() const noexcept = 0;
+    virtual std::uint64_t read_shared(any_checkpoint::face& checkpoint, const state_dict& state,
+                                      const load_plan& plan, const target_resolver& resolver,
+                                      read_options options, read_exchange& exchange, deadline until) = 0;
     virtual std::uint64_t verify(any_checkpoint::face& checkpoint, deadline until, const read_gate* gate) = 0;
     virtual bool tells_runs() const noexcept = 0;
     virtual std::optional<run_id> run_of(std::int64_t step) = 0;
@@ -116,6 +129,15 @@ class any_reader {
     std::uint64_t read(any_checkpoint::face& checkpoint, const state_dict& state, const load_plan& plan,
                        const target_resolver& resolver, read_options options, deadline until) override {
       return reader.read(inner(checkpoint), state, plan, resolver, options, until);
+    }
+    bool shares() const noexcept override { return SharingReader<R>; }
+    std::uint64_t read_shared(any_checkpoint::face& checkpoint, const state_dict& state,
+                              const load_plan& plan, const target_resolver& resolver, read_options options,
+                              [[maybe_unused]] read_exchange& exchange, deadline until) override {
+      if constexpr (SharingReader<R>)
+        return reader.read_shared(inner(checkpoint), state, plan, resolver, options, exchange, until);
+      else
+        return reader.read(inner(checkpoint), state, plan, resolver, options, until);
     }
     std::uint64_t verify(any_checkpoint::face& checkpoint, deadline until,
                          [[maybe_unused]] const read_gate* gate) override {

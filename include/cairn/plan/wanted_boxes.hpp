@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/rank_set.hpp>
@@ -17,9 +18,6 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// The name under which wants hold which ranks' records are wanted; no item can have it.
-inline constexpr std::string_view wanted_records_name = "\x01records";
 
 /// Boxes of one stored tensor that ranks want.
 struct wanted_item {
@@ -92,7 +90,8 @@ using wanted_items = std::vector<wanted_item>;
     ranges.push_back({{records[i]}, {static_cast<std::int64_t>(end - i)}});
     i = end;
   }
-  if (!ranges.empty()) out.push_back({std::string(wanted_records_name), {stored.world_size}, set_of(ranges)});
+  if (!ranges.empty())
+    out.push_back({std::string(shared_wants::records_name), {stored.world_size}, set_of(ranges)});
   for (auto& [at, boxes] : wanted)
     if (!boxes.empty()) out.push_back({stored.items[at].name, stored.items[at].global, set_of(boxes)});
   std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
@@ -158,15 +157,12 @@ using wanted_items = std::vector<wanted_item>;
 }
 
 /// What all ranks want.
-class wanted_boxes {
+class wanted_boxes final : public shared_wants {
  public:
-  static constexpr std::string_view records_name = wanted_records_name;
-
   explicit wanted_boxes(wanted_items items) : items_(std::move(items)) {}
 
-  /// The wanted boxes of an item that meet a box, each once, ascending. O(progressions + ranks that want
-  /// them).
-  void overlapping(std::string_view name, const chunk& box, std::vector<wanted_part>& out) {
+  /// O(progressions + ranks that want them).
+  void overlapping(std::string_view name, const chunk& box, std::vector<wanted_part>& out) override {
     out.clear();
     const auto at = std::lower_bound(items_.begin(), items_.end(), name,
                                      [](const wanted_item& i, std::string_view n) { return i.name < n; });
@@ -176,7 +172,7 @@ class wanted_boxes {
         box, [&](std::uint64_t, const stored_chunk& c, const chunk&) { found[c.box].push_back(c.rank); });
     for (auto& [wanted, ranks] : found) out.push_back({wanted, sets_.of(std::move(ranks))});
   }
-  [[nodiscard]] rank_sets& sets() noexcept { return sets_; }
+  [[nodiscard]] rank_sets& sets() noexcept override { return sets_; }
 
  private:
   wanted_items items_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/checkpoint_keeping.hpp>
 #include <cairn/storage/load_engine.hpp>
@@ -82,26 +83,24 @@ class safetensors_reader {
     return bytes + engine.run();
   }
 
-  /// The same together with other ranks, whose plans `exchange` knows: what several ranks want, one of them
-  /// reads, in stripes in turn, and sends to the others; records, too. Collective: it throws on all ranks
-  /// alike what any of them throws before the last exchange. Gives the bytes that this rank fetched.
-  template <class Exchange>
+  /// See SharingReader. What several ranks want, one of them reads, in stripes in turn, and sends to the
+  /// others; records, too.
   std::uint64_t read_shared(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,
-                            const target_resolver& resolver, read_options options, Exchange& exchange,
+                            const target_resolver& resolver, read_options options, read_exchange& exchange,
                             deadline until) {
     const auto share = options.memory_budget / 4;
     std::uint64_t bytes = exchange_records(checkpoint, plan, share, exchange, until);
     std::optional<detail::load_work> work;
-    std::optional<detail::shared_blocks<Store, typename Exchange::wants_type>> blocks;
+    std::optional<detail::shared_blocks<Store>> blocks;
     exchange.run(
-        [&] {
+        [&]() -> shared_units {
           work.emplace(find_work(checkpoint, state, plan, resolver, options.devices));
           blocks.emplace(*store_, *work, exchange.wants(), exchange.rank(), share, until, options.devices);
           auto units = blocks->find_units();
           check_files(*work, until, blocks->files_of(units));
-          return units;
+          return {std::move(units), &*blocks};
         },
-        share, [&]() -> auto& { return *blocks; }, until);
+        share, until);
     blocks->read_alone();
     return bytes + blocks->bytes_read();
   }
@@ -183,16 +182,17 @@ class safetensors_reader {
     return ranks;
   }
   /// The records that a plan needs, each read by one of the ranks that need it.
-  template <class Exchange>
   std::uint64_t exchange_records(checkpoint_type& checkpoint, const load_plan& plan, std::uint64_t budget,
-                                 Exchange& exchange, deadline until) {
-    detail::shared_records<checkpoint_type, typename Exchange::wants_type> records(
-        checkpoint, exchange.wants(), exchange.rank(),
-        [&](std::vector<std::int32_t> ranks, const detail::record_sink& sink) {
-          return fetch_records(checkpoint, std::move(ranks), until, sink);
-        });
-    exchange.run([&] { return records.find_units(ranks_of(checkpoint, plan)); }, budget,
-                 [&]() -> auto& { return records; }, until);
+                                 read_exchange& exchange, deadline until) {
+    detail::shared_records records(checkpoint, exchange.wants(), exchange.rank(),
+                                   [&](std::vector<std::int32_t> ranks, const detail::record_sink& sink) {
+                                     return fetch_records(checkpoint, std::move(ranks), until, sink);
+                                   });
+    exchange.run(
+        [&] {
+          return shared_units{records.find_units(ranks_of(checkpoint, plan)), &records};
+        },
+        budget, until);
     return records.bytes_read();
   }
   /// What a plan wants of which files; gives bytes items their size. @pre the records are there.

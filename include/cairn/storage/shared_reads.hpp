@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
-#include <cairn/concepts/communicator.hpp>
+#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/model/digest.hpp>
 #include <cairn/model/error.hpp>
 #include <cairn/model/list_view.hpp>
@@ -25,57 +25,13 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Something that several ranks want, one of them reads, and the others get from it.
-struct shared_unit {
-  const rank_set* wanters = nullptr;
-  std::uint64_t bytes = 0;   ///< that are read
-  std::uint64_t before = 0;  ///< bytes of the same wanters' units that come before it
-  std::uint64_t cost = 0;    ///< bytes of memory that this rank needs for it while it is exchanged
-  std::int32_t reader = 0;
-  std::uint32_t index = 0;  ///< the maker's
-};
-
-/// Bytes that nobody has touched.
-struct raw_bytes {
-  std::shared_ptr<std::byte[]> data;
-  std::size_t size = 0;
-  raw_bytes() = default;
-  explicit raw_bytes(std::size_t bytes) : data(new std::byte[bytes]), size(bytes) {}
-  [[nodiscard]] lent_message message() const noexcept { return {data, size}; }
-};
-
-/// What a rank sends to all ranks of a set: one message. The message's head comes first.
-using read_bundles = std::map<const rank_set*, raw_bytes, by_ranks>;
-
-/// Says which of its wanters reads each unit, in stripes in turn, and sorts them by the place in the
-/// exchange. All wanters of a unit give all units of the same wanters in the same order, and come to the same
-/// result without a message.
-inline void assign_readers(std::vector<shared_unit>& units) {
-  // Short stripes: in every window of an exchange all ranks have something to read.
-  constexpr auto stripe = digest_block_bytes;
-  std::unordered_map<const rank_set*, std::uint64_t> bytes_before;
-  for (auto& u : units) {
-    auto& before = bytes_before[u.wanters];
-    const auto n = u.wanters->ranks.size();
-    u.before = before;
-    // Small sets of units begin with different ranks.
-    u.reader = u.wanters->ranks[static_cast<std::size_t>((u.wanters->digest % n + before / stripe) % n)];
-    before += u.bytes;
-  }
-  std::stable_sort(units.begin(), units.end(), [](const shared_unit& a, const shared_unit& b) {
-    if (a.before != b.before) return a.before < b.before;
-    return a.wanters->digest < b.wanters->digest;
-  });
-}
-
 /// The data of a load that is shared: finds the blocks that other ranks want, too, reads this rank's share of
-/// them, and takes what others have read. `Wants` tells what ranks want: overlapping(name, box, parts) and
-/// sets(), as wanted_boxes does.
-template <ByteStore Store, class Wants>
-class shared_blocks {
+/// them, and takes what others have read.
+template <ByteStore Store>
+class shared_blocks final : public shared_source {
  public:
-  shared_blocks(Store& store, const load_work& work, Wants& wants, std::int32_t rank, std::uint64_t budget,
-                deadline until, device_load* devices = nullptr)
+  shared_blocks(Store& store, const load_work& work, shared_wants& wants, std::int32_t rank,
+                std::uint64_t budget, deadline until, device_load* devices = nullptr)
       : store_(store),
         work_(work),
         wants_(wants),
@@ -139,15 +95,11 @@ class shared_blocks {
       if (u.reader == rank_) files[work_.items[places_[u.index].item].file] = true;
     return files;
   }
-  /// The sets that get something of a unit: each(set).
-  template <class Each>
-  void for_each_set(const shared_unit& u, Each&& each) const {
-    for_each_part(u, [&](const part& p, std::uint64_t) { each(p.ranks); });
+  void sets_of(const shared_unit& u, std::vector<const rank_set*>& out) const override {
+    for_each_part(u, [&](const part& p, std::uint64_t) { out.push_back(p.ranks); });
   }
 
-  /// Reads and delivers this rank's units of a window, and gives what others get of them, behind `head`.
-  /// What a rank gets alone is not in a bundle.
-  [[nodiscard]] read_bundles read(list_view<const shared_unit> window, std::span<const std::byte> head) {
+  [[nodiscard]] read_bundles read(shared_window window, std::span<const std::byte> head) override {
     struct own_unit {
       block_place at;
       const shared_unit* unit;
@@ -193,9 +145,8 @@ class shared_blocks {
     return bundles;
   }
 
-  /// Delivers what `reader` sent to a set that this rank is in.
-  void take(list_view<const shared_unit> window, std::int32_t reader, const rank_set* set,
-            std::span<const std::byte> bundle) {
+  void take(shared_window window, std::int32_t reader, const rank_set* set,
+            std::span<const std::byte> bundle) override {
     struct piece {
       block_place at;
       const part* from;
@@ -315,7 +266,7 @@ class shared_blocks {
 
   Store& store_;
   const load_work& work_;
-  Wants& wants_;
+  shared_wants& wants_;
   std::int32_t rank_;
   std::uint64_t budget_;
   deadline until_;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/model/error.hpp>
-#include <cairn/model/list_view.hpp>
 #include <cairn/model/wire.hpp>
-#include <cairn/storage/shared_reads.hpp>
 #include <cairn/storage/stored_checkpoint.hpp>
 
 #include <algorithm>
@@ -27,10 +26,9 @@ using record_sink = std::function<void(std::int32_t, std::span<const std::byte>)
 using record_fetch = std::function<std::uint64_t(std::vector<std::int32_t>, const record_sink&)>;
 
 /// The records of a load that is shared, as shared_blocks is for its data.
-template <class Checkpoint, class Wants>
-class shared_records {
+class shared_records final : public shared_source {
  public:
-  shared_records(Checkpoint& checkpoint, Wants& wants, std::int32_t rank, record_fetch fetch)
+  shared_records(stored_checkpoint& checkpoint, shared_wants& wants, std::int32_t rank, record_fetch fetch)
       : checkpoint_(checkpoint), wants_(wants), rank_(rank), fetch_(std::move(fetch)) {}
 
   /// `wanted`: the ranks whose records this rank needs, ascending. Reads those that nobody else needs.
@@ -40,7 +38,7 @@ class shared_records {
     std::vector<wanted_part> parts;
     std::vector<const rank_set*> sets;
     for (const auto r : wanted) {
-      wants_.overlapping(Wants::records_name, {{r}, {1}}, parts);
+      wants_.overlapping(shared_wants::records_name, {{r}, {1}}, parts);
       sets.clear();
       for (const auto& p : parts) sets.push_back(p.ranks);
       const auto* wanters = sets.empty() ? nullptr : wants_.sets().unite(sets);
@@ -58,11 +56,10 @@ class shared_records {
     if (!alone.empty()) bytes_read_ += fetch_(std::move(alone), {});
     return units;
   }
-  template <class Each>
-  void for_each_set(const shared_unit& u, Each&& each) const {
-    each(u.wanters);
+  void sets_of(const shared_unit& u, std::vector<const rank_set*>& out) const override {
+    out.push_back(u.wanters);
   }
-  [[nodiscard]] read_bundles read(list_view<const shared_unit> window, std::span<const std::byte> head) {
+  [[nodiscard]] read_bundles read(shared_window window, std::span<const std::byte> head) override {
     std::vector<std::int32_t> mine;
     for (const auto& u : window)
       if (u.reader == rank_) mine.push_back(static_cast<std::int32_t>(u.index));
@@ -87,8 +84,8 @@ class shared_records {
     }
     return bundles;
   }
-  void take(list_view<const shared_unit> window, std::int32_t reader, const rank_set* set,
-            std::span<const std::byte> bundle) {
+  void take(shared_window window, std::int32_t reader, const rank_set* set,
+            std::span<const std::byte> bundle) override {
     try {
       wire_reader in(bundle);
       for (const auto& u : window) {
@@ -109,8 +106,8 @@ class shared_records {
  private:
   /// For the exchange's account: how long a record is is known to its reader alone.
   static constexpr std::uint64_t nominal_bytes = std::uint64_t{1} << 20;
-  Checkpoint& checkpoint_;
-  Wants& wants_;
+  stored_checkpoint& checkpoint_;
+  shared_wants& wants_;
   std::int32_t rank_;
   record_fetch fetch_;
   std::uint64_t bytes_read_ = 0;

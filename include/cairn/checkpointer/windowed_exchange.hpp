@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/comm/collectives.hpp>
-#include <cairn/model/list_view.hpp>
+#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/plan/wanted_boxes.hpp>
 
 #include <algorithm>
@@ -26,27 +26,19 @@ namespace detail {
 /// one small reduction, in which all ranks learn that its bytes were read, or what kept a rank from reading
 /// them, and agree where the next one ends; so no rank sends what another has no room for, and what one
 /// throws all throw. The next window is read while one is exchanged.
-class read_exchange {
+class windowed_exchange final : public read_exchange {
  public:
-  using wants_type = wanted_boxes;
-
   /// `wants`: of all ranks, merged. @throws peer_error
-  read_exchange(collectives& group, std::span<const std::byte> wants)
+  windowed_exchange(collectives& group, std::span<const std::byte> wants)
       : group_(group), wants_(decode_wants(wants, group.size())) {}
 
-  [[nodiscard]] std::int32_t rank() const { return group_.rank(); }
-  [[nodiscard]] wanted_boxes& wants() noexcept { return wants_; }
+  [[nodiscard]] std::int32_t rank() const override { return group_.rank(); }
+  [[nodiscard]] shared_wants& wants() noexcept override { return wants_; }
 
-  /// Collective. `make()` gives this rank's units, sorted as assign_readers does; after it `source()` gives
-  /// an object with read(window, head), called by one other thread at times, take(window, reader, set, bytes)
-  /// and for_each_set(unit, each). A window takes up to `budget` bytes of memory for what is sent, and as
-  /// much for what is received; one unit fits always.
-  template <class Make, class Source>
-  void run(Make&& make, std::uint64_t budget, Source&& source, deadline until) {
+  void run(function_ref<shared_units()> make, std::uint64_t budget, deadline until) override {
     budget = std::min(budget, most_window);
-    using unit = typename std::invoke_result_t<Make>::value_type;
-    using bundles = decltype(source().read(list_view<const unit>(), std::span<const std::byte>()));
-    std::vector<unit> units;
+    shared_units made;
+    const auto& units = made.units;
     std::exception_ptr failure;
     const auto guarded = [](std::exception_ptr& why, auto&& body) {
       try {
@@ -55,26 +47,26 @@ class read_exchange {
         if (why == nullptr) why = std::current_exception();
       }
     };
-    guarded(failure, [&] { units = make(); });
-    auto limit = agree(failure, limit_after<unit>(units, 0, budget), until);
+    guarded(failure, [&] { made = make(); });
+    auto limit = agree(failure, limit_after(units, 0, budget), until);
     std::size_t begin = 0;
-    auto end = index_of<unit>(units, limit);
-    bundles sent;
-    const auto read = [&](std::size_t first, std::size_t last, bundles& into) {
-      if (first != last)
-        into =
-            source().read(list_view<const unit>(units).subspan(first, last - first), group_.message_head());
+    auto end = index_of(units, limit);
+    read_bundles sent;
+    const auto window_of = [&](std::size_t first, std::size_t last) {
+      return shared_window{units.data() + first, units.data() + last};
+    };
+    const auto read = [&](std::size_t first, std::size_t last, read_bundles& into) {
+      if (first != last) into = made.source->read(window_of(first, last), group_.message_head());
     };
     group_.begin_exchange();
     guarded(failure, [&] { read(begin, end, sent); });
     for (;;) {
       const bool last = limit == position::end();
-      const auto next = agree(failure, last ? position::end() : limit_after<unit>(units, end, budget), until);
-      const auto next_end = index_of<unit>(units, next);
-      bundles next_sent;
+      const auto next = agree(failure, last ? position::end() : limit_after(units, end, budget), until);
+      const auto next_end = index_of(units, next);
+      read_bundles next_sent;
       std::exception_ptr not_read;
       {
-        const auto window = list_view<const unit>(units).subspan(begin, end - begin);
         std::jthread reading;
         const auto read_next = [&] { guarded(not_read, [&] { read(end, next_end, next_sent); }); };
         bool started = false;
@@ -85,7 +77,7 @@ class read_exchange {
           } catch (const std::system_error&) {  // after the exchange, then
           }
         }
-        guarded(failure, [&] { exchange(source(), window, sent, until); });
+        guarded(failure, [&] { exchange(*made.source, window_of(begin, end), sent, until); });
         if (!last && end != next_end && !started) read_next();
       }
       if (failure == nullptr) failure = not_read;
@@ -109,20 +101,16 @@ class read_exchange {
     static constexpr position end() noexcept { return {UINT64_MAX, UINT64_MAX}; }
     friend constexpr auto operator<=>(const position&, const position&) noexcept = default;
   };
-  template <class Unit>
-  static position position_of(const Unit& u) noexcept {
-    return {u.before, u.wanters->digest};
-  }
-  template <class Unit>
-  static std::size_t index_of(list_view<const Unit> units, position limit) {
+  static position position_of(const shared_unit& u) noexcept { return {u.before, u.wanters->digest}; }
+  static std::size_t index_of(const std::vector<shared_unit>& units, position limit) {
     return static_cast<std::size_t>(
         std::partition_point(units.begin(), units.end(),
-                             [&](const Unit& u) { return position_of(u) < limit; }) -
+                             [&](const shared_unit& u) { return position_of(u) < limit; }) -
         units.begin());
   }
   /// How far a window that begins with units[begin] can go.
-  template <class Unit>
-  static position limit_after(list_view<const Unit> units, std::size_t begin, std::uint64_t budget) {
+  static position limit_after(const std::vector<shared_unit>& units, std::size_t begin,
+                              std::uint64_t budget) {
     std::uint64_t cost = 0;
     for (auto i = begin; i < units.size(); ++i) {
       cost += units[i].cost;
@@ -157,14 +145,16 @@ class read_exchange {
     return read_position(right) < read_position(left) ? right : left;
   }
 
-  template <class Source, class Unit, class Bundles>
-  void exchange(Source& source, list_view<const Unit> window, const Bundles& sent, deadline until) {
+  void exchange(shared_source& source, shared_window window, const read_bundles& sent, deadline until) {
     std::map<std::int32_t, std::set<const rank_set*, by_ranks>> expected;
-    for (const auto& u : window)
-      if (u.reader != rank())
-        source.for_each_set(u, [&](const rank_set* set) {
-          if (set->has(rank())) expected[u.reader].insert(set);
-        });
+    std::vector<const rank_set*> sets;
+    for (const auto& u : window) {
+      if (u.reader == rank()) continue;
+      sets.clear();
+      source.sets_of(u, sets);
+      for (const auto* set : sets)
+        if (set->has(rank())) expected[u.reader].insert(set);
+    }
     // A rank that cannot have one message goes on with the others, which nobody is to wait for.
     std::exception_ptr failure;
     const auto guarded = [&](auto&& body) {

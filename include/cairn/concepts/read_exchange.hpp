@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/communicator.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/model/digest.hpp>
+#include <cairn/model/function_ref.hpp>
+#include <cairn/model/rank_set.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Something that several ranks want, one of them reads, and the others get from it.
+struct shared_unit {
+  const rank_set* wanters = nullptr;
+  std::uint64_t bytes = 0;   ///< that are read
+  std::uint64_t before = 0;  ///< bytes of the same wanters' units that come before it
+  std::uint64_t cost = 0;    ///< bytes of memory that this rank needs for it while it is exchanged
+  std::int32_t reader = 0;
+  std::uint32_t index = 0;  ///< the maker's
+};
+
+/// Consecutive units, those of all ranks that are exchanged at once.
+struct shared_window {
+  const shared_unit* first = nullptr;
+  const shared_unit* last = nullptr;
+  [[nodiscard]] const shared_unit* begin() const noexcept { return first; }
+  [[nodiscard]] const shared_unit* end() const noexcept { return last; }
+};
+
+/// Bytes that nobody has touched.
+struct raw_bytes {
+  std::shared_ptr<std::byte[]> data;
+  std::size_t size = 0;
+  raw_bytes() = default;
+  explicit raw_bytes(std::size_t bytes) : data(new std::byte[bytes]), size(bytes) {}
+  [[nodiscard]] lent_message message() const noexcept { return {data, size}; }
+};
+
+/// What a rank sends to all ranks of a set: one message. The message's head comes first.
+using read_bundles = std::map<const rank_set*, raw_bytes, by_ranks>;
+
+/// Says which of its wanters reads each unit, in stripes in turn, and sorts them by the place in the
+/// exchange. All wanters of a unit give all units of the same wanters in the same order, and come to the same
+/// result without a message.
+inline void assign_readers(std::vector<shared_unit>& units) {
+  // Short stripes: in every window of an exchange all ranks have something to read.
+  constexpr auto stripe = digest_block_bytes;
+  std::unordered_map<const rank_set*, std::uint64_t> bytes_before;
+  for (auto& u : units) {
+    auto& before = bytes_before[u.wanters];
+    const auto n = u.wanters->ranks.size();
+    u.before = before;
+    // Small sets of units begin with different ranks.
+    u.reader = u.wanters->ranks[static_cast<std::size_t>((u.wanters->digest % n + before / stripe) % n)];
+    before += u.bytes;
+  }
+  std::stable_sort(units.begin(), units.end(), [](const shared_unit& a, const shared_unit& b) {
+    if (a.before != b.before) return a.before < b.before;
+    return a.wanters->digest < b.wanters->digest;
+  });
+}
+
+/// What all ranks of a load want. One thread at a time.
+class shared_wants {
+ public:
+  /// The name under which it is known which ranks' records are wanted: as a box of ranks. No item can have it.
+  static constexpr std::string_view records_name = "\x01records";
+
+  shared_wants() = default;
+  shared_wants(const shared_wants&) = delete;
+  shared_wants& operator=(const shared_wants&) = delete;
+  /// The wanted boxes of a stored item that meet a box, each once, ascending, in place of what `out` held.
+  virtual void overlapping(std::string_view name, const chunk& box, std::vector<wanted_part>& out) = 0;
+  /// The sets of ranks that units name.
+  [[nodiscard]] virtual rank_sets& sets() noexcept = 0;
+
+ protected:
+  ~shared_wants() = default;
+};
+
+/// What a reader gives of one kind of shared things. The functions that take a window are called in its order;
+/// read() is called by another thread at times, while that of the load is in take() or sets_of().
+class shared_source {
+ public:
+  shared_source() = default;
+  shared_source(const shared_source&) = delete;
+  shared_source& operator=(const shared_source&) = delete;
+  /// Reads and delivers this rank's units of a window, and gives what others get of them, behind `head`. What
+  /// a rank gets alone is not in a bundle.
+  [[nodiscard]] virtual read_bundles read(shared_window window, std::span<const std::byte> head) = 0;
+  /// Delivers what `reader` sent to a set that this rank is in, without the head.
+  /// @throws peer_error (peer_bad_message) where it is not what the set waits for.
+  virtual void take(shared_window window, std::int32_t reader, const rank_set* set,
+                    std::span<const std::byte> bundle) = 0;
+  /// Adds the sets that get something of a unit.
+  virtual void sets_of(const shared_unit& unit, std::vector<const rank_set*>& out) const = 0;
+
+ protected:
+  ~shared_source() = default;
+};
+
+/// The units of this rank, as assign_readers() leaves them, and their source, which outlives the exchange.
+struct shared_units {
+  std::vector<shared_unit> units;
+  shared_source* source = nullptr;
+};
+
+/// How ranks that load together carry to each other what one of them reads: what read_shared() of a
+/// SharingReader is given. The thread of the load.
+class read_exchange {
+ public:
+  read_exchange() = default;
+  read_exchange(const read_exchange&) = delete;
+  read_exchange& operator=(const read_exchange&) = delete;
+  [[nodiscard]] virtual std::int32_t rank() const = 0;
+  [[nodiscard]] virtual shared_wants& wants() noexcept = 0;
+  /// Collective: calls `make`, and exchanges its units in windows. A window takes up to `budget` bytes of memory
+  /// for what is sent, and as much for what is received; one unit fits always.
+  /// @throws on all ranks alike what `make` or read() throws on one of them, and what take() throws on this one;
+  /// peer_error, timeout_error
+  virtual void run(detail::function_ref<shared_units()> make, std::uint64_t budget, deadline until) = 0;
+
+ protected:
+  ~read_exchange() = default;
+};
+
+/// What a StorageReader may offer besides: ranks that load together read only once what several of them want.
+///
+/// - `read_shared(opened, state, plan, resolver, options, exchange, deadline)`: as read(), together with the other
+///   ranks, whose plans `exchange` knows. Collective: throws on all ranks alike what any of them throws before the
+///   last exchange. Gives the bytes that this rank fetched from the store.
+template <class R>
+concept SharingReader =
+    StorageReader<R> &&
+    requires(R& r, typename R::checkpoint_type& opened, const state_dict& state, const load_plan& plan,
+             const target_resolver& resolver, read_options options, read_exchange& exchange, deadline until) {
+      {
+        r.read_shared(opened, state, plan, resolver, options, exchange, until)
+      } -> std::same_as<std::uint64_t>;
+    };
+
+}  // namespace v1
+}  // namespace cairn
