@@ -3,10 +3,10 @@
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/function_ref.hpp>
 #include <cairn/plan/plan_cache.hpp>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -56,7 +56,7 @@ class summary_fold {
 /// after which the plan is known to stand on all ranks. Everything that any rank throws on the way is thrown
 /// on all ranks. `look` is asked now and then whether the others plan at all, and throws where not.
 inline cached_plan plan_together(any_save_planner& planner, collectives& group, const state_dict& state,
-                                 deadline until, const std::function<void()>& look = {}) {
+                                 deadline until, function_ref<void()> look) {
   const int rank = group.rank();
   const int world = group.size();
   cached_plan planned;

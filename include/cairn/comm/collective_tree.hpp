@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/comm/collective_frame.hpp>
+#include <cairn/comm/collective_messages.hpp>
+#include <cairn/comm/collective_pieces.hpp>
+#include <cairn/comm/contribution.hpp>
+#include <cairn/comm/tree_patience.hpp>
+#include <cairn/model/deadline.hpp>
+#include <cairn/model/error.hpp>
+#include <cairn/model/function_ref.hpp>
+#include <cairn/model/list_view.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What a collective makes of two neighbours' parts; the left one is of the lower ranks.
+using merge_parts = function_ref<std::vector<std::byte>(std::vector<std::byte>&&, std::vector<std::byte>&&)>;
+
+/// Carries each collective up a binomial tree of the ranks and down again, so that it ends alike on all of them.
+class collective_tree {
+ public:
+  using operation = collective_operation;
+  using step = collective_step;
+  using bytes_view = std::span<const std::byte>;
+
+  explicit collective_tree(any_communicator communicator) : messages_(std::move(communicator)) {}
+
+  [[nodiscard]] collective_messages& messages() noexcept { return messages_; }
+
+  /// One collective: parts are merged up the tree, the value of the root goes down, each child gets its share(). Without
+  /// `merge` the parts are joined as the operation has it. `look` is asked now and then while this rank waits: what
+  /// it throws ends the call on this rank at once.
+  [[nodiscard]] std::vector<std::byte> run(operation kind, int root, contribution own, deadline until,
+                                           const merge_parts* merge = nullptr,
+                                           const function_ref<void()>* look = nullptr) {
+    const int ranks = messages_.size();
+    if (root < 0 || root >= ranks)
+      fail(error_id::usage_bad_option, "the root of a collective is no rank of this world",
+           {.expected = "0 to " + std::to_string(ranks - 1), .got = std::to_string(root)});
+    const bool occasional = is_occasional(kind);
+    const auto call = messages_.begin(kind, root);
+    look_ = look;
+    look_pause_ = std::chrono::seconds(1);
+    next_look_ = look != nullptr ? deadline::in(look_pause_) : deadline::never();
+    const int self = messages_.rank();
+    std::vector<child> children;
+    for (int height = 0; (1 << height) < ranks - self && (self & (1 << height)) == 0; ++height)
+      children.push_back({self + (1 << height), std::min(1 << height, ranks - self - (1 << height)), height});
+    const int parent = self == 0 ? -1 : self & (self - 1);
+    const int depth = std::popcount(static_cast<unsigned>(self));
+    const tree_patience wait(until, ranks);
+    const auto word = wait.ends() ? deadline::in(wait.before_word) : deadline::never();
+
+    outcome mine;
+    bool parent_gone = false;
+    bool left = true;
+    const auto tell_parent = [&](const outcome& known) {
+      if (parent < 0 || parent_gone) return;
+      outcome unreachable;
+      messages_.send(unreachable, parent, encode_frame(call, step::waiting, known, {}), until);
+      parent_gone = !unreachable.ok();
+    };
+    messages_.guard(mine, [&] {
+      if (own.failure()) std::rethrow_exception(own.failure());
+      mine.value = std::move(own.bytes());
+    });
+    check_length(mine);
+    std::vector<int> unreachable;
+    for (const auto& each : children) {
+      if (messages_.apart()) break;
+      auto theirs = await(call, step::up, each.rank, wait.up(each.height), word, tell_parent);
+      if (std::ranges::any_of(theirs.absent, [&](const auto& one) { return one.rank == each.rank; }))
+        unreachable.push_back(each.rank);
+      if (mine.ok() && theirs.ok()) {
+        messages_.guard(mine, [&] {
+          mine.value = merge != nullptr ? (*merge)(std::move(mine.value), std::move(theirs.value))
+                                        : merged(kind, std::move(mine.value), std::move(theirs.value));
+        });
+        check_length(mine);
+      } else {
+        mine.add_troubles(std::move(theirs));
+      }
+    }
+
+    // Who knows that the others are not here waits for no verdict.
+    if (parent >= 0 && !messages_.apart()) {
+      outcome sent;
+      messages_.send(sent, parent, encode_frame(call, step::up, mine, mine.value), wait.down(0));
+      auto verdict =
+          sent.ok() ? await(call, step::down, parent, wait.down(depth), word, [](const auto&) {}) : sent;
+      left = !verdict.heard;
+      // Who has no verdict knows at least what its own part of the tree says.
+      if (!verdict.ok() && verdict.failed_rank < 0) verdict.add_troubles(std::move(mine));
+      mine = std::move(verdict);
+    }
+
+    if (occasional && parent >= 0 && left) {
+      outcome unheard;
+      messages_.send(unheard, parent, encode_frame(call, step::withdrawn, {}, {}), wait.down(0));
+    }
+
+    // Of an occasional call a verdict answers what the child sent; one that sent nothing may be elsewhere.
+    const auto taken = [&](const child& to) { return messages_.taken(to.rank); };
+    const auto addressed = [&](const child& to) {
+      return !occasional ? call : taken(to) != nullptr ? *taken(to) : collective_call();
+    };
+    const auto is_here = [&](const child& to) {
+      return !occasional || (taken(to) != nullptr && taken(to)->operation == kind);
+    };
+    std::vector<std::vector<std::byte>> messages(children.size());
+    if (mine.ok()) {
+      messages_.guard(mine, [&] {
+        for (std::size_t i = 0; i < children.size(); ++i) {
+          std::vector<std::byte> made;
+          const auto value = share(call, mine.value, children[i].rank - self, children[i].count, made);
+          messages[i] = encode_frame(addressed(children[i]), step::down, mine, value);
+        }
+      });
+    }
+    const bool told_ok = mine.ok();
+    outcome below;
+    // The largest part of the tree first; who is known to be absent last, so that nobody waits behind them.
+    for (const bool missing : {false, true}) {
+      for (std::size_t i = children.size(); i-- > 0;) {
+        const int to = children[i].rank;
+        if ((std::ranges::find(unreachable, to) != unreachable.end()) != missing) continue;
+        if (!is_here(children[i])) continue;
+        if (!told_ok) messages[i] = encode_frame(addressed(children[i]), step::down, mine, {});
+        messages_.send(below, to, messages[i], wait.down(missing ? 0 : depth + 1));
+      }
+    }
+    if (told_ok) mine.add_troubles(std::move(below));
+    if (!mine.ok()) raise(mine, call);
+    return std::move(mine.value);
+  }
+
+ private:
+  /// A neighbour below in the tree: it covers the ranks [rank, rank + count).
+  struct child {
+    int rank;
+    int count;
+    int height;
+  };
+
+  [[nodiscard]] static std::vector<std::byte> merged(operation kind, std::vector<std::byte> left,
+                                                     std::vector<std::byte> right) {
+    // Of the others only the root brings bytes.
+    if (kind != operation::gather && kind != operation::all_gather)
+      return left.empty() ? std::move(right) : std::move(left);
+    left.insert(left.end(), right.begin(), right.end());
+    return left;
+  }
+  /// Of the value that comes down, what `count` ranks from messages_.rank() + `first` on get; in `made` where it is none of
+  /// its bytes.
+  [[nodiscard]] bytes_view share(const collective_call& call, bytes_view value, int first, int count,
+                                 std::vector<std::byte>& made) const {
+    switch (call.operation) {
+      case operation::barrier:
+      case operation::end_of_planning:
+        return {};
+      case operation::gather: {
+        const int from = messages_.rank() + first;
+        return call.root >= from && call.root < from + count ? value : bytes_view();
+      }
+      case operation::scatter:
+        return made = part(value, first, count);
+      default:
+        return value;
+    }
+  }
+  static std::vector<std::byte> part(bytes_view value, int first, int count) {
+    const auto list = split_pieces(value);
+    if (static_cast<std::size_t>(first) + static_cast<std::size_t>(count) > list.size())
+      fail(error_id::peer_bad_message, "a scatter brought fewer pieces than ranks");
+    return join_pieces(
+        list_view(list).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+  }
+
+  /// Waits for a neighbour's outcome. While a wait for a child lasts, `tell(absent)` says so to the parent:
+  /// that this rank is here, and for whom it waits.
+  [[nodiscard]] outcome await(const collective_call& call, step wanted, int from, deadline until,
+                              deadline word, function_ref<void(const outcome&)> tell) {
+    outcome result;
+    outcome known;  // whom the neighbour was waiting for when it was last heard of
+    known.add_absent(from, false);
+    auto next = wanted == step::up ? until.earlier(word) : until;
+    messages_.guard(result, [&] {
+      for (;;) {
+        try {
+          auto frame = messages_.receive(call, wanted, from, next.earlier(next_look_));
+          if (frame.step != step::waiting) {
+            result = std::move(frame.what);
+            result.heard = true;
+            return;
+          }
+          known = std::move(frame.what);
+        } catch (const timeout_error&) {
+          if (until.passed()) {
+            result.add_troubles(std::move(known));
+            return;
+          }
+          if (next_look_.passed()) look_around();
+        } catch (const peer_error& e) {
+          if (e.id() != error_id::peer_lost) throw;
+          result.add_absent(messages_.gone(e, from), true);
+          return;
+        }
+        next = until;
+        tell(known);
+      }
+    });
+    return result;
+  }
+
+  void look_around() {
+    look_pause_ = std::min<std::chrono::nanoseconds>(2 * look_pause_, std::chrono::minutes(1));
+    next_look_ = deadline::in(look_pause_);
+    try {
+      (*look_)();
+    } catch (...) {
+      messages_.set_apart();
+      throw;
+    }
+  }
+  void check_length(outcome& what) {
+    if (!what.ok() || what.value.size() <= max_collective_bytes) return;
+    messages_.guard(what, [&] {
+      fail(error_id::usage_overflow, "the bytes of a collective are more than fit a message",
+           {.expected = "at most " + std::to_string(max_collective_bytes),
+            .got = std::to_string(what.value.size())});
+    });
+  }
+
+  collective_messages messages_;
+  const function_ref<void()>* look_ = nullptr;  ///< of the call under way
+  deadline next_look_ = deadline::never();
+  std::chrono::nanoseconds look_pause_{};
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
