@@ -6,9 +6,9 @@
 // Of a checkpoint of train_gpt: weights as they are and as bf16, Adam's moments.
 #include <zstd.h>
 #include <cairn/checkpointer.hpp>
-#include <cairn/storage/compressed_storage.hpp>
-#include <cairn/storage/item_frames.hpp>
-#include <cairn/storage/zstd_codec.hpp>
+#include <cairn/storage/compressed/compressed_storage.hpp>
+#include <cairn/storage/compressed/item_frames.hpp>
+#include <cairn/storage/compressed/zstd_codec.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 
@@ -35,7 +35,7 @@ namespace {
 using bytes = std::vector<std::byte>;
 /// Of all that is measured; as compressed_storage has them, unless the command line says otherwise.
 std::size_t frame_bytes = cairn::compression_options{}.frame_bytes;
-constexpr std::size_t most_frame_bytes = std::size_t{4} << 20;
+constexpr std::size_t max_frame_bytes = std::size_t{4} << 20;
 
 /// Weights of a normal distribution; 20 MiB of them, again and again: further apart than a frame is long.
 bytes make_weights(cairn::dtype type, std::size_t size) {
@@ -44,7 +44,7 @@ bytes make_weights(cairn::dtype type, std::size_t size) {
   const std::size_t width = cairn::bits_of(type) / 8;
   bytes made;
   made.reserve(size + width);
-  while (made.size() < std::min(size, 5 * most_frame_bytes)) {
+  while (made.size() < std::min(size, 5 * max_frame_bytes)) {
     const double wide = normal(random);
     const auto single = static_cast<float>(wide);
     std::byte element[8];
@@ -346,7 +346,7 @@ int main(int argc, char** argv) {
     const auto level = static_cast<int>(number("--level", 1, ZSTD_maxCLevel()));
     frame_bytes =
         static_cast<std::size_t>(
-            number("--frame-kibibytes", static_cast<std::int64_t>(frame_bytes >> 10), most_frame_bytes >> 10))
+            number("--frame-kibibytes", static_cast<std::int64_t>(frame_bytes >> 10), max_frame_bytes >> 10))
         << 10;
     cairn_bench::report report("codec");
     const auto directory = cairn_bench::argument(argc, argv, "--checkpoint");

@@ -282,7 +282,7 @@ double status_line(const char* name) {
 }
 /// The most bytes of this process that were resident at once while `work` ran, beyond those before.
 template <class Work>
-double most_beyond(Work&& work) {
+double max_beyond(Work&& work) {
   if (std::FILE* const file = std::fopen("/proc/self/clear_refs", "w")) {
     std::fputs("5", file);  // the peak begins anew
     std::fclose(file);
@@ -321,14 +321,14 @@ void run_memory(const server_process& server, std::size_t size, cairn_bench::rep
   const auto upload = [&](const char* key, bool lasting) {
     return in_process_of_its_own([&, lasting] {
       const auto image = make_image(size);
-      return most_beyond([&] {
+      return max_beyond([&] {
         auto store = store_on(server);
         auto writer = store.create(key, size);
         constexpr std::size_t piece = std::size_t{4} << 20;  // as buffers of an image that is not staged
         for (std::size_t at = 0; at < size; at += piece) {
           const cairn::write_part one{at, std::span(image).subspan(at, std::min(piece, size - at))};
           if (lasting)
-            writer.write_lasting({&one, 1});
+            writer.write_stable({&one, 1});
           else
             writer.write({&one, 1});
         }
@@ -339,7 +339,7 @@ void run_memory(const server_process& server, std::size_t size, cairn_bench::rep
   const auto download = [&] {
     return in_process_of_its_own([&] {
       bytes back(size);
-      return most_beyond([&] {
+      return max_beyond([&] {
         auto store = store_on(server);
         const cairn::read_range whole{"memory-lasting", 0, back};
         store.read({&whole, 1});
@@ -372,7 +372,7 @@ void run(server_process& server, int latency_ms, std::size_t size, std::size_t s
     const auto key = "ours-" + std::to_string(n++);
     auto writer = store.create(key, size);
     const cairn::write_part whole{0, image};
-    writer.write_lasting({&whole, 1});
+    writer.write_stable({&whole, 1});
     writer.finish();
     return key;
   };

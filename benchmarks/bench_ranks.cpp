@@ -9,9 +9,9 @@
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
-#include <cairn/model/event_word.hpp>
 #include <cairn/stage/no_staging.hpp>
 #include <cairn/stores/file_store.hpp>
+#include <cairn/system/shared_event.hpp>
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -83,7 +83,7 @@ std::string fresh_job() {
 class rank_group {
  public:
   struct shared_words {
-    cairn::event_word bell;
+    cairn::shared_event bell;
     std::atomic<int> turn{0};
     std::atomic<int> done{0};
     std::atomic<int> kind{0};  ///< of the turn

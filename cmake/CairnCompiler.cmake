@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cairn_check_compiler(OUT): a sentence in OUT where this compiler is too old for cairn, else nothing; model/compiler.hpp asks the same.
+# cairn_check_compiler(OUT): a sentence in OUT where this compiler is too old for cairn, else nothing; system/compiler.hpp asks the same.
 function(cairn_check_compiler out)
   set(${out} "" PARENT_SCOPE)
   set(needs "cairn needs g++ 12 or later, or clang 16 or later")

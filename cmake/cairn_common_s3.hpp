@@ -5,8 +5,8 @@
 #include <cairn/manage/copy.hpp>
 #include <cairn/manage/export_safetensors.hpp>
 #include <cairn/manage/verify.hpp>
-#include <cairn/storage/compressed_storage.hpp>
-#include <cairn/storage/zstd_codec.hpp>
+#include <cairn/storage/compressed/compressed_storage.hpp>
+#include <cairn/storage/compressed/zstd_codec.hpp>
 #include <cairn/stores/any_store.hpp>
 #include <cairn/stores/s3_store.hpp>
 #include <cairn/stores/s3_url.hpp>

@@ -5,7 +5,7 @@
 #   2. core headers include none of the headers that cost every user compile time;
 #   3. headers are included as <cairn/...>, and only downwards between the folders of include/cairn;
 #   4. every error id has a heading in docs/errors.md (where that page exists);
-#   5. every header comes to <cairn/model/compiler.hpp> before anything that an old compiler does not take;
+#   5. every header comes to <cairn/system/compiler.hpp> before anything that an old compiler does not take;
 #   6. bodies lie in include/cairn/impl, a mirror of the other folders: impl/F/x.ipp holds those of F/x.hpp, which
 #      includes it, and may include what F may.
 # usage: check_tree.sh [ROOT]; check_tree.sh --self-test
@@ -88,10 +88,10 @@ check_arrows() {
 
 check_compiler() {
   local path
-  [ -f include/cairn/model/compiler.hpp ] || return 0
+  [ -f include/cairn/system/compiler.hpp ] || return 0
   while IFS= read -r path; do
-    grep -qE '^[[:space:]]*#[[:space:]]*include[[:space:]]*<cairn/' "$path" || [ "$path" = include/cairn/model/compiler.hpp ] ||
-      breach "$path: includes no other header of cairn, so it must include <cairn/model/compiler.hpp>"
+    grep -qE '^[[:space:]]*#[[:space:]]*include[[:space:]]*<cairn/' "$path" || [ "$path" = include/cairn/system/compiler.hpp ] ||
+      breach "$path: includes no other header of cairn, so it must include <cairn/system/compiler.hpp>"
   done < <(find include/cairn \( -name '*.hpp' -o -name '*.cuh' \) | sort)
 }
 
@@ -117,7 +117,7 @@ check_bodies() {
 }
 
 check_error_pages() {
-  local ids=include/cairn/model/error_ids.hpp page=docs/errors.md id
+  local ids=include/cairn/system/error_ids.hpp page=docs/errors.md id
   if [ ! -f "$ids" ] || [ ! -f "$page" ]; then
     return 0
   fi
@@ -154,8 +154,8 @@ self_test() {
   fresh() {
     rm -rf "$root/tree"
     mkdir -p "$root/tree/include/cairn/model" "$root/tree/include/cairn/plan" "$root/tree/docs"
-    printf '%s\n' "$licence" 'enum class error_id {' '  usage_one = 101,' '};' >"$root/tree/include/cairn/model/error_ids.hpp"
-    printf '%s\n' "$licence" '#include <cairn/model/error_ids.hpp>' >"$root/tree/include/cairn/plan/a.hpp"
+    printf '%s\n' "$licence" 'enum class error_id {' '  usage_one = 101,' '};' >"$root/tree/include/cairn/system/error_ids.hpp"
+    printf '%s\n' "$licence" '#include <cairn/system/error_ids.hpp>' >"$root/tree/include/cairn/plan/a.hpp"
     printf '## 101 `usage_one`\n' >"$root/tree/docs/errors.md"
   }
   expect() {  # expect TITLE REGEX: REGEX empty means that the tree must pass
@@ -172,13 +172,13 @@ self_test() {
   expect "no licence" "b.hpp: no line 'SPDX"
   fresh && echo '#include <iostream>' >>"$root/tree/include/cairn/plan/a.hpp"
   expect "heavy header" 'a.hpp: includes <iostream>'
-  fresh && echo '#include <cairn/plan/a.hpp>' >>"$root/tree/include/cairn/model/error_ids.hpp"
+  fresh && echo '#include <cairn/plan/a.hpp>' >>"$root/tree/include/cairn/system/error_ids.hpp"
   expect "arrow upwards" 'error_ids.hpp: includes <cairn/plan/a.hpp>'
   fresh && echo '#include "b.hpp"' >>"$root/tree/include/cairn/plan/a.hpp"
   expect "quotes" 'includes with quotes'
   fresh && mkdir "$root/tree/include/cairn/other" && echo "$licence" >"$root/tree/include/cairn/other/c.hpp"
   expect "unknown folder" 'not in the table'
-  fresh && echo "$licence" | tee "$root/tree/include/cairn/model/compiler.hpp" >"$root/tree/include/cairn/plan/d.hpp"
+  fresh && echo "$licence" | tee "$root/tree/include/cairn/system/compiler.hpp" >"$root/tree/include/cairn/plan/d.hpp"
   expect "a header that no compiler is asked for" 'd.hpp: includes no other header of cairn'
   fresh && mkdir -p "$root/tree/include/cairn/impl/plan" &&
     printf '%s\n' "$licence" '#include <cairn/plan/a.hpp>' >"$root/tree/include/cairn/impl/plan/a.ipp"

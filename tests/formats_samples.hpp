@@ -2,9 +2,9 @@
 // Samples for the tests of the storage formats: fixed ones (the golden files) and random ones.
 #pragma once
 #include <algorithm>
-#include <cairn/storage/manifest_format.hpp>
-#include <cairn/storage/record_format.hpp>
-#include <cairn/storage/safetensors_header.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cstdint>
 #include <cstring>
 #include <random>

@@ -208,7 +208,7 @@ TEST_CASE("a rank that hangs is named on all others, and its late messages are d
   const auto own = large(all.rank());
   meet();
   const auto merge = [](bytes left, const bytes& right) { return left.size() < right.size() ? right : left; };
-  // Rank 0 gives up, and tells the others, whose patience is longer; also the one that hung.
+  // Rank 0 gives up, and tells the others, whose timeout is longer; also the one that hung.
   int given_up = 1;
   if (all.rank() == hanging) MPI_Recv(&given_up, 1, MPI_INT, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
   const auto until = all.rank() == 0 ? deadline::in(8s) : ample();
@@ -338,7 +338,7 @@ TEST_CASE("8 ranks save and load, fewer resume") {
   const int size = world_size();
   training_state training(world_rank(), size);
   cairn::checkpointer ckpt{cairn::file_store{directory}, mpi_communicator{MPI_COMM_WORLD},
-                           cairn::checkpointer_options{.peer_patience = 60s, .quiet = true}};
+                           cairn::checkpointer_options{.peer_timeout = 60s, .quiet = true}};
   const auto step = ckpt.resume(training.state);
   if (size == 8) {
     CHECK(!step);

@@ -43,7 +43,7 @@ void run_ranks(int n, const std::function<void(cairn::thread_communicator)>& bod
 }
 
 const cairn::checkpointer_options quiet{
-    .patience = std::chrono::seconds(60), .peer_patience = std::chrono::seconds(60), .quiet = true};
+    .timeout = std::chrono::seconds(60), .peer_timeout = std::chrono::seconds(60), .quiet = true};
 
 /// The state of one rank: a replicated tensor, a row shard, a flat shard of an odd range, values, bytes.
 struct training {
@@ -107,9 +107,9 @@ cairn::error_fields fields_of(const std::exception_ptr& failure) {
 }
 
 /// Time that passes only by waiting for it.
-struct counting_clock : cairn::pace_clock {
+struct counting_clock : cairn::rate_clock {
   time_point now() noexcept override { return begin + std::chrono::nanoseconds(passed.load()); }
-  void wait(cairn::event_word&, std::uint32_t, time_point until) noexcept override {
+  void wait(cairn::shared_event&, std::uint32_t, time_point until) noexcept override {
     const auto wanted = (until - begin).count();
     for (auto at = passed.load(); at < wanted && !passed.compare_exchange_weak(at, wanted);) {
     }
@@ -119,9 +119,9 @@ struct counting_clock : cairn::pace_clock {
   std::atomic<std::int64_t> passed{0};
 };
 /// Time that does not pass: what waits for it goes on only when the limit is lifted.
-struct stopped_clock : cairn::pace_clock {
+struct stopped_clock : cairn::rate_clock {
   time_point now() noexcept override { return begin; }
-  void wait(cairn::event_word& word, std::uint32_t seen, time_point) noexcept override {
+  void wait(cairn::shared_event& word, std::uint32_t seen, time_point) noexcept override {
     ++waits;
     word.wait(seen, cairn::deadline::never());
   }
@@ -599,7 +599,7 @@ TEST_CASE(
       const int rank = comm.rank();
       training t(rank, comm.size());
       auto patient = quiet;
-      patient.patience = patient.peer_patience = std::chrono::minutes(10);
+      patient.timeout = patient.peer_timeout = std::chrono::minutes(10);
       cairn::checkpointer ckpt{store, std::move(comm), patient};
       ckpt.save(t.state, 1).wait();
       int extra = 0;
@@ -651,7 +651,7 @@ TEST_CASE("a rank that has left is named by the save of the others, long before 
       const int rank = comm.rank();
       training t(rank, comm.size());
       auto patient = quiet;
-      patient.patience = std::chrono::hours(1);
+      patient.timeout = std::chrono::hours(1);
       cairn::checkpointer ckpt{store, std::move(comm), patient};
       ckpt.save(t.state, 1).wait();
       if (rank == left) return;
@@ -977,9 +977,9 @@ TEST_CASE("a limit of writing holds for each thread_executor") {
     ckpt.before_update();
     handle.wait();
   }
-  SUBCASE("a save that cannot be written within its patience fails by the deadline") {
+  SUBCASE("a save that cannot be written within its timeout fails by the deadline") {
     auto impatient = quiet;
-    impatient.patience = std::chrono::seconds(8);  // which copying has to keep, too
+    impatient.timeout = std::chrono::seconds(8);  // which copying has to keep, too
     cairn::checkpointer ckpt{store, cairn::thread_executor{{.bytes_per_second = 1}}, impatient};
     auto handle = ckpt.save(t.state, 1);
     CHECK_THROWS_AS(handle.wait(), cairn::timeout_error);

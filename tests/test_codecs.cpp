@@ -2,10 +2,10 @@
 // threaded
 // uses: cairn::zstd
 // Codecs: conformance of each, byte planes, items in frames, and hostile bytes for all of them.
-#include <cairn/storage/byte_planes.hpp>
-#include <cairn/storage/item_frames.hpp>
+#include <cairn/storage/compressed/byte_planes.hpp>
+#include <cairn/storage/compressed/item_frames.hpp>
 #if CAIRN_USES_ZSTD + 0
-#include <cairn/storage/zstd_codec.hpp>
+#include <cairn/storage/compressed/zstd_codec.hpp>
 #endif
 
 #include <doctest/doctest.h>

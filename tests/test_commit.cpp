@@ -85,7 +85,7 @@ struct disturbed {
   explicit disturbed(std::int32_t block_ranks = 128)
       : disturbed(cairn::commit_options{.block_ranks = block_ranks}) {}
   explicit disturbed(cairn::commit_options o) : options(o) {
-    options.rival_patience = std::chrono::milliseconds(20);
+    options.rival_timeout = std::chrono::milliseconds(20);
   }
   cairn::commit_options options;
   cairn::memory_store objects;
@@ -410,7 +410,7 @@ TEST_CASE("clean leaves alone what is committed, what its own run does, and what
   }
 }
 
-TEST_CASE("remove takes all of a checkpoint, set_aside none of it") {
+TEST_CASE("remove takes all of a checkpoint, quarantine none of it") {
   disturbed d;
   const ranks state(2);
   world_save(d.writer, state.states(), 5, first_run).run();
@@ -420,7 +420,7 @@ TEST_CASE("remove takes all of a checkpoint, set_aside none of it") {
     d.writer.remove(5);
   }
   SUBCASE("set aside") {
-    CHECK(d.writer.set_aside(5));
+    CHECK(d.writer.quarantine(5));
     CHECK(d.reader.list().empty());
     CHECK(d.keys().size() == 5);
     CHECK(d.writer.clean(second_run) == 0);
@@ -432,7 +432,7 @@ TEST_CASE("remove takes all of a checkpoint, set_aside none of it") {
   }
   SUBCASE("a store that refuses") {
     d.faults->fail_at(store_call::publish_new, 0, true, false, error_id::storage_permission);
-    CHECK_FALSE(d.writer.set_aside(5));
+    CHECK_FALSE(d.writer.quarantine(5));
     CHECK(d.holds(5, state, 2));
   }
 }
@@ -624,11 +624,11 @@ TEST_CASE("in a large world, one rank makes the step's directory, and makes it d
   options.block_ranks = 2;
   bool coordinator_comes = true;
   SUBCASE("the coordinator") {
-    options.directory_patience = std::chrono::minutes(1);
+    options.directory_timeout = std::chrono::minutes(1);
   }
   SUBCASE("whoever is there, where it does not come") {
     coordinator_comes = false;
-    options.directory_patience = std::chrono::milliseconds(20);
+    options.directory_timeout = std::chrono::milliseconds(20);
   }
   const auto storage_of = [&] {  // ranks are processes: none knows what another has made durable
     return cairn::safetensors_storage<watched_store>(
@@ -809,8 +809,8 @@ TEST_CASE("ranks that share files touch their directory as often as there are fi
     return cairn::safetensors_storage<watched_store>(
         watched_store(scratch.path(), {}, watched_file_system<>(watch)),
         {.ranks_per_file = per_file,
-         .directory_patience = std::chrono::minutes(10),
-         .settle_patience = std::chrono::minutes(10)});
+         .directory_timeout = std::chrono::minutes(10),
+         .durability_timeout = std::chrono::minutes(10)});
   };
   auto planning = storage_of().writer();
   world_save save(planning, state.states(), 5);
@@ -874,7 +874,7 @@ TEST_CASE("the coordinator notes that the manifest's name lasts; who sees no not
   const auto storage_of = [&] {
     return cairn::safetensors_storage<watched_store>(
         watched_store(scratch.path(), {}, watched_file_system<>(watch)),
-        {.settle_patience = noted ? std::chrono::milliseconds(600'000) : std::chrono::milliseconds(1)});
+        {.durability_timeout = noted ? std::chrono::milliseconds(600'000) : std::chrono::milliseconds(1)});
   };
   auto planning = storage_of().writer();
   world_save save(planning, state.states(), 5);

@@ -46,7 +46,7 @@ struct two_ranks {
   two_ranks() {
     each([&](std::size_t r) {
       cairn::checkpointer_options options;
-      options.patience = std::chrono::hours(1);  // nothing here may wait for a deadline
+      options.timeout = std::chrono::hours(1);  // nothing here may wait for a deadline
       options.max_consecutive_failures = 0;
       options.quiet = true;
       ckpts[r] =
@@ -169,7 +169,7 @@ struct by_hand {
   cairn::memory_store objects;
   std::shared_ptr<store_faults> faults = std::make_shared<store_faults>();
   cairn::safetensors_storage<memory> storage{memory{objects, faults},
-                                             {.rival_patience = std::chrono::milliseconds(20)}};
+                                             {.rival_timeout = std::chrono::milliseconds(20)}};
   cairn::safetensors_writer<memory> writer = storage.writer();
   cairn::safetensors_reader<memory> reader = storage.reader();
   std::vector<float> w = std::vector<float>(4096, 1.f);
@@ -327,7 +327,7 @@ TEST_CASE("what takes a manifest away takes only the one that it looked at") {
            other.run();
          }});
     if (aside)
-      CHECK(d.writer.set_aside(5));
+      CHECK(d.writer.quarantine(5));
     else
       d.writer.remove(5);
     CHECK(d.reader.list() == std::vector<std::int64_t>{5});

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cairn/comm/collectives.hpp>
-#include <cairn/comm/message_ring.hpp>
+#include <cairn/comm/shared_memory/message_ring.hpp>
 #include <cairn/comm/single_process.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/cuda/basic_nccl_communicator.hpp>
@@ -259,7 +259,7 @@ TEST_CASE("a rank that fails is named on all ranks, with its error's type") {
                                    {.item = "wte", .got = "[0, 4)"});
       };
       const auto own = [&](int me) {
-        return cairn::contribution::from([&] {
+        return cairn::collective_input::from([&] {
           if (const auto bad = failure(me)) std::rethrow_exception(bad);
           return letter(me);
         });
@@ -939,9 +939,9 @@ void talk(nccl_communicator& comm, int rounds) {
 /// Sends with longer and longer deadlines until the transfer was under way when one passed.
 template <class Call>
 cairn::timeout_error until_aborted(nccl_communicator& comm, Call call) {
-  for (auto patience = 50ms; patience < 60s; patience *= 2) {
+  for (auto timeout = 50ms; timeout < 60s; timeout *= 2) {
     try {
-      call(deadline::in(patience));
+      call(deadline::in(timeout));
     } catch (const cairn::timeout_error& e) {
       if (!comm.broken().empty()) return e;
     }
@@ -1108,7 +1108,7 @@ TEST_CASE(
     for (int rank = 0; rank < 2; ++rank)
       threads.emplace_back([&, rank] {
         try {
-          const nccl_communicator comm(group.communicator(rank), {.device = 0, .patience = 300ms});
+          const nccl_communicator comm(group.communicator(rank), {.device = 0, .timeout = 300ms});
         } catch (...) {
           thrown[static_cast<std::size_t>(rank)] = std::current_exception();
         }

@@ -6,12 +6,12 @@
 #include <cairn/manage/copy.hpp>
 #include <cairn/manage/export_safetensors.hpp>
 #include <cairn/manage/verify.hpp>
-#include <cairn/storage/compressed_storage.hpp>
+#include <cairn/storage/compressed/compressed_storage.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 #if CAIRN_USES_ZSTD + 0
-#include <cairn/storage/zstd_codec.hpp>
+#include <cairn/storage/compressed/zstd_codec.hpp>
 #endif
 
 #include <doctest/doctest.h>

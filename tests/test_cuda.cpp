@@ -891,11 +891,11 @@ TEST_CASE(
     std::exception_ptr told;
     std::optional<cairn::save_handle> save;
     bool thrown = false;
-    // On a machine that rests for long, an earlier wait may end by this patience; then once more.
+    // On a machine that rests for long, an earlier wait may end by this timeout; then once more.
     for (int attempt = 0; attempt < 50 && !thrown; ++attempt) try {
         cairn::checkpointer checkpoints{
             store, stager_type({}, engine(t.options)), cairn::overlapped{},
-            cairn::checkpointer_options{.patience = std::chrono::seconds(1), .quiet = true}};
+            cairn::checkpointer_options{.timeout = std::chrono::seconds(1), .quiet = true}};
         const auto good = checkpoints.save(state, 2 * attempt);
         checkpoints.before_update(t.stream, 0);
         good.wait();

@@ -197,10 +197,10 @@ struct on_devices {
 
 auto make_reader(cairn::memory_store store, loads_options options = {},
                  std::uint64_t memory = std::uint64_t{256} << 20,
-                 std::chrono::nanoseconds patience = std::chrono::minutes(1)) {
+                 std::chrono::nanoseconds timeout = std::chrono::minutes(1)) {
   return cairn::checkpointer{
       std::move(store), device_loads(std::move(options)),
-      cairn::checkpointer_options{.patience = patience, .load_memory = memory, .quiet = true}};
+      cairn::checkpointer_options{.timeout = timeout, .load_memory = memory, .quiet = true}};
 }
 
 void check_nothing_left() {
@@ -231,8 +231,8 @@ TEST_CASE("what four ranks saved is on the devices of one, bit by bit, however l
       CHECK(report.bytes_read > report.bytes);
       d.check_loaded(std::byte{0x5a});
     }
-    CHECK(gpu::most_pinned_bytes() > 0);
-    CHECK(gpu::most_pinned_bytes() <= std::max<std::uint64_t>(options.pinned_bytes, std::uint64_t{4} << 20));
+    CHECK(gpu::max_pinned_bytes() > 0);
+    CHECK(gpu::max_pinned_bytes() <= std::max<std::uint64_t>(options.pinned_bytes, std::uint64_t{4} << 20));
     check_nothing_left();
   }
 }
@@ -275,7 +275,7 @@ TEST_CASE("the k-th call fails, once or for ever: a typed error, nothing is unde
 }
 
 TEST_CASE("a device that does not copy: the load ends by the deadline, and the ring outlives the copies") {
-  constexpr auto patience = std::chrono::milliseconds(100);
+  constexpr auto timeout = std::chrono::milliseconds(100);
   bool late = false;
   // Where a thread is stopped for long, a load may be early or late for other reasons; then once more.
   for (std::uint32_t attempt = 0; attempt < 50 && !late; ++attempt) {
@@ -288,12 +288,12 @@ TEST_CASE("a device that does not copy: the load ends by the deadline, and the r
       std::jthread device_again([&] {
         while (!over && gpu::copies_waiting() == 0) std::this_thread::yield();
         // Its deadline began before. After it, the load waits for what it gave to the device.
-        const auto until = cairn::deadline::in(2 * patience);
+        const auto until = cairn::deadline::in(2 * timeout);
         while (!over && !until.passed()) std::this_thread::yield();
         late = gpu::copies_waiting() != 0;
         gpu::hold_copies(false);
       });
-      auto reader = make_reader(saved(), {}, std::uint64_t{256} << 20, patience);
+      auto reader = make_reader(saved(), {}, std::uint64_t{256} << 20, timeout);
       bool loaded = false;
       try {
         (void)reader.load(d.state, 7);
@@ -373,7 +373,7 @@ TEST_CASE(
     gpu::fail(0, 0);
     (void)reader.load(d.state, 7);
     d.check_loaded();
-    CHECK(gpu::most_pinned_bytes() <= loads_options{}.pinned_bytes);
+    CHECK(gpu::max_pinned_bytes() <= loads_options{}.pinned_bytes);
     // More readers may be at work at once than before; nothing that is pinned is pinned again.
     const auto made = gpu::pins_made();
     const auto kept = gpu::pinned_ranges();

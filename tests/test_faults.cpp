@@ -64,10 +64,10 @@ std::uint64_t seed() {
   return chosen;
 }
 
-cairn::checkpointer_options patient(std::chrono::nanoseconds patience = seconds(60)) {
+cairn::checkpointer_options patient(std::chrono::nanoseconds timeout = seconds(60)) {
   cairn::checkpointer_options options;
-  options.patience = patience;
-  options.peer_patience = patience;
+  options.timeout = timeout;
+  options.peer_timeout = timeout;
   options.max_consecutive_failures = 0;
   options.quiet = true;
   return options;
@@ -405,9 +405,9 @@ TEST_CASE("absolute and .. names of items never become paths") {
 
 namespace {
 constexpr training_sizes large{.weights = 100'000};
-auto open_disk(disk_store s, listener ear = {}, int most_failures = 0) {
+auto open_disk(disk_store s, listener ear = {}, int max_failures = 0) {
   auto options = patient();
-  options.max_consecutive_failures = most_failures;
+  options.max_consecutive_failures = max_failures;
   return cairn::checkpointer{std::move(s), alone(), std::move(ear), options};
 }
 }  // namespace
@@ -516,7 +516,7 @@ TEST_CASE("who only reads changes nothing in a store that could be written, and 
     cairn::checkpointer reader{disk_at(directory.path()), cairn::read_only{}, patient(), std::move(comm)};
     CHECK(reader.resume(mine) == 1);
     CHECK(value == 1.0);
-    CHECK_FALSE(reader.set_aside(2));
+    CHECK_FALSE(reader.quarantine(2));
     for (const auto& refused :
          {thrown_by([&] { static_cast<void>(reader.save(mine, 3)); }),
           thrown_by([&] { reader.prepare(mine); }), thrown_by([&] { reader.remove(1); })})
@@ -855,7 +855,7 @@ TEST_CASE("a rank that does not come to plan is named on all others by the deadl
   none_failed(p.ranks(3, [&](int rank, communicator comm) {
     training_state t(rank, 3, small);
     auto options = patient();
-    if (rank == 0) options.peer_patience = seconds(1);  // it gives up, and tells rank 1
+    if (rank == 0) options.peer_timeout = seconds(1);  // it gives up, and tells rank 1
     auto ckpt = p.open(std::move(comm), options);
     if (rank == 2) return others_done.wait();
     // Rank 1 has sent its part: nothing else is awaited than that of rank 2.

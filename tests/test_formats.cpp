@@ -5,10 +5,10 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
-#include <cairn/storage/manifest_format.hpp>
-#include <cairn/storage/names.hpp>
-#include <cairn/storage/record_format.hpp>
-#include <cairn/storage/safetensors_header.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <formats_samples.hpp>

@@ -6,9 +6,9 @@
 #include <doctest/doctest.h>
 #include <malloc.h>
 
-#include <cairn/storage/manifest_format.hpp>
-#include <cairn/storage/record_format.hpp>
-#include <cairn/storage/safetensors_header.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cstdlib>
 #include <formats_samples.hpp>
 #include <fstream>

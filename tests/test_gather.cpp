@@ -126,8 +126,7 @@ TEST_CASE("a save of shards sends nothing, waits for nobody, and is committed wh
 
 TEST_CASE("a save to which the others never come ends at its deadline and names who is missing") {
   std::latch others_may_end(1);
-  with_cairn({.patience = std::chrono::seconds(5), .quiet = true}, [&](auto& ckpt, auto& state, auto&,
-                                                                       auto&) {
+  with_cairn({.timeout = std::chrono::seconds(5), .quiet = true}, [&](auto& ckpt, auto& state, auto&, auto&) {
     if (ckpt.rank() != 0) {
       others_may_end.wait();
       CHECK(ckpt.list() == std::vector<std::int64_t>{1});  // a collective call: the ranks are still together

@@ -100,7 +100,7 @@ constexpr mode modes[] = {mode::buffered, mode::unstaged, mode::overlapped, mode
 constexpr const char* mode_names[] = {"buffered", "unstaged", "overlapped", "shared"};
 
 const cairn::checkpointer_options quiet{
-    .patience = std::chrono::seconds(60), .peer_patience = std::chrono::seconds(60), .quiet = true};
+    .timeout = std::chrono::seconds(60), .peer_timeout = std::chrono::seconds(60), .quiet = true};
 
 auto make_checkpointer(store s, cairn::thread_communicator comm, std::int32_t ranks_per_file = 1) {
   return cairn::checkpointer{cairn::safetensors_storage{std::move(s), {.ranks_per_file = ranks_per_file}},

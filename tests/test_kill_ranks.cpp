@@ -226,7 +226,7 @@ class history {
   }
 
   void check_disk(const run_order& order, std::int64_t resumed, std::int64_t last) {
-    const auto steps = cairn::checkpoint_keeping(std::make_shared<cairn::file_store>(root_)).list();
+    const auto steps = cairn::checkpoint_catalog(std::make_shared<cairn::file_store>(root_)).list();
     const auto kept = static_cast<std::size_t>(std::count(steps.begin(), steps.end(), resumed));
     // Besides the newest, the one that the run resumed from.
     if (steps.empty() || steps.back() != last || steps.size() > order.keep + 1)
@@ -340,7 +340,7 @@ bool kill_in(const cell& c, history& h, dice& d) {
   order.workers_outlive = c.dies == cell::ranks;
   // A worker may wait so long for the first of those that share its file, which died before its own had the
   // save.
-  if (order.workers_outlive && c.ranks_per_file > 1) order.patience = std::chrono::seconds(20);
+  if (order.workers_outlive && c.ranks_per_file > 1) order.timeout = std::chrono::seconds(20);
   order.last_calls = static_cast<std::int64_t>(d.roll(40));
   return h.kill(order);
 }
@@ -542,7 +542,7 @@ TEST_CASE("ranks and workers that are killed while workers save lose nothing; ra
                .ranks_per_file = static_cast<int>(1 + d.roll(2)),
                .until = 40,
                .saves = {40},
-               .predecessor_patience = std::chrono::milliseconds(d.roll(4) == 0 ? 1'000 : 100)});
+               .earlier_run_timeout = std::chrono::milliseconds(d.roll(4) == 0 ? 1'000 : 100)});
     CHECK_MESSAGE(struck, c.text(), ": was not reached\n", h.trace());
     CHECK_MESSAGE(h.trouble() == "", c.text(), " and CAIRN_TEST_SEED=", test_seed(), " repeat it\n",
                   h.trace());
@@ -576,7 +576,7 @@ struct lonely {
     order.world = number % 2 == 0 ? 2 : 4;
     order.until = 4;
     order.relative = true;
-    order.patience = std::chrono::milliseconds(1'000);
+    order.timeout = std::chrono::milliseconds(1'000);
     order.survivors_end = true;
     order.at_rank = static_cast<int>(d.roll(static_cast<std::uint64_t>(order.world)));
     order.plan.change = first_change + d.roll(order.at_rank == 0 ? of_first : of_other);

@@ -7,9 +7,9 @@
 #include <cairn/interop/dlpack.hpp>
 #include <cairn/model/cast.hpp>
 #include <cairn/model/chunk_codec.hpp>
-#include <cairn/model/digest.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/state_dict.hpp>
+#include <cairn/system/digest.hpp>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

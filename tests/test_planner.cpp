@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <cairn/concepts/any_planner.hpp>
-#include <cairn/plan/bound_sources.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/gathered.hpp>
 #include <cairn/plan/glob.hpp>
-#include <cairn/plan/load_plan_cache.hpp>
+#include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/plan/plan_cache.hpp>
+#include <cairn/plan/source_cache.hpp>
 #include <deque>
 #include <set>
 #include <string>
@@ -528,8 +528,8 @@ TEST_CASE("sources are kept while the bindings are the same, unless the planner 
 
   cairn::any_save_planner planner{renaming_planner{}};
   const auto plan = std::make_shared<const cairn::save_plan>(planner.local_plan(state, 0));
-  cairn::bound_sources bound;
-  bound.follow(planner, state, plan);
+  cairn::source_cache bound;
+  bound.refresh(planner, state, plan);
   const auto first = bound.sources();
   REQUIRE(first.size() == 3);
   CHECK(first[0].view.data == address(in_container.data()));
@@ -539,13 +539,13 @@ TEST_CASE("sources are kept while the bindings are the same, unless the planner 
   CHECK(first.name(3).empty());
   CHECK(bound.bytes_sizes() == std::vector<std::uint64_t>{4});
   CHECK(bound.stored_sizes(*plan) == std::vector<std::uint64_t>{24, 16, 4});
-  bound.follow(planner, state, plan);
+  bound.refresh(planner, state, plan);
   CHECK(bound.sources() == first);
 
   std::vector<float> other(6);
   in_container.swap(other);
   blob += " of another size, which does not fit where it was before";
-  bound.follow(planner, state, plan);
+  bound.refresh(planner, state, plan);
   CHECK_FALSE(bound.sources() == first);
   CHECK(bound.sources()[0].view.data == address(in_container.data()));
   CHECK(bound.sources()[1].view.data == address(pointed.data()));
@@ -556,20 +556,20 @@ TEST_CASE("sources are kept while the bindings are the same, unless the planner 
   // An error on the way leaves nothing behind.
   blob.pop_back();
   in_container.resize(7);
-  CHECK(failure_of([&] { bound.follow(planner, state, plan); }).id() == cairn::error_id::usage_size_changed);
+  CHECK(failure_of([&] { bound.refresh(planner, state, plan); }).id() == cairn::error_id::usage_size_changed);
   in_container.resize(6);
-  bound.follow(planner, state, plan);
+  bound.refresh(planner, state, plan);
   CHECK(bound.sources()[0].view.data == address(in_container.data()));
   CHECK(bound.bytes_sizes() == std::vector<std::uint64_t>{blob.size()});
 
   const auto wandering = std::make_shared<wandering_planner>();
   cairn::any_save_planner asking(wandering);
   std::array<std::byte, 24> here{}, there{};
-  cairn::bound_sources asked;
+  cairn::source_cache asked;
   wandering->elsewhere = here.data();
-  asked.follow(asking, state, plan);
+  asked.refresh(asking, state, plan);
   wandering->elsewhere = there.data();
-  asked.follow(asking, state, plan);
+  asked.refresh(asking, state, plan);
   CHECK(wandering->resolved == 6);
   CHECK(asked.sources()[0].view.data == there.data());
 }

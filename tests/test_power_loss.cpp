@@ -42,7 +42,7 @@ using store = cairn::basic_file_store<file_system>;
 constexpr cairn::file_store_options small_requests{.writes_in_flight = 1, .reads_in_flight = 1};
 constexpr training_sizes sizes{.weights = 600, .rows = 5};
 const cairn::checkpointer_options quiet{
-    .patience = std::chrono::seconds(60), .peer_patience = std::chrono::seconds(60), .quiet = true};
+    .timeout = std::chrono::seconds(60), .peer_timeout = std::chrono::seconds(60), .quiet = true};
 
 /// The places in the code that ask for an fsync, by what was done just before.
 enum class site : std::uint8_t {
@@ -385,7 +385,7 @@ TEST_CASE("ranks that share files: after a power loss at any moment, what was co
 
 // Then each rank makes the manifest's name last before it says that the checkpoint is committed.
 TEST_CASE("without the coordinator's note that a manifest lasts, what was committed loads on all ranks") {
-  const run forgetful({}, {.settle_patience = std::chrono::milliseconds(1)}, site_watch::notes::lost);
+  const run forgetful({}, {.durability_timeout = std::chrono::milliseconds(1)}, site_watch::notes::lost);
   CHECK(forgetful.notes == 0);
   const auto seen = forgetful.look({.every = 2, .singles = false, .resumes = 50});
   CHECK_MESSAGE(!seen.wrong.has_value(), seen.wrong.value_or(""));

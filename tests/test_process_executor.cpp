@@ -232,9 +232,9 @@ struct layers {
 };
 
 /// Time that does not pass: what waits for it goes on only when its limit is lifted.
-struct stopped_clock : cairn::pace_clock {
+struct stopped_clock : cairn::rate_clock {
   time_point now() noexcept override { return begin; }
-  void wait(cairn::event_word& word, std::uint32_t seen, time_point) noexcept override {
+  void wait(cairn::shared_event& word, std::uint32_t seen, time_point) noexcept override {
     word.wait(seen, cairn::deadline::never());
   }
   time_point begin = cairn::deadline::clock::now();
@@ -264,7 +264,7 @@ auto make_queuing(const std::string& directory) {
                              cairn::shared_stager{cairn::buffered_stager_options{.depth = 3}},
                              cairn::process_executor{}, cairn::overlapped{},
                              cairn::checkpointer_options{.when_busy = cairn::busy_policy::queue,
-                                                         .handover_patience = std::chrono::minutes(5),
+                                                         .handover_timeout = std::chrono::minutes(5),
                                                          .quiet = true}};
 }
 /// What a run is told of saves of earlier ones.
@@ -279,13 +279,13 @@ struct earlier_told {
     if (o.kind == what::awaiting && on_waiting) on_waiting();
   }
 };
-auto make_next(const std::string& store, earlier_told told, std::chrono::nanoseconds patience) {
+auto make_next(const std::string& store, earlier_told told, std::chrono::nanoseconds timeout) {
   return cairn::checkpointer{cairn::file_store{store}, std::move(told),
-                             cairn::checkpointer_options{.predecessor_patience = patience, .quiet = true}};
+                             cairn::checkpointer_options{.earlier_run_timeout = timeout, .quiet = true}};
 }
-std::int64_t newest(const std::string& store, std::chrono::nanoseconds patience = std::chrono::seconds(60)) {
+std::int64_t newest(const std::string& store, std::chrono::nanoseconds timeout = std::chrono::seconds(60)) {
   trained got;
-  auto reader = make_next(store, {}, patience);
+  auto reader = make_next(store, {}, timeout);
   const auto step = reader.resume(got.state);
   if (!step) return -1;
   REQUIRE(got.is_of(*step));
@@ -801,13 +801,13 @@ TEST_CASE("items are waited for, changes are found and limits hold in a worker p
   run.state.bytes("generator", generator, cairn::per_rank);
   // Copying stops after its first MiB, until somebody waits for it.
   cairn::shared_stager stager{{}, cairn::host_copy{{.threads = 2, .bytes_per_second = 1, .clock = clock}}};
-  const auto make_checkpointer = [&](cairn::process_executor executor, std::chrono::nanoseconds patience) {
+  const auto make_checkpointer = [&](cairn::process_executor executor, std::chrono::nanoseconds timeout) {
     return cairn::checkpointer{cairn::file_store{scratch.path()},
                                std::move(stager),
                                std::move(executor),
                                cairn::overlapped{},
                                cairn::checked{},
-                               cairn::checkpointer_options{.patience = patience, .quiet = true}};
+                               cairn::checkpointer_options{.timeout = timeout, .quiet = true}};
   };
   SUBCASE("a save is confirmed by its items, one after another") {
     auto ckpt = make_checkpointer(cairn::process_executor{}, std::chrono::minutes(2));
@@ -1141,8 +1141,8 @@ TEST_CASE("training goes on only when its worker has the save, but not for ever"
       const scratch_directory scratch;
       const scripted_store store{cairn::file_store{scratch.path() + "/store"}, scratch.path(), true};
       const cairn::checkpointer_options options{
-          .handover_patience = in_time ? std::chrono::nanoseconds(std::chrono::minutes(5))
-                                       : std::chrono::nanoseconds(std::chrono::milliseconds(1)),
+          .handover_timeout = in_time ? std::chrono::nanoseconds(std::chrono::minutes(5))
+                                      : std::chrono::nanoseconds(std::chrono::milliseconds(1)),
           .quiet = true};
       warnings_told told;
       if (how == way::staged) {

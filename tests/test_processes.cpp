@@ -165,8 +165,8 @@ std::string message_of(Body&& body) {
   }
 }
 shared_memory_communicator join(const std::string& job, const rank_process& me,
-                                std::chrono::nanoseconds patience = 60s) {
-  return {job, me.rank(), me.size(), {.patience = patience}};
+                                std::chrono::nanoseconds timeout = 60s) {
+  return {job, me.rank(), me.size(), {.timeout = timeout}};
 }
 /// The outcome that every rank told but for `victim`.
 void check_all_told(const std::vector<rank_end>& ends, int victim, const std::string& expected) {
@@ -349,7 +349,7 @@ TEST_CASE("a rank that hangs is named by the deadline on all others") {
       me.point("call");
       all.barrier(ample());
       me.point("call");
-      // Who waits for the victim itself gives up, and tells the others, whose patience is longer.
+      // Who waits for the victim itself gives up, and tells the others, whose timeout is longer.
       me.say(outcome_of([&] { all.barrier(me.rank() == 0 || victim == 0 ? deadline::in(8s) : ample()); }));
     });
   }
@@ -368,7 +368,7 @@ TEST_CASE("a rank that never comes is named, on all that came") {
     const auto job = job_name();
     worlds.emplace_back(4).kill_at(victim, "start").start([&](rank_process& me) {
       me.point("start");
-      // The others' patience is longer: rank 0 tells them.
+      // The others' timeout is longer: rank 0 tells them.
       me.say(outcome_of([&] { static_cast<void>(join(job, me, me.rank() == 0 || victim == 0 ? 8s : 60s)); }));
     });
   }
@@ -505,9 +505,9 @@ TEST_CASE("the second of two jobs of one name is told that the first one runs") 
   const nothing_left after;
   const auto job = job_name();
   const shared_memory_communicator first(job, 0, 1);
-  const auto told = message_of([&] { shared_memory_communicator second(job, 0, 1, {.patience = 50ms}); });
+  const auto told = message_of([&] { shared_memory_communicator second(job, 0, 1, {.timeout = 50ms}); });
   CHECK(told.starts_with("[cairn.usage.bad_option] another job of this name runs on this host"));
-  const auto late = message_of([&] { shared_memory_communicator other(job, 1, 2, {.patience = 50ms}); });
+  const auto late = message_of([&] { shared_memory_communicator other(job, 1, 2, {.timeout = 50ms}); });
   CHECK(late.starts_with(
       "[cairn.timeout.peer] rank 0 did not let this rank in by the deadline: a job of this name runs"));
 }
@@ -515,25 +515,25 @@ TEST_CASE("the second of two jobs of one name is told that the first one runs") 
 TEST_CASE("ranks of other worlds, and two for one place, are sent away") {
   const nothing_left after;
   // Rank 0 waits for the ranks that do not come, the others as long as it takes.
-  const auto patience_of = [](int rank) { return rank == 0 ? 8s : 60s; };
+  const auto timeout_of = [](int rank) { return rank == 0 ? 8s : 60s; };
   process_ranks other_size(2), two_for_one(3), one_for_two(2);
   const auto size_job = job_name(), two_job = job_name(), one_job = job_name();
   other_size.start([&](rank_process& me) {
     me.say(message_of([&] {
       shared_memory_communicator comm(size_job, me.rank(), me.rank() == 0 ? 2 : 3,
-                                      {.patience = patience_of(me.rank())});
+                                      {.timeout = timeout_of(me.rank())});
     }));
   });
   two_for_one.start([&](rank_process& me) {
     const int rank = me.rank() == 0 ? 0 : 1;
     me.say(outcome_of([&] {
-      const auto comm = shared_memory_communicator(two_job, rank, 3, {.patience = patience_of(rank)});
+      const auto comm = shared_memory_communicator(two_job, rank, 3, {.timeout = timeout_of(rank)});
     }));
   });
   one_for_two.start([&](rank_process& me) {
     const auto come_as = [&](int rank) {
       return outcome_of([&] {
-        static_cast<void>(shared_memory_communicator(one_job, rank, 3, {.patience = patience_of(rank)}));
+        static_cast<void>(shared_memory_communicator(one_job, rank, 3, {.timeout = timeout_of(rank)}));
       });
     };
     if (me.rank() == 0) {
@@ -757,15 +757,16 @@ TEST_CASE("strangers at the door keep no rank out") {
     for (std::size_t size = 0; size <= noise.size(); size += 97) call(noise.data(), size);
     call(noise.data(), 40);
     me.say(answer());
-    using cairn::detail::meeting_hello;
-    for (const auto& hello : {meeting_hello{.version = 2, .rank = 1, .size = 2},
-                              meeting_hello{.rank = 1, .size = 3}, meeting_hello{.rank = 2, .size = 2},
-                              meeting_hello{.rank = -1, .size = 2}, meeting_hello{.rank = 0, .size = 2}}) {
+    using cairn::detail::rendezvous_hello;
+    for (const auto& hello :
+         {rendezvous_hello{.version = 2, .rank = 1, .size = 2}, rendezvous_hello{.rank = 1, .size = 3},
+          rendezvous_hello{.rank = 2, .size = 2}, rendezvous_hello{.rank = -1, .size = 2},
+          rendezvous_hello{.rank = 0, .size = 2}}) {
       call(&hello, sizeof hello);
       me.say(answer());
     }
     // One who is let in, and never sits down.
-    const meeting_hello hello{.rank = 1, .size = 2};
+    const rendezvous_hello hello{.rank = 1, .size = 2};
     call(&hello, sizeof hello);
     me.say(answer());
     me.word(0) = 1;
@@ -825,8 +826,8 @@ TEST_CASE("a rank takes nothing from a false rank 0") {
     const auto ends = process_ranks(2).run([&](rank_process& me) {
       if (me.rank() == 1) {
         // A welcome ends the wait; the other two are to last until the deadline.
-        const auto patience = what == "welcome" ? std::chrono::nanoseconds(60s) : 300ms;
-        me.say(outcome_of([&] { static_cast<void>(join(job, me, patience)); }));
+        const auto timeout = what == "welcome" ? std::chrono::nanoseconds(60s) : 300ms;
+        me.say(outcome_of([&] { static_cast<void>(join(job, me, timeout)); }));
         me.word(0) = 1;
         return;
       }
@@ -867,11 +868,10 @@ std::vector<rank_end> train(process_ranks& ranks, const std::string& directory, 
   const auto job = job_name();
   return ranks.run([&](rank_process& me) {
     // In blocks of 8 ranks, as larger worlds have blocks of 128.
-    cairn::checkpointer ckpt{
-        cairn::safetensors_storage{cairn::file_store{directory},
-                                   {.block_ranks = 8, .ranks_per_file = ranks_per_file}},
-        join(job, me), cairn::keep_last(3),
-        cairn::checkpointer_options{.patience = 60s, .peer_patience = 60s, .quiet = true}};
+    cairn::checkpointer ckpt{cairn::safetensors_storage{cairn::file_store{directory},
+                                                        {.block_ranks = 8, .ranks_per_file = ranks_per_file}},
+                             join(job, me), cairn::keep_last(3),
+                             cairn::checkpointer_options{.timeout = 60s, .peer_timeout = 60s, .quiet = true}};
     training_state model(me.rank(), me.size());
     body(me, ckpt, model);
     ckpt.close();
@@ -962,9 +962,9 @@ TEST_CASE("a rank that dies before its part is written is named by the save, lon
     three.kill_at(victim, "save");
     const auto job = job_name();
     const auto ends = three.run([&](rank_process& me) {
-      cairn::checkpointer ckpt{cairn::file_store{directory.path()}, join(job, me),
-                               cairn::checkpointer_options{
-                                   .patience = std::chrono::hours(1), .peer_patience = 60s, .quiet = true}};
+      cairn::checkpointer ckpt{
+          cairn::file_store{directory.path()}, join(job, me),
+          cairn::checkpointer_options{.timeout = std::chrono::hours(1), .peer_timeout = 60s, .quiet = true}};
       training_state model(me.rank(), me.size());
       model.fill(1);
       ckpt.save(model.state, 1).wait();
@@ -1096,7 +1096,7 @@ TEST_CASE("processes read a checkpoint once together, and a rank that dies meanw
       cairn::checkpointer ckpt{
           cairn::file_store{directory.path()}, std::move(comm), cairn::keep_last(3),
           cairn::checkpointer_options{
-              .patience = 60s, .peer_patience = 60s, .load_memory = 16 << 20, .quiet = true}};
+              .timeout = 60s, .peer_timeout = 60s, .load_memory = 16 << 20, .quiet = true}};
       training_state model(me.rank(), me.size(), sizes);
       body(me, ckpt, model);
       ckpt.close();

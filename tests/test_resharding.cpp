@@ -583,8 +583,8 @@ std::vector<std::string> on_ranks(const counting_store& store, int size, cairn::
           auto own = store;
           cairn::checkpointer c{cairn::safetensors_storage{own, {.ranks_per_file = ranks_per_file}},
                                 counting_planner(own.counts), group.communicator(r), sharing,
-                                cairn::checkpointer_options{.patience = std::chrono::seconds(60),
-                                                            .peer_patience = std::chrono::seconds(60),
+                                cairn::checkpointer_options{.timeout = std::chrono::seconds(60),
+                                                            .peer_timeout = std::chrono::seconds(60),
                                                             .load_memory = load_memory,
                                                             .quiet = true}};
           body(r, c);

@@ -48,7 +48,7 @@ std::vector<std::string> names_in(const std::string& directory) {
 }
 
 const cairn::checkpointer_options quiet{
-    .patience = std::chrono::seconds(60), .peer_patience = std::chrono::seconds(60), .quiet = true};
+    .timeout = std::chrono::seconds(60), .peer_timeout = std::chrono::seconds(60), .quiet = true};
 
 /// A state whose values tell its step.
 struct small_state {

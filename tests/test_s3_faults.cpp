@@ -33,15 +33,15 @@ using cairn::error_id;
 
 struct bucket {
   s3::server server{s3::quick_server()};
-  std::chrono::seconds patience{20};
+  std::chrono::seconds timeout{20};
 
   /// As a process finds it that begins: no connection, nothing known.
   [[nodiscard]] cairn::safetensors_storage<cairn::s3_store> storage() const {
     auto o = s3::bucket_at(server.endpoint());
     o.checksums = cairn::s3_checksum::none;
     o.stalled_after = std::chrono::seconds(20);
-    o.patience = patience;
-    o.completion_patience = patience;
+    o.timeout = timeout;
+    o.completion_timeout = timeout;
     return cairn::safetensors_storage(
         cairn::s3_store(o, s3::credentials_of(), std::make_shared<quick_clock>()));
   }
@@ -69,13 +69,13 @@ constexpr std::size_t two_parts = (std::size_t{11} << 20) / 2 / sizeof(float);
 
 /// Saves as an engine does; the error, where there is one. An exception of no type of cairn's goes on.
 told_failure save(bucket& b, const small_state& what,
-                  std::chrono::seconds patience = std::chrono::seconds(5)) {
+                  std::chrono::seconds timeout = std::chrono::seconds(5)) {
   auto storage = b.storage();
   auto writer = storage.writer();
   world_save one(writer, {&what.state}, 7);
   try {
     one.write(0);
-    one.commit(cairn::deadline::in(patience));
+    one.commit(cairn::deadline::in(timeout));
   } catch (const cairn::error& e) {
     writer.abort(one.context(0), std::current_exception());
     return {e.id(), e.what(), e.fields()};
@@ -295,7 +295,7 @@ TEST_CASE("whatever a service does while a checkpoint is loaded: the right bytes
 
 TEST_CASE("thirty in a hundred requests meet a fault: no save is acknowledged that does not load") {
   bucket b;
-  b.patience = std::chrono::minutes(10);  // on a clock whose pauses take no time
+  b.timeout = std::chrono::minutes(10);  // on a clock whose pauses take no time
   // What a service does on a bad day, and goes on to work; those that last are among the scripts above.
   std::vector<std::string> passing;
   for (const auto* kind : {"error * all status=500 code=InternalError",

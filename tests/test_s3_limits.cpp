@@ -4,7 +4,7 @@
 // What an s3_store takes: memory beside the image, requests at a time, bytes for those that are wanted, and
 // time for what fails. Memory is what operator new and libcurl have taken, counted in a process of its own:
 // the server is in another one.
-#include <cairn/storage/compressed_storage.hpp>
+#include <cairn/storage/compressed/compressed_storage.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/any_store.hpp>
 #include <cairn/stores/s3_store.hpp>
@@ -39,12 +39,12 @@
 
 namespace {
 std::atomic<std::int64_t> taken{0};
-std::atomic<std::int64_t> most_taken{0};
+std::atomic<std::int64_t> max_taken{0};
 
 void count(std::size_t bytes) noexcept {
   const auto now = taken += static_cast<std::int64_t>(bytes);
-  auto most = most_taken.load();
-  while (now > most && !most_taken.compare_exchange_weak(most, now)) {
+  auto most = max_taken.load();
+  while (now > most && !max_taken.compare_exchange_weak(most, now)) {
   }
 }
 void* take(std::size_t bytes) noexcept {
@@ -130,11 +130,11 @@ constexpr std::int64_t parts_in_flight = in_flight * part;
 
 /// The most bytes that were taken at once while this ran, beyond those of before.
 template <class Work>
-std::int64_t most_beyond(Work&& work) {
+std::int64_t max_beyond(Work&& work) {
   const auto before = taken.load();
-  most_taken = before;
+  max_taken = before;
   work();
-  return most_taken - before;
+  return max_taken - before;
 }
 
 struct big_state {
@@ -166,14 +166,14 @@ TEST_CASE("the process whose memory is counted" * doctest::skip()) {
 
   SUBCASE("an object from memory that lasts is sent from where it lies") {
     auto store = fresh();
-    CHECK(most_beyond([&] {
+    CHECK(max_beyond([&] {
             auto writer = store.create("lasting", object_bytes);
             const cairn::write_part whole{0, image};
-            writer.write_lasting({&whole, 1});
+            writer.write_stable({&whole, 1});
             writer.finish();
           }) <= beside);
     std::vector<std::byte> back(object_bytes);
-    CHECK(most_beyond([&] {
+    CHECK(max_beyond([&] {
             const cairn::read_range whole{"lasting", 0, back};
             store.read({&whole, 1});
           }) <= beside);
@@ -183,7 +183,7 @@ TEST_CASE("the process whose memory is counted" * doctest::skip()) {
     for (const bool known : {true, false}) {
       auto store = fresh();
       const std::string key = known ? "copied" : "unknown";
-      const auto most = most_beyond([&] {
+      const auto most = max_beyond([&] {
         auto writer = store.create(key, known ? object_bytes : 0);
         for (std::size_t at = 0; at < object_bytes;) {
           const auto n = std::min<std::size_t>(object_bytes - at, 1'500'000);
@@ -207,13 +207,13 @@ TEST_CASE("the process whose memory is counted" * doctest::skip()) {
       auto writer = storage.writer();
       world_save save(writer, {&saved.all}, how == staging::none ? 2 : 1, {1, 2}, 0, how);
       const auto written = save.image(0);  // the image itself is mapped, and not counted
-      CHECK(most_beyond([&] { static_cast<void>(writer.write(save.context(0), written, soon())); }) <=
+      CHECK(max_beyond([&] { static_cast<void>(writer.write(save.context(0), written, soon())); }) <=
             (how == staging::none ? parts_in_flight : 0) + beside);
       if (how == staging::none) continue;
       save.commit();
       big_state loaded(0);
       auto reader = storage.reader();
-      CHECK(most_beyond([&] { load_world(reader, 1, {&loaded.all}); }) <= beside);
+      CHECK(max_beyond([&] { load_world(reader, 1, {&loaded.all}); }) <= beside);
       CHECK(loaded.weights == saved.weights);
     }
     cairn::compressed_storage storage{fresh(), codec_archetype::make()};
@@ -221,7 +221,7 @@ TEST_CASE("the process whose memory is counted" * doctest::skip()) {
     world_save save(writer, {&saved.all}, 3);
     const auto written = save.image(0);
     constexpr auto frames = static_cast<std::int64_t>(4 * cairn::compression_options{}.frame_bytes);
-    CHECK(most_beyond([&] { static_cast<void>(writer.write(save.context(0), written, soon())); }) <=
+    CHECK(max_beyond([&] { static_cast<void>(writer.write(save.context(0), written, soon())); }) <=
           parts_in_flight + frames + beside);
   }
 }
@@ -260,7 +260,7 @@ TEST_CASE("sixteen parts are under way at a time, if nothing else is said, on co
     auto writer = store.create("object", parts * part);
     for (std::size_t i = 0; i < parts; ++i) {
       const cairn::write_part piece{i * part, one};
-      writer.write_lasting({&piece, 1});
+      writer.write_stable({&piece, 1});
     }
     writer.finish();
   }
@@ -286,7 +286,7 @@ TEST_CASE("a part is sent as soon as it is there, while the rest is still awaite
     const auto write = [&](std::size_t begin, std::size_t end) {
       const cairn::write_part piece{begin, std::span(bytes).subspan(begin, end - begin)};
       if (lasting)
-        writer.write_lasting({&piece, 1});
+        writer.write_stable({&piece, 1});
       else
         writer.write({&piece, 1});
     };
@@ -490,7 +490,7 @@ TEST_CASE("retries of all requests together take tokens, which come back at thei
   auto o = s3::own_bucket_at(server.endpoint());
   o.retry_burst = 3;
   o.retry_rate = 2;
-  o.most_attempts = 100;
+  o.max_attempts = 100;
   const auto clock = std::make_shared<fixed_chance>(0);
   auto store = store_with(o, clock);
   server.faults.add("error PutObject 1-13 status=500 code=InternalError");
@@ -506,7 +506,7 @@ TEST_CASE(
   s3::server server{s3::quick_server()};
   server.faults.add("error PutObject all status=503 code=ServiceUnavailable");
   auto o = s3::own_bucket_at(server.endpoint());
-  o.most_attempts = 4;
+  o.max_attempts = 4;
   auto store = store_with(o, std::make_shared<quick_clock>());
   auto why = failure_of([&] { store.put_new("object", pattern(100)); });
   CHECK(why.id == error_id::storage_unavailable);
@@ -515,8 +515,8 @@ TEST_CASE(
   CHECK(why.fields.got.find("after 4 attempts") != std::string::npos);
 
   // With a second at least between two attempts, half a minute is over long before these.
-  o.most_attempts = 1'000'000;
-  o.patience = std::chrono::seconds(30);
+  o.max_attempts = 1'000'000;
+  o.timeout = std::chrono::seconds(30);
   o.first_pause = o.longest_pause = std::chrono::seconds(1);
   auto patient = store_with(o, std::make_shared<fixed_chance>(1));
   server.clear_journal();
@@ -554,7 +554,7 @@ TEST_CASE("what waits behind parts that are never answered gives up at the save'
     server.faults.add("stall UploadPart all");
     auto o = s3::own_bucket_at(server.endpoint());
     o.in_flight = 2;
-    o.patience = std::chrono::hours(2);
+    o.timeout = std::chrono::hours(2);
     o.stalled_after = std::chrono::seconds(280);
     const auto clock = std::make_shared<quick_clock>();
     cairn::any_store store{store_with(o, clock)};
@@ -577,7 +577,7 @@ TEST_CASE("what waits behind parts that are never answered gives up at the save'
         auto writer = store.create("object", bytes.size());
         writer.until(until);
         const cairn::write_part whole{0, bytes};
-        what == "lasting" ? writer.write_lasting({&whole, 1}) : writer.write({&whole, 1});
+        what == "lasting" ? writer.write_stable({&whole, 1}) : writer.write({&whole, 1});
         writer.finish();
       });
     }

@@ -43,7 +43,7 @@ s3::server_options service(bool google = false) {
 }
 cairn::s3_options where(const std::string& endpoint) {
   auto o = s3::bucket_at(endpoint);
-  o.most_attempts = 2;
+  o.max_attempts = 2;
   return o;
 }
 cairn::s3_store store_at(cairn::s3_options o) {
@@ -52,7 +52,7 @@ cairn::s3_store store_at(cairn::s3_options o) {
 void write(cairn::s3_store& store, const std::string& name, std::span<const std::byte> bytes) {
   auto writer = store.create(name, bytes.size());
   const cairn::write_part whole{0, bytes};
-  writer.write_lasting({&whole, 1});
+  writer.write_stable({&whole, 1});
   writer.finish();
 }
 std::uint64_t crc64(std::span<const std::byte> bytes) {

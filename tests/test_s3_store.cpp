@@ -209,7 +209,7 @@ TEST_CASE("a big object is an upload of several parts, copied or from where it l
       const auto n = std::min<std::size_t>(bytes.size() - at, 3'000'000);
       const cairn::write_part part{at, std::span(bytes).subspan(at, n)};
       if (lasting)
-        writer.write_lasting({&part, 1});
+        writer.write_stable({&part, 1});
       else
         writer.write({&part, 1});
       at += n;
@@ -237,7 +237,7 @@ TEST_CASE("moto keeps what is asked of encryption and class, and confirms it") {
   CHECK(store.publish_new("small", pattern(10)));
   auto writer = store.create("large", bytes.size());
   const cairn::write_part whole{0, bytes};
-  writer.write_lasting({&whole, 1});
+  writer.write_stable({&whole, 1});
   writer.finish();
   CHECK(store.read_all("large", 1u << 30) == bytes);
   cairn::detail::s3_client client(on_moto(""), credentials(), std::make_shared<cairn::s3_clock>());
@@ -445,7 +445,7 @@ TEST_CASE(
     const auto failure = attempt([&] {
       auto writer = store.create(key, large.size());
       const cairn::write_part whole{0, large};
-      writer.write_lasting({&whole, 1});
+      writer.write_stable({&whole, 1});
       writer.finish();
     });
     CHECK((!must || !failure));
@@ -474,8 +474,8 @@ TEST_CASE(
   MESSAGE(met, " faults");
 }
 
-const cairn::checkpointer_options calm{.patience = std::chrono::seconds(60),
-                                       .peer_patience = std::chrono::seconds(60),
+const cairn::checkpointer_options calm{.timeout = std::chrono::seconds(60),
+                                       .peer_timeout = std::chrono::seconds(60),
                                        .max_restarts = 1'000'000,  // as often as it is killed
                                        .quiet = true};
 

@@ -70,7 +70,7 @@ struct state {
 
 /// However busy this machine is, nothing is given up.
 cairn::checkpointer_options patient() {
-  return {.patience = 240s, .peer_patience = 240s, .quiet = true};
+  return {.timeout = 240s, .peer_timeout = 240s, .quiet = true};
 }
 
 auto trainer_on(const std::string& endpoint, cairn::s3_credential_source credentials,
@@ -290,7 +290,7 @@ TEST_CASE(
     const float last = lost ? 1.0F : 2.0F;
     for (const bool again : {false, true}) {
       auto options = patient();
-      options.predecessor_patience = what == then::fenced ? 0s : 240s;
+      options.earlier_run_timeout = what == then::fenced ? 0s : 240s;
       cairn::checkpointer ckpt{reader(server, what == then::expires ? second : first), options};
       state loaded(0);
       CHECK(ckpt.resume(loaded.all) == (lost ? 1 : 2));

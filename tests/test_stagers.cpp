@@ -380,9 +380,9 @@ TEST_CASE("units cut an image without gaps, between items and between blocks") {
 }
 
 /// Time that passes only by waiting for it.
-struct own_time : pace_clock {
+struct own_time : rate_clock {
   time_point now() noexcept override { return at; }
-  void wait(event_word&, std::uint32_t, time_point until) noexcept override { at = std::max(at, until); }
+  void wait(shared_event&, std::uint32_t, time_point until) noexcept override { at = std::max(at, until); }
   [[nodiscard]] double seconds() const { return std::chrono::duration<double>(at - begin).count(); }
   time_point begin = deadline::clock::now();
   time_point at = begin;
@@ -390,8 +390,8 @@ struct own_time : pace_clock {
 
 TEST_CASE("a pace is kept on average, lets a little pass at once, and is lifted at once") {
   const auto clock = std::make_shared<own_time>();
-  pace limit(1'000'000, clock);
-  event_word word;
+  rate_limiter limit(1'000'000, clock);
+  shared_event word;
   const auto never = [] { return false; };
   const auto take = [&](std::uint64_t bytes) { return limit.take(bytes, word, deadline::never(), never); };
   for (int i = 0; i < 5; ++i) CHECK(take(500'000));
@@ -409,12 +409,12 @@ TEST_CASE("a pace is kept on average, lets a little pass at once, and is lifted 
   CHECK(limit.take(50'000'000, word, deadline::never(), [&] { return ++asked == 2; }));
   CHECK(take(1));
   CHECK(clock->seconds() == doctest::Approx(idle + 1.0));
-  pace stopped(1, std::make_shared<pace_clock>());
+  rate_limiter stopped(1, std::make_shared<rate_clock>());
   CHECK(stopped.take(1'000, word, deadline::never(), never));
   CHECK_FALSE(stopped.take(1'000, word, deadline::in(std::chrono::milliseconds(1)), never));
-  CHECK(make_pace(0) == nullptr);
-  CHECK(pace(1).slice() == 1 << 20);
-  CHECK(pace(std::uint64_t{1} << 40).slice() == 8 << 20);
+  CHECK(make_rate_limiter(0) == nullptr);
+  CHECK(rate_limiter(1).slice() == 1 << 20);
+  CHECK(rate_limiter(std::uint64_t{1} << 40).slice() == 8 << 20);
 }
 
 TEST_CASE("what was copied is compared with what was there: casts, strides, blocks, digests or none") {

@@ -197,11 +197,11 @@ class blocking_file_system : public recording_file_system {
 using disk = faulty_file_system<blocking_file_system>;
 
 cairn::any_checkpointer open(const disk& fs, std::size_t keep = 0,
-                             std::chrono::nanoseconds patience = seconds(60),
+                             std::chrono::nanoseconds timeout = seconds(60),
                              cairn::thread_communicator comm = cairn::thread_group{1}.communicator(0)) {
   cairn::checkpointer_options options;
-  options.patience = patience;
-  options.peer_patience = patience;
+  options.timeout = timeout;
+  options.peer_timeout = timeout;
   options.max_consecutive_failures = 0;
   options.quiet = true;
   return cairn::checkpointer{
@@ -503,7 +503,7 @@ TEST_CASE("a store that blocks for ever: the deadline is told with rank and file
       {"the fsync of the manifest", {file_call::sync, "manifest"}, "manifest.cairn"},
       {"the read of a record", {file_call::pread, ".record"}, "manifest.cairn"},
   };
-  constexpr auto patience = seconds(8);  // in which all comes to where it blocks, on a busy machine, too
+  constexpr auto timeout = seconds(8);  // in which all comes to where it blocks, on a busy machine, too
   std::vector<child_process> children;
   for (const auto& row : rows)
     children.emplace_back([&] {
@@ -524,10 +524,10 @@ TEST_CASE("a store that blocks for ever: the deadline is told with rank and file
         return verdict_of(call).text;
       };
       {
-        auto ckpt = open(fs, 0, patience);
+        auto ckpt = open(fs, 0, timeout);
         t.fill(1);
         const auto handle = ckpt.save(t.state, 1);
-        expect(said([&] { handle.wait(patience); }), "[cairn.timeout.commit]", 1);
+        expect(said([&] { handle.wait(timeout); }), "[cairn.timeout.commit]", 1);
         expect(said([&] { ckpt.close(); }), "[cairn.timeout.close]", 2);
         if (handle.committed()) wrong |= 4;
       }
@@ -541,14 +541,14 @@ TEST_CASE("a store that blocks for ever: the deadline is told with rank and file
     std::thread stuck([&] {
       disk fs{blocking_file_system(platter, {file_call::sync, "rank-00001"})};
       training_state t(1, 2, small);
-      auto ckpt = open(fs, 0, patience, group.communicator(1));
+      auto ckpt = open(fs, 0, timeout, group.communicator(1));
       t.fill(1);
       ckpt.save(t.state, 1);
     });
     {
       disk fs{blocking_file_system(platter, {})};
       training_state t(0, 2, small);
-      auto ckpt = open(fs, 0, patience, group.communicator(0));
+      auto ckpt = open(fs, 0, timeout, group.communicator(0));
       t.fill(1);
       const faults_do_not_reach_this_thread guard;
       const auto handle = ckpt.save(t.state, 1);

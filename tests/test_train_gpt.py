@@ -209,7 +209,7 @@ def check_processes(root):
         for rank in (0, 1, 3):
             expect(told, rf"^train_gpt: rank {rank}: \[cairn\.peer\.lost\] .*\(rank 2[,)]")
         expect(told, rf"^train_gpt: rank 2 \(process {run_.ranks[2]}\) was ended by signal 9: Killed$")
-    with endless_run(directory, "--patience", 5) as run_:
+    with endless_run(directory, "--timeout", 5) as run_:
         os.kill(run_.ranks[1], signal.SIGSTOP)
         told = run_.end(1)
         expect(told, r"^train_gpt: rank [023]: \[cairn\.timeout\.peer\] .*\(rank 1[,)]")
@@ -280,7 +280,7 @@ def check_refusals(root, directory):
     expect(train(directory, 2, "--text", text, status=1), "was made with another text, seed")
     for wrong, sentence in ((["--ranks", 3], "must be a multiple of --ranks 3"),
                             (["--ranks", 0], "must be a number from 1 to 1024, not 0"),
-                            (["--patience", 0], "must be a number from 1 to 1000000, not 0"),
+                            (["--timeout", 0], "must be a number from 1 to 1000000, not 0"),
                             (["--mode", "fast"], "must be sync, thread, process, overlapped-thread, overlapped-process or direct, not fast"),
                             (["--width", 30, "--heads", 4], "must be a multiple of --heads 4"),
                             (["--text", root + "/nothing"], "Path does not exist"),

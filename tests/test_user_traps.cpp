@@ -47,7 +47,7 @@ struct listener {
 };
 
 cairn::checkpointer_options quiet() {
-  return {.patience = std::chrono::seconds(60), .peer_patience = std::chrono::seconds(60), .quiet = true};
+  return {.timeout = std::chrono::seconds(60), .peer_timeout = std::chrono::seconds(60), .quiet = true};
 }
 [[nodiscard]] bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;

@@ -4,8 +4,8 @@
 // The commit, its fences, removal, retention and what a new run does first, on a store whose requests go
 // astray, in orders that seeds choose. A red one names its seed: CAIRN_TEST_SEED=seed repeats that one alone.
 #include <doctest/doctest.h>
-#include <cairn/storage/checkpoint_keeping.hpp>
-#include <cairn/storage/commit_protocol.hpp>
+#include <cairn/storage/commit/checkpoint_catalog.hpp>
+#include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 
 #include "support/figures.hpp"
@@ -32,10 +32,10 @@ namespace {
 using namespace cairn_test;
 using cairn::error_id;
 using protocol = cairn::commit_protocol<zombie_store>;
-using keeping = cairn::checkpoint_keeping<zombie_store>;
+using keeping = cairn::checkpoint_catalog<zombie_store>;
 
 constexpr cairn::commit_options quick{
-    .rival_patience = std::chrono::seconds(1), .directory_patience = {}, .settle_patience = {}};
+    .rival_timeout = std::chrono::seconds(1), .directory_timeout = {}, .durability_timeout = {}};
 
 /// What a rank writes: nobody else writes the same.
 std::vector<std::byte> data_of(std::uint64_t attempt, std::int32_t rank) {
@@ -50,7 +50,7 @@ class schedule {
  public:
   /// `crowded`: all want one step.
   schedule(std::uint64_t seed, const zombie_rules& rules, bool crowded)
-      : world_(seed, rules), last_step_(crowded ? 1 : 3), most_runs_(crowded ? 3 : 2) {
+      : world_(seed, rules), last_step_(crowded ? 1 : 3), max_runs_(crowded ? 3 : 2) {
     world_.astray = world_.below(4) == 0 ? 0 : 8 + world_.below(40);
     world_.killed = world_.below(3) == 0 ? 60 + world_.below(200) : 0;
   }
@@ -58,7 +58,7 @@ class schedule {
   /// What is wrong; empty: nothing.
   std::string go() {
     std::vector<std::function<void()>> clients;
-    const auto runs = 1 + world_.below(most_runs_);
+    const auto runs = 1 + world_.below(max_runs_);
     for (std::uint64_t run = 1; run <= runs; ++run) {
       const auto ranks = static_cast<std::int32_t>(1 + world_.below(2));
       std::vector<std::int64_t> steps;
@@ -238,7 +238,7 @@ class schedule {
 
   zombie_world world_;
   std::uint64_t last_step_;
-  std::uint64_t most_runs_;
+  std::uint64_t max_runs_;
   std::string wrong_;
   std::uint64_t committed_ = 0;
   std::map<std::int64_t, std::uint64_t> told_;  ///< as committed, and not removed since

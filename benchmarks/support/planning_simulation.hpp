@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cairn/plan/default_planner.hpp>
-#include <cairn/storage/manifest_format.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

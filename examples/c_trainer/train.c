@@ -19,7 +19,7 @@
 #include "checkpoints.h"
 #include "model.h"
 
-enum { micro_batches = 4, samples = 16, most_ranks = 4 };
+enum { micro_batches = 4, samples = 16, max_ranks = 4 };
 
 /// What all ranks share: made by the process that starts them, at the same address in each.
 typedef struct job {
@@ -156,7 +156,7 @@ static void train(job* shared, int rank) {
 
 /// Starts the ranks and waits for them; where one fails, the others cannot go on and are ended.
 static int run_ranks(job* shared) {
-  pid_t processes[most_ranks];
+  pid_t processes[max_ranks];
   const pid_t launcher = getpid();
   fflush(stdout);
   for (int rank = 0; rank < shared->ranks; ++rank) {
@@ -226,7 +226,7 @@ int main(int argc, char** argv) {
         shared->every = number("every", optarg, 1, 1000000000);
         break;
       case 'r':
-        shared->ranks = (int)number("ranks", optarg, 1, most_ranks);
+        shared->ranks = (int)number("ranks", optarg, 1, max_ranks);
         break;
       case 'c':
         shared->directory = optarg;

@@ -3,7 +3,7 @@
 
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <array>
 #include <chrono>
@@ -65,9 +65,9 @@ class any_communicator {
 class group {
  public:
   /// @param communicator the trainer's own: cairn gets another one, so that neither sees the other's messages
-  /// @param patience how long an exchange waits for another rank
-  explicit group(any_communicator communicator, std::chrono::seconds patience = std::chrono::minutes(5))
-      : communicator_(std::move(communicator)), patience_(patience) {}
+  /// @param timeout how long an exchange waits for another rank
+  explicit group(any_communicator communicator, std::chrono::seconds timeout = std::chrono::minutes(5))
+      : communicator_(std::move(communicator)), timeout_(timeout) {}
 
   std::size_t rank() const { return static_cast<std::size_t>(communicator_.rank()); }
   std::size_t size() const { return static_cast<std::size_t>(communicator_.size()); }
@@ -81,7 +81,7 @@ class group {
   void exchange(std::span<const std::span<const float>> outgoing,
                 std::span<const std::span<float>> incoming) {
     try {
-      exchange_in_pairs(outgoing, incoming, cairn::deadline::in(patience_));
+      exchange_in_pairs(outgoing, incoming, cairn::deadline::in(timeout_));
     } catch (const cairn::error& error) {
       // Without a word, those who wait for this rank would take it for the one that is gone.
       tell_who_is_missing(error.fields().rank);
@@ -166,7 +166,7 @@ class group {
   static constexpr std::size_t farewell_bytes = sizeof(int) + 1;
 
   any_communicator communicator_;
-  std::chrono::seconds patience_;
+  std::chrono::seconds timeout_;
 };
 
 }  // namespace gpt

@@ -4,7 +4,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/wire.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <sys/types.h>
 #include <unistd.h>
@@ -132,11 +132,11 @@ class killing_store : public Store {
            std::string key)
         : inner_(std::move(inner)), kill_(std::move(kill)), key_(std::move(key)) {}
     void write(std::span<const cairn::write_part> parts) { inner_.write(parts); }
-    /// See cairn::LastingObjectWriter.
-    void write_lasting(std::span<const cairn::write_part> parts)
-      requires cairn::LastingObjectWriter<decltype(std::declval<Store&>().create("", 0))>
+    /// See cairn::ZeroCopyObjectWriter.
+    void write_stable(std::span<const cairn::write_part> parts)
+      requires cairn::ZeroCopyObjectWriter<decltype(std::declval<Store&>().create("", 0))>
     {
-      inner_.write_lasting(parts);
+      inner_.write_stable(parts);
     }
     void finish() {
       if (kill_) kill_->finishing(key_);

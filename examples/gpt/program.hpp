@@ -52,7 +52,7 @@ struct run_options {
   std::size_t ranks = 4;
   bool mpi = false;
   started_rank started;
-  std::uint64_t patience = 300;
+  std::uint64_t timeout = 300;
   std::uint64_t every = 20;
   std::string checkpoints = "checkpoints";
   std::vector<std::string> text;
@@ -73,12 +73,12 @@ struct checkpointer_settings {
 };
 /// What all ways to save are told.
 inline checkpointer_settings settings_of(const run_options& options) {
-  const std::chrono::seconds patience(options.patience);
+  const std::chrono::seconds timeout(options.timeout);
   const std::chrono::duration<double, std::ratio<3600>> between_failures(options.hours_between_failures);
   return {
       .keep = cairn::keep_last(options.keep == 0 ? std::numeric_limits<std::size_t>::max() : options.keep),
-      .waits = {.patience = patience,
-                .peer_patience = patience,
+      .waits = {.timeout = timeout,
+                .peer_timeout = timeout,
                 .mean_time_between_failures =
                     std::chrono::duration_cast<std::chrono::nanoseconds>(between_failures)}};
 }
@@ -207,7 +207,7 @@ template <class Platform>
 int run_rank(const run_options& options, std::size_t rank,
              const std::function<any_communicator(const std::string& use)>& connect) {
   try {
-    group others(connect("training"), std::chrono::seconds(options.patience));
+    group others(connect("training"), std::chrono::seconds(options.timeout));
     const text source = text::read(options.text);
     typename Platform::trainer_type run(options.training, source, others);
     typename Platform::state_type state(run);
@@ -251,7 +251,7 @@ int run_rank(const run_options& options, std::size_t rank,
 template <class Platform>
 int run_started(const run_options& options) {
   const started_rank& self = options.started;
-  const cairn::shared_memory_options waits{.patience = std::chrono::seconds(options.patience)};
+  const cairn::shared_memory_options waits{.timeout = std::chrono::seconds(options.timeout)};
   return run_rank<Platform>(options, static_cast<std::size_t>(self.rank), [&](const std::string& use) {
     return cairn::shared_memory_communicator(self.job + "." + use, self.rank, static_cast<int>(options.ranks),
                                              waits);
@@ -274,7 +274,7 @@ int run_with_mpi([[maybe_unused]] const run_options& options, [[maybe_unused]] b
       run_rank<Platform>(options, static_cast<std::size_t>(mpi.rank()), [&](const std::string&) {
         // Each is a duplicate of its own.
         return cairn::mpi_communicator(MPI_COMM_WORLD,
-                                       cairn::deadline::in(std::chrono::seconds(options.patience)));
+                                       cairn::deadline::in(std::chrono::seconds(options.timeout)));
       });
   if (status != 0) mpi.abort(status);
   return status;
@@ -333,7 +333,7 @@ int train_main(int argc, char** argv) {
   app.add_flag("--mpi", options.mpi,
                "the ranks are those of MPI, one for each process that mpirun started; found out by itself\n"
                "where mpirun says so to its processes");
-  app.add_option("--patience", options.patience, "seconds that a rank waits for another one")
+  app.add_option("--timeout", options.timeout, "seconds that a rank waits for another one")
       ->check(between(1, 1000000));
   app.add_option("--every", options.every, "save after this many steps, and at the end")
       ->check(between(1, 1000000000));
@@ -416,7 +416,7 @@ int train_main(int argc, char** argv) {
     if (options.mpi) return run_with_mpi<Platform>(options, ranks->count() > 0);
     if (options.ranks == 1)
       return run_rank<Platform>(options, 0, [](const std::string&) { return cairn::single_process{}; });
-    const std::chrono::seconds grace(std::min<std::uint64_t>(options.patience, 10));
+    const std::chrono::seconds grace(std::min<std::uint64_t>(options.timeout, 10));
     launcher job(argv[0], {argv + 1, argv + argc}, static_cast<int>(options.ranks), grace);
     std::printf("the ranks are processes %s\n", job.text().c_str());
     std::fflush(stdout);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the programs for checkpoints have in common: the numbers that they end with, and texts.
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <cerrno>

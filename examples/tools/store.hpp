@@ -8,8 +8,8 @@
 #include <cairn/stores/s3_url.hpp>
 #endif
 #ifdef CAIRN_USES_ZSTD
-#include <cairn/storage/compressed_storage.hpp>
-#include <cairn/storage/zstd_codec.hpp>
+#include <cairn/storage/compressed/compressed_storage.hpp>
+#include <cairn/storage/compressed/zstd_codec.hpp>
 #endif
 
 #include <optional>

@@ -3,7 +3,7 @@
 // A complete store: files below a directory, by POSIX calls and std::filesystem. It keeps every promise of
 // ByteStore, and nothing else: cairn::file_store is the one that is quick.
 #include <cairn/concepts/byte_store.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -53,7 +53,7 @@ class any_checkpointer {
   [[nodiscard]] std::vector<std::int64_t> list() { return held_->list(); }
   [[nodiscard]] checkpoint_lease lease(std::int64_t step) { return held_->lease(step); }
   void remove(std::int64_t step) { held_->remove(step); }
-  bool set_aside(std::int64_t step) { return held_->set_aside(step); }
+  bool quarantine(std::int64_t step) { return held_->quarantine(step); }
   [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() { return held_->time_to_save(); }
   [[nodiscard]] bool any_rank(bool here) { return held_->any_rank(here); }
   void close() { held_->close(); }
@@ -72,7 +72,7 @@ class any_checkpointer {
     virtual std::vector<std::int64_t> list() = 0;
     [[nodiscard]] virtual checkpoint_lease lease(std::int64_t) = 0;
     virtual void remove(std::int64_t) = 0;
-    virtual bool set_aside(std::int64_t) = 0;
+    virtual bool quarantine(std::int64_t) = 0;
     [[nodiscard]] virtual std::optional<std::chrono::duration<double>> time_to_save() = 0;
     [[nodiscard]] virtual bool any_rank(bool) = 0;
     virtual void close() = 0;
@@ -96,7 +96,7 @@ class any_checkpointer {
     std::vector<std::int64_t> list() override { return held.list(); }
     [[nodiscard]] checkpoint_lease lease(std::int64_t step) override { return held.lease(step); }
     void remove(std::int64_t step) override { held.remove(step); }
-    bool set_aside(std::int64_t step) override { return held.set_aside(step); }
+    bool quarantine(std::int64_t step) override { return held.quarantine(step); }
     [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() override {
       return held.time_to_save();
     }

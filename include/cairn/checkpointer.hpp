@@ -87,7 +87,7 @@ inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
 /// checkpointer_options{...}. What is left out has a default. `checkpointer_for<file_store,
 /// mpi_communicator>` names the type.
 ///
-/// Collective: the constructor, prepare, save, load, resume, list, remove, set_aside, any_rank are called by
+/// Collective: the constructor, prepare, save, load, resume, list, remove, quarantine, any_rank are called by
 /// all ranks in the same order, by one thread at a time; only they use the communicator. before_update() and
 /// handles: any thread. close() waits for this rank's saves.
 ///
@@ -117,10 +117,10 @@ class checkpointer {
         fail(error_id::usage_bad_option,
              "keep_last(0) would keep no checkpoint; leave keep_last out to keep all of them");
     }
-    if (settings.patience.count() <= 0 || settings.peer_patience.count() <= 0 || settings.max_fallback < 0 ||
+    if (settings.timeout.count() <= 0 || settings.peer_timeout.count() <= 0 || settings.max_fallback < 0 ||
         settings.max_restarts < 0 || settings.max_consecutive_failures < 0 || settings.load_memory == 0 ||
         settings.cached_plans == 0 || settings.mean_time_between_failures.count() < 0 ||
-        settings.predecessor_patience.count() < 0)
+        settings.earlier_run_timeout.count() < 0)
       fail(error_id::usage_bad_option, "a checkpointer option is zero or negative where that means nothing");
     engine_ = std::make_unique<engine_type>(
         StorageType(std::move(first)), take_planners(arguments),
@@ -139,7 +139,7 @@ class checkpointer {
     }
     return *this;
   }
-  /// Waits, at most for the patience, until memory is released and saves have ended; tells failures on stderr
+  /// Waits, at most for the timeout, until memory is released and saves have ended; tells failures on stderr
   /// and to the observer. Never throws. While an exception is on its way, an overlapped save that was not
   /// confirmed is given up; else it goes on, and a line says that nobody looked, as close() does, whether its
   /// memory changed.
@@ -161,7 +161,7 @@ class checkpointer {
 
   /// For overlapped saves: call it before memory is changed, in each step. Returns when the last save has
   /// copied the memory of training, and the process that writes, where that is another one, has the save (see
-  /// handover_patience); nothing to do, it costs nanoseconds. @throws timeout_error (timeout_staging).
+  /// handover_timeout); nothing to do, it costs nanoseconds. @throws timeout_error (timeout_staging).
   void before_update() {
     check();
     engine_->before_update();
@@ -219,7 +219,7 @@ class checkpointer {
   /// Restores the newest checkpoint that loads on all ranks and prepares saves; its step, or nothing if the
   /// store holds no committed checkpoint. Damaged ones are passed over, at most max_fallback, and their
   /// manifests moved aside; what interrupted runs left is removed. A save of an earlier run that a process
-  /// still writes is waited for, at most for predecessor_patience, and then ended for good; what becomes of
+  /// still writes is waited for, at most for earlier_run_timeout, and then ended for good; what becomes of
   /// it is told.
   /// @throws storage_error (storage_nothing_loads), with the reason of each, if there are some and none
   /// loads; plan_error if the state does not fit the newest.
@@ -242,7 +242,7 @@ class checkpointer {
   void remove(std::int64_t step) { engine().remove(step); }
   /// The checkpoint of this step does not exist any more, but nothing is lost: its manifest becomes
   /// manifest.damaged.<n>. False if the store is read-only. No error if there is none.
-  bool set_aside(std::int64_t step) { return engine().set_aside_for_all(step); }
+  bool quarantine(std::int64_t step) { return engine().quarantine_for_all(step); }
 
   /// What a save() that begins now would need until it is committed, by what earlier saves of this
   /// checkpointer needed: the longest of the last eight, after the rest of those under way. Nothing before

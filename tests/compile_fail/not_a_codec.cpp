@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: what should encode an item does not model Codec
 // expect: bound
-#include <cairn/storage/item_frames.hpp>
+#include <cairn/storage/compressed/item_frames.hpp>
 
 // A codec that does not say how much room it takes.
 struct boundless_codec {

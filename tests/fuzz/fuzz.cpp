@@ -9,17 +9,17 @@
 //   which CAIRN_FUZZ_SEED alone decides, and ends; one that fails is written to the file CAIRN_FUZZ_FAILED
 #include <cairn/comm/collective_frame.hpp>
 #include <cairn/comm/collective_pieces.hpp>
-#include <cairn/comm/job_meeting.hpp>
-#include <cairn/comm/message_ring.hpp>
+#include <cairn/comm/shared_memory/job_rendezvous.hpp>
+#include <cairn/comm/shared_memory/message_ring.hpp>
 #include <cairn/execute/job_message.hpp>
 #include <cairn/execute/worker_settings.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/glob.hpp>
-#include <cairn/plan/wanted_boxes.hpp>
-#include <cairn/storage/compressed_store.hpp>
-#include <cairn/storage/item_frames.hpp>
-#include <cairn/storage/names.hpp>
-#include <cairn/storage/record_reading.hpp>
+#include <cairn/plan/load/read_requests.hpp>
+#include <cairn/storage/compressed/compressed_store.hpp>
+#include <cairn/storage/compressed/item_frames.hpp>
+#include <cairn/storage/load/record_reading.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
@@ -28,7 +28,7 @@
 #include <support/quick_clock.hpp>
 #endif
 #if CAIRN_USES_ZSTD + 0
-#include <cairn/storage/zstd_codec.hpp>
+#include <cairn/storage/compressed/zstd_codec.hpp>
 #else
 #include <support/codec_archetype.hpp>
 #endif
@@ -651,7 +651,7 @@ void read_answer(unsigned kind, input in) {
       {true, "", std::chrono::seconds(1), std::chrono::seconds(1), 4}, service->clock);
   if (in.size() < 2) return;
   std::vector<std::byte> wanted(16, std::byte{0xAA});
-  cairn::detail::s3_request request{.method = "GET", .key = "k", .most_answer = 4096};
+  cairn::detail::s3_request request{.method = "GET", .key = "k", .max_answer = 4096};
   switch (kind % 5) {
     case 0:
       request.root = "ListBucketResult";

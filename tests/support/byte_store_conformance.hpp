@@ -12,7 +12,7 @@
 //
 // The environment's destructor cleans up. A TEST_CASE_TEMPLATE makes one for each subcase.
 #include <cairn/concepts/byte_store.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <doctest/doctest.h>
 
@@ -406,17 +406,17 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
       write_object(anew, "d/e/x", pattern(10));
       CHECK(store.read_all("d/e/x", 10) == pattern(10));
       CHECK_FALSE(store.adopt_directory("d/e/x"));
-      CHECK_NOTHROW(store.settle("d/e/x"));
-      CHECK_NOTHROW(store.settle("d/f/x"));
-      if constexpr (cairn::NotesSettled<decltype(store)>) {
+      CHECK_NOTHROW(store.make_name_durable("d/e/x"));
+      CHECK_NOTHROW(store.make_name_durable("d/f/x"));
+      if constexpr (cairn::DurabilityHints<decltype(store)>) {
         CHECK(store.publish_new("d/e/y", pattern(10)));
-        store.note_settled("d/e/y");
-        CHECK(anew.is_settled("d/e/y"));
+        store.note_durable("d/e/y");
+        CHECK(anew.is_noted_durable("d/e/y"));
         CHECK(store.read_all("d/e/y", 10) == pattern(10));
         CHECK_FALSE(store.publish_new("d/e/y", pattern(11)));
         store.remove("d/e/y");
         CHECK_FALSE(store.size("d/e/y").has_value());
-        for (const auto* key : {"d/e/y", "d/f/x", "../d"}) CHECK_NOTHROW(store.note_settled(key));
+        for (const auto* key : {"d/e/y", "d/f/x", "../d"}) CHECK_NOTHROW(store.note_durable(key));
       }
       CHECK(thrown([&] { store.make_directory("../d"); }) == error_id::storage_bad_key);
       CHECK(thrown([&] { static_cast<void>(store.adopt_directory("d//e")); }) == error_id::storage_bad_key);

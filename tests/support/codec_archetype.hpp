@@ -4,7 +4,7 @@
 // bound that leaves room, a byte for an empty input, calls on anything but a const lvalue. Generic code that
 // compiles with it asks for nothing but the concept.
 #include <cairn/concepts/codec.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -3,8 +3,8 @@
 #include <sys/mman.h>
 
 #include <cairn/concepts/codec.hpp>
-#include <cairn/model/digest.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/error.hpp>
 
 #include <doctest/doctest.h>
 #include <support/rounds.hpp>

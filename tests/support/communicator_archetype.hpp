@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/communicator.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 #include <cstddef>
 #include <memory>
 #include <span>

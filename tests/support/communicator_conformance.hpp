@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cairn/concepts/communicator.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

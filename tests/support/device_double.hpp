@@ -61,7 +61,7 @@ class device_double {
     w.contexts.clear();
     w.loaded.clear();
     current() = 0;
-    w.pins = w.pinned_bytes = w.most_pinned = 0;
+    w.pins = w.pinned_bytes = w.max_pinned = 0;
     w.no_memory = w.no_words = w.no_pins = false;
     w.kernels = 0, w.copies = 0, w.words = 0;
     for (auto& s : w.streams) s->capturing = s->capture_broken = false;
@@ -170,9 +170,9 @@ class device_double {
     return world().pinned.size();
   }
   /// The most bytes that were pinned at once since reset.
-  static std::uint64_t most_pinned_bytes() {
+  static std::uint64_t max_pinned_bytes() {
     const std::lock_guard lock(world().mutex);
-    return world().most_pinned;
+    return world().max_pinned;
   }
   /// How often memory was pinned since reset.
   static std::uint64_t pins_made() {
@@ -341,7 +341,7 @@ class device_double {
       ++w.pins;
       w.pinned_on.insert(current());
       w.pinned_bytes += bytes;
-      w.most_pinned = std::max(w.most_pinned, w.pinned_bytes);
+      w.max_pinned = std::max(w.max_pinned, w.pinned_bytes);
       return success;
     });
   }
@@ -506,7 +506,7 @@ class device_double {
     std::set<int> loaded;  ///< where kernels are
     std::uint64_t pins = 0;
     std::uint64_t pinned_bytes = 0;
-    std::uint64_t most_pinned = 0;
+    std::uint64_t max_pinned = 0;
     std::mt19937 random{1};
     std::uint64_t calls = 0;
     std::uint64_t fail_at = 0;

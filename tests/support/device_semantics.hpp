@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/cuda/gather.hpp>
-#include <cairn/model/deadline.hpp>
 #include <cairn/stage/heap_memory.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <doctest/doctest.h>
 #include <support/stager_conformance.hpp>

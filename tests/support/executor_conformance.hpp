@@ -67,7 +67,7 @@ class scripted_writer {
     script_->calls.push_back("abort " + std::to_string(c.step));
   }
   void remove(std::int64_t) {}
-  bool set_aside(std::int64_t) { return true; }
+  bool quarantine(std::int64_t) { return true; }
   std::uint64_t clean(cairn::run_id) { return 0; }
   void check_space(cairn::space_needed) { say("space", -1); }
 

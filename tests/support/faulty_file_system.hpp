@@ -9,7 +9,7 @@
 //   ... fs.hit() tells whether the fault was reached
 //
 // Copies share the script and the counts.
-#include <cairn/stores/posix_file_system.hpp>
+#include <cairn/stores/file/posix_file_system.hpp>
 
 #include <fcntl.h>
 

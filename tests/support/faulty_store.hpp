@@ -4,7 +4,7 @@
 // the k-th call of a kind, or at the k-th of all. Also the hook for tests that kill a process at a named
 // point of a save.
 #include <cairn/concepts/byte_store.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <array>
 #include <cstddef>

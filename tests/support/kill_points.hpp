@@ -171,10 +171,10 @@ inline std::string litter(const std::string& root, bool marks) {
   using notes = cairn::detail::restart_notes<cairn::file_store>;
   cairn::file_store s{root};
   std::set<std::string> named;
-  std::set<std::string> set_aside;
+  std::set<std::string> quarantine;
   for (const auto& o : s.list("")) {
     const auto directory = o.key.substr(0, o.key.find('/'));
-    if (o.key.find("/manifest.damaged.") != std::string::npos) set_aside.insert(directory);
+    if (o.key.find("/manifest.damaged.") != std::string::npos) quarantine.insert(directory);
     const auto known = cairn::parse_key(o.key);
     if (!known || known->object.kind != cairn::object_kind::manifest) continue;
     named.insert(o.key);
@@ -189,7 +189,7 @@ inline std::string litter(const std::string& root, bool marks) {
   for (const auto& file : std::filesystem::recursive_directory_iterator(root)) {
     if (!file.is_regular_file()) continue;
     const auto key = std::filesystem::relative(file.path(), root).string();
-    if (named.count(key) != 0 || set_aside.count(key.substr(0, key.find('/'))) != 0) continue;
+    if (named.count(key) != 0 || quarantine.count(key.substr(0, key.find('/'))) != 0) continue;
     if (marks && key.find("/aborted.") != std::string::npos) continue;
     if (key.find('/') == std::string::npos && notes::step_of(key))
       continue;  // of a run that goes on, or was killed

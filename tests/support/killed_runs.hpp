@@ -9,8 +9,8 @@
 #include <cairn/cairn.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/execute/process_executor.hpp>
-#include <cairn/model/wire.hpp>
 #include <cairn/stage/shared_memory.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -48,7 +48,7 @@
 
 namespace cairn_test {
 
-inline constexpr int most_ranks = 4;
+inline constexpr int max_ranks = 4;
 
 /// The ways of saving. overlapped needs an executor beside training.
 struct way_of_saving {
@@ -86,12 +86,12 @@ struct run_log {
   std::atomic<bool> gate_open = false;
   std::atomic<blow> struck = blow::none;
   std::atomic<std::int64_t> last_calls = 0;  ///< calls that change the disk which the survivors still make
-  ::pid_t process[most_ranks] = {};
-  rank_log rank[most_ranks];
+  ::pid_t process[max_ranks] = {};
+  rank_log rank[max_ranks];
   char where[240] = {};
   // For processes that are programs of their own: the run's number, and its order.
   std::uint64_t run = 0;
-  std::atomic<::pid_t> worker[most_ranks] = {};
+  std::atomic<::pid_t> worker[max_ranks] = {};
   std::uint32_t order_bytes = 0;
   std::byte order[32 * 1024] = {};
 
@@ -113,12 +113,12 @@ struct run_order {
   int ranks_per_file = 1;
   std::size_t keep = 2;
   bool resumes = true;
-  std::int64_t until = 0;                      ///< counted from what was resumed, if `relative`
-  bool relative = false;                       ///< then each step is saved
-  std::vector<std::int64_t> saves = {};        ///< else these
-  bool waits = true;                           ///< for each save to end before the next update but one
-  std::chrono::milliseconds patience{60'000};  ///< shorter: the run may end by a deadline, killed or not
-  std::map<std::int64_t, int> writers = {};    ///< on how many ranks a step was saved
+  std::int64_t until = 0;                     ///< counted from what was resumed, if `relative`
+  bool relative = false;                      ///< then each step is saved
+  std::vector<std::int64_t> saves = {};       ///< else these
+  bool waits = true;                          ///< for each save to end before the next update but one
+  std::chrono::milliseconds timeout{60'000};  ///< shorter: the run may end by a deadline, killed or not
+  std::map<std::int64_t, int> writers = {};   ///< on how many ranks a step was saved
 
   kill_plan plan = {};  ///< `change` counts those of `at_rank`
   int at_rank = 0;
@@ -129,9 +129,9 @@ struct run_order {
   bool survivors_end = false;              ///< they live until they end by themselves
   bool has_rival = false;                  ///< saves may fail, since another run may save the same steps
   bool workers_outlive = false;            ///< victims die without their workers
-  std::chrono::milliseconds predecessor_patience{30'000};
+  std::chrono::milliseconds earlier_run_timeout{30'000};
 
-  [[nodiscard]] bool may_be_late() const { return patience < std::chrono::minutes(1); }
+  [[nodiscard]] bool may_be_late() const { return timeout < std::chrono::minutes(1); }
 
   // What a broken library would do, for tests of the checks.
   bool tells_too_early = false;  ///< a step counts as acknowledged before it is saved
@@ -155,8 +155,8 @@ inline std::vector<std::byte> encode(const run_order& o) {
     out.put(static_cast<std::uint8_t>(flag));
   out.put(static_cast<std::uint64_t>(o.saves.size()));
   for (const auto step : o.saves) out.put(step);
-  out.put(static_cast<std::int64_t>(o.patience.count()));
-  out.put(static_cast<std::int64_t>(o.predecessor_patience.count()));
+  out.put(static_cast<std::int64_t>(o.timeout.count()));
+  out.put(static_cast<std::int64_t>(o.earlier_run_timeout.count()));
   out.put(static_cast<std::uint64_t>(o.writers.size()));
   for (const auto& [step, world] : o.writers) out.put(step).put(world);
   put_event(o.plan.at);
@@ -183,8 +183,8 @@ inline run_order decode_order(std::span<const std::byte> bytes) {
                      &o.tells_too_early, &o.removes_nothing})
     *flag = in.get<std::uint8_t>() != 0;
   for (auto n = in.get_count(8); n > 0; --n) o.saves.push_back(in.get<std::int64_t>());
-  o.patience = std::chrono::milliseconds(in.get<std::int64_t>());
-  o.predecessor_patience = std::chrono::milliseconds(in.get<std::int64_t>());
+  o.timeout = std::chrono::milliseconds(in.get<std::int64_t>());
+  o.earlier_run_timeout = std::chrono::milliseconds(in.get<std::int64_t>());
   for (auto n = in.get_count(12); n > 0; --n) {
     const auto step = in.get<std::int64_t>();
     o.writers[step] = in.get<int>();
@@ -396,10 +396,10 @@ class crossing_store : public watched_store {
 inline cairn::any_checkpointer make_checkpointer(const run_order& order, crossing_store files,
                                                  process_communicator comm) {
   const auto& way = ways_of_saving[order.way];
-  const cairn::checkpointer_options options{.patience = order.patience,
-                                            .peer_patience = order.patience,
+  const cairn::checkpointer_options options{.timeout = order.timeout,
+                                            .peer_timeout = order.timeout,
                                             .max_consecutive_failures = 0,
-                                            .predecessor_patience = order.predecessor_patience,
+                                            .earlier_run_timeout = order.earlier_run_timeout,
                                             .max_restarts = 1'000'000,  // as often as it is killed
                                             .quiet = true};
   const cairn::keep_last keep(order.keep);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/cuda/nccl_calls.hpp>
-#include <cairn/model/deadline.hpp>
 #include <cairn/stage/heap_memory.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <doctest/doctest.h>
 
@@ -23,7 +23,7 @@ namespace cairn_test {
 inline void nccl_expect(bool good, const std::string& what) {
   if (!good) throw std::logic_error(what);
 }
-inline cairn::deadline nccl_patience() {
+inline cairn::deadline nccl_timeout() {
   return cairn::deadline::in(std::chrono::minutes(2));
 }
 
@@ -69,7 +69,7 @@ class nccl_rank {
   /// Whether all that was put into the stream is over, soon.
   [[nodiscard]] bool reached() {
     if (R::record(event_, stream_) != R::success) return false;
-    const auto until = nccl_patience();
+    const auto until = nccl_timeout();
     while (R::query(event_) == R::not_ready && !until.passed()) std::this_thread::yield();
     return R::query(event_) == R::success;
   }
@@ -96,7 +96,7 @@ class nccl_rank {
   }
   /// Nothing else is called before NCCL has done what it was told.
   void settle(const char* call) {
-    const auto until = nccl_patience();
+    const auto until = nccl_timeout();
     int now = R::in_progress;
     while (now == R::in_progress && !until.passed()) {
       good(R::state(comm_, now), "state");
@@ -160,7 +160,7 @@ void nccl_semantics(int size) {
               }
             }
             // Who ends its communicator may end the wait of the other one, too.
-            for (const auto until = nccl_patience(); !seen_waiting && !until.passed();)
+            for (const auto until = nccl_timeout(); !seen_waiting && !until.passed();)
               std::this_thread::yield();
             me.abort();
             nccl_expect(me.reached(), "an abort frees the stream");

@@ -319,9 +319,9 @@ class random_group {
 /// with, or tensors on sets of ranks that overlap with all of that.
 class pipeline_group {
  public:
-  pipeline_group(std::mt19937_64& random, std::int64_t most_ranks) : random_(random) {
+  pipeline_group(std::mt19937_64& random, std::int64_t max_ranks) : random_(random) {
     std::vector<std::int64_t> counts{1 + roll(4), 1 + roll(4), 1};
-    counts[2] = 2 + roll(most_ranks / (counts[0] * counts[1]) - 1);
+    counts[2] = 2 + roll(max_ranks / (counts[0] * counts[1]) - 1);
     std::vector<std::size_t> order{0, 1, 2};
     std::shuffle(order.begin(), order.end(), random_);
     std::vector<std::int64_t> steps(3);

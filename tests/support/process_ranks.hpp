@@ -108,15 +108,15 @@ class rank_process {
 ///     const auto ends = ranks.run([](rank_process& me) { ...; me.point("before save"); ...; });
 ///
 /// A body that returns gives exit code 0; one that throws gives 1, and the exception's text in `said`. A rank
-/// that has not ended after `patience` is killed. All have ended and were waited for when run() returns; if
+/// that has not ended after `timeout` is killed. All have ended and were waited for when run() returns; if
 /// the test itself dies, the kernel kills them. The body runs in a fork: it must not use doctest's
 /// assertions, and the test must have no threads.
 class process_ranks {
  public:
   static constexpr std::size_t words = 64;
 
-  explicit process_ranks(int size, std::chrono::milliseconds patience = std::chrono::minutes(4))
-      : size_(size), patience_(patience) {
+  explicit process_ranks(int size, std::chrono::milliseconds timeout = std::chrono::minutes(4))
+      : size_(size), timeout_(timeout) {
     void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     words_ = static_cast<std::atomic<std::uint32_t>*>(memory);
@@ -172,7 +172,7 @@ class process_ranks {
     running_.push_back({pid, ends[0], static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)), {}});
   }
   std::vector<rank_end> finish() {
-    reap(patience_);
+    reap(timeout_);
     std::vector<rank_end> all;
     for (auto& each : running_) all.push_back(std::move(each.end));
     running_.clear();
@@ -234,8 +234,8 @@ class process_ranks {
            info.si_pid != 0;
   }
   /// Waits until all have ended.
-  void reap(std::chrono::milliseconds patience) {
-    const auto end = std::chrono::steady_clock::now() + patience;
+  void reap(std::chrono::milliseconds timeout) {
+    const auto end = std::chrono::steady_clock::now() + timeout;
     for (;;) {
       std::vector<pollfd> list;
       bool only_hung = true;
@@ -276,7 +276,7 @@ class process_ranks {
   }
 
   int size_;
-  std::chrono::milliseconds patience_;
+  std::chrono::milliseconds timeout_;
   std::vector<rank_event> events_;
   std::vector<running> running_;
   std::atomic<std::uint32_t>* words_ = nullptr;

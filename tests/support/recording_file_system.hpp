@@ -20,7 +20,7 @@
 //   }
 //
 // ignore_syncs(which) takes out fsyncs, for mutation tests: they return success and do nothing.
-#include <cairn/stores/posix_file_system.hpp>
+#include <cairn/stores/file/posix_file_system.hpp>
 
 #include <fcntl.h>
 

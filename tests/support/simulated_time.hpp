@@ -2,7 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cairn/comm/thread_communicator.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 #include <condition_variable>
 #include <cstddef>
 #include <memory>

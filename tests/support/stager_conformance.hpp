@@ -4,8 +4,8 @@
 #include <cairn/concepts/memory.hpp>
 #include <cairn/concepts/stager.hpp>
 #include <cairn/model/cast.hpp>
-#include <cairn/model/digest.hpp>
 #include <cairn/stage/image_pieces.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <doctest/doctest.h>
 

@@ -45,7 +45,7 @@ class storage_writer_archetype : move_only {
     inner_.abort(c, std::move(failure));
   }
   void remove(std::int64_t step) & { inner_.remove(step); }
-  bool set_aside(std::int64_t step) & { return inner_.set_aside(step); }
+  bool quarantine(std::int64_t step) & { return inner_.quarantine(step); }
   std::uint64_t clean(cairn::run_id run) & { return inner_.clean(run); }
   void check_space(cairn::space_needed needed) & { inner_.check_space(needed); }
 

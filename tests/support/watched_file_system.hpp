@@ -7,7 +7,7 @@
 //   cairn::basic_file_store<watched_file_system<>> store{"root", {}, watched_file_system<>(watch)};
 #include "faulty_file_system.hpp"
 
-#include <cairn/stores/posix_file_system.hpp>
+#include <cairn/stores/file/posix_file_system.hpp>
 
 #include <cerrno>
 #include <cstddef>

@@ -4,10 +4,10 @@
 // effect after it was told as failed, or a second time; and a scheduler that lets one client go on at a time,
 // from one request to the next, in an order that a seed chooses. One seed, one order of everything.
 #include <cairn/concepts/byte_store.hpp>
-#include <cairn/model/error.hpp>
-#include <cairn/storage/commit_parts.hpp>
-#include <cairn/storage/manifest_format.hpp>
-#include <cairn/storage/names.hpp>
+#include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/error.hpp>
 
 #include <sched.h>
 

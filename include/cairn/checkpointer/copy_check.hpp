@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/device_access.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/digest.hpp>
-#include <cairn/model/list_view.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/plan/plan_cache.hpp>
 #include <cairn/stage/image_pieces.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/list_view.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/agreement.hpp>
-#include <cairn/checkpointer/background.hpp>
 #include <cairn/checkpointer/copy_check.hpp>
 #include <cairn/checkpointer/last_look.hpp>
 #include <cairn/checkpointer/loader.hpp>
 #include <cairn/checkpointer/options.hpp>
-#include <cairn/checkpointer/overlap_gate.hpp>
 #include <cairn/checkpointer/save_plans.hpp>
+#include <cairn/checkpointer/save_services.hpp>
 #include <cairn/checkpointer/saves_under_way.hpp>
 #include <cairn/checkpointer/store_probe.hpp>
+#include <cairn/checkpointer/update_barrier.hpp>
 #include <cairn/concepts/any_observer.hpp>
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/any_stager.hpp>
 #include <cairn/concepts/executor.hpp>
-#include <cairn/model/process_limits.hpp>
+#include <cairn/system/process_limits.hpp>
 
 #include <sys/random.h>
 #include <unistd.h>
@@ -40,7 +40,7 @@ template <class StorageType, class ExecutorType, class CommunicatorType, bool Ov
 class engine {
   using writer_type = decltype(std::declval<StorageType&>().writer());
   using reader_type = decltype(std::declval<StorageType&>().reader());
-  using background_type = background<writer_type, reader_type>;
+  using services_type = save_services<writer_type, reader_type>;
 
  public:
   engine(StorageType storage, any_planners planners, any_stager stager, ExecutorType executor,
@@ -52,10 +52,10 @@ class engine {
         plans_(std::move(planners.save), options),
         load_planner_(std::move(planners.load)),
         group_(std::move(communicator)),
-        background_(std::make_shared<background_type>(storage_.writer(), storage_.reader(),
-                                                      std::move(observer), group_.rank(), options, keep)),
+        services_(std::make_shared<services_type>(storage_.writer(), storage_.reader(), std::move(observer),
+                                                  group_.rank(), options, keep)),
         devices_(devices != nullptr ? std::move(devices) : stager.device_memory()),
-        loader_(background_, group_, options_, devices_),
+        loader_(services_, group_, options_, devices_),
         stager_(std::move(stager)),
         executor_(std::move(executor)) {
     const auto bytes = read_once(
@@ -83,9 +83,9 @@ class engine {
     finish_preparation();
     probe_store();
     bool cached = false;
-    const auto planned = plans_.plan(state, group_, *background_->writer(), peers(), cached);
-    const auto layout = plans_.lay_out(*planned, state, group_, *background_->writer());
-    overlap_.learn(state, *planned->plan, layout);
+    const auto planned = plans_.plan(state, group_, *services_->writer(), peers(), cached);
+    const auto layout = plans_.lay_out(*planned, state, group_, *services_->writer());
+    overlap_.set_layout(state, *planned->plan, layout);
     try {
       if constexpr (requires { executor_.prepare(); }) executor_.prepare();
       prepare_buffers(layout, planned->sources->sources());
@@ -97,20 +97,20 @@ class engine {
   save_handle save(const state_dict& state, std::int64_t step) {
     check_writable();
     attempt save;
-    if (background_->tell().wants_spans()) save.journal = std::make_shared<save_journal>();
+    if (services_->report().wants_spans()) save.journal = std::make_shared<save_journal>();
     ++save_count_;  // first: where a rank alone runs out of memory, the next attempt is the same on all
     if (step < 0)
       fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
     save.progress = std::make_shared<save_progress>(step);
     save.progress->set_place(rank(), place_of(step));
     save.context = {
-        run_, step, attempt_of(run_, step, save_count_), 0, rank(), world_size(), options_.patience, peers_};
-    overlap_.give_up(deadline::in(options_.patience));
+        run_, step, attempt_of(run_, step, save_count_), 0, rank(), world_size(), options_.timeout, peers_};
+    overlap_.give_up(deadline::in(options_.timeout));
     if (options_.when_busy == busy_policy::skip && any_rank(saves_.any())) {
       save.progress->set_skipped();
       return save_handle(save.progress);
     }
-    save.writer = background_->writer();
+    save.writer = services_->writer();
     plan(save, state);
     staged_image image;
     try {
@@ -135,9 +135,8 @@ class engine {
     }
     if constexpr (!Overlapped) {
       // Where nothing is staged, the writer gives the memory back; a failure is on the handle.
-      save.progress->wait_released(deadline::in(options_.patience));
-      if (!save.progress->wait_handed_over(deadline::in(options_.handover_patience)))
-        tell_late(save.progress);
+      save.progress->wait_released(deadline::in(options_.timeout));
+      if (!save.progress->wait_handed_over(deadline::in(options_.handover_timeout))) tell_late(save.progress);
     }
     save.progress->note([&](save_report& r) {
       r.blocked_seconds = seconds_since(save.begin);
@@ -147,17 +146,17 @@ class engine {
   }
 
   void before_update() {
-    tell_late(overlap_.pass(deadline::in(options_.patience), options_.handover_patience));
+    tell_late(overlap_.wait(deadline::in(options_.timeout), options_.handover_timeout));
   }
   void before_update(std::string_view name) {
-    tell_late(overlap_.pass(name, deadline::in(options_.patience), options_.handover_patience));
+    tell_late(overlap_.wait(name, deadline::in(options_.timeout), options_.handover_timeout));
   }
   /// `order(stager, deadline)`: has a device's stream wait for the copies, see StreamOrderedStager.
   template <class Order>
   void before_update(int device, Order&& order) {
-    const auto until = deadline::in(options_.patience);
+    const auto until = deadline::in(options_.timeout);
     order(stager_, until);
-    overlap_.vouch(device, until);
+    overlap_.confirm(device, until);
   }
 
   load_report load(const state_dict& state, std::int64_t step, load_request request) {
@@ -175,7 +174,7 @@ class engine {
 
   [[nodiscard]] std::vector<std::int64_t> list() {
     return decode_steps(read_once(
-        group_, [&] { return encode_steps(background_->reader().list()); }, peers()));
+        group_, [&] { return encode_steps(services_->reader().list()); }, peers()));
   }
   void remove(std::int64_t step) {
     check_writable();
@@ -184,7 +183,7 @@ class engine {
         group_,
         [&] {
           saves_.wait_for_step(step);  // else it would be ended, and fail
-          background_->writer()->remove(step);
+          services_->writer()->remove(step);
           return std::vector<std::byte>();
         },
         peers()));
@@ -196,7 +195,7 @@ class engine {
         group_,
         [&] {
           if (!options_.read_only)
-            own = background_->lease(step, deadline::in(options_.peer_patience / 2), false);
+            own = services_->lease(step, deadline::in(options_.peer_timeout / 2), false);
           return std::vector<std::byte>{std::byte{own.held()}};
         },
         peers());
@@ -206,13 +205,13 @@ class engine {
 
   [[nodiscard]] bool any_rank(bool here) { return detail::any_rank(group_, here, peers()); }
   [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() const {
-    return background_->history().until_committed(saves_.all());
+    return services_->history().until_committed(saves_.all());
   }
 
-  [[nodiscard]] bool set_aside_for_all(std::int64_t step) {
+  [[nodiscard]] bool quarantine_for_all(std::int64_t step) {
     if (options_.read_only) return false;
     const auto done = [&] {
-      return std::vector<std::byte>{std::byte{background_->writer()->set_aside(step)}};
+      return std::vector<std::byte>{std::byte{services_->writer()->quarantine(step)}};
     };
     return read_once(group_, done, peers()).at(0) != std::byte{0};
   }
@@ -225,7 +224,7 @@ class engine {
       late.fail_late(error_id::timeout_close,
                      "a save had not ended when close() gave up waiting; it goes on until the process ends");
     });
-    background_->stop_scrubbing(deadline::in(longest_end));
+    services_->stop_scrubbing(deadline::in(longest_end));
     end_in_order();
     if (const auto why = saves_.last_failure(); why != nullptr) std::rethrow_exception(why);
   }
@@ -233,26 +232,26 @@ class engine {
   void shut_down(bool unwinding) noexcept {
     // A program that ends because its device hangs is to end.
     const auto until =
-        deadline::in(unwinding ? std::min(options_.patience, copies_at_an_end) : options_.patience);
+        deadline::in(unwinding ? std::min(options_.timeout, copies_at_an_end) : options_.timeout);
     try {
       if (unwinding)
         overlap_.give_up(until, true);
       else
         settle_unseen();
     } catch (...) {
-      background_->tell().warned("while a checkpointer was destroyed", std::current_exception());
+      services_->report().warned("while a checkpointer was destroyed", std::current_exception());
     }
     give_up_uncopied(until);
     try {
       finish_preparation();
       saves_.wait([&](const save_progress&) {
-        background_->tell().warned("a save had not ended when its checkpointer was destroyed", nullptr);
+        services_->report().warned("a save had not ended when its checkpointer was destroyed", nullptr);
       });
       if (!unwinding) end_in_order();
     } catch (...) {
-      background_->tell().warned("while a checkpointer was destroyed", std::current_exception());
+      services_->report().warned("while a checkpointer was destroyed", std::current_exception());
     }
-    background_->stop_scrubbing(deadline::in(longest_end));
+    services_->stop_scrubbing(deadline::in(longest_end));
   }
 
  private:
@@ -271,7 +270,7 @@ class engine {
     try {
       overlap_.give_up(until);  // where the last one was copied only just now
     } catch (...) {
-      background_->tell().warned("while a checkpointer was destroyed", std::current_exception());
+      services_->report().warned("while a checkpointer was destroyed", std::current_exception());
     }
   }
 
@@ -313,10 +312,10 @@ class engine {
     try {
       save.layout = plans_.lay_out(*save.planned, state, group_, *save.writer);
       save.sources = save.planned->sources->sources();
-      overlap_.learn(state, *save.planned->plan, save.layout);
+      overlap_.set_layout(state, *save.planned->plan, save.layout);
       saves_.make_room();
-      save.progress->on_end([background = background_, journal = save.journal](
-                                save_report& report, const std::exception_ptr& why) {
+      save.progress->on_end([background = services_, journal = save.journal](save_report& report,
+                                                                             const std::exception_ptr& why) {
         background->ended(report, why, journal.get());
       });
     } catch (...) {
@@ -336,7 +335,7 @@ class engine {
     std::shared_ptr<const copy_check> check;
     if (checked_)
       check = std::make_shared<const copy_check>(save.planned, save.layout, save.sources, rank(),
-                                                 devices_.get(), deadline::in(options_.patience));
+                                                 devices_.get(), deadline::in(options_.timeout));
     else if (Overlapped)
       last_look_.begin(save.planned, save.layout, save.sources);
     const auto stage_begin = deadline::clock::now();
@@ -344,7 +343,7 @@ class engine {
     const span_note span(save.journal.get(), span_kind::stage);
     auto image = stager_.stage(save.layout, save.sources,
                                {.overlapped = Overlapped, .digest = checked_ || !options_.checksum_in_writer},
-                               deadline::in(options_.patience));
+                               deadline::in(options_.timeout));
     save.cost.stage_seconds = seconds_since(stage_begin);
     if (check != nullptr) compare_with(check, image, save.progress);
     return image;
@@ -366,22 +365,22 @@ class engine {
                                save.journal);
     image.trace_to(save.journal);
     save.progress->note([&](save_report& r) { r = cost; });
-    background_->begun(save.context.step);
+    services_->begun(save.context.step);
     saves_.add(save.progress, deadline::in(longest_save()));
-    if constexpr (Overlapped) overlap_.shut(save.progress, image, save.sources);
-    if (background_->tell().wants_began()) background_->tell().began(save_handle(save.progress));
+    if constexpr (Overlapped) overlap_.arm(save.progress, image, save.sources);
+    if (services_->report().wants_began()) services_->report().began(save_handle(save.progress));
   }
 
   /// before_update() for calls that tell nothing of what training did since the last overlapped save: where
   /// nobody confirmed it, and its memory is not what was copied, the save fails.
   void settle() {
     if constexpr (Overlapped) {
-      const auto until = deadline::in(options_.patience);
+      const auto until = deadline::in(options_.timeout);
       const auto look = [&](const staged_image& image, const auto& waited_for) -> std::exception_ptr {
         try {
           return last_look_(image, waited_for, rank(), devices_.get(), until);
         } catch (...) {
-          background_->tell().warned(
+          services_->report().warned(
               "nobody could look whether memory was changed while an overlapped save copied it, which no "
               "before_update() followed",
               std::current_exception());
@@ -394,12 +393,12 @@ class engine {
   }
   /// A run whose last save failed, or hangs, has not ended in order; and its store may answer nothing.
   void end_in_order() noexcept {
-    if (!saves_.any() && saves_.last_failure() == nullptr) background_->closed();
+    if (!saves_.any() && saves_.last_failure() == nullptr) services_->closed();
   }
   /// settle() where the memory may be gone.
   void settle_unseen() {
     if (const auto save = overlap_.unvouched(); save != nullptr && !checked_)
-      background_->tell().warned(
+      services_->report().warned(
           "the checkpointer was destroyed after an overlapped save (step " +
           std::to_string(save->report().step) +
           ") that neither before_update() nor close() followed: the save goes on, and nobody knows whether "
@@ -419,15 +418,15 @@ class engine {
   }
   [[nodiscard]] std::chrono::nanoseconds longest_save() const noexcept {
     save_context c;
-    c.patience = options_.patience;
+    c.timeout = options_.timeout;
     return c.longest();
   }
-  [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_patience); }
+  [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_timeout); }
 
   /// What a save that is late is told to wait for once this rank's files are written.
   [[nodiscard]] std::string place_of(std::int64_t step) {
     if constexpr (requires(writer_type& w) { std::string(w.place_of(step)); })
-      return background_->writer()->place_of(step);
+      return services_->writer()->place_of(step);
     else
       return storage_.describe();
   }
@@ -451,20 +450,20 @@ class engine {
   }
   save_handle enqueued(const std::shared_ptr<save_progress>& progress) {
     saves_.set_last(progress);
-    if (const int failures = background_->failures_in_a_row();
+    if (const int failures = services_->failures_in_a_row();
         options_.max_consecutive_failures > 0 && failures >= options_.max_consecutive_failures)
       fail(error_id::usage_too_many_failures,
            "save() throws after " + std::to_string(options_.max_consecutive_failures) +
                " saves in a row that failed (max_consecutive_failures; " + std::to_string(failures) +
                " have by now), and has begun this save all the same: who catches this trains on without a "
                "checkpoint until one succeeds. The last failure: " +
-               background_->last_failure());
+               services_->last_failure());
     return save_handle(progress);
   }
   /// Of a save that the process which carries it out did not have in time; null: there is none.
   void tell_late(const std::shared_ptr<save_progress>& save) {
-    if (save == nullptr || options_.handover_patience.count() == 0) return;
-    background_->tell().warned(
+    if (save == nullptr || options_.handover_timeout.count() == 0) return;
+    services_->report().warned(
         "training goes on before the worker has the save of step " + std::to_string(save->report().step) +
         ": the store answers late; a trainer that ended now would take the save along");
   }
@@ -479,7 +478,7 @@ class engine {
       preparation_ = std::thread([this, layout, sources] {
         try {
           stager_.prepare(sources);
-          stager_.prepare(*layout, deadline::in(options_.patience));
+          stager_.prepare(*layout, deadline::in(options_.timeout));
         } catch (...) {
           tell_unprepared();
         }
@@ -490,7 +489,7 @@ class engine {
   }
   /// In a handler.
   void tell_unprepared() noexcept {
-    background_->tell().warned("saves could not be prepared, the first one tries again",
+    services_->report().warned("saves could not be prepared, the first one tries again",
                                std::current_exception());
   }
   void finish_preparation() {
@@ -500,8 +499,8 @@ class engine {
   void probe_store() {
     if (!probed_ && !options_.read_only)
       probe_shared_store(
-          group_, *background_->writer(), run_, [&] { return std::string(storage_.describe()); },
-          options_.peer_patience, [&](const std::string& line) { background_->tell().warned(line); });
+          group_, *services_->writer(), run_, [&] { return std::string(storage_.describe()); },
+          options_.peer_timeout, [&](const std::string& line) { services_->report().warned(line); });
     probed_ = true;
   }
 
@@ -519,13 +518,13 @@ class engine {
   std::uint64_t save_count_ = 0;
   bool closed_ = false;
   bool probed_ = false;
-  std::shared_ptr<background_type> background_;
+  std::shared_ptr<services_type> services_;
   saves_under_way saves_;
-  overlap_gate overlap_;
+  update_barrier overlap_;
   last_look last_look_;  // of the save that the gate holds
   std::thread preparation_;
   std::shared_ptr<device_access> devices_;
-  loader<background_type> loader_;
+  loader<services_type> loader_;
   any_stager stager_;
   ExecutorType executor_;  // last: its destructor waits for jobs, which use all of the above
 };

@@ -6,8 +6,8 @@
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/plan/load_plan_cache.hpp>
-#include <cairn/plan/load_planning.hpp>
+#include <cairn/plan/load/load_plan_cache.hpp>
+#include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/near_names.hpp>
 
 #include <algorithm>
@@ -131,7 +131,7 @@ inline load_verdict agree_on_load(collectives& group, const std::exception_ptr& 
 template <class Read>
 std::vector<std::byte> read_once(collectives& group, Read&& read, deadline until) {
   if (group.size() == 1) return read();
-  return group.broadcast(0, group.rank() == 0 ? contribution::from(read) : contribution(), until);
+  return group.broadcast(0, group.rank() == 0 ? collective_input::from(read) : collective_input(), until);
 }
 
 /// What a load filled, and how long it took.
@@ -189,7 +189,7 @@ load_report load_alone(Reader& reader, any_load_planner& planner, load_plan_cach
                        const load_request& request, const checkpointer_options& options,
                        device_access* devices) {
   const auto begin = deadline::clock::now();
-  const auto until = deadline::in(options.patience);
+  const auto until = deadline::in(options.timeout);
   auto opened = reader.open(step, manifest);
   const metadata& stored = opened.metadata();
   auto plan = plan_load(cache, planner, state, stored, step, manifest, request);
@@ -212,13 +212,13 @@ load_report load_shared(Reader& reader, any_load_planner& planner, load_plan_cac
                         const load_request& request, const checkpointer_options& options,
                         device_access* devices) {
   const auto begin = deadline::clock::now();
-  const auto until = deadline::in(options.patience);
+  const auto until = deadline::in(options.timeout);
   std::optional<typename Reader::checkpoint_type> opened;
   load_plan plan;
-  auto own = contribution::from([&] {
+  auto own = collective_input::from([&] {
     opened.emplace(reader.open(step, manifest));
     plan = plan_load(cache, planner, state, opened->metadata(), step, manifest, request);
-    return encode_wants(wants_of(opened->metadata(), plan, group.rank()));
+    return encode_wants(requests_of(opened->metadata(), plan, group.rank()));
   });
   const auto merge = [&](std::vector<std::byte> left, std::vector<std::byte> right) {
     return encode_wants(merge_wants(decode_wants(left, group.size()), decode_wants(right, group.size())));

@@ -60,7 +60,7 @@ inline cached_plan plan_together(any_save_planner& planner, collectives& group, 
   const int rank = group.rank();
   const int world = group.size();
   cached_plan planned;
-  planned.sources = std::make_shared<bound_sources>();
+  planned.sources = std::make_shared<source_cache>();
   if (world == 1) {
     auto local = planner.local_plan(state, rank);
     const auto summary = planner.summarise(local, rank);
@@ -72,7 +72,7 @@ inline cached_plan plan_together(any_save_planner& planner, collectives& group, 
   }
   save_plan local;
   summary_fold fold(planner);
-  auto own = contribution::from([&] {
+  auto own = collective_input::from([&] {
     local = planner.local_plan(state, rank);
     return fold.keep(planner.summarise(local, rank));
   });

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/error.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/plan/near_names.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -38,8 +38,8 @@ class item_positions {
   };
 
   /// O(1) where structure and layout are those of before, O(n log n) for another structure.
-  void learn(const state_dict& state, const save_plan& plan,
-             const std::shared_ptr<const image_layout>& layout) {
+  void set_layout(const state_dict& state, const save_plan& plan,
+                  const std::shared_ptr<const image_layout>& layout) {
     if (structure_ != state.structure()) {
       structure_.reset();
       const auto entries = state.entries();

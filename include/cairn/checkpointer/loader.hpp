@@ -24,7 +24,7 @@ class loader {
  public:
   loader(std::shared_ptr<Background> background, collectives& group, const checkpointer_options& options,
          std::shared_ptr<device_access> devices)
-      : background_(std::move(background)),
+      : services_(std::move(background)),
         group_(group),
         options_(options),
         devices_(std::move(devices)),
@@ -36,8 +36,8 @@ class loader {
     load_report report;
     const auto verdict = attempt(planner, state, step, std::move(request), report);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
-    background_->stand_on(step);
-    background_->tell().loaded(step, report.bytes, report.seconds);
+    services_->stand_on(step);
+    services_->report().loaded(step, report.bytes, report.seconds);
     tell_kept(report, step);
     return report;
   }
@@ -52,15 +52,15 @@ class loader {
     auto steps = decode_steps(read_once(
                                   group_,
                                   [&] {
-                                    auto listed = clean_and_list(*background_, run, options_);
+                                    auto listed = clean_and_list(*services_, run, options_);
                                     if (among != nullptr) return encode_steps(listed);
-                                    return encode_steps(listed, background_->worn_out());
+                                    return encode_steps(listed, services_->worn_out());
                                   },
                                   peers()),
                               &worn_out);
     auto avoided = avoid(steps, worn_out);
     const auto most = static_cast<std::size_t>(options_.max_fallback);
-    const auto until = deadline::in(options_.patience);
+    const auto until = deadline::in(options_.timeout);
     std::vector<std::int64_t> passed;
     std::string reasons;
     bool found = false;
@@ -75,10 +75,10 @@ class loader {
       load_report report;
       const auto verdict = attempt_to_resume(planner, state, *step, report);
       if (verdict.outcome == load_outcome::loaded) {
-        background_->stand_on(*step);
-        background_->tell().loaded(*step, report.bytes, report.seconds);
+        services_->stand_on(*step);
+        services_->report().loaded(*step, report.bytes, report.seconds);
         tell_kept(report, *step);
-        if (among == nullptr) background_->resumed(run, *step);
+        if (among == nullptr) services_->resumed(run, *step);
         return *step;
       }
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
@@ -87,15 +87,15 @@ class loader {
       if (may_be_gone(verdict.failure) && !until.passed()) {
         // Removed since it was listed: there may be newer ones instead.
         steps = decode_steps(read_once(
-            group_, [&] { return encode_steps(background_->reader().list()); }, peers()));
+            group_, [&] { return encode_steps(services_->reader().list()); }, peers()));
         if (std::find(steps.begin(), steps.end(), *step) == steps.end()) continue;
       }
       passed.push_back(*step);
       if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !options_.read_only)
-        why += set_aside(*step) ? " (its manifest is moved aside; its files stay, also beside a new save of "
-                                  "this step, until remove() of it)"
-                                : " (its manifest could not be moved aside)";
-      background_->tell().fell_back(*step, why);
+        why += quarantine(*step) ? " (its manifest is moved aside; its files stay, also beside a new save of "
+                                   "this step, until remove() of it)"
+                                 : " (its manifest could not be moved aside)";
+      services_->report().fell_back(*step, why);
     }
     if (found)
       fail(error_id::storage_nothing_loads,
@@ -107,7 +107,7 @@ class loader {
   }
 
  private:
-  [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_patience); }
+  [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_timeout); }
   /// The newest step to try, of those `among`, where given, and neither passed over nor avoided.
   [[nodiscard]] static std::optional<std::int64_t> newest(const std::vector<std::int64_t>& steps,
                                                           const std::vector<std::int64_t>* among,
@@ -152,8 +152,8 @@ class loader {
         group_,
         [&] {
           if (!options_.read_only)
-            reading = background_->lease(step, deadline::in(options_.peer_patience / 2), true);
-          return background_->reader().fetch(step);
+            reading = services_->lease(step, deadline::in(options_.peer_timeout / 2), true);
+          return services_->reader().fetch(step);
         },
         peers());
     std::exception_ptr failure;
@@ -162,7 +162,7 @@ class loader {
     } catch (...) {
       failure = std::current_exception();
     }
-    auto verdict = agree_on_load(group_, failure, report, request.strict, deadline::in(options_.patience));
+    auto verdict = agree_on_load(group_, failure, report, request.strict, deadline::in(options_.timeout));
     if (verdict.outcome != load_outcome::loaded) return verdict;
     try {
       refuse_unmatched(report, state);
@@ -177,12 +177,12 @@ class loader {
     auto chosen = choose_avoided(steps, worn_out, static_cast<std::size_t>(options_.max_fallback) + 1);
     const auto runs = std::to_string(options_.max_restarts);
     for (const auto step : chosen.newer)
-      background_->tell().fell_back(
+      services_->report().fell_back(
           step, "it loads, but " + runs +
                     " runs that resumed from it ended without a commit; it stays as it is, so that a save of "
                     "this step fails (max_restarts = 0 takes it again)");
     if (chosen.all_worn_out && group_.rank() == 0)
-      background_->tell().warned(runs +
+      services_->report().warned(runs +
                                  " runs or more have resumed from each of the newest checkpoints and ended "
                                  "without a commit: the newest is taken all the same");
     return std::move(chosen.steps);
@@ -201,7 +201,7 @@ class loader {
       return n == 1 ? one : std::to_string(n) + more;
     };
     if (const auto& names = report.missing; !names.empty())
-      background_->tell().warned(
+      services_->report().warned(
           count(names.size(), "an item is not in the checkpoint of step ",
                 " items are not in the checkpoint of step ") +
           std::to_string(step) + (names.size() == 1 ? " and keeps its value" : " and keep their values") +
@@ -212,7 +212,7 @@ class loader {
             return name + (others.empty() ? "" : " (the checkpoint has " + others + ")");
           }));
     if (const auto& names = report.mismatched; !names.empty())
-      background_->tell().warned(
+      services_->report().warned(
           count(names.size(), "an item of the checkpoint of step ", " items of the checkpoint of step ") +
           std::to_string(step) +
           (names.size() == 1 ? " does not fit and keeps its value" : " do not fit and keep their values") +
@@ -221,23 +221,23 @@ class loader {
   template <LoadPlanner Planner>
   load_report load_part(Planner& planner, const state_dict& state, std::int64_t step,
                         std::span<const std::byte> manifest, const load_request& request) {
-    using reader_type = std::remove_reference_t<decltype(background_->reader())>;
+    using reader_type = std::remove_reference_t<decltype(services_->reader())>;
     if constexpr (SharingReader<reader_type>)
       if (options_.sharing == read_sharing::on && group_.size() > 1)
-        return load_shared(background_->reader(), planner, cache_, group_, state, step, manifest, request,
+        return load_shared(services_->reader(), planner, cache_, group_, state, step, manifest, request,
                            options_, devices_.get());
-    return load_alone(background_->reader(), planner, cache_, state, step, manifest, request, options_,
+    return load_alone(services_->reader(), planner, cache_, state, step, manifest, request, options_,
                       devices_.get());
   }
-  [[nodiscard]] bool set_aside(std::int64_t step) noexcept {
+  [[nodiscard]] bool quarantine(std::int64_t step) noexcept {
     try {
-      return background_->writer()->set_aside(step);
+      return services_->writer()->quarantine(step);
     } catch (...) {
       return false;
     }
   }
 
-  std::shared_ptr<Background> background_;
+  std::shared_ptr<Background> services_;
   collectives& group_;
   const checkpointer_options& options_;
   std::shared_ptr<device_access> devices_;

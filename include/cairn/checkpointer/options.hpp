@@ -38,14 +38,14 @@ struct checkpointer_options {
   busy_policy when_busy = busy_policy::block;
   /// Limit for writing one save, again for its commit, and for waits on buffers. Waits for the end of a save,
   /// which include other ranks' writing, last at most three times as long and 10 s.
-  std::chrono::nanoseconds patience = std::chrono::minutes(30);
+  std::chrono::nanoseconds timeout = std::chrono::minutes(30);
   /// Limit for each exchange of messages between ranks (planning, loading).
-  std::chrono::nanoseconds peer_patience = std::chrono::minutes(5);
+  std::chrono::nanoseconds peer_timeout = std::chrono::minutes(5);
   /// Where a worker process saves: training goes on with its memory only when the worker has the save, so
   /// that the end of the trainer, in whatever moment, does not take it along; but it waits for that so long
   /// at most, in save() or, of an overlapped save, in before_update(). The worker has it long before all is
   /// copied, unless the store hangs. 0: not at all.
-  std::chrono::nanoseconds handover_patience = std::chrono::seconds(5);
+  std::chrono::nanoseconds handover_timeout = std::chrono::seconds(5);
   /// After so many failed saves in a row, save() throws (once its own save is under way); 0: never.
   int max_consecutive_failures = 3;
   /// Digests are computed by the writer, off the training thread's path, instead of in the same pass as the
@@ -56,8 +56,8 @@ struct checkpointer_options {
   /// others are copied like large ones. 0: none. Values, bytes, per-rank items and copy_now do not count.
   std::uint64_t small_tensor_bytes = std::uint64_t{16} << 20;
   /// resume() waits so long for saves of an earlier run whose processes still live, such as the worker of a
-  /// trainer that was killed, but at most for half of peer_patience; then it ends them for good. 0: at once.
-  std::chrono::nanoseconds predecessor_patience = std::chrono::seconds(30);
+  /// trainer that was killed, but at most for half of peer_timeout; then it ends them for good. 0: at once.
+  std::chrono::nanoseconds earlier_run_timeout = std::chrono::seconds(30);
   /// resume() passes over at most so many damaged checkpoints.
   int max_fallback = 3;
   /// A checkpoint that so many runs resumed from, none of which committed anything after it nor ended in good
@@ -107,7 +107,7 @@ struct checked {
 
 /// For keep_last: a checkpoint counts as kept only when it was read back whole and verified, in the
 /// background by rank 0, which begins when it is committed; of those committed meanwhile, the newest comes
-/// next. Until then its predecessors stay. Reads at most so many bytes per second; 0: no limit. A verify that
+/// next. Until then its earlier_runs stay. Reads at most so many bytes per second; 0: no limit. A verify that
 /// fails is told with the file, and removes nothing; close() and the destructor give up one that is under
 /// way.
 struct verified_t {

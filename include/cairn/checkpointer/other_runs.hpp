@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/record.hpp>
-#include <cairn/observe/teller.hpp>
+#include <cairn/observe/event_reporter.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -27,7 +27,7 @@ class other_runs {
   }
   /// After a commit of this run. @throws what the storage throws.
   template <class Reader>
-  void look(Reader& reader, std::int64_t committed, teller& people) {
+  void look(Reader& reader, std::int64_t committed, event_reporter& people) {
     if constexpr (requires { run_of(reader, committed); }) {
       const std::lock_guard lock(mutex_);
       own_.push_back(committed);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/storage.hpp>
-#include <cairn/model/error.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/observe/teller.hpp>
+#include <cairn/observe/event_reporter.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -29,7 +29,7 @@ class restart_journal {
 
   /// The steps that `max_restarts` runs or more resumed from since anything was committed after them,
   /// ascending.
-  [[nodiscard]] std::vector<std::int64_t> worn_out(Writer& writer, teller& people) noexcept {
+  [[nodiscard]] std::vector<std::int64_t> worn_out(Writer& writer, event_reporter& people) noexcept {
     std::vector<std::int64_t> found;
     if constexpr (NotesRestarts<Writer>)
       if (most_ > 0)
@@ -49,7 +49,7 @@ class restart_journal {
     return found;
   }
   /// This run goes on from the step.
-  void resumed(Writer& writer, const run_id& run, std::int64_t step, teller& people) noexcept {
+  void resumed(Writer& writer, const run_id& run, std::int64_t step, event_reporter& people) noexcept {
     if constexpr (NotesRestarts<Writer>)
       if (most_ > 0)
         guarded(people, [&] {
@@ -63,7 +63,7 @@ class restart_journal {
         });
   }
   /// A checkpoint was committed: what is noted of this step and those before it does not count any more.
-  void committed(Writer& writer, std::int64_t step, teller& people) noexcept {
+  void committed(Writer& writer, std::int64_t step, event_reporter& people) noexcept {
     if constexpr (NotesRestarts<Writer>) {
       const std::lock_guard lock(mutex_);
       if (!any_) return;
@@ -74,7 +74,7 @@ class restart_journal {
     }
   }
   /// The run ends in good order, whether or not it has saved anything.
-  void closed(Writer& writer, teller& people) noexcept {
+  void closed(Writer& writer, event_reporter& people) noexcept {
     if constexpr (NotesRestarts<Writer>) {
       const std::lock_guard lock(mutex_);
       if (!own_) return;
@@ -85,7 +85,7 @@ class restart_journal {
 
  private:
   template <class Body>
-  static void guarded(teller& people, Body&& body) noexcept {
+  static void guarded(event_reporter& people, Body&& body) noexcept {
     try {
       body();
     } catch (const storage_error& e) {
@@ -94,7 +94,7 @@ class restart_journal {
       tell(people);
     }
   }
-  static void tell(teller& people) noexcept {
+  static void tell(event_reporter& people) noexcept {
     people.warned("what is noted of restarts could not be read or written", std::current_exception());
   }
 

@@ -70,7 +70,7 @@ class save_plans {
   template <StorageWriter Writer>
   std::shared_ptr<const image_layout> lay_out(const cached_plan& planned, const state_dict& state,
                                               collectives& group, const Writer& writer) {
-    planned.sources->follow(planner_, state, planned.plan);
+    planned.sources->refresh(planner_, state, planned.plan);
     const auto& bytes_sizes = planned.sources->bytes_sizes();
     if (planned.layout != nullptr && planned.bytes_sizes == bytes_sizes) return planned.layout;
     auto layout = writer.layout(*planned.plan, planned.sources->stored_sizes(*planned.plan), group.rank());

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
-#include <cairn/model/event_word.hpp>
-#include <cairn/model/pace.hpp>
-#include <cairn/model/signals_blocked.hpp>
-#include <cairn/model/thread_settings.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared_event.hpp>
+#include <cairn/system/signals_blocked.hpp>
+#include <cairn/system/thread_settings.hpp>
 
 #include <chrono>
 #include <condition_variable>
@@ -79,9 +79,9 @@ class scrubber {
 
  private:
   struct state {
-    explicit state(std::uint64_t bytes_per_second) : limit(make_pace(bytes_per_second)) {}
-    const std::shared_ptr<pace> limit;
-    event_word word;  ///< notified when it is to stop
+    explicit state(std::uint64_t bytes_per_second) : limit(make_rate_limiter(bytes_per_second)) {}
+    const std::shared_ptr<rate_limiter> limit;
+    shared_event word;  ///< notified when it is to stop
     std::mutex mutex;
     std::condition_variable changed;
     std::optional<std::int64_t> wanted;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/checkpointer/earlier_runs.hpp>
 #include <cairn/checkpointer/options.hpp>
-#include <cairn/checkpointer/predecessors.hpp>
-#include <cairn/model/wire.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -23,20 +23,20 @@ template <class Background>
 [[nodiscard]] std::vector<std::int64_t> clean_and_list(Background& background, const run_id& run,
                                                        const checkpointer_options& options) {
   if (options.read_only) return background.reader().list();
-  predecessors earlier;
+  earlier_runs earlier;
   bool cleaned = false;
   try {
-    earlier.outlast(*background.writer(), run,
-                    std::min(options.predecessor_patience, options.peer_patience / 2), background.tell());
+    earlier.wait_for(*background.writer(), run,
+                     std::min(options.earlier_run_timeout, options.peer_timeout / 2), background.report());
     if (const auto removed = background.writer()->clean(run); removed > 0)
-      background.tell().warned("removed " + std::to_string(removed) +
-                               " objects that interrupted saves had left");
+      background.report().warned("removed " + std::to_string(removed) +
+                                 " objects that interrupted saves had left");
     cleaned = true;
   } catch (const error& e) {
-    background.tell().warned(std::string("what interrupted saves left could not be removed: ") + e.what());
+    background.report().warned(std::string("what interrupted saves left could not be removed: ") + e.what());
   }
   auto steps = background.reader().list();
-  earlier.tell(cleaned, steps, background.tell());
+  earlier.tell(cleaned, steps, background.report());
   background.found_at_start(steps);
   return steps;
 }

@@ -4,8 +4,8 @@
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/model/error.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/system/error.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -39,7 +39,7 @@ void judge_proof(const store_proof& proof, const std::string& store, Tell&& tell
 /// alike; what keeps a store from being written at all.
 template <class Writer, class Describe, class Tell>
 void probe_shared_store(collectives& group, Writer& writer, const run_id& run, Describe&& store,
-                        std::chrono::nanoseconds patience, Tell&& tell) {
+                        std::chrono::nanoseconds timeout, Tell&& tell) {
   if constexpr (ProvesStore<Writer>) {
     const auto prove = [&] {
       const auto proof = writer.prove_store();
@@ -54,9 +54,9 @@ void probe_shared_store(collectives& group, Writer& writer, const run_id& run, D
       } catch (...) {
         failure = std::current_exception();
       }
-      group.barrier(deadline::in(patience), failure);
+      group.barrier(deadline::in(timeout), failure);
     };
-    const bool single_writer = read_once(group, prove, deadline::in(patience)).at(0) != std::byte{0};
+    const bool single_writer = read_once(group, prove, deadline::in(timeout)).at(0) != std::byte{0};
     by_all([&] {
       if (group.rank() != 0) writer.look_early(run);
     });
@@ -66,7 +66,7 @@ void probe_shared_store(collectives& group, Writer& writer, const run_id& run, D
     };
     std::exception_ptr verdict;
     try {
-      static_cast<void>(read_once(group, leave, deadline::in(patience)));
+      static_cast<void>(read_once(group, leave, deadline::in(timeout)));
       by_all([&] {
         const auto sight = group.rank() == 0 ? mark_sight::seen : writer.sees_mark(run);
         if (sight == mark_sight::none)

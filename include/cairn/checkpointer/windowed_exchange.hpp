@@ -2,7 +2,7 @@
 #pragma once
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/read_exchange.hpp>
-#include <cairn/plan/wanted_boxes.hpp>
+#include <cairn/plan/load/read_requests.hpp>
 
 #include <algorithm>
 #include <compare>
@@ -36,7 +36,7 @@ class windowed_exchange final : public read_exchange {
   [[nodiscard]] shared_wants& wants() noexcept override { return wants_; }
 
   void run(function_ref<shared_units()> make, std::uint64_t budget, deadline until) override {
-    budget = std::min(budget, most_window);
+    budget = std::min(budget, max_window);
     shared_units made;
     const auto& units = made.units;
     std::exception_ptr failure;
@@ -92,7 +92,7 @@ class windowed_exchange final : public read_exchange {
 
  private:
   /// Memory of windows is then warm when it is used again; more gains nothing.
-  static constexpr std::uint64_t most_window = std::uint64_t{8} << 20;
+  static constexpr std::uint64_t max_window = std::uint64_t{8} << 20;
 
   /// A place in the order of all units of all ranks.
   struct position {
@@ -122,7 +122,7 @@ class windowed_exchange final : public read_exchange {
 
   [[nodiscard]] position agree(const std::exception_ptr& failure, position mine, deadline until) {
     if (failure != nullptr) {
-      static_cast<void>(group_.tree_reduce_broadcast(contribution(failure), least, until));
+      static_cast<void>(group_.tree_reduce_broadcast(collective_input(failure), least, until));
       std::rethrow_exception(failure);
     }
     wire_writer out;
@@ -182,7 +182,7 @@ class windowed_exchange final : public read_exchange {
   }
 
   collectives& group_;
-  wanted_boxes wants_;
+  read_requests wants_;
 };
 
 }  // namespace detail

@@ -2,8 +2,8 @@
 #pragma once
 #include <cairn/comm/collective_frame.hpp>
 #include <cairn/concepts/any_communicator.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
 
 #include <array>
 #include <chrono>
@@ -83,7 +83,7 @@ class collective_messages {
   [[nodiscard]] collective_frame receive(const collective_call& call, step wanted, int from, deadline until) {
     for (int dropped = 0;; ++dropped) {
       // Without a limit a peer that sends old messages for ever would keep us past the deadline.
-      if (dropped > most_dropped && until.passed())
+      if (dropped > max_dropped && until.passed())
         fail(error_id::timeout_peer, "only messages of earlier calls came by the deadline", {.rank = from});
       auto frame = next_frame(from, until);
       const auto& theirs = frame.call;
@@ -187,7 +187,7 @@ class collective_messages {
   }
 
   static constexpr std::array<std::byte, 16> no_run{};
-  static constexpr int most_dropped = 10'000;
+  static constexpr int max_dropped = 10'000;
 
   any_communicator communicator_;
   std::array<std::byte, 16> run_{};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/error.hpp>
-#include <cairn/model/list_view.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/list_view.hpp>
 
 #include <cstddef>
 #include <cstdint>

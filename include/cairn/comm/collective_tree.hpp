@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/comm/collective_frame.hpp>
+#include <cairn/comm/collective_input.hpp>
 #include <cairn/comm/collective_messages.hpp>
 #include <cairn/comm/collective_pieces.hpp>
-#include <cairn/comm/contribution.hpp>
-#include <cairn/comm/tree_patience.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/comm/tree_timeout.hpp>
 #include <cairn/model/function_ref.hpp>
-#include <cairn/model/list_view.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/list_view.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -41,7 +41,7 @@ class collective_tree {
   /// One collective: parts are merged up the tree, the value of the root goes down, each child gets its share(). Without
   /// `merge` the parts are joined as the operation has it. `look` is asked now and then while this rank waits: what
   /// it throws ends the call on this rank at once.
-  [[nodiscard]] std::vector<std::byte> run(operation kind, int root, contribution own, deadline until,
+  [[nodiscard]] std::vector<std::byte> run(operation kind, int root, collective_input own, deadline until,
                                            const merge_parts* merge = nullptr,
                                            const function_ref<void()>* look = nullptr) {
     const int ranks = messages_.size();
@@ -59,7 +59,7 @@ class collective_tree {
       children.push_back({self + (1 << height), std::min(1 << height, ranks - self - (1 << height)), height});
     const int parent = self == 0 ? -1 : self & (self - 1);
     const int depth = std::popcount(static_cast<unsigned>(self));
-    const tree_patience wait(until, ranks);
+    const tree_timeout wait(until, ranks);
     const auto word = wait.ends() ? deadline::in(wait.before_word) : deadline::never();
 
     outcome mine;

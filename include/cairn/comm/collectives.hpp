@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/comm/contribution.hpp>
+#include <cairn/comm/collective_input.hpp>
 #include <cairn/concepts/any_communicator.hpp>
-#include <cairn/model/deadline.hpp>
 #include <cairn/model/function_ref.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <array>
 #include <concepts>
@@ -28,7 +28,7 @@ struct collective_call;
 /// Every collective goes up one binomial tree to rank 0 and comes down again, O(log n) messages deep and two
 /// messages for each rank, so that it ends alike on all ranks: each returns, or each throws the same error.
 /// Ranks that wait for long say so to their parent with a few messages more.
-/// - A rank that failed (its contribution is an exception, or its merge threw) is named everywhere: its error is
+/// - A rank that failed (its collective_input is an exception, or its merge threw) is named everywhere: its error is
 ///   thrown on all ranks with its type and id, fields().rank filled with the rank. Of several the lowest
 ///   rank's.
 /// - A rank that is absent is named everywhere: timeout_error (timeout_peer), or peer_error (peer_lost) where the
@@ -67,13 +67,13 @@ class collectives {
   [[nodiscard]] const std::array<std::byte, 16>& run() const noexcept;
 
   /// Every rank gets what `root` brings; of the others only a failure counts.
-  [[nodiscard]] std::vector<std::byte> broadcast(int root, contribution own, deadline until);
+  [[nodiscard]] std::vector<std::byte> broadcast(int root, collective_input own, deadline until);
 
   /// `root` gets what all bring, in rank order; the others get an empty vector.
-  [[nodiscard]] std::vector<std::vector<std::byte>> gather(int root, contribution own, deadline until);
+  [[nodiscard]] std::vector<std::vector<std::byte>> gather(int root, collective_input own, deadline until);
 
   /// Every rank gets what all bring, in rank order.
-  [[nodiscard]] std::vector<std::vector<std::byte>> all_gather(contribution own, deadline until);
+  [[nodiscard]] std::vector<std::vector<std::byte>> all_gather(collective_input own, deadline until);
 
   /// Rank r gets pieces[r] of `root`; the others' pieces are ignored. A rank that cannot go on brings
   /// `failure`.
@@ -90,7 +90,8 @@ class collectives {
   template <class Merge>
     requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
                                    std::vector<std::byte>>
-  [[nodiscard]] std::vector<std::byte> tree_reduce_broadcast(contribution own, Merge merge, deadline until) {
+  [[nodiscard]] std::vector<std::byte> tree_reduce_broadcast(collective_input own, Merge merge,
+                                                             deadline until) {
     return reduce(std::move(own), merge, until);
   }
 
@@ -100,7 +101,7 @@ class collectives {
   template <class Merge>
     requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
                                    std::vector<std::byte>>
-  [[nodiscard]] std::vector<std::byte> occasional_reduce(contribution own, Merge merge, deadline until) {
+  [[nodiscard]] std::vector<std::byte> occasional_reduce(collective_input own, Merge merge, deadline until) {
     return reduce_at_times(std::move(own), merge, until, nullptr);
   }
   /// The same; `look()` is asked now and then while this rank waits: what it throws ends the call on this rank
@@ -109,7 +110,7 @@ class collectives {
     requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
                                    std::vector<std::byte>> &&
              std::is_invocable_v<Look&>
-  [[nodiscard]] std::vector<std::byte> occasional_reduce(contribution own, Merge merge, deadline until,
+  [[nodiscard]] std::vector<std::byte> occasional_reduce(collective_input own, Merge merge, deadline until,
                                                          Look look) {
     const function_ref<void()> asked(look);
     return reduce_at_times(std::move(own), merge, until, &asked);
@@ -136,9 +137,9 @@ class collectives {
   using function_ref = detail::function_ref<Signature>;
   using merge_parts =
       function_ref<std::vector<std::byte>(std::vector<std::byte>&&, std::vector<std::byte>&&)>;
-  [[nodiscard]] std::vector<std::byte> reduce(contribution own, merge_parts merge, deadline until);
-  [[nodiscard]] std::vector<std::byte> reduce_at_times(contribution own, merge_parts merge, deadline until,
-                                                       const function_ref<void()>* look);
+  [[nodiscard]] std::vector<std::byte> reduce(collective_input own, merge_parts merge, deadline until);
+  [[nodiscard]] std::vector<std::byte> reduce_at_times(collective_input own, merge_parts merge,
+                                                       deadline until, const function_ref<void()>* look);
 
   std::unique_ptr<detail::collective_tree> tree_;
   std::unique_ptr<detail::collective_call> exchange_;  ///< the one under way

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::mpi
 #pragma once
-#include <cairn/comm/mpi_world.hpp>
+#include <cairn/comm/mpi/mpi_world.hpp>
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
 

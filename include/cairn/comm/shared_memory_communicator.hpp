@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::interprocess
 #pragma once
-#include <cairn/comm/shared_rank.hpp>
+#include <cairn/comm/shared_memory/shared_rank.hpp>
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -24,7 +24,7 @@ struct shared_memory_options {
   /// messages go through it in pieces.
   std::size_t ring_bytes = std::size_t{256} << 10;
   /// How long the constructor waits for the other ranks.
-  std::chrono::nanoseconds patience = std::chrono::minutes(5);
+  std::chrono::nanoseconds timeout = std::chrono::minutes(5);
 };
 
 /// A rank that is a process of its own, beside the other ranks on the same host; models Communicator.
@@ -61,7 +61,7 @@ class shared_memory_communicator {
   /// that never came), peer_error (peer_lost, one that ended meanwhile), storage_error (limits, memory).
   shared_memory_communicator(std::string_view job, int rank, int size, shared_memory_options options = {})
       : self_(std::make_unique<detail::shared_rank>(std::string(job), rank, size, options.ring_bytes,
-                                                    deadline::in(options.patience))) {}
+                                                    deadline::in(options.timeout))) {}
 
   [[nodiscard]] int rank() const { return self().rank(); }
   [[nodiscard]] int size() const { return self().size(); }

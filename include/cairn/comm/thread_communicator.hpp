@@ -2,7 +2,7 @@
 #pragma once
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <atomic>
 #include <condition_variable>

@@ -2,7 +2,7 @@
 #pragma once
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <concepts>
 #include <cstddef>

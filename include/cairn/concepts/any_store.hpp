@@ -53,8 +53,8 @@ class any_store {
   class object_writer {
    public:
     void write(std::span<const write_part> parts) { object_->write(parts); }
-    /// See LastingObjectWriter; write() where the store has none.
-    void write_lasting(std::span<const write_part> parts) { object_->write_lasting(parts); }
+    /// See ZeroCopyObjectWriter; write() where the store has none.
+    void write_stable(std::span<const write_part> parts) { object_->write_stable(parts); }
     /// See DeadlineObjectWriter; nothing where the store has none.
     void until(deadline when) { object_->until(when); }
     void finish() { object_->finish(); }
@@ -133,10 +133,10 @@ class any_store {
   [[nodiscard]] bool adopt_directory(std::string_view directory) const {
     return face_->adopt_directory(directory);
   }
-  void settle(std::string_view key) const { face_->settle(key); }
-  // See NotesSettled; where the store notes nothing, is_settled() settles.
-  void note_settled(std::string_view key) const noexcept { face_->note_settled(key); }
-  [[nodiscard]] bool is_settled(std::string_view key) const { return face_->is_settled(key); }
+  void make_name_durable(std::string_view key) const { face_->make_name_durable(key); }
+  // See DurabilityHints; where the store notes nothing, is_noted_durable() settles.
+  void note_durable(std::string_view key) const noexcept { face_->note_durable(key); }
+  [[nodiscard]] bool is_noted_durable(std::string_view key) const { return face_->is_noted_durable(key); }
 
   /// Whether the store is a TellsWriters; where it is none, no writer is known to live.
   [[nodiscard]] bool tells_writers() const { return face_->tells_writers(); }
@@ -188,7 +188,7 @@ std::shared_ptr<detail::store_face> detail::face_of(std::shared_ptr<S> store) {
 }
 
 static_assert(ByteStore<any_store> && ConditionalRemove<any_store> && ListsKeys<any_store> &&
-              NotesSettled<any_store> && MayTellWriters<any_store> && MayShare<any_store> &&
+              DurabilityHints<any_store> && MayTellWriters<any_store> && MayShare<any_store> &&
               DecodingStore<any_store>);
 
 }  // namespace v1

@@ -3,7 +3,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/store_capabilities.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace detail {
 struct object_face {
   virtual ~object_face() = default;
   virtual void write(std::span<const write_part> parts) = 0;
-  virtual void write_lasting(std::span<const write_part> parts) = 0;
+  virtual void write_stable(std::span<const write_part> parts) = 0;
   virtual void until(deadline when) = 0;
   virtual void finish() = 0;
   virtual void announce() = 0;
@@ -65,9 +65,9 @@ struct store_face {
   virtual std::string describe() = 0;
   virtual void make_directory(std::string_view directory) = 0;
   virtual bool adopt_directory(std::string_view directory) = 0;
-  virtual void settle(std::string_view key) = 0;
-  virtual void note_settled(std::string_view key) noexcept = 0;
-  virtual bool is_settled(std::string_view key) = 0;
+  virtual void make_name_durable(std::string_view key) = 0;
+  virtual void note_durable(std::string_view key) noexcept = 0;
+  virtual bool is_noted_durable(std::string_view key) = 0;
   virtual bool tells_writers() = 0;
   virtual bool announces_writers() = 0;
   virtual std::vector<std::string> live_writers(std::string_view prefix) = 0;
@@ -94,9 +94,9 @@ template <ObjectWriter W>
 struct object_model final : object_face {
   explicit object_model(W made) : writer(std::move(made)) {}
   void write(std::span<const write_part> parts) override { writer.write(parts); }
-  void write_lasting(std::span<const write_part> parts) override {
-    if constexpr (LastingObjectWriter<W>)
-      writer.write_lasting(parts);
+  void write_stable(std::span<const write_part> parts) override {
+    if constexpr (ZeroCopyObjectWriter<W>)
+      writer.write_stable(parts);
     else
       writer.write(parts);
   }
@@ -179,15 +179,15 @@ struct store_model final : store_face {
     else
       return true;  // there is nothing that must be made before an object
   }
-  void settle([[maybe_unused]] std::string_view key) override {
-    if constexpr (DirectoryStore<S>) store.settle(key);
+  void make_name_durable([[maybe_unused]] std::string_view key) override {
+    if constexpr (DirectoryStore<S>) store.make_name_durable(key);
   }
-  void note_settled([[maybe_unused]] std::string_view key) noexcept override {
-    if constexpr (NotesSettled<S>) store.note_settled(key);
+  void note_durable([[maybe_unused]] std::string_view key) noexcept override {
+    if constexpr (DurabilityHints<S>) store.note_durable(key);
   }
-  bool is_settled(std::string_view key) override {
-    if constexpr (NotesSettled<S>) return store.is_settled(key);
-    settle(key);  // so that nobody waits for a note that never comes
+  bool is_noted_durable(std::string_view key) override {
+    if constexpr (DurabilityHints<S>) return store.is_noted_durable(key);
+    make_name_durable(key);  // so that nobody waits for a note that never comes
     return true;
   }
   bool tells_writers() override {

@@ -2,7 +2,7 @@
 #pragma once
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -46,7 +46,7 @@ struct writer_face {
   virtual void await_commit(const save_context& context, deadline until) = 0;
   virtual void abort(const save_context& context, std::exception_ptr failure) noexcept = 0;
   virtual void remove(std::int64_t step) = 0;
-  virtual bool set_aside(std::int64_t step) = 0;
+  virtual bool quarantine(std::int64_t step) = 0;
   virtual std::uint64_t clean(run_id run) = 0;
   virtual void check_space(space_needed needed) = 0;
   virtual int other_rank_that_wrote(const save_context& context) noexcept = 0;
@@ -107,7 +107,7 @@ class any_writer {
     face_->abort(context, std::move(failure));
   }
   void remove(std::int64_t step) { face_->remove(step); }
-  bool set_aside(std::int64_t step) { return face_->set_aside(step); }
+  bool quarantine(std::int64_t step) { return face_->quarantine(step); }
   std::uint64_t clean(run_id run) { return face_->clean(run); }
   void check_space(space_needed needed) { face_->check_space(needed); }
 
@@ -178,7 +178,7 @@ class any_writer {
       writer->abort(context, failure);
     }
     void remove(std::int64_t step) override { writer->remove(step); }
-    bool set_aside(std::int64_t step) override { return writer->set_aside(step); }
+    bool quarantine(std::int64_t step) override { return writer->quarantine(step); }
     std::uint64_t clean(run_id run) override { return writer->clean(run); }
     void check_space(space_needed needed) override { writer->check_space(needed); }
     int other_rank_that_wrote([[maybe_unused]] const save_context& context) noexcept override {

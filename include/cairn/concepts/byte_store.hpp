@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/deadline.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -176,7 +176,7 @@ template <ByteStore S>
 /// - `adopt_directory(directory)`: true if it is there; that its own entry and those of the directories above
 /// it are durable is from then on, for this store in this process, left to who made it. False if not.
 ///
-/// - `settle(key)`: what is seen under this key is durable, also if who put it there has not come to that
+/// - `make_name_durable(key)`: what is seen under this key is durable, also if who put it there has not come to that
 /// yet.
 ///
 /// All throw storage_error.
@@ -184,30 +184,30 @@ template <class S>
 concept DirectoryStore = ByteStore<S> && requires(S& s, std::string_view directory) {
   { s.make_directory(directory) } -> std::same_as<void>;
   { s.adopt_directory(directory) } -> std::same_as<bool>;
-  { s.settle(directory) } -> std::same_as<void>;
+  { s.make_name_durable(directory) } -> std::same_as<void>;
 };
 
 /// What a DirectoryStore may offer besides, so that of thousands who see one object not each makes its name
 /// durable.
 ///
-/// - `note_settled(key)`: by who knows that what stands under the key is durable, since its publish_new() has
+/// - `note_durable(key)`: by who knows that what stands under the key is durable, since its publish_new() has
 /// returned. Notes it where others see it, without a change of the directory, if that can be done; does not
 /// throw.
-/// - `is_settled(key)`: true only if that was noted, by whatever process: what stands under the key is then
-/// durable. False also where the note was not made or is not seen yet: settle() then. Throws storage_error.
+/// - `is_noted_durable(key)`: true only if that was noted, by whatever process: what stands under the key is then
+/// durable. False also where the note was not made or is not seen yet: make_name_durable() then. Throws storage_error.
 template <class S>
-concept NotesSettled = DirectoryStore<S> && requires(S& s, std::string_view key) {
-  { s.note_settled(key) } noexcept -> std::same_as<void>;
-  { s.is_settled(key) } -> std::same_as<bool>;
+concept DurabilityHints = DirectoryStore<S> && requires(S& s, std::string_view key) {
+  { s.note_durable(key) } noexcept -> std::same_as<void>;
+  { s.is_noted_durable(key) } -> std::same_as<bool>;
 };
 
 /// What an ObjectWriter may offer besides, where writing takes longer than a copy of the bytes is worth.
 ///
-/// - `write_lasting(parts)`: as write(), but the memory stays valid and unchanged until finish() has returned
+/// - `write_stable(parts)`: as write(), but the memory stays valid and unchanged until finish() has returned
 /// or thrown, or the writer was destroyed. May return before anything was sent.
 template <class W>
-concept LastingObjectWriter = ObjectWriter<W> && requires(W& w, std::span<const write_part> parts) {
-  { w.write_lasting(parts) } -> std::same_as<void>;
+concept ZeroCopyObjectWriter = ObjectWriter<W> && requires(W& w, std::span<const write_part> parts) {
+  { w.write_stable(parts) } -> std::same_as<void>;
 };
 
 /// What an ObjectWriter may offer besides, where it waits for its turn behind other objects of the store.

@@ -2,11 +2,11 @@
 #pragma once
 #include <cairn/concepts/memory.hpp>
 #include <cairn/concepts/stager.hpp>
-#include <cairn/model/deadline.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/source_table.hpp>
 #include <cairn/model/staged_image.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <atomic>
 #include <concepts>

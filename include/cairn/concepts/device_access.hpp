@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/deadline.hpp>
 #include <cairn/model/tensor_view.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/error.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_report.hpp>
+#include <cairn/system/error.hpp>
 
 #include <concepts>
 #include <cstdint>

@@ -2,9 +2,9 @@
 #pragma once
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/model/digest.hpp>
 #include <cairn/model/function_ref.hpp>
 #include <cairn/model/rank_set.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <algorithm>
 #include <concepts>

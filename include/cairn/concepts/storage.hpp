@@ -48,7 +48,7 @@ struct space_needed {
 /// Never throws.
 ///
 /// And at any time, on the coordinator only:
-/// - `remove(step)`: the manifest first, then the rest. `set_aside(step)`: the checkpoint does not exist any
+/// - `remove(step)`: the manifest first, then the rest. `quarantine(step)`: the checkpoint does not exist any
 /// more but can be examined; false on a read-only store.
 /// - `clean(run)`: fences and removes what interrupted attempts of other runs left in uncommitted
 /// checkpoints; the number of objects removed. Data of committed checkpoints is
@@ -69,7 +69,7 @@ concept StorageWriter =
       { w.await_commit(context, until) } -> std::same_as<void>;
       { w.abort(context, failure) } noexcept -> std::same_as<void>;
       { w.remove(step) } -> std::same_as<void>;
-      { w.set_aside(step) } -> std::same_as<bool>;
+      { w.quarantine(step) } -> std::same_as<bool>;
       { w.clean(run) } -> std::same_as<std::uint64_t>;
       { w.check_space(needed) } -> std::same_as<void>;
     };

@@ -3,9 +3,9 @@
 #include <cairn/concepts/copy_engine.hpp>
 #include <cairn/cuda/basic_device_loads.hpp>
 #include <cairn/cuda/transfer.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/signals_blocked.hpp>
 #include <cairn/model/source_table.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/signals_blocked.hpp>
 
 #include <pthread.h>
 #include <unistd.h>

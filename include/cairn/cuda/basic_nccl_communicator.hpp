@@ -55,7 +55,7 @@ class basic_nccl_communicator {
   using cairn_role = role::communicator;
 
   /// @throws usage_error (usage_bad_option), timeout_error (timeout_peer) if not all ranks come by
-  /// options.patience, peer_error (peer_failed) with NCCL's words, and what the control communicator throws.
+  /// options.timeout, peer_error (peer_failed) with NCCL's words, and what the control communicator throws.
   explicit basic_nccl_communicator(Control control, const nccl_options& options = {})
       : world_(std::make_unique<world_type>(std::move(control), options)) {}
 

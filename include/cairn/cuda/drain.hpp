@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/cuda/owned_event.hpp>
-#include <cairn/model/deadline.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <chrono>
 #include <new>

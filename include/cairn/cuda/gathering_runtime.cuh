@@ -19,15 +19,15 @@ namespace detail {
 struct gather_table {
   // Parameters may have 32,764 bytes from CUDA 12.1 and compute capability 7.0 on, 4096 before.
 #if CUDART_VERSION >= 12010
-  static constexpr std::uint32_t most_parts = 900;
-  static constexpr std::uint32_t most_boxes = 24;
+  static constexpr std::uint32_t max_parts = 900;
+  static constexpr std::uint32_t max_boxes = 24;
 #else
-  static constexpr std::uint32_t most_parts = 96;
-  static constexpr std::uint32_t most_boxes = 4;
+  static constexpr std::uint32_t max_parts = 96;
+  static constexpr std::uint32_t max_boxes = 4;
 #endif
   std::byte* staging;
-  gather_box boxes[most_boxes];
-  gather_part parts[most_parts];
+  gather_box boxes[max_boxes];
+  gather_part parts[max_parts];
 };
 static_assert(sizeof(gather_table) <= (CUDART_VERSION >= 12010 ? 32764 : 4096));
 
@@ -106,11 +106,11 @@ struct gathering_runtime : runtime {
       std::uint32_t count = 0;
       std::uint32_t boxed = 0;
       std::uint32_t last = gather_part::no_box;
-      for (; next < parts.size() && count < detail::gather_table::most_parts; ++next) {
+      for (; next < parts.size() && count < detail::gather_table::max_parts; ++next) {
         gather_part part = parts[next];
         if (part.box != gather_part::no_box) {
           if (part.box != last) {
-            if (boxed == detail::gather_table::most_boxes) break;
+            if (boxed == detail::gather_table::max_boxes) break;
             last = part.box;
             table.boxes[boxed++] = boxes[part.box];
           }

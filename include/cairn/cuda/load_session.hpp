@@ -63,9 +63,9 @@ class run_scatterer {
   }
 
  private:
-  static constexpr std::ptrdiff_t most_pitch = (std::ptrdiff_t{1} << 31) - 1;
+  static constexpr std::ptrdiff_t max_pitch = (std::ptrdiff_t{1} << 31) - 1;
   [[nodiscard]] bool is_pitch(std::ptrdiff_t pitch) const noexcept {
-    return pitch >= static_cast<std::ptrdiff_t>(width_) && pitch <= most_pitch;
+    return pitch >= static_cast<std::ptrdiff_t>(width_) && pitch <= max_pitch;
   }
   [[nodiscard]] bool follows(const device_run& run) const noexcept {
     if (rows_ == 1) return is_pitch(run.to - to_) && is_pitch(run.from - from_);
@@ -165,7 +165,7 @@ class load_session final : public device_load {
     for (const auto& run : runs) scatterer.add(run);
     scatterer.flush();
     // One call for many, but not so many that the device waits for them.
-    if (parts.size() >= most_parts) copy_parts(b, lane_index);
+    if (parts.size() >= max_parts) copy_parts(b, lane_index);
   }
   void give(const buffer& done) noexcept override {
     auto& b = at(done);
@@ -208,7 +208,7 @@ class load_session final : public device_load {
  private:
   using memory_type = basic_pinned<heap_memory, R>;  // as the ring's
   static constexpr auto look_every = std::chrono::microseconds(50);
-  static constexpr std::size_t most_parts = 1024;
+  static constexpr std::size_t max_parts = 1024;
   struct open_device {
     int device = 0;
     typename R::stream_type side{};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/communicator.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace detail {
 
 /// What two ranks say to each other about a message. Of each pair the lower rank begins a transfer, so that
 /// no circle of ranks waits for each other: a rank that waits for a higher one is not waited for by it.
-enum class nccl_word : std::uint8_t {
+enum class nccl_opcode : std::uint8_t {
   more,        ///< a part of a message, with its bytes
   last,        ///< its last part
   offer,       ///< higher to lower: there is a message for you
@@ -32,7 +32,7 @@ enum class nccl_word : std::uint8_t {
 };
 
 struct nccl_frame {
-  nccl_word word{};
+  nccl_opcode word{};
   std::uint64_t id = 0;      ///< of a message of one sender; odd for those from the lower rank of a pair
   std::uint64_t bytes = 0;   ///< of the whole message
   std::uint64_t ticket = 0;  ///< which attempt to begin its transfer; 0: whichever
@@ -41,7 +41,7 @@ struct nccl_frame {
   static constexpr std::size_t head_bytes = 25;
 };
 
-[[nodiscard]] inline std::vector<std::byte> encode_nccl_frame(nccl_word word, std::uint64_t id,
+[[nodiscard]] inline std::vector<std::byte> encode_nccl_frame(nccl_opcode word, std::uint64_t id,
                                                               std::uint64_t bytes, std::uint64_t ticket = 0,
                                                               std::span<const std::byte> part = {}) {
   wire_writer out;
@@ -54,13 +54,13 @@ struct nccl_frame {
   try {
     wire_reader in(message);
     nccl_frame frame;
-    frame.word = in.get_enum(nccl_word::aborted);
+    frame.word = in.get_enum(nccl_opcode::aborted);
     frame.id = in.get<std::uint64_t>();
     frame.bytes = in.get<std::uint64_t>();
     frame.ticket = in.get<std::uint64_t>();
     if (frame.bytes > max_message_bytes) in.fail_here("a message is longer than 1 GiB");
     const auto rest = in.take(message.size() - nccl_frame::head_bytes);
-    if (frame.word > nccl_word::last && !rest.empty()) in.fail_here("bytes follow the end");
+    if (frame.word > nccl_opcode::last && !rest.empty()) in.fail_here("bytes follow the end");
     frame.part.assign(rest.begin(), rest.end());
     return frame;
   } catch (const wire_error& e) {

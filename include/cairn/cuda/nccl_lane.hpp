@@ -4,8 +4,8 @@
 #include <cairn/cuda/drain.hpp>
 #include <cairn/cuda/nccl_calls.hpp>
 #include <cairn/cuda/owned_event.hpp>
-#include <cairn/model/deadline.hpp>
 #include <cairn/stage/heap_memory.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <algorithm>
 #include <array>

@@ -3,8 +3,8 @@
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/cuda/nccl_lane.hpp>
 #include <cairn/cuda/nccl_options.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -21,8 +21,8 @@ inline namespace v1 {
 namespace cuda {
 namespace detail {
 
-[[nodiscard]] inline std::string nccl_patience_text(std::chrono::nanoseconds patience) {
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(patience).count();
+[[nodiscard]] inline std::string nccl_timeout_text(std::chrono::nanoseconds timeout) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
   return " (" + std::to_string(std::max<std::int64_t>(0, ms)) + " ms after the call)";
 }
 
@@ -73,7 +73,7 @@ template <NcclRuntime R, Communicator Control>
       fail(error_id::timeout_peer,
            "ncclCommInitRankConfig on rank " + std::to_string(rank) +
                " was not done by the deadline: not all ranks opened NCCL's communicator" +
-               nccl_patience_text(options.patience),
+               nccl_timeout_text(options.timeout),
            {.rank = rank});
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::microseconds(1000));

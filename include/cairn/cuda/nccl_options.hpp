@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/compiler.hpp>
+#include <cairn/system/compiler.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct nccl_options {
   /// memory. Rank 0's counts.
   std::uint64_t piece_bytes = std::uint64_t{4} << 20;
   /// How long the constructor waits for the other ranks.
-  std::chrono::nanoseconds patience = std::chrono::minutes(5);
+  std::chrono::nanoseconds timeout = std::chrono::minutes(5);
   nccl_broken when_broken = nccl_broken::use_control;
   /// A transfer to this rank that is younger is not aborted at the deadline of a call: it goes on in the next
   /// call. Waits may be short, and what they interrupt long.

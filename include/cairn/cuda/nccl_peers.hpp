@@ -2,8 +2,8 @@
 #pragma once
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/cuda/nccl_frame.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace cuda {
 namespace detail {
 
 /// How a word to a peer, or the wait for one, ended.
-enum class nccl_contact : std::uint8_t {
+enum class peer_status : std::uint8_t {
   good,
   late,  ///< not by the deadline, or the peer was known to be gone
   gone,  ///< the peer was found to be gone just now
@@ -49,11 +49,11 @@ class nccl_peers {
   [[nodiscard]] bool lost(int peer) const { return lost_.contains(peer); }
   /// A peer that is gone, or did not take it in time, is no matter of this call, unless it is about the same
   /// peer, which is noticed elsewhere. @throws what else the control communicator throws.
-  nccl_contact say(int peer, std::span<const std::byte> frame, deadline until) {
+  peer_status say(int peer, std::span<const std::byte> frame, deadline until) {
     return contact(peer, [&] { control_.send(peer, frame, until); });
   }
   /// The next frame of a peer, if one comes by the deadline. @throws see say().
-  nccl_contact hear(int peer, std::vector<std::byte>& frame, deadline until) {
+  peer_status hear(int peer, std::vector<std::byte>& frame, deadline until) {
     return contact(peer, [&] { frame = control_.receive(peer, until); });
   }
 
@@ -65,7 +65,7 @@ class nccl_peers {
     do {
       const auto part = bytes.subspan(at, std::min(part_bytes, bytes.size() - at));
       at += part.size();
-      const auto word = at == bytes.size() ? nccl_word::last : nccl_word::more;
+      const auto word = at == bytes.size() ? nccl_opcode::last : nccl_opcode::more;
       control_.send(to, encode_nccl_frame(word, id, bytes.size(), 0, part), until);
     } while (at != bytes.size());
   }
@@ -81,7 +81,7 @@ class nccl_peers {
       box.part = std::move(frame.part);
     else
       box.part.insert(box.part.end(), frame.part.begin(), frame.part.end());
-    if (frame.word == nccl_word::more) return;
+    if (frame.word == nccl_opcode::more) return;
     if (box.part.size() != frame.bytes)
       fail(error_id::peer_bad_message, "less of a message came than it has", {.rank = peer});
     auto whole = std::exchange(box.part, {});
@@ -124,15 +124,15 @@ class nccl_peers {
   };
 
   template <class Call>
-  nccl_contact contact(int peer, Call&& call) {
+  peer_status contact(int peer, Call&& call) {
     try {
       call();
-      return nccl_contact::good;
+      return peer_status::good;
     } catch (const timeout_error&) {
-      return nccl_contact::late;
+      return peer_status::late;
     } catch (const peer_error& e) {
       if (e.id() != error_id::peer_lost || e.fields().rank == rank_) throw;
-      return lost_.insert(peer).second ? nccl_contact::gone : nccl_contact::late;
+      return lost_.insert(peer).second ? peer_status::gone : peer_status::late;
     }
   }
 

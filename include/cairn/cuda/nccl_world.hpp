@@ -5,9 +5,9 @@
 #include <cairn/cuda/nccl_options.hpp>
 #include <cairn/cuda/nccl_peers.hpp>
 #include <cairn/cuda/nccl_requests.hpp>
-#include <cairn/cuda/nccl_use.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/cuda/nccl_state.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
 
 #include <unistd.h>
 
@@ -28,7 +28,7 @@ namespace cuda {
 namespace detail {
 
 /// What basic_nccl_communicator owns, at one address for its whole life. The functions are the
-/// communicator's; see there, and nccl_word for what ranks say to each other. This page is how two of them
+/// communicator's; see there, and nccl_opcode for what ranks say to each other. This page is how two of them
 /// agree on a transfer, and what becomes of it.
 template <NcclRuntime R, Communicator Control>
 class nccl_world {
@@ -146,9 +146,9 @@ class nccl_world {
   bool hear(int peer, deadline until) {
     std::vector<std::byte> frame;
     const auto contact = peers_.hear(peer, frame, until);
-    if (contact == nccl_contact::gone) forget(peer);
-    if (contact == nccl_contact::good) handle(peer, decode_nccl_frame(frame, peer));
-    return contact == nccl_contact::good;
+    if (contact == peer_status::gone) forget(peer);
+    if (contact == peer_status::good) handle(peer, decode_nccl_frame(frame, peer));
+    return contact == peer_status::good;
   }
   bool listen(int peer) {
     int heard = 0;
@@ -190,56 +190,56 @@ class nccl_world {
                           (frame.ticket == 0 || transfer_->what.ticket == frame.ticket);
     const bool is_out = out_ != nullptr && out_->to == peer && out_->id == frame.id && !out_->done;
     switch (frame.word) {
-      case nccl_word::more:
-      case nccl_word::last:
+      case nccl_opcode::more:
+      case nccl_opcode::last:
         peers_.take_part(peer, std::move(frame));
         return;
-      case nccl_word::offer:
+      case nccl_opcode::offer:
         if (peer <= rank_) wrong("the lower rank offers a message");
         if (nccl_.with(peer))
           offers_.put(peer, {frame.id, frame.bytes, false});
         else
-          tell(peer, nccl_word::by_control, frame.id);
+          tell(peer, nccl_opcode::by_control, frame.id);
         return;
-      case nccl_word::give:
+      case nccl_opcode::give:
         if (peer >= rank_) wrong("the higher rank begins");
         if (nccl_.with(peer))
           starts_.put(peer, {frame.id, frame.bytes, false, frame.ticket});
         else
-          tell(peer, nccl_word::by_control, frame.id);
+          tell(peer, nccl_opcode::by_control, frame.id);
         return;
-      case nccl_word::take:
+      case nccl_opcode::take:
         if (peer >= rank_) wrong("the higher rank begins");
         if (is_out && !out_->by_control && nccl_.with(peer))
           starts_.put(peer, {frame.id, out_->bytes.size(), true, frame.ticket});
         else
-          tell(peer, nccl_word::cancel, frame.id, frame.ticket);
+          tell(peer, nccl_opcode::cancel, frame.id, frame.ticket);
         return;
-      case nccl_word::ready:
+      case nccl_opcode::ready:
         if (!promised || transfer_->moving || peer < rank_) return;  // it was cancelled meanwhile
-        if (tell(peer, nccl_word::go, frame.id, frame.ticket)) begin();
+        if (tell(peer, nccl_opcode::go, frame.id, frame.ticket)) begin();
         return;
-      case nccl_word::go:
+      case nccl_opcode::go:
         if (promised && !transfer_->moving && peer < rank_)
           begin();
         else
-          tell(peer, nccl_word::aborted, frame.id);
+          tell(peer, nccl_opcode::aborted, frame.id);
         return;
-      case nccl_word::received:
+      case nccl_opcode::received:
         if (!promised || !transfer_->moving || !transfer_->what.mine) return;
         transfer_->arrived = true;
         return;
-      case nccl_word::cancel:
+      case nccl_opcode::cancel:
         offers_.cancel(peer, frame.id, false);
         starts_.cancel(peer, frame.id, false);
         starts_.cancel(peer, frame.id, true);
         if (promised && !transfer_->moving) transfer_.reset();
         return;
-      case nccl_word::by_control:
+      case nccl_opcode::by_control:
         if (is_out) out_->by_control = true;
         if (promised && !transfer_->moving) transfer_.reset();
         return;
-      case nccl_word::aborted:
+      case nccl_opcode::aborted:
         nccl_.without(peer);
         if (promised && transfer_->moving)
           give_up("rank " + std::to_string(peer) + " aborted its half of " + nccl_.lane()->call());
@@ -252,19 +252,19 @@ class nccl_world {
 
   // --- Transfers
 
-  bool tell(int peer, nccl_word word, std::uint64_t id, std::uint64_t ticket = 0) {
+  bool tell(int peer, nccl_opcode word, std::uint64_t id, std::uint64_t ticket = 0) {
     return say(peer, encode_nccl_frame(word, id, 0, ticket), deadline::in(grace));
   }
   bool say(int peer, std::span<const std::byte> frame, deadline until) {
     const auto contact = peers_.say(peer, frame, until);
-    if (contact == nccl_contact::gone) forget(peer);
-    return contact == nccl_contact::good;
+    if (contact == peer_status::gone) forget(peer);
+    return contact == peer_status::good;
   }
   /// Takes back what this rank, the lower one, promised.
   void retract() {
     const auto t = std::exchange(transfer_, std::nullopt);
     if (!t->what.mine && nccl_.with(t->peer)) offers_.put(t->peer, t->what);
-    tell(t->peer, nccl_word::cancel, t->what.id, t->what.ticket);
+    tell(t->peer, nccl_opcode::cancel, t->what.id, t->what.ticket);
   }
   /// Answers what others wait for, where NCCL is used no more.
   void decline_all() {
@@ -272,7 +272,7 @@ class nccl_world {
     const auto starts = starts_.take_all();
     for (const auto* each : {&offers, &starts})
       for (const auto& [peer, what] : *each)
-        if (!what.mine && !peers_.lost(peer)) tell(peer, nccl_word::by_control, what.id);
+        if (!what.mine && !peers_.lost(peer)) tell(peer, nccl_opcode::by_control, what.id);
   }
   /// What can be done without waiting. `leaving`: this call has what it came for, nothing new begins.
   bool act(deadline until, bool leaving) {
@@ -281,7 +281,7 @@ class nccl_world {
     if (nccl_.lane() == nullptr) decline_all();
     if (out_ != nullptr && !out_->done && out_->by_control && !transfer_ && !peers_.lost(out_->to)) {
       nccl_.refuse_message(out_->to, out_->bytes.size());
-      if (out_->said && out_->to < rank_) tell(out_->to, nccl_word::cancel, out_->id);
+      if (out_->said && out_->to < rank_) tell(out_->to, nccl_opcode::cancel, out_->id);
       send_by_control(*out_, until);
       return true;
     }
@@ -298,9 +298,9 @@ class nccl_world {
       mine_last_ = true;
       const nccl_request mine{out_->id, out_->bytes.size(), true};
       if (out_->to > rank_)
-        promise(out_->to, mine, nccl_word::give, until);
+        promise(out_->to, mine, nccl_opcode::give, until);
       else
-        say(out_->to, encode_nccl_frame(nccl_word::offer, mine.id, mine.bytes), until);
+        say(out_->to, encode_nccl_frame(nccl_opcode::offer, mine.id, mine.bytes), until);
       return true;
     }
     if (!others) return false;
@@ -310,19 +310,19 @@ class nccl_world {
       const bool wanted =
           what.mine ? out_ != nullptr && out_->id == what.id && !out_->done : nccl_.with(peer);
       if (wanted)
-        promise(peer, what, nccl_word::ready, until);
+        promise(peer, what, nccl_opcode::ready, until);
       else
-        tell(peer, what.mine ? nccl_word::cancel : nccl_word::by_control, what.id,
+        tell(peer, what.mine ? nccl_opcode::cancel : nccl_opcode::by_control, what.id,
              what.mine ? what.ticket : 0);
       return true;
     }
     const auto [peer, what] = offers_.take(turn_);
-    promise(peer, what, nccl_word::take, until);
+    promise(peer, what, nccl_opcode::take, until);
     return true;
   }
-  void promise(int peer, nccl_request what, nccl_word word, deadline until) {
+  void promise(int peer, nccl_request what, nccl_opcode word, deadline until) {
     transfer made{.peer = peer, .what = what};
-    if (word != nccl_word::ready) made.what.ticket = ++last_ticket_;
+    if (word != nccl_opcode::ready) made.what.ticket = ++last_ticket_;
     if (!what.mine) made.memory.resize(static_cast<std::size_t>(what.bytes));
     transfer_ = std::move(made);
     say(peer, encode_nccl_frame(word, what.id, what.bytes, transfer_->what.ticket), until);
@@ -355,7 +355,7 @@ class nccl_world {
     }
     const auto t = std::exchange(transfer_, std::nullopt);
     peers_.arrived(t->peer, *t->place, t->what.id);
-    tell(t->peer, nccl_word::received, t->what.id, t->what.ticket);
+    tell(t->peer, nccl_opcode::received, t->what.id, t->what.ticket);
     return true;
   }
   /// NCCL is used no more on this rank. A message that this rank was sending goes by control; of one that it
@@ -372,7 +372,7 @@ class nccl_world {
     nccl_.give_up(std::move(why), t ? t->peer : rank_);
     try {
       // Before the abort, which may take long: the other half waits on its device.
-      if (t && !peers_.lost(t->peer)) tell(t->peer, nccl_word::aborted, t->what.id);
+      if (t && !peers_.lost(t->peer)) tell(t->peer, nccl_opcode::aborted, t->what.id);
     } catch (...) {
       // It finds out by its deadline.
     }
@@ -398,7 +398,7 @@ class nccl_world {
         retract();
       }
       if (out_ != nullptr && !out_->done && out_->said && out_->to < rank_ && !peers_.lost(out_->to))
-        tell(out_->to, nccl_word::cancel, out_->id);
+        tell(out_->to, nccl_opcode::cancel, out_->id);
     } catch (...) {
       // The peer finds out by its deadline.
     }
@@ -415,7 +415,7 @@ class nccl_world {
   int rank_;
   int size_;
   nccl_peers<Control> peers_;
-  nccl_use<R> nccl_;
+  nccl_state<R> nccl_;
   nccl_requests offers_;  ///< of higher ranks
   nccl_requests starts_;  ///< of lower ranks, not answered yet
   std::optional<transfer> transfer_;

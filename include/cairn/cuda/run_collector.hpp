@@ -47,11 +47,11 @@ class run_collector {
   }
 
  private:
-  static constexpr std::ptrdiff_t most_pitch = (std::ptrdiff_t{1} << 31) - 1;
+  static constexpr std::ptrdiff_t max_pitch = (std::ptrdiff_t{1} << 31) - 1;
   [[nodiscard]] bool follows(const std::byte* from) const noexcept {
     if (rows_ > 1) return from == from_ + rows_ * pitch_;
     const auto pitch = from - from_;
-    return pitch >= static_cast<std::ptrdiff_t>(width_) && pitch <= most_pitch;
+    return pitch >= static_cast<std::ptrdiff_t>(width_) && pitch <= max_pitch;
   }
   const lane<R>& lane_;
   std::vector<copy_part>& parts_;

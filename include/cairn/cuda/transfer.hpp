@@ -4,11 +4,11 @@
 #include <cairn/cuda/drain.hpp>
 #include <cairn/cuda/lane.hpp>
 #include <cairn/cuda/run_collector.hpp>
-#include <cairn/model/event_word.hpp>
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/stage/block_copy.hpp>
 #include <cairn/stage/copy_job.hpp>
 #include <cairn/stage/image_pieces.hpp>
+#include <cairn/system/shared_event.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -42,7 +42,7 @@ class transfer {
         lanes_(std::move(lanes)),
         units_(cairn::detail::cut_into_units(fill_->layout(), fill_->options().overlapped)),
         parts_(lanes_.size()),
-        batch_bytes_(std::max(batch_bytes, fill_->layout().bytes / most_batches)),
+        batch_bytes_(std::max(batch_bytes, fill_->layout().bytes / max_batches)),
         gather_below_(gather_below) {
     if constexpr (GatheringRuntime<R>)
       for (auto* l : lanes_) gatherings_.emplace_back(*l);
@@ -141,7 +141,7 @@ class transfer {
   static constexpr std::uint64_t looks_without_asking = 64;
   /// Of one image: each costs a few calls, and a stream takes about a thousand before it lets its callers
   /// wait.
-  static constexpr std::uint64_t most_batches = 64;
+  static constexpr std::uint64_t max_batches = 64;
   using copy_unit = cairn::detail::copy_unit;
 
   /// Units that were put into the streams together; done once all its marks are reached.
@@ -359,7 +359,7 @@ class transfer {
   std::atomic<bool> left_behind_{false};
   std::atomic<bool> enqueued_{false};
   std::atomic<bool> ended_{false};
-  event_word event_;
+  shared_event event_;
 };
 
 }  // namespace detail

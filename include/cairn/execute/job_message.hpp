@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_codec.hpp>
-#include <cairn/model/digest.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
-#include <cairn/model/wire.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -24,16 +24,16 @@ inline namespace v1 {
 
 inline void encode(wire_writer& out, const save_context& c) {
   out.put(c.run.high).put(c.run.low).put(c.step).put(c.attempt).put(c.plan_digest).put(c.rank);
-  out.put(c.world_size).put(static_cast<std::int64_t>(c.patience.count()));
+  out.put(c.world_size).put(static_cast<std::int64_t>(c.timeout.count()));
 }
 [[nodiscard]] inline save_context decode_save_context(wire_reader& in) {
   save_context c;
   c.run.high = in.get<std::uint64_t>(), c.run.low = in.get<std::uint64_t>();
   c.step = in.get<std::int64_t>(), c.attempt = in.get<std::uint64_t>();
   c.plan_digest = in.get<std::uint64_t>(), c.rank = in.get<std::int32_t>();
-  c.world_size = in.get<std::int32_t>(), c.patience = std::chrono::nanoseconds(in.get<std::int64_t>());
-  if (c.step < 0 || c.world_size < 1 || c.rank < 0 || c.rank >= c.world_size || c.patience.count() <= 0)
-    in.fail_here("a save's rank, step or patience is impossible");
+  c.world_size = in.get<std::int32_t>(), c.timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
+  if (c.step < 0 || c.world_size < 1 || c.rank < 0 || c.rank >= c.world_size || c.timeout.count() <= 0)
+    in.fail_here("a save's rank, step or timeout is impossible");
   return c;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/digest.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <elf.h>
 #include <link.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/file_descriptor.hpp>
+#include <cairn/system/file_descriptor.hpp>
 
 #include <sys/socket.h>
 #include <sys/syscall.h>

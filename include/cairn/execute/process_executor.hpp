@@ -74,7 +74,7 @@ class process_executor {
   void submit(save_job<Writer> job) {
     job.progress->await_handover();
     const auto until = deadline::in(job.context.longest());
-    auto save = std::make_shared<detail::carried_save_of<Writer>>(std::move(job));
+    auto save = std::make_shared<detail::remote_save_of<Writer>>(std::move(job));
     thread_->give([&](detail::worker_work& work) { work.add(std::move(save)); }, until);
   }
   [[nodiscard]] bool drain(deadline until) { return thread_->drain(until); }

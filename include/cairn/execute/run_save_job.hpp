@@ -52,7 +52,7 @@ void run_save_job(save_job<Writer> job) noexcept {
   };
   try {
     writer.check_space({job.image.layout().bytes, job.image.layout().segments.size() + 2});
-    static_cast<void>(writer.write(job.context, job.image, deadline::in(job.context.patience)));
+    static_cast<void>(writer.write(job.context, job.image, deadline::in(job.context.timeout)));
     job.image = staged_image();
     costs.durable();
     costs.note_in(*job.progress);
@@ -60,9 +60,9 @@ void run_save_job(save_job<Writer> job) noexcept {
     {
       const span_note span(journal.get(), span_kind::commit);
       if (job.context.coordinator())
-        writer.commit(job.context, *job.metadata, deadline::in(job.context.patience));
+        writer.commit(job.context, *job.metadata, deadline::in(job.context.timeout));
       else
-        writer.await_commit(job.context, deadline::in(job.context.outcome_patience()));
+        writer.await_commit(job.context, deadline::in(job.context.outcome_timeout()));
     }
     note();
     job.progress->set_committed();

@@ -4,8 +4,8 @@
 #include <cairn/concepts/roles.hpp>
 #include <cairn/execute/abandonable_thread.hpp>
 #include <cairn/execute/run_save_job.hpp>
-#include <cairn/model/pace.hpp>
-#include <cairn/model/thread_settings.hpp>
+#include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/thread_settings.hpp>
 
 #include <cstdint>
 #include <deque>
@@ -21,11 +21,11 @@ struct thread_executor_options {
   /// Of the writing thread, and of those that it starts. Threads that a store started before, as file_store
   /// does for a load, stay as they are.
   thread_settings thread = {};
-  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's patience. Where
+  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's timeout. Where
   /// nothing is staged, the limit is lifted while training waits for its memory.
   std::uint64_t bytes_per_second = 0;
   /// For tests: where the limit takes its time from; null: the steady clock.
-  std::shared_ptr<pace_clock> clock = nullptr;
+  std::shared_ptr<rate_clock> clock = nullptr;
 };
 
 namespace detail {
@@ -72,7 +72,7 @@ class thread_executor {
   thread_executor() : thread_executor(thread_executor_options()) {}
   /// @throws usage_error (usage_bad_option) for settings that are none or that the system does not grant.
   explicit thread_executor(thread_executor_options options)
-      : pace_(make_pace(options.bytes_per_second, std::move(options.clock))) {
+      : rate_limiter_(make_rate_limiter(options.bytes_per_second, std::move(options.clock))) {
     detail::check_granted(options.thread);
     thread_ = std::make_unique<thread_type>(std::make_shared<detail::job_queue>(std::move(options.thread)));
   }
@@ -80,7 +80,7 @@ class thread_executor {
   template <class Writer>
   void submit(save_job<Writer> job) {
     const auto until = deadline::in(job.context.longest());
-    job.image.limit_writing(pace_);
+    job.image.limit_writing(rate_limiter_);
     auto shared = std::make_shared<save_job<Writer>>(std::move(job));
     thread_->give(
         [&](detail::job_queue& queue) {
@@ -93,7 +93,7 @@ class thread_executor {
  private:
   using thread_type = detail::abandonable_thread<detail::job_queue>;
 
-  std::shared_ptr<pace> pace_;
+  std::shared_ptr<rate_limiter> rate_limiter_;
   std::unique_ptr<thread_type> thread_;
 };
 

@@ -18,10 +18,10 @@ inline namespace v1 {
 
 struct process_executor_options {
   worker_settings worker = {};
-  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's patience.
+  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's timeout.
   std::uint64_t bytes_per_second = 0;
   /// How long a worker may take to start.
-  std::chrono::nanoseconds start_patience = std::chrono::seconds(30);
+  std::chrono::nanoseconds start_timeout = std::chrono::seconds(30);
 };
 
 namespace detail {
@@ -42,7 +42,7 @@ class worker_client {
       const auto begin = std::chrono::steady_clock::now();
       process_.start(program_,
                      {same_program_ ? this_program().build : 0, options_.worker, options_.bytes_per_second},
-                     deadline::in(options_.start_patience));
+                     deadline::in(options_.start_timeout));
       start_ = std::chrono::steady_clock::now() - begin;
     }
     return process_;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/execute/peer_process.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/digest.hpp>
-#include <cairn/model/error.hpp>
-#include <cairn/model/file_descriptor.hpp>
-#include <cairn/model/unforked_file.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/unforked_file.hpp>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -62,8 +62,8 @@ struct frame_header {
   std::uint32_t reserved = 0;
 
   static constexpr std::uint32_t magic_number = 0x57524E43;  // "CNRW"
-  static constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;
-  static constexpr std::uint32_t most_descriptors = 8;
+  static constexpr std::uint64_t max_bytes = std::uint64_t{1} << 30;
+  static constexpr std::uint32_t max_descriptors = 8;
 
   /// @throws peer_error (peer_bad_message)
   void check() const {
@@ -73,9 +73,9 @@ struct frame_header {
     };
     if (magic != magic_number) refuse("a message begins with another number", magic_number, magic);
     if (version != worker_protocol) refuse("the other side has another version", worker_protocol, version);
-    if (bytes > most_bytes) refuse("a message is longer than allowed", most_bytes, bytes);
-    if (descriptors > most_descriptors)
-      refuse("a message brings more descriptors than allowed", most_descriptors, descriptors);
+    if (bytes > max_bytes) refuse("a message is longer than allowed", max_bytes, bytes);
+    if (descriptors > max_descriptors)
+      refuse("a message brings more descriptors than allowed", max_descriptors, descriptors);
     const auto number = static_cast<std::uint16_t>(kind);
     constexpr auto last = static_cast<std::uint16_t>(frame_kind::answer);
     if (number < 1 || number > last) refuse("a message of an unknown kind", last, number);
@@ -113,7 +113,7 @@ class worker_link {
     frame_header header;
     header.kind = kind, header.bytes = bytes.size(), header.digest = cairn::digest(bytes);
     header.descriptors = static_cast<std::uint32_t>(descriptors.size());
-    if (bytes.size() > frame_header::most_bytes || descriptors.size() > frame_header::most_descriptors)
+    if (bytes.size() > frame_header::max_bytes || descriptors.size() > frame_header::max_descriptors)
       fail(error_id::usage_overflow, "a save's description is longer than a message to the worker may be",
            {.got = std::to_string(bytes.size())});
     send_some(std::as_bytes(std::span(&header, 1)), descriptors, until);
@@ -122,10 +122,10 @@ class worker_link {
 
   /// The next message; nothing if none began before the deadline, or before `interrupt`, a descriptor, can be
   /// read. @throws peer_error: peer_lost if the other side is gone, peer_bad_message; timeout_error if a
-  /// message does not end in `frame_patience`.
+  /// message does not end in `frame_timeout`.
   [[nodiscard]] std::optional<worker_frame> receive(deadline until, int interrupt = -1) {
     if (!wait(POLLIN, interrupt, until)) return {};
-    const auto whole = deadline::in(frame_patience);
+    const auto whole = deadline::in(frame_timeout);
     worker_frame frame;
     frame_header header;
     receive_some(std::as_writable_bytes(std::span(&header, 1)), frame.descriptors, whole);
@@ -144,7 +144,7 @@ class worker_link {
   }
 
  private:
-  static constexpr std::chrono::seconds frame_patience{60};
+  static constexpr std::chrono::seconds frame_timeout{60};
 
   [[nodiscard]] int socket() const noexcept { return socket_ != nullptr ? socket_->get() : -1; }
   /// Waits until the socket is ready: whether it is, and not the interrupt or the deadline came first.
@@ -168,7 +168,7 @@ class worker_link {
       iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
       msghdr message{};
       message.msg_iov = &part, message.msg_iovlen = 1;
-      alignas(cmsghdr) std::array<char, CMSG_SPACE(frame_header::most_descriptors * sizeof(int))> control{};
+      alignas(cmsghdr) std::array<char, CMSG_SPACE(frame_header::max_descriptors * sizeof(int))> control{};
       if (!descriptors.empty()) {
         message.msg_control = control.data();
         message.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
@@ -196,7 +196,7 @@ class worker_link {
       iovec part{bytes.data(), bytes.size()};
       msghdr message{};
       message.msg_iov = &part, message.msg_iovlen = 1;
-      alignas(cmsghdr) std::array<char, CMSG_SPACE(frame_header::most_descriptors * sizeof(int))> control{};
+      alignas(cmsghdr) std::array<char, CMSG_SPACE(frame_header::max_descriptors * sizeof(int))> control{};
       message.msg_control = control.data(), message.msg_controllen = control.size();
       const auto n = ::recvmsg(socket(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
       if (n < 0) {
@@ -218,7 +218,7 @@ class worker_link {
         }
       }
       if (n == 0) fail_lost();
-      if (descriptors.size() > frame_header::most_descriptors)
+      if (descriptors.size() > frame_header::max_descriptors)
         fail(error_id::peer_bad_message, "a message between trainer and worker brought too many descriptors");
       bytes = bytes.subspan(static_cast<std::size_t>(n));
     }

@@ -3,8 +3,8 @@
 #pragma once
 #include <cairn/execute/worker_link.hpp>
 #include <cairn/execute/worker_main.hpp>
-#include <cairn/model/file_descriptor.hpp>
-#include <cairn/model/unforked_file.hpp>
+#include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/unforked_file.hpp>
 
 #include <fcntl.h>
 #include <spawn.h>

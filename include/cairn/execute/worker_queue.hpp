@@ -2,10 +2,10 @@
 // opt-in: cairn::interprocess
 #pragma once
 #include <cairn/execute/abandonable_thread.hpp>
-#include <cairn/execute/carried_save.hpp>
+#include <cairn/execute/remote_save.hpp>
 #include <cairn/execute/worker_client.hpp>
-#include <cairn/model/file_descriptor.hpp>
-#include <cairn/model/trainer_question.hpp>
+#include <cairn/system/credential_broker.hpp>
+#include <cairn/system/file_descriptor.hpp>
 
 #include <sys/eventfd.h>
 
@@ -47,7 +47,7 @@ inline void answer_worker(worker_link& link, worker_frame& frame, deadline until
     out.insert(out.end(), bytes.begin(), bytes.end());
   };
   try {
-    const auto who = answering_desk::here().find(whom);
+    const auto who = credential_broker::here().find(whom);
     if (who == nullptr)
       fail(error_id::peer_bad_message, "a worker asked for the credentials of a store that is gone");
     const auto answer = who->answer(asked);
@@ -74,7 +74,7 @@ class worker_queue {
       : client_(std::move(client)), interrupt_(interrupt) {}
 
   [[nodiscard]] bool empty() const noexcept { return saves_.empty(); }
-  void add(std::list<std::shared_ptr<carried_save>>& saves) noexcept { saves_.splice(saves_.end(), saves); }
+  void add(std::list<std::shared_ptr<remote_save>>& saves) noexcept { saves_.splice(saves_.end(), saves); }
   /// Hands over what can be, and waits for one message of the worker, for a moment at most, or until the
   /// interrupt can be read. @pre not empty
   void advance() noexcept {
@@ -106,12 +106,12 @@ class worker_queue {
         return;  // the worker is gone: the first save tells, and this one gets the next worker
       } catch (...) {
         if (!client_->process().running()) return;
-        (*save)->outlive(std::current_exception());
+        (*save)->finish_alone(std::current_exception());
         save = saves_.erase(save);
       }
     }
   }
-  void follow(carried_save& first) {
+  void follow(remote_save& first) {
     if (!client_->process().running())
       fail(error_id::peer_lost, "the worker did not take what was sent to it, and was ended");
     auto& link = client_->process().link();
@@ -173,12 +173,12 @@ class worker_queue {
     }
     if (!process.running())
       for (const auto& save : saves_) save->take_back();
-    first->outlive(why);
+    first->finish_alone(why);
   }
 
   std::shared_ptr<worker_client> client_;
   int interrupt_;
-  std::list<std::shared_ptr<carried_save>> saves_;
+  std::list<std::shared_ptr<remote_save>> saves_;
 };
 
 /// Sees saves through a worker.
@@ -197,7 +197,7 @@ class worker_work : public thread_work {
     interrupt();
   }
   /// @pre locked
-  void add(std::shared_ptr<carried_save> save) {
+  void add(std::shared_ptr<remote_save> save) {
     added_.push_back(std::move(save));
     interrupt();
   }
@@ -234,7 +234,7 @@ class worker_work : public thread_work {
 
   const std::shared_ptr<worker_client> client_;
   const file_descriptor interrupt_;  // can be read while the thread has something to look at
-  std::list<std::shared_ptr<carried_save>> added_;
+  std::list<std::shared_ptr<remote_save>> added_;
   bool start_worker_ = false;
   bool running_ = false;
 };

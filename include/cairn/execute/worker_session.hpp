@@ -6,9 +6,9 @@
 #include <cairn/execute/job_message.hpp>
 #include <cairn/execute/run_save_job.hpp>
 #include <cairn/execute/worker_link.hpp>
-#include <cairn/model/pace.hpp>
-#include <cairn/model/shared_segment.hpp>
-#include <cairn/model/trainer_question.hpp>
+#include <cairn/system/credential_broker.hpp>
+#include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared_segment.hpp>
 
 #include <chrono>
 #include <condition_variable>
@@ -59,11 +59,11 @@ class worker_session {
     }
   }
 
-  /// Asks the trainer, and waits for `answer_patience` at most; any thread but the receiving one. @throws
+  /// Asks the trainer, and waits for `answer_timeout` at most; any thread but the receiving one. @throws
   /// what the trainer's side threw, peer_error (peer_lost) if it is gone, timeout_error.
   [[nodiscard]] secret_bytes ask(std::uint64_t whom, std::span<const std::byte> asked) {
     const std::lock_guard one_at_a_time(asking_);
-    const auto until = deadline::in(answer_patience);
+    const auto until = deadline::in(answer_timeout);
     std::unique_lock lock(mutex_);
     const auto question = ++questions_;
     answer_.reset();
@@ -196,11 +196,11 @@ class worker_session {
         layout_, shared, bytes.subspan(image.offset, layout_->bytes),
         {reinterpret_cast<std::uint64_t*>(bytes.data() + digests), static_cast<std::size_t>(layout_->blocks)},
         digested, std::make_shared<remote_backing>(*this, request.number, image_memory));
-    request.image.limit_writing(pace_);
+    request.image.limit_writing(rate_limiter_);
     return request;
   }
   /// How fast writers may write from now on; 0: no limit.
-  void limit_writing(std::uint64_t bytes_per_second) { pace_ = make_pace(bytes_per_second); }
+  void limit_writing(std::uint64_t bytes_per_second) { rate_limiter_ = make_rate_limiter(bytes_per_second); }
   [[nodiscard]] bool trainer_gone() const noexcept {
     const std::lock_guard lock(mutex_);
     return trainer_gone_ || link_.lost();
@@ -225,7 +225,7 @@ class worker_session {
   }
 
  private:
-  static constexpr std::chrono::seconds answer_patience{30};
+  static constexpr std::chrono::seconds answer_timeout{30};
   [[nodiscard]] static std::uint64_t question_of(const secret_bytes& answer) noexcept {
     std::uint64_t number = 0;
     std::memcpy(&number, answer.view().data(), sizeof number);
@@ -258,7 +258,7 @@ class worker_session {
   worker_link link_;
   std::mutex sending_;  // of messages, each whole
   std::mutex asking_;
-  std::shared_ptr<pace> pace_;
+  std::shared_ptr<rate_limiter> rate_limiter_;
   std::map<std::uint64_t, std::shared_ptr<shared_segment>> segments_;
   std::shared_ptr<const image_layout> layout_;
   std::shared_ptr<const cairn::metadata> metadata_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/thread_settings.hpp>
-#include <cairn/model/wire.hpp>
+#include <cairn/system/thread_settings.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <cstdint>
 

@@ -2,15 +2,15 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/manage/verify.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
-#include <cairn/model/large_buffer.hpp>
-#include <cairn/storage/checkpoint_keeping.hpp>
-#include <cairn/storage/commit_parts.hpp>
-#include <cairn/storage/commit_protocol.hpp>
-#include <cairn/storage/manifest_format.hpp>
-#include <cairn/storage/names.hpp>
-#include <cairn/storage/parallel.hpp>
+#include <cairn/storage/commit/checkpoint_catalog.hpp>
+#include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/large_buffer.hpp>
+#include <cairn/system/parallel.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -46,7 +46,7 @@ struct copy_options {
   /// Asked before each request; true ends it early. Called by several threads at once.
   std::function<bool()> stop = {};
   /// For the commit, where another save of the same step has to end first.
-  std::chrono::nanoseconds patience = std::chrono::minutes(10);
+  std::chrono::nanoseconds timeout = std::chrono::minutes(10);
 };
 
 struct copy_report {
@@ -176,7 +176,7 @@ class checkpoint_copy {
     std::uint64_t bytes = 0, count = 0;
     for (const auto& o : objects_)
       if (!o.there) bytes += o.bytes, ++count;
-    checkpoint_keeping<to_store>(std::make_shared<to_store>(to_)).check_space(bytes, count + 1);
+    checkpoint_catalog<to_store>(std::make_shared<to_store>(to_)).check_space(bytes, count + 1);
   }
 
   void send() {
@@ -288,9 +288,9 @@ class checkpoint_copy {
     stop_if_asked();
     if constexpr (DirectoryStore<to_store>)
       for (const auto& o : objects_)
-        if (o.kept) to_.settle(o.key);
+        if (o.kept) to_.make_name_durable(o.key);
     commit_protocol<to_store>(std::make_shared<to_store>(to_))
-        .adopt(step_, manifest_bytes, deadline::in(options_.patience));
+        .adopt(step_, manifest_bytes, deadline::in(options_.timeout));
   }
 
   From& from_;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
-#include <cairn/model/large_buffer.hpp>
 #include <cairn/model/placement.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/plan/glob.hpp>
-#include <cairn/plan/load_planning.hpp>
-#include <cairn/storage/safetensors_header.hpp>
-#include <cairn/storage/safetensors_layout.hpp>
+#include <cairn/plan/load/load_planning.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/large_buffer.hpp>
 
 #include <algorithm>
 #include <cstddef>

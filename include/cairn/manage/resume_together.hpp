@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/error.hpp>
 #include <cairn/model/state_dict.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -26,11 +26,11 @@ class resumable {
         resume_([&checkpointer, &state](const std::vector<std::int64_t>& among) {
           return checkpointer.resume(state, among);
         }),
-        set_aside_([&checkpointer](std::int64_t step) { return checkpointer.set_aside(step); }) {}
+        set_aside_([&checkpointer](std::int64_t step) { return checkpointer.quarantine(step); }) {}
 
   [[nodiscard]] std::vector<std::int64_t> list() const { return list_(); }
   std::optional<std::int64_t> resume(const std::vector<std::int64_t>& among) const { return resume_(among); }
-  bool set_aside(std::int64_t step) const { return set_aside_(step); }
+  bool quarantine(std::int64_t step) const { return set_aside_(step); }
 
  private:
   std::function<std::vector<std::int64_t>()> list_;
@@ -93,7 +93,7 @@ inline std::optional<std::int64_t> resume_together(std::initializer_list<resumab
   auto steps = lists.begin();
   for (const auto& each : states) {
     for (const auto s : *steps)
-      if (!step || s > *step) static_cast<void>(each.set_aside(s));
+      if (!step || s > *step) static_cast<void>(each.quarantine(s));
     ++steps;
   }
   return step;

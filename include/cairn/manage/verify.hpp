@@ -2,19 +2,19 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/manage/verify_report.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/digest.hpp>
-#include <cairn/model/error.hpp>
-#include <cairn/model/large_buffer.hpp>
 #include <cairn/model/metadata.hpp>
-#include <cairn/storage/commit_parts.hpp>
-#include <cairn/storage/load_engine.hpp>
-#include <cairn/storage/parallel.hpp>
-#include <cairn/storage/record_reading.hpp>
+#include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/load/load_engine.hpp>
+#include <cairn/storage/load/record_reading.hpp>
+#include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_check.hpp>
-#include <cairn/storage/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
-#include <cairn/storage/stored_checkpoint.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/large_buffer.hpp>
+#include <cairn/system/parallel.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -44,7 +44,7 @@ class verification {
     threads_ = load_threads();
     if constexpr (DistantStore<Store>) threads_ = std::max<std::uint64_t>(threads_, store_.reads_at_once());
     threads_ = std::clamp<std::uint64_t>(options_.memory_bytes / digest_block_bytes, 1, threads_);
-    batch_ = std::clamp<std::uint64_t>(options_.memory_bytes / threads_, digest_block_bytes, most_batch) /
+    batch_ = std::clamp<std::uint64_t>(options_.memory_bytes / threads_, digest_block_bytes, max_batch) /
              digest_block_bytes * digest_block_bytes;
     const auto& m = checkpoint_.manifest();
     for (const auto& r : m.records)
@@ -72,7 +72,7 @@ class verification {
 
  private:
   static constexpr std::int32_t ranks_at_once = 256;
-  static constexpr std::uint64_t most_batch = std::uint64_t{8} << 20;
+  static constexpr std::uint64_t max_batch = std::uint64_t{8} << 20;
 
   struct file_state {
     load_file file;

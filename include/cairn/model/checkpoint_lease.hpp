@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/compiler.hpp>
+#include <cairn/system/compiler.hpp>
 
 #include <cstdint>
 #include <memory>

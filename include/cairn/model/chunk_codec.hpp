@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_set.hpp>
-#include <cairn/model/list_view.hpp>
-#include <cairn/model/wire.hpp>
+#include <cairn/system/list_view.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <bit>

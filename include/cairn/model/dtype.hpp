@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <array>
 #include <concepts>

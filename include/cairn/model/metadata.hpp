@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/digest.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/stored_items.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <cstdint>
 #include <string_view>

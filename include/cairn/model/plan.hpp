@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/cast.hpp>
-#include <cairn/model/digest.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/tensor_view.hpp>
-#include <cairn/model/wire.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <cstdint>
 #include <span>

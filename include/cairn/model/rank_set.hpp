@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/digest.hpp>
 #include <cairn/model/extents.hpp>
-#include <cairn/model/list_view.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/list_view.hpp>
 
 #include <algorithm>
 #include <cstdint>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/model/staged_image.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -314,7 +314,7 @@ class save_handle {
   [[nodiscard]] bool released() const noexcept { return progress_->released(); }
   /// The process that carries the save out has it, or the save has ended: where that is a worker process, the
   /// end of this one does not end the save any more once it is released(), too. save() and before_update()
-  /// wait for it, for checkpointer_options::handover_patience.
+  /// wait for it, for checkpointer_options::handover_timeout.
   [[nodiscard]] bool handed_over() const noexcept { return progress_->handed_over(); }
   /// This rank's bytes are durable.
   [[nodiscard]] bool written() const noexcept { return progress_->written(); }
@@ -331,23 +331,23 @@ class save_handle {
 
   /// Each waits until the state is reached. The last two may be called only while training keeps the memory
   /// of an overlapped save unchanged, as before_update(). @throws what failed, or timeout_error after
-  /// `patience`; the save then goes on.
-  void wait_released(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
-    progress_->wait_released(deadline::in(patience));
+  /// `timeout`; the save then goes on.
+  void wait_released(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const {
+    progress_->wait_released(deadline::in(timeout));
     static_cast<void>(progress_->released());
   }
-  void wait_handed_over(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
-    if (!progress_->wait_handed_over(deadline::in(patience)))
+  void wait_handed_over(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const {
+    if (!progress_->wait_handed_over(deadline::in(timeout)))
       progress_->fail_late(error_id::timeout_staging,
                            "the process that carries a save out did not have it in time; the save goes on");
   }
-  void wait_written(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
-    progress_->confirm(deadline::in(patience));
-    progress_->wait_written(deadline::in(patience));
+  void wait_written(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const {
+    progress_->confirm(deadline::in(timeout));
+    progress_->wait_written(deadline::in(timeout));
   }
-  void wait(std::chrono::nanoseconds patience = std::chrono::minutes(30)) const {
-    progress_->confirm(deadline::in(patience));
-    progress_->wait_committed(deadline::in(patience));
+  void wait(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const {
+    progress_->confirm(deadline::in(timeout));
+    progress_->wait_committed(deadline::in(timeout));
   }
 
   [[nodiscard]] std::int64_t step() const { return progress_->report().step; }

@@ -23,20 +23,20 @@ struct save_context {
   std::uint64_t plan_digest = 0;  ///< digest of the global summary: the same on all ranks
   std::int32_t rank = 0;
   std::int32_t world_size = 1;
-  std::chrono::nanoseconds patience = std::chrono::minutes(30);  ///< for writing, and again for the commit
+  std::chrono::nanoseconds timeout = std::chrono::minutes(30);  ///< for writing, and again for the commit
   /// Which ranks are gone, where that is known and means that their part will never come; null: nobody
   /// knows. Of this process: it does not go to a worker, as a rank's worker may live on.
   std::shared_ptr<const peer_watch> peers = nullptr;
 
   /// How long the other ranks wait for the coordinator's word once their part is written: it may still be
-  /// writing, and then waits for records, `patience` each; so that it is the coordinator that gives up first,
+  /// writing, and then waits for records, `timeout` each; so that it is the coordinator that gives up first,
   /// and says for whom.
-  [[nodiscard]] std::chrono::nanoseconds outcome_patience() const noexcept {
-    return std::min(patience, std::chrono::nanoseconds::max() / 8) * 2 + std::chrono::seconds(5);
+  [[nodiscard]] std::chrono::nanoseconds outcome_timeout() const noexcept {
+    return std::min(timeout, std::chrono::nanoseconds::max() / 8) * 2 + std::chrono::seconds(5);
   }
   /// After which a save has ended on this rank, come what may.
   [[nodiscard]] std::chrono::nanoseconds longest() const noexcept {
-    return std::min(patience, std::chrono::nanoseconds::max() / 8) + outcome_patience() +
+    return std::min(timeout, std::chrono::nanoseconds::max() / 8) + outcome_timeout() +
            std::chrono::seconds(5);
   }
   /// Rank 0 commits.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/error.hpp>
-#include <cairn/model/event_word.hpp>
 #include <cairn/model/image_layout.hpp>
-#include <cairn/model/pace.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared_event.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -85,7 +85,7 @@ class image_control {
   }
   [[nodiscard]] bool hurried() const noexcept { return hurried_.load(std::memory_order_acquire); }
   /// Is notified of all that happens here.
-  [[nodiscard]] event_word& event() noexcept { return event_; }
+  [[nodiscard]] shared_event& event() noexcept { return event_; }
   /// Waits for watermark() >= end. False if the image failed. @throws timeout_error (timeout_staging).
   [[nodiscard]] bool wait_for(std::uint64_t end, deadline until) {
     return wait([&] { return watermark() >= end; }, until, "the image was not filled in time");
@@ -118,7 +118,7 @@ class image_control {
   }
 
   std::atomic<std::uint64_t> watermark_{0};
-  event_word event_;
+  shared_event event_;
   std::atomic<bool> copied_{false};
   std::atomic<bool> needs_confirmation_{false};
   std::atomic<bool> confirmed_{false};
@@ -257,9 +257,9 @@ class staged_image {
     return backing_ != nullptr ? backing_->shared() : std::nullopt;
   }
   /// For executors, before they give the image to its writer: how fast it may write; null: no limit.
-  void limit_writing(std::shared_ptr<pace> limit) noexcept { write_limit_ = std::move(limit); }
+  void limit_writing(std::shared_ptr<rate_limiter> limit) noexcept { write_limit_ = std::move(limit); }
   /// For writers: those that keep to a limit take from it before they write; null where there is none.
-  [[nodiscard]] pace* write_limit() const noexcept { return write_limit_.get(); }
+  [[nodiscard]] rate_limiter* write_limit() const noexcept { return write_limit_.get(); }
   /// For images that stay in training memory, before they are given to a writer: called when that has read
   /// all, with the digests complete; what it answers fails the image.
   void when_read(std::function<std::exception_ptr(const staged_image&)> check) {
@@ -291,7 +291,7 @@ class staged_image {
   std::shared_ptr<image_backing> backing_;
   std::shared_ptr<files_under_way> files_;
   std::shared_ptr<save_journal> journal_;
-  std::shared_ptr<pace> write_limit_;
+  std::shared_ptr<rate_limiter> write_limit_;
   struct reading {
     std::function<std::exception_ptr(const staged_image&)> check;
     std::atomic<bool> over{false};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/digest.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/placement.hpp>
 #include <cairn/model/state_entry.hpp>
 #include <cairn/model/tensor_view.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <cstddef>
 #include <cstdint>

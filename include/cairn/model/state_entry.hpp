@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/dtype.hpp>
-#include <cairn/model/error.hpp>
 #include <cairn/model/extents.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/tensor_view.hpp>
+#include <cairn/system/error.hpp>
 
 #include <concepts>
 #include <cstddef>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_set.hpp>
-#include <cairn/model/error.hpp>
 #include <cairn/model/item.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <atomic>

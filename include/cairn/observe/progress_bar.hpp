@@ -2,11 +2,11 @@
 #pragma once
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
-#include <cairn/model/process_limits.hpp>
 #include <cairn/model/save_handle.hpp>
-#include <cairn/model/signals_blocked.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/process_limits.hpp>
+#include <cairn/system/signals_blocked.hpp>
 
 #include <poll.h>
 #include <pthread.h>

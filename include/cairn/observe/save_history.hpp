@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/list_view.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/observe/save_interval.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/list_view.hpp>
 
 #include <algorithm>
 #include <array>

@@ -2,8 +2,8 @@
 #pragma once
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/error.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/system/error.hpp>
 
 #include <unistd.h>
 

@@ -2,12 +2,12 @@
 #pragma once
 #include <cairn/concepts/planner.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/plan/balance.hpp>
-#include <cairn/plan/load_planning.hpp>
-#include <cairn/plan/summary.hpp>
-#include <cairn/plan/summary_codec.hpp>
-#include <cairn/plan/summary_merge.hpp>
-#include <cairn/plan/validation.hpp>
+#include <cairn/plan/assign/balance.hpp>
+#include <cairn/plan/load/load_planning.hpp>
+#include <cairn/plan/summary/summary.hpp>
+#include <cairn/plan/summary/summary_codec.hpp>
+#include <cairn/plan/summary/summary_merge.hpp>
+#include <cairn/plan/summary/validation.hpp>
 
 #include <algorithm>
 #include <cstddef>

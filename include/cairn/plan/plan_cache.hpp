@@ -3,7 +3,7 @@
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
-#include <cairn/plan/bound_sources.hpp>
+#include <cairn/plan/source_cache.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -32,7 +32,7 @@ struct cached_plan {
   std::shared_ptr<const metadata> stored;      ///< on the coordinator only
   std::shared_ptr<const image_layout> layout;  ///< for `bytes_sizes`
   std::vector<std::uint64_t> bytes_sizes;      ///< of the plan's bytes items, in order, when it was laid out
-  std::shared_ptr<bound_sources> sources;      ///< where the items lie; asked anew at each save
+  std::shared_ptr<source_cache> sources;       ///< where the items lie; asked anew at each save
   double seconds = 0;                          ///< that planning cost, messages included
   std::size_t bytes = 0;  ///< what it counts in the cache: of the summary that all ranks have, alike on all
 };
@@ -48,7 +48,7 @@ class plan_cache {
   /// Remembers up to `limit` plans that count up to `bytes` together, but always the last one; a limit of 0
   /// remembers nothing.
   explicit plan_cache(std::size_t limit = 8, std::size_t bytes = std::size_t{64} << 20)
-      : limit_(limit), most_bytes_(bytes) {}
+      : limit_(limit), max_bytes_(bytes) {}
 
   /// The plan of a key, or nullptr. O(limit), without allocation.
   [[nodiscard]] std::shared_ptr<const cached_plan> find(const plan_key& key) {
@@ -67,7 +67,7 @@ class plan_cache {
     auto shared = std::make_shared<const cached_plan>(std::move(plan));
     if (const auto found = find_slot(key); found != slots_.end()) slots_.erase(found);
     if (limit_ == 0) return shared;
-    const auto room = most_bytes_ - std::min(most_bytes_, shared->bytes);
+    const auto room = max_bytes_ - std::min(max_bytes_, shared->bytes);
     while (!slots_.empty() && (slots_.size() >= limit_ || bytes() > room)) slots_.erase(slots_.begin());
     slots_.push_back({key, shared});
     return shared;
@@ -96,7 +96,7 @@ class plan_cache {
     return std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) { return s.key == key; });
   }
   std::size_t limit_;
-  std::size_t most_bytes_;
+  std::size_t max_bytes_;
   std::uint64_t hits_ = 0;
   std::uint64_t misses_ = 0;
   std::vector<slot> slots_;  ///< the one used last at the end

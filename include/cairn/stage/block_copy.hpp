@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/digest.hpp>
-#include <cairn/model/streaming_copy.hpp>
 #include <cairn/stage/image_pieces.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/streaming_copy.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
-#include <cairn/model/event_word.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/shared_event.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -106,7 +106,7 @@ class buffer_pool : public std::enable_shared_from_this<buffer_pool<Block>> {
   const int depth_;
   const std::function<void()> on_return_;
   std::mutex mutex_;
-  event_word returned_;
+  shared_event returned_;
   std::vector<Block> blocks_;  // of leases that ended; room for all is reserved
   int free_;
 };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/copy_engine.hpp>
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/digest.hpp>
-#include <cairn/model/event_word.hpp>
-#include <cairn/model/pace.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/stage/block_copy.hpp>
 #include <cairn/stage/image_pieces.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared_event.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -78,9 +78,9 @@ struct copy_units {
 class copy_job {
  public:
   /// `limit`: of what is copied while training goes on; null: none.
-  copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<const copy_units> units, int most_helpers,
-           std::shared_ptr<pace> limit = nullptr)
-      : helpers_left(most_helpers),
+  copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<const copy_units> units, int max_helpers,
+           std::shared_ptr<rate_limiter> limit = nullptr)
+      : helpers_left(max_helpers),
         fill_(std::move(fill)),
         limit_(fill_->options().overlapped ? std::move(limit) : nullptr),
         cut_(std::move(units)),
@@ -93,9 +93,9 @@ class copy_job {
     if (fill_->options().overlapped) part_hash_.emplace();
     if (units_.empty()) complete();
   }
-  copy_job(std::shared_ptr<image_fill> fill, int most_helpers)
+  copy_job(std::shared_ptr<image_fill> fill, int max_helpers)
       : copy_job(fill, std::make_shared<const copy_units>(fill->layout(), fill->options().overlapped),
-                 most_helpers) {}
+                 max_helpers) {}
 
   /// Copies units until none is left to claim; early ones first. `early_only`: only those. `cpu`: CPU time of
   /// the calling thread so far, if the image's costs are to tell what it spends here.
@@ -273,7 +273,7 @@ class copy_job {
   }
 
   std::shared_ptr<image_fill> fill_;
-  std::shared_ptr<pace> limit_;
+  std::shared_ptr<rate_limiter> limit_;
   std::shared_ptr<const copy_units> cut_;
   const std::vector<copy_unit>& units_;
   const std::vector<std::size_t>& early_;
@@ -291,7 +291,7 @@ class copy_job {
   std::atomic<bool> failed_{false};
   std::atomic<bool> incomplete_{false};
   std::atomic<bool> ended_{false};
-  event_word event_;
+  shared_event event_;
   std::atomic<bool> part_wanted_{false};
   std::mutex part_mutex_;
   std::optional<hash_state> part_hash_;  // guarded by part_mutex_

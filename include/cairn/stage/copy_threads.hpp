@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/copy_engine.hpp>
-#include <cairn/model/error.hpp>
-#include <cairn/model/pace.hpp>
-#include <cairn/model/process_limits.hpp>
-#include <cairn/model/signals_blocked.hpp>
-#include <cairn/model/thread_settings.hpp>
 #include <cairn/stage/copy_job.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/process_limits.hpp>
+#include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/signals_blocked.hpp>
+#include <cairn/system/thread_settings.hpp>
 
 #include <pthread.h>
 #include <unistd.h>
@@ -30,7 +30,8 @@ namespace detail {
 class copy_threads {
  public:
   /// `limit`: of what is copied while training goes on; null: none.
-  explicit copy_threads(int threads, std::shared_ptr<pace> limit = nullptr, thread_settings settings = {})
+  explicit copy_threads(int threads, std::shared_ptr<rate_limiter> limit = nullptr,
+                        thread_settings settings = {})
       : state_(std::make_unique<shared>()),
         threads_(threads),
         limit_(std::move(limit)),
@@ -64,9 +65,9 @@ class copy_threads {
     if (overlapped && job->early_units() <= 1) job->work(state_->hash, true);
     if (overlapped)
       filled.when_wanted(
-          [weak = std::weak_ptr(job)](std::uint64_t begin, std::uint64_t end, deadline patience) {
+          [weak = std::weak_ptr(job)](std::uint64_t begin, std::uint64_t end, deadline timeout) {
             const auto wanted = weak.lock();  // null when all is copied
-            return wanted != nullptr && wanted->copy_part(begin, end, patience);
+            return wanted != nullptr && wanted->copy_part(begin, end, timeout);
           });
     if (helpers > 0) {
       try {
@@ -167,7 +168,7 @@ class copy_threads {
 
   std::unique_ptr<shared> state_;
   int threads_;
-  std::shared_ptr<pace> limit_;
+  std::shared_ptr<rate_limiter> limit_;
   thread_settings settings_;
   std::shared_ptr<const image_layout> cut_layout_;
   std::shared_ptr<const copy_units> cut_;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/copy_engine.hpp>
-#include <cairn/model/pace.hpp>
-#include <cairn/model/thread_settings.hpp>
 #include <cairn/stage/copy_job.hpp>
 #include <cairn/stage/copy_threads.hpp>
 #include <cairn/stage/image_pieces.hpp>
+#include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/thread_settings.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -26,7 +26,7 @@ struct host_copy_options {
   /// Of the threads of the engine; the caller of stage() is as it is.
   thread_settings thread = {};
   /// For tests: where the limit takes its time from; null: the steady clock.
-  std::shared_ptr<pace_clock> clock = nullptr;
+  std::shared_ptr<rate_clock> clock = nullptr;
 };
 
 /// The engine that copies with the CPU, from and to memory that it can address. Threads are started by the
@@ -49,7 +49,7 @@ class host_copy {
     const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     threads_ = std::make_unique<detail::copy_threads>(
         options.threads > 0 ? options.threads : std::min(4, cores),
-        make_pace(options.bytes_per_second, std::move(options.clock)), std::move(options.thread));
+        make_rate_limiter(options.bytes_per_second, std::move(options.clock)), std::move(options.thread));
   }
 
   void check(const item_source& source) const { check_host_readable(source); }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/error.hpp>
 #include <cairn/model/image_layout.hpp>
-#include <cairn/model/list_view.hpp>
 #include <cairn/model/plan.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/list_view.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <chrono>

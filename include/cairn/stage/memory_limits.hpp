@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/error.hpp>
-#include <cairn/model/process_limits.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/process_limits.hpp>
 
 #include <sys/resource.h>
 

@@ -2,12 +2,12 @@
 // opt-in: cairn::interprocess
 #pragma once
 #include <cairn/concepts/memory.hpp>
-#include <cairn/model/process_limits.hpp>
-#include <cairn/model/shared_segment.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/stage/memory_limits.hpp>
 #include <cairn/stage/populate.hpp>
 #include <cairn/stage/prefer_node.hpp>
+#include <cairn/system/process_limits.hpp>
+#include <cairn/system/shared_segment.hpp>
 
 #include <sys/mman.h>
 

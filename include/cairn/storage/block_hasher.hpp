@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/digest.hpp>
 #include <cairn/model/image_layout.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <algorithm>
 #include <cstddef>

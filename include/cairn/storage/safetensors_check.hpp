@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/storage/record_collection.hpp>
-#include <cairn/storage/safetensors_header.hpp>
-#include <cairn/storage/shared_file_plan.hpp>
-#include <cairn/storage/stored_checkpoint.hpp>
+#include <cairn/storage/commit/record_collection.hpp>
+#include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/storage/safetensors/shared_file_plan.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -3,13 +3,13 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/storage/checkpoint_keeping.hpp>
-#include <cairn/storage/load_engine.hpp>
-#include <cairn/storage/record_reading.hpp>
+#include <cairn/storage/commit/checkpoint_catalog.hpp>
+#include <cairn/storage/load/load_engine.hpp>
+#include <cairn/storage/load/record_reading.hpp>
+#include <cairn/storage/load/shared_reads.hpp>
+#include <cairn/storage/load/shared_records.hpp>
+#include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/storage/safetensors_check.hpp>
-#include <cairn/storage/shared_reads.hpp>
-#include <cairn/storage/shared_records.hpp>
-#include <cairn/storage/stored_checkpoint.hpp>
 
 #include <algorithm>
 #include <array>
@@ -42,7 +42,7 @@ class safetensors_reader {
   /// What it reads from.
   [[nodiscard]] Store& store() const noexcept { return *store_; }
 
-  [[nodiscard]] std::vector<std::int64_t> list() { return checkpoint_keeping<Store>(store_).list(); }
+  [[nodiscard]] std::vector<std::int64_t> list() { return checkpoint_catalog<Store>(store_).list(); }
 
   [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step) {
     const auto key = manifest_key(step);

@@ -4,13 +4,13 @@
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/save_journal.hpp>
-#include <cairn/storage/checkpoint_keeping.hpp>
-#include <cairn/storage/commit_protocol.hpp>
-#include <cairn/storage/leases.hpp>
-#include <cairn/storage/restart_notes.hpp>
-#include <cairn/storage/safetensors_layout.hpp>
+#include <cairn/storage/commit/checkpoint_catalog.hpp>
+#include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/commit/leases.hpp>
+#include <cairn/storage/commit/restart_notes.hpp>
+#include <cairn/storage/commit/shared_mark.hpp>
+#include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/shared_files.hpp>
-#include <cairn/storage/shared_mark.hpp>
 #include <cairn/storage/write_source.hpp>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ class safetensors_writer {
   explicit safetensors_writer(std::shared_ptr<Store> store, commit_options options = {})
       : options_(options),
         protocol_(store, options),
-        keeping_(std::move(store)),
+        catalog_(std::move(store)),
         held_(std::make_shared<held_objects>()),
         rings_(std::make_shared<detail::ring_pool>()) {}
 
@@ -52,9 +52,9 @@ class safetensors_writer {
     requires Portable<Store>
   {
     wire_writer out;
-    out.put(static_cast<std::int64_t>(options_.rival_patience.count()))
-        .put(static_cast<std::int64_t>(options_.directory_patience.count()))
-        .put(static_cast<std::int64_t>(options_.settle_patience.count()))
+    out.put(static_cast<std::int64_t>(options_.rival_timeout.count()))
+        .put(static_cast<std::int64_t>(options_.directory_timeout.count()))
+        .put(static_cast<std::int64_t>(options_.durability_timeout.count()))
         .put(options_.block_ranks)
         .put(options_.ranks_per_file)
         .put(options_.ranks_per_directory)
@@ -66,9 +66,9 @@ class safetensors_writer {
   {
     wire_reader in(bytes);
     commit_options options;
-    options.rival_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
-    options.directory_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
-    options.settle_patience = std::chrono::nanoseconds(in.get<std::int64_t>());
+    options.rival_timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
+    options.directory_timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
+    options.durability_timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
     options.block_ranks = in.get<std::int32_t>();
     options.ranks_per_file = in.get<std::int32_t>();
     options.ranks_per_directory = in.get<std::int32_t>();
@@ -121,16 +121,16 @@ class safetensors_writer {
   /// See StorageWriter. @throws storage_error (storage_leased) where somebody reads it
   void remove(std::int64_t step) {
     const auto shown = leases().begin_removal(step);
-    keeping_.remove(step);
+    catalog_.remove(step);
   }
   /// See LeasingWriter.
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until) {
     return leases().lease(step, until);
   }
-  bool set_aside(std::int64_t step) { return keeping_.set_aside(step); }
+  bool quarantine(std::int64_t step) { return catalog_.quarantine(step); }
   std::uint64_t clean(run_id run) {
     leases().clean();
-    return keeping_.clean(run) + mark().remove_others(run);
+    return catalog_.clean(run) + mark().remove_others(run);
   }
   /// See AnnouncesSaves; clean() finds it. Nothing where a store cannot tell whose writers live, and for ranks
   /// that only join the file of another one, without which they can do nothing.
@@ -138,7 +138,7 @@ class safetensors_writer {
     if constexpr (detail::TellsWriters<Store>) {
       const auto place = protocol_.placement(c);
       if (detail::tells_writers(protocol_.store()) && place.first_of(c.rank) == c.rank) {
-        protocol_.enter(c, deadline::in(c.patience));
+        protocol_.enter(c, deadline::in(c.timeout));
         auto shown =
             std::make_shared<object>(protocol_.store().create(detail::announcement_key(c, place), 0));
         if constexpr (requires { shown->announce(); }) shown->announce();
@@ -167,7 +167,7 @@ class safetensors_writer {
     }
   }
   /// See TellsLiveSaves.
-  [[nodiscard]] std::vector<save_attempt> live_saves(run_id run) { return keeping_.live_saves(run); }
+  [[nodiscard]] std::vector<save_attempt> live_saves(run_id run) { return catalog_.live_saves(run); }
   /// See NamesPlaces.
   [[nodiscard]] std::string place_of(std::int64_t step) const { return manifest_key(step); }
   // See ProvesStore.
@@ -189,7 +189,7 @@ class safetensors_writer {
   [[nodiscard]] std::vector<std::int64_t> restarts() { return restart_notes().steps(); }
   void forget_restart(run_id run, std::int64_t step) { restart_notes().remove(run, step); }
   std::size_t forget_restarts(std::int64_t up_to) { return restart_notes().remove_up_to(up_to); }
-  void check_space(space_needed needed) { keeping_.check_space(needed.bytes, needed.objects); }
+  void check_space(space_needed needed) { catalog_.check_space(needed.bytes, needed.objects); }
 
  private:
   [[nodiscard]] auto leases() const noexcept {
@@ -293,8 +293,8 @@ class safetensors_writer {
 
   /// The memory of a resident image stays as it is until write() ends.
   static void write_parts(object& file, std::span<const write_part> parts, bool resident) {
-    if constexpr (LastingObjectWriter<object>)
-      if (resident) return file.write_lasting(parts);
+    if constexpr (ZeroCopyObjectWriter<object>)
+      if (resident) return file.write_stable(parts);
     file.write(parts);
   }
 
@@ -351,7 +351,7 @@ class safetensors_writer {
 
   commit_options options_;
   commit_protocol<Store> protocol_;
-  checkpoint_keeping<Store> keeping_;
+  checkpoint_catalog<Store> catalog_;
   std::shared_ptr<held_objects> held_;
   std::shared_ptr<const void> marks_;  ///< those that stand for the moment
   std::shared_ptr<detail::ring_pool> rings_;

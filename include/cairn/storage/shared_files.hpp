@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
-#include <cairn/model/deadline.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
-#include <cairn/model/wire.hpp>
-#include <cairn/storage/commit_protocol.hpp>
-#include <cairn/storage/safetensors_layout.hpp>
-#include <cairn/storage/shared_file_plan.hpp>
+#include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/safetensors/safetensors_layout.hpp>
+#include <cairn/storage/safetensors/shared_file_plan.hpp>
 #include <cairn/storage/write_source.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <array>
 #include <cstddef>
@@ -28,11 +28,11 @@ namespace detail {
 /// them lies what each tells the others, in the order of the ranks, each after the one before it. Later the
 /// header takes the place of all that.
 template <class Writer>
-class shared_meeting {
+class shared_rendezvous {
  public:
   static constexpr std::uint64_t begin_of_messages = 4096;
 
-  shared_meeting(Writer& file, std::uint64_t attempt) noexcept : file_(file), attempt_(attempt) {}
+  shared_rendezvous(Writer& file, std::uint64_t attempt) noexcept : file_(file), attempt_(attempt) {}
 
   /// A message, if it is there as a whole.
   struct message {
@@ -125,7 +125,7 @@ class shared_files_writing {
       const span_note span(image_.journal(), span_kind::sync);
       for (auto& f : files_) f.sync();
     }
-    shared_meeting meeting(files_[0], c_.attempt);
+    shared_rendezvous meeting(files_[0], c_.attempt);
     meeting.tell_done(self_);
     if (self_ != 0) return r;
     {
@@ -177,8 +177,8 @@ class shared_files_writing {
     own.put(layout.blocks).put(static_cast<std::uint64_t>(layout.segments.size()));
     for (const auto& s : layout.segments)
       own.put(s.bytes).put(static_cast<std::uint64_t>(s.header.size())).raw(s.header);
-    shared_meeting meeting(files_[0], c_.attempt);
-    using message = typename shared_meeting<writer>::message;
+    shared_rendezvous meeting(files_[0], c_.attempt);
+    using message = typename shared_rendezvous<writer>::message;
     std::vector<message> messages;
     for (std::uint32_t m = 0; m < members_; ++m) {
       if (m == self_) meeting.tell(m, m == 0 ? meeting.begin_of_messages : messages.back().end, own.view());

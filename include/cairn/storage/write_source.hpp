@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/deadline.hpp>
-#include <cairn/model/event_word.hpp>
-#include <cairn/model/large_buffer.hpp>
-#include <cairn/model/list_view.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/block_hasher.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/large_buffer.hpp>
+#include <cairn/system/list_view.hpp>
+#include <cairn/system/shared_event.hpp>
 
 #include <algorithm>
 #include <array>
@@ -142,7 +142,7 @@ class write_source {
   static constexpr std::uint64_t unit = std::uint64_t{1} << 20;
 
   /// The end of what may be written next, when it may be written.
-  [[nodiscard]] std::uint64_t limited(pace& limit, std::uint64_t begin, std::uint64_t end) {
+  [[nodiscard]] std::uint64_t limited(rate_limiter& limit, std::uint64_t begin, std::uint64_t end) {
     end = std::min(end, begin + limit.slice());
     auto& control = *image_.control();
     // Where nothing is staged, a writer that is held up holds up training, if that waits for its memory.
@@ -234,7 +234,7 @@ class write_source {
   deadline until_;
   std::uint64_t total_;
   std::unique_ptr<write_ring> ring_;
-  event_word event_;
+  shared_event event_;
   std::atomic<std::uint64_t> ready_{0};
   std::atomic<std::uint64_t> done_{0};
   std::atomic<bool> stop_{false};

@@ -4,9 +4,9 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/error.hpp>
-#include <cairn/model/wire.hpp>
 #include <cairn/stores/file_store.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <concepts>

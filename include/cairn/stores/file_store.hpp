@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/wire.hpp>
-#include <cairn/stores/detail/file_object_writer.hpp>
-#include <cairn/stores/detail/file_proof.hpp>
-#include <cairn/stores/detail/file_reader.hpp>
+#include <cairn/stores/file/file_object_writer.hpp>
+#include <cairn/stores/file/file_proof.hpp>
+#include <cairn/stores/file/file_reader.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -268,7 +268,7 @@ class basic_file_store {
     tree_->check_key(directory);
     return tree_->adopt_directory(directory);
   }
-  void settle(std::string_view key) {
+  void make_name_durable(std::string_view key) {
     tree_->check_key(key);
     const auto where = detail::split(key).directory;
     int error = 0;
@@ -278,9 +278,9 @@ class basic_file_store {
       detail::fail_io(-error, "open of the directory", tree_->path_of(where));
   }
 
-  /// See NotesSettled. The note is the sticky bit of the file, which means nothing else for a file on Linux:
+  /// See DurabilityHints. The note is the sticky bit of the file, which means nothing else for a file on Linux:
   /// who may read and write it stays as it was. Where a file system does not keep it, no note is seen.
-  void note_settled(std::string_view key) noexcept {
+  void note_durable(std::string_view key) noexcept {
     try {
       file_status s;
       if (const auto file = status_opened(key, s))
@@ -288,7 +288,7 @@ class basic_file_store {
     } catch (...) {  // nobody relies on a note
     }
   }
-  [[nodiscard]] bool is_settled(std::string_view key) {
+  [[nodiscard]] bool is_noted_durable(std::string_view key) {
     file_status s;
     return status_opened(key, s) && (s.mode & settled_bit) != 0;
   }
@@ -472,7 +472,7 @@ class basic_file_store {
 /// Objects as files below a directory: `file_store{"checkpoints"}`.
 using file_store = basic_file_store<>;
 
-static_assert(NotesSettled<file_store> && SharedStore<file_store> && SelfTestingStore<file_store> &&
+static_assert(DurabilityHints<file_store> && SharedStore<file_store> && SelfTestingStore<file_store> &&
               ConditionalRemove<file_store>);
 
 }  // namespace v1

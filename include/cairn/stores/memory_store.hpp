@@ -2,7 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -184,9 +184,9 @@ class memory_store {
     check(key);
     if (objects_->find(key)) fail_exists(key);
     object_writer writer(objects_, key);
-    constexpr std::uint64_t most_reserved = std::uint64_t{1}
-                                            << 30;  // a hint is no reason to run out of memory
-    writer.bytes_.reserve(static_cast<std::size_t>(std::min(size_hint, most_reserved)));
+    constexpr std::uint64_t max_reserved = std::uint64_t{1}
+                                           << 30;  // a hint is no reason to run out of memory
+    writer.bytes_.reserve(static_cast<std::size_t>(std::min(size_hint, max_reserved)));
     return writer;
   }
   [[nodiscard]] std::size_t part_alignment() const noexcept { return 1; }

@@ -26,7 +26,7 @@ inline namespace v1 {
 /// - Objects that fit into a part are one conditional PUT; longer ones are multipart uploads whose parts are
 /// sent as
 ///   they become complete, options.in_flight at a time over all objects. write() copies what it is given, at
-///   most in_flight parts and one for each open object; write_lasting() copies nothing.
+///   most in_flight parts and one for each open object; write_stable() copies nothing.
 /// - What finish(), put_new() and publish_new() acknowledge, the service has acknowledged, in an answer that
 /// was read
 ///   to its end. An answer that is lost is settled by looking at what stands: by the writer's token in its
@@ -34,7 +34,7 @@ inline namespace v1 {
 /// - Every range is asked for with If-Match. ETags are remembered; an object that was replaced in between is
 /// looked at
 ///   anew once.
-/// - Requests are repeated as the options say; every one ends by its patience, with storage_unavailable or
+/// - Requests are repeated as the options say; every one ends by its timeout, with storage_unavailable or
 /// what the
 ///   server said.
 /// - leftovers(): uploads that were begun and not ended, except those of this process's writers, and those by
@@ -49,13 +49,13 @@ class s3_store {
   using cairn_role = role::store;
 
   /// An object that is being written, see ObjectWriter; destroyed unfinished, its upload is ended, which may
-  /// take as long as a request's patience.
+  /// take as long as a request's timeout.
   class object_writer {
    public:
     void write(std::span<const write_part> parts) { upload("write").add(parts, false); }
     /// The same, but the memory stays valid and unchanged until finish() has returned or thrown, or the
     /// writer was destroyed: nothing is copied.
-    void write_lasting(std::span<const write_part> parts) { upload("write_lasting").add(parts, true); }
+    void write_stable(std::span<const write_part> parts) { upload("write_stable").add(parts, true); }
     /// See DeadlineObjectWriter. Requests that are under way then are cancelled.
     void until(deadline when) { upload("until").until(when); }
     void finish() { upload("finish").finish(); }

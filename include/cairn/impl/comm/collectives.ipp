@@ -4,7 +4,7 @@
 #include <cairn/comm/collective_pieces.hpp>
 #include <cairn/comm/collective_tree.hpp>
 #include <cairn/comm/collectives.hpp>
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <array>
 #include <cstddef>
@@ -44,26 +44,26 @@ CAIRN_BODY const std::array<std::byte, 16>& collectives::run() const noexcept {
   return tree_->messages().run();
 }
 
-CAIRN_BODY std::vector<std::byte> collectives::broadcast(int root, contribution own, deadline until) {
+CAIRN_BODY std::vector<std::byte> collectives::broadcast(int root, collective_input own, deadline until) {
   if (rank() != root) own.bytes().clear();
   return tree_->run(detail::collective_operation::broadcast, root, std::move(own), until);
 }
 
 namespace detail {
-[[nodiscard]] CAIRN_BODY contribution labelled(int rank, contribution own) {
+[[nodiscard]] CAIRN_BODY collective_input labelled(int rank, collective_input own) {
   if (own.failure()) return own;
-  return contribution::from([&] { return label_piece(rank, own.bytes()); });
+  return collective_input::from([&] { return label_piece(rank, own.bytes()); });
 }
 }  // namespace detail
 
-CAIRN_BODY std::vector<std::vector<std::byte>> collectives::gather(int root, contribution own,
+CAIRN_BODY std::vector<std::vector<std::byte>> collectives::gather(int root, collective_input own,
                                                                    deadline until) {
   const auto all =
       tree_->run(detail::collective_operation::gather, root, detail::labelled(rank(), std::move(own)), until);
   return rank() == root ? detail::sort_labelled(all, size()) : std::vector<std::vector<std::byte>>();
 }
 
-CAIRN_BODY std::vector<std::vector<std::byte>> collectives::all_gather(contribution own, deadline until) {
+CAIRN_BODY std::vector<std::vector<std::byte>> collectives::all_gather(collective_input own, deadline until) {
   const auto all = tree_->run(detail::collective_operation::all_gather, 0,
                               detail::labelled(rank(), std::move(own)), until);
   return detail::sort_labelled(all, size());
@@ -72,7 +72,7 @@ CAIRN_BODY std::vector<std::vector<std::byte>> collectives::all_gather(contribut
 CAIRN_BODY std::vector<std::byte> collectives::scatter(int root,
                                                        const std::vector<std::vector<std::byte>>& pieces,
                                                        deadline until, std::exception_ptr failure) {
-  auto own = contribution::from([&]() -> std::vector<std::byte> {
+  auto own = collective_input::from([&]() -> std::vector<std::byte> {
     if (failure) std::rethrow_exception(failure);
     if (rank() != root) return {};
     if (pieces.size() != static_cast<std::size_t>(size()))
@@ -90,22 +90,23 @@ CAIRN_BODY std::vector<std::byte> collectives::scatter(int root,
 
 CAIRN_BODY void collectives::barrier(deadline until, std::exception_ptr failure) {
   static_cast<void>(
-      tree_->run(detail::collective_operation::barrier, 0, contribution(std::move(failure)), until));
+      tree_->run(detail::collective_operation::barrier, 0, collective_input(std::move(failure)), until));
 }
 
-CAIRN_BODY std::vector<std::byte> collectives::reduce(contribution own, merge_parts merge, deadline until) {
+CAIRN_BODY std::vector<std::byte> collectives::reduce(collective_input own, merge_parts merge,
+                                                      deadline until) {
   return tree_->run(detail::collective_operation::tree_reduce_broadcast, 0, std::move(own), until, &merge);
 }
 
-CAIRN_BODY std::vector<std::byte> collectives::reduce_at_times(contribution own, merge_parts merge,
+CAIRN_BODY std::vector<std::byte> collectives::reduce_at_times(collective_input own, merge_parts merge,
                                                                deadline until,
                                                                const function_ref<void()>* look) {
   return tree_->run(detail::collective_operation::planning, 0, std::move(own), until, &merge, look);
 }
 
 CAIRN_BODY void collectives::occasional_barrier(deadline until, std::exception_ptr failure) {
-  static_cast<void>(
-      tree_->run(detail::collective_operation::end_of_planning, 0, contribution(std::move(failure)), until));
+  static_cast<void>(tree_->run(detail::collective_operation::end_of_planning, 0,
+                               collective_input(std::move(failure)), until));
 }
 
 CAIRN_BODY void collectives::begin_exchange() {

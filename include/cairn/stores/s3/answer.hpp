@@ -68,8 +68,8 @@ class s3_answer {
   [[nodiscard]] bool receive(std::span<const std::byte> bytes) {
     if (call_.status == 206 && !request_.pieces.empty()) return place(bytes);
     const bool good = call_.status / 100 == 2;
-    const auto most = !good                     ? most_error_bytes
-                      : request_.pieces.empty() ? request_.most_answer
+    const auto most = !good                     ? max_error_bytes
+                      : request_.pieces.empty() ? request_.max_answer
                                                 : std::uint64_t{0};
     if (bytes.size() > most - std::min<std::uint64_t>(kept_.size(), most)) {
       std::uint64_t told = 0;
@@ -108,7 +108,7 @@ class s3_answer {
   }
 
  private:
-  static constexpr std::uint64_t most_error_bytes = std::uint64_t{1} << 20;
+  static constexpr std::uint64_t max_error_bytes = std::uint64_t{1} << 20;
 
   /// "bytes 5-9/100" as asked for; notes the size of the object.
   [[nodiscard]] bool right_range() {

@@ -203,7 +203,7 @@ class s3_bucket {
 
   /// An answer that must be a document of one kind.
   [[nodiscard]] xml_element ask(s3_request r, std::string_view root, std::string_view doing) {
-    r.most_answer = xml_reader::most_bytes;
+    r.max_answer = xml_reader::max_bytes;
     r.root = root;
     const auto call = client.run(std::move(r));
     client.require(*call, doing);

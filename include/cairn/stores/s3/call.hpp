@@ -39,8 +39,8 @@ class s3_call final : public http_call {
     std::uint64_t bytes = request_.length;
     for (const auto& piece : request_.body) bytes += piece.size();
     // A long part may take its time, at 256 KiB/s.
-    patience = (request_.completes ? o.completion_patience : o.patience) +
-               std::chrono::milliseconds(static_cast<std::int64_t>(bytes >> 8));
+    timeout = (request_.completes ? o.completion_timeout : o.timeout) +
+              std::chrono::milliseconds(static_cast<std::int64_t>(bytes >> 8));
     may_be_silent = request_.completes;
   }
 
@@ -299,7 +299,7 @@ class s3_call final : public http_call {
   /// Full jitter, at least what the server asks for, once a token is there.
   [[nodiscard]] pause_or_end retry(bool heed) {
     const auto& o = service_->options;
-    if (attempts_ >= o.most_attempts) return std::nullopt;
+    if (attempts_ >= o.max_attempts) return std::nullopt;
     auto& clock = transport_.clock();
     auto pause = jittered(o.first_pause, o.longest_pause, attempts_ - 1, clock.random());
     if (heed) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
-#include <cairn/model/error.hpp>
 #include <cairn/stores/s3/call.hpp>
 #include <cairn/stores/s3/crc64nvme.hpp>
+#include <cairn/system/error.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -41,7 +41,7 @@ class s3_client {
   /// Under which this process answers workers that ask for credentials.
   [[nodiscard]] std::uint64_t answering_number() {
     const std::lock_guard lock(mutex_);
-    if (number_ == 0) number_ = answering_desk::here().offer(service_);
+    if (number_ == 0) number_ = credential_broker::here().offer(service_);
     return number_;
   }
   [[nodiscard]] const s3_options& options() const noexcept { return service_->options; }
@@ -194,7 +194,7 @@ class s3_client {
 
   /// All of an object, or nothing if there is none. @throws corrupt_size_mismatch if it is longer than `cap`.
   [[nodiscard]] std::optional<std::vector<std::byte>> get_all(const std::string& key, std::uint64_t cap) {
-    const auto call = run({.method = "GET", .key = key, .most_answer = cap});
+    const auto call = run({.method = "GET", .key = key, .max_answer = cap});
     if (!call->fine() && call->end == http_end::answered && call->status == 404 &&
         call->refusal().code != "NoSuchBucket")
       return std::nullopt;

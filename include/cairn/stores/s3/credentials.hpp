@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
-#include <cairn/model/error.hpp>
-#include <cairn/model/trainer_question.hpp>
-#include <cairn/model/wire.hpp>
 #include <cairn/stores/s3/fetched_credentials.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
+#include <cairn/system/credential_broker.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
-#include <cairn/model/error.hpp>
-#include <cairn/model/json_parser.hpp>
 #include <cairn/stores/s3/one_request.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
 #include <cairn/stores/s3/xml.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/json_parser.hpp>
 
 #include <arpa/inet.h>
 

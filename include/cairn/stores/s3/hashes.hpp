@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <openssl/evp.h>
 #include <openssl/hmac.h>

@@ -28,7 +28,7 @@ struct http_settings {
   std::string ca_file;
   std::chrono::milliseconds connect_timeout;
   std::chrono::seconds stalled_after;
-  std::size_t most_at_once = 16;
+  std::size_t max_at_once = 16;
 };
 
 /// One attempt of a call by libcurl: what it sends, what comes, and how it ended. Of the transport's thread;

@@ -95,8 +95,8 @@ class http_call {
   bool has_body = false;
 
   // Of the whole call.
-  std::chrono::nanoseconds patience{0};  ///< from the first attempt on
-  bool may_be_silent = false;            ///< the server may think for minutes before it answers
+  std::chrono::nanoseconds timeout{0};  ///< from the first attempt on
+  bool may_be_silent = false;           ///< the server may think for minutes before it answers
 
   // Of the last attempt.
   http_end end = http_end::unmade;

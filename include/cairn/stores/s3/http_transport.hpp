@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
-#include <cairn/model/error.hpp>
-#include <cairn/model/signals_blocked.hpp>
 #include <cairn/stores/s3/http_attempt.hpp>
 #include <cairn/stores/s3/http_call.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/signals_blocked.hpp>
 
 #include <curl/curl.h>
 #include <unistd.h>
@@ -32,12 +32,12 @@ namespace detail {
 class http_transport {
  public:
   http_transport(http_settings settings, std::shared_ptr<s3_clock> clock)
-      : settings_(std::move(settings)), clock_(std::move(clock)), window_(settings_.most_at_once) {
+      : settings_(std::move(settings)), clock_(std::move(clock)), window_(settings_.max_at_once) {
     static const CURLcode initialised = ::curl_global_init(CURL_GLOBAL_DEFAULT);
     if (initialised != CURLE_OK) fail(error_id::storage_io, "libcurl could not be initialised");
     multi_ = ::curl_multi_init();
     if (multi_ == nullptr) throw std::bad_alloc();
-    ::curl_multi_setopt(multi_, CURLMOPT_MAXCONNECTS, static_cast<long>(settings_.most_at_once + 4));
+    ::curl_multi_setopt(multi_, CURLMOPT_MAXCONNECTS, static_cast<long>(settings_.max_at_once + 4));
     ::curl_multi_setopt(multi_, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
   }
   http_transport(const http_transport&) = delete;
@@ -181,7 +181,7 @@ class http_transport {
     try {
       if (!call->began_) {
         call->began_ = true;
-        call->until_ = now + call->patience;
+        call->until_ = now + call->timeout;
       }
       call->status = 0;
       call->answer_headers.clear();

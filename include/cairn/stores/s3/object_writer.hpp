@@ -2,7 +2,7 @@
 // opt-in: cairn::s3
 #pragma once
 #include <cairn/stores/s3/bucket.hpp>
-#include <cairn/stores/s3/sign_of_life.hpp>
+#include <cairn/stores/s3/heartbeat.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -24,17 +24,17 @@ namespace detail {
 /// The size of an upload's parts for an object of about `bytes` bytes (0: unknown).
 [[nodiscard]] inline std::uint64_t part_bytes_for(std::uint64_t bytes, std::uint64_t wanted) noexcept {
   constexpr std::uint64_t mib = std::uint64_t{1} << 20;
-  constexpr std::uint64_t most_parts = 10'000;
+  constexpr std::uint64_t max_parts = 10'000;
   // Few enough bytes that many connections share an object, and few enough parts.
   const auto by_length = std::clamp((bytes / 64 + mib - 1) / mib * mib, 8 * mib, 16 * mib);
-  const auto least = (bytes / most_parts + mib) / mib * mib;
+  const auto least = (bytes / max_parts + mib) / mib * mib;
   return std::min(std::max(wanted != 0 ? wanted : by_length, bytes == 0 ? 0 : least), std::uint64_t{5} << 30);
 }
 
 /// An object that is being written: by one request if it fits into a part, else by an upload whose parts are
 /// sent as soon as they are complete. Parts of write() are copied: for one that is written from front to
 /// back, as many as run at a time are in memory, the one that is being filled among them; those of
-/// write_lasting() are sent from where they are.
+/// write_stable() are sent from where they are.
 class s3_upload {
  public:
   s3_upload(std::shared_ptr<s3_bucket> bucket, std::string key, std::uint64_t size_hint)
@@ -67,7 +67,7 @@ class s3_upload {
   /// Makes the unfinished object one that others see, and that its writer lives.
   void announce() {
     must_be_open("announce");
-    if (!sign_) sign_ = std::make_unique<sign_of_life>(bucket_, key_);
+    if (!sign_) sign_ = std::make_unique<heartbeat>(bucket_, key_);
   }
 
   void finish() {
@@ -413,7 +413,7 @@ class s3_upload {
   std::string id_;
   std::map<std::uint64_t, waiting_part> parts_;  // that are not sent yet
   std::map<std::uint64_t, sent_part> sent_;
-  std::unique_ptr<sign_of_life> sign_;
+  std::unique_ptr<heartbeat> sign_;
   s3_deadline until_;
   std::uint64_t written_ = 0;
   std::uint64_t end_ = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
-#include <cairn/model/compiler.hpp>
+#include <cairn/system/compiler.hpp>
 
 #include <curl/curl.h>
 #include <openssl/crypto.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
-#include <cairn/model/error.hpp>
-#include <cairn/model/wire.hpp>
 #include <cairn/stores/s3/credentials.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -84,13 +84,13 @@ struct s3_options {
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(10);
   std::chrono::seconds stalled_after =
       std::chrono::seconds(30);  ///< of less than 1 KiB/s: another connection is tried
-  std::chrono::milliseconds patience = std::chrono::minutes(5);  ///< over all attempts of a request
-  std::chrono::milliseconds completion_patience =
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< over all attempts of a request
+  std::chrono::milliseconds completion_timeout =
       std::chrono::minutes(15);  ///< for putting together an upload
   std::chrono::milliseconds first_pause =
       std::chrono::milliseconds(100);  ///< before a second attempt, at most; doubles
   std::chrono::milliseconds longest_pause = std::chrono::seconds(20);
-  std::size_t most_attempts = 16;  ///< of a request
+  std::size_t max_attempts = 16;  ///< of a request
   std::size_t retry_burst =
       100;  ///< retries of all requests together at once; afterwards retry_rate a second
   double retry_rate = 10;
@@ -214,17 +214,17 @@ inline void check_terms(const s3_options& o) {
 
   check_terms(o);
   constexpr std::uint64_t least_part = std::uint64_t{5} << 20;
-  constexpr std::uint64_t most_part = std::uint64_t{5} << 30;
-  if (o.part_bytes != 0 && (o.part_bytes < least_part || o.part_bytes > most_part))
+  constexpr std::uint64_t max_part = std::uint64_t{5} << 30;
+  if (o.part_bytes != 0 && (o.part_bytes < least_part || o.part_bytes > max_part))
     fail_s3_option("part_bytes is 5 MiB to 5 GiB, or 0");
   if (o.in_flight == 0 || o.in_flight > 256) fail_s3_option("in_flight is 1 to 256");
-  if (o.get_bytes < (1u << 16) || o.get_bytes > most_part) fail_s3_option("get_bytes is 64 KiB to 5 GiB");
+  if (o.get_bytes < (1u << 16) || o.get_bytes > max_part) fail_s3_option("get_bytes is 64 KiB to 5 GiB");
   if (o.gap_bytes > (1u << 20)) fail_s3_option("gap_bytes is at most 1 MiB");
-  if (o.connect_timeout.count() <= 0 || o.stalled_after.count() <= 0 || o.patience.count() <= 0 ||
-      o.completion_patience.count() <= 0 || o.first_pause.count() < 0 || o.longest_pause < o.first_pause)
+  if (o.connect_timeout.count() <= 0 || o.stalled_after.count() <= 0 || o.timeout.count() <= 0 ||
+      o.completion_timeout.count() <= 0 || o.first_pause.count() < 0 || o.longest_pause < o.first_pause)
     fail_s3_option("timeouts are positive, and longest_pause is no shorter than first_pause");
-  if (o.most_attempts == 0 || o.retry_burst == 0 || !(o.retry_rate > 0))
-    fail_s3_option("most_attempts, retry_burst and retry_rate are positive");
+  if (o.max_attempts == 0 || o.retry_burst == 0 || !(o.retry_rate > 0))
+    fail_s3_option("max_attempts, retry_burst and retry_rate are positive");
   return a;
 }
 
@@ -240,10 +240,10 @@ inline void encode(wire_writer& out, const s3_options& o) {
   for (const bool b : {o.sign_payload, o.verify_tls, o.bucket_key, o.requester_pays})
     out.put(static_cast<std::uint8_t>(b));
   for (const std::uint64_t n : {o.part_bytes, std::uint64_t{o.in_flight}, o.get_bytes, o.gap_bytes,
-                                std::uint64_t{o.most_attempts}, std::uint64_t{o.retry_burst}})
+                                std::uint64_t{o.max_attempts}, std::uint64_t{o.retry_burst}})
     out.put(n);
   for (const std::int64_t n : {std::int64_t{o.connect_timeout.count()}, std::int64_t{o.stalled_after.count()},
-                               std::int64_t{o.patience.count()}, std::int64_t{o.completion_patience.count()},
+                               std::int64_t{o.timeout.count()}, std::int64_t{o.completion_timeout.count()},
                                std::int64_t{o.first_pause.count()}, std::int64_t{o.longest_pause.count()}})
     out.put(n);
   out.put(static_cast<std::uint64_t>(o.retry_rate * 1000));
@@ -268,11 +268,11 @@ inline void encode(wire_writer& out, const s3_options& o) {
   o.requester_pays = in.get<std::uint8_t>() != 0;
   o.part_bytes = in.get<std::uint64_t>(), o.in_flight = in.get<std::uint64_t>();
   o.get_bytes = in.get<std::uint64_t>(), o.gap_bytes = in.get<std::uint64_t>();
-  o.most_attempts = in.get<std::uint64_t>(), o.retry_burst = in.get<std::uint64_t>();
+  o.max_attempts = in.get<std::uint64_t>(), o.retry_burst = in.get<std::uint64_t>();
   o.connect_timeout = std::chrono::milliseconds(in.get<std::int64_t>());
   o.stalled_after = std::chrono::seconds(in.get<std::int64_t>());
-  o.patience = std::chrono::milliseconds(in.get<std::int64_t>());
-  o.completion_patience = std::chrono::milliseconds(in.get<std::int64_t>());
+  o.timeout = std::chrono::milliseconds(in.get<std::int64_t>());
+  o.completion_timeout = std::chrono::milliseconds(in.get<std::int64_t>());
   o.first_pause = std::chrono::milliseconds(in.get<std::int64_t>());
   o.longest_pause = std::chrono::milliseconds(in.get<std::int64_t>());
   o.retry_rate = static_cast<double>(in.get<std::uint64_t>()) / 1000;

@@ -33,7 +33,7 @@ struct s3_request {
   bool completes = false;          ///< puts an upload together, which is slow
   std::string root = {};  ///< the document that is awaited: its root's name, or how that begins; "": none
   /// Where the answer goes: all to memory, at most this many bytes,
-  std::uint64_t most_answer = std::uint64_t{1} << 20;
+  std::uint64_t max_answer = std::uint64_t{1} << 20;
   /// or, if not empty, `length` bytes of the object from `offset` on, to these.
   std::vector<answer_piece> pieces = {};
   std::uint64_t offset = 0;

@@ -20,7 +20,7 @@ inline namespace v1 {
 namespace detail {
 
 /// What all requests of a store share. Members below the line belong to the transport's thread.
-struct s3_service final : trainer_answers {
+struct s3_service final : credential_provider {
   s3_service(s3_options o, s3_credential_source source, std::shared_ptr<s3_clock> c)
       : options(std::move(o)),
         address(resolve(options)),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
-#include <cairn/model/error.hpp>
+#include <cairn/system/error.hpp>
 
 #include <expat.h>
 
@@ -42,9 +42,9 @@ struct xml_element {
 /// bounded.
 class xml_reader {
  public:
-  static constexpr std::size_t most_bytes = std::size_t{16} << 20;
-  static constexpr std::size_t most_elements = 100'000;
-  static constexpr std::size_t most_depth = 16;
+  static constexpr std::size_t max_bytes = std::size_t{16} << 20;
+  static constexpr std::size_t max_elements = 100'000;
+  static constexpr std::size_t max_depth = 16;
 
   /// @throws corrupt_error (corrupt_bad_value) for what is no such document. `what`: for the message.
   [[nodiscard]] static xml_element read(std::string_view text, std::string_view what) {
@@ -53,7 +53,7 @@ class xml_reader {
     text.remove_prefix(begin == std::string_view::npos ? text.size() : begin);
     xml_reader reader;
     if (text.empty()) reader.refused_ = "it is empty";
-    if (text.size() > most_bytes) reader.refused_ = "it is too long";
+    if (text.size() > max_bytes) reader.refused_ = "it is too long";
     if (reader.refused_ == nullptr) reader.parse(text);
     if (reader.refused_ != nullptr)
       fail(error_id::corrupt_bad_value,
@@ -96,8 +96,8 @@ class xml_reader {
   }
   static void on_start(void* self, const char* name, const char**) {
     guarded(self, [&](xml_reader& r) {
-      if (r.depth_ == most_depth) return r.refuse("its elements are nested too deeply");
-      if (++r.elements_ > most_elements) return r.refuse("it has too many elements");
+      if (r.depth_ == max_depth) return r.refuse("its elements are nested too deeply");
+      if (++r.elements_ > max_elements) return r.refuse("it has too many elements");
       std::string_view local(name);
       if (const auto colon = local.rfind(':'); colon != std::string_view::npos)
         local.remove_prefix(colon + 1);

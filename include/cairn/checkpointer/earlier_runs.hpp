@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/record.hpp>
+#include <cairn/observe/event_reporter.hpp>
+#include <cairn/system/deadline.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Saves of earlier runs that processes still carry out when a run resumes: the workers of a trainer that was
+/// killed. For rank 0, in this order: wait_for(), the cleaning, tell().
+class earlier_runs {
+ public:
+  /// Returns when none of them goes on, or the time is over. Nothing where the storage cannot tell.
+  template <class Writer>
+  void wait_for(Writer& writer, const run_id& run, std::chrono::nanoseconds timeout, event_reporter& people) {
+    if constexpr (requires { writer.live_saves(run); }) {
+      const auto begin = deadline::clock::now();
+      const auto until = deadline::in(timeout);
+      auto alive = writer.live_saves(run);
+      for (auto pause = std::chrono::milliseconds(1); !alive.empty();
+           pause = std::min(pause * 2, std::chrono::milliseconds(250))) {
+        for (const auto& a : alive) {
+          if (find(a.step, a.attempt) != nullptr) continue;
+          seen_.push_back({a.step, a.attempt});
+          if (timeout.count() > 0)
+            people.earlier(observation::what::awaiting, a.step, 0,
+                           "is being saved by a process of an earlier run: waiting for it, at most " +
+                               seconds_text(std::chrono::duration<double>(timeout).count()));
+        }
+        const auto left = until.left();
+        if (left.count() <= 0) break;
+        std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
+        alive = writer.live_saves(run);
+        const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
+        for (auto& s : seen_)
+          if (!s.ended && std::none_of(alive.begin(), alive.end(), [&](const auto& a) {
+                return a.step == s.step && a.attempt == s.attempt;
+              }))
+            s.ended = true, s.seconds = now;
+      }
+      const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
+      for (auto& s : seen_)
+        if (!s.ended) s.seconds = now;
+    }
+  }
+  /// `cleaned`: what lived was ended for good; `steps`: those that are committed now.
+  void tell(bool cleaned, const std::vector<std::int64_t>& steps, event_reporter& people) const {
+    for (const auto& s : seen_) {
+      const auto after = " after " + seconds_text(s.seconds);
+      if (std::find(steps.begin(), steps.end(), s.step) != steps.end())
+        people.earlier(observation::what::awaited, s.step, s.seconds,
+                       "was committed by a process of an earlier run" + after);
+      else if (s.ended)
+        people.earlier(observation::what::awaited, s.step, s.seconds,
+                       "was given up by the process of an earlier run that saved it" + after);
+      else if (cleaned)
+        people.earlier(observation::what::fenced, s.step, s.seconds,
+                       "was still being saved by a process of an earlier run" + after +
+                           ": its save is ended for good and cannot be committed any more");
+    }
+  }
+
+ private:
+  struct seen {
+    std::int64_t step;
+    std::uint64_t attempt;
+    bool ended = false;
+    double seconds = 0;
+  };
+  [[nodiscard]] const seen* find(std::int64_t step, std::uint64_t attempt) const noexcept {
+    for (const auto& s : seen_)
+      if (s.step == step && s.attempt == attempt) return &s;
+    return nullptr;
+  }
+  static std::string seconds_text(double seconds) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.3g s", seconds);
+    return text;
+  }
+
+  std::vector<seen> seen_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

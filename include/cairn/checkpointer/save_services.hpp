@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/other_runs.hpp>
+#include <cairn/checkpointer/restart_journal.hpp>
+#include <cairn/checkpointer/retention.hpp>
+#include <cairn/checkpointer/scrubber.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/model/save_journal.hpp>
+#include <cairn/observe/event_reporter.hpp>
+#include <cairn/observe/save_history.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What the threads of an executor share with the checkpointer, and may outlive it with: the storage, who is
+/// told, and what happens at the end of each save. Any thread.
+template <StorageWriter Writer, StorageReader Reader>
+class save_services : public std::enable_shared_from_this<save_services<Writer, Reader>> {
+ public:
+  save_services(Writer writer, Reader reader, any_observer observer, int rank,
+                const checkpointer_options& options, const std::optional<keep_last>& keep)
+      : writer_(std::make_shared<Writer>(std::move(writer))),
+        reader_(std::move(reader)),
+        reporter_(std::move(observer), rank, options.quiet),
+        history_(options.mean_time_between_failures),
+        restarts_(rank, options.read_only ? 0 : options.max_restarts),
+        rank_(rank),
+        retention_(keep ? keep->count : 0, keep && keep->scrub) {
+    if (rank == 0 && keep && keep->scrub) scrubber_.emplace(keep->scrub->bytes_per_second);
+  }
+
+  [[nodiscard]] const std::shared_ptr<Writer>& writer() const noexcept { return writer_; }
+  [[nodiscard]] Reader& reader() noexcept { return reader_; }
+  [[nodiscard]] event_reporter& report() noexcept { return reporter_; }
+  [[nodiscard]] const save_history& history() const noexcept { return history_; }
+
+  /// For rank 0, when a run resumes and when it ends.
+  [[nodiscard]] std::vector<std::int64_t> worn_out() noexcept {
+    return restarts_.worn_out(*writer_, reporter_);
+  }
+  void resumed(const run_id& run, std::int64_t step) noexcept {
+    restarts_.resumed(*writer_, run, step, reporter_);
+  }
+  void closed() noexcept { restarts_.closed(*writer_, reporter_); }
+  /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts.
+  void stand_on(std::int64_t step) noexcept {
+    if (!retains()) return;
+    try {
+      retention_.stand_on(step, reader_.list());
+    } catch (...) {
+      reporter_.warned("the store could not be listed: keep_last removes nothing of earlier runs",
+                       std::current_exception());
+      retention_.stand_on_alone(step);
+    }
+  }
+  /// A lease of the coordinator's on a checkpoint that is there. Not held() where the store takes none or the
+  /// process may not write, which is told once; anything else, too, if `reading`: loads go on without.
+  /// @throws storage_error (storage_not_committed), timeout_error
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until, bool reading) {
+    if constexpr (LeasingWriter<Writer>) {
+      try {
+        auto lease = writer_->lease(step, until);
+        if (!lease.held() && !reading) tell_unleased("the store takes no leases");
+        return lease;
+      } catch (const storage_error& e) {
+        if (e.id() == error_id::storage_not_committed || (!reading && e.id() != error_id::storage_permission))
+          throw;
+        tell_unleased(e.what());
+      } catch (const timeout_error& e) {
+        if (!reading) throw;
+        tell_unleased(e.what());
+      }
+    } else if (!reading) {
+      tell_unleased("the storage takes no leases");
+    }
+    return {step, nullptr};
+  }
+  /// For rank 0: these were committed when this run began.
+  void found_at_start(const std::vector<std::int64_t>& steps) { other_runs_.know(steps); }
+  /// A save is under way; ended() is called when it ends.
+  void begun(std::int64_t step) noexcept {
+    try {
+      if (retains()) retention_.begun(step);
+    } catch (...) {  // it may be told as a stranger's then
+    }
+  }
+  /// Gives up what is being verified; waits for its end, at most so long.
+  void stop_scrubbing(deadline until) noexcept {
+    if (scrubber_ && !scrubber_->stop(until))
+      reporter_.warned("the store did not answer in time to end the verifying of a checkpoint", nullptr);
+  }
+  /// Called once for each save, when it ends.
+  void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal) noexcept {
+    if (failure == nullptr) {
+      history_.committed(report);
+      restarts_.committed(*writer_, report.step, reporter_);
+    }
+    if (failure == nullptr) look_for_other_runs(report.step);
+    retain(report.step, failure == nullptr, journal);
+    std::vector<save_span> spans;
+    try {
+      if (journal != nullptr) spans = journal->spans();
+    } catch (...) {
+      // Out of memory for a trace: the save is worth more.
+    }
+    note(failure);
+    if (failure == nullptr)
+      reporter_.saved(report, spans);
+    else
+      reporter_.failed(report, failure, spans);
+  }
+  [[nodiscard]] int failures_in_a_row() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return failures_;
+  }
+  [[nodiscard]] std::string last_failure() const {
+    const std::lock_guard lock(mutex_);
+    return last_failure_ == nullptr ? std::string() : failure_text(last_failure_);
+  }
+
+ private:
+  void note(const std::exception_ptr& failure) noexcept {
+    const std::lock_guard lock(mutex_);
+    failures_ = failure == nullptr ? 0 : failures_ + 1;
+    last_failure_ = failure;
+  }
+  void look_for_other_runs(std::int64_t committed) noexcept {
+    if (rank_ != 0) return;
+    try {
+      other_runs_.look(reader_, committed, reporter_);
+    } catch (...) {  // nobody relies on it
+    }
+  }
+  [[nodiscard]] bool retains() const noexcept { return rank_ == 0 && retention_.removes(); }
+  /// Removes only after a commit: the old checkpoints are good until the new one exists.
+  void retain(std::int64_t step, bool committed, save_journal* journal) noexcept {
+    if (!retains()) return;
+    try {
+      retention_.ended(step, committed);
+      if (!committed) return;
+      if (scrubber_)
+        scrubber_->ask(step, [self = this->shared_from_this()](std::int64_t s, const scrubber::gate& gate) {
+          self->scrub(s, gate);
+        });
+      remove_what_goes(journal);
+    } catch (...) {  // the next commit tries again
+      reporter_.warned("old checkpoints could not be removed", std::current_exception());
+    }
+  }
+  void remove_what_goes(save_journal* journal) {
+    const auto chosen = retention_.choose(reader_.list());
+    tell_strangers(chosen.strangers);
+    if (chosen.remove.empty()) return;
+    const span_note span(journal, span_kind::remove);
+    for (const auto old : chosen.remove) remove_old(old);
+  }
+  /// On the scrubber's thread.
+  void scrub(std::int64_t step, const scrubber::gate& gate) noexcept {
+    try {
+      const auto begin = deadline::clock::now();
+      gate(0);
+      auto opened = reader_.open(step, reader_.fetch(step));
+      const auto until = deadline::in(std::chrono::hours(24 * 7));
+      std::uint64_t bytes = 0;
+      if constexpr (GatedReader<Reader>)
+        bytes = reader_.verify(opened, until, gate);
+      else
+        bytes = reader_.verify(opened, until);
+      retention_.verified(step);
+      remove_what_goes(nullptr);
+      reporter_.verified(step, bytes, seconds_since(begin));
+    } catch (const error& e) {
+      if (e.id() == error_id::timeout_close) return;
+      reporter_.warned("the checkpoint of step " + std::to_string(step) +
+                       " could not be verified, its earlier_runs stay: " + e.what());
+    } catch (...) {
+      reporter_.warned("a checkpoint could not be verified, its earlier_runs stay", std::current_exception());
+    }
+  }
+  void remove_old(std::int64_t step) {
+    try {
+      writer_->remove(step);
+      retention_.removed(step);
+    } catch (const storage_error& e) {
+      if (e.id() == error_id::storage_permission) {  // a lock perhaps, of this one alone
+        if (!refused_told_.exchange(true))
+          reporter_.warned("the checkpoint of step " + std::to_string(step) +
+                           " would go now and stays, others still go: " + e.what());
+        return;
+      }
+      if (e.id() != error_id::storage_leased) throw;
+      if (retention_.first_lease_of(step))
+        reporter_.warned("the checkpoint of step " + std::to_string(step) +
+                         " would go now and stays while it is read: " + e.what());
+    }
+  }
+  void tell_unleased(const std::string& why) noexcept {
+    if (!unleased_told_.exchange(true))
+      reporter_.warned("checkpoints are read without a lease, another process may remove one meanwhile: " +
+                       why);
+  }
+  void tell_strangers(const std::vector<std::int64_t>& steps) {
+    if (steps.empty()) return;
+    reporter_.warned("keep_last leaves " + std::to_string(steps.size()) +
+                     " checkpoints alone that are not of this run, the first of step " +
+                     std::to_string(steps.front()) +
+                     ": it has neither committed them nor resumed from one at or after them; remove(step) "
+                     "removes one");
+  }
+
+  std::shared_ptr<Writer> writer_;
+  Reader reader_;
+  event_reporter reporter_;
+  save_history history_;
+  restart_journal<Writer> restarts_;
+  int rank_;
+  retention retention_;
+  other_runs other_runs_;
+  std::optional<scrubber> scrubber_;
+  std::atomic<bool> unleased_told_{false};
+  std::atomic<bool> refused_told_{false};
+  mutable std::mutex mutex_;
+  int failures_ = 0;
+  std::exception_ptr last_failure_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

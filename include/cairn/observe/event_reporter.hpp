@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_observer.hpp>
+
+#include <cstdio>
+#include <exception>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// What an exception says, whatever it is.
+[[nodiscard]] inline std::string failure_text(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception of an unknown type";
+  }
+}
+
+namespace detail {
+
+/// "1.25 GB", "640 B": powers of ten, as storage is sold.
+[[nodiscard]] inline std::string human_bytes(std::uint64_t bytes) {
+  const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+  auto value = static_cast<double>(bytes);
+  int unit = 0;
+  for (; value >= 1000 && unit < 5; ++unit) value /= 1000;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
+  return text;
+}
+
+/// Tells an observer, and people on stderr in one line each. Shared by the checkpointer and the threads of
+/// its executor: one at a time.
+class event_reporter {
+ public:
+  event_reporter(any_observer observer, int rank, bool quiet)
+      : observer_(std::move(observer)), rank_(rank), quiet_(quiet) {}
+
+  /// Whether the observer asks for the parts of saves, and to be told that they began.
+  [[nodiscard]] bool wants_spans() const noexcept { return observer_.asks_for_spans(); }
+  [[nodiscard]] bool wants_began() const noexcept { return observer_.asks_for_began(); }
+
+  void began(const save_handle& save) noexcept {
+    guarded([&] {
+      const auto report = save.report();
+      observation what{observation::what::began, rank_, report.step, report.bytes};
+      what.save = &save;
+      tell(what, false, [] { return std::string(); });
+    });
+  }
+  void saved(const save_report& r, std::span<const save_span> spans = {}) noexcept {
+    observation what{observation::what::committed, rank_, r.step, r.bytes, r.committed_seconds, {}, &r};
+    what.spans = spans;
+    tell(what, rank_ == 0, [&] {
+      char text[200];
+      std::snprintf(text, sizeof text,
+                    "cairn: step %lld committed: %s by rank 0 in %.3f s, training waited %.1f ms%s",
+                    static_cast<long long>(r.step), human_bytes(r.bytes).c_str(), r.committed_seconds,
+                    r.blocked_seconds * 1e3, r.plan_cached ? "" : " (planned)");
+      std::string line = text;
+      if (r.worker_start_seconds > 0) {
+        std::snprintf(text, sizeof text, "; a worker was ready in %.1f ms", r.worker_start_seconds * 1e3);
+        line += text;
+      }
+      if (r.suggested_interval_seconds > 0) {
+        std::snprintf(text, sizeof text, "; save about every %.0f s", r.suggested_interval_seconds);
+        line += text;
+      }
+      return line;
+    });
+  }
+  void failed(const save_report& r, const std::exception_ptr& why,
+              std::span<const save_span> spans = {}) noexcept {
+    guarded([&] {
+      const auto text = failure_text(why);
+      observation what{observation::what::failed, rank_, r.step, r.bytes, 0, text, &r};
+      what.spans = spans;
+      tell(what, true, [&] {
+        return "cairn: rank " + std::to_string(rank_) + ": the save of step " + std::to_string(r.step) +
+               " failed: " + text;
+      });
+    });
+  }
+  void loaded(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
+    observation what{observation::what::loaded, rank_, step, bytes, seconds, {}, nullptr};
+    tell(what, rank_ == 0, [&] {
+      char text[160];
+      std::snprintf(text, sizeof text, "cairn: step %lld loaded: %s by rank 0 in %.3f s",
+                    static_cast<long long>(step), human_bytes(bytes).c_str(), seconds);
+      return std::string(text);
+    });
+  }
+  void verified(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
+    observation what{observation::what::verified, rank_, step, bytes, seconds, {}, nullptr};
+    tell(what, rank_ == 0, [&] {
+      char text[160];
+      std::snprintf(text, sizeof text, "cairn: step %lld verified: %s read back in %.3f s",
+                    static_cast<long long>(step), human_bytes(bytes).c_str(), seconds);
+      return std::string(text);
+    });
+  }
+  void fell_back(std::int64_t step, const std::string& why) noexcept {
+    observation what{observation::what::fell_back, rank_, step, 0, 0, why, nullptr};
+    tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " is passed over: " + why; });
+  }
+  /// A save of an earlier run: observation::what::awaiting, awaited or fenced.
+  void earlier(enum observation::what kind, std::int64_t step, double seconds,
+               const std::string& text) noexcept {
+    observation what{kind, rank_, step, 0, seconds, text, nullptr};
+    tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " " + text; });
+  }
+  /// The sentence and, unless it is null, what was thrown. Also where there is no memory for the two.
+  void warned(const char* sentence, const std::exception_ptr& why) noexcept {
+    guarded([&] { warned(sentence + (why == nullptr ? std::string() : ": " + failure_text(why))); });
+  }
+  void warned(const std::string& text) noexcept {
+    observation what{observation::what::warning, rank_, 0, 0, 0, text, nullptr};
+    tell(what, true, [&] { return "cairn: rank " + std::to_string(rank_) + ": " + text; });
+  }
+
+ private:
+  template <class Body>
+  static void guarded(Body&& body) noexcept {
+    try {
+      body();
+    } catch (...) {
+      // Telling is never worth more than what is told.
+    }
+  }
+  template <class Line>
+  void tell(const observation& what, bool to_people, Line&& line) noexcept {
+    guarded([&] {
+      const std::lock_guard lock(mutex_);
+      observer_.observe(what);
+      if (to_people && !quiet_) {
+        const auto text = line() + "\n";
+        std::fputs(text.c_str(), stderr);
+      }
+    });
+  }
+
+  std::mutex mutex_;
+  any_observer observer_;
+  int rank_;
+  bool quiet_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

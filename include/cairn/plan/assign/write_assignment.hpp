@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/chunk_set.hpp>
+#include <cairn/plan/assign/replica_cut.hpp>
+#include <cairn/system/list_view.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// How default_planner divides replicated data among the ranks that hold it.
+struct default_planner_options {
+  /// Replicated boxes of this many bytes and more are split among their holders; smaller ones are written by
+  /// one holder each. The ranks' loads then differ by less than this.
+  std::uint64_t split_above_bytes = std::uint64_t{1} << 20;
+  /// Splitting makes no piece smaller than about this.
+  std::uint64_t least_piece_bytes = std::uint64_t{256} << 10;
+};
+
+/// Who writes what of the items of which some rank holds a replica; of all others each rank writes what it
+/// holds. Boxes whose holders divide them alike (those of the stages of a pipeline) share what says so, and
+/// are put into pieces when they are asked for.
+class write_assignment {
+ public:
+  /// True if each holder of the item writes all that it holds.
+  [[nodiscard]] bool written_as_held(std::size_t item) const noexcept {
+    return first_[item] == first_[item + 1];
+  }
+  /// What is written of another item: visit(const chunk_progression&).
+  template <class Visit>
+  void for_each_piece(std::size_t item, Visit&& visit) const {
+    for (auto k = first_[item]; k < first_[item + 1]; ++k) {
+      if (parts_[k].divided)
+        boxes_of(divisions_[parts_[k].at]).for_each_piece(visit);
+      else
+        visit(piece_at(parts_[k].at));
+    }
+  }
+  /// What a rank writes of it: visit(const chunk&). O(parts + log(pieces)).
+  template <class Visit>
+  void for_each_piece_of(std::size_t item, std::int32_t rank, Visit&& visit) const {
+    for (auto k = first_[item]; k < first_[item + 1]; ++k) {
+      if (parts_[k].divided) {
+        boxes_of(divisions_[parts_[k].at]).for_each_piece_of(rank, visit);
+      } else {
+        const auto p = piece_at(parts_[k].at);
+        if (const auto index = p.index_of(rank)) visit(p.at(*index).box);
+      }
+    }
+  }
+
+  /// What items have in common that are written alike by other ranks, or nothing: see ranks_between().
+  [[nodiscard]] std::optional<std::size_t> likeness(std::size_t item) const noexcept {
+    if (first_[item + 1] != first_[item] + 1 || !parts_[first_[item]].divided) return std::nullopt;
+    return divisions_[parts_[first_[item]].at].first_share;
+  }
+  /// If what is written of item `b` is what is written of `a`, by ranks that are so much higher: by how much.
+  /// @pre both have a likeness()
+  [[nodiscard]] std::optional<std::int32_t> ranks_between(std::size_t a, std::size_t b) const noexcept {
+    const auto x = boxes_of(divisions_[parts_[first_[a]].at]);
+    const auto y = boxes_of(divisions_[parts_[first_[b]].at]);
+    if (x.members.size() != 1 || y.members.size() != 1 || x.shares.data() != y.shares.data() ||
+        x.shares.size() != y.shares.size() || !x.shards.empty() || !y.shards.empty() || !(x.grain == y.grain))
+      return std::nullopt;
+    auto p = y.members[0].p;
+    const auto apart = p.rank - x.members[0].p.rank;
+    p.rank -= apart;
+    return p == x.members[0].p && y.members[0].shards == x.members[0].shards ? std::optional{apart}
+                                                                             : std::nullopt;
+  }
+
+  // For those who make one.
+
+  /// Boxes that some holders divide: ranges of what finish() is given, and of what add_shards() was.
+  struct division {
+    std::size_t first_member = 0;
+    std::size_t members = 0;
+    std::size_t first_share = 0;
+    std::size_t shares = 0;
+    std::size_t first_shard = 0;
+    std::size_t shards = 0;  ///< 0: all
+    detail::split_grain grain;
+  };
+  /// Parts of one item are visited in ascending order of `order`, equal ones as they were added.
+  void add(std::size_t item, std::size_t order, const chunk_progression& piece) {
+    parts_.push_back({static_cast<std::uint32_t>(item), static_cast<std::uint32_t>(order), pieces_.size()});
+    pieces_.append(piece);
+  }
+  void add(std::size_t item, std::size_t order, const division& d) {
+    parts_.push_back(
+        {static_cast<std::uint32_t>(item), static_cast<std::uint32_t>(order), divisions_.size(), true});
+    divisions_.push_back(d);
+  }
+  /// About so many divisions will come.
+  void expect(std::size_t divisions) {
+    divisions_.reserve(divisions);
+    parts_.reserve(divisions);
+  }
+  [[nodiscard]] std::size_t add_shards(detail::list_view<const std::int64_t> shards) {
+    shards_.insert(shards_.end(), shards.begin(), shards.end());
+    return shards_.size() - shards.size();
+  }
+  void finish(std::size_t items, std::vector<detail::held_boxes> members,
+              std::vector<detail::replica_share> shares) {
+    members_ = std::move(members);
+    shares_ = std::move(shares);
+    first_.assign(items + 1, 0);
+    for (const auto& p : parts_) ++first_[p.item + 1];
+    for (std::size_t i = 0; i < items; ++i) first_[i + 1] += first_[i];
+    std::vector<part> sorted(parts_.size());
+    auto next = first_;
+    for (const auto& p : parts_) sorted[next[p.item]++] = p;
+    parts_ = std::move(sorted);
+    const auto before = [](const part& a, const part& b) { return a.order < b.order; };
+    for (std::size_t i = 0; i < items; ++i) {
+      const auto begin = parts_.begin() + first_[i];
+      const auto end = parts_.begin() + first_[i + 1];
+      if (!std::is_sorted(begin, end, before)) std::stable_sort(begin, end, before);
+    }
+  }
+
+ private:
+  struct part {
+    std::uint32_t item = 0;
+    std::uint32_t order = 0;
+    std::size_t at = 0;  ///< in pieces_, or in divisions_
+    bool divided = false;
+  };
+  [[nodiscard]] chunk_progression piece_at(std::size_t at) const noexcept { return pieces_.read(at); }
+  [[nodiscard]] detail::divided_boxes boxes_of(const division& d) const noexcept {
+    return {detail::list_view(members_).subspan(d.first_member, d.members),
+            detail::list_view(shards_).subspan(d.first_shard, d.shards),
+            detail::list_view(shares_).subspan(d.first_share, d.shares), d.grain};
+  }
+
+  detail::progression_words pieces_;
+  std::vector<division> divisions_;
+  std::vector<part> parts_;
+  std::vector<std::uint32_t> first_;  ///< of the parts of each item
+  std::vector<detail::held_boxes> members_;
+  std::vector<std::int64_t> shards_;
+  std::vector<detail::replica_share> shares_;
+};
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/planner.hpp>
+#include <cairn/model/plan.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Everything that a rank's plan of a load depends on, but for the manifest.
+struct load_plan_key {
+  std::int64_t step = 0;
+  std::uint64_t structure = 0;  ///< state_dict::structure()
+  std::uint64_t planner = 0;    ///< fingerprint of the planner
+  std::int32_t world_size = 1;
+  std::int32_t rank = 0;
+  bool strict = true;
+  std::vector<std::string> only;  ///< patterns, in order
+  friend bool operator==(const load_plan_key&, const load_plan_key&) = default;
+};
+
+/// A plan of a load, to use again. Holds no pointer into the user's memory.
+struct cached_load_plan {
+  load_plan plan;
+  double seconds = 0;  ///< that planning cost
+};
+
+/// The plans of the last few loads; belongs to one checkpointer. A plan is found only for the very bytes of
+/// the manifest that it was made for, which are kept beside it and compared: a checkpoint that was saved anew
+/// under its old number is another one. Ranks plan their loads without messages, so that it does not matter
+/// whether all of them find theirs. One thread at a time; what was found stays valid when the cache forgets
+/// it.
+class load_plan_cache {
+ public:
+  /// Remembers up to `limit` plans, which with their manifests take up to `bytes` of memory; one that is
+  /// larger is not remembered.
+  explicit load_plan_cache(std::size_t limit = 4, std::size_t bytes = std::size_t{64} << 20)
+      : limit_(limit), max_bytes_(bytes) {}
+
+  /// The plan, or nullptr. O(limit + manifest).
+  [[nodiscard]] std::shared_ptr<const cached_load_plan> find(const load_plan_key& key,
+                                                             std::span<const std::byte> manifest) {
+    const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) {
+      return s.key == key && s.manifest.size() == manifest.size() &&
+             (manifest.empty() || std::memcmp(s.manifest.data(), manifest.data(), manifest.size()) == 0);
+    });
+    if (found == slots_.end()) return nullptr;
+    std::rotate(found, found + 1, slots_.end());
+    return slots_.back().plan;
+  }
+  /// Remembers a plan in place of those of the same key, and of those that were used longest ago where there
+  /// is no room.
+  void put(const load_plan_key& key, std::span<const std::byte> manifest, cached_load_plan plan) {
+    std::erase_if(slots_, [&](const slot& s) { return s.key == key; });
+    const auto size = bytes_of(plan.plan) + manifest.size();
+    if (limit_ == 0 || size > max_bytes_) return;
+    while (slots_.size() >= limit_ || bytes() > max_bytes_ - size) slots_.erase(slots_.begin());
+    slots_.push_back({key,
+                      {manifest.begin(), manifest.end()},
+                      size,
+                      std::make_shared<const cached_load_plan>(std::move(plan))});
+  }
+  void clear() noexcept { slots_.clear(); }
+  [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
+  /// Of memory, in plans and manifests.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    std::size_t sum = 0;
+    for (const auto& s : slots_) sum += s.bytes;
+    return sum;
+  }
+
+ private:
+  struct slot {
+    load_plan_key key;
+    std::vector<std::byte> manifest;
+    std::size_t bytes = 0;
+    std::shared_ptr<const cached_load_plan> plan;
+  };
+  [[nodiscard]] static std::size_t bytes_of(const load_plan& plan) noexcept {
+    auto sum = plan.items.size() * sizeof(read_item);
+    for (const auto* names :
+         {&plan.report.missing, &plan.report.unexpected, &plan.report.mismatched, &plan.report.unmatched})
+      for (const auto& n : *names) sum += sizeof n + n.size();
+    return sum;
+  }
+
+  std::size_t limit_;
+  std::size_t max_bytes_;
+  std::vector<slot> slots_;  ///< the one used last at the end
+};
+
+}  // namespace v1
+}  // namespace cairn

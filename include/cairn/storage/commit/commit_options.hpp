@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/save_job.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/safetensors/shared_file_plan.hpp>
+#include <cairn/system/error.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace cairn {
+inline namespace v1 {
+
+/// How a commit_protocol behaves where two attempts want one step.
+struct commit_options {
+  /// In a world of more ranks, the first rank of every so many collects the headers of their records for the
+  /// coordinator, which also makes the step's directory. The same on all ranks, at least 2.
+  std::int32_t block_ranks = 128;
+  /// So many consecutive ranks, which must be processes of one host, fill one data file together, which ends
+  /// with their records; 1 to 64. Larger than 1 only over a SharedStore. The same on all ranks.
+  std::int32_t ranks_per_file = 1;
+  /// In a world of more ranks (times ranks_per_file), the objects of every so many lie in a directory of
+  /// their own; at least 1. The same on all ranks.
+  std::int32_t ranks_per_directory = 256;
+  /// How long an attempt that came second waits for the one that came first, before it takes it for dead.
+  std::chrono::nanoseconds rival_timeout = std::chrono::seconds(10);
+  /// How long the ranks of a large world wait for the coordinator to make the step's directory.
+  std::chrono::nanoseconds directory_timeout = std::chrono::seconds(5);
+  /// How long a rank that sees the manifest waits for the coordinator's note that its name is durable, before
+  /// it makes it so by itself.
+  std::chrono::nanoseconds durability_timeout = std::chrono::seconds(1);
+};
+
+/// How the files of a world are placed under these options.
+[[nodiscard]] inline file_placement placement_of(const commit_options& o, std::int32_t world_size) noexcept {
+  file_placement place;
+  place.ranks_per_file = std::clamp(world_size, 1, o.ranks_per_file);
+  const auto per_directory = std::int64_t{o.ranks_per_directory} * place.ranks_per_file;
+  if (world_size > per_directory) place.ranks_per_directory = static_cast<std::int32_t>(per_directory);
+  return place;
+}
+/// @throws usage_bad_option where they are none.
+inline void check_options(const commit_options& o, bool store_shares, std::string_view store) {
+  const auto bad = [](const std::string& what) {
+    fail(error_id::usage_bad_option, "commit_options: " + what);
+  };
+  if (o.block_ranks < 2) bad("block_ranks must be at least 2");
+  if (o.ranks_per_directory < 1) bad("ranks_per_directory must be at least 1");
+  if (o.ranks_per_file < 1 || o.ranks_per_file > detail::max_ranks_per_file)
+    bad("ranks_per_file must be 1 to " + std::to_string(detail::max_ranks_per_file));
+  if (o.ranks_per_file > 1 && !store_shares)
+    bad(std::string(store) + " cannot have one object written by several ranks: leave ranks_per_file at 1");
+}
+
+namespace detail {
+/// How many ranks are one block: of whole files, and of so many that the objects of blocks are few beside
+/// them.
+[[nodiscard]] inline std::int32_t block_ranks_of(const commit_options& o, std::int32_t world_size) noexcept {
+  const auto file = placement_of(o, world_size).ranks_per_file;
+  if (file == 1) return o.block_ranks;
+  return std::max((o.block_ranks + file - 1) / file, 16) * file;
+}
+}  // namespace detail
+
+}  // namespace v1
+}  // namespace cairn

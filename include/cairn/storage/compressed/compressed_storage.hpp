@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/storage/compressed/compressed_store.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/storage/safetensors_writer.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// How compressed_storage compresses.
+struct compression_options {
+  /// Of an item in each frame, which is encoded and decoded by itself: a power of two from 64 KiB to 256 MiB.
+  /// Loads verify, and share among ranks, blocks of 1 MiB: larger frames are decoded once for each batch of
+  /// blocks that touches them, and compress by a hundredth better at most.
+  std::uint64_t frame_bytes = std::uint64_t{1} << 20;
+  /// Threads that encode for one writer; at least 1. None of them is the one that trains.
+  std::size_t threads = 1;
+};
+
+/// Writes images as compressed safetensors files; a StorageWriter. See compressed_storage.
+template <ByteStore Store, Codec C>
+class compressed_writer : public safetensors_writer<detail::compressed_store<Store, C>> {
+  using store_type = detail::compressed_store<Store, C>;
+  using base = safetensors_writer<store_type>;
+
+ public:
+  explicit compressed_writer(std::shared_ptr<store_type> store, commit_options options = {})
+      : base(std::move(store), options) {}
+
+  [[nodiscard]] std::uint64_t fingerprint() const noexcept { return base::fingerprint() ^ C::id; }
+
+  /// See StorageWriter. The manifest says of each item which codec it needs.
+  void commit(const save_context& c, const metadata& stored, deadline until) {
+    auto encoded = stored;
+    for (auto& item : encoded.items) item.codec = C::id;
+    base::commit(c, encoded, until);
+  }
+
+  /// See Portable.
+  [[nodiscard]] std::vector<std::byte> description() const
+    requires Portable<base>
+  {
+    return base::description();
+  }
+  [[nodiscard]] static compressed_writer from_description(std::span<const std::byte> bytes)
+    requires Portable<base>
+  {
+    return compressed_writer(base::from_description(bytes));
+  }
+
+ private:
+  explicit compressed_writer(base made) : base(std::move(made)) {}
+};
+
+/// Checkpoints as safetensors files whose items are compressed, over a ByteStore; a Storage:
+///
+///   cairn::checkpointer ckpt{cairn::compressed_storage{cairn::file_store{"checkpoints"},
+///   cairn::zstd_codec{}}};
+///
+/// The image stays uncompressed: compressing happens where the save job runs, on a thread or in the worker
+/// process, while it writes, and takes no time of a training loop that does not wait for the save. Data files
+/// end in `.cairnz`, and the manifest names the codec, without which a reader refuses the checkpoint. Loads
+/// read and decode only the frames that they want, on all threads of the load, and verify the decoded blocks.
+/// It also reads what was saved without compression in the same store. Sizes in records, reports and before a
+/// save (check_space, preallocation) are those before compression. Copies, writers and readers share store
+/// and codec.
+template <ByteStore Store, Codec C>
+class compressed_storage {
+ public:
+  using cairn_role = role::storage;
+
+  /// @throws usage_error (usage_bad_option)
+  explicit compressed_storage(Store store, C codec = C{}, compression_options compression = {},
+                              commit_options options = {})
+      : inner_(std::make_shared<Store>(std::move(store))), options_(options) {
+    if (compression.threads == 0)
+      fail(error_id::usage_bad_option, "items are compressed by no thread; give at least 1");
+    static_cast<void>(frame_index(C::id, dtype::u8, 0, compression.frame_bytes));  // refuses wrong sizes
+    store_ = std::make_shared<detail::compressed_store<Store, C>>(
+        inner_, std::move(codec), frame_options{compression.frame_bytes, compression.threads});
+  }
+
+  [[nodiscard]] compressed_writer<Store, C> writer() const {
+    return compressed_writer<Store, C>(store_, options_);
+  }
+  [[nodiscard]] safetensors_reader<detail::compressed_store<Store, C>> reader() const {
+    return safetensors_reader<detail::compressed_store<Store, C>>(store_);
+  }
+  /// For messages: that of the store.
+  [[nodiscard]] std::string describe() const { return std::string(inner_->describe()); }
+  [[nodiscard]] Store& store() const noexcept { return *inner_; }
+
+ private:
+  std::shared_ptr<Store> inner_;
+  std::shared_ptr<detail::compressed_store<Store, C>> store_;
+  commit_options options_;
+};
+
+}  // namespace v1
+}  // namespace cairn

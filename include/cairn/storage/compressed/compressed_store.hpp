@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/codec.hpp>
+#include <cairn/concepts/portable.hpp>
+#include <cairn/storage/compressed/compressed_file.hpp>
+#include <cairn/storage/compressed/compressed_object.hpp>
+#include <cairn/storage/manifest/names.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// A ByteStore in front of another one, in which safetensors files are compressed files; everything else is
+/// as it is. Reads and sizes are those of the safetensors file, under its key, whether it was compressed or
+/// not; listings show what is there. Data files are written from front to back, with their exact size as the
+/// size hint. Copies share the store.
+template <ByteStore Store, Codec C>
+class compressed_store {
+ public:
+  compressed_store(std::shared_ptr<Store> store, C codec, frame_options frames)
+      : parts_(std::make_shared<parts>(std::move(store), std::move(codec), frames)) {}
+
+  /// Any object: a data file, encoded, or another one.
+  class object_writer {
+   public:
+    using inner_type =
+        decltype(std::declval<Store&>().create(std::declval<std::string_view>(), std::uint64_t{}));
+    using encoding_type = compressed_object<inner_type, C>;
+    object_writer(std::shared_ptr<const void> keeps, std::optional<encoding_type> encoding,
+                  std::optional<inner_type> plain)
+        : keeps_(std::move(keeps)), encoding_(std::move(encoding)), plain_(std::move(plain)) {}
+    void write(std::span<const write_part> written) {
+      encoding_ ? encoding_->write(written) : plain_->write(written);
+    }
+    void until(deadline when)
+      requires DeadlineObjectWriter<inner_type>
+    {
+      encoding_ ? encoding_->until(when) : plain_->until(when);
+    }
+    void finish() { encoding_ ? encoding_->finish() : plain_->finish(); }
+    [[nodiscard]] std::int64_t helper_cpu() const noexcept { return encoding_ ? encoding_->helper_cpu() : 0; }
+
+   private:
+    std::shared_ptr<const void> keeps_;  ///< the codec
+    std::optional<encoding_type> encoding_;
+    std::optional<inner_type> plain_;
+  };
+
+  [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) {
+    auto& inner = store();
+    if (!is_data(key) || size_hint == 0)
+      return object_writer(parts_, std::nullopt, inner.create(key, size_hint));
+    const auto compressed = compressed_key(key);
+    forget(key);
+    return object_writer(parts_,
+                         typename object_writer::encoding_type(
+                             inner.create(compressed, size_hint), parts_->codec, parts_->frames, compressed,
+                             size_hint, inner.part_alignment(), inner.min_part()),
+                         std::nullopt);
+  }
+
+  /// Frames begin anywhere in a file: no place of a destination is better than another.
+  [[nodiscard]] std::size_t part_alignment() const { return 1; }
+  [[nodiscard]] std::size_t min_part() const { return 1; }
+
+  void read(std::span<const read_range> ranges) {
+    std::vector<read_range> plain;
+    std::vector<wanted> encoded;
+    std::uint64_t bytes = 0;
+    for (const auto& range : ranges) {
+      const auto file = is_data(range.key) ? open(range.key) : nullptr;
+      if (file == nullptr)
+        plain.push_back(range);
+      else
+        find_frames(file, range, encoded, bytes);
+    }
+    const auto buffer = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
+    std::uint64_t at = 0;
+    for (auto& one : encoded) {
+      one.place = {buffer.get() + at, static_cast<std::size_t>(one.bytes)};
+      at += one.bytes;
+      if (!plain.empty() && plain.back().key == one.file->key &&
+          plain.back().offset + plain.back().destination.size() == one.offset &&
+          plain.back().destination.data() + plain.back().destination.size() == one.place.data())
+        plain.back().destination = {plain.back().destination.data(),
+                                    plain.back().destination.size() + one.place.size()};
+      else if (one.bytes != 0)
+        plain.push_back({one.file->key, one.offset, one.place});
+    }
+    if (!plain.empty()) store().read(plain);
+    for (const auto& one : encoded)
+      decode_range(parts_->codec, one.item->index, one.place, one.begin, one.to, 1, one.file->key,
+                   one.item->frames);
+  }
+
+  [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) {
+    if (is_data(key))
+      if (const auto file = open(key)) return file->bytes;
+    return store().size(key);
+  }
+  void remove(std::string_view key) {
+    if (is_data(key)) {
+      forget(key);
+      store().remove(compressed_key(key));
+    }
+    store().remove(key);
+  }
+
+  void put_new(std::string_view key, std::span<const std::byte> bytes) { store().put_new(key, bytes); }
+  [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes) {
+    return store().publish_new(key, bytes);
+  }
+  [[nodiscard]] std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) {
+    return store().read_all(key, cap);
+  }
+  [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) { return store().list(prefix); }
+  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t max_parts) {
+    return detail::list_keys(store(), prefix, max_parts);
+  }
+  [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
+    return store().leftovers(prefix);
+  }
+  void discard(std::string_view key) { store().discard(key); }
+  [[nodiscard]] std::optional<space_left> free_space() { return store().free_space(); }
+  /// What it lies over.
+  [[nodiscard]] Store& inner() const noexcept { return *parts_->store; }
+  [[nodiscard]] std::string describe() const { return std::string(store().describe()); }
+  [[nodiscard]] store_proof prove()
+    requires SelfTestingStore<Store>
+  {
+    return store().prove();
+  }
+
+  [[nodiscard]] std::size_t reads_at_once() const
+    requires requires(Store& s) { s.reads_at_once(); }
+  {
+    return store().reads_at_once();
+  }
+
+  // What a store over directories offers besides.
+  void make_directory(std::string_view directory)
+    requires requires(Store& s) { s.make_directory(directory); }
+  {
+    store().make_directory(directory);
+  }
+  [[nodiscard]] bool adopt_directory(std::string_view directory)
+    requires requires(Store& s) { s.adopt_directory(directory); }
+  {
+    return store().adopt_directory(directory);
+  }
+  void make_name_durable(std::string_view key)
+    requires requires(Store& s) { s.make_name_durable(key); }
+  {
+    store().make_name_durable(key);
+  }
+  void note_durable(std::string_view key) noexcept
+    requires DurabilityHints<Store>
+  {
+    store().note_durable(key);
+  }
+  [[nodiscard]] bool is_noted_durable(std::string_view key)
+    requires DurabilityHints<Store>
+  {
+    return store().is_noted_durable(key);
+  }
+
+  /// Whether items with this codec can be read; 0: none.
+  [[nodiscard]] static constexpr bool decodes(std::uint16_t codec) noexcept {
+    return codec == 0 || codec == C::id;
+  }
+
+  [[nodiscard]] std::vector<std::byte> description() const
+    requires Portable<Store> && Portable<C>
+  {
+    wire_writer out;
+    const auto codec = parts_->codec.description();
+    out.put(parts_->frames.frame_bytes).put(static_cast<std::uint64_t>(parts_->frames.threads));
+    out.put(static_cast<std::uint64_t>(codec.size())).raw(codec).raw(store().description());
+    return out.take();
+  }
+  [[nodiscard]] static compressed_store from_description(std::span<const std::byte> bytes)
+    requires Portable<Store> && Portable<C>
+  {
+    wire_reader in(bytes);
+    frame_options frames;
+    frames.frame_bytes = in.get<std::uint64_t>();
+    frames.threads = static_cast<std::size_t>(in.get<std::uint64_t>());
+    auto codec = C::from_description(in.take(in.get<std::uint64_t>()));
+    return {std::make_shared<Store>(Store::from_description(in.take(in.left()))), std::move(codec), frames};
+  }
+
+ private:
+  using opened = std::shared_ptr<const compressed_file>;
+  struct parts {
+    parts(std::shared_ptr<Store> s, C c, frame_options f)
+        : store(std::move(s)), codec(std::move(c)), frames(f) {}
+    std::shared_ptr<Store> store;
+    C codec;
+    frame_options frames;
+    std::mutex mutex;
+    std::map<std::string, opened, std::less<>>
+        files;  ///< by key of the safetensors file; null: not compressed
+  };
+  /// A range of an item, and the frames that hold it.
+  struct wanted {
+    opened file;
+    const compressed_file::item* item;
+    std::uint64_t begin;  ///< in the item
+    std::span<std::byte> to;
+    std::uint64_t offset;  ///< of the frames, in the compressed file
+    std::uint64_t bytes;
+    std::span<std::byte> place;
+  };
+  static constexpr std::size_t max_open = 4096;
+
+  /// A key that may stand for a compressed file.
+  [[nodiscard]] static bool is_data(std::string_view key) noexcept { return key.ends_with(".safetensors"); }
+
+  [[nodiscard]] Store& store() const noexcept { return *parts_->store; }
+
+  static void find_frames(const opened& file, const read_range& range, std::vector<wanted>& found,
+                          std::uint64_t& bytes) {
+    if (range.offset > file->bytes || range.destination.size() > file->bytes - range.offset)
+      corrupt(error_id::corrupt_truncated, "an object ends before what should be read of it", file->key,
+              range.offset, std::to_string(range.destination.size()) + " bytes more", {});
+    auto to = range.destination;
+    auto at = range.offset;
+    if (at < file->header.size()) {
+      const auto count = std::min<std::uint64_t>(file->header.size() - at, to.size());
+      if (count != 0) std::memcpy(to.data(), file->header.data() + at, static_cast<std::size_t>(count));
+      at += count;
+      to = to.subspan(static_cast<std::size_t>(count));
+    }
+    auto item = std::upper_bound(file->items.begin(), file->items.end(), at,
+                                 [](std::uint64_t offset, const auto& i) { return offset < i.begin; });
+    for (item = item == file->items.begin() ? item : item - 1; !to.empty(); ++item) {
+      const auto begin = at - item->begin;
+      const auto count =
+          static_cast<std::size_t>(std::min<std::uint64_t>(item->index.decoded_bytes() - begin, to.size()));
+      if (count == 0) continue;  // an empty item between others
+      const auto frames = item->index.covering(begin, count);
+      found.push_back({file,
+                       &*item,
+                       begin,
+                       to.first(count),
+                       item->frames + frames.encoded_begin,
+                       frames.encoded_bytes,
+                       {}});
+      bytes += frames.encoded_bytes;
+      at += count;
+      to = to.subspan(count);
+    }
+  }
+
+  void forget(std::string_view key) {
+    const std::lock_guard lock(parts_->mutex);
+    if (const auto known = parts_->files.find(key); known != parts_->files.end()) parts_->files.erase(known);
+  }
+  /// The compressed file of a data file's key; null where there is none.
+  [[nodiscard]] opened open(std::string_view key) {
+    {
+      const std::lock_guard lock(parts_->mutex);
+      if (const auto known = parts_->files.find(key); known != parts_->files.end()) return known->second;
+    }
+    auto made = open_anew(compressed_key(key));
+    const std::lock_guard lock(parts_->mutex);
+    if (parts_->files.size() >= max_open) parts_->files.clear();
+    parts_->files.insert_or_assign(std::string(key), made);
+    return made;
+  }
+  [[nodiscard]] opened open_anew(std::string key) {
+    const auto size = store().size(key);
+    if (!size) return nullptr;
+    // Most often the first bytes and the last ones are all that is needed.
+    std::vector<std::byte> first(static_cast<std::size_t>(std::min<std::uint64_t>(*size, 8192)));
+    std::vector<std::byte> last(static_cast<std::size_t>(std::min<std::uint64_t>(*size, 65536)));
+    if (*size < compressed_trailer_bytes)
+      corrupt(error_id::corrupt_truncated, "a compressed data file is shorter than its end", key, *size);
+    const read_range both[] = {{key, 0, first}, {key, *size - last.size(), last}};
+    store().read(both);
+    const auto trailer = decode_compressed_trailer(
+        std::span<const std::byte>(last).last(compressed_trailer_bytes), *size, C::id, key);
+    if (trailer.header_bytes < 8 || trailer.header_bytes > max_safetensors_json + 8)
+      corrupt(error_id::corrupt_bad_value, "the header of a compressed data file has an impossible size", key,
+              *size - compressed_trailer_bytes, {}, std::to_string(trailer.header_bytes));
+    const auto got = std::min<std::uint64_t>(first.size(), trailer.header_bytes);
+    first.resize(static_cast<std::size_t>(trailer.header_bytes));
+    if (got < trailer.header_bytes) {
+      const read_range more{key, got, std::span(first).subspan(static_cast<std::size_t>(got))};
+      store().read({&more, 1});
+    }
+    const auto table_bytes = 16 * static_cast<std::size_t>(trailer.items);
+    extend(key, *size, last, compressed_trailer_bytes + table_bytes);
+    const auto table =
+        std::span<const std::byte>(last).last(compressed_trailer_bytes + table_bytes).first(table_bytes);
+    const auto wanted_bytes =
+        compressed_index_bytes(table, trailer, *size, key) + table_bytes + compressed_trailer_bytes;
+    extend(key, *size, last, wanted_bytes);
+    const auto tail = std::span<const std::byte>(last).last(static_cast<std::size_t>(wanted_bytes));
+    return std::make_shared<const compressed_file>(
+        decode_compressed_file(std::move(key), *size, C::id, trailer, std::move(first), tail));
+  }
+  /// `last`, the end of the object, becomes at least so long.
+  void extend(std::string_view key, std::uint64_t size, std::vector<std::byte>& last,
+              std::uint64_t wanted_bytes) {
+    if (last.size() >= wanted_bytes) return;
+    std::vector<std::byte> longer(static_cast<std::size_t>(wanted_bytes));
+    const auto missing = longer.size() - last.size();
+    const read_range more{key, size - longer.size(), std::span(longer).first(missing)};
+    store().read({&more, 1});
+    std::copy(last.begin(), last.end(), longer.begin() + static_cast<std::ptrdiff_t>(missing));
+    last = std::move(longer);
+  }
+
+  std::shared_ptr<parts> parts_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/read_exchange.hpp>
+#include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/wire.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Gets the bytes of a rank's record, from any thread.
+using record_sink = std::function<void(std::int32_t, std::span<const std::byte>)>;
+/// Reads the records of these ranks into the checkpoint; gives the bytes.
+using record_fetch = std::function<std::uint64_t(std::vector<std::int32_t>, const record_sink&)>;
+
+/// The records of a load that is shared, as shared_blocks is for its data.
+class shared_records final : public shared_source {
+ public:
+  shared_records(stored_checkpoint& checkpoint, shared_wants& wants, std::int32_t rank, record_fetch fetch)
+      : checkpoint_(checkpoint), wants_(wants), rank_(rank), fetch_(std::move(fetch)) {}
+
+  /// `wanted`: the ranks whose records this rank needs, ascending. Reads those that nobody else needs.
+  [[nodiscard]] std::vector<shared_unit> find_units(const std::vector<std::int32_t>& wanted) {
+    std::vector<shared_unit> units;
+    std::vector<std::int32_t> alone;
+    std::vector<wanted_part> parts;
+    std::vector<const rank_set*> sets;
+    for (const auto r : wanted) {
+      wants_.overlapping(shared_wants::records_name, {{r}, {1}}, parts);
+      sets.clear();
+      for (const auto& p : parts) sets.push_back(p.ranks);
+      const auto* wanters = sets.empty() ? nullptr : wants_.sets().unite(sets);
+      if (wanters == nullptr || wanters->ranks.size() < 2 || !wanters->has(rank_)) {
+        alone.push_back(r);
+        continue;
+      }
+      shared_unit u;
+      u.wanters = wanters;
+      u.bytes = u.cost = nominal_bytes;
+      u.index = static_cast<std::uint32_t>(r);
+      units.push_back(u);
+    }
+    assign_readers(units);
+    if (!alone.empty()) bytes_read_ += fetch_(std::move(alone), {});
+    return units;
+  }
+  void sets_of(const shared_unit& u, std::vector<const rank_set*>& out) const override {
+    out.push_back(u.wanters);
+  }
+  [[nodiscard]] read_bundles read(shared_window window, std::span<const std::byte> head) override {
+    std::vector<std::int32_t> mine;
+    for (const auto& u : window)
+      if (u.reader == rank_) mine.push_back(static_cast<std::int32_t>(u.index));
+    std::map<std::int32_t, std::vector<std::byte>> contents;
+    std::mutex mutex;
+    bytes_read_ += fetch_(mine, [&](std::int32_t r, std::span<const std::byte> bytes) {
+      const std::lock_guard lock(mutex);
+      contents[r].assign(bytes.begin(), bytes.end());
+    });
+    std::map<const rank_set*, wire_writer, by_ranks> texts;
+    for (const auto& u : window) {
+      if (u.reader != rank_) continue;
+      auto& text = texts[u.wanters];
+      if (text.size() == 0) text.raw(head);
+      const auto& bytes = contents[static_cast<std::int32_t>(u.index)];
+      text.put(static_cast<std::uint64_t>(bytes.size())).raw(bytes);
+    }
+    read_bundles bundles;
+    for (const auto& [set, text] : texts) {
+      auto& bundle = bundles[set] = raw_bytes(text.size());
+      std::copy(text.view().begin(), text.view().end(), bundle.data.get());
+    }
+    return bundles;
+  }
+  void take(shared_window window, std::int32_t reader, const rank_set* set,
+            std::span<const std::byte> bundle) override {
+    try {
+      wire_reader in(bundle);
+      for (const auto& u : window) {
+        if (u.reader != reader || u.wanters != set) continue;
+        const auto bytes = in.take(in.get_count(1));
+        const auto& named = checkpoint_.manifest().records[u.index];
+        checkpoint_.add_record(
+            named.rank, std::make_unique<stored_record>(named, bytes, checkpoint_.record_key_of(named.rank)));
+      }
+      in.finish();
+    } catch (const wire_error&) {
+      fail(error_id::peer_bad_message, "the records that a rank read for others came damaged",
+           {.rank = reader});
+    }
+  }
+  [[nodiscard]] std::uint64_t bytes_read() const noexcept { return bytes_read_; }
+
+ private:
+  /// For the exchange's account: how long a record is is known to its reader alone.
+  static constexpr std::uint64_t nominal_bytes = std::uint64_t{1} << 20;
+  stored_checkpoint& checkpoint_;
+  shared_wants& wants_;
+  std::int32_t rank_;
+  record_fetch fetch_;
+  std::uint64_t bytes_read_ = 0;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/stores/file/file_tree.hpp>
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What the names of files that a proof makes begin with; all of them look like unfinished objects.
+inline constexpr std::string_view proof_prefix = "cairn-probe";
+
+/// Tries what file_store relies on in its directory: see SelfTestingStore. Empty files only, so that a disk
+/// without a free block is no reason to refuse. One thread, once.
+template <FileSystem F>
+class file_proof {
+ public:
+  explicit file_proof(file_tree<F>& tree) : tree_(tree) { proof_.single_writer = tree.options.single_writer; }
+  ~file_proof() {
+    for (const auto& name : names_) static_cast<void>(tree_.fs.unlink_at(directory_.get(), name.c_str()));
+  }
+  file_proof(const file_proof&) = delete;
+  file_proof& operator=(const file_proof&) = delete;
+
+  [[nodiscard]] store_proof run() {
+    learn_kind();
+    if (proof_.has(verdict::unusable)) return std::move(proof_);
+    directory_ = tree_.make_directory("");
+    learn_kind();
+    // Where locks do not keep them from it, others may clean the files away meanwhile: what goes wrong once
+    // is tried again.
+    const auto kind_known = proof_.points;
+    for (int attempt = 1; attempt <= 3; ++attempt) {
+      proof_.points = kind_known;
+      try_all();
+      if (std::all_of(proof_.points.begin() + static_cast<std::ptrdiff_t>(kind_known.size()),
+                      proof_.points.end(), [](const auto& p) { return p.outcome == verdict::right; }))
+        break;
+    }
+    return std::move(proof_);
+  }
+
+ private:
+  using handle = file_handle<F>;
+  using verdict = store_point::verdict;
+  static std::string text_of(int r) {
+    return r >= 0 ? std::string("done")
+                  : std::system_category().message(-r) + " (errno " + std::to_string(-r) + ")";
+  }
+  void note(std::string what, verdict v, std::string seen, std::string follows = {}) {
+    if (v == verdict::right) follows.clear();
+    proof_.points.push_back({std::move(what), v, std::move(seen), std::move(follows)});
+  }
+  /// A full disk is no fault of its kind, and resuming is what may free it.
+  static bool is_full(int r) { return r == -ENOSPC || r == -EDQUOT; }
+
+  void learn_kind() {
+    if (!proof_.kind.empty()) return;
+    const int r = uninterrupted([&] { return tree_.fs.open_directory(tree_.root.c_str()); });
+    const handle root(tree_.fs, r);
+    file_system_kind kind;
+    if (!root || tree_.fs.kind(r, kind) != 0 || kind.name.empty()) return;
+    tree_.set_kind(kind.name);
+    const auto known = experience_with(kind.name);
+    if (known == file_system_experience::no_files)
+      note("a file system for files", verdict::unusable, kind.name,
+           "it is a view of the kernel and keeps no files: give the store another directory");
+    else if (known == file_system_experience::unknown)
+      note("a kind of file system that is known", verdict::weaker, kind.name,
+           "checkpoints were never tried on it: what stands here was tried, whether it keeps what it "
+           "acknowledged was not");
+    else
+      note(
+          "a kind of file system that is known", verdict::right,
+          kind.name + (known == file_system_experience::tried ? "" : ", by its documents: it was not tried"));
+    proof_.kind = std::move(kind.name);
+    proof_.from = std::move(kind.mounted);
+  }
+
+  /// A file that did not exist, locked where that can be: what try_lock() said, or the error of making it.
+  int make_file(handle& file, std::string& name) {
+    for (int attempt = 0;; ++attempt) {
+      name = part_name(proof_prefix, tree_.fs.unique_number());
+      const int r = uninterrupted([&] {
+        return tree_.fs.open_at(directory_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL,
+                                tree_.options.file_mode.value_or(0666));
+      });
+      file = handle(tree_.fs, r);
+      if (r < 0) return r;
+      names_.push_back(name);
+      const int locked = tree_.fs.try_lock(r);
+      // Between open and lock a cleaner may have taken it for the file of a dead writer.
+      file_status s;
+      if (attempt >= 64 || (locked != -EAGAIN && tree_.fs.status(r, s) == 0 && s.links > 0)) return locked;
+    }
+  }
+
+  void try_all() {
+    handle one;
+    handle other;
+    std::string from;
+    std::string taken;
+    const int locked = make_file(one, from);
+    if (!one && is_full(locked))
+      return note("a file can be made", verdict::weaker, text_of(locked), "nothing more could be tried");
+    if (!one) tree_.fail_at(-locked, "open", tree_.path_of(from), directory_);
+    try_exclusive_creation(from);
+    try_lock(locked, from);
+    try_sync(one);
+    const int second = make_file(other, taken);
+    if (!other && is_full(second)) return;
+    if (!other) tree_.fail_at(-second, "open", tree_.path_of(taken), directory_);
+    try_names(from, taken);
+  }
+
+  void try_exclusive_creation(const std::string& name) {
+    const int r = uninterrupted(
+        [&] { return tree_.fs.open_at(directory_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0666); });
+    const handle file(tree_.fs, r);
+    note("a name is made once (O_EXCL)", r == -EEXIST ? verdict::right : verdict::single_job, text_of(r),
+         "two writers can have the same unfinished file: use another file system");
+  }
+
+  void try_lock(int first, const std::string& name) {
+    const char* follows =
+        "whether a writer lives is not seen: a run that resumes ends saves of earlier runs at once instead "
+        "of "
+        "waiting for them, also those of a worker process that still writes; for NFS and Lustre see their "
+        "mount options";
+    if (first != 0) return note("a lock is given", verdict::weaker, text_of(first), follows);
+    const int r = uninterrupted([&] { return tree_.fs.open_at(directory_.get(), name.c_str(), O_RDWR, 0); });
+    const handle second(tree_.fs, r);
+    const int again = second ? tree_.fs.try_lock(r) : r;
+    note("a lock is seen from a second open", again == -EAGAIN ? verdict::right : verdict::weaker,
+         again == -EAGAIN ? "refused, as it must be" : text_of(again), follows);
+  }
+
+  void try_sync(handle& file) {
+    const int r = tree_.fs.sync(file.get());
+    if (!is_full(r))
+      note("fsync of a file", r == 0 ? verdict::right : verdict::unusable, text_of(r),
+           "every save would fail with it: look at the kernel log and the mount");
+    const int d = tree_.fs.sync_directory(directory_.get());
+    if (is_full(d)) return;
+    const bool refused = d == -EINVAL || d == -EBADF;
+    note("fsync of a directory",
+         d == 0    ? verdict::right
+         : refused ? verdict::weaker
+                   : verdict::unusable,
+         text_of(d),
+         refused ? "it is taken to be needless: whether a committed checkpoint survives a power loss is the "
+                   "file system's matter"
+                 : "every save would fail with it: look at the kernel log and the mount");
+  }
+
+  /// How files get their names: `from` is renamed, or linked, to a name that is taken, and to one that is
+  /// not.
+  void try_names(const std::string& from, const std::string& taken) {
+    auto& fs = tree_.fs;
+    const auto fresh = part_name(proof_prefix, fs.unique_number());
+    names_.push_back(fresh);
+    const auto cannot = [](int r) { return r == -EINVAL || r == -ENOSYS || r == -EOPNOTSUPP; };
+    const auto rename = [&](const std::string& to) {
+      return uninterrupted([&] { return fs.rename_new_at(directory_.get(), from.c_str(), to.c_str()); });
+    };
+    const auto link = [&](const std::string& to) {
+      return uninterrupted([&] { return fs.link_at(directory_.get(), from.c_str(), to.c_str()); });
+    };
+    const char* replaces =
+        "of two jobs that commit one step both would be told that they did, and the checkpoint of one is "
+        "lost: use another file system, or say file_store_options{.single_writer = true} where one job alone "
+        "writes";
+    const char* fails = "every save would fail with it: use another file system";
+    const int over = rename(taken);
+    if (over == 0)
+      return note("a rename replaces nothing", verdict::single_job, "a file that was there was replaced",
+                  replaces);
+    const int to_fresh = rename(fresh);
+    const auto seen = "over a file: " + text_of(over) + "; else: " + text_of(to_fresh);
+    if (to_fresh == 0 && over == -EEXIST) {
+      note("a rename replaces nothing", verdict::right, seen);
+    } else if (cannot(to_fresh) && (cannot(over) || over == -EEXIST)) {
+      const int link_over = link(taken);
+      const int link_fresh = link(fresh);
+      const auto with_link = "renameat2 " + seen + "; link over a file: " + text_of(link_over) +
+                             "; else: " + text_of(link_fresh);
+      if (link_over == 0)
+        note("a link replaces nothing", verdict::single_job, with_link, replaces);
+      else if (link_fresh != 0 || link_over != -EEXIST)
+        note("a name is given to one writer alone", verdict::unusable, with_link, fails);
+      else
+        note("a link replaces nothing", verdict::right, with_link + "; links are used");
+    } else if (!is_full(to_fresh)) {
+      note("a name is given to one writer alone", verdict::unusable, seen, fails);
+    }
+    std::vector<directory_entry> entries;
+    const int listed = fs.list(directory_.get(), entries);
+    const bool found =
+        std::any_of(entries.begin(), entries.end(), [&](const auto& e) { return e.name == fresh; });
+    if (proof_.points.back().outcome == verdict::right)
+      note("a new name is listed", listed == 0 && found ? verdict::right : verdict::unusable,
+           listed != 0 ? text_of(listed)
+           : found     ? "it is"
+                       : "it is not",
+           "a run that resumes would not find its newest checkpoint: use another file system");
+  }
+
+  file_tree<F>& tree_;
+  store_proof proof_;
+  handle directory_;
+  std::vector<std::string> names_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

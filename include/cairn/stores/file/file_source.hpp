@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/stores/file/file_io.hpp>
+#include <cairn/stores/file/posix_file_system.hpp>
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// A file that several threads read at once: large requests past the page cache where the file system can,
+/// the rest through it. Each way is opened by the first request that takes it.
+template <FileSystem F>
+class file_source {
+ public:
+  /// Reads until `bytes` are there or the file ends. `open(flags, error)` gives a handle, opened with these
+  /// flags in addition, or the negative errno. `block`: what direct offsets and lengths are multiples of.
+  template <class Open>
+  [[nodiscard]] transfer read(F& fs, bounce_buffers& bounces, std::size_t block, bool direct_allowed,
+                              Open&& open, std::byte* to, std::size_t bytes, std::uint64_t offset) {
+    transfer t;
+    if (direct_allowed && bytes >= least_direct) {
+      if (const int file = direct_file(fs, block, open); file >= 0)
+        t = read_direct(fs, bounces, block, file, to, bytes, offset);
+    }
+    if (t.error != 0 || (t.done == bytes && bytes != 0)) return t;
+    // What direct requests did not bring: all of it, or what follows an odd end. Also for nothing the file
+    // must be there.
+    const int file = buffered_file(open);
+    if (file < 0) return {t.done, -file};
+    auto rest = read_fully(fs, file, to + t.done, bytes - static_cast<std::size_t>(t.done), offset + t.done);
+    rest.done += t.done;
+    return rest;
+  }
+  /// Nobody reads any more.
+  void close() noexcept {
+    const std::lock_guard lock(mutex_);
+    static_cast<void>(buffered_.close());
+    static_cast<void>(direct_.close());
+    tried_direct_ = false;
+  }
+
+ private:
+  static constexpr std::size_t least_direct = 64u << 10;  // below, one request of the page cache is as good
+
+  template <class Open>
+  [[nodiscard]] int buffered_file(Open& open) {
+    const std::lock_guard lock(mutex_);
+    if (!buffered_) {
+      int error = 0;
+      buffered_ = open(0, error);
+      if (error < 0) return error;
+    }
+    return buffered_.get();
+  }
+  /// Negative where there is none: then the buffered way tells what is wrong, if anything is.
+  template <class Open>
+  [[nodiscard]] int direct_file(F& fs, std::size_t block, Open& open) {
+    if (refused_.load(std::memory_order_relaxed)) return -1;
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(tried_direct_, true)) return direct_.get();
+    int error = 0;
+    direct_ = open(O_DIRECT, error);
+    if (error < 0) return -1;
+    direct_alignment needs;
+    if (fs.direct(direct_.get(), needs) != 0 || needs.offset == 0 || block % needs.offset != 0 ||
+        needs.memory == 0 || block % needs.memory != 0)
+      static_cast<void>(direct_.close());
+    memory_alignment_ = needs.memory;
+    return direct_.get();
+  }
+
+  /// Whole blocks go straight to their place where that is aligned; else, and at the edges, through a buffer.
+  [[nodiscard]] transfer read_direct(F& fs, bounce_buffers& bounces, std::size_t block, int file,
+                                     std::byte* to, std::size_t bytes, std::uint64_t offset) {
+    const auto end = offset + bytes;
+    const auto first = (offset + block - 1) / block * block;
+    const auto last = end / block * block;
+    const bool straight =
+        first < last && reinterpret_cast<std::uintptr_t>(to + (first - offset)) % memory_alignment_ == 0;
+    if (!straight) return through_buffer(fs, bounces, block, file, to, bytes, offset);
+    transfer t;
+    if (first > offset) {
+      t = through_buffer(fs, bounces, block, file, to, static_cast<std::size_t>(first - offset), offset);
+      if (t.error != 0 || t.done < first - offset) return t;
+    }
+    const auto middle =
+        request(fs, block, file, to + (first - offset), static_cast<std::size_t>(last - first), first);
+    t.done += middle.done;
+    t.error = middle.error;
+    if (t.error != 0 || middle.done < last - first || last == end) return t;
+    const auto tail = through_buffer(fs, bounces, block, file, to + (last - offset),
+                                     static_cast<std::size_t>(end - last), last);
+    return {t.done + tail.done, tail.error};
+  }
+  [[nodiscard]] transfer through_buffer(F& fs, bounce_buffers& bounces, std::size_t block, int file,
+                                        std::byte* to, std::size_t bytes, std::uint64_t offset) {
+    const auto buffer = bounces.take();
+    transfer t;
+    while (t.done < bytes) {
+      const auto at = offset + t.done;
+      const auto begin = at / block * block;
+      const auto end = (offset + bytes + block - 1) / block * block;
+      const auto length = static_cast<std::size_t>(std::min<std::uint64_t>(bounces.size(), end - begin));
+      const auto got = request(fs, block, file, buffer.data(), length, begin);
+      if (got.error != 0) return {t.done, got.error};
+      const auto there = begin + got.done;
+      const auto n = there > at ? std::min<std::uint64_t>(there - at, bytes - t.done) : 0;
+      std::memcpy(to + t.done, buffer.data() + (at - begin), static_cast<std::size_t>(n));
+      t.done += n;
+      if (got.done < length) break;
+    }
+    return t;
+  }
+  /// Ends early at the end of the file, where the file system refuses, and where a call stops between two
+  /// blocks.
+  [[nodiscard]] transfer request(F& fs, std::size_t block, int file, std::byte* to, std::size_t bytes,
+                                 std::uint64_t offset) {
+    transfer t;
+    for (int idle = 0; t.done < bytes;) {
+      const auto rest = static_cast<std::size_t>(bytes - t.done);
+      const auto n = fs.pread(file, to + t.done, rest, offset + t.done);
+      if (n > 0 && static_cast<std::uint64_t>(n) <= rest) {
+        t.done += static_cast<std::uint64_t>(n);
+        if (t.done % block != 0) break;
+        idle = 0;
+      } else if (n == -EINVAL) {
+        refused_.store(true, std::memory_order_relaxed);
+        break;
+      } else if (n == 0) {
+        break;
+      } else if (n != -EINTR || ++idle >= max_interruptions) {
+        t.error = n < 0 ? static_cast<int>(-n) : EIO;
+        break;
+      }
+    }
+    return t;
+  }
+
+  std::mutex mutex_;
+  file_handle<F> buffered_;
+  file_handle<F> direct_;
+  std::uint64_t memory_alignment_ = 1;
+  bool tried_direct_ = false;
+  std::atomic<bool> refused_{false};
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
