@@ -199,8 +199,7 @@ struct meddling_executor {
   bool in_caller = false;
   std::shared_ptr<std::function<void()>> meddle;
   cairn::thread_executor thread = {};
-  template <class Writer>
-  void submit(cairn::save_job<Writer> job) {
+  void submit(cairn::save_job job) {
     if (*meddle) (*meddle)();
     if (in_caller) return cairn::run_save_job(std::move(job));
     thread.submit(std::move(job));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // threaded
 #include <cairn/cairn.hpp>
+#include <cairn/concepts/any_executor.hpp>
 #include <cairn/concepts/any_observer.hpp>
 
 #include "support/communicator_archetype.hpp"
@@ -145,7 +146,47 @@ using store = cairn_test::faulty_store<cairn::memory_store>;
 
 }  // namespace
 
-TEST_CASE_TEMPLATE_INVOKE(cairn_test::executor_conformance, inline_env, thread_env, archetype_env);
+struct any_env {
+  static cairn::any_executor make() { return cairn::any_executor(cairn::thread_executor()); }
+};
+struct any_archetype_env {
+  static cairn::any_executor make() { return cairn::any_executor(archetype_env::make()); }
+};
+
+TEST_CASE_TEMPLATE_INVOKE(cairn_test::executor_conformance, inline_env, thread_env, archetype_env, any_env,
+                          any_archetype_env);
+
+// What an executor may say besides, and what is none of it.
+struct prepared_executor : cairn_test::executor_archetype {
+  explicit prepared_executor(int& calls) : executor_archetype(executor_archetype::make()), prepared(&calls) {}
+  void prepare() & { ++*prepared; }
+  int* prepared;
+};
+struct prepare_gives_something : cairn_test::executor_archetype {
+  bool prepare() { return true; }
+};
+struct says_no : cairn_test::executor_archetype {
+  static constexpr bool jobs_end_with_process = false, runs_in_caller = false, needs_shared_images = false;
+};
+static_assert(cairn::RunsInCaller<cairn::inline_executor> && !cairn::RunsInCaller<cairn::thread_executor> &&
+              !cairn::RunsInCaller<cairn_test::executor_archetype> && !cairn::RunsInCaller<says_no>);
+static_assert(cairn::EndsWithProcess<cairn::thread_executor> && !cairn::EndsWithProcess<says_no> &&
+              !cairn::EndsWithProcess<cairn_test::executor_archetype>);
+static_assert(!cairn::NeedsSharedImages<cairn::thread_executor> && !cairn::NeedsSharedImages<says_no>);
+static_assert(cairn::PreparesEarly<prepared_executor> && !cairn::PreparesEarly<prepare_gives_something> &&
+              !cairn::PreparesEarly<cairn_test::executor_archetype>);
+
+TEST_CASE("a handle of an executor offers what that one offers besides, and nothing where it does not") {
+  int prepared = 0;
+  cairn::any_executor prepares{prepared_executor(prepared)};
+  prepares.prepare();
+  CHECK(prepared == 1);
+  CHECK_FALSE(prepares.ends_with_process());
+  cairn::any_executor least{archetype_env::make()};
+  least.prepare();
+  CHECK_FALSE(least.ends_with_process());
+  CHECK(cairn::any_executor(cairn::thread_executor()).ends_with_process());
+}
 
 TEST_CASE("the writing thread runs with the settings that it was given, or there is no executor") {
   cpu_set_t mine;
@@ -157,8 +198,8 @@ TEST_CASE("the writing thread runs with the settings that it was given, or there
   auto progress = std::make_shared<cairn::save_progress>(1);
   auto control = std::make_shared<cairn::image_control>();
   control->release();
-  executor.submit(cairn::save_job<noting_writer>{
-      std::make_shared<noting_writer>(std::make_shared<cairn_test::scripted_writer::script>()),
+  executor.submit(cairn::save_job{
+      cairn::any_writer(noting_writer(std::make_shared<cairn_test::scripted_writer::script>())),
       {},
       cairn_test::empty_image(control),
       std::make_shared<const cairn::metadata>(),

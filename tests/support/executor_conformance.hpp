@@ -91,16 +91,13 @@ class executor_archetype {
   static executor_archetype make() { return executor_archetype(0); }
   executor_archetype(executor_archetype&&) = default;
   executor_archetype& operator=(executor_archetype&&) = default;
-  template <class Writer>
-  void submit(cairn::save_job<Writer> job) & {
-    cairn::run_save_job(std::move(job));
-  }
+  void submit(cairn::save_job job) & { cairn::run_save_job(std::move(job)); }
   bool drain(cairn::deadline) & { return true; }
 
  private:
   explicit executor_archetype(int) {}
 };
-static_assert(cairn::Executor<executor_archetype, scripted_writer>);
+static_assert(cairn::ExecutorFor<executor_archetype, scripted_writer>);
 
 // One requirement broken at a time.
 struct executor_without_drain : executor_archetype {
@@ -111,14 +108,12 @@ struct executor_that_accepts_nothing : executor_archetype {
   static constexpr bool accepts = false;
 };
 struct executor_that_answers : executor_archetype {
-  template <class Writer>
-  int submit(cairn::save_job<Writer>) & {
-    return 0;
-  }
+  int submit(cairn::save_job) & { return 0; }
 };
-static_assert(!cairn::Executor<executor_without_drain, scripted_writer>);
-static_assert(!cairn::Executor<executor_that_accepts_nothing, scripted_writer>);
-static_assert(!cairn::Executor<executor_that_answers, scripted_writer>);
+static_assert(!cairn::Executor<executor_without_drain>);
+static_assert(cairn::Executor<executor_that_accepts_nothing> &&
+              !cairn::ExecutorFor<executor_that_accepts_nothing, scripted_writer>);
+static_assert(!cairn::Executor<executor_that_answers>);
 
 /// An image without bytes that is released, or stays in training memory.
 inline cairn::staged_image empty_image(std::shared_ptr<cairn::image_control> control) {
@@ -137,8 +132,8 @@ TEST_CASE_TEMPLATE_DEFINE("Executor conformance", Env, executor_conformance) {
     control->release();
     cairn::save_context c;
     c.step = step, c.rank = rank, c.world_size = rank + 1;
-    executor.submit(cairn::save_job<scripted_writer>{writer, c, empty_image(control),
-                                                     std::make_shared<const cairn::metadata>(), progress});
+    executor.submit(cairn::save_job{cairn::any_writer(writer), c, empty_image(control),
+                                    std::make_shared<const cairn::metadata>(), progress});
     return progress;
   };
   const auto until = cairn::deadline::in(std::chrono::minutes(1));
@@ -196,8 +191,8 @@ TEST_CASE_TEMPLATE_DEFINE("Executor conformance", Env, executor_conformance) {
     control->release();
     cairn::save_context c;
     c.step = 3;
-    executor.submit(cairn::save_job<scripted_writer>{writer, c, empty_image(control),
-                                                     std::make_shared<const cairn::metadata>(), progress});
+    executor.submit(cairn::save_job{cairn::any_writer(writer), c, empty_image(control),
+                                    std::make_shared<const cairn::metadata>(), progress});
     CHECK(progress->wait_finished(until));
     CHECK(ends == 1);
   }

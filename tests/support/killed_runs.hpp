@@ -215,8 +215,7 @@ class either_executor {
   static constexpr bool accepts = true;
 
   explicit either_executor(bool in_caller) : in_caller_(in_caller) {}
-  template <class Writer>
-  void submit(cairn::save_job<Writer> job) {
+  void submit(cairn::save_job job) {
     if (in_caller_)
       caller_.submit(std::move(job));
     else

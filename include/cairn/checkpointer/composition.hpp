@@ -159,7 +159,7 @@ constexpr bool check_observer() {
 }
 template <class X, class Writer, class S, bool Overlapped>
 constexpr bool check_executor() {
-  if constexpr (requires { X::needs_shared_images; }) {
+  if constexpr (NeedsSharedImages<X>) {
     static_assert(
         X::template accepts<Writer>,
         "cairn::checkpointer: process_executor makes the StorageWriter again in the worker process: "
@@ -171,15 +171,14 @@ constexpr bool check_executor() {
         "cairn::checkpointer: process_executor needs a stager whose images another process can "
         "read: take shared_stager");
   }
-  static_assert(Executor<X, Writer>,
+  static_assert(ExecutorFor<X, Writer>,
                 "cairn::checkpointer: an argument declares the role executor but does not model Executor for "
                 "this StorageWriter (see the "
                 "lines below for the missing member; docs/concepts.md#executor)");
-  if constexpr (requires { X::runs_in_caller; })
-    static_assert(!Overlapped || !X::runs_in_caller,
-                  "cairn::checkpointer: overlapped{} needs an executor that runs beside training; "
-                  "inline_executor runs in the calling "
-                  "thread: take thread_executor");
+  static_assert(!Overlapped || !RunsInCaller<X>,
+                "cairn::checkpointer: overlapped{} needs an executor that runs beside training; "
+                "inline_executor runs in the calling "
+                "thread: take thread_executor");
   return true;
 }
 

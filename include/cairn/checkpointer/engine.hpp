@@ -87,7 +87,7 @@ class engine {
     const auto layout = plans_.lay_out(*planned, state, group_, *services_->writer());
     overlap_.set_layout(state, *planned->plan, layout);
     try {
-      if constexpr (requires { executor_.prepare(); }) executor_.prepare();
+      if constexpr (PreparesEarly<ExecutorType>) executor_.prepare();
       prepare_buffers(layout, planned->sources->sources());
     } catch (...) {
       tell_unprepared();
@@ -126,8 +126,8 @@ class engine {
     begin(save, image);
     const auto control = image.control();
     try {
-      executor_.submit(save_job<writer_type>{save.writer, save.context, std::move(image),
-                                             save.planned->stored, save.progress});
+      executor_.submit(save_job{any_writer(save.writer), save.context, std::move(image), save.planned->stored,
+                                save.progress});
     } catch (...) {
       control->fail();
       save.abort();

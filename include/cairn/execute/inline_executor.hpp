@@ -17,13 +17,9 @@ class inline_executor {
   template <class Writer>
   static constexpr bool accepts = true;
   static constexpr bool jobs_end_with_process = true;
-  /// Says that submit() runs the job before it returns.
   static constexpr bool runs_in_caller = true;
 
-  template <class Writer>
-  void submit(save_job<Writer> job) {
-    run_save_job(std::move(job));
-  }
+  void submit(save_job job) { run_save_job(std::move(job)); }
   [[nodiscard]] bool drain(deadline) noexcept { return true; }
 };
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
+#include <concepts>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -37,8 +37,9 @@ struct worker_program {
 class process_executor {
  public:
   using cairn_role = role::executor;
+  /// An any_writer is asked when a job is sent: the save fails where it is not Portable.
   template <class Writer>
-  static constexpr bool accepts = Portable<Writer>;
+  static constexpr bool accepts = Portable<Writer> || std::same_as<Writer, any_writer>;
   static constexpr bool runs_in_caller = false;
   static constexpr bool needs_shared_images = true;
 
@@ -66,27 +67,19 @@ class process_executor {
   }
 
   /// Starts the worker in the background.
-  void prepare() {
-    thread_->give([](detail::worker_work& work) { work.start_worker(); },
-                  deadline::in(std::chrono::minutes(1)));
-  }
-  template <class Writer>
-  void submit(save_job<Writer> job) {
+  void prepare() { thread_->prepare(); }
+  void submit(save_job job) {
     job.progress->await_handover();
-    const auto until = deadline::in(job.context.longest());
-    auto save = std::make_shared<detail::remote_save_of<Writer>>(std::move(job));
-    thread_->give([&](detail::worker_work& work) { work.add(std::move(save)); }, until);
+    thread_->submit(std::move(job));
   }
   [[nodiscard]] bool drain(deadline until) { return thread_->drain(until); }
 
  private:
-  using thread_type = detail::abandonable_thread<detail::worker_work>;
-
   void use_worker(std::shared_ptr<detail::worker_client> client) {
-    thread_ = std::make_unique<thread_type>(std::make_shared<detail::worker_work>(std::move(client)));
+    thread_ = std::make_unique<detail::save_thread>(std::make_shared<detail::worker_work>(std::move(client)));
   }
 
-  std::unique_ptr<thread_type> thread_;
+  std::unique_ptr<detail::save_thread> thread_;
 };
 
 }  // namespace v1

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/storage.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/concepts/executor.hpp>
 #include <cairn/model/save_journal.hpp>
 
 #include <unistd.h>
@@ -40,9 +39,8 @@ class writing_costs {
 /// Carries out one rank's part of a save, in the calling thread, from the image to the commit. Its progress
 /// ends in committed or failed; a failure is told to the other ranks. The image's buffers are given back as
 /// soon as the bytes are durable. Every executor ends here.
-template <StorageWriter Writer>
-void run_save_job(save_job<Writer> job) noexcept {
-  auto& writer = *job.writer;
+inline void run_save_job(save_job job) noexcept {
+  auto& writer = job.writer;
   const auto journal = job.progress->journal();
   detail::writing_costs costs(job.image);
   const auto begin = journal != nullptr ? steady_now() : 0;

@@ -2,14 +2,13 @@
 #pragma once
 #include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/execute/abandonable_thread.hpp>
 #include <cairn/execute/run_save_job.hpp>
+#include <cairn/execute/save_thread.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/thread_settings.hpp>
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -29,32 +28,36 @@ struct thread_executor_options {
 };
 
 namespace detail {
-/// Runs what it is given, in order.
-struct job_queue : thread_work {
-  explicit job_queue(thread_settings of) : settings(std::move(of)) {}
+/// Runs jobs in order.
+class job_queue final : public thread_work {
+ public:
+  explicit job_queue(thread_settings settings) : settings_(std::move(settings)) {}
 
-  [[nodiscard]] bool busy() const noexcept { return running || !jobs.empty(); }
-  void run() noexcept {
-    apply_granted(settings);
+  void add(save_job job) override { jobs_.push_back(std::move(job)); }
+  [[nodiscard]] bool busy() const noexcept override { return running_ || !jobs_.empty(); }
+  void run() noexcept override {
+    apply_granted(settings_);
     std::unique_lock lock(mutex);
     for (;;) {
-      changed.wait(lock, [&] { return stopping || !jobs.empty(); });  // idle
-      if (jobs.empty()) return;
-      auto job = std::move(jobs.front());
-      jobs.pop_front();
-      running = true;
-      lock.unlock();
-      job();
-      job = nullptr;
+      changed.wait(lock, [&] { return stopping || !jobs_.empty(); });  // idle
+      if (jobs_.empty()) return;
+      running_ = true;
+      {
+        auto job = std::move(jobs_.front());
+        jobs_.pop_front();
+        lock.unlock();
+        run_save_job(std::move(job));
+      }
       lock.lock();
-      running = false;
+      running_ = false;
       changed.notify_all();
     }
   }
 
-  const thread_settings settings;
-  std::deque<std::function<void()>> jobs;
-  bool running = false;
+ private:
+  const thread_settings settings_;
+  std::deque<save_job> jobs_;
+  bool running_ = false;
 };
 }  // namespace detail
 
@@ -74,27 +77,19 @@ class thread_executor {
   explicit thread_executor(thread_executor_options options)
       : rate_limiter_(make_rate_limiter(options.bytes_per_second, std::move(options.clock))) {
     detail::check_granted(options.thread);
-    thread_ = std::make_unique<thread_type>(std::make_shared<detail::job_queue>(std::move(options.thread)));
+    thread_ =
+        std::make_unique<detail::save_thread>(std::make_shared<detail::job_queue>(std::move(options.thread)));
   }
 
-  template <class Writer>
-  void submit(save_job<Writer> job) {
-    const auto until = deadline::in(job.context.longest());
+  void submit(save_job job) {
     job.image.limit_writing(rate_limiter_);
-    auto shared = std::make_shared<save_job<Writer>>(std::move(job));
-    thread_->give(
-        [&](detail::job_queue& queue) {
-          queue.jobs.emplace_back([shared] { run_save_job(std::move(*shared)); });
-        },
-        until);
+    thread_->submit(std::move(job));
   }
   [[nodiscard]] bool drain(deadline until) { return thread_->drain(until); }
 
  private:
-  using thread_type = detail::abandonable_thread<detail::job_queue>;
-
   std::shared_ptr<rate_limiter> rate_limiter_;
-  std::unique_ptr<thread_type> thread_;
+  std::unique_ptr<detail::save_thread> thread_;
 };
 
 }  // namespace v1

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::interprocess
 #pragma once
+#include <cairn/concepts/executor.hpp>
 #include <cairn/execute/worker_process.hpp>
-#include <cairn/model/save_job.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -54,24 +54,23 @@ class worker_client {
   /// `announced`: a descriptor that keeps alive what others see of the save; -1: none.
   /// @return the number by which trainer and worker know this save from now on
   /// @throws usage_error where the job cannot cross, and what the socket throws.
-  template <class Writer>
-  std::uint64_t send(const save_job<Writer>& job, int announced, deadline until) {
+  std::uint64_t send(const save_job& job, int announced, deadline until) {
     const auto where = job.image.shared();
     if (!where)
       fail(error_id::usage_bad_option, "process_executor needs images in shared memory: take shared_stager");
+    const auto writer = job.writer.description();
     wire_writer out;
     std::int64_t offset = 0;
     if (same_program_) {
-      const auto entry = reinterpret_cast<std::uintptr_t>(&serve_request<Writer>);
-      if (!this_program().contains(entry))
+      const auto maker = reinterpret_cast<std::uintptr_t>(job.writer.maker());
+      if (!this_program().contains(maker))
         fail(error_id::usage_no_worker,
              "the code of this writer is not in the main program, so that program is no worker for it; build "
              "a worker_program");
-      offset = static_cast<std::int64_t>(entry) - static_cast<std::int64_t>(anchor_address());
+      offset = static_cast<std::int64_t>(maker) - static_cast<std::int64_t>(anchor_address());
     }
-    out.put(offset).put(writer_type_name<Writer>());
+    out.put(offset).put(job.writer.type_name());
     out.put(++jobs_);
-    const auto writer = job.writer->description();
     out.put(static_cast<std::uint64_t>(writer.size())).raw(writer);
     encode(out, job.context);
     out.put(static_cast<std::uint8_t>(job.image.digested()));

@@ -45,7 +45,7 @@ inline std::atomic<bool> worker_main_called{false};
 /// A writer that a worker_program knows by the name of its type.
 struct known_writer {
   std::string_view type;
-  worker_entry entry;
+  writer_maker maker;
 };
 
 struct worker_hello {
@@ -66,18 +66,18 @@ inline void encode(wire_writer& out, const worker_hello& hello) {
   return hello;
 }
 
-/// Who is to carry out a job: a function of this very program, or one of those that it knows by name.
-[[nodiscard]] inline worker_entry entry_for(std::int64_t offset, const std::string& type,
+/// What makes a job's writer: a function of this very program, or one of those that it knows by name.
+[[nodiscard]] inline writer_maker maker_for(std::int64_t offset, const std::string& type,
                                             std::span<const known_writer> known) {
   if (offset != 0) {
     const auto address = static_cast<std::uintptr_t>(static_cast<std::int64_t>(anchor_address()) + offset);
     if (!this_program().contains(address))
       fail(error_id::peer_bad_message, "the function that a worker was to call is not in its program");
-    return reinterpret_cast<worker_entry>(address);
+    return reinterpret_cast<writer_maker>(address);
   }
   std::string names;
   for (const auto& writer : known) {
-    if (writer.type == type) return writer.entry;
+    if (writer.type == type) return writer.maker;
     names += (names.empty() ? "" : "; ") + std::string(writer.type);
   }
   fail(error_id::usage_no_worker,
@@ -117,9 +117,9 @@ inline void serve(worker_session& session, std::span<const known_writer> known) 
         fail(error_id::peer_bad_message, "a worker got a message that is not for workers");
       const auto offset = in.get<std::int64_t>();
       const auto type = in.get_string();
-      const auto entry = entry_for(offset, type, known);
+      const auto maker = maker_for(offset, type, known);
       auto request = session.decode(in, std::move(frame->descriptors));
-      entry(session, request);
+      serve_request(session, request, maker);
     } catch (const wire_error& e) {
       session.say(frame_kind::refused,
                   encode_failure(make_failure(error_id::peer_bad_message,
@@ -180,7 +180,7 @@ template <class... Writers>
   requires(sizeof...(Writers) > 0 && (Portable<Writers> && ...))
 int worker_program_main(int argc, const char* const* argv) noexcept {
   static constexpr std::array<detail::known_writer, sizeof...(Writers)> known{
-      detail::known_writer{detail::writer_type_name<Writers>(), &detail::serve_request<Writers>}...};
+      detail::known_writer{detail::writer_type_name<Writers>(), &any_writer::made_of<Writers>}...};
   if (argc == 2 && std::strcmp(argv[1], detail::worker_argument) == 0) detail::live_as_worker(known);
   std::fprintf(stderr, "cairn: this program is a worker that trainers start; it knows these writers:\n");
   for (const auto& writer : known)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::interprocess
 #pragma once
-#include <cairn/execute/abandonable_thread.hpp>
 #include <cairn/execute/remote_save.hpp>
+#include <cairn/execute/save_thread.hpp>
 #include <cairn/execute/worker_client.hpp>
 #include <cairn/system/credential_broker.hpp>
 #include <cairn/system/file_descriptor.hpp>
@@ -182,7 +182,7 @@ class worker_queue {
 };
 
 /// Sees saves through a worker.
-class worker_work : public thread_work {
+class worker_work final : public thread_work {
  public:
   /// @throws storage_error if there are no descriptors.
   explicit worker_work(std::shared_ptr<worker_client> client)
@@ -190,18 +190,17 @@ class worker_work : public thread_work {
     if (!interrupt_.open()) fail_system(errno, "a thread for a worker could not be prepared");
   }
 
-  [[nodiscard]] bool busy() const noexcept { return running_ || start_worker_ || !added_.empty(); }
-  /// Starts the worker; a failure is told by the first save. @pre locked
-  void start_worker() noexcept {
+  [[nodiscard]] bool busy() const noexcept override { return running_ || start_worker_ || !added_.empty(); }
+  /// Starts the worker; a failure is told by the first save.
+  void prepare() noexcept override {
     start_worker_ = true;
     interrupt();
   }
-  /// @pre locked
-  void add(std::shared_ptr<remote_save> save) {
-    added_.push_back(std::move(save));
+  void add(save_job job) override {
+    added_.push_back(std::make_shared<remote_save>(std::move(job)));
     interrupt();
   }
-  void run() noexcept {
+  void run() noexcept override {
     apply_granted(thread_settings{});
     worker_queue queue(client_, interrupt_.get());
     for (;;) {

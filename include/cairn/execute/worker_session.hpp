@@ -2,7 +2,6 @@
 // opt-in: cairn::interprocess
 #pragma once
 #include <cairn/concepts/any_writer.hpp>
-#include <cairn/concepts/portable.hpp>
 #include <cairn/execute/job_message.hpp>
 #include <cairn/execute/run_save_job.hpp>
 #include <cairn/execute/worker_link.hpp>
@@ -23,7 +22,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -214,14 +212,13 @@ class worker_session {
 
   /// The writer of a description: the one of the save before where that was the same, so that it keeps its
   /// buffers and threads.
-  template <class Writer>
-  [[nodiscard]] std::shared_ptr<Writer> writer(const std::vector<std::byte>& description) {
-    if (writer_ == nullptr || writer_type_ != writer_type_name<Writer>() || writer_made_of_ != description) {
-      writer_ = std::make_shared<Writer>(Writer::from_description(description));
-      writer_type_ = writer_type_name<Writer>();
+  [[nodiscard]] any_writer writer(writer_maker maker, const std::vector<std::byte>& description) {
+    if (!writer_ || writer_maker_ != maker || writer_made_of_ != description) {
+      writer_ = maker(description);
+      writer_maker_ = maker;
       writer_made_of_ = description;
     }
-    return std::static_pointer_cast<Writer>(writer_);
+    return *writer_;
   }
 
  private:
@@ -262,8 +259,8 @@ class worker_session {
   std::map<std::uint64_t, std::shared_ptr<shared_segment>> segments_;
   std::shared_ptr<const image_layout> layout_;
   std::shared_ptr<const cairn::metadata> metadata_;
-  std::shared_ptr<void> writer_;
-  std::string_view writer_type_;
+  std::optional<any_writer> writer_;
+  writer_maker writer_maker_ = nullptr;
   std::vector<std::byte> writer_made_of_;
 
   mutable std::mutex mutex_;
@@ -277,25 +274,19 @@ class worker_session {
   std::optional<secret_bytes> answer_;
 };
 
-/// What others see of a worker that carries out a save, where the storage has such a thing. If it cannot be
-/// shown, they see that of the trainer, while that lives.
-template <class Writer>
-[[nodiscard]] save_announcement shown_worker([[maybe_unused]] Writer& writer,
-                                             [[maybe_unused]] const save_context& c) noexcept {
-  if constexpr (AnnouncesSaves<Writer>) try {
-      return writer.announce_worker(c);
-    } catch (...) {
-    }
-  return {};
+/// What others see of a worker that carries out a save. If it cannot be shown, they see that of the trainer,
+/// while that lives.
+[[nodiscard]] inline save_announcement shown_worker(any_writer& writer, const save_context& c) noexcept {
+  try {
+    return writer.announce_worker(c);
+  } catch (...) {
+    return {};
+  }
 }
 
 /// Carries out a request and says how it ended.
-using worker_entry = void (*)(worker_session&, worker_request&);
-
-template <class Writer>
-  requires Portable<Writer>
-void serve_request(worker_session& session, worker_request& request) {
-  auto writer = session.writer<Writer>(request.writer);
+inline void serve_request(worker_session& session, worker_request& request, writer_maker maker) {
+  auto writer = session.writer(maker, request.writer);
   auto progress = std::make_shared<save_progress>(request.context.step);
   const auto journal = request.traced ? std::make_shared<save_journal>() : nullptr;
   request.image.trace_to(journal);
@@ -310,13 +301,11 @@ void serve_request(worker_session& session, worker_request& request) {
   };
   progress->on_written([&] { session.say(frame_kind::written, told({})); });
   {
-    const auto shown = shown_worker(*writer, request.context);
-    run_save_job(save_job<Writer>{writer, request.context, std::move(request.image),
-                                  std::move(request.metadata), progress});
+    const auto shown = shown_worker(writer, request.context);
+    run_save_job({writer, request.context, std::move(request.image), std::move(request.metadata), progress});
   }
   request.announced = file_descriptor();  // first: what is held alive cannot be removed
-  if constexpr (AnnouncesSaves<Writer>)
-    if (session.trainer_gone()) writer->retract(request.context);
+  if (session.trainer_gone()) writer.retract(request.context);
   if (const auto why = progress->failure())
     session.say(frame_kind::failed, told(std::move(wire_writer().raw(encode_failure(why)))));
   else

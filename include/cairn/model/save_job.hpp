@@ -62,16 +62,5 @@ static_assert(attempt_stride * attempt_stride_inverse == 1);
   return (attempt - attempt_of(run, step, 0)) * detail::attempt_stride_inverse;
 }
 
-/// All that an executor needs to carry out one rank's part of a save. `Writer` is copied into jobs by shared
-/// pointer; a process executor sends its description instead.
-template <class Writer>
-struct save_job {
-  std::shared_ptr<Writer> writer;
-  save_context context;
-  staged_image image;
-  std::shared_ptr<const cairn::metadata> metadata;  ///< on the coordinator; null elsewhere
-  std::shared_ptr<save_progress> progress;
-};
-
 }  // namespace v1
 }  // namespace cairn
