@@ -141,6 +141,7 @@ struct only {
 /// For load: what is missing, unexpected or mismatched is told in the report, and in a line on stderr, and is
 /// no error.
 struct partial_t {};
+/// See partial_t.
 inline constexpr partial_t partial{};
 
 }  // namespace v1

@@ -38,6 +38,7 @@ struct device_run {
 /// the load succeeded: afterwards nobody touches the targets.
 class device_load {
  public:
+  /// Memory of the host from which bytes go to a device.
   struct buffer {
     std::size_t index = 0;
     std::span<std::byte> bytes;

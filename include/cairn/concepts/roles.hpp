@@ -17,10 +17,10 @@ struct storage {};  ///< writer() and reader() give a StorageWriter and a Storag
 struct planner {};  ///< models SavePlanner and LoadPlanner
 struct save_planner {};  ///< models SavePlanner
 struct load_planner {};  ///< models LoadPlanner
-struct stager {};
-struct executor {};
-struct communicator {};
-struct observer {};
+struct stager {};        ///< models Stager
+struct executor {};      ///< models Executor
+struct communicator {};  ///< models Communicator
+struct observer {};      ///< models Observer
 struct devices {};       ///< derived from device_access: loads into memory of devices
 struct overlap {};       ///< cairn::overlapped
 struct retention {};     ///< cairn::keep_last
@@ -39,9 +39,11 @@ struct role_of<T> {
   using type = typename T::cairn_role;
 };
 
+/// Whether T declares this role, by its member cairn_role or by role_of.
 template <class T, class Role>
 inline constexpr bool plays =
     requires { requires std::same_as<typename role_of<std::remove_cvref_t<T>>::type, Role>; };
+/// Whether T declares any role.
 template <class T>
 inline constexpr bool plays_a_role = requires { typename role_of<std::remove_cvref_t<T>>::type; };
 

@@ -29,6 +29,7 @@ namespace cairn {
 inline namespace v1 {
 namespace cuda {
 
+/// Options of basic_copy_engine.
 template <DeviceRuntime R>
 struct basic_copy_engine_options {
   /// Devices that are not named here compute on their default stream, which comes after all streams that were

@@ -19,6 +19,7 @@ namespace cairn {
 inline namespace v1 {
 namespace cuda {
 
+/// Options of basic_device_loads.
 template <DeviceRuntime R>
 struct basic_device_loads_options {
   /// Copies begin after what these streams had been given when the load began. Devices that are not named

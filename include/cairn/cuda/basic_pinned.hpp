@@ -25,6 +25,7 @@ enum class unpinned : std::uint8_t {
   accept,  ///< use it as it is, and say so once on stderr: copies are slower and are no longer asynchronous
 };
 
+/// Options of basic_pinned.
 struct pinned_options {
   unpinned when_refused = unpinned::refuse;
 };

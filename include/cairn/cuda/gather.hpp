@@ -32,6 +32,7 @@ struct gather_part {
   std::uint32_t box = no_box;  ///< index of the box
   std::uint32_t width = 1;     ///< 1, 2, 4, 8 or 16: divides all that addresses of whole units depend on
 };
+/// The most bytes of one tile.
 inline constexpr std::uint32_t gather_tile_bytes = 16 * 1024;
 
 /// Where byte `position` of a packed box lies.

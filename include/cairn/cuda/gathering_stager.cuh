@@ -8,7 +8,9 @@ namespace cairn {
 inline namespace v1 {
 namespace cuda {
 
+/// A copy_engine that gathers small and strided tensors by a kernel.
 using gathering_engine = basic_copy_engine<gathering_runtime>;
+/// Options of gathering_engine.
 using gathering_engine_options = basic_copy_engine_options<gathering_runtime>;
 
 /// pinned_stager, with a kernel that gathers small tensors and packs strided ones on the device; for programs

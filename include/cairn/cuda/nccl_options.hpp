@@ -15,6 +15,7 @@ enum class nccl_broken : std::uint8_t {
   refuse,       ///< each is a peer_error (peer_failed)
 };
 
+/// Options of nccl_communicator.
 struct nccl_options {
   /// The device that messages go through; negative: the one that is current when the communicator is made.
   int device = -1;

@@ -12,9 +12,12 @@ namespace cairn {
 inline namespace v1 {
 namespace cuda {
 
+/// Pinned memory over M, for CUDA.
 template <Memory M>
 using pinned = basic_pinned<M, runtime>;
+/// Copies from devices by CUDA.
 using copy_engine = basic_copy_engine<runtime>;
+/// Options of copy_engine.
 using copy_engine_options = basic_copy_engine_options<runtime>;
 
 /// Images in pinned shared memory, filled by the copy units of GPUs: for a process_executor, whose worker

@@ -26,6 +26,7 @@ inline void encode(wire_writer& out, const save_context& c) {
   out.put(c.run.high).put(c.run.low).put(c.step).put(c.attempt).put(c.plan_digest).put(c.rank);
   out.put(c.world_size).put(static_cast<std::int64_t>(c.timeout.count()));
 }
+/// What encode() of a save_context wrote; throws wire_error.
 [[nodiscard]] inline save_context decode_save_context(wire_reader& in) {
   save_context c;
   c.run.high = in.get<std::uint64_t>(), c.run.low = in.get<std::uint64_t>();
@@ -93,6 +94,7 @@ inline void encode(wire_writer& out, const metadata& m) {
     out.put(static_cast<std::uint64_t>(chunks.size())).raw(chunks.view());
   }
 }
+/// What encode() of metadata wrote; throws wire_error.
 [[nodiscard]] inline metadata decode_metadata(wire_reader& in) {
   metadata m;
   m.world_size = in.get<std::int32_t>();
@@ -131,6 +133,7 @@ inline void encode(wire_writer& out, const process_share& share, const std::vect
 inline void encode(wire_writer& out, const shared_place& place) {
   out.put(place.id).put(place.bytes).put(place.offset);
 }
+/// What encode() of a shared_place wrote; throws wire_error where `needed` bytes do not fit into it.
 [[nodiscard]] inline shared_place decode_shared_place(wire_reader& in, std::uint64_t needed) {
   shared_place place;
   place.id = in.get<std::uint64_t>(), place.bytes = in.get<std::uint64_t>();

@@ -16,6 +16,7 @@
 namespace cairn {
 inline namespace v1 {
 
+/// Options of thread_executor.
 struct thread_executor_options {
   /// Of the writing thread, and of those that it starts. Threads that a store started before, as file_store
   /// does for a load, stay as they are.

@@ -16,6 +16,7 @@
 namespace cairn {
 inline namespace v1 {
 
+/// Options of process_executor.
 struct process_executor_options {
   worker_settings worker = {};
   /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's timeout.

@@ -29,11 +29,13 @@ struct device {
   std::int32_t device_type;
   std::int32_t device_id;
 };
+/// DLPack's DLDataType.
 struct data_type {
   std::uint8_t code;
   std::uint8_t bits;
   std::uint16_t lanes;
 };
+/// DLPack's DLTensor.
 struct tensor {
   void* data;
   dlpack::device device;
@@ -49,6 +51,7 @@ struct managed_tensor {
   void* manager_ctx;
   void (*deleter)(managed_tensor*);
 };
+/// DLPack's DLPackVersion.
 struct pack_version {
   std::uint32_t major;
   std::uint32_t minor;
@@ -95,6 +98,7 @@ concept VersionedManagedTensor = ManagedTensor<M> && requires(M& m) {
 inline constexpr std::uint64_t read_only_flag = 1;       ///< the consumer must not write
 inline constexpr std::uint64_t subbyte_padded_flag = 4;  ///< elements below a byte take a byte each
 inline constexpr pack_version written_version{1, 1};     ///< what export_tensor fills in
+/// DLPack's DLDeviceType, those that cairn knows.
 enum class device_kind : std::int32_t { cpu = 1, cuda = 2, cuda_host = 3, cuda_managed = 13 };
 
 /// The dtype of DLPack's (code, bits), or nothing where cairn has none.

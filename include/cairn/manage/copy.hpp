@@ -35,6 +35,7 @@ inline namespace v1 {
 /// What copy_checkpoint does at the moment.
 enum class copy_phase : std::uint8_t { send, read_back };
 
+/// Options of a copy of checkpoints.
 struct copy_options {
   /// For buffers, about; what the target's writers keep of parts in flight comes on top.
   std::uint64_t memory_bytes = std::uint64_t{128} << 20;
@@ -49,6 +50,7 @@ struct copy_options {
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
 };
 
+/// What a copy did.
 struct copy_report {
   enum class outcome : std::uint8_t {
     copied,     ///< it is committed now

@@ -26,6 +26,7 @@
 namespace cairn {
 inline namespace v1 {
 
+/// Options of an export.
 struct export_options {
   std::vector<std::string> items = {};  ///< globs of the names to export; empty: all
   /// Removed from the beginning of names that have it: "model." for a file that a model alone reads.
@@ -39,6 +40,7 @@ struct export_options {
   std::function<bool()> stop = {};
 };
 
+/// What an export wrote.
 struct export_report {
   std::vector<std::string> files = {};     ///< keys, in order; the index is the last
   std::vector<std::string> left_out = {};  ///< items that are no tensors of the whole job: bytes, per-rank

@@ -32,6 +32,7 @@ struct damage {
   return text + (text.empty() ? "" : ": ") + d.what;
 }
 
+/// Options of verify().
 struct verify_options {
   /// For buffers, about: what is read at a time by all threads together; at least 1 MiB is used. Records of
   /// 256 ranks at a time and the manifest come on top; of compressed items, their encoded bytes.
@@ -44,6 +45,7 @@ struct verify_options {
   std::function<bool()> stop = {};
 };
 
+/// What verify() found.
 struct verify_report {
   std::uint64_t bytes = 0;       ///< read
   std::uint64_t files = 0;       ///< data files and records

@@ -36,21 +36,26 @@ enum class dtype : std::uint8_t {
   f6_e3m2,
   f4,
 };
+/// The dtype with the largest number.
 inline constexpr dtype last_dtype = dtype::f4;
 
 /// Elements of types without a C++ arithmetic type: the bits, nothing more. No arithmetic.
 struct bf16 {
   std::uint16_t bits;
 };
+/// IEEE half precision, as its bits.
 struct f16 {
   std::uint16_t bits;
 };
+/// OCP FP8 with 5 bits of exponent, as its bits.
 struct f8_e5m2 {
   std::uint8_t bits;
 };
+/// OCP FP8 with 4 bits of exponent, as its bits.
 struct f8_e4m3 {
   std::uint8_t bits;
 };
+/// OCP MX scale, a power of two, as its bits.
 struct f8_e8m0 {
   std::uint8_t bits;
 };
@@ -158,6 +163,7 @@ template <class T>
 concept Element = requires {
   { dtype_for<T>::value } -> std::convertible_to<dtype>;
 } && std::is_trivially_copyable_v<T> && bits_of(dtype_for<T>::value) == 8 * sizeof(T);
+/// The dtype of elements of type T.
 template <Element T>
 inline constexpr dtype dtype_v = dtype_for<T>::value;
 

@@ -29,12 +29,15 @@ struct item_flags {
 /// A tensor that forward or backward changes (running statistics): copied before save() returns, also when
 /// overlapped, and whatever its size.
 struct copy_now_t {};
+/// See copy_now_t.
 inline constexpr copy_now_t copy_now{};
 /// One for each rank: saved by every rank, never deduplicated; rank r reads back item r.
 struct per_rank_t {};
+/// See per_rank_t.
 inline constexpr per_rank_t per_rank{};
 /// May be missing from a checkpoint that is loaded: then it keeps its value and the report says so.
 struct optional_t {};
+/// See optional_t.
 inline constexpr optional_t optional{};
 
 /// One of the tags above, or item_flags that were made at run time.

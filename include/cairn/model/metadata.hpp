@@ -28,6 +28,7 @@ struct item_key {
   friend bool operator==(const item_key&, const item_key&) = default;
 };
 
+/// The key of a box of the item that has `file_key` in its files.
 [[nodiscard]] inline item_key key_of(std::string_view file_key, const cairn::chunk& box) {
   wire_writer out;
   out.reserve(2 * (1 + extents::max_rank * sizeof(std::int64_t)));

@@ -27,6 +27,7 @@ struct flat_shard {
   std::int64_t length = -1;
 };
 
+/// How a part of a tensor lies in the whole one.
 template <class P>
 concept Placement = std::same_as<P, shard> || std::same_as<P, flat_shard>;
 

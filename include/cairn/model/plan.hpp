@@ -92,6 +92,7 @@ inline void encode(wire_writer& out, const extents& e) {
 inline void encode(wire_writer& out, const item_flags& f) {
   out.put(static_cast<std::uint8_t>(f.copy_now | f.per_rank << 1 | f.optional << 2));
 }
+/// What encode() of item_flags wrote; throws wire_error.
 [[nodiscard]] inline item_flags decode_flags(wire_reader& in) {
   const auto bits = in.get<std::uint8_t>();
   if (bits > 7) in.fail_here("unknown flags");

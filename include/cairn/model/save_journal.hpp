@@ -29,6 +29,7 @@ inline namespace v1 {
   static_cast<void>(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t));
   return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
+/// CPU nanoseconds of all threads of this process.
 [[nodiscard]] inline std::int64_t process_cpu_now() noexcept {
   timespec t{};
   static_cast<void>(::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t));
@@ -58,6 +59,7 @@ enum class span_kind : std::uint8_t {
   // After the commit, on the coordinator.
   remove,  ///< removing checkpoints that are not kept any more
 };
+/// The kind with the largest number.
 inline constexpr auto last_span_kind = span_kind::remove;
 
 [[nodiscard]] inline const char* name_of(span_kind kind) noexcept {

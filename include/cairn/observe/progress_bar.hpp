@@ -32,6 +32,7 @@
 namespace cairn {
 inline namespace v1 {
 
+/// Options of progress_bar.
 struct progress_bar_options {
   /// Where it is shown; it must stay open as long as the checkpointer lives.
   int file = STDERR_FILENO;

@@ -19,6 +19,7 @@ inline namespace v1 {
 
 /// The plans of some ranks, in ascending order of rank: the summary_type of gathered<P>.
 struct gathered_plans {
+  /// The plan of one rank.
   struct of_rank {
     std::int32_t rank = 0;
     save_plan plan;

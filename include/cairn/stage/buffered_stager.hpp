@@ -26,6 +26,7 @@
 namespace cairn {
 inline namespace v1 {
 
+/// Options of buffered_stager.
 struct buffered_stager_options {
   /// Images that can be alive at once, each in a buffer of its own: with 1, a save waits until the one before
   /// is written; with 2 it does not, at twice the memory.

@@ -19,6 +19,7 @@
 namespace cairn {
 inline namespace v1 {
 
+/// Options of heap_memory.
 struct heap_memory_options {
   /// Threads that touch a new buffer's pages; 0: one for each core that this process may use, at most 8.
   int threads = 0;

@@ -17,6 +17,7 @@
 namespace cairn {
 inline namespace v1 {
 
+/// Options of host_copy.
 struct host_copy_options {
   /// Threads that copy, the caller of stage() among them while it waits; 0: one for each core, at most 4.
   int threads = 0;

@@ -26,6 +26,7 @@
 namespace cairn {
 inline namespace v1 {
 
+/// Options of a block of shared memory.
 struct shared_memory_block_options {
   /// Threads that touch a new buffer's pages; 0: one for each core that this process may use, at most 8.
   int threads = 0;

@@ -48,6 +48,7 @@ class memory_store {
 
  public:
   using cairn_role = role::store;
+  /// See ObjectWriter.
   class object_writer {
    public:
     void write(std::span<const write_part> parts) {

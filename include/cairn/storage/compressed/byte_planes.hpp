@@ -199,6 +199,7 @@ class compressibility {
 
 /// Whether it pays to split bytes into planes before they are compressed.
 struct plane_estimate {
+  /// What was estimated of one part of the bytes.
   struct part {
     double bits = 8;      ///< for each byte; see compressibility
     double repeated = 0;  ///< share of places

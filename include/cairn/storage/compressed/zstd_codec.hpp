@@ -26,6 +26,7 @@
 namespace cairn {
 inline namespace v1 {
 
+/// Options of zstd_codec.
 struct zstd_options {
   int level =
       1;  ///< 1 to 22 (ZSTD_maxCLevel), for what repeats itself; weights do not, and take no more time

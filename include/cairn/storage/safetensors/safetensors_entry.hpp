@@ -28,6 +28,7 @@ struct safetensors_entry {
   friend bool operator==(const safetensors_entry&, const safetensors_entry&) = default;
 };
 
+/// What the header of a safetensors file says.
 struct safetensors_header {
   std::vector<safetensors_entry> entries;  ///< in the order of their bytes
   /// Further pairs of `__metadata__`; not DCP_SHARDING_INFO, which the entries hold.

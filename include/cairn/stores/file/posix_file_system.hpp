@@ -38,8 +38,10 @@ struct file_identity {
   friend bool operator==(const file_identity&, const file_identity&) = default;
 };
 
+/// What stands under a path.
 enum class file_kind : std::uint8_t { regular, directory, other };
 
+/// What stat() tells of a path.
 struct file_status {
   file_kind kind = file_kind::other;
   std::uint64_t bytes = 0;

@@ -35,6 +35,7 @@ enum class s3_dialect : std::uint8_t {
            ///< conditions
 };
 
+/// Headers or parameters of a request, in order.
 using name_values = std::vector<std::pair<std::string, std::string>>;
 
 /// One request as the signature sees it.
