@@ -92,7 +92,7 @@ struct disturbed {
   std::shared_ptr<store_faults> faults = std::make_shared<store_faults>();
   cairn::safetensors_storage<store> storage{store{objects, faults}, options};
   cairn::safetensors_writer<store> writer = storage.writer();
-  cairn::safetensors_reader<store> reader = storage.reader();
+  cairn::safetensors_reader reader = storage.reader();
 
   [[nodiscard]] bool holds(std::int64_t step, const ranks& expected, int count) {
     ranks loaded(count, 99);
@@ -543,7 +543,7 @@ TEST_CASE("1024 ranks commit with few calls of the store for each") {
   constexpr std::int32_t world = 1024;
   const auto faults = std::make_shared<store_faults>();
   cairn::memory_store objects;
-  const cairn::commit_protocol<store> protocol(std::make_shared<store>(objects, faults));
+  const cairn::commit_protocol protocol(std::make_shared<store>(objects, faults));
   const auto context = [&](std::int32_t rank) {
     cairn::save_context c;
     c.run = first_run;
@@ -660,7 +660,7 @@ struct shared_world {
   cairn::memory_store objects;
   cairn::safetensors_storage<cairn::memory_store> storage;
   cairn::safetensors_writer<cairn::memory_store> writer = storage.writer();
-  cairn::safetensors_reader<cairn::memory_store> reader = storage.reader();
+  cairn::safetensors_reader reader = storage.reader();
 
   /// Every rank in its own thread does what an executor does; what failed on it, or nothing.
   template <class Before>

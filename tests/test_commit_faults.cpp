@@ -171,7 +171,7 @@ struct by_hand {
   cairn::safetensors_storage<memory> storage{memory{objects, faults},
                                              {.rival_timeout = std::chrono::milliseconds(20)}};
   cairn::safetensors_writer<memory> writer = storage.writer();
-  cairn::safetensors_reader<memory> reader = storage.reader();
+  cairn::safetensors_reader reader = storage.reader();
   std::vector<float> w = std::vector<float>(4096, 1.f);
   cairn::state_dict state;
 

@@ -499,7 +499,7 @@ TEST_CASE("a run that commits, or ends in good order, counts for nothing against
 }
 
 TEST_CASE("ranks pass over the same checkpoint, and names that are no notes count for nothing") {
-  using notes = cairn::detail::restart_notes<cairn::memory_store>;
+  using notes = cairn::detail::restart_notes;
   const cairn::run_id run{1, 2};
   CHECK(notes::key_of(run, 300) == "restart.00000300.00000000000000010000000000000002");
   CHECK(notes::step_of(notes::key_of(run, 300)) == 300);

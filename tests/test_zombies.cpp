@@ -31,8 +31,8 @@ namespace {
 
 using namespace cairn_test;
 using cairn::error_id;
-using protocol = cairn::commit_protocol<zombie_store>;
-using keeping = cairn::checkpoint_catalog<zombie_store>;
+using protocol = cairn::commit_protocol;
+using keeping = cairn::checkpoint_catalog;
 
 constexpr cairn::commit_options quick{
     .rival_timeout = std::chrono::seconds(1), .directory_timeout = {}, .durability_timeout = {}};
@@ -171,7 +171,7 @@ class schedule {
   /// Whatever it sees is whole, or goes while it looks.
   void be_reader() {
     const auto s = store();
-    cairn::safetensors_reader<zombie_store> reader(s);
+    cairn::safetensors_reader reader(s);
     for (int i = 0; i < 3; ++i)
       quietly([&] {
         for (const auto step : reader.list()) (void)reader.fetch(step);
@@ -198,7 +198,7 @@ class schedule {
   /// What is wrong with a checkpoint that readers see; empty: nothing.
   std::string fault_of(std::int64_t step, std::optional<std::uint64_t> attempt) {
     try {
-      cairn::safetensors_reader<zombie_store> reader(store());
+      cairn::safetensors_reader reader(store());
       const auto key = cairn::manifest_key(step);
       const auto m = cairn::decode_manifest(reader.fetch(step), key);
       if (attempt && m.attempt != *attempt) return "is of another save";

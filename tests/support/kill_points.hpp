@@ -168,7 +168,7 @@ using telling_stager = cairn::buffered_stager<cairn::heap_memory, telling_engine
 /// What should not be there after a resume, or nothing; notes of restarts may be. `marks`: whether marks of
 /// ended attempts may be.
 inline std::string litter(const std::string& root, bool marks) {
-  using notes = cairn::detail::restart_notes<cairn::file_store>;
+  using notes = cairn::detail::restart_notes;
   cairn::file_store s{root};
   std::set<std::string> named;
   std::set<std::string> quarantine;

@@ -57,7 +57,7 @@ class storage_writer_archetype : move_only {
 };
 
 class storage_reader_archetype : move_only {
-  using inner_reader = cairn::safetensors_reader<cairn::memory_store>;
+  using inner_reader = cairn::safetensors_reader;
 
  public:
   class checkpoint_type : move_only {

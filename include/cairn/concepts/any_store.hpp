@@ -36,7 +36,15 @@ class any_store {
 
   /// Holds a store of any type; a copy of the handle where it is one.
   template <class Store>
-    requires(!std::same_as<std::remove_cvref_t<Store>, any_store> && ByteStore<std::remove_cvref_t<Store>>)
+    requires(!std::derived_from<std::remove_cvref_t<Store>, any_store> &&
+             ByteStore<std::remove_cvref_t<Store>>)
+  explicit any_store(Store&& store)
+      : any_store(std::make_shared<std::remove_cvref_t<Store>>(std::forward<Store>(store))) {}
+  // A class that derives from this one is not asked here whether it is a ByteStore: that asks for its constructors,
+  // and this is one of them.
+  template <class Store>
+    requires(!std::same_as<std::remove_cvref_t<Store>, any_store> &&
+             std::derived_from<std::remove_cvref_t<Store>, any_store>)
   explicit any_store(Store&& store)
       : any_store(std::make_shared<std::remove_cvref_t<Store>>(std::forward<Store>(store))) {}
   /// The same of a store that others hold, too. @pre not null

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace cairn {
@@ -78,11 +79,12 @@ concept MayShare = SharedStore<S> && requires(S& s) {
 
 /// A ByteStore that lies over another one and changes what stands under some of its keys, as one that compresses.
 ///
-/// - `inner()`: the other one, which lives as long as this one. Leases are held there, so that all who use the inner
+/// - `inner()`: the other one, by reference, which lives as long as this one. Leases are held there, so that all who use the inner
 ///   store see them, whatever lies over it.
 template <class S>
 concept LayeredStore = ByteStore<S> && requires(S& s) {
-  { s.inner() } -> ByteStore;
+  requires std::is_lvalue_reference_v<decltype(s.inner())>;
+  requires ByteStore<std::remove_reference_t<decltype(s.inner())>>;
 };
 
 /// A ByteStore that gives the plain bytes of items that are stored compressed.

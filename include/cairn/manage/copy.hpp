@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/manage/verify.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
@@ -66,13 +66,16 @@ struct copy_report {
 namespace detail {
 
 /// One copy of one checkpoint. One use.
-template <ByteStore From, class Storage>
 class checkpoint_copy {
-  using to_store = std::remove_cvref_t<decltype(std::declval<const Storage&>().store())>;
-
  public:
-  checkpoint_copy(From& from, const Storage& to, std::int64_t step, const copy_options& options)
-      : from_(from), storage_(to), to_(to.store()), step_(step), options_(options) {}
+  /// `to`, and a reader of what is put there.
+  checkpoint_copy(any_store from, any_store to, safetensors_reader reader, std::int64_t step,
+                  const copy_options& options)
+      : from_(std::move(from)),
+        to_(std::move(to)),
+        reader_(std::move(reader)),
+        step_(step),
+        options_(options) {}
 
   copy_report run() {
     try {
@@ -92,7 +95,7 @@ class checkpoint_copy {
         report_.ended = copy_report::outcome::was_there;
         return report_;
       }
-      const auto checkpoint = storage_.reader().open(step_, *manifest_bytes);
+      const auto checkpoint = reader_.open(step_, *manifest_bytes);
       find_objects(checkpoint.manifest());
       begin(checkpoint.manifest());
       send();
@@ -178,7 +181,7 @@ class checkpoint_copy {
     std::uint64_t bytes = 0, count = 0;
     for (const auto& o : objects_)
       if (!o.there) bytes += o.bytes, ++count;
-    checkpoint_catalog<to_store>(std::make_shared<to_store>(to_)).check_space(bytes, count + 1);
+    checkpoint_catalog(to_).check_space(bytes, count + 1);
   }
 
   void send() {
@@ -256,8 +259,7 @@ class checkpoint_copy {
       damaged.insert(d.file);
       found.push_back(d);
     };
-    auto reader = storage_.reader();
-    const auto report = verify_checkpoint(reader, step_, options, manifest_bytes);
+    const auto report = verify_checkpoint(reader_, step_, options, manifest_bytes);
     if (!report.complete) throw stopped{};
     if (report.good()) return true;
     bool again = false;
@@ -288,16 +290,14 @@ class checkpoint_copy {
 
   void commit(std::span<const std::byte> manifest_bytes) {
     stop_if_asked();
-    if constexpr (DirectoryStore<to_store>)
-      for (const auto& o : objects_)
-        if (o.kept) to_.make_name_durable(o.key);
-    commit_protocol<to_store>(std::make_shared<to_store>(to_))
-        .adopt(step_, manifest_bytes, deadline::in(options_.timeout));
+    for (const auto& o : objects_)
+      if (o.kept) to_.make_name_durable(o.key);
+    commit_protocol(to_).adopt(step_, manifest_bytes, deadline::in(options_.timeout));
   }
 
-  From& from_;
-  const Storage& storage_;
-  to_store& to_;
+  any_store from_;
+  any_store to_;
+  safetensors_reader reader_;
   std::int64_t step_;
   const copy_options& options_;
   std::vector<object> objects_;
@@ -326,7 +326,9 @@ class checkpoint_copy {
 template <ByteStore From, class Storage>
 copy_report copy_checkpoint(From& from, const Storage& to, std::int64_t step,
                             const copy_options& options = {}) {
-  return detail::checkpoint_copy<From, Storage>(from, to, step, options).run();
+  return detail::checkpoint_copy(any_store::lent(from), any_store::lent(to.store()), to.reader(), step,
+                                 options)
+      .run();
 }
 
 }  // namespace v1

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/model/placement.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
@@ -52,10 +52,9 @@ struct export_report {
 namespace detail {
 
 /// Writes one checkpoint as stock safetensors files. One use.
-template <ByteStore Source, ByteStore Target>
 class safetensors_export {
  public:
-  safetensors_export(safetensors_reader<Source>& reader, stored_checkpoint& checkpoint, Target& target,
+  safetensors_export(safetensors_reader& reader, stored_checkpoint& checkpoint, const any_store& target,
                      const export_options& options)
       : reader_(reader), checkpoint_(checkpoint), target_(target), options_(options) {}
 
@@ -241,9 +240,9 @@ class safetensors_export {
     report_.files.push_back(std::move(key));
   }
 
-  safetensors_reader<Source>& reader_;
+  safetensors_reader& reader_;
   stored_checkpoint& checkpoint_;
-  Target& target_;
+  any_store target_;
   const export_options& options_;
   large_buffer buffer_;
   std::uint64_t all_ = 0;
@@ -260,11 +259,11 @@ class safetensors_export {
 /// dimensions. Items of bytes and per-rank items are left out, and told in the report.
 /// @throws storage_error: storage_not_committed; storage_exists where the target has a file of such a name,
 /// which is not touched; corrupt_error; usage_error if nothing is wanted
-template <ByteStore Source, ByteStore Target>
-export_report export_safetensors(safetensors_reader<Source>& reader, std::int64_t step, Target& target,
+template <ByteStore Target>
+export_report export_safetensors(safetensors_reader& reader, std::int64_t step, Target& target,
                                  const export_options& options = {}) {
   auto checkpoint = reader.open(step, reader.fetch(step));
-  return detail::safetensors_export<Source, Target>(reader, checkpoint, target, options).run();
+  return detail::safetensors_export(reader, checkpoint, any_store::lent(target), options).run();
 }
 
 }  // namespace v1

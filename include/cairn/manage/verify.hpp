@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/manage/verify_report.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
@@ -36,13 +36,12 @@ inline namespace v1 {
 namespace detail {
 
 /// Looks for damage in all parts of one checkpoint. One use.
-template <ByteStore Store>
 class verification {
  public:
-  verification(Store& store, stored_checkpoint& checkpoint, const verify_options& options)
+  verification(const any_store& store, stored_checkpoint& checkpoint, const verify_options& options)
       : store_(store), checkpoint_(checkpoint), options_(options) {
     threads_ = load_threads();
-    if constexpr (DistantStore<Store>) threads_ = std::max<std::uint64_t>(threads_, store_.reads_at_once());
+    threads_ = std::max<std::uint64_t>(threads_, store_.reads_at_once());
     threads_ = std::clamp<std::uint64_t>(options_.memory_bytes / digest_block_bytes, 1, threads_);
     batch_ = std::clamp<std::uint64_t>(options_.memory_bytes / threads_, digest_block_bytes, max_batch) /
              digest_block_bytes * digest_block_bytes;
@@ -343,7 +342,7 @@ class verification {
     return found == known->second.end() ? "of another name than the manifest knows" : found->second;
   }
 
-  Store& store_;
+  any_store store_;
   stored_checkpoint& checkpoint_;
   const verify_options& options_;
   std::uint64_t threads_ = 1;
@@ -368,10 +367,9 @@ class verification {
 /// @param manifest_bytes the manifest, where it is not read from the store (empty: it is)
 /// @throws storage_error: storage_not_committed if there is no such checkpoint, storage_unavailable where the
 /// store does not answer any more
-template <ByteStore Store>
-verify_report verify_checkpoint(safetensors_reader<Store>& reader, std::int64_t step,
-                                const verify_options& options = {},
-                                std::span<const std::byte> manifest_bytes = {}) {
+inline verify_report verify_checkpoint(safetensors_reader& reader, std::int64_t step,
+                                       const verify_options& options = {},
+                                       std::span<const std::byte> manifest_bytes = {}) {
   std::optional<stored_checkpoint> checkpoint;
   try {
     std::vector<std::byte> fetched;
@@ -385,7 +383,7 @@ verify_report verify_checkpoint(safetensors_reader<Store>& reader, std::int64_t 
     if (options.found) options.found({e.message(), f.item, f.file, f.offset});
     return {.damages = 1};
   }
-  return detail::verification<Store>(reader.store(), *checkpoint, options).run();
+  return detail::verification(reader.store(), *checkpoint, options).run();
 }
 
 }  // namespace v1

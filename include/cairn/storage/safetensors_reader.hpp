@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
@@ -26,31 +26,33 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Reads what safetensors_writer wrote, over a ByteStore; a StorageReader. Copies share the store.
+/// Reads what safetensors_writer wrote, over a store of any type; a StorageReader. Copies share the store.
 ///
 /// Data is read in whole blocks of 1 MiB that are verified first; a block that goes to one contiguous place
 /// of host memory without a cast, aligned as in the file, is read straight there and verified there: where
 /// that fails, read() throws, and the destination holds the damaged block. Data files must have the exact
 /// size that the writer recorded.
-template <ByteStore Store>
 class safetensors_reader {
  public:
   using checkpoint_type = stored_checkpoint;
 
-  explicit safetensors_reader(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  explicit safetensors_reader(any_store store) : store_(std::move(store)) {}
+  template <ByteStore Store>
+  explicit safetensors_reader(std::shared_ptr<Store> store)
+      : safetensors_reader(any_store(std::move(store))) {}
 
   /// What it reads from.
-  [[nodiscard]] Store& store() const noexcept { return *store_; }
+  [[nodiscard]] const any_store& store() const noexcept { return store_; }
 
-  [[nodiscard]] std::vector<std::int64_t> list() { return checkpoint_catalog<Store>(store_).list(); }
+  [[nodiscard]] std::vector<std::int64_t> list() { return checkpoint_catalog(store_).list(); }
 
   [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step) {
     const auto key = manifest_key(step);
-    auto bytes = store_->read_all(key, detail::max_manifest_bytes);
-    if (!bytes || detail::step_objects<Store>(store_).is_ghost(step, *bytes))
+    auto bytes = store_.read_all(key, detail::max_manifest_bytes);
+    if (!bytes || detail::step_objects(store_).is_ghost(step, *bytes))
       fail(error_id::storage_not_committed,
            "there is no committed checkpoint of step " + std::to_string(step) + " in " +
-               std::string(store_->describe()) + ", " + steps_there(),
+               std::string(store_.describe()) + ", " + steps_there(),
            {.file = key});
     return std::move(*bytes);
   }
@@ -61,9 +63,10 @@ class safetensors_reader {
     if (m.step != step)
       fail(error_id::corrupt_identity, "this is the manifest of another step",
            {.file = key, .expected = std::to_string(step), .got = std::to_string(m.step)});
-    const bool all_known = std::all_of(m.codecs.begin(), m.codecs.end(), [](auto c) { return decodes(c); });
+    const bool all_known =
+        std::all_of(m.codecs.begin(), m.codecs.end(), [&](auto c) { return store_.decodes(c); });
     for (std::size_t i = 0; !all_known && i < m.content.items.size(); ++i)
-      if (const auto& item = std::as_const(m.content.items)[i]; !decodes(item.codec))
+      if (const auto& item = std::as_const(m.content.items)[i]; !store_.decodes(item.codec))
         fail(error_id::corrupt_unsupported_feature,
              "an item is compressed with a codec that this reader does not have; open the checkpoint with "
              "compressed_storage and that codec",
@@ -79,7 +82,7 @@ class safetensors_reader {
     const auto bytes = fetch_records(checkpoint, ranks_of(checkpoint, plan), until);
     const auto work = find_work(checkpoint, state, plan, resolver, options.devices);
     check_files(work, until, std::vector<bool>(work.files.size(), true));
-    detail::load_engine<Store> engine(*store_, work, options.memory_budget, until, options.devices);
+    detail::load_engine engine(store_, work, options.memory_budget, until, options.devices);
     return bytes + engine.run();
   }
 
@@ -91,11 +94,11 @@ class safetensors_reader {
     const auto share = options.memory_budget / 4;
     std::uint64_t bytes = exchange_records(checkpoint, plan, share, exchange, until);
     std::optional<detail::load_work> work;
-    std::optional<detail::shared_blocks<Store>> blocks;
+    std::optional<detail::shared_blocks> blocks;
     exchange.run(
         [&]() -> shared_units {
           work.emplace(find_work(checkpoint, state, plan, resolver, options.devices));
-          blocks.emplace(*store_, *work, exchange.wants(), exchange.rank(), share, until, options.devices);
+          blocks.emplace(store_, *work, exchange.wants(), exchange.rank(), share, until, options.devices);
           auto units = blocks->find_units();
           check_files(*work, until, blocks->files_of(units));
           return {std::move(units), &*blocks};
@@ -128,7 +131,7 @@ class safetensors_reader {
       throw_if_late(until, work.files[i].key);
       bytes += check_header(checkpoint, work.files[i]);
     });
-    detail::load_engine<Store> engine(*store_, work, read_options{}.memory_budget, until);
+    detail::load_engine engine(store_, work, read_options{}.memory_budget, until);
     engine.pass(gate);
     return bytes + engine.run();
   }
@@ -144,13 +147,6 @@ class safetensors_reader {
       text += std::to_string(steps[i]) + (i + 1 == steps.size() ? "" : ", ");
     return text;
   }
-  /// Whether the store gives the bytes of items that are compressed so.
-  [[nodiscard]] static constexpr bool decodes(std::uint16_t codec) noexcept {
-    if constexpr (requires { Store::decodes(codec); })
-      return Store::decodes(codec);
-    else
-      return codec == 0;
-  }
   static void throw_if_late(deadline until, const std::string& key) {
     if (until.passed()) fail(error_id::timeout_load, "the checkpoint was not read in time", {.file = key});
   }
@@ -163,7 +159,7 @@ class safetensors_reader {
       const auto& named = checkpoint.manifest().records[static_cast<std::size_t>(ranks[i])];
       const auto key = checkpoint.record_key_of(named.rank);
       throw_if_late(until, key);
-      const auto content = detail::read_record(*store_, checkpoint.manifest(), named, key);
+      const auto content = detail::read_record(store_, checkpoint.manifest(), named, key);
       if (!content)
         fail(error_id::corrupt_missing_file, "a record that the manifest names is not there", {.file = key});
       records[i] = std::make_unique<stored_record>(named, *content, key);
@@ -219,7 +215,7 @@ class safetensors_reader {
       if (!wanted[i]) return;
       const auto& file = work.files[i];
       throw_if_late(until, file.key);
-      const auto size = store_->size(file.key);
+      const auto size = store_.size(file.key);
       if (!size)
         fail(error_id::corrupt_missing_file, "a data file of the checkpoint is not there",
              {.file = file.key});
@@ -233,12 +229,12 @@ class safetensors_reader {
   std::uint64_t check_header(const checkpoint_type& checkpoint, const detail::load_file& file) {
     std::array<std::byte, 8> first{};
     const read_range length_range{file.key, 0, std::span(first).first(std::min<std::size_t>(8, file.bytes))};
-    store_->read({&length_range, 1});
+    store_.read({&length_range, 1});
     const auto length = safetensors_header_bytes(
         std::span<const std::byte>(first).first(length_range.destination.size()), file.bytes, file.key);
     std::vector<std::byte> header(static_cast<std::size_t>(length));
     const read_range whole_range{file.key, 0, header};
-    store_->read({&whole_range, 1});
+    store_.read({&whole_range, 1});
     if (checkpoint.manifest().placement.shared())
       detail::check_shared_header(header, checkpoint, file);
     else
@@ -246,7 +242,7 @@ class safetensors_reader {
     return length;
   }
 
-  std::shared_ptr<Store> store_;
+  any_store store_;
 };
 
 }  // namespace v1

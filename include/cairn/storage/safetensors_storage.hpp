@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
@@ -22,13 +23,13 @@ class safetensors_storage {
   /// @throws usage_bad_option
   explicit safetensors_storage(Store store, commit_options options = {})
       : store_(std::make_shared<Store>(std::move(store))), options_(options) {
-    check_options(options, SharedStore<Store>, std::string(store_->describe()));
+    check_options(options, any_store(store_).shares(), describe());
   }
 
   [[nodiscard]] safetensors_writer<Store> writer() const {
     return safetensors_writer<Store>(store_, options_);
   }
-  [[nodiscard]] safetensors_reader<Store> reader() const { return safetensors_reader<Store>(store_); }
+  [[nodiscard]] safetensors_reader reader() const { return safetensors_reader(store_); }
   /// For messages: that of the store.
   [[nodiscard]] std::string describe() const { return std::string(store_->describe()); }
   [[nodiscard]] Store& store() const noexcept { return *store_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/save_journal.hpp>
@@ -33,47 +33,19 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Writes images as safetensors files over a ByteStore; a StorageWriter. Copies share the store and the
+/// Writes images as safetensors files over a store of any type; a StorageWriter. Copies share the store and the
 /// buffers, which are kept between saves. Large pieces of the image go to the store as they are, without
 /// another copy; an image that stays in training memory goes through 24 MiB of buffers, for each save that
-/// runs at once.
-template <ByteStore Store>
-class safetensors_writer {
+/// runs at once. safetensors_writer<Store> is the same and knows the store's type.
+class safetensors_writer_base {
  public:
-  explicit safetensors_writer(std::shared_ptr<Store> store, commit_options options = {})
+  /// @throws usage_bad_option
+  explicit safetensors_writer_base(any_store store, commit_options options = {})
       : options_(options),
         protocol_(store, options),
         catalog_(std::move(store)),
         held_(std::make_shared<held_objects>()),
         rings_(std::make_shared<detail::ring_pool>()) {}
-
-  /// See Portable; where the store is.
-  [[nodiscard]] std::vector<std::byte> description() const
-    requires Portable<Store>
-  {
-    wire_writer out;
-    out.put(static_cast<std::int64_t>(options_.rival_timeout.count()))
-        .put(static_cast<std::int64_t>(options_.directory_timeout.count()))
-        .put(static_cast<std::int64_t>(options_.durability_timeout.count()))
-        .put(options_.block_ranks)
-        .put(options_.ranks_per_file)
-        .put(options_.ranks_per_directory)
-        .raw(protocol_.store().description());
-    return out.take();
-  }
-  [[nodiscard]] static safetensors_writer from_description(std::span<const std::byte> bytes)
-    requires Portable<Store>
-  {
-    wire_reader in(bytes);
-    commit_options options;
-    options.rival_timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
-    options.directory_timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
-    options.durability_timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
-    options.block_ranks = in.get<std::int32_t>();
-    options.ranks_per_file = in.get<std::int32_t>();
-    options.ranks_per_directory = in.get<std::int32_t>();
-    return safetensors_writer(std::make_shared<Store>(Store::from_description(in.take(in.left()))), options);
-  }
 
   [[nodiscard]] image_layout layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,
                                     int rank) const {
@@ -88,8 +60,7 @@ class safetensors_writer {
     protocol_.begin(c);
     protocol_.check_open(c);
     protocol_.enter(c, until);
-    if constexpr (SharedStore<Store>)
-      if (protocol_.placement(c).shared()) return write_shared(c, image, until);
+    if (protocol_.placement(c).shared()) return write_shared(c, image, until);
     std::size_t finished = 0;
     try {
       auto r = write_files(c, image, until, finished);
@@ -135,35 +106,27 @@ class safetensors_writer {
   /// See AnnouncesSaves; clean() finds it. Nothing where a store cannot tell whose writers live, and for ranks
   /// that only join the file of another one, without which they can do nothing.
   [[nodiscard]] save_announcement announce(const save_context& c) {
-    if constexpr (detail::TellsWriters<Store>) {
-      const auto place = protocol_.placement(c);
-      if (detail::tells_writers(protocol_.store()) && place.first_of(c.rank) == c.rank) {
-        protocol_.enter(c, deadline::in(c.timeout));
-        auto shown =
-            std::make_shared<object>(protocol_.store().create(detail::announcement_key(c, place), 0));
-        if constexpr (requires { shown->announce(); }) shown->announce();
-        int lock = -1;
-        if constexpr (requires { shown->lock_descriptor(); }) lock = shown->lock_descriptor();
-        return save_announcement(std::move(shown), lock);
-      }
-    }
-    return {};
+    const auto place = protocol_.placement(c);
+    if (!protocol_.store().tells_writers() || place.first_of(c.rank) != c.rank) return {};
+    protocol_.enter(c, deadline::in(c.timeout));
+    auto shown = std::make_shared<object>(protocol_.store().create(detail::announcement_key(c, place), 0));
+    shown->announce();
+    const int lock = shown->lock_descriptor();
+    return save_announcement(std::move(shown), lock);
   }
   /// The same by the process that carries the save out: where a store does not show who writes by the objects
   /// themselves, a run that resumes must see that it lives when its trainer is gone.
   [[nodiscard]] save_announcement announce_worker(const save_context& c) {
-    return detail::announces_writers(protocol_.store()) ? announce(c) : save_announcement();
+    return protocol_.store().announces_writers() ? announce(c) : save_announcement();
   }
   /// Removes the announcement of a process that is gone.
-  void retract([[maybe_unused]] const save_context& c) noexcept {
-    if constexpr (detail::TellsWriters<Store>) {
-      if (!detail::tells_writers(protocol_.store())) return;
-      try {
-        auto& store = protocol_.store();
-        for (const auto& key : store.leftovers(detail::announcement_key(c, protocol_.placement(c))))
-          store.discard(key);
-      } catch (...) {  // clean() removes it
-      }
+  void retract(const save_context& c) noexcept {
+    const auto& store = protocol_.store();
+    if (!store.tells_writers()) return;
+    try {
+      for (const auto& key : store.leftovers(detail::announcement_key(c, protocol_.placement(c))))
+        store.discard(key);
+    } catch (...) {  // clean() removes it
     }
   }
   /// See TellsLiveSaves.
@@ -171,12 +134,7 @@ class safetensors_writer {
   /// See NamesPlaces.
   [[nodiscard]] std::string place_of(std::int64_t step) const { return manifest_key(step); }
   // See ProvesStore.
-  [[nodiscard]] store_proof prove_store() {
-    if constexpr (SelfTestingStore<Store>)
-      return protocol_.store().prove();
-    else
-      return {};
-  }
+  [[nodiscard]] store_proof prove_store() { return protocol_.store().prove(); }
   void look_early(run_id run) { mark().look_early(run); }
   void leave_mark(run_id run) { marks_ = mark().leave(run); }
   [[nodiscard]] mark_sight sees_mark(run_id run) { return mark().seen(run); }
@@ -191,17 +149,17 @@ class safetensors_writer {
   std::size_t forget_restarts(std::int64_t up_to) { return restart_notes().remove_up_to(up_to); }
   void check_space(space_needed needed) { catalog_.check_space(needed.bytes, needed.objects); }
 
+ protected:
+  /// The options, for the description of a writer.
+  [[nodiscard]] const commit_options& options() const noexcept { return options_; }
+
  private:
-  [[nodiscard]] auto leases() const noexcept {
-    return detail::step_leases(detail::store_of_leases(protocol_.store()));
+  [[nodiscard]] detail::step_leases leases() const { return detail::step_leases(protocol_.store()); }
+  [[nodiscard]] detail::shared_mark mark() const noexcept { return detail::shared_mark(protocol_.store()); }
+  [[nodiscard]] detail::restart_notes restart_notes() const noexcept {
+    return detail::restart_notes(protocol_.store());
   }
-  [[nodiscard]] detail::shared_mark<Store> mark() const noexcept {
-    return detail::shared_mark<Store>(protocol_.store());
-  }
-  [[nodiscard]] detail::restart_notes<Store> restart_notes() const noexcept {
-    return detail::restart_notes<Store>(protocol_.store());
-  }
-  using object = decltype(std::declval<Store&>().create(std::string_view{}, std::uint64_t{}));
+  using object = any_store::object_writer;
 
   /// The writers of a save's finished objects, until the save has ended: a store that can tells by them that
   /// the save goes on. Any thread.
@@ -224,13 +182,11 @@ class safetensors_writer {
     std::mutex mutex_;
     std::map<std::pair<std::uint64_t, std::int32_t>, std::shared_ptr<const void>> of_;
   };
-  record write_shared(const save_context& c, const staged_image& image, deadline until)
-    requires SharedStore<Store>
-  {
-    detail::shared_files_writing<Store> files(protocol_, c, image, until);
+  record write_shared(const save_context& c, const staged_image& image, deadline until) {
+    detail::shared_files_writing files(protocol_, c, image, until);
     try {
       auto written = files.run(*rings_);
-      if constexpr (detail::TellsWriters<Store>) held_->keep(c, files.writers());
+      if (protocol_.store().tells_writers()) held_->keep(c, files.writers());
       return written;
     } catch (...) {
       const auto why = std::current_exception();
@@ -251,7 +207,7 @@ class safetensors_writer {
         const auto key = data_key(c.step, c.rank, c.attempt, k, protocol_.placement(c));
         const files_under_way::note note(*image.files(), key);
         files.push_back(protocol_.store().create(key, segment.bytes));
-        if constexpr (DeadlineObjectWriter<object>) files.back().until(until);
+        files.back().until(until);
         for (std::uint64_t at = segment.begin; at < segment.begin + segment.bytes;) {
           if (until.passed())
             fail(error_id::timeout_write, "the checkpoint was not written in time",
@@ -264,7 +220,8 @@ class safetensors_writer {
           }
           {
             const span_note span(image.journal(), span_kind::write, segment.begin + offset - at);
-            write_parts(files.back(), parts, image.resident());
+            // The memory of a resident image stays as it is until write() ends.
+            image.resident() ? files.back().write_stable(parts) : files.back().write(parts);
           }
           at = segment.begin + offset;
           image.control()->costs().written.store(at, std::memory_order_relaxed);
@@ -275,9 +232,8 @@ class safetensors_writer {
       source.finish();
     }
     image.read_completely();
-    if constexpr (requires(const object& o) { o.helper_cpu(); })
-      for (const auto& file : files)
-        image.control()->costs().write_cpu.fetch_add(file.helper_cpu(), std::memory_order_relaxed);
+    for (const auto& file : files)
+      image.control()->costs().write_cpu.fetch_add(file.helper_cpu(), std::memory_order_relaxed);
     {
       const span_note span(image.journal(), span_kind::sync);
       finish(c, image, files, finished);
@@ -285,17 +241,9 @@ class safetensors_writer {
     const span_note span(image.journal(), span_kind::await);
     image.wait_released(until);
     auto written = record_of(layout, image.digests());
-    if constexpr (detail::TellsWriters<Store>)
-      if (detail::tells_writers(protocol_.store()))
-        held_->keep(c, std::make_shared<std::vector<object>>(std::move(files)));
+    if (protocol_.store().tells_writers())
+      held_->keep(c, std::make_shared<std::vector<object>>(std::move(files)));
     return written;
-  }
-
-  /// The memory of a resident image stays as it is until write() ends.
-  static void write_parts(object& file, std::span<const write_part> parts, bool resident) {
-    if constexpr (ZeroCopyObjectWriter<object>)
-      if (resident) return file.write_stable(parts);
-    file.write(parts);
   }
 
   /// Makes the files durable, several at once: each waits for the device. `finished`: how many may stand.
@@ -350,11 +298,40 @@ class safetensors_writer {
   }
 
   commit_options options_;
-  commit_protocol<Store> protocol_;
-  checkpoint_catalog<Store> catalog_;
+  commit_protocol protocol_;
+  checkpoint_catalog catalog_;
   std::shared_ptr<held_objects> held_;
   std::shared_ptr<const void> marks_;  ///< those that stand for the moment
   std::shared_ptr<detail::ring_pool> rings_;
+};
+
+/// Writes images as safetensors files over a ByteStore; a StorageWriter, which another process can make again
+/// where the store is Portable: safetensors_writer_base, which does everything, with the store's type.
+template <ByteStore Store>
+class safetensors_writer : public safetensors_writer_base {
+ public:
+  /// @throws usage_bad_option
+  explicit safetensors_writer(std::shared_ptr<Store> store, commit_options options = {})
+      : safetensors_writer_base(any_store(store), options), store_(std::move(store)) {}
+
+  /// See Portable; where the store is.
+  [[nodiscard]] std::vector<std::byte> description() const
+    requires Portable<Store>
+  {
+    wire_writer out;
+    detail::encode_options(out, options());
+    return out.raw(store_->description()).take();
+  }
+  [[nodiscard]] static safetensors_writer from_description(std::span<const std::byte> bytes)
+    requires Portable<Store>
+  {
+    wire_reader in(bytes);
+    const auto options = detail::decode_options(in);
+    return safetensors_writer(std::make_shared<Store>(Store::from_description(in.take(in.left()))), options);
+  }
+
+ private:
+  std::shared_ptr<Store> store_;
 };
 
 }  // namespace v1

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
@@ -27,12 +27,12 @@ namespace detail {
 /// How the ranks that share a file meet in it, before it has a header: its first 4096 bytes are cells, behind
 /// them lies what each tells the others, in the order of the ranks, each after the one before it. Later the
 /// header takes the place of all that.
-template <class Writer>
 class shared_rendezvous {
  public:
   static constexpr std::uint64_t begin_of_messages = 4096;
 
-  shared_rendezvous(Writer& file, std::uint64_t attempt) noexcept : file_(file), attempt_(attempt) {}
+  shared_rendezvous(any_store::shared_object_writer& file, std::uint64_t attempt) noexcept
+      : file_(file), attempt_(attempt) {}
 
   /// A message, if it is there as a whole.
   struct message {
@@ -82,18 +82,17 @@ class shared_rendezvous {
       return {};
     return c;
   }
-  Writer& file_;
+  any_store::shared_object_writer& file_;
   std::uint64_t attempt_;
 };
 
 /// One rank's part in files that several ranks of a host share. The first of them begins and finishes the
 /// files; each writes its items and its record to their places, by a plan that all make alike from what each
 /// would write alone. One use, one thread.
-template <SharedStore Store>
 class shared_files_writing {
  public:
-  shared_files_writing(const commit_protocol<Store>& protocol, const save_context& c,
-                       const staged_image& image, deadline until)
+  shared_files_writing(const commit_protocol& protocol, const save_context& c, const staged_image& image,
+                       deadline until)
       : protocol_(protocol),
         c_(c),
         image_(image),
@@ -113,9 +112,8 @@ class shared_files_writing {
     }
     write_data(rings);
     image_.read_completely();
-    if constexpr (requires(const writer& w) { w.helper_cpu(); })
-      for (const auto& file : files_)
-        image_.control()->costs().write_cpu.fetch_add(file.helper_cpu(), std::memory_order_relaxed);
+    for (const auto& file : files_)
+      image_.control()->costs().write_cpu.fetch_add(file.helper_cpu(), std::memory_order_relaxed);
     {
       const span_note span(image_.journal(), span_kind::await);
       image_.wait_released(until_);
@@ -147,7 +145,7 @@ class shared_files_writing {
   [[nodiscard]] bool ended() const noexcept { return ended_; }
 
  private:
-  using writer = decltype(std::declval<Store&>().share(std::string_view{}, std::uint64_t{}));
+  using writer = any_store::shared_object_writer;
 
   [[nodiscard]] std::string key(std::uint32_t k) const {
     return data_key(c_.step, c_.rank, c_.attempt, k, place_);
@@ -178,7 +176,7 @@ class shared_files_writing {
     for (const auto& s : layout.segments)
       own.put(s.bytes).put(static_cast<std::uint64_t>(s.header.size())).raw(s.header);
     shared_rendezvous meeting(files_[0], c_.attempt);
-    using message = typename shared_rendezvous<writer>::message;
+    using message = shared_rendezvous::message;
     std::vector<message> messages;
     for (std::uint32_t m = 0; m < members_; ++m) {
       if (m == self_) meeting.tell(m, m == 0 ? meeting.begin_of_messages : messages.back().end, own.view());
@@ -280,7 +278,7 @@ class shared_files_writing {
     }
   }
 
-  const commit_protocol<Store>& protocol_;
+  const commit_protocol& protocol_;
   const save_context& c_;
   const staged_image& image_;
   deadline until_;

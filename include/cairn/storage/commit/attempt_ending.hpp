@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
@@ -62,10 +62,9 @@ struct attempt_knowledge {
 ///   so that another process which commits in its place, and looks for it afterwards, takes the manifest
 ///   back.
 /// So where there is no space for a mark, the files go first, and the mark takes their place.
-template <ByteStore Store>
 class attempt_ending {
  public:
-  attempt_ending(const std::shared_ptr<Store>& store, const commit_options& options, const save_context& c,
+  attempt_ending(const any_store& store, const commit_options& options, const save_context& c,
                  std::exception_ptr failure, attempt_knowledge known)
       : store_(store),
         objects_(store),
@@ -119,12 +118,12 @@ class attempt_ending {
   /// Ended by others already: then nobody needs to be told.
   void look_for_end() noexcept {
     try {
-      if (store_->size(aborted_key(c_.step, c_.attempt))) marked_ = true;
+      if (store_.size(aborted_key(c_.step, c_.attempt))) marked_ = true;
     } catch (...) {
     }
     try {
       const auto other = objects_.standing_attempt(c_.step);
-      if (other && *other != c_.attempt && !store_->size(aborted_key(c_.step, *other))) fenced_ = true;
+      if (other && *other != c_.attempt && !store_.size(aborted_key(c_.step, *other))) fenced_ = true;
     } catch (...) {
     }
   }
@@ -133,7 +132,7 @@ class attempt_ending {
     if (told_) return true;
     if (place_.shared() || !known_.here || known_.record) return false;
     try {
-      return !store_->size(record_key(c_.step, c_.rank, c_.attempt, place_));
+      return !store_.size(record_key(c_.step, c_.rank, c_.attempt, place_));
     } catch (...) {
       return false;
     }
@@ -158,7 +157,7 @@ class attempt_ending {
     try {
       record identity;
       identify(identity, c_);
-      store_->put_new(key, encode_failure_record(identity, failure_));
+      store_.put_new(key, encode_failure_record(identity, failure_));
       told_ = true;
       return;
     } catch (const storage_error& e) {
@@ -169,7 +168,7 @@ class attempt_ending {
     try {  // of an earlier go() whose answer was lost?
       std::array<std::byte, record_header_bytes> bytes;
       const read_range range{key, 0, bytes};
-      store_->read({&range, 1});
+      store_.read({&range, 1});
       told_ = decode_record_header(bytes, key).failed;
     } catch (...) {
     }
@@ -181,7 +180,7 @@ class attempt_ending {
 
   [[nodiscard]] bool remove(const std::string& key) {
     try {
-      if (store_->size(key)) store_->remove(key);
+      if (store_.size(key)) store_.remove(key);
       return true;
     } catch (...) {
       return false;
@@ -208,8 +207,8 @@ class attempt_ending {
     bool all = true;
     const auto gone = [&](const std::string& key) {
       try {
-        if (!store_->size(key)) return true;
-        store_->remove(key);
+        if (!store_.size(key)) return true;
+        store_.remove(key);
       } catch (...) {
         all = false;
       }
@@ -225,8 +224,8 @@ class attempt_ending {
     return all;
   }
 
-  std::shared_ptr<Store> store_;
-  step_objects<Store> objects_;
+  any_store store_;
+  step_objects objects_;
   file_placement place_;
   std::int32_t block_ranks_;
   save_context c_;

@@ -29,10 +29,9 @@ namespace detail {
 /// not be told or removed when they did, which a thread of its own then tries again, more and more seldom,
 /// until it works, nobody waits for them any more, or this is destroyed: that waits for a last try. Any
 /// thread.
-template <ByteStore Store>
 class attempts_under_way {
  public:
-  attempts_under_way(std::shared_ptr<Store> store, const commit_options& options)
+  attempts_under_way(any_store store, const commit_options& options)
       : store_(std::move(store)), options_(options) {}
   attempts_under_way(const attempts_under_way&) = delete;
   attempts_under_way& operator=(const attempts_under_way&) = delete;
@@ -82,7 +81,7 @@ class attempts_under_way {
     try {
       const auto known_of = known(c);
       end(c);
-      attempt_ending<Store> ending(store_, options_, c, failure, known_of);
+      attempt_ending ending(store_, options_, c, failure, known_of);
       if (!ending.go()) retry(std::move(ending), deadline::in(c.longest()));
     } catch (...) {  // out of memory: deadlines tell the others, clean() removes what is left
     }
@@ -90,7 +89,7 @@ class attempts_under_way {
 
  private:
   struct task {
-    attempt_ending<Store> ending;
+    attempt_ending ending;
     deadline until;
   };
   struct inside {
@@ -106,10 +105,10 @@ class attempts_under_way {
     const std::lock_guard lock(mutex_);
     known_[{c.attempt, c.rank}].*what = value;
   }
-  void retry(attempt_ending<Store> ending, deadline until) {
+  void retry(attempt_ending ending, deadline until) {
     if (waits_here != nullptr)
       return waits_here->try_again(
-          [kept = std::make_shared<attempt_ending<Store>>(std::move(ending))] { return kept->go(); });
+          [kept = std::make_shared<attempt_ending>(std::move(ending))] { return kept->go(); });
     const std::lock_guard lock(mutex_);
     if (in_ == nullptr) {
       auto made = std::make_unique<inside>();
@@ -174,7 +173,7 @@ class attempts_under_way {
     }
   }
 
-  const std::shared_ptr<Store> store_;
+  const any_store store_;
   const commit_options options_;
   mutable std::mutex mutex_;
   std::map<std::pair<std::uint64_t, std::int32_t>, attempt_knowledge> known_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/save_job.hpp>
@@ -28,33 +28,6 @@ namespace cairn {
 inline namespace v1 {
 
 namespace detail {
-/// A store that can tell whether writers live, in other processes too; optional beside ByteStore:
-/// `live_writers(prefix)` are the keys of unfinished objects whose writers live, which leftovers() leaves
-/// out; `writer_lives(key)` says whether the writer of a finished object still exists.
-template <class Store>
-concept TellsWriters = requires(Store& s, std::string_view key) {
-  { s.live_writers(key) } -> std::same_as<std::vector<std::string>>;
-  { s.writer_lives(key) } -> std::same_as<bool>;
-};
-/// Whether this one can: one whose type is chosen at run time (any_store) says so by `tells_writers()`.
-template <TellsWriters Store>
-[[nodiscard]] bool tells_writers([[maybe_unused]] const Store& store) {
-  if constexpr (requires { store.tells_writers(); })
-    return store.tells_writers();
-  else
-    return true;
-}
-
-/// Whether its writers are seen by what they announce alone (object storage), not by their unfinished
-/// objects.
-template <class Store>
-[[nodiscard]] bool announces_writers([[maybe_unused]] const Store& store) {
-  if constexpr (requires { store.announces_writers(); })
-    return store.announces_writers();
-  else
-    return false;
-}
-
 /// The unfinished object by which a rank's save can be seen before another process carries it out.
 [[nodiscard]] inline std::string announcement_key(const save_context& c, const file_placement& place) {
   return object_key(c.step, {object_kind::record, c.rank, c.attempt, 0}, place) + ".begun";
@@ -64,15 +37,17 @@ template <class Store>
 /// The checkpoints of a store beside their commit: which there are, their removal, and the cleaning of what
 /// interrupted saves left. For formats other than safetensors too. All functions may be called by several
 /// threads at once; they throw the store's errors.
-template <ByteStore Store>
 class checkpoint_catalog {
  public:
-  explicit checkpoint_catalog(std::shared_ptr<Store> store) : store_(store), objects_(std::move(store)) {}
+  explicit checkpoint_catalog(any_store store) : store_(store), objects_(std::move(store)) {}
+  template <ByteStore Store>
+  explicit checkpoint_catalog(std::shared_ptr<Store> store)
+      : checkpoint_catalog(any_store(std::move(store))) {}
 
   /// Steps with a manifest, ascending; without those whose save was ended before its manifest came to stand.
   /// One listing, without the directories of ranks, and one look at each manifest beside a mark.
   [[nodiscard]] std::vector<std::int64_t> list() const {
-    return objects_.committed_among(detail::list_keys(*store_, "step-", 2));
+    return objects_.committed_among(store_.keys("step-", 2));
   }
 
   /// Removes a checkpoint or what is left of one: the manifest first, then everything that cairn put beside
@@ -90,9 +65,9 @@ class checkpoint_catalog {
     // The coordinator's record first, or the file that it is in: who commits it now looks for that last. And
     // all before marks are made, which may need the space.
     for (const auto& o : objects)
-      if (of_removed(o) && o.name.rank == 0 && o.name.kind == object_kind::record) store_->remove(o.key);
+      if (of_removed(o) && o.name.rank == 0 && o.name.kind == object_kind::record) store_.remove(o.key);
     for (const auto& o : objects)
-      if (of_removed(o)) store_->remove(o.key);
+      if (of_removed(o)) store_.remove(o.key);
     auto attempts = detail::attempts_in(objects, removed);
     const auto begun = begun_attempts(step_directory(step) + "/");
     if (const auto at = begun.find(step); at != begun.end()) add_begun(attempts, at->second, removed);
@@ -109,7 +84,7 @@ class checkpoint_catalog {
       if (o.is_file() && (o.name.attempt == standing || !ended(o))) continue;
       // Others may rely on a mark; clean() knows when it is needed no more.
       if (o.is_mark() && o.name.attempt != removed) continue;
-      store_->remove(o.key);
+      store_.remove(o.key);
     }
     (void)discard_leftovers(step_directory(step) + "/", nullptr);
   }
@@ -120,7 +95,7 @@ class checkpoint_catalog {
     try {
       const auto bytes = manifest_bytes(step);
       if (!bytes) return true;
-      for (int n = 0; !store_->publish_new(detail::set_aside_key(step, n), *bytes);) ++n;
+      for (int n = 0; !store_.publish_new(detail::set_aside_key(step, n), *bytes);) ++n;
       (void)remove_manifest(step, *bytes);  // another one that was put there is not meant
       return true;
     } catch (const storage_error& e) {
@@ -131,36 +106,35 @@ class checkpoint_catalog {
 
   /// Attempts of other runs, in steps that are not committed, of which a writer lives: as far as the store
   /// can tell.
-  [[nodiscard]] std::vector<save_attempt> live_saves([[maybe_unused]] const run_id& run) const {
+  [[nodiscard]] std::vector<save_attempt> live_saves(const run_id& run) const {
     std::vector<save_attempt> found;
-    if constexpr (detail::TellsWriters<Store>) {
-      const auto known = [&](const save_attempt& a) {
-        return std::find(found.begin(), found.end(), a) != found.end();
-      };
-      for (const auto& key : store_->live_writers("step-"))
-        if (const auto a = attempt_of_unfinished(key); a && !known(*a)) found.push_back(*a);
-      const auto all = detail::list_keys(*store_, "step-");
-      std::vector<std::pair<parsed_key, std::string_view>> objects;
-      std::vector<std::int64_t> committed;
-      for (const auto& key : all) {
-        const auto parsed = parse_key(key);
-        if (!parsed) continue;
-        if (parsed->object.kind == object_kind::manifest) committed.push_back(parsed->step);
-        if (parsed->object.kind == object_kind::data) objects.emplace_back(*parsed, key);
-      }
-      const auto stands = [&](std::int64_t step) {
-        return std::find(committed.begin(), committed.end(), step) != committed.end();
-      };
-      for (const auto& [o, own_key] : objects) {
-        const save_attempt a{o.step, o.object.attempt};
-        if (stands(o.step) || known(a) || detail::made_by(run, a.step, a.attempt)) continue;
-        if (store_->writer_lives(own_key)) found.push_back(a);
-      }
-      // What is committed needs no writer any more.
-      std::erase_if(found, [&](const save_attempt& a) {
-        return detail::made_by(run, a.step, a.attempt) || store_->size(manifest_key(a.step));
-      });
+    if (!store_.tells_writers()) return found;
+    const auto known = [&](const save_attempt& a) {
+      return std::find(found.begin(), found.end(), a) != found.end();
+    };
+    for (const auto& key : store_.live_writers("step-"))
+      if (const auto a = attempt_of_unfinished(key); a && !known(*a)) found.push_back(*a);
+    const auto all = store_.keys("step-");
+    std::vector<std::pair<parsed_key, std::string_view>> objects;
+    std::vector<std::int64_t> committed;
+    for (const auto& key : all) {
+      const auto parsed = parse_key(key);
+      if (!parsed) continue;
+      if (parsed->object.kind == object_kind::manifest) committed.push_back(parsed->step);
+      if (parsed->object.kind == object_kind::data) objects.emplace_back(*parsed, key);
     }
+    const auto stands = [&](std::int64_t step) {
+      return std::find(committed.begin(), committed.end(), step) != committed.end();
+    };
+    for (const auto& [o, own_key] : objects) {
+      const save_attempt a{o.step, o.object.attempt};
+      if (stands(o.step) || known(a) || detail::made_by(run, a.step, a.attempt)) continue;
+      if (store_.writer_lives(own_key)) found.push_back(a);
+    }
+    // What is committed needs no writer any more.
+    std::erase_if(found, [&](const save_attempt& a) {
+      return detail::made_by(run, a.step, a.attempt) || store_.size(manifest_key(a.step));
+    });
     return found;
   }
 
@@ -173,7 +147,7 @@ class checkpoint_catalog {
   std::uint64_t clean(const run_id& run) const {
     std::uint64_t removed = 0;
     auto begun = begun_attempts();
-    const auto all = detail::list_keys(*store_, "step-");
+    const auto all = store_.keys("step-");
     std::int64_t newest = -1;
     for (const auto& key : all)
       if (const auto k = parse_key(key); k && k->object.kind == object_kind::manifest)
@@ -193,16 +167,16 @@ class checkpoint_catalog {
 
   /// Throws storage_no_space naming needed and free, where the store can tell.
   void check_space(std::uint64_t bytes, std::uint64_t objects) const {
-    const auto left = store_->free_space();
+    const auto left = store_.free_space();
     if (!left) return;
     if (left->bytes < bytes)
       fail(error_id::storage_no_space, "the store has too little space for this checkpoint; remove old ones",
-           {.file = std::string(store_->describe()),
+           {.file = std::string(store_.describe()),
             .expected = std::to_string(bytes) + " bytes",
             .got = std::to_string(left->bytes) + " bytes free"});
     if (left->objects < objects)
       fail(error_id::storage_no_space, "the store has too few inodes left for this checkpoint; remove files",
-           {.file = std::string(store_->describe()),
+           {.file = std::string(store_.describe()),
             .expected = std::to_string(objects) + " files",
             .got = std::to_string(left->objects) + " inodes free"});
   }
@@ -211,15 +185,15 @@ class checkpoint_catalog {
   /// What stands as a step's manifest; empty for what is too long to be one.
   [[nodiscard]] std::optional<std::vector<std::byte>> manifest_bytes(std::int64_t step) const {
     try {
-      return store_->read_all(manifest_key(step), detail::max_manifest_bytes);
+      return store_.read_all(manifest_key(step), detail::max_manifest_bytes);
     } catch (const corrupt_error&) {
       return std::vector<std::byte>();
     }
   }
   /// Removes what manifest_bytes() gave. False if another manifest was put there since.
   [[nodiscard]] bool remove_manifest(std::int64_t step, const std::vector<std::byte>& bytes) const {
-    if (!bytes.empty()) return detail::remove_if(*store_, manifest_key(step), bytes);
-    store_->remove(manifest_key(step));
+    if (!bytes.empty()) return store_.remove_if(manifest_key(step), bytes);
+    store_.remove(manifest_key(step));
     return true;
   }
   static void add_begun(std::vector<detail::seen_attempt>& attempts, const std::vector<std::uint64_t>& begun,
@@ -251,15 +225,15 @@ class checkpoint_catalog {
           if (auto& in = found[a->step]; std::find(in.begin(), in.end(), a->attempt) == in.end())
             in.push_back(a->attempt);
     };
-    add(store_->leftovers(prefix));
-    if constexpr (detail::TellsWriters<Store>) add(store_->live_writers(prefix));
+    add(store_.leftovers(prefix));
+    add(store_.live_writers(prefix));
     return found;
   }
   std::uint64_t clean_step(std::int64_t step, const run_id& run, const std::vector<std::uint64_t>& begun,
                            std::int64_t newest) const {
     const auto key = manifest_key(step);
-    auto bytes = store_->read_all(key, detail::max_manifest_bytes);
-    if (bytes && objects_.is_ghost(step, *bytes) && detail::remove_if(*store_, key, *bytes)) bytes.reset();
+    auto bytes = store_.read_all(key, detail::max_manifest_bytes);
+    if (bytes && objects_.is_ghost(step, *bytes) && store_.remove_if(key, *bytes)) bytes.reset();
     if (bytes) {
       try {
         const auto m = decode_manifest(*bytes, key);
@@ -283,7 +257,7 @@ class checkpoint_catalog {
     for (const auto& a : attempts)
       if (a.marked || objects_.mark(step, a.attempt, detail::superseded(step, run)))
         ended.push_back(a.attempt);
-    if (store_->size(key)) return 0;
+    if (store_.size(key)) return 0;
     removed += objects_.remove_files(step, ended);
     // For writers that are late, a mark that another run made stays until the run after that one, and until
     // there is a newer checkpoint: nothing older is ever taken for the newest.
@@ -293,9 +267,9 @@ class checkpoint_catalog {
     };
     for (const auto& a : attempts)
       if (a.marked && a.files == 0 && !is_begun(a.attempt) && !is_needed(a))
-        store_->remove(aborted_key(step, a.attempt)), ++removed;
+        store_.remove(aborted_key(step, a.attempt)), ++removed;
     for (const auto& o : objects)
-      if (o.is_claim() && own == 0) store_->remove(o.key), ++removed;
+      if (o.is_claim() && own == 0) store_.remove(o.key), ++removed;
     return removed;
   }
   std::uint64_t remove_unnamed(std::int64_t step, const manifest& m, const run_id& run) const {
@@ -318,7 +292,7 @@ class checkpoint_catalog {
       try {
         std::array<std::byte, record_header_bytes> bytes;
         const read_range range{o.key, 0, bytes};
-        store_->read({&range, 1});
+        store_.read({&range, 1});
         return decode_record_header(bytes, o.key).run == run;
       } catch (const error&) {  // damaged or gone: another record may tell
       }
@@ -338,7 +312,7 @@ class checkpoint_catalog {
   std::uint64_t discard_leftovers(const std::string& prefix, const run_id* run) const {
     std::uint64_t removed = 0;
     std::map<std::pair<std::int64_t, std::uint64_t>, bool> ours;  // attempts of `run`
-    for (const auto& key : store_->leftovers(prefix)) {
+    for (const auto& key : store_.leftovers(prefix)) {
       const auto about = run != nullptr ? detail::unfinished_object(key) : std::nullopt;
       if (about) {
         const auto [at, first] = ours.try_emplace({about->step, about->object.attempt}, false);
@@ -346,7 +320,7 @@ class checkpoint_catalog {
         if (at->second) continue;
       }
       try {
-        store_->discard(key), ++removed;
+        store_.discard(key), ++removed;
       } catch (const storage_error& e) {
         if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
       }
@@ -354,8 +328,8 @@ class checkpoint_catalog {
     return removed;
   }
 
-  std::shared_ptr<Store> store_;
-  detail::step_objects<Store> objects_;
+  any_store store_;
+  detail::step_objects objects_;
 };
 
 }  // namespace v1

@@ -5,6 +5,7 @@
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/shared_file_plan.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -57,6 +58,26 @@ inline void check_options(const commit_options& o, bool store_shares, std::strin
 }
 
 namespace detail {
+/// For the description of a writer; decode_options() reads it back. @throws wire_error
+inline void encode_options(wire_writer& out, const commit_options& o) {
+  out.put(static_cast<std::int64_t>(o.rival_timeout.count()))
+      .put(static_cast<std::int64_t>(o.directory_timeout.count()))
+      .put(static_cast<std::int64_t>(o.durability_timeout.count()))
+      .put(o.block_ranks)
+      .put(o.ranks_per_file)
+      .put(o.ranks_per_directory);
+}
+[[nodiscard]] inline commit_options decode_options(wire_reader& in) {
+  commit_options o;
+  o.rival_timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
+  o.directory_timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
+  o.durability_timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
+  o.block_ranks = in.get<std::int32_t>();
+  o.ranks_per_file = in.get<std::int32_t>();
+  o.ranks_per_directory = in.get<std::int32_t>();
+  return o;
+}
+
 /// How many ranks are one block: of whole files, and of so many that the objects of blocks are few beside
 /// them.
 [[nodiscard]] inline std::int32_t block_ranks_of(const commit_options& o, std::int32_t world_size) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/storage/commit/attempts_under_way.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
@@ -39,24 +39,26 @@ inline namespace v1 {
 ///
 /// All functions may be called by several threads at once, for different attempts. Copies share the store.
 /// Functions throw the store's errors besides those that they name.
-template <ByteStore Store>
 class commit_protocol {
  public:
   /// @throws usage_bad_option
-  explicit commit_protocol(std::shared_ptr<Store> store, commit_options options = {})
+  explicit commit_protocol(any_store store, commit_options options = {})
       : store_(store),
         objects_(store),
         options_(options),
-        attempts_(std::make_shared<detail::attempts_under_way<Store>>(std::move(store), options)) {
-    check_options(options, SharedStore<Store>, std::string(store_->describe()));
+        attempts_(std::make_shared<detail::attempts_under_way>(std::move(store), options)) {
+    check_options(options, store_.shares(), store_.describe());
   }
+  template <ByteStore Store>
+  explicit commit_protocol(std::shared_ptr<Store> store, commit_options options = {})
+      : commit_protocol(any_store(std::move(store)), options) {}
   [[nodiscard]] file_placement placement(const save_context& c) const noexcept {
     return placement_of(options_, c.world_size);
   }
   /// The objects that the protocol and its formats share.
-  [[nodiscard]] const detail::step_objects<Store>& objects() const noexcept { return objects_; }
+  [[nodiscard]] const detail::step_objects& objects() const noexcept { return objects_; }
 
-  [[nodiscard]] Store& store() const noexcept { return *store_; }
+  [[nodiscard]] const any_store& store() const noexcept { return store_; }
 
   /// Before the first byte is written, and again when all are: throws storage_already_committed if the step
   /// is committed, and the reason of an attempt that was aborted. Two small requests.
@@ -76,7 +78,7 @@ class commit_protocol {
   /// The same, after files got their names: the step may be committed by this very attempt already.
   void check_not_ended(const save_context& c) const {
     objects_.throw_if_aborted(c.step, c.attempt);
-    if (store_->size(manifest_key(c.step)) && !objects_.committed_by(c.step, c.attempt))
+    if (store_.size(manifest_key(c.step)) && !objects_.committed_by(c.step, c.attempt))
       detail::fail_already_committed(c.step);
   }
 
@@ -87,19 +89,17 @@ class commit_protocol {
   /// directory is. That the directory itself lasts is the coordinator's matter, before it publishes the
   /// manifest.
   void enter(const save_context& c, deadline until) const {
-    if constexpr (DirectoryStore<Store>) {
-      const auto place = placement(c);
-      if ((!large(c) && !place.shared()) || place.first_of(c.rank) != c.rank) return;
-      const auto timeout = deadline::in(options_.directory_timeout).earlier(until);
-      const auto take = [&](const std::string& directory, bool make) {
-        if (make) return store_->make_directory(directory);
-        for (detail::backoff pause(c.attempt, c.rank, c.world_size); !store_->adopt_directory(directory);)
-          if (!pause.wait(timeout)) return;
-      };
-      take(step_directory(c.step), c.coordinator());
-      if (place.ranks_per_directory != 0)
-        take(rank_directory(c.step, c.rank, place), c.rank % place.ranks_per_directory == 0);
-    }
+    const auto place = placement(c);
+    if ((!large(c) && !place.shared()) || place.first_of(c.rank) != c.rank) return;
+    const auto timeout = deadline::in(options_.directory_timeout).earlier(until);
+    const auto take = [&](const std::string& directory, bool make) {
+      if (make) return store_.make_directory(directory);
+      for (detail::backoff pause(c.attempt, c.rank, c.world_size); !store_.adopt_directory(directory);)
+        if (!pause.wait(timeout)) return;
+    };
+    take(step_directory(c.step), c.coordinator());
+    if (place.ranks_per_directory != 0)
+      take(rank_directory(c.step, c.rank, place), c.rank % place.ranks_per_directory == 0);
   }
 
   /// Publishes this rank's record, whose identity is filled in from the context, after a last check_open.
@@ -110,7 +110,7 @@ class commit_protocol {
     check_open(c);
     const auto bytes = encode_record(r);
     attempts_->sending(c, &detail::attempt_knowledge::record,
-                       [&] { store_->put_new(record_key(c.step, c.rank, c.attempt, placement(c)), bytes); });
+                       [&] { store_.put_new(record_key(c.step, c.rank, c.attempt, placement(c)), bytes); });
   }
 
   /// Coordinator: see StorageWriter::commit. Before the manifest is published, other attempts of the step are
@@ -127,13 +127,12 @@ class commit_protocol {
       m.content = content;
       m.placement = placement(c);
       m.unix_time = static_cast<decltype(m.unix_time)>(std::time(nullptr));
-      detail::record_collection<Store> records(*store_, objects_, c, placement(c), block_ranks(c));
+      detail::record_collection records(store_, objects_, c, placement(c), block_ranks(c));
       for (const auto& h : records.collect(until))
         m.records.push_back({h.step, h.attempt, h.rank, h.files, h.header_digest, h.data_bytes});
       end_other_attempts(c, m.placement, until);
       publish_manifest(c, encode_manifest(m), m.placement, m.records.front().files, until);
-      if constexpr (DurabilityHints<Store>)
-        if (c.world_size > 1) store_->note_durable(manifest_key(c.step));
+      if (c.world_size > 1) store_.note_durable(manifest_key(c.step));
     } catch (...) {
       // Beside another attempt's manifest no mark is needed.
       if (!objects_.stands(c.step)) (void)objects_.mark(c.step, c.attempt, std::current_exception());
@@ -171,7 +170,7 @@ class commit_protocol {
   /// timeout_error (timeout_commit).
   void await_commit(const save_context& c, deadline until) const {
     const auto key = manifest_key(c.step);
-    detail::block_merge<Store> merge(*store_, c, placement(c), block_ranks(c));
+    detail::block_merge merge(store_, c, placement(c), block_ranks(c));
     // Those who merge are few, and waited for.
     const auto pollers = merge.done() ? c.world_size : 1;
     detail::backoff pause(c.attempt, c.rank, pollers);
@@ -179,17 +178,17 @@ class commit_protocol {
     for (std::uint64_t poll = 1;; ++poll) {
       objects_.throw_if_aborted(c.step, c.attempt);
       merge.advance();
-      if (store_->size(key)) {
+      if (store_.size(key)) {
         if (objects_.committed_by(c.step, c.attempt)) {
           objects_.throw_if_aborted(c.step, c.attempt);  // it may have been published too late
           await_durable_name(c, key, until);
           return attempts_->end(c);
         }
-        if (!objects_.remove_ghost(c.step) && store_->size(key)) detail::fail_already_committed(c.step);
+        if (!objects_.remove_ghost(c.step) && store_.size(key)) detail::fail_already_committed(c.step);
       }
       if (poll % detail::polls_for_own_record == 0) {
         // A file that ranks share comes to stand when the last of them has written.
-        if (!stood) stood = store_->size(record_key(c.step, c.rank, c.attempt, placement(c))).has_value();
+        if (!stood) stood = store_.size(record_key(c.step, c.rank, c.attempt, placement(c))).has_value();
         if (stood) objects_.check_record(c, placement(c));
       }
       end_if_coordinator_is_lost(c, key);
@@ -224,7 +223,7 @@ class commit_protocol {
     if (c.peers == nullptr || !c.peers->is_gone(0)) return;
     // What it did before it was gone, a look that begins now sees.
     objects_.throw_if_aborted(c.step, c.attempt);
-    if (!store_->size(key)) detail::fail_gone(c, std::vector<std::int32_t>{0});
+    if (!store_.size(key)) detail::fail_gone(c, std::vector<std::int32_t>{0});
   }
   [[nodiscard]] bool large(const save_context& c) const noexcept { return c.world_size > block_ranks(c); }
   [[nodiscard]] std::int32_t block_ranks(const save_context& c) const noexcept {
@@ -235,16 +234,16 @@ class commit_protocol {
   /// @throws storage_already_committed if one stands to stay.
   void outlast_ended_manifest(const save_context& c, const file_placement& place, deadline until) const {
     const auto timeout = deadline::in(options_.rival_timeout).earlier(until);
-    for (detail::backoff pause(c.attempt, c.rank); store_->size(manifest_key(c.step));) {
+    for (detail::backoff pause(c.attempt, c.rank); store_.size(manifest_key(c.step));) {
       const auto standing = objects_.standing_attempt(c.step);
       if (objects_.remove_ghost(c.step)) return;
       if (!standing) {
-        if (!store_->size(manifest_key(c.step))) return;
+        if (!store_.size(manifest_key(c.step))) return;
         detail::fail_already_committed(c.step);
       }
       // Who keeps its manifest removes the records of others.
-      if (!store_->size(aborted_key(c.step, *standing)) ||
-          !store_->size(record_key(c.step, c.rank, c.attempt, place)) || !pause.wait(timeout)) {
+      if (!store_.size(aborted_key(c.step, *standing)) ||
+          !store_.size(record_key(c.step, c.rank, c.attempt, place)) || !pause.wait(timeout)) {
         // Looked at in this order, a manifest that was just taken back is not mistaken for one that stays.
         if (objects_.standing_attempt(c.step) == standing) detail::fail_already_committed(c.step);
       }
@@ -253,15 +252,11 @@ class commit_protocol {
   /// The manifest is seen, but the coordinator may not have come to the fsync that makes its name last. Once
   /// it has, it says so; a rank that waits in vain, as where the coordinator died in between, does it itself.
   void await_durable_name(const save_context& c, const std::string& key, deadline until) const {
-    if constexpr (DurabilityHints<Store>) {
-      const auto timeout = deadline::in(options_.durability_timeout).earlier(until);
-      for (detail::backoff pause(c.attempt, c.rank, c.world_size); !store_->is_noted_durable(key);) {
-        if (pause.wait(timeout)) continue;
-        store_->make_name_durable(key);
-        return objects_.throw_if_aborted(c.step, c.attempt);
-      }
-    } else if constexpr (DirectoryStore<Store>) {
-      store_->make_name_durable(key);
+    const auto timeout = deadline::in(options_.durability_timeout).earlier(until);
+    for (detail::backoff pause(c.attempt, c.rank, c.world_size); !store_.is_noted_durable(key);) {
+      if (pause.wait(timeout)) continue;
+      store_.make_name_durable(key);
+      return objects_.throw_if_aborted(c.step, c.attempt);
     }
   }
 
@@ -269,7 +264,7 @@ class commit_protocol {
   void check_files(const save_context& c, const file_placement& place, std::uint32_t files) const {
     for (std::uint32_t k = 0; k < files; ++k)
       if (const auto key = data_key(c.step, c.rank, c.attempt, k, place);
-          !store_->size(key) && !store_->size(compressed_key(key)))
+          !store_.size(key) && !store_.size(compressed_key(key)))
         fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
              {.rank = c.rank, .file = key});
   }
@@ -281,15 +276,15 @@ class commit_protocol {
     const auto key = manifest_key(c.step);
     const auto publish = [&] {
       return attempts_->sending(c, &detail::attempt_knowledge::manifest,
-                                [&] { return store_->publish_new(key, bytes); });
+                                [&] { return store_.publish_new(key, bytes); });
     };
     while (!publish() && !objects_.committed_by(c.step, c.attempt)) outlast_ended_manifest(c, place, until);
     // Where these two cannot be read, this rank fails, but the manifest stays: others may have relied on it.
     const auto ended = aborted_key(c.step, c.attempt);
-    const auto mark_bytes = store_->read_all(ended, detail::max_mark_bytes);
-    const bool whole = store_->size(record_key(c.step, c.rank, c.attempt, place)).has_value();
+    const auto mark_bytes = store_.read_all(ended, detail::max_mark_bytes);
+    const bool whole = store_.size(record_key(c.step, c.rank, c.attempt, place)).has_value();
     if (!mark_bytes && whole) return;
-    (void)detail::remove_if(*store_, key, bytes);
+    (void)store_.remove_if(key, bytes);
     if (mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);
     // Marks do not stay for ever.
     fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
@@ -321,13 +316,13 @@ class commit_protocol {
     const auto timeout = deadline::in(options_.rival_timeout);
     for (detail::backoff pause(c.attempt, c.rank);;) {
       const auto key = detail::claim_key(c.step, n);
-      if (store_->publish_new(key, own.view())) return;
-      const auto bytes = store_->read_all(key, 8);
+      if (store_.publish_new(key, own.view())) return;
+      const auto bytes = store_.read_all(key, 8);
       const auto holder = bytes && bytes->size() == 8 ? wire_reader(*bytes).get<std::uint64_t>() : 0;
       if (bytes && holder == c.attempt) return;
-      if (store_->size(manifest_key(c.step))) detail::fail_already_committed(c.step);
+      if (store_.size(manifest_key(c.step))) detail::fail_already_committed(c.step);
       objects_.throw_if_aborted(c.step, c.attempt);
-      if (bytes && store_->size(aborted_key(c.step, holder))) {
+      if (bytes && store_.size(aborted_key(c.step, holder))) {
         ++n;
         continue;
       }
@@ -349,10 +344,10 @@ class commit_protocol {
     });
   }
 
-  std::shared_ptr<Store> store_;
-  detail::step_objects<Store> objects_;
+  any_store store_;
+  detail::step_objects objects_;
   commit_options options_;
-  std::shared_ptr<detail::attempts_under_way<Store>> attempts_;
+  std::shared_ptr<detail::attempts_under_way> attempts_;
 };
 
 }  // namespace v1

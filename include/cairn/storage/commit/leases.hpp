@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -25,15 +25,6 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The store in which leases are shown: the innermost, where stores lie over others.
-template <class Store>
-[[nodiscard]] auto& store_of_leases(Store& store) {
-  if constexpr (requires { store.inner(); })
-    return store_of_leases(store.inner());
-  else
-    return store;
-}
-
 /// Who reads a checkpoint, and who removes one, so that all processes see it: unfinished objects named
 /// "lease-00000300.reads.<host>.<process>" beside the steps' directories, which nobody ever finishes. The
 /// store knows whether their writers live, by a lock on files, by a heartbeat in buckets; of a process that
@@ -42,18 +33,13 @@ template <class Store>
 /// A reader first shows its lease and then looks for one who removes; who removes shows that first and then
 /// looks for readers. So at least one of two sees the other. Who removes gives way at once; a reader waits
 /// until the other has given way, or the manifest is gone. Any thread; throws the store's errors.
-template <ByteStore Store>
 class step_leases {
  public:
-  explicit step_leases(Store& store) noexcept : store_(store) {}
+  /// In the store below all that lie over others.
+  explicit step_leases(const any_store& store) : store_(store.innermost()) {}
 
   /// Whether the store can tell who lives. Without that, lease() holds nothing and everything may be removed.
-  [[nodiscard]] bool possible() {
-    if constexpr (TellsWriters<Store>)
-      return tells_writers(store_);
-    else
-      return false;
-  }
+  [[nodiscard]] bool possible() { return store_.tells_writers(); }
 
   /// A lease on a committed checkpoint; not held() where that is not possible().
   /// @throws storage_error (storage_not_committed) where there is none; timeout_error (timeout_load) where
@@ -110,23 +96,20 @@ class step_leases {
            std::string(what);
   }
   [[nodiscard]] std::shared_ptr<void> show(std::int64_t step, std::string_view what) {
-    using object = std::remove_cvref_t<decltype(store_.create(std::string_view(), 0))>;
-    auto shown = std::make_shared<object>(store_.create(key_of(step, what) + own_name(), 0));
-    if constexpr (requires { shown->announce(); }) shown->announce();
+    auto shown =
+        std::make_shared<any_store::object_writer>(store_.create(key_of(step, what) + own_name(), 0));
+    shown->announce();
     return shown;
   }
   /// The processes that do this with a step, by host and number.
   [[nodiscard]] std::vector<std::string> who(std::int64_t step, std::string_view what) {
     std::vector<std::string> found;
-    if constexpr (TellsWriters<Store>) {
-      const auto prefix = key_of(step, what);
-      for (const auto& key : store_.live_writers(prefix)) {
-        const auto name = std::string_view(key).substr(std::min(prefix.size(), key.size()));
-        const auto host = name.substr(0, name.find('.'));
-        const auto rest = name.substr(std::min(name.size(), host.size() + 1));
-        found.push_back("process " + std::string(rest.substr(0, rest.find('.'))) + " on " +
-                        std::string(host));
-      }
+    const auto prefix = key_of(step, what);
+    for (const auto& key : store_.live_writers(prefix)) {
+      const auto name = std::string_view(key).substr(std::min(prefix.size(), key.size()));
+      const auto host = name.substr(0, name.find('.'));
+      const auto rest = name.substr(std::min(name.size(), host.size() + 1));
+      found.push_back("process " + std::string(rest.substr(0, rest.find('.'))) + " on " + std::string(host));
     }
     return found;
   }
@@ -152,7 +135,7 @@ class step_leases {
          {.file = manifest_key(step)});
   }
 
-  Store& store_;
+  any_store store_;
 };
 
 }  // namespace detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
@@ -46,8 +46,7 @@ void for_each_record_file(const file_placement& place, list_view<const std::int3
 }
 /// Those of `missing` whose records can be read now, ascending. Asks for the names one by one, until
 /// `max_misses` are not there.
-template <ByteStore Store>
-[[nodiscard]] std::vector<std::int32_t> probe_records(Store& store, const save_context& c,
+[[nodiscard]] std::vector<std::int32_t> probe_records(const any_store& store, const save_context& c,
                                                       const file_placement& place,
                                                       list_view<const std::int32_t> missing) {
   std::vector<std::int32_t> there;
@@ -80,8 +79,7 @@ template <ByteStore Store>
   return file_bytes - of_all + static_cast<std::uint64_t>(rank - first) * record_header_bytes;
 }
 /// The headers of the records of some ranks, one after another; one batch.
-template <ByteStore Store>
-[[nodiscard]] std::vector<std::byte> read_record_headers(Store& store, const save_context& c,
+[[nodiscard]] std::vector<std::byte> read_record_headers(const any_store& store, const save_context& c,
                                                          const file_placement& place,
                                                          list_view<const std::int32_t> ranks) {
   std::vector<std::byte> bytes(ranks.size() * record_header_bytes);
@@ -103,10 +101,10 @@ inline void take_away(std::vector<std::int32_t>& from, list_view<const std::int3
 
 /// What the first rank of a block does beside its wait for the commit: collects the headers of its block's
 /// records and puts them into one object. On other ranks nothing. One thread.
-template <ByteStore Store>
 class block_merge {
  public:
-  block_merge(Store& store, const save_context& c, const file_placement& place, std::int32_t block_ranks)
+  block_merge(const any_store& store, const save_context& c, const file_placement& place,
+              std::int32_t block_ranks)
       : store_(store), c_(c), place_(place) {
     if (c.world_size <= block_ranks || c.rank == 0 || c.rank % block_ranks != 0) return;
     const auto end = c.rank + std::min(block_ranks, c.world_size - c.rank);
@@ -136,7 +134,7 @@ class block_merge {
   }
 
  private:
-  Store& store_;
+  any_store store_;
   const save_context& c_;
   file_placement place_;
   std::vector<std::int32_t> missing_;
@@ -144,10 +142,9 @@ class block_merge {
 };
 
 /// What the coordinator does: collects the headers of all records. One use, one thread.
-template <ByteStore Store>
 class record_collection {
  public:
-  record_collection(Store& store, const step_objects<Store>& objects, const save_context& c,
+  record_collection(const any_store& store, const step_objects& objects, const save_context& c,
                     const file_placement& place, std::int32_t block_ranks)
       : store_(store),
         objects_(objects),
@@ -302,8 +299,8 @@ class record_collection {
     std::rethrow_exception(decode_failure_record(*bytes, key));
   }
 
-  Store& store_;
-  const step_objects<Store>& objects_;
+  any_store store_;
+  const step_objects& objects_;
   const save_context& c_;
   file_placement place_;
   std::int32_t block_ranks_ = 0;       ///< 0: a small world, where every record is read by itself

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/error.hpp>
@@ -21,10 +21,9 @@ namespace detail {
 /// Which runs resumed from which step and have committed nothing since: empty objects beside the checkpoints,
 /// `restart.00000300.<run>`. All that they say is in their names, which are parsed strictly; others are left
 /// alone.
-template <ByteStore Store>
 class restart_notes {
  public:
-  explicit restart_notes(Store& store) noexcept : store_(store) {}
+  explicit restart_notes(any_store store) noexcept : store_(std::move(store)) {}
 
   void leave(const run_id& run, std::int64_t step) { store_.put_new(key_of(run, step), {}); }
   /// The step of each note, ascending. Unfinished ones, of runs that ended meanwhile, are removed.
@@ -37,7 +36,7 @@ class restart_notes {
       }
     }
     std::vector<std::int64_t> found;
-    for (const auto& key : list_keys(store_, prefix))
+    for (const auto& key : store_.keys(prefix))
       if (const auto step = step_of(key)) found.push_back(*step);
     std::sort(found.begin(), found.end());
     return found;
@@ -46,7 +45,7 @@ class restart_notes {
   /// Those of all runs, of steps up to this one; how many are left.
   std::size_t remove_up_to(std::int64_t last) {
     std::size_t left = 0;
-    for (const auto& key : list_keys(store_, prefix)) {
+    for (const auto& key : store_.keys(prefix)) {
       const auto step = step_of(key);
       if (step && *step <= last)
         store_.remove(key);
@@ -76,7 +75,7 @@ class restart_notes {
 
  private:
   static constexpr const char* prefix = "restart.";
-  Store& store_;
+  any_store store_;
 };
 
 }  // namespace detail

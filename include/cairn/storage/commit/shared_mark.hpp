@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
@@ -25,10 +25,9 @@ namespace detail {
 /// Two small objects by which the ranks of a run see that they have one store: rank 0 leaves them, the others
 /// look for them. For one of them they have looked before: what remembers that a name was not there answers
 /// wrongly for that one alone.
-template <ByteStore Store>
 class shared_mark {
  public:
-  explicit shared_mark(Store& store) noexcept : store_(store) {}
+  explicit shared_mark(any_store store) noexcept : store_(std::move(store)) {}
 
   void look_early(const run_id& run) { static_cast<void>(store_.size(early_key(run))); }
   /// What it gives is kept as long as the marks are needed: by it, others see that they are.
@@ -36,8 +35,7 @@ class shared_mark {
     wire_writer about;
     about.put(static_cast<std::int64_t>(std::time(nullptr))).put(this_host());
     const auto bytes = about.take();
-    using object = decltype(store_.create(std::string_view{}, std::uint64_t{}));
-    auto held = std::make_shared<std::vector<object>>();
+    auto held = std::make_shared<std::vector<any_store::object_writer>>();
     for (const auto& key : {early_key(run), key_of(run)}) {
       if (!has_locks()) {
         store_.put_new(key, bytes);
@@ -68,7 +66,7 @@ class shared_mark {
   /// Those that other runs left behind, also unfinished ones; the number removed.
   std::uint64_t remove_others(const run_id& run) {
     std::uint64_t removed = 0;
-    for (const auto& key : list_keys(store_, prefix))
+    for (const auto& key : store_.keys(prefix))
       if (!key.starts_with(key_of(run)) && !is_needed(key)) store_.remove(key), ++removed;
     for (const auto* begin : {prefix, "cairn-probe"})
       for (const auto& key : store_.leftovers(begin)) {
@@ -89,17 +87,11 @@ class shared_mark {
   [[nodiscard]] static std::string this_host() {
     return kernel_file("/proc/sys/kernel/random/boot_id").value_or("");
   }
-  [[nodiscard]] bool has_locks() const {
-    if constexpr (TellsWriters<Store>)
-      return tells_writers(store_) && !announces_writers(store_);
-    else
-      return false;
-  }
+  [[nodiscard]] bool has_locks() const { return store_.tells_writers() && !store_.announces_writers(); }
   /// Whether a run may be just looking for it: who left it lives. Of another host that may be hidden, and the
   /// mark is left alone for an hour, by two clocks that may differ by minutes.
   [[nodiscard]] bool is_needed(const std::string& key) {
-    if constexpr (TellsWriters<Store>)
-      if (has_locks() && store_.writer_lives(key)) return true;
+    if (has_locks() && store_.writer_lives(key)) return true;
     try {
       const auto bytes = store_.read_all(key, 4096).value_or(std::vector<std::byte>());
       wire_reader in(bytes);
@@ -110,7 +102,7 @@ class shared_mark {
       return false;
     }
   }
-  Store& store_;
+  any_store store_;
 };
 
 }  // namespace detail

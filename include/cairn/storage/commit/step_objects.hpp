@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
@@ -25,15 +25,14 @@ namespace detail {
 
 /// The objects of a step's directory, as the commit and the cleaning both see them: files, the manifest,
 /// marks that ended attempts. Any thread.
-template <ByteStore Store>
 class step_objects {
  public:
-  explicit step_objects(std::shared_ptr<Store> store) noexcept : store_(std::move(store)) {}
+  explicit step_objects(any_store store) noexcept : store_(std::move(store)) {}
 
   [[nodiscard]] std::vector<step_object> objects_of(std::int64_t step) const {
     const auto directory = step_directory(step) + "/";
     std::vector<step_object> found;
-    for (const auto& key : list_keys(*store_, directory))
+    for (const auto& key : store_.keys(directory))
       if (auto known = known_object(key, directory.size())) found.push_back(std::move(*known));
     return found;
   }
@@ -47,7 +46,7 @@ class step_objects {
     try {
       manifest m;
       (void)decode_manifest_header(bytes, key, m);
-      if (m.step != step || !store_->size(aborted_key(step, m.attempt))) return false;
+      if (m.step != step || !store_.size(aborted_key(step, m.attempt))) return false;
       m = decode_manifest(bytes, key);
       const auto objects = objects_of(step);
       const auto there = [&](const object_name& wanted) {
@@ -70,8 +69,8 @@ class step_objects {
   /// True, and its manifest is gone, if that was a ghost.
   [[nodiscard]] bool remove_ghost(std::int64_t step) const {
     const auto key = manifest_key(step);
-    const auto bytes = store_->read_all(key, max_manifest_bytes);
-    return bytes && is_ghost(step, *bytes) && remove_if(*store_, key, *bytes);
+    const auto bytes = store_.read_all(key, max_manifest_bytes);
+    return bytes && is_ghost(step, *bytes) && store_.remove_if(key, *bytes);
   }
   /// The steps of these keys, ascending, that have a manifest; those with a ghost are left out. Reads no
   /// manifest but those beside marks.
@@ -87,7 +86,7 @@ class step_objects {
     std::sort(marked.begin(), marked.end());
     std::erase_if(steps, [&](std::int64_t step) {
       if (!std::binary_search(marked.begin(), marked.end(), step)) return false;
-      const auto bytes = store_->read_all(manifest_key(step), max_manifest_bytes);
+      const auto bytes = store_.read_all(manifest_key(step), max_manifest_bytes);
       return !bytes || is_ghost(step, *bytes);
     });
     return steps;
@@ -100,7 +99,7 @@ class step_objects {
     if (attempts.empty()) return removed;
     for (const auto& o : objects_of(step))
       if (o.is_file() && std::find(attempts.begin(), attempts.end(), o.name.attempt) != attempts.end())
-        store_->remove(o.key), ++removed;
+        store_.remove(o.key), ++removed;
     return removed;
   }
   /// Removes what is_foreign() of the objects beside the manifest of `keep`, but not what was set aside.
@@ -122,22 +121,22 @@ class step_objects {
       require_mark(step, a.attempt, why);
       made.push_back(a.attempt);
     }
-    const auto stays = [&] { return !store_->size(aborted_key(step, keep)) && committed_by(step, keep); };
+    const auto stays = [&] { return !store_.size(aborted_key(step, keep)) && committed_by(step, keep); };
     std::uint64_t removed = 0;
-    const auto remove = [&](const std::string& key) { store_->remove(key), ++removed; };
+    const auto remove = [&](const std::string& key) { store_.remove(key), ++removed; };
     if (!stays()) return removed;
     for (const auto& o : objects)
       if (o.is_file()) remove(o.key);
     if (!stays()) return removed;
     for (const auto& o : objects)
       if (!o.is_file()) remove(o.key);
-    for (const auto attempt : made) store_->remove(aborted_key(step, attempt));
+    for (const auto attempt : made) store_.remove(aborted_key(step, attempt));
     return removed;
   }
 
   [[nodiscard]] bool stands(std::int64_t step) const noexcept {
     try {
-      return store_->size(manifest_key(step)).has_value();
+      return store_.size(manifest_key(step)).has_value();
     } catch (...) {
       return false;
     }
@@ -156,7 +155,7 @@ class step_objects {
   /// The attempt whose manifest stands; nothing where none does, or a damaged one.
   [[nodiscard]] std::optional<std::uint64_t> standing_attempt(std::int64_t step) const {
     const auto key = manifest_key(step);
-    const auto bytes = store_->read_all(key, max_manifest_bytes);
+    const auto bytes = store_.read_all(key, max_manifest_bytes);
     return bytes ? attempt_in(*bytes, key) : std::nullopt;
   }
   /// The attempts of checkpoints that were set aside, as far as their manifests tell: what they name is kept,
@@ -167,7 +166,7 @@ class step_objects {
       if (!o.is_set_aside()) continue;
       try {
         manifest m;
-        if (const auto bytes = store_->read_all(o.key, max_manifest_bytes)) {
+        if (const auto bytes = store_.read_all(o.key, max_manifest_bytes)) {
           (void)decode_manifest_header(*bytes, o.key, m);
           found.push_back(m.attempt);
         }
@@ -182,19 +181,19 @@ class step_objects {
   }
   void throw_if_aborted(std::int64_t step, std::uint64_t attempt) const {
     const auto key = aborted_key(step, attempt);
-    if (const auto bytes = store_->read_all(key, max_mark_bytes)) throw_mark(*bytes, step, key);
+    if (const auto bytes = store_.read_all(key, max_mark_bytes)) throw_mark(*bytes, step, key);
   }
   /// Throws storage_already_committed if the step is committed, and the reason of an attempt that was
   /// aborted.
   void check_open(const save_context& c) const {
     throw_if_aborted(c.step, c.attempt);
-    if (store_->size(manifest_key(c.step)) && !remove_ghost(c.step)) fail_already_committed(c.step);
+    if (store_.size(manifest_key(c.step)) && !remove_ghost(c.step)) fail_already_committed(c.step);
   }
   /// @pre this rank's record stood. @throws the reason of an abort, storage_aborted where the record is gone:
   /// on a full disk that may be all by which a rank that failed can tell.
   void check_record(const save_context& c, const file_placement& place) const {
     const auto key = record_key(c.step, c.rank, c.attempt, place);
-    if (store_->size(key)) return;
+    if (store_.size(key)) return;
     throw_if_aborted(c.step, c.attempt);
     fail(error_id::storage_aborted,
          "the files of this save were removed before it was committed: another rank failed and could not say "
@@ -203,7 +202,7 @@ class step_objects {
   }
   /// Ends an attempt for good. @throws why the store does not let it
   void require_mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const {
-    static_cast<void>(store_->publish_new(aborted_key(step, attempt), encode_failure(why)));
+    static_cast<void>(store_.publish_new(aborted_key(step, attempt), encode_failure(why)));
   }
   /// Ends an attempt for good: true. False where the store does not let it.
   bool mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept {
@@ -216,7 +215,7 @@ class step_objects {
   }
 
  private:
-  std::shared_ptr<Store> store_;
+  any_store store_;
 };
 
 }  // namespace detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/storage/compressed/compressed_file.hpp>
 #include <cairn/storage/compressed/item_frames.hpp>
@@ -25,13 +25,13 @@ namespace detail {
 /// An object writer that takes the bytes of a safetensors file, from front to back, and gives a compressed
 /// file to another one. Memory: two frames and their encoded forms for each thread, and a buffer of 4 MiB or
 /// what the store likes to get at once. Encodes in write(), on `threads` threads.
-template <ObjectWriter Inner, class C>
+template <class C>
 class compressed_object {
  public:
   /// `bytes`: of the safetensors file, exactly. `unit`: the part_alignment() of the store; `least`: its
   /// min_part(). The codec outlives the object.
-  compressed_object(Inner inner, const C& codec, const frame_options& options, std::string key,
-                    std::uint64_t bytes, std::uint64_t unit, std::uint64_t least)
+  compressed_object(any_store::object_writer inner, const C& codec, const frame_options& options,
+                    std::string key, std::uint64_t bytes, std::uint64_t unit, std::uint64_t least)
       : inner_(std::move(inner)), codec_(&codec), options_(options), key_(std::move(key)), bytes_(bytes) {
     const auto wanted = std::max(least, std::uint64_t{4} << 20);
     buffer_ = large_buffer(static_cast<std::size_t>((wanted + unit - 1) / unit * unit));
@@ -78,18 +78,9 @@ class compressed_object {
   }
 
   /// See DeadlineObjectWriter.
-  void until(deadline when)
-    requires DeadlineObjectWriter<Inner>
-  {
-    inner_.until(when);
-  }
+  void until(deadline when) { inner_.until(when); }
   /// Processor time of threads besides the calling one, in nanoseconds.
-  [[nodiscard]] std::int64_t helper_cpu() const noexcept {
-    if constexpr (requires(const Inner& i) { i.helper_cpu(); })
-      return helper_cpu_ + inner_.helper_cpu();
-    else
-      return helper_cpu_;
-  }
+  [[nodiscard]] std::int64_t helper_cpu() const { return helper_cpu_ + inner_.helper_cpu(); }
 
  private:
   struct task {
@@ -202,7 +193,7 @@ class compressed_object {
     written_ += std::exchange(buffered_, 0);
   }
 
-  Inner inner_;
+  any_store::object_writer inner_;
   const C* codec_;
   frame_options options_;
   std::string key_;

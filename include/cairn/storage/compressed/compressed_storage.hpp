@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/compressed/compressed_store.hpp>
@@ -29,13 +31,14 @@ struct compression_options {
 
 /// Writes images as compressed safetensors files; a StorageWriter. See compressed_storage.
 template <ByteStore Store, Codec C>
-class compressed_writer : public safetensors_writer<detail::compressed_store<Store, C>> {
-  using store_type = detail::compressed_store<Store, C>;
-  using base = safetensors_writer<store_type>;
+class compressed_writer : public safetensors_writer_base {
+  using base = safetensors_writer_base;
 
  public:
-  explicit compressed_writer(std::shared_ptr<store_type> store, commit_options options = {})
-      : base(std::move(store), options) {}
+  explicit compressed_writer(std::shared_ptr<Store> store, C codec = C{}, frame_options frames = {},
+                             commit_options options = {})
+      : compressed_writer(store, detail::compressed_store<C>(any_store(store), std::move(codec), frames),
+                          options) {}
 
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return base::fingerprint() ^ C::id; }
 
@@ -48,18 +51,37 @@ class compressed_writer : public safetensors_writer<detail::compressed_store<Sto
 
   /// See Portable.
   [[nodiscard]] std::vector<std::byte> description() const
-    requires Portable<base>
+    requires Portable<Store> && Portable<C>
   {
-    return base::description();
+    wire_writer out;
+    detail::encode_options(out, base::options());
+    const auto codec = compressed_.codec().description();
+    out.put(compressed_.frames().frame_bytes).put(static_cast<std::uint64_t>(compressed_.frames().threads));
+    out.put(static_cast<std::uint64_t>(codec.size())).raw(codec).raw(store_->description());
+    return out.take();
   }
   [[nodiscard]] static compressed_writer from_description(std::span<const std::byte> bytes)
-    requires Portable<base>
+    requires Portable<Store> && Portable<C>
   {
-    return compressed_writer(base::from_description(bytes));
+    wire_reader in(bytes);
+    const auto options = detail::decode_options(in);
+    frame_options frames;
+    frames.frame_bytes = in.get<std::uint64_t>();
+    frames.threads = static_cast<std::size_t>(in.get<std::uint64_t>());
+    auto codec = C::from_description(in.take(in.get<std::uint64_t>()));
+    return compressed_writer(std::make_shared<Store>(Store::from_description(in.take(in.left()))),
+                             std::move(codec), frames, options);
   }
 
  private:
-  explicit compressed_writer(base made) : base(std::move(made)) {}
+  template <ByteStore, Codec>
+  friend class compressed_storage;
+  compressed_writer(std::shared_ptr<Store> store, detail::compressed_store<C> compressed,
+                    commit_options options)
+      : base(any_store(compressed), options), store_(std::move(store)), compressed_(std::move(compressed)) {}
+
+  std::shared_ptr<Store> store_;
+  detail::compressed_store<C> compressed_;
 };
 
 /// Checkpoints as safetensors files whose items are compressed, over a ByteStore; a Storage:
@@ -82,27 +104,25 @@ class compressed_storage {
   /// @throws usage_error (usage_bad_option)
   explicit compressed_storage(Store store, C codec = C{}, compression_options compression = {},
                               commit_options options = {})
-      : inner_(std::make_shared<Store>(std::move(store))), options_(options) {
+      : inner_(std::make_shared<Store>(std::move(store))),
+        store_(any_store(inner_), std::move(codec), {compression.frame_bytes, compression.threads}),
+        options_(options) {
     if (compression.threads == 0)
       fail(error_id::usage_bad_option, "items are compressed by no thread; give at least 1");
     static_cast<void>(frame_index(C::id, dtype::u8, 0, compression.frame_bytes));  // refuses wrong sizes
-    store_ = std::make_shared<detail::compressed_store<Store, C>>(
-        inner_, std::move(codec), frame_options{compression.frame_bytes, compression.threads});
   }
 
   [[nodiscard]] compressed_writer<Store, C> writer() const {
-    return compressed_writer<Store, C>(store_, options_);
+    return compressed_writer<Store, C>(inner_, store_, options_);
   }
-  [[nodiscard]] safetensors_reader<detail::compressed_store<Store, C>> reader() const {
-    return safetensors_reader<detail::compressed_store<Store, C>>(store_);
-  }
+  [[nodiscard]] safetensors_reader reader() const { return safetensors_reader(any_store(store_)); }
   /// For messages: that of the store.
   [[nodiscard]] std::string describe() const { return std::string(inner_->describe()); }
   [[nodiscard]] Store& store() const noexcept { return *inner_; }
 
  private:
   std::shared_ptr<Store> inner_;
-  std::shared_ptr<detail::compressed_store<Store, C>> store_;
+  detail::compressed_store<C> store_;
   commit_options options_;
 };
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/codec.hpp>
-#include <cairn/concepts/portable.hpp>
 #include <cairn/storage/compressed/compressed_file.hpp>
 #include <cairn/storage/compressed/compressed_object.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -28,31 +27,26 @@ namespace detail {
 /// as it is. Reads and sizes are those of the safetensors file, under its key, whether it was compressed or
 /// not; listings show what is there. Data files are written from front to back, with their exact size as the
 /// size hint. Copies share the store.
-template <ByteStore Store, Codec C>
+template <Codec C>
 class compressed_store {
  public:
-  compressed_store(std::shared_ptr<Store> store, C codec, frame_options frames)
+  compressed_store(any_store store, C codec, frame_options frames)
       : parts_(std::make_shared<parts>(std::move(store), std::move(codec), frames)) {}
 
   /// Any object: a data file, encoded, or another one.
   class object_writer {
    public:
-    using inner_type =
-        decltype(std::declval<Store&>().create(std::declval<std::string_view>(), std::uint64_t{}));
-    using encoding_type = compressed_object<inner_type, C>;
+    using inner_type = any_store::object_writer;
+    using encoding_type = compressed_object<C>;
     object_writer(std::shared_ptr<const void> keeps, std::optional<encoding_type> encoding,
                   std::optional<inner_type> plain)
         : keeps_(std::move(keeps)), encoding_(std::move(encoding)), plain_(std::move(plain)) {}
     void write(std::span<const write_part> written) {
       encoding_ ? encoding_->write(written) : plain_->write(written);
     }
-    void until(deadline when)
-      requires DeadlineObjectWriter<inner_type>
-    {
-      encoding_ ? encoding_->until(when) : plain_->until(when);
-    }
+    void until(deadline when) { encoding_ ? encoding_->until(when) : plain_->until(when); }
     void finish() { encoding_ ? encoding_->finish() : plain_->finish(); }
-    [[nodiscard]] std::int64_t helper_cpu() const noexcept { return encoding_ ? encoding_->helper_cpu() : 0; }
+    [[nodiscard]] std::int64_t helper_cpu() const { return encoding_ ? encoding_->helper_cpu() : 0; }
 
    private:
     std::shared_ptr<const void> keeps_;  ///< the codec
@@ -129,7 +123,7 @@ class compressed_store {
   }
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) { return store().list(prefix); }
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t max_parts) {
-    return detail::list_keys(store(), prefix, max_parts);
+    return store().keys(prefix, max_parts);
   }
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
     return store().leftovers(prefix);
@@ -137,78 +131,33 @@ class compressed_store {
   void discard(std::string_view key) { store().discard(key); }
   [[nodiscard]] std::optional<space_left> free_space() { return store().free_space(); }
   /// What it lies over.
-  [[nodiscard]] Store& inner() const noexcept { return *parts_->store; }
-  [[nodiscard]] std::string describe() const { return std::string(store().describe()); }
-  [[nodiscard]] store_proof prove()
-    requires SelfTestingStore<Store>
-  {
-    return store().prove();
-  }
-
-  [[nodiscard]] std::size_t reads_at_once() const
-    requires requires(Store& s) { s.reads_at_once(); }
-  {
-    return store().reads_at_once();
-  }
+  [[nodiscard]] const any_store& inner() const noexcept { return parts_->store; }
+  [[nodiscard]] std::string describe() const { return store().describe(); }
+  [[nodiscard]] store_proof prove() { return store().prove(); }
+  [[nodiscard]] std::size_t reads_at_once() const { return store().reads_at_once(); }
 
   // What a store over directories offers besides.
-  void make_directory(std::string_view directory)
-    requires requires(Store& s) { s.make_directory(directory); }
-  {
-    store().make_directory(directory);
-  }
-  [[nodiscard]] bool adopt_directory(std::string_view directory)
-    requires requires(Store& s) { s.adopt_directory(directory); }
-  {
+  void make_directory(std::string_view directory) { store().make_directory(directory); }
+  [[nodiscard]] bool adopt_directory(std::string_view directory) {
     return store().adopt_directory(directory);
   }
-  void make_name_durable(std::string_view key)
-    requires requires(Store& s) { s.make_name_durable(key); }
-  {
-    store().make_name_durable(key);
-  }
-  void note_durable(std::string_view key) noexcept
-    requires DurabilityHints<Store>
-  {
-    store().note_durable(key);
-  }
-  [[nodiscard]] bool is_noted_durable(std::string_view key)
-    requires DurabilityHints<Store>
-  {
-    return store().is_noted_durable(key);
-  }
+  void make_name_durable(std::string_view key) { store().make_name_durable(key); }
+  void note_durable(std::string_view key) noexcept { store().note_durable(key); }
+  [[nodiscard]] bool is_noted_durable(std::string_view key) { return store().is_noted_durable(key); }
 
   /// Whether items with this codec can be read; 0: none.
   [[nodiscard]] static constexpr bool decodes(std::uint16_t codec) noexcept {
     return codec == 0 || codec == C::id;
   }
 
-  [[nodiscard]] std::vector<std::byte> description() const
-    requires Portable<Store> && Portable<C>
-  {
-    wire_writer out;
-    const auto codec = parts_->codec.description();
-    out.put(parts_->frames.frame_bytes).put(static_cast<std::uint64_t>(parts_->frames.threads));
-    out.put(static_cast<std::uint64_t>(codec.size())).raw(codec).raw(store().description());
-    return out.take();
-  }
-  [[nodiscard]] static compressed_store from_description(std::span<const std::byte> bytes)
-    requires Portable<Store> && Portable<C>
-  {
-    wire_reader in(bytes);
-    frame_options frames;
-    frames.frame_bytes = in.get<std::uint64_t>();
-    frames.threads = static_cast<std::size_t>(in.get<std::uint64_t>());
-    auto codec = C::from_description(in.take(in.get<std::uint64_t>()));
-    return {std::make_shared<Store>(Store::from_description(in.take(in.left()))), std::move(codec), frames};
-  }
+  [[nodiscard]] const C& codec() const noexcept { return parts_->codec; }
+  [[nodiscard]] const frame_options& frames() const noexcept { return parts_->frames; }
 
  private:
   using opened = std::shared_ptr<const compressed_file>;
   struct parts {
-    parts(std::shared_ptr<Store> s, C c, frame_options f)
-        : store(std::move(s)), codec(std::move(c)), frames(f) {}
-    std::shared_ptr<Store> store;
+    parts(any_store s, C c, frame_options f) : store(std::move(s)), codec(std::move(c)), frames(f) {}
+    any_store store;
     C codec;
     frame_options frames;
     std::mutex mutex;
@@ -230,7 +179,7 @@ class compressed_store {
   /// A key that may stand for a compressed file.
   [[nodiscard]] static bool is_data(std::string_view key) noexcept { return key.ends_with(".safetensors"); }
 
-  [[nodiscard]] Store& store() const noexcept { return *parts_->store; }
+  [[nodiscard]] const any_store& store() const noexcept { return parts_->store; }
 
   static void find_frames(const opened& file, const read_range& range, std::vector<wanted>& found,
                           std::uint64_t& bytes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/load/load_delivery.hpp>
@@ -35,13 +35,12 @@ namespace detail {
 /// block that goes to one place without change, where the store reads as quickly as into a buffer (as far
 /// from a multiple of its part_alignment() as in the file), is read straight there and verified there. Blocks
 /// are read in order, neighbours together, by several threads. One use.
-template <ByteStore Store>
 class load_engine {
  public:
   /// Gets each block when it was verified, from any thread.
   using block_sink = std::function<void(block_place, std::span<const std::byte>)>;
 
-  load_engine(Store& store, const load_work& work, std::uint64_t memory_budget, deadline until,
+  load_engine(const any_store& store, const load_work& work, std::uint64_t memory_budget, deadline until,
               device_load* devices = nullptr)
       : store_(store), work_(work), until_(until) {
     if (std::any_of(work.wants.begin(), work.wants.end(), [](const auto& w) { return w.on_device(); })) {
@@ -53,8 +52,8 @@ class load_engine {
     alignment_ = likes <= max_alignment ? std::max<std::uint64_t>(likes, 1) : 1;
     std::uint64_t threads = load_threads();
     std::uint64_t batch = max_batch;
-    if constexpr (DistantStore<Store>) {
-      threads = std::max<std::uint64_t>(threads, store_.reads_at_once());
+    if (const auto at_once = store_.reads_at_once(); at_once != 0) {
+      threads = std::max<std::uint64_t>(threads, at_once);
       batch = max_distant_batch;
     }
     threads_ = std::clamp<std::uint64_t>(memory_budget / digest_block_bytes, 1, threads);
@@ -286,7 +285,7 @@ class load_engine {
     streamed_copies_done();
   }
 
-  Store& store_;
+  any_store store_;
   const load_work& work_;
   deadline until_;
   const read_gate* gate_ = nullptr;

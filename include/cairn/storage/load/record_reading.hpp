@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
@@ -20,10 +20,10 @@ namespace detail {
 
 /// The bytes of a rank's record, wherever it lies; nothing if its file is not there. Memory is asked for only
 /// when the header is the one that the manifest names and the file has so many bytes. @throws corrupt_error
-template <ByteStore Store>
-[[nodiscard]] std::optional<std::vector<std::byte>> read_record(Store& store, const manifest& m,
-                                                                const manifest_record& named,
-                                                                const std::string& key) {
+[[nodiscard]] inline std::optional<std::vector<std::byte>> read_record(const any_store& store,
+                                                                       const manifest& m,
+                                                                       const manifest_record& named,
+                                                                       const std::string& key) {
   if (!m.placement.shared()) return store.read_all(key, max_record_bytes);
   const auto file_bytes = store.size(key);
   if (!file_bytes) return {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/model/rank_set.hpp>
 #include <cairn/storage/load/load_engine.hpp>
@@ -27,10 +27,9 @@ namespace detail {
 
 /// The data of a load that is shared: finds the blocks that other ranks want, too, reads this rank's share of
 /// them, and takes what others have read.
-template <ByteStore Store>
 class shared_blocks final : public shared_source {
  public:
-  shared_blocks(Store& store, const load_work& work, shared_wants& wants, std::int32_t rank,
+  shared_blocks(const any_store& store, const load_work& work, shared_wants& wants, std::int32_t rank,
                 std::uint64_t budget, deadline until, device_load* devices = nullptr)
       : store_(store),
         work_(work),
@@ -131,7 +130,7 @@ class shared_blocks final : public shared_source {
     std::sort(own.begin(), own.end(), [&](const auto& a, const auto& b) { return before(a.at, b.at); });
     std::vector<block_place> blocks;
     for (const auto& o : own) blocks.push_back(o.at);
-    load_engine<Store> engine(store_, work_, budget_, until_, devices_);
+    load_engine engine(store_, work_, budget_, until_, devices_);
     bytes_read_ += engine.run(blocks, [&](block_place at, std::span<const std::byte> block) {
       const auto found = std::lower_bound(own.begin(), own.end(), at,
                                           [&](const auto& o, const auto& b) { return before(o.at, b); });
@@ -190,7 +189,7 @@ class shared_blocks final : public shared_source {
 
   /// Reads what nobody else wants.
   void read_alone() {
-    load_engine<Store> engine(store_, work_, budget_, until_, devices_);
+    load_engine engine(store_, work_, budget_, until_, devices_);
     bytes_read_ += engine.run(alone_);
   }
   /// From the store, by this rank.
@@ -264,7 +263,7 @@ class shared_blocks final : public shared_source {
       if (const auto bytes = part_bytes(p, at); bytes != 0) each(p, bytes);
   }
 
-  Store& store_;
+  any_store store_;
   const load_work& work_;
   shared_wants& wants_;
   std::int32_t rank_;

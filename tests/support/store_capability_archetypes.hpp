@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The least that satisfies each concept of <cairn/concepts/store_capabilities.hpp>: a byte_store_archetype with the
+// functions of one capability. Generic code that compiles with them asks for nothing but the concept.
+#include <cairn/concepts/store_capabilities.hpp>
+
+#include "support/byte_store_archetype.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn_test {
+
+/// What the archetypes were asked.
+struct asked_capabilities {
+  int announced = 0;
+  std::map<std::string, std::vector<std::byte>> shared;
+};
+
+class extended_archetype : public byte_store_archetype {
+ public:
+  explicit extended_archetype(const cairn::memory_store& store)
+      : byte_store_archetype(byte_store_archetype::over(store)) {}
+};
+
+struct telling_archetype : extended_archetype {
+  using extended_archetype::extended_archetype;
+  std::vector<std::string> live_writers(std::string_view prefix) & { return {std::string(prefix) + "live"}; }
+  bool writer_lives(std::string_view key) & { return key == "lives"; }
+};
+struct not_telling_archetype : extended_archetype {
+  using extended_archetype::extended_archetype;
+  std::vector<std::string> live_writers(std::string_view) & {
+    throw std::logic_error("it said that it cannot");
+  }
+  bool writer_lives(std::string_view) & { throw std::logic_error("it said that it cannot"); }
+  bool tells_writers() & { return false; }
+};
+
+struct announcing_archetype : extended_archetype {
+  announcing_archetype(const cairn::memory_store& store, std::shared_ptr<asked_capabilities> by)
+      : extended_archetype(store), asked(std::move(by)) {}
+  struct writer : byte_store_archetype::writer {
+    writer(byte_store_archetype::writer made, std::shared_ptr<asked_capabilities> by)
+        : byte_store_archetype::writer(std::move(made)), asked(std::move(by)) {}
+    void announce() & { ++asked->announced; }
+    std::shared_ptr<asked_capabilities> asked;
+  };
+  writer create(std::string_view key, std::uint64_t hint) & {
+    return {byte_store_archetype::create(key, hint), asked};
+  }
+  bool announces_writers() & { return true; }
+  std::shared_ptr<asked_capabilities> asked;
+};
+
+struct locked_archetype : extended_archetype {
+  using extended_archetype::extended_archetype;
+  struct writer : byte_store_archetype::writer {
+    explicit writer(byte_store_archetype::writer made) : byte_store_archetype::writer(std::move(made)) {}
+    short lock_descriptor() const { return 7; }
+  };
+  writer create(std::string_view key, std::uint64_t hint) & {
+    return writer(byte_store_archetype::create(key, hint));
+  }
+};
+struct counting_archetype : extended_archetype {
+  using extended_archetype::extended_archetype;
+  struct writer : byte_store_archetype::writer {
+    explicit writer(byte_store_archetype::writer made) : byte_store_archetype::writer(std::move(made)) {}
+    short helper_cpu() const { return 21; }
+  };
+  writer create(std::string_view key, std::uint64_t hint) & {
+    return writer(byte_store_archetype::create(key, hint));
+  }
+};
+
+struct sharing_archetype : extended_archetype {
+  sharing_archetype(const cairn::memory_store& store, std::shared_ptr<asked_capabilities> by)
+      : extended_archetype(store), asked(std::move(by)) {}
+  class writer {
+   public:
+    writer(std::string key, std::shared_ptr<asked_capabilities> by)
+        : key_(std::move(key)), asked_(std::move(by)) {}
+    writer(const writer&) = delete;
+    writer& operator=(const writer&) = delete;
+    writer(writer&&) = default;
+    writer& operator=(writer&&) = default;
+    void write(std::span<const cairn::write_part> parts) & {
+      for (const auto& p : parts) put(p.offset, p.bytes);
+    }
+    void put(std::uint64_t offset, std::span<const std::byte> from) & {
+      auto& to = asked_->shared[key_];
+      to.resize(std::max(to.size(), static_cast<std::size_t>(offset) + from.size()));
+      std::copy(from.begin(), from.end(), to.begin() + static_cast<std::ptrdiff_t>(offset));
+    }
+    bool read(std::uint64_t offset, std::span<std::byte> to) & {
+      const auto& from = asked_->shared[key_];
+      if (offset + to.size() > from.size()) return false;
+      std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(offset), to.size(), to.begin());
+      return true;
+    }
+    void sync() & {}
+    void finish(std::uint64_t size) & { asked_->shared[key_].resize(static_cast<std::size_t>(size)); }
+
+   private:
+    std::string key_;
+    std::shared_ptr<asked_capabilities> asked_;
+  };
+  writer share(std::string_view key, std::uint64_t) & {
+    asked->shared[std::string(key)];
+    return writer(std::string(key), asked);
+  }
+  std::optional<writer> join(std::string_view key, std::uint64_t) & {
+    if (asked->shared.count(std::string(key)) == 0) return std::nullopt;
+    return writer(std::string(key), asked);
+  }
+  std::shared_ptr<asked_capabilities> asked;
+};
+struct not_sharing_archetype : sharing_archetype {
+  using sharing_archetype::sharing_archetype;
+  bool shares() & { return false; }
+};
+
+struct layered_archetype : extended_archetype {
+  layered_archetype(const cairn::memory_store& own, telling_archetype below)
+      : extended_archetype(own), inner_(std::move(below)) {}
+  telling_archetype& inner() & { return inner_; }
+
+ private:
+  telling_archetype inner_;
+};
+struct decoding_archetype : extended_archetype {
+  using extended_archetype::extended_archetype;
+  bool decodes(std::uint16_t codec) & { return codec == 0 || codec == 3; }
+};
+
+static_assert(cairn::TellsWriters<telling_archetype> && cairn::MayTellWriters<not_telling_archetype>);
+static_assert(cairn::AnnouncesWriters<announcing_archetype> &&
+              cairn::AnnouncingObjectWriter<announcing_archetype::writer>);
+static_assert(cairn::LockedObjectWriter<locked_archetype::writer> &&
+              cairn::CountsHelperCpu<counting_archetype::writer>);
+static_assert(cairn::SharedStore<sharing_archetype> && cairn::MayShare<not_sharing_archetype>);
+static_assert(cairn::LayeredStore<layered_archetype> && cairn::DecodingStore<decoding_archetype>);
+
+}  // namespace cairn_test
