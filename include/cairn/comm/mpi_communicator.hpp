@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::mpi
 #pragma once
-#include <cairn/comm/mpi/mpi_world.hpp>
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/system/deadline.hpp>
+
+#include <mpi.h>
 
 #include <chrono>
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
+
+namespace detail {
+class mpi_world;
+}
 
 /// The ranks of an MPI communicator; models Communicator. Standard MPI-3 calls only.
 ///
@@ -52,39 +57,25 @@ class mpi_communicator {
   /// @throws usage_error (usage_bad_option) where MPI is not initialised, was finalised or gives no
   /// MPI_THREAD_FUNNELED, and for MPI_COMM_NULL or an intercommunicator; timeout_error (timeout_peer) if not
   /// all ranks come by the deadline.
-  explicit mpi_communicator(MPI_Comm parent, deadline until = deadline::in(std::chrono::minutes(5)))
-      : world_(detail::mpi_world::open(parent, until)), rank_(world_->rank()), size_(world_->size()) {}
-  mpi_communicator(mpi_communicator&&) noexcept = default;
-  mpi_communicator& operator=(mpi_communicator&& other) noexcept {
-    if (this != &other) {
-      detail::mpi_world::leave(std::move(world_));
-      world_ = std::move(other.world_);
-      rank_ = other.rank_;
-      size_ = other.size_;
-    }
-    return *this;
-  }
-  ~mpi_communicator() { detail::mpi_world::leave(std::move(world_)); }
+  explicit mpi_communicator(MPI_Comm parent, deadline until = deadline::in(std::chrono::minutes(5)));
+  mpi_communicator(mpi_communicator&& other) noexcept;
+  mpi_communicator& operator=(mpi_communicator&& other) noexcept;
+  ~mpi_communicator();
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
 
-  void send(int to, std::span<const std::byte> bytes, deadline until) { world().send(to, bytes, until); }
-  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
-    return world().receive(from, until);
-  }
+  void send(int to, std::span<const std::byte> bytes, deadline until);
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until);
 
   /// Collective: waits for all ranks and for what is under way, and frees the duplicate; messages that nobody
   /// received are dropped. Afterwards only the destructor is called.
   /// @throws timeout_error (timeout_peer) if not all ranks come by the deadline; the communicator is broken
   /// then.
-  void free(deadline until) { world().free(until); }
+  void free(deadline until);
 
  private:
-  [[nodiscard]] detail::mpi_world& world() const {
-    if (world_ == nullptr) fail(error_id::usage_closed, "this communicator was moved from");
-    return *world_;
-  }
+  [[nodiscard]] detail::mpi_world& world() const;
 
   std::unique_ptr<detail::mpi_world> world_;
   int rank_;
@@ -95,3 +86,7 @@ static_assert(Communicator<mpi_communicator>);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_MPI)
+#include <cairn/impl/comm/mpi_communicator.ipp>
+#endif

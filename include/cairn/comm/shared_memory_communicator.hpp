@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::interprocess
 #pragma once
-#include <cairn/comm/shared_memory/shared_rank.hpp>
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/system/error.hpp>
+#include <cairn/model/peer_watch.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <chrono>
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
+
+namespace detail {
+class shared_rank;
+}
 
 /// How ranks of one host share memory.
 struct shared_memory_options {
@@ -46,8 +49,7 @@ struct shared_memory_options {
 /// - A rank whose process has ended is known within some 20 ms to those who wait for it: peer_error
 ///   (peer_lost). What it had sent before is still received. One that hangs is named by the deadline.
 /// - Shared memory takes 64 bytes for each rank, 128 for each ordered pair, and the ring for each ordered
-/// pair
-///   of which the first has sent to the second. It is allocated before it is used: no memory is a
+///   pair of which the first has sent to the second. It is allocated before it is used: no memory is a
 ///   storage_error.
 /// - Every piece of a message carries a digest; damage is peer_error (peer_bad_message), for good.
 /// - After fork() the child's copy refuses every call and its destructor does nothing to the others.
@@ -59,24 +61,20 @@ class shared_memory_communicator {
   /// @throws usage_error: usage_bad_name, usage_bad_option (a rank or size that is none or not the others', a
   /// rank that has a process already, a job of this name that runs), timeout_error (timeout_peer, the ranks
   /// that never came), peer_error (peer_lost, one that ended meanwhile), storage_error (limits, memory).
-  shared_memory_communicator(std::string_view job, int rank, int size, shared_memory_options options = {})
-      : self_(std::make_unique<detail::shared_rank>(std::string(job), rank, size, options.ring_bytes,
-                                                    deadline::in(options.timeout))) {}
+  shared_memory_communicator(std::string_view job, int rank, int size, shared_memory_options options = {});
+  shared_memory_communicator(shared_memory_communicator&& other) noexcept;
+  shared_memory_communicator& operator=(shared_memory_communicator&& other) noexcept;
+  ~shared_memory_communicator();
 
-  [[nodiscard]] int rank() const { return self().rank(); }
-  [[nodiscard]] int size() const { return self().size(); }
-  void send(int to, std::span<const std::byte> bytes, deadline until) { self().send(to, bytes, until); }
-  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
-    return self().receive(from, until);
-  }
+  [[nodiscard]] int rank() const;
+  [[nodiscard]] int size() const;
+  void send(int to, std::span<const std::byte> bytes, deadline until);
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until);
   // See KnowsLostPeers.
-  [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const { return self().watch(); }
+  [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const;
 
  private:
-  [[nodiscard]] detail::shared_rank& self() const {
-    if (self_ == nullptr) fail(error_id::usage_closed, "this communicator was moved from");
-    return *self_;
-  }
+  [[nodiscard]] detail::shared_rank& self() const;
 
   std::unique_ptr<detail::shared_rank> self_;
 };
@@ -85,3 +83,7 @@ static_assert(KnowsLostPeers<shared_memory_communicator>);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_INTERPROCESS)
+#include <cairn/impl/comm/shared_memory_communicator.ipp>
+#endif

@@ -2,13 +2,11 @@
 #pragma once
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/system/error.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <cstddef>
 #include <deque>
 #include <span>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -26,28 +24,12 @@ class single_process {
   [[nodiscard]] int rank() const noexcept { return 0; }
   [[nodiscard]] int size() const noexcept { return 1; }
 
-  void send(int to, std::span<const std::byte> bytes, deadline) {
-    check_peer(to);
-    if (bytes.size() > max_message_bytes)
-      fail(error_id::usage_overflow, "a message is longer than 1 GiB", {.rank = 0});
-    queue_.emplace_back(bytes.begin(), bytes.end());
-  }
+  void send(int to, std::span<const std::byte> bytes, deadline);
 
-  [[nodiscard]] std::vector<std::byte> receive(int from, deadline) {
-    check_peer(from);
-    if (queue_.empty())
-      fail(error_id::timeout_peer, "the only rank waits for a message that it has not sent", {.rank = 0});
-    auto message = std::move(queue_.front());
-    queue_.pop_front();
-    return message;
-  }
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline);
 
  private:
-  static void check_peer(int peer) {
-    if (peer != 0)
-      fail(error_id::usage_bad_option, "a world of one process has rank 0 only",
-           {.expected = "0", .got = std::to_string(peer)});
-  }
+  static void check_peer(int peer);
 
   std::deque<std::vector<std::byte>> queue_;
 };
@@ -56,3 +38,7 @@ static_assert(Communicator<single_process>);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/comm/single_process.ipp>
+#endif

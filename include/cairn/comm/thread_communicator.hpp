@@ -2,17 +2,12 @@
 #pragma once
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/system/error.hpp>
+#include <cairn/model/peer_watch.hpp>
+#include <cairn/system/deadline.hpp>
 
-#include <atomic>
-#include <condition_variable>
 #include <cstddef>
-#include <deque>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,115 +15,7 @@ namespace cairn {
 inline namespace v1 {
 
 namespace detail {
-
-/// What the ranks of a thread_group share. A rank's box holds what was sent to it and whether it is gone;
-/// each box has its own lock, so that pairs of ranks do not disturb each other.
-class thread_world {
- public:
-  explicit thread_world(int size) {
-    if (size < 1)
-      fail(error_id::usage_bad_option, "a group of ranks needs at least one rank",
-           {.got = std::to_string(size)});
-    boxes_.reserve(static_cast<std::size_t>(size));
-    for (int rank = 0; rank < size; ++rank) boxes_.push_back(std::make_unique<box>());
-  }
-
-  [[nodiscard]] int size() const noexcept { return static_cast<int>(boxes_.size()); }
-
-  void check(int rank) const {
-    if (rank < 0 || rank >= size())
-      fail(error_id::usage_bad_option, "there is no such rank",
-           {.expected = "0 to " + std::to_string(size() - 1), .got = std::to_string(rank)});
-  }
-
-  void join(int rank) {
-    check(rank);
-    box& own = at(rank);
-    const std::lock_guard lock(own.mutex);
-    if (own.taken)
-      fail(error_id::usage_bad_option, "this rank has a communicator already; each rank is one thread's",
-           {.rank = rank});
-    own.taken = true;
-    own.lost = false;
-  }
-
-  /// Ends a rank's life: waits on it fail from now on, and what it had not received is gone. `left`: so is
-  /// its communicator.
-  void lose(int rank, bool left) noexcept {
-    {
-      box& own = at(rank);
-      const std::lock_guard lock(own.mutex);
-      own.lost = true;
-      own.from.clear();
-      if (left) own.taken = false;
-    }
-    for (auto& each : boxes_) {
-      // Under the lock, so that no receiver is between its look at `lost` and its wait.
-      const std::lock_guard lock(each->mutex);
-      each->arrived.notify_all();
-    }
-  }
-
-  void send(int from, int to, borrowed_message message) {
-    if (at(from).lost) fail(error_id::peer_lost, "this rank itself was marked as lost", {.rank = from});
-    box& target = at(to);
-    const std::lock_guard lock(target.mutex);
-    if (target.lost) fail(error_id::peer_lost, "the rank that a message is for is gone", {.rank = to});
-    target.from[from].push_back(std::move(message));
-    target.arrived.notify_all();
-  }
-
-  [[nodiscard]] bool is_lost(int rank) const noexcept { return at(rank).lost; }
-
-  [[nodiscard]] borrowed_message receive(int self, int from, deadline until) {
-    box& own = at(self);
-    const box& sender = at(from);
-    std::unique_lock lock(own.mutex);
-    const auto waiting = [&] {
-      const auto lane = own.from.find(from);
-      return lane != own.from.end() && !lane->second.empty();
-    };
-    const auto done = [&] { return own.lost || waiting() || sender.lost; };
-    if (until.time_point() == deadline::clock::time_point::max())
-      own.arrived.wait(lock, done);
-    else
-      own.arrived.wait_until(lock, until.time_point(), done);
-    if (own.lost) fail(error_id::peer_lost, "this rank itself was marked as lost", {.rank = self});
-    // Once more: a sender may have sent and left between the two looks.
-    if (waiting()) {
-      auto& messages = own.from[from];
-      auto message = std::move(messages.front());
-      messages.pop_front();
-      return message;
-    }
-    if (sender.lost)
-      fail(error_id::peer_lost, "the rank that a message is expected from is gone", {.rank = from});
-    fail(error_id::timeout_peer, "no message came by the deadline", {.rank = from});
-  }
-
- private:
-  struct box {
-    std::mutex mutex;
-    std::condition_variable arrived;
-    std::map<int, std::deque<borrowed_message>> from;
-    bool taken = false;
-    std::atomic<bool> lost = false;  ///< written under the mutex, read by those who wait for this rank
-  };
-
-  [[nodiscard]] box& at(int rank) const noexcept { return *boxes_[static_cast<std::size_t>(rank)]; }
-
-  std::vector<std::unique_ptr<box>> boxes_;
-};
-
-class thread_watch final : public peer_watch {
- public:
-  explicit thread_watch(std::shared_ptr<const thread_world> world) noexcept : world_(std::move(world)) {}
-  [[nodiscard]] bool is_gone(int rank) const noexcept override { return world_->is_lost(rank); }
-
- private:
-  std::shared_ptr<const thread_world> world_;
-};
-
+class thread_world;
 }  // namespace detail
 
 /// One rank of a thread_group; models Communicator.
@@ -142,56 +29,27 @@ class thread_communicator {
   using cairn_role = role::communicator;
 
   thread_communicator(thread_communicator&&) noexcept = default;
-  thread_communicator& operator=(thread_communicator&& other) noexcept {
-    if (this != &other) {
-      leave();
-      world_ = std::move(other.world_);
-      rank_ = other.rank_;
-    }
-    return *this;
-  }
-  ~thread_communicator() { leave(); }
+  thread_communicator& operator=(thread_communicator&& other) noexcept;
+  ~thread_communicator();
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
-  [[nodiscard]] int size() const noexcept { return world_->size(); }
+  [[nodiscard]] int size() const noexcept;
 
-  void send(int to, std::span<const std::byte> bytes, deadline) {
-    world_->check(to);
-    if (bytes.size() > max_message_bytes)
-      fail(error_id::usage_overflow, "a message is longer than 1 GiB", {.rank = rank_});
-    world_->send(rank_, to, {{bytes.begin(), bytes.end()}, {}});
-  }
+  void send(int to, std::span<const std::byte> bytes, deadline);
 
-  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
-    world_->check(from);
-    auto message = world_->receive(rank_, from, until);
-    if (message.lent.data == nullptr) return std::move(message.sent);
-    const auto bytes = message.lent.view();
-    return {bytes.begin(), bytes.end()};
-  }
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until);
 
   // See KnowsLostPeers.
-  [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const {
-    return std::make_shared<detail::thread_watch>(world_);
-  }
+  [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const;
   // See LendingCommunicator.
-  void lend(int to, const lent_message& message, deadline until) {
-    if (message.data == nullptr || message.size > max_message_bytes) return send(to, message.view(), until);
-    world_->check(to);
-    world_->send(rank_, to, {{}, message});
-  }
-  [[nodiscard]] borrowed_message borrow(int from, deadline until) {
-    world_->check(from);
-    return world_->receive(rank_, from, until);
-  }
+  void lend(int to, const lent_message& message, deadline until);
+  [[nodiscard]] borrowed_message borrow(int from, deadline until);
 
  private:
   friend class thread_group;
   thread_communicator(std::shared_ptr<detail::thread_world> world, int rank)
       : world_(std::move(world)), rank_(rank) {}
-  void leave() noexcept {
-    if (world_) world_->lose(rank_, true);
-  }
+  void leave() noexcept;
 
   std::shared_ptr<detail::thread_world> world_;
   int rank_;
@@ -209,25 +67,19 @@ static_assert(LendingCommunicator<thread_communicator> && KnowsLostPeers<thread_
 class thread_group {
  public:
   /// @throws usage_error (usage_bad_option) if size < 1.
-  explicit thread_group(int size) : world_(std::make_shared<detail::thread_world>(size)) {}
+  explicit thread_group(int size);
 
-  [[nodiscard]] int size() const noexcept { return world_->size(); }
+  [[nodiscard]] int size() const noexcept;
 
   /// The communicator of a rank. A rank that was lost lives again; messages sent to it meanwhile were
   /// refused.
   /// @throws usage_error (usage_bad_option) if there is no such rank or its communicator still exists.
-  [[nodiscard]] thread_communicator communicator(int rank) const {
-    world_->join(rank);
-    return thread_communicator(world_, rank);
-  }
+  [[nodiscard]] thread_communicator communicator(int rank) const;
 
   /// Marks a rank as lost, as if its process had died: waits on it, and its own, throw peer_error
   /// (peer_lost).
   /// @throws usage_error (usage_bad_option) if there is no such rank. Cost O(size).
-  void lose(int rank) const {
-    world_->check(rank);
-    world_->lose(rank, false);
-  }
+  void lose(int rank) const;
 
  private:
   std::shared_ptr<detail::thread_world> world_;
@@ -235,3 +87,7 @@ class thread_group {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/comm/thread_communicator.ipp>
+#endif

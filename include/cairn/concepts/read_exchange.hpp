@@ -2,11 +2,13 @@
 #pragma once
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/extents.hpp>
 #include <cairn/model/function_ref.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/model/rank_set.hpp>
-#include <cairn/system/digest.hpp>
+#include <cairn/model/state_dict.hpp>
+#include <cairn/system/deadline.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +16,6 @@
 #include <memory>
 #include <span>
 #include <string_view>
-#include <unordered_map>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -44,7 +44,7 @@ struct raw_bytes {
   std::shared_ptr<std::byte[]> data;
   std::size_t size = 0;
   raw_bytes() = default;
-  explicit raw_bytes(std::size_t bytes) : data(new std::byte[bytes]), size(bytes) {}
+  explicit raw_bytes(std::size_t bytes);
   [[nodiscard]] lent_message message() const noexcept { return {data, size}; }
 };
 
@@ -54,23 +54,7 @@ using read_bundles = std::map<const rank_set*, raw_bytes, by_ranks>;
 /// Says which of its wanters reads each unit, in stripes in turn, and sorts them by the place in the
 /// exchange. All wanters of a unit give all units of the same wanters in the same order, and come to the same
 /// result without a message.
-inline void assign_readers(std::vector<shared_unit>& units) {
-  // Short stripes: in every window of an exchange all ranks have something to read.
-  constexpr auto stripe = digest_block_bytes;
-  std::unordered_map<const rank_set*, std::uint64_t> bytes_before;
-  for (auto& u : units) {
-    auto& before = bytes_before[u.wanters];
-    const auto n = u.wanters->ranks.size();
-    u.before = before;
-    // Small sets of units begin with different ranks.
-    u.reader = u.wanters->ranks[static_cast<std::size_t>((u.wanters->digest % n + before / stripe) % n)];
-    before += u.bytes;
-  }
-  std::stable_sort(units.begin(), units.end(), [](const shared_unit& a, const shared_unit& b) {
-    if (a.before != b.before) return a.before < b.before;
-    return a.wanters->digest < b.wanters->digest;
-  });
-}
+void assign_readers(std::vector<shared_unit>& units);
 
 /// What all ranks of a load want. One thread at a time.
 class shared_wants {
@@ -153,3 +137,7 @@ concept SharingReader =
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/concepts/read_exchange.ipp>
+#endif

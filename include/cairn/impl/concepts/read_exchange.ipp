@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/communicator.hpp>
+#include <cairn/concepts/read_exchange.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/model/function_ref.hpp>
+#include <cairn/model/rank_set.hpp>
+#include <cairn/system/digest.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+CAIRN_BODY raw_bytes::raw_bytes(std::size_t bytes) : data(new std::byte[bytes]), size(bytes) {}
+
+CAIRN_BODY void assign_readers(std::vector<shared_unit>& units) {
+  // Short stripes: in every window of an exchange all ranks have something to read.
+  constexpr auto stripe = digest_block_bytes;
+  std::unordered_map<const rank_set*, std::uint64_t> bytes_before;
+  for (auto& u : units) {
+    auto& before = bytes_before[u.wanters];
+    const auto n = u.wanters->ranks.size();
+    u.before = before;
+    // Small sets of units begin with different ranks.
+    u.reader = u.wanters->ranks[static_cast<std::size_t>((u.wanters->digest % n + before / stripe) % n)];
+    before += u.bytes;
+  }
+  std::stable_sort(units.begin(), units.end(), [](const shared_unit& a, const shared_unit& b) {
+    if (a.before != b.before) return a.before < b.before;
+    return a.wanters->digest < b.wanters->digest;
+  });
+}
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/manage/resume_together.hpp>
+#include <cairn/model/state_dict.hpp>
+#include <cairn/system/error.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<resumable> states) {
+  std::vector<std::vector<std::int64_t>> lists;
+  std::vector<std::int64_t> all, common;
+  for (const auto& each : states) {
+    lists.push_back(each.list());
+    const auto& steps = lists.back();
+    std::vector<std::int64_t> both;
+    std::set_intersection(common.begin(), common.end(), steps.begin(), steps.end(), std::back_inserter(both));
+    common = lists.size() == 1 ? steps : std::move(both);
+    std::vector<std::int64_t> either;
+    std::set_union(all.begin(), all.end(), steps.begin(), steps.end(), std::back_inserter(either));
+    all = std::move(either);
+  }
+  if (common.empty() && all.size() > 1) {
+    std::string text;
+    for (const auto& steps : lists)
+      text += (text.empty() ? "" : "; ") +
+              (steps.empty() ? std::string("none")
+                             : std::to_string(steps.size()) + " from step " + std::to_string(steps.front()) +
+                                   " to " + std::to_string(steps.back()));
+    fail(error_id::storage_nothing_loads,
+         "checkpoints exist and no step is in all of the directories; nothing was changed; load(state, step) "
+         "what each of them has, or choose other directories to begin anew: " +
+             text);
+  }
+  std::optional<std::int64_t> step;
+  for (bool agreed = false; !agreed;) {
+    // Each takes the newest that loads; the oldest of these is the newest for all.
+    agreed = true;
+    step.reset();
+    for (const auto& each : states) {
+      const auto got = each.resume(common);
+      if (!got) continue;  // `common` is empty
+      agreed = agreed && (!step || *step == *got);
+      step = std::min(step.value_or(*got), *got);
+    }
+    if (!agreed) std::erase_if(common, [&](std::int64_t s) { return s > *step; });
+  }
+  auto steps = lists.begin();
+  for (const auto& each : states) {
+    for (const auto s : *steps)
+      if (!step || s > *step) static_cast<void>(each.quarantine(s));
+    ++steps;
+  }
+  return step;
+}
+
+}  // namespace v1
+}  // namespace cairn
