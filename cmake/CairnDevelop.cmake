@@ -23,6 +23,28 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   endif()
 endif()
 
+# `cmake --build build/PRESET --target docs`: the API reference and the pages, in build/PRESET/docs/html.
+find_program(CAIRN_DOXYGEN doxygen)
+mark_as_advanced(CAIRN_DOXYGEN)
+set(cairn_docs_folder "${PROJECT_BINARY_DIR}/docs")
+file(GLOB cairn_docs_pages CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/*.md" "${PROJECT_SOURCE_DIR}/docs/*.md")
+list(JOIN cairn_docs_pages " " cairn_docs_pages)
+set(cairn_docs_html YES)
+set(cairn_docs_xml NO)
+configure_file("${CMAKE_CURRENT_LIST_DIR}/Doxyfile.in" "${cairn_docs_folder}/Doxyfile" @ONLY)
+if(CAIRN_DOXYGEN AND PROJECT_IS_TOP_LEVEL)
+  add_custom_target(docs
+    COMMAND "${CAIRN_DOXYGEN}" "${cairn_docs_folder}/Doxyfile"
+    COMMAND "${CMAKE_COMMAND}" -E copy_directory "${PROJECT_SOURCE_DIR}/docs" "${cairn_docs_folder}/html/docs"
+    COMMAND "${CMAKE_COMMAND}" -E echo "the reference is in ${cairn_docs_folder}/html/index.html"
+    VERBATIM)
+endif()
+# What the test docs.reference reads.
+set(cairn_docs_pages "")
+set(cairn_docs_html NO)
+set(cairn_docs_xml YES)
+configure_file("${CMAKE_CURRENT_LIST_DIR}/Doxyfile.in" "${cairn_docs_folder}/Doxyfile.xml" @ONLY)
+
 # Links a program in a quarter of the time, and no cache keeps what is linked.
 if(PROJECT_IS_TOP_LEVEL AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   include(CheckLinkerFlag)
