@@ -7,6 +7,10 @@ target_compile_options(cairn_warnings INTERFACE
   $<$<BOOL:${CAIRN_WERROR}>:-Werror>
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fconcepts-diagnostics-depth=4>)
 
+foreach(name IN LISTS cairn_compiled_here)
+  target_link_libraries(cairn_${name} PRIVATE $<BUILD_INTERFACE:cairn_warnings>)
+endforeach()
+
 # The C interface has an example and tests in C, with the sanitizers of the C++ part where both compilers are of one kind.
 enable_language(C)
 if(CMAKE_C_COMPILER_ID STREQUAL CMAKE_CXX_COMPILER_ID)

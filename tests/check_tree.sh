@@ -7,8 +7,8 @@
 #   4. every error id has a heading in docs/errors.md (where that page exists);
 #   5. every header comes to <cairn/system/compiler.hpp> before anything that an old compiler does not take;
 #   6. bodies lie in include/cairn/impl, a mirror of the other folders: impl/F/x.ipp holds those of F/x.hpp, which
-#      includes it, and may include what F may.
-# usage: check_tree.sh [ROOT]; check_tree.sh --self-test
+#      includes it, and may include what F may; <cairn/implementation.hpp> includes all of them (--fix writes that list).
+# usage: check_tree.sh [ROOT]; check_tree.sh --fix; check_tree.sh --self-test
 set -euo pipefail
 export LC_ALL=C
 
@@ -110,8 +110,31 @@ check_compiler() {
   done < <(find include/cairn \( -name '*.hpp' -o -name '*.cuh' \) | sort)
 }
 
+# list_bodies: what <cairn/implementation.hpp> has between its marks. Bodies of a page with a line `// opt-in: cairn::...` are of
+# the component that it names.
+list_bodies() {
+  local path page component each
+  local -A lists=()
+  while IFS= read -r path; do
+    page=include/cairn/${path#include/cairn/impl/}
+    component=$(head -n 4 "${page%.ipp}.hpp" | sed -nE 's/^\/\/ opt-in: cairn::(.*)$/\1/p')
+    lists[${component:-core}]+="#include <${path#include/}>"$'\n'
+  done < <(find include/cairn/impl -name '*.ipp' | sort)
+  printf '%s' "${lists[core]:-}"
+  for each in s3 zstd interprocess mpi; do
+    [ -z "${lists[$each]:-}" ] || printf '#if defined(CAIRN_COMPILED_%s)\n%s#endif\n' "${each^^}" "${lists[$each]}"
+  done
+}
+
+fix() {
+  local page=include/cairn/implementation.hpp
+  { sed '/^\/\/ bodies: begin/q' "$page" && list_bodies && sed -n '/^\/\/ bodies: end/,$p' "$page"; } >"$page.new"
+  mv "$page.new" "$page"
+}
+
 check_bodies() {
   local path page target
+  [ -d include/cairn/impl ] || return 0
   while IFS= read -r path; do
     page=include/cairn/${path#include/cairn/impl/}
     page=${page%.ipp}.hpp
@@ -129,6 +152,9 @@ check_bodies() {
     [ "$target" = "cairn/impl/${page%.hpp}.ipp" ] || breach "$path: includes <$target>, the bodies of another page"
   done < <(grep -rHoE --include='*.hpp' --include='*.ipp' '^[[:space:]]*#[[:space:]]*include[[:space:]]*<cairn/impl/[^>]*>' include/cairn |
     sed -E 's/:.*<(.*)>/:\1/' | sort)
+  page=include/cairn/implementation.hpp
+  [ -f "$page" ] && [ "$(sed -n '/^\/\/ bodies: begin/,/^\/\/ bodies: end/p' "$page" | sed '1d;$d')" = "$(list_bodies)" ] ||
+    breach "$page: does not list the bodies in include/cairn/impl; run 'bash tests/check_tree.sh --fix'"
 }
 
 check_error_pages() {
@@ -201,6 +227,9 @@ self_test() {
     printf '%s\n' "$licence" '#include <cairn/plan/a.hpp>' >"$root/tree/include/cairn/impl/plan/a.ipp"
   expect "bodies that no page has" 'impl/plan/a.ipp: include/cairn/plan/a.hpp does not include it'
   echo '#include <cairn/impl/plan/a.ipp>' >>"$root/tree/include/cairn/plan/a.hpp"
+  printf '%s\n' "$licence" '#include <cairn/version.hpp>' '// bodies: begin' '// bodies: end' >"$root/tree/include/cairn/implementation.hpp"
+  expect "bodies that are not listed" 'implementation.hpp: does not list the bodies'
+  (cd "$root/tree" && fix)
   expect "a page with its bodies" ""
   printf '%s\n' "$licence" '#include <cairn/impl/plan/a.ipp>' >"$root/tree/include/cairn/plan/d.hpp"
   expect "a page with the bodies of another" 'd.hpp: includes <cairn/impl/plan/a.ipp>, the bodies of another page'
@@ -218,6 +247,9 @@ self_test() {
 
 if [ "${1:-}" = --self-test ]; then
   self_test
+elif [ "${1:-}" = --fix ]; then
+  cd "$(dirname "${BASH_SOURCE[0]}")/.."
+  fix
 else
   check "${1:-$(dirname "${BASH_SOURCE[0]}")/..}"
 fi

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::contracts
+#pragma once
+/// The bodies of cairn, for exactly one file of a program whose files are all compiled with -DCAIRN_COMPILED (the CMake
+/// target cairn::contracts sets it), so that the others parse contracts alone. Link cairn::compiled instead, and
+/// there is no such file. With CAIRN_COMPILED_S3, _ZSTD, _INTERPROCESS or _MPI this file has the bodies of these, too.
+#include <cairn/system/compiler.hpp>
+
+#if !defined(CAIRN_COMPILED)
+#error \
+    "<cairn/implementation.hpp> belongs to a program whose files are all compiled with -DCAIRN_COMPILED: link the CMake target cairn::contracts, which sets it, or leave this line out"
+#include <cairn/system/needs_cairn_compiled>  // ends the compilation, which #error does not
+#endif
+#if !defined(CAIRN_IMPLEMENTATION)
+#define CAIRN_IMPLEMENTATION
+#endif
+#undef CAIRN_BODY
+#define CAIRN_BODY
+
+// bodies: begin (`bash tests/check_tree.sh --fix` writes them)
+#include <cairn/impl/comm/collectives.ipp>
+#include <cairn/impl/comm/single_process.ipp>
+#include <cairn/impl/comm/thread_communicator.ipp>
+#include <cairn/impl/concepts/read_exchange.ipp>
+#include <cairn/impl/manage/resume_together.ipp>
+#include <cairn/impl/system/compiler.ipp>
+#if defined(CAIRN_COMPILED_INTERPROCESS)
+#include <cairn/impl/comm/shared_memory_communicator.ipp>
+#endif
+#if defined(CAIRN_COMPILED_MPI)
+#include <cairn/impl/comm/mpi_communicator.ipp>
+#endif
+// bodies: end
+
+// What is header-only in this program stays inline in this file, too.
+#undef CAIRN_BODY
+#define CAIRN_BODY inline
