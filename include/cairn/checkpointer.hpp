@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/composition.hpp>
-#include <cairn/checkpointer/engine.hpp>
+#include <cairn/checkpointer/engine_parts.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/comm/single_process.hpp>
 #include <cairn/execute/thread_executor.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
-
-#include <unistd.h>
 
 #include <chrono>
 #include <concepts>
@@ -25,6 +23,8 @@
 
 namespace cairn {
 inline namespace v1 {
+
+class any_checkpointer;
 
 namespace detail {
 /// Stands for the storage where the arguments do not fit, so that one sentence is all that a compiler says.
@@ -101,54 +101,21 @@ class checkpointer {
   /// @throws timeout_error or peer_error if not all ranks arrive, storage_error if the store cannot be used.
   template <class First, class... Policies>
     requires(!std::same_as<std::remove_cvref_t<First>, checkpointer>)
-  explicit checkpointer(First first, Policies... policies) : owner_(::getpid()) {
-    std::tuple<Policies&...> arguments(policies...);
-    bool checks = false;
-    if constexpr (detail::count_of<role::check, Policies...> == 1)
-      checks = detail::take<role::check, checked, Policies...>(arguments).on;
-    auto settings = detail::take<role::options, checkpointer_options, Policies...>(arguments);
-    if constexpr (detail::count_of<role::read_sharing, Policies...> == 1)
-      settings.sharing = detail::take<role::read_sharing, read_sharing, Policies...>(arguments);
-    if constexpr (detail::count_of<role::access, Policies...> == 1) settings.read_only = true;
-    std::optional<keep_last> keep;
-    if constexpr (detail::count_of<role::retention, Policies...> == 1) {
-      keep = detail::take<role::retention, keep_last, Policies...>(arguments);
-      if (keep->count == 0)
-        fail(error_id::usage_bad_option,
-             "keep_last(0) would keep no checkpoint; leave keep_last out to keep all of them");
-    }
-    if (settings.timeout.count() <= 0 || settings.peer_timeout.count() <= 0 || settings.max_fallback < 0 ||
-        settings.max_restarts < 0 || settings.max_consecutive_failures < 0 || settings.load_memory == 0 ||
-        settings.cached_plans == 0 || settings.mean_time_between_failures.count() < 0 ||
-        settings.earlier_run_timeout.count() < 0)
-      fail(error_id::usage_bad_option, "a checkpointer option is zero or negative where that means nothing");
-    engine_ = std::make_unique<engine_type>(
-        StorageType(std::move(first)), take_planners(arguments),
-        any_stager(detail::take<role::stager, StagerType, Policies...>(arguments)),
-        detail::take<role::executor, ExecutorType, Policies...>(arguments),
-        detail::take<role::communicator, CommunicatorType, Policies...>(arguments),
-        any_observer(detail::take<role::observer, ObserverType, Policies...>(arguments)), settings, keep,
-        checks, take_devices(arguments));
-  }
+  explicit checkpointer(First first, Policies... policies)
+      : engine_(detail::make_engine(
+            parts_of(StorageType(std::move(first)), std::tuple<Policies&...>(policies...)))) {}
   checkpointer(checkpointer&&) noexcept = default;
-  checkpointer& operator=(checkpointer&& other) noexcept {
-    if (this != &other) {
-      end();
-      engine_ = std::move(other.engine_);
-      owner_ = other.owner_;
-    }
-    return *this;
-  }
+  checkpointer& operator=(checkpointer&&) noexcept = default;
   /// Waits, at most for the timeout, until memory is released and saves have ended; tells failures on stderr
   /// and to the observer. Never throws. While an exception is on its way, an overlapped save that was not
   /// confirmed is given up; else it goes on, and a line says that nobody looked, as close() does, whether its
   /// memory changed.
-  ~checkpointer() { end(); }
+  ~checkpointer() = default;
 
   /// Plans for this state, checks that all ranks see one store, and sizes and pre-faults the buffers in the
   /// background; a save() before that is ready waits. Called by resume(). Optional: a save() without it pays
   /// for this itself.
-  void prepare(const state_dict& state) { engine().prepare(state); }
+  void prepare(const state_dict& state) { engine_.open().prepare(state); }
 
   /// Saves the state as the checkpoint of `step`, the count of completed updates. Returns when training may
   /// change its memory, and the process that writes, where that is another one, has the save; with
@@ -157,15 +124,12 @@ class checkpointer {
   /// @throws usage_error and plan_error of this call, with the state unharmed; every later error is on the
   /// handle, and thrown by wait() and close(). After `max_consecutive_failures` failed saves usage_error
   /// (usage_too_many_failures), when its own save is under way.
-  save_handle save(const state_dict& state, std::int64_t step) { return engine().save(state, step); }
+  save_handle save(const state_dict& state, std::int64_t step) { return engine_.open().save(state, step); }
 
   /// For overlapped saves: call it before memory is changed, in each step. Returns when the last save has
   /// copied the memory of training, and the process that writes, where that is another one, has the save (see
   /// handover_timeout); nothing to do, it costs nanoseconds. @throws timeout_error (timeout_staging).
-  void before_update() {
-    check();
-    engine_->before_update();
-  }
+  void before_update() { engine_.here().before_update(); }
 
   /// The same for those who update one item after another: returns when the last save has copied the items of
   /// these names, and waits for nothing else. A name of the state, or the beginning of names and a `*`:
@@ -177,8 +141,8 @@ class checkpointer {
   template <std::convertible_to<std::string_view>... Names>
     requires(sizeof...(Names) > 0)
   void before_update(const Names&... names) {
-    check();
-    (engine_->before_update(std::string_view(names)), ...);
+    auto& engine = engine_.here();
+    (engine.before_update(std::string_view(names)), ...);
   }
 
   /// The same for memory of devices, with a stager that copies it by streams (cuda::pinned_stager): what
@@ -190,8 +154,7 @@ class checkpointer {
   template <class Stream>
     requires StreamOrderedStager<StagerType, Stream>
   void before_update(Stream stream, int device = 0) {
-    check();
-    engine_->before_update(device, [&](any_stager& stager, deadline until) {
+    engine_.here().before_update(device, [&](any_stager& stager, deadline until) {
       stager.template get_if<StagerType>()->before_update(stream, device, until);
     });
   }
@@ -204,7 +167,7 @@ class checkpointer {
   load_report load(const state_dict& state, std::int64_t step, Options... options) {
     load_request request;
     (add(request, std::move(options)), ...);
-    return engine().load(state, step, std::move(request));
+    return engine_.open().load(state, step, std::move(request));
   }
 
   /// The same with run-time options; `patterns` empty: everything.
@@ -213,7 +176,7 @@ class checkpointer {
     load_request request;
     request.only = std::move(patterns);
     request.strict = strict;
-    return engine().load(state, step, std::move(request));
+    return engine_.open().load(state, step, std::move(request));
   }
 
   /// Restores the newest checkpoint that loads on all ranks and prepares saves; its step, or nothing if the
@@ -223,49 +186,53 @@ class checkpointer {
   /// it is told.
   /// @throws storage_error (storage_nothing_loads), with the reason of each, if there are some and none
   /// loads; plan_error if the state does not fit the newest.
-  std::optional<std::int64_t> resume(const state_dict& state) { return engine().resume(state, nullptr); }
+  std::optional<std::int64_t> resume(const state_dict& state) {
+    return engine_.open().resume(state, nullptr);
+  }
   /// The same with the checkpoints of these steps alone, as if there were no others; see resume_together.
   std::optional<std::int64_t> resume(const state_dict& state, const std::vector<std::int64_t>& among) {
-    return engine().resume(state, &among);
+    return engine_.open().resume(state, &among);
   }
 
   /// The steps of all committed checkpoints, ascending.
-  [[nodiscard]] std::vector<std::int64_t> list() { return engine().list(); }
+  [[nodiscard]] std::vector<std::int64_t> list() { return engine_.open().list(); }
   /// Keeps the checkpoint of this step from being removed, by keep_last or remove() of any process, until
   /// what it gives is destroyed on rank 0. load() and resume() take one themselves while they read. Not
   /// held() where the store takes none (memory_store, one that may not be written, a file system without
   /// locks), nor with read_only{}; a warning tells that once. Costs an empty file with a lock; in a bucket
   /// five requests, and one every few seconds. @throws storage_error (storage_not_committed), timeout_error
-  [[nodiscard]] checkpoint_lease lease(std::int64_t step) { return engine().lease(step); }
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step) { return engine_.open().lease(step); }
   /// Removes a checkpoint: afterwards it does not exist. No error if there is none.
   /// @throws storage_error (storage_leased) naming who reads it; nothing was removed then.
-  void remove(std::int64_t step) { engine().remove(step); }
+  void remove(std::int64_t step) { engine_.open().remove(step); }
   /// The checkpoint of this step does not exist any more, but nothing is lost: its manifest becomes
   /// manifest.damaged.<n>. False if the store is read-only. No error if there is none.
-  bool quarantine(std::int64_t step) { return engine().quarantine_for_all(step); }
+  bool quarantine(std::int64_t step) { return engine_.open().quarantine(step); }
 
   /// What a save() that begins now would need until it is committed, by what earlier saves of this
   /// checkpointer needed: the longest of the last eight, after the rest of those under way. Nothing before
   /// the first commit. Of this rank: ranks that act on it agree with any_rank(). No message; the same thread
   /// as save().
   [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() {
-    return engine().time_to_save();
+    return engine_.open().time_to_save();
   }
   /// True on all ranks if `here` is true on one: one small message up a tree and down again, nothing with one
   /// rank. Collective: for decisions that all ranks must take at the same step, such as to save and stop.
-  [[nodiscard]] bool any_rank(bool here) { return engine().any_rank(here); }
+  [[nodiscard]] bool any_rank(bool here) { return engine_.open().any_rank(here); }
 
   /// Waits for all saves of this rank and throws what failed in the last one. An overlapped save that nobody
   /// confirmed (before_update(), wait()) is compared with the memory of the state, which must still be there,
   /// and fails with usage_before_update_missing where that changed: one pass over it. Afterwards calls are
   /// refused (usage_closed), but for rank(), world_size(), before_update() and destruction.
-  void close() { engine().close(); }
+  void close() { engine_.open().close(); }
 
-  [[nodiscard]] int rank() const { return engine_->rank(); }
-  [[nodiscard]] int world_size() const { return engine_->world_size(); }
+  [[nodiscard]] int rank() const { return engine_.any().rank(); }
+  [[nodiscard]] int world_size() const { return engine_.any().world_size(); }
   /// The communicator, for tests and for those who count its messages; not to be used while a call is under
   /// way.
-  [[nodiscard]] CommunicatorType& communicator() { return engine().communicator(); }
+  [[nodiscard]] CommunicatorType& communicator() {
+    return engine_.open().communicator().template get<CommunicatorType>();
+  }
 
  private:
   static constexpr bool one_planner =
@@ -277,8 +244,30 @@ class checkpointer {
   static_assert(detail::check_observer<ObserverType>());
   static_assert(detail::check_executor<ExecutorType, decltype(std::declval<StorageType&>().writer()),
                                        StagerType, Overlapped>());
-  using engine_type = detail::engine<StorageType, ExecutorType, CommunicatorType, Overlapped>;
 
+  template <class... P>
+  static detail::engine_parts parts_of(StorageType storage, std::tuple<P&...> arguments) {
+    detail::engine_parts parts{
+        .storage = any_storage(std::move(storage)),
+        .planners = take_planners(arguments),
+        .stager = any_stager(detail::take<role::stager, StagerType, P...>(arguments)),
+        .executor = any_executor(detail::take<role::executor, ExecutorType, P...>(arguments)),
+        .communicator = any_communicator(detail::take<role::communicator, CommunicatorType, P...>(arguments)),
+        .observer = any_observer(detail::take<role::observer, ObserverType, P...>(arguments)),
+        .options = detail::take<role::options, checkpointer_options, P...>(arguments),
+        .keep = {},
+        .overlapped = Overlapped,
+        .checked = false,
+        .devices = take_devices(arguments)};
+    if constexpr (detail::count_of<role::check, P...> == 1)
+      parts.checked = detail::take<role::check, cairn::checked, P...>(arguments).on;
+    if constexpr (detail::count_of<role::read_sharing, P...> == 1)
+      parts.options.sharing = detail::take<role::read_sharing, read_sharing, P...>(arguments);
+    if constexpr (detail::count_of<role::access, P...> == 1) parts.options.read_only = true;
+    if constexpr (detail::count_of<role::retention, P...> == 1)
+      parts.keep = detail::take<role::retention, keep_last, P...>(arguments);
+    return parts;
+  }
   template <class... P>
   static any_planners take_planners(std::tuple<P&...> arguments) {
     if constexpr (one_planner)
@@ -307,29 +296,8 @@ class checkpointer {
   }
   static void add(load_request& request, partial_t) noexcept { request.strict = false; }
 
-  void check() const {
-    if (engine_ == nullptr) fail(error_id::usage_closed, "this checkpointer was moved from");
-    if (::getpid() != owner_)
-      fail(error_id::usage_wrong_process, "a checkpointer does not work in a child of fork(); make one there",
-           {.expected = "process " + std::to_string(owner_), .got = "process " + std::to_string(::getpid())});
-  }
-  engine_type& engine() {
-    check();
-    engine_->check_open();
-    return *engine_;
-  }
-  void end() noexcept {
-    if (engine_ == nullptr) return;
-    if (::getpid() != owner_) {
-      static_cast<void>(engine_.release());  // the threads and buffers belong to the parent
-      return;
-    }
-    engine_->shut_down(std::uncaught_exceptions() > 0);
-    engine_.reset();
-  }
-
-  std::unique_ptr<engine_type> engine_;
-  ::pid_t owner_;
+  friend class any_checkpointer;
+  detail::engine_owner engine_;
 };
 
 /// What wrong arguments make, when their sentence is said.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/any_writer.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/observe/event_reporter.hpp>
 #include <cairn/system/deadline.hpp>
@@ -21,37 +22,35 @@ namespace detail {
 class earlier_runs {
  public:
   /// Returns when none of them goes on, or the time is over. Nothing where the storage cannot tell.
-  template <class Writer>
-  void wait_for(Writer& writer, const run_id& run, std::chrono::nanoseconds timeout, event_reporter& people) {
-    if constexpr (requires { writer.live_saves(run); }) {
-      const auto begin = deadline::clock::now();
-      const auto until = deadline::in(timeout);
-      auto alive = writer.live_saves(run);
-      for (auto pause = std::chrono::milliseconds(1); !alive.empty();
-           pause = std::min(pause * 2, std::chrono::milliseconds(250))) {
-        for (const auto& a : alive) {
-          if (find(a.step, a.attempt) != nullptr) continue;
-          seen_.push_back({a.step, a.attempt});
-          if (timeout.count() > 0)
-            people.earlier(observation::what::awaiting, a.step, 0,
-                           "is being saved by a process of an earlier run: waiting for it, at most " +
-                               seconds_text(std::chrono::duration<double>(timeout).count()));
-        }
-        const auto left = until.left();
-        if (left.count() <= 0) break;
-        std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
-        alive = writer.live_saves(run);
-        const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
-        for (auto& s : seen_)
-          if (!s.ended && std::none_of(alive.begin(), alive.end(), [&](const auto& a) {
-                return a.step == s.step && a.attempt == s.attempt;
-              }))
-            s.ended = true, s.seconds = now;
+  void wait_for(any_writer& writer, const run_id& run, std::chrono::nanoseconds timeout,
+                event_reporter& people) {
+    const auto begin = deadline::clock::now();
+    const auto until = deadline::in(timeout);
+    auto alive = writer.live_saves(run);
+    for (auto pause = std::chrono::milliseconds(1); !alive.empty();
+         pause = std::min(pause * 2, std::chrono::milliseconds(250))) {
+      for (const auto& a : alive) {
+        if (find(a.step, a.attempt) != nullptr) continue;
+        seen_.push_back({a.step, a.attempt});
+        if (timeout.count() > 0)
+          people.earlier(observation::what::awaiting, a.step, 0,
+                         "is being saved by a process of an earlier run: waiting for it, at most " +
+                             seconds_text(std::chrono::duration<double>(timeout).count()));
       }
+      const auto left = until.left();
+      if (left.count() <= 0) break;
+      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
+      alive = writer.live_saves(run);
       const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
       for (auto& s : seen_)
-        if (!s.ended) s.seconds = now;
+        if (!s.ended && std::none_of(alive.begin(), alive.end(), [&](const auto& a) {
+              return a.step == s.step && a.attempt == s.attempt;
+            }))
+          s.ended = true, s.seconds = now;
     }
+    const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
+    for (auto& s : seen_)
+      if (!s.ended) s.seconds = now;
   }
   /// `cleaned`: what lived was ended for good; `steps`: those that are committed now.
   void tell(bool cleaned, const std::vector<std::int64_t>& steps, event_reporter& people) const {

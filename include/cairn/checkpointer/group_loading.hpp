@@ -4,8 +4,8 @@
 #include <cairn/checkpointer/windowed_exchange.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/any_planner.hpp>
+#include <cairn/concepts/any_reader.hpp>
 #include <cairn/concepts/device_access.hpp>
-#include <cairn/concepts/storage.hpp>
 #include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/near_names.hpp>
@@ -183,11 +183,10 @@ inline load_plan plan_load(load_plan_cache& cache, any_load_planner& planner, co
 }
 
 /// This rank's part of a load from a manifest that all ranks have: checks, plans, reads. Sends no message.
-template <StorageReader Reader>
-load_report load_alone(Reader& reader, any_load_planner& planner, load_plan_cache& cache,
-                       const state_dict& state, std::int64_t step, std::span<const std::byte> manifest,
-                       const load_request& request, const checkpointer_options& options,
-                       device_access* devices) {
+inline load_report load_alone(any_reader& reader, any_load_planner& planner, load_plan_cache& cache,
+                              const state_dict& state, std::int64_t step, std::span<const std::byte> manifest,
+                              const load_request& request, const checkpointer_options& options,
+                              device_access* devices) {
   const auto begin = deadline::clock::now();
   const auto until = deadline::in(options.timeout);
   auto opened = reader.open(step, manifest);
@@ -206,14 +205,13 @@ load_report load_alone(Reader& reader, any_load_planner& planner, load_plan_cach
 
 /// The same by all ranks together, each reading a part of what several want. Collective: ends alike on all
 /// ranks where a rank fails, but for what fails after the last exchange.
-template <StorageReader Reader>
-load_report load_shared(Reader& reader, any_load_planner& planner, load_plan_cache& cache, collectives& group,
-                        const state_dict& state, std::int64_t step, std::span<const std::byte> manifest,
-                        const load_request& request, const checkpointer_options& options,
-                        device_access* devices) {
+inline load_report load_shared(any_reader& reader, any_load_planner& planner, load_plan_cache& cache,
+                               collectives& group, const state_dict& state, std::int64_t step,
+                               std::span<const std::byte> manifest, const load_request& request,
+                               const checkpointer_options& options, device_access* devices) {
   const auto begin = deadline::clock::now();
   const auto until = deadline::in(options.timeout);
-  std::optional<typename Reader::checkpoint_type> opened;
+  std::optional<any_checkpoint> opened;
   load_plan plan;
   auto own = collective_input::from([&] {
     opened.emplace(reader.open(step, manifest));

@@ -19,20 +19,19 @@ namespace detail {
 
 /// Loads checkpoints, by all ranks together: one that is named, or the newest that loads on all of them. The
 /// thread of training. `group` and `options` outlive it.
-template <class Background>
 class loader {
  public:
-  loader(std::shared_ptr<Background> background, collectives& group, const checkpointer_options& options,
+  loader(std::shared_ptr<save_services> services, collectives& group, const checkpointer_options& options,
          std::shared_ptr<device_access> devices)
-      : services_(std::move(background)),
+      : services_(std::move(services)),
         group_(group),
         options_(options),
         devices_(std::move(devices)),
         cache_(options.cached_plans, options.cached_plan_bytes) {}
 
   /// Collective: throws on all ranks what one of them throws.
-  template <LoadPlanner Planner>
-  load_report load(Planner& planner, const state_dict& state, std::int64_t step, load_request request) {
+  load_report load(any_load_planner& planner, const state_dict& state, std::int64_t step,
+                   load_request request) {
     load_report report;
     const auto verdict = attempt(planner, state, step, std::move(request), report);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
@@ -45,8 +44,7 @@ class loader {
   /// Ends what earlier runs have left, and loads the newest checkpoint (of the steps `among`, where given)
   /// that loads on all ranks; sets aside those that are damaged. Nothing where there is none. Collective.
   /// @throws storage_error (storage_nothing_loads); what would keep another checkpoint from loading, too.
-  template <LoadPlanner Planner>
-  std::optional<std::int64_t> resume(Planner& planner, const state_dict& state, const run_id& run,
+  std::optional<std::int64_t> resume(any_load_planner& planner, const state_dict& state, const run_id& run,
                                      const std::vector<std::int64_t>* among) {
     std::vector<std::int64_t> worn_out;
     auto steps = decode_steps(read_once(
@@ -88,7 +86,7 @@ class loader {
         // Removed since it was listed: there may be newer ones instead.
         steps = decode_steps(read_once(
             group_, [&] { return encode_steps(services_->reader().list()); }, peers()));
-        if (std::find(steps.begin(), steps.end(), *step) == steps.end()) continue;
+        if (!has_step(steps, *step)) continue;
       }
       passed.push_back(*step);
       if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !options_.read_only)
@@ -113,9 +111,9 @@ class loader {
                                                           const std::vector<std::int64_t>* among,
                                                           const std::vector<std::int64_t>& passed,
                                                           const std::vector<std::int64_t>& avoided) {
-    const auto has = [](const auto& in, auto s) { return std::find(in.begin(), in.end(), s) != in.end(); };
     for (auto s = steps.rbegin(); s != steps.rend(); ++s)
-      if (!has(passed, *s) && !has(avoided, *s) && (among == nullptr || has(*among, *s))) return *s;
+      if (!has_step(passed, *s) && !has_step(avoided, *s) && (among == nullptr || has_step(*among, *s)))
+        return *s;
     return std::nullopt;
   }
   /// Whether a load may have failed because the checkpoint was removed; the same on all ranks.
@@ -129,8 +127,7 @@ class loader {
       return false;
     }
   }
-  template <LoadPlanner Planner>
-  load_verdict attempt_to_resume(Planner& planner, const state_dict& state, std::int64_t step,
+  load_verdict attempt_to_resume(any_load_planner& planner, const state_dict& state, std::int64_t step,
                                  load_report& report) {
     try {
       return attempt(planner, state, step, {}, report);
@@ -142,9 +139,8 @@ class loader {
       return {outcome_of(std::current_exception()), std::current_exception()};
     }
   }
-  template <LoadPlanner Planner>
-  load_verdict attempt(Planner& planner, const state_dict& state, std::int64_t step, load_request request,
-                       load_report& report) {
+  load_verdict attempt(any_load_planner& planner, const state_dict& state, std::int64_t step,
+                       load_request request, load_report& report) {
     request.rank = group_.rank();
     request.world_size = group_.size();
     checkpoint_lease reading;  // of rank 0, for all of them: until every rank has ended
@@ -218,26 +214,23 @@ class loader {
           (names.size() == 1 ? " does not fit and keeps its value" : " do not fit and keep their values") +
           first_of(names, [](const std::string& name) { return name; }));
   }
-  template <LoadPlanner Planner>
-  load_report load_part(Planner& planner, const state_dict& state, std::int64_t step,
+  load_report load_part(any_load_planner& planner, const state_dict& state, std::int64_t step,
                         std::span<const std::byte> manifest, const load_request& request) {
-    using reader_type = std::remove_reference_t<decltype(services_->reader())>;
-    if constexpr (SharingReader<reader_type>)
-      if (options_.sharing == read_sharing::on && group_.size() > 1)
-        return load_shared(services_->reader(), planner, cache_, group_, state, step, manifest, request,
-                           options_, devices_.get());
+    if (services_->reader().shares() && options_.sharing == read_sharing::on && group_.size() > 1)
+      return load_shared(services_->reader(), planner, cache_, group_, state, step, manifest, request,
+                         options_, devices_.get());
     return load_alone(services_->reader(), planner, cache_, state, step, manifest, request, options_,
                       devices_.get());
   }
   [[nodiscard]] bool quarantine(std::int64_t step) noexcept {
     try {
-      return services_->writer()->quarantine(step);
+      return services_->writer().quarantine(step);
     } catch (...) {
       return false;
     }
   }
 
-  std::shared_ptr<Background> services_;
+  std::shared_ptr<save_services> services_;
   collectives& group_;
   const checkpointer_options& options_;
   std::shared_ptr<device_access> devices_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/storage.hpp>
+#include <cairn/concepts/any_writer.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/observe/event_reporter.hpp>
 #include <cairn/system/error.hpp>
@@ -21,7 +21,6 @@ namespace detail {
 /// one that loads and then ends each run at once must not be resumed from for ever. Of rank 0. Nothing where
 /// the storage keeps no such notes, or lets nothing be written; what fails is told and harms nothing. Any
 /// thread.
-template <class Writer>
 class restart_journal {
  public:
   /// 0: nothing is noted.
@@ -29,58 +28,51 @@ class restart_journal {
 
   /// The steps that `max_restarts` runs or more resumed from since anything was committed after them,
   /// ascending.
-  [[nodiscard]] std::vector<std::int64_t> worn_out(Writer& writer, event_reporter& people) noexcept {
+  [[nodiscard]] std::vector<std::int64_t> worn_out(any_writer& writer, event_reporter& people) noexcept {
     std::vector<std::int64_t> found;
-    if constexpr (NotesRestarts<Writer>)
-      if (most_ > 0)
-        guarded(people, [&] {
-          auto noted = writer.restarts();
-          const std::lock_guard lock(mutex_);
-          any_ = !noted.empty();
-          if (own_)
-            if (const auto at = std::find(noted.begin(), noted.end(), *own_); at != noted.end())
-              noted.erase(at);
-          for (auto first = noted.begin(); first != noted.end();) {
-            const auto last = std::upper_bound(first, noted.end(), *first);
-            if (last - first >= most_) found.push_back(*first);
-            first = last;
-          }
-        });
+    if (most_ == 0) return found;
+    guarded(people, [&] {
+      auto noted = writer.restarts();
+      const std::lock_guard lock(mutex_);
+      any_ = !noted.empty();
+      if (own_)
+        if (const auto at = std::find(noted.begin(), noted.end(), *own_); at != noted.end()) noted.erase(at);
+      for (auto first = noted.begin(); first != noted.end();) {
+        const auto last = std::upper_bound(first, noted.end(), *first);
+        if (last - first >= most_) found.push_back(*first);
+        first = last;
+      }
+    });
     return found;
   }
   /// This run goes on from the step.
-  void resumed(Writer& writer, const run_id& run, std::int64_t step, event_reporter& people) noexcept {
-    if constexpr (NotesRestarts<Writer>)
-      if (most_ > 0)
-        guarded(people, [&] {
-          const std::lock_guard lock(mutex_);
-          if (own_ == step) return;
-          if (own_) writer.forget_restart(run, *own_);
-          own_.reset();
-          run_ = run;
-          writer.note_restart(run, step);
-          own_ = step, any_ = true;
-        });
+  void resumed(any_writer& writer, const run_id& run, std::int64_t step, event_reporter& people) noexcept {
+    if (most_ == 0) return;
+    guarded(people, [&] {
+      const std::lock_guard lock(mutex_);
+      if (own_ == step) return;
+      if (own_) writer.forget_restart(run, *own_);
+      own_.reset();
+      run_ = run;
+      writer.note_restart(run, step);
+      own_ = step, any_ = true;
+    });
   }
   /// A checkpoint was committed: what is noted of this step and those before it does not count any more.
-  void committed(Writer& writer, std::int64_t step, event_reporter& people) noexcept {
-    if constexpr (NotesRestarts<Writer>) {
-      const std::lock_guard lock(mutex_);
-      if (!any_) return;
-      guarded(people, [&] {
-        any_ = writer.forget_restarts(step) != 0;
-        if (own_ && *own_ <= step) own_.reset();
-      });
-    }
+  void committed(any_writer& writer, std::int64_t step, event_reporter& people) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!any_) return;
+    guarded(people, [&] {
+      any_ = writer.forget_restarts(step) != 0;
+      if (own_ && *own_ <= step) own_.reset();
+    });
   }
   /// The run ends in good order, whether or not it has saved anything.
-  void closed(Writer& writer, event_reporter& people) noexcept {
-    if constexpr (NotesRestarts<Writer>) {
-      const std::lock_guard lock(mutex_);
-      if (!own_) return;
-      guarded(people, [&] { writer.forget_restart(run_, *own_); });
-      own_.reset();
-    }
+  void closed(any_writer& writer, event_reporter& people) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!own_) return;
+    guarded(people, [&] { writer.forget_restart(run_, *own_); });
+    own_.reset();
   }
 
  private:

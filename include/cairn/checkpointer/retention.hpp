@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/system/compiler.hpp>
+#include <cairn/checkpointer/step_list.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -69,17 +68,17 @@ class retention {
   [[nodiscard]] choice choose(const std::vector<std::int64_t>& there) {
     const std::lock_guard lock(mutex_);
     for (auto* steps : {&line_, &told_, &leased_, &verified_})
-      std::erase_if(*steps, [&](auto s) { return !has(there, s); });
+      std::erase_if(*steps, [&](auto s) { return !has_step(there, s); });
     choice chosen;
     std::size_t counted = 0;
     auto oldest = line_.size();  // of those that stay
     for (; oldest > 0 && counted < keep_; --oldest)
-      counted += !counts_verified_ || has(verified_, line_[oldest - 1]);
+      counted += !counts_verified_ || has_step(verified_, line_[oldest - 1]);
     if (counted == keep_)
       for (std::size_t i = 0; i < oldest; ++i)
         if (line_[i] < newest_ && line_[i] != stands_on_) chosen.remove.push_back(line_[i]);
     for (const auto s : there)
-      if (!has(line_, s) && !has(under_way_, s) && !has(told_, s)) {
+      if (!has_step(line_, s) && !has_step(under_way_, s) && !has_step(told_, s)) {
         told_.push_back(s);
         chosen.strangers.push_back(s);
       }
@@ -94,16 +93,12 @@ class retention {
   /// True at the first call for a checkpoint that would go and is read.
   [[nodiscard]] bool first_lease_of(std::int64_t step) {
     const std::lock_guard lock(mutex_);
-    if (has(leased_, step)) return false;
+    if (has_step(leased_, step)) return false;
     leased_.push_back(step);
     return true;
   }
 
  private:
-  static bool has(const std::vector<std::int64_t>& steps, std::int64_t step) noexcept {
-    return std::find(steps.begin(), steps.end(), step) != steps.end();
-  }
-
   const std::size_t keep_;
   const bool counts_verified_;
   std::mutex mutex_;

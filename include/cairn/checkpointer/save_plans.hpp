@@ -3,7 +3,7 @@
 #include <cairn/checkpointer/group_planning.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/small_tensors.hpp>
-#include <cairn/concepts/storage.hpp>
+#include <cairn/concepts/any_writer.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -28,9 +28,8 @@ class save_plans {
   /// was not, which is to be so on all ranks or on none: where it is not, this throws, and says so.
   /// `others_write()`: a rank that saves with a plan it has, -1 where none is seen.
   /// @throws plan_error (plan_disagreement) where one is; timeout_error, peer_error
-  template <StorageWriter Writer>
-  std::shared_ptr<const cached_plan> plan(const state_dict& state, collectives& group, const Writer& writer,
-                                          deadline until, bool& cached,
+  std::shared_ptr<const cached_plan> plan(const state_dict& state, collectives& group,
+                                          const any_writer& writer, deadline until, bool& cached,
                                           const std::function<int()>& others_write = {}) {
     const auto key = key_of(state, group, writer);
     auto planned = cache_.find(key);
@@ -67,9 +66,8 @@ class save_plans {
   /// Has the plan's sources follow the state to where its memory is now, and lays out the image for the sizes
   /// that they have now: kept with the plan, made anew on this rank alone when a bytes item has another size
   /// than before.
-  template <StorageWriter Writer>
   std::shared_ptr<const image_layout> lay_out(const cached_plan& planned, const state_dict& state,
-                                              collectives& group, const Writer& writer) {
+                                              collectives& group, const any_writer& writer) {
     planned.sources->refresh(planner_, state, planned.plan);
     const auto& bytes_sizes = planned.sources->bytes_sizes();
     if (planned.layout != nullptr && planned.bytes_sizes == bytes_sizes) return planned.layout;
@@ -82,9 +80,8 @@ class save_plans {
   }
 
  private:
-  template <StorageWriter Writer>
   [[nodiscard]] plan_key key_of(const state_dict& state, const collectives& group,
-                                const Writer& writer) const {
+                                const any_writer& writer) const {
     return {.structure = state.structure(),
             .planner = planner_.fingerprint(),
             .writer = writer.fingerprint(),

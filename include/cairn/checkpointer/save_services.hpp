@@ -5,7 +5,9 @@
 #include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/retention.hpp>
 #include <cairn/checkpointer/scrubber.hpp>
-#include <cairn/concepts/storage.hpp>
+#include <cairn/concepts/any_observer.hpp>
+#include <cairn/concepts/any_reader.hpp>
+#include <cairn/concepts/any_writer.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/observe/event_reporter.hpp>
 #include <cairn/observe/save_history.hpp>
@@ -25,12 +27,11 @@ namespace detail {
 
 /// What the threads of an executor share with the checkpointer, and may outlive it with: the storage, who is
 /// told, and what happens at the end of each save. Any thread.
-template <StorageWriter Writer, StorageReader Reader>
-class save_services : public std::enable_shared_from_this<save_services<Writer, Reader>> {
+class save_services : public std::enable_shared_from_this<save_services> {
  public:
-  save_services(Writer writer, Reader reader, any_observer observer, int rank,
+  save_services(any_writer writer, any_reader reader, any_observer observer, int rank,
                 const checkpointer_options& options, const std::optional<keep_last>& keep)
-      : writer_(std::make_shared<Writer>(std::move(writer))),
+      : writer_(std::move(writer)),
         reader_(std::move(reader)),
         reporter_(std::move(observer), rank, options.quiet),
         history_(options.mean_time_between_failures),
@@ -40,19 +41,19 @@ class save_services : public std::enable_shared_from_this<save_services<Writer, 
     if (rank == 0 && keep && keep->scrub) scrubber_.emplace(keep->scrub->bytes_per_second);
   }
 
-  [[nodiscard]] const std::shared_ptr<Writer>& writer() const noexcept { return writer_; }
-  [[nodiscard]] Reader& reader() noexcept { return reader_; }
+  [[nodiscard]] any_writer& writer() noexcept { return writer_; }
+  [[nodiscard]] any_reader& reader() noexcept { return reader_; }
   [[nodiscard]] event_reporter& report() noexcept { return reporter_; }
   [[nodiscard]] const save_history& history() const noexcept { return history_; }
 
   /// For rank 0, when a run resumes and when it ends.
   [[nodiscard]] std::vector<std::int64_t> worn_out() noexcept {
-    return restarts_.worn_out(*writer_, reporter_);
+    return restarts_.worn_out(writer_, reporter_);
   }
   void resumed(const run_id& run, std::int64_t step) noexcept {
-    restarts_.resumed(*writer_, run, step, reporter_);
+    restarts_.resumed(writer_, run, step, reporter_);
   }
-  void closed() noexcept { restarts_.closed(*writer_, reporter_); }
+  void closed() noexcept { restarts_.closed(writer_, reporter_); }
   /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts.
   void stand_on(std::int64_t step) noexcept {
     if (!retains()) return;
@@ -68,21 +69,17 @@ class save_services : public std::enable_shared_from_this<save_services<Writer, 
   /// process may not write, which is told once; anything else, too, if `reading`: loads go on without.
   /// @throws storage_error (storage_not_committed), timeout_error
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until, bool reading) {
-    if constexpr (LeasingWriter<Writer>) {
-      try {
-        auto lease = writer_->lease(step, until);
-        if (!lease.held() && !reading) tell_unleased("the store takes no leases");
-        return lease;
-      } catch (const storage_error& e) {
-        if (e.id() == error_id::storage_not_committed || (!reading && e.id() != error_id::storage_permission))
-          throw;
-        tell_unleased(e.what());
-      } catch (const timeout_error& e) {
-        if (!reading) throw;
-        tell_unleased(e.what());
-      }
-    } else if (!reading) {
-      tell_unleased("the storage takes no leases");
+    try {
+      auto lease = writer_.lease(step, until);
+      if (!lease.held() && !reading) tell_unleased("the store takes no leases");
+      return lease;
+    } catch (const storage_error& e) {
+      if (e.id() == error_id::storage_not_committed || (!reading && e.id() != error_id::storage_permission))
+        throw;
+      tell_unleased(e.what());
+    } catch (const timeout_error& e) {
+      if (!reading) throw;
+      tell_unleased(e.what());
     }
     return {step, nullptr};
   }
@@ -104,10 +101,11 @@ class save_services : public std::enable_shared_from_this<save_services<Writer, 
   void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal) noexcept {
     if (failure == nullptr) {
       history_.committed(report);
-      restarts_.committed(*writer_, report.step, reporter_);
+      restarts_.committed(writer_, report.step, reporter_);
     }
-    if (failure == nullptr) look_for_other_runs(report.step);
-    retain(report.step, failure == nullptr, journal);
+    step_listing listing(reader_);
+    if (failure == nullptr) look_for_other_runs(report.step, listing);
+    retain(report.step, failure == nullptr, listing, journal);
     std::vector<save_span> spans;
     try {
       if (journal != nullptr) spans = journal->spans();
@@ -135,16 +133,16 @@ class save_services : public std::enable_shared_from_this<save_services<Writer, 
     failures_ = failure == nullptr ? 0 : failures_ + 1;
     last_failure_ = failure;
   }
-  void look_for_other_runs(std::int64_t committed) noexcept {
+  void look_for_other_runs(std::int64_t committed, step_listing& listing) noexcept {
     if (rank_ != 0) return;
     try {
-      other_runs_.look(reader_, committed, reporter_);
+      other_runs_.look(reader_, listing, committed, reporter_);
     } catch (...) {  // nobody relies on it
     }
   }
   [[nodiscard]] bool retains() const noexcept { return rank_ == 0 && retention_.removes(); }
   /// Removes only after a commit: the old checkpoints are good until the new one exists.
-  void retain(std::int64_t step, bool committed, save_journal* journal) noexcept {
+  void retain(std::int64_t step, bool committed, step_listing& listing, save_journal* journal) noexcept {
     if (!retains()) return;
     try {
       retention_.ended(step, committed);
@@ -153,13 +151,13 @@ class save_services : public std::enable_shared_from_this<save_services<Writer, 
         scrubber_->ask(step, [self = this->shared_from_this()](std::int64_t s, const scrubber::gate& gate) {
           self->scrub(s, gate);
         });
-      remove_what_goes(journal);
+      remove_what_goes(listing, journal);
     } catch (...) {  // the next commit tries again
       reporter_.warned("old checkpoints could not be removed", std::current_exception());
     }
   }
-  void remove_what_goes(save_journal* journal) {
-    const auto chosen = retention_.choose(reader_.list());
+  void remove_what_goes(step_listing& listing, save_journal* journal) {
+    const auto chosen = retention_.choose(listing.steps());
     tell_strangers(chosen.strangers);
     if (chosen.remove.empty()) return;
     const span_note span(journal, span_kind::remove);
@@ -172,13 +170,10 @@ class save_services : public std::enable_shared_from_this<save_services<Writer, 
       gate(0);
       auto opened = reader_.open(step, reader_.fetch(step));
       const auto until = deadline::in(std::chrono::hours(24 * 7));
-      std::uint64_t bytes = 0;
-      if constexpr (GatedReader<Reader>)
-        bytes = reader_.verify(opened, until, gate);
-      else
-        bytes = reader_.verify(opened, until);
+      const auto bytes = reader_.verify(opened, until, gate);
       retention_.verified(step);
-      remove_what_goes(nullptr);
+      step_listing listing(reader_);
+      remove_what_goes(listing, nullptr);
       reporter_.verified(step, bytes, seconds_since(begin));
     } catch (const error& e) {
       if (e.id() == error_id::timeout_close) return;
@@ -190,7 +185,7 @@ class save_services : public std::enable_shared_from_this<save_services<Writer, 
   }
   void remove_old(std::int64_t step) {
     try {
-      writer_->remove(step);
+      writer_.remove(step);
       retention_.removed(step);
     } catch (const storage_error& e) {
       if (e.id() == error_id::storage_permission) {  // a lock perhaps, of this one alone
@@ -219,11 +214,11 @@ class save_services : public std::enable_shared_from_this<save_services<Writer, 
                      "removes one");
   }
 
-  std::shared_ptr<Writer> writer_;
-  Reader reader_;
+  any_writer writer_;
+  any_reader reader_;
   event_reporter reporter_;
   save_history history_;
-  restart_journal<Writer> restarts_;
+  restart_journal restarts_;
   int rank_;
   retention retention_;
   other_runs other_runs_;

@@ -3,8 +3,9 @@
 #include <cairn/checkpointer/agreement.hpp>
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/comm/collectives.hpp>
-#include <cairn/concepts/storage.hpp>
+#include <cairn/concepts/any_writer.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/observe/event_reporter.hpp>
 #include <cairn/system/error.hpp>
 
 #include <chrono>
@@ -19,8 +20,7 @@ namespace detail {
 
 /// Refuses a store that proved what checkpoints cannot live with; tells what is lost where they can.
 /// @throws storage_error (storage_unsafe)
-template <class Tell>
-void judge_proof(const store_proof& proof, const std::string& store, Tell&& tell) {
+inline void judge_proof(const store_proof& proof, const std::string& store, event_reporter& people) {
   for (const auto& p : proof.points) {
     if (p.outcome == store_point::verdict::right) continue;
     if (p.outcome == store_point::verdict::unusable ||
@@ -28,68 +28,67 @@ void judge_proof(const store_proof& proof, const std::string& store, Tell&& tell
       fail(error_id::storage_unsafe,
            "the store does not give what checkpoints rely on: " + p.what + ": " + p.follows,
            {.file = store, .got = p.seen});
-    tell(store + ": " + p.what + ": " + p.seen + "; " + p.follows);
+    people.warned(store + ": " + p.what + ": " + p.seen + "; " + p.follows);
   }
 }
 
 /// Before the first save: the store proves what commits rely on, and all ranks that they see in it what the
 /// coordinator writes: it leaves marks that the others look for. Collective; without messages where there is
-/// one rank. Nothing where the storage proves nothing. `store()`: for messages; `tell(line)`: to people.
+/// one rank. Nothing where the storage proves nothing. `store`: its name, for messages.
 /// @throws on all ranks storage_error: storage_not_shared and storage_unsafe, naming a rank where not all see
 /// alike; what keeps a store from being written at all.
-template <class Writer, class Describe, class Tell>
-void probe_shared_store(collectives& group, Writer& writer, const run_id& run, Describe&& store,
-                        std::chrono::nanoseconds timeout, Tell&& tell) {
-  if constexpr (ProvesStore<Writer>) {
-    const auto prove = [&] {
-      const auto proof = writer.prove_store();
-      judge_proof(proof, store(), tell);
-      return std::vector<std::byte>{std::byte{proof.single_writer}};
-    };
-    if (group.size() == 1) return static_cast<void>(prove());
-    std::exception_ptr failure;
-    const auto by_all = [&](auto&& part) {
-      try {
-        part();
-      } catch (...) {
-        failure = std::current_exception();
-      }
-      group.barrier(deadline::in(timeout), failure);
-    };
-    const bool single_writer = read_once(group, prove, deadline::in(timeout)).at(0) != std::byte{0};
-    by_all([&] {
-      if (group.rank() != 0) writer.look_early(run);
-    });
-    const auto leave = [&] {
-      writer.leave_mark(run);
-      return std::vector<std::byte>();
-    };
-    std::exception_ptr verdict;
+inline void probe_shared_store(collectives& group, any_writer& writer, const run_id& run,
+                               const std::string& store, std::chrono::nanoseconds timeout,
+                               event_reporter& people) {
+  if (!writer.proves_store()) return;
+  const auto prove = [&] {
+    const auto proof = writer.prove_store();
+    judge_proof(proof, store, people);
+    return std::vector<std::byte>{std::byte{proof.single_writer}};
+  };
+  if (group.size() == 1) return static_cast<void>(prove());
+  std::exception_ptr failure;
+  const auto by_all = [&](auto&& part) {
     try {
-      static_cast<void>(read_once(group, leave, deadline::in(timeout)));
-      by_all([&] {
-        const auto sight = group.rank() == 0 ? mark_sight::seen : writer.sees_mark(run);
-        if (sight == mark_sight::none)
-          fail(error_id::storage_not_shared,
-               "a rank does not see the store of rank 0: give all ranks one shared directory or bucket",
-               {.rank = group.rank(), .file = store()});
-        if (sight != mark_sight::late) return;
-        const std::string late =
-            "a name that this rank had looked for is not seen as soon as rank 0 has made it: its client "
-            "remembers that a name is not there, and two jobs could commit one step. Mount without that "
-            "(NFS: "
-            "no nocto; FUSE: negative timeouts of 0)";
-        if (!single_writer)
-          fail(error_id::storage_unsafe, late + ", or say that one job alone writes there (single_writer)",
-               {.rank = group.rank(), .file = store()});
-        tell(store() + ": " + late + "; the ends of saves are told late here");
-      });
+      part();
     } catch (...) {
-      verdict = std::current_exception();
+      failure = std::current_exception();
     }
-    if (group.rank() == 0) writer.remove_mark(run);
-    if (verdict != nullptr) std::rethrow_exception(verdict);
+    group.barrier(deadline::in(timeout), failure);
+  };
+  const bool single_writer = read_once(group, prove, deadline::in(timeout)).at(0) != std::byte{0};
+  by_all([&] {
+    if (group.rank() != 0) writer.look_early(run);
+  });
+  const auto leave = [&] {
+    writer.leave_mark(run);
+    return std::vector<std::byte>();
+  };
+  std::exception_ptr verdict;
+  try {
+    static_cast<void>(read_once(group, leave, deadline::in(timeout)));
+    by_all([&] {
+      const auto sight = group.rank() == 0 ? mark_sight::seen : writer.sees_mark(run);
+      if (sight == mark_sight::none)
+        fail(error_id::storage_not_shared,
+             "a rank does not see the store of rank 0: give all ranks one shared directory or bucket",
+             {.rank = group.rank(), .file = store});
+      if (sight != mark_sight::late) return;
+      const std::string late =
+          "a name that this rank had looked for is not seen as soon as rank 0 has made it: its client "
+          "remembers that a name is not there, and two jobs could commit one step. Mount without that "
+          "(NFS: "
+          "no nocto; FUSE: negative timeouts of 0)";
+      if (!single_writer)
+        fail(error_id::storage_unsafe, late + ", or say that one job alone writes there (single_writer)",
+             {.rank = group.rank(), .file = store});
+      people.warned(store + ": " + late + "; the ends of saves are told late here");
+    });
+  } catch (...) {
+    verdict = std::current_exception();
   }
+  if (group.rank() == 0) writer.remove_mark(run);
+  if (verdict != nullptr) std::rethrow_exception(verdict);
 }
 
 }  // namespace detail

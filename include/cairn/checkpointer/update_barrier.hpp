@@ -138,10 +138,11 @@ class update_barrier {
   /// called where unvouched() is null. @throws timeout_error, what look throws.
   template <class Look>
   void examine(Look&& look, deadline until) {
+    const auto save = unvouched();
+    if (save == nullptr) return;
+    save->wait_released(until);
     const std::lock_guard lock(mutex_);
-    if (!unvouched_here()) return;
-    save_->wait_released(until);
-    if (save_->finished() || image_.failed()) return;
+    if (save_ != save || !unvouched_here() || save_->finished() || image_.failed()) return;
     auto why = look(std::as_const(image_),
                     [this](std::size_t entry) { return vouched_[items_.of_entry(entry)] != 0; });
     if (why == nullptr) return;

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/engine.hpp>
+#include <cairn/checkpointer/options.hpp>
+#include <cairn/concepts/any_communicator.hpp>
+#include <cairn/concepts/any_executor.hpp>
+#include <cairn/concepts/any_observer.hpp>
+#include <cairn/concepts/any_planner.hpp>
+#include <cairn/concepts/any_stager.hpp>
+#include <cairn/concepts/any_storage.hpp>
+#include <cairn/concepts/device_access.hpp>
+
+#include <memory>
+#include <optional>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What a checkpointer is made of.
+struct engine_parts {
+  any_storage storage;
+  any_planners planners;
+  any_stager stager;
+  any_executor executor;
+  any_communicator communicator;
+  any_observer observer;
+  checkpointer_options options;
+  std::optional<keep_last> keep;
+  bool overlapped = false;
+  bool checked = false;
+  std::shared_ptr<device_access> devices;  ///< null: the stager's, where it brings any
+};
+
+/// Collective. @throws usage_error (usage_bad_option); what the constructor of a checkpointer throws.
+[[nodiscard]] engine_owner make_engine(engine_parts parts);
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/checkpointer/engine_parts.ipp>
+#endif

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/agreement.hpp>
+#include <cairn/checkpointer/copy_check.hpp>
+#include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/save_plans.hpp>
+#include <cairn/checkpointer/save_services.hpp>
+#include <cairn/checkpointer/unfinished_saves.hpp>
+#include <cairn/concepts/any_executor.hpp>
+#include <cairn/concepts/any_stager.hpp>
+#include <cairn/system/process_limits.hpp>
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The way of a save: planned, staged, handed to the executor. The thread of training. Its destructor waits
+/// for the jobs of the executor. What it is given by reference outlives it.
+class save_path {
+ public:
+  /// `place`: of the storage, for messages. `peers`: null where a rank's save may outlive its process.
+  save_path(const checkpointer_options& options, bool overlapped, bool checked, collectives& group,
+            std::shared_ptr<save_services> services, unfinished_saves& saves, std::string place,
+            any_save_planner planner, any_stager stager, any_executor executor,
+            std::shared_ptr<device_access> devices)
+      : options_(options),
+        overlapped_(overlapped),
+        checked_(checked),
+        group_(group),
+        services_(std::move(services)),
+        saves_(saves),
+        place_(std::move(place)),
+        plans_(std::move(planner), options),
+        devices_(std::move(devices)),
+        stager_(std::move(stager)),
+        executor_(std::move(executor)) {}
+  ~save_path() { finish_preparation(); }
+  save_path(const save_path&) = delete;
+  save_path& operator=(const save_path&) = delete;
+
+  [[nodiscard]] any_stager& stager() noexcept { return stager_; }
+  /// What identifies the saves to come. `peers`: null where a rank's save may outlive its process.
+  void set_run(const run_id& run, std::shared_ptr<const peer_watch> peers) {
+    run_ = run;
+    peers_ = std::move(peers);
+  }
+  [[nodiscard]] bool ends_with_process() const noexcept { return executor_.ends_with_process(); }
+
+  void prepare(const state_dict& state) {
+    bool cached = false;
+    const auto planned = plans_.plan(state, group_, services_->writer(), peer_deadline(), cached);
+    const auto layout = plans_.lay_out(*planned, state, group_, services_->writer());
+    saves_.learn(state, *planned->plan, layout);
+    try {
+      executor_.prepare();
+      prepare_buffers(layout, planned->sources->sources());
+    } catch (...) {
+      tell_unprepared();
+    }
+  }
+  /// Waits until what prepare() began has ended.
+  void finish_preparation() {
+    if (preparation_.joinable()) preparation_.join();
+  }
+
+  save_handle save(const state_dict& state, std::int64_t step) {
+    attempt save;
+    if (services_->report().wants_spans()) save.journal = std::make_shared<save_journal>();
+    ++save_count_;  // first: where a rank alone runs out of memory, the next attempt is the same on all
+    if (step < 0)
+      fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
+    save.progress = std::make_shared<save_progress>(step);
+    save.progress->set_place(group_.rank(), place_of(step));
+    save.context = {
+        run_,  step, attempt_of(run_, step, save_count_), 0, group_.rank(), group_.size(), options_.timeout,
+        peers_};
+    saves_.give_up_unconfirmed();
+    if (options_.when_busy == busy_policy::skip && any_rank(group_, saves_.all().any(), peer_deadline())) {
+      save.progress->set_skipped();
+      return save_handle(save.progress);
+    }
+    plan(save, state);
+    staged_image image;
+    try {
+      image = stage(save);
+    } catch (const usage_error& e) {
+      abort(save);
+      if (e.id() != error_id::usage_memory_changed) throw;
+      return failed(save);
+    } catch (...) {
+      abort(save);
+      return failed(save);
+    }
+    begin(save, image);
+    const auto control = image.control();
+    try {
+      executor_.submit(
+          save_job{services_->writer(), save.context, std::move(image), save.planned->stored, save.progress});
+    } catch (...) {
+      control->fail();
+      abort(save);
+      return failed(save);
+    }
+    if (!overlapped_) {
+      // Where nothing is staged, the writer gives the memory back; a failure is on the handle.
+      save.progress->wait_released(deadline::in(options_.timeout));
+      if (!save.progress->wait_handed_over(deadline::in(options_.handover_timeout)))
+        saves_.tell_late(save.progress);
+    }
+    save.progress->note([&](save_report& r) {
+      r.blocked_seconds = seconds_since(save.begin);
+      if (!overlapped_) r.released_seconds = r.blocked_seconds;
+    });
+    return enqueued(save.progress);
+  }
+
+ private:
+  /// A save on its way to the executor.
+  struct attempt {
+    const deadline::clock::time_point begin = deadline::clock::now();
+    const std::int64_t cpu_begin = thread_cpu_now();
+    std::shared_ptr<save_journal> journal;
+    std::shared_ptr<save_progress> progress;
+    save_context context;
+    std::shared_ptr<const cached_plan> planned;
+    std::shared_ptr<const image_layout> layout;
+    source_table sources;
+    std::int64_t copy_begin = 0;
+    save_report cost;
+  };
+
+  /// In a handler: what is handled ends the save on all ranks.
+  void abort(const attempt& save) noexcept {
+    services_->writer().abort(save.context, std::current_exception());
+  }
+  void plan(attempt& save, const state_dict& state) {
+    try {
+      const span_note span(save.journal.get(), span_kind::plan);
+      const auto others_write = [&] { return services_->writer().other_rank_that_wrote(save.context); };
+      save.planned = plans_.plan(state, group_, services_->writer(), peer_deadline(), save.cost.plan_cached,
+                                 others_write);
+    } catch (...) {
+      if (plans_.parted()) abort(save);  // who does not plan would wait for this rank's part
+      throw;
+    }
+    save.cost.plan_seconds = seconds_since(save.begin);
+    if (save.cost.plan_cached) save.cost.plan_saved_seconds = save.planned->seconds;
+    save.context.plan_digest = save.planned->digest;
+    try {
+      save.layout = plans_.lay_out(*save.planned, state, group_, services_->writer());
+      save.sources = save.planned->sources->sources();
+      saves_.learn(state, *save.planned->plan, save.layout);
+      saves_.make_room();
+      save.progress->on_end(
+          [shared = services_, journal = save.journal](save_report& report, const std::exception_ptr& why) {
+            shared->ended(report, why, journal.get());
+          });
+    } catch (...) {
+      // The others may have planned from their caches, and learn it so.
+      abort(save);
+      throw;
+    }
+  }
+  staged_image stage(attempt& save) {
+    const auto wait_begin = deadline::clock::now();
+    {
+      const span_note span(save.journal.get(), span_kind::wait);
+      finish_preparation();
+      if (options_.when_busy == busy_policy::block) saves_.wait_for_earlier();
+    }
+    save.cost.wait_seconds = seconds_since(wait_begin);
+    std::shared_ptr<const copy_check> check;
+    if (checked_)
+      check = std::make_shared<const copy_check>(save.planned, save.layout, save.sources, group_.rank(),
+                                                 devices_.get(), deadline::in(options_.timeout));
+    saves_.before_copying(save.planned, save.layout, save.sources);
+    const auto stage_begin = deadline::clock::now();
+    save.copy_begin = steady_now();
+    const span_note span(save.journal.get(), span_kind::stage);
+    auto image =
+        stager_.stage(save.layout, save.sources,
+                      {.overlapped = overlapped_, .digest = checked_ || !options_.checksum_in_writer},
+                      deadline::in(options_.timeout));
+    save.cost.stage_seconds = seconds_since(stage_begin);
+    if (check != nullptr) compare_with(check, image, save.progress);
+    return image;
+  }
+  /// From here on the save is under way.
+  void begin(attempt& save, staged_image& image) {
+    const auto control = image.control();
+    if (overlapped_) control->require_confirmation();
+    save.progress->set_image(control, image.files());
+    auto& cost = save.cost;
+    cost.step = save.context.step;
+    cost.overlapped = overlapped_;
+    for (const auto& s : save.layout->segments) cost.bytes += s.bytes;
+    cost.items = save.layout->items.size();
+    cost.blocked_seconds = seconds_since(save.begin);
+    cost.copying = {::getpid(), image.resident() ? save.layout->bytes : 0, 0,
+                    1e-9 * static_cast<double>(thread_cpu_now() - save.cpu_begin)};
+    save.progress->set_copying(save.copy_begin, image.digested() ? span_kind::copy_and_hash : span_kind::copy,
+                               save.journal);
+    image.trace_to(save.journal);
+    save.progress->note([&](save_report& r) { r = cost; });
+    services_->begun(save.context.step);
+    saves_.begin(save.progress, image, save.sources);
+    if (services_->report().wants_began()) services_->report().began(save_handle(save.progress));
+  }
+  /// Sees to it that what was copied is compared with what was there at save(), before it can be committed.
+  /// @throws what the comparison finds where all is copied already.
+  void compare_with(const std::shared_ptr<const copy_check>& check, staged_image& image,
+                    const std::shared_ptr<save_progress>& progress) const {
+    if (!image.resident()) {
+      image.when_read([check](const staged_image& read) { return check->compare(read); });
+    } else if (overlapped_ && !image.control()->copied()) {
+      progress->before_confirmation([check, image] { return check->compare(image); });
+    } else if (auto why = check->compare(image)) {
+      image = staged_image();
+      std::rethrow_exception(why);
+    }
+  }
+  /// In a handler.
+  save_handle failed(const attempt& save) {
+    save.progress->set_failed(std::current_exception());
+    return enqueued(save.progress);
+  }
+  save_handle enqueued(const std::shared_ptr<save_progress>& progress) {
+    saves_.set_last(progress);
+    if (const int failures = services_->failures_in_a_row();
+        options_.max_consecutive_failures > 0 && failures >= options_.max_consecutive_failures)
+      fail(error_id::usage_too_many_failures,
+           "save() throws after " + std::to_string(options_.max_consecutive_failures) +
+               " saves in a row that failed (max_consecutive_failures; " + std::to_string(failures) +
+               " have by now), and has begun this save all the same: who catches this trains on without a "
+               "checkpoint until one succeeds. The last failure: " +
+               services_->last_failure());
+    return save_handle(progress);
+  }
+  void prepare_buffers(const std::shared_ptr<const image_layout>& layout, const source_table& sources) {
+    try {
+      preparation_ = std::thread([this, layout, sources] {
+        try {
+          stager_.prepare(sources);
+          stager_.prepare(*layout, deadline::in(options_.timeout));
+        } catch (...) {
+          tell_unprepared();
+        }
+      });
+    } catch (const std::system_error&) {
+      fail_for_threads("to prepare buffers");
+    }
+  }
+  /// In a handler.
+  void tell_unprepared() noexcept {
+    services_->report().warned("saves could not be prepared, the first one tries again",
+                               std::current_exception());
+  }
+  /// What a save that is late is told to wait for once this rank's files are written.
+  [[nodiscard]] std::string place_of(std::int64_t step) {
+    auto place = services_->writer().place_of(step);
+    return place.empty() ? place_ : place;
+  }
+  [[nodiscard]] deadline peer_deadline() const noexcept { return deadline::in(options_.peer_timeout); }
+
+  const checkpointer_options& options_;
+  const bool overlapped_;
+  const bool checked_;
+  collectives& group_;
+  std::shared_ptr<save_services> services_;
+  unfinished_saves& saves_;
+  const std::string place_;
+  save_plans plans_;
+  run_id run_;
+  std::shared_ptr<const peer_watch> peers_;
+  std::uint64_t save_count_ = 0;
+  std::thread preparation_;
+  std::shared_ptr<device_access> devices_;
+  any_stager stager_;
+  any_executor executor_;  // last: its destructor waits for jobs, which use all of the above
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

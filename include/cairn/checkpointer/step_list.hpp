@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_reader.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/wire.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+[[nodiscard]] inline bool has_step(const std::vector<std::int64_t>& steps, std::int64_t step) noexcept {
+  return std::find(steps.begin(), steps.end(), step) != steps.end();
+}
+
+/// The steps that are committed, listed when they are first asked for and only then.
+class step_listing {
+ public:
+  explicit step_listing(any_reader& reader) noexcept : reader_(reader) {}
+  /// @throws what the storage throws; the next call lists again then.
+  [[nodiscard]] const std::vector<std::int64_t>& steps() {
+    if (!steps_) steps_ = reader_.list();
+    return *steps_;
+  }
+
+ private:
+  any_reader& reader_;
+  std::optional<std::vector<std::int64_t>> steps_;
+};
+
+/// Lists of steps as bytes, for handing on.
+inline void put_steps(wire_writer& out, const std::vector<std::int64_t>& steps) {
+  out.put(static_cast<std::uint64_t>(steps.size()));
+  for (auto s : steps) out.put(s);
+}
+[[nodiscard]] inline std::vector<std::byte> encode_steps(const std::vector<std::int64_t>& steps,
+                                                         const std::vector<std::int64_t>& more = {}) {
+  wire_writer out;
+  put_steps(out, steps), put_steps(out, more);
+  return out.take();
+}
+/// `more`: the second list, where it is wanted.
+[[nodiscard]] inline std::vector<std::int64_t> decode_steps(std::span<const std::byte> bytes,
+                                                            std::vector<std::int64_t>* more = nullptr) {
+  try {
+    wire_reader in(bytes);
+    const auto get = [&] {
+      std::vector<std::int64_t> steps(in.get_count(sizeof(std::int64_t)));
+      for (auto& s : steps) s = in.get<std::int64_t>();
+      return steps;
+    };
+    auto steps = get();
+    auto second = get();
+    in.finish();
+    if (more != nullptr) *more = std::move(second);
+    return steps;
+  } catch (const wire_error& e) {
+    fail(error_id::peer_bad_message,
+         std::string("the coordinator's list of checkpoints is damaged: ") + e.what());
+  }
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/agreement.hpp>
+#include <cairn/checkpointer/engine_parts.hpp>
+#include <cairn/checkpointer/loader.hpp>
+#include <cairn/checkpointer/save_path.hpp>
+#include <cairn/checkpointer/save_services.hpp>
+#include <cairn/checkpointer/store_probe.hpp>
+#include <cairn/checkpointer/unfinished_saves.hpp>
+#include <cairn/comm/collectives.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/wire.hpp>
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What a checkpointer owns, at one address for its whole life.
+class composed_engine final : public engine {
+ public:
+  explicit composed_engine(engine_parts parts)
+      : options_(parts.options),
+        place_(parts.storage.describe()),
+        load_planner_(std::move(parts.planners.load)),
+        group_(std::move(parts.communicator)),
+        services_(std::make_shared<save_services>(parts.storage.writer(), parts.storage.reader(),
+                                                  std::move(parts.observer), group_.rank(), options_,
+                                                  parts.keep)),
+        devices_(parts.devices != nullptr ? std::move(parts.devices) : parts.stager.device_memory()),
+        loader_(services_, group_, options_, devices_),
+        saves_(options_, parts.overlapped, parts.checked, group_.rank(), services_, devices_),
+        save_path_(options_, parts.overlapped, parts.checked, group_, services_, saves_, place_,
+                   std::move(parts.planners.save), std::move(parts.stager), std::move(parts.executor),
+                   devices_) {
+    const auto bytes = read_once(
+        group_, [] { return make_run(); }, peer_deadline());
+    wire_reader in(bytes);
+    run_.high = in.get<std::uint64_t>();
+    run_.low = in.get<std::uint64_t>();
+    std::array<std::byte, 16> word;
+    std::memcpy(word.data(), bytes.data(), word.size());
+    group_.set_run(word);
+    save_path_.set_run(run_, save_path_.ends_with_process() ? group_.communicator().watch_peers() : nullptr);
+  }
+
+  [[nodiscard]] int rank() const override { return group_.rank(); }
+  [[nodiscard]] int world_size() const override { return group_.size(); }
+  [[nodiscard]] any_communicator& communicator() noexcept override { return group_.communicator(); }
+  [[nodiscard]] bool closed() const noexcept override { return closed_; }
+
+  void prepare(const state_dict& state) override {
+    check_writable();
+    save_path_.finish_preparation();
+    probe_store();
+    save_path_.prepare(state);
+  }
+  save_handle save(const state_dict& state, std::int64_t step) override {
+    check_writable();
+    return save_path_.save(state, step);
+  }
+  void before_update() override { saves_.before_update(); }
+  void before_update(std::string_view name) override { saves_.before_update(name); }
+  void before_update(int device, function_ref<void(any_stager&, deadline)> order) override {
+    const auto until = deadline::in(options_.timeout);
+    order(save_path_.stager(), until);
+    saves_.ordered_by_device(device, until);
+  }
+
+  load_report load(const state_dict& state, std::int64_t step, load_request request) override {
+    saves_.settle();
+    return loader_.load(load_planner_, state, step, std::move(request));
+  }
+  std::optional<std::int64_t> resume(const state_dict& state,
+                                     const std::vector<std::int64_t>* among) override {
+    saves_.settle();
+    probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
+    const auto step = loader_.resume(load_planner_, state, run_, among);
+    if (!options_.read_only) prepare(state);
+    return step;
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> list() override {
+    return decode_steps(read_once(
+        group_, [&] { return encode_steps(services_->reader().list()); }, peer_deadline()));
+  }
+  void remove(std::int64_t step) override {
+    check_writable();
+    if (saves_.all().any_of(step)) saves_.settle();  // it may end only then
+    static_cast<void>(read_once(
+        group_,
+        [&] {
+          saves_.all().wait_for_step(step);  // else it would be ended, and fail
+          services_->writer().remove(step);
+          return std::vector<std::byte>();
+        },
+        peer_deadline()));
+  }
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step) override {
+    checkpoint_lease own;
+    const auto held = read_once(
+        group_,
+        [&] {
+          if (!options_.read_only)
+            own = services_->lease(step, deadline::in(options_.peer_timeout / 2), false);
+          return std::vector<std::byte>{std::byte{own.held()}};
+        },
+        peer_deadline());
+    if (group_.rank() == 0) return own;
+    return {step, held.at(0) != std::byte{0} ? std::make_shared<char>() : nullptr};
+  }
+  [[nodiscard]] bool quarantine(std::int64_t step) override {
+    if (options_.read_only) return false;
+    const auto done = [&] { return std::vector<std::byte>{std::byte{services_->writer().quarantine(step)}}; };
+    return read_once(group_, done, peer_deadline()).at(0) != std::byte{0};
+  }
+  [[nodiscard]] bool any_rank(bool here) override { return detail::any_rank(group_, here, peer_deadline()); }
+  [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() const override {
+    return services_->history().until_committed(saves_.all().all());
+  }
+
+  void close() override {
+    saves_.settle();
+    save_path_.finish_preparation();
+    closed_ = true;
+    saves_.close();
+  }
+  void shut_down(bool unwinding) noexcept override {
+    saves_.shut_down(unwinding, [&] { save_path_.finish_preparation(); });
+  }
+
+ private:
+  void check_writable() const {
+    if (options_.read_only)
+      fail(error_id::usage_bad_option, "this checkpointer is read_only: it saves and removes nothing");
+  }
+  static std::vector<std::byte> make_run() {
+    std::vector<std::byte> bytes(16);
+    if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+      fail(error_id::storage_io, "the system gives no random numbers");
+    return bytes;
+  }
+  [[nodiscard]] deadline peer_deadline() const noexcept { return deadline::in(options_.peer_timeout); }
+  void probe_store() {
+    if (!probed_ && !options_.read_only)
+      probe_shared_store(group_, services_->writer(), run_, place_, options_.peer_timeout,
+                         services_->report());
+    probed_ = true;
+  }
+
+  const checkpointer_options options_;
+  const std::string place_;  // of the storage, for messages
+  any_load_planner load_planner_;
+  collectives group_;
+  run_id run_;
+  bool closed_ = false;
+  bool probed_ = false;
+  std::shared_ptr<save_services> services_;
+  std::shared_ptr<device_access> devices_;
+  loader loader_;
+  unfinished_saves saves_;
+  save_path save_path_;  // last: its destructor waits for jobs, which use all of the above
+};
+
+/// @throws usage_error (usage_bad_option)
+CAIRN_BODY void check_options(const checkpointer_options& options, const std::optional<keep_last>& keep) {
+  if (keep && keep->count == 0)
+    fail(error_id::usage_bad_option,
+         "keep_last(0) would keep no checkpoint; leave keep_last out to keep all of them");
+  if (options.timeout.count() <= 0 || options.peer_timeout.count() <= 0 || options.max_fallback < 0 ||
+      options.max_restarts < 0 || options.max_consecutive_failures < 0 || options.load_memory == 0 ||
+      options.cached_plans == 0 || options.mean_time_between_failures.count() < 0 ||
+      options.earlier_run_timeout.count() < 0)
+    fail(error_id::usage_bad_option, "a checkpointer option is zero or negative where that means nothing");
+}
+
+CAIRN_BODY engine_owner make_engine(engine_parts parts) {
+  check_options(parts.options, parts.keep);
+  return engine_owner(std::make_unique<composed_engine>(std::move(parts)));
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
