@@ -2,14 +2,10 @@
 #pragma once
 #include <cairn/concepts/planner.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/plan/assign/balance.hpp>
-#include <cairn/plan/load/load_planning.hpp>
+#include <cairn/plan/assign/default_planner_options.hpp>
 #include <cairn/plan/summary/summary.hpp>
-#include <cairn/plan/summary/summary_codec.hpp>
 #include <cairn/plan/summary/summary_merge.hpp>
-#include <cairn/plan/summary/validation.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -22,82 +18,27 @@ namespace cairn {
 inline namespace v1 {
 
 namespace detail {
+/// The hooks of a planner, for code that does not know its type. The planner outlives it.
+struct planner_hooks {
+  void* planner = nullptr;
+  std::optional<std::string> (*stored_name)(void* planner, const state_entry& e) = nullptr;
+  dtype (*stored_dtype)(void* planner, const state_entry& e) = nullptr;
+  cast_function (*cast_between)(void* planner, dtype from, dtype to) = nullptr;
+};
 
-/// The final plan of one rank: its items, cut to what it writes, in the order of the state. O(items).
-[[nodiscard]] inline save_plan finish_plan(save_plan plan, const plan_summary& global,
-                                           const write_assignment& assignment, int rank) {
-  save_plan out;
-  out.items.reserve(plan.items.size());
-  std::size_t guess = 0;
-  std::vector<chunk> pieces;
-  for (auto& i : plan.items) {
-    // States are often registered in the order of their names.
-    if (guess >= global.size() || global.name(guess) != i.name) guess = global.find(i.name);
-    if (guess == global.size())
-      fail(error_id::plan_disagreement, "an item of a rank's plan is not in the global plan",
-           {.rank = rank, .item = i.name});
-    const auto item = guess++;
-    if (global[item].boxes == 0) {
-      // A tensor without elements: one rank writes that it is there.
-      std::int32_t least = rank;
-      global.for_each_without(item, [&](const chunk_progression& p) { least = std::min(least, p.rank); });
-      if (least != rank && !i.flags.per_rank) continue;
-      i.box = whole(i.global);
-      out.items.push_back(std::move(i));
-      continue;
-    }
-    if (definition_only(i)) continue;
-    if (!global.holds(item, rank, i.box))
-      fail(error_id::plan_disagreement, "a box of a rank's plan is not in the global plan",
-           {.rank = rank, .item = i.name, .got = to_string(i.box)});
-    if (assignment.written_as_held(item)) {
-      out.items.push_back(std::move(i));
-      continue;
-    }
-    pieces.clear();
-    assignment.for_each_piece_of(item, rank, [&](const chunk& piece) {
-      const auto& box = i.kind == item_kind::bytes ? i.box : piece;
-      if (i.box.empty() || intersect(box, i.box) == box) pieces.push_back(box);
-    });
-    for (std::size_t k = 0; k < pieces.size(); ++k) {
-      auto& made = k + 1 == pieces.size() ? out.items.emplace_back(std::move(i)) : out.items.emplace_back(i);
-      if (made.box == pieces[k]) continue;
-      made.box = pieces[k];
-      if (made.kind != item_kind::bytes) made.bytes = bytes_of(made.type, made.box.volume());
-    }
-  }
-  return out;
-}
-
+// What basic_planner does, whatever the planner; see there.
+[[nodiscard]] save_plan local_plan_of(const state_dict& state, int rank, const planner_hooks& hooks);
+[[nodiscard]] std::vector<std::byte> encode_plan_summary(const plan_summary& summary);
+[[nodiscard]] plan_summary decode_plan_summary(std::span<const std::byte> bytes);
+[[nodiscard]] save_plan finish_plan(save_plan plan, const plan_summary& global, int rank, int world_size,
+                                    const default_planner_options& options);
+[[nodiscard]] metadata plan_metadata(const plan_summary& global, int world_size,
+                                     const default_planner_options& options);
+[[nodiscard]] load_plan load_plan_of(const state_dict& state, const metadata& stored,
+                                     const load_request& request, const planner_hooks& hooks);
+[[nodiscard]] std::uint64_t fingerprint_of(const default_planner_options& options);
 /// The part of an entry's memory that is `box`, which lies in one of its boxes.
-[[nodiscard]] inline tensor_view view_of(const state_entry& e, const chunk& box) {
-  if (e.kind == item_kind::bytes) {
-    const auto bytes = e.bytes();
-    return contiguous_view(bytes.data(), dtype::u8, {bytes.size()});
-  }
-  if (box.empty()) return contiguous_view(nullptr, e.type, box.sizes);
-  for (std::size_t k = 0; k < e.boxes.size(); ++k) {
-    if (e.boxes[k] == box) {  // nearly always, and with a cached plan what a save is made of
-      auto view = e.view(k);
-      view.shape = box.sizes;
-      return view;
-    }
-    if (intersect(e.boxes[k], box) != box) continue;
-    chunk inner = box;
-    for (int d = 0; d < box.offsets.rank(); ++d) inner.offsets.set(d, box.offsets[d] - e.boxes[k].offsets[d]);
-    return subview(e.view(k), inner);
-  }
-  fail(error_id::plan_disagreement, "a plan wants a box that the state does not hold; was the state changed?",
-       {.item = e.name, .got = to_string(box)});
-}
-
-[[nodiscard]] inline const state_entry& entry_of(const state_dict& state, std::uint32_t index) {
-  if (index >= state.entries().size())
-    fail(error_id::plan_disagreement, "a plan was made for another state_dict: it has more entries",
-         {.expected = "below " + std::to_string(state.entries().size()), .got = std::to_string(index)});
-  return state.entries()[index];
-}
-
+[[nodiscard]] tensor_view view_of_entry(const state_dict& state, std::uint32_t entry, const chunk& box);
 }  // namespace detail
 
 /// The planner of cairn, to derive from. Every rank knows the global summary and decides alone, without
@@ -140,41 +81,7 @@ class basic_planner {
   /// that the others learn its definition. @throws usage_error on a bad stored name, plan_error where there
   /// is no conversion.
   [[nodiscard]] save_plan local_plan(const state_dict& state, int rank) {
-    save_plan plan;
-    plan.items.reserve(state.entries().size());
-    for (std::size_t n = 0; n < state.entries().size(); ++n) {
-      const auto& e = state.entries()[n];
-      auto name = self().stored_name(e);
-      if (!name) continue;
-      if (*name != e.name)
-        if (const auto problem = name_problem(*name); !problem.empty())
-          fail(error_id::usage_bad_name, "the name that a planner gives an item " + std::string(problem),
-               {.rank = rank, .item = e.name, .got = name->substr(0, 200)});
-      const auto type = type_in_store(e);
-      if (type != e.type && self().cast_between(e.type, type) == nullptr)
-        fail(error_id::plan_no_cast, "there is no conversion to the dtype that a planner wants",
-             {.rank = rank,
-              .item = e.name,
-              .expected = std::string(cairn::name_of(type)),
-              .got = std::string(cairn::name_of(e.type))});
-      write_item item{
-          std::move(*name), e.kind, type, e.global, whole({}), e.flags, static_cast<std::uint32_t>(n), 0};
-      if (e.kind == item_kind::bytes) {
-        item.bytes = e.bytes().size();
-        plan.items.push_back(std::move(item));
-      } else if (e.boxes.empty()) {
-        item.box = {extents::filled(e.global.rank(), 0), extents::filled(e.global.rank(), 0)};
-        plan.items.push_back(std::move(item));
-      } else {
-        for (std::size_t k = 0; k < e.boxes.size(); ++k) {
-          auto& made = k + 1 == e.boxes.size() ? plan.items.emplace_back(std::move(item))
-                                               : plan.items.emplace_back(item);
-          made.box = e.boxes[k];
-          made.bytes = bytes_of(type, made.box.volume());
-        }
-      }
-    }
-    return plan;
+    return detail::local_plan_of(state, rank, hooks());
   }
 
   [[nodiscard]] plan_summary summarise(const save_plan& plan, int rank) { return summarise_plan(plan, rank); }
@@ -182,41 +89,29 @@ class basic_planner {
     return merge_summaries(std::move(a), std::move(b));
   }
   [[nodiscard]] std::vector<std::byte> encode(const plan_summary& summary) {
-    compact_writer out;
-    cairn::encode(out, summary);
-    return out.take();
+    return detail::encode_plan_summary(summary);
   }
   /// @throws wire_error on bytes that encode did not make.
   [[nodiscard]] plan_summary decode(std::span<const std::byte> bytes) {
-    compact_reader in(bytes);
-    auto summary = decode_plan_summary(in);
-    in.finish();
-    return summary;
+    return detail::decode_plan_summary(bytes);
   }
 
   /// This rank's part of the checkpoint. @throws plan_error, the same on all ranks, as cairn::validate does.
   [[nodiscard]] save_plan finish(save_plan plan, const plan_summary& global, int rank, int world_size) {
-    return detail::finish_plan(std::move(plan), global, assign_writes(global, world_size, options_), rank);
+    return detail::finish_plan(std::move(plan), global, rank, world_size, options_);
   }
   [[nodiscard]] cairn::metadata metadata(const plan_summary& global, int world_size) {
-    return metadata_of(global, assign_writes(global, world_size, options_), world_size);
+    return detail::plan_metadata(global, world_size, options_);
   }
 
   /// The memory of an item, now. O(boxes of the entry).
   [[nodiscard]] item_source resolve(const state_dict& state, const write_item& item) {
-    const auto& e = detail::entry_of(state, item.entry);
-    item_source source{detail::view_of(e, item.box), nullptr};
-    if (source.view.type != item.type && e.kind != item_kind::bytes)
+    item_source source{detail::view_of_entry(state, item.entry, item.box), nullptr};
+    if (source.view.type != item.type && item.kind != item_kind::bytes)
       source.cast = self().cast_between(source.view.type, item.type);
     return source;
   }
-  [[nodiscard]] std::uint64_t fingerprint() const {
-    digest_stream d;
-    return d.put("cairn.basic_planner.1")
-        .put(options_.split_above_bytes)
-        .put(options_.least_piece_bytes)
-        .value();
-  }
+  [[nodiscard]] std::uint64_t fingerprint() const { return detail::fingerprint_of(options_); }
 
   /// What this rank reads: for each of its boxes, the stored chunks that make it up. Items that are missing
   /// or unexpected, and, where the request is not strict, items that do not fit, are in the report.
@@ -225,33 +120,30 @@ class basic_planner {
   /// (unexpected_on_both).
   [[nodiscard]] load_plan plan(const state_dict& state, const cairn::metadata& stored,
                                const load_request& request) {
-    detail::load_planning planning(stored, request);
-    for (std::size_t n = 0; n < state.entries().size(); ++n) {
-      const auto& e = state.entries()[n];
-      if (!planning.wants(e.name)) continue;
-      const auto name = self().stored_name(e);
-      if (!name) continue;
-      const auto type = type_in_store(e);
-      planning.add(e, static_cast<std::uint32_t>(n), *name, type,
-                   type == e.type || self().cast_between(type, e.type) != nullptr);
-    }
-    return planning.finish();
+    return detail::load_plan_of(state, stored, request, hooks());
   }
 
   /// The destination of an item.
   [[nodiscard]] item_target resolve(const state_dict& state, const cairn::metadata& stored,
                                     const read_item& item) {
-    const auto& e = detail::entry_of(state, item.entry);
-    const auto view = detail::view_of(e, item.box);
-    const auto type = stored.items.at(item.stored).type;
-    return {view,
-            view.type == type || e.kind == item_kind::bytes ? nullptr : self().cast_between(type, view.type)};
+    item_target target{detail::view_of_entry(state, item.entry, item.box), nullptr};
+    const auto& stored_as = stored.items.at(item.stored);
+    if (target.view.type != stored_as.type && stored_as.kind != item_kind::bytes)
+      target.cast = self().cast_between(stored_as.type, target.view.type);
+    return target;
   }
 
  private:
   [[nodiscard]] Derived& self() noexcept { return static_cast<Derived&>(*this); }
-  [[nodiscard]] dtype type_in_store(const state_entry& e) {
-    return e.kind == item_kind::tensor ? self().stored_dtype(e) : e.type;
+  [[nodiscard]] detail::planner_hooks hooks() noexcept {
+    return {static_cast<Derived*>(this),
+            [](void* p, const state_entry& e) -> std::optional<std::string> {
+              return static_cast<Derived*>(p)->stored_name(e);
+            },
+            [](void* p, const state_entry& e) -> dtype { return static_cast<Derived*>(p)->stored_dtype(e); },
+            [](void* p, dtype from, dtype to) -> cast_function {
+              return static_cast<Derived*>(p)->cast_between(from, to);
+            }};
   }
 
   default_planner_options options_;
@@ -283,3 +175,7 @@ static_assert(resolves_by_binding<default_planner>);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/plan/default_planner.ipp>
+#endif

@@ -2,8 +2,6 @@
 #pragma once
 #include <cairn/system/compiler.hpp>
 
-#include <algorithm>
-#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,33 +11,14 @@ inline namespace v1 {
 
 /// True if the whole name matches a pattern in which * stands for any characters, also none, and ? for one
 /// byte. Cost O(name x pattern) at worst.
-[[nodiscard]] inline bool glob_matches(std::string_view pattern, std::string_view name) noexcept {
-  std::size_t p = 0;
-  std::size_t n = 0;
-  std::size_t star = std::string_view::npos;
-  std::size_t resume = 0;
-  while (n < name.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = n;
-    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
-      ++p, ++n;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      n = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
+[[nodiscard]] bool glob_matches(std::string_view pattern, std::string_view name) noexcept;
 
 /// True if there are no patterns, or one of them matches.
-[[nodiscard]] inline bool is_wanted(std::span<const std::string> only, std::string_view name) noexcept {
-  return only.empty() ||
-         std::any_of(only.begin(), only.end(), [&](const auto& p) { return glob_matches(p, name); });
-}
+[[nodiscard]] bool is_wanted(std::span<const std::string> only, std::string_view name) noexcept;
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/plan/glob.ipp>
+#endif

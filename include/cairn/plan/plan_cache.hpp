@@ -5,11 +5,9 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/plan/source_cache.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -51,38 +49,15 @@ class plan_cache {
       : limit_(limit), max_bytes_(bytes) {}
 
   /// The plan of a key, or nullptr. O(limit), without allocation.
-  [[nodiscard]] std::shared_ptr<const cached_plan> find(const plan_key& key) {
-    const auto found = find_slot(key);
-    if (found == slots_.end()) {
-      ++misses_;
-      return nullptr;
-    }
-    ++hits_;
-    std::rotate(found, found + 1, slots_.end());
-    return slots_.back().plan;
-  }
+  [[nodiscard]] std::shared_ptr<const cached_plan> find(const plan_key& key);
   /// Remembers a plan, in place of an earlier one of the same key, or else of the one that was used longest
   /// ago. Call it when planning has ended in agreement on all ranks.
-  std::shared_ptr<const cached_plan> put(const plan_key& key, cached_plan plan) {
-    auto shared = std::make_shared<const cached_plan>(std::move(plan));
-    if (const auto found = find_slot(key); found != slots_.end()) slots_.erase(found);
-    if (limit_ == 0) return shared;
-    const auto room = max_bytes_ - std::min(max_bytes_, shared->bytes);
-    while (!slots_.empty() && (slots_.size() >= limit_ || bytes() > room)) slots_.erase(slots_.begin());
-    slots_.push_back({key, shared});
-    return shared;
-  }
-  void erase(const plan_key& key) {
-    if (const auto found = find_slot(key); found != slots_.end()) slots_.erase(found);
-  }
+  std::shared_ptr<const cached_plan> put(const plan_key& key, cached_plan plan);
+  void erase(const plan_key& key);
   void clear() noexcept { slots_.clear(); }
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
   /// What the plans that it remembers count.
-  [[nodiscard]] std::size_t bytes() const noexcept {
-    std::size_t sum = 0;
-    for (const auto& s : slots_) sum += s.plan->bytes;
-    return sum;
-  }
+  [[nodiscard]] std::size_t bytes() const noexcept;
   /// Calls of find() that found a plan, and that found none.
   [[nodiscard]] std::uint64_t hits() const noexcept { return hits_; }
   [[nodiscard]] std::uint64_t misses() const noexcept { return misses_; }
@@ -92,9 +67,7 @@ class plan_cache {
     plan_key key;
     std::shared_ptr<const cached_plan> plan;
   };
-  std::vector<slot>::iterator find_slot(const plan_key& key) {
-    return std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) { return s.key == key; });
-  }
+  std::vector<slot>::iterator find_slot(const plan_key& key);
   std::size_t limit_;
   std::size_t max_bytes_;
   std::uint64_t hits_ = 0;
@@ -104,3 +77,7 @@ class plan_cache {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/plan/plan_cache.ipp>
+#endif

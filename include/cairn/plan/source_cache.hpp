@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -23,30 +22,13 @@ class source_cache {
   /// Finds the memory of all items, now. O(items), O(containers) where the bindings are those of before.
   /// @throws what resolve() throws.
   void refresh(any_save_planner& planner, const state_dict& state,
-               const std::shared_ptr<const save_plan>& plan) {
-    auto bindings = state.bindings();
-    const bool same = planner.resolves_by_binding() && bindings == bindings_ && plan == plan_;
-    bindings_ = nullptr;  // where anything throws, nothing that was kept counts
-    if (same)
-      resolve_moved(planner, state, plan);
-    else
-      resolve_all(planner, state, plan);
-    bindings_ = std::move(bindings);
-    plan_ = plan;
-  }
+               const std::shared_ptr<const save_plan>& plan);
 
   [[nodiscard]] const source_table& sources() const noexcept { return sources_; }
   /// Of the plan's bytes items alone, in order: they may differ from save to save.
   [[nodiscard]] const std::vector<std::uint64_t>& bytes_sizes() const noexcept { return bytes_sizes_; }
   /// Of all items, as stored.
-  [[nodiscard]] std::vector<std::uint64_t> stored_sizes(const save_plan& plan) const {
-    std::vector<std::uint64_t> sizes;
-    sizes.reserve(plan.items.size());
-    for (std::size_t i = 0; i < plan.items.size(); ++i)
-      sizes.push_back(plan.items[i].kind == item_kind::bytes ? sources_[i].view.bytes()
-                                                             : plan.items[i].bytes);
-    return sizes;
-  }
+  [[nodiscard]] std::vector<std::uint64_t> stored_sizes(const save_plan& plan) const;
 
  private:
   /// An item in a container, and what that said last.
@@ -59,42 +41,14 @@ class source_cache {
     std::size_t item = 0;
 
     /// Asks the container; true if it says something else than before.
-    bool moved() {
-      const auto* const address_before = std::exchange(address, data(container));
-      const auto elements_before = std::exchange(elements, count(container));
-      return address != address_before || elements != elements_before;
-    }
+    bool moved();
   };
 
   void resolve_all(any_save_planner& planner, const state_dict& state,
-                   const std::shared_ptr<const save_plan>& plan) {
-    watched_.clear();
-    auto sources = planner.resolve_all(state, plan->items);
-    const std::size_t count = planner.resolves_by_binding() ? plan->items.size() : 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto& memory = state.entries()[plan->items[i].entry].memory;
-      if (memory.data == nullptr) continue;
-      watched_.push_back({memory.object, memory.data, memory.count, nullptr, 0, i});
-      static_cast<void>(watched_.back().moved());
-    }
-    keep(std::move(sources), plan);
-  }
+                   const std::shared_ptr<const save_plan>& plan);
   void resolve_moved(any_save_planner& planner, const state_dict& state,
-                     const std::shared_ptr<const save_plan>& plan) {
-    std::vector<std::size_t> moved;
-    for (auto& w : watched_)
-      if (w.moved()) moved.push_back(w.item);
-    if (moved.empty()) return;
-    std::vector<item_source> sources = sources_;
-    planner.resolve_some(state, plan->items, moved, sources);
-    keep(std::move(sources), plan);
-  }
-  void keep(std::vector<item_source> sources, const std::shared_ptr<const save_plan>& plan) {
-    sources_ = source_table(std::move(sources), plan);
-    bytes_sizes_.clear();
-    for (std::size_t i = 0; i < plan->items.size(); ++i)
-      if (plan->items[i].kind == item_kind::bytes) bytes_sizes_.push_back(sources_[i].view.bytes());
-  }
+                     const std::shared_ptr<const save_plan>& plan);
+  void keep(std::vector<item_source> sources, const std::shared_ptr<const save_plan>& plan);
 
   std::shared_ptr<const void> bindings_;  // of the state; null: nothing is known
   std::shared_ptr<const save_plan> plan_;
@@ -105,3 +59,7 @@ class source_cache {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/plan/source_cache.ipp>
+#endif

@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/metadata.hpp>
-#include <cairn/plan/assign/balancer.hpp>
+#include <cairn/plan/assign/default_planner_options.hpp>
 #include <cairn/plan/assign/write_assignment.hpp>
 #include <cairn/plan/summary/summary.hpp>
-
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <unordered_map>
 
 namespace cairn {
 inline namespace v1 {
@@ -19,54 +13,16 @@ inline namespace v1 {
 /// result. O(progressions), a few passes over the ranks of each distinct pattern of replicas, and
 /// O(log(holders)) for each piece of patterns that differ.
 /// @throws plan_error as validate() does.
-[[nodiscard]] inline write_assignment assign_writes(const plan_summary& summary, int world_size,
-                                                    const default_planner_options& options) {
-  return detail::balancer(summary, world_size, options).assign();
-}
+[[nodiscard]] write_assignment assign_writes(const plan_summary& summary, int world_size,
+                                             const default_planner_options& options);
 
 /// What a checkpoint that is written so will hold.
-[[nodiscard]] inline metadata metadata_of(const plan_summary& summary, const write_assignment& assignment,
-                                          int world_size) {
-  cairn::metadata out;
-  out.world_size = world_size;
-  out.items.reserve(summary.size());
-  std::unordered_map<std::size_t, std::size_t> known;  // items by their likeness
-  for (std::size_t n = 0; n < summary.size(); ++n) {
-    const auto& i = summary[n];
-    auto& item = out.items.emplace_back();
-    item.name = summary.name(n);
-    item.kind = i.kind, item.type = i.type, item.global = i.global, item.per_rank = i.per_rank;
-    const auto sink = [&](const chunk_progression& p) { item.chunks.append(p); };
-    detail::progression_joiner<decltype(sink)> joiner(sink);
-    const auto add = [&](chunk_progression p) {
-      if (i.kind == item_kind::bytes || i.boxes == 0) p.first = whole(i.global);
-      joiner.push(p);
-    };
-    if (i.boxes == 0 && !i.per_rank) {  // a tensor without elements: one rank writes that it is there
-      std::int32_t least = INT32_MAX;
-      summary.for_each_without(n, [&](const chunk_progression& p) { least = std::min(least, p.rank); });
-      chunk_progression one;
-      one.rank = least;
-      add(one);
-    } else if (i.boxes == 0) {
-      summary.for_each_without(n, add);
-    } else if (!assignment.written_as_held(n)) {
-      // The stages of a pipeline are put together once.
-      const auto likeness = i.kind == item_kind::bytes ? std::nullopt : assignment.likeness(n);
-      const auto like = likeness ? known.emplace(*likeness, n).first->second : n;
-      if (const auto apart = like == n ? std::nullopt : assignment.ranks_between(like, n))
-        item.chunks = out.items[like].chunks.of_higher_ranks(*apart);
-      else
-        assignment.for_each_piece(n, add);
-    } else if (i.kind == item_kind::bytes) {
-      summary.for_each_box(n, add);
-    } else {
-      summary.for_each_box(n, sink);
-    }
-    joiner.flush();
-  }
-  return out;
-}
+[[nodiscard]] metadata metadata_of(const plan_summary& summary, const write_assignment& assignment,
+                                   int world_size);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/plan/assign/balance.ipp>
+#endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/plan/assign/default_planner_options.hpp>
 #include <cairn/plan/assign/disjoint_patterns.hpp>
 #include <cairn/plan/assign/rank_loads.hpp>
 #include <cairn/plan/assign/replica_cut.hpp>

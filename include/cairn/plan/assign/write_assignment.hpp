@@ -14,15 +14,6 @@
 namespace cairn {
 inline namespace v1 {
 
-/// How default_planner divides replicated data among the ranks that hold it.
-struct default_planner_options {
-  /// Replicated boxes of this many bytes and more are split among their holders; smaller ones are written by
-  /// one holder each. The ranks' loads then differ by less than this.
-  std::uint64_t split_above_bytes = std::uint64_t{1} << 20;
-  /// Splitting makes no piece smaller than about this.
-  std::uint64_t least_piece_bytes = std::uint64_t{256} << 10;
-};
-
 /// Who writes what of the items of which some rank holds a replica; of all others each rank writes what it
 /// holds. Boxes whose holders divide them alike (those of the stages of a pipeline) share what says so, and
 /// are put into pieces when they are asked for.

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/planner.hpp>
 #include <cairn/model/plan.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -48,35 +44,14 @@ class load_plan_cache {
 
   /// The plan, or nullptr. O(limit + manifest).
   [[nodiscard]] std::shared_ptr<const cached_load_plan> find(const load_plan_key& key,
-                                                             std::span<const std::byte> manifest) {
-    const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) {
-      return s.key == key && s.manifest.size() == manifest.size() &&
-             (manifest.empty() || std::memcmp(s.manifest.data(), manifest.data(), manifest.size()) == 0);
-    });
-    if (found == slots_.end()) return nullptr;
-    std::rotate(found, found + 1, slots_.end());
-    return slots_.back().plan;
-  }
+                                                             std::span<const std::byte> manifest);
   /// Remembers a plan in place of those of the same key, and of those that were used longest ago where there
   /// is no room.
-  void put(const load_plan_key& key, std::span<const std::byte> manifest, cached_load_plan plan) {
-    std::erase_if(slots_, [&](const slot& s) { return s.key == key; });
-    const auto size = bytes_of(plan.plan) + manifest.size();
-    if (limit_ == 0 || size > max_bytes_) return;
-    while (slots_.size() >= limit_ || bytes() > max_bytes_ - size) slots_.erase(slots_.begin());
-    slots_.push_back({key,
-                      {manifest.begin(), manifest.end()},
-                      size,
-                      std::make_shared<const cached_load_plan>(std::move(plan))});
-  }
+  void put(const load_plan_key& key, std::span<const std::byte> manifest, cached_load_plan plan);
   void clear() noexcept { slots_.clear(); }
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
   /// Of memory, in plans and manifests.
-  [[nodiscard]] std::size_t bytes() const noexcept {
-    std::size_t sum = 0;
-    for (const auto& s : slots_) sum += s.bytes;
-    return sum;
-  }
+  [[nodiscard]] std::size_t bytes() const noexcept;
 
  private:
   struct slot {
@@ -85,13 +60,7 @@ class load_plan_cache {
     std::size_t bytes = 0;
     std::shared_ptr<const cached_load_plan> plan;
   };
-  [[nodiscard]] static std::size_t bytes_of(const load_plan& plan) noexcept {
-    auto sum = plan.items.size() * sizeof(read_item);
-    for (const auto* names :
-         {&plan.report.missing, &plan.report.unexpected, &plan.report.mismatched, &plan.report.unmatched})
-      for (const auto& n : *names) sum += sizeof n + n.size();
-    return sum;
-  }
+  [[nodiscard]] static std::size_t bytes_of(const load_plan& plan) noexcept;
 
   std::size_t limit_;
   std::size_t max_bytes_;
@@ -100,3 +69,7 @@ class load_plan_cache {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/plan/load/load_plan_cache.ipp>
+#endif

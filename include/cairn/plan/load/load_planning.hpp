@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/planner.hpp>
-#include <cairn/plan/glob.hpp>
-#include <cairn/plan/summary/cover.hpp>
+#include <cairn/model/dtype.hpp>
+#include <cairn/model/extents.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/plan.hpp>
+#include <cairn/model/state_entry.hpp>
+#include <cairn/model/stored_items.hpp>
+#include <cairn/system/error_ids.hpp>
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <iterator>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -19,30 +19,12 @@ inline namespace v1 {
 
 /// The names that both lists hold; both sorted. A name of a checkpoint is unexpected in a group if it is
 /// unexpected on every rank: each pipeline stage knows its own items only.
-[[nodiscard]] inline std::vector<std::string> unexpected_on_both(const std::vector<std::string>& a,
-                                                                 const std::vector<std::string>& b) {
-  std::vector<std::string> both;
-  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
-  return both;
-}
+[[nodiscard]] std::vector<std::string> unexpected_on_both(const std::vector<std::string>& a,
+                                                          const std::vector<std::string>& b);
 
 /// Throws an error about names of a report: "3 <what>: a, b, c". @pre `names` is not empty.
-[[noreturn]] inline void fail_names(error_id id, const std::string& whose, const std::string& what,
-                                    const std::vector<std::string>& names, int rank) {
-  std::string text;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (i == 10) {
-      text += ", ...";
-      break;
-    }
-    text.append(i ? ", " : "").append(names[i]);
-  }
-  const bool one = names.size() == 1;
-  fail(id,
-       std::to_string(names.size()) + (one ? " item of " : " items of ") + whose + (one ? " is " : " are ") +
-           what + ": " + text,
-       {.rank = rank, .item = names.front()});
-}
+[[noreturn]] void fail_names(error_id id, const std::string& whose, const std::string& what,
+                             const std::vector<std::string>& names, int rank);
 
 namespace detail {
 
@@ -54,159 +36,30 @@ struct stored_part {
 
 /// Finds the chunks of a stored item that make up a wanted box: false if they do not cover it exactly once.
 /// O(progressions + parts).
-[[nodiscard]] inline bool find_parts(const stored_item& item, const chunk& wanted,
-                                     std::vector<stored_part>& parts) {
-  parts.clear();
-  if (wanted.empty()) return true;
-  item.chunks.overlaps(wanted, [&](std::uint64_t index, const stored_chunk&, const chunk& common) {
-    parts.push_back({static_cast<std::uint32_t>(index), common});
-  });
-  if (parts.size() == 1) return parts[0].box == wanted;
-  return tiles(wanted, parts.size(), [&](std::size_t i) -> const chunk& { return parts[i].box; });
-}
+[[nodiscard]] bool find_parts(const stored_item& item, const chunk& wanted, std::vector<stored_part>& parts);
 
 /// Makes the load plan of one rank, entry by entry.
 class load_planning {
  public:
-  load_planning(const metadata& stored, const load_request& request)
-      : stored_(stored), request_(request), known_(stored.items.size()), matched_(request.only.size()) {}
+  load_planning(const metadata& stored, const load_request& request);
 
   /// Whether the request is for an entry of this name. Asked for each entry of the state.
-  [[nodiscard]] bool wants(std::string_view name) {
-    match(name);
-    return is_wanted(request_.only, name);
-  }
+  [[nodiscard]] bool wants(std::string_view name);
   /// `stored_type`: the dtype that the checkpoint must have. `castable`: it can be converted to the entry's.
   void add(const state_entry& e, std::uint32_t index, const std::string& stored_name, dtype stored_type,
-           bool castable) {
-    const auto found = stored_.items.index_of(stored_name);
-    if (!found) {
-      miss(e);
-      return;
-    }
-    const auto at = *found;
-    const auto* item = &stored_.items[at];
-    known_[at] = true;
-    if (item->kind != e.kind) {
-      mismatch(e, error_id::plan_kind_mismatch, "the checkpoint holds an item of another kind",
-               std::string(name_of(e.kind)), std::string(name_of(item->kind)));
-      return;
-    }
-    if (item->per_rank != e.flags.per_rank) {
-      mismatch(e, error_id::plan_kind_mismatch, "an item is per_rank in the checkpoint or the state only",
-               e.flags.per_rank ? "per_rank" : "not per_rank", item->per_rank ? "per_rank" : "not per_rank");
-      return;
-    }
-    if (e.kind != item_kind::bytes) {
-      if (item->type != stored_type) {
-        mismatch(
-            e, error_id::plan_dtype_mismatch,
-            "the checkpoint has another dtype; register memory of that dtype, or leave the item out with "
-            "cairn::partial; docs/errors.md shows how to convert it",
-            std::string(name_of(stored_type)), std::string(name_of(item->type)));
-        return;
-      }
-      if (!castable) {
-        mismatch(e, error_id::plan_no_cast, "there is no conversion from the stored dtype",
-                 std::string(name_of(e.type)), std::string(name_of(item->type)));
-        return;
-      }
-      if (!(item->global == e.global)) {
-        mismatch(e, error_id::plan_shape_mismatch,
-                 "the checkpoint has another global shape; give the tensor that shape, or leave it out with "
-                 "cairn::partial (how it is cut over ranks does not matter)",
-                 to_string(e.global), to_string(item->global));
-        return;
-      }
-    }
-    const auto stored_index = static_cast<std::uint32_t>(at);
-    if (item->per_rank)
-      add_own(e, index, *item, stored_index);
-    else if (e.kind == item_kind::bytes)
-      add_bytes(e, index, *item, stored_index);
-    else
-      add_boxes(e, index, *item, stored_index);
-  }
+           bool castable);
 
   /// The plan, or what strictness says against it.
-  [[nodiscard]] load_plan finish() {
-    if (std::find(matched_.begin(), matched_.end(), false) != matched_.end()) {
-      stored_.items.for_each_name([&](std::size_t, std::string_view name) { match(name); });
-      for (std::size_t i = 0; i < matched_.size(); ++i)
-        if (!matched_[i]) plan_.report.unmatched.push_back(request_.only[i]);
-      std::sort(plan_.report.unmatched.begin(), plan_.report.unmatched.end());
-    }
-    if (std::find(known_.begin(), known_.end(), false) != known_.end())
-      stored_.items.for_each_name([&](std::size_t k, std::string_view name) {
-        if (!known_[k] && is_wanted(request_.only, name)) plan_.report.unexpected.emplace_back(name);
-      });
-    if (request_.strict && !required_.empty())
-      fail_names(error_id::plan_missing_item, "the state",
-                 "not in the checkpoint (flag them optional, or load with "
-                 "cairn::partial)",
-                 required_, request_.rank);
-    // With more ranks, what one of them does not know may be another's: the group decides from all reports.
-    if (request_.strict && request_.world_size == 1 && !plan_.report.unexpected.empty())
-      fail_names(error_id::plan_unexpected_item, "the checkpoint",
-                 "not in the state (load with cairn::partial or cairn::only to "
-                 "leave them out)",
-                 plan_.report.unexpected, request_.rank);
-    return std::move(plan_);
-  }
+  [[nodiscard]] load_plan finish();
 
  private:
-  void match(std::string_view name) {
-    for (std::size_t i = 0; i < matched_.size(); ++i)
-      if (!matched_[i] && glob_matches(request_.only[i], name)) matched_[i] = true;
-  }
-  void miss(const state_entry& e) {
-    plan_.report.missing.push_back(e.name);
-    if (!e.flags.optional) required_.push_back(e.name);
-  }
+  void match(std::string_view name);
+  void miss(const state_entry& e);
   void mismatch(const state_entry& e, error_id id, const std::string& what, const std::string& expected,
-                const std::string& got) {
-    if (request_.strict)
-      fail(id, what, {.rank = request_.rank, .item = e.name, .expected = expected, .got = got});
-    plan_.report.mismatched.push_back(e.name + ": " + what + " (expected " + expected + ", got " + got + ")");
-  }
-  void add_own(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored) {
-    std::optional<std::uint64_t> own;
-    item.chunks.of_rank(request_.rank, [&](std::uint64_t at, const stored_chunk&) { own = at; });
-    if (!own) {
-      miss(e);
-      return;
-    }
-    const auto box = e.kind == item_kind::bytes ? whole({}) : whole(e.global);
-    if (box.empty()) return;
-    plan_.items.push_back({stored, static_cast<std::uint32_t>(*own), index, 0, box});
-  }
-  void add_bytes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored) {
-    if (item.chunks.empty())
-      mismatch(e, error_id::plan_not_covered, "the checkpoint holds nothing of an item", "its bytes",
-               "nothing");
-    else
-      plan_.items.push_back({stored, 0, index, 0, whole({})});
-  }
-  void add_boxes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored) {
-    const auto before = plan_.items.size();
-    for (std::uint32_t part = 0; part < e.boxes.size(); ++part) {
-      const auto& wanted = e.boxes[part];
-      if (!find_parts(item, wanted, parts_)) {
-        plan_.items.resize(before);
-        std::vector<chunk> boxes;
-        for (const auto& c : item.chunks) boxes.push_back(c.box);
-        const auto missing = box_search(boxes).uncovered(wanted);
-        if (missing)
-          mismatch(e, error_id::plan_not_covered, "the checkpoint lacks a part of a tensor",
-                   to_string(wanted), "nothing at " + to_string(*missing));
-        else
-          mismatch(e, error_id::plan_overlap, "stored chunks of a tensor overlap", "each element once",
-                   "some twice in " + to_string(wanted));
-        return;
-      }
-      for (const auto& p : parts_) plan_.items.push_back({stored, p.chunk, index, part, p.box});
-    }
-  }
+                const std::string& got);
+  void add_own(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored);
+  void add_bytes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored);
+  void add_boxes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored);
 
   const metadata& stored_;
   const load_request& request_;
@@ -220,3 +73,7 @@ class load_planning {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/plan/load/load_planning.ipp>
+#endif

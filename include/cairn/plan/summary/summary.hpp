@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/chunk_set.hpp>
+#include <cairn/model/dtype.hpp>
+#include <cairn/model/extents.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/system/list_view.hpp>
 
-#include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -84,71 +83,24 @@ class plan_summary {
     for (std::uint32_t k = 0; k < items_[i].without; ++k) visit(words_.read(at));
   }
   /// True if a rank holds a box of an item. O(progressions), those with axes above all.
-  [[nodiscard]] bool holds(std::size_t i, std::int32_t rank, const chunk& box) const noexcept {
-    auto at = items_[i].words;
-    for (std::uint32_t k = 0; k < items_[i].boxes; ++k, at = words_.next(at)) {
-      const auto first = words_.rank_at(at);
-      if (first > rank || (first != rank && !words_.has_axes(at))) continue;
-      auto from = at;
-      const auto p = words_.read(from);
-      const auto index = p.index_of(rank);
-      if (index && (items_[i].kind == item_kind::bytes || p.at(*index).box == box)) return true;
-    }
-    return false;
-  }
+  [[nodiscard]] bool holds(std::size_t i, std::int32_t rank, const chunk& box) const noexcept;
   /// The first item of a name, or size(). O(log n).
-  [[nodiscard]] std::size_t find(std::string_view wanted) const noexcept {
-    std::size_t low = 0;
-    std::size_t high = size();
-    while (low < high) {
-      const auto middle = (low + high) / 2;
-      if (name(middle) < wanted)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    return low < size() && name(low) == wanted ? low : size();
-  }
+  [[nodiscard]] std::size_t find(std::string_view wanted) const noexcept;
   /// Bytes of memory behind it.
-  [[nodiscard]] std::size_t bytes() const noexcept {
-    return names_.size() + items_.size() * sizeof(summary_item) + words_.size() * sizeof(std::int64_t);
-  }
+  [[nodiscard]] std::size_t bytes() const noexcept;
 
   // For those who make one: items in order, each followed by its progressions.
-  void reserve(std::size_t items, std::size_t names, std::size_t words) {
-    items_.reserve(items);
-    names_.reserve(names);
-    words_.reserve(words);
-  }
+  void reserve(std::size_t items, std::size_t names, std::size_t words);
   /// An item without progressions; `name` must not lie in this summary.
-  summary_item& add(std::string_view name, const summary_item& definition) {
-    auto& item = items_.emplace_back(definition);
-    item.name_begin = names_.size();
-    item.name_size = static_cast<std::uint32_t>(name.size());
-    item.words = words_.size();
-    item.boxes = item.without = 0;
-    names_.append(name);
-    return item;
-  }
+  summary_item& add(std::string_view name, const summary_item& definition);
   void append(const chunk_progression& p) { words_.append(p); }
   /// A box without axes, whose offsets and sizes the caller fills in before anything else is added.
   [[nodiscard]] detail::list_view<std::int64_t> append_single(std::int32_t rank, int dimensions) {
     return words_.append_single(rank, dimensions);
   }
   /// `count` progressions of another summary, from `at` on, which moves behind them.
-  void append(const plan_summary& from, std::size_t& at, std::size_t count) {
-    const auto begin = at;
-    for (; count > 0; --count) at = from.words_.next(at);
-    words_.append(from.words_.view().subspan(begin, at - begin));
-  }
-  void append_item(const plan_summary& from, std::size_t i) {
-    const auto& source = from.items_[i];
-    auto& item = add(from.name(i), source);
-    item.boxes = source.boxes;
-    item.without = source.without;
-    const auto end = i + 1 < from.size() ? from.items_[i + 1].words : from.words_.size();
-    words_.append(from.words_.view().subspan(source.words, end - source.words));
-  }
+  void append(const plan_summary& from, std::size_t& at, std::size_t count);
+  void append_item(const plan_summary& from, std::size_t i);
   /// The numbers of all progressions; those of an item begin at summary_item::words.
   [[nodiscard]] detail::list_view<const std::int64_t> numbers() const noexcept { return words_.view(); }
   [[nodiscard]] chunk_progression read(std::size_t& at) const noexcept { return words_.read(at); }
@@ -171,15 +123,7 @@ class plan_summary {
   }
 
  private:
-  [[nodiscard]] chunk_set chunks(std::size_t i, bool boxes) const {
-    chunk_set out;
-    const auto add = [&](const chunk_progression& p) { out.append(p); };
-    if (boxes)
-      for_each_box(i, add);
-    else
-      for_each_without(i, add);
-    return out;
-  }
+  [[nodiscard]] chunk_set chunks(std::size_t i, bool boxes) const;
 
   std::string names_;
   std::vector<summary_item> items_;
@@ -195,69 +139,20 @@ namespace detail {
 /// The size of a bytes item as summaries know it, which use it to balance writes only: the highest five bits,
 /// and up to 64 KiB the highest bit, rounded up; so that sizes that differ a little from rank to rank make
 /// one progression.
-[[nodiscard]] inline std::int64_t rounded_bytes(std::uint64_t bytes) noexcept {
-  const auto kept = bytes <= 65536 ? 1 : 5;
-  const int drop = std::max(0, static_cast<int>(std::bit_width(bytes)) - kept);
-  const auto unit = std::uint64_t{1} << std::min(drop, 58);
-  return static_cast<std::int64_t>(std::min((bytes + unit - 1) / unit * unit, std::uint64_t{1} << 62));
-}
+[[nodiscard]] std::int64_t rounded_bytes(std::uint64_t bytes) noexcept;
 
 /// Negative, zero or positive, as the first definition sorts before, with, or behind the second.
-[[nodiscard]] inline int compare(std::string_view name_a, const summary_item& a, std::string_view name_b,
-                                 const summary_item& b) noexcept {
-  if (const int c = name_a.compare(name_b); c != 0) return c;
-  if (a.kind != b.kind) return a.kind < b.kind ? -1 : 1;
-  if (a.type != b.type) return a.type < b.type ? -1 : 1;
-  if (a.per_rank != b.per_rank) return b.per_rank ? -1 : 1;
-  return a.global == b.global ? 0 : a.global < b.global ? -1 : 1;
-}
+[[nodiscard]] int compare(std::string_view name_a, const summary_item& a, std::string_view name_b,
+                          const summary_item& b) noexcept;
 
-[[nodiscard]] inline summary_item definition_of(const write_item& i) {
-  summary_item d;
-  d.kind = i.kind, d.type = i.type, d.per_rank = i.flags.per_rank, d.global = i.global;
-  return d;
-}
 }  // namespace detail
 
 /// One rank's plan as a summary. O(n log n) in the items of the plan, O(n) where they are sorted by name.
-[[nodiscard]] inline plan_summary summarise_plan(const save_plan& plan, int rank) {
-  std::vector<std::uint32_t> order(plan.items.size());
-  std::iota(order.begin(), order.end(), 0u);
-  const auto before = [&](std::uint32_t x, std::uint32_t y) {
-    const auto& a = plan.items[x];
-    const auto& b = plan.items[y];
-    if (const int c = a.name.compare(b.name); c != 0) return c < 0;
-    if (const int c = detail::compare({}, detail::definition_of(a), {}, detail::definition_of(b)); c != 0)
-      return c < 0;
-    if (detail::definition_only(a) != detail::definition_only(b)) return detail::definition_only(b);
-    return a.box < b.box;
-  };
-  if (!std::is_sorted(order.begin(), order.end(), before))
-    std::stable_sort(order.begin(), order.end(), before);
-  plan_summary out;
-  std::size_t names = 0;
-  for (const auto& i : plan.items) names += i.name.size();
-  out.reserve(plan.items.size(), names, plan.items.size() * 5);
-  summary_item* item = nullptr;
-  std::uint32_t last = 0;
-  for (const auto index : order) {
-    const auto& i = plan.items[index];
-    const auto definition = detail::definition_of(i);
-    if (item == nullptr || detail::compare(plan.items[last].name, *item, i.name, definition) != 0)
-      item = &out.add(i.name, definition);
-    last = index;
-    chunk_progression p;
-    p.rank = rank;
-    if (detail::definition_only(i)) {
-      ++item->without;
-    } else {
-      ++item->boxes;
-      p.first = i.kind == item_kind::bytes ? whole({detail::rounded_bytes(i.bytes)}) : i.box;
-    }
-    out.append(p);
-  }
-  return out;
-}
+[[nodiscard]] plan_summary summarise_plan(const save_plan& plan, int rank);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/plan/summary/summary.ipp>
+#endif
