@@ -146,7 +146,7 @@ TEST_CASE("any_store: a handle of a handle is the same handle, and what derives 
   CHECK(named.size("a") == 3);
   CHECK(cairn::any_store(std::make_shared<cairn::any_store>(plain)).size("a") == 3);
   CHECK(cairn::any_store::lent(named).tells_writers());
-  counting_handle counts{cairn::memory_store{}};
+  counting_handle counts{byte_store_archetype::over(cairn::memory_store{})};
   const auto asked = counts.asked;
   const cairn::any_store over{counts};
   CHECK_FALSE(over.size("a").has_value());

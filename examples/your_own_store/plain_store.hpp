@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A complete store: files below a directory, by POSIX calls and std::filesystem. It keeps every promise of
-// ByteStore, and nothing else: cairn::file_store is the one that is quick.
+// A complete store: files below a directory, by POSIX calls and std::filesystem. It has the seven functions that
+// ByteStore asks for and keeps every promise of theirs, and nothing else: cairn::file_store is the one that is quick.
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/system/error.hpp>
 
@@ -155,28 +155,6 @@ class plain_store {
     sync_parents(root_, key);
   }
   [[nodiscard]] std::string describe() const { return "plain files in " + root_; }
-
-  // --- What most stores do like this
-
-  void put_new(std::string_view key, std::span<const std::byte> bytes) {
-    if (!publish_new(key, bytes)) fail_exists(key);
-  }
-  std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) {
-    const auto bytes = size(key);
-    if (!bytes) return std::nullopt;
-    if (*bytes > cap)
-      cairn::fail(cairn::error_id::corrupt_size_mismatch, "the object is longer than it can be",
-                  {.file = std::string(key)});
-    std::vector<std::byte> all(*bytes);
-    const cairn::read_range whole{key, 0, all};
-    read({&whole, 1});
-    return all;
-  }
-  [[nodiscard]] std::size_t part_alignment() const { return 1; }
-  [[nodiscard]] std::size_t min_part() const { return 1; }
-  std::vector<std::string> leftovers(std::string_view) { return {}; }
-  void discard(std::string_view key) { static_cast<void>(path_of(key)); }
-  std::optional<cairn::space_left> free_space() { return std::nullopt; }
 
  private:
   [[nodiscard]] std::string path_of(std::string_view key) const {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The least that satisfies ByteStore. It withholds what stores usually have: copying, default construction,
-// comparison, a writer that can be copied, results that are exactly std::size_t or std::string. Generic code
-// that compiles with it asks for nothing but the concept.
+// comparison, a writer that can be copied, a description that is exactly std::string, and every function that is
+// optional. Generic code that compiles with it asks for nothing but the concept.
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 
@@ -54,22 +54,13 @@ class byte_store_archetype {
   byte_store_archetype& operator=(byte_store_archetype&&) = default;
 
   writer create(std::string_view key, std::uint64_t hint) & { return writer(inner_.create(key, hint)); }
-  only_converts<std::size_t> part_alignment() & { return only_converts<std::size_t>(1); }
-  only_converts<std::size_t> min_part() & { return only_converts<std::size_t>(1); }
   void read(std::span<const cairn::read_range> ranges) & { inner_.read(ranges); }
-  void put_new(std::string_view key, std::span<const std::byte> bytes) & { inner_.put_new(key, bytes); }
   bool publish_new(std::string_view key, std::span<const std::byte> bytes) & {
     return inner_.publish_new(key, bytes);
-  }
-  std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) & {
-    return inner_.read_all(key, cap);
   }
   std::optional<std::uint64_t> size(std::string_view key) & { return inner_.size(key); }
   std::vector<cairn::listed_object> list(std::string_view prefix) & { return inner_.list(prefix); }
   void remove(std::string_view key) & { inner_.remove(key); }
-  std::vector<std::string> leftovers(std::string_view prefix) & { return inner_.leftovers(prefix); }
-  void discard(std::string_view key) & { inner_.discard(key); }
-  std::optional<cairn::space_left> free_space() & { return inner_.free_space(); }
   only_converts<std::string> describe() & { return only_converts<std::string>(inner_.describe()); }
 
  private:

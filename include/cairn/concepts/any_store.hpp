@@ -103,27 +103,32 @@ class any_store {
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) const {
     return object_writer(face_->create(key, size_hint));
   }
-  [[nodiscard]] std::size_t part_alignment() const { return face_->part_alignment(); }
-  [[nodiscard]] std::size_t min_part() const { return face_->min_part(); }
-  void read(std::span<const read_range> ranges) const { face_->read(ranges); }
-  void put_new(std::string_view key, std::span<const std::byte> bytes) const { face_->put_new(key, bytes); }
   [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes) const {
     return face_->publish_new(key, bytes);
   }
+  void read(std::span<const read_range> ranges) const { face_->read(ranges); }
+  [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const { return face_->size(key); }
+  [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) const { return face_->list(prefix); }
+  void remove(std::string_view key) const { face_->remove(key); }
+  [[nodiscard]] std::string describe() const { return face_->describe(); }
+
+  /// See PutsNew; by publish_new() where the store has none.
+  void put_new(std::string_view key, std::span<const std::byte> bytes) const { face_->put_new(key, bytes); }
+  /// See ReadsWhole; by size() and read() where the store has none.
   [[nodiscard]] std::optional<std::vector<std::byte>> read_all(std::string_view key,
                                                                std::uint64_t cap) const {
     return face_->read_all(key, cap);
   }
-  [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const { return face_->size(key); }
-  [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) const { return face_->list(prefix); }
-  void remove(std::string_view key) const { face_->remove(key); }
+  // See PrefersParts; 1 where the store likes all parts alike.
+  [[nodiscard]] std::size_t part_alignment() const { return face_->part_alignment(); }
+  [[nodiscard]] std::size_t min_part() const { return face_->min_part(); }
+  // See KeepsLeftovers; none where the store keeps none.
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) const {
     return face_->leftovers(prefix);
   }
   void discard(std::string_view key) const { face_->discard(key); }
+  /// See TellsSpace; nothing where the store does not tell.
   [[nodiscard]] std::optional<space_left> free_space() const { return face_->free_space(); }
-  [[nodiscard]] std::string describe() const { return face_->describe(); }
-
   /// See ListsKeys; by list() where the store has none.
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix,
                                               std::size_t parts = detail::any_parts) const {

@@ -141,8 +141,18 @@ struct store_model final : store_face {
     using writer = std::remove_cvref_t<decltype(store.create(key, size_hint))>;
     return std::make_unique<object_model<writer>>(store.create(key, size_hint));
   }
-  std::size_t part_alignment() override { return store.part_alignment(); }
-  std::size_t min_part() override { return store.min_part(); }
+  std::size_t part_alignment() override {
+    if constexpr (PrefersParts<S>)
+      return store.part_alignment();
+    else
+      return 1;
+  }
+  std::size_t min_part() override {
+    if constexpr (PrefersParts<S>)
+      return store.min_part();
+    else
+      return 1;
+  }
   std::size_t reads_at_once() override {
     if constexpr (DistantStore<S>)
       return store.reads_at_once();
@@ -150,12 +160,18 @@ struct store_model final : store_face {
       return 0;
   }
   void read(std::span<const read_range> ranges) override { store.read(ranges); }
-  void put_new(std::string_view key, std::span<const std::byte> bytes) override { store.put_new(key, bytes); }
+  void put_new(std::string_view key, std::span<const std::byte> bytes) override {
+    if constexpr (PutsNew<S>)
+      store.put_new(key, bytes);
+    else if (!store.publish_new(key, bytes))
+      fail(error_id::storage_exists, "an object of this key exists already; it was not touched",
+           {.file = std::string(key)});
+  }
   bool publish_new(std::string_view key, std::span<const std::byte> bytes) override {
     return store.publish_new(key, bytes);
   }
   std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) override {
-    return store.read_all(key, cap);
+    return read_whole(store, key, cap);
   }
   std::optional<std::uint64_t> size(std::string_view key) override { return store.size(key); }
   std::vector<listed_object> list(std::string_view prefix) override { return store.list(prefix); }
@@ -166,9 +182,24 @@ struct store_model final : store_face {
   bool remove_if(std::string_view key, std::span<const std::byte> bytes) override {
     return detail::remove_if(store, key, bytes);
   }
-  std::vector<std::string> leftovers(std::string_view prefix) override { return store.leftovers(prefix); }
-  void discard(std::string_view key) override { store.discard(key); }
-  std::optional<space_left> free_space() override { return store.free_space(); }
+  std::vector<std::string> leftovers([[maybe_unused]] std::string_view prefix) override {
+    if constexpr (KeepsLeftovers<S>)
+      return store.leftovers(prefix);
+    else
+      return {};
+  }
+  void discard(std::string_view key) override {
+    if constexpr (KeepsLeftovers<S>)
+      store.discard(key);
+    else if (!valid_key(key))
+      fail(error_id::storage_bad_key, "this is no key of a store", {.file = std::string(key)});
+  }
+  std::optional<space_left> free_space() override {
+    if constexpr (TellsSpace<S>)
+      return store.free_space();
+    else
+      return std::nullopt;
+  }
   std::string describe() override { return std::string(store.describe()); }
   void make_directory([[maybe_unused]] std::string_view directory) override {
     if constexpr (DirectoryStore<S>) store.make_directory(directory);

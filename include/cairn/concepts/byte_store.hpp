@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -60,59 +61,102 @@ concept ObjectWriter = std::movable<W> && requires(W& w, std::span<const write_p
   { w.finish() } -> std::same_as<void>;
 };
 
+/// A store that puts a small object in its own way; for others it is published.
+///
+/// - `put_new(key, bytes)`: a small object under a key that nobody used before; durable when it returns, never seen in
+///   part. Throws storage_exists if the key exists.
+template <class S>
+concept PutsNew = requires(S& s, std::string_view key, std::span<const std::byte> bytes) {
+  { s.put_new(key, bytes) } -> std::same_as<void>;
+};
+
+/// A store that reads a whole object in one go; of others its size is asked, then it is read.
+///
+/// - `read_all(key, cap)`: the whole object, or nothing if there is none; throws corrupt_size_mismatch if longer than
+///   `cap` bytes.
+template <class S>
+concept ReadsWhole = requires(S& s, std::string_view key, std::uint64_t n) {
+  { s.read_all(key, n) } -> std::same_as<std::optional<std::vector<std::byte>>>;
+};
+
+/// A store that writes some parts faster than others; for others all are alike.
+///
+/// - `part_alignment()`, `min_part()`: what ObjectWriter::write likes, in bytes; at least 1, constant.
+template <class S>
+concept PrefersParts = requires(S& s) {
+  { s.part_alignment() } -> std::convertible_to<std::size_t>;
+  { s.min_part() } -> std::convertible_to<std::size_t>;
+};
+
+/// A store in which something of a writer that died stays; in others nothing does.
+///
+/// - `leftovers(prefix)`: unfinished objects of writers that died, as keys for `discard(key)`; those of live writers
+///   are not listed where the store can know (file_store does on one host).
+/// - `discard(key)`: removes one. Throws storage_exists if its writer is known to live.
+template <class S>
+concept KeepsLeftovers = requires(S& s, std::string_view key) {
+  { s.leftovers(key) } -> std::same_as<std::vector<std::string>>;
+  { s.discard(key) } -> std::same_as<void>;
+};
+
+/// A store that knows its room; others are taken to have enough.
+///
+/// - `free_space()`: what is left in bytes and objects, or nothing where the store cannot say.
+template <class S>
+concept TellsSpace = requires(S& s) {
+  { s.free_space() } -> std::same_as<std::optional<space_left>>;
+};
+
+namespace detail {
+/// Where a store has a function of one of the five concepts above, it is meant as such: one of another type is a
+/// mistake, which must not be passed over in silence.
+template <class S>
+concept MeansWhatItNames =
+    (PutsNew<S> ||
+     !requires(S& s, std::string_view key, std::span<const std::byte> bytes) { s.put_new(key, bytes); }) &&
+    (ReadsWhole<S> || !requires(S& s, std::string_view key, std::uint64_t n) { s.read_all(key, n); }) &&
+    (PrefersParts<S> || !(
+                            requires(S& s) { s.part_alignment(); } || requires(S& s) { s.min_part(); })) &&
+    (KeepsLeftovers<S> || !(
+                              requires(S& s, std::string_view key) { s.leftovers(key); } ||
+                              requires(S& s, std::string_view key) { s.discard(key); })) &&
+    (TellsSpace<S> || !requires(S& s) { s.free_space(); });
+}  // namespace detail
+
 /// Durable objects under keys: a directory, a bucket. Keys are relative paths of `[A-Za-z0-9._-]` and '/', no
-/// empty, "." or ".." part, at most 512 bytes: a store refuses others (storage_bad_key).
+/// empty, "." or ".." part, at most 512 bytes: a store refuses others (storage_bad_key). Seven functions are all that a
+/// store needs; what it may offer besides are the named concepts on this page and in store_capabilities.hpp.
 ///
 /// - `create(key, size_hint)`: begins a new object of about `size_hint` bytes (0: unknown); an ObjectWriter.
-/// Parents appear by
-///   themselves. Throws storage_error at once if space or permission is known to be missing, storage_exists
-///   if the key exists.
-/// - `part_alignment()`, `min_part()`: what ObjectWriter::write likes, in bytes; at least 1, constant.
-/// - `read(ranges)`: all of them, in parallel where that is faster; returns when all are filled. The caller
-/// has sorted and
-///   coalesced them; ranges whose offset and memory are multiples of part_alignment() may be quicker. Throws
-///   storage_error (storage_not_found, storage_io) or corrupt_error
-///   (corrupt_truncated: the object ends before the range).
-/// - `put_new(key, bytes)`: a small object under a key that nobody used before; durable when it returns,
-/// never seen in part.
-///   Throws storage_exists if the key exists.
-/// - `publish_new(key, bytes)`: the same, atomic between any number of writers: true for exactly one of them,
-/// whose bytes stand;
-///   false if something stood there before. Everything finished before by this store, in this process, is
-///   durable before the key is seen.
-/// - `read_all(key, cap)`: the whole object, or nothing if there is none; throws corrupt_size_mismatch if
-/// longer than `cap` bytes.
+///   Parents appear by themselves. Throws storage_error at once if space or permission is known to be missing,
+///   storage_exists if the key exists.
+/// - `publish_new(key, bytes)`: a small object, durable when it returns, never seen in part, atomic between any number
+///   of writers: true for exactly one of them, whose bytes stand; false if something stood there before. Everything
+///   finished before by this store, in this process, is durable before the key is seen.
+/// - `read(ranges)`: all of them, in parallel where that is faster; returns when all are filled. The caller has sorted
+///   and coalesced them; ranges whose offset and memory are multiples of part_alignment() may be quicker. Throws
+///   storage_error (storage_not_found, storage_io) or corrupt_error (corrupt_truncated: the object ends before the
+///   range).
 /// - `size(key)`: bytes, or nothing if there is none.
-/// - `list(prefix)`: all objects whose key begins with prefix, sorted by key. Objects that are being written
-/// are not listed.
+/// - `list(prefix)`: all objects whose key begins with prefix, sorted by key. Objects that are being written are not
+///   listed.
 /// - `remove(key)`: durable; no error if there is none.
-/// - `leftovers(prefix)`: unfinished objects of writers that died, as keys for `discard(key)`; those of live
-/// writers are not
-///   listed where the store can know (file_store does on one host).
-///   `discard` of one whose writer is known to live throws storage_exists.
-/// - `free_space()`: what is left in bytes and objects, or nothing where the store cannot say.
 /// - `describe()`: for messages, such as "directory /data/checkpoints".
 ///
 /// All functions may be called by several threads at once.
 template <class S>
-concept ByteStore =
-    std::movable<S> && requires(S& s, std::string_view key, std::uint64_t n, std::span<const std::byte> bytes,
-                                std::span<const read_range> ranges) {
-      { s.create(key, n) } -> ObjectWriter;
-      { s.part_alignment() } -> std::convertible_to<std::size_t>;
-      { s.min_part() } -> std::convertible_to<std::size_t>;
-      { s.read(ranges) } -> std::same_as<void>;
-      { s.put_new(key, bytes) } -> std::same_as<void>;
-      { s.publish_new(key, bytes) } -> std::same_as<bool>;
-      { s.read_all(key, n) } -> std::same_as<std::optional<std::vector<std::byte>>>;
-      { s.size(key) } -> std::same_as<std::optional<std::uint64_t>>;
-      { s.list(key) } -> std::same_as<std::vector<listed_object>>;
-      { s.remove(key) } -> std::same_as<void>;
-      { s.leftovers(key) } -> std::same_as<std::vector<std::string>>;
-      { s.discard(key) } -> std::same_as<void>;
-      { s.free_space() } -> std::same_as<std::optional<space_left>>;
-      { s.describe() } -> std::convertible_to<std::string>;
-    };
+concept ByteStore = std::movable<S> &&
+                    requires(S& s, std::string_view key, std::uint64_t n, std::span<const std::byte> bytes,
+                             std::span<const read_range> ranges) {
+                      { s.create(key, n) } -> ObjectWriter;
+                      { s.publish_new(key, bytes) } -> std::same_as<bool>;
+                      { s.read(ranges) } -> std::same_as<void>;
+                      { s.size(key) } -> std::same_as<std::optional<std::uint64_t>>;
+                      { s.list(key) } -> std::same_as<std::vector<listed_object>>;
+                      { s.remove(key) } -> std::same_as<void>;
+                      { s.describe() } -> std::convertible_to<std::string>;
+                    } &&
+                    detail::MeansWhatItNames<S>;
 
 /// What a ByteStore may offer besides, where each size that list() tells costs a call, and each directory.
 ///
@@ -152,6 +196,31 @@ concept ConditionalRemove =
       { s.remove_if(key, bytes) } -> std::same_as<bool>;
     };
 namespace detail {
+/// As read_all() of ReadsWhole; by size() and read() where the store has none.
+template <ByteStore S>
+[[nodiscard]] std::optional<std::vector<std::byte>> read_whole(S& store, std::string_view key,
+                                                               std::uint64_t cap) {
+  if constexpr (ReadsWhole<S>) {
+    return store.read_all(key, cap);
+  } else {
+    const auto size = store.size(key);
+    if (!size) return std::nullopt;
+    if (*size > cap)
+      fail(error_id::corrupt_size_mismatch, "the object is longer than it can be",
+           {.file = std::string(key),
+            .expected = "at most " + std::to_string(cap) + " bytes",
+            .got = std::to_string(*size) + " bytes"});
+    std::vector<std::byte> bytes(static_cast<std::size_t>(*size));
+    const read_range whole{key, 0, bytes};
+    try {
+      store.read(std::span(&whole, 1));
+    } catch (const storage_error& e) {
+      if (e.id() != error_id::storage_not_found) throw;
+      return std::nullopt;  // removed since it was asked for
+    }
+    return bytes;
+  }
+}
 /// As remove_if() of ConditionalRemove; by a look before where the store has none.
 template <ByteStore S>
 [[nodiscard]] bool remove_if(S& store, std::string_view key, std::span<const std::byte> bytes) {
@@ -161,7 +230,7 @@ template <ByteStore S>
     const auto size = store.size(key);
     if (!size) return true;
     if (*size != bytes.size()) return false;
-    const auto there = store.read_all(key, bytes.size());
+    const auto there = read_whole(store, key, bytes.size());
     if (there && !std::equal(there->begin(), there->end(), bytes.begin(), bytes.end())) return false;
     store.remove(key);
     return true;
