@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-
-#include <cairn/concepts/communicator.hpp>
-#include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/any_communicator.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 
 #include <array>
 #include <chrono>
@@ -19,47 +19,8 @@
 
 namespace gpt {
 
-/// A Communicator that is chosen when the program runs: over shared memory, over MPI, or of one process. It
-/// models Communicator itself, so that the rest of the program, and cairn, see one type.
-class any_communicator {
- public:
-  using cairn_role = cairn::role::communicator;
-
-  template <class C>
-    requires(!std::same_as<C, any_communicator> && cairn::Communicator<C>)
-  any_communicator(C communicator) : held_(std::make_unique<holder<C>>(std::move(communicator))) {}
-
-  int rank() const { return held_->rank(); }
-  int size() const { return held_->size(); }
-  void send(int to, std::span<const std::byte> bytes, cairn::deadline until) {
-    held_->send(to, bytes, until);
-  }
-  std::vector<std::byte> receive(int from, cairn::deadline until) { return held_->receive(from, until); }
-
- private:
-  struct base {
-    virtual ~base() = default;
-    virtual int rank() const = 0;
-    virtual int size() const = 0;
-    virtual void send(int to, std::span<const std::byte> bytes, cairn::deadline until) = 0;
-    virtual std::vector<std::byte> receive(int from, cairn::deadline until) = 0;
-  };
-  template <class C>
-  struct holder final : base {
-    explicit holder(C communicator) : inner(std::move(communicator)) {}
-    int rank() const override { return inner.rank(); }
-    int size() const override { return inner.size(); }
-    void send(int to, std::span<const std::byte> bytes, cairn::deadline until) override {
-      inner.send(to, bytes, until);
-    }
-    std::vector<std::byte> receive(int from, cairn::deadline until) override {
-      return inner.receive(from, until);
-    }
-    C inner;
-  };
-
-  std::unique_ptr<base> held_;
-};
+/// Over shared memory, over MPI, or of one process: chosen when the program runs.
+using cairn::any_communicator;
 
 /// The ranks that train one model together, as one of them sees them. One thread at a time uses it.
 class group {

@@ -253,8 +253,8 @@ int run_started(const run_options& options) {
   const started_rank& self = options.started;
   const cairn::shared_memory_options waits{.timeout = std::chrono::seconds(options.timeout)};
   return run_rank<Platform>(options, static_cast<std::size_t>(self.rank), [&](const std::string& use) {
-    return cairn::shared_memory_communicator(self.job + "." + use, self.rank, static_cast<int>(options.ranks),
-                                             waits);
+    return any_communicator(cairn::shared_memory_communicator(self.job + "." + use, self.rank,
+                                                              static_cast<int>(options.ranks), waits));
   });
 }
 
@@ -273,8 +273,8 @@ int run_with_mpi([[maybe_unused]] const run_options& options, [[maybe_unused]] b
   const int status =
       run_rank<Platform>(options, static_cast<std::size_t>(mpi.rank()), [&](const std::string&) {
         // Each is a duplicate of its own.
-        return cairn::mpi_communicator(MPI_COMM_WORLD,
-                                       cairn::deadline::in(std::chrono::seconds(options.timeout)));
+        return any_communicator(cairn::mpi_communicator(
+            MPI_COMM_WORLD, cairn::deadline::in(std::chrono::seconds(options.timeout))));
       });
   if (status != 0) mpi.abort(status);
   return status;
@@ -415,7 +415,8 @@ int train_main(int argc, char** argv) {
     }
     if (options.mpi) return run_with_mpi<Platform>(options, ranks->count() > 0);
     if (options.ranks == 1)
-      return run_rank<Platform>(options, 0, [](const std::string&) { return cairn::single_process{}; });
+      return run_rank<Platform>(options, 0,
+                                [](const std::string&) { return any_communicator(cairn::single_process{}); });
     const std::chrono::seconds grace(std::min<std::uint64_t>(options.timeout, 10));
     launcher job(argv[0], {argv + 1, argv + argc}, static_cast<int>(options.ranks), grace);
     std::printf("the ranks are processes %s\n", job.text().c_str());

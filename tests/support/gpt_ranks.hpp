@@ -22,7 +22,7 @@ void run_gpt_ranks(std::size_t ranks, Body body) {
   std::vector<std::jthread> threads;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      gpt::group others(world.communicator(static_cast<int>(rank)));
+      gpt::group others(gpt::any_communicator(world.communicator(static_cast<int>(rank))));
       try {
         body(others);
       } catch (...) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/system/error.hpp>
 

@@ -120,21 +120,6 @@ class read_exchange {
   ~read_exchange() = default;
 };
 
-/// What a StorageReader may offer besides: ranks that load together read only once what several of them want.
-///
-/// - `read_shared(opened, state, plan, resolver, options, exchange, deadline)`: as read(), together with the other
-///   ranks, whose plans `exchange` knows. Collective: throws on all ranks alike what any of them throws before the
-///   last exchange. Gives the bytes that this rank fetched from the store.
-template <class R>
-concept SharingReader =
-    StorageReader<R> &&
-    requires(R& r, typename R::checkpoint_type& opened, const state_dict& state, const load_plan& plan,
-             const target_resolver& resolver, read_options options, read_exchange& exchange, deadline until) {
-      {
-        r.read_shared(opened, state, plan, resolver, options, exchange, until)
-      } -> std::same_as<std::uint64_t>;
-    };
-
 }  // namespace v1
 }  // namespace cairn
 

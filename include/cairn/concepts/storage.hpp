@@ -224,6 +224,23 @@ concept GatedReader = StorageReader<R> && requires(R& r, typename R::checkpoint_
   { r.verify(opened, until, gate) } -> std::same_as<std::uint64_t>;
 };
 
+class read_exchange;
+
+/// What a StorageReader may offer besides: ranks that load together read only once what several of them want.
+///
+/// - `read_shared(opened, state, plan, resolver, options, exchange, deadline)`: as read(), together with the other
+///   ranks, whose plans `exchange` knows. Collective: throws on all ranks alike what any of them throws before the
+///   last exchange. Gives the bytes that this rank fetched from the store.
+template <class R>
+concept SharingReader =
+    StorageReader<R> &&
+    requires(R& r, typename R::checkpoint_type& opened, const state_dict& state, const load_plan& plan,
+             const target_resolver& resolver, read_options options, read_exchange& exchange, deadline until) {
+      {
+        r.read_shared(opened, state, plan, resolver, options, exchange, until)
+      } -> std::same_as<std::uint64_t>;
+    };
+
 /// What a StorageReader may offer besides.
 ///
 /// - `run_of(step)`: the run that committed a checkpoint; throws what fetch() and open() throw.
