@@ -79,10 +79,12 @@ static_assert(cairn::TellsWhoWrote<real_writer> && cairn::ProvesStore<real_write
               cairn::LeasingWriter<real_writer> && cairn::NotesRestarts<real_writer> &&
               cairn::AnnouncesSaves<real_writer> && cairn::TellsLiveSaves<real_writer> &&
               cairn::NamesPlaces<real_writer>);
-static_assert(cairn::GatedReader<real_reader> && cairn::TellsRuns<real_reader>);
+static_assert(cairn::GatedReader<real_reader> && cairn::SharingReader<real_reader> &&
+              cairn::TellsRuns<real_reader>);
 static_assert(!cairn::AnnouncesSaves<storage_writer_archetype> &&
               !cairn::TellsLiveSaves<storage_writer_archetype> &&
-              !cairn::NamesPlaces<storage_writer_archetype> && !cairn::TellsRuns<storage_reader_archetype>);
+              !cairn::NamesPlaces<storage_writer_archetype> &&
+              !cairn::SharingReader<storage_reader_archetype> && !cairn::TellsRuns<storage_reader_archetype>);
 struct retract_may_throw : real_writer {
   void retract(const cairn::save_context&) {}
 };
@@ -101,6 +103,17 @@ struct run_is_a_number : real_reader {
 static_assert(!cairn::AnnouncesSaves<retract_may_throw> && !cairn::AnnouncesSaves<announces_a_number> &&
               !cairn::TellsLiveSaves<live_saves_are_steps> && !cairn::NamesPlaces<place_is_a_number>);
 static_assert(!cairn::TellsRuns<run_is_a_number>);
+struct shared_bytes_are_not_told : storage_reader_archetype {
+  void read_shared(checkpoint_type&, const cairn::state_dict&, const cairn::load_plan&,
+                   const cairn::target_resolver&, cairn::read_options, cairn::read_exchange&,
+                   cairn::deadline);
+};
+struct shares_the_least : storage_reader_archetype {
+  std::uint64_t read_shared(checkpoint_type&, const cairn::state_dict&, const cairn::load_plan&,
+                            const cairn::target_resolver&, cairn::read_options, cairn::read_exchange&,
+                            cairn::deadline) &;
+};
+static_assert(cairn::SharingReader<shares_the_least> && !cairn::SharingReader<shared_bytes_are_not_told>);
 static_assert(cairn::Storage<cairn::any_storage> && !cairn::Portable<cairn::any_writer>);
 
 /// A StorageWriter with no more than what the concept and one function besides ask.
@@ -133,6 +146,7 @@ TEST_CASE("a handle over the least writer and reader has the fallback of each th
   CHECK(writer.place_of(1).empty());
   CHECK((writer.maker() == nullptr));
   CHECK(failure_of([&] { static_cast<void>(writer.description()); }).id == error_id::usage_bad_option);
+  CHECK_FALSE(reader.shares());
   CHECK_FALSE(reader.tells_runs());
   CHECK_FALSE(reader.run_of(1).has_value());
 }
@@ -149,6 +163,7 @@ TEST_CASE("a handle offers what its writer and its reader offer besides") {
   CHECK(real.writer().restarts() == std::vector<std::int64_t>{3});
   CHECK(failure_of([&] { static_cast<void>(writer.lease(3, until)); }).id == error_id::storage_not_committed);
   cairn::any_reader reader(real.reader());
+  CHECK(reader.shares());
   CHECK(reader.tells_runs());
   CHECK(failure_of([&] { static_cast<void>(reader.run_of(3)); }).id == error_id::storage_not_committed);
 
