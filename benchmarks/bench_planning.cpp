@@ -9,6 +9,7 @@
 //     [--json FILE] [--chart FILE] [--table FILE]
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/plan_cache.hpp>
+#include <cairn/plan/summary/validation.hpp>
 #include <chrono>
 #include <cmath>
 #include <cstdint>

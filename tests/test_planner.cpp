@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cairn/concepts/any_planner.hpp>
+#include <cairn/model/chunk_codec.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/gathered.hpp>
 #include <cairn/plan/glob.hpp>
 #include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/plan/plan_cache.hpp>
 #include <cairn/plan/source_cache.hpp>
+#include <cairn/plan/summary/validation.hpp>
 #include <deque>
 #include <set>
 #include <string>

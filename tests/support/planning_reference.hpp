@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <algorithm>
+#include <cairn/plan/assign/replica_cut.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cstdint>
 #include <map>
