@@ -54,9 +54,13 @@ extern "C" [[gnu::used, gnu::noinline, gnu::visibility("hidden")]] inline void C
   CAIRN_DETAIL_VERSIONED(link_cairn_compiled_or_include_implementation_hpp_in_one_file_of_cairn)
 // Defined beside the bodies; its name says what to do where it is missing.
 extern "C" const char CAIRN_DETAIL_BODIES;
-namespace cairn::detail {
+namespace cairn {
+inline namespace v1 {
+namespace detail {
 [[gnu::used]] inline const char* const bodies_of_this_version = &CAIRN_DETAIL_BODIES;
 }
+}  // namespace v1
+}  // namespace cairn
 #endif
 
 #if !defined(CAIRN_COMPILED)
