@@ -3,7 +3,7 @@
 """Keeps the pages true: makes one C++ program of the code in them, and checks their links.
 
 usage: pages.py --program FILE PAGE...    writes the program
-       pages.py --check ROOT              checks the pages in ROOT, docs and examples
+       pages.py --check ROOT              checks the pages in ROOT, docs, examples and packaging
        pages.py --self-test
 
 Every ```cpp block of a page stands below a comment that says what becomes of it. Comments may carry lines of
@@ -249,7 +249,8 @@ def check_beginnings(root):
 
 
 def check_pages(root):
-    pages = [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md")), *sorted((root / "examples").glob("*.md"))]
+    pages = [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md")), *sorted((root / "examples").glob("*.md")),
+             *sorted((root / "packaging").glob("*.md"))]
     problems = check_beginnings(root)
     for page in pages:
         try:
