@@ -46,9 +46,9 @@ void for_each_record_file(const file_placement& place, list_view<const std::int3
 }
 /// Those of `missing` whose records can be read now, ascending. Asks for the names one by one, until
 /// `max_misses` are not there.
-[[nodiscard]] std::vector<std::int32_t> probe_records(const any_store& store, const save_context& c,
-                                                      const file_placement& place,
-                                                      list_view<const std::int32_t> missing) {
+[[nodiscard]] inline std::vector<std::int32_t> probe_records(const any_store& store, const save_context& c,
+                                                             const file_placement& place,
+                                                             list_view<const std::int32_t> missing) {
   std::vector<std::int32_t> there;
   std::size_t misses = 0;
   for_each_record_file(place, missing, [&](list_view<const std::int32_t> ranks) {
@@ -79,9 +79,9 @@ void for_each_record_file(const file_placement& place, list_view<const std::int3
   return file_bytes - of_all + static_cast<std::uint64_t>(rank - first) * record_header_bytes;
 }
 /// The headers of the records of some ranks, one after another; one batch.
-[[nodiscard]] std::vector<std::byte> read_record_headers(const any_store& store, const save_context& c,
-                                                         const file_placement& place,
-                                                         list_view<const std::int32_t> ranks) {
+[[nodiscard]] inline std::vector<std::byte> read_record_headers(const any_store& store, const save_context& c,
+                                                                const file_placement& place,
+                                                                list_view<const std::int32_t> ranks) {
   std::vector<std::byte> bytes(ranks.size() * record_header_bytes);
   std::vector<std::string> keys;
   std::vector<read_range> ranges;
