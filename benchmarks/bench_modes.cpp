@@ -15,6 +15,7 @@
 #include <cairn/cairn.hpp>
 #include <cairn/execute/process_executor.hpp>
 #include <cairn/stage/shared_stager.hpp>
+#include <cairn/stores/basic_file_store.hpp>
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -4,6 +4,7 @@
 // compete.
 // threaded
 #include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/stores/basic_file_store.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 

@@ -5,6 +5,7 @@
 // the one before it, bit for bit, never an older one, and cleans up.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/stores/basic_file_store.hpp>
 
 #include "support/kill_points.hpp"
 #include "support/sanitized.hpp"

@@ -3,6 +3,7 @@
 // What an operator needs: permission bits; limits of the process and the file system, which errors name; the
 // request to stop; the interval of saves.
 #include <cairn/cairn.hpp>
+#include <cairn/stores/basic_file_store.hpp>
 
 #include "support/faulty_file_system.hpp"
 #include "support/faulty_store.hpp"

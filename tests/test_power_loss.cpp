@@ -8,6 +8,7 @@
 //   CAIRN_TEST_SECONDS=N  more and more of them, until so long has passed
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/stores/basic_file_store.hpp>
 
 #include "support/figures.hpp"
 #include "support/recording_file_system.hpp"

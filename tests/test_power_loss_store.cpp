@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What file_store acknowledged survives every legal state after a power loss, nothing is ever seen in part,
 // and each of its fsyncs is needed for that.
+#include <cairn/stores/basic_file_store.hpp>
 #include <cairn/stores/file_store.hpp>
 
 #include "support/byte_store_conformance.hpp"

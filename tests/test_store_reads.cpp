@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Large reads of file_store: any offset, length and address, past the page cache or through it, with faults.
 // optimised
+#include <cairn/stores/basic_file_store.hpp>
 #include <cairn/stores/file_store.hpp>
 
 #include "support/faulty_file_system.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every system call of file_store fails in turn, once and for ever; and the faults of real file systems.
+#include <cairn/stores/basic_file_store.hpp>
 #include <cairn/stores/file_store.hpp>
 
 #include "support/byte_store_conformance.hpp"

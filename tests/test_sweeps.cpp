@@ -4,6 +4,7 @@
 // for ever holds nobody beyond the deadline. A red case names its k: `CAIRN_TEST_K=k` repeats that one alone.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/stores/basic_file_store.hpp>
 
 #include "support/faulty_file_system.hpp"
 #include "support/figures.hpp"

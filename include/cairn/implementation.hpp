@@ -39,6 +39,14 @@
 #include <cairn/impl/plan/summary/summary_codec.ipp>
 #include <cairn/impl/plan/summary/summary_merge.ipp>
 #include <cairn/impl/plan/summary/validation.ipp>
+#include <cairn/impl/stores/file/file_io.ipp>
+#include <cairn/impl/stores/file/file_system_kinds.ipp>
+#include <cairn/impl/stores/file/io_error.ipp>
+#include <cairn/impl/stores/file/io_pool.ipp>
+#include <cairn/impl/stores/file/options.ipp>
+#include <cairn/impl/stores/file/posix_file_system.ipp>
+#include <cairn/impl/stores/file_store.ipp>
+#include <cairn/impl/stores/memory_store.ipp>
 #include <cairn/impl/system/compiler.ipp>
 #if defined(CAIRN_COMPILED_INTERPROCESS)
 #include <cairn/impl/comm/shared_memory_communicator.ipp>

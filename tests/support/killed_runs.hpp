@@ -10,6 +10,7 @@
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/execute/process_executor.hpp>
 #include <cairn/stage/shared_memory.hpp>
+#include <cairn/stores/basic_file_store.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <fcntl.h>

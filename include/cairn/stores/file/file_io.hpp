@@ -1,20 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/stores/file/io_error.hpp>
 #include <cairn/stores/file/posix_file_system.hpp>
 
-#include <pthread.h>
-#include <signal.h>
-#include <time.h>
-
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <new>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -68,27 +60,10 @@ template <class Call>
 /// taken away again. Nothing of the process changes: no handler, no other thread.
 class file_size_signal_blocked {
  public:
-  file_size_signal_blocked() noexcept {
-    sigset_t pending;
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGXFSZ);
-    sigemptyset(&pending);
-    was_pending_ = ::sigpending(&pending) != 0 || sigismember(&pending, SIGXFSZ) == 1;
-    sigset_t before;
-    blocked_ = ::pthread_sigmask(SIG_BLOCK, &set_, &before) == 0 && sigismember(&before, SIGXFSZ) == 0;
-  }
+  file_size_signal_blocked() noexcept;
   file_size_signal_blocked(const file_size_signal_blocked&) = delete;
   file_size_signal_blocked& operator=(const file_size_signal_blocked&) = delete;
-  ~file_size_signal_blocked() {
-    const int error = errno;
-    if (!was_pending_) {
-      const timespec none{};
-      while (::sigtimedwait(&set_, nullptr, &none) == -1 && errno == EINTR) {
-      }
-    }
-    if (blocked_) ::pthread_sigmask(SIG_UNBLOCK, &set_, nullptr);
-    errno = error;
-  }
+  ~file_size_signal_blocked();
 
  private:
   sigset_t set_;
@@ -164,7 +139,7 @@ class bounce_buffers {
     lease(bounce_buffers& owner, std::byte* memory) noexcept : owner_(&owner), memory_(memory) {}
     lease(const lease&) = delete;
     lease& operator=(const lease&) = delete;
-    ~lease() { owner_->give_back(memory_); }
+    ~lease();
     [[nodiscard]] std::byte* data() const noexcept { return memory_; }
 
    private:
@@ -173,32 +148,13 @@ class bounce_buffers {
   };
 
   [[nodiscard]] std::size_t size() const noexcept { return bytes_; }
-  [[nodiscard]] lease take() {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!free_.empty()) {
-        auto* memory = free_.back().release();
-        free_.pop_back();
-        return {*this, memory};
-      }
-    }
-    auto* memory = static_cast<std::byte*>(std::aligned_alloc(alignment_, bytes_));
-    if (memory == nullptr) throw std::bad_alloc();
-    return {*this, memory};
-  }
+  [[nodiscard]] lease take();
 
  private:
   struct deleter {
     void operator()(std::byte* memory) const noexcept { std::free(memory); }
   };
-  void give_back(std::byte* memory) noexcept {
-    std::unique_ptr<std::byte, deleter> owned(memory);
-    try {
-      const std::lock_guard lock(mutex_);
-      free_.push_back(std::move(owned));
-    } catch (...) {  // then it is freed
-    }
-  }
+  void give_back(std::byte* memory) noexcept;
 
   std::size_t bytes_;
   std::size_t alignment_;
@@ -209,3 +165,7 @@ class bounce_buffers {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/stores/file/file_io.ipp>
+#endif

@@ -32,18 +32,7 @@ class io_pool {
   io_pool() = default;
   io_pool(const io_pool&) = delete;
   io_pool& operator=(const io_pool&) = delete;
-  ~io_pool() {
-    if (::getpid() != owner_) {  // the child of a fork has the objects, perhaps locked, but not the threads
-      static_cast<void>(in_.release());
-      return;
-    }
-    {
-      const std::lock_guard lock(in_->mutex);
-      in_->ending = true;
-    }
-    in_->wake.notify_all();
-    for (auto& t : in_->threads) t.join();
-  }
+  ~io_pool();
 
   /// Calls work(i) for each i below `count`, on this thread and up to `in_flight` - 1 others, beginning them
   /// in order. Returns when all calls have ended. After an exception no further call begins; the first one is
@@ -90,19 +79,7 @@ class io_pool {
     std::int64_t helpers_cpu = 0;
     std::exception_ptr failure;
 
-    void take_part() noexcept {
-      while (!failed.load(std::memory_order_relaxed)) {
-        const auto i = next.fetch_add(1, std::memory_order_relaxed);
-        if (i >= count) return;
-        try {
-          call(context, i);
-        } catch (...) {
-          const std::lock_guard lock(mutex);
-          if (!failure) failure = std::current_exception();
-          failed.store(true, std::memory_order_relaxed);
-        }
-      }
-    }
+    void take_part() noexcept;
   };
 
   struct inside {
@@ -113,56 +90,11 @@ class io_pool {
     bool ending = false;
   };
 
-  void post(const std::shared_ptr<job>& shared, std::size_t helpers) {
-    {
-      const std::lock_guard lock(in_->mutex);
-      grow(std::min<std::size_t>(helpers, 64));
-      const auto tickets = std::min(helpers, in_->threads.size());
-      for (std::size_t i = 0; i < tickets; ++i) in_->queue.push_back(shared);
-    }
-    in_->wake.notify_all();
-  }
+  void post(const std::shared_ptr<job>& shared, std::size_t helpers);
 
-  void grow(std::size_t wanted) {
-    if (in_->threads.size() >= wanted) return;
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    if (::pthread_sigmask(SIG_BLOCK, &all, &before) != 0) return;
-    try {
-      while (in_->threads.size() < wanted) in_->threads.emplace_back([in = in_.get()] { serve(*in); });
-    } catch (const std::system_error&) {  // no more threads: those that there are do the work
-    } catch (...) {
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw;
-    }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
+  void grow(std::size_t wanted);
 
-  static void serve(inside& in) noexcept {
-    for (;;) {
-      std::shared_ptr<job> shared;
-      {
-        std::unique_lock lock(in.mutex);
-        // Idle until there is work, or the pool ends.
-        in.wake.wait(lock, [&] { return in.ending || !in.queue.empty(); });
-        if (in.queue.empty()) return;
-        shared = std::move(in.queue.front());
-        in.queue.pop_front();
-      }
-      {
-        const std::lock_guard lock(shared->mutex);
-        if (shared->closed) continue;
-        ++shared->active;
-      }
-      const auto before = thread_cpu_now();
-      shared->take_part();
-      const auto spent = thread_cpu_now() - before;
-      const std::lock_guard lock(shared->mutex);
-      shared->helpers_cpu += spent;
-      if (--shared->active == 0) shared->ended.notify_all();
-    }
-  }
+  static void serve(inside& in) noexcept;
 
   std::unique_ptr<inside> in_ = std::make_unique<inside>();
   ::pid_t owner_ = ::getpid();
@@ -171,3 +103,7 @@ class io_pool {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/stores/file/io_pool.ipp>
+#endif

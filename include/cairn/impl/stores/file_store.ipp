@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/stores/basic_file_store.hpp>
+#include <cairn/stores/file_store.hpp>
+
+#if defined(CAIRN_COMPILED)
+namespace cairn {
+inline namespace v1 {
+template class detail::file_object_writer<posix_file_system>;
+template class detail::shared_file_writer<posix_file_system>;
+template class basic_file_store<posix_file_system>;
+}  // namespace v1
+}  // namespace cairn
+#endif

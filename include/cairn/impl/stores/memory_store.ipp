@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/stores/memory_store.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+struct memory_store::shared_bytes {
+  std::mutex mutex;
+  std::vector<std::byte> bytes;
+};
+
+struct memory_store::objects {
+  using bytes_ptr = std::shared_ptr<const std::vector<std::byte>>;
+  std::mutex mutex;
+  std::map<std::string, bytes_ptr, std::less<>> by_key;
+  std::map<std::string, std::shared_ptr<shared_bytes>, std::less<>> begun;  ///< by key and tag
+
+  [[nodiscard]] bytes_ptr find(std::string_view key);
+  [[nodiscard]] bool add(std::string_view key, bytes_ptr bytes);
+};
+
+CAIRN_BODY memory_store::memory_store() : objects_(std::make_shared<objects>()) {}
+
+CAIRN_BODY memory_store::objects::bytes_ptr memory_store::objects::find(std::string_view key) {
+  const std::lock_guard lock(mutex);
+  const auto at = by_key.find(key);
+  return at == by_key.end() ? nullptr : at->second;
+}
+
+CAIRN_BODY bool memory_store::objects::add(std::string_view key, bytes_ptr bytes) {
+  const std::lock_guard lock(mutex);
+  return by_key.try_emplace(std::string(key), std::move(bytes)).second;
+}
+
+CAIRN_BODY void memory_store::object_writer::write(std::span<const write_part> parts) {
+  must_be_open("write");
+  for (const auto& part : parts) {
+    std::uint64_t end = 0;
+    if (__builtin_add_overflow(part.offset, std::uint64_t{part.bytes.size()}, &end) ||
+        end > bytes_.max_size()) {
+      objects_.reset();
+      fail(error_id::usage_overflow, "a part ends beyond the largest possible object", {.file = key_});
+    }
+    if (end > bytes_.size()) bytes_.resize(static_cast<std::size_t>(end));
+    if (!part.bytes.empty()) std::memcpy(bytes_.data() + part.offset, part.bytes.data(), part.bytes.size());
+    written_ += part.bytes.size();
+  }
+}
+
+CAIRN_BODY void memory_store::object_writer::finish() {
+  must_be_open("finish");
+  const auto into = std::exchange(objects_, nullptr);
+  if (written_ != bytes_.size())
+    fail(error_id::usage_incomplete_object,
+         "each byte of an object must be written once before it is finished",
+         {.file = key_,
+          .expected = std::to_string(bytes_.size()) + " bytes",
+          .got = std::to_string(written_) + " bytes"});
+  if (!into->add(key_, std::make_shared<const std::vector<std::byte>>(std::move(bytes_)))) fail_exists(key_);
+}
+
+CAIRN_BODY void memory_store::object_writer::must_be_open(const char* call) const {
+  if (!objects_)
+    fail(error_id::usage_closed,
+         std::string(call) + "() after finish() or after an error: begin a new object", {.file = key_});
+}
+
+CAIRN_BODY void memory_store::shared_writer::write(std::span<const write_part> parts) {
+  for (const auto& part : parts) put(part.offset, part.bytes);
+}
+
+CAIRN_BODY void memory_store::shared_writer::put(std::uint64_t offset, std::span<const std::byte> bytes) {
+  const std::lock_guard lock(shared_->mutex);
+  std::uint64_t end = 0;
+  if (__builtin_add_overflow(offset, std::uint64_t{bytes.size()}, &end) || end > shared_->bytes.max_size())
+    fail(error_id::usage_overflow, "a part ends beyond the largest possible object", {.file = key_});
+  if (end > shared_->bytes.size()) shared_->bytes.resize(static_cast<std::size_t>(end));
+  if (!bytes.empty()) std::memcpy(shared_->bytes.data() + offset, bytes.data(), bytes.size());
+}
+
+CAIRN_BODY bool memory_store::shared_writer::read(std::uint64_t offset, std::span<std::byte> destination) {
+  const std::lock_guard lock(shared_->mutex);
+  if (offset > shared_->bytes.size() || destination.size() > shared_->bytes.size() - offset) return false;
+  if (!destination.empty())
+    std::memcpy(destination.data(), shared_->bytes.data() + offset, destination.size());
+  return true;
+}
+
+CAIRN_BODY void memory_store::shared_writer::finish(std::uint64_t bytes) {
+  if (!began_)
+    fail(error_id::usage_closed, "an object is finished once, by the writer that began it", {.file = key_});
+  end();
+  const std::lock_guard lock(shared_->mutex);
+  shared_->bytes.resize(static_cast<std::size_t>(bytes));
+  if (!objects_->add(key_, std::make_shared<const std::vector<std::byte>>(shared_->bytes))) fail_exists(key_);
+}
+
+CAIRN_BODY memory_store::shared_writer& memory_store::shared_writer::operator=(
+    shared_writer&& other) noexcept {
+  if (this != &other) {
+    end();
+    objects_ = std::move(other.objects_);
+    shared_ = std::move(other.shared_);
+    key_ = std::move(other.key_), name_ = std::move(other.name_);
+    began_ = other.began_;
+  }
+  return *this;
+}
+
+CAIRN_BODY memory_store::shared_writer::~shared_writer() {
+  end();
+}
+
+CAIRN_BODY memory_store::shared_writer::shared_writer(std::shared_ptr<objects> into,
+                                                      std::shared_ptr<shared_bytes> shared,
+                                                      std::string_view key, std::string name, bool began)
+    : objects_(std::move(into)),
+      shared_(std::move(shared)),
+      key_(key),
+      name_(std::move(name)),
+      began_(began) {}
+
+CAIRN_BODY void memory_store::shared_writer::end() noexcept {
+  if (!objects_ || !began_) return;
+  began_ = false;
+  const std::lock_guard lock(objects_->mutex);
+  objects_->begun.erase(name_);
+}
+
+CAIRN_BODY memory_store::shared_writer memory_store::share(std::string_view key, std::uint64_t tag) {
+  check(key);
+  if (objects_->find(key)) fail_exists(key);
+  auto name = std::string(key) + ":" + std::to_string(tag);
+  auto bytes = std::make_shared<shared_bytes>();
+  const std::lock_guard lock(objects_->mutex);
+  if (!objects_->begun.try_emplace(name, bytes).second) fail_exists(key);
+  return {objects_, std::move(bytes), key, std::move(name), true};
+}
+
+CAIRN_BODY std::optional<memory_store::shared_writer> memory_store::join(std::string_view key,
+                                                                         std::uint64_t tag) {
+  check(key);
+  auto name = std::string(key) + ":" + std::to_string(tag);
+  const std::lock_guard lock(objects_->mutex);
+  const auto at = objects_->begun.find(name);
+  if (at == objects_->begun.end()) return {};
+  return shared_writer(objects_, at->second, key, std::move(name), false);
+}
+
+CAIRN_BODY memory_store::object_writer memory_store::create(std::string_view key, std::uint64_t size_hint) {
+  check(key);
+  if (objects_->find(key)) fail_exists(key);
+  object_writer writer(objects_, key);
+  constexpr std::uint64_t max_reserved = std::uint64_t{1} << 30;  // a hint is no reason to run out of memory
+  writer.bytes_.reserve(static_cast<std::size_t>(std::min(size_hint, max_reserved)));
+  return writer;
+}
+
+CAIRN_BODY void memory_store::read(std::span<const read_range> ranges) {
+  for (const auto& range : ranges) {
+    check(range.key);
+    const auto bytes = objects_->find(range.key);
+    if (!bytes)
+      fail(error_id::storage_not_found, "there is no object of this key", {.file = std::string(range.key)});
+    const auto wanted = range.destination.size();
+    if (range.offset > bytes->size() || wanted > bytes->size() - range.offset)
+      fail(error_id::corrupt_truncated, "the object ends before the bytes that are wanted",
+           {.file = std::string(range.key),
+            .offset = static_cast<std::int64_t>(range.offset & INT64_MAX),
+            .expected = std::to_string(wanted) + " bytes",
+            .got =
+                std::to_string(range.offset > bytes->size() ? 0 : bytes->size() - range.offset) + " bytes"});
+    if (wanted > 0) std::memcpy(range.destination.data(), bytes->data() + range.offset, wanted);
+  }
+}
+
+CAIRN_BODY void memory_store::put_new(std::string_view key, std::span<const std::byte> bytes) {
+  if (!publish_new(key, bytes)) fail_exists(key);
+}
+
+CAIRN_BODY bool memory_store::publish_new(std::string_view key, std::span<const std::byte> bytes) {
+  check(key);
+  return objects_->add(key, std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end()));
+}
+
+CAIRN_BODY std::optional<std::vector<std::byte>> memory_store::read_all(std::string_view key,
+                                                                        std::uint64_t cap) {
+  check(key);
+  const auto bytes = objects_->find(key);
+  if (!bytes) return {};
+  if (bytes->size() > cap)
+    fail(error_id::corrupt_size_mismatch, "the object is longer than it can be",
+         {.file = std::string(key),
+          .expected = "at most " + std::to_string(cap) + " bytes",
+          .got = std::to_string(bytes->size()) + " bytes"});
+  return *bytes;
+}
+
+CAIRN_BODY std::optional<std::uint64_t> memory_store::size(std::string_view key) {
+  check(key);
+  const auto bytes = objects_->find(key);
+  if (!bytes) return {};
+  return bytes->size();
+}
+
+CAIRN_BODY std::vector<listed_object> memory_store::list(std::string_view prefix) {
+  const std::lock_guard lock(objects_->mutex);
+  std::vector<listed_object> found;
+  for (auto at = objects_->by_key.lower_bound(prefix);
+       at != objects_->by_key.end() && std::string_view(at->first).starts_with(prefix); ++at)
+    found.push_back({at->first, at->second->size()});
+  return found;
+}
+
+CAIRN_BODY void memory_store::remove(std::string_view key) {
+  check(key);
+  const std::lock_guard lock(objects_->mutex);
+  if (const auto at = objects_->by_key.find(key); at != objects_->by_key.end()) objects_->by_key.erase(at);
+}
+
+CAIRN_BODY bool memory_store::remove_if(std::string_view key, std::span<const std::byte> bytes) {
+  check(key);
+  const std::lock_guard lock(objects_->mutex);
+  const auto at = objects_->by_key.find(key);
+  if (at == objects_->by_key.end()) return true;
+  if (!std::equal(at->second->begin(), at->second->end(), bytes.begin(), bytes.end())) return false;
+  objects_->by_key.erase(at);
+  return true;
+}
+
+CAIRN_BODY std::string memory_store::describe() const {
+  return "memory of this process";
+}
+
+CAIRN_BODY void memory_store::check(std::string_view key) {
+  if (!valid_key(key))
+    fail(error_id::storage_bad_key,
+         "a key is a relative path of [A-Za-z0-9._-] and '/', without empty, '.' or '..' parts, of at most "
+         "512 bytes",
+         {.file = std::string(key.substr(0, 600))});
+}
+
+CAIRN_BODY void memory_store::fail_exists(std::string_view key) {
+  fail(error_id::storage_exists, "an object of this key exists already; it was not touched",
+       {.file = std::string(key)});
+}
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/stores/file/file_tree.hpp>
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Looks files of a basic_file_store up by their keys, lists, locks and removes them.
+template <FileSystem F>
+class file_names {
+ public:
+  using handle = file_handle<F>;
+  explicit file_names(file_tree<F>& tree) : tree_(tree) {}
+
+  [[noreturn]] void fail_exists(std::string_view key) const {
+    fail(error_id::storage_exists, "an object of this key exists already; it was not touched",
+         {.file = tree_.path_of(key)});
+  }
+
+  [[nodiscard]] std::optional<file_status> status(std::string_view key) {
+    const auto where = split(key);
+    int error = 0;
+    const auto directory = tree_.open_directory(where.directory, error);
+    file_status s;
+    if (error == 0) error = tree_.fs.status_at(directory.get(), std::string(where.name).c_str(), s);
+    if (error == -ENOENT || error == -ENOTDIR) return {};
+    if (error < 0) fail_io(-error, "stat", tree_.path_of(key));
+    return s;
+  }
+  [[nodiscard]] bool occupied(std::string_view key) { return status(key).has_value(); }
+
+  static constexpr unsigned settled_bit = 01000;
+  /// The open file with its status, or nothing. By opening it, since clients of NFS then ask for its status
+  /// anew.
+  [[nodiscard]] handle status_opened(std::string_view key, file_status& s) {
+    tree_.check_key(key);
+    const auto where = split(key);
+    int error = 0;
+    const auto directory = tree_.open_directory(where.directory, error);
+    if (error < 0) return {};
+    const int r = uninterrupted([&] {
+      return tree_.fs.open_at(directory.get(), std::string(where.name).c_str(), O_RDONLY | O_NONBLOCK, 0);
+    });
+    handle file(tree_.fs, r);
+    if (!file || tree_.fs.status(r, s) != 0 || s.kind != file_kind::regular) return {};
+    return file;
+  }
+
+  /// Calls visit(directory, key, name) for each regular file whose key begins with `prefix`, in directories
+  /// whose files have at most so many parts. Asks for no status where listings tell what is a file.
+  template <class Visit>
+  void visit(std::string_view prefix, Visit visit_file, std::size_t parts = any_parts) {
+    const auto start = split(prefix).directory;
+    if (prefix.size() > 1024 || (!start.empty() && !valid_key(start)))
+      fail(error_id::storage_bad_key, "a prefix is the beginning of a key",
+           {.file = std::string(prefix.substr(0, 600))});
+    std::vector<std::string> waiting{std::string(start)};
+    while (!waiting.empty()) {
+      const auto here = std::move(waiting.back());
+      waiting.pop_back();
+      int error = 0;
+      const auto directory = tree_.open_directory(here, error);
+      if (error == -ENOTDIR && here.empty()) tree_.fail_for_file(tree_.root);
+      if (error == -ENOENT || error == -ENOTDIR || error == -ELOOP) continue;
+      if (error < 0) fail_io(-error, "open of the directory", tree_.path_of(here));
+      std::vector<directory_entry> entries;
+      if (const int r = tree_.fs.list(directory.get(), entries); r != 0)
+        fail_io(-r, "reading of the directory", tree_.path_of(here));
+      const auto depth =
+          here.empty() ? 1 : 2 + static_cast<std::size_t>(std::count(here.begin(), here.end(), '/'));
+      for (const auto& [name, told] : entries) {
+        const auto key = here.empty() ? name : here + '/' + name;
+        const std::string_view begins(key);
+        if (!begins.starts_with(prefix) && !prefix.starts_with(key + '/')) continue;
+        auto kind = told;
+        if (!kind) {
+          file_status s;
+          const int r = tree_.fs.status_at(directory.get(), name.c_str(), s);
+          if (r == -ENOENT) continue;
+          if (r != 0) fail_io(-r, "stat", tree_.path_of(key));
+          kind = s.kind;
+        }
+        if (kind == file_kind::directory && depth < parts && valid_key(key)) waiting.push_back(key);
+        if (kind == file_kind::regular && begins.starts_with(prefix)) visit_file(directory, key, name);
+      }
+    }
+  }
+
+  /// An unfinished file, locked; nothing if its writer lives or it cannot be opened.
+  [[nodiscard]] handle lockable(const handle& directory, const std::string& name) {
+    const int r = uninterrupted(
+        [&] { return tree_.fs.open_at(directory.get(), name.c_str(), O_RDWR | O_NONBLOCK, 0); });
+    handle file(tree_.fs, r);
+    if (!file || tree_.fs.try_lock(r) == -EAGAIN) return {};
+    return file;
+  }
+  [[nodiscard]] bool locked(const handle& directory, const std::string& name) {
+    const int r = uninterrupted(
+        [&] { return tree_.fs.open_at(directory.get(), name.c_str(), O_RDWR | O_NONBLOCK, 0); });
+    const handle file(tree_.fs, r);
+    return r >= 0 && tree_.fs.try_lock(r) == -EAGAIN;
+  }
+
+  void unlink(std::string_view key) {
+    auto where = split(key);
+    int error = 0;
+    auto directory = tree_.open_directory(where.directory, error);
+    // Gone with its directory: what removed that may not have come to its fsync yet.
+    while ((error == -ENOENT || error == -ENOTDIR) && !where.directory.empty()) {
+      where = split(where.directory);
+      directory = tree_.open_directory(where.directory, error);
+      if (error == 0) return tree_.sync_directory(directory, tree_.path_of(where.directory));
+    }
+    if (error == -ENOENT) return;
+    if (error < 0) fail_io(-error, "open of the directory", tree_.path_of(where.directory));
+    auto r =
+        uninterrupted([&] { return tree_.fs.unlink_at(directory.get(), std::string(where.name).c_str()); });
+    if (r != 0 && r != -ENOENT) fail_io(-r, "unlink", tree_.path_of(key));
+    tree_.sync_directory(directory, tree_.path_of(where.directory));
+    prune(where.directory);
+  }
+
+  /// Removes empty directories from here upwards. Not needed for correctness: stops silently.
+  void prune(std::string_view path) {
+    while (!path.empty()) {
+      const auto where = split(path);
+      int error = 0;
+      const auto above = tree_.open_directory(where.directory, error);
+      if (error < 0 || tree_.fs.remove_directory_at(above.get(), std::string(where.name).c_str()) != 0)
+        return;
+      tree_.sync_directory(above, tree_.path_of(where.directory));
+      path = where.directory;
+    }
+  }
+
+ private:
+  file_tree<F>& tree_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
