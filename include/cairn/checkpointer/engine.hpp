@@ -2,11 +2,11 @@
 #pragma once
 #include <cairn/concepts/planner.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
-#include <cairn/model/function_ref.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/function_ref.hpp>
 
 #include <sys/types.h>
 

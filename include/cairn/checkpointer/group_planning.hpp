@@ -3,8 +3,8 @@
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/model/function_ref.hpp>
 #include <cairn/plan/plan_cache.hpp>
+#include <cairn/system/function_ref.hpp>
 
 #include <cstdint>
 #include <memory>

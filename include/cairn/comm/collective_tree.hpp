@@ -5,9 +5,9 @@
 #include <cairn/comm/collective_messages.hpp>
 #include <cairn/comm/collective_pieces.hpp>
 #include <cairn/comm/tree_timeout.hpp>
-#include <cairn/model/function_ref.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/function_ref.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>

@@ -2,8 +2,8 @@
 #pragma once
 #include <cairn/comm/collective_input.hpp>
 #include <cairn/concepts/any_communicator.hpp>
-#include <cairn/model/function_ref.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/function_ref.hpp>
 
 #include <array>
 #include <concepts>

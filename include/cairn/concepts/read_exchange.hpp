@@ -3,11 +3,11 @@
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/extents.hpp>
-#include <cairn/model/function_ref.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/rank_set.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/function_ref.hpp>
 
 #include <concepts>
 #include <cstddef>

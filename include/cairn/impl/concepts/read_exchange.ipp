@@ -3,9 +3,9 @@
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/model/function_ref.hpp>
 #include <cairn/model/rank_set.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/function_ref.hpp>
 
 #include <algorithm>
 #include <cstddef>
