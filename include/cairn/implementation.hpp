@@ -39,6 +39,17 @@
 #include <cairn/impl/plan/summary/summary_codec.ipp>
 #include <cairn/impl/plan/summary/summary_merge.ipp>
 #include <cairn/impl/plan/summary/validation.ipp>
+#include <cairn/impl/storage/commit/commit_parts.ipp>
+#include <cairn/impl/storage/manifest/corrupt.ipp>
+#include <cairn/impl/storage/manifest/manifest_check.ipp>
+#include <cairn/impl/storage/manifest/manifest_format.ipp>
+#include <cairn/impl/storage/manifest/manifest_reader.ipp>
+#include <cairn/impl/storage/manifest/names.ipp>
+#include <cairn/impl/storage/manifest/record_format.ipp>
+#include <cairn/impl/storage/safetensors/safetensors_header.ipp>
+#include <cairn/impl/storage/safetensors/safetensors_layout.ipp>
+#include <cairn/impl/storage/safetensors/safetensors_parser.ipp>
+#include <cairn/impl/storage/safetensors/shared_file_plan.ipp>
 #include <cairn/impl/stores/file/file_io.ipp>
 #include <cairn/impl/stores/file/file_system_kinds.ipp>
 #include <cairn/impl/stores/file/io_error.ipp>

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/record.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/digest.hpp>
-#include <cairn/system/error.hpp>
 #include <cairn/system/list_view.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -18,8 +16,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -57,33 +53,11 @@ inline thread_local simulated_waits* waits_here = nullptr;
 /// first ones are spread over their whole length. The same attempt and rank give the same pauses.
 class backoff {
  public:
-  backoff(std::uint64_t attempt, std::int32_t rank, std::int32_t world_size = 1) noexcept
-      : noise_(attempt ^ (static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15U)) {
-    const auto share = std::chrono::nanoseconds(std::chrono::microseconds(100)) * world_size;
-    if (share <= most_) return;
-    most_ = share;
-    last_ = std::max<std::chrono::nanoseconds>(share, std::chrono::seconds(1));
-    pause_ = share;
-    spread_ = true;
-  }
+  backoff(std::uint64_t attempt, std::int32_t rank, std::int32_t world_size = 1) noexcept;
   /// The next pause.
-  [[nodiscard]] std::chrono::nanoseconds next() noexcept {
-    noise_ = noise_ * 6364136223846793005U + 1442695040888963407U;
-    const auto noise = static_cast<std::int64_t>(noise_ >> 54);  // 0 to 1023
-    if (std::exchange(spread_, false)) return pause_ / 1024 * noise;
-    const auto pause = pause_ + pause_ / 4096 * noise;  // up to a quarter more
-    waited_ += pause;
-    pause_ = std::min(std::max(pause_ * 2, waited_ / 16), std::min(last_, std::max(most_, waited_ / 16)));
-    return pause;
-  }
+  [[nodiscard]] std::chrono::nanoseconds next() noexcept;
   /// False, at once, if the deadline has passed.
-  [[nodiscard]] bool wait(deadline until) {
-    if (waits_here != nullptr) return waits_here->wait(next(), until);
-    const auto left = until.left();
-    if (left.count() <= 0) return false;
-    std::this_thread::sleep_for(std::min(next(), left));
-    return true;
-  }
+  [[nodiscard]] bool wait(deadline until);
 
  private:
   std::uint64_t noise_;
@@ -100,45 +74,21 @@ struct step_object {
   object_name name;
   bool own = true;  ///< `name` says what it is
   bool claimed = false;
-  [[nodiscard]] bool is_file() const noexcept {
-    return own && name.kind != object_kind::manifest && name.kind != object_kind::aborted;
-  }
+  [[nodiscard]] bool is_file() const noexcept;
   [[nodiscard]] bool is_mark() const noexcept { return own && name.kind == object_kind::aborted; }
   /// A manifest that was taken out of use.
   [[nodiscard]] bool is_set_aside() const noexcept { return !own && !claimed; }
   /// Which of several attempts that want the step goes on; its bytes are the attempt's number.
   [[nodiscard]] bool is_claim() const noexcept { return claimed; }
 };
-[[nodiscard]] inline bool is_among(const std::vector<std::uint64_t>& attempts,
-                                   std::uint64_t attempt) noexcept {
-  return std::find(attempts.begin(), attempts.end(), attempt) != attempts.end();
-}
-inline constexpr std::string_view set_aside_prefix = "manifest.damaged.";
-inline constexpr std::string_view claim_prefix = "claim.";
+[[nodiscard]] bool is_among(const std::vector<std::uint64_t>& attempts, std::uint64_t attempt) noexcept;
 
-[[nodiscard]] inline std::string set_aside_key(std::int64_t step, int n) {
-  return step_directory(step) + "/" + std::string(set_aside_prefix) + std::to_string(n);
-}
-[[nodiscard]] inline std::string claim_key(std::int64_t step, int n) {
-  return step_directory(step) + "/" + std::string(claim_prefix) + std::to_string(n);
-}
+[[nodiscard]] std::string set_aside_key(std::int64_t step, int n);
+[[nodiscard]] std::string claim_key(std::int64_t step, int n);
 /// Nothing for names that cairn does not make. `directory_bytes`: of the step's directory with its slash.
-[[nodiscard]] inline std::optional<step_object> known_object(std::string_view key,
-                                                             std::size_t directory_bytes) {
-  const auto name = key.substr(directory_bytes);
-  if (const auto parsed = parse_placed_object(name))
-    return step_object{std::string(key), *parsed, true, false};
-  for (const auto prefix : {set_aside_prefix, claim_prefix})
-    if (name.starts_with(prefix) && parse_padded(name.substr(prefix.size()), 1, INT32_MAX))
-      return step_object{std::string(key), {}, false, prefix == claim_prefix};
-  return std::nullopt;
-}
+[[nodiscard]] std::optional<step_object> known_object(std::string_view key, std::size_t directory_bytes);
 /// What an unfinished object would have become, where its key tells: "<key>.<something>".
-[[nodiscard]] inline std::optional<parsed_key> unfinished_object(std::string_view key) noexcept {
-  for (auto dot = key.rfind('.'); dot != std::string_view::npos && dot > 0; dot = key.rfind('.', dot - 1))
-    if (const auto parsed = parse_key(key.substr(0, dot))) return parsed;
-  return std::nullopt;
-}
+[[nodiscard]] std::optional<parsed_key> unfinished_object(std::string_view key) noexcept;
 
 /// An attempt that has objects in a step's directory.
 struct seen_attempt {
@@ -146,141 +96,41 @@ struct seen_attempt {
   bool marked = false;    ///< aborted for good
   std::size_t files = 0;  ///< data and records
 };
-[[nodiscard]] inline std::vector<seen_attempt> attempts_in(const std::vector<step_object>& objects,
-                                                           std::optional<std::uint64_t> but) {
-  std::vector<seen_attempt> found;
-  for (const auto& o : objects) {
-    if ((!o.is_file() && !o.is_mark()) || o.name.attempt == but) continue;
-    auto at =
-        std::find_if(found.begin(), found.end(), [&](const auto& a) { return a.attempt == o.name.attempt; });
-    if (at == found.end()) at = found.insert(at, seen_attempt{o.name.attempt, false, 0});
-    at->marked |= o.is_mark();
-    at->files += o.is_file();
-  }
-  return found;
-}
+[[nodiscard]] std::vector<seen_attempt> attempts_in(const std::vector<step_object>& objects,
+                                                    std::optional<std::uint64_t> but);
 
 /// True if attempt_of() makes this attempt of this run, for one of its first million saves.
 [[nodiscard]] inline bool made_by(const run_id& run, std::int64_t step, std::uint64_t attempt) {
   return save_count_of(run, step, attempt) < (std::uint64_t{1} << 20);
 }
 
-inline void identify(record& r, const save_context& c) noexcept {
-  r.run = c.run;
-  r.attempt = c.attempt;
-  r.step = c.step;
-  r.rank = c.rank;
-  r.world_size = c.world_size;
-  r.plan_digest = c.plan_digest;
-}
+void identify(record& r, const save_context& c) noexcept;
 
-[[noreturn]] inline void fail_already_committed(std::int64_t step) {
-  fail(error_id::storage_already_committed,
-       "step " + std::to_string(step) +
-           " was committed already, by another run or an earlier save: remove that checkpoint first, or save "
-           "another step",
-       {.file = manifest_key(step)});
-}
+[[noreturn]] void fail_already_committed(std::int64_t step);
 /// Why an attempt was ended by another one or by clean(); `got` names the run that did it.
-[[nodiscard]] inline std::exception_ptr superseded(std::int64_t step, const run_id& by) {
-  return make_failure(error_id::storage_aborted,
-                      "another save of step " + std::to_string(step) + " took the place of this one",
-                      {.file = manifest_key(step), .got = to_string(by)});
-}
+[[nodiscard]] std::exception_ptr superseded(std::int64_t step, const run_id& by);
 /// Why an attempt was ended by one who removed its step; `got` keeps the mark until there is a newer
 /// checkpoint.
-[[nodiscard]] inline std::exception_ptr removed_meanwhile(std::int64_t step) {
-  return make_failure(error_id::storage_aborted,
-                      "step " + std::to_string(step) + " was removed while it was saved",
-                      {.file = manifest_key(step), .got = "a removal"});
-}
+[[nodiscard]] std::exception_ptr removed_meanwhile(std::int64_t step);
 /// A failure with the rank filled in, where it is open.
-[[nodiscard]] inline std::exception_ptr failure_of_rank(const std::exception_ptr& failure,
-                                                        std::int32_t rank) {
-  const auto bytes = encode_failure(failure);
-  try {
-    wire_reader in(bytes);
-    return decode_failure(in, rank);
-  } catch (const wire_error&) {  // longer than a reader accepts
-    return failure;
-  }
-}
-[[noreturn]] inline void throw_mark(std::span<const std::byte> bytes, std::int64_t step,
-                                    const std::string& key) {
-  std::exception_ptr why;
-  try {
-    wire_reader in(bytes);
-    why = decode_failure(in);
-    in.finish();
-  } catch (const wire_error&) {
-    fail(error_id::storage_aborted,
-         "the save of step " + std::to_string(step) + " was aborted for an unknown reason", {.file = key});
-  }
-  std::rethrow_exception(why);
-}
+[[nodiscard]] std::exception_ptr failure_of_rank(const std::exception_ptr& failure, std::int32_t rank);
+[[noreturn]] void throw_mark(std::span<const std::byte> bytes, std::int64_t step, const std::string& key);
 
 /// "ranks 3, 5 and 7", at most 16 of them.
-[[nodiscard]] inline std::string ranks_text(list_view<const std::int32_t> ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min<std::size_t>(ranks.size(), 16); ++i)
-    text.append(i == 0 ? "" : ", ").append(std::to_string(ranks[i]));
-  if (ranks.size() > 16) text.append(" and ").append(std::to_string(ranks.size() - 16)).append(" more");
-  return text;
-}
+[[nodiscard]] std::string ranks_text(list_view<const std::int32_t> ranks);
 /// A rank that waits for others in vain; `what`: behind its name.
-[[noreturn]] inline void fail_absent(const save_context& c, std::int32_t rank, std::string_view what,
-                                     const std::string& file) {
-  fail(error_id::peer_lost,
-       "step " + std::to_string(c.step) + " was not committed: rank " + std::to_string(rank) + " " +
-           std::string(what) +
-           " by the deadline; ranks that share files must be on one host; look for its errors",
-       {.rank = rank, .file = file});
-}
-[[noreturn]] inline void fail_missing(const save_context& c, list_view<const std::int32_t> missing) {
-  const std::string whose = missing.size() == 1 ? "its" : "their";
-  fail(error_id::peer_lost,
-       "step " + std::to_string(c.step) + " was not committed: " + ranks_text(missing) +
-           " did not report that " + whose + " part is written by the deadline; look for " + whose +
-           " errors",
-       {.rank = missing.front()});
-}
-[[noreturn]] inline void fail_gone(const save_context& c, list_view<const std::int32_t> gone) {
-  fail(error_id::peer_lost,
-       "step " + std::to_string(c.step) + " was not committed: " + ranks_text(gone) +
-           (gone.size() == 1 ? " is gone, and its part" : " are gone, and their part") + " was not written",
-       {.rank = gone.front()});
-}
+[[noreturn]] void fail_absent(const save_context& c, std::int32_t rank, std::string_view what,
+                              const std::string& file);
+[[noreturn]] void fail_missing(const save_context& c, list_view<const std::int32_t> missing);
+[[noreturn]] void fail_gone(const save_context& c, list_view<const std::int32_t> gone);
 /// @throws plan_error naming those of `ranks` whose record is not of this save or plan.
-inline void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,
-                            list_view<const record_header> headers) {
-  std::vector<std::int32_t> strangers;
-  std::vector<std::int32_t> other_plans;
-  for (const auto rank : ranks) {
-    const auto& h = headers[static_cast<std::size_t>(rank)];
-    if (!(h.run == c.run) || h.attempt != c.attempt || h.step != c.step || h.rank != rank ||
-        h.world_size != c.world_size)
-      strangers.push_back(rank);
-    else if (h.plan_digest != c.plan_digest)
-      other_plans.push_back(rank);
-  }
-  if (!strangers.empty())
-    fail(error_id::plan_disagreement,
-         "the records of " + ranks_text(strangers) +
-             " belong to another run, step or number of ranks than the coordinator's",
-         {.rank = strangers.front(), .file = record_key(c.step, strangers.front(), c.attempt)});
-  if (!other_plans.empty()) {
-    const auto& h = headers[static_cast<std::size_t>(other_plans.front())];
-    fail(error_id::plan_disagreement,
-         ranks_text(other_plans) +
-             " wrote by another plan than the coordinator: the state must change on all ranks at the same "
-             "save",
-         {.rank = other_plans.front(),
-          .file = record_key(c.step, other_plans.front(), c.attempt),
-          .expected = digest_text(c.plan_digest),
-          .got = digest_text(h.plan_digest)});
-  }
-}
+void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,
+                     list_view<const record_header> headers);
 
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/storage/commit/commit_parts.ipp>
+#endif

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/system/error.hpp>
-#include <cairn/system/wire.hpp>
+#include <cairn/system/error_ids.hpp>
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,23 +11,16 @@ inline namespace v1 {
 namespace detail {
 
 /// Says that a file's bytes are not what cairn writes, and where. @throws corrupt_error always.
-[[noreturn]] inline void corrupt(error_id id, std::string_view what, std::string_view file,
-                                 std::uint64_t offset, std::string expected = {}, std::string got = {}) {
-  fail(id, what,
-       {.file = std::string(file),
-        .offset = static_cast<std::int64_t>(offset),
-        .expected = std::move(expected),
-        .got = std::move(got)});
-}
+[[noreturn]] void corrupt(error_id id, std::string_view what, std::string_view file, std::uint64_t offset,
+                          std::string expected = {}, std::string got = {});
 
 /// A digest as messages show it.
-[[nodiscard]] inline std::string digest_text(std::uint64_t value) {
-  constexpr std::string_view digits = "0123456789abcdef";
-  std::string text(16, '0');
-  for (std::size_t i = 16; i-- > 0; value >>= 4) text[i] = digits[value & 15];
-  return text;
-}
+[[nodiscard]] std::string digest_text(std::uint64_t value);
 
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/storage/manifest/corrupt.ipp>
+#endif

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/record.hpp>
+#include <cairn/model/save_job.hpp>
+#include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/manifest/corrupt.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+#include <cairn/system/list_view.hpp>
+#include <cairn/system/wire.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+CAIRN_BODY backoff::backoff(std::uint64_t attempt, std::int32_t rank, std::int32_t world_size) noexcept
+    : noise_(attempt ^ (static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15U)) {
+  const auto share = std::chrono::nanoseconds(std::chrono::microseconds(100)) * world_size;
+  if (share <= most_) return;
+  most_ = share;
+  last_ = std::max<std::chrono::nanoseconds>(share, std::chrono::seconds(1));
+  pause_ = share;
+  spread_ = true;
+}
+
+CAIRN_BODY std::chrono::nanoseconds backoff::next() noexcept {
+  noise_ = noise_ * 6364136223846793005U + 1442695040888963407U;
+  const auto noise = static_cast<std::int64_t>(noise_ >> 54);  // 0 to 1023
+  if (std::exchange(spread_, false)) return pause_ / 1024 * noise;
+  const auto pause = pause_ + pause_ / 4096 * noise;  // up to a quarter more
+  waited_ += pause;
+  pause_ = std::min(std::max(pause_ * 2, waited_ / 16), std::min(last_, std::max(most_, waited_ / 16)));
+  return pause;
+}
+
+CAIRN_BODY bool backoff::wait(deadline until) {
+  if (waits_here != nullptr) return waits_here->wait(next(), until);
+  const auto left = until.left();
+  if (left.count() <= 0) return false;
+  std::this_thread::sleep_for(std::min(next(), left));
+  return true;
+}
+
+CAIRN_BODY bool step_object::is_file() const noexcept {
+  return own && name.kind != object_kind::manifest && name.kind != object_kind::aborted;
+}
+
+CAIRN_BODY bool is_among(const std::vector<std::uint64_t>& attempts, std::uint64_t attempt) noexcept {
+  return std::find(attempts.begin(), attempts.end(), attempt) != attempts.end();
+}
+
+inline constexpr std::string_view set_aside_prefix = "manifest.damaged.";
+
+inline constexpr std::string_view claim_prefix = "claim.";
+
+CAIRN_BODY std::string set_aside_key(std::int64_t step, int n) {
+  return step_directory(step) + "/" + std::string(set_aside_prefix) + std::to_string(n);
+}
+
+CAIRN_BODY std::string claim_key(std::int64_t step, int n) {
+  return step_directory(step) + "/" + std::string(claim_prefix) + std::to_string(n);
+}
+
+CAIRN_BODY std::optional<step_object> known_object(std::string_view key, std::size_t directory_bytes) {
+  const auto name = key.substr(directory_bytes);
+  if (const auto parsed = parse_placed_object(name))
+    return step_object{std::string(key), *parsed, true, false};
+  for (const auto prefix : {set_aside_prefix, claim_prefix})
+    if (name.starts_with(prefix) && parse_padded(name.substr(prefix.size()), 1, INT32_MAX))
+      return step_object{std::string(key), {}, false, prefix == claim_prefix};
+  return std::nullopt;
+}
+
+CAIRN_BODY std::optional<parsed_key> unfinished_object(std::string_view key) noexcept {
+  for (auto dot = key.rfind('.'); dot != std::string_view::npos && dot > 0; dot = key.rfind('.', dot - 1))
+    if (const auto parsed = parse_key(key.substr(0, dot))) return parsed;
+  return std::nullopt;
+}
+
+CAIRN_BODY std::vector<seen_attempt> attempts_in(const std::vector<step_object>& objects,
+                                                 std::optional<std::uint64_t> but) {
+  std::vector<seen_attempt> found;
+  for (const auto& o : objects) {
+    if ((!o.is_file() && !o.is_mark()) || o.name.attempt == but) continue;
+    auto at =
+        std::find_if(found.begin(), found.end(), [&](const auto& a) { return a.attempt == o.name.attempt; });
+    if (at == found.end()) at = found.insert(at, seen_attempt{o.name.attempt, false, 0});
+    at->marked |= o.is_mark();
+    at->files += o.is_file();
+  }
+  return found;
+}
+
+CAIRN_BODY void identify(record& r, const save_context& c) noexcept {
+  r.run = c.run;
+  r.attempt = c.attempt;
+  r.step = c.step;
+  r.rank = c.rank;
+  r.world_size = c.world_size;
+  r.plan_digest = c.plan_digest;
+}
+
+CAIRN_BODY void fail_already_committed(std::int64_t step) {
+  fail(error_id::storage_already_committed,
+       "step " + std::to_string(step) +
+           " was committed already, by another run or an earlier save: remove that checkpoint first, or save "
+           "another step",
+       {.file = manifest_key(step)});
+}
+
+CAIRN_BODY std::exception_ptr superseded(std::int64_t step, const run_id& by) {
+  return make_failure(error_id::storage_aborted,
+                      "another save of step " + std::to_string(step) + " took the place of this one",
+                      {.file = manifest_key(step), .got = to_string(by)});
+}
+
+CAIRN_BODY std::exception_ptr removed_meanwhile(std::int64_t step) {
+  return make_failure(error_id::storage_aborted,
+                      "step " + std::to_string(step) + " was removed while it was saved",
+                      {.file = manifest_key(step), .got = "a removal"});
+}
+
+CAIRN_BODY std::exception_ptr failure_of_rank(const std::exception_ptr& failure, std::int32_t rank) {
+  const auto bytes = encode_failure(failure);
+  try {
+    wire_reader in(bytes);
+    return decode_failure(in, rank);
+  } catch (const wire_error&) {  // longer than a reader accepts
+    return failure;
+  }
+}
+
+CAIRN_BODY void throw_mark(std::span<const std::byte> bytes, std::int64_t step, const std::string& key) {
+  std::exception_ptr why;
+  try {
+    wire_reader in(bytes);
+    why = decode_failure(in);
+    in.finish();
+  } catch (const wire_error&) {
+    fail(error_id::storage_aborted,
+         "the save of step " + std::to_string(step) + " was aborted for an unknown reason", {.file = key});
+  }
+  std::rethrow_exception(why);
+}
+
+CAIRN_BODY std::string ranks_text(list_view<const std::int32_t> ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < std::min<std::size_t>(ranks.size(), 16); ++i)
+    text.append(i == 0 ? "" : ", ").append(std::to_string(ranks[i]));
+  if (ranks.size() > 16) text.append(" and ").append(std::to_string(ranks.size() - 16)).append(" more");
+  return text;
+}
+
+CAIRN_BODY void fail_absent(const save_context& c, std::int32_t rank, std::string_view what,
+                            const std::string& file) {
+  fail(error_id::peer_lost,
+       "step " + std::to_string(c.step) + " was not committed: rank " + std::to_string(rank) + " " +
+           std::string(what) +
+           " by the deadline; ranks that share files must be on one host; look for its errors",
+       {.rank = rank, .file = file});
+}
+
+CAIRN_BODY void fail_missing(const save_context& c, list_view<const std::int32_t> missing) {
+  const std::string whose = missing.size() == 1 ? "its" : "their";
+  fail(error_id::peer_lost,
+       "step " + std::to_string(c.step) + " was not committed: " + ranks_text(missing) +
+           " did not report that " + whose + " part is written by the deadline; look for " + whose +
+           " errors",
+       {.rank = missing.front()});
+}
+
+CAIRN_BODY void fail_gone(const save_context& c, list_view<const std::int32_t> gone) {
+  fail(error_id::peer_lost,
+       "step " + std::to_string(c.step) + " was not committed: " + ranks_text(gone) +
+           (gone.size() == 1 ? " is gone, and its part" : " are gone, and their part") + " was not written",
+       {.rank = gone.front()});
+}
+
+CAIRN_BODY void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,
+                                list_view<const record_header> headers) {
+  std::vector<std::int32_t> strangers;
+  std::vector<std::int32_t> other_plans;
+  for (const auto rank : ranks) {
+    const auto& h = headers[static_cast<std::size_t>(rank)];
+    if (!(h.run == c.run) || h.attempt != c.attempt || h.step != c.step || h.rank != rank ||
+        h.world_size != c.world_size)
+      strangers.push_back(rank);
+    else if (h.plan_digest != c.plan_digest)
+      other_plans.push_back(rank);
+  }
+  if (!strangers.empty())
+    fail(error_id::plan_disagreement,
+         "the records of " + ranks_text(strangers) +
+             " belong to another run, step or number of ranks than the coordinator's",
+         {.rank = strangers.front(), .file = record_key(c.step, strangers.front(), c.attempt)});
+  if (!other_plans.empty()) {
+    const auto& h = headers[static_cast<std::size_t>(other_plans.front())];
+    fail(error_id::plan_disagreement,
+         ranks_text(other_plans) +
+             " wrote by another plan than the coordinator: the state must change on all ranks at the same "
+             "save",
+         {.rank = other_plans.front(),
+          .file = record_key(c.step, other_plans.front(), c.attempt),
+          .expected = digest_text(c.plan_digest),
+          .got = digest_text(h.plan_digest)});
+  }
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
