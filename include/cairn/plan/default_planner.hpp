@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/planner.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/plan/assign/default_planner_options.hpp>
@@ -169,6 +170,9 @@ class default_planner : public basic_planner<default_planner> {
  public:
   using basic_planner::basic_planner;
 };
+
+/// The same as for any planner; compiled once.
+[[nodiscard]] any_planners both_roles_of(default_planner planner);
 
 static_assert(SavePlanner<default_planner> && LoadPlanner<default_planner>);
 static_assert(resolves_by_binding<default_planner>);

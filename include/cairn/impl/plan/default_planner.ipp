@@ -172,5 +172,10 @@ CAIRN_BODY tensor_view view_of_entry(const state_dict& state, std::uint32_t entr
 }
 
 }  // namespace detail
+
+CAIRN_BODY any_planners both_roles_of(default_planner planner) {
+  return both_roles_of<default_planner>(std::move(planner));
+}
+
 }  // namespace v1
 }  // namespace cairn
