@@ -107,7 +107,7 @@ struct checked {
 
 /// For keep_last: a checkpoint counts as kept only when it was read back whole and verified, in the
 /// background by rank 0, which begins when it is committed; of those committed meanwhile, the newest comes
-/// next. Until then its earlier_runs stay. Reads at most so many bytes per second; 0: no limit. A verify that
+/// next. Until then the older ones stay. Reads at most so many bytes per second; 0: no limit. A verify that
 /// fails is told with the file, and removes nothing; close() and the destructor give up one that is under
 /// way.
 struct verified_t {

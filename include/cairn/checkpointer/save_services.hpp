@@ -178,9 +178,9 @@ class save_services : public std::enable_shared_from_this<save_services> {
     } catch (const error& e) {
       if (e.id() == error_id::timeout_close) return;
       reporter_.warned("the checkpoint of step " + std::to_string(step) +
-                       " could not be verified, its earlier_runs stay: " + e.what());
+                       " could not be verified, the older ones stay: " + e.what());
     } catch (...) {
-      reporter_.warned("a checkpoint could not be verified, its earlier_runs stay", std::current_exception());
+      reporter_.warned("a checkpoint could not be verified, the older ones stay", std::current_exception());
     }
   }
   void remove_old(std::int64_t step) {
