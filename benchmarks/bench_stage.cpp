@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <CLI/CLI.hpp>
 
+#include <cstdio>
 #include <cstring>
 #include <random>
 #include <string>

@@ -16,6 +16,7 @@
 //       fault RULE | clear-faults | random PERCENT SEED (then rules, then `.`) | clock SECONDS | latency MS
 //       credentials ACCESS SECRET [TOKEN] | expire | journal | clear-journal | keys | uploads | put KEY TEXT
 //       | clear
+#include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <sstream>

@@ -8,6 +8,7 @@
 #include <cairn/model/cast.hpp>
 #include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/metadata.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/system/digest.hpp>
 #include <cmath>

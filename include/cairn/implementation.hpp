@@ -25,6 +25,20 @@
 #include <cairn/impl/comm/thread_communicator.ipp>
 #include <cairn/impl/concepts/read_exchange.ipp>
 #include <cairn/impl/manage/resume_together.ipp>
+#include <cairn/impl/model/cast.ipp>
+#include <cairn/impl/model/extents.ipp>
+#include <cairn/impl/model/item.ipp>
+#include <cairn/impl/model/metadata.ipp>
+#include <cairn/impl/model/placement.ipp>
+#include <cairn/impl/model/plan.ipp>
+#include <cairn/impl/model/rank_set.ipp>
+#include <cairn/impl/model/record.ipp>
+#include <cairn/impl/model/save_handle.ipp>
+#include <cairn/impl/model/save_job.ipp>
+#include <cairn/impl/model/save_journal.ipp>
+#include <cairn/impl/model/save_progress.ipp>
+#include <cairn/impl/model/staged_image.ipp>
+#include <cairn/impl/model/state_entry.ipp>
 #include <cairn/impl/plan/assign/balance.ipp>
 #include <cairn/impl/plan/default_planner.ipp>
 #include <cairn/impl/plan/gathered.ipp>
@@ -59,6 +73,12 @@
 #include <cairn/impl/stores/file_store.ipp>
 #include <cairn/impl/stores/memory_store.ipp>
 #include <cairn/impl/system/compiler.ipp>
+#include <cairn/impl/system/deadline.ipp>
+#include <cairn/impl/system/digest.ipp>
+#include <cairn/impl/system/error.ipp>
+#include <cairn/impl/system/rate_limiter.ipp>
+#include <cairn/impl/system/shared_event.ipp>
+#include <cairn/impl/system/wire.ipp>
 #if defined(CAIRN_COMPILED_INTERPROCESS)
 #include <cairn/impl/comm/shared_memory_communicator.ipp>
 #endif

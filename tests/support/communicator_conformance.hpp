@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cairn/concepts/communicator.hpp>
+#include <cairn/model/dtype.hpp>
 #include <cairn/system/error.hpp>
 #include <chrono>
 #include <cstddef>

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cairn/concepts/planner.hpp>
+#include <cairn/system/wire.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cairn/concepts/planner.hpp>
+#include <cairn/system/wire.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

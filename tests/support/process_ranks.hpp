@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Ranks that are real processes: forks of the test, which has no threads when it starts them.
+#include <cairn/system/deadline.hpp>
+
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>

@@ -9,6 +9,7 @@
 #include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/near_names.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <concepts>

@@ -5,6 +5,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/plan/plan_cache.hpp>
 #include <cairn/system/function_ref.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <cstdint>
 #include <memory>

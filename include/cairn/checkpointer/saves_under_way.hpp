@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/save_handle.hpp>
+#include <cairn/model/save_progress.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/list_view.hpp>
 

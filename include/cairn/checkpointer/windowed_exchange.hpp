@@ -3,6 +3,7 @@
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/plan/load/read_requests.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <compare>

@@ -3,6 +3,7 @@
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <array>

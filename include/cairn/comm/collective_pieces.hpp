@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/error.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/system/error.hpp>
 
 #include <concepts>

@@ -4,6 +4,7 @@
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/image_layout.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/model/save_announcement.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/model/state_dict.hpp>

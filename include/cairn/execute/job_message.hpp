@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/metadata.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>

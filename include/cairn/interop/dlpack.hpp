@@ -7,6 +7,7 @@
 // since 0.4, those that PyTorch brings in <ATen/dlpack.h>, or those below, for programs that have no such
 // header. So cairn needs none, and no release of it is too old or too new.
 #include <cairn/model/tensor_view.hpp>
+#include <cairn/system/error.hpp>
 
 #include <array>
 #include <concepts>

@@ -5,6 +5,7 @@
 // libtorch 1.13 and 2.15. Inside namespace cairn libtorch is ::torch; a file that says `using namespace
 // cairn` must write ::torch, too.
 #include <cairn/model/state_dict.hpp>
+#include <cairn/system/error.hpp>
 
 #include <torch/nn/module.h>
 #include <torch/optim/adam.h>

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/dtype.hpp>
-#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,10 +29,7 @@ class extents {
     ((values_[static_cast<std::size_t>(i++)] = checked(sizes)), ...);
   }
   /// From a run-time list. @throws usage_error if it is longer than eight or holds a negative number.
-  explicit extents(std::span<const std::int64_t> sizes) : rank_(static_cast<int>(sizes.size())) {
-    check_rank(sizes.size());
-    for (std::size_t i = 0; i < sizes.size(); ++i) values_[i] = checked(sizes[i]);
-  }
+  explicit extents(std::span<const std::int64_t> sizes);
   /// `rank` numbers, all `value`.
   static extents filled(int rank, std::int64_t value) {
     check_rank(static_cast<std::size_t>(rank));
@@ -81,15 +76,14 @@ class extents {
 
  private:
   static void check_rank(std::size_t rank) {
-    if (rank > max_rank)
-      fail(error_id::usage_bad_shape, "a shape has more than eight dimensions; merge some of them",
-           {.got = std::to_string(rank)});
+    if (rank > max_rank) fail_rank(rank);
   }
+  [[noreturn]] static void fail_rank(std::size_t rank);
+  [[noreturn]] static void fail_size(bool negative, std::uint64_t size);
   template <std::integral Size>
   static std::int64_t checked(Size size) {
     if (!std::in_range<std::int64_t>(size) || std::cmp_less(size, 0))
-      fail(error_id::usage_bad_shape, "a size or offset is negative or above 2^63 - 1",
-           {.got = std::to_string(size)});
+      fail_size(std::cmp_less(size, 0), static_cast<std::uint64_t>(size));
     return static_cast<std::int64_t>(size);
   }
   std::array<std::int64_t, max_rank> values_{};
@@ -97,11 +91,7 @@ class extents {
 };
 
 /// "[3, 4]"
-[[nodiscard]] inline std::string to_string(const extents& e) {
-  std::string text = "[";
-  for (int i = 0; i < e.rank(); ++i) text.append(i ? ", " : "").append(std::to_string(e[i]));
-  return text + "]";
-}
+[[nodiscard]] std::string to_string(const extents& e);
 
 /// Bytes of a tensor of this shape, or nothing on overflow or where packed elements do not fill whole bytes.
 [[nodiscard]] inline std::optional<std::uint64_t> checked_bytes(dtype t, const extents& shape) noexcept {
@@ -131,9 +121,7 @@ struct chunk {
 }
 
 /// Text for messages: offsets [0, 4] sizes [2, 4].
-[[nodiscard]] inline std::string to_string(const chunk& c) {
-  return "offsets " + to_string(c.offsets) + " sizes " + to_string(c.sizes);
-}
+[[nodiscard]] std::string to_string(const chunk& c);
 
 /// True if the box lies in the tensor; overflow-safe.
 [[nodiscard]] inline bool inside(const chunk& c, const extents& shape) noexcept {
@@ -160,3 +148,7 @@ struct chunk {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/extents.ipp>
+#endif

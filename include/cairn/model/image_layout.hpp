@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/item.hpp>
 #include <cairn/model/metadata.hpp>
-#include <cairn/model/plan.hpp>
 
 #include <cstddef>
 #include <cstdint>

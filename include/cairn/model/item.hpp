@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/system/error.hpp>
+#include <cairn/system/compiler.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <string_view>
 
@@ -66,41 +66,15 @@ inline void set_flag(item_flags& f, item_flags more) noexcept {
 inline constexpr std::size_t max_item_name = 4096;
 
 /// The key of a rank's own item in a data file: "rng@rank00003".
-[[nodiscard]] inline std::string per_rank_key(std::string_view name, int rank) {
-  char suffix[24];
-  std::snprintf(suffix, sizeof suffix, "@rank%05d", rank);
-  return std::string(name) + suffix;
-}
+[[nodiscard]] std::string per_rank_key(std::string_view name, int rank);
 
 /// Why a name cannot be used, or an empty text. Names are printable UTF-8 of 1 to 4096 bytes, not
 /// "__metadata__" (reserved by safetensors), and do not end in "@rank" and digits (used for per-rank items).
-[[nodiscard]] inline std::string_view name_problem(std::string_view name) noexcept {
-  if (name.empty()) return "is empty";
-  if (name.size() > max_item_name) return "is longer than 4096 bytes";
-  if (name == "__metadata__") return "is reserved by the safetensors format";
-  for (std::size_t i = 0; i < name.size();) {
-    const auto c = static_cast<unsigned char>(name[i]);
-    if (c < 0x20 || c == 0x7f) return "has a control character";
-    std::size_t more = c < 0x80                ? 0
-                       : c >= 0xc2 && c < 0xe0 ? 1
-                       : c >= 0xe0 && c < 0xf0 ? 2
-                       : c >= 0xf0 && c < 0xf5 ? 3
-                                               : 9;
-    if (more == 9 || i + more >= name.size()) return "is not UTF-8";
-    for (std::size_t k = 1; k <= more; ++k) {
-      const auto next = static_cast<unsigned char>(name[i + k]);
-      const unsigned char low = k > 1 ? 0x80 : c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
-      const unsigned char high = k > 1 ? 0xbf : c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
-      if (next < low || next > high) return "is not UTF-8";
-    }
-    i += more + 1;
-  }
-  const auto digits = name.find_last_not_of("0123456789");
-  if (digits != std::string_view::npos && digits + 1 < name.size() &&
-      name.substr(0, digits + 1).ends_with("@rank"))
-    return "ends like the key of a per-rank item";
-  return {};
-}
+[[nodiscard]] std::string_view name_problem(std::string_view name) noexcept;
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/item.ipp>
+#endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/plan.hpp>
+#include <cairn/model/extents.hpp>
 #include <cairn/model/stored_items.hpp>
-#include <cairn/system/digest.hpp>
 
 #include <cstdint>
 #include <string_view>
@@ -29,12 +28,11 @@ struct item_key {
 };
 
 /// The key of a box of the item that has `file_key` in its files.
-[[nodiscard]] inline item_key key_of(std::string_view file_key, const cairn::chunk& box) {
-  wire_writer out;
-  out.reserve(2 * (1 + extents::max_rank * sizeof(std::int64_t)));
-  encode(out, box.offsets), encode(out, box.sizes);
-  return {digest(file_key), digest(out.view())};
-}
+[[nodiscard]] item_key key_of(std::string_view file_key, const cairn::chunk& box);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/metadata.ipp>
+#endif

@@ -34,33 +34,12 @@ concept Placement = std::same_as<P, shard> || std::same_as<P, flat_shard>;
 /// The fewest boxes that make up elements [begin, begin + length) of the flattened tensor, in memory order:
 /// at most 2 x rank - 1.
 /// @pre the range lies in the tensor.
-[[nodiscard]] inline std::vector<chunk> boxes_of_range(const extents& shape, std::int64_t begin,
-                                                       std::int64_t length) {
-  std::vector<chunk> boxes;
-  const std::int64_t end = begin + length;
-  for (std::int64_t at = begin; at < end;) {
-    // The outermost dimension along which a whole slab starts here and fits.
-    std::int64_t slab = 1;
-    int d = shape.rank() - 1;
-    for (std::int64_t next = slab; d > 0; --d, slab = next) {
-      next = slab * shape[d];
-      if (at % next != 0 || end - at < next) break;
-    }
-    chunk box{extents::filled(shape.rank(), 0), shape};
-    std::int64_t rest = at;
-    for (int k = shape.rank() - 1; k >= 0; --k) {
-      const std::int64_t index = rest % shape[k];
-      rest /= shape[k];
-      if (k > d) continue;
-      box.offsets.set(k, index);
-      box.sizes.set(k, 1);
-    }
-    if (shape.rank() > 0) box.sizes.set(d, std::min((end - at) / slab, shape[d] - box.offsets[d]));
-    at += box.volume();
-    boxes.push_back(box);
-  }
-  return boxes;
-}
+[[nodiscard]] std::vector<chunk> boxes_of_range(const extents& shape, std::int64_t begin,
+                                                std::int64_t length);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/placement.ipp>
+#endif

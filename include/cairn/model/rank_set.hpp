@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/extents.hpp>
-#include <cairn/system/digest.hpp>
 #include <cairn/system/list_view.hpp>
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -17,9 +14,7 @@ inline namespace v1 {
 struct rank_set {
   std::vector<std::int32_t> ranks;
   std::uint64_t digest = 0;  ///< of the ranks
-  [[nodiscard]] bool has(std::int32_t rank) const noexcept {
-    return std::binary_search(ranks.begin(), ranks.end(), rank);
-  }
+  [[nodiscard]] bool has(std::int32_t rank) const noexcept;
 };
 
 /// Orders by the ranks themselves, so that all processes order alike.
@@ -33,24 +28,9 @@ struct by_ranks {
 class rank_sets {
  public:
   /// Sorted and made unique. O(ranks log sets).
-  const rank_set* of(std::vector<std::int32_t> ranks) {
-    std::sort(ranks.begin(), ranks.end());
-    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-    auto& made = sets_[ranks];
-    if (made.ranks.empty()) {
-      made.digest = cairn::digest(
-          {reinterpret_cast<const std::byte*>(ranks.data()), ranks.size() * sizeof(std::int32_t)});
-      made.ranks = std::move(ranks);
-    }
-    return &made;
-  }
+  const rank_set* of(std::vector<std::int32_t> ranks);
   /// The ranks of all of them together.
-  const rank_set* unite(detail::list_view<const rank_set* const> sets) {
-    if (sets.size() == 1) return sets[0];
-    std::vector<std::int32_t> all;
-    for (const auto* s : sets) all.insert(all.end(), s->ranks.begin(), s->ranks.end());
-    return of(std::move(all));
-  }
+  const rank_set* unite(detail::list_view<const rank_set* const> sets);
 
  private:
   std::map<std::vector<std::int32_t>, rank_set> sets_;
@@ -64,3 +44,7 @@ struct wanted_part {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/rank_set.ipp>
+#endif

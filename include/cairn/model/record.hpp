@@ -3,7 +3,6 @@
 #include <cairn/model/metadata.hpp>
 
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -17,12 +16,7 @@ struct run_id {
   std::uint64_t low = 0;
   friend bool operator==(const run_id&, const run_id&) = default;
 };
-[[nodiscard]] inline std::string to_string(const run_id& id) {
-  char text[33];
-  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(id.high),
-                static_cast<unsigned long long>(id.low));
-  return text;
-}
+[[nodiscard]] std::string to_string(const run_id& id);
 
 /// One file of a rank.
 struct record_file {
@@ -54,3 +48,7 @@ struct record {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/record.ipp>
+#endif

@@ -3,10 +3,9 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/peer_watch.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/model/save_handle.hpp>
+#include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -31,14 +30,9 @@ struct save_context {
   /// How long the other ranks wait for the coordinator's word once their part is written: it may still be
   /// writing, and then waits for records, `timeout` each; so that it is the coordinator that gives up first,
   /// and says for whom.
-  [[nodiscard]] std::chrono::nanoseconds outcome_timeout() const noexcept {
-    return std::min(timeout, std::chrono::nanoseconds::max() / 8) * 2 + std::chrono::seconds(5);
-  }
+  [[nodiscard]] std::chrono::nanoseconds outcome_timeout() const noexcept;
   /// After which a save has ended on this rank, come what may.
-  [[nodiscard]] std::chrono::nanoseconds longest() const noexcept {
-    return std::min(timeout, std::chrono::nanoseconds::max() / 8) + outcome_timeout() +
-           std::chrono::seconds(5);
-  }
+  [[nodiscard]] std::chrono::nanoseconds longest() const noexcept;
   /// Rank 0 commits.
   [[nodiscard]] bool coordinator() const noexcept { return rank == 0; }
 };
@@ -50,17 +44,14 @@ static_assert(attempt_stride * attempt_stride_inverse == 1);
 }  // namespace detail
 
 /// The attempt number that every rank derives alone.
-[[nodiscard]] inline std::uint64_t attempt_of(const run_id& run, std::int64_t step,
-                                              std::uint64_t save_count) {
-  digest_stream d;
-  return d.put(run.high).put(run.low).put(step).value() + save_count * detail::attempt_stride;
-}
+[[nodiscard]] std::uint64_t attempt_of(const run_id& run, std::int64_t step, std::uint64_t save_count);
 /// The save_count of which attempt_of() makes this attempt, if it is of this run and step; else any number,
 /// most probably a huge one.
-[[nodiscard]] inline std::uint64_t save_count_of(const run_id& run, std::int64_t step,
-                                                 std::uint64_t attempt) {
-  return (attempt - attempt_of(run, step, 0)) * detail::attempt_stride_inverse;
-}
+[[nodiscard]] std::uint64_t save_count_of(const run_id& run, std::int64_t step, std::uint64_t attempt);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/save_job.ipp>
+#endif

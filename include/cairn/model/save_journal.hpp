@@ -1,40 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/system/deadline.hpp>
-#include <cairn/system/wire.hpp>
+#include <cairn/system/compiler.hpp>
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <ctime>
 #include <mutex>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
 
+class wire_reader;
+class wire_writer;
+
 /// Now, in nanoseconds of the steady clock, which all processes of a host share.
-[[nodiscard]] inline std::int64_t steady_now() noexcept {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(deadline::clock::now().time_since_epoch())
-      .count();
-}
+[[nodiscard]] std::int64_t steady_now() noexcept;
 /// Nanoseconds of CPU time of the calling thread, and of all threads of this process. Cost: half a
 /// microsecond.
-[[nodiscard]] inline std::int64_t thread_cpu_now() noexcept {
-  timespec t{};
-  static_cast<void>(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t));
-  return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
+[[nodiscard]] std::int64_t thread_cpu_now() noexcept;
 /// CPU nanoseconds of all threads of this process.
-[[nodiscard]] inline std::int64_t process_cpu_now() noexcept {
-  timespec t{};
-  static_cast<void>(::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t));
-  return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
+[[nodiscard]] std::int64_t process_cpu_now() noexcept;
 
 /// What a part of a save does.
 enum class span_kind : std::uint8_t {
@@ -62,13 +50,7 @@ enum class span_kind : std::uint8_t {
 /// The kind with the largest number.
 inline constexpr auto last_span_kind = span_kind::remove;
 
-[[nodiscard]] inline const char* name_of(span_kind kind) noexcept {
-  static constexpr std::array<const char*, 15> names{
-      "plan",  "wait", "stage",  "before_update", "copy", "copy and hash", "save",      "wait for bytes",
-      "write", "sync", "record", "commit",        "hash", "gather",        "remove old"};
-  const auto number = static_cast<std::size_t>(kind);
-  return number < names.size() ? names[number] : "unknown";
-}
+[[nodiscard]] const char* name_of(span_kind kind) noexcept;
 
 /// One part of a save, in one process.
 struct save_span {
@@ -88,21 +70,10 @@ class save_journal {
     put({kind, process_, begin, end, bytes, process_cpu_now()});
   }
   /// What another process did.
-  void append(const std::vector<save_span>& spans) noexcept {
-    for (const auto& span : spans) put(span);
-  }
-  [[nodiscard]] std::vector<save_span> spans() const {
-    const std::lock_guard lock(mutex_);
-    return spans_;
-  }
+  void append(const std::vector<save_span>& spans) noexcept;
+  [[nodiscard]] std::vector<save_span> spans() const;
   /// What came since the last call of take().
-  [[nodiscard]] std::vector<save_span> take() {
-    const std::lock_guard lock(mutex_);
-    last_.fill(none);
-    std::vector<save_span> taken;
-    taken.swap(spans_);
-    return taken;
-  }
+  [[nodiscard]] std::vector<save_span> take();
 
  private:
   static constexpr std::size_t none = SIZE_MAX;
@@ -110,25 +81,7 @@ class save_journal {
   static constexpr std::int64_t at_once = 50'000;
   static constexpr std::int64_t briefly = 10'000'000;
 
-  void put(const save_span& span) noexcept {
-    const std::lock_guard lock(mutex_);
-    auto& last = last_[static_cast<std::size_t>(span.kind)];
-    if (last != none && span.process == spans_[last].process) {
-      auto& before = spans_[last];
-      if (spans_.size() >= many || (span.begin - before.end < at_once && span.end - before.begin < briefly)) {
-        before.end = std::max(before.end, span.end);
-        before.bytes += span.bytes;
-        before.cpu = span.cpu;
-        return;
-      }
-    }
-    try {
-      spans_.push_back(span);
-      last = spans_.size() - 1;
-    } catch (...) {
-      // Out of memory for a part of a trace: the save is worth more.
-    }
-  }
+  void put(const save_span& span) noexcept;
 
   mutable std::mutex mutex_;
   std::vector<save_span> spans_;
@@ -145,13 +98,10 @@ class save_journal {
 /// Notes in a journal how long it lives. Costs nothing where there is no journal.
 class span_note {
  public:
-  span_note(save_journal* journal, span_kind kind, std::uint64_t bytes = 0) noexcept
-      : journal_(journal), kind_(kind), bytes_(bytes), begin_(journal != nullptr ? steady_now() : 0) {}
+  span_note(save_journal* journal, span_kind kind, std::uint64_t bytes = 0) noexcept;
   span_note(const span_note&) = delete;
   span_note& operator=(const span_note&) = delete;
-  ~span_note() {
-    if (journal_ != nullptr) journal_->add(kind_, begin_, steady_now(), bytes_);
-  }
+  ~span_note();
 
  private:
   save_journal* journal_;
@@ -160,22 +110,13 @@ class span_note {
   std::int64_t begin_;
 };
 
-inline void encode(wire_writer& out, const std::vector<save_span>& spans) {
-  out.put(static_cast<std::uint64_t>(spans.size()));
-  for (const auto& s : spans) out.put(s.kind).put(s.begin).put(s.end).put(s.bytes).put(s.cpu);
-}
+void encode(wire_writer& out, const std::vector<save_span>& spans);
 /// Spans of the process `process`. @throws wire_error
-[[nodiscard]] inline std::vector<save_span> decode_spans(wire_reader& in, std::int64_t process) {
-  std::vector<save_span> spans(in.get_count(33));
-  for (auto& s : spans) {
-    s.process = process;
-    s.kind = in.get_enum(last_span_kind);
-    s.begin = in.get<std::int64_t>(), s.end = in.get<std::int64_t>();
-    s.bytes = in.get<std::uint64_t>(), s.cpu = in.get<std::int64_t>();
-    if (s.begin < 0 || s.end < s.begin || s.cpu < 0) in.fail_here("a part of a save has impossible times");
-  }
-  return spans;
-}
+[[nodiscard]] std::vector<save_span> decode_spans(wire_reader& in, std::int64_t process);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/save_journal.ipp>
+#endif

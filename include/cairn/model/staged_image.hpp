@@ -2,7 +2,7 @@
 #pragma once
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/save_journal.hpp>
-#include <cairn/system/error.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
 
@@ -52,55 +52,29 @@ class image_control {
   [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
 
   /// For stagers: only ever upwards.
-  void advance(std::uint64_t watermark) noexcept {
-    watermark_.store(watermark, std::memory_order_release);
-    event_.notify();
-  }
+  void advance(std::uint64_t watermark) noexcept;
   /// For stagers, and for writers of bytes that stayed in training memory: all is copied.
-  void release() noexcept {
-    std::int64_t never = 0;
-    costs_.copied_at.compare_exchange_strong(never, steady_now(), std::memory_order_relaxed);
-    copied_.store(true, std::memory_order_release);
-    event_.notify();
-  }
+  void release() noexcept;
   /// For overlapped saves: released() waits for confirm(), by which training says that it kept the memory
   /// unchanged until all was copied. Call it before the image is given away.
   void require_confirmation() noexcept { needs_confirmation_.store(true, std::memory_order_release); }
-  void confirm() noexcept {
-    confirmed_.store(true, std::memory_order_release);
-    event_.notify();
-  }
+  void confirm() noexcept;
   [[nodiscard]] bool confirmed() const noexcept { return confirmed_.load(std::memory_order_acquire); }
   /// The image is given up; training has its memory back.
-  void fail() noexcept {
-    failed_.store(true, std::memory_order_release);
-    release();
-  }
+  void fail() noexcept;
   [[nodiscard]] image_costs& costs() noexcept { return costs_; }
   /// For those who wait for the memory of training: no limit of bandwidth holds up the copying of this image
   /// any more.
-  void hurry() noexcept {
-    if (hurried_.exchange(true, std::memory_order_acq_rel)) return;
-    event_.notify();
-  }
+  void hurry() noexcept;
   [[nodiscard]] bool hurried() const noexcept { return hurried_.load(std::memory_order_acquire); }
   /// Is notified of all that happens here.
   [[nodiscard]] shared_event& event() noexcept { return event_; }
   /// Waits for watermark() >= end. False if the image failed. @throws timeout_error (timeout_staging).
-  [[nodiscard]] bool wait_for(std::uint64_t end, deadline until) {
-    return wait([&] { return watermark() >= end; }, until, "the image was not filled in time");
-  }
+  [[nodiscard]] bool wait_for(std::uint64_t end, deadline until);
   /// Waits for copied(). False if the image failed. @throws timeout_error (timeout_staging).
-  [[nodiscard]] bool wait_copied(deadline until) {
-    return wait([&] { return copied(); }, until, "the memory of training was not copied in time");
-  }
+  [[nodiscard]] bool wait_copied(deadline until);
   /// Waits for released(). False if the image failed. @throws timeout_error (timeout_staging).
-  [[nodiscard]] bool wait_released(deadline until) {
-    return wait(
-        [&] { return released(); }, until,
-        "a save was not released in time: its memory was not copied, or nobody called before_update(), "
-        "wait() or close() after an overlapped save");
-  }
+  [[nodiscard]] bool wait_released(deadline until);
 
  private:
   template <class Condition>
@@ -113,9 +87,7 @@ class image_control {
       event_.wait(seen, until);
     }
   }
-  [[noreturn]] static void fail_with(const char* sentence) {
-    cairn::fail(error_id::timeout_staging, sentence);
-  }
+  [[noreturn]] static void fail_with(const char* sentence);
 
   std::atomic<std::uint64_t> watermark_{0};
   shared_event event_;
@@ -148,14 +120,8 @@ class files_under_way {
   /// One file is being written as long as this lives.
   class note {
    public:
-    note(files_under_way& owner, std::string key) : owner_(&owner) {
-      const std::lock_guard lock(owner.mutex_);
-      at_ = owner.keys_.insert(owner.keys_.end(), std::move(key));
-    }
-    ~note() {
-      const std::lock_guard lock(owner_->mutex_);
-      owner_->keys_.erase(at_);
-    }
+    note(files_under_way& owner, std::string key);
+    ~note();
     note(const note&) = delete;
     note& operator=(const note&) = delete;
 
@@ -164,10 +130,7 @@ class files_under_way {
     std::list<std::string>::iterator at_;
   };
   /// The one that was begun first; empty: none.
-  [[nodiscard]] std::string first() const {
-    const std::lock_guard lock(mutex_);
-    return keys_.empty() ? std::string() : keys_.front();
-  }
+  [[nodiscard]] std::string first() const;
 
  private:
   mutable std::mutex mutex_;
@@ -203,14 +166,7 @@ class staged_image {
   /// the writer does.
   staged_image(std::shared_ptr<const image_layout> layout, std::shared_ptr<image_control> control,
                std::span<const std::byte> memory, std::span<std::uint64_t> digests, bool digested,
-               std::shared_ptr<image_backing> backing)
-      : layout_(std::move(layout)),
-        control_(std::move(control)),
-        backing_(std::move(backing)),
-        files_(std::make_shared<files_under_way>()),
-        memory_(memory),
-        digests_(digests),
-        digested_(digested) {}
+               std::shared_ptr<image_backing> backing);
 
   [[nodiscard]] const image_layout& layout() const noexcept { return *layout_; }
   [[nodiscard]] const std::shared_ptr<const image_layout>& shared_layout() const noexcept { return layout_; }
@@ -230,28 +186,16 @@ class staged_image {
   [[nodiscard]] bool digested() const noexcept { return digested_; }
 
   /// Waits until bytes [0, end) are complete. @throws what failed in the stager, or timeout_error.
-  void wait_for(std::uint64_t end, deadline until) const {
-    if (!control_->wait_for(end, until)) rethrow();
-  }
+  void wait_for(std::uint64_t end, deadline until) const;
   /// Copies from training memory; only where not resident. @pre the watermark covers it.
   void gather(std::uint64_t begin, std::span<std::byte> out) const { backing_->gather(begin, out); }
   /// Returns when these bytes, which belong to no early item, are copied (or the image has failed): copies
   /// them out of turn where the stager can. Only where resident. @throws timeout_error
-  void copy_part(std::uint64_t begin, std::uint64_t end, deadline until) const {
-    if (control_->copied() || control_->watermark() >= end) return;
-    if (backing_ != nullptr && backing_->copy_part(begin, end, until)) return;
-    control_->hurry();
-    static_cast<void>(control_->wait_for(end, until));
-  }
+  void copy_part(std::uint64_t begin, std::uint64_t end, deadline until) const;
   /// Waits until training has its memory back. @throws as wait_for.
-  void wait_released(deadline until) const {
-    if (!control_->wait_released(until)) rethrow();
-  }
+  void wait_released(deadline until) const;
   /// Why the image failed, or null.
-  [[nodiscard]] std::exception_ptr failure() const noexcept {
-    if (reading_ != nullptr && control_->failed() && reading_->failure != nullptr) return reading_->failure;
-    return backing_ != nullptr ? backing_->failure() : nullptr;
-  }
+  [[nodiscard]] std::exception_ptr failure() const noexcept;
   /// Where another process finds the image; nothing where it cannot.
   [[nodiscard]] std::optional<shared_image> shared() const {
     return backing_ != nullptr ? backing_->shared() : std::nullopt;
@@ -262,30 +206,13 @@ class staged_image {
   [[nodiscard]] rate_limiter* write_limit() const noexcept { return write_limit_.get(); }
   /// For images that stay in training memory, before they are given to a writer: called when that has read
   /// all, with the digests complete; what it answers fails the image.
-  void when_read(std::function<std::exception_ptr(const staged_image&)> check) {
-    reading_ = std::make_shared<reading>();
-    reading_->check = std::move(check);
-  }
+  void when_read(std::function<std::exception_ptr(const staged_image&)> check);
   /// For writers: all bytes were read and none will be again. Where they stayed in training memory, this
   /// gives it back.
-  void read_completely() const noexcept {
-    if (resident()) return;
-    if (reading_ != nullptr && !reading_->over.exchange(true)) {
-      try {
-        reading_->failure = reading_->check(*this);
-      } catch (...) {
-        reading_->failure = std::current_exception();
-      }
-      if (reading_->failure != nullptr) return control_->fail();
-    }
-    control_->release();
-  }
+  void read_completely() const noexcept;
 
  private:
-  [[noreturn]] void rethrow() const {
-    if (auto why = failure()) std::rethrow_exception(why);
-    fail(error_id::storage_aborted, "the image was given up before it was complete");
-  }
+  [[noreturn]] void rethrow() const;
   std::shared_ptr<const image_layout> layout_;
   std::shared_ptr<image_control> control_;
   std::shared_ptr<image_backing> backing_;
@@ -305,3 +232,7 @@ class staged_image {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/staged_image.ipp>
+#endif

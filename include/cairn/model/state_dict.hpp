@@ -5,6 +5,7 @@
 #include <cairn/model/state_entry.hpp>
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/error.hpp>
 
 #include <cstddef>
 #include <cstdint>

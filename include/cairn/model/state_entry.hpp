@@ -4,12 +4,10 @@
 #include <cairn/model/extents.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/tensor_view.hpp>
-#include <cairn/system/error.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -44,32 +42,9 @@ struct state_entry {
 
   /// The memory of a box, asked for now. @throws usage_error (usage_size_changed) if the container does not
   /// fit any more.
-  [[nodiscard]] tensor_view view(std::size_t box) const {
-    void* address = address_now();
-    if (memory.count != nullptr && memory.count(memory.object) != static_cast<std::uint64_t>(elements))
-      fail(
-          error_id::usage_size_changed,
-          "a container has another size than when its tensor was added; make a new state_dict after resizing",
-          {.item = name,
-           .expected = std::to_string(elements),
-           .got = std::to_string(memory.count(memory.object))});
-    if (strided) {
-      tensor_view v = shape_of_memory;
-      v.data = static_cast<std::byte*>(address);
-      return v;
-    }
-    std::int64_t before = 0;
-    for (std::size_t i = 0; i < box; ++i) before += boxes[i].volume();
-    tensor_view v =
-        contiguous_view(static_cast<std::byte*>(address) + bytes_of(type, before), type, boxes[box].sizes);
-    v.space = shape_of_memory.space;
-    v.device = shape_of_memory.device;
-    return v;
-  }
+  [[nodiscard]] tensor_view view(std::size_t box) const;
   /// The memory of a bytes item, asked for now.
-  [[nodiscard]] std::span<std::byte> bytes() const {
-    return {static_cast<std::byte*>(address_now()), static_cast<std::size_t>(memory.count(memory.object))};
-  }
+  [[nodiscard]] std::span<std::byte> bytes() const;
 
  private:
   [[nodiscard]] void* address_now() const {
@@ -107,3 +82,7 @@ memory_binding bind_container(C& c) {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/state_entry.ipp>
+#endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/dtype.hpp>
 #include <cairn/model/extents.hpp>
 
 #include <array>

@@ -12,10 +12,7 @@ class deadline {
  public:
   using clock = std::chrono::steady_clock;
   /// `after` from now; durations too long for the clock mean never.
-  static deadline in(std::chrono::nanoseconds after) noexcept {
-    const auto now = clock::now();
-    return deadline(after > clock::time_point::max() - now ? clock::time_point::max() : now + after);
-  }
+  static deadline in(std::chrono::nanoseconds after) noexcept;
   static deadline at(clock::time_point when) noexcept { return deadline(when); }
   static deadline never() noexcept { return deadline(clock::time_point::max()); }
 
@@ -23,11 +20,7 @@ class deadline {
     return when_ != clock::time_point::max() && clock::now() >= when_;
   }
   /// Time left, zero when passed.
-  [[nodiscard]] std::chrono::nanoseconds left() const noexcept {
-    if (when_ == clock::time_point::max()) return std::chrono::nanoseconds::max();
-    const auto now = clock::now();
-    return now >= when_ ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(when_ - now);
-  }
+  [[nodiscard]] std::chrono::nanoseconds left() const noexcept;
   [[nodiscard]] clock::time_point time_point() const noexcept { return when_; }
   [[nodiscard]] deadline earlier(deadline other) const noexcept {
     return when_ < other.when_ ? *this : other;
@@ -39,9 +32,11 @@ class deadline {
 };
 
 /// Seconds as a double, for reports.
-[[nodiscard]] inline double seconds_since(deadline::clock::time_point begin) noexcept {
-  return std::chrono::duration<double>(deadline::clock::now() - begin).count();
-}
+[[nodiscard]] double seconds_since(deadline::clock::time_point begin) noexcept;
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/system/deadline.ipp>
+#endif

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/system/error.hpp>
-
-#include <xxhash.h>
+#include <cairn/system/compiler.hpp>
 
 #include <array>
 #include <cstddef>
@@ -11,9 +9,10 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <type_traits>
+
+struct XXH3_state_s;
 
 namespace cairn {
 inline namespace v1 {
@@ -23,12 +22,8 @@ inline namespace v1 {
 inline constexpr std::uint64_t digest_block_bytes = std::uint64_t{1} << 20;
 
 /// XXH3-64 (https://github.com/Cyan4973/xxHash, seed 0) of the bytes. About 10 GB/s from memory.
-[[nodiscard]] inline std::uint64_t digest(std::span<const std::byte> bytes) noexcept {
-  return XXH3_64bits(bytes.data(), bytes.size());
-}
-[[nodiscard]] inline std::uint64_t digest(std::string_view text) noexcept {
-  return XXH3_64bits(text.data(), text.size());
-}
+[[nodiscard]] std::uint64_t digest(std::span<const std::byte> bytes) noexcept;
+[[nodiscard]] std::uint64_t digest(std::string_view text) noexcept;
 /// Digest of an item: that of the digests of its blocks, as little-endian numbers.
 [[nodiscard]] inline std::uint64_t digest_of_blocks(std::span<const std::uint64_t> blocks) noexcept {
   return digest(std::as_bytes(blocks));
@@ -43,21 +38,17 @@ namespace detail {
 class hash_state {
  public:
   /// @throws storage_error (storage_out_of_memory)
-  hash_state() : state_(XXH3_createState()) {
-    if (state_ == nullptr)
-      fail(error_id::storage_out_of_memory, "there is no memory for the state of a digest");
-    reset();
-  }
-  void reset() noexcept { XXH3_64bits_reset(state_.get()); }
-  void put(const void* bytes, std::size_t count) noexcept { XXH3_64bits_update(state_.get(), bytes, count); }
+  hash_state();
+  void reset() noexcept;
+  void put(const void* bytes, std::size_t count) noexcept;
   /// Of what was put since the last reset.
-  [[nodiscard]] std::uint64_t value() const noexcept { return XXH3_64bits_digest(state_.get()); }
+  [[nodiscard]] std::uint64_t value() const noexcept;
 
  private:
   struct free_state {
-    void operator()(XXH3_state_t* state) const noexcept { XXH3_freeState(state); }
+    void operator()(XXH3_state_s* state) const noexcept;
   };
-  std::unique_ptr<XXH3_state_t, free_state> state_;
+  std::unique_ptr<XXH3_state_s, free_state> state_;
 };
 }  // namespace detail
 
@@ -75,12 +66,7 @@ class digest_stream {
     add(reinterpret_cast<const char*>(&value), sizeof value);
     return *this;
   }
-  [[nodiscard]] std::uint64_t value() noexcept {
-    if (!state_) return digest(std::string_view(waiting_.data(), used_));
-    state_->put(waiting_.data(), used_);
-    used_ = 0;
-    return state_->value();
-  }
+  [[nodiscard]] std::uint64_t value() noexcept;
 
  private:
   void add(const char* from, std::size_t bytes) {
@@ -94,11 +80,7 @@ class digest_stream {
     std::memcpy(waiting_.data() + used_, from, bytes);
     used_ += bytes;
   }
-  void make_room() {
-    if (!state_) state_.emplace();
-    state_->put(waiting_.data(), used_);
-    used_ = 0;
-  }
+  void make_room();
 
   std::array<char, 2048> waiting_{};
   std::size_t used_ = 0;
@@ -107,3 +89,7 @@ class digest_stream {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/system/digest.ipp>
+#endif

@@ -4,12 +4,10 @@
 #include <cairn/system/shared_event.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <utility>
 
 namespace cairn {
 inline namespace v1 {
@@ -19,11 +17,9 @@ class rate_clock {
  public:
   using time_point = deadline::clock::time_point;
   virtual ~rate_clock() = default;
-  [[nodiscard]] virtual time_point now() noexcept { return deadline::clock::now(); }
+  [[nodiscard]] virtual time_point now() noexcept;
   /// Returns at `until`, when `word` was notified after `seen` was read, or for no reason.
-  virtual void wait(shared_event& word, std::uint32_t seen, time_point until) noexcept {
-    word.wait(seen, deadline::at(until));
-  }
+  virtual void wait(shared_event& word, std::uint32_t seen, time_point until) noexcept;
 };
 
 /// A limit in bytes per second, shared by those who move the bytes: a token bucket that holds what may move
@@ -32,17 +28,11 @@ class rate_limiter {
  public:
   using time_point = rate_clock::time_point;
   /// @pre bytes_per_second > 0
-  explicit rate_limiter(std::uint64_t bytes_per_second, std::shared_ptr<rate_clock> clock = nullptr)
-      : clock_(clock != nullptr ? std::move(clock) : std::make_shared<rate_clock>()),
-        bytes_per_second_(bytes_per_second),
-        free_at_(clock_->now()) {}
+  explicit rate_limiter(std::uint64_t bytes_per_second, std::shared_ptr<rate_clock> clock = nullptr);
 
   [[nodiscard]] std::uint64_t bytes_per_second() const noexcept { return bytes_per_second_; }
   /// Bytes to move at once, about 20 ms of the limit: 1 to 8 MiB, a multiple of 1 MiB.
-  [[nodiscard]] std::uint64_t slice() const noexcept {
-    constexpr std::uint64_t unit = std::uint64_t{1} << 20;
-    return std::clamp<std::uint64_t>(bytes_per_second_ / 50 / unit, 1, 8) * unit;
-  }
+  [[nodiscard]] std::uint64_t slice() const noexcept;
 
   /// Waits until `bytes` may move. Returns true at once, and takes nothing, when `lifted()` is true, which is
   /// asked again each time that `word` is notified. False at the deadline.
@@ -61,22 +51,9 @@ class rate_limiter {
   }
 
  private:
-  [[nodiscard]] std::chrono::nanoseconds time_for(std::uint64_t bytes) const noexcept {
-    const std::chrono::duration<double> seconds(
-        std::min(1e7, static_cast<double>(bytes) / static_cast<double>(bytes_per_second_)));
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(seconds);
-  }
-  [[nodiscard]] time_point reserve(std::chrono::nanoseconds cost) {
-    const std::lock_guard lock(mutex_);
-    const auto now = clock_->now();
-    const auto at = std::clamp(free_at_, now - depth, now + longest);
-    free_at_ = at + cost;
-    return at;
-  }
-  void give_back(std::chrono::nanoseconds cost) {
-    const std::lock_guard lock(mutex_);
-    free_at_ -= cost;
-  }
+  [[nodiscard]] std::chrono::nanoseconds time_for(std::uint64_t bytes) const noexcept;
+  [[nodiscard]] time_point reserve(std::chrono::nanoseconds cost);
+  void give_back(std::chrono::nanoseconds cost);
 
   static constexpr std::chrono::nanoseconds depth = std::chrono::milliseconds(20);
   static constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);
@@ -87,10 +64,12 @@ class rate_limiter {
 };
 
 /// No pace where there is no limit (0).
-[[nodiscard]] inline std::shared_ptr<rate_limiter> make_rate_limiter(
-    std::uint64_t bytes_per_second, std::shared_ptr<rate_clock> clock = nullptr) {
-  return bytes_per_second == 0 ? nullptr : std::make_shared<rate_limiter>(bytes_per_second, std::move(clock));
-}
+[[nodiscard]] std::shared_ptr<rate_limiter> make_rate_limiter(std::uint64_t bytes_per_second,
+                                                              std::shared_ptr<rate_clock> clock = nullptr);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/system/rate_limiter.ipp>
+#endif

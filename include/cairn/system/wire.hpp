@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -52,7 +53,7 @@ class wire_writer {
 
 /// What wire_reader throws inside a decoder; whoever knows the file or the peer turns it into a cairn::error.
 struct wire_error : std::runtime_error {
-  wire_error(const char* what, std::size_t at) : std::runtime_error(what), offset(at) {}
+  wire_error(const char* what, std::size_t at);
   std::size_t offset;  ///< where in the input it was found, in bytes
 };
 
@@ -79,12 +80,7 @@ class wire_reader {
       fail_here("a number is outside of its enumeration");
     return static_cast<E>(number);
   }
-  [[nodiscard]] std::string get_string(std::size_t cap = 64 * 1024) {
-    const auto length = get<std::uint32_t>();
-    if (length > cap) fail_here("a string is longer than allowed");
-    const auto from = take(length);
-    return {reinterpret_cast<const char*>(from.data()), from.size()};
-  }
+  [[nodiscard]] std::string get_string(std::size_t cap = 64 * 1024);
   /// A count of things that each take at least `least_bytes_each` of what is left: safe to reserve.
   [[nodiscard]] std::size_t get_count(std::size_t least_bytes_each) {
     const auto count = get<std::uint64_t>();
@@ -104,7 +100,7 @@ class wire_reader {
   void finish() const {
     if (left() != 0) fail_here("bytes follow the end");
   }
-  [[noreturn]] void fail_here(const char* why) const { throw wire_error(why, at_); }
+  [[noreturn]] void fail_here(const char* why) const;
 
  private:
   std::span<const std::byte> bytes_;
@@ -113,3 +109,7 @@ class wire_reader {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/system/wire.ipp>
+#endif

@@ -4,6 +4,7 @@
 #include <cairn/plan/summary/replica_groups.hpp>
 #include <cairn/plan/summary/summary.hpp>
 #include <cairn/plan/summary/validation.hpp>
+#include <cairn/system/error.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>

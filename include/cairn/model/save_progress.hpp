@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_report.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Where a save stands, shared by the checkpointer, the executor and handles. Executors call set_*; each at
+/// most once, in order; after set_failed nothing else counts. Any thread.
+class save_progress {
+ public:
+  explicit save_progress(std::int64_t step);
+
+  /// Who saves, and the file by which the checkpoint comes to exist: for errors about deadlines.
+  void set_place(int rank, std::string manifest);
+  void set_image(std::shared_ptr<image_control> control, std::shared_ptr<files_under_way> files = nullptr);
+  /// When copying began, and what it was; for the report and the journal. Null: nobody wants to know more.
+  void set_copying(std::int64_t begun, span_kind how, std::shared_ptr<save_journal> journal);
+  /// Null unless somebody wants to know.
+  [[nodiscard]] std::shared_ptr<save_journal> journal() const;
+  /// For executors that hand saves to other processes, when they take one in; set_handed_over() when that
+  /// process has it.
+  void await_handover() noexcept;
+  void set_handed_over() noexcept;
+  void set_written() noexcept;
+  void set_committed() noexcept { end(outcome::committed, nullptr); }
+  /// The save was not begun, by decision of all ranks.
+  void set_skipped() noexcept { end(outcome::skipped, nullptr); }
+  void set_failed(std::exception_ptr why) noexcept { end(outcome::failed, std::move(why)); }
+  /// Fails the save and wakes a writer that waits for its image, so that it publishes nothing. @pre the image
+  /// is copied, or nobody waits for that any more.
+  void give_up(std::exception_ptr why) noexcept;
+  /// Changes the report under the lock.
+  template <class Change>
+  void note(Change&& change) {
+    const std::lock_guard lock(mutex_);
+    change(report_);
+  }
+  /// Is called once, by the thread that ends the save, just before anybody can see that it ended; null
+  /// failure: committed. It may set the report's suggestion. Set it before the job is submitted; must not
+  /// throw.
+  void on_end(std::function<void(save_report&, const std::exception_ptr&)> callback);
+
+  /// Is called by set_written(). Set it before the job begins; must not throw.
+  void on_written(std::function<void()> callback) { on_written_ = std::move(callback); }
+
+  /// For handles: whoever is told so may change the memory.
+  [[nodiscard]] bool released() const noexcept;
+  /// Whether somebody was told that the memory may change.
+  [[nodiscard]] bool told_released() const noexcept;
+  [[nodiscard]] bool handed_over() const noexcept;
+  [[nodiscard]] bool written() const noexcept;
+  /// Bytes that were handed to the store so far, of report().bytes; also of a writer in another process.
+  [[nodiscard]] std::uint64_t bytes_written() const noexcept;
+  [[nodiscard]] bool committed() const noexcept;
+  [[nodiscard]] bool skipped() const noexcept;
+  [[nodiscard]] std::exception_ptr failure() const noexcept;
+  [[nodiscard]] bool finished() const noexcept;
+  [[nodiscard]] save_report report() const;
+  [[nodiscard]] deadline::clock::time_point begun() const noexcept { return begun_; }
+
+  /// For checkpointers that look whether the memory of an overlapped save changed: called when all is copied,
+  /// before the save is confirmed; what it answers fails the save. Set it before the job is submitted; it is
+  /// dropped at the end.
+  void before_confirmation(std::function<std::exception_ptr()> check);
+  /// Training vouches that it kept the memory of an overlapped save unchanged so far and keeps it so until
+  /// all is copied. Waits only where that is looked at. @throws timeout_error (timeout_staging)
+  void confirm(deadline until);
+  void wait_released(deadline until) const;
+  /// Until handed_over(); false at the deadline. Does not throw.
+  [[nodiscard]] bool wait_handed_over(deadline until) const noexcept;
+  void wait_written(deadline until) const;
+  void wait_committed(deadline until) const;
+  /// Until committed or failed; false at the deadline. Does not throw.
+  [[nodiscard]] bool wait_finished(deadline until) const noexcept;
+  /// Throws that a deadline passed, with the rank and the file that this save is at.
+  [[noreturn]] void fail_late(error_id id, const std::string& sentence) const;
+
+ private:
+  enum class outcome : std::uint8_t { none, committed, failed, skipped };
+
+  void end(outcome how, std::exception_ptr why) noexcept;
+  // Under the lock.
+  void note_copying() noexcept;
+  template <class Condition>
+  bool wait(std::unique_lock<std::mutex>& lock, deadline until, Condition&& condition) const noexcept {
+    // Years are cut to a day: wait_until overflows in some libraries at time_point::max().
+    while (!condition()) {
+      if (until.passed()) return false;
+      const auto now = deadline::clock::now();
+      changed_.wait_until(lock, std::min(until.time_point(), now + std::chrono::hours(24)));
+    }
+    return true;
+  }
+  [[nodiscard]] bool ended() const noexcept { return outcome_ != outcome::none; }
+  // What a save that is late waits for.
+  [[nodiscard]] std::string stage() const;
+  [[nodiscard]] error_fields here() const;
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::shared_ptr<image_control> image_;
+  std::shared_ptr<files_under_way> files_;
+  std::shared_ptr<save_journal> journal_;
+  std::int64_t copying_since_ = 0;
+  span_kind copying_ = span_kind::copy;
+  std::function<void(save_report&, const std::exception_ptr&)> on_end_;
+  std::function<void()> on_written_;
+  std::function<std::exception_ptr()> check_;
+  std::exception_ptr failure_;
+  save_report report_;
+  std::string manifest_;
+  int rank_ = -1;
+  deadline::clock::time_point begun_;
+  mutable bool told_released_ = false;
+  bool handed_over_ = true;
+  bool written_ = false;
+  bool ending_ = false;
+  outcome outcome_ = outcome::none;
+};
+
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/save_progress.ipp>
+#endif
