@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/composition.hpp>
+#include <cairn/checkpointer/default_types.hpp>
 #include <cairn/checkpointer/engine_parts.hpp>
 #include <cairn/checkpointer/options.hpp>
-#include <cairn/comm/single_process.hpp>
-#include <cairn/execute/thread_executor.hpp>
-#include <cairn/plan/default_planner.hpp>
-#include <cairn/stage/buffered_stager.hpp>
-#include <cairn/storage/safetensors_storage.hpp>
 
 #include <chrono>
 #include <concepts>
@@ -103,7 +99,7 @@ class checkpointer {
     requires(!std::same_as<std::remove_cvref_t<First>, checkpointer>)
   explicit checkpointer(First first, Policies... policies)
       : engine_(detail::make_engine(
-            parts_of(StorageType(std::move(first)), std::tuple<Policies&...>(policies...)))) {}
+            parts_of(storage_over(std::move(first)), std::tuple<Policies&...>(policies...)))) {}
   checkpointer(checkpointer&&) noexcept = default;
   checkpointer& operator=(checkpointer&&) noexcept = default;
   /// Waits, at most for the timeout, until memory is released and saves have ended; tells failures on stderr
@@ -235,24 +231,22 @@ class checkpointer {
   }
 
  private:
-  static constexpr bool one_planner =
-      std::same_as<SavePlannerType, LoadPlannerType> && plays<SavePlannerType, role::planner>;
   static_assert(detail::check_save_planner<SavePlannerType>());
   static_assert(detail::check_load_planner<LoadPlannerType>());
   static_assert(detail::check_stager<StagerType>());
   static_assert(detail::check_communicator<CommunicatorType>());
   static_assert(detail::check_observer<ObserverType>());
-  static_assert(detail::check_executor<ExecutorType, decltype(std::declval<StorageType&>().writer()),
+  static_assert(detail::check_executor<ExecutorType, typename detail::writer_of<StorageType>::type,
                                        StagerType, Overlapped>());
 
   template <class... P>
-  static detail::engine_parts parts_of(StorageType storage, std::tuple<P&...> arguments) {
+  static detail::engine_parts parts_of(any_storage storage, std::tuple<P&...> arguments) {
     detail::engine_parts parts{
-        .storage = any_storage(std::move(storage)),
+        .storage = std::move(storage),
         .planners = take_planners(arguments),
-        .stager = any_stager(detail::take<role::stager, StagerType, P...>(arguments)),
-        .executor = any_executor(detail::take<role::executor, ExecutorType, P...>(arguments)),
-        .communicator = any_communicator(detail::take<role::communicator, CommunicatorType, P...>(arguments)),
+        .stager = take_stager(arguments),
+        .executor = take_executor(arguments),
+        .communicator = take_communicator(arguments),
         .observer = any_observer(detail::take<role::observer, ObserverType, P...>(arguments)),
         .options = detail::take<role::options, checkpointer_options, P...>(arguments),
         .keep = {},
@@ -268,20 +262,47 @@ class checkpointer {
       parts.keep = detail::take<role::retention, keep_last, P...>(arguments);
     return parts;
   }
+  template <class First>
+  static any_storage storage_over(First first) {
+    if constexpr (std::same_as<First, StorageType>)
+      return any_storage(std::move(first));
+    else
+      return detail::default_storage_over(std::move(first));
+  }
+  // What no argument plays is made where its page is known.
   template <class... P>
   static any_planners take_planners(std::tuple<P&...> arguments) {
-    if constexpr (one_planner)
+    if constexpr (detail::count_of<role::planner, P...> == 1) {
       return both_roles_of(detail::take<role::planner, SavePlannerType, P...>(arguments));
-    else
-      return {any_save_planner(take_save_planner(arguments)),
-              any_load_planner(detail::take<role::load_planner, LoadPlannerType, P...>(arguments))};
+    } else {
+      auto planners = detail::make_default_planners();
+      if constexpr (detail::count_of<role::save_planner, P...> == 1)
+        planners.save = any_save_planner(detail::take<role::save_planner, SavePlannerType, P...>(arguments));
+      if constexpr (detail::count_of<role::load_planner, P...> == 1)
+        planners.load = any_load_planner(detail::take<role::load_planner, LoadPlannerType, P...>(arguments));
+      return planners;
+    }
   }
   template <class... P>
-  static SavePlannerType take_save_planner(std::tuple<P&...> arguments) {
-    if constexpr (detail::count_of<role::planner, P...> == 1)
-      return detail::take<role::planner, SavePlannerType, P...>(arguments);
+  static any_stager take_stager(std::tuple<P&...> arguments) {
+    if constexpr (detail::count_of<role::stager, P...> == 1)
+      return any_stager(detail::take<role::stager, StagerType, P...>(arguments));
     else
-      return detail::take<role::save_planner, SavePlannerType, P...>(arguments);
+      return detail::make_default_stager();
+  }
+  template <class... P>
+  static any_executor take_executor(std::tuple<P&...> arguments) {
+    if constexpr (detail::count_of<role::executor, P...> == 1)
+      return any_executor(detail::take<role::executor, ExecutorType, P...>(arguments));
+    else
+      return detail::make_default_executor();
+  }
+  template <class... P>
+  static any_communicator take_communicator(std::tuple<P&...> arguments) {
+    if constexpr (detail::count_of<role::communicator, P...> == 1)
+      return any_communicator(detail::take<role::communicator, CommunicatorType, P...>(arguments));
+    else
+      return detail::make_default_communicator();
   }
   template <class... P>
   static std::shared_ptr<device_access> take_devices(std::tuple<P&...> arguments) {
@@ -324,3 +345,7 @@ using checkpointer_for = decltype(checkpointer(std::declval<First>(), std::declv
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/checkpointer.ipp>
+#endif

@@ -18,6 +18,7 @@
 #define CAIRN_BODY
 
 // bodies: begin (`bash tests/check_tree.sh --fix` writes them)
+#include <cairn/impl/checkpointer.ipp>
 #include <cairn/impl/checkpointer/engine.ipp>
 #include <cairn/impl/checkpointer/engine_parts.ipp>
 #include <cairn/impl/comm/collectives.ipp>

@@ -2,6 +2,7 @@
 // expect: does not model SavePlanner
 #include <cairn/checkpointer.hpp>
 #include <cairn/execute/inline_executor.hpp>
+#include <cairn/plan/default_planner.hpp>
 #include <cairn/stores/memory_store.hpp>
 
 // merge() gives nothing back.

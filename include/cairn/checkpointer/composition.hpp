@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/checkpointer/default_types.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/executor.hpp>
@@ -116,37 +117,49 @@ constexpr bool check_store() {
   }
   return true;
 }
+/// What is taken where no argument plays a role; their pages check what they model.
+template <class P>
+inline constexpr bool is_default = std::same_as<P, default_planner> || std::same_as<P, heap_stager> ||
+                                   std::same_as<P, thread_executor> || std::same_as<P, single_process>;
 template <class P>
 constexpr bool check_save_planner() {
-  static_assert(
-      SavePlanner<P>,
-      "cairn::checkpointer: an argument declares the role planner but does not model SavePlanner (see the "
-      "lines below for the "
-      "missing member; docs/concepts.md#saveplanner). A planner that must see all plans: cairn::gathered");
+  if constexpr (!is_default<P>) {
+    static_assert(
+        SavePlanner<P>,
+        "cairn::checkpointer: an argument declares the role planner but does not model SavePlanner (see the "
+        "lines below for the "
+        "missing member; docs/concepts.md#saveplanner). A planner that must see all plans: cairn::gathered");
+  }
   return true;
 }
 template <class P>
 constexpr bool check_load_planner() {
-  static_assert(LoadPlanner<P>,
-                "cairn::checkpointer: an argument declares the role planner but does not model LoadPlanner "
-                "(see the lines below for the "
-                "missing member; docs/concepts.md#loadplanner)");
+  if constexpr (!is_default<P>) {
+    static_assert(LoadPlanner<P>,
+                  "cairn::checkpointer: an argument declares the role planner but does not model LoadPlanner "
+                  "(see the lines below for the "
+                  "missing member; docs/concepts.md#loadplanner)");
+  }
   return true;
 }
 template <class S>
 constexpr bool check_stager() {
-  static_assert(Stager<S>,
-                "cairn::checkpointer: an argument declares the role stager but does not model Stager (see "
-                "the lines below for the missing "
-                "member; docs/concepts.md#stager)");
+  if constexpr (!is_default<S>) {
+    static_assert(Stager<S>,
+                  "cairn::checkpointer: an argument declares the role stager but does not model Stager (see "
+                  "the lines below for the missing "
+                  "member; docs/concepts.md#stager)");
+  }
   return true;
 }
 template <class C>
 constexpr bool check_communicator() {
-  static_assert(Communicator<C>,
-                "cairn::checkpointer: an argument declares the role communicator but does not model "
-                "Communicator (see the lines below for "
-                "the missing member; docs/concepts.md#communicator)");
+  if constexpr (!is_default<C>) {
+    static_assert(Communicator<C>,
+                  "cairn::checkpointer: an argument declares the role communicator but does not model "
+                  "Communicator (see the lines below for "
+                  "the missing member; docs/concepts.md#communicator)");
+  }
   return true;
 }
 template <class O>
@@ -159,26 +172,29 @@ constexpr bool check_observer() {
 }
 template <class X, class Writer, class S, bool Overlapped>
 constexpr bool check_executor() {
-  if constexpr (NeedsSharedImages<X>) {
+  if constexpr (!is_default<X>) {
+    if constexpr (NeedsSharedImages<X>) {
+      static_assert(
+          X::template accepts<Writer>,
+          "cairn::checkpointer: process_executor makes the StorageWriter again in the worker process: "
+          "it must be Portable, with description() and a static from_description(bytes), and so must "
+          "the store in it (file_store is; memory_store lives in one process); or take "
+          "thread_executor. See docs/concepts.md#portable");
+      static_assert(
+          requires { requires S::shareable; },
+          "cairn::checkpointer: process_executor needs a stager whose images another process can "
+          "read: take shared_stager");
+    }
     static_assert(
-        X::template accepts<Writer>,
-        "cairn::checkpointer: process_executor makes the StorageWriter again in the worker process: "
-        "it must be Portable, with description() and a static from_description(bytes), and so must "
-        "the store in it (file_store is; memory_store lives in one process); or take "
-        "thread_executor. See docs/concepts.md#portable");
-    static_assert(
-        requires { requires S::shareable; },
-        "cairn::checkpointer: process_executor needs a stager whose images another process can "
-        "read: take shared_stager");
+        ExecutorFor<X, Writer>,
+        "cairn::checkpointer: an argument declares the role executor but does not model Executor for "
+        "this StorageWriter (see the "
+        "lines below for the missing member; docs/concepts.md#executor)");
+    static_assert(!Overlapped || !RunsInCaller<X>,
+                  "cairn::checkpointer: overlapped{} needs an executor that runs beside training; "
+                  "inline_executor runs in the calling "
+                  "thread: take thread_executor");
   }
-  static_assert(ExecutorFor<X, Writer>,
-                "cairn::checkpointer: an argument declares the role executor but does not model Executor for "
-                "this StorageWriter (see the "
-                "lines below for the missing member; docs/concepts.md#executor)");
-  static_assert(!Overlapped || !RunsInCaller<X>,
-                "cairn::checkpointer: overlapped{} needs an executor that runs beside training; "
-                "inline_executor runs in the calling "
-                "thread: take thread_executor");
   return true;
 }
 

@@ -74,6 +74,17 @@ struct writer_face {
 
 }  // namespace detail
 
+/// A StorageWriter that says at run time how another process makes it again, where its type does not say it.
+///
+/// - `maker()`: makes it from `description()`; null where that cannot be. `type_name()`: under which the program of a
+/// worker may know it, see worker_program_main.
+template <class W>
+concept RemadeByMaker = StorageWriter<W> && requires(const W& k) {
+  { k.maker() } noexcept -> std::same_as<writer_maker>;
+  { k.type_name() } noexcept -> std::same_as<std::string_view>;
+  { k.description() } -> std::same_as<std::vector<std::byte>>;
+};
+
 /// A StorageWriter of any type. Copies share it. What a writer may offer besides, this one has as functions:
 /// each comment says what it does where the writer has none. Each call costs a virtual one.
 class any_writer {
@@ -262,14 +273,21 @@ class any_writer {
         return {};
     }
     writer_maker maker() const noexcept override {
-      if constexpr (Portable<W>)
+      if constexpr (RemadeByMaker<W>)
+        return std::as_const(*writer).maker();
+      else if constexpr (Portable<W>)
         return &any_writer::made_of<W>;
       else
         return nullptr;
     }
-    std::string_view type_name() const noexcept override { return detail::writer_type_name<W>(); }
+    std::string_view type_name() const noexcept override {
+      if constexpr (RemadeByMaker<W>)
+        return std::as_const(*writer).type_name();
+      else
+        return detail::writer_type_name<W>();
+    }
     std::vector<std::byte> description() const override {
-      if constexpr (Portable<W>)
+      if constexpr (RemadeByMaker<W> || Portable<W>)
         return std::as_const(*writer).description();
       else
         fail(error_id::usage_bad_option, "this writer cannot be used by a worker process: save on a thread",

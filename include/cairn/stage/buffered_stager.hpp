@@ -186,7 +186,10 @@ class buffered_stager {
 };
 
 /// The default stager: ordinary memory, filled by threads.
-using heap_stager = buffered_stager<heap_memory, host_copy>;
+class heap_stager : public buffered_stager<heap_memory, host_copy> {
+ public:
+  using buffered_stager::buffered_stager;
+};
 static_assert(Stager<heap_stager>, "heap_stager must model Stager");
 
 }  // namespace v1

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer.hpp>
+#include <cairn/comm/single_process.hpp>
+#include <cairn/execute/thread_executor.hpp>
+#include <cairn/plan/default_planner.hpp>
+#include <cairn/stage/buffered_stager.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/system/wire.hpp>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// safetensors_writer over a store whose type is not known here.
+class default_writer final : public safetensors_writer_base {
+ public:
+  default_writer(any_store store, const commit_options& options, writer_origin origin)
+      : safetensors_writer_base(store, options), store_(std::move(store)), origin_(origin) {}
+
+  // See RemadeByMaker.
+  [[nodiscard]] writer_maker maker() const noexcept { return origin_.maker; }
+  [[nodiscard]] std::string_view type_name() const noexcept { return origin_.type_name; }
+  [[nodiscard]] std::vector<std::byte> description() const {
+    wire_writer out;
+    encode_options(out, options());
+    return out.raw(store_.description()).take();
+  }
+
+ private:
+  struct described_store : any_store {
+    explicit described_store(any_store store) : any_store(std::move(store)) {}
+    [[nodiscard]] std::vector<std::byte> description() const { return inner_description(); }
+  };
+  described_store store_;
+  writer_origin origin_;
+};
+static_assert(RemadeByMaker<default_writer>);
+
+class default_storage {
+ public:
+  default_storage(any_store store, writer_origin origin) : inner_(std::move(store)), origin_(origin) {}
+  [[nodiscard]] default_writer writer() const { return {inner_.store(), {}, origin_}; }
+  [[nodiscard]] safetensors_reader reader() const { return inner_.reader(); }
+  [[nodiscard]] std::string describe() const { return inner_.describe(); }
+
+ private:
+  safetensors_storage<any_store> inner_;
+  writer_origin origin_;
+};
+
+CAIRN_BODY any_planners make_default_planners() {
+  return both_roles_of(default_planner());
+}
+CAIRN_BODY any_stager make_default_stager() {
+  return any_stager(heap_stager());
+}
+CAIRN_BODY any_executor make_default_executor() {
+  return any_executor(thread_executor());
+}
+CAIRN_BODY any_communicator make_default_communicator() {
+  return any_communicator(single_process());
+}
+CAIRN_BODY any_storage make_default_storage(any_store store, writer_origin origin) {
+  return any_storage(default_storage(std::move(store), origin));
+}
+CAIRN_BODY any_writer make_default_writer(std::span<const std::byte> description,
+                                          any_store (*make)(std::span<const std::byte>)) {
+  wire_reader in(description);
+  const auto options = decode_options(in);
+  // Who writes by a description describes nothing.
+  return any_writer(
+      safetensors_writer<any_store>(std::make_shared<any_store>(make(in.take(in.left()))), options));
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
