@@ -7,7 +7,12 @@
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/cuda/basic_copy_engine.hpp>
 #include <cairn/cuda/basic_pinned.hpp>
+#include <cairn/execute/main_program.hpp>
 #include <cairn/execute/process_executor.hpp>
+#include <cairn/execute/worker_link.hpp>
+#include <cairn/execute/worker_main.hpp>
+#include <cairn/execute/worker_process.hpp>
+#include <cairn/execute/worker_settings.hpp>
 #include <cairn/stage/shared_stager.hpp>
 
 #include "support/device_double.hpp"
@@ -31,6 +36,7 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>

@@ -2,7 +2,9 @@
 #pragma once
 // How soon a checkpointer is ready, and what save() itself takes.
 #include <cairn/cairn.hpp>
+#include <cairn/execute/main_program.hpp>
 #include <cairn/execute/process_executor.hpp>
+#include <cairn/execute/worker_process.hpp>
 #include <cairn/stage/shared_stager.hpp>
 
 #include <sys/mman.h>

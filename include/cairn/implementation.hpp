@@ -25,6 +25,9 @@
 #include <cairn/impl/comm/single_process.ipp>
 #include <cairn/impl/comm/thread_communicator.ipp>
 #include <cairn/impl/concepts/read_exchange.ipp>
+#include <cairn/impl/execute/run_save_job.ipp>
+#include <cairn/impl/execute/save_thread.ipp>
+#include <cairn/impl/execute/thread_executor.ipp>
 #include <cairn/impl/manage/resume_together.ipp>
 #include <cairn/impl/model/cast.ipp>
 #include <cairn/impl/model/extents.ipp>
@@ -82,6 +85,15 @@
 #include <cairn/impl/system/wire.ipp>
 #if defined(CAIRN_COMPILED_INTERPROCESS)
 #include <cairn/impl/comm/shared_memory_communicator.ipp>
+#include <cairn/impl/execute/job_message.ipp>
+#include <cairn/impl/execute/main_program.ipp>
+#include <cairn/impl/execute/peer_process.ipp>
+#include <cairn/impl/execute/process_executor.ipp>
+#include <cairn/impl/execute/worker_link.ipp>
+#include <cairn/impl/execute/worker_main.ipp>
+#include <cairn/impl/execute/worker_process.ipp>
+#include <cairn/impl/execute/worker_session.ipp>
+#include <cairn/impl/execute/worker_settings.ipp>
 #endif
 #if defined(CAIRN_COMPILED_MPI)
 #include <cairn/impl/comm/mpi_communicator.ipp>

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::interprocess
 #pragma once
 #include <cairn/system/file_descriptor.hpp>
-
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/types.h>
-#include <unistd.h>
-
-#include <cerrno>
 
 namespace cairn {
 inline namespace v1 {
@@ -20,17 +14,7 @@ class peer_process {
  public:
   /// None: it never ends.
   peer_process() = default;
-  explicit peer_process(int socket) noexcept {
-    ucred other{};
-    socklen_t size = sizeof other;
-    // Without a number where it is of another namespace of processes.
-    if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &size) != 0 || other.pid <= 0) return;
-    if (::getppid() == other.pid) parent_ = other.pid;
-#ifdef SYS_pidfd_open
-    handle_ = file_descriptor(static_cast<int>(::syscall(SYS_pidfd_open, other.pid, 0)));
-    ended_ = !handle_.open() && errno == ESRCH;
-#endif
-  }
+  explicit peer_process(int socket) noexcept;
 
   /// A descriptor that can be read, for poll(), when the process has ended; -1 where there is none.
   [[nodiscard]] int handle() const noexcept { return handle_.get(); }
@@ -45,3 +29,7 @@ class peer_process {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_INTERPROCESS)
+#include <cairn/impl/execute/peer_process.ipp>
+#endif

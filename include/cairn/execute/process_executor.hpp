@@ -4,19 +4,18 @@
 #include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/execute/worker_queue.hpp>
+#include <cairn/execute/worker_main.hpp>
+#include <cairn/execute/worker_settings.hpp>
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <concepts>
 #include <memory>
 #include <string>
-#include <system_error>
-#include <utility>
 
 namespace cairn {
 inline namespace v1 {
+namespace detail {
+class save_thread;
+}
 
 /// The path of a program whose main() is worker_program_main<Writers...>.
 struct worker_program {
@@ -45,42 +44,25 @@ class process_executor {
 
   /// @throws usage_error (usage_no_worker) if main() of this program does not call cairn::worker_main, or
   /// this code is not part of the main program; usage_bad_option.
-  explicit process_executor(process_executor_options options = {}) {
-    detail::check(options.worker);
-    if (!detail::this_program().contains(detail::anchor_address()))
-      fail(error_id::usage_no_worker,
-           "process_executor starts the main program again, and this code is in a library: build a small "
-           "program with worker_program_main<...> and pass worker_program{path}");
-    if (!detail::worker_main_called.load())
-      fail(error_id::usage_no_worker,
-           "process_executor starts this program again as a worker: begin main() with "
-           "cairn::worker_main(argc, argv); or pass worker_program{path}");
-    use_worker(std::make_shared<detail::worker_client>(std::move(options), "/proc/self/exe", true));
-  }
+  explicit process_executor(process_executor_options options = {});
   /// The worker is another program. @throws usage_error if it is not there.
-  explicit process_executor(worker_program program, process_executor_options options = {}) {
-    detail::check(options.worker);
-    if (::access(program.path.c_str(), X_OK) != 0)
-      fail(error_id::usage_no_worker, "there is no worker program that can be started",
-           {.file = program.path, .got = std::generic_category().message(errno)});
-    use_worker(std::make_shared<detail::worker_client>(std::move(options), std::move(program.path), false));
-  }
+  explicit process_executor(worker_program program, process_executor_options options = {});
+  process_executor(process_executor&&) noexcept;
+  process_executor& operator=(process_executor&&) noexcept;
+  ~process_executor();
 
   /// Starts the worker in the background.
-  void prepare() { thread_->prepare(); }
-  void submit(save_job job) {
-    job.progress->await_handover();
-    thread_->submit(std::move(job));
-  }
-  [[nodiscard]] bool drain(deadline until) { return thread_->drain(until); }
+  void prepare();
+  void submit(save_job job);
+  [[nodiscard]] bool drain(deadline until);
 
  private:
-  void use_worker(std::shared_ptr<detail::worker_client> client) {
-    thread_ = std::make_unique<detail::save_thread>(std::make_shared<detail::worker_work>(std::move(client)));
-  }
-
   std::unique_ptr<detail::save_thread> thread_;
 };
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_INTERPROCESS)
+#include <cairn/impl/execute/process_executor.ipp>
+#endif

@@ -2,14 +2,12 @@
 #pragma once
 #include <cairn/concepts/executor.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/process_limits.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -45,38 +43,14 @@ class save_thread {
   save_thread(const save_thread&) = delete;
   save_thread& operator=(const save_thread&) = delete;
   /// Waits until all jobs have ended, each at most until save_context::longest() after its submission.
-  ~save_thread() {
-    if (!thread_.joinable()) return;
-    {
-      const std::lock_guard lock(work_->mutex);
-      work_->stopping = true;
-    }
-    work_->changed.notify_all();
-    if (drain(until_))
-      thread_.join();
-    else
-      thread_.detach();
-  }
+  ~save_thread();
 
   /// @throws storage_error where the system gives no thread; then nothing was given.
-  void submit(save_job job) {
-    const auto until = deadline::in(job.context.longest());
-    give(until, [&] { work_->add(std::move(job)); });
-  }
+  void submit(save_job job);
   /// @throws storage_error where the system gives no thread.
-  void prepare() {
-    give(deadline::in(std::chrono::minutes(1)), [&] { work_->prepare(); });
-  }
+  void prepare();
   /// Whether all that was given ended in time.
-  [[nodiscard]] bool drain(deadline until) {
-    std::unique_lock lock(work_->mutex);
-    while (work_->busy()) {
-      if (until.passed()) return false;
-      const auto slice = deadline::clock::now() + std::chrono::hours(24);
-      work_->changed.wait_until(lock, std::min(until.time_point(), slice));
-    }
-    return true;
-  }
+  [[nodiscard]] bool drain(deadline until);
 
  private:
   /// `until`: how long the destructor waits for what is given.
@@ -90,13 +64,7 @@ class save_thread {
     until_ = deadline::at(std::max(until_.time_point(), until.time_point()));
     work_->changed.notify_all();
   }
-  void start() {
-    try {
-      thread_ = std::thread([work = work_] { work->run(); });
-    } catch (const std::system_error&) {
-      fail_for_threads("to write");
-    }
-  }
+  void start();
 
   std::shared_ptr<thread_work> work_;
   std::thread thread_;
@@ -106,3 +74,7 @@ class save_thread {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/execute/save_thread.ipp>
+#endif

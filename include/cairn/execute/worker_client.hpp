@@ -2,6 +2,7 @@
 // opt-in: cairn::interprocess
 #pragma once
 #include <cairn/concepts/executor.hpp>
+#include <cairn/execute/job_message.hpp>
 #include <cairn/execute/worker_process.hpp>
 
 #include <chrono>
@@ -15,15 +16,6 @@
 
 namespace cairn {
 inline namespace v1 {
-
-/// Options of process_executor.
-struct process_executor_options {
-  worker_settings worker = {};
-  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's timeout.
-  std::uint64_t bytes_per_second = 0;
-  /// How long a worker may take to start.
-  std::chrono::nanoseconds start_timeout = std::chrono::seconds(30);
-};
 
 namespace detail {
 

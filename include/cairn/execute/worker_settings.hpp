@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::interprocess
 #pragma once
 #include <cairn/system/thread_settings.hpp>
 #include <cairn/system/wire.hpp>
 
+#include <chrono>
 #include <cstdint>
 
 namespace cairn {
@@ -11,24 +13,33 @@ inline namespace v1 {
 /// How little a worker is to disturb training: all of its threads.
 using worker_settings = thread_settings;
 
+/// Options of process_executor.
+struct process_executor_options {
+  worker_settings worker = {};  ///< of the worker, with all of its threads
+  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's timeout.
+  std::uint64_t bytes_per_second = 0;
+  /// How long a worker may take to start.
+  std::chrono::nanoseconds start_timeout = std::chrono::seconds(30);
+};
+
 namespace detail {
 
-inline void encode(wire_writer& out, const worker_settings& s) {
-  out.put(static_cast<std::int32_t>(s.nice)).put(s.io).put(static_cast<std::int32_t>(s.io_level));
-  out.put(static_cast<std::uint64_t>(s.cores.size()));
-  for (const int core : s.cores) out.put(static_cast<std::int32_t>(core));
-}
-[[nodiscard]] inline worker_settings decode_worker_settings(wire_reader& in) {
-  worker_settings s;
-  s.nice = in.get<std::int32_t>();
-  s.io = in.get_enum(io_class::idle);
-  s.io_level = in.get<std::int32_t>();
-  s.cores.resize(in.get_count(4));
-  for (int& core : s.cores) core = in.get<std::int32_t>();
-  check(s);
-  return s;
-}
+void encode(wire_writer& out, const worker_settings& s);
+[[nodiscard]] worker_settings decode_worker_settings(wire_reader& in);
+
+/// What a trainer says to its worker first.
+struct worker_hello {
+  std::uint64_t build = 0;  ///< of the trainer's program; 0 where the worker is another program
+  worker_settings settings;
+  std::uint64_t bytes_per_second = 0;  ///< limit of writing; 0: none
+};
+void encode(wire_writer& out, const worker_hello& hello);
+[[nodiscard]] worker_hello decode_hello(wire_reader& in);
 
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_INTERPROCESS)
+#include <cairn/impl/execute/worker_settings.ipp>
+#endif

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/executor.hpp>
+#include <cairn/execute/save_thread.hpp>
+#include <cairn/model/save_job.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/process_limits.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+CAIRN_BODY save_thread::~save_thread() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(work_->mutex);
+    work_->stopping = true;
+  }
+  work_->changed.notify_all();
+  if (drain(until_))
+    thread_.join();
+  else
+    thread_.detach();
+}
+
+CAIRN_BODY void save_thread::submit(save_job job) {
+  const auto until = deadline::in(job.context.longest());
+  give(until, [&] { work_->add(std::move(job)); });
+}
+
+CAIRN_BODY void save_thread::prepare() {
+  give(deadline::in(std::chrono::minutes(1)), [&] { work_->prepare(); });
+}
+
+CAIRN_BODY bool save_thread::drain(deadline until) {
+  std::unique_lock lock(work_->mutex);
+  while (work_->busy()) {
+    if (until.passed()) return false;
+    const auto slice = deadline::clock::now() + std::chrono::hours(24);
+    work_->changed.wait_until(lock, std::min(until.time_point(), slice));
+  }
+  return true;
+}
+
+CAIRN_BODY void save_thread::start() {
+  try {
+    thread_ = std::thread([work = work_] { work->run(); });
+  } catch (const std::system_error&) {
+    fail_for_threads("to write");
+  }
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
