@@ -34,11 +34,11 @@ class any_summary {
   };
   template <class Summary>
   struct held_summary final : held {
-    explicit held_summary(Summary&& made) : summary(std::move(made)) {}
+    explicit held_summary(Summary made) : summary(std::move(made)) {}
     Summary summary;
   };
   template <class Summary>
-  static any_summary of(Summary&& summary) {
+  static any_summary of(Summary summary) {
     any_summary made;
     made.held_ = std::make_unique<held_summary<Summary>>(std::move(summary));
     return made;

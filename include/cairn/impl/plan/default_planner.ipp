@@ -51,6 +51,7 @@ CAIRN_BODY save_plan local_plan_of(const state_dict& state, int rank, const plan
       plan.items.push_back(std::move(item));
     } else {
       for (std::size_t k = 0; k < e.boxes.size(); ++k) {
+        // The last one takes the item: NOLINTNEXTLINE(bugprone-use-after-move)
         auto& made = k + 1 == e.boxes.size() ? plan.items.emplace_back(std::move(item))
                                              : plan.items.emplace_back(item);
         made.box = e.boxes[k];
@@ -112,6 +113,7 @@ CAIRN_BODY save_plan finish_plan(save_plan plan, const plan_summary& global, int
       if (i.box.empty() || intersect(box, i.box) == box) pieces.push_back(box);
     });
     for (std::size_t k = 0; k < pieces.size(); ++k) {
+      // The last one takes the item: NOLINTNEXTLINE(bugprone-use-after-move)
       auto& made = k + 1 == pieces.size() ? out.items.emplace_back(std::move(i)) : out.items.emplace_back(i);
       if (made.box == pieces[k]) continue;
       made.box = pieces[k];
