@@ -241,18 +241,17 @@ class checkpointer {
 
   template <class... P>
   static detail::engine_parts parts_of(any_storage storage, std::tuple<P&...> arguments) {
-    detail::engine_parts parts{
-        .storage = std::move(storage),
-        .planners = take_planners(arguments),
-        .stager = take_stager(arguments),
-        .executor = take_executor(arguments),
-        .communicator = take_communicator(arguments),
-        .observer = any_observer(detail::take<role::observer, ObserverType, P...>(arguments)),
-        .options = detail::take<role::options, checkpointer_options, P...>(arguments),
-        .keep = {},
-        .overlapped = Overlapped,
-        .checked = false,
-        .devices = take_devices(arguments)};
+    detail::engine_parts parts{.storage = std::move(storage),
+                               .planners = take_planners(arguments),
+                               .stager = take_stager(arguments),
+                               .executor = take_executor(arguments),
+                               .communicator = take_communicator(arguments),
+                               .observer = take_observer(arguments),
+                               .options = detail::take<role::options, checkpointer_options, P...>(arguments),
+                               .keep = {},
+                               .overlapped = Overlapped,
+                               .checked = false,
+                               .devices = take_devices(arguments)};
     if constexpr (detail::count_of<role::check, P...> == 1)
       parts.checked = detail::take<role::check, cairn::checked, P...>(arguments).on;
     if constexpr (detail::count_of<role::read_sharing, P...> == 1)
@@ -296,6 +295,13 @@ class checkpointer {
       return any_executor(detail::take<role::executor, ExecutorType, P...>(arguments));
     else
       return detail::make_default_executor();
+  }
+  template <class... P>
+  static any_observer take_observer(std::tuple<P&...> arguments) {
+    if constexpr (detail::count_of<role::observer, P...> == 1)
+      return any_observer(detail::take<role::observer, ObserverType, P...>(arguments));
+    else
+      return detail::make_default_observer();
   }
   template <class... P>
   static any_communicator take_communicator(std::tuple<P&...> arguments) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_communicator.hpp>
 #include <cairn/concepts/any_executor.hpp>
+#include <cairn/concepts/any_observer.hpp>
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/any_stager.hpp>
 #include <cairn/concepts/any_storage.hpp>
@@ -43,6 +44,7 @@ struct writer_origin {
 [[nodiscard]] any_stager make_default_stager();
 [[nodiscard]] any_executor make_default_executor();
 [[nodiscard]] any_communicator make_default_communicator();
+[[nodiscard]] any_observer make_default_observer();
 /// What safetensors_storage is over this store, without its type.
 [[nodiscard]] any_storage make_default_storage(any_store store, writer_origin origin);
 /// A writer of that storage from its description; `make` makes the store.

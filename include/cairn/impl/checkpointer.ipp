@@ -68,6 +68,9 @@ CAIRN_BODY any_executor make_default_executor() {
 CAIRN_BODY any_communicator make_default_communicator() {
   return any_communicator(single_process());
 }
+CAIRN_BODY any_observer make_default_observer() {
+  return any_observer(no_observer());
+}
 CAIRN_BODY any_storage make_default_storage(any_store store, writer_origin origin) {
   return any_storage(default_storage(std::move(store), origin));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/any_store_model.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/stores/file/file_object_writer.hpp>
 #include <cairn/stores/file/options.hpp>
@@ -151,6 +152,7 @@ using file_store = basic_file_store<>;
 extern template class detail::file_object_writer<posix_file_system>;
 extern template class detail::shared_file_writer<posix_file_system>;
 extern template class basic_file_store<posix_file_system>;
+extern template std::shared_ptr<detail::store_face> detail::face_of(std::shared_ptr<file_store> store);
 #endif
 
 static_assert(DurabilityHints<file_store> && SharedStore<file_store> && SelfTestingStore<file_store> &&
