@@ -67,7 +67,7 @@ inline constexpr way_of_saving ways_of_saving[] = {
 inline constexpr int ways = 5;  ///< without worker processes
 inline constexpr int way_of_workers = 5;
 
-/// Whom the moment to kill met first: a rank, or its worker alone, without which ranks go on.
+/// What was killed first: a rank, or its worker alone, without which the ranks go on.
 enum class blow : std::uint8_t { none, rank, worker };
 
 /// What the ranks of a run tell.

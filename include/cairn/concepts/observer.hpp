@@ -42,16 +42,16 @@ struct observation {
   std::span<const save_span> spans = {};
 };
 
-/// Observers that say `static constexpr bool wants_spans = true;` get the parts of each save. Without one,
-/// nobody looks at the clock for them.
+/// Observers with `static constexpr bool wants_spans = true;` get the parts of each save. Without such an observer
+/// nothing is measured for them.
 template <class O>
 inline constexpr bool wants_spans = requires { requires static_cast<bool>(O::wants_spans); };
-/// Observers that say `static constexpr bool wants_began = true;` are told by the training thread, inside
-/// save(), that one began.
+/// Observers with `static constexpr bool wants_began = true;` learn that a save began, from the training thread
+/// inside save().
 template <class O>
 inline constexpr bool wants_began = requires { requires static_cast<bool>(O::wants_began); };
 
-/// Is told what happens. `observe` is called by the training thread and by threads of executors, at most one
+/// Learns what happens. `observe` is called by the training thread and by threads of executors, at most one
 /// at a time for each checkpointer, and must not throw or call the checkpointer.
 template <class O>
 concept Observer = std::movable<O> && requires(O& o, const observation& what) {

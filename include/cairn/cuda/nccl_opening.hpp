@@ -26,8 +26,8 @@ namespace detail {
   return " (" + std::to_string(std::max<std::int64_t>(0, ms)) + " ms after the call)";
 }
 
-/// Opens NCCL's communicator of all ranks; rank 0's name of it, and its length of pieces, go down a tree by
-/// the control communicator. Collective. @throws timeout_error (timeout_peer), peer_error, storage_error.
+/// Opens NCCL's communicator of all ranks. The control communicator brings its id and the size of pieces from
+/// rank 0 to the others, along a tree. Collective. @throws timeout_error (timeout_peer), peer_error, storage_error.
 template <NcclRuntime R, Communicator Control>
 [[nodiscard]] std::unique_ptr<nccl_lane<R>> open_nccl(Control& control, const nccl_options& options,
                                                       deadline until) {

@@ -27,7 +27,7 @@ class remote_save {
   [[nodiscard]] save_progress& progress() const noexcept { return *job_.progress; }
   /// The number that the worker knows it by; nothing until it has it.
   [[nodiscard]] const std::optional<std::uint64_t>& number() const noexcept { return number_; }
-  /// After which it has ended, come what may; counted from the first call.
+  /// When the save has ended at the latest, counted from the first call.
   [[nodiscard]] deadline end() {
     if (!end_) end_ = deadline::in(context().longest());
     return *end_;

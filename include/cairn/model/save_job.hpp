@@ -27,11 +27,11 @@ struct save_context {
   /// knows. Of this process: it does not go to a worker, as a rank's worker may live on.
   std::shared_ptr<const peer_watch> peers = nullptr;
 
-  /// How long the other ranks wait for the coordinator's word once their part is written: it may still be
-  /// writing, and then waits for records, `timeout` each; so that it is the coordinator that gives up first,
-  /// and says for whom.
+  /// How long the other ranks wait for the coordinator once their part is written. It may still be writing, and
+  /// then waits for records, at most `timeout` for each: so the coordinator gives up first, and its error names
+  /// the rank that is missing.
   [[nodiscard]] std::chrono::nanoseconds outcome_timeout() const noexcept;
-  /// After which a save has ended on this rank, come what may.
+  /// The longest that a save takes on this rank, whatever happens.
   [[nodiscard]] std::chrono::nanoseconds longest() const noexcept;
   /// Rank 0 commits.
   [[nodiscard]] bool coordinator() const noexcept { return rank == 0; }
