@@ -135,6 +135,7 @@ inline constexpr std::size_t max_collective_bytes = max_message_bytes - 64;
                                                          const outcome& what,
                                                          std::span<const std::byte> value) {
   wire_writer out;
+  out.reserve(max_message_bytes - max_collective_bytes + value.size());
   out.put(collective_magic)
       .put(collective_version)
       .put(call.operation)
