@@ -54,6 +54,7 @@
 #include <iterator>
 #include <map>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -81,7 +82,8 @@ std::vector<::pid_t> children() {
     if (std::from_chars(name.data(), name.data() + name.size(), number).ec != std::errc()) continue;
     // "number (name) state parent ...", where a name may hold anything.
     std::ifstream file(process.path() / "stat");
-    const std::string stat((std::istreambuf_iterator<char>(file)), {});
+    std::string stat;
+    std::getline(file, stat, '\0');  // an iterator would throw where the process ends meanwhile
     const auto end = stat.rfind(')');
     if (end != std::string::npos && stat.find(" " + own + " ", end) == end + 3) found.push_back(number);
   }
@@ -99,7 +101,9 @@ bool comes_true(Condition&& condition) {
 }
 std::string proc_file(::pid_t process, const std::string& name) {
   std::ifstream file("/proc/" + std::to_string(process) + "/" + name);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
 }
 /// Those of them that are workers, and live.
 std::vector<::pid_t> workers() {
