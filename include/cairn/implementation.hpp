@@ -43,6 +43,7 @@
 #include <cairn/impl/model/save_progress.ipp>
 #include <cairn/impl/model/staged_image.ipp>
 #include <cairn/impl/model/state_entry.ipp>
+#include <cairn/impl/model/stored_items.ipp>
 #include <cairn/impl/plan/assign/balance.ipp>
 #include <cairn/impl/plan/default_planner.ipp>
 #include <cairn/impl/plan/gathered.ipp>

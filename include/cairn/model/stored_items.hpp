@@ -4,14 +4,10 @@
 #include <cairn/model/item.hpp>
 #include <cairn/system/error.hpp>
 
-#include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -34,6 +30,22 @@ struct stored_item {
   friend bool operator==(const stored_item&, const stored_item&) = default;
 };
 
+/// What is called with the index and the name of each item; refers to a function object that outlives it.
+class stored_name_visitor {
+ public:
+  template <class Visit>
+  explicit stored_name_visitor(Visit& visit) noexcept
+      : visit_(const_cast<void*>(static_cast<const void*>(&visit))),
+        call_([](void* to, std::size_t index, std::string_view name) {
+          (*static_cast<Visit*>(to))(index, name);
+        }) {}
+  void operator()(std::size_t index, std::string_view name) const { call_(visit_, index, name); }
+
+ private:
+  void* visit_;
+  void (*call_)(void* visit, std::size_t index, std::string_view name);
+};
+
 /// Where the items of a stored_items come from when they are asked for: a manifest. Any thread. All functions
 /// throw corrupt_error where what they look at is damaged; they look at nothing else.
 class stored_item_source {
@@ -44,8 +56,8 @@ class stored_item_source {
   [[nodiscard]] virtual std::optional<std::size_t> find(std::string_view name) const = 0;
   /// One item. @pre index < size()
   [[nodiscard]] virtual stored_item make(std::size_t index) const = 0;
-  /// visit(index, name), in order.
-  virtual void for_each_name(const std::function<void(std::size_t, std::string_view)>& visit) const = 0;
+  /// In order.
+  virtual void for_each_name(const stored_name_visitor& visit) const = 0;
 };
 
 /// The items of a checkpoint, sorted by name: a list, or a view of a manifest that makes an item when it is
@@ -61,8 +73,7 @@ class stored_items {
   stored_items() = default;
   stored_items(std::initializer_list<stored_item> items) : values_(items) {}
   explicit stored_items(std::vector<stored_item> items) : values_(std::move(items)) {}
-  explicit stored_items(std::unique_ptr<const stored_item_source> source)
-      : values_(source->size()), lazy_(std::make_unique<lazy>(std::move(source))) {}
+  explicit stored_items(std::unique_ptr<const stored_item_source> source);
   stored_items(const stored_items& other) : values_(other.all()) {}
   stored_items(stored_items&&) noexcept = default;
   stored_items& operator=(const stored_items& other) {
@@ -91,26 +102,14 @@ class stored_items {
     const auto index = index_of(name);
     return index ? &(*this)[*index] : nullptr;
   }
-  [[nodiscard]] std::optional<std::size_t> index_of(std::string_view name) const {
-    if (lazy_ != nullptr) return lazy_->source->find(name);
-    const auto found = std::lower_bound(values_.begin(), values_.end(), name,
-                                        [](const stored_item& i, std::string_view n) { return i.name < n; });
-    if (found == values_.end() || found->name != name) return std::nullopt;
-    return static_cast<std::size_t>(found - values_.begin());
-  }
+  [[nodiscard]] std::optional<std::size_t> index_of(std::string_view name) const;
   /// visit(index, name), in order; makes no item.
   template <class Visit>
   void for_each_name(Visit&& visit) const {
-    if (lazy_ != nullptr) {
-      lazy_->source->for_each_name(visit);
-      return;
-    }
-    for (std::size_t i = 0; i < values_.size(); ++i) visit(i, std::string_view(values_[i].name));
+    visit_names(stored_name_visitor(visit));
   }
   /// How many items are there now.
-  [[nodiscard]] std::size_t made() const noexcept {
-    return lazy_ == nullptr ? values_.size() : lazy_->count.load(std::memory_order_relaxed);
-  }
+  [[nodiscard]] std::size_t made() const noexcept;
   /// Where the items lie; those that nobody asked for are empty.
   [[nodiscard]] const stored_item* data() const noexcept { return values_.data(); }
 
@@ -132,27 +131,10 @@ class stored_items {
   friend bool operator==(const stored_items& a, const stored_items& b) { return a.all() == b.all(); }
 
  private:
-  struct lazy {
-    explicit lazy(std::unique_ptr<const stored_item_source> from)
-        : source(std::move(from)), there(std::make_unique<std::atomic<bool>[]>(source->size())) {}
-    std::unique_ptr<const stored_item_source> source;
-    std::unique_ptr<std::atomic<bool>[]> there;
-    std::atomic<std::size_t> count{0};
-    std::mutex mutex;
-  };
-  void make(std::size_t index) const {
-    if (lazy_->there[index].load(std::memory_order_acquire)) return;
-    const std::lock_guard lock(lazy_->mutex);
-    if (lazy_->there[index].load(std::memory_order_relaxed)) return;
-    values_[index] = lazy_->source->make(index);
-    lazy_->count.fetch_add(1, std::memory_order_relaxed);
-    lazy_->there[index].store(true, std::memory_order_release);
-  }
-  const std::vector<stored_item>& all() const {
-    if (lazy_ != nullptr)
-      for (std::size_t i = 0; i < values_.size(); ++i) make(i);
-    return values_;
-  }
+  struct lazy;
+  void make(std::size_t index) const;
+  void visit_names(const stored_name_visitor& visit) const;
+  const std::vector<stored_item>& all() const;
   std::vector<stored_item>& mutate() {
     static_cast<void>(all());
     lazy_.reset();
@@ -160,8 +142,12 @@ class stored_items {
   }
 
   mutable std::vector<stored_item> values_;
-  std::unique_ptr<lazy> lazy_;
+  std::shared_ptr<lazy> lazy_;  // of this object alone
 };
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/stored_items.ipp>
+#endif

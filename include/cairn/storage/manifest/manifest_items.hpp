@@ -12,7 +12,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -106,7 +105,7 @@ class manifest_items final : public stored_item_source {
       bad(definitions_begin_, "the items of a manifest share too many progressions", item.name);
     return item;
   }
-  void for_each_name(const std::function<void(std::size_t, std::string_view)>& visit) const override {
+  void for_each_name(const stored_name_visitor& visit) const override {
     for (std::size_t b = 0; b < names_.size(); ++b)
       for_each_in(b, [&](std::size_t i, std::string_view n, std::uint64_t) { visit(i, n); });
   }

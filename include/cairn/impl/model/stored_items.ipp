@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/stored_items.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+struct stored_items::lazy {
+  explicit lazy(std::unique_ptr<const stored_item_source> from)
+      : source(std::move(from)), there(std::make_unique<std::atomic<bool>[]>(source->size())) {}
+  std::unique_ptr<const stored_item_source> source;
+  std::unique_ptr<std::atomic<bool>[]> there;
+  std::atomic<std::size_t> count{0};
+  std::mutex mutex;
+};
+
+CAIRN_BODY stored_items::stored_items(std::unique_ptr<const stored_item_source> source)
+    : values_(source->size()), lazy_(std::make_shared<lazy>(std::move(source))) {}
+
+CAIRN_BODY std::optional<std::size_t> stored_items::index_of(std::string_view name) const {
+  if (lazy_ != nullptr) return lazy_->source->find(name);
+  const auto found = std::lower_bound(values_.begin(), values_.end(), name,
+                                      [](const stored_item& i, std::string_view n) { return i.name < n; });
+  if (found == values_.end() || found->name != name) return std::nullopt;
+  return static_cast<std::size_t>(found - values_.begin());
+}
+
+CAIRN_BODY std::size_t stored_items::made() const noexcept {
+  return lazy_ == nullptr ? values_.size() : lazy_->count.load(std::memory_order_relaxed);
+}
+
+CAIRN_BODY void stored_items::make(std::size_t index) const {
+  if (lazy_->there[index].load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(lazy_->mutex);
+  if (lazy_->there[index].load(std::memory_order_relaxed)) return;
+  values_[index] = lazy_->source->make(index);
+  lazy_->count.fetch_add(1, std::memory_order_relaxed);
+  lazy_->there[index].store(true, std::memory_order_release);
+}
+
+CAIRN_BODY void stored_items::visit_names(const stored_name_visitor& visit) const {
+  if (lazy_ != nullptr) {
+    lazy_->source->for_each_name(visit);
+    return;
+  }
+  for (std::size_t i = 0; i < values_.size(); ++i) visit(i, std::string_view(values_[i].name));
+}
+
+CAIRN_BODY const std::vector<stored_item>& stored_items::all() const {
+  if (lazy_ != nullptr)
+    for (std::size_t i = 0; i < values_.size(); ++i) make(i);
+  return values_;
+}
+
+}  // namespace v1
+}  // namespace cairn
