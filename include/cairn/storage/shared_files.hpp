@@ -4,6 +4,7 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors/shared_file_plan.hpp>
 #include <cairn/storage/write_source.hpp>

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/model/save_job.hpp>
 #include <cairn/storage/commit/attempt_ending.hpp>
+#include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/system/deadline.hpp>
 
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,25 +31,10 @@ class attempts_under_way {
       : store_(std::move(store)), options_(options) {}
   attempts_under_way(const attempts_under_way&) = delete;
   attempts_under_way& operator=(const attempts_under_way&) = delete;
-  ~attempts_under_way() {
-    if (in_ == nullptr) return;
-    if (::getpid() != owner_) {  // the child of a fork has the object, but not the thread
-      static_cast<void>(in_.release());
-      return;
-    }
-    {
-      const std::lock_guard lock(in_->mutex);
-      in_->closing = true;
-    }
-    in_->changed.notify_all();
-    in_->thread.join();
-  }
+  ~attempts_under_way();
 
   /// This process writes the files of a rank's part.
-  void begin(const save_context& c) {
-    const std::lock_guard lock(mutex_);
-    known_[{c.attempt, c.rank}].here = true;
-  }
+  void begin(const save_context& c);
   /// Calls send(), which sends what the flag of the attempt is about; what the store refuses counts as not
   /// sent.
   template <class Send>
@@ -66,26 +47,11 @@ class attempts_under_way {
       throw;
     }
   }
-  [[nodiscard]] attempt_knowledge known(const save_context& c) const noexcept {
-    const std::lock_guard lock(mutex_);
-    const auto at = known_.find({c.attempt, c.rank});
-    return at == known_.end() ? attempt_knowledge{} : at->second;
-  }
+  [[nodiscard]] attempt_knowledge known(const save_context& c) const noexcept;
   /// It was committed.
-  void end(const save_context& c) noexcept {
-    const std::lock_guard lock(mutex_);
-    known_.erase({c.attempt, c.rank});
-  }
+  void end(const save_context& c) noexcept;
   /// It failed. What cannot be done now is done later.
-  void fail(const save_context& c, const std::exception_ptr& failure) noexcept {
-    try {
-      const auto known_of = known(c);
-      end(c);
-      attempt_ending ending(store_, options_, c, failure, known_of);
-      if (!ending.go()) retry(std::move(ending), deadline::in(c.longest()));
-    } catch (...) {  // out of memory: deadlines tell the others, clean() removes what is left
-    }
-  }
+  void fail(const save_context& c, const std::exception_ptr& failure) noexcept;
 
  private:
   struct task {
@@ -101,77 +67,13 @@ class attempts_under_way {
   };
   static constexpr std::size_t max_tasks = 64;
 
-  void set(const save_context& c, bool attempt_knowledge::*what, bool value) {
-    const std::lock_guard lock(mutex_);
-    known_[{c.attempt, c.rank}].*what = value;
-  }
-  void retry(attempt_ending ending, deadline until) {
-    if (waits_here != nullptr)
-      return waits_here->try_again(
-          [kept = std::make_shared<attempt_ending>(std::move(ending))] { return kept->go(); });
-    const std::lock_guard lock(mutex_);
-    if (in_ == nullptr) {
-      auto made = std::make_unique<inside>();
-      start(*made);
-      in_ = std::move(made);
-      owner_ = ::getpid();
-    }
-    if (owner_ != ::getpid()) return;
-    {
-      const std::lock_guard tasks_lock(in_->mutex);
-      if (in_->tasks.size() == max_tasks) in_->tasks.erase(in_->tasks.begin());
-      in_->tasks.push_back({std::move(ending), until});
-    }
-    in_->changed.notify_all();
-  }
+  void set(const save_context& c, bool attempt_knowledge::*what, bool value);
+  void retry(attempt_ending ending, deadline until);
   /// @throws std::system_error where there are no more threads
-  static void start(inside& in) {
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    const bool blocked = ::pthread_sigmask(SIG_BLOCK, &all, &before) == 0;
-    try {
-      in.thread = std::thread([&in] { serve(in); });
-    } catch (...) {
-      if (blocked) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw;
-    }
-    if (blocked) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
+  static void start(inside& in);
   /// What there is no memory for is taken later.
-  static void take(std::vector<task>& from, std::vector<task>& to) noexcept {
-    try {
-      to.reserve(to.size() + from.size());
-    } catch (...) {
-      return;
-    }
-    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
-    from.clear();
-  }
-  static void serve(inside& in) noexcept {
-    constexpr auto first = std::chrono::milliseconds(10);
-    std::chrono::milliseconds pause = first;
-    std::vector<task> mine;
-    for (bool last = false; !last;) {
-      {
-        std::unique_lock lock(in.mutex);
-        if (mine.empty()) {
-          in.changed.wait(lock, [&] { return in.closing || !in.tasks.empty(); });
-          pause = first;
-        } else {
-          in.changed.wait_for(lock, pause, [&] { return in.closing; });
-          pause = std::min<std::chrono::milliseconds>(pause * 2, std::chrono::seconds(5));
-        }
-        last = in.closing;
-        if (mine.empty()) {
-          mine.swap(in.tasks);
-        } else {
-          take(in.tasks, mine);
-        }
-      }
-      std::erase_if(mine, [](task& t) { return t.ending.go() || t.until.passed(); });
-    }
-  }
+  static void take(std::vector<task>& from, std::vector<task>& to) noexcept;
+  static void serve(inside& in) noexcept;
 
   const any_store store_;
   const commit_options options_;
@@ -184,3 +86,7 @@ class attempts_under_way {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/storage/commit/attempts_under_way.ipp>
+#endif

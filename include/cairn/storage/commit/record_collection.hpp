@@ -2,7 +2,6 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/save_job.hpp>
-#include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
@@ -10,15 +9,10 @@
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <exception>
-#include <memory>
-#include <optional>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -30,36 +24,6 @@ namespace detail {
 // the coordinator reads these; it looks for single records only now and then, for the case that such a rank
 // is gone, and at the deadline.
 
-/// The most names that are asked for in vain by one poll.
-inline constexpr std::size_t max_misses = 8;
-
-/// Calls visit(ranks) for the ranks of each file of records, of ascending `ranks`, until it returns false.
-template <class Visit>
-void for_each_record_file(const file_placement& place, list_view<const std::int32_t> ranks, Visit visit) {
-  for (std::size_t i = 0; i < ranks.size();) {
-    auto end = i + 1;
-    while (end < ranks.size() && place.first_of(ranks[end]) == place.first_of(ranks[i]) && place.shared())
-      ++end;
-    if (!visit(ranks.subspan(i, end - i))) return;
-    i = end;
-  }
-}
-/// Those of `missing` whose records can be read now, ascending. Asks for the names one by one, until
-/// `max_misses` are not there.
-[[nodiscard]] inline std::vector<std::int32_t> probe_records(const any_store& store, const save_context& c,
-                                                             const file_placement& place,
-                                                             list_view<const std::int32_t> missing) {
-  std::vector<std::int32_t> there;
-  std::size_t misses = 0;
-  for_each_record_file(place, missing, [&](list_view<const std::int32_t> ranks) {
-    if (store.size(record_key(c.step, ranks.front(), c.attempt, place)))
-      there.insert(there.end(), ranks.begin(), ranks.end());
-    else
-      ++misses;
-    return misses < max_misses;
-  });
-  return there;
-}
 /// How many ranks share the files of this one.
 [[nodiscard]] inline std::int32_t sharers_of(const file_placement& place, std::int32_t rank,
                                              std::int32_t world_size) noexcept {
@@ -67,71 +31,22 @@ void for_each_record_file(const file_placement& place, list_view<const std::int3
 }
 /// Where the header of a rank's record lies in its file, of `file_bytes`: files that ranks share end with the
 /// headers of all of them. @throws corrupt_error
-[[nodiscard]] inline std::uint64_t record_header_offset(const file_placement& place, std::int32_t rank,
-                                                        std::int32_t world_size, std::uint64_t file_bytes,
-                                                        const std::string& key) {
-  if (!place.shared()) return 0;
-  const auto first = place.first_of(rank);
-  const auto of_all = static_cast<std::uint64_t>(sharers_of(place, rank, world_size)) * record_header_bytes;
-  if (file_bytes < of_all)  // also where this rank's own would fit: callers go back to the first one
-    corrupt(error_id::corrupt_truncated, "a file of several ranks ends before their records", key,
-            file_bytes);
-  return file_bytes - of_all + static_cast<std::uint64_t>(rank - first) * record_header_bytes;
-}
-/// The headers of the records of some ranks, one after another; one batch.
-[[nodiscard]] inline std::vector<std::byte> read_record_headers(const any_store& store, const save_context& c,
-                                                                const file_placement& place,
-                                                                list_view<const std::int32_t> ranks) {
-  std::vector<std::byte> bytes(ranks.size() * record_header_bytes);
-  std::vector<std::string> keys;
-  std::vector<read_range> ranges;
-  for (const auto rank : ranks) keys.push_back(record_key(c.step, rank, c.attempt, place));
-  std::uint64_t file_bytes = 0;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (place.shared() && (i == 0 || keys[i] != keys[i - 1])) file_bytes = store.size(keys[i]).value_or(0);
-    ranges.push_back({keys[i], record_header_offset(place, ranks[i], c.world_size, file_bytes, keys[i]),
-                      std::span(bytes).subspan(i * record_header_bytes, record_header_bytes)});
-  }
-  if (!ranges.empty()) store.read(ranges);
-  return bytes;
-}
-inline void take_away(std::vector<std::int32_t>& from, list_view<const std::int32_t> sorted) {
-  std::erase_if(from, [&](auto rank) { return std::binary_search(sorted.begin(), sorted.end(), rank); });
-}
+[[nodiscard]] std::uint64_t record_header_offset(const file_placement& place, std::int32_t rank,
+                                                 std::int32_t world_size, std::uint64_t file_bytes,
+                                                 const std::string& key);
+
+void take_away(std::vector<std::int32_t>& from, list_view<const std::int32_t> sorted);
 
 /// What the first rank of a block does beside its wait for the commit: collects the headers of its block's
 /// records and puts them into one object. On other ranks nothing. One thread.
 class block_merge {
  public:
   block_merge(const any_store& store, const save_context& c, const file_placement& place,
-              std::int32_t block_ranks)
-      : store_(store), c_(c), place_(place) {
-    if (c.world_size <= block_ranks || c.rank == 0 || c.rank % block_ranks != 0) return;
-    const auto end = c.rank + std::min(block_ranks, c.world_size - c.rank);
-    for (auto rank = c.rank; rank < end; ++rank) missing_.push_back(rank);
-    headers_.resize(missing_.size() * record_header_bytes);
-  }
+              std::int32_t block_ranks);
   /// Nothing is left to do on this rank.
   [[nodiscard]] bool done() const noexcept { return missing_.empty(); }
   /// Takes what has appeared; does not wait. No error: the coordinator can do without.
-  void advance() noexcept {
-    if (missing_.empty()) return;
-    try {
-      const auto there = probe_records(store_, c_, place_, missing_);
-      const auto bytes = read_record_headers(store_, c_, place_, there);
-      for (std::size_t i = 0; i < there.size(); ++i) {
-        const auto one = std::span(bytes).subspan(i * record_header_bytes, record_header_bytes);
-        // A failure tells itself.
-        if (decode_record_header(one, {}).failed) return missing_.clear();
-        std::memcpy(headers_.data() + static_cast<std::size_t>(there[i] - c_.rank) * record_header_bytes,
-                    one.data(), one.size());
-      }
-      take_away(missing_, there);
-      if (missing_.empty()) store_.put_new(records_key(c_.step, c_.rank, c_.attempt, place_), headers_);
-    } catch (...) {
-      missing_.clear();
-    }
-  }
+  void advance() noexcept;
 
  private:
   any_store store_;
@@ -145,159 +60,23 @@ class block_merge {
 class record_collection {
  public:
   record_collection(const any_store& store, const step_objects& objects, const save_context& c,
-                    const file_placement& place, std::int32_t block_ranks)
-      : store_(store),
-        objects_(objects),
-        c_(c),
-        place_(place),
-        headers_(static_cast<std::size_t>(c.world_size)) {
-    for (std::int32_t r = 0; r < c.world_size; ++r) missing_.push_back(r);
-    if (c.world_size > block_ranks) block_ranks_ = block_ranks;
-    if (block_ranks_ != 0)
-      for (auto r = block_ranks; r < c.world_size; r += std::min(block_ranks, c.world_size - r))
-        blocks_.push_back(r);
-  }
+                    const file_placement& place, std::int32_t block_ranks);
 
   /// The headers in rank order. @pre this rank's record was published. @throws what a rank that failed
   /// reported, plan_error, peer_error.
-  [[nodiscard]] std::vector<record_header> collect(deadline until) {
-    backoff pause(c_.attempt, c_.rank);
-    for (std::uint64_t poll = 0;; ++poll) {
-      if (block_ranks_ == 0) {
-        take(there_in_small_world(poll));
-      } else {
-        std::vector<std::int32_t> own;
-        for (const auto rank : missing_)
-          if (rank < block_ranks_) own.push_back(rank);
-        take(probe_records(store_, c_, place_, own));
-        take_blocks();
-        // More and more seldom: it costs as much as there are ranks.
-        if (std::exchange(damaged_, false) ||
-            (poll >= 64 && (poll < 512 ? (poll & (poll - 1)) : poll % 512) == 0))
-          take(listed());
-      }
-      if (missing_.empty()) return std::move(headers_);
-      objects_.check_open(c_);
-      if (poll % polls_for_own_record == polls_for_own_record - 1) objects_.check_record(c_, place_);
-      end_if_lost();
-      if (pause.wait(until)) continue;
-      if (block_ranks_ != 0) {
-        take(listed());
-        take(probe_records(store_, c_, place_, missing_));
-        if (missing_.empty()) return std::move(headers_);
-      }
-      fail_missing(c_, missing_);
-    }
-  }
+  [[nodiscard]] std::vector<record_header> collect(deadline until);
 
  private:
   /// @throws peer_error (peer_lost) where the part of a rank will never come.
-  void end_if_lost() {
-    if (c_.peers == nullptr || !ask_for_peers_.passed()) return;
-    ask_for_peers_ = deadline::in(std::chrono::milliseconds(20));
-    std::vector<std::int32_t> gone;
-    for (const auto rank : missing_)
-      if (c_.peers->is_gone(rank)) gone.push_back(rank);
-    if (gone.empty()) return;
-    // What they did before they were gone, a look that begins now sees.
-    take(gone.size() < max_misses ? probe_records(store_, c_, place_, gone) : listed());
-    std::erase_if(gone,
-                  [&](auto rank) { return !std::binary_search(missing_.begin(), missing_.end(), rank); });
-    if (!gone.empty()) fail_gone(c_, gone);
-  }
-  [[nodiscard]] std::vector<std::int32_t> there_in_small_world(std::uint64_t poll) const {
-    // Listings of network file systems may be old: now and then the names themselves are asked for.
-    if (missing_.size() <= max_misses || poll % 16 == 15) {
-      auto there = probe_records(store_, c_, place_, missing_);
-      if (!there.empty() || missing_.size() <= max_misses) return there;
-    }
-    return listed();
-  }
+  void end_if_lost();
+  [[nodiscard]] std::vector<std::int32_t> there_in_small_world(std::uint64_t poll) const;
   /// Those of the missing ranks that a listing shows.
-  [[nodiscard]] std::vector<std::int32_t> listed() const {
-    std::vector<std::int32_t> there;
-    for (const auto& o : objects_.objects_of(c_.step)) {
-      if (!o.own || o.name.attempt != c_.attempt) continue;
-      if (place_.shared() ? o.name.kind != object_kind::data || o.name.index != 0
-                          : o.name.kind != object_kind::record)
-        continue;
-      const auto of_file =
-          std::equal_range(missing_.begin(), missing_.end(), o.name.rank,
-                           [&](auto a, auto b) { return place_.first_of(a) < place_.first_of(b); });
-      there.insert(there.end(), of_file.first, of_file.second);
-    }
-    std::sort(there.begin(), there.end());
-    return there;
-  }
-  void take(const std::vector<std::int32_t>& there) {
-    std::vector<std::byte> bytes;
-    try {
-      bytes = read_record_headers(store_, c_, place_, there);
-    } catch (const storage_error& e) {
-      if (e.id() == error_id::storage_not_found)
-        objects_.check_open(c_);  // who removed a record ended the attempt
-      throw;
-    }
-    for (std::size_t i = 0; i < there.size(); ++i) {
-      const auto key = record_key(c_.step, there[i], c_.attempt, place_);
-      auto& h = headers_[static_cast<std::size_t>(there[i])];
-      h = decode_record_header(std::span(bytes).subspan(i * record_header_bytes), key);
-      if (h.failed) throw_reported(key);
-    }
-    check_agreement(c_, there, headers_);
-    take_away(missing_, there);
-  }
+  [[nodiscard]] std::vector<std::int32_t> listed() const;
+  void take(const std::vector<std::int32_t>& there);
   /// Reads the objects of blocks that have appeared.
-  void take_blocks() {
-    std::vector<std::int32_t> there;
-    std::size_t misses = 0;
-    for (std::size_t i = 0; i < blocks_.size() && misses < max_misses; ++i) {
-      if (store_.size(records_key(c_.step, blocks_[i], c_.attempt, place_)))
-        there.push_back(blocks_[i]);
-      else
-        ++misses;
-    }
-    if (there.empty()) return;
-    std::vector<std::string> keys;
-    std::vector<read_range> ranges;
-    std::vector<std::byte> bytes(static_cast<std::size_t>(c_.world_size) * record_header_bytes);
-    for (const auto first : there) keys.push_back(records_key(c_.step, first, c_.attempt, place_));
-    for (std::size_t i = 0; i < there.size(); ++i) {
-      const auto at = static_cast<std::size_t>(there[i]) * record_header_bytes;
-      ranges.push_back({keys[i], 0, std::span(bytes).subspan(at, size_of(there[i]) * record_header_bytes)});
-    }
-    // Whatever is wrong with these objects: the records themselves tell.
-    try {
-      store_.read(ranges);
-      std::vector<std::int32_t> ranks;
-      for (const auto first : there)
-        for (std::size_t i = 0; i < size_of(first); ++i) {
-          const auto rank = first + static_cast<std::int32_t>(i);
-          const auto at = static_cast<std::size_t>(rank);
-          headers_[at] = decode_record_header(std::span(bytes).subspan(at * record_header_bytes), {});
-          if (headers_[at].failed)
-            fail(error_id::corrupt_bad_value, "the headers of a block hold that of a rank that failed");
-          ranks.push_back(rank);
-        }
-      check_agreement(c_, ranks, headers_);
-      take_away(missing_, ranks);
-    } catch (const corrupt_error&) {
-      damaged_ = true;
-    } catch (const storage_error& e) {
-      if (e.id() != error_id::storage_not_found) throw;
-      objects_.check_open(c_);
-      damaged_ = true;
-    }
-    take_away(blocks_, there);
-  }
-  [[nodiscard]] std::size_t size_of(std::int32_t first) const noexcept {
-    return static_cast<std::size_t>(std::min(block_ranks_, c_.world_size - first));
-  }
-  [[noreturn]] void throw_reported(const std::string& key) const {
-    const auto bytes = store_.read_all(key, max_mark_bytes);
-    if (!bytes) fail(error_id::storage_not_found, "the record of a rank that failed is gone", {.file = key});
-    std::rethrow_exception(decode_failure_record(*bytes, key));
-  }
+  void take_blocks();
+  [[nodiscard]] std::size_t size_of(std::int32_t first) const noexcept;
+  [[noreturn]] void throw_reported(const std::string& key) const;
 
   any_store store_;
   const step_objects& objects_;
@@ -314,3 +93,7 @@ class record_collection {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/storage/commit/record_collection.ipp>
+#endif

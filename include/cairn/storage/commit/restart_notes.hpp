@@ -27,51 +27,14 @@ class restart_notes {
 
   void leave(const run_id& run, std::int64_t step) { store_.put_new(key_of(run, step), {}); }
   /// The step of each note, ascending. Unfinished ones, of runs that ended meanwhile, are removed.
-  [[nodiscard]] std::vector<std::int64_t> steps() {
-    for (const auto& key : store_.leftovers(prefix)) {  // of runs that ended while they left one
-      try {
-        store_.discard(key);
-      } catch (const storage_error& e) {
-        if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
-      }
-    }
-    std::vector<std::int64_t> found;
-    for (const auto& key : store_.keys(prefix))
-      if (const auto step = step_of(key)) found.push_back(*step);
-    std::sort(found.begin(), found.end());
-    return found;
-  }
+  [[nodiscard]] std::vector<std::int64_t> steps();
   void remove(const run_id& run, std::int64_t step) { store_.remove(key_of(run, step)); }
   /// Those of all runs, of steps up to this one; how many are left.
-  std::size_t remove_up_to(std::int64_t last) {
-    std::size_t left = 0;
-    for (const auto& key : store_.keys(prefix)) {
-      const auto step = step_of(key);
-      if (step && *step <= last)
-        store_.remove(key);
-      else if (step)
-        ++left;
-    }
-    return left;
-  }
+  std::size_t remove_up_to(std::int64_t last);
 
-  [[nodiscard]] static std::string key_of(const run_id& run, std::int64_t step) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%08lld.", static_cast<long long>(step));
-    return prefix + (text + to_string(run));
-  }
+  [[nodiscard]] static std::string key_of(const run_id& run, std::int64_t step);
   /// The step of a note; nothing for any other key.
-  [[nodiscard]] static std::optional<std::int64_t> step_of(std::string_view key) noexcept {
-    if (!key.starts_with(prefix)) return std::nullopt;
-    key.remove_prefix(std::string_view(prefix).size());
-    const auto dot = key.find('.');
-    if (dot == std::string_view::npos) return std::nullopt;
-    const auto step = parse_padded(key.substr(0, dot), 8, INT64_MAX);
-    const auto run = key.substr(dot + 1);
-    if (!step || run.size() != 32 || !parse_hex16(run.substr(0, 16)) || !parse_hex16(run.substr(16)))
-      return std::nullopt;
-    return static_cast<std::int64_t>(*step);
-  }
+  [[nodiscard]] static std::optional<std::int64_t> step_of(std::string_view key) noexcept;
 
  private:
   static constexpr const char* prefix = "restart.";
@@ -81,3 +44,7 @@ class restart_notes {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/storage/commit/restart_notes.ipp>
+#endif

@@ -1,19 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
-#include <cairn/model/record.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
-#include <cairn/storage/manifest/manifest_format.hpp>
-#include <cairn/storage/manifest/manifest_reader.hpp>
 #include <cairn/storage/manifest/names.hpp>
-#include <cairn/system/error.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,79 +24,22 @@ class step_objects {
  public:
   explicit step_objects(any_store store) noexcept : store_(std::move(store)) {}
 
-  [[nodiscard]] std::vector<step_object> objects_of(std::int64_t step) const {
-    const auto directory = step_directory(step) + "/";
-    std::vector<step_object> found;
-    for (const auto& key : store_.keys(directory))
-      if (auto known = known_object(key, directory.size())) found.push_back(std::move(*known));
-    return found;
-  }
+  [[nodiscard]] std::vector<step_object> objects_of(std::int64_t step) const;
 
   /// True for a manifest that came to stand after its attempt was ended and removed, as where a request that
   /// was told as failed took effect later: one beside its own attempt's mark, with not all that it names.
   /// (With all of it, it was committed before the mark came.) It is no checkpoint. `bytes`: the manifest's;
   /// damaged ones are none. Costs one look where there is no mark.
-  [[nodiscard]] bool is_ghost(std::int64_t step, std::span<const std::byte> bytes) const {
-    const auto key = manifest_key(step);
-    try {
-      manifest m;
-      (void)decode_manifest_header(bytes, key, m);
-      if (m.step != step || !store_.size(aborted_key(step, m.attempt))) return false;
-      m = decode_manifest(bytes, key);
-      const auto objects = objects_of(step);
-      const auto there = [&](const object_name& wanted) {
-        return std::any_of(objects.begin(), objects.end(), [&](const auto& o) {
-          return o.is_file() && o.name.kind == wanted.kind && o.name.rank == wanted.rank &&
-                 o.name.attempt == wanted.attempt && o.name.index == wanted.index;
-        });
-      };
-      for (const auto& r : m.records) {
-        if (r.step != step || r.attempt != m.attempt) continue;
-        if (!m.placement.shared() && !there({object_kind::record, r.rank, r.attempt, 0})) return true;
-        if (r.rank != m.placement.first_of(r.rank)) continue;
-        for (std::uint32_t k = 0; k < r.files; ++k)
-          if (!there({object_kind::data, r.rank, r.attempt, k})) return true;
-      }
-    } catch (const corrupt_error&) {
-    }
-    return false;
-  }
+  [[nodiscard]] bool is_ghost(std::int64_t step, std::span<const std::byte> bytes) const;
   /// True, and its manifest is gone, if that was a ghost.
-  [[nodiscard]] bool remove_ghost(std::int64_t step) const {
-    const auto key = manifest_key(step);
-    const auto bytes = store_.read_all(key, max_manifest_bytes);
-    return bytes && is_ghost(step, *bytes) && store_.remove_if(key, *bytes);
-  }
+  [[nodiscard]] bool remove_ghost(std::int64_t step) const;
   /// The steps of these keys, ascending, that have a manifest; those with a ghost are left out. Reads no
   /// manifest but those beside marks.
-  [[nodiscard]] std::vector<std::int64_t> committed_among(const std::vector<std::string>& keys) const {
-    std::vector<std::int64_t> steps;
-    std::vector<std::int64_t> marked;
-    for (const auto& key : keys) {
-      const auto k = parse_key(key);
-      if (k && k->object.kind == object_kind::manifest) steps.push_back(k->step);
-      if (k && k->object.kind == object_kind::aborted) marked.push_back(k->step);
-    }
-    std::sort(steps.begin(), steps.end());
-    std::sort(marked.begin(), marked.end());
-    std::erase_if(steps, [&](std::int64_t step) {
-      if (!std::binary_search(marked.begin(), marked.end(), step)) return false;
-      const auto bytes = store_.read_all(manifest_key(step), max_manifest_bytes);
-      return !bytes || is_ghost(step, *bytes);
-    });
-    return steps;
-  }
+  [[nodiscard]] std::vector<std::int64_t> committed_among(const std::vector<std::string>& keys) const;
 
   /// Removes the files of these attempts; the number. @pre it was seen that no manifest of theirs stands,
   /// when their marks already stood.
-  std::uint64_t remove_files(std::int64_t step, const std::vector<std::uint64_t>& attempts) const {
-    std::uint64_t removed = 0;
-    if (attempts.empty()) return removed;
-    for (const auto& o : objects_of(step))
-      if (o.is_file() && std::find(attempts.begin(), attempts.end(), o.name.attempt) != attempts.end())
-        store_.remove(o.key), ++removed;
-    return removed;
-  }
+  std::uint64_t remove_files(std::int64_t step, const std::vector<std::uint64_t>& attempts) const;
   /// Removes what is_foreign() of the objects beside the manifest of `keep`, but not what was set aside.
   /// Other attempts are marked before their files go, and the manifest must stand after that, and be none
   /// that its coordinator will take back: else one of the others may become the checkpoint. The number of
@@ -135,85 +72,30 @@ class step_objects {
     return removed;
   }
 
-  [[nodiscard]] bool stands(std::int64_t step) const noexcept {
-    try {
-      return store_.size(manifest_key(step)).has_value();
-    } catch (...) {
-      return false;
-    }
-  }
+  [[nodiscard]] bool stands(std::int64_t step) const noexcept;
   /// The attempt that a manifest names; nothing for a damaged one.
   [[nodiscard]] static std::optional<std::uint64_t> attempt_in(std::span<const std::byte> bytes,
-                                                               const std::string& key) {
-    try {
-      manifest m;
-      (void)decode_manifest_header(bytes, key, m);
-      return m.attempt;
-    } catch (const corrupt_error&) {
-      return std::nullopt;
-    }
-  }
+                                                               const std::string& key);
   /// The attempt whose manifest stands; nothing where none does, or a damaged one.
-  [[nodiscard]] std::optional<std::uint64_t> standing_attempt(std::int64_t step) const {
-    const auto key = manifest_key(step);
-    const auto bytes = store_.read_all(key, max_manifest_bytes);
-    return bytes ? attempt_in(*bytes, key) : std::nullopt;
-  }
+  [[nodiscard]] std::optional<std::uint64_t> standing_attempt(std::int64_t step) const;
   /// The attempts of checkpoints that were set aside, as far as their manifests tell: what they name is kept,
   /// whoever saves the step again.
-  [[nodiscard]] std::vector<std::uint64_t> set_aside_attempts(const std::vector<step_object>& objects) const {
-    std::vector<std::uint64_t> found;
-    for (const auto& o : objects) {
-      if (!o.is_set_aside()) continue;
-      try {
-        manifest m;
-        if (const auto bytes = store_.read_all(o.key, max_manifest_bytes)) {
-          (void)decode_manifest_header(*bytes, o.key, m);
-          found.push_back(m.attempt);
-        }
-      } catch (const corrupt_error&) {  // nobody can tell what it named
-      }
-    }
-    return found;
-  }
+  [[nodiscard]] std::vector<std::uint64_t> set_aside_attempts(const std::vector<step_object>& objects) const;
   /// True if a manifest of this attempt stands.
   [[nodiscard]] bool committed_by(std::int64_t step, std::uint64_t attempt) const {
     return standing_attempt(step) == attempt;
   }
-  void throw_if_aborted(std::int64_t step, std::uint64_t attempt) const {
-    const auto key = aborted_key(step, attempt);
-    if (const auto bytes = store_.read_all(key, max_mark_bytes)) throw_mark(*bytes, step, key);
-  }
+  void throw_if_aborted(std::int64_t step, std::uint64_t attempt) const;
   /// Throws storage_already_committed if the step is committed, and the reason of an attempt that was
   /// aborted.
-  void check_open(const save_context& c) const {
-    throw_if_aborted(c.step, c.attempt);
-    if (store_.size(manifest_key(c.step)) && !remove_ghost(c.step)) fail_already_committed(c.step);
-  }
+  void check_open(const save_context& c) const;
   /// @pre this rank's record stood. @throws the reason of an abort, storage_aborted where the record is gone:
   /// on a full disk that may be all by which a rank that failed can tell.
-  void check_record(const save_context& c, const file_placement& place) const {
-    const auto key = record_key(c.step, c.rank, c.attempt, place);
-    if (store_.size(key)) return;
-    throw_if_aborted(c.step, c.attempt);
-    fail(error_id::storage_aborted,
-         "the files of this save were removed before it was committed: another rank failed and could not say "
-         "why, or somebody removed the checkpoint; look for the errors of the other ranks",
-         {.rank = c.rank, .file = key});
-  }
+  void check_record(const save_context& c, const file_placement& place) const;
   /// Ends an attempt for good. @throws why the store does not let it
-  void require_mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const {
-    static_cast<void>(store_.publish_new(aborted_key(step, attempt), encode_failure(why)));
-  }
+  void require_mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const;
   /// Ends an attempt for good: true. False where the store does not let it.
-  bool mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept {
-    try {
-      require_mark(step, attempt, why);
-      return true;
-    } catch (...) {
-      return false;
-    }
-  }
+  bool mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept;
 
  private:
   any_store store_;
@@ -222,3 +104,7 @@ class step_objects {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/storage/commit/step_objects.ipp>
+#endif

@@ -41,64 +41,17 @@ class load_engine {
   using block_sink = std::function<void(block_place, std::span<const std::byte>)>;
 
   load_engine(const any_store& store, const load_work& work, std::uint64_t memory_budget, deadline until,
-              device_load* devices = nullptr)
-      : store_(store), work_(work), until_(until) {
-    if (std::any_of(work.wants.begin(), work.wants.end(), [](const auto& w) { return w.on_device(); })) {
-      devices_ = devices;
-      memory_budget = std::min(memory_budget, devices->memory()) / 2;  // one is copied while one is read
-    }
-    // A store that likes pieces of MiBs does so for writing only.
-    const std::uint64_t likes = store_.part_alignment();
-    alignment_ = likes <= max_alignment ? std::max<std::uint64_t>(likes, 1) : 1;
-    std::uint64_t threads = load_threads();
-    std::uint64_t batch = max_batch;
-    if (const auto at_once = store_.reads_at_once(); at_once != 0) {
-      threads = std::max<std::uint64_t>(threads, at_once);
-      batch = max_distant_batch;
-    }
-    threads_ = std::clamp<std::uint64_t>(memory_budget / digest_block_bytes, 1, threads);
-    batch_bytes_ = std::clamp<std::uint64_t>(memory_budget / threads_, digest_block_bytes, batch) /
-                   digest_block_bytes * digest_block_bytes;
-  }
+              device_load* devices = nullptr);
   /// Every read goes through this gate, where there is one; it outlives run().
   void pass(const read_gate& gate) noexcept { gate_ = gate ? &gate : nullptr; }
   /// The bytes read. @throws corrupt_error naming item, file and offset of the first block that is wrong
   /// among those read; the store's errors; timeout_error.
-  std::uint64_t run() {
-    find_pieces();
-    return read_pieces();
-  }
+  std::uint64_t run();
   /// The same for these blocks alone, ordered as the items are, of each item ascending.
-  std::uint64_t run(list_view<const block_place> blocks, block_sink sink = {}) {
-    sink_ = std::move(sink);
-    for (const auto& b : blocks) add_piece(b.item, b.block, true);
-    return read_pieces();
-  }
+  std::uint64_t run(list_view<const block_place> blocks, block_sink sink = {});
 
  private:
-  std::uint64_t read_pieces() {
-    if (pieces_.empty()) return 0;
-    find_batches();
-    threads_ = std::min<std::uint64_t>(threads_, std::max<std::size_t>(batches_.size() - 1, 1));
-    // Room for what lies before and behind the units of a batch.
-    const auto room = static_cast<std::size_t>(
-        (std::max(batch_bytes_, max_used_) + 4 * alignment_ + page - 1) / page * page);
-    const bool own_memory = buffered_ && devices_ == nullptr;
-    const large_buffer bounce(own_memory ? room * static_cast<std::size_t>(threads_) : 0);
-    parallel_for(
-        batches_.size() - 1, static_cast<std::size_t>(threads_), [&](std::size_t i, std::size_t thread) {
-          if (until_.passed())
-            fail(error_id::timeout_load, "the checkpoint was not read in time",
-                 {.file = work_.files[item_of(pieces_[batches_[i]]).file].key});
-          // Where every block goes straight to its place there is no buffer.
-          std::optional<held_buffer> held;
-          if (buffered_ && !own_memory) held.emplace(*devices_, room, until_);
-          auto* const own = held ? held->data() : own_memory ? bounce.data() + thread * room : nullptr;
-          read_batch(batches_[i], batches_[i + 1], own, held ? &*held : nullptr,
-                     own != nullptr ? own + room : nullptr);
-        });
-    return bytes_.load();
-  }
+  std::uint64_t read_pieces();
 
   // What one thread reads at once: it stays in a cache that cores share until it is verified and delivered.
   static constexpr std::uint64_t max_batch = std::uint64_t{2} << 20;
@@ -130,160 +83,18 @@ class load_engine {
     std::uint64_t begin;
     std::uint64_t end;
   };
-  [[nodiscard]] extent extent_of(const piece& p) const noexcept {
-    const auto begin = item_of(p).offset + begin_of(p);
-    const auto end = item_of(p).offset + end_of(p);
-    if (p.direct != nullptr) return {begin, end};
-    return {begin - begin % alignment_, std::max(end, std::min(file_of(p).bytes, align_up(end)))};
-  }
+  [[nodiscard]] extent extent_of(const piece& p) const noexcept;
   [[nodiscard]] std::uint64_t align_up(std::uint64_t n) const noexcept {
     return (n + alignment_ - 1) / alignment_ * alignment_;
   }
 
-  void find_pieces() {
-    for (std::uint32_t i = 0; i < work_.items.size(); ++i) {
-      const auto& item = work_.items[i];
-      std::uint64_t first = 0;
-      std::uint64_t last = block_count(item.bytes);
-      if (item.wants != 0) {
-        first = UINT64_MAX, last = 0;
-        for (std::size_t k = 0; k < item.wants; ++k) {
-          const auto& box = work_.wants[item.first_want + k].box;
-          first = std::min(first, box.position(0) / digest_block_bytes);
-          last = std::max(last, box.position(box.bytes() - 1) / digest_block_bytes + 1);
-        }
-      }
-      for (auto b = first; b < last; ++b) add_piece(i, b, item.wants == 0);
-    }
-  }
+  void find_pieces();
   /// Adds a block if something of it is wanted, or `wanted` anyway.
-  void add_piece(std::uint32_t i, std::uint64_t block, bool wanted) {
-    const auto& item = work_.items[i];
-    piece p{i, no_want, block, nullptr};
-    for (std::size_t k = 0; k < item.wants; ++k) {
-      const auto& w = work_.wants[item.first_want + k];
-      const auto from = w.box.before(begin_of(p));
-      const auto to = w.box.before(end_of(p));
-      wanted |= from != to;
-      p.scratch += scratch_for(w, to - from);
-      if (p.direct == nullptr && !w.on_device() && w.cast == nullptr &&
-          to - from == end_of(p) - begin_of(p) && from / w.target_run == (to - 1) / w.target_run) {
-        std::byte* place = nullptr;
-        for_each_run(w.target, from, to,
-                     [&](std::byte* data, std::uint64_t, std::uint64_t) { place = data; });
-        // Elsewhere the store would have to copy what it read, before it is verified and out of the cache.
-        if ((reinterpret_cast<std::uintptr_t>(place) - (item.offset + begin_of(p))) % alignment_ == 0) {
-          p.direct = place;
-          p.want = static_cast<std::uint32_t>(k);
-        }
-      }
-    }
-    // What also goes to a device is read where a device copies from.
-    if (p.direct != nullptr && devices_ != nullptr)
-      for (std::size_t k = 0; k < item.wants; ++k)
-        if (work_.wants[item.first_want + k].on_device()) {
-          p.direct = nullptr;
-          p.want = no_want;
-        }
-    if (wanted) pieces_.push_back(p);
-  }
-  void find_batches() {
-    batches_.push_back(0);
-    std::uint64_t used = 0;    // of the buffer
-    std::uint64_t direct = 0;  // bytes that need none
-    std::uint64_t scratch = 0;
-    extent last{0, 0};  // of the buffered bytes that were read last, and where they are in the buffer
-    std::uint64_t last_at = 0;
-    const load_file* last_file = nullptr;
-    for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      auto& p = pieces_[i];
-      const auto wanted = extent_of(p);
-      const auto length = wanted.end - wanted.begin;
-      if (batches_.back() != i && used + direct + scratch + length + p.scratch > batch_bytes_) {
-        batches_.push_back(i);
-        used = direct = scratch = 0;
-        last_file = nullptr;
-      }
-      if (p.direct != nullptr) {
-        direct += length;
-        continue;
-      }
-      if (last_file != &file_of(p) || wanted.begin < last.begin || wanted.begin > last.end) {
-        last_file = &file_of(p);
-        last = {wanted.begin, wanted.begin};
-        last_at = align_up(used);
-      }
-      last.end = std::max(last.end, wanted.end);
-      used = last_at + (last.end - last.begin);
-      buffered_ = true;
-      p.at = last_at + (item_of(p).offset + begin_of(p) - last.begin);
-      scratch += p.scratch;
-      max_used_ = std::max(max_used_, used + scratch);
-    }
-    if (!pieces_.empty()) batches_.push_back(pieces_.size());
-  }
+  void add_piece(std::uint32_t i, std::uint64_t block, bool wanted);
+  void find_batches();
   /// `held`: what `bounce` is, if it is one of a device_load. Casts take the end of it, down from `scratch`.
   void read_batch(std::size_t first, std::size_t last, std::byte* bounce, held_buffer* held,
-                  std::byte* scratch) {
-    std::vector<const std::byte*> places;  // of the blocks
-    std::vector<read_range> ranges;
-    for (auto i = first; i < last; ++i) {
-      const auto& p = pieces_[i];
-      const auto begin = item_of(p).offset + begin_of(p);
-      auto* place = p.direct != nullptr ? p.direct : bounce + p.at;
-      places.push_back(place);
-      const auto wanted = extent_of(p);
-      place -= begin - wanted.begin;
-      const std::string_view key = file_of(p).key;
-      if (!ranges.empty() && ranges.back().key == key) {
-        auto& back = ranges.back();
-        const auto back_end = back.offset + back.destination.size();
-        if (wanted.begin >= back.offset && wanted.begin <= back_end &&
-            back.destination.data() + (wanted.begin - back.offset) == place) {
-          const auto end = std::max(wanted.end, back_end);
-          back.destination = {back.destination.data(), static_cast<std::size_t>(end - back.offset)};
-          continue;
-        }
-      }
-      ranges.push_back({key, wanted.begin, {place, static_cast<std::size_t>(wanted.end - wanted.begin)}});
-    }
-    if (gate_ != nullptr) {
-      std::uint64_t bytes = 0;
-      for (const auto& r : ranges) bytes += r.destination.size();
-      (*gate_)(bytes);
-    }
-    store_.read(ranges);
-    for (auto i = first; i < last; ++i) {
-      const auto& p = pieces_[i];
-      const auto& item = item_of(p);
-      const std::span<const std::byte> block(places[i - first],
-                                             static_cast<std::size_t>(end_of(p) - begin_of(p)));
-      bytes_.fetch_add(block.size(), std::memory_order_relaxed);
-      const auto expected = item.digests[p.block];
-      if (const auto got = digest(block); got != expected)
-        fail(error_id::corrupt_digest,
-             "a block of a data file is damaged: its bytes are not what was written, or memory was changed "
-             "while it was copied, which cairn::checked{} finds when it saves",
-             {.item = std::string(item.name),
-              .file = work_.files[item.file].key,
-              .offset = static_cast<std::int64_t>(item.offset + begin_of(p)),
-              .expected = digest_text(expected),
-              .got = digest_text(got)});
-      for (std::size_t k = 0; k < item.wants; ++k) {
-        const auto& w = work_.wants[item.first_want + k];
-        if (w.on_device()) {
-          scratch -= scratch_for(w, w.box.before(end_of(p)) - w.box.before(begin_of(p)));
-          put_by_device put_run(*held, w, item.name, scratch);
-          deliver(w, begin_of(p), block, put_run);
-          put_run.flush();
-        } else if (k != p.want) {
-          deliver(w, begin_of(p), block, put_by_cpu(w));
-        }
-      }
-      if (sink_) sink_({p.item, p.block}, block);
-    }
-    streamed_copies_done();
-  }
+                  std::byte* scratch);
 
   any_store store_;
   const load_work& work_;
@@ -304,3 +115,7 @@ class load_engine {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/storage/load/load_engine.ipp>
+#endif

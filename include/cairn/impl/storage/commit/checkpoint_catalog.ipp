@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/model/record.hpp>
+#include <cairn/model/save_job.hpp>
+#include <cairn/storage/commit/checkpoint_catalog.hpp>
+#include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/commit/step_objects.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+CAIRN_BODY std::string announcement_key(const save_context& c, const file_placement& place) {
+  return object_key(c.step, {object_kind::record, c.rank, c.attempt, 0}, place) + ".begun";
+}
+
+}  // namespace detail
+
+CAIRN_BODY std::vector<std::int64_t> checkpoint_catalog::list() const {
+  return objects_.committed_among(store_.keys("step-", 2));
+}
+
+CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
+  std::optional<std::uint64_t> removed;  // the attempt whose checkpoint it was
+  if (const auto bytes = manifest_bytes(step)) {
+    removed = objects_.attempt_in(*bytes, manifest_key(step));
+    if (!remove_manifest(step, *bytes)) return;
+  }
+  const auto objects = objects_.objects_of(step);
+  const auto of_removed = [&](const auto& o) { return o.is_file() && o.name.attempt == removed; };
+  // The coordinator's record first, or the file that it is in: who commits it now looks for that last. And
+  // all before marks are made, which may need the space.
+  for (const auto& o : objects)
+    if (of_removed(o) && o.name.rank == 0 && o.name.kind == object_kind::record) store_.remove(o.key);
+  for (const auto& o : objects)
+    if (of_removed(o)) store_.remove(o.key);
+  auto attempts = detail::attempts_in(objects, removed);
+  const auto begun = begun_attempts(step_directory(step) + "/");
+  if (const auto at = begun.find(step); at != begun.end()) add_begun(attempts, at->second, removed);
+  for (const auto& a : attempts)
+    if (!a.marked) objects_.require_mark(step, a.attempt, detail::removed_meanwhile(step));
+  const auto standing = objects_.standing_attempt(step);  // was committed before its mark came
+  const auto ended = [&](const detail::step_object& o) {  // one that began since then is not
+    return o.name.attempt == removed || std::any_of(attempts.begin(), attempts.end(), [&](const auto& a) {
+             return a.attempt == o.name.attempt;
+           });
+  };
+  for (const auto& o : objects_.objects_of(step)) {
+    if (o.own && o.name.kind == object_kind::manifest) continue;
+    if (o.is_file() && (o.name.attempt == standing || !ended(o))) continue;
+    // Others may rely on a mark; clean() knows when it is needed no more.
+    if (o.is_mark() && o.name.attempt != removed) continue;
+    store_.remove(o.key);
+  }
+  (void)discard_leftovers(step_directory(step) + "/", nullptr);
+}
+
+CAIRN_BODY bool checkpoint_catalog::quarantine(std::int64_t step) const {
+  try {
+    const auto bytes = manifest_bytes(step);
+    if (!bytes) return true;
+    for (int n = 0; !store_.publish_new(detail::set_aside_key(step, n), *bytes);) ++n;
+    (void)remove_manifest(step, *bytes);  // another one that was put there is not meant
+    return true;
+  } catch (const storage_error& e) {
+    if (e.id() == error_id::storage_permission) return false;
+    throw;
+  }
+}
+
+CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id& run) const {
+  std::vector<save_attempt> found;
+  if (!store_.tells_writers()) return found;
+  const auto known = [&](const save_attempt& a) {
+    return std::find(found.begin(), found.end(), a) != found.end();
+  };
+  for (const auto& key : store_.live_writers("step-"))
+    if (const auto a = attempt_of_unfinished(key); a && !known(*a)) found.push_back(*a);
+  const auto all = store_.keys("step-");
+  std::vector<std::pair<parsed_key, std::string_view>> objects;
+  std::vector<std::int64_t> committed;
+  for (const auto& key : all) {
+    const auto parsed = parse_key(key);
+    if (!parsed) continue;
+    if (parsed->object.kind == object_kind::manifest) committed.push_back(parsed->step);
+    if (parsed->object.kind == object_kind::data) objects.emplace_back(*parsed, key);
+  }
+  const auto stands = [&](std::int64_t step) {
+    return std::find(committed.begin(), committed.end(), step) != committed.end();
+  };
+  for (const auto& [o, own_key] : objects) {
+    const save_attempt a{o.step, o.object.attempt};
+    if (stands(o.step) || known(a) || detail::made_by(run, a.step, a.attempt)) continue;
+    if (store_.writer_lives(own_key)) found.push_back(a);
+  }
+  // What is committed needs no writer any more.
+  std::erase_if(found, [&](const save_attempt& a) {
+    return detail::made_by(run, a.step, a.attempt) || store_.size(manifest_key(a.step));
+  });
+  return found;
+}
+
+CAIRN_BODY std::uint64_t checkpoint_catalog::clean(const run_id& run) const {
+  std::uint64_t removed = 0;
+  auto begun = begun_attempts();
+  const auto all = store_.keys("step-");
+  std::int64_t newest = -1;
+  for (const auto& key : all)
+    if (const auto k = parse_key(key); k && k->object.kind == object_kind::manifest)
+      newest = std::max(newest, k->step);
+  for (std::size_t i = 0; i < all.size();) {
+    const auto directory = all[i].substr(0, all[i].find('/'));
+    const auto step = parse_step(directory);
+    while (i < all.size() && all[i].starts_with(directory) &&
+           (all[i].size() == directory.size() || all[i][directory.size()] == '/'))
+      ++i;
+    if (step) removed += clean_step(*step, run, begun[*step], newest);
+    if (step) begun.erase(*step);
+  }
+  for (const auto& [step, attempts] : begun) removed += clean_step(step, run, attempts, newest);
+  return removed + discard_leftovers("step-", &run);
+}
+
+CAIRN_BODY void checkpoint_catalog::check_space(std::uint64_t bytes, std::uint64_t objects) const {
+  const auto left = store_.free_space();
+  if (!left) return;
+  if (left->bytes < bytes)
+    fail(error_id::storage_no_space, "the store has too little space for this checkpoint; remove old ones",
+         {.file = std::string(store_.describe()),
+          .expected = std::to_string(bytes) + " bytes",
+          .got = std::to_string(left->bytes) + " bytes free"});
+  if (left->objects < objects)
+    fail(error_id::storage_no_space, "the store has too few inodes left for this checkpoint; remove files",
+         {.file = std::string(store_.describe()),
+          .expected = std::to_string(objects) + " files",
+          .got = std::to_string(left->objects) + " inodes free"});
+}
+
+CAIRN_BODY std::optional<std::vector<std::byte>> checkpoint_catalog::manifest_bytes(std::int64_t step) const {
+  try {
+    return store_.read_all(manifest_key(step), detail::max_manifest_bytes);
+  } catch (const corrupt_error&) {
+    return std::vector<std::byte>();
+  }
+}
+
+CAIRN_BODY bool checkpoint_catalog::remove_manifest(std::int64_t step,
+                                                    const std::vector<std::byte>& bytes) const {
+  if (!bytes.empty()) return store_.remove_if(manifest_key(step), bytes);
+  store_.remove(manifest_key(step));
+  return true;
+}
+
+CAIRN_BODY void checkpoint_catalog::add_begun(std::vector<detail::seen_attempt>& attempts,
+                                              const std::vector<std::uint64_t>& begun,
+                                              std::optional<std::uint64_t> but) {
+  for (const auto attempt : begun) {
+    if (attempt == but) continue;
+    const auto at =
+        std::find_if(attempts.begin(), attempts.end(), [&](const auto& a) { return a.attempt == attempt; });
+    if (at == attempts.end())
+      attempts.push_back({attempt, false, 1});
+    else
+      ++at->files;
+  }
+}
+
+CAIRN_BODY std::optional<save_attempt> checkpoint_catalog::attempt_of_unfinished(const std::string& key) {
+  const auto about = detail::unfinished_object(key);
+  if (!about || (about->object.kind != object_kind::data && about->object.kind != object_kind::record))
+    return {};
+  return save_attempt{about->step, about->object.attempt};
+}
+
+CAIRN_BODY std::map<std::int64_t, std::vector<std::uint64_t>> checkpoint_catalog::begun_attempts(
+    const std::string& prefix) const {
+  std::map<std::int64_t, std::vector<std::uint64_t>> found;
+  const auto add = [&](const std::vector<std::string>& keys) {
+    for (const auto& key : keys)
+      if (const auto a = attempt_of_unfinished(key))
+        if (auto& in = found[a->step]; std::find(in.begin(), in.end(), a->attempt) == in.end())
+          in.push_back(a->attempt);
+  };
+  add(store_.leftovers(prefix));
+  add(store_.live_writers(prefix));
+  return found;
+}
+
+CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const run_id& run,
+                                                        const std::vector<std::uint64_t>& begun,
+                                                        std::int64_t newest) const {
+  const auto key = manifest_key(step);
+  auto bytes = store_.read_all(key, detail::max_manifest_bytes);
+  if (bytes && objects_.is_ghost(step, *bytes) && store_.remove_if(key, *bytes)) bytes.reset();
+  if (bytes) {
+    try {
+      const auto m = decode_manifest(*bytes, key);
+      return m.step == step ? remove_unnamed(step, m, run) : 0;  // another's names nothing here
+    } catch (const corrupt_error&) {
+      return 0;
+    }
+  }
+  const auto objects = objects_.objects_of(step);
+  if (std::any_of(objects.begin(), objects.end(), [](const auto& o) { return o.is_set_aside(); })) return 0;
+  std::uint64_t removed = 0;
+  auto attempts = detail::attempts_in(objects, std::nullopt);
+  const auto is_begun = [&](std::uint64_t attempt) {
+    return std::find(begun.begin(), begun.end(), attempt) != begun.end();
+  };
+  add_begun(attempts, begun, std::nullopt);
+  const auto own =
+      std::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
+  std::vector<std::uint64_t>
+      ended;  // what was told as not marked may come to be later: too late for the look
+  for (const auto& a : attempts)
+    if (a.marked || objects_.mark(step, a.attempt, detail::superseded(step, run))) ended.push_back(a.attempt);
+  if (store_.size(key)) return 0;
+  removed += objects_.remove_files(step, ended);
+  // For writers that are late, a mark that another run made stays until the run after that one, and until
+  // there is a newer checkpoint: nothing older is ever taken for the newest.
+  const auto is_needed = [&](const auto& a) {
+    const auto by = marked_by(step, a.attempt);
+    return by && (step > newest || *by == to_string(run));
+  };
+  for (const auto& a : attempts)
+    if (a.marked && a.files == 0 && !is_begun(a.attempt) && !is_needed(a))
+      store_.remove(aborted_key(step, a.attempt)), ++removed;
+  for (const auto& o : objects)
+    if (o.is_claim() && own == 0) store_.remove(o.key), ++removed;
+  return removed;
+}
+
+CAIRN_BODY std::uint64_t checkpoint_catalog::remove_unnamed(std::int64_t step, const manifest& m,
+                                                            const run_id& run) const {
+  std::map<std::pair<std::uint64_t, std::int32_t>, std::uint32_t> files;  // of an attempt's ranks
+  for (const auto& r : m.records)
+    if (r.step == step) files[{r.attempt, r.rank}] = r.files;
+  return objects_.remove_beside(step, m.attempt, detail::superseded(step, run), [&](const auto& o) {
+    if ((o.own && o.name.kind == object_kind::manifest) || o.is_set_aside()) return false;
+    const auto named = files.find({o.name.attempt, o.name.rank});
+    return !o.is_file() || named == files.end() ||
+           (o.name.kind == object_kind::data && o.name.index >= named->second);
+  });
+}
+
+CAIRN_BODY bool checkpoint_catalog::is_of(const run_id& run, std::int64_t step, std::uint64_t attempt,
+                                          const std::vector<detail::step_object>& objects) const {
+  if (detail::made_by(run, step, attempt)) return true;
+  for (const auto& o : objects) {
+    if (!o.own || o.name.kind != object_kind::record || o.name.attempt != attempt) continue;
+    try {
+      std::array<std::byte, record_header_bytes> bytes;
+      const read_range range{o.key, 0, bytes};
+      store_.read({&range, 1});
+      return decode_record_header(bytes, o.key).run == run;
+    } catch (const error&) {  // damaged or gone: another record may tell
+    }
+  }
+  return false;
+}
+
+CAIRN_BODY std::optional<std::string> checkpoint_catalog::marked_by(std::int64_t step,
+                                                                    std::uint64_t attempt) const {
+  try {
+    objects_.throw_if_aborted(step, attempt);
+  } catch (const error& e) {
+    if (e.id() == error_id::storage_aborted && !e.fields().got.empty()) return e.fields().got;
+  }
+  return std::nullopt;
+}
+
+CAIRN_BODY std::uint64_t checkpoint_catalog::discard_leftovers(const std::string& prefix,
+                                                               const run_id* run) const {
+  std::uint64_t removed = 0;
+  std::map<std::pair<std::int64_t, std::uint64_t>, bool> ours;  // attempts of `run`
+  for (const auto& key : store_.leftovers(prefix)) {
+    const auto about = run != nullptr ? detail::unfinished_object(key) : std::nullopt;
+    if (about) {
+      const auto [at, first] = ours.try_emplace({about->step, about->object.attempt}, false);
+      if (first) at->second = detail::made_by(*run, about->step, about->object.attempt);
+      if (at->second) continue;
+    }
+    try {
+      store_.discard(key), ++removed;
+    } catch (const storage_error& e) {
+      if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
+    }
+  }
+  return removed;
+}
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/model/checkpoint_lease.hpp>
+#include <cairn/storage/commit/checkpoint_catalog.hpp>
+#include <cairn/storage/commit/leases.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+CAIRN_BODY checkpoint_lease step_leases::lease(std::int64_t step, deadline until) {
+  if (!possible()) return {step, nullptr};
+  if (!store_.size(manifest_key(step))) fail_not_committed(step);
+  auto hold = show(step, reads);
+  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, longest_pause)) {
+    if (!store_.size(manifest_key(step))) fail_not_committed(step);
+    const auto others = who(step, removes);
+    if (others.empty()) return {step, std::move(hold)};
+    if (until.passed())
+      fail(error_id::timeout_load,
+           "another process has begun to remove this checkpoint and neither ended nor gave it up",
+           {.file = step_directory(step), .got = others.front()});
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+CAIRN_BODY std::shared_ptr<void> step_leases::begin_removal(std::int64_t step) {
+  if (!possible()) return nullptr;
+  auto shown = show(step, removes);
+  if (const auto readers = who(step, reads); !readers.empty())
+    fail(error_id::storage_leased,
+         "the checkpoint is being read and was not removed; try again when its readers have ended",
+         {.file = step_directory(step), .got = joined(readers)});
+  return shown;
+}
+
+CAIRN_BODY void step_leases::clean() {
+  if (!possible()) return;
+  for (const auto& key : store_.leftovers(beginning)) {
+    try {
+      store_.discard(key);
+    } catch (const storage_error& e) {
+      if (e.id() != error_id::storage_exists) throw;  // its process lives after all
+    }
+  }
+}
+
+CAIRN_BODY std::string step_leases::key_of(std::int64_t step, std::string_view what) {
+  return std::string(beginning) + step_directory(step).substr(std::string_view("step-").size()) +
+         std::string(what);
+}
+
+CAIRN_BODY std::shared_ptr<void> step_leases::show(std::int64_t step, std::string_view what) {
+  auto shown = std::make_shared<any_store::object_writer>(store_.create(key_of(step, what) + own_name(), 0));
+  shown->announce();
+  return shown;
+}
+
+CAIRN_BODY std::vector<std::string> step_leases::who(std::int64_t step, std::string_view what) {
+  std::vector<std::string> found;
+  const auto prefix = key_of(step, what);
+  for (const auto& key : store_.live_writers(prefix)) {
+    const auto name = std::string_view(key).substr(std::min(prefix.size(), key.size()));
+    const auto host = name.substr(0, name.find('.'));
+    const auto rest = name.substr(std::min(name.size(), host.size() + 1));
+    found.push_back("process " + std::string(rest.substr(0, rest.find('.'))) + " on " + std::string(host));
+  }
+  return found;
+}
+
+CAIRN_BODY std::string step_leases::own_name() {
+  std::array<char, 65> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = 0;
+  std::string name;
+  for (const char c : std::string_view(host.data())) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    name += plain ? c : '-';
+  }
+  return (name.empty() ? "host" : name) + "." + std::to_string(::getpid());
+}
+
+CAIRN_BODY std::string step_leases::joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& n : names) text += (text.empty() ? "" : ", ") + n;
+  return text;
+}
+
+CAIRN_BODY void step_leases::fail_not_committed(std::int64_t step) {
+  fail(error_id::storage_not_committed,
+       "there is no committed checkpoint of step " + std::to_string(step) + " in " +
+           std::string(store_.describe()),
+       {.file = manifest_key(step)});
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

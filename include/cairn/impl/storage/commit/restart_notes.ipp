@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/model/record.hpp>
+#include <cairn/storage/commit/restart_notes.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+CAIRN_BODY std::vector<std::int64_t> restart_notes::steps() {
+  for (const auto& key : store_.leftovers(prefix)) {  // of runs that ended while they left one
+    try {
+      store_.discard(key);
+    } catch (const storage_error& e) {
+      if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
+    }
+  }
+  std::vector<std::int64_t> found;
+  for (const auto& key : store_.keys(prefix))
+    if (const auto step = step_of(key)) found.push_back(*step);
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+CAIRN_BODY std::size_t restart_notes::remove_up_to(std::int64_t last) {
+  std::size_t left = 0;
+  for (const auto& key : store_.keys(prefix)) {
+    const auto step = step_of(key);
+    if (step && *step <= last)
+      store_.remove(key);
+    else if (step)
+      ++left;
+  }
+  return left;
+}
+
+CAIRN_BODY std::string restart_notes::key_of(const run_id& run, std::int64_t step) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%08lld.", static_cast<long long>(step));
+  return prefix + (text + to_string(run));
+}
+
+CAIRN_BODY std::optional<std::int64_t> restart_notes::step_of(std::string_view key) noexcept {
+  if (!key.starts_with(prefix)) return std::nullopt;
+  key.remove_prefix(std::string_view(prefix).size());
+  const auto dot = key.find('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const auto step = parse_padded(key.substr(0, dot), 8, INT64_MAX);
+  const auto run = key.substr(dot + 1);
+  if (!step || run.size() != 32 || !parse_hex16(run.substr(0, 16)) || !parse_hex16(run.substr(16)))
+    return std::nullopt;
+  return static_cast<std::int64_t>(*step);
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/device_access.hpp>
+#include <cairn/concepts/read_exchange.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/model/chunk_progression.hpp>
+#include <cairn/model/item.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/plan.hpp>
+#include <cairn/model/record.hpp>
+#include <cairn/model/state_dict.hpp>
+#include <cairn/model/stored_items.hpp>
+#include <cairn/storage/commit/checkpoint_catalog.hpp>
+#include <cairn/storage/commit/step_objects.hpp>
+#include <cairn/storage/load/byte_box.hpp>
+#include <cairn/storage/load/load_engine.hpp>
+#include <cairn/storage/load/load_work.hpp>
+#include <cairn/storage/load/record_reading.hpp>
+#include <cairn/storage/load/shared_reads.hpp>
+#include <cairn/storage/load/shared_records.hpp>
+#include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/storage/safetensors_check.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+#include <cairn/system/function_ref.hpp>
+#include <cairn/system/list_view.hpp>
+#include <cairn/system/parallel.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+CAIRN_BODY std::vector<std::byte> safetensors_reader::fetch(std::int64_t step) {
+  const auto key = manifest_key(step);
+  auto bytes = store_.read_all(key, detail::max_manifest_bytes);
+  if (!bytes || detail::step_objects(store_).is_ghost(step, *bytes))
+    fail(error_id::storage_not_committed,
+         "there is no committed checkpoint of step " + std::to_string(step) + " in " +
+             std::string(store_.describe()) + ", " + steps_there(),
+         {.file = key});
+  return std::move(*bytes);
+}
+
+CAIRN_BODY safetensors_reader::checkpoint_type safetensors_reader::open(
+    std::int64_t step, std::span<const std::byte> manifest_bytes) {
+  const auto key = manifest_key(step);
+  auto m = open_manifest({manifest_bytes.begin(), manifest_bytes.end()}, key);
+  if (m.step != step)
+    fail(error_id::corrupt_identity, "this is the manifest of another step",
+         {.file = key, .expected = std::to_string(step), .got = std::to_string(m.step)});
+  const bool all_known =
+      std::all_of(m.codecs.begin(), m.codecs.end(), [&](auto c) { return store_.decodes(c); });
+  for (std::size_t i = 0; !all_known && i < m.content.items.size(); ++i)
+    if (const auto& item = std::as_const(m.content.items)[i]; !store_.decodes(item.codec))
+      fail(error_id::corrupt_unsupported_feature,
+           "an item is compressed with a codec that this reader does not have; open the checkpoint with "
+           "compressed_storage and that codec",
+           {.item = item.name, .file = key, .got = "codec " + std::to_string(item.codec)});
+  return checkpoint_type(std::move(m));
+}
+
+CAIRN_BODY run_id safetensors_reader::run_of(std::int64_t step) {
+  return open(step, fetch(step)).manifest().run;
+}
+
+CAIRN_BODY std::uint64_t safetensors_reader::read(checkpoint_type& checkpoint, const state_dict& state,
+                                                  const load_plan& plan, const target_resolver& resolver,
+                                                  read_options options, deadline until) {
+  const auto bytes = fetch_records(checkpoint, ranks_of(checkpoint, plan), until);
+  const auto work = find_work(checkpoint, state, plan, resolver, options.devices);
+  check_files(work, until, std::vector<bool>(work.files.size(), true));
+  detail::load_engine engine(store_, work, options.memory_budget, until, options.devices);
+  return bytes + engine.run();
+}
+
+CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkpoint, const state_dict& state,
+                                                         const load_plan& plan,
+                                                         const target_resolver& resolver,
+                                                         read_options options, read_exchange& exchange,
+                                                         deadline until) {
+  const auto share = options.memory_budget / 4;
+  std::uint64_t bytes = exchange_records(checkpoint, plan, share, exchange, until);
+  std::optional<detail::load_work> work;
+  std::optional<detail::shared_blocks> blocks;
+  exchange.run(
+      [&]() -> shared_units {
+        work.emplace(find_work(checkpoint, state, plan, resolver, options.devices));
+        blocks.emplace(store_, *work, exchange.wants(), exchange.rank(), share, until, options.devices);
+        auto units = blocks->find_units();
+        check_files(*work, until, blocks->files_of(units));
+        return {std::move(units), &*blocks};
+      },
+      share, until);
+  blocks->read_alone();
+  return bytes + blocks->bytes_read();
+}
+
+CAIRN_BODY std::uint64_t safetensors_reader::load_records(checkpoint_type& checkpoint, deadline until) {
+  std::vector<std::int32_t> ranks(checkpoint.manifest().records.size());
+  for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<std::int32_t>(r);
+  return fetch_records(checkpoint, std::move(ranks), until);
+}
+
+CAIRN_BODY std::uint64_t safetensors_reader::verify(checkpoint_type& checkpoint, deadline until,
+                                                    const read_gate& gate) {
+  std::atomic<std::uint64_t> bytes = load_records(checkpoint, until);
+  checkpoint.check_complete();
+  const auto work = detail::all_work(checkpoint);
+  check_files(work, until, std::vector<bool>(work.files.size(), true));
+  detail::parallel_for(work.files.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
+    throw_if_late(until, work.files[i].key);
+    bytes += check_header(checkpoint, work.files[i]);
+  });
+  detail::load_engine engine(store_, work, read_options{}.memory_budget, until);
+  engine.pass(gate);
+  return bytes + engine.run();
+}
+
+CAIRN_BODY std::string safetensors_reader::steps_there() {
+  const auto steps = list();
+  if (steps.empty()) return "nor of any other";
+  constexpr std::size_t most = 8;
+  std::string text = steps.size() > most ? "which has ... " : "which has ";
+  for (auto i = steps.size() > most ? steps.size() - most : 0; i < steps.size(); ++i)
+    text += std::to_string(steps[i]) + (i + 1 == steps.size() ? "" : ", ");
+  return text;
+}
+
+CAIRN_BODY void safetensors_reader::throw_if_late(deadline until, const std::string& key) {
+  if (until.passed()) fail(error_id::timeout_load, "the checkpoint was not read in time", {.file = key});
+}
+
+CAIRN_BODY std::uint64_t safetensors_reader::fetch_records(checkpoint_type& checkpoint,
+                                                           std::vector<std::int32_t> ranks, deadline until,
+                                                           const detail::record_sink& sink) {
+  std::erase_if(ranks, [&](auto r) { return checkpoint.has_record(r); });
+  std::vector<std::unique_ptr<stored_record>> records(ranks.size());
+  std::atomic<std::uint64_t> bytes{0};
+  detail::parallel_for(ranks.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
+    const auto& named = checkpoint.manifest().records[static_cast<std::size_t>(ranks[i])];
+    const auto key = checkpoint.record_key_of(named.rank);
+    throw_if_late(until, key);
+    const auto content = detail::read_record(store_, checkpoint.manifest(), named, key);
+    if (!content)
+      fail(error_id::corrupt_missing_file, "a record that the manifest names is not there", {.file = key});
+    records[i] = std::make_unique<stored_record>(named, *content, key);
+    bytes += content->size();
+    if (sink) sink(ranks[i], *content);
+  });
+  for (std::size_t i = 0; i < ranks.size(); ++i) checkpoint.add_record(ranks[i], std::move(records[i]));
+  return bytes;
+}
+
+CAIRN_BODY std::vector<std::int32_t> safetensors_reader::ranks_of(const checkpoint_type& checkpoint,
+                                                                  const load_plan& plan) {
+  std::vector<std::int32_t> ranks;
+  for (const auto& item : plan.items) ranks.push_back(checkpoint.chunk_of(item).rank);
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+CAIRN_BODY std::uint64_t safetensors_reader::exchange_records(checkpoint_type& checkpoint,
+                                                              const load_plan& plan, std::uint64_t budget,
+                                                              read_exchange& exchange, deadline until) {
+  detail::shared_records records(checkpoint, exchange.wants(), exchange.rank(),
+                                 [&](std::vector<std::int32_t> ranks, const detail::record_sink& sink) {
+                                   return fetch_records(checkpoint, std::move(ranks), until, sink);
+                                 });
+  exchange.run(
+      [&] {
+        return shared_units{records.find_units(ranks_of(checkpoint, plan)), &records};
+      },
+      budget, until);
+  return records.bytes_read();
+}
+
+CAIRN_BODY detail::load_work safetensors_reader::find_work(const checkpoint_type& checkpoint,
+                                                           const state_dict& state, const load_plan& plan,
+                                                           const target_resolver& resolver,
+                                                           device_load* devices) {
+  std::vector<detail::planned_want> wants;
+  wants.reserve(plan.items.size());
+  for (const auto& item : plan.items) {
+    auto planned = detail::place_want(checkpoint, item);
+    const auto& stored = checkpoint.metadata().items[item.stored];
+    if (stored.kind == item_kind::bytes) detail::resize_for(state, item, planned.bytes);
+    if (planned.box.bytes() == 0) continue;
+    const auto target = resolver(item);
+    planned.want =
+        detail::make_want(planned.box, stored.type, target.view, target.cast, stored.name, devices);
+    wants.push_back(std::move(planned));
+  }
+  return detail::gather_work(checkpoint, wants);
+}
+
+CAIRN_BODY void safetensors_reader::check_files(const detail::load_work& work, deadline until,
+                                                const std::vector<bool>& wanted) {
+  detail::parallel_for(work.files.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
+    if (!wanted[i]) return;
+    const auto& file = work.files[i];
+    throw_if_late(until, file.key);
+    const auto size = store_.size(file.key);
+    if (!size)
+      fail(error_id::corrupt_missing_file, "a data file of the checkpoint is not there", {.file = file.key});
+    if (*size != file.bytes)
+      fail(error_id::corrupt_size_mismatch, "a data file has another size than when it was written",
+           {.file = file.key,
+            .expected = std::to_string(file.bytes) + " bytes",
+            .got = std::to_string(*size) + " bytes"});
+  });
+}
+
+CAIRN_BODY std::uint64_t safetensors_reader::check_header(const checkpoint_type& checkpoint,
+                                                          const detail::load_file& file) {
+  std::array<std::byte, 8> first{};
+  const read_range length_range{file.key, 0, std::span(first).first(std::min<std::size_t>(8, file.bytes))};
+  store_.read({&length_range, 1});
+  const auto length = safetensors_header_bytes(
+      std::span<const std::byte>(first).first(length_range.destination.size()), file.bytes, file.key);
+  std::vector<std::byte> header(static_cast<std::size_t>(length));
+  const read_range whole_range{file.key, 0, header};
+  store_.read({&whole_range, 1});
+  if (checkpoint.manifest().placement.shared())
+    detail::check_shared_header(header, checkpoint, file);
+  else
+    detail::check_header(header, checkpoint.record_of(file.rank), file);
+  return length;
+}
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/portable.hpp>
+#include <cairn/concepts/storage.hpp>
+#include <cairn/model/image_layout.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/record.hpp>
+#include <cairn/model/save_announcement.hpp>
+#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_journal.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/storage/commit/checkpoint_catalog.hpp>
+#include <cairn/storage/commit/commit_options.hpp>
+#include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/commit/leases.hpp>
+#include <cairn/storage/commit/restart_notes.hpp>
+#include <cairn/storage/commit/shared_mark.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/safetensors/safetensors_layout.hpp>
+#include <cairn/storage/safetensors_writer.hpp>
+#include <cairn/storage/shared_files.hpp>
+#include <cairn/storage/write_source.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+CAIRN_BODY safetensors_writer_base::safetensors_writer_base(any_store store, commit_options options)
+    : options_(options),
+      protocol_(store, options),
+      catalog_(std::move(store)),
+      held_(std::make_shared<held_objects>()),
+      rings_(std::make_shared<detail::ring_pool>()) {}
+
+CAIRN_BODY std::uint64_t safetensors_writer_base::fingerprint() const noexcept {
+  return digest("safetensors 1");
+}
+
+CAIRN_BODY record safetensors_writer_base::write(const save_context& c, const staged_image& image,
+                                                 deadline until) {
+  protocol_.begin(c);
+  protocol_.check_open(c);
+  protocol_.enter(c, until);
+  if (protocol_.placement(c).shared()) return write_shared(c, image, until);
+  std::size_t finished = 0;
+  try {
+    auto r = write_files(c, image, until, finished);
+    const span_note span(image.journal(), span_kind::record);
+    protocol_.publish(c, r);
+    return r;
+  } catch (...) {
+    const auto why = std::current_exception();
+    // Whoever ended the attempt may have listed its files too early to see these.
+    if (protocol_.unsent(c) && !record_stands(c)) remove_files(c, finished);
+    std::rethrow_exception(why);
+  }
+}
+
+CAIRN_BODY void safetensors_writer_base::commit(const save_context& c, const metadata& stored,
+                                                deadline until) {
+  protocol_.commit(c, stored, until);
+  held_->release(c);
+}
+
+CAIRN_BODY void safetensors_writer_base::await_commit(const save_context& c, deadline until) {
+  protocol_.await_commit(c, until);
+  held_->release(c);
+}
+
+CAIRN_BODY void safetensors_writer_base::abort(const save_context& c, std::exception_ptr failure) noexcept {
+  held_->release(c);
+  protocol_.abort(c, failure);
+}
+
+CAIRN_BODY void safetensors_writer_base::remove(std::int64_t step) {
+  const auto shown = leases().begin_removal(step);
+  catalog_.remove(step);
+}
+
+CAIRN_BODY std::uint64_t safetensors_writer_base::clean(run_id run) {
+  leases().clean();
+  return catalog_.clean(run) + mark().remove_others(run);
+}
+
+CAIRN_BODY save_announcement safetensors_writer_base::announce(const save_context& c) {
+  const auto place = protocol_.placement(c);
+  if (!protocol_.store().tells_writers() || place.first_of(c.rank) != c.rank) return {};
+  protocol_.enter(c, deadline::in(c.timeout));
+  auto shown = std::make_shared<object>(protocol_.store().create(detail::announcement_key(c, place), 0));
+  shown->announce();
+  const int lock = shown->lock_descriptor();
+  return save_announcement(std::move(shown), lock);
+}
+
+CAIRN_BODY save_announcement safetensors_writer_base::announce_worker(const save_context& c) {
+  return protocol_.store().announces_writers() ? announce(c) : save_announcement();
+}
+
+CAIRN_BODY void safetensors_writer_base::retract(const save_context& c) noexcept {
+  const auto& store = protocol_.store();
+  if (!store.tells_writers()) return;
+  try {
+    for (const auto& key : store.leftovers(detail::announcement_key(c, protocol_.placement(c))))
+      store.discard(key);
+  } catch (...) {  // clean() removes it
+  }
+}
+
+CAIRN_BODY void safetensors_writer_base::remove_mark(run_id run) noexcept {
+  mark().remove(run);
+  marks_.reset();
+}
+
+CAIRN_BODY void safetensors_writer_base::held_objects::keep(const save_context& c,
+                                                            std::shared_ptr<const void> files) {
+  const std::lock_guard lock(mutex_);
+  of_[{c.attempt, c.rank}] = std::move(files);
+}
+
+CAIRN_BODY void safetensors_writer_base::held_objects::release(const save_context& c) noexcept {
+  std::shared_ptr<const void> gone;
+  const std::lock_guard lock(mutex_);
+  const auto at = of_.find({c.attempt, c.rank});
+  if (at == of_.end()) return;
+  gone = std::move(at->second);
+  of_.erase(at);
+}
+
+CAIRN_BODY record safetensors_writer_base::write_shared(const save_context& c, const staged_image& image,
+                                                        deadline until) {
+  detail::shared_files_writing files(protocol_, c, image, until);
+  try {
+    auto written = files.run(*rings_);
+    if (protocol_.store().tells_writers()) held_->keep(c, files.writers());
+    return written;
+  } catch (...) {
+    const auto why = std::current_exception();
+    if (files.finished() != 0 && (files.ended() || !record_stands(c))) remove_files(c, files.finished());
+    std::rethrow_exception(why);
+  }
+}
+
+CAIRN_BODY record safetensors_writer_base::write_files(const save_context& c, const staged_image& image,
+                                                       deadline until, std::size_t& finished) {
+  const auto& layout = image.layout();
+  std::vector<object> files;
+  files.reserve(layout.segments.size());
+  {
+    detail::write_source source(image, *rings_, until);
+    for (std::uint32_t k = 0; k < layout.segments.size(); ++k) {
+      const auto& segment = layout.segments[k];
+      const auto key = data_key(c.step, c.rank, c.attempt, k, protocol_.placement(c));
+      const files_under_way::note note(*image.files(), key);
+      files.push_back(protocol_.store().create(key, segment.bytes));
+      files.back().until(until);
+      for (std::uint64_t at = segment.begin; at < segment.begin + segment.bytes;) {
+        if (until.passed())
+          fail(error_id::timeout_write, "the checkpoint was not written in time",
+               {.rank = c.rank, .file = key});
+        std::vector<write_part> parts;
+        auto offset = at - segment.begin;
+        for (const auto span : source.next(at, segment.begin + segment.bytes)) {
+          parts.push_back({offset, span});
+          offset += span.size();
+        }
+        {
+          const span_note span(image.journal(), span_kind::write, segment.begin + offset - at);
+          // The memory of a resident image stays as it is until write() ends.
+          image.resident() ? files.back().write_stable(parts) : files.back().write(parts);
+        }
+        at = segment.begin + offset;
+        image.control()->costs().written.store(at, std::memory_order_relaxed);
+        source.done(at);
+      }
+    }
+    source.done(layout.bytes);
+    source.finish();
+  }
+  image.read_completely();
+  for (const auto& file : files)
+    image.control()->costs().write_cpu.fetch_add(file.helper_cpu(), std::memory_order_relaxed);
+  {
+    const span_note span(image.journal(), span_kind::sync);
+    finish(c, image, files, finished);
+  }
+  const span_note span(image.journal(), span_kind::await);
+  image.wait_released(until);
+  auto written = record_of(layout, image.digests());
+  if (protocol_.store().tells_writers())
+    held_->keep(c, std::make_shared<std::vector<object>>(std::move(files)));
+  return written;
+}
+
+CAIRN_BODY void safetensors_writer_base::finish(const save_context& c, const staged_image& image,
+                                                std::vector<object>& files, std::size_t& finished) const {
+  finished = files.size();
+  const auto place = placement_of(options_, c.world_size);
+  const std::size_t threads = std::min<std::size_t>(files.size(), 4);
+  std::vector<std::exception_ptr> failures(threads);
+  const auto part = [&](std::size_t t) noexcept {
+    const auto cpu = thread_cpu_now();
+    try {
+      for (auto i = t; i < files.size(); i += threads) {
+        const files_under_way::note note(
+            *image.files(), data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i), place));
+        files[i].finish();
+      }
+    } catch (...) {
+      failures[t] = std::current_exception();
+    }
+    if (t != 0)
+      image.control()->costs().write_cpu.fetch_add(thread_cpu_now() - cpu, std::memory_order_relaxed);
+  };
+  {
+    std::vector<std::jthread> others;
+    others.reserve(threads);
+    std::size_t begun = 1;
+    try {
+      for (; begun < threads; ++begun) others.emplace_back(part, begun);
+    } catch (const std::system_error&) {  // no more threads: this one does their part
+    }
+    if (threads != 0) part(0);
+    for (; begun < threads; ++begun) part(begun);
+  }
+  for (const auto& f : failures)
+    if (f) std::rethrow_exception(f);
+}
+
+CAIRN_BODY bool safetensors_writer_base::record_stands(const save_context& c) const noexcept {
+  try {
+    return protocol_.store().size(record_key(c.step, c.rank, c.attempt, protocol_.placement(c))).has_value();
+  } catch (...) {
+    return true;  // unknown: the files stay until the attempt is ended
+  }
+}
+
+CAIRN_BODY void safetensors_writer_base::remove_files(const save_context& c,
+                                                      std::size_t count) const noexcept {
+  for (std::uint32_t k = 0; k < count; ++k) try {
+      protocol_.store().remove(data_key(c.step, c.rank, c.attempt, k, protocol_.placement(c)));
+    } catch (...) {  // clean() removes it
+    }
+}
+
+}  // namespace v1
+}  // namespace cairn
