@@ -102,10 +102,10 @@ class checkpointer {
             parts_of(storage_over(std::move(first)), std::tuple<Policies&...>(policies...)))) {}
   checkpointer(checkpointer&&) noexcept = default;
   checkpointer& operator=(checkpointer&&) noexcept = default;
-  /// Waits, at most for the timeout, until memory is released and saves have ended; tells failures on stderr
-  /// and to the observer. Never throws. While an exception is on its way, an overlapped save that was not
-  /// confirmed is given up; else it goes on, and a line says that nobody looked, as close() does, whether its
-  /// memory changed.
+  /// Waits, at most for the timeout, until memory is released and saves have ended; failures go to stderr and
+  /// to the observer. Never throws. While an exception unwinds, an overlapped save that was not confirmed is
+  /// given up; otherwise it goes on, and a line on stderr says that its memory was not compared, as close()
+  /// does.
   ~checkpointer() = default;
 
   /// Plans for this state, checks that all ranks see one store, and sizes and pre-faults the buffers in the
@@ -115,8 +115,8 @@ class checkpointer {
 
   /// Saves the state as the checkpoint of `step`, the count of completed updates. Returns when training may
   /// change its memory, and the process that writes, where that is another one, has the save; with
-  /// overlapped{} at once, see before_update(). The handle tells when it is written and committed; dropping
-  /// it is fine.
+  /// overlapped{} at once, see before_update(). The handle says when it is written and committed; you may
+  /// drop it.
   /// @throws usage_error and plan_error of this call, with the state unharmed; every later error is on the
   /// handle, and thrown by wait() and close(). After `max_consecutive_failures` failed saves usage_error
   /// (usage_too_many_failures), when its own save is under way.
@@ -178,8 +178,8 @@ class checkpointer {
   /// Restores the newest checkpoint that loads on all ranks and prepares saves; its step, or nothing if the
   /// store holds no committed checkpoint. Damaged ones are passed over, at most max_fallback, and their
   /// manifests moved aside; what interrupted runs left is removed. A save of an earlier run that a process
-  /// still writes is waited for, at most for earlier_run_timeout, and then ended for good; what becomes of
-  /// it is told.
+  /// still writes is waited for, at most for earlier_run_timeout, and then ended so that it cannot commit any
+  /// more; the observer and a line on stderr say what became of it.
   /// @throws storage_error (storage_nothing_loads), with the reason of each, if there are some and none
   /// loads; plan_error if the state does not fit the newest.
   std::optional<std::int64_t> resume(const state_dict& state) {
@@ -195,7 +195,7 @@ class checkpointer {
   /// Keeps the checkpoint of this step from being removed, by keep_last or remove() of any process, until
   /// what it gives is destroyed on rank 0. load() and resume() take one themselves while they read. Not
   /// held() where the store takes none (memory_store, one that may not be written, a file system without
-  /// locks), nor with read_only{}; a warning tells that once. Costs an empty file with a lock; in a bucket
+  /// locks), nor with read_only{}; a warning says so once. Costs an empty file with a lock; in a bucket
   /// five requests, and one every few seconds. @throws storage_error (storage_not_committed), timeout_error
   [[nodiscard]] checkpoint_lease lease(std::int64_t step) { return engine_.open().lease(step); }
   /// Removes a checkpoint: afterwards it does not exist. No error if there is none.
@@ -216,8 +216,8 @@ class checkpointer {
   /// rank. Collective: for decisions that all ranks must take at the same step, such as to save and stop.
   [[nodiscard]] bool any_rank(bool here) { return engine_.open().any_rank(here); }
 
-  /// Waits for all saves of this rank and throws what failed in the last one. An overlapped save that nobody
-  /// confirmed (before_update(), wait()) is compared with the memory of the state, which must still be there,
+  /// Waits for all saves of this rank and throws what failed in the last one. An overlapped save that was not
+  /// confirmed (by before_update() or wait()) is compared with the memory of the state, which must still be there,
   /// and fails with usage_before_update_missing where that changed: one pass over it. Afterwards calls are
   /// refused (usage_closed), but for rank(), world_size(), before_update() and destruction.
   void close() { engine_.open().close(); }

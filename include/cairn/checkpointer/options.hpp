@@ -107,9 +107,9 @@ struct checked {
 
 /// For keep_last: a checkpoint counts as kept only when it was read back whole and verified, in the
 /// background by rank 0, which begins when it is committed; of those committed meanwhile, the newest comes
-/// next. Until then the older ones stay. Reads at most so many bytes per second; 0: no limit. A verify that
-/// fails is told with the file, and removes nothing; close() and the destructor give up one that is under
-/// way.
+/// next. Until then the older ones stay. Reads at most so many bytes per second; 0: no limit. A verification
+/// that fails is reported with the file, and nothing is removed; close() and the destructor give up one that
+/// is under way.
 struct verified_t {
   std::uint64_t bytes_per_second = std::uint64_t{256} << 20;
 };
@@ -120,7 +120,7 @@ inline constexpr verified_t verified{};
 /// one that the run resumed from or loaded last, as they were then, and those that it has committed since.
 /// Never removed are the one that was just committed, the one that the run resumed from or loaded last, and
 /// larger numbers than the one just committed. What is not in the line (another run's, a branch left by a
-/// roll-back, what resume() passed over) neither counts nor is removed; a warning tells of it once. At least
+/// roll-back, what resume() passed over) neither counts nor is removed; a warning says so once. At least
 /// 1; the checkpointer refuses 0. Pass as any argument.
 struct keep_last {
   using cairn_role = role::retention;
@@ -138,7 +138,7 @@ struct only {
   explicit only(std::vector<std::string> list) : patterns(std::move(list)) {}
   std::vector<std::string> patterns;
 };
-/// For load: what is missing, unexpected or mismatched is told in the report, and in a line on stderr, and is
+/// For load: what is missing, unexpected or mismatched is in the report and in a line on stderr, and is
 /// no error.
 struct partial_t {};
 /// See partial_t.

@@ -76,8 +76,8 @@ struct writer_face {
 
 /// A StorageWriter that says at run time how another process makes it again, where its type does not say it.
 ///
-/// - `maker()`: makes it from `description()`; null where that cannot be. `type_name()`: under which the program of a
-/// worker may know it, see worker_program_main.
+/// - `maker()`: makes it from `description()`; null where that cannot be. `type_name()`: under which the
+///   program of a worker may know it, see worker_program_main.
 template <class W>
 concept RemadeByMaker = StorageWriter<W> && requires(const W& k) {
   { k.maker() } noexcept -> std::same_as<writer_maker>;

@@ -45,10 +45,10 @@ struct space_left {
 /// One object while it is being written; what ByteStore::create gives.
 ///
 /// - `write(parts)`: several at once, in any order; each byte of [0, size) is written exactly once over all
-/// calls. Writes are
-///   fastest when offset, length and memory are multiples of the store's part_alignment() and at least
-///   min_part() long; the last part of the object may end anywhere. Anything else works too, slower. Returns
-///   when the memory may be reused. Throws storage_error; the object is then broken and only destroyed.
+///   calls. Writes are fastest when offset, length and memory are multiples of the store's part_alignment()
+///   and at least min_part() long; the last part of the object may end anywhere. Anything else works too,
+///   slower. Returns when the memory may be reused. Throws storage_error; the object is then broken and only
+///   destroyed.
 /// - `finish()`: the object is durable under its key, under which nothing stood before, or finish throws:
 ///   usage_incomplete_object if not every byte was written once, storage_exists if the key was taken.
 /// - After finish() or an error every further call throws usage_closed.
@@ -161,7 +161,7 @@ concept ByteStore = std::movable<S> &&
 /// What a ByteStore may offer besides, where each size that list() tells costs a call, and each directory.
 ///
 /// - `keys(prefix, parts)`: the keys of list(prefix) that have at most so many parts between slashes, in the
-/// same order. Directories that hold only longer keys are not read.
+///   same order. Directories that hold only longer keys are not read.
 template <class S>
 concept ListsKeys = ByteStore<S> && requires(S& s, std::string_view prefix, std::size_t parts) {
   { s.keys(prefix, parts) } -> std::same_as<std::vector<std::string>>;
@@ -188,8 +188,9 @@ template <ByteStore S>
 /// under its key in between.
 ///
 /// - `remove_if(key, bytes)`: removes, durably, an object that is exactly these bytes: true, also where
-/// nothing stands under the key. False if something else stands there, which is not touched. Where a request
-/// is repeated or comes late it still removes only the object that was looked at. Throws storage_error.
+///   nothing stands under the key. False if something else stands there, which is not touched. Where a
+///   request is repeated or comes late it still removes only the object that was looked at. Throws
+///   storage_error.
 template <class S>
 concept ConditionalRemove =
     ByteStore<S> && requires(S& s, std::string_view key, std::span<const std::byte> bytes) {
@@ -243,10 +244,10 @@ template <ByteStore S>
 ///
 /// - `make_directory(directory)`: it is there, durably; no error if it was.
 /// - `adopt_directory(directory)`: true if it is there; that its own entry and those of the directories above
-/// it are durable is from then on, for this store in this process, left to who made it. False if not.
+///   it are durable is from then on, for this store in this process, left to who made it. False if not.
 ///
-/// - `make_name_durable(key)`: what is seen under this key is durable, also if who put it there has not come to that
-/// yet.
+/// - `make_name_durable(key)`: what is seen under this key is durable, also if who put it there has not come
+///   to that yet.
 ///
 /// All throw storage_error.
 template <class S>
@@ -260,10 +261,11 @@ concept DirectoryStore = ByteStore<S> && requires(S& s, std::string_view directo
 /// durable.
 ///
 /// - `note_durable(key)`: by who knows that what stands under the key is durable, since its publish_new() has
-/// returned. Notes it where others see it, without a change of the directory, if that can be done; does not
-/// throw.
-/// - `is_noted_durable(key)`: true only if that was noted, by whatever process: what stands under the key is then
-/// durable. False also where the note was not made or is not seen yet: make_name_durable() then. Throws storage_error.
+///   returned. Notes it where others see it, without a change of the directory, if that can be done; does not
+///   throw.
+/// - `is_noted_durable(key)`: true only if that was noted, by whatever process: what stands under the key is
+///   then durable. False also where the note was not made or is not seen yet: make_name_durable() then.
+///   Throws storage_error.
 template <class S>
 concept DurabilityHints = DirectoryStore<S> && requires(S& s, std::string_view key) {
   { s.note_durable(key) } noexcept -> std::same_as<void>;
@@ -273,7 +275,7 @@ concept DurabilityHints = DirectoryStore<S> && requires(S& s, std::string_view k
 /// What an ObjectWriter may offer besides, where writing takes longer than a copy of the bytes is worth.
 ///
 /// - `write_stable(parts)`: as write(), but the memory stays valid and unchanged until finish() has returned
-/// or thrown, or the writer was destroyed. May return before anything was sent.
+///   or thrown, or the writer was destroyed. May return before anything was sent.
 template <class W>
 concept ZeroCopyObjectWriter = ObjectWriter<W> && requires(W& w, std::span<const write_part> parts) {
   { w.write_stable(parts) } -> std::same_as<void>;
@@ -282,7 +284,8 @@ concept ZeroCopyObjectWriter = ObjectWriter<W> && requires(W& w, std::span<const
 /// What an ObjectWriter may offer besides, where it waits for its turn behind other objects of the store.
 ///
 /// - `until(deadline)`: write() and finish() that still wait then throw timeout_error (timeout_write), and
-/// the object is broken. Called before the first write(); without it they wait as long as what they wait for.
+///   the object is broken. Called before the first write(); without it they wait as long as what they wait
+///   for.
 template <class W>
 concept DeadlineObjectWriter = ObjectWriter<W> && requires(W& w, deadline when) {
   { w.until(when) } -> std::same_as<void>;
@@ -301,12 +304,11 @@ concept DistantStore = ByteStore<S> && requires(S& s) {
 ///
 /// - `write(parts)`: see ObjectWriter; over all writers, each byte is written once.
 /// - `put(offset, bytes)`: a small piece, which may be written again, and which others may read at once.
-/// - `read(offset, destination)`: true if all of it was there; what others have put, or zeros where they
-/// have not.
+/// - `read(offset, destination)`: true if all of it was there; what others have put, or zeros where they have
+///   not.
 /// - `sync()`: what this writer wrote is durable, whoever finishes the object.
 /// - `finish(bytes)`: by the writer that began the object, when all others have come to their sync(): it is
-/// cut to so many
-///   bytes, and durable under its key, or finish throws. The others are only destroyed.
+///   cut to so many bytes, and durable under its key, or finish throws. The others are only destroyed.
 ///
 /// All throw storage_error, after which a writer is only destroyed. Where the writer that began it is
 /// destroyed without finish(), the object is aborted.
@@ -325,7 +327,7 @@ concept SharedObjectWriter =
 ///
 /// - `share(key, tag)`: begins an object that those who know `tag` can join.
 /// - `join(key, tag)`: a further writer of it, or nothing where nobody has begun it on this host, or it was
-/// finished.
+///   finished.
 ///
 /// Both throw storage_error.
 template <class S>
@@ -366,8 +368,8 @@ struct store_proof {
 /// What a ByteStore may offer besides: it tries what commits rely on, instead of believing it.
 ///
 /// - `prove()`: writes a few small objects, looks at what comes of them, and removes them. Some milliseconds;
-/// others may use the store meanwhile. Throws storage_error where not even one object can be written:
-/// storage_permission, storage_not_found, ....
+///   others may use the store meanwhile. Throws storage_error where not even one object can be written:
+///   storage_permission, storage_not_found, ....
 template <class S>
 concept SelfTestingStore = ByteStore<S> && requires(S& s) {
   { s.prove() } -> std::same_as<store_proof>;

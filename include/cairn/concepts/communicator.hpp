@@ -29,7 +29,7 @@ inline constexpr std::size_t max_message_bytes = std::size_t{1} << 30;
 /// Messages are at most max_message_bytes; `to` and `from` may be rank() itself. A rank outside of the world
 /// is a usage_error. One thread at a time uses a communicator. After a throw, messages may be under way: the
 /// collectives above (comm/collectives.hpp) carry an epoch in each message and drop what belongs to an
-/// earlier one. What two ranks of a transport send is seen by nobody else: give cairn a communicator of its
+/// earlier one. Nobody else receives what two ranks of a transport send: give cairn a communicator of its
 /// own (a duplicate, where the trainer uses it too).
 template <class C>
 concept Communicator = std::movable<C> && requires(C& c, const C& k, int peer,

@@ -87,16 +87,16 @@ class image_fill : public image_backing {
 ///
 /// - `accepts<Memory>`: a bool constant: whether it can fill blocks of this memory.
 /// - `digests`: a bool constant: whether it computes block digests in its pass (where stage_options::digest
-/// asks for it); else the writer does.
+///   asks for it); else the writer does.
 /// - `check(source)`: throws usage_error where the view's memory_space is not one that it reads. Once for
-/// each source_table, not for each save of it.
+///   each source_table, not for each save of it.
 /// - `copy(fill, until)`: brings every byte of the image into fill->memory(): headers, items (casts applied),
-/// zeros between segments. Items that are `early` come first where the fill is overlapped, and are complete
-/// when copy returns; without `overlapped`, all are. The rest follows in the background, about in image
-/// order: the control's watermark is raised as the front of the image is complete (digests first), the
-/// control released when no source is needed any more. A failure after the return ends in fill->fail().
-/// Throws what failed before it (timeout_staging at the deadline); no source is touched afterwards then, and
-/// the fill has failed.
+///   zeros between segments. Items that are `early` come first where the fill is overlapped, and are complete
+///   when copy returns; without `overlapped`, all are. The rest follows in the background, about in image
+///   order: the control's watermark is raised as the front of the image is complete (digests first), the
+///   control released when no source is needed any more. A failure after the return ends in fill->fail().
+///   Throws what failed before it (timeout_staging at the deadline); no source is touched afterwards then,
+///   and the fill has failed.
 ///
 /// - `prepare(sources)`, where there is one: what the first image from these sources would wait for.
 ///

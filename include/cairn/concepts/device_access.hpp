@@ -24,14 +24,14 @@ struct device_run {
 /// reading of the next. Nothing that the CPU reads or writes is done to a device's memory by anybody else.
 ///
 /// - `check(target, item)`: throws usage_error where the target cannot be written; before the first put for
-/// its device, by one thread at a time.
+///   its device, by one thread at a time.
 /// - `memory()`: the most bytes of buffers that exist at once.
 /// - `acquire(bytes, until)`: a buffer of at least so many bytes, whose earlier copies are done. A thread
-/// holds one at a time. Throws storage_error, timeout_error (timeout_load).
+///   holds one at a time. Throws storage_error, timeout_error (timeout_load).
 /// - `put(buffer, device, item, runs)`: copies from a buffer that the thread holds; returns before they are
-/// done. `item` names it in errors.
+///   done. `item` names it in errors.
 /// - `give(buffer)`: nothing more is put from it; it is used again when its copies are done. Also where the
-/// thread could not do all of it.
+///   thread could not do all of it.
 /// - `finish(until)`: waits until everything is copied. Throws what failed, naming call, device and item.
 ///
 /// Any thread calls acquire, put and give. The destructor waits for copies that are under way, whether or not
@@ -56,8 +56,8 @@ class device_load {
 /// One look at memory of devices, by one thread.
 ///
 /// - `read(from, first, last, to, item, until)`: bytes [first, last) of the packed view are at `to`, in
-/// memory of the host, when it returns. `item` names it in errors. Throws usage_error, storage_error,
-/// timeout_error (timeout_staging).
+///   memory of the host, when it returns. `item` names it in errors. Throws usage_error, storage_error,
+///   timeout_error (timeout_staging).
 class device_read {
  public:
   virtual ~device_read() = default;
@@ -70,7 +70,7 @@ class device_read {
 /// role role::devices.
 ///
 /// - `begin_load(budget)`: a load with at most so many bytes of buffers. What the devices had been given to
-/// do by then is done before anything is copied.
+///   do by then is done before anything is copied.
 /// - `begin_read()`: a look at what is there once that is done.
 class device_access {
  public:

@@ -22,9 +22,8 @@ struct save_job {
 /// Who carries out the part of a save that training does not wait for.
 ///
 /// - `submit(job)`: takes the job over and returns without waiting for it, except where the executor is the
-/// calling thread (inline_executor). The job's
-///   progress always ends in committed or failed. Jobs run in the order of submission. Throws only if the job
-///   could not be taken; it then has not begun.
+///   calling thread (inline_executor). The job's progress always ends in committed or failed. Jobs run in the
+///   order of submission. Throws only if the job could not be taken; it then has not begun.
 /// - `drain(deadline)`: waits until all jobs have ended; false at the deadline.
 ///
 /// The destructor waits for jobs that have begun, at most until their deadlines. One thread at a time calls
@@ -43,7 +42,7 @@ concept ExecutorFor = Executor<E> && E::template accepts<Writer>;
 /// What an Executor may offer besides.
 ///
 /// - `prepare()`: begins what the first job would otherwise wait for, and returns at once; before each job is
-/// planned for the first time. One thread at a time calls it and submit().
+///   planned for the first time. One thread at a time calls it and submit().
 template <class E>
 concept PreparesEarly = Executor<E> && requires(E& e) {
   { e.prepare() } -> std::same_as<void>;

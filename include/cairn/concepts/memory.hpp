@@ -16,7 +16,7 @@ inline namespace v1 {
 /// A buffer that a Memory gave; its destructor gives it back.
 ///
 /// - `bytes()`: the whole buffer, at least as long as was asked for, aligned to image_alignment; the same
-/// address as long as the block lives, also when the block is moved.
+///   address as long as the block lives, also when the block is moved.
 template <class B>
 concept MemoryBlock = std::movable<B> && requires(const B& block) {
   { block.bytes() } noexcept -> std::same_as<std::span<std::byte>>;
@@ -26,15 +26,16 @@ concept MemoryBlock = std::movable<B> && requires(const B& block) {
 ///
 /// - `block_type`: a MemoryBlock. Blocks outlive the memory that gave them.
 /// - `space`: a memory_space constant: what kind of memory the blocks are. `shareable`: a bool constant:
-/// whether another process can map a block (then `process_executor` can write it): such a block has
-/// `shared(digests_offset)`, which gives a shared_image with the control that make_control() gave last.
+///   whether another process can map a block (then `process_executor` can write it): such a block has
+///   `shared(digests_offset)`, which gives a shared_image with the control that make_control() gave last.
 /// - `allocate(bytes)`: a block that can be written at full speed: its pages are there already. Throws
-/// storage_error, the message naming needed, free and the limit: storage_limit where a limit of the process
-/// or its group is in the way, storage_out_of_memory where the machine has no more. Nothing is held after a
-/// throw. Memory whose pages may come from one NUMA node takes it as a second argument (negative: from any).
+///   storage_error, the message naming needed, free and the limit: storage_limit where a limit of the process
+///   or its group is in the way, storage_out_of_memory where the machine has no more. Nothing is held after a
+///   throw. Memory whose pages may come from one NUMA node takes it as a second argument (negative: from
+///   any).
 /// - `make_control(block)`: a fresh control for one image in this block. A handle may keep it long after the
-/// block was given to the next image, so it does not own the block; memories that share blocks place it where
-/// both processes see it.
+///   block was given to the next image, so it does not own the block; memories that share blocks place it
+///   where both processes see it.
 ///
 /// One thread at a time; blocks are destroyed by any thread.
 template <class M>

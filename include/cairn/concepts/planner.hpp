@@ -33,7 +33,7 @@ inline namespace v1 {
 /// from the cache, by one thread; the state has
 ///    the structure that was planned. See resolves_by_binding for fewer calls.
 /// - `fingerprint()`: a digest of the planner's own configuration; plans are cached under it. Two planners
-/// that would plan differently differ in it.
+///   that would plan differently differ in it.
 ///
 /// One thread at a time. Derive from basic_planner and hide one hook for most purposes; gathered<P>
 /// adapts planners that must see the plans of all ranks.
@@ -77,13 +77,12 @@ struct load_request {
 /// Decides what each rank reads, and where it goes.
 ///
 /// - `plan(state, stored, request)`: the boxes to read, by arithmetic; throws plan_error naming the item
-/// where a dtype, a shape or a kind differs, where a wanted box is not covered, and, if strict, where an item
-/// is missing. No memory is touched. `stored` outlives the plan. What is unexpected on this rank may be
-/// another's (a stage of a pipeline knows its own items only): a strict plan throws for it in a group of one;
-/// else it is in the report, and whoever loads makes an error of what is unexpected on all ranks.
+///   where a dtype, a shape or a kind differs, where a wanted box is not covered, and, if strict, where an
+///   item is missing. No memory is touched. `stored` outlives the plan. What is unexpected on this rank may
+///   be another's (a stage of a pipeline knows its own items only): a strict plan throws for it in a group of
+///   one; else it is in the report, and whoever loads makes an error of what is unexpected on all ranks.
 /// - `resolve(state, stored, item)`: the destination of one item, whose view may be filled by any thread
-/// afterwards. Bytes items are resized by the
-///   reader through the entry's memory.resize before.
+///   afterwards. Bytes items are resized by the reader through the entry's memory.resize before.
 /// - `stored_name(entry)` is not part of the concept: basic_planner has it, for planners that rename.
 template <class P>
 concept LoadPlanner = std::movable<P> && requires(P& p, const state_dict& state, const metadata& stored,
@@ -94,8 +93,8 @@ concept LoadPlanner = std::movable<P> && requires(P& p, const state_dict& state,
 
 /// What a LoadPlanner may offer besides.
 ///
-/// - `fingerprint()`: as SavePlanner has it. A checkpointer then keeps its plans, and does not plan a load again
-/// for the same manifest, structure of the state and request.
+/// - `fingerprint()`: as SavePlanner has it. A checkpointer then keeps its plans, and does not plan a load
+///   again for the same manifest, structure of the state and request.
 template <class P>
 concept FingerprintedLoadPlanner = LoadPlanner<P> && requires(const P& k) {
   { k.fingerprint() } -> std::same_as<std::uint64_t>;

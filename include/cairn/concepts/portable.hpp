@@ -14,9 +14,10 @@ inline namespace v1 {
 /// process_executor's worker is to use.
 ///
 /// - `description()`: bytes that say all about this object. It holds no pointer, descriptor or secret, and
-/// paths in it are absolute.
+///   paths in it are absolute.
 /// - `from_description(bytes)`: an object that does the same to the same store. The bytes come from
-/// description() of the same build, but are checked all the same: throws wire_error or usage_error on others.
+///   description() of the same build, but are checked all the same: throws wire_error or usage_error on
+///   others.
 template <class T>
 concept Portable = requires(const T& object, std::span<const std::byte> bytes) {
   { object.description() } -> std::same_as<std::vector<std::byte>>;

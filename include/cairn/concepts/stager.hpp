@@ -21,17 +21,16 @@ struct stage_options {
 /// How memory stops being shared with training.
 ///
 /// - `stage(layout, sources, options, deadline)`: a staged_image whose bytes are those of the sources (one
-/// for each item of the plan, at the index
-///   item_placement::item) in the layout. The parameter is a source_table, which saves share as long as no
-///   memory moves, or a `std::vector<item_source>`, which is made anew for each. Items that are `early` are
-///   copied when it returns; without `overlapped`, all are, unless the stager leaves the bytes in training
-///   memory (no_staging). Afterwards, in the background and in image order, the rest; the image's control
-///   tells how far, and `released` when all is copied. Casts are applied. Waits for a free buffer of its pool
-///   until the deadline (timeout_staging). Throws storage_error (storage_out_of_memory, storage_limit) where
-///   memory cannot be had; nothing is copied then. A failure after it has returned is in the image.
+///   for each item of the plan, at the index item_placement::item) in the layout. The parameter is a
+///   source_table, which saves share as long as no memory moves, or a `std::vector<item_source>`, which is
+///   made anew for each. Items that are `early` are copied when it returns; without `overlapped`, all are,
+///   unless the stager leaves the bytes in training memory (no_staging). Afterwards, in the background and in
+///   image order, the rest; the image's control tells how far, and `released` when all is copied. Casts are
+///   applied. Waits for a free buffer of its pool until the deadline (timeout_staging). Throws storage_error
+///   (storage_out_of_memory, storage_limit) where memory cannot be had; nothing is copied then. A failure
+///   after it has returned is in the image.
 /// - `prepare(layout, deadline)`: allocates and pre-faults the buffers that images of this layout need, so
-/// that stage() does not. May be called from a background
-///   thread, not together with stage().
+///   that stage() does not. May be called from a background thread, not together with stage().
 /// - `depth()`: images that can be alive at once, at least 1.
 ///
 /// One thread at a time calls stage and prepare; images are used and dropped by any thread, also after the
@@ -48,7 +47,7 @@ concept Stager =
 /// What a Stager may offer besides, where its first image from some memory waits for more than its buffer.
 ///
 /// - `prepare(sources)`: what the first image from these sources would wait for is done. Called as
-/// prepare(layout, deadline) is, and before it.
+///   prepare(layout, deadline) is, and before it.
 template <class S>
 concept PreparesSources = Stager<S> && requires(S& s, const source_table& sources) {
   { s.prepare(sources) } -> std::same_as<void>;
@@ -66,9 +65,9 @@ concept BringsDeviceAccess = Stager<S> && requires(const S& s) {
 /// A Stager that copies from devices by streams.
 ///
 /// - `before_update(stream, device, deadline)`: what the stream of this device is given from now on begins
-/// after the copies of the last image from this device have ended. The host waits until the copies are in the
-/// device's streams, not for their end. The thread that calls stage. Throws storage_error (storage_device),
-/// timeout_error (timeout_staging).
+///   after the copies of the last image from this device have ended. The host waits until the copies are in
+///   the device's streams, not for their end. The thread that calls stage. Throws storage_error
+///   (storage_device), timeout_error (timeout_staging).
 template <class S, class Stream>
 concept StreamOrderedStager = Stager<S> && requires(S& s, Stream stream, int device, deadline until) {
   { s.before_update(stream, device, until) } -> std::same_as<void>;

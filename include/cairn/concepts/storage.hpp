@@ -50,10 +50,9 @@ struct space_needed {
 ///
 /// And at any time, on the coordinator only:
 /// - `remove(step)`: the manifest first, then the rest. `quarantine(step)`: the checkpoint does not exist any
-/// more but can be examined; false on a read-only store.
+///   more but can be examined; false on a read-only store.
 /// - `clean(run)`: fences and removes what interrupted attempts of other runs left in uncommitted
-/// checkpoints; the number of objects removed. Data of committed checkpoints is
-///   never touched.
+///   checkpoints; the number of objects removed. Data of committed checkpoints is never touched.
 /// - `check_space(needed)`: throws storage_no_space naming needed and free, where the store can tell.
 ///
 /// Different saves may be in different steps at once, from several threads.
@@ -78,8 +77,8 @@ concept StorageWriter =
 /// What a StorageWriter may offer besides.
 ///
 /// - `other_rank_that_wrote(context)`: a rank but this one of which a file of this very save is there
-/// already, -1 where none is seen. A rank that waits in vain for others to plan a save learns by it that they
-/// save without it.
+///   already, -1 where none is seen. A rank that waits in vain for others to plan a save learns by it that
+///   they save without it.
 template <class W>
 concept TellsWhoWrote = StorageWriter<W> && requires(W& w, const save_context& context) {
   { w.other_rank_that_wrote(context) } noexcept -> std::same_as<int>;
@@ -96,8 +95,8 @@ enum class mark_sight : std::uint8_t {
 ///
 /// - `prove_store()`: see SelfTestingStore; by one rank. An empty proof where the store tries nothing.
 /// - `look_early(run)`, by the others, then `leave_mark(run)`, by rank 0, `sees_mark(run)`, by the others,
-/// and `remove_mark(run)`, by rank 0: whether they share one store, and whether what one writes is seen by
-/// all once it is written. All but the last throw the store's errors.
+///   and `remove_mark(run)`, by rank 0: whether they share one store, and whether what one writes is seen by
+///   all once it is written. All but the last throw the store's errors.
 template <class W>
 concept ProvesStore = requires(W& w, run_id run) {
   { w.prove_store() } -> std::same_as<store_proof>;
@@ -110,8 +109,8 @@ concept ProvesStore = requires(W& w, run_id run) {
 /// What a StorageWriter may offer besides, where several processes use one store.
 ///
 /// - `lease(step, deadline)`: keeps a committed checkpoint from being removed while somebody reads it; see
-/// checkpoint_lease. Throws storage_error (storage_not_committed), timeout_error. remove() of a checkpoint
-/// that is leased throws storage_error (storage_leased), and has removed nothing.
+///   checkpoint_lease. Throws storage_error (storage_not_committed), timeout_error. remove() of a checkpoint
+///   that is leased throws storage_error (storage_leased), and has removed nothing.
 template <class W>
 concept LeasingWriter = StorageWriter<W> && requires(W& w, std::int64_t step, deadline until) {
   { w.lease(step, until) } -> std::same_as<checkpoint_lease>;
@@ -137,10 +136,10 @@ concept NotesRestarts = requires(W& w, run_id run, std::int64_t step) {
 /// What a StorageWriter may offer besides: other processes see a save before its first byte is written, so that
 /// a run that resumes waits for saves that processes of an earlier run still carry out. By process_executor.
 ///
-/// - `announce(context)`: shows this rank's part of a save, as long as what it gives lives: before the save is
-/// handed to another process. Shows nothing where the store cannot tell whose writers live.
+/// - `announce(context)`: shows this rank's part of a save, as long as what it gives lives: before the save
+///   is handed to another process. Shows nothing where the store cannot tell whose writers live.
 /// - `announce_worker(context)`: the same by the process that carries the save out, where that is seen
-/// otherwise than by the objects that it writes; shows nothing elsewhere.
+///   otherwise than by the objects that it writes; shows nothing elsewhere.
 /// - `retract(context)`: removes what a process that is gone has announced.
 ///
 /// All but the last throw the store's errors.
@@ -161,7 +160,7 @@ struct save_attempt {
 /// What a StorageWriter may offer besides, where it can tell who writes.
 ///
 /// - `live_saves(run)`: the attempts of other runs that a process still carries out; none where the store
-/// cannot tell. Throws the store's errors.
+///   cannot tell. Throws the store's errors.
 template <class W>
 concept TellsLiveSaves = StorageWriter<W> && requires(W& w, run_id run) {
   { w.live_saves(run) } -> std::same_as<std::vector<save_attempt>>;
@@ -189,13 +188,12 @@ using target_resolver = std::function<item_target(const read_item&)>;
 /// - `list()`: the steps of committed checkpoints, ascending. May name ones that turn out to be damaged.
 /// - `fetch(step)`: the manifest's bytes, to be handed to all ranks; throws storage_not_committed.
 /// - `open(step, manifest)`: checks the bytes and gives a `checkpoint_type` whose `metadata()` says what is
-/// stored; throws corrupt_error. Reads nothing else.
+///   stored; throws corrupt_error. Reads nothing else.
 /// - `read(checkpoint, state, plan, resolver, options, deadline)`: fills every destination; no byte is
-/// delivered that was not verified, but destinations may hold verified parts when it throws
-///   corrupt_error (item, file, offset) or storage_error. Gives the bytes fetched. `state` is for resizing
-///   bytes items.
+///   delivered that was not verified, but destinations may hold verified parts when it throws corrupt_error
+///   (item, file, offset) or storage_error. Gives the bytes fetched. `state` is for resizing bytes items.
 /// - `verify(checkpoint, deadline)`: reads everything and checks every digest; throws the first
-/// corrupt_error. Gives the bytes read.
+///   corrupt_error. Gives the bytes read.
 ///
 /// One thread at a time for each checkpoint_type; several checkpoints may be read at once.
 template <class R>

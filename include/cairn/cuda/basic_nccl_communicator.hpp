@@ -22,12 +22,10 @@ namespace cuda {
 ///     cairn::cuda::nccl_communicator comm{cairn::mpi_communicator{MPI_COMM_WORLD}};
 ///
 /// - **Its own.** The constructor is collective: rank 0 names a communicator of NCCL, the control
-/// communicator
-///   brings the name to all, and all open it (non-blocking, at most 4 blocks of threads). What the trainer
-///   does with NCCL is never mixed with it. A world of one rank uses neither NCCL nor a device.
+///   communicator brings the name to all, and all open it (non-blocking, at most 4 blocks of threads). What
+///   the trainer does with NCCL is never mixed with it. A world of one rank uses neither NCCL nor a device.
 /// - **A transfer** begins when both ranks are in a call of this communicator and have nothing else under
-/// way;
-///   until then nothing is put into a stream, and a wait that ends leaves nothing behind. Then pieces go
+///   way; until then nothing is put into a stream, and a wait that ends leaves nothing behind. Then pieces go
 ///   through pinned memory and buffers that NCCL knows (4 x piece_bytes in all), on a stream of lowest
 ///   priority. send() of a long message returns when the receiver's half is done as well; while a rank waits
 ///   for anybody, it takes in what others send.

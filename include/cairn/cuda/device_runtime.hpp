@@ -29,29 +29,29 @@ struct copy_part {
 /// are made with that device in use.
 ///
 /// - `current_device(d)`, `use_device(d)`: of the calling thread. `device_count(n)`. `has_context(d, yes)`:
-/// whether this process has a context on the device; makes none, while `use_device` and nearly all other
-/// calls make one on the device that they use.
+///   whether this process has a context on the device; makes none, while `use_device` and nearly all other
+///   calls make one on the device that they use.
 /// - `host_node(device, node)`: the NUMA node of the host that is nearest to the device; -1: not known.
 /// - `make_stream(s)`: one that runs beside all others, of the lowest priority. `destroy_stream(s)`.
 /// - `make_event(e)`, `destroy_event(e)`; `record(e, s)`: e is reached when all that is in s now is done;
-/// `query(e)`: success once it is; `wait(s, e)`: what is put into s from now on begins after e.
+///   `query(e)`: success once it is; `wait(s, e)`: what is put into s from now on begins after e.
 /// - `copy_to_host(to, from, bytes, s)`, `copy_rows_to_host(to, from, pitch, width, rows, s)` (rows of
-/// `width` bytes, `pitch` apart at the device, without gaps at `to`), `copy_parts_to_host(parts, s)`: from
-/// device memory to pinned memory, in the order of s; the call returns before the bytes are there.
+///   `width` bytes, `pitch` apart at the device, without gaps at `to`), `copy_parts_to_host(parts, s)`: from
+///   device memory to pinned memory, in the order of s; the call returns before the bytes are there.
 /// - `copy_to_device(to, from, bytes, s)`, `copy_rows_to_device(to, to_pitch, from, from_pitch, width, rows,
-/// s)`, `copy_parts_to_device(parts, s)`: the same the other way, from pinned memory.
+///   s)`, `copy_parts_to_device(parts, s)`: the same the other way, from pinned memory.
 /// - `pin(data, bytes)`: copies to this memory run beside the program from now on, on all devices;
-/// `unpin(data)`.
+///   `unpin(data)`.
 /// - `device_of(data, d)`: the device on which memory lies, managed memory too; -1 for memory of the host.
 /// - `allocate(data, bytes)`: memory of the device in use, aligned to 256 bytes; `deallocate(data)`.
 /// - `device_address(host, there)`: where the device in use finds pinned memory.
 /// - `write_word(word, value, s)`: a word of 4 bytes in pinned memory, named by its device_address, gets the
-/// value in the order of s, visible to the host after all that earlier copies of s wrote; `unsupported` where
-/// the driver has no such call.
+///   value in the order of s, visible to the host after all that earlier copies of s wrote; `unsupported`
+///   where the driver has no such call.
 /// - `is_lost(status)`: whether a device that said this carries out nothing any more, for this process.
 /// - `capturing(s, yes)`: whether what is put into s becomes part of a graph instead of running.
 /// - `exchange_capture_mode(m)`: of the calling thread; with `relaxed_capture` its calls are none of the
-/// captures that other threads have begun.
+///   captures that other threads have begun.
 ///
 /// Any thread.
 template <class R>

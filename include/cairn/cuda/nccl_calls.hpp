@@ -21,12 +21,12 @@ namespace cuda {
 /// - `make_id(id)`: names a communicator; the id's bytes are sent to the other ranks as they are.
 /// - `open(c, size, id, rank)`: begins to open a communicator of the device in use.
 /// - `state(c, now)`: what the communicator is at: `in_progress` while the last call goes on, or an error
-/// that it met, also in the background.
+///   that it met, also in the background.
 /// - `send(c, from, bytes, peer, s)`, `receive(c, to, bytes, peer, s)`: in the order of the stream s, once
-/// `state` says success; each waits in the stream for its other half on the peer.
+///   `state` says success; each waits in the stream for its other half on the peer.
 /// - `abort(c)`: ends what is under way on this rank and frees the communicator, `c` is no more. May wait.
 /// - `register_buffer(c, data, bytes, handle)`: may make transfers from and to this memory cheaper; transfers
-/// work also where it fails.
+///   work also where it fails.
 /// - `last_words(c)`: NCCL's own account of the last error; may be empty.
 template <class R>
 concept NcclRuntime = DeviceRuntime<R> && std::is_trivially_copyable_v<typename R::nccl_id> &&

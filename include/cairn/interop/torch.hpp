@@ -162,7 +162,7 @@ void register_module(state_dict& state, std::string_view prefix, Module& module)
 /// What register_optimizer knows of an optimizer type; specialise it for one of your own:
 /// - `param_state`, `options`: libtorch's types of its state of one parameter, and of a group's options;
 /// - `create(options, parameter, stepped)`: the state before the first step, as the first step would create
-/// it, as a unique_ptr, or null where there is none; stepped: other parameters have state already;
+///   it, as a unique_ptr, or null where there is none; stepped: other parameters have state already;
 /// - `state(add, param_state, options)`: calls `add("exp_avg", tensor or std::int64_t&)` for each part;
 /// - `group(add, options)`: calls `add("lr", double&)` for each number that a schedule may change.
 template <class Optimizer>

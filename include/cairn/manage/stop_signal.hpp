@@ -65,14 +65,14 @@ struct stop_file {
 /// `if (ckpt.any_rank(stop.requested())) { ckpt.save(state, step); break; }`
 ///
 /// - Nothing is installed but by the constructor, and the destructor puts the former handlers back. Handlers
-/// that the program put over these meanwhile stay.
+///   that the program put over these meanwhile stay.
 /// - The handler only notes number and time: it saves nothing, ends nothing, and calls no former handler.
-/// What the signal did before (usually: end the process) does not happen while this object lives.
+///   What the signal did before (usually: end the process) does not happen while this object lives.
 /// - Interrupted system calls go on (SA_RESTART). A second signal is counted and does nothing more: SIGKILL
-/// and SIGQUIT end the process as ever.
+///   and SIGQUIT end the process as ever.
 /// - A signal reaches one process; ranks agree with `any_rank`.
 /// - `stop_signal{{SIGTERM}, stop_file{"checkpoints/stop"}}` also looks for a file, in requested(). It is
-/// left where it is: whoever made it removes it before the next start.
+///   left where it is: whoever made it removes it before the next start.
 ///
 /// One object in a process at a time. Constructed and destroyed by one thread; the other functions may be
 /// called by any thread, and by signal handlers.

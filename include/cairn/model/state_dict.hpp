@@ -44,8 +44,8 @@ inline constexpr bool always_false = false;
 /// released it; the state_dict itself may be changed or destroyed once save() has returned.
 ///
 /// - A container (std::vector, std::array, C array, anything with data() and size()) is kept by reference and
-/// asked for its address and
-///   size at each save: it may be reassigned but must keep its size, and outlive the state_dict.
+///   asked for its address and size at each save: it may be reassigned but must keep its size, and outlive
+///   the state_dict.
 /// - A raw pointer or a tensor_view is taken at its word; `rebind` gives it a new address.
 /// - Names are unique; a name given twice is a usage error (usage_duplicate_name).
 ///

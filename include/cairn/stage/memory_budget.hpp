@@ -28,11 +28,11 @@ inline namespace v1 {
 ///
 /// - The buffers of all stagers that were given copies of one budget never hold more bytes together.
 /// - A stager that needs a buffer takes what is left; then buffers that other stagers keep for later are
-/// freed; then it waits, in the order of asking, until an earlier save has ended, at most until the save's
-/// deadline. An image that is larger than the whole budget is an error at once.
+///   freed; then it waits, in the order of asking, until an earlier save has ended, at most until the save's
+///   deadline. An image that is larger than the whole budget is an error at once.
 /// - Saves that are being written end without the training thread, except overlapped ones, which wait for
-/// before_update(): where the budget does not hold both images, call it on the one checkpointer before save()
-/// on the other.
+///   before_update(): where the budget does not hold both images, call it on the one checkpointer before
+///   save() on the other.
 /// - A buffer counts with its rounded size: multiples of 2 MiB from there on, of 4 KiB below.
 ///
 /// Copies share the budget. A default-constructed one has no limit. Any thread.

@@ -27,28 +27,22 @@ struct file_tree;
 /// in one that is there.
 ///
 /// - What finish(), put_new() and publish_new() acknowledge survives a power loss: data fsynced once, close
-/// checked,
-///   renamed without replacing (or linked), directory fsynced, and the entries of all directories above it
-///   too.
+///   checked, renamed without replacing (or linked), directory fsynced, and the entries of all directories
+///   above it too.
 /// - An unfinished object is `<key>.<16 hexadecimal digits>.part`, locked as long as its writer lives (also a
-/// forked
-///   child that still holds the descriptor counts as alive). Where the file system has no locks, leftovers()
-///   lists those of live writers too.
+///   forked child that still holds the descriptor counts as alive). Where the file system has no locks,
+///   leftovers() lists those of live writers too.
 /// - After an error of the last fsync, that of the directory, the object is whole and stands under its key,
-/// but a power
-///   loss may still take it away: the call throws.
+///   but a power loss may still take it away: the call throws.
 /// - Large requests go past the page cache (O_DIRECT); where the file system refuses, the page cache is used.
-/// No file is
-///   ever mapped. No symbolic link below the root is followed.
+///   No file is ever mapped. No symbolic link below the root is followed.
 /// - A file that would grow beyond `ulimit -f` is storage_limit: SIGXFSZ is blocked on the thread during the
-/// calls.
+///   calls.
 /// - Copies share root, options and threads. The threads (at most the larger of the two in_flight options
-/// less one)
-///   begin when first needed and end with the last copy or object writer. Not to be used in the child of a
-///   fork.
+///   less one) begin when first needed and end with the last copy or object writer. Not to be used in the
+///   child of a fork.
 /// - All functions may be called by several threads at once. No wait here has a deadline of its own: a call
-/// ends when
-///   the system call does.
+///   ends when the system call does.
 ///
 /// With a file system of one's own, and cairn::compiled, the file that names it includes
 /// <cairn/stores/basic_file_store.hpp>, too: the library has the bodies for the system's own alone.

@@ -24,26 +24,21 @@ inline namespace v1 {
 /// Objects in a bucket of an S3-compatible service; a ByteStore over libcurl.
 ///
 /// - Objects that fit into a part are one conditional PUT; longer ones are multipart uploads whose parts are
-/// sent as
-///   they become complete, options.in_flight at a time over all objects. write() copies what it is given, at
-///   most in_flight parts and one for each open object; write_stable() copies nothing.
+///   sent as they become complete, options.in_flight at a time over all objects. write() copies what it is
+///   given, at most in_flight parts and one for each open object; write_stable() copies nothing.
 /// - What finish(), put_new() and publish_new() acknowledge, the service has acknowledged, in an answer that
-/// was read
-///   to its end. An answer that is lost is settled by looking at what stands: by the writer's token in its
-///   metadata, else by its bytes.
+///   was read to its end. An answer that is lost is settled by looking at what stands: by the writer's token
+///   in its metadata, else by its bytes.
 /// - Every range is asked for with If-Match. ETags are remembered; an object that was replaced in between is
-/// looked at
-///   anew once.
+///   looked at anew once.
 /// - Requests are repeated as the options say; every one ends by its timeout, with storage_unavailable or
-/// what the
-///   server said.
+///   what the server said.
 /// - leftovers(): uploads that were begun and not ended, except those of this process's writers, and those by
-/// which others announce that they write, as long as they live; live_writers() are these. The other uploads
-/// of other processes that live cannot be told from those of dead ones.
+///   which others announce that they write, as long as they live; live_writers() are these. The other uploads
+///   of other processes that live cannot be told from those of dead ones.
 /// - Copies share connections, credentials and one thread, which begins with the first request and ends with
-/// the last
-///   copy or object writer. Not to be used in the child of a fork. All functions may be called by several
-///   threads.
+///   the last copy or object writer. Not to be used in the child of a fork. All functions may be called by
+///   several threads.
 class s3_store {
  public:
   using cairn_role = role::store;

@@ -35,8 +35,7 @@ struct attempt_knowledge {
 /// - the files of a rank whose record is, or will stay, a failure or none: no manifest can be made;
 /// - everything, for a coordinator that has not sent the manifest: it alone could. Its own record goes first,
 ///   so that another process which commits in its place, and looks for it afterwards, takes the manifest
-///   back.
-/// So where there is no space for a mark, the files go first, and the mark takes their place.
+///   back. So where there is no space for a mark, the files go first, and the mark takes their place.
 class attempt_ending {
  public:
   attempt_ending(const any_store& store, const commit_options& options, const save_context& c,

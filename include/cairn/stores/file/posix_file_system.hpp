@@ -63,12 +63,12 @@ struct direct_alignment {
 ///   of a directory and the name of one entry in it, and never follow a symbolic link there.
 /// - `rename_new_at` and `link_at` do not replace: -EEXIST.
 /// - `try_lock` takes an exclusive lock that lives as long as the open file description: -EAGAIN if another
-/// has it.
+///   has it.
 /// - `absolute(path)` is the path as it will be used from now on, whatever the working directory becomes.
 /// - `change_mode` sets exactly these permission bits, whatever the umask.
 /// - `kind` tells what file system a handle is on.
 /// - `quotas` adds the quotas that hold for this user and group on the file system of a handle; what cannot
-/// be asked for is left out.
+///   be asked for is left out.
 ///
 /// All functions may be called by several threads at once.
 template <class F>
