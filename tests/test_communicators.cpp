@@ -15,6 +15,7 @@
 #include <support/simulated_time.hpp>
 #include <support/thread_ranks.hpp>
 
+#include <atomic>
 #include <deque>
 
 using namespace cairn_test;

@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
