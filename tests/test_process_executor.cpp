@@ -5,6 +5,7 @@
 // Saving by a worker process: what crosses, what happens when the worker or the trainer dies.
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>
+#include <cairn/concepts/any_storage.hpp>
 #include <cairn/cuda/basic_copy_engine.hpp>
 #include <cairn/cuda/basic_pinned.hpp>
 #include <cairn/execute/main_program.hpp>
@@ -956,6 +957,23 @@ TEST_CASE("every way of saving gives the same bytes, and a training that goes on
     if (way == 0) first = files;
     CHECK((files == first));
   }
+}
+
+TEST_CASE(
+    "a storage chosen at run time is written by a worker where its writer is portable, else the save fails") {
+  const scratch_directory scratch;
+  trained run;
+  const cairn::checkpointer_options quiet{.quiet = true};
+  cairn::checkpointer ckpt{
+      cairn::any_storage{cairn::safetensors_storage{cairn::file_store{scratch.path() + "/checkpoints"}}},
+      cairn::shared_stager{}, cairn::process_executor{}, quiet};
+  auto written = ckpt.save(run.state, 1);
+  written.wait();
+  CHECK(written.report().writing.process != ::getpid());
+  cairn::checkpointer lost{cairn::any_storage{cairn::safetensors_storage{cairn::memory_store{}}},
+                           cairn::shared_stager{}, cairn::process_executor{}, quiet};
+  auto refused = lost.save(run.state, 1);
+  CHECK_THROWS_AS(refused.wait(), cairn::usage_error);
 }
 
 TEST_CASE(
