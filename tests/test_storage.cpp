@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -126,6 +127,29 @@ struct announcing_writer : storage_writer_archetype {
   void retract(const cairn::save_context& c) & noexcept { *retracted = c.step; }
   std::shared_ptr<std::int64_t> retracted = std::make_shared<std::int64_t>(-1);
 };
+
+/// A StorageWriter that says at run time how it is made again.
+struct remade_writer : storage_writer_archetype {
+  explicit remade_writer(storage_writer_archetype inner) : storage_writer_archetype(std::move(inner)) {}
+  static cairn::any_writer make(std::span<const std::byte>) { throw std::logic_error("not in this process"); }
+  cairn::writer_maker maker() const noexcept { return &make; }
+  std::string_view type_name() const noexcept { return "another type"; }
+  std::vector<std::byte> description() const { return {std::byte{7}}; }
+};
+struct maker_may_throw : remade_writer {
+  cairn::writer_maker maker() const { return nullptr; }
+};
+static_assert(cairn::RemadeByMaker<remade_writer> && !cairn::RemadeByMaker<maker_may_throw> &&
+              !cairn::RemadeByMaker<storage_writer_archetype> && !cairn::RemadeByMaker<real_writer>);
+
+TEST_CASE("a handle describes its writer as the writer itself says, where it says so") {
+  cairn::memory_store objects;
+  auto least = storage_archetype::over(objects);
+  const cairn::any_writer writer(remade_writer(least.writer()));
+  CHECK((writer.maker() == &remade_writer::make));
+  CHECK(writer.type_name() == "another type");
+  CHECK(writer.description() == std::vector<std::byte>{std::byte{7}});
+}
 
 TEST_CASE("a handle over the least writer and reader has the fallback of each thing that they may offer") {
   cairn::memory_store objects;
