@@ -42,6 +42,7 @@
 #include <cairn/impl/model/save_journal.ipp>
 #include <cairn/impl/model/save_progress.ipp>
 #include <cairn/impl/model/staged_image.ipp>
+#include <cairn/impl/model/state_dict.ipp>
 #include <cairn/impl/model/state_entry.ipp>
 #include <cairn/impl/model/stored_items.ipp>
 #include <cairn/impl/plan/assign/balance.ipp>
@@ -58,6 +59,11 @@
 #include <cairn/impl/plan/summary/summary_codec.ipp>
 #include <cairn/impl/plan/summary/summary_merge.ipp>
 #include <cairn/impl/plan/summary/validation.ipp>
+#include <cairn/impl/stage/copy_job.ipp>
+#include <cairn/impl/stage/copy_threads.ipp>
+#include <cairn/impl/stage/memory_limits.ipp>
+#include <cairn/impl/stage/populate.ipp>
+#include <cairn/impl/stage/prefer_node.ipp>
 #include <cairn/impl/storage/commit/attempt_ending.ipp>
 #include <cairn/impl/storage/commit/attempts_under_way.ipp>
 #include <cairn/impl/storage/commit/checkpoint_catalog.ipp>
@@ -95,8 +101,10 @@
 #include <cairn/impl/system/deadline.ipp>
 #include <cairn/impl/system/digest.ipp>
 #include <cairn/impl/system/error.ipp>
+#include <cairn/impl/system/process_limits.ipp>
 #include <cairn/impl/system/rate_limiter.ipp>
 #include <cairn/impl/system/shared_event.ipp>
+#include <cairn/impl/system/thread_settings.ipp>
 #include <cairn/impl/system/wire.ipp>
 #if defined(CAIRN_COMPILED_INTERPROCESS)
 #include <cairn/impl/comm/shared_memory_communicator.ipp>

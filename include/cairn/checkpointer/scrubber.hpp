@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/process_limits.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
 #include <cairn/system/signals_blocked.hpp>

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/dtype.hpp>
+#include <cairn/model/extents.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/placement.hpp>
 #include <cairn/model/state_entry.hpp>
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -155,40 +158,19 @@ class state_dict {
   /// All entries in the order of registration.
   [[nodiscard]] std::span<const state_entry> entries() const noexcept { return entries_; }
   /// The entry of a name, or nullptr.
-  [[nodiscard]] const state_entry* find(std::string_view name) const {
-    const auto found = index_.find(std::string(name));
-    return found == index_.end() ? nullptr : &entries_[found->second];
-  }
+  [[nodiscard]] const state_entry* find(std::string_view name) const;
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
 
   /// Digest of everything that a plan depends on: names, kinds, dtypes, shapes, boxes, flags; not addresses,
   /// values, or the sizes of bytes items. Kept until the next registration: O(1) after the first call.
-  [[nodiscard]] std::uint64_t structure() const {
-    if (structure_known_) return structure_;
-    digest_stream d;
-    for (const auto& e : entries_) {
-      d.put(e.name).put(e.kind).put(e.type).put(e.flags.copy_now).put(e.flags.per_rank).put(e.flags.optional);
-      put(d, e.global);
-      d.put(static_cast<std::uint64_t>(e.boxes.size()));
-      for (const auto& b : e.boxes) put(d, b.offsets), put(d, b.sizes);
-    }
-    structure_ = d.value();
-    structure_known_ = true;
-    return structure_;
-  }
+  [[nodiscard]] std::uint64_t structure() const;
   /// Stands for what the entries are and what they are bound to: equal pointers, of two calls or two copies,
   /// mean entries and bindings that are equal, but for what containers say of themselves. Another one after
   /// each registration and rebind(). O(1).
-  [[nodiscard]] std::shared_ptr<const void> bindings() const {
-    if (bindings_ == nullptr) bindings_ = std::make_shared<const char>();
-    return bindings_;
-  }
+  [[nodiscard]] std::shared_ptr<const void> bindings() const;
 
  private:
-  static void put(digest_stream& d, const extents& e) {
-    d.put(e.rank());
-    for (auto v : e) d.put(v);
-  }
+  static void put(digest_stream& d, const extents& e);
   template <ItemFlag... Flags>
   state_entry begin_entry(std::string_view name, item_kind kind, Flags... flags) {
     if (const auto problem = name_problem(name); !problem.empty())
@@ -299,126 +281,9 @@ void state_dict::object(std::string_view prefix, T& object) {
     state_of<T>::register_state(scope, object);
 }
 
-inline void state_dict::place(state_entry& e, const shard& s, std::int64_t held) {
-  e.global = s.global;
-  chunk box{s.offset, s.sizes};
-  if (s.offset.rank() != s.global.rank())
-    fail(error_id::usage_bad_shape, "a shard's offset has another number of dimensions than its global shape",
-         {.item = e.name, .expected = to_string(s.global), .got = to_string(s.offset)});
-  if (s.sizes.rank() == 0 && s.global.rank() > 0) {
-    if (held < 0)
-      fail(error_id::usage_bad_shape,
-           "a shard over a raw pointer needs its sizes: cairn::shard{global, offset, sizes}",
-           {.item = e.name});
-    box.sizes = s.global;
-    std::int64_t row = 1;
-    for (int d = 1; d < s.global.rank(); ++d) row *= s.global[d];
-    if (row != 0 && held % row != 0)
-      fail(error_id::usage_bad_shape,
-           "a container does not hold whole rows of its shard; give the sizes: cairn::shard{global, offset, "
-           "sizes}",
-           {.item = e.name, .expected = "a multiple of " + std::to_string(row), .got = std::to_string(held)});
-    box.sizes.set(0, row == 0 ? 0 : held / row);
-  }
-  if (!inside(box, s.global))
-    fail(error_id::usage_bad_shape, "a shard reaches outside of its global shape",
-         {.item = e.name, .expected = "inside " + to_string(s.global), .got = to_string(box)});
-  e.boxes = {box};
-}
-
-inline void state_dict::place(state_entry& e, const flat_shard& s, std::int64_t held) {
-  e.global = s.global;
-  const auto volume = s.global.checked_volume();
-  const auto length = s.length >= 0 ? s.length : held;
-  if (length < 0)
-    fail(error_id::usage_bad_shape,
-         "a flat_shard over a raw pointer needs its length: cairn::flat_shard{global, begin, length}",
-         {.item = e.name});
-  if (!volume || s.begin < 0 || s.begin > *volume || length > *volume - s.begin)
-    fail(error_id::usage_bad_shape, "a flat_shard reaches outside of its global shape",
-         {.item = e.name,
-          .expected = "inside " + to_string(s.global),
-          .got = "[" + std::to_string(s.begin) + ", +" + std::to_string(length) + ")"});
-  if (e.strided)
-    fail(error_id::usage_bad_shape, "a flat_shard needs contiguous memory; this view has strides",
-         {.item = e.name});
-  e.boxes = boxes_of_range(s.global, s.begin, length);
-}
-
-inline void state_dict::finish_tensor(state_entry e, std::int64_t held) {
-  if (!checked_bytes(e.type, e.global))
-    fail(error_id::usage_bad_shape,
-         "a tensor is larger than 2^63 bits, or its packed elements do not fill whole bytes",
-         {.item = e.name, .got = to_string(e.global)});
-  std::erase_if(e.boxes, [](const chunk& b) { return b.empty(); });
-  for (const auto& b : e.boxes) {
-    e.elements += b.volume();
-    const auto granule = granule_of(e.type);
-    if (granule != 1 && (b.sizes.rank() == 0 || b.offsets[b.sizes.rank() - 1] % granule != 0 ||
-                         b.sizes[b.sizes.rank() - 1] % granule != 0))
-      fail(error_id::usage_bad_shape,
-           "a shard of a packed type is cut inside of a byte in its last dimension",
-           {.item = e.name, .got = to_string(b)});
-  }
-  if (held >= 0 && held != e.elements)
-    fail(error_id::usage_bad_shape,
-         "the memory of a tensor holds another number of elements than its shape says",
-         {.item = e.name, .expected = std::to_string(e.elements), .got = std::to_string(held)});
-  if (e.strided && e.boxes.size() == 1 && !(e.shape_of_memory.shape == e.boxes[0].sizes))
-    fail(
-        error_id::usage_bad_shape, "a view with strides has another shape than its shard",
-        {.item = e.name, .expected = to_string(e.boxes[0].sizes), .got = to_string(e.shape_of_memory.shape)});
-  if (e.strided && granule_of(e.type) != 1)
-    fail(error_id::usage_bad_shape, "a view of a packed type must be contiguous", {.item = e.name});
-  if (e.memory.object == nullptr && e.elements > 0)
-    fail(error_id::usage_bad_shape, "the address of a tensor is null", {.item = e.name});
-  add(std::move(e));
-}
-
-inline void state_dict::add(state_entry e) {
-  if (!index_.emplace(e.name, entries_.size()).second)
-    fail(error_id::usage_duplicate_name, "a name was given twice; every item of a state_dict has its own",
-         {.item = e.name});
-  structure_known_ = false;
-  bindings_ = nullptr;
-  entries_.push_back(std::move(e));
-}
-
-inline void state_dict::rebind(std::string_view name, const tensor_view& view) {
-  if (const auto* e = find(name)) {
-    const bool contiguous = view.contiguous();
-    if (view.shape.volume() != e->elements ||
-        (!contiguous && (e->boxes.size() != 1 || !(view.shape == e->boxes[0].sizes))))
-      fail(error_id::usage_bad_shape, "rebind: the view has another shape than the memory of the tensor",
-           {.item = e->name,
-            .expected = e->boxes.size() == 1 ? to_string(e->boxes[0].sizes) : std::to_string(e->elements),
-            .got = to_string(view.shape)});
-    if (!contiguous && granule_of(e->type) != 1)
-      fail(error_id::usage_bad_shape, "a view of a packed type must be contiguous", {.item = e->name});
-  }
-  rebind_to(name, view.data, view.type);
-  auto& e = entries_[index_.find(std::string(name))->second];
-  e.shape_of_memory = view;
-  e.strided = !view.contiguous();
-}
-
-inline void state_dict::rebind_to(std::string_view name, void* data, dtype type) {
-  const auto found = index_.find(std::string(name));
-  if (found == index_.end())
-    fail(error_id::usage_unknown_name, "rebind: no item has this name", {.item = std::string(name)});
-  auto& e = entries_[found->second];
-  if (e.memory.data != nullptr)
-    fail(error_id::usage_bad_name,
-         "rebind: the item is bound to a container, which is asked for its address at each save",
-         {.item = e.name});
-  if (e.type != type)
-    fail(error_id::plan_dtype_mismatch, "rebind: the new memory has another dtype",
-         {.item = e.name, .expected = std::string(name_of(e.type)), .got = std::string(name_of(type))});
-  if (data == nullptr && e.elements > 0)
-    fail(error_id::usage_bad_shape, "rebind: the new address is null", {.item = e.name});
-  e.memory.object = data;
-  bindings_ = nullptr;
-}
-
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/state_dict.ipp>
+#endif

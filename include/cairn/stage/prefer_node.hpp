@@ -2,10 +2,6 @@
 #pragma once
 #include <cairn/system/compiler.hpp>
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <array>
 #include <cstddef>
 
 namespace cairn {
@@ -14,19 +10,12 @@ namespace detail {
 
 /// Asks for pages of one NUMA node, where it has any left, for a mapping that nobody has touched as yet.
 /// Where the kernel refuses, or the node is negative, the pages are those of whoever touches them first.
-inline void prefer_node(std::byte* begin, std::size_t bytes, int node) noexcept {
-#ifdef SYS_mbind
-  constexpr int preferred = 1;  // MPOL_PREFERRED
-  constexpr std::size_t bits = 8 * sizeof(unsigned long);
-  std::array<unsigned long, 1024 / bits> nodes{};
-  if (node < 0 || static_cast<std::size_t>(node) >= nodes.size() * bits) return;
-  nodes[static_cast<std::size_t>(node) / bits] = 1ul << (static_cast<std::size_t>(node) % bits);
-  (void)::syscall(SYS_mbind, begin, bytes, preferred, nodes.data(), nodes.size() * bits + 1, 0);
-#else
-  (void)begin, (void)bytes, (void)node;
-#endif
-}
+void prefer_node(std::byte* begin, std::size_t bytes, int node) noexcept;
 
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/stage/prefer_node.ipp>
+#endif

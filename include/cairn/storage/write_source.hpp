@@ -4,6 +4,8 @@
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/block_hasher.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
 #include <cairn/system/shared_event.hpp>

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/system/error.hpp>
+#include <cairn/system/compiler.hpp>
 
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -17,18 +13,7 @@ inline namespace v1 {
 namespace detail {
 
 /// A small file of the kernel's, whole; nothing if it cannot be read.
-[[nodiscard]] inline std::optional<std::string> kernel_file(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return std::nullopt;
-  std::string text;
-  char part[4096];
-  ::ssize_t got = 0;
-  while (text.size() < 64 * 1024 && (got = ::read(file, part, sizeof part)) > 0)
-    text.append(part, static_cast<std::size_t>(got));
-  ::close(file);
-  if (got < 0) return std::nullopt;
-  return text;
-}
+[[nodiscard]] std::optional<std::string> kernel_file(const std::string& path);
 
 /// A limit of this process for messages: "RLIMIT_FSIZE is 1048576 (ulimit -f; at most 2097152)".
 /// `resource` is one of getrlimit's.
@@ -43,22 +28,15 @@ template <class Resource>
 
 /// Descriptors that this process has open, of the first million. Needs none itself, so that it can be asked
 /// when none is left.
-[[nodiscard]] inline std::size_t open_descriptors() noexcept {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
-  const int end = static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1u << 20));
-  std::size_t count = 0;
-  for (int i = 0; i < end; ++i) count += ::fcntl(i, F_GETFD) >= 0 ? 1U : 0U;
-  return count;
-}
+[[nodiscard]] std::size_t open_descriptors() noexcept;
 
 /// Throws for a thread that the system did not start. `what_for`: "to copy".
-[[noreturn]] inline void fail_for_threads(const std::string& what_for) {
-  fail(error_id::storage_limit, "no thread could be started " + what_for + ": " +
-                                    limit_text(RLIMIT_NPROC, "RLIMIT_NPROC", "ulimit -u") +
-                                    "; raise it, or the limit pids.max of the control group");
-}
+[[noreturn]] void fail_for_threads(const std::string& what_for);
 
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/system/process_limits.ipp>
+#endif

@@ -6,6 +6,7 @@
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_check.hpp>
 #include <cairn/storage/manifest/manifest_reader.hpp>
+#include <cairn/system/error.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>
