@@ -13,30 +13,41 @@ set_target_properties(cairn_contracts PROPERTIES EXPORT_NAME contracts)
 target_link_libraries(cairn_contracts INTERFACE cairn)
 target_compile_definitions(cairn_contracts INTERFACE CAIRN_COMPILED=1)
 
-# The bodies of each component, by folder: impl/F/x.ipp belongs to the component that the page F/x.hpp names in a line
-# `// opt-in: cairn::...`, and to core where there is none.
+# The bodies of each component: impl/F/x.ipp belongs to the component that the page F/x.hpp names in a line
+# `// opt-in: cairn::...`, and to core where there is none. Core is two files: with one for each folder, what they all include
+# takes twice the processor time; with one, a machine of two cores takes twice as long.
+set(cairn_upper_folders storage stores manage checkpointer any_checkpointer interop)
 file(GLOB_RECURSE cairn_bodies CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/include/cairn/impl/*.ipp")
 foreach(path IN LISTS cairn_bodies)
   cmake_path(RELATIVE_PATH path BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/include/cairn/impl" OUTPUT_VARIABLE name)
   string(REGEX REPLACE "/.*|[.]ipp$" "" folder "${name}")
+  if(folder IN_LIST cairn_upper_folders)
+    set(part "upper")
+  else()
+    set(part "lower")
+  endif()
   string(REGEX REPLACE "[.]ipp$" ".hpp" page "${name}")
   file(STRINGS "${CMAKE_CURRENT_SOURCE_DIR}/include/cairn/${page}" component LIMIT_COUNT 4 REGEX "^// opt-in: cairn::")
   string(REGEX REPLACE "^// opt-in: cairn::" "" component "${component}")
   if(component STREQUAL "")
     set(component "core")
+  else()
+    set(part "all")
   endif()
-  list(APPEND cairn_folders_of_${component} ${folder})
-  string(APPEND cairn_includes_of_${component}_${folder} "#include <cairn/impl/${name}>\n")
+  list(APPEND cairn_parts_of_${component} ${part})
+  string(APPEND cairn_includes_of_${component}_${part} "#include <cairn/impl/${name}>\n")
 endforeach()
 
-# cairn_add_compiled(NAME COMPONENT): the library cairn::NAME with the bodies of COMPONENT, one file for each folder.
+# cairn_add_compiled(NAME COMPONENT): the library cairn::NAME with the bodies of COMPONENT.
 function(cairn_add_compiled name component)
   set(sources "")
-  list(APPEND cairn_folders_of_${component} system)  # no library is without a file
-  list(REMOVE_DUPLICATES cairn_folders_of_${component})
-  foreach(folder IN LISTS cairn_folders_of_${component})
-    set(source "${CMAKE_CURRENT_BINARY_DIR}/compiled/${component}_${folder}.cpp")
-    set(includes "${cairn_includes_of_${component}_${folder}}")
+  if(NOT cairn_parts_of_${component})
+    set(cairn_parts_of_${component} all)  # no library is without a file
+  endif()
+  list(REMOVE_DUPLICATES cairn_parts_of_${component})
+  foreach(part IN LISTS cairn_parts_of_${component})
+    set(source "${CMAKE_CURRENT_BINARY_DIR}/compiled/${component}_${part}.cpp")
+    set(includes "${cairn_includes_of_${component}_${part}}")
     file(CONFIGURE OUTPUT "${source}" CONTENT "#define CAIRN_IMPLEMENTATION\n@includes@" @ONLY)
     list(APPEND sources "${source}")
   endforeach()

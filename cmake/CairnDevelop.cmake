@@ -110,6 +110,12 @@ if(CAIRN_PRECOMPILE AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   set(CAIRN_PRECOMPILE OFF)
 endif()
 
+# The other way to compile them but once, with any compiler: programs link cairn::compiled, and parse contracts alone.
+option(CAIRN_COMPILED_PROGRAMS "Link tests and examples with cairn::compiled" OFF)
+if(CAIRN_COMPILED_PROGRAMS AND CAIRN_PRECOMPILE)
+  message(FATAL_ERROR "CAIRN_COMPILED_PROGRAMS and CAIRN_PRECOMPILE are two ways to do the same: choose one")
+endif()
+
 # cairn_precompiled(NAME [AFTER BASE] [LINKS TARGET...]): the target NAME gives cmake/NAME.hpp to the programs that link it; AFTER
 # another one, what that has is not compiled again.
 function(cairn_precompiled name)
@@ -148,11 +154,14 @@ if(CAIRN_PRECOMPILE)
   endif()
 endif()
 
-# cairn_program(NAME [ALONE] FILE...): one executable with cairn's warnings. ALONE: it never gets the precompiled header, for it
-# has flags of its own, or is there to parse the headers.
+# cairn_program(NAME [ALONE] FILE...): one executable with cairn's warnings. ALONE: it is header-only whatever the others are, and
+# never gets the precompiled header, for it has flags of its own, or is there to parse the headers.
 function(cairn_program name)
   cmake_parse_arguments(PARSE_ARGV 1 program "ALONE" "" "")
   add_executable(${name} ${program_UNPARSED_ARGUMENTS})
+  if(CAIRN_COMPILED_PROGRAMS AND NOT program_ALONE)
+    target_link_libraries(${name} PRIVATE cairn::compiled)
+  endif()
   target_link_libraries(${name} PRIVATE cairn::cairn cairn_warnings)
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
   if(CAIRN_PRECOMPILE AND NOT program_ALONE)
@@ -185,6 +194,13 @@ function(cairn_link_optional name source)
   if(TARGET cairn_common_s3 AND ("cairn::s3" IN_LIST links OR "cairn::s3" IN_LIST uses))
     cairn_use_common_s3(${name})
   endif()
+  get_target_property(libraries ${name} LINK_LIBRARIES)
+  foreach(target IN LISTS links uses)
+    string(REPLACE "cairn::" "cairn::compiled_" compiled "${target}")
+    if("cairn::compiled" IN_LIST libraries AND TARGET ${compiled})
+      target_link_libraries(${name} PRIVATE ${compiled})
+    endif()
+  endforeach()
   foreach(target IN LISTS links)
     target_link_libraries(${name} PRIVATE ${target})
   endforeach()

@@ -30,24 +30,10 @@ struct s3_refusal {
 };
 
 /// A server's words for a message: short, printable, without what only the signer may know.
-[[nodiscard]] inline std::string told_text(std::string_view text, std::size_t most,
-                                           const s3_credentials& known) {
-  for (const auto* secret : {&known.secret_key, &known.session_token}) {
-    if (secret->size() < 4) continue;
-    // Also a piece of it, since a long token does not fit into a message; and before the message is cut.
-    const auto piece = std::string_view(*secret).substr(0, std::min<std::size_t>(secret->size(), 16));
-    if (text.find(piece) != std::string::npos) return "(withheld)";
-  }
-  std::string out;
-  for (const char c : text.substr(0, most)) out += c >= ' ' && c <= '~' ? c : '?';
-  return out;
-}
+[[nodiscard]] std::string told_text(std::string_view text, std::size_t most, const s3_credentials& known);
 
 /// What an Error document says.
-[[nodiscard]] inline s3_refusal refusal_in(const xml_element& e, const s3_credentials& known) {
-  return {told_text(e.text_of("Code"), 64, known), told_text(e.text_of("Message"), 200, known),
-          told_text(e.text_of("RequestId"), 128, known), told_text(e.text_of("Region"), 64, known)};
-}
+[[nodiscard]] s3_refusal refusal_in(const xml_element& e, const s3_credentials& known);
 
 /// The bytes that answer an attempt of a request: kept, or put where its pieces want them. Of the transport's
 /// thread until the call has ended.
@@ -57,29 +43,9 @@ class s3_answer {
   s3_answer(const s3_request& request, const http_call& call) : request_(request), call_(call) {}
 
   /// Another attempt begins.
-  void clear() noexcept {
-    kept_.clear();
-    too_long_.reset();
-    object_bytes_.reset();
-    received_ = 0;
-    wrong_range_ = false;
-  }
+  void clear() noexcept;
   /// A piece of the body; false: refused.
-  [[nodiscard]] bool receive(std::span<const std::byte> bytes) {
-    if (call_.status == 206 && !request_.pieces.empty()) return place(bytes);
-    const bool good = call_.status / 100 == 2;
-    const auto most = !good                     ? max_error_bytes
-                      : request_.pieces.empty() ? request_.max_answer
-                                                : std::uint64_t{0};
-    if (bytes.size() > most - std::min<std::uint64_t>(kept_.size(), most)) {
-      std::uint64_t told = 0;
-      if (const auto length = call_.header("content-length")) (void)parse_decimal(*length, told);
-      too_long_ = told;
-      return false;
-    }
-    kept_.insert(kept_.end(), bytes.begin(), bytes.end());
-    return true;
-  }
+  [[nodiscard]] bool receive(std::span<const std::byte> bytes);
 
   /// What was kept.
   [[nodiscard]] const std::vector<std::byte>& bytes() const noexcept { return kept_; }
@@ -100,50 +66,15 @@ class s3_answer {
     return call_.status == 206 && received_ == request_.length && right_range();
   }
   /// What was kept is as long as its head says, where that says so.
-  [[nodiscard]] bool has_its_length() const {
-    const auto length = call_.header("content-length");
-    if (!length) return true;
-    std::uint64_t told = 0;
-    return parse_decimal(*length, told) && told == kept_.size();
-  }
+  [[nodiscard]] bool has_its_length() const;
 
  private:
   static constexpr std::uint64_t max_error_bytes = std::uint64_t{1} << 20;
 
   /// "bytes 5-9/100" as asked for; notes the size of the object.
-  [[nodiscard]] bool right_range() {
-    const auto value = call_.header("content-range");
-    if (!value || !value->starts_with("bytes ") || call_.header("content-encoding")) return false;
-    auto rest = value->substr(6);
-    const auto dash = rest.find('-');
-    const auto slash = rest.find('/');
-    if (dash == std::string_view::npos || slash == std::string_view::npos || dash > slash) return false;
-    std::uint64_t first = 0;
-    std::uint64_t last = 0;
-    std::uint64_t total = 0;
-    if (!parse_decimal(rest.substr(0, dash), first) ||
-        !parse_decimal(rest.substr(dash + 1, slash - dash - 1), last) ||
-        !parse_decimal(rest.substr(slash + 1), total))
-      return false;
-    object_bytes_ = total;
-    return first == request_.offset && last == request_.offset + request_.length - 1 && last < total;
-  }
+  [[nodiscard]] bool right_range();
   /// Puts bytes of the answer where they belong.
-  [[nodiscard]] bool place(std::span<const std::byte> bytes) {
-    if (received_ == 0 && !right_range()) return wrong_range_ = true, false;
-    if (bytes.size() > request_.length - received_) return wrong_range_ = true, false;
-    if (received_ == 0) piece_ = 0, in_piece_ = 0;
-    received_ += bytes.size();
-    while (!bytes.empty()) {
-      const auto& piece = request_.pieces[piece_];
-      const auto n = std::min(bytes.size(), piece.bytes - in_piece_);
-      if (piece.to != nullptr && n != 0) std::memcpy(piece.to + in_piece_, bytes.data(), n);
-      bytes = bytes.subspan(n);
-      in_piece_ += n;
-      if (in_piece_ == piece.bytes) ++piece_, in_piece_ = 0;
-    }
-    return true;
-  }
+  [[nodiscard]] bool place(std::span<const std::byte> bytes);
 
   const s3_request& request_;
   const http_call& call_;
@@ -159,3 +90,7 @@ class s3_answer {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_S3)
+#include <cairn/impl/stores/s3/answer.ipp>
+#endif

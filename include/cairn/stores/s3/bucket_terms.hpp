@@ -17,62 +17,19 @@ namespace detail {
 // they lie, whose it is, and who pays.
 
 /// The value of x-amz-server-side-encryption; "" where the bucket decides.
-[[nodiscard]] inline std::string_view encryption_name(s3_encryption e) noexcept {
-  switch (e) {
-    case s3_encryption::sse_s3:
-      return "AES256";
-    case s3_encryption::sse_kms:
-      return "aws:kms";
-    case s3_encryption::dsse_kms:
-      return "aws:kms:dsse";
-    case s3_encryption::bucket:
-      break;
-  }
-  return {};
-}
-
-/// The pairs of an encryption context as the header wants them: JSON in base 64.
-[[nodiscard]] inline std::string encryption_context_text(const name_values& context) {
-  const auto quoted = [](std::string_view text) {
-    std::string out = "\"";
-    for (const char c : text) {
-      if (c == '"' || c == '\\') out += '\\';
-      out += c;
-    }
-    return out + '"';
-  };
-  std::string json = "{";
-  for (const auto& [name, value] : context)
-    json += (json.size() > 1 ? "," : "") + quoted(name) + ":" + quoted(value);
-  json += '}';
-  return base64_text({reinterpret_cast<const unsigned char*>(json.data()), json.size()});
-}
+[[nodiscard]] std::string_view encryption_name(s3_encryption e) noexcept;
 
 /// Whether a request makes an object, or begins an upload that becomes one: these say how it is kept, the
 /// parts of an upload and its completion must not.
-[[nodiscard]] inline bool creates_object(const s3_request& r) noexcept {
-  if (r.method == "PUT") return r.query.empty();
-  return r.method == "POST" && std::any_of(r.query.begin(), r.query.end(),
-                                           [](const auto& field) { return field.first == "uploads"; });
-}
+[[nodiscard]] bool creates_object(const s3_request& r) noexcept;
 
 /// Adds the headers of a request's terms, which are signed with the others.
-inline void add_terms(const s3_options& o, const s3_request& r, name_values& to) {
-  if (!o.bucket_owner.empty()) to.emplace_back("x-amz-expected-bucket-owner", o.bucket_owner);
-  if (o.requester_pays) to.emplace_back("x-amz-request-payer", "requester");
-  if (!creates_object(r)) return;
-  if (!o.storage_class.empty())
-    to.emplace_back(o.dialect == s3_dialect::google ? "x-goog-storage-class" : "x-amz-storage-class",
-                    o.storage_class);
-  const auto encryption = encryption_name(o.encryption);
-  if (encryption.empty()) return;
-  to.emplace_back("x-amz-server-side-encryption", encryption);
-  if (!o.kms_key.empty()) to.emplace_back("x-amz-server-side-encryption-aws-kms-key-id", o.kms_key);
-  if (!o.kms_context.empty())
-    to.emplace_back("x-amz-server-side-encryption-context", encryption_context_text(o.kms_context));
-  if (o.bucket_key) to.emplace_back("x-amz-server-side-encryption-bucket-key-enabled", "true");
-}
+void add_terms(const s3_options& o, const s3_request& r, name_values& to);
 
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_S3)
+#include <cairn/impl/stores/s3/bucket_terms.ipp>
+#endif

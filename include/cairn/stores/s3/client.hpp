@@ -30,286 +30,61 @@ struct s3_object {
 /// Requests to one bucket, made and awaited: any thread. Keys have the store's prefix already.
 class s3_client {
  public:
-  s3_client(s3_options options, s3_credential_source credentials, std::shared_ptr<s3_clock> clock)
-      : service_(std::make_shared<s3_service>(std::move(options), std::move(credentials), clock)),
-        transport_(
-            {service_->options.verify_tls, service_->options.ca_file, service_->options.connect_timeout,
-             service_->options.stalled_after, service_->options.in_flight},
-            std::move(clock)) {}
+  s3_client(s3_options options, s3_credential_source credentials, std::shared_ptr<s3_clock> clock);
 
   [[nodiscard]] s3_service& service() noexcept { return *service_; }
   /// Under which this process answers workers that ask for credentials.
-  [[nodiscard]] std::uint64_t answering_number() {
-    const std::lock_guard lock(mutex_);
-    if (number_ == 0) number_ = credential_broker::here().offer(service_);
-    return number_;
-  }
+  [[nodiscard]] std::uint64_t answering_number();
   [[nodiscard]] const s3_options& options() const noexcept { return service_->options; }
   [[nodiscard]] std::string prefix_of_headers() const { return service_->signer.prefix(); }
   [[nodiscard]] bool google() const noexcept { return service_->options.dialect == s3_dialect::google; }
 
   /// Begins a call of a group.
   [[nodiscard]] std::shared_ptr<s3_call> begin(s3_request request, const std::shared_ptr<call_group>& group,
-                                               std::function<void(const s3_call&)> on_end = {}) {
-    auto call = std::make_shared<s3_call>(service_, transport_, std::move(request), group);
-    call->on_end = std::move(on_end);
-    group->begin();
-    try {
-      transport_.submit(call);
-    } catch (...) {
-      group->end();
-      throw;
-    }
-    return call;
-  }
+                                               std::function<void(const s3_call&)> on_end = {});
   void cancel(s3_call& call) noexcept { transport_.cancel(call); }
   /// Makes a request and waits for its end, whatever that is.
-  [[nodiscard]] std::shared_ptr<s3_call> run(s3_request request) {
-    const auto group = std::make_shared<call_group>();
-    auto call = begin(std::move(request), group);
-    group->wait();
-    return call;
-  }
+  [[nodiscard]] std::shared_ptr<s3_call> run(s3_request request);
 
   /// "s3://bucket/key" for messages.
-  [[nodiscard]] std::string place(std::string_view key) const {
-    return "s3://" + service_->options.bucket + "/" + std::string(key.substr(0, 1100));
-  }
+  [[nodiscard]] std::string place(std::string_view key) const;
 
   /// Throws what a call that was not fine means. `doing`: "reading of an object".
-  [[noreturn]] void fail_call(const s3_call& call, std::string_view doing) const {
-    if (call.unmade()) std::rethrow_exception(call.unmade());
-    const auto& r = call.refusal();
-    error_fields fields{.file = place(call.request().key)};
-    fields.got = call.last_failure();
-    if (!r.message.empty()) fields.got += ": " + r.message;
-    if (!r.request_id.empty()) fields.got += ", request " + r.request_id;
-    if (call.attempts() > 1) fields.got += ", after " + std::to_string(call.attempts()) + " attempts";
-    const auto because = [&](error_id id, std::string_view what) {
-      fail(id, std::string(doing) + " failed: " + std::string(what), std::move(fields));
-    };
-    const auto is = [&](std::initializer_list<std::string_view> codes) {
-      for (const auto c : codes)
-        if (r.code == c) return true;
-      return false;
-    };
-    const auto& host = service_->address.authority;
-    if (call.unencrypted())
-      because(error_id::usage_bad_option,
-              "the service does not confirm that it encrypts the object as s3_options::encryption asks: set "
-              "that to s3_encryption::bucket if it has a way of its own");
-    if (call.end == http_end::tls) because(error_id::storage_permission, advice_on(call.certificate, host));
-    if (call.end == http_end::cancelled) because(error_id::storage_io, "it was cancelled");
-    if (call.end == http_end::answered || call.end == http_end::refused) {
-      if (call.status / 100 == 3 ||
-          is({"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed",
-              "IllegalLocationConstraintException"}))
-        because(error_id::storage_io,
-                r.region.empty()
-                    ? std::string("the bucket is somewhere else: check endpoint and region")
-                    : "the bucket is in region " + r.region + ": set s3_options::region and endpoint");
-      if (is({"NoSuchBucket"})) because(error_id::storage_not_found, "there is no such bucket");
-      if (is({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}))
-        because(error_id::storage_permission, "the server does not accept the credentials");
-      // An answer to HEAD has no words.
-      if (call.status == 400 && r.code.empty() && call.request().method == "HEAD")
-        because(error_id::storage_permission,
-                "the server refused it without a reason, as it does where a session token is missing or has "
-                "expired, or the bucket is in another region");
-      if (r.code.starts_with("KMS."))
-        because(error_id::storage_permission,
-                "the key of its encryption cannot be used: look at s3_options::kms_key and the key's policy");
-      if (is({"InvalidObjectState"}))
-        because(error_id::storage_permission,
-                "the object lies in an archive, where a rule of the bucket put it: restore it first");
-      if (call.status == 403 && call.request().method == "DELETE" && call.request().query.empty())
-        because(
-            error_id::storage_permission,
-            "the bucket lets nobody remove it, or not with these credentials: look for a retention rule, an "
-            "object lock or a legal hold, and at the right s3:DeleteObject");
-      if (call.status == 401 || call.status == 403)
-        because(error_id::storage_permission,
-                service_->options.bucket_owner.empty()
-                    ? std::string("the credentials do not permit it")
-                    : "the credentials do not permit it, or the bucket is not of account " +
-                          service_->options.bucket_owner + " (s3_options::bucket_owner)");
-      if (call.status == 404) because(error_id::storage_not_found, "there is no such object");
-      if (call.status == 507 || is({"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"}))
-        because(error_id::storage_no_space, "the store is full");
-      if (is({"EntityTooLarge", "TooManyParts", "EntityTooSmall"}))
-        because(error_id::storage_limit, "the server does not take objects or parts of this size");
-      if (call.status == 412 || call.status == 409)
-        because(error_id::storage_exists, "something else stands there, or is being written");
-      const bool transient = call.status / 100 == 5 || call.status == 408 || call.status == 429;
-      if (!transient && call.status / 100 == 4) because(error_id::storage_io, "the server refused it");
-    }
-    if (call.certificate == certificate_trouble::handshake)
-      because(error_id::storage_unavailable,
-              "no TLS connection to " + host +
-                  " came about: check that it speaks TLS on this port, and that the endpoint rightly begins "
-                  "with https://");
-    because(error_id::storage_unavailable,
-            "the object store did not do it in time and in spite of further attempts");
-    __builtin_unreachable();
-  }
-  [[nodiscard]] static std::string advice_on(certificate_trouble what, const std::string& host) {
-    switch (what) {
-      case certificate_trouble::ca_file:
-        return "the certificates of s3_options::ca_file, for " + host +
-               ", cannot be read: name a file of PEM certificates";
-      case certificate_trouble::name:
-        return "the certificate of " + host +
-               " is for other hosts: set s3_options::endpoint to a name that it lists, or addressing to "
-               "s3_addressing::path where the bucket's name in the host does not fit it";
-      case certificate_trouble::time:
-        return "the certificate of " + host +
-               " has expired or is not valid yet: have it renewed, or set this machine's clock";
-      default:
-        return "nobody who is trusted here vouches for the certificate of " + host +
-               "; for an authority of your own set s3_options::ca_file";
-    }
-  }
-  void require(const s3_call& call, std::string_view doing) const {
-    if (!call.fine()) fail_call(call, doing);
-  }
+  [[noreturn]] void fail_call(const s3_call& call, std::string_view doing) const;
+  [[nodiscard]] static std::string advice_on(certificate_trouble what, const std::string& host);
+  void require(const s3_call& call, std::string_view doing) const;
 
   /// What stands under a key, or nothing.
-  [[nodiscard]] std::optional<s3_object> head(const std::string& key) {
-    return object_of(*run({.method = "HEAD", .key = key}));
-  }
+  [[nodiscard]] std::optional<s3_object> head(const std::string& key);
   /// What a HEAD request that has ended tells.
-  [[nodiscard]] std::optional<s3_object> object_of(const s3_call& call) const {
-    if (!call.fine() && call.end == http_end::answered && call.status == 404) return std::nullopt;
-    require(call, "asking for an object");
-    s3_object o;
-    const auto length = call.header("content-length");
-    if (!length || !parse_decimal(*length, o.bytes))
-      fail(error_id::corrupt_bad_value, "the server does not say how long an object is",
-           {.file = place(call.request().key)});
-    if (const auto etag = call.header("etag"); etag && etag->size() <= 1024 && header_safe(*etag))
-      o.etag = *etag;
-    if (const auto token = call.header(token_header())) o.token = *token;
-    return o;
-  }
+  [[nodiscard]] std::optional<s3_object> object_of(const s3_call& call) const;
 
   /// All of an object, or nothing if there is none. @throws corrupt_size_mismatch if it is longer than `cap`.
-  [[nodiscard]] std::optional<std::vector<std::byte>> get_all(const std::string& key, std::uint64_t cap) {
-    const auto call = run({.method = "GET", .key = key, .max_answer = cap});
-    if (!call->fine() && call->end == http_end::answered && call->status == 404 &&
-        call->refusal().code != "NoSuchBucket")
-      return std::nullopt;
-    if (const auto told = call->too_long(); told && call->status / 100 == 2)
-      fail(error_id::corrupt_size_mismatch, "the object is longer than it can be",
-           {.file = place(key),
-            .expected = "at most " + std::to_string(cap) + " bytes",
-            .got = *told != 0 ? std::to_string(*told) + " bytes" : "more"});
-    require(*call, "reading of an object");
-    return call->take_answer();
-  }
+  [[nodiscard]] std::optional<std::vector<std::byte>> get_all(const std::string& key, std::uint64_t cap);
 
-  void remove(const std::string& key) {
-    const auto call = run({.method = "DELETE", .key = key});
-    if (!call->fine() && call->end == http_end::answered && call->status == 404 &&
-        call->refusal().code != "NoSuchBucket")
-      return;
-    require(*call, "removing of an object");
-  }
+  void remove(const std::string& key);
 
   /// Removes an object that is exactly these bytes, on condition that it is still the one that was looked at,
   /// where the service knows conditions of removals: true, also where there is none. False if something else
   /// stands there.
-  [[nodiscard]] bool remove_if(const std::string& key, std::span<const std::byte> bytes) {
-    for (int tries = 0; tries < 3; ++tries) {
-      const auto there = head(key);
-      if (!there) return true;
-      if (there->bytes != bytes.size()) return false;
-      const auto held = get_all(key, bytes.size());
-      if (!held) return true;
-      if (!std::equal(held->begin(), held->end(), bytes.begin(), bytes.end())) return false;
-      s3_request r{.method = "DELETE", .key = key};
-      if (!there->etag.empty() && !google()) r.headers.emplace_back("if-match", there->etag);
-      const auto call = run(std::move(r));
-      const bool answered = call->end == http_end::answered;
-      if (call->fine()) return true;
-      if (answered && call->status == 404 && call->refusal().code != "NoSuchBucket") return true;
-      if (answered && (call->status == 412 || call->status == 409)) continue;  // look again
-      if (answered && (call->status == 501 || call->refusal().code == "NotImplemented")) {
-        remove(key);
-        return true;
-      }
-      require(*call, "removing of an object");
-    }
-    return !head(key);
-  }
+  [[nodiscard]] bool remove_if(const std::string& key, std::span<const std::byte> bytes);
 
   /// The header by which a writer's objects are known again.
-  [[nodiscard]] std::string token_header() const { return prefix_of_headers() + "meta-cairn-writer"; }
+  [[nodiscard]] std::string token_header() const;
   /// A request may only succeed where nothing stands under its key.
-  void only_if_absent(s3_request& r) const {
-    if (service_->options.exclusive == s3_exclusive::single_writer) return;
-    if (google())
-      r.headers.emplace_back("x-goog-if-generation-match", "0");
-    else
-      r.headers.emplace_back("if-none-match", "*");
-  }
+  void only_if_absent(s3_request& r) const;
   /// Sets what is sent, with its hash and checksum where they are needed. Reads all bytes.
-  void set_body(s3_request& r, std::vector<std::span<const std::byte>> pieces, bool checksum) const {
-    r.body = std::move(pieces);
-    r.has_body = true;
-    if (signs_payload(*service_)) r.body_hash = sha256_text(r.body);
-    if (!checksum || !service_->checksums.load()) return;
-    if (service_->options.checksums == s3_checksum::crc64nvme)
-      r.body_checksum = checksum_text(r.body_crc64 = crc64nvme(r.body));
-    else
-      r.body_checksum = checksum_text(crc32c(r.body));
-  }
+  void set_body(s3_request& r, std::vector<std::span<const std::byte>> pieces, bool checksum) const;
 
   enum class put_result : std::uint8_t { stands, existed };
   /// One object by one request, only if nothing stands there. A lost answer is settled by looking at what
   /// stands.
-  [[nodiscard]] put_result put(const std::string& key, std::vector<std::span<const std::byte>> pieces) {
-    const auto token = random_token();
-    if (service_->options.exclusive == s3_exclusive::single_writer && head(key)) return put_result::existed;
-    s3_request r{.method = "PUT", .key = key};
-    r.headers.emplace_back(token_header(), token);
-    only_if_absent(r);
-    set_body(r, std::move(pieces), true);
-    const auto call = run(std::move(r));
-    if (call->fine()) return put_result::stands;
-    if (call->unencrypted()) fail_call(*call, "writing of an object");
-    const bool exists = call->end == http_end::answered && call->status == 412;
-    if (!exists && !call->uncertain()) fail_call(*call, "writing of an object");
-    switch (who_stands(key, token, call->request().body)) {
-      case standing::ours:
-        return put_result::stands;
-      case standing::other:
-        return put_result::existed;
-      case standing::nobody:
-        break;
-    }
-    fail_call(*call, "writing of an object");
-  }
+  [[nodiscard]] put_result put(const std::string& key, std::vector<std::span<const std::byte>> pieces);
 
   enum class standing : std::uint8_t { nobody, ours, other };
   /// Whose object stands under a key: by the writer's token, or, where the service keeps none, by its bytes.
   [[nodiscard]] standing who_stands(const std::string& key, const std::string& token,
-                                    std::span<const std::span<const std::byte>> pieces) {
-    const auto found = head(key);
-    if (!found) return standing::nobody;
-    if (!found->token.empty()) return found->token == token ? standing::ours : standing::other;
-    std::uint64_t bytes = 0;
-    for (const auto& p : pieces) bytes += p.size();
-    if (found->bytes != bytes) return standing::other;
-    const auto there = get_all(key, bytes);
-    if (!there) return standing::nobody;
-    std::size_t at = 0;
-    for (const auto& p : pieces) {
-      if (!std::equal(p.begin(), p.end(), there->begin() + static_cast<std::ptrdiff_t>(at)))
-        return standing::other;
-      at += p.size();
-    }
-    return standing::ours;
-  }
+                                    std::span<const std::span<const std::byte>> pieces);
 
  private:
   std::shared_ptr<s3_service> service_;
@@ -321,3 +96,7 @@ class s3_client {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_S3)
+#include <cairn/impl/stores/s3/client.ipp>
+#endif

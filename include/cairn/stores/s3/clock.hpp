@@ -55,12 +55,7 @@ struct s3_deadline {
   s3_clock::time_point when = s3_clock::time_point::max();
 
   /// What is left of `until` from now on, on `clock`.
-  static s3_deadline on(std::shared_ptr<s3_clock> clock, deadline until) {
-    const auto now = clock->now();
-    const auto left = until.left();
-    return {std::move(clock),
-            left > s3_clock::time_point::max() - now ? s3_clock::time_point::max() : now + left};
-  }
+  static s3_deadline on(std::shared_ptr<s3_clock> clock, deadline until);
   [[nodiscard]] bool passed() const noexcept { return clock && clock->now() >= when; }
   /// False if `done()`, which `changed` tells of, is not true in time. The clock may jump, so it is looked at
   /// now and then.
@@ -81,17 +76,8 @@ class request_window {
   [[nodiscard]] std::size_t limit() const noexcept { return limit_; }
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   /// `begun`: epoch() when the request began. Those that began before the last halving do not halve again.
-  void slow_down(std::uint64_t begun) noexcept {
-    successes_ = 0;
-    if (begun != epoch_) return;
-    ++epoch_;
-    limit_ = std::max<std::size_t>(1, limit_ / 2);
-  }
-  void success() noexcept {
-    if (limit_ == most_ || ++successes_ < limit_) return;
-    successes_ = 0;
-    ++limit_;
-  }
+  void slow_down(std::uint64_t begun) noexcept;
+  void success() noexcept;
 
  private:
   std::size_t most_;
@@ -106,14 +92,7 @@ class retry_bucket {
   retry_bucket(std::size_t burst, double per_second) noexcept
       : burst_(static_cast<double>(burst)), rate_(per_second), tokens_(burst_) {}
   /// Takes one; how long its owner waits until it is there.
-  [[nodiscard]] std::chrono::nanoseconds take(s3_clock::time_point now) noexcept {
-    if (last_ != s3_clock::time_point())
-      tokens_ = std::min(burst_, tokens_ + rate_ * std::chrono::duration<double>(now - last_).count());
-    last_ = now;
-    tokens_ -= 1;
-    if (tokens_ >= 0) return std::chrono::nanoseconds(0);
-    return std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(-tokens_ / rate_, 3600.0) * 1e9));
-  }
+  [[nodiscard]] std::chrono::nanoseconds take(s3_clock::time_point now) noexcept;
 
  private:
   double burst_;
@@ -123,15 +102,14 @@ class retry_bucket {
 };
 
 /// Full jitter: uniform between nothing and first * 2^retries, at most `longest`.
-[[nodiscard]] inline std::chrono::nanoseconds jittered(std::chrono::nanoseconds first,
-                                                       std::chrono::nanoseconds longest, std::size_t retries,
-                                                       double random) noexcept {
-  const auto most = std::min(static_cast<double>(longest.count()),
-                             static_cast<double>(first.count()) *
-                                 std::exp2(static_cast<double>(std::min<std::size_t>(retries, 40))));
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(most * random));
-}
+[[nodiscard]] std::chrono::nanoseconds jittered(std::chrono::nanoseconds first,
+                                                std::chrono::nanoseconds longest, std::size_t retries,
+                                                double random) noexcept;
 
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_S3)
+#include <cairn/impl/stores/s3/clock.ipp>
+#endif

@@ -45,31 +45,15 @@ enum class certificate_trouble : std::uint8_t {
 /// Some calls that one thread waits for.
 class call_group {
  public:
-  void begin() {
-    const std::lock_guard lock(mutex_);
-    ++running_;
-  }
-  void end() noexcept {
-    const std::lock_guard lock(mutex_);
-    --running_;
-    ended_.notify_all();
-  }
+  void begin();
+  void end() noexcept;
   /// Returns when at most `most` of them still run. It has no deadline, since libcurl reads and writes memory
   /// of the owner's until they have ended: each ends by its own deadline, or within moments once it is
   /// cancelled.
-  void wait(std::size_t most = 0) {
-    std::unique_lock lock(mutex_);
-    ended_.wait(lock, [&] { return running_ <= most; });
-  }
+  void wait(std::size_t most = 0);
   /// False if some still run at the deadline; their owner cancels them, and waits.
-  [[nodiscard]] bool wait_until(const s3_deadline& until) {
-    std::unique_lock lock(mutex_);
-    return until.wait(ended_, lock, [&] { return running_ == 0; });
-  }
-  [[nodiscard]] std::size_t running() {
-    const std::lock_guard lock(mutex_);
-    return running_;
-  }
+  [[nodiscard]] bool wait_until(const s3_deadline& until);
+  [[nodiscard]] std::size_t running();
 
  private:
   std::mutex mutex_;
@@ -116,15 +100,7 @@ class http_call {
 
   /// The value of a header of the last answer, or nothing. One that came twice with different values is as
   /// good as none.
-  [[nodiscard]] std::optional<std::string_view> header(std::string_view name) const noexcept {
-    std::optional<std::string_view> found;
-    for (const auto& [n, value] : answer_headers) {
-      if (n != name) continue;
-      if (found && *found != value) return std::nullopt;
-      found = value;
-    }
-    return found;
-  }
+  [[nodiscard]] std::optional<std::string_view> header(std::string_view name) const noexcept;
 
  private:
   friend class http_transport;
@@ -138,3 +114,7 @@ class http_call {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_S3)
+#include <cairn/impl/stores/s3/http_call.ipp>
+#endif

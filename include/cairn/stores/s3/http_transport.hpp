@@ -32,48 +32,16 @@ namespace detail {
 /// any thread.
 class http_transport {
  public:
-  http_transport(http_settings settings, std::shared_ptr<s3_clock> clock)
-      : settings_(std::move(settings)), clock_(std::move(clock)), window_(settings_.max_at_once) {
-    static const CURLcode initialised = ::curl_global_init(CURL_GLOBAL_DEFAULT);
-    if (initialised != CURLE_OK) fail(error_id::storage_io, "libcurl could not be initialised");
-    multi_ = ::curl_multi_init();
-    if (multi_ == nullptr) throw std::bad_alloc();
-    ::curl_multi_setopt(multi_, CURLMOPT_MAXCONNECTS, static_cast<long>(settings_.max_at_once + 4));
-    ::curl_multi_setopt(multi_, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
-  }
+  http_transport(http_settings settings, std::shared_ptr<s3_clock> clock);
   http_transport(const http_transport&) = delete;
   http_transport& operator=(const http_transport&) = delete;
   /// Cancels what runs.
-  ~http_transport() {
-    if (::getpid() != owner_) {  // the child of a fork has neither the thread nor the connections
-      if (thread_.joinable()) thread_.detach();
-      static_cast<void>(new (std::nothrow) attempts(std::move(running_)));  // their sockets are the parent's
-      return;
-    }
-    ending_.store(true);
-    ::curl_multi_wakeup(multi_);
-    if (thread_.joinable()) thread_.join();  // within moments: libcurl never waits for the network
-    ::curl_multi_cleanup(multi_);
-  }
+  ~http_transport();
 
   /// @throws usage_wrong_process in the child of a fork; storage_limit where no thread can be begun.
-  void submit(std::shared_ptr<http_call> call) {
-    if (::getpid() != owner_)
-      fail(error_id::usage_wrong_process,
-           "an object store cannot be used in the child of a fork: make another one there");
-    {
-      const std::lock_guard lock(mutex_);
-      if (!thread_.joinable()) begin_thread();
-      submitted_.push_back(std::move(call));
-    }
-    ::curl_multi_wakeup(multi_);
-  }
+  void submit(std::shared_ptr<http_call> call);
   /// The call ends soon, unless it has ended.
-  void cancel(http_call& call) noexcept {
-    call.cancel_.store(true);
-    cancelled_.store(true);
-    ::curl_multi_wakeup(multi_);
-  }
+  void cancel(http_call& call) noexcept;
 
   /// For judges, on the transport's thread.
   [[nodiscard]] request_window& window() noexcept { return window_; }
@@ -82,66 +50,13 @@ class http_transport {
  private:
   using attempts = std::list<std::unique_ptr<http_attempt>>;
 
-  void begin_thread() {
-    const signals_blocked
-        guard;  // SIGPIPE too: a connection that is gone is an error, not the end of the program
-    try {
-      thread_ = std::thread([this] { serve(); });
-    } catch (const std::system_error&) {
-      fail(error_id::storage_limit, "no thread could be begun for the object store");
-    }
-  }
+  void begin_thread();
 
-  void serve() noexcept {
-    while (!ending_.load()) {
-      accept_new();
-      const auto now = clock_->now();
-      if (cancelled_.exchange(false))
-        drop([](http_call& c) { return c.cancel_.load(); }, http_end::cancelled);
-      if (now >= next_check_) {
-        drop([&](http_call& c) { return c.began_ && now >= c.until_; }, http_end::expired);
-        next_check_ = now + std::chrono::milliseconds(50);
-      }
-      release_due(now);
-      while (!waiting_.empty() && running_.size() < window_.limit()) {
-        auto call = std::move(waiting_.front());
-        waiting_.pop_front();
-        start(std::move(call), now);
-      }
-      int still = 0;
-      ::curl_multi_perform(multi_, &still);
-      if (take_ended()) continue;
-      ::curl_multi_poll(multi_, nullptr, 0, pause_before_next(), nullptr);
-    }
-    accept_new();
-    drop([](http_call&) { return true; }, http_end::cancelled);
-  }
+  void serve() noexcept;
 
-  void accept_new() noexcept {
-    const std::lock_guard lock(mutex_);
-    while (!submitted_.empty()) {
-      waiting_.splice(waiting_.end(), submitted_, submitted_.begin());
-    }
-  }
-  void release_due(s3_clock::time_point now) noexcept {
-    for (auto at = delayed_.begin(); at != delayed_.end();) {
-      const auto next = std::next(at);
-      if ((*at)->due_ <= now) waiting_.splice(waiting_.begin(), delayed_, at);  // before what was never tried
-      at = next;
-    }
-  }
-  [[nodiscard]] int pause_before_next() noexcept {
-    using namespace std::chrono;
-    nanoseconds pause =
-        running_.empty() && delayed_.empty() ? nanoseconds(seconds(1)) : nanoseconds(milliseconds(100));
-    if (!delayed_.empty()) {
-      auto first = s3_clock::time_point::max();
-      for (const auto& c : delayed_) first = std::min(first, c->due_);
-      const auto wanted = std::max(nanoseconds(0), nanoseconds(first - clock_->now()));
-      pause = std::min(pause, clock_->pause(wanted));
-    }
-    return static_cast<int>(duration_cast<milliseconds>(pause + microseconds(999)).count());
-  }
+  void accept_new() noexcept;
+  void release_due(s3_clock::time_point now) noexcept;
+  [[nodiscard]] int pause_before_next() noexcept;
 
   /// Ends those of all calls that `wanted` names.
   template <class Wanted>
@@ -168,85 +83,13 @@ class http_transport {
       }
   }
   /// Ends a call for good; its judge notes why.
-  static void end_call(http_call& call, http_end how) noexcept {
-    call.end = how;
-    try {
-      static_cast<void>(call.judge());
-    } catch (...) {
-      call.detail.clear();
-    }
-    call.finished();
-  }
+  static void end_call(http_call& call, http_end how) noexcept;
 
-  void start(std::shared_ptr<http_call> call, s3_clock::time_point now) noexcept {
-    try {
-      if (!call->began_) {
-        call->began_ = true;
-        call->until_ = now + call->timeout;
-      }
-      call->status = 0;
-      call->answer_headers.clear();
-      call->detail.clear();
-      call->end = http_end::unmade;
-      call->prepare();
-      running_.push_back(std::make_unique<http_attempt>(call, settings_, call->fresh_connection_));
-      if (::curl_multi_add_handle(multi_, running_.back()->easy()) != CURLM_OK) {
-        running_.pop_back();
-        throw std::bad_alloc();
-      }
-    } catch (...) {
-      try {
-        throw;
-      } catch (const std::exception& e) {
-        try {
-          call->detail = e.what();
-        } catch (...) {
-        }
-      } catch (...) {
-      }
-      end_call(*call, http_end::unmade);
-    }
-  }
+  void start(std::shared_ptr<http_call> call, s3_clock::time_point now) noexcept;
 
   /// True if an attempt ended.
-  [[nodiscard]] bool take_ended() noexcept {
-    bool some = false;
-    int left = 0;
-    while (CURLMsg* message = ::curl_multi_info_read(multi_, &left)) {
-      if (message->msg != CURLMSG_DONE) continue;
-      some = true;
-      const auto code = message->data.result;
-      auto* const easy = message->easy_handle;
-      ::curl_multi_remove_handle(multi_, easy);
-      const auto at =
-          std::find_if(running_.begin(), running_.end(), [&](const auto& a) { return a->easy() == easy; });
-      if (at == running_.end()) continue;
-      const auto ended = std::move(*at);
-      running_.erase(at);
-      conclude(*ended, code);
-    }
-    return some;
-  }
-  void conclude(http_attempt& a, CURLcode code) noexcept {
-    const auto& call = a.call();
-    a.conclude(code);
-    call->fresh_connection_ = call->end == http_end::broken || call->end == http_end::not_sent;
-    std::optional<std::chrono::nanoseconds> pause;
-    try {
-      pause = call->judge();
-    } catch (...) {
-      pause.reset();
-    }
-    const auto now = clock_->now();
-    if (pause && *pause >= call->until_ - now) pause.reset();  // the judge has noted why
-    if (!pause || call->cancel_.load()) return call->finished();
-    call->due_ = now + *pause;
-    try {
-      delayed_.push_back(call);
-    } catch (...) {
-      call->finished();
-    }
-  }
+  [[nodiscard]] bool take_ended() noexcept;
+  void conclude(http_attempt& a, CURLcode code) noexcept;
   http_settings settings_;
   std::shared_ptr<s3_clock> clock_;
   request_window window_;
@@ -269,3 +112,7 @@ class http_transport {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_S3)
+#include <cairn/impl/stores/s3/http_transport.ipp>
+#endif

@@ -22,14 +22,7 @@ inline namespace v1 {
 namespace detail {
 
 /// The size of an upload's parts for an object of about `bytes` bytes (0: unknown).
-[[nodiscard]] inline std::uint64_t part_bytes_for(std::uint64_t bytes, std::uint64_t wanted) noexcept {
-  constexpr std::uint64_t mib = std::uint64_t{1} << 20;
-  constexpr std::uint64_t max_parts = 10'000;
-  // Few enough bytes that many connections share an object, and few enough parts.
-  const auto by_length = std::clamp((bytes / 64 + mib - 1) / mib * mib, 8 * mib, 16 * mib);
-  const auto least = (bytes / max_parts + mib) / mib * mib;
-  return std::min(std::max(wanted != 0 ? wanted : by_length, bytes == 0 ? 0 : least), std::uint64_t{5} << 30);
-}
+[[nodiscard]] std::uint64_t part_bytes_for(std::uint64_t bytes, std::uint64_t wanted) noexcept;
 
 /// An object that is being written: by one request if it fits into a part, else by an upload whose parts are
 /// sent as soon as they are complete. Parts of write() are copied: for one that is written from front to
@@ -37,51 +30,20 @@ namespace detail {
 /// write_stable() are sent from where they are.
 class s3_upload {
  public:
-  s3_upload(std::shared_ptr<s3_bucket> bucket, std::string key, std::uint64_t size_hint)
-      : bucket_(std::move(bucket)),
-        key_(std::move(key)),
-        token_(random_token()),
-        size_hint_(size_hint),
-        part_bytes_(part_bytes_for(size_hint, bucket_->client.options().part_bytes)),
-        shared_(std::make_shared<shared>()) {}
+  s3_upload(std::shared_ptr<s3_bucket> bucket, std::string key, std::uint64_t size_hint);
   s3_upload(const s3_upload&) = delete;
   s3_upload& operator=(const s3_upload&) = delete;
-  ~s3_upload() { give_up(); }
+  ~s3_upload();
 
-  void add(std::span<const write_part> parts, bool lasting) {
-    must_be_open("write");
-    try {
-      for (const auto& p : parts) add_one(p, lasting);
-    } catch (...) {
-      give_up();
-      throw;
-    }
-  }
+  void add(std::span<const write_part> parts, bool lasting);
 
   /// When calls that wait for their turn, or for requests, give up.
-  void until(deadline when) {
-    must_be_open("until");
-    until_ = s3_deadline::on(bucket_->client.service().clock, when);
-  }
+  void until(deadline when);
 
   /// Makes the unfinished object one that others see, and that its writer lives.
-  void announce() {
-    must_be_open("announce");
-    if (!sign_) sign_ = std::make_unique<heartbeat>(bucket_, key_);
-  }
+  void announce();
 
-  void finish() {
-    must_be_open("finish");
-    try {
-      finish_object();
-    } catch (...) {
-      give_up();
-      throw;
-    }
-    if (!id_.empty()) bucket_->closed(id_);
-    open_ = false;
-    sent_.clear();  // the writer of a finished object may be kept for long
-  }
+  void finish();
 
  private:
   struct part_piece {
@@ -102,307 +64,42 @@ class s3_upload {
     std::atomic<bool> failed{false};
   };
 
-  void must_be_open(const char* call) const {
-    if (!open_)
-      fail(error_id::usage_closed,
-           std::string(call) + "() after finish() or after an error: begin a new object",
-           {.file = bucket_->client.place(key_)});
-  }
+  void must_be_open(const char* call) const;
 
-  void add_one(const write_part& p, bool lasting) {
-    std::uint64_t end = 0;
-    if (__builtin_add_overflow(p.offset, std::uint64_t{p.bytes.size()}, &end) || end > std::uint64_t{5} << 40)
-      fail(error_id::usage_overflow, "a part ends beyond the largest possible object, of 5 TiB",
-           {.file = bucket_->client.place(key_)});
-    if (end > part_bytes_ * 10'000)
-      fail(error_id::storage_limit,
-           "the object has more than 10,000 parts: give create() the size that it will have, or set "
-           "part_bytes",
-           {.file = bucket_->client.place(key_)});
-    end_ = std::max(end_, end);
-    written_ += p.bytes.size();
-    auto bytes = p.bytes;
-    for (auto at = p.offset; !bytes.empty();) {
-      const auto index = at / part_bytes_;
-      const auto in_part = at % part_bytes_;
-      const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(part_bytes_ - in_part, bytes.size()));
-      put_into(index, in_part, bytes.first(n), lasting);
-      bytes = bytes.subspan(n);
-      at += n;
-    }
-  }
+  void add_one(const write_part& p, bool lasting);
 
-  void put_into(std::uint64_t index, std::uint64_t at, std::span<const std::byte> bytes, bool lasting) {
-    if (sent_.contains(index)) fail_incomplete();
-    auto& p = parts_[index];
-    const part_piece next{at, bytes.size(), lasting ? bytes.data() : nullptr};
-    if (!lasting) {
-      if (!p.buffer) p.buffer = bucket_->buffers.take(until_);
-      if (!p.buffer) fail_late();
-      const auto needed = static_cast<std::size_t>(at + bytes.size());
-      if (p.buffer->size() < needed) {
-        if (p.buffer->capacity() < needed) make_room(*p.buffer, index, needed);
-        p.buffer->resize(needed);
-      }
-      std::memcpy(p.buffer->data() + at, bytes.data(), bytes.size());
-    }
-    if (!p.pieces.empty()) {
-      auto& last = p.pieces.back();
-      const bool follows = last.at + last.bytes == at && (last.lasting == nullptr) == !lasting &&
-                           (!lasting || last.lasting + last.bytes == bytes.data());
-      if (follows)
-        last.bytes += bytes.size();
-      else
-        p.pieces.push_back(next);
-    } else {
-      p.pieces.push_back(next);
-    }
-    p.filled += bytes.size();
-    // The first part alone may be the whole object.
-    if (sent_.empty() && parts_.size() == 1) return;
-    for (auto open = parts_.begin(); open != parts_.end();) {
-      const auto now = open++;
-      if (now->second.filled >= part_bytes_) send(now);
-    }
-  }
+  void put_into(std::uint64_t index, std::uint64_t at, std::span<const std::byte> bytes, bool lasting);
 
   /// All that the part may need at once, where the object's size is known: a buffer that grows is there
   /// twice while it does.
-  void make_room(part_buffers::buffer& buffer, std::uint64_t index, std::size_t needed) const {
-    const auto begin = index * part_bytes_;
-    const auto known = size_hint_ > begin ? std::min(part_bytes_, size_hint_ - begin) : 0;
-    buffer.reserve(std::min(static_cast<std::size_t>(part_bytes_),
-                            std::max({needed, static_cast<std::size_t>(known),
-                                      known == 0 ? buffer.capacity() * 2 : std::size_t{0}})));
-  }
+  void make_room(part_buffers::buffer& buffer, std::uint64_t index, std::size_t needed) const;
 
   /// The bytes of a part in order. @throws usage_incomplete_object if there is a hole, or something twice.
-  [[nodiscard]] std::vector<std::span<const std::byte>> assembled(waiting_part& p,
-                                                                  std::uint64_t bytes) const {
-    std::sort(p.pieces.begin(), p.pieces.end(),
-              [](const part_piece& a, const part_piece& b) { return a.at < b.at; });
-    std::vector<std::span<const std::byte>> out;
-    std::uint64_t at = 0;
-    for (const auto& piece : p.pieces) {
-      if (piece.at != at) fail_incomplete();
-      out.emplace_back(piece.lasting != nullptr ? piece.lasting : p.buffer->data() + piece.at,
-                       static_cast<std::size_t>(piece.bytes));
-      at += piece.bytes;
-    }
-    if (at != bytes) fail_incomplete();
-    return out;
-  }
+  [[nodiscard]] std::vector<std::span<const std::byte>> assembled(waiting_part& p, std::uint64_t bytes) const;
 
-  void send(std::map<std::uint64_t, waiting_part>::iterator which) {
-    if (shared_->failed.load()) fail_failed_part();
-    if (id_.empty()) begin_upload();
-    const auto index = which->first;
-    auto pieces = assembled(which->second, std::min(part_bytes_, end_ - index * part_bytes_));
-    s3_request r{.method = "PUT", .key = key_};
-    r.query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", id_}};
-    bucket_->client.set_body(r, std::move(pieces), checksums_);
-    auto buffer = std::make_shared<std::unique_ptr<part_buffers::buffer>>(std::move(which->second.buffer));
-    parts_.erase(which);
-    const bool copied = *buffer != nullptr;
-    copied_ = copied_ || copied;
-    if (copied && !bucket_->buffers.begin_sending(until_)) fail_late();
-    const auto on_end = [shared = shared_, buffer, copied, bucket = bucket_.get()](const s3_call& call) {
-      if (!call.fine()) shared->failed.store(true);
-      if (copied) bucket->buffers.sent(std::move(*buffer));
-    };
-    try {
-      sent_[index].call = bucket_->client.begin(std::move(r), shared_->group, on_end);
-    } catch (...) {
-      sent_.erase(index);
-      if (copied) bucket_->buffers.sent(std::move(*buffer));
-      throw;
-    }
-  }
+  void send(std::map<std::uint64_t, waiting_part>::iterator which);
 
-  void begin_upload() {
-    auto& service = bucket_->client.service();
-    for (int i = 0;; ++i) {
-      checksums_ = service.checksums.load();
-      const bool named = checksums_ && !bucket_->client.google();
-      const bool whole = service.options.checksums == s3_checksum::crc64nvme;
-      s3_request r{.method = "POST", .key = key_};
-      r.query = {{"uploads", ""}};
-      r.root = "InitiateMultipartUploadResult";
-      r.headers.emplace_back(bucket_->client.token_header(), token_);
-      if (named) r.headers.emplace_back("x-amz-checksum-algorithm", whole ? "CRC64NVME" : "CRC32C");
-      if (named && whole) r.headers.emplace_back("x-amz-checksum-type", "FULL_OBJECT");
-      const auto call = bucket_->client.run(std::move(r));
-      if (!call->fine() && named && i == 0 && !service.checksums_known.load() &&
-          call->end == http_end::answered && (call->status == 400 || call->status == 501)) {
-        service.checksums.store(false);
-        continue;
-      }
-      id_ = bucket_->begun(*call, "beginning of an upload");
-      return;
-    }
-  }
+  void begin_upload();
 
-  void finish_object() {
-    if (written_ != end_) fail_incomplete();
-    auto& client = bucket_->client;
-    if (sent_.empty() && parts_.size() <= 1) {
-      std::vector<std::span<const std::byte>> pieces;
-      if (!parts_.empty()) {
-        if (parts_.begin()->first != 0) fail_incomplete();
-        pieces = assembled(parts_.begin()->second, end_);
-      }
-      if (client.put(key_, std::move(pieces)) == s3_client::put_result::existed) fail_exists();
-      return;
-    }
-    while (!parts_.empty()) send(parts_.begin());
-    for (int conflicts = 0;; ++conflicts) {
-      if (!shared_->group->wait_until(until_)) fail_late();
-      if (shared_->failed.load()) fail_failed_part();
-      if (complete(!copied_ && conflicts < 2)) return;
-      begin_again();
-    }
-  }
+  void finish_object();
 
   /// The same parts once more, in another upload: what the service asks for where two requests for a key came
   /// in each other's way. Only where no part was copied: those are gone.
-  void begin_again() {
-    bucket_->closed(id_);
-    bucket_->abort(key_, std::exchange(id_, {}));
-    const auto before = std::exchange(sent_, {});
-    begin_upload();
-    for (const auto& [index, part] : before) {
-      auto r = part.call->request();
-      r.query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", id_}};
-      const auto on_end = [shared = shared_](const s3_call& call) {
-        if (!call.fine()) shared->failed.store(true);
-      };
-      try {
-        sent_[index].call = bucket_->client.begin(std::move(r), shared_->group, on_end);
-      } catch (...) {
-        sent_.erase(index);
-        throw;
-      }
-    }
-  }
+  void begin_again();
 
   /// False: nothing stands under the key, and the upload is to be begun again, where it `may` be.
-  [[nodiscard]] bool complete(bool may_begin_again) {
-    auto& client = bucket_->client;
-    std::string text = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
-    std::uint64_t expected = 0;
-    const bool crc64 = client.options().checksums == s3_checksum::crc64nvme;
-    const std::string element = crc64 ? "ChecksumCRC64NVME" : "ChecksumCRC32C";
-    bool sums = crc64;        // all parts have one
-    std::uint64_t whole = 0;  // that of all parts together
-    for (const auto& [index, part] : sent_) {
-      const auto etag = part.call->header("etag");
-      if (index != expected++ || !etag || etag->empty() || etag->size() > 1024)
-        fail(error_id::corrupt_bad_value, "the server took a part without giving its ETag",
-             {.file = client.place(key_)});
-      text += "<Part><PartNumber>" + std::to_string(index + 1) + "</PartNumber><ETag>" + escaped(*etag) +
-              "</ETag>";
-      const auto& sent = part.call->request();
-      if (part.call->sent_checksum() && !client.google())
-        text += "<" + element + ">" + sent.body_checksum + "</" + element + ">";
-      text += "</Part>";
-      sums = sums && part.call->sent_checksum();
-      std::uint64_t bytes = 0;
-      for (const auto& piece : sent.body) bytes += piece.size();
-      if (sums) whole = crc64nvme_joined(whole, sent.body_crc64, bytes);
-    }
-    text += "</CompleteMultipartUpload>";
-    // Google refuses all conditions on uploads: there a look must do, as names are those of one attempt
-    // alone.
-    if (client.google() && client.head(key_)) fail_exists();
-    for (bool conditional = !client.google();; conditional = false) {
-      s3_request r{.method = "POST", .key = key_};
-      r.query = {{"uploadId", id_}};
-      r.completes = true;
-      r.root = "CompleteMultipartUpload";
-      if (conditional) client.only_if_absent(r);
-      if (sums) {
-        r.headers.emplace_back("x-amz-checksum-type", "FULL_OBJECT");
-        r.headers.emplace_back(checksum_header(client.options()), checksum_text(whole));
-      }
-      client.set_body(r, {std::as_bytes(std::span(text.data(), text.size()))}, false);
-      const auto call = client.run(std::move(r));
-      if (call->fine()) {
-        const auto theirs = call->document().text_of(element);
-        if (sums && !theirs.empty() && theirs != checksum_text(whole))
-          fail(error_id::storage_io, "the server put together other bytes than those that it was sent",
-               {.file = client.place(key_),
-                .expected = "CRC-64/NVME " + checksum_text(whole),
-                .got = std::string(theirs.substr(0, 24))});
-        return true;
-      }
-      const bool answered = call->end == http_end::answered;
-      // Where it is not understood here, the look of create() must do: names are those of one attempt alone.
-      if (conditional && answered && (call->status == 501 || call->refusal().code == "NotImplemented"))
-        continue;
-      const bool taken = answered && (call->status == 412 || call->status == 409);
-      const bool gone = answered && call->status == 404;
-      if (!taken && !gone && !call->uncertain()) client.fail_call(*call, "putting together of an upload");
-      const auto stands = client.head(key_);
-      if (stands && stands->token == token_ && stands->bytes == end_) return true;
-      if (stands && (taken || !stands->token.empty())) fail_exists();
-      if (may_begin_again && !stands && answered && call->status == 409) return false;
-      client.fail_call(*call, "putting together of an upload");
-    }
-  }
+  [[nodiscard]] bool complete(bool may_begin_again);
 
-  static std::string escaped(std::string_view text) {
-    std::string out;
-    for (const char c : text) {
-      if (c == '&')
-        out += "&amp;";
-      else if (c == '<')
-        out += "&lt;";
-      else if (c == '>')
-        out += "&gt;";
-      else
-        out += c;
-    }
-    return out;
-  }
+  static std::string escaped(std::string_view text);
 
-  [[noreturn]] void fail_incomplete() const {
-    fail(error_id::usage_incomplete_object,
-         "each byte of an object must be written once before it is finished",
-         {.file = bucket_->client.place(key_),
-          .expected = std::to_string(end_) + " bytes",
-          .got = std::to_string(written_) + " bytes"});
-  }
-  [[noreturn]] void fail_exists() const {
-    fail(error_id::storage_exists, "an object of this key exists already; it was not touched",
-         {.file = bucket_->client.place(key_)});
-  }
+  [[noreturn]] void fail_incomplete() const;
+  [[noreturn]] void fail_exists() const;
   /// give_up() cancels what is under way.
-  [[noreturn]] void fail_late() const {
-    fail(error_id::timeout_write,
-         "the object was not written in time: it still waits for requests that send parts before",
-         {.file = bucket_->client.place(key_)});
-  }
-  [[noreturn]] void fail_failed_part() {
-    for (const auto& [index, part] : sent_) bucket_->client.cancel(*part.call);
-    shared_->group->wait();
-    for (const auto& [index, part] : sent_)
-      if (!part.call->fine() && part.call->end != http_end::cancelled)
-        bucket_->client.fail_call(*part.call, "sending of a part");
-    fail(error_id::storage_io, "sending of a part failed", {.file = bucket_->client.place(key_)});
-  }
+  [[noreturn]] void fail_late() const;
+  [[noreturn]] void fail_failed_part();
 
   /// Leaves nothing under the key, and nothing that costs money, as far as the server lets it.
-  void give_up() noexcept {
-    if (!std::exchange(open_, false)) return;
-    try {
-      for (const auto& [index, part] : sent_) bucket_->client.cancel(*part.call);
-      shared_->group->wait();
-      for (auto& [index, part] : parts_) bucket_->buffers.give_back(std::move(part.buffer));
-      if (!id_.empty()) bucket_->abort(key_, id_);
-    } catch (...) {  // leftovers() lists it
-    }
-    if (!id_.empty()) bucket_->closed(id_);
-  }
+  void give_up() noexcept;
 
   std::shared_ptr<s3_bucket> bucket_;
   std::string key_;
@@ -425,3 +122,7 @@ class s3_upload {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_S3)
+#include <cairn/impl/stores/s3/object_writer.ipp>
+#endif

@@ -27,150 +27,21 @@ class s3_range_reader {
 
   /// @throws storage_not_found, corrupt_truncated, corrupt_identity (the object changed meanwhile), and what
   /// requests throw. Nothing is written to the destinations afterwards.
-  void run() {
-    for (bool trusting = true;; trusting = false) {
-      find_objects(trusting);
-      check_bounds();
-      const auto failed = fetch();
-      if (!failed) return;
-      const auto& call = *failed;
-      const bool stale = call.end == http_end::answered && (call.status == 412 || call.status == 404);
-      if (stale) bucket_.forget(call.request().key);
-      if (stale && trusting && remembered_) continue;
-      if (call.end == http_end::answered && call.status == 412)
-        fail(error_id::corrupt_identity, "the object was replaced by another one while it was read",
-             {.file = bucket_.client.place(call.request().key),
-              .offset = static_cast<std::int64_t>(call.request().offset)});
-      bucket_.client.fail_call(call, "reading of an object");
-    }
-  }
+  void run();
 
  private:
-  [[nodiscard]] std::string key_of(const read_range& r) const {
-    return bucket_.client.options().prefix + std::string(r.key);
-  }
+  [[nodiscard]] std::string key_of(const read_range& r) const;
 
   /// Size and ETag of every object; those that are not known are asked for, many at once.
-  void find_objects(bool trusting) {
-    objects_.clear();
-    remembered_ = false;
-    const auto group = std::make_shared<call_group>();
-    std::map<std::string, std::shared_ptr<s3_call>> asked;
-    try {
-      for (const auto& r : ranges_) {
-        auto key = key_of(r);
-        if (objects_.contains(key) || asked.contains(key)) continue;
-        if (auto o = trusting ? bucket_.known(key) : std::nullopt) {
-          remembered_ = true;
-          objects_.emplace(std::move(key), std::move(*o));
-          continue;
-        }
-        auto call = bucket_.client.begin({.method = "HEAD", .key = key}, group);
-        asked.emplace(std::move(key), std::move(call));
-      }
-    } catch (...) {
-      group->wait();
-      throw;
-    }
-    group->wait();
-    for (const auto& [key, call] : asked) {
-      const auto o = bucket_.client.object_of(*call);
-      if (!o)
-        fail(error_id::storage_not_found, "there is no object of this key",
-             {.file = bucket_.client.place(key)});
-      bucket_.learn(key, *o);
-      objects_.emplace(key, *o);
-    }
-  }
+  void find_objects(bool trusting);
 
-  void check_bounds() const {
-    for (const auto& r : ranges_) {
-      const auto bytes = objects_.at(key_of(r)).bytes;
-      const auto wanted = r.destination.size();
-      if (r.offset <= bytes && wanted <= bytes - r.offset) continue;
-      fail(error_id::corrupt_truncated,
-           "the object ends before the bytes that are wanted: it was cut, or is another one",
-           {.file = bucket_.client.place(key_of(r)),
-            .offset = static_cast<std::int64_t>(r.offset & INT64_MAX),
-            .expected = std::to_string(wanted) + " bytes",
-            .got = std::to_string(r.offset > bytes ? 0 : bytes - r.offset) + " bytes"});
-    }
-  }
+  void check_bounds() const;
 
   /// A call that failed, or nothing.
-  [[nodiscard]] std::shared_ptr<s3_call> fetch() {
-    const auto group = std::make_shared<call_group>();
-    std::vector<std::shared_ptr<s3_call>> calls;
-    try {
-      for (auto& r : requests()) calls.push_back(bucket_.client.begin(std::move(r), group));
-    } catch (...) {
-      for (const auto& c : calls) bucket_.client.cancel(*c);
-      group->wait();
-      throw;
-    }
-    std::shared_ptr<s3_call> failed;
-    for (auto left = calls.size(); left != 0 && !failed;) {
-      group->wait(left - 1);  // the first failure ends the others
-      left = group->running();
-      failed = first_failure(calls);
-      if (left == 0) break;
-    }
-    if (failed)
-      for (const auto& c : calls) bucket_.client.cancel(*c);
-    group->wait();
-    return failed ? failed : first_failure(calls);
-  }
-  static std::shared_ptr<s3_call> first_failure(const std::vector<std::shared_ptr<s3_call>>& calls) {
-    for (const auto& c : calls)
-      if (c->failed()) return c;
-    return nullptr;
-  }
+  [[nodiscard]] std::shared_ptr<s3_call> fetch();
+  static std::shared_ptr<s3_call> first_failure(const std::vector<std::shared_ptr<s3_call>>& calls);
 
-  [[nodiscard]] std::vector<s3_request> requests() const {
-    std::vector<const read_range*> sorted;
-    std::vector<std::string> keys;
-    for (const auto& r : ranges_)
-      if (!r.destination.empty()) sorted.push_back(&r);
-    std::stable_sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
-      return a->key != b->key ? a->key < b->key : a->offset < b->offset;
-    });
-    const auto most = bucket_.client.options().get_bytes;
-    const auto gap = bucket_.client.options().gap_bytes;
-    std::vector<s3_request> out;
-    const read_range* last = nullptr;
-    for (const auto* r : sorted) {
-      const auto in_object = [&] { return out.back().offset + out.back().length; };
-      std::uint64_t done = 0;
-      if (last != nullptr && last->key == r->key && r->offset >= in_object() &&
-          r->offset - in_object() <= gap &&
-          r->offset - in_object() <= most - std::min(most, out.back().length)) {
-        auto& back = out.back();
-        const auto between = r->offset - in_object();
-        const auto n = std::min<std::uint64_t>(most - back.length - between, r->destination.size());
-        if (n == r->destination.size() || between == 0) {
-          if (n != 0) {
-            if (between != 0) back.pieces.push_back({nullptr, static_cast<std::size_t>(between)});
-            back.pieces.push_back({r->destination.data(), static_cast<std::size_t>(n)});
-            back.length += between + n;
-          }
-          done = n;
-        }
-      }
-      while (done < r->destination.size()) {
-        const auto n = std::min<std::uint64_t>(most, r->destination.size() - done);
-        s3_request next{.method = "GET", .key = key_of(*r)};
-        const auto& etag = objects_.at(next.key).etag;
-        if (!etag.empty()) next.headers.emplace_back("if-match", etag);
-        next.pieces.push_back({r->destination.data() + done, static_cast<std::size_t>(n)});
-        next.offset = r->offset + done;
-        next.length = n;
-        out.push_back(std::move(next));
-        done += n;
-      }
-      last = r;
-    }
-    return out;
-  }
+  [[nodiscard]] std::vector<s3_request> requests() const;
 
   s3_bucket& bucket_;
   std::span<const read_range> ranges_;
@@ -181,3 +52,7 @@ class s3_range_reader {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_S3)
+#include <cairn/impl/stores/s3/range_reader.ipp>
+#endif

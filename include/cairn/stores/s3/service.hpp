@@ -21,15 +21,7 @@ namespace detail {
 
 /// What all requests of a store share. Members below the line belong to the transport's thread.
 struct s3_service final : credential_provider {
-  s3_service(s3_options o, s3_credential_source source, std::shared_ptr<s3_clock> c)
-      : options(std::move(o)),
-        address(resolve(options)),
-        signer(address.region, options.dialect),
-        credentials(std::move(source)),
-        clock(std::move(c)),
-        retries(options.retry_burst, options.retry_rate) {
-    checksums.store(options.checksums != s3_checksum::none);
-  }
+  s3_service(s3_options o, s3_credential_source source, std::shared_ptr<s3_clock> c);
   s3_options options;
   s3_address address;
   sigv4_signer signer;
@@ -41,13 +33,7 @@ struct s3_service final : credential_provider {
   std::atomic<std::int64_t> skew{0};       ///< the server's clock less ours, in seconds
 
   /// To a worker process that asks for credentials, other ones than those of the number that it names.
-  [[nodiscard]] secret_bytes answer(std::span<const std::byte> question) override {
-    std::uint64_t without = 0;
-    if (question.size() == sizeof without) std::memcpy(&without, question.data(), sizeof without);
-    const auto now = credentials.get(clock->unix_time(),
-                                     without != 0 ? std::optional<std::uint64_t>(without) : std::nullopt);
-    return s3_credential_source::encode(now.credentials, now.number);
-  }
+  [[nodiscard]] secret_bytes answer(std::span<const std::byte> question) override;
 
   retry_bucket retries;
 };
@@ -58,11 +44,12 @@ struct s3_service final : credential_provider {
 }
 
 /// The header that a body's checksum goes into.
-[[nodiscard]] inline std::string_view checksum_header(const s3_options& o) noexcept {
-  if (o.dialect == s3_dialect::google) return "x-goog-hash";
-  return o.checksums == s3_checksum::crc64nvme ? "x-amz-checksum-crc64nvme" : "x-amz-checksum-crc32c";
-}
+[[nodiscard]] std::string_view checksum_header(const s3_options& o) noexcept;
 
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_S3)
+#include <cairn/impl/stores/s3/service.ipp>
+#endif

@@ -25,16 +25,9 @@ struct xml_element {
   std::vector<xml_element> children;
 
   /// The first child of this name, or nothing.
-  [[nodiscard]] const xml_element* child(std::string_view wanted) const noexcept {
-    for (const auto& c : children)
-      if (c.name == wanted) return &c;
-    return nullptr;
-  }
+  [[nodiscard]] const xml_element* child(std::string_view wanted) const noexcept;
   /// The text of the first child of this name, or "".
-  [[nodiscard]] std::string_view text_of(std::string_view wanted) const noexcept {
-    const auto* c = child(wanted);
-    return c == nullptr ? std::string_view() : std::string_view(c->text);
-  }
+  [[nodiscard]] std::string_view text_of(std::string_view wanted) const noexcept;
 };
 
 /// Reads answers of an object store, which are hostile until proven otherwise: white space before the
@@ -47,41 +40,11 @@ class xml_reader {
   static constexpr std::size_t max_depth = 16;
 
   /// @throws corrupt_error (corrupt_bad_value) for what is no such document. `what`: for the message.
-  [[nodiscard]] static xml_element read(std::string_view text, std::string_view what) {
-    if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
-    const auto begin = text.find_first_not_of(" \t\r\n");
-    text.remove_prefix(begin == std::string_view::npos ? text.size() : begin);
-    xml_reader reader;
-    if (text.empty()) reader.refused_ = "it is empty";
-    if (text.size() > max_bytes) reader.refused_ = "it is too long";
-    if (reader.refused_ == nullptr) reader.parse(text);
-    if (reader.refused_ != nullptr)
-      fail(error_id::corrupt_bad_value,
-           "the server's answer is no XML document of the kind that was asked for: " +
-               std::string(reader.refused_),
-           {.file = std::string(what)});
-    return std::move(reader.root_);
-  }
+  [[nodiscard]] static xml_element read(std::string_view text, std::string_view what);
 
  private:
-  void parse(std::string_view text) {
-    const std::unique_ptr<std::remove_pointer_t<XML_Parser>, decltype(&::XML_ParserFree)> parser(
-        ::XML_ParserCreate(nullptr), &::XML_ParserFree);
-    if (!parser) throw std::bad_alloc();
-    parser_ = parser.get();
-    ::XML_SetUserData(parser_, this);
-    ::XML_SetElementHandler(parser_, &xml_reader::on_start, &xml_reader::on_end);
-    ::XML_SetCharacterDataHandler(parser_, &xml_reader::on_text);
-    ::XML_SetStartDoctypeDeclHandler(parser_, &xml_reader::on_doctype);
-    const auto status = ::XML_Parse(parser_, text.data(), static_cast<int>(text.size()), 1);
-    if (out_of_memory_) throw std::bad_alloc();
-    if (status != XML_STATUS_OK && refused_ == nullptr)
-      refused_ = ::XML_ErrorString(::XML_GetErrorCode(parser_));
-  }
-  void refuse(const char* why) noexcept {
-    if (refused_ == nullptr) refused_ = why;
-    ::XML_StopParser(parser_, XML_FALSE);
-  }
+  void parse(std::string_view text);
+  void refuse(const char* why) noexcept;
   // No exception may cross expat's frames.
   template <class Work>
   static void guarded(void* self, Work work) noexcept {
@@ -94,39 +57,12 @@ class xml_reader {
       reader.refuse("memory ran out");
     }
   }
-  static void on_start(void* self, const char* name, const char**) {
-    guarded(self, [&](xml_reader& r) {
-      if (r.depth_ == max_depth) return r.refuse("its elements are nested too deeply");
-      if (++r.elements_ > max_elements) return r.refuse("it has too many elements");
-      std::string_view local(name);
-      if (const auto colon = local.rfind(':'); colon != std::string_view::npos)
-        local.remove_prefix(colon + 1);
-      ++r.depth_;
-      if (r.depth_ == 1) {
-        r.root_.name = local;
-        return;
-      }
-      r.open(r.depth_ - 1).children.push_back({std::string(local), {}, {}});
-    });
-  }
-  static void on_end(void* self, const char*) {
-    guarded(self, [](xml_reader& r) { --r.depth_; });
-  }
-  static void on_text(void* self, const char* text, int bytes) {
-    guarded(self, [&](xml_reader& r) {
-      auto& e = r.open(r.depth_);
-      if (e.children.empty()) e.text.append(text, static_cast<std::size_t>(bytes));
-    });
-  }
-  static void on_doctype(void* self, const char*, const char*, const char*, int) {
-    guarded(self, [](xml_reader& r) { r.refuse("it declares a document type"); });
-  }
+  static void on_start(void* self, const char* name, const char**);
+  static void on_end(void* self, const char*);
+  static void on_text(void* self, const char* text, int bytes);
+  static void on_doctype(void* self, const char*, const char*, const char*, int);
   /// The element that is open at a depth: always the last child of the one above.
-  xml_element& open(std::size_t depth) noexcept {
-    auto* e = &root_;
-    for (std::size_t d = 1; d < depth; ++d) e = &e->children.back();
-    return *e;
-  }
+  xml_element& open(std::size_t depth) noexcept;
 
   XML_Parser parser_ = nullptr;
   xml_element root_;
@@ -138,44 +74,15 @@ class xml_reader {
 
 /// Reverses percent-encoding, as listings of encoding-type=url need it; '+' is a space there. False if
 /// malformed.
-[[nodiscard]] inline bool percent_decoded(std::string_view text, std::string& out) {
-  const auto digit = [](char c) {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                                  : -1;
-  };
-  out.clear();
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '+') {
-      out += ' ';
-    } else if (text[i] != '%') {
-      out += text[i];
-    } else {
-      if (text.size() - i < 3) return false;
-      const int high = digit(text[i + 1]);
-      const int low = digit(text[i + 2]);
-      if (high < 0 || low < 0) return false;
-      out += static_cast<char>(high * 16 + low);
-      i += 2;
-    }
-  }
-  return true;
-}
+[[nodiscard]] bool percent_decoded(std::string_view text, std::string& out);
 
 /// A decimal number without sign; false for anything else.
-[[nodiscard]] inline bool parse_decimal(std::string_view text, std::uint64_t& out) noexcept {
-  if (text.empty() || text.size() > 20) return false;
-  std::uint64_t n = 0;
-  for (const char c : text) {
-    if (c < '0' || c > '9' || __builtin_mul_overflow(n, std::uint64_t{10}, &n) ||
-        __builtin_add_overflow(n, static_cast<std::uint64_t>(c - '0'), &n))
-      return false;
-  }
-  out = n;
-  return true;
-}
+[[nodiscard]] bool parse_decimal(std::string_view text, std::uint64_t& out) noexcept;
 
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_S3)
+#include <cairn/impl/stores/s3/xml.ipp>
+#endif

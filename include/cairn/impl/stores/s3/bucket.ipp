@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/stores/s3/bucket.hpp>
+#include <cairn/stores/s3/call.hpp>
+#include <cairn/stores/s3/client.hpp>
+#include <cairn/stores/s3/clock.hpp>
+#include <cairn/stores/s3/credentials.hpp>
+#include <cairn/stores/s3/hashes.hpp>
+#include <cairn/stores/s3/http_call.hpp>
+#include <cairn/stores/s3/options.hpp>
+#include <cairn/stores/s3/request.hpp>
+#include <cairn/stores/s3/sigv4.hpp>
+#include <cairn/stores/s3/xml.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+CAIRN_BODY std::unique_ptr<part_buffers::buffer> part_buffers::take(const s3_deadline& until) {
+  std::unique_lock lock(mutex_);
+  if (!until.wait(ended_, lock, [&] { return sending_ < most_; })) return nullptr;
+  if (free_.empty()) return std::make_unique<buffer>();
+  auto b = std::move(free_.back());
+  free_.pop_back();
+  return b;
+}
+
+CAIRN_BODY void part_buffers::give_back(std::unique_ptr<buffer> b) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!b || free_.size() >= most_) return;
+  b->clear();
+  try {
+    free_.push_back(std::move(b));
+  } catch (...) {
+  }
+}
+
+CAIRN_BODY bool part_buffers::begin_sending(const s3_deadline& until) {
+  std::unique_lock lock(mutex_);
+  if (!until.wait(ended_, lock, [&] { return sending_ < most_; })) return false;
+  ++sending_;
+  return true;
+}
+
+CAIRN_BODY void part_buffers::sent(std::unique_ptr<buffer> b) noexcept {
+  give_back(std::move(b));
+  const std::lock_guard lock(mutex_);
+  --sending_;
+  ended_.notify_all();
+}
+
+CAIRN_BODY s3_bucket::s3_bucket(s3_options options, s3_credential_source credentials,
+                                std::shared_ptr<s3_clock> clock)
+    : client(std::move(options), std::move(credentials), std::move(clock)),
+      buffers(client.options().in_flight) {}
+
+CAIRN_BODY std::optional<s3_object> s3_bucket::known(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const auto at = known_.find(key);
+  if (at == known_.end()) return std::nullopt;
+  return at->second;
+}
+
+CAIRN_BODY void s3_bucket::learn(const std::string& key, s3_object o) {
+  const std::lock_guard lock(mutex_);
+  constexpr std::size_t most = 8192;
+  if (known_.size() >= most) known_.clear();
+  known_.insert_or_assign(key, std::move(o));
+}
+
+CAIRN_BODY void s3_bucket::forget(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  known_.erase(key);
+}
+
+CAIRN_BODY void s3_bucket::opened(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  live_.insert(id);
+}
+
+CAIRN_BODY void s3_bucket::closed(const std::string& id) noexcept {
+  const std::lock_guard lock(mutex_);
+  live_.erase(id);
+}
+
+CAIRN_BODY bool s3_bucket::lives(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  return live_.contains(id);
+}
+
+CAIRN_BODY std::vector<listed_object> s3_bucket::list(const std::string& prefix) {
+  std::vector<listed_object> found;
+  std::string token;
+  std::set<std::string> seen;
+  for (;;) {
+    s3_request r{.method = "GET"};
+    r.query = {{"list-type", "2"}, {"prefix", prefix}, {"encoding-type", "url"}, {"max-keys", "1000"}};
+    if (!token.empty()) r.query.emplace_back("continuation-token", token);
+    const auto page = ask(std::move(r), "ListBucketResult", "listing of the bucket");
+    const bool encoded = page.text_of("EncodingType") == "url";
+    for (const auto& c : page.children) {
+      if (c.name != "Contents") continue;
+      s3_object o;
+      auto key = key_of(c, encoded);
+      if (!parse_decimal(c.text_of("Size"), o.bytes)) fail_answer("a listing without sizes");
+      if (!key || !key->starts_with(prefix)) continue;
+      o.etag = c.text_of("ETag");
+      if (!o.etag.empty() && o.etag.size() <= 1024 && header_safe(o.etag)) learn(*key, o);
+      found.push_back({std::move(*key), o.bytes});
+    }
+    if (page.text_of("IsTruncated") != "true") return found;
+    token = page.text_of("NextContinuationToken");
+    if (token.empty() || !seen.insert(token).second) fail_answer("a listing that never ends");
+  }
+}
+
+CAIRN_BODY std::vector<open_upload> s3_bucket::uploads(const std::string& prefix) {
+  std::vector<open_upload> found;
+  std::string key_marker;
+  std::string id_marker;
+  std::set<std::pair<std::string, std::string>> seen;
+  for (;;) {
+    s3_request r{.method = "GET"};
+    r.query = {{"uploads", ""}, {"prefix", prefix}, {"encoding-type", "url"}, {"max-uploads", "1000"}};
+    if (!key_marker.empty()) r.query.emplace_back("key-marker", key_marker);
+    if (!id_marker.empty()) r.query.emplace_back("upload-id-marker", id_marker);
+    const auto page = ask(std::move(r), "ListMultipartUploadsResult", "listing of unfinished uploads");
+    const bool encoded = page.text_of("EncodingType") == "url";
+    for (const auto& c : page.children) {
+      if (c.name != "Upload") continue;
+      auto key = key_of(c, encoded);
+      std::string id(c.text_of("UploadId"));
+      if (!key || !key->starts_with(prefix) || id.empty() || id.size() > 4096) continue;
+      found.push_back({std::move(*key), std::move(id), std::string(c.text_of("Initiated"))});
+    }
+    if (page.text_of("IsTruncated") != "true") return found;
+    key_marker = decoded(page.text_of("NextKeyMarker"), encoded).value_or("");
+    id_marker = page.text_of("NextUploadIdMarker");
+    if (key_marker.empty() || !seen.emplace(key_marker, id_marker).second)
+      fail_answer("a listing that never ends");
+  }
+}
+
+CAIRN_BODY std::string s3_bucket::begun(const s3_call& call, std::string_view doing) {
+  const auto& key = call.request().key;
+  auto id =
+      call.fine() || call.unencrypted() ? std::string(call.document().text_of("UploadId")) : std::string();
+  if (call.unencrypted() && !id.empty()) abort(key, id);
+  client.require(call, doing);
+  if (id.empty() || id.size() > 4096)
+    fail(error_id::corrupt_bad_value, "the server began an upload without saying which",
+         {.file = client.place(key)});
+  opened(id);
+  return id;
+}
+
+CAIRN_BODY void s3_bucket::abort(const std::string& key, const std::string& id) {
+  for (int i = 0; i < 3; ++i) {
+    const auto call = client.run({.method = "DELETE", .key = key, .query = {{"uploadId", id}}});
+    const bool gone = !call->fine() && call->end == http_end::answered && call->status == 404;
+    if (!gone) client.require(*call, "ending of an upload");
+    if (gone) return;
+    const auto parts =
+        client.run({.method = "GET", .key = key, .query = {{"max-parts", "1"}, {"uploadId", id}}});
+    if (!parts->fine()) return;  // 404: nothing is left; other refusals tell no more
+  }
+}
+
+CAIRN_BODY xml_element s3_bucket::ask(s3_request r, std::string_view root, std::string_view doing) {
+  r.max_answer = xml_reader::max_bytes;
+  r.root = root;
+  const auto call = client.run(std::move(r));
+  client.require(*call, doing);
+  return call->document();
+}
+
+CAIRN_BODY void s3_bucket::require_exclusive() {
+  if (client.options().exclusive != s3_exclusive::probe) return;
+  const std::lock_guard lock(probe_mutex_);
+  if (!probed_) {
+    const auto key = client.options().prefix + std::string(probe_prefix) + random_token();
+    const auto attempt = [&] {
+      s3_request r{.method = "PUT", .key = key};
+      client.only_if_absent(r);
+      client.set_body(r, {}, false);
+      return client.run(std::move(r));
+    };
+    const auto first = attempt();
+    const bool unsupported = first->end == http_end::answered && first->status == 501;
+    // Nobody else knows the key: an attempt whose answer was lost, of libcurl's own perhaps, put the
+    // object.
+    const bool heeded = first->end == http_end::answered && first->status == 412;
+    if (!unsupported && !heeded) client.require(*first, "trying conditional writes");
+    const auto second = unsupported || heeded ? first : attempt();
+    const bool refused = second->end == http_end::answered && second->status == 412;
+    if (!unsupported) client.remove(key);
+    if (!unsupported && !refused && !second->fine()) client.fail_call(*second, "trying conditional writes");
+    exclusive_ = refused;
+    probed_ = true;
+  }
+  if (!exclusive_)
+    fail(error_id::usage_bad_option,
+         "the object store does not heed If-None-Match, so that two jobs could both commit a step: if only "
+         "one job "
+         "at a time writes there, say so with s3_options{.exclusive = s3_exclusive::single_writer}",
+         {.file = client.place("")});
+}
+
+CAIRN_BODY void s3_bucket::fail_answer(std::string_view what) const {
+  fail(error_id::corrupt_bad_value, "the server answered with " + std::string(what),
+       {.file = client.place("")});
+}
+
+CAIRN_BODY std::optional<std::string> s3_bucket::decoded(std::string_view text, bool encoded) {
+  std::string out(text);
+  if (encoded && !percent_decoded(text, out)) return std::nullopt;
+  return out;
+}
+
+CAIRN_BODY std::optional<std::string> s3_bucket::key_of(const xml_element& e, bool encoded) {
+  return decoded(e.text_of("Key"), encoded);
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/stores/s3/bucket.hpp>
+#include <cairn/stores/s3/call.hpp>
+#include <cairn/stores/s3/client.hpp>
+#include <cairn/stores/s3/fetched_credentials.hpp>
+#include <cairn/stores/s3/hashes.hpp>
+#include <cairn/stores/s3/heartbeat.hpp>
+#include <cairn/stores/s3/http_call.hpp>
+#include <cairn/stores/s3/request.hpp>
+#include <cairn/stores/s3/xml.hpp>
+#include <cairn/system/signals_blocked.hpp>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// How often a sign of life is given, and the age of one that is none any more.
+inline constexpr std::chrono::seconds sign_of_life_every{8};
+
+inline constexpr std::chrono::seconds sign_of_life_lasts{30};
+
+/// A small file of the kernel's, at most 1 KiB of it; "" where there is none.
+[[nodiscard]] inline std::string kernel_text(const char* path) {
+  const int file = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return {};
+  std::array<char, 1024> bytes;
+  const auto n = ::read(file, bytes.data(), bytes.size());
+  ::close(file);
+  return n > 0 ? std::string(bytes.data(), static_cast<std::size_t>(n)) : std::string();
+}
+
+CAIRN_BODY std::string host_tag() {
+  std::array<char, 128> space{};
+  const auto n = ::readlink("/proc/self/ns/pid", space.data(), space.size() - 1);
+  return sha256_text(kernel_text("/proc/sys/kernel/random/boot_id") +
+                     std::string(space.data(), n > 0 ? static_cast<std::size_t>(n) : 0))
+      .substr(0, 16);
+}
+
+/// When a process began, in ticks since the boot; "" where there is none, or one that has ended.
+[[nodiscard]] inline std::string process_begin(std::string_view process) {
+  const auto text = kernel_text(("/proc/" + std::string(process) + "/stat").c_str());
+  // "7 (any) name) S 1 ...": the state is the third field, the time the 22nd.
+  const auto name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return {};
+  std::string_view rest = std::string_view(text).substr(name_end + 2);
+  if (rest.front() == 'Z' || rest.front() == 'X') return {};
+  for (int field = 3; field < 22; ++field) {
+    const auto space = rest.find(' ');
+    if (space == std::string_view::npos) return {};
+    rest.remove_prefix(space + 1);
+  }
+  return std::string(rest.substr(0, rest.find(' ')));
+}
+
+/// "HOST-PROCESS-BEGIN" of this process.
+[[nodiscard]] inline std::string own_tag() {
+  const auto process = std::to_string(::getpid());
+  return host_tag() + "-" + process + "-" + process_begin(process);
+}
+
+CAIRN_BODY heartbeat::heartbeat(std::shared_ptr<s3_bucket> bucket, const std::string& key)
+    : bucket_(std::move(bucket)), key_(key + "." + own_tag() + std::string(sign_ending)) {
+  s3_request r{.method = "POST", .key = key_};
+  r.query = {{"uploads", ""}};
+  r.root = "InitiateMultipartUploadResult";
+  const auto call = bucket_->client.run(std::move(r));
+  id_ = bucket_->begun(*call, "announcing of a save");
+  try {
+    const signals_blocked guard;
+    thread_ = std::thread([this] { repeat(); });
+  } catch (const std::system_error&) {  // it is seen all the same, for a while
+  }
+}
+
+CAIRN_BODY heartbeat::~heartbeat() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    if (under_way_) bucket_->client.cancel(*under_way_);
+  }
+  ended_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  try {
+    bucket_->abort(key_, id_);
+  } catch (...) {  // leftovers() lists it
+  }
+  bucket_->closed(id_);
+}
+
+CAIRN_BODY void heartbeat::repeat() noexcept {
+  std::unique_lock lock(mutex_);
+  while (!ended_.wait_for(lock, sign_of_life_every, [&] { return ending_; })) {
+    try {
+      static constexpr std::array<std::byte, 1> mark{};
+      s3_request r{.method = "PUT", .key = key_};
+      r.query = {{"partNumber", "1"}, {"uploadId", id_}};
+      bucket_->client.set_body(r, {std::span<const std::byte>(mark)}, false);
+      const auto group = std::make_shared<call_group>();
+      under_way_ = bucket_->client.begin(std::move(r), group);
+      lock.unlock();
+      group->wait();
+      lock.lock();
+      under_way_.reset();
+    } catch (...) {  // thrown before it was begun; the next one may come through
+    }
+  }
+}
+
+CAIRN_BODY bool gives_signs(s3_bucket& bucket, const open_upload& upload) {
+  std::string_view tag = upload.key;
+  if (!tag.ends_with(sign_ending)) return false;
+  tag.remove_suffix(sign_ending.size());
+  tag.remove_prefix(tag.rfind('.') == std::string_view::npos ? 0 : tag.rfind('.') + 1);
+  const auto first = tag.find('-');
+  const auto second = tag.rfind('-');
+  if (first == std::string_view::npos || first == second) return false;
+  if (tag.substr(0, first) == host_tag()) {
+    std::uint64_t process = 0;
+    if (!parse_decimal(tag.substr(first + 1, second - first - 1), process)) return false;
+    const auto begin = process_begin(std::to_string(process));
+    return !begin.empty() && begin == tag.substr(second + 1);
+  }
+  s3_request r{.method = "GET", .key = upload.key, .query = {{"max-parts", "1"}, {"uploadId", upload.id}}};
+  r.root = "ListPartsResult";
+  const auto call = bucket.client.run(std::move(r));
+  if (!call->fine() && call->end == http_end::answered) return false;  // it has ended, or we may not look
+  bucket.client.require(*call, "looking for a writer's signs of life");
+  const auto date = call->header("date");
+  const auto now = date ? ::curl_getdate(std::string(*date).c_str(), nullptr) : -1;
+  auto last = time_of_iso(upload.begun).value_or(0);
+  for (const auto& part : call->document().children)
+    if (part.name == "Part") last = std::max(last, time_of_iso(part.text_of("LastModified")).value_or(0));
+  return now > 0 && now - last <= sign_of_life_lasts.count();
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/stores/s3/http_attempt.hpp>
+#include <cairn/stores/s3/http_call.hpp>
+#include <cairn/stores/s3/sigv4.hpp>
+
+#include <curl/curl.h>
+#include <openssl/x509_vfy.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <span>
+#include <string_view>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+CAIRN_BODY http_attempt::http_attempt(std::shared_ptr<http_call> call, const http_settings& settings,
+                                      bool fresh_connection)
+    : call_(std::move(call)), easy_(::curl_easy_init()) {
+  if (easy_ == nullptr) throw std::bad_alloc();
+  try {
+    set_up(settings, fresh_connection);
+  } catch (...) {
+    free();
+    throw;
+  }
+}
+
+CAIRN_BODY http_attempt::~http_attempt() {
+  free();
+}
+
+CAIRN_BODY void http_attempt::conclude(CURLcode code) noexcept {
+  long status = 0;
+  ::curl_easy_getinfo(easy_, CURLINFO_RESPONSE_CODE, &status);
+  call_->status = status;
+  call_->end = refused_ ? http_end::refused : meaning(code);
+  call_->certificate = trouble_of(code, easy_);
+  try {
+    if (code != CURLE_OK) call_->detail = ::curl_easy_strerror(code);
+    if (call_->certificate != certificate_trouble::none && words_[0] != '\0') call_->detail = words_.data();
+  } catch (const std::bad_alloc&) {  // its end says enough
+  }
+}
+
+CAIRN_BODY void http_attempt::free() noexcept {
+  ::curl_easy_cleanup(easy_);
+  ::curl_slist_free_all(headers_);
+}
+
+CAIRN_BODY void http_attempt::set_up(const http_settings& settings, bool fresh_connection) {
+  auto* const e = easy_;
+  for (const auto& h : call_->headers) add_header(h.c_str());
+  add_header("Expect:");  // waiting for permission would cost a round trip for each part
+  add_header("Accept:");
+  add_header("Content-Type:");
+  if (call_->method == "POST" && !call_->has_body) add_header("Content-Length: 0");  // some insist on it
+  const auto must = [](CURLcode code) {
+    if (code != CURLE_OK) throw std::bad_alloc();
+  };
+  must(::curl_easy_setopt(e, CURLOPT_URL, call_->url.c_str()));
+  must(::curl_easy_setopt(e, CURLOPT_HTTPHEADER, headers_));
+  ::curl_easy_setopt(e, CURLOPT_PATH_AS_IS, 1L);
+  ::curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
+  ::curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 0L);
+  ::curl_easy_setopt(e, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
+  ::curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
+  ::curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L);
+  ::curl_easy_setopt(e, CURLOPT_TCP_KEEPALIVE, 1L);
+  ::curl_easy_setopt(e, CURLOPT_DNS_CACHE_TIMEOUT, 30L);
+  ::curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(settings.connect_timeout.count()));
+  ::curl_easy_setopt(e, CURLOPT_SSL_VERIFYPEER, settings.verify_tls ? 1L : 0L);
+  ::curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, settings.verify_tls ? 2L : 0L);
+  if (!settings.ca_file.empty()) must(::curl_easy_setopt(e, CURLOPT_CAINFO, settings.ca_file.c_str()));
+  if (!call_->may_be_silent) {
+    ::curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, 1024L);
+    ::curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, static_cast<long>(settings.stalled_after.count()));
+  }
+  if (fresh_connection) ::curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, 1L);
+  ::curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 512L << 10);
+  ::curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, &http_attempt::on_header);
+  ::curl_easy_setopt(e, CURLOPT_HEADERDATA, this);
+  ::curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, &http_attempt::on_answer);
+  ::curl_easy_setopt(e, CURLOPT_WRITEDATA, this);
+  ::curl_easy_setopt(e, CURLOPT_PRIVATE, this);
+  ::curl_easy_setopt(e, CURLOPT_ERRORBUFFER, words_.data());
+  if (call_->has_body) {
+    ::curl_easy_setopt(e, CURLOPT_UPLOAD, 1L);
+    ::curl_easy_setopt(e, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
+    ::curl_easy_setopt(e, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(call_->body_bytes));
+    ::curl_easy_setopt(e, CURLOPT_READFUNCTION, &http_attempt::on_body);
+    ::curl_easy_setopt(e, CURLOPT_READDATA, this);
+    ::curl_easy_setopt(e, CURLOPT_SEEKFUNCTION, &http_attempt::on_rewind);
+    ::curl_easy_setopt(e, CURLOPT_SEEKDATA, this);
+  }
+  if (call_->method == "HEAD")
+    ::curl_easy_setopt(e, CURLOPT_NOBODY, 1L);
+  else
+    must(::curl_easy_setopt(e, CURLOPT_CUSTOMREQUEST, call_->method.c_str()));
+}
+
+CAIRN_BODY void http_attempt::add_header(const char* line) {
+  auto* const longer = ::curl_slist_append(headers_, line);
+  if (longer == nullptr) throw std::bad_alloc();
+  headers_ = longer;
+}
+
+CAIRN_BODY http_end http_attempt::meaning(CURLcode code) noexcept {
+  switch (code) {
+    case CURLE_OK:
+      return http_end::answered;
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_RESOLVE_PROXY:
+    case CURLE_COULDNT_CONNECT:
+    case CURLE_SSL_CONNECT_ERROR:
+      return http_end::not_sent;
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+    case CURLE_SSL_ISSUER_ERROR:
+    case CURLE_SSL_PINNEDPUBKEYNOTMATCH:
+      return http_end::tls;
+    default:
+      return http_end::broken;
+  }
+}
+
+CAIRN_BODY certificate_trouble http_attempt::trouble_of(CURLcode code, CURL* easy) noexcept {
+  if (code == CURLE_SSL_CONNECT_ERROR) return certificate_trouble::handshake;
+  if (code == CURLE_SSL_CACERT_BADFILE) return certificate_trouble::ca_file;
+  if (meaning(code) != http_end::tls) return certificate_trouble::none;
+  long verdict = -1;
+  ::curl_easy_getinfo(easy, CURLINFO_SSL_VERIFYRESULT, &verdict);
+  // libcurl looks at the names first where the certificate itself is right.
+  if (verdict == X509_V_OK || verdict == X509_V_ERR_UNSPECIFIED) return certificate_trouble::name;
+  if (verdict == X509_V_ERR_CERT_HAS_EXPIRED || verdict == X509_V_ERR_CERT_NOT_YET_VALID)
+    return certificate_trouble::time;
+  return certificate_trouble::authority;
+}
+
+CAIRN_BODY std::size_t http_attempt::on_header(char* data, std::size_t, std::size_t bytes,
+                                               void* self) noexcept {
+  auto& a = *static_cast<http_attempt*>(self);
+  constexpr std::size_t most = 64u << 10;
+  a.header_bytes_ += bytes;
+  if (a.header_bytes_ > most) return 0;
+  try {
+    std::string_view line(data, bytes);
+    while (!line.empty() && (line.back() == '\n' || line.back() == '\r')) line.remove_suffix(1);
+    if (line.starts_with("HTTP/")) {
+      a.call_->answer_headers.clear();
+      return bytes;
+    }
+    const auto colon = line.find(':');
+    if (colon == std::string_view::npos) return bytes;
+    a.call_->answer_headers.emplace_back(lower_case(line.substr(0, colon)),
+                                         canonical_value(line.substr(colon + 1)));
+    return bytes;
+  } catch (...) {
+    return 0;
+  }
+}
+
+CAIRN_BODY std::size_t http_attempt::on_answer(char* data, std::size_t, std::size_t bytes,
+                                               void* self) noexcept {
+  auto& a = *static_cast<http_attempt*>(self);
+  try {
+    long status = 0;
+    ::curl_easy_getinfo(a.easy_, CURLINFO_RESPONSE_CODE, &status);
+    a.call_->status = status;
+    if (a.call_->receive(std::as_bytes(std::span(data, bytes)))) return bytes;
+    a.refused_ = true;
+  } catch (...) {
+  }
+  return bytes == 0 ? 1 : 0;
+}
+
+CAIRN_BODY std::size_t http_attempt::on_body(char* to, std::size_t, std::size_t room, void* self) noexcept {
+  auto& a = *static_cast<http_attempt*>(self);
+  const auto& body = a.call_->body;
+  std::size_t done = 0;
+  while (done < room && a.piece_ < body.size()) {
+    const auto piece = body[a.piece_];
+    const auto n = std::min(room - done, piece.size() - a.place_);
+    if (n != 0) std::memcpy(to + done, piece.data() + a.place_, n);
+    done += n;
+    a.place_ += n;
+    if (a.place_ == piece.size()) ++a.piece_, a.place_ = 0;
+  }
+  return done;
+}
+
+CAIRN_BODY int http_attempt::on_rewind(void* self, curl_off_t offset, int origin) noexcept {
+  auto& a = *static_cast<http_attempt*>(self);
+  if (origin != SEEK_SET || offset != 0) return CURL_SEEKFUNC_CANTSEEK;
+  a.piece_ = a.place_ = 0;
+  return CURL_SEEKFUNC_OK;
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::s3
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/portable.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/stores/s3/bucket.hpp>
+#include <cairn/stores/s3/client.hpp>
+#include <cairn/stores/s3/clock.hpp>
+#include <cairn/stores/s3/credentials.hpp>
+#include <cairn/stores/s3/hashes.hpp>
+#include <cairn/stores/s3/heartbeat.hpp>
+#include <cairn/stores/s3/object_writer.hpp>
+#include <cairn/stores/s3/options.hpp>
+#include <cairn/stores/s3/range_reader.hpp>
+#include <cairn/stores/s3/service.hpp>
+#include <cairn/stores/s3_store.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+#include <cairn/system/wire.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+CAIRN_BODY void s3_store::object_writer::write(std::span<const write_part> parts) {
+  upload("write").add(parts, false);
+}
+
+CAIRN_BODY void s3_store::object_writer::write_stable(std::span<const write_part> parts) {
+  upload("write_stable").add(parts, true);
+}
+
+CAIRN_BODY void s3_store::object_writer::until(deadline when) {
+  upload("until").until(when);
+}
+
+CAIRN_BODY void s3_store::object_writer::finish() {
+  upload("finish").finish();
+}
+
+CAIRN_BODY void s3_store::object_writer::announce() {
+  upload("announce").announce();
+}
+
+CAIRN_BODY detail::s3_upload& s3_store::object_writer::upload(const char* call) {
+  if (!upload_) fail(error_id::usage_closed, std::string(call) + "() on an object that was moved away");
+  return *upload_;
+}
+
+CAIRN_BODY s3_store::s3_store(s3_options options, s3_credential_source credentials,
+                              std::shared_ptr<s3_clock> clock)
+    : bucket_(std::make_shared<detail::s3_bucket>(std::move(options), std::move(credentials),
+                                                  std::move(clock))) {}
+
+CAIRN_BODY std::vector<std::byte> s3_store::description() const {
+  const auto& source = bucket_->client.service().credentials.source();
+  if (source.which() == s3_credential_source::kind::trainer)
+    fail(error_id::usage_bad_option, "s3_store: a worker process has no workers that could ask it");
+  const bool asked = source.which() == s3_credential_source::kind::callback;
+  wire_writer out;
+  detail::encode(out, bucket_->client.options());
+  out.put(static_cast<std::uint8_t>(asked ? s3_credential_source::kind::trainer : source.which()));
+  out.put(source.profile()).put(source.path());
+  out.put(asked ? bucket_->client.answering_number() : std::uint64_t{0});
+  return out.take();
+}
+
+CAIRN_BODY s3_store s3_store::from_description(std::span<const std::byte> bytes) {
+  wire_reader in(bytes);
+  auto options = detail::decode_s3_options(in);
+  using from = s3_credential_source::kind;
+  const auto kind = in.get_enum(from::trainer);
+  auto profile = in.get_string();
+  auto path = in.get_string();
+  const auto number = in.get<std::uint64_t>();
+  in.finish();
+  if (kind == from::callback) in.fail_here("a callback does not cross to another process");
+  return s3_store(std::move(options),
+                  s3_credential_source::of(kind, std::move(profile), std::move(path), number));
+}
+
+CAIRN_BODY s3_store::object_writer s3_store::create(std::string_view key, std::uint64_t size_hint) {
+  const auto full = full_key(key);
+  if (bucket_->client.head(full)) fail_exists(full);
+  return object_writer(std::make_unique<detail::s3_upload>(bucket_, full, size_hint));
+}
+
+CAIRN_BODY void s3_store::read(std::span<const read_range> ranges) {
+  for (const auto& r : ranges) check_key(r.key);
+  if (!ranges.empty()) detail::s3_range_reader(*bucket_, ranges).run();
+}
+
+CAIRN_BODY void s3_store::put_new(std::string_view key, std::span<const std::byte> bytes) {
+  if (!publish_new(key, bytes)) fail_exists(full_key(key));
+}
+
+CAIRN_BODY bool s3_store::publish_new(std::string_view key, std::span<const std::byte> bytes) {
+  const auto full = full_key(key);
+  bucket_->require_exclusive();
+  return bucket_->client.put(full, {bytes}) == detail::s3_client::put_result::stands;
+}
+
+CAIRN_BODY std::optional<std::uint64_t> s3_store::size(std::string_view key) {
+  const auto full = full_key(key);
+  auto o = bucket_->client.head(full);
+  if (!o) return std::nullopt;
+  const auto bytes = o->bytes;
+  bucket_->learn(full, std::move(*o));
+  return bytes;
+}
+
+CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix) {
+  const auto full = full_prefix(prefix);
+  const auto own = bucket_->client.options().prefix.size();
+  auto found = bucket_->list(full);
+  for (auto& o : found) o.key.erase(0, own);
+  std::erase_if(found, [](const listed_object& o) {
+    return !valid_key(o.key) || o.key.starts_with(detail::s3_bucket::probe_prefix);
+  });
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
+  found.erase(
+      std::unique(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.key == b.key; }),
+      found.end());
+  return found;
+}
+
+CAIRN_BODY void s3_store::remove(std::string_view key) {
+  const auto full = full_key(key);
+  bucket_->forget(full);
+  bucket_->client.remove(full);
+}
+
+CAIRN_BODY bool s3_store::remove_if(std::string_view key, std::span<const std::byte> bytes) {
+  const auto full = full_key(key);
+  bucket_->forget(full);
+  return bucket_->client.remove_if(full, bytes);
+}
+
+CAIRN_BODY std::vector<std::string> s3_store::leftovers(std::string_view prefix) {
+  const auto own = bucket_->client.options().prefix.size();
+  std::vector<std::string> found;
+  for (const auto& u : bucket_->uploads(full_prefix(prefix))) {
+    const auto key = u.key.substr(own);
+    if (valid_key(key) && !bucket_->lives(u.id) && !detail::gives_signs(*bucket_, u))
+      found.push_back(key + suffix_of(u.id));
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+CAIRN_BODY std::vector<std::string> s3_store::live_writers(std::string_view prefix) {
+  const auto own = bucket_->client.options().prefix.size();
+  std::vector<std::string> found;
+  for (const auto& u : bucket_->uploads(full_prefix(prefix))) {
+    const auto key = u.key.substr(own);
+    if (valid_key(key) && u.key.ends_with(detail::sign_ending) &&
+        (bucket_->lives(u.id) || detail::gives_signs(*bucket_, u)))
+      found.push_back(key + suffix_of(u.id));
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+CAIRN_BODY void s3_store::discard(std::string_view key) {
+  const auto suffix = suffix_bytes;
+  if (key.size() <= suffix || !key.ends_with(".upload") || !valid_key(key.substr(0, key.size() - suffix)))
+    fail(error_id::storage_bad_key,
+         "only unfinished objects are discarded, under the keys that leftovers() gives",
+         {.file = std::string(key.substr(0, 600))});
+  const auto full = bucket_->client.options().prefix + std::string(key.substr(0, key.size() - suffix));
+  for (const auto& u : bucket_->uploads(full)) {
+    if (u.key != full || suffix_of(u.id) != key.substr(key.size() - suffix)) continue;
+    if (bucket_->lives(u.id))
+      fail(error_id::storage_exists,
+           "the unfinished object belongs to a writer that lives: it was not discarded",
+           {.file = bucket_->client.place(full)});
+    bucket_->abort(u.key, u.id);
+  }
+}
+
+CAIRN_BODY store_proof s3_store::prove() {
+  const auto how = bucket_->client.options().exclusive;
+  store_proof proof{
+      .kind = "S3", .from = "", .single_writer = how == s3_exclusive::single_writer, .points = {}};
+  store_point point{.what = "a key is given to one writer alone (If-None-Match)",
+                    .seen = how == s3_exclusive::probe     ? "a second PUT was refused"
+                            : how == s3_exclusive::assumed ? "known of this service: not tried"
+                                                           : "not tried: one job alone writes there",
+                    .follows = ""};
+  try {
+    bucket_->require_exclusive();
+  } catch (const usage_error& e) {
+    if (e.id() != error_id::usage_bad_option) throw;
+    point.outcome = store_point::verdict::single_job;
+    point.seen = "a second PUT was not refused";
+    point.follows = e.message();
+  }
+  proof.points.push_back(std::move(point));
+  return proof;
+}
+
+CAIRN_BODY std::string s3_store::describe() const {
+  const auto& o = bucket_->client.options();
+  return "bucket " + o.bucket + " at " + bucket_->client.service().address.authority +
+         (o.prefix.empty() ? std::string() : " below " + o.prefix) +
+         (keeps_removed() ? ", which keeps versions of what is removed" : "");
+}
+
+CAIRN_BODY std::string s3_store::suffix_of(const std::string& id) {
+  return "." + detail::sha256_text(id).substr(0, 16) + ".upload";
+}
+
+CAIRN_BODY void s3_store::check_key(std::string_view key) {
+  if (!valid_key(key))
+    fail(error_id::storage_bad_key,
+         "a key is a relative path of [A-Za-z0-9._-] and '/', without empty, '.' or '..' parts, of at most "
+         "512 bytes",
+         {.file = std::string(key.substr(0, 600))});
+}
+
+CAIRN_BODY std::string s3_store::full_key(std::string_view key) const {
+  check_key(key);
+  return bucket_->client.options().prefix + std::string(key);
+}
+
+CAIRN_BODY std::string s3_store::full_prefix(std::string_view prefix) const {
+  if (prefix.size() > 512)
+    fail(error_id::storage_bad_key, "a prefix is the beginning of a key",
+         {.file = std::string(prefix.substr(0, 600))});
+  return bucket_->client.options().prefix + std::string(prefix);
+}
+
+CAIRN_BODY void s3_store::fail_exists(const std::string& key) const {
+  fail(error_id::storage_exists, "an object of this key exists already; it was not touched",
+       {.file = bucket_->client.place(key)});
+}
+
+}  // namespace v1
+}  // namespace cairn
