@@ -36,7 +36,7 @@ struct worker_program {
 class process_executor {
  public:
   using cairn_role = role::executor;
-  /// An any_writer is asked when a job is sent: the save fails where it is not Portable.
+  /// An any_writer is asked when a job is sent: where it is not Portable, the save fails (usage_bad_option).
   template <class Writer>
   static constexpr bool accepts = Portable<Writer> || std::same_as<Writer, any_writer>;
   static constexpr bool runs_in_caller = false;
