@@ -2,8 +2,9 @@
 #pragma once
 #include <cairn/system/compiler.hpp>
 
+#include <sys/types.h>
+
 #include <cstdint>
-#include <thread>
 #include <vector>
 
 namespace cairn {
