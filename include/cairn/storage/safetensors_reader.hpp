@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/plan.hpp>
+#include <cairn/model/record.hpp>
+#include <cairn/model/state_dict.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
-#include <cairn/storage/load/load_engine.hpp>
-#include <cairn/storage/load/record_reading.hpp>
-#include <cairn/storage/load/shared_reads.hpp>
+#include <cairn/storage/load/load_work.hpp>
 #include <cairn/storage/load/shared_records.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
-#include <cairn/storage/safetensors_check.hpp>
+#include <cairn/system/deadline.hpp>
 
-#include <algorithm>
-#include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>

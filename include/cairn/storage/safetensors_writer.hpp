@@ -1,32 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/model/save_journal.hpp>
+#include <cairn/model/checkpoint_lease.hpp>
+#include <cairn/model/image_layout.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/plan.hpp>
+#include <cairn/model/record.hpp>
+#include <cairn/model/save_announcement.hpp>
+#include <cairn/model/save_job.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
+#include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
 #include <cairn/storage/commit/shared_mark.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
-#include <cairn/storage/shared_files.hpp>
 #include <cairn/storage/write_source.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/wire.hpp>
 
-#include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 

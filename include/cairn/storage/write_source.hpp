@@ -1,28 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
-#include <cairn/storage/block_hasher.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/error.hpp>
-#include <cairn/system/error_ids.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
-#include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace cairn {

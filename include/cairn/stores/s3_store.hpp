@@ -4,10 +4,15 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/stores/s3/bucket.hpp>
+#include <cairn/stores/s3/client.hpp>
+#include <cairn/stores/s3/clock.hpp>
+#include <cairn/stores/s3/credentials.hpp>
 #include <cairn/stores/s3/object_writer.hpp>
-#include <cairn/stores/s3/range_reader.hpp>
+#include <cairn/stores/s3/options.hpp>
+#include <cairn/stores/s3/service.hpp>
+#include <cairn/system/deadline.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

@@ -1,28 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/record.hpp>
 #include <cairn/model/save_job.hpp>
 #include <cairn/storage/commit/attempts_under_way.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
-#include <cairn/storage/commit/commit_parts.hpp>
-#include <cairn/storage/commit/record_collection.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
-#include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
-#include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/system/deadline.hpp>
 
-#include <algorithm>
-#include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <ctime>
 #include <exception>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {

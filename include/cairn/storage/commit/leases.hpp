@@ -2,23 +2,13 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
-#include <cairn/storage/commit/checkpoint_catalog.hpp>
-#include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/error.hpp>
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
-#include <utility>
 #include <vector>
 
 namespace cairn {

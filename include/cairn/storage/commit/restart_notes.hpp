@@ -2,16 +2,13 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/storage/manifest/names.hpp>
-#include <cairn/system/error.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace cairn {

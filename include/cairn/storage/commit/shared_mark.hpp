@@ -3,20 +3,11 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/storage/commit/checkpoint_catalog.hpp>
-#include <cairn/system/error.hpp>
-#include <cairn/system/process_limits.hpp>
-#include <cairn/system/wire.hpp>
 
-#include <chrono>
-#include <cstddef>
 #include <cstdint>
-#include <ctime>
 #include <memory>
 #include <string>
-#include <string_view>
-#include <thread>
-#include <vector>
+#include <utility>
 
 namespace cairn {
 inline namespace v1 {

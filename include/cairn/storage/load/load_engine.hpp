@@ -3,27 +3,17 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/storage.hpp>
-#include <cairn/storage/load/load_delivery.hpp>
 #include <cairn/storage/load/load_work.hpp>
-#include <cairn/storage/manifest/corrupt.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
-#include <cairn/system/error.hpp>
-#include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
-#include <cairn/system/parallel.hpp>
-#include <cairn/system/streaming_copy.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 namespace cairn {

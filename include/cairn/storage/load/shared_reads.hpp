@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/model/rank_set.hpp>
-#include <cairn/storage/load/load_engine.hpp>
+#include <cairn/storage/load/byte_box.hpp>
+#include <cairn/storage/load/load_work.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
-#include <cairn/system/error.hpp>
 #include <cairn/system/list_view.hpp>
-#include <cairn/system/parallel.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <map>
-#include <memory>
 #include <span>
-#include <string>
-#include <unordered_map>
-#include <utility>
 #include <vector>
 
 namespace cairn {
