@@ -29,6 +29,7 @@
 #include <cairn/impl/execute/save_thread.ipp>
 #include <cairn/impl/execute/thread_executor.ipp>
 #include <cairn/impl/manage/resume_together.ipp>
+#include <cairn/impl/manage/stop_signal.ipp>
 #include <cairn/impl/model/cast.ipp>
 #include <cairn/impl/model/extents.ipp>
 #include <cairn/impl/model/item.ipp>
@@ -45,6 +46,8 @@
 #include <cairn/impl/model/state_dict.ipp>
 #include <cairn/impl/model/state_entry.ipp>
 #include <cairn/impl/model/stored_items.ipp>
+#include <cairn/impl/observe/progress_bar.ipp>
+#include <cairn/impl/observe/trace_file.ipp>
 #include <cairn/impl/plan/assign/balance.ipp>
 #include <cairn/impl/plan/default_planner.ipp>
 #include <cairn/impl/plan/gathered.ipp>
@@ -61,7 +64,9 @@
 #include <cairn/impl/plan/summary/validation.ipp>
 #include <cairn/impl/stage/copy_job.ipp>
 #include <cairn/impl/stage/copy_threads.ipp>
+#include <cairn/impl/stage/memory_budget.ipp>
 #include <cairn/impl/stage/memory_limits.ipp>
+#include <cairn/impl/stage/no_staging.ipp>
 #include <cairn/impl/stage/populate.ipp>
 #include <cairn/impl/stage/prefer_node.ipp>
 #include <cairn/impl/storage/commit/attempt_ending.ipp>
@@ -76,6 +81,7 @@
 #include <cairn/impl/storage/commit/step_objects.ipp>
 #include <cairn/impl/storage/load/load_engine.ipp>
 #include <cairn/impl/storage/load/shared_reads.ipp>
+#include <cairn/impl/storage/load/stored_checkpoint.ipp>
 #include <cairn/impl/storage/manifest/corrupt.ipp>
 #include <cairn/impl/storage/manifest/manifest_check.ipp>
 #include <cairn/impl/storage/manifest/manifest_format.ipp>

@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/system/error.hpp>
+#include <cairn/system/compiler.hpp>
 
 #include <signal.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
-#include <system_error>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -31,15 +26,7 @@ struct stop_state {
                 std::atomic<std::int64_t>::is_always_lock_free &&
                 std::atomic<std::uint32_t>::is_always_lock_free);
 
-  void note(int number) noexcept {
-    timespec now{};
-    ::clock_gettime(CLOCK_MONOTONIC, &now);
-    std::int64_t none = 0;
-    at.compare_exchange_strong(none, std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec);
-    int nobody = 0;
-    first.compare_exchange_strong(nobody, number);
-    count.fetch_add(1);
-  }
+  void note(int number) noexcept;
 };
 inline stop_state the_stop_state;
 
@@ -83,93 +70,38 @@ class stop_signal {
   /// @throws usage_error (usage_bad_option) if there is another one, no signal is given, or one that cannot
   /// be caught or means a fault of the program.
   stop_signal(std::initializer_list<int> signals) : stop_signal(signals, stop_file{}) {}
-  stop_signal(std::initializer_list<int> signals, stop_file file) : file_(std::move(file)) {
-    if (signals.size() == 0) refuse("needs at least one signal", "");
-    for (const int number : signals) check(number);
-    if (detail::the_stop_state.owned.exchange(true))
-      refuse("there is one in this process already; a second one would take its signals away", "");
-    detail::the_stop_state.first = 0;
-    detail::the_stop_state.at = 0;
-    detail::the_stop_state.count = 0;
-    try {
-      former_.reserve(signals.size());
-      for (const int number : signals) install(number);
-    } catch (...) {
-      restore();
-      throw;
-    }
-  }
+  stop_signal(std::initializer_list<int> signals, stop_file file);
   stop_signal(const stop_signal&) = delete;
   stop_signal& operator=(const stop_signal&) = delete;
-  ~stop_signal() { restore(); }
+  ~stop_signal();
 
   /// True once one of the signals has come, request() was called, or the file was seen. Costs one load; with
   /// a file, the clock too, and a system call now and then: then it is not for signal handlers.
-  [[nodiscard]] bool requested() const noexcept {
-    return detail::the_stop_state.count.load() != 0 || (!file_.path.empty() && sees_file());
-  }
+  [[nodiscard]] bool requested() const noexcept;
   /// The first signal that came; 0: none.
   [[nodiscard]] int signal() const noexcept { return detail::the_stop_state.first.load(); }
   /// How often one came.
   [[nodiscard]] std::uint32_t count() const noexcept { return detail::the_stop_state.count.load(); }
   /// When the first one came; the clock's epoch: none did.
-  [[nodiscard]] std::chrono::steady_clock::time_point when() const noexcept {
-    return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(detail::the_stop_state.at.load()));
-  }
+  [[nodiscard]] std::chrono::steady_clock::time_point when() const noexcept;
   /// Time since then; zero: none came. What is left of the notice is its length less this.
-  [[nodiscard]] std::chrono::duration<double> since() const noexcept {
-    if (!requested()) return {};
-    return std::chrono::steady_clock::now() - when();
-  }
+  [[nodiscard]] std::chrono::duration<double> since() const noexcept;
   /// As if a signal had come, for reasons of the program's own: a file that appeared, a notice by HTTP.
   void request() noexcept { detail::the_stop_state.note(0); }
 
  private:
-  [[nodiscard]] bool sees_file() const noexcept {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
-    auto next = next_look_.load();
-    if (now < next || !next_look_.compare_exchange_strong(next, now + file_.every.count())) return false;
-    if (::access(file_.path.c_str(), F_OK) != 0) return false;
-    detail::the_stop_state.note(0);
-    return true;
-  }
+  [[nodiscard]] bool sees_file() const noexcept;
 
   struct installed {
     int number;
     struct sigaction before;
   };
 
-  [[noreturn]] static void refuse(const std::string& why, const std::string& got) {
-    fail(error_id::usage_bad_option, "stop_signal: " + why, {.got = got});
-  }
-  static void check(int number) {
-    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS})
-      if (number == fault)
-        refuse("this signal means a fault of the program, which cannot go on", text(number));
-    if (number < 1 || number > SIGRTMAX || number == SIGKILL || number == SIGSTOP)
-      refuse("this signal cannot be caught", text(number));
-  }
-  static std::string text(int number) { return "signal " + std::to_string(number); }
-  void install(int number) {
-    struct sigaction action {};
-    action.sa_handler = detail::cairn_v1_note_stop_signal;
-    action.sa_flags = SA_RESTART;
-    sigemptyset(&action.sa_mask);
-    installed one{number, {}};
-    if (::sigaction(number, &action, &one.before) != 0)
-      refuse("the signal cannot be caught: " + std::system_category().message(errno), text(number));
-    former_.push_back(one);
-  }
-  void restore() noexcept {
-    for (auto one = former_.rbegin(); one != former_.rend(); ++one) {
-      struct sigaction now {};
-      if (::sigaction(one->number, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 &&
-          now.sa_handler == detail::cairn_v1_note_stop_signal)
-        ::sigaction(one->number, &one->before, nullptr);
-    }
-    former_.clear();
-    detail::the_stop_state.owned = false;
-  }
+  [[noreturn]] static void refuse(const std::string& why, const std::string& got);
+  static void check(int number);
+  static std::string text(int number);
+  void install(int number);
+  void restore() noexcept;
 
   std::vector<installed> former_;
   stop_file file_;
@@ -178,3 +110,7 @@ class stop_signal {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/manage/stop_signal.ipp>
+#endif

@@ -4,29 +4,15 @@
 #include <cairn/concepts/roles.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/error.hpp>
-#include <cairn/system/process_limits.hpp>
-#include <cairn/system/signals_blocked.hpp>
 
-#include <poll.h>
-#include <pthread.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -59,30 +45,9 @@ class progress_bar {
 
   progress_bar() : progress_bar(progress_bar_options{}) {}
   /// @throws usage_error (usage_bad_option), storage_error (storage_limit) where no thread can be had.
-  explicit progress_bar(progress_bar_options options) {
-    if (options.file < 0 || options.every.count() <= 0)
-      fail(error_id::usage_bad_option,
-           "progress_bar needs an open file and a positive time between two drawings");
-    shared_ = std::make_shared<shared>();
-    shared_->options = options;
-    shared_->terminal = ::isatty(options.file) == 1;
-    if (shared_->terminal) thread_ = std::make_shared<drawing_thread>(shared_);
-  }
+  explicit progress_bar(progress_bar_options options);
 
-  void observe(const observation& what) noexcept {
-    try {
-      const std::lock_guard lock(shared_->mutex);
-      if (what.kind == observation::what::began) {
-        if (!shared_->terminal) return;
-        shared_->saves.push_back({*what.save, deadline::clock::now()});
-        shared_->changed.notify_all();
-      } else {
-        shared_->say(line_of(what), what.report != nullptr ? what.step : -1);
-      }
-    } catch (...) {
-      // Out of memory for a line: training is worth more.
-    }
-  }
+  void observe(const observation& what) noexcept;
 
  private:
   struct save_under_way {
@@ -99,137 +64,32 @@ class progress_bar {
     std::vector<save_under_way> saves;
 
     /// What happened, in a line that stays. `step`: of the save that ended, or -1.
-    void say(const std::string& line, std::int64_t step) {
-      const auto over = [&](const save_under_way& s) { return s.handle.step() == step; };
-      if (const auto at = std::find_if(saves.begin(), saves.end(), over); step >= 0 && at != saves.end())
-        saves.erase(at);
-      put((drawn ? "\r\x1b[K" : "") + line + "\n");
-      drawn = false;
-    }
+    void say(const std::string& line, std::int64_t step);
     /// The bar of the oldest save that is under way.
-    void draw() {
-      // A terminal that was stopped is waited for by lines that stay, not by bars.
-      pollfd ready{options.file, POLLOUT, 0};
-      if (saves.empty() || ::poll(&ready, 1, 0) != 1) return;
-      const auto& [save, begun] = saves.front();
-      const auto report = save.report();
-      const auto written = save.bytes_written();
-      const double part =
-          report.bytes == 0 ? 1 : static_cast<double>(written) / static_cast<double>(report.bytes);
-      const double seconds = seconds_since(begun);
-      char numbers[120];
-      std::snprintf(numbers, sizeof numbers, "  %3.0f %%  %s of %s  %s/s", 100 * part,
-                    human_bytes(written).c_str(), human_bytes(report.bytes).c_str(),
-                    human_bytes(seconds > 0 ? static_cast<double>(written) / seconds : 0).c_str());
-      const std::string head = "step " + std::to_string(report.step) + "  ";
-      winsize size{};
-      const std::size_t columns =
-          ::ioctl(options.file, TIOCGWINSZ, &size) == 0 && size.ws_col != 0 ? size.ws_col : 80;
-      std::string line = head + numbers;
-      // One column stays free: a full line would wrap.
-      if (const auto taken = line.size() + 2; taken + 8 < columns) {
-        const auto room = std::min<std::size_t>(columns - taken - 1, 40);
-        const auto full = std::min(room, static_cast<std::size_t>(part * static_cast<double>(room)));
-        line = head + "[" + std::string(full, '#') + std::string(room - full, ' ') + "]" + numbers;
-      }
-      line.resize(std::min(line.size(), columns - 1));
-      put("\r" + line + "\x1b[K");
-      drawn = true;
-    }
-    void put(std::string_view text) const noexcept {
-      while (!text.empty()) {
-        const auto n = ::write(options.file, text.data(), text.size());
-        if (n > 0)
-          text.remove_prefix(static_cast<std::size_t>(n));
-        else if (n == 0 || errno != EINTR)
-          return;
-      }
-    }
+    void draw();
+    void put(std::string_view text) const noexcept;
   };
 
   /// Draws while a save is under way. Ends with the last copy of the bar.
   class drawing_thread {
    public:
-    explicit drawing_thread(std::shared_ptr<shared> shared) : shared_(std::move(shared)) {
-      const auto run_it = [state = shared_] { run(*state); };
-      const detail::signals_blocked guard;
-      try {
-        thread_ = std::make_unique<std::thread>(run_it);
-      } catch (const std::system_error&) {
-        detail::fail_for_threads("to draw a bar");
-      }
-    }
+    explicit drawing_thread(std::shared_ptr<shared> shared);
     drawing_thread(const drawing_thread&) = delete;
     drawing_thread& operator=(const drawing_thread&) = delete;
-    ~drawing_thread() {
-      if (process_ != ::getpid()) {  // a child after fork() has no such thread, and perhaps a locked mutex
-        static_cast<void>(thread_.release());
-        return;
-      }
-      {
-        const std::lock_guard lock(shared_->mutex);
-        shared_->ending = true;
-      }
-      shared_->changed.notify_all();
-      thread_->join();
-    }
+    ~drawing_thread();
 
    private:
-    static void run(shared& s) noexcept {
-      std::unique_lock lock(s.mutex);
-      while (!s.ending) {
-        if (s.saves.empty()) {
-          s.changed.wait(lock);  // idle until there is a save, or the bar ends
-          continue;
-        }
-        try {
-          s.draw();
-        } catch (...) {
-          // As in observe().
-        }
-        s.changed.wait_for(lock, s.options.every);
-      }
-    }
+    static void run(shared& s) noexcept;
     std::shared_ptr<shared> shared_;
     std::unique_ptr<std::thread> thread_;
     ::pid_t process_ = ::getpid();
   };
 
-  [[nodiscard]] static std::string human_bytes(double bytes) {
-    const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
-    int unit = 0;
-    for (; bytes >= 1000 && unit < 5; ++unit) bytes /= 1000;
-    char text[32];
-    std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", bytes, units[unit]);
-    return text;
-  }
+  [[nodiscard]] static std::string human_bytes(double bytes);
   [[nodiscard]] static std::string human_bytes(std::uint64_t bytes) {
     return human_bytes(static_cast<double>(bytes));
   }
-  [[nodiscard]] static std::string line_of(const observation& what) {
-    const std::string head = "step " + std::to_string(what.step) + "  ";
-    char text[160];
-    switch (what.kind) {
-      case observation::what::committed:
-        std::snprintf(text, sizeof text, "committed: %s in %.3f s, training waited %.1f ms",
-                      human_bytes(what.bytes).c_str(), what.seconds, what.report->blocked_seconds * 1e3);
-        return head + text;
-      case observation::what::loaded:
-        std::snprintf(text, sizeof text, "loaded: %s in %.3f s", human_bytes(what.bytes).c_str(),
-                      what.seconds);
-        return head + text;
-      case observation::what::verified:
-        std::snprintf(text, sizeof text, "verified: %s read back in %.3f s", human_bytes(what.bytes).c_str(),
-                      what.seconds);
-        return head + text;
-      case observation::what::failed:
-        return head + "failed: " + std::string(what.text);
-      case observation::what::fell_back:
-        return head + "passed over: " + std::string(what.text);
-      default:
-        return std::string(what.text);
-    }
-  }
+  [[nodiscard]] static std::string line_of(const observation& what);
 
   std::shared_ptr<shared> shared_;
   std::shared_ptr<drawing_thread> thread_;
@@ -238,3 +98,7 @@ static_assert(Observer<progress_bar>, "progress_bar must model Observer");
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/observe/progress_bar.ipp>
+#endif

@@ -3,12 +3,7 @@
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/model/save_journal.hpp>
-#include <cairn/system/error.hpp>
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <map>
@@ -17,8 +12,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -40,105 +33,20 @@ class trace_file {
   static constexpr bool wants_spans = true;
 
   /// Replaces the file. @throws storage_error (storage_io)
-  explicit trace_file(const std::string& path, std::int32_t rank = 0) : shared_(std::make_shared<shared>()) {
-    shared_->file.reset(std::fopen(path.c_str(), "we"));
-    if (shared_->file == nullptr)
-      fail(error_id::storage_io, "the trace file cannot be written",
-           {.file = path, .got = std::generic_category().message(errno)});
-    shared_->rank = rank;
-    shared_->cpu[shared_->trainer] = {steady_now(), process_cpu_now()};
-    std::string text = "[\n";
-    shared_->introduce(text, shared_->trainer, "trainer");
-    shared_->write(text);
-  }
+  explicit trace_file(const std::string& path, std::int32_t rank = 0);
 
-  void observe(const observation& what) noexcept {
-    try {
-      const std::string name = "step " + std::to_string(what.step);
-      const std::lock_guard lock(shared_->mutex);
-      std::string text;
-      switch (what.kind) {
-        case observation::what::committed:
-          shared_->put_save(text, what, name);
-          break;
-        case observation::what::failed:
-          shared_->put_save(text, what, name);
-          shared_->put_instant(text, track::saves, what.text);
-          break;
-        case observation::what::loaded: {
-          const auto end = steady_now();
-          shared_->put_span(text, shared_->trainer, track::training, "load " + name,
-                            end - static_cast<std::int64_t>(what.seconds * 1e9), end, what.bytes);
-          break;
-        }
-        case observation::what::fell_back:
-        case observation::what::warning:
-        case observation::what::awaiting:
-        case observation::what::awaited:
-        case observation::what::fenced:
-          shared_->put_instant(text, track::saves, what.text);
-          break;
-        case observation::what::began:
-        case observation::what::verified:
-          break;
-      }
-      shared_->write(text);
-    } catch (...) {
-      // Out of memory for a line of the trace: training is worth more.
-    }
-  }
+  void observe(const observation& what) noexcept;
   /// A step of training has ended: a slice from where the one before ended, and how many cores the trainer
   /// has used meanwhile. Before the first step it only says where that begins. Cost: microseconds.
-  void step(std::int64_t number) noexcept {
-    try {
-      const auto now = steady_now();
-      const std::lock_guard lock(shared_->mutex);
-      std::string text;
-      if (shared_->step_begin != 0)
-        shared_->put_span(text, shared_->trainer, track::steps, "step " + std::to_string(number),
-                          shared_->step_begin, now);
-      shared_->step_begin = now;
-      shared_->put_cpu(text, shared_->trainer, now, process_cpu_now());
-      shared_->write(text);
-    } catch (...) {
-      // As above.
-    }
-  }
+  void step(std::int64_t number) noexcept;
   /// A moment of training.
-  void mark(std::string_view text) noexcept {
-    try {
-      const std::lock_guard lock(shared_->mutex);
-      std::string line;
-      shared_->put_instant(line, track::training, text);
-      shared_->write(line);
-    } catch (...) {
-      // As above.
-    }
-  }
+  void mark(std::string_view text) noexcept;
 
  private:
   enum class track : int { steps = 1, training, copying, saves, writing, hashing };
 
-  static track track_of(span_kind kind) noexcept {
-    switch (kind) {
-      case span_kind::plan:
-      case span_kind::wait:
-      case span_kind::stage:
-      case span_kind::before_update:
-        return track::training;
-      case span_kind::copy:
-      case span_kind::copy_and_hash:
-        return track::copying;
-      case span_kind::hash:
-      case span_kind::gather:
-        return track::hashing;
-      default:
-        return track::writing;
-    }
-  }
-  static bool counted(span_kind kind) noexcept {
-    return kind == span_kind::copy || kind == span_kind::copy_and_hash || kind == span_kind::write;
-  }
+  static track track_of(span_kind kind) noexcept;
+  static bool counted(span_kind kind) noexcept;
 
   struct close {
     void operator()(std::FILE* file) const noexcept { std::fclose(file); }
@@ -156,114 +64,23 @@ class trace_file {
     std::set<std::int64_t> introduced;
     std::map<std::int64_t, cpu_sample> cpu;  // of each process, the last
 
-    void introduce(std::string& out, std::int64_t process, const char* role) {
-      if (!introduced.insert(process).second) return;
-      put_name(out, "process_name", process, 0,
-               "rank " + std::to_string(rank) + " " + role + " (" + std::to_string(process) + ")");
-      for (const auto& [number, name] :
-           {std::pair{track::steps, "steps"}, std::pair{track::training, "training waits for"},
-            std::pair{track::copying, "copying"}, std::pair{track::saves, "saves"},
-            std::pair{track::writing, "writing"}, std::pair{track::hashing, "hashing"}})
-        put_name(out, "thread_name", process, static_cast<int>(number), name);
-    }
+    void introduce(std::string& out, std::int64_t process, const char* role);
     /// All of one save, and from save() to its end as one slice.
-    void put_save(std::string& out, const observation& what, const std::string& name) {
-      const auto& r = *what.report;
-      const auto now = steady_now();
-      auto begin = now;
-      std::vector<save_span> spans(what.spans.begin(), what.spans.end());
-      std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
-      for (const auto& s : spans) begin = std::min(begin, s.begin);
-      put_span(out, trainer, track::saves, "save " + name, begin, now, r.bytes);
-      for (const auto& s : spans) {
-        introduce(out, s.process, "worker");
-        if (s.end - s.begin < 1000 && (s.kind == span_kind::wait || s.kind == span_kind::await)) continue;
-        put_span(out, s.process, track_of(s.kind),
-                 s.kind == span_kind::save ? "save " + name : std::string(name_of(s.kind)), s.begin, s.end,
-                 s.bytes);
-        if (!counted(s.kind) || s.end <= s.begin) continue;
-        const char* counter = s.kind == span_kind::write ? "written MB/s" : "copied MB/s";
-        put_counter(out, s.process, counter, s.begin,
-                    1e3 * static_cast<double>(s.bytes) / static_cast<double>(s.end - s.begin));
-        put_counter(out, s.process, counter, s.end, 0);
-      }
-      std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.end < b.end; });
-      for (const auto& s : spans)
-        if (s.process != trainer) put_cpu(out, s.process, s.end, s.cpu);
-      if (r.writing.process != 0 && r.writing.process != trainer) {
-        put_counter(out, r.writing.process, "cores in use", now, 0);
-        cpu[r.writing.process].at = now;
-      }
-    }
+    void put_save(std::string& out, const observation& what, const std::string& name);
     /// A process has used so much CPU time until then; samples that are too close say nothing.
-    void put_cpu(std::string& out, std::int64_t process, std::int64_t at, std::int64_t used) {
-      auto& before = cpu[process];
-      if (before.at == 0 || used < before.used) {
-        before = {at, used};
-        return;
-      }
-      if (at - before.at < 100'000) return;
-      put_counter(out, process, "cores in use", before.at,
-                  static_cast<double>(used - before.used) / static_cast<double>(at - before.at));
-      before = {at, used};
-    }
+    void put_cpu(std::string& out, std::int64_t process, std::int64_t at, std::int64_t used);
     void put_span(std::string& out, std::int64_t process, track where, std::string_view name,
-                  std::int64_t begin, std::int64_t end, std::uint64_t bytes = 0) {
-      out += R"({"name":)" + quoted(name);
-      put_place(out, "X", process, static_cast<int>(where), begin);
-      char tail[120];
-      std::snprintf(tail, sizeof tail, R"(,"dur":%.3f)", 1e-3 * static_cast<double>(end - begin));
-      out += tail;
-      if (bytes != 0) {
-        std::snprintf(
-            tail, sizeof tail, R"(,"args":{"bytes":%llu,"bytes per second":%.0f})",
-            static_cast<unsigned long long>(bytes),
-            end > begin ? 1e9 * static_cast<double>(bytes) / static_cast<double>(end - begin) : 0.0);
-        out += tail;
-      }
-      out += "},\n";
-    }
-    void put_instant(std::string& out, track where, std::string_view text) {
-      out += R"({"name":)" + quoted(text);
-      put_place(out, "i", trainer, static_cast<int>(where), steady_now());
-      out += R"(,"s":"t"},)"
-             "\n";
-    }
+                  std::int64_t begin, std::int64_t end, std::uint64_t bytes = 0);
+    void put_instant(std::string& out, track where, std::string_view text);
     static void put_counter(std::string& out, std::int64_t process, std::string_view name, std::int64_t at,
-                            double value) {
-      out += R"({"name":)" + quoted(name);
-      put_place(out, "C", process, 0, at);
-      char tail[60];
-      std::snprintf(tail, sizeof tail, R"(,"args":{"value":%.3f}},)", value);
-      out += tail;
-      out += '\n';
-    }
+                            double value);
     static void put_name(std::string& out, const char* what, std::int64_t process, int where,
-                         std::string_view name) {
-      out += R"({"name":)" + quoted(what);
-      put_place(out, "M", process, where, 0);
-      out += R"(,"args":{"name":)" + quoted(name) + "}},\n";
-    }
+                         std::string_view name);
     static void put_place(std::string& out, const char* phase, std::int64_t process, int where,
-                          std::int64_t at) {
-      char text[120];
-      std::snprintf(text, sizeof text, R"(,"ph":"%s","pid":%lld,"tid":%d,"ts":%.3f)", phase,
-                    static_cast<long long>(process), where, 1e-3 * static_cast<double>(at));
-      out += text;
-    }
+                          std::int64_t at);
     /// A JSON string.
-    static std::string quoted(std::string_view text) {
-      std::string out = "\"";
-      for (const char c : text) {
-        if (c == '"' || c == '\\') out += '\\';
-        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-      }
-      return out + '"';
-    }
-    void write(const std::string& text) {
-      std::fputs(text.c_str(), file.get());
-      std::fflush(file.get());
-    }
+    static std::string quoted(std::string_view text);
+    void write(const std::string& text);
   };
 
   std::shared_ptr<shared> shared_;
@@ -272,3 +89,7 @@ static_assert(Observer<trace_file>, "trace_file must model Observer");
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/observe/trace_file.ipp>
+#endif

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/observer.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_report.hpp>
+#include <cairn/observe/trace_file.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+CAIRN_BODY trace_file::trace_file(const std::string& path, std::int32_t rank)
+    : shared_(std::make_shared<shared>()) {
+  shared_->file.reset(std::fopen(path.c_str(), "we"));
+  if (shared_->file == nullptr)
+    fail(error_id::storage_io, "the trace file cannot be written",
+         {.file = path, .got = std::generic_category().message(errno)});
+  shared_->rank = rank;
+  shared_->cpu[shared_->trainer] = {steady_now(), process_cpu_now()};
+  std::string text = "[\n";
+  shared_->introduce(text, shared_->trainer, "trainer");
+  shared_->write(text);
+}
+
+CAIRN_BODY void trace_file::observe(const observation& what) noexcept {
+  try {
+    const std::string name = "step " + std::to_string(what.step);
+    const std::lock_guard lock(shared_->mutex);
+    std::string text;
+    switch (what.kind) {
+      case observation::what::committed:
+        shared_->put_save(text, what, name);
+        break;
+      case observation::what::failed:
+        shared_->put_save(text, what, name);
+        shared_->put_instant(text, track::saves, what.text);
+        break;
+      case observation::what::loaded: {
+        const auto end = steady_now();
+        shared_->put_span(text, shared_->trainer, track::training, "load " + name,
+                          end - static_cast<std::int64_t>(what.seconds * 1e9), end, what.bytes);
+        break;
+      }
+      case observation::what::fell_back:
+      case observation::what::warning:
+      case observation::what::awaiting:
+      case observation::what::awaited:
+      case observation::what::fenced:
+        shared_->put_instant(text, track::saves, what.text);
+        break;
+      case observation::what::began:
+      case observation::what::verified:
+        break;
+    }
+    shared_->write(text);
+  } catch (...) {
+    // Out of memory for a line of the trace: training is worth more.
+  }
+}
+
+CAIRN_BODY void trace_file::step(std::int64_t number) noexcept {
+  try {
+    const auto now = steady_now();
+    const std::lock_guard lock(shared_->mutex);
+    std::string text;
+    if (shared_->step_begin != 0)
+      shared_->put_span(text, shared_->trainer, track::steps, "step " + std::to_string(number),
+                        shared_->step_begin, now);
+    shared_->step_begin = now;
+    shared_->put_cpu(text, shared_->trainer, now, process_cpu_now());
+    shared_->write(text);
+  } catch (...) {
+    // As above.
+  }
+}
+
+CAIRN_BODY void trace_file::mark(std::string_view text) noexcept {
+  try {
+    const std::lock_guard lock(shared_->mutex);
+    std::string line;
+    shared_->put_instant(line, track::training, text);
+    shared_->write(line);
+  } catch (...) {
+    // As above.
+  }
+}
+
+CAIRN_BODY trace_file::track trace_file::track_of(span_kind kind) noexcept {
+  switch (kind) {
+    case span_kind::plan:
+    case span_kind::wait:
+    case span_kind::stage:
+    case span_kind::before_update:
+      return track::training;
+    case span_kind::copy:
+    case span_kind::copy_and_hash:
+      return track::copying;
+    case span_kind::hash:
+    case span_kind::gather:
+      return track::hashing;
+    default:
+      return track::writing;
+  }
+}
+
+CAIRN_BODY bool trace_file::counted(span_kind kind) noexcept {
+  return kind == span_kind::copy || kind == span_kind::copy_and_hash || kind == span_kind::write;
+}
+
+CAIRN_BODY void trace_file::shared::introduce(std::string& out, std::int64_t process, const char* role) {
+  if (!introduced.insert(process).second) return;
+  put_name(out, "process_name", process, 0,
+           "rank " + std::to_string(rank) + " " + role + " (" + std::to_string(process) + ")");
+  for (const auto& [number, name] :
+       {std::pair{track::steps, "steps"}, std::pair{track::training, "training waits for"},
+        std::pair{track::copying, "copying"}, std::pair{track::saves, "saves"},
+        std::pair{track::writing, "writing"}, std::pair{track::hashing, "hashing"}})
+    put_name(out, "thread_name", process, static_cast<int>(number), name);
+}
+
+CAIRN_BODY void trace_file::shared::put_save(std::string& out, const observation& what,
+                                             const std::string& name) {
+  const auto& r = *what.report;
+  const auto now = steady_now();
+  auto begin = now;
+  std::vector<save_span> spans(what.spans.begin(), what.spans.end());
+  std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  for (const auto& s : spans) begin = std::min(begin, s.begin);
+  put_span(out, trainer, track::saves, "save " + name, begin, now, r.bytes);
+  for (const auto& s : spans) {
+    introduce(out, s.process, "worker");
+    if (s.end - s.begin < 1000 && (s.kind == span_kind::wait || s.kind == span_kind::await)) continue;
+    put_span(out, s.process, track_of(s.kind),
+             s.kind == span_kind::save ? "save " + name : std::string(name_of(s.kind)), s.begin, s.end,
+             s.bytes);
+    if (!counted(s.kind) || s.end <= s.begin) continue;
+    const char* counter = s.kind == span_kind::write ? "written MB/s" : "copied MB/s";
+    put_counter(out, s.process, counter, s.begin,
+                1e3 * static_cast<double>(s.bytes) / static_cast<double>(s.end - s.begin));
+    put_counter(out, s.process, counter, s.end, 0);
+  }
+  std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.end < b.end; });
+  for (const auto& s : spans)
+    if (s.process != trainer) put_cpu(out, s.process, s.end, s.cpu);
+  if (r.writing.process != 0 && r.writing.process != trainer) {
+    put_counter(out, r.writing.process, "cores in use", now, 0);
+    cpu[r.writing.process].at = now;
+  }
+}
+
+CAIRN_BODY void trace_file::shared::put_cpu(std::string& out, std::int64_t process, std::int64_t at,
+                                            std::int64_t used) {
+  auto& before = cpu[process];
+  if (before.at == 0 || used < before.used) {
+    before = {at, used};
+    return;
+  }
+  if (at - before.at < 100'000) return;
+  put_counter(out, process, "cores in use", before.at,
+              static_cast<double>(used - before.used) / static_cast<double>(at - before.at));
+  before = {at, used};
+}
+
+CAIRN_BODY void trace_file::shared::put_span(std::string& out, std::int64_t process, track where,
+                                             std::string_view name, std::int64_t begin, std::int64_t end,
+                                             std::uint64_t bytes) {
+  out += R"({"name":)" + quoted(name);
+  put_place(out, "X", process, static_cast<int>(where), begin);
+  char tail[120];
+  std::snprintf(tail, sizeof tail, R"(,"dur":%.3f)", 1e-3 * static_cast<double>(end - begin));
+  out += tail;
+  if (bytes != 0) {
+    std::snprintf(tail, sizeof tail, R"(,"args":{"bytes":%llu,"bytes per second":%.0f})",
+                  static_cast<unsigned long long>(bytes),
+                  end > begin ? 1e9 * static_cast<double>(bytes) / static_cast<double>(end - begin) : 0.0);
+    out += tail;
+  }
+  out += "},\n";
+}
+
+CAIRN_BODY void trace_file::shared::put_instant(std::string& out, track where, std::string_view text) {
+  out += R"({"name":)" + quoted(text);
+  put_place(out, "i", trainer, static_cast<int>(where), steady_now());
+  out += R"(,"s":"t"},)"
+         "\n";
+}
+
+CAIRN_BODY void trace_file::shared::put_counter(std::string& out, std::int64_t process, std::string_view name,
+                                                std::int64_t at, double value) {
+  out += R"({"name":)" + quoted(name);
+  put_place(out, "C", process, 0, at);
+  char tail[60];
+  std::snprintf(tail, sizeof tail, R"(,"args":{"value":%.3f}},)", value);
+  out += tail;
+  out += '\n';
+}
+
+CAIRN_BODY void trace_file::shared::put_name(std::string& out, const char* what, std::int64_t process,
+                                             int where, std::string_view name) {
+  out += R"({"name":)" + quoted(what);
+  put_place(out, "M", process, where, 0);
+  out += R"(,"args":{"name":)" + quoted(name) + "}},\n";
+}
+
+CAIRN_BODY void trace_file::shared::put_place(std::string& out, const char* phase, std::int64_t process,
+                                              int where, std::int64_t at) {
+  char text[120];
+  std::snprintf(text, sizeof text, R"(,"ph":"%s","pid":%lld,"tid":%d,"ts":%.3f)", phase,
+                static_cast<long long>(process), where, 1e-3 * static_cast<double>(at));
+  out += text;
+}
+
+CAIRN_BODY std::string trace_file::shared::quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out + '"';
+}
+
+CAIRN_BODY void trace_file::shared::write(const std::string& text) {
+  std::fputs(text.c_str(), file.get());
+  std::fflush(file.get());
+}
+
+}  // namespace v1
+}  // namespace cairn
