@@ -8,14 +8,12 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/state_dict.hpp>
-#include <cairn/storage/commit/checkpoint_catalog.hpp>
-#include <cairn/storage/load/load_work.hpp>
-#include <cairn/storage/load/shared_records.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/system/deadline.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,6 +22,11 @@
 
 namespace cairn {
 inline namespace v1 {
+
+namespace detail {
+struct load_work;
+struct load_file;
+}  // namespace detail
 
 /// Reads what safetensors_writer wrote, over a store of any type; a StorageReader. Copies share the store.
 ///
@@ -43,7 +46,7 @@ class safetensors_reader {
   /// What it reads from.
   [[nodiscard]] const any_store& store() const noexcept { return store_; }
 
-  [[nodiscard]] std::vector<std::int64_t> list() { return checkpoint_catalog(store_).list(); }
+  [[nodiscard]] std::vector<std::int64_t> list();
 
   [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step);
 
@@ -78,7 +81,7 @@ class safetensors_reader {
   [[nodiscard]] std::string steps_there();
   static void throw_if_late(deadline until, const std::string& key);
   std::uint64_t fetch_records(checkpoint_type& checkpoint, std::vector<std::int32_t> ranks, deadline until,
-                              const detail::record_sink& sink = {});
+                              const std::function<void(std::int32_t, std::span<const std::byte>)>& sink = {});
   [[nodiscard]] static std::vector<std::int32_t> ranks_of(const checkpoint_type& checkpoint,
                                                           const load_plan& plan);
   /// The records that a plan needs, each read by one of the ranks that need it.

@@ -49,6 +49,10 @@
 namespace cairn {
 inline namespace v1 {
 
+CAIRN_BODY std::vector<std::int64_t> safetensors_reader::list() {
+  return checkpoint_catalog(store_).list();
+}
+
 CAIRN_BODY std::vector<std::byte> safetensors_reader::fetch(std::int64_t step) {
   const auto key = manifest_key(step);
   auto bytes = store_.read_all(key, detail::max_manifest_bytes);
@@ -149,9 +153,9 @@ CAIRN_BODY void safetensors_reader::throw_if_late(deadline until, const std::str
   if (until.passed()) fail(error_id::timeout_load, "the checkpoint was not read in time", {.file = key});
 }
 
-CAIRN_BODY std::uint64_t safetensors_reader::fetch_records(checkpoint_type& checkpoint,
-                                                           std::vector<std::int32_t> ranks, deadline until,
-                                                           const detail::record_sink& sink) {
+CAIRN_BODY std::uint64_t safetensors_reader::fetch_records(
+    checkpoint_type& checkpoint, std::vector<std::int32_t> ranks, deadline until,
+    const std::function<void(std::int32_t, std::span<const std::byte>)>& sink) {
   std::erase_if(ranks, [&](auto r) { return checkpoint.has_record(r); });
   std::vector<std::unique_ptr<stored_record>> records(ranks.size());
   std::atomic<std::uint64_t> bytes{0};
@@ -182,10 +186,12 @@ CAIRN_BODY std::vector<std::int32_t> safetensors_reader::ranks_of(const checkpoi
 CAIRN_BODY std::uint64_t safetensors_reader::exchange_records(checkpoint_type& checkpoint,
                                                               const load_plan& plan, std::uint64_t budget,
                                                               read_exchange& exchange, deadline until) {
-  detail::shared_records records(checkpoint, exchange.wants(), exchange.rank(),
-                                 [&](std::vector<std::int32_t> ranks, const detail::record_sink& sink) {
-                                   return fetch_records(checkpoint, std::move(ranks), until, sink);
-                                 });
+  detail::shared_records records(
+      checkpoint, exchange.wants(), exchange.rank(),
+      [&](std::vector<std::int32_t> ranks,
+          const std::function<void(std::int32_t, std::span<const std::byte>)>& sink) {
+        return fetch_records(checkpoint, std::move(ranks), until, sink);
+      });
   exchange.run(
       [&] {
         return shared_units{records.find_units(ranks_of(checkpoint, plan)), &records};
