@@ -3,6 +3,7 @@
 #pragma once
 #include <cairn/concepts/executor.hpp>
 #include <cairn/execute/job_message.hpp>
+#include <cairn/execute/main_program.hpp>
 #include <cairn/execute/worker_process.hpp>
 
 #include <chrono>

@@ -4,6 +4,7 @@
 #include <cairn/manage/verify_report.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/commit/record_collection.hpp>
 #include <cairn/storage/load/load_engine.hpp>
 #include <cairn/storage/load/record_reading.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>

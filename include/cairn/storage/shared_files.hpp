@@ -4,11 +4,13 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/commit/record_collection.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors/shared_file_plan.hpp>
 #include <cairn/storage/write_source.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/digest.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <array>

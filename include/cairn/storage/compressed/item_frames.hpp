@@ -5,6 +5,7 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/parallel.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <bit>
