@@ -73,8 +73,12 @@ class json_adapter {
   bool Uint64(std::uint64_t value) { return take(events_.number(value)); }
   bool Double(double) { return take(events_.other()); }
   bool RawNumber(const char*, rapidjson::SizeType, bool) { return take(events_.other()); }
-  bool String(const char* text, rapidjson::SizeType size, bool) { return take(events_.string({text, size})); }
-  bool Key(const char* text, rapidjson::SizeType size, bool) { return take(events_.key({text, size})); }
+  bool String(const char* text, rapidjson::SizeType size, bool) {
+    return whole({text, size}) && take(events_.string({text, size}));
+  }
+  bool Key(const char* text, rapidjson::SizeType size, bool) {
+    return whole({text, size}) && take(events_.key({text, size}));
+  }
   bool StartObject() { return deeper() && take(events_.begin_object()); }
   bool StartArray() { return deeper() && take(events_.begin_array()); }
   bool EndObject(rapidjson::SizeType) { return --depth_, take(events_.end_object()); }
@@ -86,6 +90,14 @@ class json_adapter {
   bool take(const char* problem) noexcept {
     problem_ = problem;
     return problem == nullptr;
+  }
+  /// The parser lets an escape of the second half of a surrogate pair stand alone, and makes bytes of it that are no
+  /// UTF-8 (ED A0..BF): nothing could read them again.
+  bool whole(std::string_view text) noexcept {
+    for (auto at = text.find('\xED'); at != text.npos; at = text.find('\xED', at + 1))
+      if (at + 1 < text.size() && static_cast<unsigned char>(text[at + 1]) >= 0xA0)
+        return take("has half of a surrogate pair");
+    return true;
   }
   bool deeper() noexcept { return ++depth_ <= max_json_depth || take("is nested deeper than 32 levels"); }
 
