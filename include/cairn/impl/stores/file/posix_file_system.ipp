@@ -54,19 +54,6 @@ inline void fill(const struct statx& s, file_status& out) noexcept {
 }
 }  // namespace detail
 
-CAIRN_BODY std::string posix_file_system::absolute(const std::string& path) const {
-  if (!path.empty() && path.front() == '/') return path;
-  std::vector<char> buffer(4096);
-  while (::getcwd(buffer.data(), buffer.size()) == nullptr) {
-    if (errno != ERANGE || buffer.size() > (std::size_t{1} << 20)) return path;
-    buffer.resize(buffer.size() * 2);
-  }
-  std::string here(buffer.data());
-  if (path.empty() || path == ".") return here;
-  if (here.back() != '/') here += '/';
-  return here + path;
-}
-
 CAIRN_BODY std::uint64_t posix_file_system::unique_number() const noexcept {
   std::uint64_t number = 0;
   if (::getrandom(&number, sizeof number, 0) == static_cast<::ssize_t>(sizeof number)) return number;
