@@ -38,8 +38,8 @@
 #include <cairn/impl/model/plan.ipp>
 #include <cairn/impl/model/rank_set.ipp>
 #include <cairn/impl/model/record.ipp>
+#include <cairn/impl/model/save_context.ipp>
 #include <cairn/impl/model/save_handle.ipp>
-#include <cairn/impl/model/save_job.ipp>
 #include <cairn/impl/model/save_journal.ipp>
 #include <cairn/impl/model/save_progress.ipp>
 #include <cairn/impl/model/staged_image.ipp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_writer.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 
 #include <concepts>
 #include <memory>

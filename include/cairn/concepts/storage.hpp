@@ -6,7 +6,7 @@
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/save_announcement.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/model/state_dict.hpp>
 
 #include <concepts>

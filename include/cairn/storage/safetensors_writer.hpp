@@ -10,7 +10,7 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/save_announcement.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_options.hpp>

@@ -10,7 +10,7 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/model/staged_image.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 #include <cairn/concepts/executor.hpp>
 #include <cairn/execute/save_thread.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/process_limits.hpp>
 

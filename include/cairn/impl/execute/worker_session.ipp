@@ -9,8 +9,8 @@
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/save_announcement.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/model/save_handle.hpp>
-#include <cairn/model/save_job.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/model/staged_image.hpp>

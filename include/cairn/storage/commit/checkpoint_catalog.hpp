@@ -4,7 +4,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
 #include <cairn/storage/manifest/manifest.hpp>

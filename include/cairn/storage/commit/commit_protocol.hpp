@@ -4,7 +4,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/attempts_under_way.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/storage/commit/step_objects.hpp>

@@ -3,7 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/attempt_ending.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>

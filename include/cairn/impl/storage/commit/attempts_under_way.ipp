@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/attempt_ending.hpp>
 #include <cairn/storage/commit/attempts_under_way.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>

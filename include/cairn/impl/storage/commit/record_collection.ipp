@@ -3,7 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/model/peer_watch.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
 #include <cairn/storage/commit/step_objects.hpp>

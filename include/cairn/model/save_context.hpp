@@ -53,5 +53,5 @@ static_assert(attempt_stride * attempt_stride_inverse == 1);
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/model/save_job.ipp>
+#include <cairn/impl/model/save_context.ipp>
 #endif

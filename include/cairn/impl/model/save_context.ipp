@@ -3,7 +3,7 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/peer_watch.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/model/save_job.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/system/digest.hpp>
