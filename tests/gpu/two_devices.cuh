@@ -158,9 +158,9 @@ TEST_CASE("alone: what was made on a device is given back there, whatever thread
   using memory_type = cairn::cuda::pinned<cairn::heap_memory>;
   std::optional<memory_type::block_type> block(memory_type().allocate(4096));
   ends_elsewhere(block);
-  std::optional<cairn::cuda::detail::lane<gpu>> lane(std::in_place, 1, rank.stream, true, 4096);
-  REQUIRE(lane->staging() != nullptr);
-  ends_elsewhere(lane);
+  std::optional<cairn::cuda::detail::copy_queue<gpu>> queue(std::in_place, 1, rank.stream, true, 4096);
+  REQUIRE(queue->staging() != nullptr);
+  ends_elsewhere(queue);
 }
 
 }  // namespace two_devices

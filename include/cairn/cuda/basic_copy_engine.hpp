@@ -144,7 +144,7 @@ class basic_copy_engine {
     for (const auto& source : sources) {
       const auto& view = source.view;
       if (view.space != memory_space::device || view.device < 0 || view.bytes() == 0) continue;
-      auto& l = lane_on(view.device);
+      auto& l = queue_on(view.device);
       if constexpr (GatheringRuntime<R>) {
         const bool few_bytes =
             view.contiguous() ? view.bytes() < options_.gather_below : options_.gather_below != 0;
@@ -160,12 +160,12 @@ class basic_copy_engine {
   void copy(std::shared_ptr<image_fill> fill, deadline until) {
     const beside_captures<R> guard;
     const bool overlapped = fill->options().overlapped;
-    const auto lanes = lanes_of(*fill);
-    for (const auto* l : lanes) {
+    const auto queues = queues_of(*fill);
+    for (const auto* l : queues) {
       const device_in_use<R> use(l->device());
       refuse_capture<R>(l->compute(), l->device(), "save()");
     }
-    auto filled = std::make_shared<transfer>(fill, lanes, options_.batch_bytes, options_.gather_below);
+    auto filled = std::make_shared<transfer>(fill, queues, options_.batch_bytes, options_.gather_below);
     start();
     last_ = filled;
     std::exception_ptr failure;
@@ -210,7 +210,7 @@ class basic_copy_engine {
 
  private:
   using transfer = detail::transfer<R>;
-  using lane = detail::lane<R>;
+  using copy_queue = detail::copy_queue<R>;
   static constexpr auto look_every = std::chrono::microseconds(50);
   static constexpr auto look_seldom = std::chrono::microseconds(10'000);
 
@@ -218,7 +218,7 @@ class basic_copy_engine {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<std::shared_ptr<transfer>> transfers;
-    std::vector<std::unique_ptr<lane>> lanes;  // of the thread that saves, until the destructor
+    std::vector<std::unique_ptr<copy_queue>> queues;  // of the thread that saves, until the destructor
     std::thread worker;
     bool stopping = false;
     bool over = false;
@@ -250,7 +250,7 @@ class basic_copy_engine {
           changed.wait(lock);  // idle
           continue;
         }
-        // Images are filled in the order of their saves; all lanes are in that order.
+        // Images are filled in the order of their saves; all queues are in that order.
         auto first = transfers.front();
         lock.unlock();
         const bool ended = first->go_on();
@@ -277,27 +277,27 @@ class basic_copy_engine {
     });
     ::pthread_setname_np(state_->worker.native_handle(), "cairn cuda");
   }
-  /// A lane for each device that a source lies on.
-  [[nodiscard]] std::vector<lane*> lanes_of(const image_fill& fill) {
-    std::vector<lane*> used;
+  /// A queue for each device that a source lies on.
+  [[nodiscard]] std::vector<copy_queue*> queues_of(const image_fill& fill) {
+    std::vector<copy_queue*> used;
     for (const auto& place : fill.layout().items) {
       const auto& view = fill.source(place).view;
       if (view.space != memory_space::device || place.bytes == 0) continue;
-      const auto on = [&](const lane* l) { return l->device() == view.device; };
-      if (std::find_if(used.begin(), used.end(), on) == used.end()) used.push_back(&lane_on(view.device));
+      const auto on = [&](const copy_queue* l) { return l->device() == view.device; };
+      if (std::find_if(used.begin(), used.end(), on) == used.end()) used.push_back(&queue_on(view.device));
     }
     return used;
   }
-  [[nodiscard]] lane& lane_on(int device) {
-    for (const auto& l : state_->lanes)
+  [[nodiscard]] copy_queue& queue_on(int device) {
+    for (const auto& l : state_->queues)
       if (l->device() == device) return *l;
     typename R::stream_type compute{};
     for (const auto& given : options_.compute)
       if (given.device == device) compute = given.stream;
     const device_in_use<R> use(device);
-    state_->lanes.push_back(
-        std::make_unique<lane>(device, compute, options_.stream_writes, options_.gather_bytes));
-    return *state_->lanes.back();
+    state_->queues.push_back(
+        std::make_unique<copy_queue>(device, compute, options_.stream_writes, options_.gather_bytes));
+    return *state_->queues.back();
   }
 
   std::unique_ptr<shared> state_;

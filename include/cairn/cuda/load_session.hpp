@@ -109,7 +109,7 @@ class load_session final : public device_load {
       keep_buffers();
     buffers_.clear();
     const beside_captures<R> guard;
-    for (const auto& l : lanes_) {
+    for (const auto& l : open_devices_) {
       const device_in_use<R> use(l.device, std::nothrow);
       (void)R::destroy_stream(l.side);
     }
@@ -133,9 +133,9 @@ class load_session final : public device_load {
            {.item = std::string(item),
             .expected = "device " + std::to_string(target.device),
             .got = device < 0 ? "memory of no device" : "device " + std::to_string(device)});
-    for (const auto& l : lanes_)
+    for (const auto& l : open_devices_)
       if (l.device == target.device) return;
-    open_lane(target.device);
+    open_stream_on(target.device);
   }
   [[nodiscard]] std::uint64_t memory() const noexcept override { return memory_; }
 
@@ -154,18 +154,18 @@ class load_session final : public device_load {
   }
   void put(const buffer& from, int device, std::string_view item, std::span<const device_run> runs) override {
     auto& b = at(from);
-    const auto lane_index = index_of(device);
+    const auto device_index = index_of(device);
     const beside_captures<R> guard;
     const device_in_use<R> use(device);
-    if (b.parts.size() < lanes_.size()) b.parts.resize(lanes_.size());
-    auto& parts = b.parts[lane_index];
+    if (b.parts.size() < open_devices_.size()) b.parts.resize(open_devices_.size());
+    auto& parts = b.parts[device_index];
     if (b.item.empty()) b.item = item;
     b.touched = true;
-    run_scatterer<R> scatterer(lanes_[lane_index].side, device, item, parts);
+    run_scatterer<R> scatterer(open_devices_[device_index].side, device, item, parts);
     for (const auto& run : runs) scatterer.add(run);
     scatterer.flush();
     // One call for many, but not so many that the device waits for them.
-    if (parts.size() >= max_parts) copy_parts(b, lane_index);
+    if (parts.size() >= max_parts) copy_parts(b, device_index);
   }
   void give(const buffer& done) noexcept override {
     auto& b = at(done);
@@ -175,11 +175,12 @@ class load_session final : public device_load {
     try {
       if (b.touched)
         for (std::size_t i = 0; i < b.parts.size(); ++i) {
-          const device_in_use<R> use(lanes_[i].device);
+          const device_in_use<R> use(open_devices_[i].device);
           copy_parts(b, i);
-          events.emplace_back(lanes_[i].device);
-          check_call<R>(R::record(events.back().get(), lanes_[i].side),
-                        "cudaEventRecord (recording an event behind copies)", lanes_[i].device, b.item);
+          events.emplace_back(open_devices_[i].device);
+          check_call<R>(R::record(events.back().get(), open_devices_[i].side),
+                        "cudaEventRecord (recording an event behind copies)", open_devices_[i].device,
+                        b.item);
         }
     } catch (...) {
       failure = std::current_exception();
@@ -217,7 +218,7 @@ class load_session final : public device_load {
   struct ring_buffer {
     std::size_t index = 0;
     std::optional<typename memory_type::block_type> block;
-    std::vector<std::vector<copy_part>> parts;  ///< of each lane, not yet copied
+    std::vector<std::vector<copy_part>> parts;  ///< of each device, not yet copied
     std::vector<owned_event<R>> events;         ///< behind its copies
     std::string item;                           ///< the first that it has something of
     bool held = false;
@@ -232,7 +233,7 @@ class load_session final : public device_load {
          "memory of a device was not loaded in time; what the destinations hold is undefined",
          {.item = item});
   }
-  void open_lane(int device) {
+  void open_stream_on(int device) {
     const device_in_use<R> use(device);
     // Pins with this device in use, on whatever thread: no other device gets a context for it.
     if (!ring_memory_) ring_memory_.emplace(pinning_);
@@ -240,10 +241,10 @@ class load_session final : public device_load {
     for (const auto& given : compute_)
       if (given.device == device) compute = given.stream;
     refuse_capture<R>(compute, device, "a load");
-    lanes_.reserve(lanes_.size() + 1);
+    open_devices_.reserve(open_devices_.size() + 1);
     open_device made{device, {}};
     check_call<R>(R::make_stream(made.side), "cudaStreamCreateWithPriority (making a stream)", device);
-    lanes_.push_back(made);
+    open_devices_.push_back(made);
     const owned_event<R> ready(device);
     check_call<R>(R::record(ready.get(), compute),
                   "cudaEventRecord (recording an event on the compute stream)", device);
@@ -251,21 +252,21 @@ class load_session final : public device_load {
                   "cudaStreamWaitEvent (ordering copies behind the compute stream)", device);
   }
   [[nodiscard]] std::size_t index_of(int device) const {
-    const auto found =
-        std::find_if(lanes_.begin(), lanes_.end(), [&](const open_device& l) { return l.device == device; });
-    if (found == lanes_.end())
+    const auto found = std::find_if(open_devices_.begin(), open_devices_.end(),
+                                    [&](const open_device& l) { return l.device == device; });
+    if (found == open_devices_.end())
       fail(error_id::usage_unsupported_tensor, "a destination on a device was not checked before the load",
            {.got = "device " + std::to_string(device)});
-    return static_cast<std::size_t>(found - lanes_.begin());
+    return static_cast<std::size_t>(found - open_devices_.begin());
   }
   [[nodiscard]] ring_buffer& at(const buffer& b) {
     const std::lock_guard lock(mutex_);
     return *buffers_[b.index];
   }
   /// @pre its device is in use.
-  void copy_parts(ring_buffer& b, std::size_t lane_index) {
-    auto& parts = b.parts[lane_index];
-    const auto& l = lanes_[lane_index];
+  void copy_parts(ring_buffer& b, std::size_t device_index) {
+    auto& parts = b.parts[device_index];
+    const auto& l = open_devices_[device_index];
     if (parts.size() == 1)
       check_call<R>(R::copy_to_device(parts[0].to, parts[0].from, parts[0].bytes, l.side),
                     "cudaMemcpyAsync (copying to device memory)", l.device, b.item);
@@ -324,7 +325,7 @@ class load_session final : public device_load {
   }
   [[nodiscard]] bool drained() noexcept {
     const auto until = deadline::in(drain_limit_);
-    return std::all_of(lanes_.begin(), lanes_.end(),
+    return std::all_of(open_devices_.begin(), open_devices_.end(),
                        [&](const open_device& l) { return drain<R>(l.side, l.device, until); });
   }
 
@@ -333,7 +334,7 @@ class load_session final : public device_load {
   pinned_options pinning_;
   std::chrono::nanoseconds drain_limit_;
   std::shared_ptr<load_ring<R>> ring_;
-  std::vector<open_device> lanes_;  ///< complete before the first put
+  std::vector<open_device> open_devices_;  ///< complete before the first put
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<memory_type> ring_memory_;

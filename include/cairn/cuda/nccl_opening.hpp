@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/communicator.hpp>
-#include <cairn/cuda/nccl_lane.hpp>
 #include <cairn/cuda/nccl_options.hpp>
+#include <cairn/cuda/nccl_pipeline.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 
@@ -29,8 +29,8 @@ namespace detail {
 /// Opens NCCL's communicator of all ranks. The control communicator brings its id and the size of pieces from
 /// rank 0 to the others, along a tree. Collective. @throws timeout_error (timeout_peer), peer_error, storage_error.
 template <NcclRuntime R, Communicator Control>
-[[nodiscard]] std::unique_ptr<nccl_lane<R>> open_nccl(Control& control, const nccl_options& options,
-                                                      deadline until) {
+[[nodiscard]] std::unique_ptr<nccl_pipeline<R>> open_nccl(Control& control, const nccl_options& options,
+                                                          deadline until) {
   const int rank = control.rank();
   const int size = control.size();
   auto piece_bytes = options.piece_bytes;
@@ -65,10 +65,11 @@ template <NcclRuntime R, Communicator Control>
   int device = options.device;
   if (device < 0)
     check_call<R>(R::current_device(device), "cudaGetDevice (asking for the current device)", -1);
-  auto lane = std::make_unique<nccl_lane<R>>(device, piece_bytes, size, id, rank, options.abort_limit);
+  auto pipeline =
+      std::make_unique<nccl_pipeline<R>>(device, piece_bytes, size, id, rank, options.abort_limit);
   for (auto pause = std::chrono::microseconds(20);;) {
     const bool late = until.passed();
-    if (lane->opened()) return lane;
+    if (pipeline->opened()) return pipeline;
     if (late)
       fail(error_id::timeout_peer,
            "ncclCommInitRankConfig on rank " + std::to_string(rank) +

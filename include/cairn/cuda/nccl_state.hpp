@@ -28,12 +28,12 @@ class nccl_state {
   /// Collective, of more than one rank. @throws see open_nccl.
   template <Communicator Control>
   void open(Control& control) {
-    lane_ = open_nccl<R>(control, options_, deadline::in(options_.timeout));
+    pipeline_ = open_nccl<R>(control, options_, deadline::in(options_.timeout));
   }
   /// Null in a world of one rank, and once it was given up.
-  [[nodiscard]] nccl_lane<R>* lane() const noexcept { return lane_.get(); }
+  [[nodiscard]] nccl_pipeline<R>* pipeline() const noexcept { return pipeline_.get(); }
   [[nodiscard]] bool with(int peer) const {
-    return lane_ != nullptr && broken_.empty() && !without_.contains(peer);
+    return pipeline_ != nullptr && broken_.empty() && !without_.contains(peer);
   }
   /// The peer uses it no more.
   void without(int peer) { without_.insert(peer); }
@@ -46,8 +46,8 @@ class nccl_state {
   }
   /// Ends what is under way. @pre give_up() was called.
   void abort() noexcept {
-    if (lane_ != nullptr) static_cast<void>(lane_->abort(deadline::in(options_.abort_limit)));
-    lane_.reset();
+    if (pipeline_ != nullptr) static_cast<void>(pipeline_->abort(deadline::in(options_.abort_limit)));
+    pipeline_.reset();
     if (options_.when_broken == nccl_broken::use_control)
       std::fprintf(stderr,
                    "cairn: rank %d uses NCCL no more (%s); long messages go by the control communicator, "
@@ -68,12 +68,12 @@ class nccl_state {
            {.rank = to});
   }
   /// In a child after fork(): it is the parent's.
-  void leave_to_parent() noexcept { static_cast<void>(lane_.release()); }
+  void leave_to_parent() noexcept { static_cast<void>(pipeline_.release()); }
 
  private:
   nccl_options options_;
   int rank_;
-  std::unique_ptr<nccl_lane<R>> lane_;
+  std::unique_ptr<nccl_pipeline<R>> pipeline_;
   std::set<int> without_;
   std::string broken_;
   int broken_with_ = -1;

@@ -122,13 +122,13 @@ class nccl_world {
         if (!done() && !transfer_ && peers_.lost(about))
           fail(error_id::peer_lost, "a rank that a message goes to or comes from is gone", {.rank = about});
         if (late) {
-          const std::string call = transfer_ && transfer_->moving ? nccl_.lane()->call() : "";
+          const std::string call = transfer_ && transfer_->moving ? nccl_.pipeline()->call() : "";
           const int with = transfer_ ? transfer_->peer : about;
           const bool sending = out_ != nullptr;
           const bool good = done();
           leave();
           if (good) return;
-          fail_nccl_late(nccl_.lane() == nullptr ? call : "", about, with, sending,
+          fail_nccl_late(nccl_.pipeline() == nullptr ? call : "", about, with, sending,
                          until.time_point() - began);
         }
         pause = moved ? shortest_pause : std::min(2 * pause, longest_pause);
@@ -242,7 +242,7 @@ class nccl_world {
       case nccl_opcode::aborted:
         nccl_.without(peer);
         if (promised && transfer_->moving)
-          give_up("rank " + std::to_string(peer) + " aborted its half of " + nccl_.lane()->call());
+          give_up("rank " + std::to_string(peer) + " aborted its half of " + nccl_.pipeline()->call());
         else if (promised)
           transfer_.reset();
         if (is_out) out_->by_control = true;
@@ -278,7 +278,7 @@ class nccl_world {
   bool act(deadline until, bool leaving) {
     if (out_ != nullptr && !out_->done && !nccl_.with(out_->to)) out_->by_control = true;
     if (transfer_ && transfer_->moving) return move();
-    if (nccl_.lane() == nullptr) decline_all();
+    if (nccl_.pipeline() == nullptr) decline_all();
     if (out_ != nullptr && !out_->done && out_->by_control && !transfer_ && !peers_.lost(out_->to)) {
       nccl_.refuse_message(out_->to, out_->bytes.size());
       if (out_->said && out_->to < rank_) tell(out_->to, nccl_opcode::cancel, out_->id);
@@ -331,17 +331,17 @@ class nccl_world {
     auto& t = *transfer_;
     if (!t.what.mine) {
       t.place = &peers_.expect(t.peer, std::move(t.memory));
-      nccl_.lane()->begin_receive(t.peer, t.place->bytes);
+      nccl_.pipeline()->begin_receive(t.peer, t.place->bytes);
     } else {
-      nccl_.lane()->begin_send(t.peer, out_->bytes);
+      nccl_.pipeline()->begin_send(t.peer, out_->bytes);
     }
     t.moving = true;
   }
   bool move() {
     try {
-      auto& lane = *nccl_.lane();
-      const bool moved = !lane.over() && lane.advance();
-      if (!lane.over()) return moved;
+      auto& pipeline = *nccl_.pipeline();
+      const bool moved = !pipeline.over() && pipeline.advance();
+      if (!pipeline.over()) return moved;
     } catch (const error& e) {
       give_up(e.message());
       return true;
@@ -392,7 +392,7 @@ class nccl_world {
         // The memory is this communicator's own.
       } else if (begun) {
         // The other half has begun, or may begin without asking again.
-        const std::string call = transfer_->moving ? nccl_.lane()->call() : "a transfer";
+        const std::string call = transfer_->moving ? nccl_.pipeline()->call() : "a transfer";
         end_nccl(call + " with rank " + std::to_string(transfer_->peer) + " was not done by a deadline");
       } else if (transfer_) {
         retract();

@@ -2,8 +2,8 @@
 #pragma once
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/cuda/basic_pinned.hpp>
+#include <cairn/cuda/copy_queue.hpp>
 #include <cairn/cuda/drain.hpp>
-#include <cairn/cuda/lane.hpp>
 #include <cairn/cuda/load_ring.hpp>
 #include <cairn/cuda/run_collector.hpp>
 #include <cairn/cuda/transfer.hpp>
@@ -52,7 +52,7 @@ class read_session final : public device_read {
     const bool idle =
         std::none_of(windows_.begin(), windows_.end(), [](const auto& w) { return w.under_way; });
     const auto until = deadline::in(drain_limit_);
-    if (idle || std::all_of(lanes_.begin(), lanes_.end(),
+    if (idle || std::all_of(queues_.begin(), queues_.end(),
                             [&](const auto& l) { return drain<R>(l->side(), l->device(), until); })) {
       try {
         for (auto& w : windows_)
@@ -63,7 +63,7 @@ class read_session final : public device_read {
       return;
     }
     // Copies may still write to them.
-    for (auto& l : lanes_) (void)l.release();
+    for (auto& l : queues_) (void)l.release();
     for (auto& w : windows_)
       if (w.block) (void)new (std::nothrow) block_type(std::move(*w.block));
   }
@@ -77,7 +77,7 @@ class read_session final : public device_read {
            {.item = std::string(item)});
     const beside_captures<R> guard;
     const device_in_use<R> use(from.device);
-    auto& l = lane_on(from.device);
+    auto& l = queue_on(from.device);
     while (first < last) {
       const auto& here = window_at(l, from, first, item, until);
       const auto step = std::min(here.last, last) - first;
@@ -100,28 +100,28 @@ class read_session final : public device_read {
     bool under_way = false;
   };
 
-  [[nodiscard]] lane<R>& lane_on(int device) {
-    for (const auto& l : lanes_)
+  [[nodiscard]] copy_queue<R>& queue_on(int device) {
+    for (const auto& l : queues_)
       if (l->device() == device) return *l;
     typename R::stream_type compute{};
     for (const auto& given : compute_)
       if (given.device == device) compute = given.stream;
     refuse_capture<R>(compute, device, "save() with checked{}");
-    auto made = std::make_unique<lane<R>>(device, compute, false, 0);
+    auto made = std::make_unique<copy_queue<R>>(device, compute, false, 0);
     const owned_event<R> ready(device);
     check_call<R>(R::record(ready.get(), compute),
                   "cudaEventRecord (recording an event on the compute stream)", device);
     check_call<R>(R::wait(made->side(), ready.get()),
                   "cudaStreamWaitEvent (ordering copies behind the compute stream)", device);
-    lanes_.push_back(std::move(made));
-    return *lanes_.back();
+    queues_.push_back(std::move(made));
+    return *queues_.back();
   }
   [[nodiscard]] static bool same(const tensor_view& a, const tensor_view& b) noexcept {
     return a.data == b.data && a.device == b.device && a.type == b.type && a.shape == b.shape &&
            a.strides == b.strides;
   }
   /// The window that has byte `at` of the packed view, complete; the bytes behind it are on their way then.
-  [[nodiscard]] const window& window_at(lane<R>& l, const tensor_view& from, std::uint64_t at,
+  [[nodiscard]] const window& window_at(copy_queue<R>& l, const tensor_view& from, std::uint64_t at,
                                         std::string_view item, deadline until) {
     const auto has = [&](const window& w) { return w.first <= at && at < w.last && same(w.of, from); };
     const bool second = has(windows_[1]);
@@ -133,7 +133,7 @@ class read_session final : public device_read {
       begin(other, l, from, here.last, item, until);
     return here;
   }
-  void begin(window& w, lane<R>& l, const tensor_view& from, std::uint64_t first, std::string_view item,
+  void begin(window& w, copy_queue<R>& l, const tensor_view& from, std::uint64_t first, std::string_view item,
              deadline until) {
     await(w, item, until);
     if (!w.block) w.block.emplace(basic_pinned<heap_memory, R>(pinning_).allocate(window_bytes));
@@ -184,7 +184,7 @@ class read_session final : public device_read {
   pinned_options pinning_;
   std::chrono::nanoseconds drain_limit_;
   std::shared_ptr<load_ring<R>> ring_;
-  std::vector<std::unique_ptr<lane<R>>> lanes_;
+  std::vector<std::unique_ptr<copy_queue<R>>> queues_;
   std::array<window, 2> windows_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/cuda/lane.hpp>
+#include <cairn/cuda/copy_queue.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +26,8 @@ template <DeviceRuntime R>
 class run_collector {
  public:
   /// `item`: for errors.
-  run_collector(const lane<R>& on, std::vector<copy_part>& parts, std::string_view item = {}) noexcept
-      : lane_(on), parts_(parts), item_(item) {}
+  run_collector(const copy_queue<R>& on, std::vector<copy_part>& parts, std::string_view item = {}) noexcept
+      : queue_(on), parts_(parts), item_(item) {}
   void add(std::byte* to, const std::byte* from, std::uint64_t bytes) {
     if (rows_ != 0 && bytes == width_ && to == to_ + rows_ * width_ && follows(from)) {
       if (rows_ == 1) pitch_ = static_cast<std::uint64_t>(from - from_);
@@ -41,8 +41,8 @@ class run_collector {
     if (rows_ == 1)
       add_copy(parts_, {to_, from_, width_});
     else if (rows_ > 1)
-      check_call<R>(R::copy_rows_to_host(to_, from_, pitch_, width_, rows_, lane_.side()),
-                    "cudaMemcpy2DAsync (copying rows from device memory)", lane_.device(), item_);
+      check_call<R>(R::copy_rows_to_host(to_, from_, pitch_, width_, rows_, queue_.side()),
+                    "cudaMemcpy2DAsync (copying rows from device memory)", queue_.device(), item_);
     rows_ = 0;
   }
 
@@ -53,7 +53,7 @@ class run_collector {
     const auto pitch = from - from_;
     return pitch >= static_cast<std::ptrdiff_t>(width_) && pitch <= max_pitch;
   }
-  const lane<R>& lane_;
+  const copy_queue<R>& queue_;
   std::vector<copy_part>& parts_;
   std::string_view item_;
   std::byte* to_ = nullptr;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/copy_engine.hpp>
+#include <cairn/cuda/copy_queue.hpp>
 #include <cairn/cuda/drain.hpp>
-#include <cairn/cuda/lane.hpp>
 #include <cairn/cuda/run_collector.hpp>
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/stage/block_copy.hpp>
@@ -34,18 +34,18 @@ namespace detail {
 template <DeviceRuntime R>
 class transfer {
  public:
-  /// `lanes`: those of the devices that the sources lie on. `gather_below`: contiguous pieces of fewer bytes
+  /// `queues`: those of the devices that the sources lie on. `gather_below`: contiguous pieces of fewer bytes
   /// are gathered, as are strided ones, where the runtime has a kernel for that; 0: none.
-  transfer(std::shared_ptr<image_fill> fill, std::vector<lane<R>*> lanes, std::uint64_t batch_bytes,
+  transfer(std::shared_ptr<image_fill> fill, std::vector<copy_queue<R>*> queues, std::uint64_t batch_bytes,
            std::uint64_t gather_below)
       : fill_(std::move(fill)),
-        lanes_(std::move(lanes)),
+        queues_(std::move(queues)),
         units_(cairn::detail::cut_into_units(fill_->layout(), fill_->options().overlapped)),
-        parts_(lanes_.size()),
+        parts_(queues_.size()),
         batch_bytes_(std::max(batch_bytes, fill_->layout().bytes / max_batches)),
         gather_below_(gather_below) {
     if constexpr (GatheringRuntime<R>)
-      for (auto* l : lanes_) gatherings_.emplace_back(*l);
+      for (auto* l : queues_) gatherings_.emplace_back(*l);
   }
 
   /// Orders the copies behind what the compute streams have been given so far, copies what the CPU can read
@@ -53,7 +53,7 @@ class transfer {
   /// are given afterwards begins after those. @throws storage_error; the transfer has failed then, and must
   /// be finished all the same.
   void begin() {
-    for (auto* l : lanes_) {
+    for (auto* l : queues_) {
       const device_in_use<R> device(l->device());
       const owned_event<R> ready(l->device());
       check_call<R>(R::record(ready.get(), l->compute()),
@@ -71,10 +71,10 @@ class transfer {
     }
     if (first == nullptr) return;
     batch done = close_batch({first->begin, last->end, true}, 0);
-    for (std::size_t i = 0; i < lanes_.size(); ++i) {
-      const device_in_use<R> device(lanes_[i]->device());
-      check_call<R>(R::wait(lanes_[i]->compute(), done.marks[i].event.get()),
-                    "cudaStreamWaitEvent (ordering the compute stream behind copies)", lanes_[i]->device());
+    for (std::size_t i = 0; i < queues_.size(); ++i) {
+      const device_in_use<R> device(queues_[i]->device());
+      check_call<R>(R::wait(queues_[i]->compute(), done.marks[i].event.get()),
+                    "cudaStreamWaitEvent (ordering the compute stream behind copies)", queues_[i]->device());
     }
     batches_.push_back(std::move(done));
   }
@@ -149,7 +149,7 @@ class transfer {
     copy_unit range;      ///< where its bytes lie in the image; early: all early units, and only those
     std::size_t end = 0;  ///< units before this one are done with it
     bool last = false;    ///< nothing follows
-    std::vector<stream_mark<R>> marks;  ///< of each lane
+    std::vector<stream_mark<R>> marks;  ///< of each queue
   };
 
   template <class Condition>
@@ -161,10 +161,10 @@ class transfer {
       event_.wait(seen, until);
     }
   }
-  [[nodiscard]] std::size_t lane_on(int device) const noexcept {
+  [[nodiscard]] std::size_t queue_on(int device) const noexcept {
     return static_cast<std::size_t>(
-        std::find_if(lanes_.begin(), lanes_.end(), [&](const auto* l) { return l->device() == device; }) -
-        lanes_.begin());
+        std::find_if(queues_.begin(), queues_.end(), [&](const auto* l) { return l->device() == device; }) -
+        queues_.begin());
   }
 
   /// Does something that concerns these bytes of the image: an error of a device names the items there.
@@ -191,11 +191,11 @@ class transfer {
     if (place == items.end() && place != items.begin()) --place;
     return place != items.end() ? std::string(fill_->name(*place)) : std::string();
   }
-  /// Copies what the CPU can read, and puts the rest into the lane of its device.
+  /// Copies what the CPU can read, and puts the rest into the queue of its device.
   void put(const copy_unit& unit) {
     std::byte* image = fill_->memory().data();
     std::optional<device_in_use<R>> device;
-    if (lanes_.size() == 1) device.emplace(lanes_.front()->device());
+    if (queues_.size() == 1) device.emplace(queues_.front()->device());
     cairn::detail::for_each_piece(
         fill_->layout(), unit.begin, unit.end,
         [&](std::span<const std::byte> bytes, std::uint64_t at) {
@@ -217,10 +217,10 @@ class transfer {
     cairn::detail::streamed_copies_done();
   }
   void put(const tensor_view& view, std::uint64_t first, std::uint64_t last, std::byte* to) {
-    const auto at = lane_on(view.device);
+    const auto at = queue_on(view.device);
     auto& parts = parts_[at];
     std::optional<device_in_use<R>> device;  // one for all where there is one
-    if (lanes_.size() != 1) device.emplace(view.device);
+    if (queues_.size() != 1) device.emplace(view.device);
     const bool together = view.contiguous();
     if constexpr (GatheringRuntime<R>) {
       const bool goes_on = !parts.empty() && parts.back().to + parts.back().bytes == to &&
@@ -231,7 +231,7 @@ class transfer {
       if (gathered && gatherings_[at].add(view, first, last, to)) return;
     }
     if (together) return add_copy(parts, {to, view.data + first, last - first});
-    run_collector<R> runs(*lanes_[at], parts);
+    run_collector<R> runs(*queues_[at], parts);
     for_each_run(view, first, last, [&](const std::byte* from, std::uint64_t bytes, std::uint64_t position) {
       runs.add(to + (position - first), from, bytes);
     });
@@ -243,12 +243,12 @@ class transfer {
     closed.range = range;
     closed.end = end;
     about(range.begin, range.end, [&] {
-      for (std::size_t i = 0; i < lanes_.size(); ++i) closed.marks.push_back(flush(i));
+      for (std::size_t i = 0; i < queues_.size(); ++i) closed.marks.push_back(flush(i));
     });
     return closed;
   }
   stream_mark<R> flush(std::size_t i) {
-    auto& l = *lanes_[i];
+    auto& l = *queues_[i];
     const device_in_use<R> device(l.device());
     auto& parts = parts_[i];
     if (parts.size() == 1)
@@ -280,7 +280,7 @@ class transfer {
     }
     closed.last = true;
     // Kept apart from the batch: whoever orders a stream behind it may come when that is gone.
-    for (auto* l : lanes_) {
+    for (auto* l : queues_) {
       const device_in_use<R> device(l->device());
       owned_event<R> last(l->device());
       check_call<R>(R::record(last.get(), l->side()),
@@ -297,7 +297,7 @@ class transfer {
     for (std::size_t i = 0; i < b.marks.size(); ++i) {
       const auto& mark = b.marks[i];
       if (mark.numbered) {
-        const bool passed = lanes_[i]->passed(mark);
+        const bool passed = queues_[i]->passed(mark);
         if (passed && !b.last) continue;
         if (!passed && looks_ % looks_without_asking != 0) return false;
       }
@@ -325,12 +325,12 @@ class transfer {
     fill_->control().release();
     end();
   }
-  /// True once no copy of this transfer can be under way: each lane is asked through an event behind them
+  /// True once no copy of this transfer can be under way: each queue is asked through an event behind them
   /// all. What fails meanwhile is tried again.
   [[nodiscard]] bool drained() noexcept {
-    drain_.resize(lanes_.size());
-    for (std::size_t i = 0; i < lanes_.size(); ++i)
-      if (!drain_[i].over(lanes_[i]->side(), lanes_[i]->device())) return false;
+    drain_.resize(queues_.size());
+    for (std::size_t i = 0; i < queues_.size(); ++i)
+      if (!drain_[i].over(queues_[i]->side(), queues_[i]->device())) return false;
     return true;
   }
   void end() noexcept {
@@ -341,13 +341,13 @@ class transfer {
   }
 
   std::shared_ptr<image_fill> fill_;
-  std::vector<lane<R>*> lanes_;
+  std::vector<copy_queue<R>*> queues_;
   std::vector<copy_unit> units_;
-  std::vector<std::vector<copy_part>> parts_;  // of each lane, for the batch that is open
-  std::vector<gathering<R>> gatherings_;       // of each lane, where the runtime gathers
+  std::vector<std::vector<copy_part>> parts_;  // of each queue, for the batch that is open
+  std::vector<gathering<R>> gatherings_;       // of each queue, where the runtime gathers
   std::deque<batch> batches_;
   std::vector<owned_event<R>> last_;  // written before enqueued_
-  std::vector<stream_end<R>> drain_;  // of each lane, after a failure
+  std::vector<stream_end<R>> drain_;  // of each queue, after a failure
   std::uint64_t batch_bytes_;
   std::uint64_t gather_below_;
   std::uint64_t looks_ = 0;

@@ -102,13 +102,13 @@ class mpi_world {
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
     check_call();
     check_peer(from);
-    auto& lane = inbox_[from];
+    auto& queue = inbox_[from];
     for (mpi_backoff backoff;;) {
       const bool late = until.passed();  // looked at before the poll, so that what has arrived counts
       const bool moved = progress();
-      if (!lane.empty() && lane.front().done()) {
-        auto bytes = std::move(lane.front().bytes);
-        lane.pop_front();
+      if (!queue.empty() && queue.front().done()) {
+        auto bytes = std::move(queue.front().bytes);
+        queue.pop_front();
         return bytes;
       }
       if (from == rank_)
@@ -116,8 +116,8 @@ class mpi_world {
              {.rank = from});
       if (late)
         fail(error_id::timeout_peer,
-             lane.empty() ? "no message came by the deadline"
-                          : "a message had begun to arrive and was not complete by the deadline",
+             queue.empty() ? "no message came by the deadline"
+                           : "a message had begun to arrive and was not complete by the deadline",
              {.rank = from});
       if (moved)
         backoff.progressed();
@@ -303,8 +303,8 @@ class mpi_world {
       fail(error_id::peer_bad_message, broken_, {.rank = from});
     }
     try {
-      auto& lane = inbox_[from];
-      auto& coming = lane.emplace_back();
+      auto& queue = inbox_[from];
+      auto& coming = queue.emplace_back();
       coming.bytes.resize(static_cast<std::size_t>(length));
       arriving_.emplace_back(from, &coming);
       check(MPI_Imrecv(coming.bytes.data(), length, MPI_BYTE, &message, &coming.request), "MPI_Imrecv", from);

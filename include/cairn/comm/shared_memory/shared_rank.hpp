@@ -41,10 +41,10 @@ class shared_rank {
       gather(size, ring_bytes);
     else
       join(size);
-    lanes_.resize(static_cast<std::size_t>(size));
+    channels_.resize(static_cast<std::size_t>(size));
     for (int peer = 0; peer < size; ++peer) {
-      lane(peer).writer = ring_writer(world_->counters(rank_, peer), world_->ring(rank_, peer));
-      lane(peer).reader = ring_reader(world_->counters(peer, rank_), world_->ring(peer, rank_));
+      channel(peer).writer = ring_writer(world_->counters(rank_, peer), world_->ring(rank_, peer));
+      channel(peer).reader = ring_reader(world_->counters(peer, rank_), world_->ring(peer, rank_));
     }
   }
   shared_rank(const shared_rank&) = delete;
@@ -60,7 +60,7 @@ class shared_rank {
     check(to);
     if (bytes.size() > max_message_bytes)
       fail(error_id::usage_overflow, "a message is longer than 1 GiB", {.rank = rank_});
-    auto& l = lane(to);
+    auto& l = channel(to);
     if (to == rank_) {
       l.ready.emplace_back(bytes.begin(), bytes.end());
       return;
@@ -113,7 +113,7 @@ class shared_rank {
 
  private:
   /// Both directions between this rank and another.
-  struct lane_state {
+  struct channel_state {
     ring_writer writer;
     ring_reader reader;
     std::deque<std::vector<std::byte>> ready;  ///< taken in, not received yet
@@ -150,7 +150,9 @@ class shared_rank {
     bool long_enough_ = false;
   };
 
-  [[nodiscard]] lane_state& lane(int peer) noexcept { return lanes_[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] channel_state& channel(int peer) noexcept {
+    return channels_[static_cast<std::size_t>(peer)];
+  }
 
   void check(int peer) const {
     if (::getpid() != seat_->owner())
@@ -165,14 +167,14 @@ class shared_rank {
     fail(error_id::peer_lost, "the process of a rank has ended", {.rank = peer, .item = job_});
   }
   void check_whole(int peer) {
-    if (const auto& l = lane(peer); l.broken)
+    if (const auto& l = channel(peer); l.broken)
       fail(error_id::peer_bad_message, "what a rank sent through shared memory is damaged: " + *l.broken,
            {.rank = peer});
   }
 
   /// Whether a rank has left or died. `ask`: the kernel, too, which costs a system call.
   [[nodiscard]] bool is_gone(int peer, bool ask) {
-    auto& l = lane(peer);
+    auto& l = channel(peer);
     if (l.lost) return true;
     l.lost = !sits(peer, ask);
     return l.lost;
@@ -188,24 +190,24 @@ class shared_rank {
     try {
       return body();
     } catch (const wire_error& e) {
-      lane(peer).broken = std::string(e.what()) + " (byte " + std::to_string(e.offset) + ")";
+      channel(peer).broken = std::string(e.what()) + " (byte " + std::to_string(e.offset) + ")";
     }
     check_whole(peer);
     return false;
   }
   bool put(int to, outgoing_message& message) {
-    const bool moved = guarded(to, [&] { return lane(to).writer.put(message); });
+    const bool moved = guarded(to, [&] { return channel(to).writer.put(message); });
     if (moved) wake(to, static_cast<std::uint32_t>(rank_));
     return moved;
   }
   std::size_t take(int from) {
     std::size_t taken = 0;
-    guarded(from, [&] { return (taken = lane(from).reader.take(lane(from).ready)) != 0; });
+    guarded(from, [&] { return (taken = channel(from).reader.take(channel(from).ready)) != 0; });
     if (taken != 0) wake(from, rank_slot::anyone);
     return taken;
   }
   [[nodiscard]] bool is_empty(int from) {
-    return !guarded(from, [&] { return lane(from).reader.available() != 0; });
+    return !guarded(from, [&] { return channel(from).reader.available() != 0; });
   }
   /// Rings a rank's bell if it sleeps for this: a message of `what`, or anyone's room.
   void wake(int peer, std::uint32_t what) noexcept {
@@ -216,7 +218,7 @@ class shared_rank {
   /// The next message, if it lies there. Looks no further than at what lay there at the call: a peer that
   /// goes on sending does not keep us past the deadline.
   [[nodiscard]] std::optional<std::vector<std::byte>> next(int from) {
-    auto& l = lane(from);
+    auto& l = channel(from);
     if (l.ready.empty() && from != rank_) {
       std::size_t there = 0;
       guarded(from, [&] { return (there = l.reader.available()) != 0; });
@@ -230,13 +232,13 @@ class shared_rank {
   /// Takes in what the others send, up to a limit. Whether there was anything.
   bool take_from_all() {
     std::size_t kept = 0;
-    for (const auto& l : lanes_) {
+    for (const auto& l : channels_) {
       kept += l.reader.partial_bytes();
       for (const auto& each : l.ready) kept += each.size() + sizeof each;
     }
     bool any = false;
     for (int peer = 0; peer < size() && kept < max_message_bytes; ++peer) {
-      if (peer == rank_ || lane(peer).broken) continue;
+      if (peer == rank_ || channel(peer).broken) continue;
       try {
         any = take(peer) != 0 || any;
       } catch (const peer_error&) {
@@ -349,7 +351,7 @@ class shared_rank {
   std::optional<meeting_host> host_;
   std::shared_ptr<shared_world> world_;
   std::optional<seat> seat_;
-  std::vector<lane_state> lanes_;
+  std::vector<channel_state> channels_;
 };
 
 }  // namespace detail

@@ -111,8 +111,8 @@ CAIRN_BODY borrowed_message thread_world::receive(int self, int from, deadline u
   const box& sender = at(from);
   std::unique_lock lock(own.mutex);
   const auto waiting = [&] {
-    const auto lane = own.from.find(from);
-    return lane != own.from.end() && !lane->second.empty();
+    const auto queue = own.from.find(from);
+    return queue != own.from.end() && !queue->second.empty();
   };
   const auto done = [&] { return own.lost || waiting() || sender.lost; };
   if (until.time_point() == deadline::clock::time_point::max())

@@ -108,14 +108,14 @@ bool give_back_aside(std::unique_ptr<nccl_parts<R>> parts, deadline until) noexc
 }
 
 /// The transfers of a rank by NCCL, one at a time, in pieces: while the device sends one, the host fills the
-/// next. No call of it waits, but for abort(). What fails throws, names the call, and leaves the lane to be
+/// next. No call of it waits, but for abort(). What fails throws, names the call, and leaves the pipeline to be
 /// aborted.
 template <NcclRuntime R>
-class nccl_lane {
+class nccl_pipeline {
  public:
   /// Begins to open the communicator. @throws peer_error (peer_failed)
-  nccl_lane(int device, std::uint64_t piece_bytes, int size, const typename R::nccl_id& id, int rank,
-            std::chrono::nanoseconds abort_limit)
+  nccl_pipeline(int device, std::uint64_t piece_bytes, int size, const typename R::nccl_id& id, int rank,
+                std::chrono::nanoseconds abort_limit)
       : parts_(std::make_unique<nccl_parts<R>>()),
         piece_bytes_(piece_bytes),
         abort_limit_(abort_limit),
@@ -142,9 +142,9 @@ class nccl_lane {
       throw;
     }
   }
-  nccl_lane(const nccl_lane&) = delete;
-  nccl_lane& operator=(const nccl_lane&) = delete;
-  ~nccl_lane() { abort(deadline::in(abort_limit_)); }
+  nccl_pipeline(const nccl_pipeline&) = delete;
+  nccl_pipeline& operator=(const nccl_pipeline&) = delete;
+  ~nccl_pipeline() { abort(deadline::in(abort_limit_)); }
 
   /// Whether the communicator is open. @throws peer_error (peer_failed)
   [[nodiscard]] bool opened() {

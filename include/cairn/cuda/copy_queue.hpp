@@ -26,26 +26,26 @@ namespace detail {
 template <DeviceRuntime R>
 struct stream_mark {
   owned_event<R> event;
-  bool numbered = false;  ///< the lane's word gets `number` or a later one when it is reached
+  bool numbered = false;  ///< the queue's word gets `number` or a later one when it is reached
   std::uint32_t number = 0;
 };
 
 /// A device's side stream, on which images are filled, and the stream that computes. Lives as long as its
 /// engine.
 template <DeviceRuntime R>
-class lane {
+class copy_queue {
  public:
   /// @pre the device is in use. `words`: tell by a word in pinned memory how far the stream is, where the
   /// driver can; `staging_bytes`: of device memory for gathering. @throws storage_error
-  lane(int device, typename R::stream_type compute, bool words, std::uint64_t staging_bytes)
+  copy_queue(int device, typename R::stream_type compute, bool words, std::uint64_t staging_bytes)
       : device_(device), compute_(compute), staging_wanted_(GatheringRuntime<R> ? staging_bytes : 0) {
     check_call<R>(R::make_stream(side_), "cudaStreamCreateWithPriority (making a stream)", device);
     if (words) make_word();
   }
-  lane(const lane&) = delete;
-  lane& operator=(const lane&) = delete;
+  copy_queue(const copy_queue&) = delete;
+  copy_queue& operator=(const copy_queue&) = delete;
   /// @pre nothing of the stream is under way.
-  ~lane() {
+  ~copy_queue() {
     const beside_captures<R> guard;
     const device_in_use<R> use(device_, std::nothrow);
     (void)R::destroy_stream(side_);
@@ -128,18 +128,18 @@ class lane {
   std::uint32_t written_ = 0;
 };
 
-/// Brings small and strided pieces together in a lane's staging memory, from where they are copied as few
-/// large ones. For one thread at a time; several of one lane may exist, since what each puts into the stream
+/// Brings small and strided pieces together in a queue's staging memory, from where they are copied as few
+/// large ones. For one thread at a time; several of one queue may exist, since what each puts into the stream
 /// is in the order of the stream done with the staging memory. For a GatheringRuntime.
 template <DeviceRuntime R>
 class gathering {
  public:
-  explicit gathering(lane<R>& on) noexcept : lane_(on) {}
+  explicit gathering(copy_queue<R>& on) noexcept : queue_(on) {}
 
   /// Bytes [first, last) of the packed view go to `to`, in pinned memory. False: the device has no memory for
   /// this. @pre the device is in use. @throws storage_error
   [[nodiscard]] bool add(const tensor_view& view, std::uint64_t first, std::uint64_t last, std::byte* to) {
-    if (staging_ == nullptr && (staging_ = lane_.staging()) == nullptr) return false;
+    if (staging_ == nullptr && (staging_ = queue_.staging()) == nullptr) return false;
     const bool together = view.contiguous();
     while (first < last) {
       const auto room = make_room(to);
@@ -168,19 +168,19 @@ class gathering {
   }
   /// Zeros between two pieces, which are in place already: copying them again makes one copy of two.
   void zeros(const std::byte* at, std::uint64_t bytes) {
-    if (at != end_ || bytes > gather_tile_bytes || used_ + bytes > lane_.staging_bytes()) return;
+    if (at != end_ || bytes > gather_tile_bytes || used_ + bytes > queue_.staging_bytes()) return;
     put({}, nullptr, bytes);
   }
   /// Gives all to the stream. @pre the device is in use. @throws storage_error
   void flush() {
     if (!parts_.empty()) {
-      const std::lock_guard lock(lane_.mutex());
-      check_call<R>(R::gather(parts_, boxes_, staging_, lane_.side()),
-                    "the launch of a kernel (gathering small tensors)", lane_.device());
+      const std::lock_guard lock(queue_.mutex());
+      check_call<R>(R::gather(parts_, boxes_, staging_, queue_.side()),
+                    "the launch of a kernel (gathering small tensors)", queue_.device());
       check_call<R>(regions_.size() == 1
-                        ? R::copy_to_host(regions_[0].to, regions_[0].from, regions_[0].bytes, lane_.side())
-                        : R::copy_parts_to_host(regions_, lane_.side()),
-                    "cudaMemcpyAsync (copying gathered tensors from device memory)", lane_.device());
+                        ? R::copy_to_host(regions_[0].to, regions_[0].from, regions_[0].bytes, queue_.side())
+                        : R::copy_parts_to_host(regions_, queue_.side()),
+                    "cudaMemcpyAsync (copying gathered tensors from device memory)", queue_.device());
     }
     parts_.clear(), boxes_.clear(), regions_.clear();
     used_ = 0, end_ = nullptr, boxed_ = nullptr;
@@ -192,11 +192,11 @@ class gathering {
     if (to != end_) {
       // Copies are fastest where both sides are aligned alike.
       const std::uint64_t begin = (used_ + 255) / 256 * 256 + reinterpret_cast<std::uintptr_t>(to) % 256;
-      if (begin + 16 > lane_.staging_bytes()) return 0;
+      if (begin + 16 > queue_.staging_bytes()) return 0;
       regions_.push_back({to, staging_ + begin, 0});
       used_ = begin, end_ = to;
     }
-    return lane_.staging_bytes() - used_;
+    return queue_.staging_bytes() - used_;
   }
   void put(gather_part part, const gather_box* box, std::uint64_t bytes) {
     part.to = static_cast<std::uint32_t>(used_);
@@ -206,7 +206,7 @@ class gathering {
     used_ += bytes, end_ += bytes, regions_.back().bytes += bytes;
   }
 
-  lane<R>& lane_;
+  copy_queue<R>& queue_;
   std::byte* staging_ = nullptr;
   std::vector<gather_part> parts_;
   std::vector<gather_box> boxes_;
