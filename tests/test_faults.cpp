@@ -80,9 +80,9 @@ class listener {
   using cairn_role = cairn::role::observer;
   void observe(const cairn::observation& what) noexcept {
     const std::lock_guard lock(told_->mutex);
-    if (what.kind == cairn::observation::what::fell_back)
+    if (what.kind == cairn::observation::event::fell_back)
       told_->passed_over.push_back({what.step, std::string(what.text)});
-    if (what.kind == cairn::observation::what::warning) told_->warnings.emplace_back(what.text);
+    if (what.kind == cairn::observation::event::warning) told_->warnings.emplace_back(what.text);
   }
   [[nodiscard]] std::vector<std::pair<std::int64_t, std::string>> passed_over() const {
     const std::lock_guard lock(told_->mutex);

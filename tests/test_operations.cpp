@@ -141,7 +141,7 @@ struct warnings_into {
   using cairn_role = cairn::role::observer;
   std::string* texts;
   void observe(const cairn::observation& what) const noexcept {
-    if (what.kind == cairn::observation::what::warning) *texts += what.text;
+    if (what.kind == cairn::observation::event::warning) *texts += what.text;
   }
 };
 

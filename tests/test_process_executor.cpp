@@ -266,7 +266,7 @@ struct warnings_told {
   using cairn_role = cairn::role::observer;
   std::shared_ptr<std::string> texts = std::make_shared<std::string>();
   void observe(const cairn::observation& o) noexcept {
-    if (o.kind == cairn::observation::what::warning) *texts += o.text;
+    if (o.kind == cairn::observation::event::warning) *texts += o.text;
   }
 };
 /// Begins a save while earlier ones are under way: three at once.
@@ -281,13 +281,13 @@ auto make_queuing(const std::string& directory) {
 /// What a run is told of saves of earlier ones.
 struct earlier_told {
   using cairn_role = cairn::role::observer;
-  using what = enum cairn::observation::what;
-  std::shared_ptr<std::vector<what>> kinds = std::make_shared<std::vector<what>>();
+  using event = cairn::observation::event;
+  std::shared_ptr<std::vector<event>> kinds = std::make_shared<std::vector<event>>();
   std::function<void()> on_waiting = {};
   void observe(const cairn::observation& o) noexcept {
-    if (o.kind < what::awaiting) return;
+    if (o.kind < event::wait_began) return;
     kinds->push_back(o.kind);
-    if (o.kind == what::awaiting && on_waiting) on_waiting();
+    if (o.kind == event::wait_began && on_waiting) on_waiting();
   }
 };
 auto make_next(const std::string& store, earlier_told told, std::chrono::nanoseconds timeout) {
@@ -333,7 +333,7 @@ cairn::error_id refusal(Call&& call) {
 /// Saves step 1 and lets it commit, saves step 2 while its worker does what the line says, tells the worker's
 /// number, and ends in some way when the worker is held; or waits to be killed.
 int trainer(const std::string& directory, const std::string& line, const std::string& end) {
-  const bool vouches = end != "before it vouches";
+  const bool confirms = end != "before it confirms";
   trained run;
   auto ckpt = cairn::checkpointer{scripted_store{cairn::file_store{directory + "/store"}, directory},
                                   cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
@@ -344,13 +344,13 @@ int trainer(const std::string& directory, const std::string& line, const std::st
   run.update(2);
   scripted_store::write(directory, line);
   const auto save = ckpt.save(run.state, 2);
-  if (vouches) {
+  if (confirms) {
     ckpt.before_update();
     run.update(3);
   }
   std::printf("%d\n", static_cast<int>(workers().at(0)));
   std::fflush(stdout);
-  if (end == "killed" || !vouches)
+  if (end == "killed" || !confirms)
     for (;;) ::pause();
   scripted_store::wait_held(directory);
   if (end == "forks") {
@@ -1086,7 +1086,7 @@ TEST_CASE("a worker sees the end of its trainer whatever children that left, and
     std::string line;
     std::int64_t newest;
   } const ends_of_a_run[] = {
-      {"closed", "", 1}, {"killed", at_manifest, 2}, {"killed before it vouches", "", 1}};
+      {"closed", "", 1}, {"killed", at_manifest, 2}, {"killed before it confirms", "", 1}};
   for (const auto& each : ends_of_a_run) {
     CAPTURE(each.end);
     const scratch_directory scratch;
@@ -1317,10 +1317,10 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a trainer that is killed before it vouched for its memory: nothing of that save is committed" *
+TEST_CASE("a trainer that is killed before it confirmed its memory: nothing of that save is committed" *
           not_threaded) {
   const scratch_directory scratch;
-  const auto run = start_trainer(scratch.path(), "write before rank hold", "before it vouches");
+  const auto run = start_trainer(scratch.path(), "write before rank hold", "before it confirms");
   scripted_store::wait_held(scratch.path());
   ::kill(run.process, SIGKILL);
   CHECK(WIFSIGNALED(status_of(run.process)));
@@ -1354,8 +1354,8 @@ TEST_CASE(
     "a run that resumes while a worker of the one before still writes waits for it and takes its "
     "checkpoint" *
     not_threaded) {
-  // The third had not vouched for its memory: its worker gives the save up.
-  const char* const ends_of_trainers[] = {"killed", "killed", "before it vouches"};
+  // The third had not confirmed its memory: its worker gives the save up.
+  const char* const ends_of_trainers[] = {"killed", "killed", "before it confirms"};
   const char* const lines[] = {"write after rank hold", at_manifest, "write before rank hold"};
   for (int i = 0; i < 3; ++i) {
     CAPTURE(i);
@@ -1371,8 +1371,8 @@ TEST_CASE(
     trained next;
     CHECK(ckpt.resume(next.state) == left);
     CHECK(next.is_of(left));
-    using what = earlier_told::what;
-    CHECK(*kinds == std::vector{what::awaiting, what::awaited});
+    using event = earlier_told::event;
+    CHECK(*kinds == std::vector{event::wait_began, event::wait_ended});
     CHECK(ends(run.worker));
   }
 }
@@ -1393,8 +1393,8 @@ TEST_CASE("a run that resumes waits for a save, too, that the worker of the one 
   trained next;
   CHECK(ckpt.resume(next.state) == 3);
   CHECK(next.is_of(3));
-  using what = earlier_told::what;
-  CHECK(*kinds == std::vector{what::awaiting, what::awaiting, what::awaited, what::awaited});
+  using event = earlier_told::event;
+  CHECK(*kinds == std::vector{event::wait_began, event::wait_began, event::wait_ended, event::wait_ended});
   CHECK(ends(run.worker));
   CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2, 3});
   CHECK(cairn_test::litter(scratch.path() + "/store", false) == "");
@@ -1417,8 +1417,8 @@ TEST_CASE(
     trained next;
     CHECK(ckpt.resume(next.state) == 1);
     CHECK(next.is_of(1));
-    using what = earlier_told::what;
-    CHECK(*told.kinds == std::vector{what::awaiting, what::fenced});
+    using event = earlier_told::event;
+    CHECK(*told.kinds == std::vector{event::wait_began, event::fenced});
     CHECK(newest(scratch.path() + "/store", {}) == 1);  // a second run takes nothing back
     scripted_store::let_go(scratch.path());
     CHECK(ends(run.worker));

@@ -75,7 +75,7 @@ using steps = std::vector<std::int64_t>;
 struct warning_ear {
   using cairn_role = cairn::role::observer;
   void observe(const cairn::observation& o) noexcept {
-    if (o.kind == cairn::observation::what::warning) told->emplace_back(o.text);
+    if (o.kind == cairn::observation::event::warning) told->emplace_back(o.text);
   }
   std::vector<std::string>* told;
 };
@@ -651,8 +651,8 @@ class scrub_ear {
   using cairn_role = cairn::role::observer;
   void observe(const cairn::observation& o) noexcept {
     const std::lock_guard lock(told_->mutex);
-    if (o.kind == cairn::observation::what::verified) told_->verified.push_back(o.step);
-    if (o.kind == cairn::observation::what::warning) told_->warnings.emplace_back(o.text);
+    if (o.kind == cairn::observation::event::verified) told_->verified.push_back(o.step);
+    if (o.kind == cairn::observation::event::warning) told_->warnings.emplace_back(o.text);
     told_->changed.notify_all();
   }
   [[nodiscard]] bool comes_to(std::int64_t step) const {

@@ -555,7 +555,7 @@ struct warnings {
   using cairn_role = cairn::role::observer;
   std::shared_ptr<std::vector<std::string>> texts = std::make_shared<std::vector<std::string>>();
   void observe(const cairn::observation& what) noexcept {
-    if (what.kind == cairn::observation::what::warning) texts->emplace_back(what.text);
+    if (what.kind == cairn::observation::event::warning) texts->emplace_back(what.text);
   }
 };
 }  // namespace

@@ -27,7 +27,7 @@ namespace {
 struct listener {
   using cairn_role = cairn::role::observer;
   struct line {
-    enum cairn::observation::what kind;
+    cairn::observation::event kind;
     std::int64_t step;
     std::string text;
   };
@@ -39,7 +39,7 @@ struct listener {
     const std::lock_guard lock(*mutex);
     std::vector<std::string> found;
     for (const auto& l : *lines)
-      if (l.kind == cairn::observation::what::warning) found.push_back(l.text);
+      if (l.kind == cairn::observation::event::warning) found.push_back(l.text);
     return found;
   }
   std::shared_ptr<std::mutex> mutex = std::make_shared<std::mutex>();
@@ -124,7 +124,7 @@ void last_saves(const Make& make, const std::function<std::vector<std::int64_t>(
     refused([&] { ckpt.close(); }, "wte");
     CHECK_FALSE(handle.committed());
   }
-  {  // waited: training vouches
+  {  // waited: training confirms
     auto ckpt = make();
     auto handle = ckpt.save(m.state, 3);
     ckpt.before_update();
@@ -422,7 +422,7 @@ struct runs {
   [[nodiscard]] std::vector<std::int64_t> passed_over() const {
     std::vector<std::int64_t> steps;
     for (const auto& l : *told.lines)
-      if (l.kind == cairn::observation::what::fell_back) steps.push_back(l.step);
+      if (l.kind == cairn::observation::event::fell_back) steps.push_back(l.step);
     return steps;
   }
 };

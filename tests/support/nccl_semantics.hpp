@@ -42,7 +42,7 @@ class nccl_rank {
     good(R::allocate(buffer_, bytes), "allocate");
     const int status = R::open(comm_, size, id, rank);
     nccl_expect(status == R::success || status == R::in_progress, "open");
-    settle("open");
+    complete("open");
     void* handle = nullptr;
     (void)R::register_buffer(comm_, buffer_, bytes, handle);  // transfers work also where it fails
     nccl_expect(R::last_words(comm_) != nullptr, "last_words");
@@ -95,7 +95,7 @@ class nccl_rank {
                 std::string(call) + ": " + R::name_of(status) + ": " + R::text_of(status));
   }
   /// Nothing else is called before NCCL has done what it was told.
-  void settle(const char* call) {
+  void complete(const char* call) {
     const auto until = nccl_timeout();
     int now = R::in_progress;
     while (now == R::in_progress && !until.passed()) {
@@ -106,7 +106,7 @@ class nccl_rank {
   }
   void begun(int status, const char* call) {
     if (status != R::in_progress) good(status, call);
-    settle(call);
+    complete(call);
   }
 
   int rank_;

@@ -33,7 +33,7 @@ class earlier_runs {
         if (find(a.step, a.attempt) != nullptr) continue;
         seen_.push_back({a.step, a.attempt});
         if (timeout.count() > 0)
-          people.earlier(observation::what::awaiting, a.step, 0,
+          people.earlier(observation::event::wait_began, a.step, 0,
                          "is being saved by a process of an earlier run: waiting for it, at most " +
                              seconds_text(std::chrono::duration<double>(timeout).count()));
       }
@@ -57,13 +57,13 @@ class earlier_runs {
     for (const auto& s : seen_) {
       const auto after = " after " + seconds_text(s.seconds);
       if (std::find(steps.begin(), steps.end(), s.step) != steps.end())
-        people.earlier(observation::what::awaited, s.step, s.seconds,
+        people.earlier(observation::event::wait_ended, s.step, s.seconds,
                        "was committed by a process of an earlier run" + after);
       else if (s.ended)
-        people.earlier(observation::what::awaited, s.step, s.seconds,
+        people.earlier(observation::event::wait_ended, s.step, s.seconds,
                        "was given up by the process of an earlier run that saved it" + after);
       else if (cleaned)
-        people.earlier(observation::what::fenced, s.step, s.seconds,
+        people.earlier(observation::event::fenced, s.step, s.seconds,
                        "was still being saved by a process of an earlier run" + after +
                            ": its save is ended for good and cannot be committed any more");
     }

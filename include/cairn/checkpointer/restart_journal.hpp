@@ -24,13 +24,13 @@ namespace detail {
 class restart_journal {
  public:
   /// 0: nothing is noted.
-  restart_journal(int rank, int max_restarts) : most_(rank == 0 ? max_restarts : 0) {}
+  restart_journal(int rank, int max_restarts) : max_(rank == 0 ? max_restarts : 0) {}
 
   /// The steps that `max_restarts` runs or more resumed from since anything was committed after them,
   /// ascending.
   [[nodiscard]] std::vector<std::int64_t> worn_out(any_writer& writer, event_reporter& people) noexcept {
     std::vector<std::int64_t> found;
-    if (most_ == 0) return found;
+    if (max_ == 0) return found;
     guarded(people, [&] {
       auto noted = writer.restarts();
       const std::lock_guard lock(mutex_);
@@ -39,7 +39,7 @@ class restart_journal {
         if (const auto at = std::find(noted.begin(), noted.end(), *own_); at != noted.end()) noted.erase(at);
       for (auto first = noted.begin(); first != noted.end();) {
         const auto last = std::upper_bound(first, noted.end(), *first);
-        if (last - first >= most_) found.push_back(*first);
+        if (last - first >= max_) found.push_back(*first);
         first = last;
       }
     });
@@ -47,7 +47,7 @@ class restart_journal {
   }
   /// This run goes on from the step.
   void resumed(any_writer& writer, const run_id& run, std::int64_t step, event_reporter& people) noexcept {
-    if (most_ == 0) return;
+    if (max_ == 0) return;
     guarded(people, [&] {
       const std::lock_guard lock(mutex_);
       if (own_ == step) return;
@@ -91,7 +91,7 @@ class restart_journal {
   }
 
   std::mutex mutex_;
-  int most_;
+  int max_;
   bool any_ = false;  // the store holds notes, as far as this run knows
   std::optional<std::int64_t> own_;
   run_id run_;

@@ -88,7 +88,7 @@ class unfinished_saves {
 
   /// before_update() for calls that tell nothing of what training did since the last overlapped save: where
   /// nobody confirmed it, and its memory is not what was copied, the save fails.
-  void settle() {
+  void check_unconfirmed() {
     if (overlapped_ && !checked_) {
       const auto until = deadline::in(options_.timeout);
       const auto look = [&](const staged_image& image, const auto& waited_for) -> std::exception_ptr {
@@ -127,7 +127,7 @@ class unfinished_saves {
       if (unwinding)
         overlap_.give_up(until, true);
       else
-        settle_unseen();
+        warn_unconfirmed();
     } catch (...) {
       tell_of_end();
     }
@@ -153,9 +153,9 @@ class unfinished_saves {
   void tell_of_end() noexcept {
     services_->report().warned("while a checkpointer was destroyed", std::current_exception());
   }
-  /// settle() where the memory may be gone.
-  void settle_unseen() {
-    if (const auto save = overlap_.unvouched(); save != nullptr && !checked_)
+  /// check_unconfirmed() where the memory may be gone.
+  void warn_unconfirmed() {
+    if (const auto save = overlap_.unconfirmed(); save != nullptr && !checked_)
       services_->report().warned(
           "the checkpointer was destroyed after an overlapped save (step " +
           std::to_string(save->report().step) +

@@ -20,7 +20,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The last overlapped save, from save() until training vouches that it kept its memory unchanged while it
+/// The last overlapped save, from save() until training confirms that it kept its memory unchanged while it
 /// was copied: for all of it at once, or for one item after another. Any thread.
 class update_barrier {
  public:
@@ -33,7 +33,7 @@ class update_barrier {
   void arm(std::shared_ptr<save_progress> save, const staged_image& image, source_table sources) {
     const std::lock_guard lock(mutex_);
     sources_ = std::move(sources);
-    vouched_.assign(items_.size(), 0);  // reuses its memory
+    confirmed_.assign(items_.size(), 0);  // reuses its memory
     left_ = items_.late();
     save_ = std::move(save);
     image_ = image;
@@ -89,8 +89,8 @@ class update_barrier {
       const std::lock_guard lock(mutex_);
       if (save_ != save) return nullptr;
       for (auto i = range.first; i < range.last; ++i) {
-        if (!items_.is_late(i) || vouched_[i] != 0) continue;
-        vouched_[i] = 1;
+        if (!items_.is_late(i) || confirmed_[i] != 0) continue;
+        confirmed_[i] = 1;
         --left_;
       }
       if (left_ != 0) return nullptr;
@@ -110,8 +110,8 @@ class update_barrier {
     const std::lock_guard lock(mutex_);
     if (save_ == nullptr) return;
     const auto& parts = *items_.parts();
-    for (std::size_t i = 0; i < vouched_.size(); ++i) {
-      if (!items_.is_late(i) || vouched_[i] != 0) continue;
+    for (std::size_t i = 0; i < confirmed_.size(); ++i) {
+      if (!items_.is_late(i) || confirmed_[i] != 0) continue;
       const auto own = items_.parts_of({i, i + 1});
       bool ordered = true;
       for (auto k = own.first; k < own.last; ++k) {
@@ -119,7 +119,7 @@ class update_barrier {
         ordered = ordered && view.space == memory_space::device && view.device == device;
       }
       if (!ordered) continue;
-      vouched_[i] = 1;
+      confirmed_[i] = 1;
       --left_;
     }
     if (left_ != 0) return;
@@ -128,30 +128,30 @@ class update_barrier {
   }
   /// The save, if nothing tells that its memory stayed as it was while it was copied: nobody confirmed it,
   /// nor was told by its handle that it is released. Null: there is none.
-  [[nodiscard]] std::shared_ptr<save_progress> unvouched() const {
+  [[nodiscard]] std::shared_ptr<save_progress> unconfirmed() const {
     const std::lock_guard lock(mutex_);
-    return unvouched_here() ? save_ : nullptr;
+    return unconfirmed_here() ? save_ : nullptr;
   }
   /// For calls that tell nothing of what training did since the save: `look(image, waited_for)` answers why
   /// the save must not become a checkpoint, which fails it, or null; waited_for(entry) is true of entries of
   /// the state whose memory may have changed, as somebody waited for it. Waits until all is copied. Not
-  /// called where unvouched() is null. @throws timeout_error, what look throws.
+  /// called where unconfirmed() is null. @throws timeout_error, what look throws.
   template <class Look>
   void examine(Look&& look, deadline until) {
-    const auto save = unvouched();
+    const auto save = unconfirmed();
     if (save == nullptr) return;
     save->wait_released(until);
     const std::lock_guard lock(mutex_);
-    if (save_ != save || !unvouched_here() || save_->finished() || image_.failed()) return;
+    if (save_ != save || !unconfirmed_here() || save_->finished() || image_.failed()) return;
     auto why = look(std::as_const(image_),
-                    [this](std::size_t entry) { return vouched_[items_.of_entry(entry)] != 0; });
+                    [this](std::size_t entry) { return confirmed_[items_.of_entry(entry)] != 0; });
     if (why == nullptr) return;
     save_->give_up(std::move(why));
     open();
   }
   /// A save whose memory may have changed while it was copied must not become a checkpoint: waits until
   /// nobody reads the memory, and fails the save. `unwinding`: as an exception ends the program's part that
-  /// would have vouched for it. @throws timeout_error; the save is then as it was.
+  /// would have confirmed it. @throws timeout_error; the save is then as it was.
   void give_up(deadline until, bool unwinding = false) {
     std::shared_ptr<save_progress> save;
     {
@@ -200,7 +200,7 @@ class update_barrier {
     });
   }
   /// @pre locked
-  [[nodiscard]] bool unvouched_here() const {
+  [[nodiscard]] bool unconfirmed_here() const {
     return save_ != nullptr && left_ != 0 && !image_.control()->confirmed() && !save_->told_released();
   }
   /// @pre locked; all is copied, or about to be.
@@ -213,8 +213,8 @@ class update_barrier {
   /// An item that was not waited for, where others were.
   [[nodiscard]] std::string first_left_out() const {
     if (left_ == items_.late()) return {};
-    for (std::size_t i = 0; i < vouched_.size(); ++i)
-      if (vouched_[i] == 0 && items_.is_late(i)) return items_.name(i);
+    for (std::size_t i = 0; i < confirmed_.size(); ++i)
+      if (confirmed_[i] == 0 && items_.is_late(i)) return items_.name(i);
     return {};
   }
   void open() noexcept {
@@ -229,8 +229,8 @@ class update_barrier {
   std::shared_ptr<save_progress> save_;
   staged_image image_;  // whose buffer is not free before the save is confirmed anyway
   source_table sources_;
-  std::vector<unsigned char> vouched_;  // for each name
-  std::size_t left_ = 0;                // names with items that are copied late and were not waited for
+  std::vector<unsigned char> confirmed_;  // for each name
+  std::size_t left_ = 0;                  // names with items that are copied late and were not waited for
   std::atomic<bool> waiting_{false};
 };
 

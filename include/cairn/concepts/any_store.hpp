@@ -147,7 +147,7 @@ class any_store {
     return face_->adopt_directory(directory);
   }
   void make_name_durable(std::string_view key) const { face_->make_name_durable(key); }
-  // See DurabilityHints; where the store notes nothing, is_noted_durable() settles.
+  // See DurabilityHints; where the store notes nothing, is_noted_durable() makes the name durable and is true.
   void note_durable(std::string_view key) const noexcept { face_->note_durable(key); }
   [[nodiscard]] bool is_noted_durable(std::string_view key) const { return face_->is_noted_durable(key); }
 

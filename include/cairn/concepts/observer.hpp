@@ -17,19 +17,19 @@ inline namespace v1 {
 
 /// One thing that happened, on this rank.
 struct observation {
-  enum class what : std::uint8_t {
-    committed,  ///< `report` is complete
-    failed,     ///< a save failed; `text` is the error's
-    loaded,     ///< `step`, `bytes` and `seconds` of a load
-    fell_back,  ///< resume passed over a damaged checkpoint; `text` says why
-    warning,    ///< `text`
-    began,      ///< a save was enqueued; `save` follows it. Only for observers that ask
-    awaiting,   ///< resume waits for a save of `step` by a process of an earlier run that lives; `text`
-    awaited,    ///< it has ended, after `seconds`; `text` says how
-    fenced,     ///< it had not after `seconds`, and can not be committed any more; `text`
-    verified,   ///< a checkpoint was read back whole in the background; `step`, `bytes`, `seconds`
+  enum class event : std::uint8_t {
+    committed,   ///< `report` is complete
+    failed,      ///< a save failed; `text` is the error's
+    loaded,      ///< `step`, `bytes` and `seconds` of a load
+    fell_back,   ///< resume passed over a damaged checkpoint; `text` says why
+    warning,     ///< `text`
+    began,       ///< a save was enqueued; `save` follows it. Only for observers that ask
+    wait_began,  ///< resume waits for a save of `step` by a process of an earlier run that lives; `text`
+    wait_ended,  ///< it has ended, after `seconds`; `text` says how
+    fenced,      ///< it had not after `seconds`, and can not be committed any more; `text`
+    verified,    ///< a checkpoint was read back whole in the background; `step`, `bytes`, `seconds`
   };
-  what kind = what::warning;
+  event kind = event::warning;
   std::int32_t rank = 0;
   std::int64_t step = 0;
   std::uint64_t bytes = 0;

@@ -286,7 +286,7 @@ class progression_joiner {
       for (std::size_t k = open_.size(); p.axis_count > 0 && !shorter && k-- > begin_;)
         if (open_[k].first.sizes == p.first.sizes && open_[k].rank < p.rank && extend(open_[k], p.slice(0))) {
           drop_slice(p, true);
-          settle(k);
+          rejoin(k);
           shorter = true;
         }
       if (shorter) continue;
@@ -298,7 +298,7 @@ class progression_joiner {
         auto last = before.slice(before.axes[0].count - 1);
         if (!extend(last, p)) continue;
         drop_slice(before, false);
-        settle(k);
+        rejoin(k);
         p = last;
         break;
       }
@@ -316,13 +316,13 @@ class progression_joiner {
   bool join_any(const chunk_progression& p) {
     for (std::size_t k = open_.size(); k-- > begin_;)
       if (open_[k].first.sizes == p.first.sizes && join(open_[k], p)) {
-        settle(k);
+        rejoin(k);
         return true;
       }
     return false;
   }
   /// What has grown may join with another one now.
-  void settle(std::size_t k) {
+  void rejoin(std::size_t k) {
     for (std::size_t i = open_.size(); i-- > begin_;) {
       if (i == k || !(open_[i].first.sizes == open_[k].first.sizes)) continue;
       const auto low = std::min(i, k);

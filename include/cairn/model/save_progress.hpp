@@ -79,7 +79,7 @@ class save_progress {
   /// before the save is confirmed; what it answers fails the save. Set it before the job is submitted; it is
   /// dropped at the end.
   void before_confirmation(std::function<std::exception_ptr()> check);
-  /// Training vouches that it kept the memory of an overlapped save unchanged so far and keeps it so until
+  /// Training confirms that it kept the memory of an overlapped save unchanged so far and keeps it so until
   /// all is copied. Waits only where that is looked at. @throws timeout_error (timeout_staging)
   void confirm(deadline until);
   void wait_released(deadline until) const;

@@ -50,13 +50,13 @@ class event_reporter {
   void began(const save_handle& save) noexcept {
     guarded([&] {
       const auto report = save.report();
-      observation what{observation::what::began, rank_, report.step, report.bytes};
+      observation what{observation::event::began, rank_, report.step, report.bytes};
       what.save = &save;
       tell(what, false, [] { return std::string(); });
     });
   }
   void saved(const save_report& r, std::span<const save_span> spans = {}) noexcept {
-    observation what{observation::what::committed, rank_, r.step, r.bytes, r.committed_seconds, {}, &r};
+    observation what{observation::event::committed, rank_, r.step, r.bytes, r.committed_seconds, {}, &r};
     what.spans = spans;
     tell(what, rank_ == 0, [&] {
       char text[200];
@@ -80,7 +80,7 @@ class event_reporter {
               std::span<const save_span> spans = {}) noexcept {
     guarded([&] {
       const auto text = failure_text(why);
-      observation what{observation::what::failed, rank_, r.step, r.bytes, 0, text, &r};
+      observation what{observation::event::failed, rank_, r.step, r.bytes, 0, text, &r};
       what.spans = spans;
       tell(what, true, [&] {
         return "cairn: rank " + std::to_string(rank_) + ": the save of step " + std::to_string(r.step) +
@@ -89,7 +89,7 @@ class event_reporter {
     });
   }
   void loaded(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
-    observation what{observation::what::loaded, rank_, step, bytes, seconds, {}, nullptr};
+    observation what{observation::event::loaded, rank_, step, bytes, seconds, {}, nullptr};
     tell(what, rank_ == 0, [&] {
       char text[160];
       std::snprintf(text, sizeof text, "cairn: step %lld loaded: %s by rank 0 in %.3f s",
@@ -98,7 +98,7 @@ class event_reporter {
     });
   }
   void verified(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
-    observation what{observation::what::verified, rank_, step, bytes, seconds, {}, nullptr};
+    observation what{observation::event::verified, rank_, step, bytes, seconds, {}, nullptr};
     tell(what, rank_ == 0, [&] {
       char text[160];
       std::snprintf(text, sizeof text, "cairn: step %lld verified: %s read back in %.3f s",
@@ -107,12 +107,11 @@ class event_reporter {
     });
   }
   void fell_back(std::int64_t step, const std::string& why) noexcept {
-    observation what{observation::what::fell_back, rank_, step, 0, 0, why, nullptr};
+    observation what{observation::event::fell_back, rank_, step, 0, 0, why, nullptr};
     tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " is passed over: " + why; });
   }
-  /// A save of an earlier run: observation::what::awaiting, awaited or fenced.
-  void earlier(enum observation::what kind, std::int64_t step, double seconds,
-               const std::string& text) noexcept {
+  /// A save of an earlier run: observation::event::wait_began, wait_ended or fenced.
+  void earlier(observation::event kind, std::int64_t step, double seconds, const std::string& text) noexcept {
     observation what{kind, rank_, step, 0, seconds, text, nullptr};
     tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " " + text; });
   }
@@ -121,7 +120,7 @@ class event_reporter {
     guarded([&] { warned(sentence + (why == nullptr ? std::string() : ": " + failure_text(why))); });
   }
   void warned(const std::string& text) noexcept {
-    observation what{observation::what::warning, rank_, 0, 0, 0, text, nullptr};
+    observation what{observation::event::warning, rank_, 0, 0, 0, text, nullptr};
     tell(what, true, [&] { return "cairn: rank " + std::to_string(rank_) + ": " + text; });
   }
 

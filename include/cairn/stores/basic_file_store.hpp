@@ -346,7 +346,7 @@ void basic_file_store<F>::note_durable(std::string_view key) noexcept {
   try {
     file_status s;
     if (const auto file = detail::file_names(*tree_).status_opened(key, s))
-      static_cast<void>(tree_->fs.change_mode(file.get(), s.mode | detail::file_names<F>::settled_bit));
+      static_cast<void>(tree_->fs.change_mode(file.get(), s.mode | detail::file_names<F>::durable_bit));
   } catch (...) {  // nobody relies on a note
   }
 }
@@ -355,7 +355,7 @@ template <FileSystem F>
 bool basic_file_store<F>::is_noted_durable(std::string_view key) {
   file_status s;
   return detail::file_names(*tree_).status_opened(key, s) &&
-         (s.mode & detail::file_names<F>::settled_bit) != 0;
+         (s.mode & detail::file_names<F>::durable_bit) != 0;
 }
 
 template <FileSystem F>

@@ -81,12 +81,12 @@ class composed_engine final : public engine {
   }
 
   load_report load(const state_dict& state, std::int64_t step, load_request request) override {
-    saves_.settle();
+    saves_.check_unconfirmed();
     return loader_.load(load_planner_, state, step, std::move(request));
   }
   std::optional<std::int64_t> resume(const state_dict& state,
                                      const std::vector<std::int64_t>* among) override {
-    saves_.settle();
+    saves_.check_unconfirmed();
     probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
     const auto step = loader_.resume(load_planner_, state, run_, among);
     if (!options_.read_only) prepare(state);
@@ -99,7 +99,7 @@ class composed_engine final : public engine {
   }
   void remove(std::int64_t step) override {
     check_writable();
-    if (saves_.all().any_of(step)) saves_.settle();  // it may end only then
+    if (saves_.all().any_of(step)) saves_.check_unconfirmed();  // it may end only then
     static_cast<void>(read_once(
         group_,
         [&] {
@@ -133,7 +133,7 @@ class composed_engine final : public engine {
   }
 
   void close() override {
-    saves_.settle();
+    saves_.check_unconfirmed();
     save_path_.finish_preparation();
     closed_ = true;
     saves_.close();

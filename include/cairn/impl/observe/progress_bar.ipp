@@ -46,7 +46,7 @@ CAIRN_BODY progress_bar::progress_bar(progress_bar_options options) {
 CAIRN_BODY void progress_bar::observe(const observation& what) noexcept {
   try {
     const std::lock_guard lock(shared_->mutex);
-    if (what.kind == observation::what::began) {
+    if (what.kind == observation::event::began) {
       if (!shared_->terminal) return;
       shared_->saves.push_back({*what.save, deadline::clock::now()});
       shared_->changed.notify_all();
@@ -159,20 +159,20 @@ CAIRN_BODY std::string progress_bar::line_of(const observation& what) {
   const std::string head = "step " + std::to_string(what.step) + "  ";
   char text[160];
   switch (what.kind) {
-    case observation::what::committed:
+    case observation::event::committed:
       std::snprintf(text, sizeof text, "committed: %s in %.3f s, training waited %.1f ms",
                     human_bytes(what.bytes).c_str(), what.seconds, what.report->blocked_seconds * 1e3);
       return head + text;
-    case observation::what::loaded:
+    case observation::event::loaded:
       std::snprintf(text, sizeof text, "loaded: %s in %.3f s", human_bytes(what.bytes).c_str(), what.seconds);
       return head + text;
-    case observation::what::verified:
+    case observation::event::verified:
       std::snprintf(text, sizeof text, "verified: %s read back in %.3f s", human_bytes(what.bytes).c_str(),
                     what.seconds);
       return head + text;
-    case observation::what::failed:
+    case observation::event::failed:
       return head + "failed: " + std::string(what.text);
-    case observation::what::fell_back:
+    case observation::event::fell_back:
       return head + "passed over: " + std::string(what.text);
     default:
       return std::string(what.text);

@@ -43,28 +43,28 @@ CAIRN_BODY void trace_file::observe(const observation& what) noexcept {
     const std::lock_guard lock(shared_->mutex);
     std::string text;
     switch (what.kind) {
-      case observation::what::committed:
+      case observation::event::committed:
         shared_->put_save(text, what, name);
         break;
-      case observation::what::failed:
+      case observation::event::failed:
         shared_->put_save(text, what, name);
         shared_->put_instant(text, track::saves, what.text);
         break;
-      case observation::what::loaded: {
+      case observation::event::loaded: {
         const auto end = steady_now();
         shared_->put_span(text, shared_->trainer, track::training, "load " + name,
                           end - static_cast<std::int64_t>(what.seconds * 1e9), end, what.bytes);
         break;
       }
-      case observation::what::fell_back:
-      case observation::what::warning:
-      case observation::what::awaiting:
-      case observation::what::awaited:
-      case observation::what::fenced:
+      case observation::event::fell_back:
+      case observation::event::warning:
+      case observation::event::wait_began:
+      case observation::event::wait_ended:
+      case observation::event::fenced:
         shared_->put_instant(text, track::saves, what.text);
         break;
-      case observation::what::began:
-      case observation::what::verified:
+      case observation::event::began:
+      case observation::event::verified:
         break;
     }
     shared_->write(text);

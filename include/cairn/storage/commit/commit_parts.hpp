@@ -62,7 +62,7 @@ class backoff {
  private:
   std::uint64_t noise_;
   std::chrono::nanoseconds pause_ = std::chrono::microseconds(200);
-  std::chrono::nanoseconds most_ = std::chrono::milliseconds(50);
+  std::chrono::nanoseconds max_ = std::chrono::milliseconds(50);
   std::chrono::nanoseconds last_ = std::chrono::milliseconds(50);
   std::chrono::nanoseconds waited_{0};
   bool spread_ = false;

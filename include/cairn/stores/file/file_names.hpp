@@ -41,7 +41,7 @@ class file_names {
   }
   [[nodiscard]] bool occupied(std::string_view key) { return status(key).has_value(); }
 
-  static constexpr unsigned settled_bit = 01000;
+  static constexpr unsigned durable_bit = 01000;
   /// The open file with its status, or nothing. By opening it, since clients of NFS then ask for its status
   /// anew.
   [[nodiscard]] handle status_opened(std::string_view key, file_status& s) {

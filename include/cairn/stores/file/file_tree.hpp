@@ -160,7 +160,7 @@ struct file_tree {
           return false;
         }
         file_handle<F> child(fs, r);
-        settle(here, child, path);
+        make_entry_durable(here, child, path);
         here = std::move(child);
         return true;
       });
@@ -286,7 +286,7 @@ struct file_tree {
       if (!is_noted_durable(here)) {
         r = uninterrupted([&] { return fs.open_directory_at(here.get(), ".."); });
         file_handle<F> parent(fs, r);
-        if (parent) settle(parent, here, path);
+        if (parent) make_entry_durable(parent, here, path);
       }
       return here;
     }
@@ -309,12 +309,13 @@ struct file_tree {
     const auto parent = make_path(above, depth + 1);
     file_handle<F> here(fs, open_or_make(parent, name, path));
     if (!here) fail_io(ENOENT, "open of the directory", path);
-    settle(parent, here, path);
+    make_entry_durable(parent, here, path);
     return here;
   }
 
   /// Makes the entry of `child` in `parent` durable, once.
-  void settle(const file_handle<F>& parent, const file_handle<F>& child, const std::string& path) {
+  void make_entry_durable(const file_handle<F>& parent, const file_handle<F>& child,
+                          const std::string& path) {
     if (is_noted_durable(child)) return;
     sync_directory(parent, path + "/..");
     file_status s;
@@ -322,20 +323,20 @@ struct file_tree {
   }
   void note_durable(const file_identity& directory) {
     const std::lock_guard lock(mutex_);
-    if (std::find(settled_.begin(), settled_.end(), directory) != settled_.end()) return;
-    if (settled_.size() >= 1024) settled_.clear();
-    settled_.push_back(directory);
+    if (std::find(durable_.begin(), durable_.end(), directory) != durable_.end()) return;
+    if (durable_.size() >= 1024) durable_.clear();
+    durable_.push_back(directory);
   }
   bool is_noted_durable(const file_handle<F>& directory) {
     file_status s;
     if (fs.status(directory.get(), s) != 0) return false;
     const std::lock_guard lock(mutex_);
-    return std::find(settled_.begin(), settled_.end(), s.identity) != settled_.end();
+    return std::find(durable_.begin(), durable_.end(), s.identity) != durable_.end();
   }
 
   mutable std::mutex mutex_;
   std::string kind_;
-  std::vector<file_identity> settled_;  // directories whose entry is known to be durable
+  std::vector<file_identity> durable_;  // directories whose entry is known to be durable
 };
 
 }  // namespace detail

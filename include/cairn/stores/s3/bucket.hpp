@@ -26,7 +26,7 @@ namespace detail {
 /// Buffers are used again. Any thread.
 class part_buffers {
  public:
-  explicit part_buffers(std::size_t most) : most_(most) {}
+  explicit part_buffers(std::size_t max) : max_(max) {}
   using buffer = std::vector<std::byte>;
   /// One to fill, once fewer than the most are being sent: with it, an object writer has no more than these.
   /// Nothing if that is not so in time.
@@ -39,7 +39,7 @@ class part_buffers {
  private:
   std::mutex mutex_;
   std::condition_variable ended_;
-  std::size_t most_;
+  std::size_t max_;
   std::size_t sending_ = 0;
   std::vector<std::unique_ptr<buffer>> free_;
 };

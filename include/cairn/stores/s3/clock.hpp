@@ -72,7 +72,7 @@ struct s3_deadline {
 /// successes as run at a time. One thread.
 class request_window {
  public:
-  explicit request_window(std::size_t most) noexcept : most_(most), limit_(most) {}
+  explicit request_window(std::size_t max) noexcept : max_(max), limit_(max) {}
   [[nodiscard]] std::size_t limit() const noexcept { return limit_; }
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   /// `begun`: epoch() when the request began. Those that began before the last halving do not halve again.
@@ -80,7 +80,7 @@ class request_window {
   void success() noexcept;
 
  private:
-  std::size_t most_;
+  std::size_t max_;
   std::size_t limit_;
   std::size_t successes_ = 0;
   std::uint64_t epoch_ = 0;

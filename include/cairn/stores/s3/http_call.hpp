@@ -35,7 +35,7 @@ enum class http_end : std::uint8_t {
 /// Why no trusted connection came about.
 enum class certificate_trouble : std::uint8_t {
   none,
-  authority,  ///< nobody vouches for it who is trusted here
+  authority,  ///< signed by no authority that is trusted here
   name,       ///< it is for other hosts
   time,       ///< it has expired, or is not valid yet
   ca_file,    ///< the authorities' certificates cannot be read

@@ -33,8 +33,8 @@ namespace detail {
 CAIRN_BODY backoff::backoff(std::uint64_t attempt, std::int32_t rank, std::int32_t world_size) noexcept
     : noise_(attempt ^ (static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15U)) {
   const auto share = std::chrono::nanoseconds(std::chrono::microseconds(100)) * world_size;
-  if (share <= most_) return;
-  most_ = share;
+  if (share <= max_) return;
+  max_ = share;
   last_ = std::max<std::chrono::nanoseconds>(share, std::chrono::seconds(1));
   pause_ = share;
   spread_ = true;
@@ -46,7 +46,7 @@ CAIRN_BODY std::chrono::nanoseconds backoff::next() noexcept {
   if (std::exchange(spread_, false)) return pause_ / 1024 * noise;
   const auto pause = pause_ + pause_ / 4096 * noise;  // up to a quarter more
   waited_ += pause;
-  pause_ = std::min(std::max(pause_ * 2, waited_ / 16), std::min(last_, std::max(most_, waited_ / 16)));
+  pause_ = std::min(std::max(pause_ * 2, waited_ / 16), std::min(last_, std::max(max_, waited_ / 16)));
   return pause;
 }
 

@@ -32,7 +32,7 @@ namespace detail {
 
 CAIRN_BODY std::unique_ptr<part_buffers::buffer> part_buffers::take(const s3_deadline& until) {
   std::unique_lock lock(mutex_);
-  if (!until.wait(ended_, lock, [&] { return sending_ < most_; })) return nullptr;
+  if (!until.wait(ended_, lock, [&] { return sending_ < max_; })) return nullptr;
   if (free_.empty()) return std::make_unique<buffer>();
   auto b = std::move(free_.back());
   free_.pop_back();
@@ -41,7 +41,7 @@ CAIRN_BODY std::unique_ptr<part_buffers::buffer> part_buffers::take(const s3_dea
 
 CAIRN_BODY void part_buffers::give_back(std::unique_ptr<buffer> b) noexcept {
   const std::lock_guard lock(mutex_);
-  if (!b || free_.size() >= most_) return;
+  if (!b || free_.size() >= max_) return;
   b->clear();
   try {
     free_.push_back(std::move(b));
@@ -51,7 +51,7 @@ CAIRN_BODY void part_buffers::give_back(std::unique_ptr<buffer> b) noexcept {
 
 CAIRN_BODY bool part_buffers::begin_sending(const s3_deadline& until) {
   std::unique_lock lock(mutex_);
-  if (!until.wait(ended_, lock, [&] { return sending_ < most_; })) return false;
+  if (!until.wait(ended_, lock, [&] { return sending_ < max_; })) return false;
   ++sending_;
   return true;
 }

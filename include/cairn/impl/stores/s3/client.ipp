@@ -164,8 +164,9 @@ CAIRN_BODY std::string s3_client::advice_on(certificate_trouble what, const std:
       return "the certificate of " + host +
              " has expired or is not valid yet: have it renewed, or set this machine's clock";
     default:
-      return "nobody who is trusted here vouches for the certificate of " + host +
-             "; for an authority of your own set s3_options::ca_file";
+      return "the certificate of " + host +
+             " is signed by no authority that is trusted here; for an authority of your own set "
+             "s3_options::ca_file";
   }
 }
 

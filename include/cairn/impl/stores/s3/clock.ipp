@@ -31,7 +31,7 @@ CAIRN_BODY void request_window::slow_down(std::uint64_t begun) noexcept {
 }
 
 CAIRN_BODY void request_window::success() noexcept {
-  if (limit_ == most_ || ++successes_ < limit_) return;
+  if (limit_ == max_ || ++successes_ < limit_) return;
   successes_ = 0;
   ++limit_;
 }
