@@ -326,7 +326,7 @@ void run_memory(const server_process& server, std::size_t size, cairn_bench::rep
         auto writer = store.create(key, size);
         constexpr std::size_t piece = std::size_t{4} << 20;  // as buffers of an image that is not staged
         for (std::size_t at = 0; at < size; at += piece) {
-          const cairn::write_part one{at, std::span(image).subspan(at, std::min(piece, size - at))};
+          const cairn::write_range one{at, std::span(image).subspan(at, std::min(piece, size - at))};
           if (lasting)
             writer.write_stable({&one, 1});
           else
@@ -371,7 +371,7 @@ void run(server_process& server, int latency_ms, std::size_t size, std::size_t s
   const auto ours_up = [&] {
     const auto key = "ours-" + std::to_string(n++);
     auto writer = store.create(key, size);
-    const cairn::write_part whole{0, image};
+    const cairn::write_range whole{0, image};
     writer.write_stable({&whole, 1});
     writer.finish();
     return key;

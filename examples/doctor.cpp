@@ -22,7 +22,7 @@ struct doctor_arguments {
   bool json = false;
 };
 
-using verdict = cairn::store_point::verdict;
+using verdict = cairn::store_check::verdict;
 
 const char* name_of(verdict v) {
   switch (v) {

@@ -28,8 +28,8 @@ struct byte_count_only {
 struct inner_of_another_kind : extended_archetype {
   int inner();
 };
-static_assert(!cairn::TellsWriters<byte_count_only> && !cairn::TellsWriters<byte_store_archetype>);
-static_assert(!cairn::MayTellWriters<telling_archetype> && !cairn::AnnouncesWriters<telling_archetype>);
+static_assert(!cairn::TracksWriters<byte_count_only> && !cairn::TracksWriters<byte_store_archetype>);
+static_assert(!cairn::MayTrackWriters<telling_archetype> && !cairn::AnnouncesWriters<telling_archetype>);
 static_assert(!cairn::AnnouncingObjectWriter<byte_store_archetype::writer> &&
               !cairn::LockedObjectWriter<byte_store_archetype::writer> &&
               !cairn::CountsHelperCpu<byte_store_archetype::writer>);
@@ -50,7 +50,7 @@ TEST_CASE("any_store: without a capability each function does what its contract 
   store.make_directory("d");
   CHECK(store.adopt_directory("d"));
   CHECK(store.is_noted_durable("a/b"));
-  CHECK_FALSE(store.tells_writers());
+  CHECK_FALSE(store.tracks_writers());
   CHECK_FALSE(store.announces_writers());
   CHECK(store.live_writers("").empty());
   CHECK_FALSE(store.writer_lives("a/b"));
@@ -66,7 +66,7 @@ TEST_CASE("any_store: without a capability each function does what its contract 
   CHECK(writer.lock_descriptor() == -1);
   CHECK(writer.helper_cpu() == 0);
   const auto bytes = some_bytes();
-  const cairn::write_part part{0, bytes};
+  const cairn::write_range part{0, bytes};
   writer.write_stable({&part, 1});
   writer.finish();
   CHECK(store.read_all("c", 3) == bytes);
@@ -80,10 +80,10 @@ TEST_CASE("any_store: each capability is reached through the handle") {
   const auto asked = std::make_shared<asked_capabilities>();
   SUBCASE("who writes") {
     const cairn::any_store store(telling_archetype{objects});
-    CHECK(store.tells_writers());
+    CHECK(store.tracks_writers());
     CHECK(store.live_writers("step-") == std::vector<std::string>{"step-live"});
     CHECK(store.writer_lives("lives"));
-    CHECK_FALSE(cairn::any_store(not_telling_archetype{objects}).tells_writers());
+    CHECK_FALSE(cairn::any_store(not_telling_archetype{objects}).tracks_writers());
   }
   SUBCASE("object writers") {
     const cairn::any_store store(announcing_archetype{objects, asked});
@@ -102,7 +102,7 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     auto second = store.join("s", 1);
     REQUIRE(second.has_value());
     const auto bytes = some_bytes();
-    const cairn::write_part part{0, bytes};
+    const cairn::write_range part{0, bytes};
     first.write({&part, 1});
     second->put(3, bytes);
     second->sync();
@@ -117,10 +117,10 @@ TEST_CASE("any_store: each capability is reached through the handle") {
   }
   SUBCASE("stores over others") {
     const cairn::any_store store(layered_archetype{objects, telling_archetype{cairn::memory_store{}}});
-    CHECK_FALSE(store.tells_writers());
+    CHECK_FALSE(store.tracks_writers());
     const auto below = store.innermost();
-    CHECK(below.tells_writers());
-    CHECK(below.innermost().tells_writers());
+    CHECK(below.tracks_writers());
+    CHECK(below.innermost().tracks_writers());
     below.put_new("below", some_bytes());
     CHECK(store.innermost().size("below") == 3);
     CHECK_FALSE(store.size("below").has_value());
@@ -145,13 +145,13 @@ TEST_CASE("any_store: a handle of a handle is the same handle, and what derives 
   plain.put_new("a", some_bytes());
   CHECK(named.size("a") == 3);
   CHECK(cairn::any_store(std::make_shared<cairn::any_store>(plain)).size("a") == 3);
-  CHECK(cairn::any_store::lent(named).tells_writers());
+  CHECK(cairn::any_store::lent(named).tracks_writers());
   counting_handle counts{byte_store_archetype::over(cairn::memory_store{})};
   const auto asked = counts.asked;
   const cairn::any_store over{counts};
   CHECK_FALSE(over.size("a").has_value());
   CHECK(*asked == 1);
-  CHECK_FALSE(over.tells_writers());
+  CHECK_FALSE(over.tracks_writers());
   CHECK_FALSE(over.shares());
 }
 

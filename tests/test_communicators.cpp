@@ -859,9 +859,9 @@ static_assert(cairn::plays<nccl_communicator, cairn::role::communicator>);
 
 /// Ranks with an nccl_communicator each, which live as long as this.
 struct nccl_ranks {
-  explicit nccl_ranks(int size,
-                      nccl_options options = {.least_bytes = 1, .piece_bytes = 300'000, .transfer_time = 0ns},
-                      std::uint32_t seed = 1)
+  explicit nccl_ranks(
+      int size, nccl_options options = {.min_bytes = 1, .buffer_bytes = 300'000, .transfer_timeout = 0ns},
+      std::uint32_t seed = 1)
       : group(size), ranks(static_cast<std::size_t>(size)) {
     nccl::reset(seed);
     nccl::reset_nccl(seed);
@@ -908,7 +908,7 @@ struct nccl_env {
   static int size() { return Size; }
   template <class Body>
   void run(Body body) {
-    nccl_ranks world(Size, {.least_bytes = Least, .piece_bytes = Piece});
+    nccl_ranks world(Size, {.min_bytes = Least, .buffer_bytes = Piece});
     for (const auto& thrown : world.run([&](auto& comm) { body(comm); }))
       if (thrown) std::rethrow_exception(thrown);
     for (int rank = 0; rank < Size; ++rank) CHECK(world.at(rank)->broken().empty());
@@ -960,7 +960,7 @@ TEST_CASE("ranks that all send at once go on, and collectives by NCCL are those 
   for (std::uint32_t seed = 1; seed <= rounds(2); ++seed) {
     CAPTURE(seed);
     nccl::refuse_registrations(seed % 2 == 0);  // of memory: it makes no difference
-    nccl_ranks world(5, {.least_bytes = 1, .piece_bytes = 30'000}, seed);
+    nccl_ranks world(5, {.min_bytes = 1, .buffer_bytes = 30'000}, seed);
     check_none(world.run([](auto& comm) { talk(comm, 1); }));
     CHECK(nccl::transfers_made() > 30);
     check_none(world.in_threads([&](int rank) {
@@ -1043,7 +1043,7 @@ TEST_CASE("what NCCL reports in the background: by the control communicator, or 
                   "remote process exited or there was a network error (socket closed)") != std::string::npos;
     CHECK(found);
   }
-  nccl_ranks world(2, {.piece_bytes = 300'000, .when_broken = nccl_broken::refuse});
+  nccl_ranks world(2, {.buffer_bytes = 300'000, .when_broken = nccl_broken::refuse});
   nccl::break_links();
   const auto thrown = world.run([](auto& comm) {
     if (comm.rank() == 0)
@@ -1081,7 +1081,7 @@ TEST_CASE(
       CAPTURE(k);
       bool through = false;
       {
-        nccl_ranks world(2, {.least_bytes = 1, .piece_bytes = 30'000}, static_cast<std::uint32_t>(k));
+        nccl_ranks world(2, {.min_bytes = 1, .buffer_bytes = 30'000}, static_cast<std::uint32_t>(k));
         nccl::fail(k, status);
         check_none(world.run([](auto& comm) { talk(comm, 1); }));
         through = nccl::calls() < k;
@@ -1125,13 +1125,13 @@ TEST_CASE(
          caught<cairn::error>(thrown[0]).id() == error_id::peer_lost));
   CHECK(nccl::open_communicators() == 0);
   CHECK(nccl::device_allocations() == 0);
-  CHECK_THROWS_AS(nccl_communicator(cairn::thread_group{1}.communicator(0), {.piece_bytes = 0}),
+  CHECK_THROWS_AS(nccl_communicator(cairn::thread_group{1}.communicator(0), {.buffer_bytes = 0}),
                   cairn::usage_error);
 }
 
 TEST_CASE("an abort that never returns holds nobody up, and what it may use is kept until it does") {
   {
-    nccl_ranks world(2, {.least_bytes = 1, .piece_bytes = 300'000, .abort_limit = 20ms});
+    nccl_ranks world(2, {.min_bytes = 1, .buffer_bytes = 300'000, .abort_timeout = 20ms});
     nccl::hang(0);
     nccl::hold_aborts(true);
     check_none(world.run([](auto& comm) {
@@ -1154,7 +1154,7 @@ TEST_CASE("an abort that never returns holds nobody up, and what it may use is k
 }
 
 TEST_CASE("a rank that dies in a transfer is lost to those who wait for it, and nobody else") {
-  nccl_ranks world(3, {.piece_bytes = 300'000});
+  nccl_ranks world(3, {.buffer_bytes = 300'000});
   nccl::hang(1);
   std::atomic<bool> dead{false};
   const auto thrown = world.run([&](auto& comm) {

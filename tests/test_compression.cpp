@@ -348,7 +348,7 @@ TEST_CASE("a compressed object is written from front to back, completely, and on
       {
         auto object = store.create(key, file.size());
         for (std::size_t at = 0; at < file.size(); at += piece) {
-          const cairn::write_part part{
+          const cairn::write_range part{
               at, std::span<const std::byte>(file).subspan(at, std::min(piece, file.size() - at))};
           object.write({&part, 1});
         }
@@ -374,26 +374,26 @@ TEST_CASE("a compressed object is written from front to back, completely, and on
   }
   SUBCASE("an end too early, bytes too many, a gap, and what comes after an error") {
     auto object = store.create(key, file.size());
-    const cairn::write_part first{0, std::span<const std::byte>(file).first(begin + 10)};
+    const cairn::write_range first{0, std::span<const std::byte>(file).first(begin + 10)};
     object.write({&first, 1});
-    const cairn::write_part gap{begin + 11, std::span<const std::byte>(file).subspan(begin + 11)};
+    const cairn::write_range gap{begin + 11, std::span<const std::byte>(file).subspan(begin + 11)};
     CHECK(failure_of([&] { object.write({&gap, 1}); }).id == error_id::usage_wrong_order);
-    const cairn::write_part rest{begin + 10, std::span<const std::byte>(file).subspan(begin + 10)};
+    const cairn::write_range rest{begin + 10, std::span<const std::byte>(file).subspan(begin + 10)};
     CHECK(failure_of([&] { object.write({&rest, 1}); }).id == error_id::usage_closed);
     CHECK(failure_of([&] { object.finish(); }).id == error_id::usage_closed);
     auto early = store.create(cairn::data_key(1, 0, 6, 0), file.size());
     early.write({&first, 1});
     CHECK(failure_of([&] { early.finish(); }).id == error_id::usage_incomplete_object);
     auto many = store.create(cairn::data_key(1, 0, 7, 0), file.size());
-    const cairn::write_part all{0, file};
+    const cairn::write_range all{0, file};
     many.write({&all, 1});
-    const cairn::write_part more{file.size(), std::span<const std::byte>(file).first(1)};
+    const cairn::write_range more{file.size(), std::span<const std::byte>(file).first(1)};
     CHECK(failure_of([&] { many.write({&more, 1}); }).id == error_id::usage_overflow);
   }
   SUBCASE("what is no safetensors file is refused") {
     auto object = store.create(key, 5000);
     const std::vector<std::byte> nonsense(5000, std::byte{0x7f});
-    const cairn::write_part part{0, nonsense};
+    const cairn::write_range part{0, nonsense};
     CHECK(is_corrupt(failure_of([&] { object.write({&part, 1}); })));
   }
   CHECK(failure_of([&] { memory_storage(objects, make_codec(), {.frame_bytes = 12345}); }).id ==

@@ -450,7 +450,7 @@ TEST_CASE("a damaged block does not reach the device") {
       damaged = object.key;
       store.remove(object.key);
       auto writer = store.create(object.key, bytes.size());
-      const cairn::write_part part{0, bytes};
+      const cairn::write_range part{0, bytes};
       writer.write({&part, 1});
       writer.finish();
     }

@@ -632,7 +632,7 @@ TEST_CASE("a run that cleans leaves the marks of one alone that is just looking 
   one.look_early(run);
   one.leave_mark(run);
   static_cast<void>(other.clean(another));
-  CHECK(one.sees_mark(run) == cairn::mark_sight::seen);
+  CHECK(one.sees_mark(run) == cairn::mark_visibility::seen);
   one.remove_mark(run);
   CHECK(shared.list("").empty());
   {

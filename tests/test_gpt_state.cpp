@@ -34,7 +34,7 @@ gpt::training_settings small() {
 void write_object(gpt::killing_store<cairn::memory_store>& store, const std::string& key) {
   const std::vector<std::byte> bytes(10);
   auto object = store.create(key, bytes.size());
-  const cairn::write_part part{0, bytes};
+  const cairn::write_range part{0, bytes};
   object.write({&part, 1});
   object.finish();
 }

@@ -59,7 +59,7 @@ struct run {
     {
       auto aborted = s.create("step-2/aborted", 100'000);
       const auto bytes = pattern(70'000, 6);
-      const cairn::write_part part{0, bytes};
+      const cairn::write_range part{0, bytes};
       aborted.write(std::span(&part, 1));
     }
     objects["step-1/manifest"].removed = fs.operations();

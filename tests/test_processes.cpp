@@ -746,7 +746,7 @@ TEST_CASE("strangers at the door keep no rank out") {
       open.push_back(std::move(socket));
     };
     const auto answer = [&] {
-      cairn::detail::meeting_reply reply;
+      cairn::detail::rendezvous_reply reply;
       cairn::detail::file_descriptor memory;
       const int socket = open.back().get();
       expect(cairn::detail::poll_one(socket, POLLIN, ample()), "no answer");

@@ -499,7 +499,7 @@ class two_runs {
       kept += std::count(there.begin(), there.end(), s) != 0 && !is_leased(s) && s != run.stands_on;
     if (kept > run.keep) wrong_ = std::to_string(kept) + " of its own are kept";
   }
-  void stand_on(one_run& run, std::int64_t step) {
+  void set_base_step(one_run& run, std::int64_t step) {
     run.stands_on = step;
     run.at = step;
     run.own.clear();
@@ -518,7 +518,7 @@ class two_runs {
       if (broken_->count(*step) == 0) wrong_ = "step " + std::to_string(*step) + " does not load";
       return;
     }
-    stand_on(run, *step);
+    set_base_step(run, *step);
     if (!t.is(*step)) wrong_ = "step " + std::to_string(*step) + " loads with another state";
     ++loads;
   }
@@ -540,7 +540,7 @@ class two_runs {
       tell(run, "from " + std::to_string(*step));
       if (!t.is(*step)) wrong_ = "step " + std::to_string(*step) + " resumes with another state";
       fall_backs += *step != there.back();
-      stand_on(run, *step);
+      set_base_step(run, *step);
     } catch (const cairn::storage_error& e) {
       if (e.id() != cairn::error_id::storage_nothing_loads) wrong_ = e.what();
       run.ckpt.reset();

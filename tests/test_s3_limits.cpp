@@ -168,7 +168,7 @@ TEST_CASE("the process whose memory is counted" * doctest::skip()) {
     auto store = fresh();
     CHECK(max_beyond([&] {
             auto writer = store.create("lasting", object_bytes);
-            const cairn::write_part whole{0, image};
+            const cairn::write_range whole{0, image};
             writer.write_stable({&whole, 1});
             writer.finish();
           }) <= beside);
@@ -187,7 +187,7 @@ TEST_CASE("the process whose memory is counted" * doctest::skip()) {
         auto writer = store.create(key, known ? object_bytes : 0);
         for (std::size_t at = 0; at < object_bytes;) {
           const auto n = std::min<std::size_t>(object_bytes - at, 1'500'000);
-          const cairn::write_part piece{at, std::span(image).subspan(at, n)};
+          const cairn::write_range piece{at, std::span(image).subspan(at, n)};
           writer.write({&piece, 1});
           at += n;
         }
@@ -259,7 +259,7 @@ TEST_CASE("sixteen parts are under way at a time, if nothing else is said, on co
   {
     auto writer = store.create("object", parts * part);
     for (std::size_t i = 0; i < parts; ++i) {
-      const cairn::write_part piece{i * part, one};
+      const cairn::write_range piece{i * part, one};
       writer.write_stable({&piece, 1});
     }
     writer.finish();
@@ -284,7 +284,7 @@ TEST_CASE("a part is sent as soon as it is there, while the rest is still awaite
     server.clear_journal();
     auto writer = store.create(lasting ? "lasting" : "copied", bytes.size());
     const auto write = [&](std::size_t begin, std::size_t end) {
-      const cairn::write_part piece{begin, std::span(bytes).subspan(begin, end - begin)};
+      const cairn::write_range piece{begin, std::span(bytes).subspan(begin, end - begin)};
       if (lasting)
         writer.write_stable({&piece, 1});
       else
@@ -517,7 +517,7 @@ TEST_CASE(
   // With a second at least between two attempts, half a minute is over long before these.
   o.max_attempts = 1'000'000;
   o.timeout = std::chrono::seconds(30);
-  o.first_pause = o.longest_pause = std::chrono::seconds(1);
+  o.first_pause = o.max_pause = std::chrono::seconds(1);
   auto patient = store_with(o, std::make_shared<fixed_chance>(1));
   server.clear_journal();
   why = failure_of([&] { patient.put_new("object", pattern(100)); });
@@ -576,7 +576,7 @@ TEST_CASE("what waits behind parts that are never answered gives up at the save'
         }
         auto writer = store.create("object", bytes.size());
         writer.until(until);
-        const cairn::write_part whole{0, bytes};
+        const cairn::write_range whole{0, bytes};
         what == "lasting" ? writer.write_stable({&whole, 1}) : writer.write({&whole, 1});
         writer.finish();
       });

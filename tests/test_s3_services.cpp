@@ -51,7 +51,7 @@ cairn::s3_store store_at(cairn::s3_options o) {
 }
 void write(cairn::s3_store& store, const std::string& name, std::span<const std::byte> bytes) {
   auto writer = store.create(name, bytes.size());
-  const cairn::write_part whole{0, bytes};
+  const cairn::write_range whole{0, bytes};
   writer.write_stable({&whole, 1});
   writer.finish();
 }
@@ -84,7 +84,7 @@ TEST_CASE("whether a service heeds conditions is found out once, and one that do
       auto store = store_at(where(server.endpoint()));
       const auto proof = store.prove();
       CHECK(proof.points.at(0).outcome ==
-            (heeds ? cairn::store_point::verdict::right : cairn::store_point::verdict::single_job));
+            (heeds ? cairn::store_check::verdict::right : cairn::store_check::verdict::single_job));
       if (heeds) {
         CHECK(store.publish_new("one", bytes));
         const auto requests = server.count("*");
@@ -124,7 +124,7 @@ TEST_CASE("an upload whose completion meets a conflict is begun again, with all 
   CHECK(failure_of([&] { write(store, "other", bytes); }).id == error_id::storage_exists);
   CHECK(failure_of([&] {
           auto writer = store.create("copied", bytes.size());
-          const cairn::write_part whole{0, bytes};
+          const cairn::write_range whole{0, bytes};
           writer.write({&whole, 1});
           writer.finish();
         }).id == error_id::storage_exists);

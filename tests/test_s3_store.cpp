@@ -207,7 +207,7 @@ TEST_CASE("a big object is an upload of several parts, copied or from where it l
     auto writer = store.create(key, bytes.size());
     for (std::size_t at = 0; at < bytes.size();) {
       const auto n = std::min<std::size_t>(bytes.size() - at, 3'000'000);
-      const cairn::write_part part{at, std::span(bytes).subspan(at, n)};
+      const cairn::write_range part{at, std::span(bytes).subspan(at, n)};
       if (lasting)
         writer.write_stable({&part, 1});
       else
@@ -236,7 +236,7 @@ TEST_CASE("moto keeps what is asked of encryption and class, and confirms it") {
   const auto bytes = pattern((6u << 20) + 77, 4);
   CHECK(store.publish_new("small", pattern(10)));
   auto writer = store.create("large", bytes.size());
-  const cairn::write_part whole{0, bytes};
+  const cairn::write_range whole{0, bytes};
   writer.write_stable({&whole, 1});
   writer.finish();
   CHECK(store.read_all("large", 1u << 30) == bytes);
@@ -444,7 +444,7 @@ TEST_CASE(
     server.faults.add(rule);
     const auto failure = attempt([&] {
       auto writer = store.create(key, large.size());
-      const cairn::write_part whole{0, large};
+      const cairn::write_range whole{0, large};
       writer.write_stable({&whole, 1});
       writer.finish();
     });

@@ -394,7 +394,7 @@ TEST_CASE("a pace is kept on average, lets a little pass at once, and is lifted 
   rate_limiter limit(1'000'000, clock);
   shared_event word;
   const auto never = [] { return false; };
-  const auto take = [&](std::uint64_t bytes) { return limit.take(bytes, word, deadline::never(), never); };
+  const auto take = [&](std::uint64_t bytes) { return limit.acquire(bytes, word, deadline::never(), never); };
   for (int i = 0; i < 5; ++i) CHECK(take(500'000));
   CHECK(clock->seconds() == doctest::Approx(2.0));
   clock->at += std::chrono::hours(1);  // what was not used is lost, but for 20 ms
@@ -405,14 +405,14 @@ TEST_CASE("a pace is kept on average, lets a little pass at once, and is lifted 
   CHECK(take(1));
   CHECK(clock->seconds() == doctest::Approx(idle + 1.0));
   // What was lifted, or given up, is not counted.
-  CHECK(limit.take(50'000'000, word, deadline::never(), [] { return true; }));
+  CHECK(limit.acquire(50'000'000, word, deadline::never(), [] { return true; }));
   int asked = 0;
-  CHECK(limit.take(50'000'000, word, deadline::never(), [&] { return ++asked == 2; }));
+  CHECK(limit.acquire(50'000'000, word, deadline::never(), [&] { return ++asked == 2; }));
   CHECK(take(1));
   CHECK(clock->seconds() == doctest::Approx(idle + 1.0));
   rate_limiter stopped(1, std::make_shared<rate_clock>());
-  CHECK(stopped.take(1'000, word, deadline::never(), never));
-  CHECK_FALSE(stopped.take(1'000, word, deadline::in(std::chrono::milliseconds(1)), never));
+  CHECK(stopped.acquire(1'000, word, deadline::never(), never));
+  CHECK_FALSE(stopped.acquire(1'000, word, deadline::in(std::chrono::milliseconds(1)), never));
   CHECK(make_rate_limiter(0) == nullptr);
   CHECK(rate_limiter(1).slice() == 1 << 20);
   CHECK(rate_limiter(std::uint64_t{1} << 40).slice() == 8 << 20);

@@ -77,16 +77,17 @@ static_assert(!cairn::StorageWriter<write_gives_nothing> && !cairn::StorageWrite
 static_assert(!cairn::StorageReader<list_gives_ints> && !cairn::StorageReader<fetch_may_give_none>);
 
 // What they may offer besides, and what is none of it.
-static_assert(cairn::TellsWhoWrote<real_writer> && cairn::ProvesStore<real_writer> &&
-              cairn::LeasingWriter<real_writer> && cairn::NotesRestarts<real_writer> &&
-              cairn::AnnouncesSaves<real_writer> && cairn::TellsLiveSaves<real_writer> &&
-              cairn::NamesPlaces<real_writer>);
+static_assert(cairn::FindsWritingRank<real_writer> && cairn::ProvesStore<real_writer> &&
+              cairn::LeasingWriter<real_writer> && cairn::TracksRestarts<real_writer> &&
+              cairn::AnnouncesSaves<real_writer> && cairn::ReportsLiveSaves<real_writer> &&
+              cairn::LocatesCheckpoints<real_writer>);
 static_assert(cairn::GatedReader<real_reader> && cairn::SharingReader<real_reader> &&
-              cairn::TellsRuns<real_reader>);
+              cairn::ReportsRuns<real_reader>);
 static_assert(!cairn::AnnouncesSaves<storage_writer_archetype> &&
-              !cairn::TellsLiveSaves<storage_writer_archetype> &&
-              !cairn::NamesPlaces<storage_writer_archetype> &&
-              !cairn::SharingReader<storage_reader_archetype> && !cairn::TellsRuns<storage_reader_archetype>);
+              !cairn::ReportsLiveSaves<storage_writer_archetype> &&
+              !cairn::LocatesCheckpoints<storage_writer_archetype> &&
+              !cairn::SharingReader<storage_reader_archetype> &&
+              !cairn::ReportsRuns<storage_reader_archetype>);
 struct retract_may_throw : real_writer {
   void retract(const cairn::save_context&) {}
 };
@@ -97,14 +98,15 @@ struct live_saves_are_steps : real_writer {
   std::vector<std::int64_t> live_saves(cairn::run_id) { return {}; }
 };
 struct place_is_a_number : real_writer {
-  int place_of(std::int64_t) { return 0; }
+  int location_of(std::int64_t) { return 0; }
 };
 struct run_is_a_number : real_reader {
   std::uint64_t run_of(std::int64_t) { return 0; }
 };
 static_assert(!cairn::AnnouncesSaves<retract_may_throw> && !cairn::AnnouncesSaves<announces_a_number> &&
-              !cairn::TellsLiveSaves<live_saves_are_steps> && !cairn::NamesPlaces<place_is_a_number>);
-static_assert(!cairn::TellsRuns<run_is_a_number>);
+              !cairn::ReportsLiveSaves<live_saves_are_steps> &&
+              !cairn::LocatesCheckpoints<place_is_a_number>);
+static_assert(!cairn::ReportsRuns<run_is_a_number>);
 struct shared_bytes_are_not_told : storage_reader_archetype {
   void read_shared(checkpoint_type&, const cairn::state_dict&, const cairn::load_plan&,
                    const cairn::target_resolver&, cairn::read_options, cairn::read_exchange&,
@@ -158,21 +160,21 @@ TEST_CASE("a handle over the least writer and reader has the fallback of each th
   cairn::any_writer writer(least.writer());
   cairn::any_reader reader(least.reader());
   const auto until = cairn::deadline::in(std::chrono::minutes(1));
-  CHECK(writer.other_rank_that_wrote({}) == -1);
+  CHECK(writer.other_writing_rank({}) == -1);
   CHECK_FALSE(writer.proves_store());
   CHECK(writer.prove_store().points.empty());
-  CHECK(writer.sees_mark({}) == cairn::mark_sight::seen);
+  CHECK(writer.sees_mark({}) == cairn::mark_visibility::seen);
   CHECK_FALSE(writer.lease(1, until).held());
   writer.note_restart({}, 1);
   CHECK(writer.restarts().empty());
   CHECK(writer.forget_restarts(1) == 0);
   CHECK_FALSE(writer.announce({}).shown());
   CHECK(writer.live_saves({}).empty());
-  CHECK(writer.place_of(1).empty());
+  CHECK(writer.location_of(1).empty());
   CHECK((writer.maker() == nullptr));
   CHECK(failure_of([&] { static_cast<void>(writer.description()); }).id == error_id::usage_bad_option);
   CHECK_FALSE(reader.shares());
-  CHECK_FALSE(reader.tells_runs());
+  CHECK_FALSE(reader.reports_runs());
   CHECK_FALSE(reader.run_of(1).has_value());
 }
 
@@ -181,7 +183,7 @@ TEST_CASE("a handle offers what its writer and its reader offer besides") {
   cairn::safetensors_storage real{cairn::file_store{directory.path() + "/checkpoints"}};
   cairn::any_writer writer(real.writer());
   const auto until = cairn::deadline::in(std::chrono::minutes(1));
-  CHECK(writer.place_of(3) == real.writer().place_of(3));
+  CHECK(writer.location_of(3) == real.writer().location_of(3));
   CHECK(writer.proves_store());
   CHECK_FALSE(writer.prove_store().points.empty());
   writer.note_restart({1, 2}, 3);
@@ -189,7 +191,7 @@ TEST_CASE("a handle offers what its writer and its reader offer besides") {
   CHECK(failure_of([&] { static_cast<void>(writer.lease(3, until)); }).id == error_id::storage_not_committed);
   cairn::any_reader reader(real.reader());
   CHECK(reader.shares());
-  CHECK(reader.tells_runs());
+  CHECK(reader.reports_runs());
   CHECK(failure_of([&] { static_cast<void>(reader.run_of(3)); }).id == error_id::storage_not_committed);
 
   cairn::memory_store objects;

@@ -60,10 +60,10 @@ struct create_gives_nothing : cairn::memory_store {
   void create(std::string_view, std::uint64_t) {}
 };
 struct no_alignment : cairn::memory_store {
-  void part_alignment() {}
+  void io_alignment() {}
 };
 struct no_min_part : cairn::memory_store {
-  std::string min_part() { return {}; }
+  std::string min_write_bytes() { return {}; }
 };
 struct read_reports_by_value : cairn::memory_store {
   bool read(std::span<const cairn::read_range>) { return true; }
@@ -106,15 +106,15 @@ struct not_movable : cairn::memory_store {
   not_movable(const not_movable&) = delete;
 };
 struct writer_without_finish {
-  void write(std::span<const cairn::write_part>) {}
+  void write(std::span<const cairn::write_range>) {}
 };
 struct writer_that_is_pinned {
   writer_that_is_pinned(const writer_that_is_pinned&) = delete;
-  void write(std::span<const cairn::write_part>) {}
+  void write(std::span<const cairn::write_range>) {}
   void finish() {}
 };
 struct writer_that_counts {
-  std::size_t write(std::span<const cairn::write_part>) { return 0; }
+  std::size_t write(std::span<const cairn::write_range>) { return 0; }
   void finish() {}
 };
 

@@ -79,8 +79,8 @@ outcome save(Store& s) {
   step("step/rank-0.1.data", pattern(150'000, 2), [&](const auto& bytes) {
     skewed image(bytes, 3);
     auto writer = s.create("step/rank-0.1.data", 190'000);
-    const cairn::write_part parts[] = {{100'000, image.span().subspan(100'000)},
-                                       {0, image.span().subspan(0, 100'000)}};
+    const cairn::write_range parts[] = {{100'000, image.span().subspan(100'000)},
+                                        {0, image.span().subspan(0, 100'000)}};
     writer.write(parts);
     writer.finish();
   });
@@ -217,7 +217,7 @@ TEST_CASE("each error has its id, and the message names file, call and cause") {
       try {
         auto writer = s.create("new/object" + std::to_string(k), 300'000);
         const auto bytes = pattern(200'000);
-        const cairn::write_part part{0, bytes};
+        const cairn::write_range part{0, bytes};
         writer.write(std::span(&part, 1));
         writer.finish();
       } catch (const cairn::storage_error& e) {
@@ -343,7 +343,7 @@ TEST_CASE("leftovers are the files of dead writers only") {
     cairn::file_store in_child{directory.path()};
     const auto bytes = pattern(100);
     auto dead = in_child.create("step/dead", 100);
-    const cairn::write_part part{0, bytes};
+    const cairn::write_range part{0, bytes};
     dead.write(std::span(&part, 1));
     ::kill(::getpid(), SIGKILL);
   }
@@ -435,7 +435,7 @@ TEST_CASE("a file larger than ulimit -f is an error and no signal") {
     if (thrown([&] { write_object(s, "hinted", bytes); }) != error_id::storage_limit) ::_exit(11);
     if (thrown([&] { s.put_new("small", bytes); }) != error_id::storage_limit) ::_exit(12);
     auto writer = s.create("unhinted", 0);
-    const cairn::write_part part{0, bytes};
+    const cairn::write_range part{0, bytes};
     if (thrown([&] { writer.write(std::span(&part, 1)); }) != error_id::storage_limit) ::_exit(13);
     sigset_t pending;
     if (::sigpending(&pending) != 0 || sigismember(&pending, SIGXFSZ) != 0) ::_exit(14);
@@ -467,7 +467,7 @@ TEST_CASE("a full disk: told at once with what is needed and free, nothing left 
     CHECK(thrown([&] { s.put_new("too-big", bytes); }) == error_id::storage_no_space);
     {
       auto writer = s.create("too-big", 0);
-      const cairn::write_part part{0, bytes};
+      const cairn::write_range part{0, bytes};
       CHECK(thrown([&] { writer.write(std::span(&part, 1)); }) == error_id::storage_no_space);
       CHECK(thrown([&] { writer.finish(); }) == error_id::usage_closed);
     }
@@ -519,7 +519,7 @@ TEST_CASE("a directory without permission") {
 }
 
 namespace {
-using verdict = cairn::store_point::verdict;
+using verdict = cairn::store_check::verdict;
 /// The worst of a proof, with what it says of that.
 std::pair<verdict, std::string> worst(const cairn::store_proof& proof) {
   std::pair<verdict, std::string> found{verdict::right, ""};

@@ -119,7 +119,7 @@ class schedule {
       const auto bytes = data_of(c.attempt, c.rank);
       {
         auto file = s.create(cairn::data_key(c.step, c.rank, c.attempt, 0), bytes.size());
-        const cairn::write_part part{0, bytes};
+        const cairn::write_range part{0, bytes};
         file.write({&part, 1});
         file.finish();
       }

@@ -25,7 +25,7 @@ class map_store {
   class writer {
    public:
     writer(std::shared_ptr<shared> s, std::string_view key) : shared_(std::move(s)), key_(key) {}
-    void write(std::span<const cairn::write_part> parts) {
+    void write(std::span<const cairn::write_range> parts) {
       for (const auto& p : parts) {
         if (bytes_.size() < p.offset + p.bytes.size()) bytes_.resize(p.offset + p.bytes.size());
         std::memcpy(bytes_.data() + p.offset, p.bytes.data(), p.bytes.size());
@@ -43,8 +43,8 @@ class map_store {
   };
 
   writer create(std::string_view key, std::uint64_t) { return {shared_, key}; }
-  std::size_t part_alignment() { return 1; }
-  std::size_t min_part() { return 1; }
+  std::size_t io_alignment() { return 1; }
+  std::size_t min_write_bytes() { return 1; }
   void read(std::span<const cairn::read_range> ranges) {
     const std::lock_guard lock(shared_->mutex);
     for (const auto& r : ranges)

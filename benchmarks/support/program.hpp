@@ -50,12 +50,12 @@ int run_program(CLI::App& app, int argc, char** argv, Run&& run) {
   }
 }
 
-/// Names the options of a state that is saved or loaded in turns; its size is at least `least_bytes`.
-inline void add_state_options(CLI::App& app, program_options& o, std::uint64_t least_bytes = 1) {
+/// Names the options of a state that is saved or loaded in turns; its size is at least `min_bytes`.
+inline void add_state_options(CLI::App& app, program_options& o, std::uint64_t min_bytes = 1) {
   app.option_defaults()->always_capture_default();
   app.add_option("--bytes", o.bytes, "Size of the state, such as 256MiB")
       ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(least_bytes, std::uint64_t{1} << 40));
+      ->check(CLI::Range(min_bytes, std::uint64_t{1} << 40));
   app.add_option("--tensors", o.tensors, "Number of tensors in it")->check(CLI::Range(1, 1'000'000));
   app.add_option("--pairs", o.pairs, "Turns of ours and the hand-written twin")->check(CLI::Range(1, 1000));
   app.add_option("--json", o.json,

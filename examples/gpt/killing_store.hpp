@@ -131,9 +131,9 @@ class killing_store : public Store {
     object(decltype(std::declval<Store&>().create("", 0)) inner, std::shared_ptr<kill_switch> kill,
            std::string key)
         : inner_(std::move(inner)), kill_(std::move(kill)), key_(std::move(key)) {}
-    void write(std::span<const cairn::write_part> parts) { inner_.write(parts); }
+    void write(std::span<const cairn::write_range> parts) { inner_.write(parts); }
     /// See cairn::ZeroCopyObjectWriter.
-    void write_stable(std::span<const cairn::write_part> parts)
+    void write_stable(std::span<const cairn::write_range> parts)
       requires cairn::ZeroCopyObjectWriter<decltype(std::declval<Store&>().create("", 0))>
     {
       inner_.write_stable(parts);

@@ -26,7 +26,7 @@ class plain_store {
 
   class object_writer {
    public:
-    void write(std::span<const cairn::write_part> parts) {
+    void write(std::span<const cairn::write_range> parts) {
       const auto file = take();
       for (const auto& part : parts) {
         for (std::size_t done = 0; done < part.bytes.size();) {
@@ -90,7 +90,7 @@ class plain_store {
   bool publish_new(std::string_view key, std::span<const std::byte> bytes) {
     try {
       auto writer = create(key, bytes.size());
-      const cairn::write_part whole{0, bytes};
+      const cairn::write_range whole{0, bytes};
       writer.write({&whole, 1});
       writer.finish();
       return true;

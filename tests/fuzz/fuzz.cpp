@@ -563,7 +563,7 @@ bytes compressed_object_of(input content, std::uint64_t frame_bytes) {
   const auto objects = std::make_shared<cairn::memory_store>();
   compressed_objects store(cairn::any_store(objects), new_codec(), {.frame_bytes = frame_bytes});
   auto writer = store.create(data_file, content.size());
-  const cairn::write_part all{0, content};
+  const cairn::write_range all{0, content};
   writer.write({&all, 1});
   writer.finish();
   return *objects->read_all(cairn::compressed_key(data_file), 1u << 30);

@@ -348,7 +348,7 @@ TEST_CASE(
 TEST_CASE("misaligned: a kernel neither loads nor stores a unit where none can lie" * doctest::skip()) {
   std::byte* memory = nullptr;
   REQUIRE(gpu::allocate(memory, 8192) == gpu::success);
-  cairn::cuda::gather_part part;
+  cairn::cuda::gather_range part;
   part.from = memory, part.to = 4096, part.bytes = 64;
   SUBCASE("load of 16") {
     part.width = 16, part.from += 8;

@@ -47,7 +47,7 @@ struct nccl_env {
       REQUIRE(cudaSetDevice(number) == cudaSuccess);
       all[rank].emplace(
           group.communicator(number),
-          cairn::cuda::nccl_options{.device = number, .least_bytes = Least, .piece_bytes = Piece});
+          cairn::cuda::nccl_options{.device = number, .min_bytes = Least, .buffer_bytes = Piece});
     });
     in_threads(ranks, [&](std::size_t rank) { body(*all[rank]); });
     for (const auto& each : all) CHECK(each->broken().empty());

@@ -35,7 +35,7 @@ class byte_store_archetype {
     writer& operator=(const writer&) = delete;
     writer(writer&&) = default;
     writer& operator=(writer&&) = default;
-    void write(std::span<const cairn::write_part> parts) & { inner_.write(parts); }
+    void write(std::span<const cairn::write_range> parts) & { inner_.write(parts); }
     void finish() & { inner_.finish(); }
 
    private:

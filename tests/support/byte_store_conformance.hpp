@@ -78,7 +78,7 @@ std::optional<cairn::error_id> thrown(Call call) {
 template <class Store>
 void write_object(Store& store, std::string_view key, std::span<const std::byte> bytes) {
   auto writer = store.create(key, bytes.size());
-  const cairn::write_part whole{0, bytes};
+  const cairn::write_range whole{0, bytes};
   writer.write(std::span(&whole, 1));
   writer.finish();
 }
@@ -102,8 +102,8 @@ inline std::vector<std::string> keys_of(const std::vector<cairn::listed_object>&
 template <class Store>
 auto complete(Store store) {
   using namespace cairn;
-  if constexpr (PutsNew<Store> && ReadsWhole<Store> && PrefersParts<Store> && KeepsLeftovers<Store> &&
-                TellsSpace<Store>)
+  if constexpr (PutsNew<Store> && ReadsWhole<Store> && PrefersWriteSizes<Store> && KeepsLeftovers<Store> &&
+                ReportsSpace<Store>)
     return store;
   else
     return any_store(std::move(store));
@@ -123,8 +123,8 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
     CHECK_FALSE(store.read_all("a/b", 10).has_value());
     CHECK_NOTHROW(store.remove("a/b"));
     CHECK_FALSE(std::string(store.describe()).empty());
-    CHECK(store.part_alignment() >= 1);
-    CHECK(store.min_part() >= 1);
+    CHECK(store.io_alignment() >= 1);
+    CHECK(store.min_write_bytes() >= 1);
     static_cast<void>(store.free_space());
   }
 
@@ -157,8 +157,8 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
       {
         auto writer = store.create(key, hint);
         for (std::size_t i = std::size(cuts) - 1; i > 0; --i) {
-          const cairn::write_part part{cuts[i - 1],
-                                       std::span(bytes).subspan(cuts[i - 1], cuts[i] - cuts[i - 1])};
+          const cairn::write_range part{cuts[i - 1],
+                                        std::span(bytes).subspan(cuts[i - 1], cuts[i] - cuts[i - 1])};
           writer.write(std::span(&part, 1));
         }
         CHECK_FALSE(store.size(key).has_value());
@@ -173,10 +173,10 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
     for (const std::size_t skew : {std::size_t{0}, std::size_t{1}, std::size_t{8}, std::size_t{512}}) {
       skewed image(bytes, skew);
       const auto whole = image.span();
-      const cairn::write_part parts[] = {{800'000, whole.subspan(800'000)},
-                                         {0, whole.subspan(0, 4096)},
-                                         {4096, whole.subspan(4096, 400'000)},
-                                         {404'096, whole.subspan(404'096, 395'904)}};
+      const cairn::write_range parts[] = {{800'000, whole.subspan(800'000)},
+                                          {0, whole.subspan(0, 4096)},
+                                          {4096, whole.subspan(4096, 400'000)},
+                                          {404'096, whole.subspan(404'096, 395'904)}};
       const auto key = "skew" + std::to_string(skew);
       auto writer = store.create(key, bytes.size());
       writer.write(parts);
@@ -247,10 +247,10 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
     auto first = store.create("raced", 10);
     auto second = store.create("raced", 10);
     const auto bytes = pattern(10, 4);
-    const cairn::write_part part{0, bytes};
+    const cairn::write_range part{0, bytes};
     first.write(std::span(&part, 1));
     const auto other = pattern(10, 5);
-    const cairn::write_part other_part{0, other};
+    const cairn::write_range other_part{0, other};
     second.write(std::span(&other_part, 1));
     first.finish();
     CHECK(thrown([&] { second.finish(); }) == error_id::storage_exists);
@@ -262,7 +262,7 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
     {
       auto writer = store.create("aborted", 5'000'000);
       const auto bytes = pattern(1'000'000);
-      const cairn::write_part part{0, bytes};
+      const cairn::write_range part{0, bytes};
       writer.write(std::span(&part, 1));
       CHECK(store.list("").empty());
       CHECK(store.leftovers("").empty());
@@ -279,7 +279,7 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
   SUBCASE("an object with a hole is refused") {
     auto writer = store.create("hole", 10'000);
     const auto bytes = pattern(10);
-    const cairn::write_part part{90, bytes};
+    const cairn::write_range part{90, bytes};
     writer.write(std::span(&part, 1));
     CHECK(thrown([&] { writer.finish(); }) == error_id::usage_incomplete_object);
     CHECK_FALSE(store.size("hole").has_value());
@@ -440,7 +440,7 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
       const auto bytes = pattern(300'001);
       const auto all = std::span<const std::byte>(bytes);
       const auto write = [&](auto& writer, std::size_t from, std::size_t to) {
-        const cairn::write_part part{from, all.subspan(from, to - from)};
+        const cairn::write_range part{from, all.subspan(from, to - from)};
         writer.write(std::span(&part, 1));
       };
       auto other = environment.make();

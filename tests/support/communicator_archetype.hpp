@@ -39,10 +39,10 @@ class communicator_archetype {
 };
 
 static_assert(cairn::Communicator<communicator_archetype> &&
-              !cairn::LendingCommunicator<communicator_archetype> &&
-              !cairn::KnowsLostPeers<communicator_archetype>);
+              !cairn::ZeroCopyCommunicator<communicator_archetype> &&
+              !cairn::DetectsLostPeers<communicator_archetype>);
 
-/// The least that models LendingCommunicator: it lends to itself.
+/// The least that models ZeroCopyCommunicator: it lends to itself.
 class lending_archetype : public communicator_archetype {
  public:
   static lending_archetype make() { return lending_archetype(communicator_archetype::make()); }
@@ -53,9 +53,9 @@ class lending_archetype : public communicator_archetype {
   explicit lending_archetype(communicator_archetype base) : communicator_archetype(std::move(base)) {}
   cairn::lent_message lent_;
 };
-static_assert(cairn::LendingCommunicator<lending_archetype>);
+static_assert(cairn::ZeroCopyCommunicator<lending_archetype>);
 
-/// The least that models KnowsLostPeers.
+/// The least that models DetectsLostPeers.
 class watching_archetype : public communicator_archetype {
  public:
   struct watch {
@@ -67,6 +67,6 @@ class watching_archetype : public communicator_archetype {
  private:
   explicit watching_archetype(communicator_archetype base) : communicator_archetype(std::move(base)) {}
 };
-static_assert(cairn::KnowsLostPeers<watching_archetype>);
+static_assert(cairn::DetectsLostPeers<watching_archetype>);
 
 }  // namespace cairn_test

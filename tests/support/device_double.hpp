@@ -307,7 +307,7 @@ class device_double {
                                std::uint64_t rows, stream_type s) noexcept {
     return call([&](state& w) { return w.copy(to, width, from, pitch, width, rows, s, false); });
   }
-  static int copy_parts_to_host(std::span<const cairn::cuda::copy_part> parts, stream_type s) noexcept {
+  static int copy_ranges_to_host(std::span<const cairn::cuda::range_copy> parts, stream_type s) noexcept {
     return call([&](state& w) {
       for (const auto& part : parts)
         if (const int status = w.copy(part.to, part.bytes, part.from, part.bytes, part.bytes, 1, s, false);
@@ -325,7 +325,7 @@ class device_double {
                                  stream_type s) noexcept {
     return call([&](state& w) { return w.copy(to, to_pitch, from, from_pitch, width, rows, s, true); });
   }
-  static int copy_parts_to_device(std::span<const cairn::cuda::copy_part> parts, stream_type s) noexcept {
+  static int copy_ranges_to_device(std::span<const cairn::cuda::range_copy> parts, stream_type s) noexcept {
     return call([&](state& w) {
       for (const auto& part : parts)
         if (const int status = w.copy(part.to, part.bytes, part.from, part.bytes, part.bytes, 1, s, true);
@@ -415,7 +415,7 @@ class device_double {
     });
   }
   /// What the kernel does, by the host, late.
-  static int gather(std::span<const cairn::cuda::gather_part> parts,
+  static int gather(std::span<const cairn::cuda::gather_range> parts,
                     std::span<const cairn::cuda::gather_box> boxes, std::byte* staging,
                     stream_type s) noexcept {
     return call([&](state& w) {
@@ -459,7 +459,7 @@ class device_double {
     };
     std::unique_ptr<std::byte, free_bytes> bytes_;
   };
-  static void gather(const cairn::cuda::gather_part& part, const std::vector<cairn::cuda::gather_box>& boxes,
+  static void gather(const cairn::cuda::gather_range& part, const std::vector<cairn::cuda::gather_box>& boxes,
                      std::byte* to) {
     if (part.from == nullptr) {
       std::memset(to, 0, part.bytes);

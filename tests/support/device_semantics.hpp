@@ -166,10 +166,10 @@ void device_semantics() {
     const buffers m(bytes);
     std::memset(m.at_host(), 0, bytes);
     good(R::copy_rows_to_host(m.at_host(), m.device + 3, 1000, 77, 1000, a));
-    const std::vector<cairn::cuda::copy_part> parts{{m.at_host() + 100'000, m.device + 5, 1},
-                                                    {m.at_host() + 100'003, m.device + 70'001, 60'000},
-                                                    {m.at_host() + 300'000, m.device, 400'000}};
-    good(R::copy_parts_to_host(parts, a));
+    const std::vector<cairn::cuda::range_copy> parts{{m.at_host() + 100'000, m.device + 5, 1},
+                                                     {m.at_host() + 100'003, m.device + 70'001, 60'000},
+                                                     {m.at_host() + 300'000, m.device, 400'000}};
+    good(R::copy_ranges_to_host(parts, a));
     good(R::record(e, a));
     CHECK(reached(e));
     bool right = true;
@@ -191,9 +191,9 @@ void device_semantics() {
     good(R::copy_rows_to_device(made + 5000, 100, m.at_host() + 3, 1000, 77, 900, a));
     for (std::size_t row = 0; row < 900; ++row)
       std::memcpy(wanted.data() + 5000 + row * 100, m.content.data() + 3 + row * 1000, 77);
-    const std::vector<cairn::cuda::copy_part> parts{{made + 200'001, m.at_host() + 5, 1},
-                                                    {made + 300'000, m.at_host() + 70'001, 60'000}};
-    good(R::copy_parts_to_device(parts, a));
+    const std::vector<cairn::cuda::range_copy> parts{{made + 200'001, m.at_host() + 5, 1},
+                                                     {made + 300'000, m.at_host() + 70'001, 60'000}};
+    good(R::copy_ranges_to_device(parts, a));
     for (const auto& p : parts)
       std::memcpy(wanted.data() + (p.to - made), m.content.data() + (p.from - m.at_host()), p.bytes);
     good(R::copy_to_host(m.at_host(), made, bytes, a));
@@ -208,7 +208,7 @@ void device_semantics() {
     good(R::allocate(staging, bytes));
     std::mt19937 random(11);
     const auto any = [&](std::uint32_t below) { return static_cast<std::uint32_t>(random() % below); };
-    std::vector<cairn::cuda::gather_part> parts;
+    std::vector<cairn::cuda::gather_range> parts;
     std::vector<cairn::cuda::gather_box> boxes;
     std::vector<std::byte> wanted(bytes);
     const std::vector<std::byte> before(bytes, std::byte{0x5a});
@@ -216,7 +216,7 @@ void device_semantics() {
     wanted = before;
     std::uint32_t to = 0;
     for (int i = 0; i < 2500; ++i) {
-      cairn::cuda::gather_part p;
+      cairn::cuda::gather_range p;
       const cairn::cuda::gather_box* box = nullptr;
       to += any(40);
       p.to = to;

@@ -127,7 +127,7 @@ class faulty_store {
  public:
   class object_writer {
    public:
-    void write(std::span<const cairn::write_part> parts) {
+    void write(std::span<const cairn::write_range> parts) {
       faults_->around(store_call::write, key_, [&] { inner_.write(parts); });
     }
     void finish() {
@@ -155,8 +155,8 @@ class faulty_store {
     return object_writer(faults_->around(store_call::create, key, [&] { return inner_.create(key, hint); }),
                          faults_, key);
   }
-  [[nodiscard]] std::size_t part_alignment() { return inner_.part_alignment(); }
-  [[nodiscard]] std::size_t min_part() { return inner_.min_part(); }
+  [[nodiscard]] std::size_t io_alignment() { return inner_.io_alignment(); }
+  [[nodiscard]] std::size_t min_write_bytes() { return inner_.min_write_bytes(); }
   void read(std::span<const cairn::read_range> ranges) {
     faults_->around(store_call::read, ranges.empty() ? std::string_view{} : ranges[0].key,
                     [&] { inner_.read(ranges); });

@@ -182,7 +182,7 @@ class nccl_double : public device_double {
     w.allocated.erase(data);
     return w.given.erase(data) == 1 ? success : invalid_value;
   }
-  static const char* last_words(nccl_type) noexcept { return "socket closed"; }
+  static const char* last_error(nccl_type) noexcept { return "socket closed"; }
 
  private:
   struct operation {

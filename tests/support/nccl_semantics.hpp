@@ -45,7 +45,7 @@ class nccl_rank {
     complete("open");
     void* handle = nullptr;
     (void)R::register_buffer(comm_, buffer_, bytes, handle);  // transfers work also where it fails
-    nccl_expect(R::last_words(comm_) != nullptr, "last_words");
+    nccl_expect(R::last_error(comm_) != nullptr, "last_error");
   }
   nccl_rank(const nccl_rank&) = delete;
   nccl_rank& operator=(const nccl_rank&) = delete;

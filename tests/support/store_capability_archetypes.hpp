@@ -44,7 +44,7 @@ struct not_telling_archetype : extended_archetype {
     throw std::logic_error("it said that it cannot");
   }
   bool writer_lives(std::string_view) & { throw std::logic_error("it said that it cannot"); }
-  bool tells_writers() & { return false; }
+  bool tracks_writers() & { return false; }
 };
 
 struct announcing_archetype : extended_archetype {
@@ -95,7 +95,7 @@ struct sharing_archetype : extended_archetype {
     writer& operator=(const writer&) = delete;
     writer(writer&&) = default;
     writer& operator=(writer&&) = default;
-    void write(std::span<const cairn::write_part> parts) & {
+    void write(std::span<const cairn::write_range> parts) & {
       for (const auto& p : parts) put(p.offset, p.bytes);
     }
     void put(std::uint64_t offset, std::span<const std::byte> from) & {
@@ -144,7 +144,7 @@ struct decoding_archetype : extended_archetype {
   bool decodes(std::uint16_t codec) & { return codec == 0 || codec == 3; }
 };
 
-static_assert(cairn::TellsWriters<telling_archetype> && cairn::MayTellWriters<not_telling_archetype>);
+static_assert(cairn::TracksWriters<telling_archetype> && cairn::MayTrackWriters<not_telling_archetype>);
 static_assert(cairn::AnnouncesWriters<announcing_archetype> &&
               cairn::AnnouncingObjectWriter<announcing_archetype::writer>);
 static_assert(cairn::LockedObjectWriter<locked_archetype::writer> &&

@@ -260,7 +260,7 @@ class zombie_store {
 
   class object_writer {
    public:
-    void write(std::span<const cairn::write_part> parts) {
+    void write(std::span<const cairn::write_range> parts) {
       for (const auto& p : parts) bytes_.insert(bytes_.end(), p.bytes.begin(), p.bytes.end());
     }
     void finish() { zombie_store(*world_).put_new(key_, bytes_); }
@@ -274,8 +274,8 @@ class zombie_store {
   };
 
   object_writer create(std::string_view key, std::uint64_t) { return {*world_, key}; }
-  [[nodiscard]] std::size_t part_alignment() const noexcept { return 1; }
-  [[nodiscard]] std::size_t min_part() const noexcept { return 1; }
+  [[nodiscard]] std::size_t io_alignment() const noexcept { return 1; }
+  [[nodiscard]] std::size_t min_write_bytes() const noexcept { return 1; }
   void read(std::span<const cairn::read_range> ranges) {
     for (const auto& r : ranges) {
       const auto all = read_all(r.key, UINT64_MAX);

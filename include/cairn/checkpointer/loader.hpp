@@ -35,7 +35,7 @@ class loader {
     load_report report;
     const auto verdict = attempt(planner, state, step, std::move(request), report);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
-    services_->stand_on(step);
+    services_->set_base_step(step);
     services_->report().loaded(step, report.bytes, report.seconds);
     tell_kept(report, step);
     return report;
@@ -46,17 +46,17 @@ class loader {
   /// @throws storage_error (storage_nothing_loads); what would keep another checkpoint from loading, too.
   std::optional<std::int64_t> resume(any_load_planner& planner, const state_dict& state, const run_id& run,
                                      const std::vector<std::int64_t>* among) {
-    std::vector<std::int64_t> worn_out;
+    std::vector<std::int64_t> crash_looping;
     auto steps = decode_steps(read_once(
                                   group_,
                                   [&] {
                                     auto listed = clean_and_list(*services_, run, options_);
                                     if (among != nullptr) return encode_steps(listed);
-                                    return encode_steps(listed, services_->worn_out());
+                                    return encode_steps(listed, services_->crash_looping());
                                   },
                                   peers()),
-                              &worn_out);
-    auto avoided = avoid(steps, worn_out);
+                              &crash_looping);
+    auto avoided = avoid(steps, crash_looping);
     const auto most = static_cast<std::size_t>(options_.max_fallback);
     const auto until = deadline::in(options_.timeout);
     std::vector<std::int64_t> passed;
@@ -73,7 +73,7 @@ class loader {
       load_report report;
       const auto verdict = attempt_to_resume(planner, state, *step, report);
       if (verdict.outcome == load_outcome::loaded) {
-        services_->stand_on(*step);
+        services_->set_base_step(*step);
         services_->report().loaded(*step, report.bytes, report.seconds);
         tell_kept(report, *step);
         if (among == nullptr) services_->resumed(run, *step);
@@ -169,8 +169,8 @@ class loader {
   }
   /// Steps that are tried only when no other loads, as each run that resumed from them ended; tells of them.
   [[nodiscard]] std::vector<std::int64_t> avoid(const std::vector<std::int64_t>& steps,
-                                                const std::vector<std::int64_t>& worn_out) {
-    auto chosen = choose_avoided(steps, worn_out, static_cast<std::size_t>(options_.max_fallback) + 1);
+                                                const std::vector<std::int64_t>& crash_looping) {
+    auto chosen = choose_avoided(steps, crash_looping, static_cast<std::size_t>(options_.max_fallback) + 1);
     const auto runs = std::to_string(options_.max_restarts);
     for (const auto step : chosen.newer)
       services_->report().fell_back(

@@ -26,7 +26,7 @@ class other_runs {
   }
   /// After a commit of this run; `listing`: made after it. @throws what the storage throws.
   void look(any_reader& reader, step_listing& listing, std::int64_t committed, event_reporter& people) {
-    if (!reader.tells_runs()) return;
+    if (!reader.reports_runs()) return;
     const std::lock_guard lock(mutex_);
     own_.push_back(committed);
     if (told_ || ++commits_ < next_) return;

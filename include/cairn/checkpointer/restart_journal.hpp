@@ -28,7 +28,7 @@ class restart_journal {
 
   /// The steps that `max_restarts` runs or more resumed from since anything was committed after them,
   /// ascending.
-  [[nodiscard]] std::vector<std::int64_t> worn_out(any_writer& writer, event_reporter& people) noexcept {
+  [[nodiscard]] std::vector<std::int64_t> crash_looping(any_writer& writer, event_reporter& people) noexcept {
     std::vector<std::int64_t> found;
     if (max_ == 0) return found;
     guarded(people, [&] {
@@ -105,12 +105,12 @@ struct avoided_steps {
 };
 /// `steps` ascending, of which at most `most` are tried.
 [[nodiscard]] inline avoided_steps choose_avoided(const std::vector<std::int64_t>& steps,
-                                                  const std::vector<std::int64_t>& worn_out,
+                                                  const std::vector<std::int64_t>& crash_looping,
                                                   std::size_t most) {
   avoided_steps chosen;
   std::size_t others = 0;
   for (auto step = steps.rbegin(); step != steps.rend() && most > 0; ++step, --most) {
-    if (std::find(worn_out.begin(), worn_out.end(), *step) == worn_out.end()) {
+    if (std::find(crash_looping.begin(), crash_looping.end(), *step) == crash_looping.end()) {
       ++others;
       continue;
     }

@@ -28,18 +28,18 @@ class retention {
   [[nodiscard]] bool removes() const noexcept { return keep_ > 0; }
 
   /// The run resumed from `step`, or loaded it, when `there` was committed, ascending.
-  void stand_on(std::int64_t step, std::vector<std::int64_t> there) {
+  void set_base_step(std::int64_t step, std::vector<std::int64_t> there) {
     const std::lock_guard lock(mutex_);
     std::erase_if(there, [&](auto s) { return s > step; });
     if (there.empty() || there.back() != step) there.push_back(step);
     line_ = std::move(there);
-    stands_on_ = step;
+    base_step_ = step;
   }
   /// The same where nobody knows what was committed then: none of that will be removed.
-  void stand_on_alone(std::int64_t step) noexcept {
+  void set_base_step_unlisted(std::int64_t step) noexcept {
     const std::lock_guard lock(mutex_);
     line_.clear();
-    stands_on_ = step;
+    base_step_ = step;
   }
   /// A save of this run is under way: its checkpoint is no stranger's, whoever lists it first.
   void begun(std::int64_t step) {
@@ -76,7 +76,7 @@ class retention {
       counted += !counts_verified_ || has_step(verified_, line_[oldest - 1]);
     if (counted == keep_)
       for (std::size_t i = 0; i < oldest; ++i)
-        if (line_[i] < newest_ && line_[i] != stands_on_) chosen.remove.push_back(line_[i]);
+        if (line_[i] < newest_ && line_[i] != base_step_) chosen.remove.push_back(line_[i]);
     for (const auto s : there)
       if (!has_step(line_, s) && !has_step(under_way_, s) && !has_step(told_, s)) {
         told_.push_back(s);
@@ -107,7 +107,7 @@ class retention {
   std::vector<std::int64_t> told_;       ///< strangers that were told of
   std::vector<std::int64_t> leased_;     ///< would go, and stay while they are read
   std::vector<std::int64_t> verified_;
-  std::optional<std::int64_t> stands_on_;
+  std::optional<std::int64_t> base_step_;
   std::int64_t newest_ = -1;  ///< committed last
 };
 

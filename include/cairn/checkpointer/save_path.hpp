@@ -65,7 +65,7 @@ class save_path {
       executor_.prepare();
       prepare_buffers(layout, planned->sources->sources());
     } catch (...) {
-      tell_unprepared();
+      warn_unprepared();
     }
   }
   /// Waits until what prepare() began has ended.
@@ -80,7 +80,7 @@ class save_path {
     if (step < 0)
       fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
     save.progress = std::make_shared<save_progress>(step);
-    save.progress->set_place(group_.rank(), place_of(step));
+    save.progress->set_place(group_.rank(), location_of(step));
     save.context = {
         run_,  step, attempt_of(run_, step, save_count_), 0, group_.rank(), group_.size(), options_.timeout,
         peers_};
@@ -115,7 +115,7 @@ class save_path {
       // Where nothing is staged, the writer gives the memory back; a failure is on the handle.
       save.progress->wait_released(deadline::in(options_.timeout));
       if (!save.progress->wait_handed_over(deadline::in(options_.handover_timeout)))
-        saves_.tell_late(save.progress);
+        saves_.warn_late(save.progress);
     }
     save.progress->note([&](save_report& r) {
       r.blocked_seconds = seconds_since(save.begin);
@@ -146,7 +146,7 @@ class save_path {
   void plan(attempt& save, const state_dict& state) {
     try {
       const span_note span(save.journal.get(), span_kind::plan);
-      const auto others_write = [&] { return services_->writer().other_rank_that_wrote(save.context); };
+      const auto others_write = [&] { return services_->writer().other_writing_rank(save.context); };
       save.planned = plans_.plan(state, group_, services_->writer(), peer_deadline(), save.cost.plan_cached,
                                  others_write);
     } catch (...) {
@@ -253,7 +253,7 @@ class save_path {
           stager_.prepare(sources);
           stager_.prepare(*layout, deadline::in(options_.timeout));
         } catch (...) {
-          tell_unprepared();
+          warn_unprepared();
         }
       });
     } catch (const std::system_error&) {
@@ -261,13 +261,13 @@ class save_path {
     }
   }
   /// In a handler.
-  void tell_unprepared() noexcept {
+  void warn_unprepared() noexcept {
     services_->report().warned("saves could not be prepared, the first one tries again",
                                std::current_exception());
   }
   /// What a save that is late is told to wait for once this rank's files are written.
-  [[nodiscard]] std::string place_of(std::int64_t step) {
-    auto place = services_->writer().place_of(step);
+  [[nodiscard]] std::string location_of(std::int64_t step) {
+    auto place = services_->writer().location_of(step);
     return place.empty() ? place_ : place;
   }
   [[nodiscard]] deadline peer_deadline() const noexcept { return deadline::in(options_.peer_timeout); }

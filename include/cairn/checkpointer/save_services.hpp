@@ -47,22 +47,22 @@ class save_services : public std::enable_shared_from_this<save_services> {
   [[nodiscard]] const save_history& history() const noexcept { return history_; }
 
   /// For rank 0, when a run resumes and when it ends.
-  [[nodiscard]] std::vector<std::int64_t> worn_out() noexcept {
-    return restarts_.worn_out(writer_, reporter_);
+  [[nodiscard]] std::vector<std::int64_t> crash_looping() noexcept {
+    return restarts_.crash_looping(writer_, reporter_);
   }
   void resumed(const run_id& run, std::int64_t step) noexcept {
     restarts_.resumed(writer_, run, step, reporter_);
   }
   void closed() noexcept { restarts_.closed(writer_, reporter_); }
   /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts.
-  void stand_on(std::int64_t step) noexcept {
+  void set_base_step(std::int64_t step) noexcept {
     if (!retains()) return;
     try {
-      retention_.stand_on(step, reader_.list());
+      retention_.set_base_step(step, reader_.list());
     } catch (...) {
       reporter_.warned("the store could not be listed: keep_last removes nothing of earlier runs",
                        std::current_exception());
-      retention_.stand_on_alone(step);
+      retention_.set_base_step_unlisted(step);
     }
   }
   /// A lease of the coordinator's on a checkpoint that is there. Not held() where the store takes none or the
@@ -71,15 +71,15 @@ class save_services : public std::enable_shared_from_this<save_services> {
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until, bool reading) {
     try {
       auto lease = writer_.lease(step, until);
-      if (!lease.held() && !reading) tell_unleased("the store takes no leases");
+      if (!lease.held() && !reading) warn_unleased("the store takes no leases");
       return lease;
     } catch (const storage_error& e) {
       if (e.id() == error_id::storage_not_committed || (!reading && e.id() != error_id::storage_permission))
         throw;
-      tell_unleased(e.what());
+      warn_unleased(e.what());
     } catch (const timeout_error& e) {
       if (!reading) throw;
-      tell_unleased(e.what());
+      warn_unleased(e.what());
     }
     return {step, nullptr};
   }
@@ -151,14 +151,14 @@ class save_services : public std::enable_shared_from_this<save_services> {
         scrubber_->ask(step, [self = this->shared_from_this()](std::int64_t s, const scrubber::gate& gate) {
           self->scrub(s, gate);
         });
-      remove_what_goes(listing, journal);
+      remove_outdated(listing, journal);
     } catch (...) {  // the next commit tries again
       reporter_.warned("old checkpoints could not be removed", std::current_exception());
     }
   }
-  void remove_what_goes(step_listing& listing, save_journal* journal) {
+  void remove_outdated(step_listing& listing, save_journal* journal) {
     const auto chosen = retention_.choose(listing.steps());
-    tell_strangers(chosen.strangers);
+    warn_of_other_lines(chosen.strangers);
     if (chosen.remove.empty()) return;
     const span_note span(journal, span_kind::remove);
     for (const auto old : chosen.remove) remove_old(old);
@@ -173,7 +173,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
       const auto bytes = reader_.verify(opened, until, gate);
       retention_.verified(step);
       step_listing listing(reader_);
-      remove_what_goes(listing, nullptr);
+      remove_outdated(listing, nullptr);
       reporter_.verified(step, bytes, seconds_since(begin));
     } catch (const error& e) {
       if (e.id() == error_id::timeout_close) return;
@@ -200,12 +200,12 @@ class save_services : public std::enable_shared_from_this<save_services> {
                          " would go now and stays while it is read: " + e.what());
     }
   }
-  void tell_unleased(const std::string& why) noexcept {
+  void warn_unleased(const std::string& why) noexcept {
     if (!unleased_told_.exchange(true))
       reporter_.warned("checkpoints are read without a lease, another process may remove one meanwhile: " +
                        why);
   }
-  void tell_strangers(const std::vector<std::int64_t>& steps) {
+  void warn_of_other_lines(const std::vector<std::int64_t>& steps) {
     if (steps.empty()) return;
     reporter_.warned("keep_last leaves " + std::to_string(steps.size()) +
                      " checkpoints alone that are not of this run, the first of step " +

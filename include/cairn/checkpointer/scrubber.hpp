@@ -99,7 +99,7 @@ class scrubber {
     const auto wait_for_turn = [&s](std::uint64_t bytes) {
       const auto year = deadline::in(std::chrono::hours(24 * 365));
       if (s.limit != nullptr)
-        static_cast<void>(s.limit->take(bytes, s.word, year, [&] { return s.is_stopping(); }));
+        static_cast<void>(s.limit->acquire(bytes, s.word, year, [&] { return s.is_stopping(); }));
       if (s.is_stopping()) fail(error_id::timeout_close, "the checkpointer is closed");
     };
     std::unique_lock lock(s.mutex);

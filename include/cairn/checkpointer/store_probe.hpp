@@ -22,9 +22,9 @@ namespace detail {
 /// @throws storage_error (storage_unsafe)
 inline void judge_proof(const store_proof& proof, const std::string& store, event_reporter& people) {
   for (const auto& p : proof.points) {
-    if (p.outcome == store_point::verdict::right) continue;
-    if (p.outcome == store_point::verdict::unusable ||
-        (p.outcome == store_point::verdict::single_job && !proof.single_writer))
+    if (p.outcome == store_check::verdict::right) continue;
+    if (p.outcome == store_check::verdict::unusable ||
+        (p.outcome == store_check::verdict::single_job && !proof.single_writer))
       fail(error_id::storage_unsafe,
            "the store does not give what checkpoints rely on: " + p.what + ": " + p.follows,
            {.file = store, .got = p.seen});
@@ -68,12 +68,12 @@ inline void probe_shared_store(collectives& group, any_writer& writer, const run
   try {
     static_cast<void>(read_once(group, leave, deadline::in(timeout)));
     by_all([&] {
-      const auto sight = group.rank() == 0 ? mark_sight::seen : writer.sees_mark(run);
-      if (sight == mark_sight::none)
+      const auto sight = group.rank() == 0 ? mark_visibility::seen : writer.sees_mark(run);
+      if (sight == mark_visibility::none)
         fail(error_id::storage_not_shared,
              "a rank does not see the store of rank 0: give all ranks one shared directory or bucket",
              {.rank = group.rank(), .file = store});
-      if (sight != mark_sight::late) return;
+      if (sight != mark_visibility::late) return;
       const std::string late =
           "a name that this rank had looked for is not seen as soon as rank 0 has made it: its client "
           "remembers that a name is not there, and two jobs could commit one step. Mount without that "

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/checkpointer/last_look.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/save_services.hpp>
 #include <cairn/checkpointer/saves_under_way.hpp>
+#include <cairn/checkpointer/unconfirmed_check.hpp>
 #include <cairn/checkpointer/update_barrier.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/model/save_handle.hpp>
@@ -49,7 +49,7 @@ class unfinished_saves {
   /// Before anything of a save is copied.
   void before_copying(const std::shared_ptr<const cached_plan>& planned,
                       const std::shared_ptr<const image_layout>& layout, const source_table& sources) {
-    if (overlapped_ && !checked_) last_look_.begin(planned, layout, sources);
+    if (overlapped_ && !checked_) unconfirmed_check_.begin(planned, layout, sources);
   }
   /// From here on the save is under way.
   void begin(const std::shared_ptr<save_progress>& save, const staged_image& image,
@@ -71,15 +71,15 @@ class unfinished_saves {
   }
 
   void before_update() {
-    tell_late(overlap_.wait(deadline::in(options_.timeout), options_.handover_timeout));
+    warn_late(overlap_.wait(deadline::in(options_.timeout), options_.handover_timeout));
   }
   void before_update(std::string_view name) {
-    tell_late(overlap_.wait(name, deadline::in(options_.timeout), options_.handover_timeout));
+    warn_late(overlap_.wait(name, deadline::in(options_.timeout), options_.handover_timeout));
   }
   /// Changes of this device's memory come after the copies of the last save.
   void ordered_by_device(int device, deadline until) { overlap_.confirm(device, until); }
   /// Of a save that the process which carries it out did not have in time; null: there is none.
-  void tell_late(const std::shared_ptr<save_progress>& save) {
+  void warn_late(const std::shared_ptr<save_progress>& save) {
     if (save == nullptr || options_.handover_timeout.count() == 0) return;
     services_->report().warned(
         "training goes on before the worker has the save of step " + std::to_string(save->report().step) +
@@ -93,7 +93,7 @@ class unfinished_saves {
       const auto until = deadline::in(options_.timeout);
       const auto look = [&](const staged_image& image, const auto& waited_for) -> std::exception_ptr {
         try {
-          return last_look_(image, waited_for, rank_, devices_.get(), until);
+          return unconfirmed_check_(image, waited_for, rank_, devices_.get(), until);
         } catch (...) {
           services_->report().warned(
               "nobody could look whether memory was changed while an overlapped save copied it, which no "
@@ -129,7 +129,7 @@ class unfinished_saves {
       else
         warn_unconfirmed();
     } catch (...) {
-      tell_of_end();
+      warn_at_end();
     }
     give_up_uncopied(until);
     try {
@@ -139,7 +139,7 @@ class unfinished_saves {
       });
       if (!unwinding) end_in_order();
     } catch (...) {
-      tell_of_end();
+      warn_at_end();
     }
     services_->stop_scrubbing(deadline::in(longest_end));
   }
@@ -150,7 +150,7 @@ class unfinished_saves {
   static constexpr std::chrono::seconds longest_end{10};
 
   /// In a handler.
-  void tell_of_end() noexcept {
+  void warn_at_end() noexcept {
     services_->report().warned("while a checkpointer was destroyed", std::current_exception());
   }
   /// check_unconfirmed() where the memory may be gone.
@@ -176,7 +176,7 @@ class unfinished_saves {
     try {
       overlap_.give_up(until);  // where the last one was copied only just now
     } catch (...) {
-      tell_of_end();
+      warn_at_end();
     }
   }
   /// A run whose last save failed, or hangs, has not ended in order; and its store may answer nothing.
@@ -192,7 +192,7 @@ class unfinished_saves {
   std::shared_ptr<device_access> devices_;
   saves_under_way saves_;
   update_barrier overlap_;
-  last_look last_look_;  // of the save that the gate holds
+  unconfirmed_check unconfirmed_check_;  // of the save that the gate holds
 };
 
 }  // namespace detail

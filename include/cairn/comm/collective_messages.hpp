@@ -154,7 +154,7 @@ class collective_messages {
            {.rank = from});
     }
     if (of_this_call && wanted == step::up) {
-      if (withdrawn_since(from, theirs.epoch, until)) return false;
+      if (left_since(from, theirs.epoch, until)) return false;
       taken_[from] = theirs;
       return true;
     }
@@ -171,7 +171,7 @@ class collective_messages {
   }
   /// Whether a neighbour has left the occasional call of which a message was just taken, as far as it has
   /// said so already.
-  [[nodiscard]] bool withdrawn_since(int from, std::uint64_t count, deadline until) {
+  [[nodiscard]] bool left_since(int from, std::uint64_t count, deadline until) {
     try {
       auto next = next_frame(from, until.earlier(deadline::in(std::chrono::nanoseconds(0))));
       const bool left =

@@ -70,7 +70,7 @@ class shared_memory_communicator {
   [[nodiscard]] int size() const;
   void send(int to, std::span<const std::byte> bytes, deadline until);
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until);
-  // See KnowsLostPeers.
+  // See DetectsLostPeers.
   [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const;
 
  private:
@@ -79,7 +79,7 @@ class shared_memory_communicator {
   std::unique_ptr<detail::shared_rank> self_;
 };
 
-static_assert(KnowsLostPeers<shared_memory_communicator>);
+static_assert(DetectsLostPeers<shared_memory_communicator>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -39,9 +39,9 @@ class thread_communicator {
 
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until);
 
-  // See KnowsLostPeers.
+  // See DetectsLostPeers.
   [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const;
-  // See LendingCommunicator.
+  // See ZeroCopyCommunicator.
   void lend(int to, const lent_message& message, deadline until);
   [[nodiscard]] borrowed_message borrow(int from, deadline until);
 
@@ -55,7 +55,7 @@ class thread_communicator {
   int rank_;
 };
 
-static_assert(LendingCommunicator<thread_communicator> && KnowsLostPeers<thread_communicator>);
+static_assert(ZeroCopyCommunicator<thread_communicator> && DetectsLostPeers<thread_communicator>);
 
 /// Ranks that are threads of one process.
 ///

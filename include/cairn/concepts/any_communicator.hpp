@@ -38,19 +38,19 @@ class any_communicator {
       return communicator.receive(from, until);
     }
     void lend(int to, const lent_message& message, deadline until) override {
-      if constexpr (LendingCommunicator<C>)
+      if constexpr (ZeroCopyCommunicator<C>)
         communicator.lend(to, message, until);
       else
         communicator.send(to, message.view(), until);
     }
     borrowed_message borrow(int from, deadline until) override {
-      if constexpr (LendingCommunicator<C>)
+      if constexpr (ZeroCopyCommunicator<C>)
         return communicator.borrow(from, until);
       else
         return {communicator.receive(from, until), {}};
     }
     std::shared_ptr<const peer_watch> watch_peers() const override {
-      if constexpr (KnowsLostPeers<C>)
+      if constexpr (DetectsLostPeers<C>)
         return communicator.watch_peers();
       else
         return nullptr;
@@ -77,11 +77,11 @@ class any_communicator {
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
     return face_->receive(from, until);
   }
-  /// See LendingCommunicator; send() where the communicator lends nothing.
+  /// See ZeroCopyCommunicator; send() where the communicator lends nothing.
   void lend(int to, const lent_message& message, deadline until) { face_->lend(to, message, until); }
-  /// See LendingCommunicator; what receive() gives where the communicator lends nothing.
+  /// See ZeroCopyCommunicator; what receive() gives where the communicator lends nothing.
   [[nodiscard]] borrowed_message borrow(int from, deadline until) { return face_->borrow(from, until); }
-  /// See KnowsLostPeers; null where the communicator does not know.
+  /// See DetectsLostPeers; null where the communicator does not know.
   [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const { return face_->watch_peers(); }
 
   /// The communicator itself. @pre C is the type that this was made of: nobody checks it.
@@ -99,7 +99,7 @@ class any_communicator {
   std::unique_ptr<face> face_;
 };
 
-static_assert(LendingCommunicator<any_communicator> && KnowsLostPeers<any_communicator>);
+static_assert(ZeroCopyCommunicator<any_communicator> && DetectsLostPeers<any_communicator>);
 
 }  // namespace v1
 }  // namespace cairn

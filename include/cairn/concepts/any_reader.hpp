@@ -76,9 +76,9 @@ class any_reader {
   std::uint64_t verify(any_checkpoint& checkpoint, deadline until, const read_gate& gate) {
     return face_->verify(of_this(checkpoint), until, &gate);
   }
-  /// Whether the reader models TellsRuns.
-  [[nodiscard]] bool tells_runs() const noexcept { return face_->tells_runs(); }
-  /// See TellsRuns; nothing where the reader does not tell.
+  /// Whether the reader models ReportsRuns.
+  [[nodiscard]] bool reports_runs() const noexcept { return face_->reports_runs(); }
+  /// See ReportsRuns; nothing where the reader does not tell.
   [[nodiscard]] std::optional<run_id> run_of(std::int64_t step) { return face_->run_of(step); }
 
  private:
@@ -95,7 +95,7 @@ class any_reader {
                                       const load_plan& plan, const target_resolver& resolver,
                                       read_options options, read_exchange& exchange, deadline until) = 0;
     virtual std::uint64_t verify(any_checkpoint::face& checkpoint, deadline until, const read_gate* gate) = 0;
-    virtual bool tells_runs() const noexcept = 0;
+    virtual bool reports_runs() const noexcept = 0;
     virtual std::optional<run_id> run_of(std::int64_t step) = 0;
   };
   template <class R>
@@ -144,9 +144,9 @@ class any_reader {
         if (gate != nullptr) return reader.verify(inner(checkpoint), until, *gate);
       return reader.verify(inner(checkpoint), until);
     }
-    bool tells_runs() const noexcept override { return TellsRuns<R>; }
+    bool reports_runs() const noexcept override { return ReportsRuns<R>; }
     std::optional<run_id> run_of([[maybe_unused]] std::int64_t step) override {
-      if constexpr (TellsRuns<R>)
+      if constexpr (ReportsRuns<R>)
         return reader.run_of(step);
       else
         return std::nullopt;

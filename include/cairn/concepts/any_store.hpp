@@ -60,9 +60,9 @@ class any_store {
   /// See ObjectWriter.
   class object_writer {
    public:
-    void write(std::span<const write_part> parts) { object_->write(parts); }
+    void write(std::span<const write_range> parts) { object_->write(parts); }
     /// See ZeroCopyObjectWriter; write() where the store has none.
-    void write_stable(std::span<const write_part> parts) { object_->write_stable(parts); }
+    void write_stable(std::span<const write_range> parts) { object_->write_stable(parts); }
     /// See DeadlineObjectWriter; nothing where the store has none.
     void until(deadline when) { object_->until(when); }
     void finish() { object_->finish(); }
@@ -82,7 +82,7 @@ class any_store {
   /// See SharedObjectWriter.
   class shared_object_writer {
    public:
-    void write(std::span<const write_part> parts) { object_->write(parts); }
+    void write(std::span<const write_range> parts) { object_->write(parts); }
     void put(std::uint64_t offset, std::span<const std::byte> bytes) { object_->put(offset, bytes); }
     [[nodiscard]] bool read(std::uint64_t offset, std::span<std::byte> destination) const {
       return object_->read(offset, destination);
@@ -119,15 +119,15 @@ class any_store {
                                                                std::uint64_t cap) const {
     return face_->read_all(key, cap);
   }
-  // See PrefersParts; 1 where the store likes all parts alike.
-  [[nodiscard]] std::size_t part_alignment() const { return face_->part_alignment(); }
-  [[nodiscard]] std::size_t min_part() const { return face_->min_part(); }
+  // See PrefersWriteSizes; 1 where the store likes all parts alike.
+  [[nodiscard]] std::size_t io_alignment() const { return face_->io_alignment(); }
+  [[nodiscard]] std::size_t min_write_bytes() const { return face_->min_write_bytes(); }
   // See KeepsLeftovers; none where the store keeps none.
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) const {
     return face_->leftovers(prefix);
   }
   void discard(std::string_view key) const { face_->discard(key); }
-  /// See TellsSpace; nothing where the store does not tell.
+  /// See ReportsSpace; nothing where the store does not tell.
   [[nodiscard]] std::optional<space_left> free_space() const { return face_->free_space(); }
   /// See ListsKeys; by list() where the store has none.
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix,
@@ -151,8 +151,8 @@ class any_store {
   void note_durable(std::string_view key) const noexcept { face_->note_durable(key); }
   [[nodiscard]] bool is_noted_durable(std::string_view key) const { return face_->is_noted_durable(key); }
 
-  /// Whether the store is a TellsWriters; where it is none, no writer is known to live.
-  [[nodiscard]] bool tells_writers() const { return face_->tells_writers(); }
+  /// Whether the store is a TracksWriters; where it is none, no writer is known to live.
+  [[nodiscard]] bool tracks_writers() const { return face_->tracks_writers(); }
   [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix) const {
     return face_->live_writers(prefix);
   }
@@ -201,7 +201,7 @@ std::shared_ptr<detail::store_face> detail::face_of(std::shared_ptr<S> store) {
 }
 
 static_assert(ByteStore<any_store> && ConditionalRemove<any_store> && ListsKeys<any_store> &&
-              DurabilityHints<any_store> && MayTellWriters<any_store> && MayShare<any_store> &&
+              DurabilityHints<any_store> && MayTrackWriters<any_store> && MayShare<any_store> &&
               DecodingStore<any_store>);
 
 }  // namespace v1

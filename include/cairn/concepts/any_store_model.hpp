@@ -23,8 +23,8 @@ namespace detail {
 /// The functions of an object writer of any type; see any_store::object_writer.
 struct object_face {
   virtual ~object_face() = default;
-  virtual void write(std::span<const write_part> parts) = 0;
-  virtual void write_stable(std::span<const write_part> parts) = 0;
+  virtual void write(std::span<const write_range> parts) = 0;
+  virtual void write_stable(std::span<const write_range> parts) = 0;
   virtual void until(deadline when) = 0;
   virtual void finish() = 0;
   virtual void announce() = 0;
@@ -35,7 +35,7 @@ struct object_face {
 /// The functions of a writer of a shared object of any type; see any_store::shared_object_writer.
 struct shared_object_face {
   virtual ~shared_object_face() = default;
-  virtual void write(std::span<const write_part> parts) = 0;
+  virtual void write(std::span<const write_range> parts) = 0;
   virtual void put(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   virtual bool read(std::uint64_t offset, std::span<std::byte> destination) = 0;
   virtual void sync() = 0;
@@ -47,8 +47,8 @@ struct shared_object_face {
 struct store_face {
   virtual ~store_face() = default;
   virtual std::unique_ptr<object_face> create(std::string_view key, std::uint64_t size_hint) = 0;
-  virtual std::size_t part_alignment() = 0;
-  virtual std::size_t min_part() = 0;
+  virtual std::size_t io_alignment() = 0;
+  virtual std::size_t min_write_bytes() = 0;
   virtual std::size_t reads_at_once() = 0;
   virtual void read(std::span<const read_range> ranges) = 0;
   virtual void put_new(std::string_view key, std::span<const std::byte> bytes) = 0;
@@ -68,7 +68,7 @@ struct store_face {
   virtual void make_name_durable(std::string_view key) = 0;
   virtual void note_durable(std::string_view key) noexcept = 0;
   virtual bool is_noted_durable(std::string_view key) = 0;
-  virtual bool tells_writers() = 0;
+  virtual bool tracks_writers() = 0;
   virtual bool announces_writers() = 0;
   virtual std::vector<std::string> live_writers(std::string_view prefix) = 0;
   virtual bool writer_lives(std::string_view key) = 0;
@@ -93,8 +93,8 @@ template <class W>
 template <ObjectWriter W>
 struct object_model final : object_face {
   explicit object_model(W made) : writer(std::move(made)) {}
-  void write(std::span<const write_part> parts) override { writer.write(parts); }
-  void write_stable(std::span<const write_part> parts) override {
+  void write(std::span<const write_range> parts) override { writer.write(parts); }
+  void write_stable(std::span<const write_range> parts) override {
     if constexpr (ZeroCopyObjectWriter<W>)
       writer.write_stable(parts);
     else
@@ -120,7 +120,7 @@ struct object_model final : object_face {
 template <SharedObjectWriter W>
 struct shared_object_model final : shared_object_face {
   explicit shared_object_model(W made) : writer(std::move(made)) {}
-  void write(std::span<const write_part> parts) override { writer.write(parts); }
+  void write(std::span<const write_range> parts) override { writer.write(parts); }
   void put(std::uint64_t offset, std::span<const std::byte> bytes) override { writer.put(offset, bytes); }
   bool read(std::uint64_t offset, std::span<std::byte> to) override { return writer.read(offset, to); }
   void sync() override { writer.sync(); }
@@ -141,15 +141,15 @@ struct store_model final : store_face {
     using writer = std::remove_cvref_t<decltype(store.create(key, size_hint))>;
     return std::make_unique<object_model<writer>>(store.create(key, size_hint));
   }
-  std::size_t part_alignment() override {
-    if constexpr (PrefersParts<S>)
-      return store.part_alignment();
+  std::size_t io_alignment() override {
+    if constexpr (PrefersWriteSizes<S>)
+      return store.io_alignment();
     else
       return 1;
   }
-  std::size_t min_part() override {
-    if constexpr (PrefersParts<S>)
-      return store.min_part();
+  std::size_t min_write_bytes() override {
+    if constexpr (PrefersWriteSizes<S>)
+      return store.min_write_bytes();
     else
       return 1;
   }
@@ -195,7 +195,7 @@ struct store_model final : store_face {
       fail(error_id::storage_bad_key, "this is no key of a store", {.file = std::string(key)});
   }
   std::optional<space_left> free_space() override {
-    if constexpr (TellsSpace<S>)
+    if constexpr (ReportsSpace<S>)
       return store.free_space();
     else
       return std::nullopt;
@@ -221,11 +221,11 @@ struct store_model final : store_face {
     make_name_durable(key);  // so that nobody waits for a note that never comes
     return true;
   }
-  bool tells_writers() override {
-    if constexpr (MayTellWriters<S>)
-      return store.tells_writers();
+  bool tracks_writers() override {
+    if constexpr (MayTrackWriters<S>)
+      return store.tracks_writers();
     else
-      return TellsWriters<S>;
+      return TracksWriters<S>;
   }
   bool announces_writers() override {
     if constexpr (AnnouncesWriters<S>)
@@ -234,13 +234,13 @@ struct store_model final : store_face {
       return false;
   }
   std::vector<std::string> live_writers([[maybe_unused]] std::string_view prefix) override {
-    if constexpr (TellsWriters<S>)
+    if constexpr (TracksWriters<S>)
       return store.live_writers(prefix);
     else
       return {};
   }
   bool writer_lives([[maybe_unused]] std::string_view key) override {
-    if constexpr (TellsWriters<S>)
+    if constexpr (TracksWriters<S>)
       return store.writer_lives(key);
     else
       return false;

@@ -50,12 +50,12 @@ struct writer_face {
   virtual bool quarantine(std::int64_t step) = 0;
   virtual std::uint64_t clean(run_id run) = 0;
   virtual void check_space(space_needed needed) = 0;
-  virtual int other_rank_that_wrote(const save_context& context) noexcept = 0;
+  virtual int other_writing_rank(const save_context& context) noexcept = 0;
   virtual bool proves_store() const noexcept = 0;
   virtual store_proof prove_store() = 0;
   virtual void look_early(run_id run) = 0;
   virtual void leave_mark(run_id run) = 0;
-  virtual mark_sight sees_mark(run_id run) = 0;
+  virtual mark_visibility sees_mark(run_id run) = 0;
   virtual void remove_mark(run_id run) noexcept = 0;
   virtual checkpoint_lease lease(std::int64_t step, deadline until) = 0;
   virtual void note_restart(run_id run, std::int64_t step) = 0;
@@ -66,7 +66,7 @@ struct writer_face {
   virtual save_announcement announce_worker(const save_context& context) = 0;
   virtual void retract(const save_context& context) noexcept = 0;
   virtual std::vector<save_attempt> live_saves(run_id run) = 0;
-  virtual std::string place_of(std::int64_t step) = 0;
+  virtual std::string location_of(std::int64_t step) = 0;
   virtual writer_maker maker() const noexcept = 0;
   virtual std::string_view type_name() const noexcept = 0;
   virtual std::vector<std::byte> description() const = 0;
@@ -123,9 +123,9 @@ class any_writer {
   std::uint64_t clean(run_id run) { return face_->clean(run); }
   void check_space(space_needed needed) { face_->check_space(needed); }
 
-  /// See TellsWhoWrote; -1 where the writer does not tell.
-  [[nodiscard]] int other_rank_that_wrote(const save_context& context) noexcept {
-    return face_->other_rank_that_wrote(context);
+  /// See FindsWritingRank; -1 where the writer does not tell.
+  [[nodiscard]] int other_writing_rank(const save_context& context) noexcept {
+    return face_->other_writing_rank(context);
   }
   /// Whether the writer models ProvesStore. Where it does not, the next five do nothing, prove_store() gives an
   /// empty proof, and every mark is seen.
@@ -133,13 +133,13 @@ class any_writer {
   [[nodiscard]] store_proof prove_store() { return face_->prove_store(); }
   void look_early(run_id run) { face_->look_early(run); }
   void leave_mark(run_id run) { face_->leave_mark(run); }
-  [[nodiscard]] mark_sight sees_mark(run_id run) { return face_->sees_mark(run); }
+  [[nodiscard]] mark_visibility sees_mark(run_id run) { return face_->sees_mark(run); }
   void remove_mark(run_id run) noexcept { face_->remove_mark(run); }
   /// See LeasingWriter; a lease that is not held() where the writer takes none.
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until) {
     return face_->lease(step, until);
   }
-  // See NotesRestarts; nothing is noted where the writer keeps no notes.
+  // See TracksRestarts; nothing is noted where the writer keeps no notes.
   void note_restart(run_id run, std::int64_t step) { face_->note_restart(run, step); }
   [[nodiscard]] std::vector<std::int64_t> restarts() { return face_->restarts(); }
   void forget_restart(run_id run, std::int64_t step) { face_->forget_restart(run, step); }
@@ -150,10 +150,10 @@ class any_writer {
     return face_->announce_worker(context);
   }
   void retract(const save_context& context) noexcept { face_->retract(context); }
-  /// See TellsLiveSaves; none where the writer does not tell.
+  /// See ReportsLiveSaves; none where the writer does not tell.
   [[nodiscard]] std::vector<save_attempt> live_saves(run_id run) { return face_->live_saves(run); }
-  /// See NamesPlaces; empty where the writer names none.
-  [[nodiscard]] std::string place_of(std::int64_t step) { return face_->place_of(step); }
+  /// See LocatesCheckpoints; empty where the writer names none.
+  [[nodiscard]] std::string location_of(std::int64_t step) { return face_->location_of(step); }
 
   /// Makes a writer of the same type from a description; null where that type is not Portable.
   [[nodiscard]] writer_maker maker() const noexcept { return face_->maker(); }
@@ -193,9 +193,9 @@ class any_writer {
     bool quarantine(std::int64_t step) override { return writer->quarantine(step); }
     std::uint64_t clean(run_id run) override { return writer->clean(run); }
     void check_space(space_needed needed) override { writer->check_space(needed); }
-    int other_rank_that_wrote([[maybe_unused]] const save_context& context) noexcept override {
-      if constexpr (TellsWhoWrote<W>)
-        return writer->other_rank_that_wrote(context);
+    int other_writing_rank([[maybe_unused]] const save_context& context) noexcept override {
+      if constexpr (FindsWritingRank<W>)
+        return writer->other_writing_rank(context);
       else
         return -1;
     }
@@ -212,11 +212,11 @@ class any_writer {
     void leave_mark([[maybe_unused]] run_id run) override {
       if constexpr (ProvesStore<W>) writer->leave_mark(run);
     }
-    mark_sight sees_mark([[maybe_unused]] run_id run) override {
+    mark_visibility sees_mark([[maybe_unused]] run_id run) override {
       if constexpr (ProvesStore<W>)
         return writer->sees_mark(run);
       else
-        return mark_sight::seen;
+        return mark_visibility::seen;
     }
     void remove_mark([[maybe_unused]] run_id run) noexcept override {
       if constexpr (ProvesStore<W>) writer->remove_mark(run);
@@ -228,19 +228,19 @@ class any_writer {
         return {step, nullptr};
     }
     void note_restart([[maybe_unused]] run_id run, [[maybe_unused]] std::int64_t step) override {
-      if constexpr (NotesRestarts<W>) writer->note_restart(run, step);
+      if constexpr (TracksRestarts<W>) writer->note_restart(run, step);
     }
     std::vector<std::int64_t> restarts() override {
-      if constexpr (NotesRestarts<W>)
+      if constexpr (TracksRestarts<W>)
         return writer->restarts();
       else
         return {};
     }
     void forget_restart([[maybe_unused]] run_id run, [[maybe_unused]] std::int64_t step) override {
-      if constexpr (NotesRestarts<W>) writer->forget_restart(run, step);
+      if constexpr (TracksRestarts<W>) writer->forget_restart(run, step);
     }
     std::size_t forget_restarts([[maybe_unused]] std::int64_t up_to) override {
-      if constexpr (NotesRestarts<W>)
+      if constexpr (TracksRestarts<W>)
         return writer->forget_restarts(up_to);
       else
         return 0;
@@ -261,14 +261,14 @@ class any_writer {
       if constexpr (AnnouncesSaves<W>) writer->retract(context);
     }
     std::vector<save_attempt> live_saves([[maybe_unused]] run_id run) override {
-      if constexpr (TellsLiveSaves<W>)
+      if constexpr (ReportsLiveSaves<W>)
         return writer->live_saves(run);
       else
         return {};
     }
-    std::string place_of([[maybe_unused]] std::int64_t step) override {
-      if constexpr (NamesPlaces<W>)
-        return writer->place_of(step);
+    std::string location_of([[maybe_unused]] std::int64_t step) override {
+      if constexpr (LocatesCheckpoints<W>)
+        return writer->location_of(step);
       else
         return {};
     }

@@ -17,133 +17,138 @@
 namespace cairn {
 inline namespace v1 {
 
-/// A piece of an object that is being written.
-struct write_part {
+/// Bytes to write into an object, from an offset on.
+struct write_range {
   std::uint64_t offset;              ///< in the object, in bytes
   std::span<const std::byte> bytes;  ///< stays valid and unchanged until write() returns
 };
 
-/// A piece of an object that is wanted.
+/// Bytes to read from an object, from an offset on.
 struct read_range {
   std::string_view key;              ///< valid until read() returns
   std::uint64_t offset;              ///< in the object, in bytes
   std::span<std::byte> destination;  ///< filled completely, or read() throws
 };
 
-/// A row of a listing.
+/// An object as ByteStore::list() reports it.
 struct listed_object {
   std::string key;
   std::uint64_t bytes = 0;
 };
 
-/// What free_space() tells.
+/// The free space of a store, as free_space() returns it.
 struct space_left {
   std::uint64_t bytes = 0;
-  std::uint64_t objects = 0;  ///< inodes; the largest number where there is no limit
+  std::uint64_t objects = 0;  ///< for files: inodes; UINT64_MAX where there is no limit
 };
 
-/// One object while it is being written; what ByteStore::create gives.
+/// One object while it is being written; ByteStore::create() returns it.
 ///
-/// - `write(parts)`: several at once, in any order; each byte of [0, size) is written exactly once over all
-///   calls. Writes are fastest when offset, length and memory are multiples of the store's part_alignment()
-///   and at least min_part() long; the last part of the object may end anywhere. Anything else works too,
-///   slower. Returns when the memory may be reused. Throws storage_error; the object is then broken and only
+/// - `write(ranges)`: writes several ranges, in any order; each byte of [0, size) is written exactly once over all
+///   calls. Writes are fastest when offset, length and memory are multiples of the store's io_alignment()
+///   and at least min_write_bytes() long; the last range of the object may end anywhere. Other ranges work too,
+///   but slower. Returns when the memory may be reused. Throws storage_error; afterwards the writer can only be
 ///   destroyed.
-/// - `finish()`: the object is durable under its key, under which nothing stood before, or finish throws:
+/// - `finish()`: makes the object durable under its key, where no object existed before. Throws
 ///   usage_incomplete_object if not every byte was written once, storage_exists if the key was taken.
 /// - After finish() or an error every further call throws usage_closed.
-/// - Destroyed without finish(): the object is aborted, nothing stands under its key.
+/// - The destructor aborts an object that was not finished: nothing exists under its key then.
 ///
 /// One thread at a time calls an object writer; different ones may be used at once.
 template <class W>
-concept ObjectWriter = std::movable<W> && requires(W& w, std::span<const write_part> parts) {
+concept ObjectWriter = std::movable<W> && requires(W& w, std::span<const write_range> parts) {
   { w.write(parts) } -> std::same_as<void>;
   { w.finish() } -> std::same_as<void>;
 };
 
-/// A store that puts a small object in its own way; for others it is published.
+/// A store with a fast way to put a small object. For other stores cairn calls publish_new().
 ///
-/// - `put_new(key, bytes)`: a small object under a key that nobody used before; durable when it returns, never seen in
-///   part. Throws storage_exists if the key exists.
+/// - `put_new(key, bytes)`: puts a small object under a key that nobody used before. It is durable when the call returns,
+///   and nobody ever sees a half of it. Throws storage_exists if the key exists.
 template <class S>
 concept PutsNew = requires(S& s, std::string_view key, std::span<const std::byte> bytes) {
   { s.put_new(key, bytes) } -> std::same_as<void>;
 };
 
-/// A store that reads a whole object in one go; of others its size is asked, then it is read.
+/// A store that reads a whole object in one call. For other stores cairn calls size(), then read().
 ///
-/// - `read_all(key, cap)`: the whole object, or nothing if there is none; throws corrupt_size_mismatch if longer than
-///   `cap` bytes.
+/// - `read_all(key, cap)`: returns the whole object, or nothing if there is none. Throws corrupt_size_mismatch if it is
+///   longer than `cap` bytes.
 template <class S>
 concept ReadsWhole = requires(S& s, std::string_view key, std::uint64_t n) {
   { s.read_all(key, n) } -> std::same_as<std::optional<std::vector<std::byte>>>;
 };
 
-/// A store that writes some parts faster than others; for others all are alike.
+/// A store that writes ranges of some sizes and alignments faster than others.
 ///
-/// - `part_alignment()`, `min_part()`: what ObjectWriter::write likes, in bytes; at least 1, constant.
+/// - `io_alignment()`: the alignment of offsets, lengths and memory for which reads and writes are fastest, in bytes.
+/// - `min_write_bytes()`: the length from which on writes are fast.
+///
+/// Both are at least 1 and constant.
 template <class S>
-concept PrefersParts = requires(S& s) {
-  { s.part_alignment() } -> std::convertible_to<std::size_t>;
-  { s.min_part() } -> std::convertible_to<std::size_t>;
+concept PrefersWriteSizes = requires(S& s) {
+  { s.io_alignment() } -> std::convertible_to<std::size_t>;
+  { s.min_write_bytes() } -> std::convertible_to<std::size_t>;
 };
 
-/// A store in which something of a writer that died stays; in others nothing does.
+/// A store in which a writer that died leaves an unfinished object behind.
 ///
-/// - `leftovers(prefix)`: unfinished objects of writers that died, as keys for `discard(key)`; those of live writers
-///   are not listed where the store can know (file_store does on one host).
-/// - `discard(key)`: removes one. Throws storage_exists if its writer is known to live.
+/// - `leftovers(prefix)`: returns the unfinished objects of writers that died, as keys for `discard(key)`. Objects of
+///   live writers are left out where the store can know that they live (file_store can, on one host).
+/// - `discard(key)`: removes one of them. Throws storage_exists if its writer is known to live.
 template <class S>
 concept KeepsLeftovers = requires(S& s, std::string_view key) {
   { s.leftovers(key) } -> std::same_as<std::vector<std::string>>;
   { s.discard(key) } -> std::same_as<void>;
 };
 
-/// A store that knows its room; others are taken to have enough.
+/// A store that knows how much space is free. cairn assumes that other stores have enough.
 ///
-/// - `free_space()`: what is left in bytes and objects, or nothing where the store cannot say.
+/// - `free_space()`: returns the free bytes and objects, or nothing where the store cannot say.
 template <class S>
-concept TellsSpace = requires(S& s) {
+concept ReportsSpace = requires(S& s) {
   { s.free_space() } -> std::same_as<std::optional<space_left>>;
 };
 
 namespace detail {
-/// Where a store has a function of one of the five concepts above, it is meant as such: one of another type is a
-/// mistake, which must not be passed over in silence.
+/// A function with the name of one of the five concepts above must have the signature of that concept: another
+/// signature is a mistake, which must not go unnoticed.
 template <class S>
-concept MeansWhatItNames =
+concept CapabilitiesWellFormed =
     (PutsNew<S> ||
      !requires(S& s, std::string_view key, std::span<const std::byte> bytes) { s.put_new(key, bytes); }) &&
     (ReadsWhole<S> || !requires(S& s, std::string_view key, std::uint64_t n) { s.read_all(key, n); }) &&
-    (PrefersParts<S> || !(
-                            requires(S& s) { s.part_alignment(); } || requires(S& s) { s.min_part(); })) &&
+    (PrefersWriteSizes<S> ||
+     !(
+         requires(S& s) { s.io_alignment(); } || requires(S& s) { s.min_write_bytes(); })) &&
     (KeepsLeftovers<S> || !(
                               requires(S& s, std::string_view key) { s.leftovers(key); } ||
                               requires(S& s, std::string_view key) { s.discard(key); })) &&
-    (TellsSpace<S> || !requires(S& s) { s.free_space(); });
+    (ReportsSpace<S> || !requires(S& s) { s.free_space(); });
 }  // namespace detail
 
-/// Durable objects under keys: a directory, a bucket. Keys are relative paths of `[A-Za-z0-9._-]` and '/', no
-/// empty, "." or ".." part, at most 512 bytes: a store refuses others (storage_bad_key). Seven functions are all that a
-/// store needs; what it may offer besides are the named concepts on this page and in store_capabilities.hpp.
+/// Durable objects under keys, such as a directory or a bucket. A key is a relative path of `[A-Za-z0-9._-]` and '/'
+/// without empty, "." or ".." components, of at most 512 bytes; a store refuses other keys (storage_bad_key). A store
+/// needs these seven functions; the named concepts on this page and in store_capabilities.hpp are optional.
 ///
-/// - `create(key, size_hint)`: begins a new object of about `size_hint` bytes (0: unknown); an ObjectWriter.
-///   Parents appear by themselves. Throws storage_error at once if space or permission is known to be missing,
-///   storage_exists if the key exists.
-/// - `publish_new(key, bytes)`: a small object, durable when it returns, never seen in part, atomic between any number
-///   of writers: true for exactly one of them, whose bytes stand; false if something stood there before. Everything
-///   finished before by this store, in this process, is durable before the key is seen.
-/// - `read(ranges)`: all of them, in parallel where that is faster; returns when all are filled. The caller has sorted
-///   and coalesced them; ranges whose offset and memory are multiples of part_alignment() may be quicker. Throws
+/// - `create(key, size_hint)`: begins a new object of about `size_hint` bytes (0: unknown) and returns its
+///   ObjectWriter. Missing directories are made. Throws storage_error at once if space or permission is known to be
+///   missing, storage_exists if the key exists.
+/// - `publish_new(key, bytes)`: puts a small object if none exists under the key. It is durable when the call returns,
+///   and nobody ever sees a half of it. Of any number of concurrent writers, exactly one gets true, and its bytes are
+///   the object; false if an object existed before. Everything that this store finished before, in this process, is
+///   durable before the key becomes visible.
+/// - `read(ranges)`: reads all ranges, in parallel where that is faster, and returns when all are filled. The caller
+///   has sorted and coalesced them. Ranges whose offset and memory are multiples of io_alignment() may be faster. Throws
 ///   storage_error (storage_not_found, storage_io) or corrupt_error (corrupt_truncated: the object ends before the
 ///   range).
-/// - `size(key)`: bytes, or nothing if there is none.
-/// - `list(prefix)`: all objects whose key begins with prefix, sorted by key. Objects that are being written are not
-///   listed.
-/// - `remove(key)`: durable; no error if there is none.
-/// - `describe()`: for messages, such as "directory /data/checkpoints".
+/// - `size(key)`: returns the bytes of the object, or nothing if there is none.
+/// - `list(prefix)`: returns all objects whose key begins with prefix, sorted by key, without those that are being
+///   written.
+/// - `remove(key)`: removes the object durably; no error if there is none.
+/// - `describe()`: returns a name for messages, such as "directory /data/checkpoints".
 ///
-/// All functions may be called by several threads at once.
+/// Several threads may call all functions at once.
 template <class S>
 concept ByteStore = std::movable<S> &&
                     requires(S& s, std::string_view key, std::uint64_t n, std::span<const std::byte> bytes,
@@ -156,19 +161,19 @@ concept ByteStore = std::movable<S> &&
                       { s.remove(key) } -> std::same_as<void>;
                       { s.describe() } -> std::convertible_to<std::string>;
                     } &&
-                    detail::MeansWhatItNames<S>;
+                    detail::CapabilitiesWellFormed<S>;
 
-/// What a ByteStore may offer besides, where each size that list() tells costs a call, and each directory.
+/// A ByteStore that lists keys faster than keys with sizes, or need not read every directory.
 ///
-/// - `keys(prefix, parts)`: the keys of list(prefix) that have at most so many parts between slashes, in the
-///   same order. Directories that hold only longer keys are not read.
+/// - `keys(prefix, components)`: returns the keys of list(prefix) that have at most so many components between
+///   slashes, in the same order. Directories that hold only longer keys are not read.
 template <class S>
 concept ListsKeys = ByteStore<S> && requires(S& s, std::string_view prefix, std::size_t parts) {
   { s.keys(prefix, parts) } -> std::same_as<std::vector<std::string>>;
 };
 namespace detail {
 inline constexpr std::size_t any_parts = SIZE_MAX;
-/// The keys that list() gives and that have at most so many parts, at the least cost.
+/// The keys of list() that have at most so many components, at the least cost.
 template <ByteStore S>
 [[nodiscard]] std::vector<std::string> list_keys(S& store, std::string_view prefix,
                                                  std::size_t parts = any_parts) {
@@ -184,20 +189,19 @@ template <ByteStore S>
 }
 }  // namespace detail
 
-/// What a ByteStore may offer besides, so that one who removes an object does not take one that another put
-/// under its key in between.
+/// A ByteStore that compares and removes in one step, so that a caller never removes an object that somebody else
+/// put under the key in between.
 ///
-/// - `remove_if(key, bytes)`: removes, durably, an object that is exactly these bytes: true, also where
-///   nothing stands under the key. False if something else stands there, which is not touched. Where a
-///   request is repeated or comes late it still removes only the object that was looked at. Throws
-///   storage_error.
+/// - `remove_if(key, bytes)`: removes the object durably if it consists of exactly these bytes. Returns true if it did,
+///   or if there was no object; false if there is another object, which is not touched. A request that is repeated
+///   or takes effect late still removes only the object that was compared. Throws storage_error.
 template <class S>
 concept ConditionalRemove =
     ByteStore<S> && requires(S& s, std::string_view key, std::span<const std::byte> bytes) {
       { s.remove_if(key, bytes) } -> std::same_as<bool>;
     };
 namespace detail {
-/// As read_all() of ReadsWhole; by size() and read() where the store has none.
+/// read_all() of ReadsWhole; for other stores, size() and read().
 template <ByteStore S>
 [[nodiscard]] std::optional<std::vector<std::byte>> read_whole(S& store, std::string_view key,
                                                                std::uint64_t cap) {
@@ -222,7 +226,7 @@ template <ByteStore S>
     return bytes;
   }
 }
-/// As remove_if() of ConditionalRemove; by a look before where the store has none.
+/// remove_if() of ConditionalRemove; for other stores, read, compare and remove().
 template <ByteStore S>
 [[nodiscard]] bool remove_if(S& store, std::string_view key, std::span<const std::byte> bytes) {
   if constexpr (ConditionalRemove<S>) {
@@ -239,15 +243,14 @@ template <ByteStore S>
 }
 }  // namespace detail
 
-/// What a ByteStore over directories may offer besides, so that thousands of writers do not each make one
-/// that all share, and make it durable. `directory`: the parents of keys, without a slash at the end.
+/// A ByteStore over directories, where one writer can make a directory for thousands that share it.
+/// `directory`: the parents of keys, without a slash at the end.
 ///
-/// - `make_directory(directory)`: it is there, durably; no error if it was.
-/// - `adopt_directory(directory)`: true if it is there; that its own entry and those of the directories above
-///   it are durable is from then on, for this store in this process, left to who made it. False if not.
-///
-/// - `make_name_durable(key)`: what is seen under this key is durable, also if who put it there has not come
-///   to that yet.
+/// - `make_directory(directory)`: makes the directory durably; no error if it exists.
+/// - `adopt_directory(directory)`: true if the directory exists. From then on this store, in this process, relies on
+///   its maker to have made it and the directories above it durable. False if it does not exist.
+/// - `make_name_durable(key)`: makes the object that is visible under this key durable, also where its writer
+///   has not done so yet.
 ///
 /// All throw storage_error.
 template <class S>
@@ -257,64 +260,61 @@ concept DirectoryStore = ByteStore<S> && requires(S& s, std::string_view directo
   { s.make_name_durable(directory) } -> std::same_as<void>;
 };
 
-/// What a DirectoryStore may offer besides, so that of thousands who see one object not each makes its name
-/// durable.
+/// A DirectoryStore with a note that an object is durable, so that not each of thousands of readers makes its name
+/// durable again.
 ///
-/// - `note_durable(key)`: by who knows that what stands under the key is durable, since its publish_new() has
-///   returned. Notes it where others see it, without a change of the directory, if that can be done; does not
-///   throw.
-/// - `is_noted_durable(key)`: true only if that was noted, by whatever process: what stands under the key is
-///   then durable. False also where the note was not made or is not seen yet: make_name_durable() then.
-///   Throws storage_error.
+/// - `note_durable(key)`: notes for others that the object is durable, without changing its directory, if the store
+///   can do that. Called only after publish_new() of the object has returned. Does not throw.
+/// - `is_noted_durable(key)`: true if some process noted it: the object is durable then. False also where the note
+///   was not made or is not visible yet; the caller then calls make_name_durable(). Throws storage_error.
 template <class S>
 concept DurabilityHints = DirectoryStore<S> && requires(S& s, std::string_view key) {
   { s.note_durable(key) } noexcept -> std::same_as<void>;
   { s.is_noted_durable(key) } -> std::same_as<bool>;
 };
 
-/// What an ObjectWriter may offer besides, where writing takes longer than a copy of the bytes is worth.
+/// An ObjectWriter that can write without copying the bytes.
 ///
-/// - `write_stable(parts)`: as write(), but the memory stays valid and unchanged until finish() has returned
-///   or thrown, or the writer was destroyed. May return before anything was sent.
+/// - `write_stable(ranges)`: as write(), but the caller keeps the memory valid and unchanged until finish() has
+///   returned or thrown, or the writer was destroyed. May return before anything was sent.
 template <class W>
-concept ZeroCopyObjectWriter = ObjectWriter<W> && requires(W& w, std::span<const write_part> parts) {
+concept ZeroCopyObjectWriter = ObjectWriter<W> && requires(W& w, std::span<const write_range> parts) {
   { w.write_stable(parts) } -> std::same_as<void>;
 };
 
-/// What an ObjectWriter may offer besides, where it waits for its turn behind other objects of the store.
+/// An ObjectWriter that may have to wait for other objects of the store.
 ///
-/// - `until(deadline)`: write() and finish() that still wait then throw timeout_error (timeout_write), and
-///   the object is broken. Called before the first write(); without it they wait as long as what they wait
-///   for.
+/// - `until(deadline)`: from then on, write() and finish() that wait beyond the deadline throw timeout_error
+///   (timeout_write), and the writer can only be destroyed. Called before the first write(); without it there is no
+///   limit.
 template <class W>
 concept DeadlineObjectWriter = ObjectWriter<W> && requires(W& w, deadline when) {
   { w.until(when) } -> std::same_as<void>;
 };
 
-/// What a ByteStore may offer besides, where each request costs a round trip.
+/// A ByteStore in which each request costs a round trip.
 ///
-/// - `reads_at_once()`: how many read() calls, of some MiB each, it takes at a time to use it well.
+/// - `reads_at_once()`: how many read() calls of some MiB each must run at once to use its bandwidth.
 template <class S>
 concept DistantStore = ByteStore<S> && requires(S& s) {
   { s.reads_at_once() } -> std::convertible_to<std::size_t>;
 };
 
-/// One object while several writers of one host fill it; what SharedStore gives. Each writer is used by one
-/// thread at a time, different ones at once.
+/// One of several writers of one host that fill an object together; SharedStore returns it. One thread at a time uses
+/// a writer; different writers may be used at once.
 ///
-/// - `write(parts)`: see ObjectWriter; over all writers, each byte is written once.
-/// - `put(offset, bytes)`: a small piece, which may be written again, and which others may read at once.
-/// - `read(offset, destination)`: true if all of it was there; what others have put, or zeros where they have
-///   not.
-/// - `sync()`: what this writer wrote is durable, whoever finishes the object.
-/// - `finish(bytes)`: by the writer that began the object, when all others have come to their sync(): it is
-///   cut to so many bytes, and durable under its key, or finish throws. The others are only destroyed.
+/// - `write(ranges)`: see ObjectWriter; over all writers, each byte is written once.
+/// - `put(offset, bytes)`: writes a few bytes, which may be written again, and which others may read at once.
+/// - `read(offset, destination)`: reads what others have put, zeros elsewhere. False if the object ends before.
+/// - `sync()`: makes durable what this writer wrote, whoever finishes the object.
+/// - `finish(bytes)`: called by the writer that began the object, after the sync() of all others: truncates the
+///   object to so many bytes and makes it durable under its key, or throws. The other writers are only destroyed.
 ///
-/// All throw storage_error, after which a writer is only destroyed. Where the writer that began it is
-/// destroyed without finish(), the object is aborted.
+/// All throw storage_error; afterwards the writer can only be destroyed. The object is aborted where the writer that
+/// began it is destroyed without finish().
 template <class W>
 concept SharedObjectWriter =
-    std::movable<W> && requires(W& w, std::span<const write_part> parts, std::uint64_t n,
+    std::movable<W> && requires(W& w, std::span<const write_range> parts, std::uint64_t n,
                                 std::span<const std::byte> bytes, std::span<std::byte> destination) {
       { w.write(parts) } -> std::same_as<void>;
       { w.put(n, bytes) } -> std::same_as<void>;
@@ -323,10 +323,10 @@ concept SharedObjectWriter =
       { w.finish(n) } -> std::same_as<void>;
     };
 
-/// What a ByteStore may offer besides: objects that several writers of one host fill together.
+/// A ByteStore in which several writers of one host can fill an object together.
 ///
-/// - `share(key, tag)`: begins an object that those who know `tag` can join.
-/// - `join(key, tag)`: a further writer of it, or nothing where nobody has begun it on this host, or it was
+/// - `share(key, tag)`: begins an object that others join by the same `tag`.
+/// - `join(key, tag)`: returns another writer of it, or nothing where nobody on this host has begun it, or it was
 ///   finished.
 ///
 /// Both throw storage_error.
@@ -336,10 +336,10 @@ concept SharedStore = ByteStore<S> && requires(S& s, std::string_view key, std::
   { s.join(key, tag) } -> std::same_as<std::optional<decltype(s.share(key, tag))>>;
 };
 
-/// One thing that checkpoints rely on in a store, as it was tried there.
-struct store_point {
+/// One property of a store that commits rely on, and the outcome of testing it.
+struct store_check {
   enum class verdict : std::uint8_t {
-    right,       ///< as it must be
+    right,       ///< the store has the property
     weaker,      ///< checkpoints are safe, but something is lost: `follows` says what
     single_job,  ///< safe for one job alone: two could lose checkpoints
     unusable,    ///< no save would succeed
@@ -347,29 +347,29 @@ struct store_point {
   std::string what;  ///< "a rename replaces nothing"
   verdict outcome = verdict::right;
   std::string seen;     ///< what the store answered
-  std::string follows;  ///< empty where nothing follows
+  std::string follows;  ///< the consequence; empty where there is none
 };
 
-/// What a store proved of itself.
+/// The result of a store's test of itself.
 struct store_proof {
   std::string kind;  ///< of the file system or service, "ext4"; empty where the store does not know
-  std::string from;  ///< what is mounted there, with its options; empty where that is not known
+  std::string from;  ///< the mounted device or server, with the mount options; empty where it is not known
   /// The user said that one job alone writes there: what is unsafe between two of them is accepted.
   bool single_writer = false;
-  std::vector<store_point> points;
+  std::vector<store_check> points;
 
-  [[nodiscard]] bool has(store_point::verdict v) const noexcept {
+  [[nodiscard]] bool has(store_check::verdict v) const noexcept {
     for (const auto& p : points)
       if (p.outcome == v) return true;
     return false;
   }
 };
 
-/// What a ByteStore may offer besides: it tries what commits rely on, instead of believing it.
+/// A ByteStore that tests what commits rely on.
 ///
-/// - `prove()`: writes a few small objects, looks at what comes of them, and removes them. Some milliseconds;
-///   others may use the store meanwhile. Throws storage_error where not even one object can be written:
-///   storage_permission, storage_not_found, ....
+/// - `prove()`: writes a few small objects, checks the results, and removes them, in some milliseconds; others may use
+///   the store meanwhile. Throws storage_error where not even one object can be written: storage_permission,
+///   storage_not_found, ....
 template <class S>
 concept SelfTestingStore = ByteStore<S> && requires(S& s) {
   { s.prove() } -> std::same_as<store_proof>;

@@ -57,7 +57,7 @@ struct borrowed_message {
 /// - `lend(to, message, deadline)`: as send(), but what arrives is the same memory.
 /// - `borrow(from, deadline)`: as receive(), which gives what was lent as a copy.
 template <class C>
-concept LendingCommunicator =
+concept ZeroCopyCommunicator =
     Communicator<C> && requires(C& c, int peer, const lent_message& message, deadline until) {
       { c.lend(peer, message, until) } -> std::same_as<void>;
       { c.borrow(peer, until) } -> std::same_as<borrowed_message>;
@@ -68,7 +68,7 @@ concept LendingCommunicator =
 /// - `watch_peers()`: tells that to any thread, see peer_watch; null where this one does not know after all. A save
 ///   that waits for the part of such a rank ends then, where the part cannot come from a process of its own.
 template <class C>
-concept KnowsLostPeers = Communicator<C> && requires(const C& k) {
+concept DetectsLostPeers = Communicator<C> && requires(const C& k) {
   { k.watch_peers() } -> std::convertible_to<std::shared_ptr<const peer_watch>>;
 };
 

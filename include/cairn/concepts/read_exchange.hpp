@@ -66,7 +66,7 @@ class shared_wants {
   shared_wants(const shared_wants&) = delete;
   shared_wants& operator=(const shared_wants&) = delete;
   /// The wanted boxes of a stored item that meet a box, each once, ascending, in place of what `out` held.
-  virtual void overlapping(std::string_view name, const chunk& box, std::vector<wanted_part>& out) = 0;
+  virtual void overlapping(std::string_view name, const chunk& box, std::vector<wanted_box>& out) = 0;
   /// The sets of ranks that units name.
   [[nodiscard]] virtual rank_sets& sets() noexcept = 0;
 

@@ -76,16 +76,16 @@ concept StorageWriter =
 
 /// What a StorageWriter may offer besides.
 ///
-/// - `other_rank_that_wrote(context)`: a rank but this one of which a file of this very save is there
+/// - `other_writing_rank(context)`: a rank but this one of which a file of this very save is there
 ///   already, -1 where none is seen. A rank that waits in vain for others to plan a save learns by it that
 ///   they save without it.
 template <class W>
-concept TellsWhoWrote = StorageWriter<W> && requires(W& w, const save_context& context) {
-  { w.other_rank_that_wrote(context) } noexcept -> std::same_as<int>;
+concept FindsWritingRank = StorageWriter<W> && requires(W& w, const save_context& context) {
+  { w.other_writing_rank(context) } noexcept -> std::same_as<int>;
 };
 
 /// How one rank sees the marks that another one left in the store.
-enum class mark_sight : std::uint8_t {
+enum class mark_visibility : std::uint8_t {
   seen,  ///< both
   late,  ///< the name that this rank had looked for before is not seen, though the new one is
   none,  ///< not at all within some seconds: it looks into another store
@@ -102,7 +102,7 @@ concept ProvesStore = requires(W& w, run_id run) {
   { w.prove_store() } -> std::same_as<store_proof>;
   { w.look_early(run) } -> std::same_as<void>;
   { w.leave_mark(run) } -> std::same_as<void>;
-  { w.sees_mark(run) } -> std::same_as<mark_sight>;
+  { w.sees_mark(run) } -> std::same_as<mark_visibility>;
   { w.remove_mark(run) } noexcept -> std::same_as<void>;
 };
 
@@ -126,7 +126,7 @@ concept LeasingWriter = StorageWriter<W> && requires(W& w, std::int64_t step, de
 ///
 /// All throw the store's errors.
 template <class W>
-concept NotesRestarts = requires(W& w, run_id run, std::int64_t step) {
+concept TracksRestarts = requires(W& w, run_id run, std::int64_t step) {
   { w.note_restart(run, step) } -> std::same_as<void>;
   { w.restarts() } -> std::same_as<std::vector<std::int64_t>>;
   { w.forget_restart(run, step) } -> std::same_as<void>;
@@ -162,16 +162,16 @@ struct save_attempt {
 /// - `live_saves(run)`: the attempts of other runs that a process still carries out; none where the store
 ///   cannot tell. Throws the store's errors.
 template <class W>
-concept TellsLiveSaves = StorageWriter<W> && requires(W& w, run_id run) {
+concept ReportsLiveSaves = StorageWriter<W> && requires(W& w, run_id run) {
   { w.live_saves(run) } -> std::same_as<std::vector<save_attempt>>;
 };
 
 /// What a StorageWriter may offer besides, for messages.
 ///
-/// - `place_of(step)`: the object by which the checkpoint of a step comes to exist.
+/// - `location_of(step)`: the object by which the checkpoint of a step comes to exist.
 template <class W>
-concept NamesPlaces = StorageWriter<W> && requires(W& w, std::int64_t step) {
-  { w.place_of(step) } -> std::convertible_to<std::string>;
+concept LocatesCheckpoints = StorageWriter<W> && requires(W& w, std::int64_t step) {
+  { w.location_of(step) } -> std::convertible_to<std::string>;
 };
 
 /// How a load reads.
@@ -244,7 +244,7 @@ concept SharingReader =
 ///
 /// - `run_of(step)`: the run that committed a checkpoint; throws what fetch() and open() throw.
 template <class R>
-concept TellsRuns = StorageReader<R> && requires(R& r, std::int64_t step) {
+concept ReportsRuns = StorageReader<R> && requires(R& r, std::int64_t step) {
   { r.run_of(step) } -> std::same_as<run_id>;
 };
 

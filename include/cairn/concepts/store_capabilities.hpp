@@ -13,31 +13,32 @@
 namespace cairn {
 inline namespace v1 {
 
-// What a ByteStore and its object writers may offer besides, about writers in other processes and stores that lie
-// over others. The capabilities that concern single requests are in <cairn/concepts/byte_store.hpp>. any_store asks
-// for all of them once, when it is made.
+// Optional abilities of a ByteStore and its object writers that concern writers in other processes and layered stores.
+// Those that concern single requests are in <cairn/concepts/byte_store.hpp>. any_store queries all of them once,
+// when it is made.
 
-/// A ByteStore that can tell whether writers live, in other processes too.
+/// A ByteStore that knows which writers live, in other processes too.
 ///
-/// - `live_writers(prefix)`: the keys of unfinished objects whose writers live; leftovers() leaves them out.
+/// - `live_writers(prefix)`: returns the keys of unfinished objects whose writers live; leftovers() leaves them out.
 /// - `writer_lives(key)`: whether the writer of a finished object still exists.
 ///
-/// Both throw storage_error. A run that resumes waits for the writers that it sees, and readers hold leases by them.
+/// Both throw storage_error. A run that resumes waits for the writers that live_writers() returns, and a lease lasts as
+/// long as its writer lives.
 template <class S>
-concept TellsWriters = requires(S& s, std::string_view key) {
+concept TracksWriters = requires(S& s, std::string_view key) {
   { s.live_writers(key) } -> std::same_as<std::vector<std::string>>;
   { s.writer_lives(key) } -> std::same_as<bool>;
 };
 
-/// A TellsWriters that knows only at run time whether it can, as one that lies over an any_store.
+/// A TracksWriters that knows only at run time whether it can track writers, such as a layer over an any_store.
 ///
-/// - `tells_writers()`: whether it can; constant. Where it says no, the functions of TellsWriters are not called.
+/// - `tracks_writers()`: whether it can; constant. Where it is false, cairn does not call the functions of TracksWriters.
 template <class S>
-concept MayTellWriters = TellsWriters<S> && requires(S& s) {
-  { s.tells_writers() } -> std::same_as<bool>;
+concept MayTrackWriters = TracksWriters<S> && requires(S& s) {
+  { s.tracks_writers() } -> std::same_as<bool>;
 };
 
-/// A TellsWriters without locks, as object storage: others see a writer only once it has announced itself.
+/// A TracksWriters without locks, such as object storage: others see a writer only after it has announced itself.
 ///
 /// - `announces_writers()`: true where that is so; constant. Its object writers are AnnouncingObjectWriters then.
 template <class S>
@@ -47,50 +48,50 @@ concept AnnouncesWriters = requires(S& s) {
 
 /// An ObjectWriter that shows others an object before it is finished.
 ///
-/// - `announce()`: from its return on, live_writers() and leftovers() of other processes know the unfinished object.
+/// - `announce()`: makes the unfinished object visible to live_writers() and leftovers() of other processes.
 ///   Throws storage_error.
 template <class W>
 concept AnnouncingObjectWriter = ObjectWriter<W> && requires(W& w) { w.announce(); };
 
-/// An ObjectWriter that lives as long as an open file is locked.
+/// An ObjectWriter that counts as alive as long as an open file is locked (see flock(2)).
 ///
-/// - `lock_descriptor()`: of that file; -1 where this writer has none. A process that gets a copy of the descriptor
-///   keeps the writer alive for others, too. The writer owns the descriptor.
+/// - `lock_descriptor()`: returns the descriptor of that file, or -1 where this writer has none. The writer owns it. A
+///   process that holds a duplicate keeps the writer alive in the eyes of others.
 template <class W>
 concept LockedObjectWriter = ObjectWriter<W> && requires(const W& w) {
   { w.lock_descriptor() } -> std::convertible_to<int>;
 };
 
-/// An ObjectWriter or SharedObjectWriter whose writing takes time of other threads.
+/// An ObjectWriter or SharedObjectWriter that uses other threads.
 ///
-/// - `helper_cpu()`: how much processor time they took for it so far, in nanoseconds.
+/// - `helper_cpu()`: the processor time that these threads have used for it so far, in nanoseconds.
 template <class W>
 concept CountsHelperCpu = requires(const W& w) {
   { w.helper_cpu() } -> std::convertible_to<std::int64_t>;
 };
 
-/// A SharedStore that knows only at run time whether it can, as one that lies over an any_store.
+/// A SharedStore that knows only at run time whether it can share objects, such as a layer over an any_store.
 ///
-/// - `shares()`: whether it can; constant. Where it says no, share() and join() are not called.
+/// - `shares()`: whether it can; constant. Where it is false, cairn does not call share() and join().
 template <class S>
 concept MayShare = SharedStore<S> && requires(S& s) {
   { s.shares() } -> std::same_as<bool>;
 };
 
-/// A ByteStore that lies over another one and changes what stands under some of its keys, as one that compresses.
+/// A ByteStore over another one, which changes the bytes of some objects, for example by compression.
 ///
-/// - `inner()`: the other one, by reference, which lives as long as this one. Leases are held there, so that all who use the inner
-///   store see them, whatever lies over it.
+/// - `inner()`: returns a reference to the other store, which lives as long as this one. Leases are held in the inner
+///   store, so that all its users see them.
 template <class S>
 concept LayeredStore = ByteStore<S> && requires(S& s) {
   requires std::is_lvalue_reference_v<decltype(s.inner())>;
   requires ByteStore<std::remove_reference_t<decltype(s.inner())>>;
 };
 
-/// A ByteStore that gives the plain bytes of items that are stored compressed.
+/// A ByteStore that returns the plain bytes of items that are stored compressed.
 ///
-/// - `decodes(codec)`: whether it knows the codec of this number; true for 0, which is none. Any other store decodes
-///   nothing.
+/// - `decodes(codec)`: whether it knows the codec with this number; true for 0, which is no codec. A store without this
+///   function decodes nothing.
 template <class S>
 concept DecodingStore = ByteStore<S> && requires(S& s, std::uint16_t codec) {
   { s.decodes(codec) } -> std::same_as<bool>;

@@ -26,12 +26,12 @@ namespace cuda {
 ///   the trainer does with NCCL is never mixed with it. A world of one rank uses neither NCCL nor a device.
 /// - **A transfer** begins when both ranks are in a call of this communicator and have nothing else under
 ///   way; until then nothing is put into a stream, and a wait that ends leaves nothing behind. Then pieces go
-///   through pinned memory and buffers that NCCL knows (4 x piece_bytes in all), on a stream of lowest
+///   through pinned memory and buffers that NCCL knows (4 x buffer_bytes in all), on a stream of lowest
 ///   priority. send() of a long message returns when the receiver's half is done as well; while a rank waits
 ///   for anybody, it takes in what others send.
 /// - **The deadline.** NCCL cannot take back an operation that waits for its other half. A transfer that is
 ///   under way when the deadline of the sender's call passes, or of the receiver's once the transfer has
-///   lasted transfer_time, is aborted (ncclCommAbort, which ends all of this communicator on that rank) and
+///   lasted transfer_timeout, is aborted (ncclCommAbort, which ends all of this communicator on that rank) and
 ///   the call throws timeout_error (timeout_peer), naming the call, the rank and the time. Nothing that came
 ///   of it is ever seen. The other rank is told; its call goes on.
 /// - **Errors** of NCCL and of the device, also those that come in the background, abort in the same way.

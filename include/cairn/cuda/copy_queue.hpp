@@ -150,7 +150,7 @@ class gathering {
         flush();
         continue;
       }
-      gather_part part;
+      gather_range part;
       const gather_box* box = nullptr;
       if (together) {
         part.from = view.data + first;
@@ -177,12 +177,12 @@ class gathering {
       const std::lock_guard lock(queue_.mutex());
       check_call<R>(R::gather(parts_, boxes_, staging_, queue_.side()),
                     "the launch of a kernel (gathering small tensors)", queue_.device());
-      check_call<R>(regions_.size() == 1
-                        ? R::copy_to_host(regions_[0].to, regions_[0].from, regions_[0].bytes, queue_.side())
-                        : R::copy_parts_to_host(regions_, queue_.side()),
+      check_call<R>(ranges_.size() == 1
+                        ? R::copy_to_host(ranges_[0].to, ranges_[0].from, ranges_[0].bytes, queue_.side())
+                        : R::copy_ranges_to_host(ranges_, queue_.side()),
                     "cudaMemcpyAsync (copying gathered tensors from device memory)", queue_.device());
     }
-    parts_.clear(), boxes_.clear(), regions_.clear();
+    parts_.clear(), boxes_.clear(), ranges_.clear();
     used_ = 0, end_ = nullptr, boxed_ = nullptr;
   }
 
@@ -193,26 +193,26 @@ class gathering {
       // Copies are fastest where both sides are aligned alike.
       const std::uint64_t begin = (used_ + 255) / 256 * 256 + reinterpret_cast<std::uintptr_t>(to) % 256;
       if (begin + 16 > queue_.staging_bytes()) return 0;
-      regions_.push_back({to, staging_ + begin, 0});
+      ranges_.push_back({to, staging_ + begin, 0});
       used_ = begin, end_ = to;
     }
     return queue_.staging_bytes() - used_;
   }
-  void put(gather_part part, const gather_box* box, std::uint64_t bytes) {
+  void put(gather_range part, const gather_box* box, std::uint64_t bytes) {
     part.to = static_cast<std::uint32_t>(used_);
     part.bytes = static_cast<std::uint32_t>(bytes);
     part.width = width_of(part, box);
     parts_.push_back(part);
-    used_ += bytes, end_ += bytes, regions_.back().bytes += bytes;
+    used_ += bytes, end_ += bytes, ranges_.back().bytes += bytes;
   }
 
   copy_queue<R>& queue_;
   std::byte* staging_ = nullptr;
-  std::vector<gather_part> parts_;
+  std::vector<gather_range> parts_;
   std::vector<gather_box> boxes_;
-  std::vector<copy_part> regions_;
+  std::vector<range_copy> ranges_;
   const tensor_view* boxed_ = nullptr;  ///< whose box is the last
-  std::byte* end_ = nullptr;            ///< of the last region, at its destination
+  std::byte* end_ = nullptr;            ///< of the last range, at its destination
   std::uint64_t used_ = 0;
 };
 

@@ -15,7 +15,7 @@ inline namespace v1 {
 namespace cuda {
 
 /// One of many small copies.
-struct copy_part {
+struct range_copy {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
   std::uint64_t bytes = 0;
@@ -36,10 +36,10 @@ struct copy_part {
 /// - `make_event(e)`, `destroy_event(e)`; `record(e, s)`: e is reached when all that is in s now is done;
 ///   `query(e)`: success once it is; `wait(s, e)`: what is put into s from now on begins after e.
 /// - `copy_to_host(to, from, bytes, s)`, `copy_rows_to_host(to, from, pitch, width, rows, s)` (rows of
-///   `width` bytes, `pitch` apart at the device, without gaps at `to`), `copy_parts_to_host(parts, s)`: from
+///   `width` bytes, `pitch` apart at the device, without gaps at `to`), `copy_ranges_to_host(parts, s)`: from
 ///   device memory to pinned memory, in the order of s; the call returns before the bytes are there.
 /// - `copy_to_device(to, from, bytes, s)`, `copy_rows_to_device(to, to_pitch, from, from_pitch, width, rows,
-///   s)`, `copy_parts_to_device(parts, s)`: the same the other way, from pinned memory.
+///   s)`, `copy_ranges_to_device(parts, s)`: the same the other way, from pinned memory.
 /// - `pin(data, bytes)`: copies to this memory run beside the program from now on, on all devices;
 ///   `unpin(data)`.
 /// - `device_of(data, d)`: the device on which memory lies, managed memory too; -1 for memory of the host.
@@ -58,7 +58,7 @@ template <class R>
 concept DeviceRuntime =
     requires(typename R::stream_type s, typename R::stream_type& new_stream, typename R::event_type e,
              typename R::event_type& new_event, int device, int& which, std::byte* to, const std::byte* from,
-             std::uint64_t bytes, std::span<const copy_part> parts, int status, std::byte*& memory,
+             std::uint64_t bytes, std::span<const range_copy> parts, int status, std::byte*& memory,
              std::uint32_t value, bool& yes, int& mode) {
       { R::success } -> std::convertible_to<int>;
       { R::unsupported } -> std::convertible_to<int>;
@@ -80,10 +80,10 @@ concept DeviceRuntime =
       { R::wait(s, e) } noexcept -> std::same_as<int>;
       { R::copy_to_host(to, from, bytes, s) } noexcept -> std::same_as<int>;
       { R::copy_rows_to_host(to, from, bytes, bytes, bytes, s) } noexcept -> std::same_as<int>;
-      { R::copy_parts_to_host(parts, s) } noexcept -> std::same_as<int>;
+      { R::copy_ranges_to_host(parts, s) } noexcept -> std::same_as<int>;
       { R::copy_to_device(to, from, bytes, s) } noexcept -> std::same_as<int>;
       { R::copy_rows_to_device(to, bytes, from, bytes, bytes, bytes, s) } noexcept -> std::same_as<int>;
-      { R::copy_parts_to_device(parts, s) } noexcept -> std::same_as<int>;
+      { R::copy_ranges_to_device(parts, s) } noexcept -> std::same_as<int>;
       { R::pin(to, bytes) } noexcept -> std::same_as<int>;
       { R::unpin(to) } noexcept -> std::same_as<int>;
       { R::device_of(from, which) } noexcept -> std::same_as<int>;

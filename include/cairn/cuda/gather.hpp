@@ -22,7 +22,7 @@ struct gather_box {
 };
 
 /// Bytes that go to one place. At most gather_tile_bytes.
-struct gather_part {
+struct gather_range {
   static constexpr std::uint32_t no_box = 0xffffffff;
 
   const std::byte* from = nullptr;  ///< the first byte; of a box that of element [0, 0, ...]; null: zeros
@@ -57,7 +57,7 @@ __host__ __device__
 /// the first launch on the device in use would wait for.
 template <class R>
 concept GatheringRuntime =
-    DeviceRuntime<R> && requires(std::span<const gather_part> parts, std::span<const gather_box> boxes,
+    DeviceRuntime<R> && requires(std::span<const gather_range> parts, std::span<const gather_box> boxes,
                                  std::byte* staging, typename R::stream_type s) {
       { R::gather(parts, boxes, staging, s) } noexcept -> std::same_as<int>;
       { R::load_kernels() } noexcept -> std::same_as<int>;
@@ -93,7 +93,7 @@ namespace detail {
   return box;
 }
 /// The largest width that a part may have.
-[[nodiscard]] inline std::uint32_t width_of(const gather_part& part, const gather_box* box) noexcept {
+[[nodiscard]] inline std::uint32_t width_of(const gather_range& part, const gather_box* box) noexcept {
   std::uint64_t bits = 16 | part.to | reinterpret_cast<std::uintptr_t>(part.from) | part.first;
   if (box != nullptr) {
     bits |= box->run;

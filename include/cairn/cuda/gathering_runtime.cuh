@@ -27,14 +27,14 @@ struct gather_table {
 #endif
   std::byte* staging;
   gather_box boxes[max_boxes];
-  gather_part parts[max_parts];
+  gather_range parts[max_parts];
 };
 static_assert(sizeof(gather_table) <= (CUDART_VERSION >= 12010 ? 32764 : 4096));
 
 inline constexpr std::uint32_t gather_threads = 256;
 
 template <class Unit>
-__device__ inline void gather_units(const gather_part& part, const gather_table& table, std::byte* to) {
+__device__ inline void gather_units(const gather_range& part, const gather_table& table, std::byte* to) {
   const auto count = part.bytes / static_cast<std::uint32_t>(sizeof(Unit));
   auto* const out = reinterpret_cast<Unit*>(to);
   // Loads of one round are under way together.
@@ -47,7 +47,7 @@ __device__ inline void gather_units(const gather_part& part, const gather_table&
       if (i >= count) break;
       if (part.from == nullptr)
         units[k] = Unit{};
-      else if (part.box == gather_part::no_box)
+      else if (part.box == gather_range::no_box)
         units[k] = reinterpret_cast<const Unit*>(part.from)[i];
       else
         units[k] = *reinterpret_cast<const Unit*>(
@@ -62,7 +62,7 @@ __device__ inline void gather_units(const gather_part& part, const gather_table&
 /// A block for each part.
 template <class Table>
 __global__ void __launch_bounds__(gather_threads) gather_kernel(const __grid_constant__ Table table) {
-  const gather_part& part = table.parts[blockIdx.x];
+  const gather_range& part = table.parts[blockIdx.x];
   std::byte* const to = table.staging + part.to;
   switch (part.width) {
     case 16:
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(gather_threads) gather_kernel(const __grid_con
   for (std::uint32_t i = part.bytes / part.width * part.width + threadIdx.x; i < part.bytes;
        i += gather_threads)
     to[i] = part.from == nullptr ? std::byte{}
-            : part.box == gather_part::no_box
+            : part.box == gather_range::no_box
                 ? part.from[i]
                 : *gather_source(table.boxes[part.box], part.from, part.first + i);
 }
@@ -98,17 +98,17 @@ struct gathering_runtime : runtime {
     cudaFuncAttributes about{};
     return told(cudaFuncGetAttributes(&about, detail::gather_kernel<detail::gather_table>));
   }
-  static int gather(std::span<const gather_part> parts, std::span<const gather_box> boxes, std::byte* staging,
-                    cudaStream_t stream) noexcept {
+  static int gather(std::span<const gather_range> parts, std::span<const gather_box> boxes,
+                    std::byte* staging, cudaStream_t stream) noexcept {
     detail::gather_table table;
     table.staging = staging;
     for (std::size_t next = 0; next < parts.size();) {
       std::uint32_t count = 0;
       std::uint32_t boxed = 0;
-      std::uint32_t last = gather_part::no_box;
+      std::uint32_t last = gather_range::no_box;
       for (; next < parts.size() && count < detail::gather_table::max_parts; ++next) {
-        gather_part part = parts[next];
-        if (part.box != gather_part::no_box) {
+        gather_range part = parts[next];
+        if (part.box != gather_range::no_box) {
           if (part.box != last) {
             if (boxed == detail::gather_table::max_boxes) break;
             last = part.box;

@@ -37,7 +37,7 @@ template <DeviceRuntime R>
 class run_scatterer {
  public:
   run_scatterer(typename R::stream_type stream, int device, std::string_view item,
-                std::vector<copy_part>& parts) noexcept
+                std::vector<range_copy>& parts) noexcept
       : stream_(stream), device_(device), item_(item), parts_(parts) {}
   void add(const device_run& run) {
     if (rows_ != 0 && run.bytes == width_ && follows(run)) {
@@ -76,7 +76,7 @@ class run_scatterer {
   typename R::stream_type stream_;
   int device_;
   std::string_view item_;
-  std::vector<copy_part>& parts_;
+  std::vector<range_copy>& parts_;
   std::byte* to_ = nullptr;
   const std::byte* from_ = nullptr;
   std::uint64_t width_ = 0;
@@ -165,7 +165,7 @@ class load_session final : public device_load {
     for (const auto& run : runs) scatterer.add(run);
     scatterer.flush();
     // One call for many, but not so many that the device waits for them.
-    if (parts.size() >= max_parts) copy_parts(b, device_index);
+    if (parts.size() >= max_parts) copy_ranges(b, device_index);
   }
   void give(const buffer& done) noexcept override {
     auto& b = at(done);
@@ -176,7 +176,7 @@ class load_session final : public device_load {
       if (b.touched)
         for (std::size_t i = 0; i < b.parts.size(); ++i) {
           const device_in_use<R> use(open_devices_[i].device);
-          copy_parts(b, i);
+          copy_ranges(b, i);
           events.emplace_back(open_devices_[i].device);
           check_call<R>(R::record(events.back().get(), open_devices_[i].side),
                         "cudaEventRecord (recording an event behind copies)", open_devices_[i].device,
@@ -218,9 +218,9 @@ class load_session final : public device_load {
   struct ring_buffer {
     std::size_t index = 0;
     std::optional<typename memory_type::block_type> block;
-    std::vector<std::vector<copy_part>> parts;  ///< of each device, not yet copied
-    std::vector<owned_event<R>> events;         ///< behind its copies
-    std::string item;                           ///< the first that it has something of
+    std::vector<std::vector<range_copy>> parts;  ///< of each device, not yet copied
+    std::vector<owned_event<R>> events;          ///< behind its copies
+    std::string item;                            ///< the first that it has something of
     bool held = false;
     bool touched = false;
   };
@@ -264,14 +264,14 @@ class load_session final : public device_load {
     return *buffers_[b.index];
   }
   /// @pre its device is in use.
-  void copy_parts(ring_buffer& b, std::size_t device_index) {
+  void copy_ranges(ring_buffer& b, std::size_t device_index) {
     auto& parts = b.parts[device_index];
     const auto& l = open_devices_[device_index];
     if (parts.size() == 1)
       check_call<R>(R::copy_to_device(parts[0].to, parts[0].from, parts[0].bytes, l.side),
                     "cudaMemcpyAsync (copying to device memory)", l.device, b.item);
     else if (!parts.empty())
-      check_call<R>(R::copy_parts_to_device(parts, l.side),
+      check_call<R>(R::copy_ranges_to_device(parts, l.side),
                     "cudaMemcpyAsync (copying parts to device memory)", l.device, b.item);
     parts.clear();
   }

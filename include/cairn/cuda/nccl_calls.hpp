@@ -27,7 +27,7 @@ namespace cuda {
 /// - `abort(c)`: ends what is under way on this rank and frees the communicator, `c` is no more. May wait.
 /// - `register_buffer(c, data, bytes, handle)`: may make transfers from and to this memory cheaper; transfers
 ///   work also where it fails.
-/// - `last_words(c)`: NCCL's own account of the last error; may be empty.
+/// - `last_error(c)`: NCCL's own account of the last error; may be empty.
 template <class R>
 concept NcclRuntime = DeviceRuntime<R> && std::is_trivially_copyable_v<typename R::nccl_id> &&
                       requires(typename R::nccl_type c, typename R::nccl_type& made, typename R::nccl_id& id,
@@ -41,7 +41,7 @@ concept NcclRuntime = DeviceRuntime<R> && std::is_trivially_copyable_v<typename 
                         { R::receive(c, to, bytes, number, stream) } noexcept -> std::same_as<int>;
                         { R::abort(c) } noexcept -> std::same_as<int>;
                         { R::register_buffer(c, to, bytes, handle) } noexcept -> std::same_as<int>;
-                        { R::last_words(c) } noexcept -> std::convertible_to<const char*>;
+                        { R::last_error(c) } noexcept -> std::convertible_to<const char*>;
                       };
 
 }  // namespace cuda

@@ -33,7 +33,7 @@ template <NcclRuntime R, Communicator Control>
                                                           deadline until) {
   const int rank = control.rank();
   const int size = control.size();
-  auto piece_bytes = options.piece_bytes;
+  auto buffer_bytes = options.buffer_bytes;
   typename R::nccl_id id{};
   const int parent = rank & (rank - 1);
   std::vector<std::byte> first;
@@ -41,9 +41,9 @@ template <NcclRuntime R, Communicator Control>
   if (rank == 0) {
     status = R::make_id(id);
     if (status == R::success) {
-      first.resize(sizeof piece_bytes + sizeof id);
-      std::memcpy(first.data(), &piece_bytes, sizeof piece_bytes);
-      std::memcpy(first.data() + sizeof piece_bytes, &id, sizeof id);
+      first.resize(sizeof buffer_bytes + sizeof id);
+      std::memcpy(first.data(), &buffer_bytes, sizeof buffer_bytes);
+      std::memcpy(first.data() + sizeof buffer_bytes, &id, sizeof id);
     }
   } else {
     first = control.receive(parent, until);
@@ -55,18 +55,18 @@ template <NcclRuntime R, Communicator Control>
          std::string("ncclGetUniqueId failed on rank 0") +
              (rank == 0 ? std::string(": ") + R::text_of(status) : std::string()),
          {.rank = 0});
-  if (first.size() != sizeof id + sizeof piece_bytes)
+  if (first.size() != sizeof id + sizeof buffer_bytes)
     fail(error_id::peer_bad_message, "the name of NCCL's communicator is none; do all ranks run the same?",
          {.rank = parent});
-  std::memcpy(&piece_bytes, first.data(), sizeof piece_bytes);
-  std::memcpy(&id, first.data() + sizeof piece_bytes, sizeof id);
-  if (piece_bytes == 0 || piece_bytes > max_message_bytes)
+  std::memcpy(&buffer_bytes, first.data(), sizeof buffer_bytes);
+  std::memcpy(&id, first.data() + sizeof buffer_bytes, sizeof id);
+  if (buffer_bytes == 0 || buffer_bytes > max_message_bytes)
     fail(error_id::peer_bad_message, "the length of pieces is none", {.rank = parent});
   int device = options.device;
   if (device < 0)
     check_call<R>(R::current_device(device), "cudaGetDevice (asking for the current device)", -1);
   auto pipeline =
-      std::make_unique<nccl_pipeline<R>>(device, piece_bytes, size, id, rank, options.abort_limit);
+      std::make_unique<nccl_pipeline<R>>(device, buffer_bytes, size, id, rank, options.abort_timeout);
   for (auto pause = std::chrono::microseconds(20);;) {
     const bool late = until.passed();
     if (pipeline->opened()) return pipeline;

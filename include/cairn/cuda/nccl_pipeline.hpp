@@ -114,11 +114,11 @@ template <NcclRuntime R>
 class nccl_pipeline {
  public:
   /// Begins to open the communicator. @throws peer_error (peer_failed)
-  nccl_pipeline(int device, std::uint64_t piece_bytes, int size, const typename R::nccl_id& id, int rank,
-                std::chrono::nanoseconds abort_limit)
+  nccl_pipeline(int device, std::uint64_t buffer_bytes, int size, const typename R::nccl_id& id, int rank,
+                std::chrono::nanoseconds abort_timeout)
       : parts_(std::make_unique<nccl_parts<R>>()),
-        piece_bytes_(piece_bytes),
-        abort_limit_(abort_limit),
+        buffer_bytes_(buffer_bytes),
+        abort_timeout_(abort_timeout),
         rank_(rank) {
     try {
       auto& p = *parts_;
@@ -128,23 +128,23 @@ class nccl_pipeline {
       check(R::make_stream(p.stream), "cudaStreamCreateWithPriority (making a stream)");
       p.has_stream = true;
       for (std::size_t i = 0; i < p.buffers.size(); ++i) {
-        p.pages[i].emplace(basic_pinned<heap_memory, R>().allocate(piece_bytes));
+        p.pages[i].emplace(basic_pinned<heap_memory, R>().allocate(buffer_bytes));
         // Not ncclMemAlloc, which rounds up to as much as 512 MiB each: pieces from one rank to another gain
         // nothing.
-        check(R::allocate(p.buffers[i], piece_bytes), "cudaMalloc");
+        check(R::allocate(p.buffers[i], buffer_bytes), "cudaMalloc");
         p.reached[i].emplace(device);
       }
       const int status = R::open(p.comm, size, id, rank);
       p.has_comm = status == R::success || status == R::in_progress;
       if (!p.has_comm) check(status, "ncclCommInitRankConfig");
     } catch (...) {
-      abort(deadline::in(abort_limit_));
+      abort(deadline::in(abort_timeout_));
       throw;
     }
   }
   nccl_pipeline(const nccl_pipeline&) = delete;
   nccl_pipeline& operator=(const nccl_pipeline&) = delete;
-  ~nccl_pipeline() { abort(deadline::in(abort_limit_)); }
+  ~nccl_pipeline() { abort(deadline::in(abort_timeout_)); }
 
   /// Whether the communicator is open. @throws peer_error (peer_failed)
   [[nodiscard]] bool opened() {
@@ -153,7 +153,7 @@ class nccl_pipeline {
     if (going_on("ncclCommInitRankConfig")) return false;
     for (auto* buffer : parts_->buffers) {
       void* handle = nullptr;  // what is registered ends with the communicator
-      (void)R::register_buffer(parts_->comm, buffer, piece_bytes_, handle);
+      (void)R::register_buffer(parts_->comm, buffer, buffer_bytes_, handle);
     }
     return true;
   }
@@ -185,7 +185,7 @@ class nccl_pipeline {
         // An operation that NCCL gave up is over, too.
         (void)going_on(call());
         if (to_ != nullptr)
-          std::memcpy(to_ + finished_ * piece_bytes_, parts_->pages[half]->bytes().data(),
+          std::memcpy(to_ + finished_ * buffer_bytes_, parts_->pages[half]->bytes().data(),
                       piece_size(finished_));
         ++finished_;
         return true;
@@ -207,12 +207,12 @@ class nccl_pipeline {
  private:
   void begin(int peer, std::uint64_t bytes) noexcept {
     peer_ = peer, bytes_ = bytes;
-    pieces_ = (bytes + piece_bytes_ - 1) / piece_bytes_;
+    pieces_ = (bytes + buffer_bytes_ - 1) / buffer_bytes_;
     issued_ = finished_ = 0;
     launching_ = false;
   }
   [[nodiscard]] std::size_t piece_size(std::uint64_t index) const noexcept {
-    return static_cast<std::size_t>(std::min(piece_bytes_, bytes_ - index * piece_bytes_));
+    return static_cast<std::size_t>(std::min(buffer_bytes_, bytes_ - index * buffer_bytes_));
   }
   void issue() {
     auto& p = *parts_;
@@ -220,7 +220,7 @@ class nccl_pipeline {
     const auto bytes = piece_size(issued_);
     int status = R::success;
     if (from_ != nullptr) {
-      std::memcpy(p.pages[half]->bytes().data(), from_ + issued_ * piece_bytes_, bytes);
+      std::memcpy(p.pages[half]->bytes().data(), from_ + issued_ * buffer_bytes_, bytes);
       check(R::copy_to_device(p.buffers[half], p.pages[half]->bytes().data(), bytes, p.stream),
             "cudaMemcpyAsync (copying a message)");
       status = R::send(p.comm, p.buffers[half], bytes, peer_, p.stream);
@@ -256,7 +256,7 @@ class nccl_pipeline {
     words.append(" failed on rank ").append(std::to_string(rank_));
     if (peer_ >= 0) words.append(" with rank ").append(std::to_string(peer_));
     words.append(": ").append(R::text_of(status));
-    const std::string more = parts_ != nullptr && parts_->has_comm ? R::last_words(parts_->comm) : "";
+    const std::string more = parts_ != nullptr && parts_->has_comm ? R::last_error(parts_->comm) : "";
     if (!more.empty()) words.append(" (").append(more).append(")");
     fail(error_id::peer_failed, words,
          {.rank = peer_ >= 0 ? peer_ : rank_,
@@ -264,8 +264,8 @@ class nccl_pipeline {
   }
 
   std::unique_ptr<nccl_parts<R>> parts_;
-  std::uint64_t piece_bytes_;
-  std::chrono::nanoseconds abort_limit_;
+  std::uint64_t buffer_bytes_;
+  std::chrono::nanoseconds abort_timeout_;
   int rank_;
   int peer_ = -1;
   const std::byte* from_ = nullptr;

@@ -74,7 +74,7 @@ struct nccl_runtime : runtime {
   static int register_buffer(ncclComm_t comm, std::byte* data, std::uint64_t bytes, void*& handle) noexcept {
     return code(ncclCommRegister(comm, data, bytes, &handle));
   }
-  static const char* last_words(ncclComm_t comm) noexcept {
+  static const char* last_error(ncclComm_t comm) noexcept {
     const char* words = ncclGetLastError(comm);
     return words != nullptr ? words : "";
   }

@@ -46,7 +46,7 @@ class nccl_state {
   }
   /// Ends what is under way. @pre give_up() was called.
   void abort() noexcept {
-    if (pipeline_ != nullptr) static_cast<void>(pipeline_->abort(deadline::in(options_.abort_limit)));
+    if (pipeline_ != nullptr) static_cast<void>(pipeline_->abort(deadline::in(options_.abort_timeout)));
     pipeline_.reset();
     if (options_.when_broken == nccl_broken::use_control)
       std::fprintf(stderr,

@@ -39,9 +39,9 @@ class nccl_world {
         size_(control.size()),
         peers_(std::move(control)),
         nccl_(options, rank_) {
-    if (options_.piece_bytes == 0 || options_.piece_bytes > max_message_bytes)
-      fail(error_id::usage_bad_option, "piece_bytes of a communicator is 1 to 1 GiB",
-           {.got = std::to_string(options_.piece_bytes)});
+    if (options_.buffer_bytes == 0 || options_.buffer_bytes > max_message_bytes)
+      fail(error_id::usage_bad_option, "buffer_bytes of a communicator is 1 to 1 GiB",
+           {.got = std::to_string(options_.buffer_bytes)});
     if (size_ > 1) nccl_.open(peers_.control());
   }
   nccl_world(const nccl_world&) = delete;
@@ -59,7 +59,7 @@ class nccl_world {
     if (bytes.size() > max_message_bytes)
       fail(error_id::usage_overflow, "a message is longer than 1 GiB", {.rank = rank_});
     outgoing out{to, 2 * ++last_message_ + (to > rank_ ? 1 : 0), bytes};
-    if (to == rank_ || bytes.size() < std::max<std::uint64_t>(options_.least_bytes, 1)) {
+    if (to == rank_ || bytes.size() < std::max<std::uint64_t>(options_.min_bytes, 1)) {
       send_by_control(out, until);
       return;
     }
@@ -110,7 +110,7 @@ class nccl_world {
   template <class Done>
   void run(int about, deadline until, Done&& done) {
     const auto began = deadline::clock::now();
-    auto pause = shortest_pause;
+    auto pause = min_pause;
     peers_.begin_call();
     try {
       for (;;) {
@@ -131,7 +131,7 @@ class nccl_world {
           fail_nccl_late(nccl_.pipeline() == nullptr ? call : "", about, with, sending,
                          until.time_point() - began);
         }
-        pause = moved ? shortest_pause : std::min(2 * pause, longest_pause);
+        pause = moved ? min_pause : std::min(2 * pause, max_pause);
         if (!moved) wait(transfer_ ? transfer_->peer : about, until.earlier(deadline::in(pause)));
       }
     } catch (...) {
@@ -167,7 +167,7 @@ class nccl_world {
   }
   void wait(int peer, deadline until) {
     if (peers_.lost(peer) || peer == rank_)
-      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(until.left(), longest_pause));
+      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(until.left(), max_pause));
     else
       hear(peer, until);
   }
@@ -387,7 +387,7 @@ class nccl_world {
     try {
       const bool begun = transfer_ && (transfer_->moving || transfer_->peer < rank_);
       const bool young = transfer_ && !transfer_->what.mine &&
-                         deadline::clock::now() - transfer_->began < options_.transfer_time;
+                         deadline::clock::now() - transfer_->began < options_.transfer_timeout;
       if (begun && young) {
         // The memory is this communicator's own.
       } else if (begun) {
@@ -407,8 +407,8 @@ class nccl_world {
     out_ = nullptr;
   }
 
-  static constexpr auto shortest_pause = std::chrono::microseconds(10);
-  static constexpr auto longest_pause = std::chrono::microseconds(1000);
+  static constexpr auto min_pause = std::chrono::microseconds(10);
+  static constexpr auto max_pause = std::chrono::microseconds(1000);
 
   ::pid_t process_ = ::getpid();
   nccl_options options_;

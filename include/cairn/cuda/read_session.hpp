@@ -140,7 +140,7 @@ class read_session final : public device_read {
     w.last = w.first = 0;
     const auto last = std::min(from.bytes(), first + window_bytes);
     std::byte* to = w.block->bytes().data();
-    std::vector<copy_part> parts;
+    std::vector<range_copy> parts;
     w.done.reset();
     // From here on until the event is reached.
     w.under_way = true;
@@ -154,7 +154,7 @@ class read_session final : public device_read {
       runs.flush();
     }
     if (!parts.empty())
-      check_call<R>(R::copy_parts_to_host(parts, l.side()), "cudaMemcpyAsync (copying from device memory)",
+      check_call<R>(R::copy_ranges_to_host(parts, l.side()), "cudaMemcpyAsync (copying from device memory)",
                     l.device(), item);
     w.done.emplace(l.device());
     check_call<R>(R::record(w.done->get(), l.side()), "cudaEventRecord (recording an event behind copies)",

@@ -13,7 +13,7 @@ namespace cuda {
 namespace detail {
 
 /// Adds a copy, which continues the one before where both of its sides do.
-inline void add_copy(std::vector<copy_part>& parts, const copy_part& next) {
+inline void add_copy(std::vector<range_copy>& parts, const range_copy& next) {
   if (!parts.empty() && parts.back().to + parts.back().bytes == next.to &&
       parts.back().from + parts.back().bytes == next.from)
     parts.back().bytes += next.bytes;
@@ -26,7 +26,7 @@ template <DeviceRuntime R>
 class run_collector {
  public:
   /// `item`: for errors.
-  run_collector(const copy_queue<R>& on, std::vector<copy_part>& parts, std::string_view item = {}) noexcept
+  run_collector(const copy_queue<R>& on, std::vector<range_copy>& parts, std::string_view item = {}) noexcept
       : queue_(on), parts_(parts), item_(item) {}
   void add(std::byte* to, const std::byte* from, std::uint64_t bytes) {
     if (rows_ != 0 && bytes == width_ && to == to_ + rows_ * width_ && follows(from)) {
@@ -54,7 +54,7 @@ class run_collector {
     return pitch >= static_cast<std::ptrdiff_t>(width_) && pitch <= max_pitch;
   }
   const copy_queue<R>& queue_;
-  std::vector<copy_part>& parts_;
+  std::vector<range_copy>& parts_;
   std::string_view item_;
   std::byte* to_ = nullptr;
   const std::byte* from_ = nullptr;

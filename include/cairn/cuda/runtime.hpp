@@ -107,12 +107,12 @@ struct runtime {
   }
   /// One call for all of them, with a toolkit from 12.5 on and a driver of CUDA 12.8 or later; else one for
   /// each.
-  static int copy_parts_to_host(std::span<const copy_part> parts, cudaStream_t stream) noexcept {
-    return copy_parts(parts, cudaMemcpyDeviceToHost, stream);
+  static int copy_ranges_to_host(std::span<const range_copy> parts, cudaStream_t stream) noexcept {
+    return copy_ranges(parts, cudaMemcpyDeviceToHost, stream);
   }
-  /// See copy_parts_to_host.
-  static int copy_parts_to_device(std::span<const copy_part> parts, cudaStream_t stream) noexcept {
-    return copy_parts(parts, cudaMemcpyHostToDevice, stream);
+  /// See copy_ranges_to_host.
+  static int copy_ranges_to_device(std::span<const range_copy> parts, cudaStream_t stream) noexcept {
+    return copy_ranges(parts, cudaMemcpyHostToDevice, stream);
   }
   static int pin(std::byte* data, std::uint64_t bytes) noexcept {
     return told(cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
@@ -204,8 +204,8 @@ struct runtime {
     return told(status) == success && result == cudaDriverEntryPointSuccess ? found : nullptr;
   }
   static cudaError_t as_error(int status) noexcept { return static_cast<cudaError_t>(status); }
-  static int copy_parts(std::span<const copy_part> parts, [[maybe_unused]] cudaMemcpyKind kind,
-                        cudaStream_t stream) noexcept {
+  static int copy_ranges(std::span<const range_copy> parts, [[maybe_unused]] cudaMemcpyKind kind,
+                         cudaStream_t stream) noexcept {
 #if CUDART_VERSION >= 13000
     try {
       std::vector<void*> to;
@@ -238,7 +238,7 @@ struct runtime {
 #if CUDART_VERSION >= 12050 && CUDART_VERSION < 13000
   /// Many calls would fill the stream's queue, and hold up the calling thread in the driver. By the driver's
   /// call as it was in 12.8, whose types older toolkits lack.
-  static int copy_batch(std::span<const copy_part> parts, cudaStream_t stream) noexcept {
+  static int copy_batch(std::span<const range_copy> parts, cudaStream_t stream) noexcept {
     struct location {
       int type, id;
     };

@@ -255,7 +255,7 @@ class transfer {
       check_call<R>(R::copy_to_host(parts[0].to, parts[0].from, parts[0].bytes, l.side()),
                     "cudaMemcpyAsync (copying from device memory)", l.device());
     else if (!parts.empty())
-      check_call<R>(R::copy_parts_to_host(parts, l.side()),
+      check_call<R>(R::copy_ranges_to_host(parts, l.side()),
                     "cudaMemcpyAsync (copying parts from device memory)", l.device());
     parts.clear();
     if constexpr (GatheringRuntime<R>) gatherings_[i].flush();
@@ -343,8 +343,8 @@ class transfer {
   std::shared_ptr<image_fill> fill_;
   std::vector<copy_queue<R>*> queues_;
   std::vector<copy_unit> units_;
-  std::vector<std::vector<copy_part>> parts_;  // of each queue, for the batch that is open
-  std::vector<gathering<R>> gatherings_;       // of each queue, where the runtime gathers
+  std::vector<std::vector<range_copy>> parts_;  // of each queue, for the batch that is open
+  std::vector<gathering<R>> gatherings_;        // of each queue, where the runtime gathers
   std::deque<batch> batches_;
   std::vector<owned_event<R>> last_;  // written before enqueued_
   std::vector<stream_end<R>> drain_;  // of each queue, after a failure

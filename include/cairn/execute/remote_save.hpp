@@ -85,7 +85,7 @@ class remote_save {
     }
   }
   /// Why its image will not be complete, if that is so, for the worker that has it: once.
-  [[nodiscard]] std::exception_ptr untold_failure() noexcept {
+  [[nodiscard]] std::exception_ptr unreported_failure() noexcept {
     if (told_failure_ || !number_ || !control_->failed()) return nullptr;
     auto why = progress().failure();
     if (why == nullptr) why = job_.image.failure();

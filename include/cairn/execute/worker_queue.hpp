@@ -124,7 +124,7 @@ class worker_queue {
              {.rank = first.context().rank});
       }
       for (const auto& save : saves_)
-        if (const auto why = save->untold_failure())
+        if (const auto why = save->unreported_failure())
           link.send(frame_kind::failure, wire_writer().put(*save->number()).raw(encode_failure(why)).view(),
                     until);
       return;

@@ -209,7 +209,7 @@ class checkpoint_copy {
     report_.sent_objects += few.size() + many.size();
   }
   void send_large(const object& o, std::uint64_t all) {
-    const std::uint64_t unit = std::max<std::uint64_t>(to_.part_alignment(), 1);
+    const std::uint64_t unit = std::max<std::uint64_t>(to_.io_alignment(), 1);
     const auto piece = std::clamp<std::uint64_t>(options_.memory_bytes / large_at_once,
                                                  std::uint64_t{1} << 20, std::uint64_t{32} << 20);
     const large_buffer buffer(static_cast<std::size_t>((piece + unit - 1) / unit * unit));
@@ -221,7 +221,7 @@ class checkpoint_copy {
       const std::span<std::byte> bytes(buffer.data(), static_cast<std::size_t>(count));
       const read_range range{o.key, at, bytes};
       from_.read({&range, 1});
-      const write_part part{at, bytes};
+      const write_range part{at, bytes};
       writer.write({&part, 1});
       at += count;
       if (at < o.bytes) progress(count, all);

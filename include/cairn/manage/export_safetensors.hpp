@@ -60,7 +60,7 @@ class safetensors_export {
 
   export_report run() {
     const auto files = find_files();
-    const auto unit = std::max<std::uint64_t>(target_.part_alignment(), 1);
+    const auto unit = std::max<std::uint64_t>(target_.io_alignment(), 1);
     const auto least = std::max<std::uint64_t>(options_.memory_bytes / 2, std::uint64_t{1} << 20);
     buffer_ = large_buffer(static_cast<std::size_t>((least + unit - 1) / unit * unit));
     for (std::size_t i = 0; i < files.size(); ++i) {
@@ -151,7 +151,7 @@ class safetensors_export {
     }
     const auto head = encode_safetensors_header(header);
     auto writer = target_.create(key, head.size() + end);
-    const write_part first{0, head};
+    const write_range first{0, head};
     writer.write({&first, 1});
     // Buffer by buffer, whatever lies in it: a part of a tensor, or many small ones.
     std::uint64_t at = head.size();
@@ -162,7 +162,7 @@ class safetensors_export {
       if (filled == 0) return true;
       if (options_.stop && options_.stop()) return false;
       fill(plan, slabs);
-      const write_part part{at, {buffer_.data(), static_cast<std::size_t>(filled)}};
+      const write_range part{at, {buffer_.data(), static_cast<std::size_t>(filled)}};
       writer.write({&part, 1});
       at += filled, done_ += filled;
       filled = 0, slabs.clear(), plan.items.clear();

@@ -37,7 +37,7 @@ class rank_sets {
 };
 
 /// A box that some ranks want.
-struct wanted_part {
+struct wanted_box {
   chunk box;
   const rank_set* ranks = nullptr;
 };

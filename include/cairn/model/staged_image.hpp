@@ -65,8 +65,10 @@ class image_control {
   [[nodiscard]] image_costs& costs() noexcept { return costs_; }
   /// For those who wait for the memory of training: no limit of bandwidth holds up the copying of this image
   /// any more.
-  void hurry() noexcept;
-  [[nodiscard]] bool hurried() const noexcept { return hurried_.load(std::memory_order_acquire); }
+  void lift_rate_limit() noexcept;
+  [[nodiscard]] bool rate_limit_lifted() const noexcept {
+    return rate_limit_lifted_.load(std::memory_order_acquire);
+  }
   /// Is notified of all that happens here.
   [[nodiscard]] shared_event& event() noexcept { return event_; }
   /// Waits for watermark() >= end. False if the image failed. @throws timeout_error (timeout_staging).
@@ -95,7 +97,7 @@ class image_control {
   std::atomic<bool> needs_confirmation_{false};
   std::atomic<bool> confirmed_{false};
   std::atomic<bool> failed_{false};
-  std::atomic<bool> hurried_{false};
+  std::atomic<bool> rate_limit_lifted_{false};
   image_costs costs_;
 };
 

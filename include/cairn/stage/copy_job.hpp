@@ -70,7 +70,7 @@ class copy_job {
   [[nodiscard]] bool copy_part(std::uint64_t begin, std::uint64_t end, deadline until);
 
   /// The limit holds for this job no more.
-  void hurry() noexcept { fill_->control().hurry(); }
+  void lift_rate_limit() noexcept { fill_->control().lift_rate_limit(); }
 
   int helpers_left;  ///< threads that may still join; guarded by the lock of the threads
 

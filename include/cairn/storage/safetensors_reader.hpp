@@ -51,7 +51,7 @@ class safetensors_reader {
 
   [[nodiscard]] checkpoint_type open(std::int64_t step, std::span<const std::byte> manifest_bytes);
 
-  /// See TellsRuns.
+  /// See ReportsRuns.
   [[nodiscard]] run_id run_of(std::int64_t step);
 
   std::uint64_t read(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,

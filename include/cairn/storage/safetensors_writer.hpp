@@ -60,8 +60,8 @@ class safetensors_writer_base {
   void commit(const save_context& c, const metadata& stored, deadline until);
   void await_commit(const save_context& c, deadline until);
   void abort(const save_context& c, std::exception_ptr failure) noexcept;
-  [[nodiscard]] int other_rank_that_wrote(const save_context& c) noexcept {
-    return protocol_.other_rank_that_wrote(c);
+  [[nodiscard]] int other_writing_rank(const save_context& c) noexcept {
+    return protocol_.other_writing_rank(c);
   }
   /// See StorageWriter. @throws storage_error (storage_leased) where somebody reads it
   void remove(std::int64_t step);
@@ -79,17 +79,17 @@ class safetensors_writer_base {
   [[nodiscard]] save_announcement announce_worker(const save_context& c);
   /// Removes the announcement of a process that is gone.
   void retract(const save_context& c) noexcept;
-  /// See TellsLiveSaves.
+  /// See ReportsLiveSaves.
   [[nodiscard]] std::vector<save_attempt> live_saves(run_id run) { return catalog_.live_saves(run); }
-  /// See NamesPlaces.
-  [[nodiscard]] std::string place_of(std::int64_t step) const { return manifest_key(step); }
+  /// See LocatesCheckpoints.
+  [[nodiscard]] std::string location_of(std::int64_t step) const { return manifest_key(step); }
   // See ProvesStore.
   [[nodiscard]] store_proof prove_store() { return protocol_.store().prove(); }
   void look_early(run_id run) { mark().look_early(run); }
   void leave_mark(run_id run) { marks_ = mark().leave(run); }
-  [[nodiscard]] mark_sight sees_mark(run_id run) { return mark().seen(run); }
+  [[nodiscard]] mark_visibility sees_mark(run_id run) { return mark().seen(run); }
   void remove_mark(run_id run) noexcept;
-  // See NotesRestarts.
+  // See TracksRestarts.
   void note_restart(run_id run, std::int64_t step) { restart_notes().leave(run, step); }
   [[nodiscard]] std::vector<std::int64_t> restarts() { return restart_notes().steps(); }
   void forget_restart(run_id run, std::int64_t step) { restart_notes().remove(run, step); }

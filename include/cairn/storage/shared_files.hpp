@@ -209,7 +209,7 @@ class shared_files_writing {
     const auto& layout = image_.layout();
     const auto& places = plan_.places[self_];
     write_source source(image_, rings, until_);
-    std::vector<std::vector<write_part>> parts(files_.size());
+    std::vector<std::vector<write_range>> parts(files_.size());
     std::size_t item = 0;
     for (const auto& segment : layout.segments) {
       const auto end = segment.begin + segment.bytes;

@@ -44,7 +44,7 @@ file_object_writer<F>& file_object_writer<F>::operator=(file_object_writer&& oth
 template <FileSystem F>
 file_object_writer<F>::~file_object_writer() = default;
 template <FileSystem F>
-void file_object_writer<F>::write(std::span<const write_part> parts) {
+void file_object_writer<F>::write(std::span<const write_range> parts) {
   opened(write_).write(parts);
 }
 template <FileSystem F>
@@ -70,7 +70,7 @@ shared_file_writer<F>& shared_file_writer<F>::operator=(shared_file_writer&& oth
 template <FileSystem F>
 shared_file_writer<F>::~shared_file_writer() = default;
 template <FileSystem F>
-void shared_file_writer<F>::write(std::span<const write_part> parts) {
+void shared_file_writer<F>::write(std::span<const write_range> parts) {
   opened(write_).write(parts);
 }
 template <FileSystem F>
@@ -162,12 +162,12 @@ std::optional<detail::shared_file_writer<F>> basic_file_store<F>::join(std::stri
 }
 
 template <FileSystem F>
-std::size_t basic_file_store<F>::part_alignment() const noexcept {
-  return tree_->part_alignment;
+std::size_t basic_file_store<F>::io_alignment() const noexcept {
+  return tree_->io_alignment;
 }
 
 template <FileSystem F>
-std::size_t basic_file_store<F>::min_part() const noexcept {
+std::size_t basic_file_store<F>::min_write_bytes() const noexcept {
   return std::size_t{1} << 20;
 }
 

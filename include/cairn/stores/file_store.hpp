@@ -72,9 +72,9 @@ class basic_file_store {
   [[nodiscard]] shared_writer share(std::string_view key, std::uint64_t tag);
   [[nodiscard]] std::optional<shared_writer> join(std::string_view key, std::uint64_t tag);
 
-  [[nodiscard]] std::size_t part_alignment() const noexcept;
+  [[nodiscard]] std::size_t io_alignment() const noexcept;
   /// Shorter parts are right too, but do not use the device well.
-  [[nodiscard]] std::size_t min_part() const noexcept;
+  [[nodiscard]] std::size_t min_write_bytes() const noexcept;
 
   void read(std::span<const read_range> ranges);
 

@@ -29,7 +29,7 @@ class memory_store {
   /// See ObjectWriter.
   class object_writer {
    public:
-    void write(std::span<const write_part> parts);
+    void write(std::span<const write_range> parts);
     void finish();
 
    private:
@@ -46,7 +46,7 @@ class memory_store {
   /// See SharedObjectWriter.
   class shared_writer {
    public:
-    void write(std::span<const write_part> parts);
+    void write(std::span<const write_range> parts);
     void put(std::uint64_t offset, std::span<const std::byte> bytes);
     [[nodiscard]] bool read(std::uint64_t offset, std::span<std::byte> destination);
     void sync() {}
@@ -72,8 +72,8 @@ class memory_store {
   [[nodiscard]] std::optional<shared_writer> join(std::string_view key, std::uint64_t tag);
 
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint);
-  [[nodiscard]] std::size_t part_alignment() const noexcept { return 1; }
-  [[nodiscard]] std::size_t min_part() const noexcept { return 1; }
+  [[nodiscard]] std::size_t io_alignment() const noexcept { return 1; }
+  [[nodiscard]] std::size_t min_write_bytes() const noexcept { return 1; }
 
   void read(std::span<const read_range> ranges);
   void put_new(std::string_view key, std::span<const std::byte> bytes);

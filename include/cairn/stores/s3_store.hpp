@@ -52,10 +52,10 @@ class s3_store {
   /// take as long as a request's timeout.
   class object_writer {
    public:
-    void write(std::span<const write_part> parts);
+    void write(std::span<const write_range> parts);
     /// The same, but the memory stays valid and unchanged until finish() has returned or thrown, or the
     /// writer was destroyed: nothing is copied.
-    void write_stable(std::span<const write_part> parts);
+    void write_stable(std::span<const write_range> parts);
     /// See DeadlineObjectWriter. Requests that are under way then are cancelled.
     void until(deadline when);
     void finish();
@@ -82,8 +82,8 @@ class s3_store {
 
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint);
 
-  [[nodiscard]] std::size_t part_alignment() const noexcept { return 1; }
-  [[nodiscard]] std::size_t min_part() const noexcept { return std::size_t{8} << 20; }
+  [[nodiscard]] std::size_t io_alignment() const noexcept { return 1; }
+  [[nodiscard]] std::size_t min_write_bytes() const noexcept { return std::size_t{8} << 20; }
   /// How many read() calls, of some MiB each, it takes to use the connections.
   [[nodiscard]] std::size_t reads_at_once() const noexcept { return bucket_->client.options().in_flight; }
 

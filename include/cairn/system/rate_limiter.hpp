@@ -34,16 +34,16 @@ class rate_limiter {
   /// Bytes to move at once, about 20 ms of the limit: 1 to 8 MiB, a multiple of 1 MiB.
   [[nodiscard]] std::uint64_t slice() const noexcept;
 
-  /// Waits until `bytes` may move. Returns true at once, and takes nothing, when `lifted()` is true, which is
+  /// Waits until `bytes` may move. Returns true at once, and takes nothing, when `cancelled()` is true, which is
   /// asked again each time that `word` is notified. False at the deadline.
-  template <class Lifted>
-  [[nodiscard]] bool take(std::uint64_t bytes, shared_event& word, deadline until, Lifted&& lifted) {
-    if (lifted()) return true;
+  template <class Cancelled>
+  [[nodiscard]] bool acquire(std::uint64_t bytes, shared_event& word, deadline until, Cancelled&& cancelled) {
+    if (cancelled()) return true;
     const auto cost = time_for(bytes);
     const auto at = reserve(cost);
     for (;;) {
       const auto seen = word.current();
-      if (lifted()) return give_back(cost), true;
+      if (cancelled()) return give_back(cost), true;
       if (clock_->now() >= at) return true;
       if (until.passed()) return give_back(cost), false;
       clock_->wait(word, seen, std::min(at, until.time_point()));
@@ -63,7 +63,7 @@ class rate_limiter {
   time_point free_at_;  // when all that was taken has moved
 };
 
-/// No pace where there is no limit (0).
+/// Null where there is no limit (0).
 [[nodiscard]] std::shared_ptr<rate_limiter> make_rate_limiter(std::uint64_t bytes_per_second,
                                                               std::shared_ptr<rate_clock> clock = nullptr);
 

@@ -42,8 +42,8 @@ class own_store {
   using cairn_role = cairn::role::store;
   using writer = cairn::memory_store::object_writer;
   writer create(std::string_view key, std::uint64_t hint) { return inner_.create(key, hint); }
-  std::size_t part_alignment() { return 1; }
-  std::size_t min_part() { return 1; }
+  std::size_t io_alignment() { return 1; }
+  std::size_t min_write_bytes() { return 1; }
   void read(std::span<const cairn::read_range> ranges) { inner_.read(ranges); }
   void put_new(std::string_view key, std::span<const std::byte> bytes) { inner_.put_new(key, bytes); }
   bool publish_new(std::string_view key, std::span<const std::byte> bytes) {

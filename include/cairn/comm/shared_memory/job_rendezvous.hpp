@@ -56,12 +56,19 @@ struct job_address {
 
 [[nodiscard]] inline file_descriptor job_socket() {
   file_descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!made.open()) fail_system(errno, "a socket for the meeting of a job's ranks could not be made");
+  if (!made.open()) fail_system(errno, "a socket for the rendezvous of a job's ranks could not be made");
   return made;
 }
 
 /// What a rank says when it comes, and what rank 0 answers; with a welcome goes the shared memory.
-enum class meeting_answer : std::uint32_t { welcome, other_version, other_size, no_such_rank, taken, mixed };
+enum class rendezvous_answer : std::uint32_t {
+  welcome,
+  other_version,
+  other_size,
+  no_such_rank,
+  taken,
+  mixed
+};
 struct rendezvous_hello {
   std::uint64_t magic = 0x4F4C4C4548434343;
   std::uint32_t version = 1;
@@ -69,16 +76,16 @@ struct rendezvous_hello {
   std::int32_t size = 0;
   std::uint32_t reserved = 0;
 };
-struct meeting_reply {
+struct rendezvous_reply {
   std::uint64_t magic = 0x594C504552434343;
   std::uint32_t version = 1;
-  meeting_answer answer = meeting_answer::welcome;
+  rendezvous_answer answer = rendezvous_answer::welcome;
   std::int32_t size = 0;
   std::uint32_t reserved = 0;
 };
 
 /// Sends an answer, with a descriptor where one is given. Whether it went; a peer that is gone is no error.
-inline bool send_reply(int to, const meeting_reply& reply, int descriptor) noexcept {
+inline bool send_reply(int to, const rendezvous_reply& reply, int descriptor) noexcept {
   auto copy = reply;
   iovec part{&copy, sizeof copy};
   msghdr message{};
@@ -98,7 +105,7 @@ inline bool send_reply(int to, const meeting_reply& reply, int descriptor) noexc
 }
 
 /// Takes an answer and the descriptor that comes with it. Whether it was one.
-inline bool take_reply(int from, meeting_reply& reply, file_descriptor& descriptor) noexcept {
+inline bool take_reply(int from, rendezvous_reply& reply, file_descriptor& descriptor) noexcept {
   iovec part{&reply, sizeof reply};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
   msghdr message{};
@@ -117,7 +124,7 @@ inline bool take_reply(int from, meeting_reply& reply, file_descriptor& descript
     }
   }
   return got == static_cast<ssize_t>(sizeof reply) && (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 &&
-         reply.magic == meeting_reply().magic;
+         reply.magic == rendezvous_reply().magic;
 }
 
 /// Who is at the other end of a socket.
@@ -129,11 +136,11 @@ inline bool take_reply(int from, meeting_reply& reply, file_descriptor& descript
 }
 
 /// Rank 0's side: takes the job's name, and lets ranks in. While it lives, the name is taken.
-class meeting_host {
+class rendezvous_host {
  public:
   /// Waits a little for a job of the same name that is about to end.
   /// @throws usage_error (usage_bad_option) if it does not.
-  meeting_host(const std::string& job, deadline until) : socket_(job_socket()) {
+  rendezvous_host(const std::string& job, deadline until) : socket_(job_socket()) {
     const job_address where(job);
     until = until.earlier(deadline::in(std::chrono::seconds(2)));
     while (::bind(socket_.get(), where.get(), where.length) != 0) {
@@ -153,13 +160,13 @@ class meeting_host {
   template <class Admit, class Gone>
   void serve(int memory, int size, deadline until, Admit&& admit, Gone&& gone) {
     std::vector<pollfd> list{{socket_.get(), POLLIN, 0}};
-    for (const auto& each : guests_) list.push_back({each.socket.get(), POLLIN, 0});
+    for (const auto& each : joining_) list.push_back({each.socket.get(), POLLIN, 0});
     const auto left = std::min<std::chrono::nanoseconds>(until.left(), std::chrono::seconds(1));
     if (::poll(list.data(), list.size(), static_cast<int>((left.count() + 999'999) / 1'000'000)) <= 0) return;
-    for (std::size_t i = guests_.size(); i-- > 0;) {
-      if (list[i + 1].revents == 0 || hear(guests_[i], memory, size, admit)) continue;
-      const int rank = guests_[i].rank;
-      guests_.erase(guests_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (std::size_t i = joining_.size(); i-- > 0;) {
+      if (list[i + 1].revents == 0 || read_hello(joining_[i], memory, size, admit)) continue;
+      const int rank = joining_[i].rank;
+      joining_.erase(joining_.begin() + static_cast<std::ptrdiff_t>(i));
       if (rank >= 0) gone(rank);
     }
     if (list[0].revents != 0) accept_all();
@@ -167,7 +174,7 @@ class meeting_host {
   /// Lets nobody in any more; the name stays taken. Who still waits is sent away.
   void close() noexcept {
     static_cast<void>(::shutdown(socket_.get(), SHUT_RDWR));
-    guests_.clear();
+    joining_.clear();
     while (file_descriptor(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)).open()) {
     }
   }
@@ -175,7 +182,7 @@ class meeting_host {
   [[nodiscard]] const std::string& refused() const noexcept { return refused_; }
 
  private:
-  struct guest {
+  struct joining_rank {
     file_descriptor socket;
     int rank = -1;  ///< once welcomed
   };
@@ -186,25 +193,25 @@ class meeting_host {
       if (!came.open()) return;
       // Nobody else can speak for this user; and no crowd of the silent keeps the ranks out.
       if (peer_of(came.get()).uid != ::geteuid()) continue;
-      if (guests_.size() >= max_guests) guests_.erase(guests_.begin());
-      guests_.push_back({std::move(came)});
+      if (joining_.size() >= max_joining) joining_.erase(joining_.begin());
+      joining_.push_back({std::move(came)});
     }
   }
-  /// Whether the guest stays.
+  /// Whether the rank stays.
   template <class Admit>
-  bool hear(guest& one, int memory, int size, Admit&& admit) {
+  bool read_hello(joining_rank& one, int memory, int size, Admit&& admit) {
     rendezvous_hello hello;
     const auto got = ::recv(one.socket.get(), &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
     if (got < 0) return errno == EAGAIN || errno == EINTR;
     if (one.rank >= 0 || got < 12 || hello.magic != rendezvous_hello().magic) return false;
-    meeting_reply reply;
+    rendezvous_reply reply;
     reply.size = size;
     const auto pid = peer_of(one.socket.get()).pid;
     if (hello.version != rendezvous_hello().version || got != static_cast<ssize_t>(sizeof hello))
-      reply.answer = meeting_answer::other_version;
+      reply.answer = rendezvous_answer::other_version;
     else
       reply.answer = admit(hello, static_cast<std::int32_t>(pid));
-    const bool welcome = reply.answer == meeting_answer::welcome;
+    const bool welcome = reply.answer == rendezvous_answer::welcome;
     if (!welcome)
       refused_ = "process " + std::to_string(pid) + " came as rank " + std::to_string(hello.rank) + " of " +
                  std::to_string(hello.size) + " and was sent away";
@@ -213,26 +220,26 @@ class meeting_host {
     return true;
   }
 
-  static constexpr std::size_t max_guests = 1024;
+  static constexpr std::size_t max_joining = 1024;
 
   file_descriptor socket_;
-  std::vector<guest> guests_;
+  std::vector<joining_rank> joining_;
   std::string refused_;
 };
 
 /// What a rank other than 0 gets: the shared memory, and the connection, to be dropped when it is ready.
-struct meeting_place {
+struct rendezvous_address {
   file_descriptor memory;
   file_descriptor connection;
 };
 
 /// Waits for rank 0 and asks it to be let in.
 /// @throws timeout_error (timeout_peer) that names rank 0, usage_error if rank 0 does not want this rank.
-[[nodiscard]] inline meeting_place ask_in(const std::string& job, int rank, int size, deadline until) {
+[[nodiscard]] inline rendezvous_address ask_in(const std::string& job, int rank, int size, deadline until) {
   const job_address where(job);
   for (auto pause = std::chrono::milliseconds(1);;
        pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
-    meeting_place place{{}, job_socket()};
+    rendezvous_address place{{}, job_socket()};
     const int socket = place.connection.get();
     if (::connect(socket, where.get(), where.length) == 0) {
       if (peer_of(socket).uid != ::geteuid())
@@ -240,29 +247,29 @@ struct meeting_place {
       rendezvous_hello hello;
       hello.rank = rank;
       hello.size = size;
-      meeting_reply reply;
+      rendezvous_reply reply;
       if (::send(socket, &hello, sizeof hello, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof hello) &&
           poll_one(socket, POLLIN, until) && take_reply(socket, reply, place.memory)) {
         switch (reply.answer) {
-          case meeting_answer::welcome:
+          case rendezvous_answer::welcome:
             if (place.memory.open()) return place;
             fail(error_id::storage_limit, "the shared memory of the job could not be taken over",
                  {.got = "no file descriptor is left"});
-          case meeting_answer::other_size:
+          case rendezvous_answer::other_size:
             fail(error_id::usage_bad_option, "rank 0 of this job expects another number of ranks",
                  {.rank = rank,
                   .item = job,
                   .expected = std::to_string(reply.size),
                   .got = std::to_string(size)});
-          case meeting_answer::taken:
+          case rendezvous_answer::taken:
             fail(error_id::usage_bad_option, "this rank of the job has a process already",
                  {.rank = rank, .item = job});
-          case meeting_answer::mixed:
+          case rendezvous_answer::mixed:
             fail(error_id::usage_bad_option,
                  "a process is one rank of a job; only a job of one process has several in it",
                  {.rank = rank, .item = job});
-          case meeting_answer::no_such_rank:
-          case meeting_answer::other_version:
+          case rendezvous_answer::no_such_rank:
+          case rendezvous_answer::other_version:
             break;
         }
         fail(error_id::peer_bad_message, "rank 0 of this job runs another version of cairn",

@@ -155,9 +155,9 @@ class shared_rank {
   }
 
   void check(int peer) const {
-    if (::getpid() != seat_->owner())
+    if (::getpid() != rank_claim_->owner())
       fail(error_id::usage_wrong_process, "a communicator does not work in a child of fork(); make one there",
-           {.expected = "process " + std::to_string(seat_->owner()),
+           {.expected = "process " + std::to_string(rank_claim_->owner()),
             .got = "process " + std::to_string(::getpid())});
     if (peer < 0 || peer >= size())
       fail(error_id::usage_bad_option, "there is no such rank",
@@ -254,20 +254,20 @@ class shared_rank {
     host_.emplace(job_, until_);
     world_ = std::make_shared<shared_world>(size, ring_bytes);
     world_->slot(0).process = static_cast<std::int32_t>(::getpid());
-    seat_.emplace(*world_, rank_);
+    rank_claim_.emplace(*world_, rank_);
     const auto admit = [&](const rendezvous_hello& hello, std::int32_t process) {
-      if (hello.size != size) return meeting_answer::other_size;
-      if (hello.rank < 1 || hello.rank >= size) return meeting_answer::no_such_rank;
-      if (world_->slot(hello.rank).state.load() != rank_state::absent) return meeting_answer::taken;
+      if (hello.size != size) return rendezvous_answer::other_size;
+      if (hello.rank < 1 || hello.rank >= size) return rendezvous_answer::no_such_rank;
+      if (world_->slot(hello.rank).state.load() != rank_state::absent) return rendezvous_answer::taken;
       const auto here = world_->slot(0).process.load();
       for (int other = 1; other < size; ++other) {
         const auto theirs = world_->slot(other).process.load();
         if (other == hello.rank || theirs == 0) continue;
         if ((process == here) != (theirs == here) || (process != here && process == theirs))
-          return meeting_answer::mixed;
+          return rendezvous_answer::mixed;
       }
       world_->slot(hello.rank).process = process;
-      return meeting_answer::welcome;
+      return rendezvous_answer::welcome;
     };
     const auto hung_up = [&](int rank) {
       if (world_->slot(rank).state.load() == rank_state::absent) world_->slot(rank).process = 0;
@@ -287,21 +287,21 @@ class shared_rank {
       if (all) break;
       if (hopeless || until_.passed()) {
         world_->phase().store(world_phase::given_up);
-        world_->ring_all_bells();
-        fail_meeting();
+        world_->wake_all_ranks();
+        fail_rendezvous();
       }
       host_->serve(world_->file(), size, until_.earlier(deadline::in(std::chrono::milliseconds(10))), admit,
                    hung_up);
     }
     world_->phase().store(world_phase::complete);
-    world_->ring_all_bells();
+    world_->wake_all_ranks();
     host_->close();
   }
 
   void join(int size) {
     auto place = ask_in(job_, rank_, size, until_);
     world_ = std::make_shared<shared_world>(std::move(place.memory), size);
-    seat_.emplace(*world_, rank_);
+    rank_claim_.emplace(*world_, rank_);
     static_cast<void>(::send(place.connection.get(), "!", 1, MSG_NOSIGNAL));
     place.connection.close();
     nap one(*this);
@@ -310,17 +310,17 @@ class shared_rank {
       const auto sits_0 = sits(0, true);  // before the phase: rank 0 may be complete, and leave
       const auto phase = world_->phase().load();
       if (phase == world_phase::complete) return;
-      if (phase == world_phase::given_up) fail_meeting();
+      if (phase == world_phase::given_up) fail_rendezvous();
       if (!sits_0)
         fail(error_id::peer_lost, "rank 0 ended before all ranks of the job had come",
              {.rank = 0, .item = job_});
-      if (until_.passed()) fail_meeting();
+      if (until_.passed()) fail_rendezvous();
       one.sleep(seen, until_);
     }
   }
 
-  /// Throws why the meeting failed: who died, or else who never came.
-  [[noreturn]] void fail_meeting() {
+  /// Throws why the rendezvous failed: who died, or else who never came.
+  [[noreturn]] void fail_rendezvous() {
     std::string names[3];
     int firsts[3] = {-1, -1, -1};
     const auto add = [&](int kind, int rank) {
@@ -348,9 +348,9 @@ class shared_rank {
   std::string job_;
   int rank_;
   deadline until_;
-  std::optional<meeting_host> host_;
+  std::optional<rendezvous_host> host_;
   std::shared_ptr<shared_world> world_;
-  std::optional<seat> seat_;
+  std::optional<rank_claim> rank_claim_;
   std::vector<channel_state> channels_;
 };
 

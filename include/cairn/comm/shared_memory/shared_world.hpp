@@ -148,12 +148,12 @@ class shared_world {
   void allocate_ring(int from, int to) const {
     allocate(layout_.rings_at() + index(from, to) * layout_.ring_bytes, layout_.ring_bytes);
   }
-  void ring_all_bells() const noexcept {
+  void wake_all_ranks() const noexcept {
     for (int rank = 0; rank < size(); ++rank) slot(rank).bell.notify();
   }
 
   /// Whether this process could show that it is the rank, which lasts until it ends. @throws storage_error
-  [[nodiscard]] bool take_seat(int rank) const {
+  [[nodiscard]] bool claim_rank(int rank) const {
     auto lock = lock_of(rank);
     if (::fcntl(file_.get(), F_SETLK, &lock) != 0) {
       if (errno != EAGAIN && errno != EACCES) fail_system(errno, "a rank could not show that it lives");
@@ -163,7 +163,7 @@ class shared_world {
     return slot(rank).state.compare_exchange_strong(nobody, rank_state::attached);
   }
   /// Whether another process than this one is the rank, and lives.
-  [[nodiscard]] bool seat_is_held(int rank) const noexcept {
+  [[nodiscard]] bool claim_is_held(int rank) const noexcept {
     auto lock = lock_of(rank);
     return ::fcntl(file_.get(), F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
   }
@@ -217,7 +217,7 @@ class shared_watch final : public peer_watch {
     // The kernel does not show a process its own locks; a thread does not die alone.
     const auto mine = world.slot(self).process.load();
     if (!ask || (mine != 0 && theirs.process.load() == mine)) return true;
-    return world.seat_is_held(rank);
+    return world.claim_is_held(rank);
   }
 
  private:
@@ -227,21 +227,21 @@ class shared_watch final : public peer_watch {
 
 /// A rank's place in the world, from now on until it is destroyed; then the others see that the rank has
 /// left. In a child of fork() the destructor does nothing.
-class seat {
+class rank_claim {
  public:
   /// @throws usage_error (usage_bad_option) if another process is this rank.
-  seat(const shared_world& world, int rank) : world_(world), rank_(rank) {
-    if (!world_.take_seat(rank))
+  rank_claim(const shared_world& world, int rank) : world_(world), rank_(rank) {
+    if (!world_.claim_rank(rank))
       fail(error_id::usage_bad_option, "this rank of the job has a process already", {.rank = rank});
   }
-  seat(const seat&) = delete;
-  seat& operator=(const seat&) = delete;
-  ~seat() {
+  rank_claim(const rank_claim&) = delete;
+  rank_claim& operator=(const rank_claim&) = delete;
+  ~rank_claim() {
     if (::getpid() != owner_) return;
     world_.slot(rank_).state.store(rank_state::left);
-    world_.ring_all_bells();
+    world_.wake_all_ranks();
   }
-  /// The process that has the seat.
+  /// The process that has the rank_claim.
   [[nodiscard]] ::pid_t owner() const noexcept { return owner_; }
 
  private:

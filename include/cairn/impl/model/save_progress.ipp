@@ -153,7 +153,7 @@ CAIRN_BODY void save_progress::confirm(deadline until) {
     check = check_;
   }
   if (image == nullptr) return;
-  image->hurry();
+  image->lift_rate_limit();
   if (check != nullptr) {
     if (!image->wait_copied(until)) return;
     if (auto why = check()) return give_up(std::move(why));
@@ -172,7 +172,7 @@ CAIRN_BODY void save_progress::wait_released(deadline until) const {
     image = image_;
     if (image == nullptr) return;
   }
-  if (!image->copied()) image->hurry();
+  if (!image->copied()) image->lift_rate_limit();
   (void)image->wait_copied(until);
 }
 

@@ -45,8 +45,8 @@ CAIRN_BODY void image_control::fail() noexcept {
   release();
 }
 
-CAIRN_BODY void image_control::hurry() noexcept {
-  if (hurried_.exchange(true, std::memory_order_acq_rel)) return;
+CAIRN_BODY void image_control::lift_rate_limit() noexcept {
+  if (rate_limit_lifted_.exchange(true, std::memory_order_acq_rel)) return;
   event_.notify();
 }
 
@@ -102,7 +102,7 @@ CAIRN_BODY void staged_image::wait_for(std::uint64_t end, deadline until) const 
 CAIRN_BODY void staged_image::copy_part(std::uint64_t begin, std::uint64_t end, deadline until) const {
   if (control_->copied() || control_->watermark() >= end) return;
   if (backing_ != nullptr && backing_->copy_part(begin, end, until)) return;
-  control_->hurry();
+  control_->lift_rate_limit();
   static_cast<void>(control_->wait_for(end, until));
 }
 

@@ -127,7 +127,7 @@ CAIRN_BODY void copy_job::wait(bool early_only, deadline until) {
 
 CAIRN_BODY void copy_job::give_up(std::exception_ptr why) noexcept {
   fail(std::move(why));
-  hurry();
+  lift_rate_limit();
   while (next_early_.fetch_add(1, std::memory_order_relaxed) < early_.size()) finish(false);
   for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_.size();)
     if (!units_[i].early && claim(i)) finish(false);
@@ -167,9 +167,11 @@ CAIRN_BODY void copy_job::account(std::int64_t* cpu) noexcept {
 CAIRN_BODY void copy_job::keep_pace(std::size_t i) noexcept {
   auto& control = fill_->control();
   // A unit that somebody copies out of turn is not waited for: that would keep the buffer.
-  const auto lifted = [&] { return control.hurried() || claimed_[i].load(std::memory_order_acquire); };
+  const auto cancelled = [&] {
+    return control.rate_limit_lifted() || claimed_[i].load(std::memory_order_acquire);
+  };
   static_cast<void>(
-      limit_->take(units_[i].end - units_[i].begin, control.event(), deadline::never(), lifted));
+      limit_->acquire(units_[i].end - units_[i].begin, control.event(), deadline::never(), cancelled));
 }
 
 CAIRN_BODY void copy_job::run(std::size_t index, hash_state& hash, std::int64_t* cpu) noexcept {

@@ -46,7 +46,7 @@ CAIRN_BODY copy_threads::~copy_threads() {
   {
     const std::lock_guard lock(state_->mutex);
     state_->stopping = true;
-    for (const auto& running : state_->running) running->hurry();
+    for (const auto& running : state_->running) running->lift_rate_limit();
   }
   state_->changed.notify_all();
   for (auto& worker : state_->workers) worker.join();
@@ -106,7 +106,7 @@ CAIRN_BODY void copy_threads::shared::run(hash_state& own) noexcept {
       continue;
     }
     running.push_back(job.get());  // room was reserved
-    if (stopping) job->hurry();
+    if (stopping) job->lift_rate_limit();
     const bool more = job->helpers_left > 0;
     lock.unlock();
     if (more) changed.notify_one();

@@ -56,7 +56,7 @@ CAIRN_BODY std::vector<std::int64_t> safetensors_reader::list() {
 CAIRN_BODY std::vector<std::byte> safetensors_reader::fetch(std::int64_t step) {
   const auto key = manifest_key(step);
   auto bytes = store_.read_all(key, detail::max_manifest_bytes);
-  if (!bytes || detail::step_objects(store_).is_ghost(step, *bytes))
+  if (!bytes || detail::step_objects(store_).is_late_manifest(step, *bytes))
     fail(error_id::storage_not_committed,
          "there is no committed checkpoint of step " + std::to_string(step) + " in " +
              std::string(store_.describe()) + ", " + steps_there(),

@@ -101,7 +101,7 @@ CAIRN_BODY std::uint64_t safetensors_writer_base::clean(run_id run) {
 
 CAIRN_BODY save_announcement safetensors_writer_base::announce(const save_context& c) {
   const auto place = protocol_.placement(c);
-  if (!protocol_.store().tells_writers() || place.first_of(c.rank) != c.rank) return {};
+  if (!protocol_.store().tracks_writers() || place.first_of(c.rank) != c.rank) return {};
   protocol_.enter(c, deadline::in(c.timeout));
   auto shown = std::make_shared<object>(protocol_.store().create(detail::announcement_key(c, place), 0));
   shown->announce();
@@ -115,7 +115,7 @@ CAIRN_BODY save_announcement safetensors_writer_base::announce_worker(const save
 
 CAIRN_BODY void safetensors_writer_base::retract(const save_context& c) noexcept {
   const auto& store = protocol_.store();
-  if (!store.tells_writers()) return;
+  if (!store.tracks_writers()) return;
   try {
     for (const auto& key : store.leftovers(detail::announcement_key(c, protocol_.placement(c))))
       store.discard(key);
@@ -148,7 +148,7 @@ CAIRN_BODY record safetensors_writer_base::write_shared(const save_context& c, c
   detail::shared_files_writing files(protocol_, c, image, until);
   try {
     auto written = files.run(*rings_);
-    if (protocol_.store().tells_writers()) held_->keep(c, files.writers());
+    if (protocol_.store().tracks_writers()) held_->keep(c, files.writers());
     return written;
   } catch (...) {
     const auto why = std::current_exception();
@@ -174,7 +174,7 @@ CAIRN_BODY record safetensors_writer_base::write_files(const save_context& c, co
         if (until.passed())
           fail(error_id::timeout_write, "the checkpoint was not written in time",
                {.rank = c.rank, .file = key});
-        std::vector<write_part> parts;
+        std::vector<write_range> parts;
         auto offset = at - segment.begin;
         for (const auto span : source.next(at, segment.begin + segment.bytes)) {
           parts.push_back({offset, span});
@@ -203,7 +203,7 @@ CAIRN_BODY record safetensors_writer_base::write_files(const save_context& c, co
   const span_note span(image.journal(), span_kind::await);
   image.wait_released(until);
   auto written = record_of(layout, image.digests());
-  if (protocol_.store().tells_writers())
+  if (protocol_.store().tracks_writers())
     held_->keep(c, std::make_shared<std::vector<object>>(std::move(files)));
   return written;
 }

@@ -115,8 +115,10 @@ CAIRN_BODY std::uint64_t write_source::limited(rate_limiter& limit, std::uint64_
   end = std::min(end, begin + limit.slice());
   auto& control = *image_.control();
   // Where nothing is staged, a writer that is held up holds up training, if that waits for its memory.
-  const auto lifted = [&] { return control.failed() || (!image_.resident() && control.hurried()); };
-  if (!limit.take(end - begin, control.event(), until_, lifted))
+  const auto cancelled = [&] {
+    return control.failed() || (!image_.resident() && control.rate_limit_lifted());
+  };
+  if (!limit.acquire(end - begin, control.event(), until_, cancelled))
     fail(error_id::timeout_write, "the image could not be written in time with this limit of bandwidth",
          {.expected = "more than " + std::to_string(limit.bytes_per_second()) + " bytes per second"});
   return end;

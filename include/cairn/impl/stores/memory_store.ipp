@@ -52,7 +52,7 @@ CAIRN_BODY bool memory_store::objects::add(std::string_view key, bytes_ptr bytes
   return by_key.try_emplace(std::string(key), std::move(bytes)).second;
 }
 
-CAIRN_BODY void memory_store::object_writer::write(std::span<const write_part> parts) {
+CAIRN_BODY void memory_store::object_writer::write(std::span<const write_range> parts) {
   must_be_open("write");
   for (const auto& part : parts) {
     std::uint64_t end = 0;
@@ -85,7 +85,7 @@ CAIRN_BODY void memory_store::object_writer::must_be_open(const char* call) cons
          std::string(call) + "() after finish() or after an error: begin a new object", {.file = key_});
 }
 
-CAIRN_BODY void memory_store::shared_writer::write(std::span<const write_part> parts) {
+CAIRN_BODY void memory_store::shared_writer::write(std::span<const write_range> parts) {
   for (const auto& part : parts) put(part.offset, part.bytes);
 }
 

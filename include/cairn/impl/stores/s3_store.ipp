@@ -34,11 +34,11 @@
 namespace cairn {
 inline namespace v1 {
 
-CAIRN_BODY void s3_store::object_writer::write(std::span<const write_part> parts) {
+CAIRN_BODY void s3_store::object_writer::write(std::span<const write_range> parts) {
   upload("write").add(parts, false);
 }
 
-CAIRN_BODY void s3_store::object_writer::write_stable(std::span<const write_part> parts) {
+CAIRN_BODY void s3_store::object_writer::write_stable(std::span<const write_range> parts) {
   upload("write_stable").add(parts, true);
 }
 
@@ -194,7 +194,7 @@ CAIRN_BODY store_proof s3_store::prove() {
   const auto how = bucket_->client.options().exclusive;
   store_proof proof{
       .kind = "S3", .from = "", .single_writer = how == s3_exclusive::single_writer, .points = {}};
-  store_point point{.what = "a key is given to one writer alone (If-None-Match)",
+  store_check point{.what = "a key is given to one writer alone (If-None-Match)",
                     .seen = how == s3_exclusive::probe     ? "a second PUT was refused"
                             : how == s3_exclusive::assumed ? "known of this service: not tried"
                                                            : "not tried: one job alone writes there",
@@ -203,7 +203,7 @@ CAIRN_BODY store_proof s3_store::prove() {
     bucket_->require_exclusive();
   } catch (const usage_error& e) {
     if (e.id() != error_id::usage_bad_option) throw;
-    point.outcome = store_point::verdict::single_job;
+    point.outcome = store_check::verdict::single_job;
     point.seen = "a second PUT was not refused";
     point.follows = e.message();
   }

@@ -44,7 +44,7 @@ class read_requests final : public shared_wants {
   explicit read_requests(wanted_items items) : items_(std::move(items)) {}
 
   /// O(progressions + ranks that want them).
-  void overlapping(std::string_view name, const chunk& box, std::vector<wanted_part>& out) override;
+  void overlapping(std::string_view name, const chunk& box, std::vector<wanted_box>& out) override;
   [[nodiscard]] rank_sets& sets() noexcept override { return sets_; }
 
  private:

@@ -101,7 +101,7 @@ class commit_protocol {
   void abort(const save_context& c, const std::exception_ptr& failure) const noexcept;
 
   /// A rank but this one of which a file of this attempt is there; -1: none is seen. One listing.
-  [[nodiscard]] int other_rank_that_wrote(const save_context& c) const noexcept;
+  [[nodiscard]] int other_writing_rank(const save_context& c) const noexcept;
 
  private:
   /// @throws peer_error (peer_lost); what ended the attempt
@@ -113,7 +113,7 @@ class commit_protocol {
   /// Returns when no manifest of another attempt stands. An attempt that was ended after it published takes
   /// its manifest back: that is waited for, since else both it and the one that ended it would lose.
   /// @throws storage_already_committed if one stands to stay.
-  void outlast_ended_manifest(const save_context& c, const file_placement& place, deadline until) const;
+  void wait_for_ended_manifest(const save_context& c, const file_placement& place, deadline until) const;
   /// The manifest is seen, but the coordinator may not have come to the fsync that makes its name last. Once
   /// it has, it says so; a rank that waits in vain, as where the coordinator died in between, does it itself.
   void await_durable_name(const save_context& c, const std::string& key, deadline until) const;

@@ -29,7 +29,7 @@ class step_leases {
   explicit step_leases(const any_store& store) : store_(store.innermost()) {}
 
   /// Whether the store can tell who lives. Without that, lease() holds nothing and everything may be removed.
-  [[nodiscard]] bool possible() { return store_.tells_writers(); }
+  [[nodiscard]] bool possible() { return store_.tracks_writers(); }
 
   /// A lease on a committed checkpoint; not held() where that is not possible().
   /// @throws storage_error (storage_not_committed) where there is none; timeout_error (timeout_load) where
@@ -47,7 +47,7 @@ class step_leases {
   static constexpr std::string_view beginning = "lease-";
   static constexpr std::string_view reads = ".reads.";
   static constexpr std::string_view removes = ".removes.";
-  static constexpr std::chrono::milliseconds longest_pause{250};
+  static constexpr std::chrono::milliseconds max_pause{250};
 
   /// "lease-00000300.reads."
   [[nodiscard]] static std::string key_of(std::int64_t step, std::string_view what);

@@ -24,7 +24,7 @@ class shared_mark {
   /// What it gives is kept as long as the marks are needed: by it, others see that they are.
   [[nodiscard]] std::shared_ptr<const void> leave(const run_id& run);
   /// Waits some seconds where nothing is seen.
-  [[nodiscard]] mark_sight seen(const run_id& run);
+  [[nodiscard]] mark_visibility seen(const run_id& run);
   void remove(const run_id& run) noexcept;
   /// Those that other runs left behind, also unfinished ones; the number removed.
   std::uint64_t remove_others(const run_id& run);
@@ -34,7 +34,7 @@ class shared_mark {
   [[nodiscard]] static std::string key_of(const run_id& run);
   [[nodiscard]] static std::string early_key(const run_id& run);
   [[nodiscard]] static std::string this_host();
-  [[nodiscard]] bool has_locks() const { return store_.tells_writers() && !store_.announces_writers(); }
+  [[nodiscard]] bool has_locks() const { return store_.tracks_writers() && !store_.announces_writers(); }
   /// Whether a run may be just looking for it: who left it lives. Of another host that may be hidden, and the
   /// mark is left alone for an hour, by two clocks that may differ by minutes.
   [[nodiscard]] bool is_needed(const std::string& key);

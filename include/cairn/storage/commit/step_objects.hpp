@@ -30,9 +30,9 @@ class step_objects {
   /// was told as failed took effect later: one beside its own attempt's mark, with not all that it names.
   /// (With all of it, it was committed before the mark came.) It is no checkpoint. `bytes`: the manifest's;
   /// damaged ones are none. Costs one look where there is no mark.
-  [[nodiscard]] bool is_ghost(std::int64_t step, std::span<const std::byte> bytes) const;
+  [[nodiscard]] bool is_late_manifest(std::int64_t step, std::span<const std::byte> bytes) const;
   /// True, and its manifest is gone, if that was a ghost.
-  [[nodiscard]] bool remove_ghost(std::int64_t step) const;
+  [[nodiscard]] bool remove_late_manifest(std::int64_t step) const;
   /// The steps of these keys, ascending, that have a manifest; those with a ghost are left out. Reads no
   /// manifest but those beside marks.
   [[nodiscard]] std::vector<std::int64_t> committed_among(const std::vector<std::string>& keys) const;

@@ -28,8 +28,8 @@ namespace detail {
 template <class C>
 class compressed_object {
  public:
-  /// `bytes`: of the safetensors file, exactly. `unit`: the part_alignment() of the store; `least`: its
-  /// min_part(). The codec outlives the object.
+  /// `bytes`: of the safetensors file, exactly. `unit`: the io_alignment() of the store; `least`: its
+  /// min_write_bytes(). The codec outlives the object.
   compressed_object(any_store::object_writer inner, const C& codec, const frame_options& options,
                     std::string key, std::uint64_t bytes, std::uint64_t unit, std::uint64_t least)
       : inner_(std::move(inner)), codec_(&codec), options_(options), key_(std::move(key)), bytes_(bytes) {
@@ -37,7 +37,7 @@ class compressed_object {
     buffer_ = large_buffer(static_cast<std::size_t>((wanted + unit - 1) / unit * unit));
   }
 
-  void write(std::span<const write_part> parts) {
+  void write(std::span<const write_range> parts) {
     if (broken_)
       fail(error_id::usage_closed, "a compressed object is written after an error", {.file = key_});
     broken_ = true;  // until all went well
@@ -188,7 +188,7 @@ class compressed_object {
   }
   void flush() {
     if (buffered_ == 0) return;
-    const write_part part{written_, {buffer_.data(), buffered_}};
+    const write_range part{written_, {buffer_.data(), buffered_}};
     inner_.write({&part, 1});
     written_ += std::exchange(buffered_, 0);
   }

@@ -42,7 +42,7 @@ class compressed_store {
     object_writer(std::shared_ptr<const void> keeps, std::optional<encoding_type> encoding,
                   std::optional<inner_type> plain)
         : keeps_(std::move(keeps)), encoding_(std::move(encoding)), plain_(std::move(plain)) {}
-    void write(std::span<const write_part> written) {
+    void write(std::span<const write_range> written) {
       encoding_ ? encoding_->write(written) : plain_->write(written);
     }
     void until(deadline when) { encoding_ ? encoding_->until(when) : plain_->until(when); }
@@ -64,13 +64,13 @@ class compressed_store {
     return object_writer(parts_,
                          typename object_writer::encoding_type(
                              inner.create(compressed, size_hint), parts_->codec, parts_->frames, compressed,
-                             size_hint, inner.part_alignment(), inner.min_part()),
+                             size_hint, inner.io_alignment(), inner.min_write_bytes()),
                          std::nullopt);
   }
 
   /// Frames begin anywhere in a file: no place of a destination is better than another.
-  [[nodiscard]] std::size_t part_alignment() const { return 1; }
-  [[nodiscard]] std::size_t min_part() const { return 1; }
+  [[nodiscard]] std::size_t io_alignment() const { return 1; }
+  [[nodiscard]] std::size_t min_write_bytes() const { return 1; }
 
   void read(std::span<const read_range> ranges) {
     std::vector<read_range> plain;

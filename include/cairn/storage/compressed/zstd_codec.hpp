@@ -236,7 +236,7 @@ class zstd_codec {
            {.expected = std::to_string(bound(from.size())), .got = std::to_string(to.size())});
     to = to.first(from.size() + 1);
     std::size_t done = 0;
-    if (from.size() >= least_bytes) {
+    if (from.size() >= min_bytes) {
       const detail::zstd_workspaces::lease work(*workspaces_);
       const auto estimate = estimate_planes(options_.planes ? plane_width(type) : 1, from);
       if (estimate.pays) done = encode_planes(*work, plane_width(type), estimate, from, to);
@@ -295,7 +295,7 @@ class zstd_codec {
 
  private:
   /// Shorter input is stored: a zstd frame has ten bytes beside its data.
-  static constexpr std::size_t least_bytes = 64;
+  static constexpr std::size_t min_bytes = 64;
   /// Bytes for which a compressor gains less than 1/64.
   static constexpr double hopeless_bits = 7.87;
   /// The share of repeated places from which on looking for repetitions is worth its time.

@@ -23,7 +23,7 @@ namespace detail {
 /// Reads what is wanted, in whole blocks that are verified before anything is delivered from them. What goes
 /// to devices is read into buffers of a device_load, so that the next blocks are read while it is copied. A
 /// block that goes to one place without change, where the store reads as quickly as into a buffer (as far
-/// from a multiple of its part_alignment() as in the file), is read straight there and verified there. Blocks
+/// from a multiple of its io_alignment() as in the file), is read straight there and verified there. Blocks
 /// are read in order, neighbours together, by several threads. One use.
 class load_engine {
  public:

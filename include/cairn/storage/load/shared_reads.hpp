@@ -51,7 +51,7 @@ class shared_blocks final : public shared_source {
   /// A message lies in ordinary memory: devices get it from a buffer of theirs.
   void put_on_devices(const load_item& item, const part& from, std::uint64_t begin,
                       std::span<const std::byte> bytes, std::uint64_t scratch_bytes);
-  void add_part(const load_item& item, const wanted_part& wanted, std::vector<part>& parts) const;
+  void add_part(const load_item& item, const wanted_box& wanted, std::vector<part>& parts) const;
   /// What others would send must be what this rank waits for.
   void check_wants(const load_item& item, const std::vector<part>& parts) const;
   [[nodiscard]] std::uint64_t begin_of(block_place at) const noexcept {

@@ -35,7 +35,7 @@ class shared_records final : public shared_source {
   [[nodiscard]] std::vector<shared_unit> find_units(const std::vector<std::int32_t>& wanted) {
     std::vector<shared_unit> units;
     std::vector<std::int32_t> alone;
-    std::vector<wanted_part> parts;
+    std::vector<wanted_box> parts;
     std::vector<const rank_set*> sets;
     for (const auto r : wanted) {
       wants_.overlapping(shared_wants::records_name, {{r}, {1}}, parts);

@@ -26,7 +26,7 @@ class file_object_writer {
   file_object_writer& operator=(file_object_writer&& other) noexcept;
   ~file_object_writer();
 
-  void write(std::span<const write_part> parts);
+  void write(std::span<const write_range> parts);
   void finish();
   /// CPU time of threads that helped to write, in nanoseconds; for reports, not part of the concept.
   [[nodiscard]] std::int64_t helper_cpu() const noexcept;
@@ -48,7 +48,7 @@ class shared_file_writer {
   shared_file_writer& operator=(shared_file_writer&& other) noexcept;
   ~shared_file_writer();
 
-  void write(std::span<const write_part> parts);
+  void write(std::span<const write_range> parts);
   void put(std::uint64_t offset, std::span<const std::byte> bytes);
   [[nodiscard]] bool read(std::uint64_t offset, std::span<std::byte> destination);
   void sync();

@@ -52,7 +52,7 @@ class file_proof {
 
  private:
   using handle = file_handle<F>;
-  using verdict = store_point::verdict;
+  using verdict = store_check::verdict;
   static std::string text_of(int r) {
     return r >= 0 ? std::string("done")
                   : std::system_category().message(-r) + " (errno " + std::to_string(-r) + ")";

@@ -132,8 +132,8 @@ class file_reader {
       if ((flags & O_DIRECT) == 0) opening = error;
       return file;
     };
-    const auto t = from.file.read(tree_.fs, tree_.bounces, tree_.part_alignment, tree_.options.direct_io,
-                                  open, piece.to, piece.bytes, piece.offset);
+    const auto t = from.file.read(tree_.fs, tree_.bounces, tree_.io_alignment, tree_.options.direct_io, open,
+                                  piece.to, piece.bytes, piece.offset);
     if (opening < 0) fail_reading(-opening, "open", from.key, -1);
     const auto at = static_cast<std::int64_t>(piece.offset + t.done);
     if (t.error != 0) fail_reading(t.error, "pread", from.key, at);

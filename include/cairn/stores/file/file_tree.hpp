@@ -101,7 +101,7 @@ struct file_tree {
       : fs(std::move(file_system)),
         root(fs.absolute(root_path)),
         options(o),
-        part_alignment(alignment),
+        io_alignment(alignment),
         bounces(std::min<std::size_t>(o.write_bytes, std::max<std::size_t>(alignment, 1u << 20)), alignment) {
     while (root.size() > 1 && root.back() == '/') root.pop_back();
   }
@@ -109,7 +109,7 @@ struct file_tree {
   F fs;
   std::string root;
   file_store_options options;
-  std::size_t part_alignment;
+  std::size_t io_alignment;
   io_pool pool;
   bounce_buffers bounces;
 

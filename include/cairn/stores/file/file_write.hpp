@@ -55,7 +55,7 @@ class file_write {
   }
   ~file_write() = default;
 
-  void write(std::span<const write_part> parts) {
+  void write(std::span<const write_range> parts) {
     must_be_open("write");
     state_ = state::broken;  // until all of it has worked
     std::uint64_t end = end_;
@@ -129,8 +129,8 @@ class file_write {
   }
 
   /// Whole blocks become direct requests, what is left at the edges buffered ones.
-  void cut(const write_part& part, std::vector<request>& out) const {
-    const auto block = tree_->part_alignment;
+  void cut(const write_range& part, std::vector<request>& out) const {
+    const auto block = tree_->io_alignment;
     const auto add = [&](std::uint64_t from, std::uint64_t to, bool direct) {
       const auto step = tree_->options.write_bytes;
       while (from < to) {
@@ -161,7 +161,7 @@ class file_write {
     if (r < 0) tree_->fail_at(-r, "open for direct I/O", part_.path(), part_.directory());
     direct_ = file_handle<F>(fs, r);
     direct_alignment needs;
-    const auto block = tree_->part_alignment;
+    const auto block = tree_->io_alignment;
     if (fs.direct(r, needs) != 0 || needs.offset == 0 || block % needs.offset != 0 || needs.memory == 0 ||
         block % needs.memory != 0)
       static_cast<void>(direct_.close());
@@ -194,7 +194,7 @@ class file_write {
         const auto n = tree_->fs.pwrite(direct_.get(), from + done, bytes - done, offset + done);
         if (n > 0 && static_cast<std::uint64_t>(n) <= bytes - done) {
           done += static_cast<std::size_t>(n);
-          if (done % tree_->part_alignment != 0) break;
+          if (done % tree_->io_alignment != 0) break;
           idle = 0;
         } else if (n == -EINVAL) {
           refused_->store(true, std::memory_order_relaxed);

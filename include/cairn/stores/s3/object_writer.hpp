@@ -35,7 +35,7 @@ class s3_upload {
   s3_upload& operator=(const s3_upload&) = delete;
   ~s3_upload();
 
-  void add(std::span<const write_part> parts, bool lasting);
+  void add(std::span<const write_range> parts, bool lasting);
 
   /// When calls that wait for their turn, or for requests, give up.
   void until(deadline when);
@@ -66,7 +66,7 @@ class s3_upload {
 
   void must_be_open(const char* call) const;
 
-  void add_one(const write_part& p, bool lasting);
+  void add_one(const write_range& p, bool lasting);
 
   void put_into(std::uint64_t index, std::uint64_t at, std::span<const std::byte> bytes, bool lasting);
 

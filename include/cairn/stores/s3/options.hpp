@@ -89,7 +89,7 @@ struct s3_options {
       std::chrono::minutes(15);  ///< for putting together an upload
   std::chrono::milliseconds first_pause =
       std::chrono::milliseconds(100);  ///< before a second attempt, at most; doubles
-  std::chrono::milliseconds longest_pause = std::chrono::seconds(20);
+  std::chrono::milliseconds max_pause = std::chrono::seconds(20);
   std::size_t max_attempts = 16;  ///< of a request
   std::size_t retry_burst =
       100;  ///< retries of all requests together at once; afterwards retry_rate a second

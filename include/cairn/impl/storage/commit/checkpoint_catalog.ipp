@@ -90,7 +90,7 @@ CAIRN_BODY bool checkpoint_catalog::quarantine(std::int64_t step) const {
 
 CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id& run) const {
   std::vector<save_attempt> found;
-  if (!store_.tells_writers()) return found;
+  if (!store_.tracks_writers()) return found;
   const auto known = [&](const save_attempt& a) {
     return std::find(found.begin(), found.end(), a) != found.end();
   };
@@ -211,7 +211,7 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const
                                                         std::int64_t newest) const {
   const auto key = manifest_key(step);
   auto bytes = store_.read_all(key, detail::max_manifest_bytes);
-  if (bytes && objects_.is_ghost(step, *bytes) && store_.remove_if(key, *bytes)) bytes.reset();
+  if (bytes && objects_.is_late_manifest(step, *bytes) && store_.remove_if(key, *bytes)) bytes.reset();
   if (bytes) {
     try {
       const auto m = decode_manifest(*bytes, key);

@@ -139,7 +139,7 @@ CAIRN_BODY void commit_protocol::await_commit(const save_context& c, deadline un
         await_durable_name(c, key, until);
         return attempts_->end(c);
       }
-      if (!objects_.remove_ghost(c.step) && store_.size(key)) detail::fail_already_committed(c.step);
+      if (!objects_.remove_late_manifest(c.step) && store_.size(key)) detail::fail_already_committed(c.step);
     }
     if (poll % detail::polls_for_own_record == 0) {
       // A file that ranks share comes to stand when the last of them has written.
@@ -159,7 +159,7 @@ CAIRN_BODY void commit_protocol::abort(const save_context& c,
   attempts_->fail(c, failure);
 }
 
-CAIRN_BODY int commit_protocol::other_rank_that_wrote(const save_context& c) const noexcept {
+CAIRN_BODY int commit_protocol::other_writing_rank(const save_context& c) const noexcept {
   try {
     for (const auto& o : objects_.objects_of(c.step))
       if (o.is_file() && o.name.attempt == c.attempt && o.name.rank != c.rank) return o.name.rank;
@@ -176,12 +176,12 @@ CAIRN_BODY void commit_protocol::end_if_coordinator_is_lost(const save_context& 
   if (!store_.size(key)) detail::fail_gone(c, std::vector<std::int32_t>{0});
 }
 
-CAIRN_BODY void commit_protocol::outlast_ended_manifest(const save_context& c, const file_placement& place,
-                                                        deadline until) const {
+CAIRN_BODY void commit_protocol::wait_for_ended_manifest(const save_context& c, const file_placement& place,
+                                                         deadline until) const {
   const auto timeout = deadline::in(options_.rival_timeout).earlier(until);
   for (detail::backoff pause(c.attempt, c.rank); store_.size(manifest_key(c.step));) {
     const auto standing = objects_.standing_attempt(c.step);
-    if (objects_.remove_ghost(c.step)) return;
+    if (objects_.remove_late_manifest(c.step)) return;
     if (!standing) {
       if (!store_.size(manifest_key(c.step))) return;
       detail::fail_already_committed(c.step);
@@ -224,7 +224,7 @@ CAIRN_BODY void commit_protocol::publish_manifest(const save_context& c, std::sp
     return attempts_->sending(c, &detail::attempt_knowledge::manifest,
                               [&] { return store_.publish_new(key, bytes); });
   };
-  while (!publish() && !objects_.committed_by(c.step, c.attempt)) outlast_ended_manifest(c, place, until);
+  while (!publish() && !objects_.committed_by(c.step, c.attempt)) wait_for_ended_manifest(c, place, until);
   // Where these two cannot be read, this rank fails, but the manifest stays: others may have relied on it.
   const auto ended = aborted_key(c.step, c.attempt);
   const auto mark_bytes = store_.read_all(ended, detail::max_mark_bytes);
@@ -245,12 +245,12 @@ CAIRN_BODY void commit_protocol::end_other_attempts(const save_context& c, const
   std::erase_if(others, [&](const auto& o) { return detail::is_among(aside, o.attempt); });
   if (others.empty()) return;
   if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
-  outlast_ended_manifest(c, place, until);  // one that stands already is none to end
-  std::vector<std::uint64_t> ended;         // not those whose mark may come to stand after the look below
+  wait_for_ended_manifest(c, place, until);  // one that stands already is none to end
+  std::vector<std::uint64_t> ended;          // not those whose mark may come to stand after the look below
   for (const auto& o : others)
     if (o.marked || objects_.mark(c.step, o.attempt, detail::superseded(c.step, c.run)))
       ended.push_back(o.attempt);
-  outlast_ended_manifest(c, place, until);
+  wait_for_ended_manifest(c, place, until);
   objects_.throw_if_aborted(c.step, c.attempt);
   (void)objects_.remove_files(c.step, ended);
 }

@@ -30,7 +30,7 @@ CAIRN_BODY checkpoint_lease step_leases::lease(std::int64_t step, deadline until
   if (!possible()) return {step, nullptr};
   if (!store_.size(manifest_key(step))) fail_not_committed(step);
   auto hold = show(step, reads);
-  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, longest_pause)) {
+  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, max_pause)) {
     if (!store_.size(manifest_key(step))) fail_not_committed(step);
     const auto others = who(step, removes);
     if (others.empty()) return {step, std::move(hold)};

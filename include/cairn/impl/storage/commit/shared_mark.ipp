@@ -35,20 +35,20 @@ CAIRN_BODY std::shared_ptr<const void> shared_mark::leave(const run_id& run) {
       continue;
     }
     held->push_back(store_.create(key, bytes.size()));
-    const write_part part{0, bytes};
+    const write_range part{0, bytes};
     held->back().write({&part, 1});
     held->back().finish();
   }
   return held;
 }
 
-CAIRN_BODY mark_sight shared_mark::seen(const run_id& run) {
+CAIRN_BODY mark_visibility shared_mark::seen(const run_id& run) {
   for (int wait = 1; !store_.size(key_of(run)); wait *= 2) {
-    if (wait > 1024) return mark_sight::none;
+    if (wait > 1024) return mark_visibility::none;
     std::this_thread::sleep_for(std::chrono::milliseconds(wait));
   }
   // Made before the one that is seen.
-  return store_.size(early_key(run)) ? mark_sight::seen : mark_sight::late;
+  return store_.size(early_key(run)) ? mark_visibility::seen : mark_visibility::late;
 }
 
 CAIRN_BODY void shared_mark::remove(const run_id& run) noexcept {

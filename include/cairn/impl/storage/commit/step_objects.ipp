@@ -34,7 +34,7 @@ CAIRN_BODY std::vector<step_object> step_objects::objects_of(std::int64_t step) 
   return found;
 }
 
-CAIRN_BODY bool step_objects::is_ghost(std::int64_t step, std::span<const std::byte> bytes) const {
+CAIRN_BODY bool step_objects::is_late_manifest(std::int64_t step, std::span<const std::byte> bytes) const {
   const auto key = manifest_key(step);
   try {
     manifest m;
@@ -60,10 +60,10 @@ CAIRN_BODY bool step_objects::is_ghost(std::int64_t step, std::span<const std::b
   return false;
 }
 
-CAIRN_BODY bool step_objects::remove_ghost(std::int64_t step) const {
+CAIRN_BODY bool step_objects::remove_late_manifest(std::int64_t step) const {
   const auto key = manifest_key(step);
   const auto bytes = store_.read_all(key, max_manifest_bytes);
-  return bytes && is_ghost(step, *bytes) && store_.remove_if(key, *bytes);
+  return bytes && is_late_manifest(step, *bytes) && store_.remove_if(key, *bytes);
 }
 
 CAIRN_BODY std::vector<std::int64_t> step_objects::committed_among(
@@ -80,7 +80,7 @@ CAIRN_BODY std::vector<std::int64_t> step_objects::committed_among(
   std::erase_if(steps, [&](std::int64_t step) {
     if (!std::binary_search(marked.begin(), marked.end(), step)) return false;
     const auto bytes = store_.read_all(manifest_key(step), max_manifest_bytes);
-    return !bytes || is_ghost(step, *bytes);
+    return !bytes || is_late_manifest(step, *bytes);
   });
   return steps;
 }
@@ -144,7 +144,7 @@ CAIRN_BODY void step_objects::throw_if_aborted(std::int64_t step, std::uint64_t 
 
 CAIRN_BODY void step_objects::check_open(const save_context& c) const {
   throw_if_aborted(c.step, c.attempt);
-  if (store_.size(manifest_key(c.step)) && !remove_ghost(c.step)) fail_already_committed(c.step);
+  if (store_.size(manifest_key(c.step)) && !remove_late_manifest(c.step)) fail_already_committed(c.step);
 }
 
 CAIRN_BODY void step_objects::check_record(const save_context& c, const file_placement& place) const {

@@ -42,7 +42,7 @@ CAIRN_BODY load_engine::load_engine(const any_store& store, const load_work& wor
     memory_budget = std::min(memory_budget, devices->memory()) / 2;  // one is copied while one is read
   }
   // A store that likes pieces of MiBs does so for writing only.
-  const std::uint64_t likes = store_.part_alignment();
+  const std::uint64_t likes = store_.io_alignment();
   alignment_ = likes <= max_alignment ? std::max<std::uint64_t>(likes, 1) : 1;
   std::uint64_t threads = load_threads();
   std::uint64_t batch = max_batch;

@@ -46,7 +46,7 @@ CAIRN_BODY shared_blocks::shared_blocks(const any_store& store, const load_work&
 
 CAIRN_BODY std::vector<shared_unit> shared_blocks::find_units() {
   std::vector<shared_unit> units;
-  std::vector<wanted_part> found;
+  std::vector<wanted_box> found;
   std::vector<const rank_set*> sets;
   parts_.resize(work_.items.size());
   for (std::uint32_t i = 0; i < work_.items.size(); ++i) {
@@ -213,7 +213,7 @@ CAIRN_BODY void shared_blocks::put_on_devices(const load_item& item, const part&
   }
 }
 
-CAIRN_BODY void shared_blocks::add_part(const load_item& item, const wanted_part& wanted,
+CAIRN_BODY void shared_blocks::add_part(const load_item& item, const wanted_box& wanted,
                                         std::vector<part>& parts) const {
   auto box = byte_box(item.bytes);
   if (item.kind == item_kind::tensor) {

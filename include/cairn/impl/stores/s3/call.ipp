@@ -268,7 +268,7 @@ CAIRN_BODY s3_call::pause_or_end s3_call::retry(bool heed) {
   const auto& o = service_->options;
   if (attempts_ >= o.max_attempts) return std::nullopt;
   auto& clock = transport_.clock();
-  auto pause = jittered(o.first_pause, o.longest_pause, attempts_ - 1, clock.random());
+  auto pause = jittered(o.first_pause, o.max_pause, attempts_ - 1, clock.random());
   if (heed) {
     if (const auto after = header("retry-after")) {
       std::uint64_t seconds = 0;

@@ -57,7 +57,7 @@ CAIRN_BODY s3_upload::~s3_upload() {
   give_up();
 }
 
-CAIRN_BODY void s3_upload::add(std::span<const write_part> parts, bool lasting) {
+CAIRN_BODY void s3_upload::add(std::span<const write_range> parts, bool lasting) {
   must_be_open("write");
   try {
     for (const auto& p : parts) add_one(p, lasting);
@@ -97,7 +97,7 @@ CAIRN_BODY void s3_upload::must_be_open(const char* call) const {
          {.file = bucket_->client.place(key_)});
 }
 
-CAIRN_BODY void s3_upload::add_one(const write_part& p, bool lasting) {
+CAIRN_BODY void s3_upload::add_one(const write_range& p, bool lasting) {
   std::uint64_t end = 0;
   if (__builtin_add_overflow(p.offset, std::uint64_t{p.bytes.size()}, &end) || end > std::uint64_t{5} << 40)
     fail(error_id::usage_overflow, "a part ends beyond the largest possible object, of 5 TiB",

@@ -133,8 +133,8 @@ CAIRN_BODY s3_address resolve(s3_options& o) {
   if (o.get_bytes < (1u << 16) || o.get_bytes > max_part) fail_s3_option("get_bytes is 64 KiB to 5 GiB");
   if (o.gap_bytes > (1u << 20)) fail_s3_option("gap_bytes is at most 1 MiB");
   if (o.connect_timeout.count() <= 0 || o.stalled_after.count() <= 0 || o.timeout.count() <= 0 ||
-      o.completion_timeout.count() <= 0 || o.first_pause.count() < 0 || o.longest_pause < o.first_pause)
-    fail_s3_option("timeouts are positive, and longest_pause is no shorter than first_pause");
+      o.completion_timeout.count() <= 0 || o.first_pause.count() < 0 || o.max_pause < o.first_pause)
+    fail_s3_option("timeouts are positive, and max_pause is no shorter than first_pause");
   if (o.max_attempts == 0 || o.retry_burst == 0 || !(o.retry_rate > 0))
     fail_s3_option("max_attempts, retry_burst and retry_rate are positive");
   return a;
@@ -156,7 +156,7 @@ CAIRN_BODY void encode(wire_writer& out, const s3_options& o) {
     out.put(n);
   for (const std::int64_t n : {std::int64_t{o.connect_timeout.count()}, std::int64_t{o.stalled_after.count()},
                                std::int64_t{o.timeout.count()}, std::int64_t{o.completion_timeout.count()},
-                               std::int64_t{o.first_pause.count()}, std::int64_t{o.longest_pause.count()}})
+                               std::int64_t{o.first_pause.count()}, std::int64_t{o.max_pause.count()}})
     out.put(n);
   out.put(static_cast<std::uint64_t>(o.retry_rate * 1000));
 }
@@ -186,7 +186,7 @@ CAIRN_BODY s3_options decode_s3_options(wire_reader& in) {
   o.timeout = std::chrono::milliseconds(in.get<std::int64_t>());
   o.completion_timeout = std::chrono::milliseconds(in.get<std::int64_t>());
   o.first_pause = std::chrono::milliseconds(in.get<std::int64_t>());
-  o.longest_pause = std::chrono::milliseconds(in.get<std::int64_t>());
+  o.max_pause = std::chrono::milliseconds(in.get<std::int64_t>());
   o.retry_rate = static_cast<double>(in.get<std::uint64_t>()) / 1000;
   return o;
 }

@@ -24,7 +24,7 @@ namespace detail {
 
 /// Whether an overlapped save that nobody confirmed holds what its memory held: for the calls that end a use
 /// of the memory without a word on it. One thread at a time.
-class last_look {
+class unconfirmed_check {
  public:
   /// When a save begins, before anything is copied. Keeps a few bytes of what is copied late: memory that is
   /// changed as a whole before the first of it is copied would be copied as a whole. Microseconds, O(1) where
