@@ -16,8 +16,8 @@ inline namespace v1 {
 
 /// A Communicator whose type is chosen at run time; models Communicator, and what communicators may offer
 /// besides. Each message costs one virtual call, and no copy more than the communicator itself. Owns the
-/// communicator. One thread at a time uses it; movable. After a move from it only assignment and the destructor
-/// are allowed.
+/// communicator. One thread at a time uses it; movable. After a move from it only assignment and the
+/// destructor are allowed.
 class any_communicator {
   struct face {
     virtual ~face() = default;

@@ -175,8 +175,8 @@ class any_save_planner {
   std::unique_ptr<face> face_;
 };
 
-/// A LoadPlanner whose type is chosen at run time, and a LoadPlanner itself; made as any_save_planner is. Each
-/// call costs a virtual one. One thread at a time.
+/// A LoadPlanner whose type is chosen at run time, and a LoadPlanner itself; made as any_save_planner is.
+/// Each call costs a virtual one. One thread at a time.
 class any_load_planner {
  public:
   using cairn_role = role::load_planner;

@@ -19,15 +19,16 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-/// True for any_store and any_store_of, which are handles themselves; false for a class that derives from one, whose
-/// own functions count.
+/// True for any_store and any_store_of, which are handles themselves; false for a class that derives from
+/// one, whose own functions count.
 template <class S>
 concept StoreHandle = requires { typename S::handle_type; } && std::same_as<typename S::handle_type, S>;
 }  // namespace detail
 
-/// A handle on a ByteStore of any type: a ByteStore itself, and everything that a store may offer besides. What is
-/// built over stores is written once, against this class. Copies share the store; its functions may be called by
-/// several threads at once, as those of the store. Each call costs a virtual one.
+/// A handle on a ByteStore of any type: a ByteStore itself, and everything that a store may offer
+/// besides. What is built over stores is written once, against this class. Copies share the store; its
+/// functions may be called by several threads at once, as those of the store. Each call costs a virtual
+/// one.
 ///
 /// Of a capability that the store lacks, each function says what it does instead.
 class any_store {
@@ -40,8 +41,8 @@ class any_store {
              ByteStore<std::remove_cvref_t<Store>>)
   explicit any_store(Store&& store)
       : any_store(std::make_shared<std::remove_cvref_t<Store>>(std::forward<Store>(store))) {}
-  // A class that derives from this one is not asked here whether it is a ByteStore: that asks for its constructors,
-  // and this is one of them.
+  // A class that derives from this one is not asked here whether it is a ByteStore: that asks for its
+  // constructors, and this is one of them.
   template <class Store>
     requires(!std::same_as<std::remove_cvref_t<Store>, any_store> &&
              std::derived_from<std::remove_cvref_t<Store>, any_store>)
@@ -147,7 +148,8 @@ class any_store {
     return face_->adopt_directory(directory);
   }
   void make_name_durable(std::string_view key) const { face_->make_name_durable(key); }
-  // See DurabilityHints; where the store notes nothing, is_noted_durable() makes the name durable and is true.
+  // See DurabilityHints; where the store notes nothing, is_noted_durable() makes the name durable and is
+  // true.
   void note_durable(std::string_view key) const noexcept { face_->note_durable(key); }
   [[nodiscard]] bool is_noted_durable(std::string_view key) const { return face_->is_noted_durable(key); }
 

@@ -127,8 +127,8 @@ class any_writer {
   [[nodiscard]] int other_writing_rank(const save_context& context) noexcept {
     return face_->other_writing_rank(context);
   }
-  /// Whether the writer models ProvesStore. Where it does not, the next five do nothing, prove_store() gives an
-  /// empty proof, and every mark is seen.
+  /// Whether the writer models ProvesStore. Where it does not, the next five do nothing, prove_store()
+  /// gives an empty proof, and every mark is seen.
   [[nodiscard]] bool proves_store() const noexcept { return face_->proves_store(); }
   [[nodiscard]] store_proof prove_store() { return face_->prove_store(); }
   void look_early(run_id run) { face_->look_early(run); }

@@ -44,11 +44,11 @@ struct space_left {
 
 /// One object while it is being written; ByteStore::create() returns it.
 ///
-/// - `write(ranges)`: writes several ranges, in any order; each byte of [0, size) is written exactly once over all
-///   calls. Writes are fastest when offset, length and memory are multiples of the store's io_alignment()
-///   and at least min_write_bytes() long; the last range of the object may end anywhere. Other ranges work too,
-///   but slower. Returns when the memory may be reused. Throws storage_error; afterwards the writer can only be
-///   destroyed.
+/// - `write(ranges)`: writes several ranges, in any order; each byte of [0, size) is written exactly once
+///   over all calls. Writes are fastest when offset, length and memory are multiples of the store's
+///   io_alignment() and at least min_write_bytes() long; the last range of the object may end anywhere.
+///   Other ranges work too, but slower. Returns when the memory may be reused. Throws storage_error;
+///   afterwards the writer can only be destroyed.
 /// - `finish()`: makes the object durable under its key, where no object existed before. Throws
 ///   usage_incomplete_object if not every byte was written once, storage_exists if the key was taken.
 /// - After finish() or an error every further call throws usage_closed.
@@ -63,8 +63,8 @@ concept ObjectWriter = std::movable<W> && requires(W& w, std::span<const write_r
 
 /// A store with a fast way to put a small object. For other stores cairn calls publish_new().
 ///
-/// - `put_new(key, bytes)`: puts a small object under a key that nobody used before. It is durable when the call returns,
-///   and nobody ever sees a half of it. Throws storage_exists if the key exists.
+/// - `put_new(key, bytes)`: puts a small object under a key that nobody used before. It is durable when
+///   the call returns, and nobody ever sees a half of it. Throws storage_exists if the key exists.
 template <class S>
 concept PutsNew = requires(S& s, std::string_view key, std::span<const std::byte> bytes) {
   { s.put_new(key, bytes) } -> std::same_as<void>;
@@ -72,8 +72,8 @@ concept PutsNew = requires(S& s, std::string_view key, std::span<const std::byte
 
 /// A store that reads a whole object in one call. For other stores cairn calls size(), then read().
 ///
-/// - `read_all(key, cap)`: returns the whole object, or nothing if there is none. Throws corrupt_size_mismatch if it is
-///   longer than `cap` bytes.
+/// - `read_all(key, cap)`: returns the whole object, or nothing if there is none. Throws
+///   corrupt_size_mismatch if it is longer than `cap` bytes.
 template <class S>
 concept ReadsWhole = requires(S& s, std::string_view key, std::uint64_t n) {
   { s.read_all(key, n) } -> std::same_as<std::optional<std::vector<std::byte>>>;
@@ -81,7 +81,8 @@ concept ReadsWhole = requires(S& s, std::string_view key, std::uint64_t n) {
 
 /// A store that writes ranges of some sizes and alignments faster than others.
 ///
-/// - `io_alignment()`: the alignment of offsets, lengths and memory for which reads and writes are fastest, in bytes.
+/// - `io_alignment()`: the alignment of offsets, lengths and memory for which reads and writes are
+///   fastest, in bytes.
 /// - `min_write_bytes()`: the length from which on writes are fast.
 ///
 /// Both are at least 1 and constant.
@@ -93,8 +94,9 @@ concept PrefersWriteSizes = requires(S& s) {
 
 /// A store in which a writer that died leaves an unfinished object behind.
 ///
-/// - `leftovers(prefix)`: returns the unfinished objects of writers that died, as keys for `discard(key)`. Objects of
-///   live writers are left out where the store can know that they live (file_store can, on one host).
+/// - `leftovers(prefix)`: returns the unfinished objects of writers that died, as keys for
+///   `discard(key)`. Objects of live writers are left out where the store can know that they live
+///   (file_store can, on one host).
 /// - `discard(key)`: removes one of them. Throws storage_exists if its writer is known to live.
 template <class S>
 concept KeepsLeftovers = requires(S& s, std::string_view key) {
@@ -111,8 +113,8 @@ concept ReportsSpace = requires(S& s) {
 };
 
 namespace detail {
-/// A function with the name of one of the five concepts above must have the signature of that concept: another
-/// signature is a mistake, which must not go unnoticed.
+/// A function with the name of one of the five concepts above must have the signature of that concept:
+/// another signature is a mistake, which must not go unnoticed.
 template <class S>
 concept CapabilitiesWellFormed =
     (PutsNew<S> ||
@@ -127,24 +129,25 @@ concept CapabilitiesWellFormed =
     (ReportsSpace<S> || !requires(S& s) { s.free_space(); });
 }  // namespace detail
 
-/// Durable objects under keys, such as a directory or a bucket. A key is a relative path of `[A-Za-z0-9._-]` and '/'
-/// without empty, "." or ".." components, of at most 512 bytes; a store refuses other keys (storage_bad_key). A store
-/// needs these seven functions; the named concepts on this page and in store_capabilities.hpp are optional.
+/// Durable objects under keys, such as a directory or a bucket. A key is a relative path of
+/// `[A-Za-z0-9._-]` and '/' without empty, "." or ".." components, of at most 512 bytes; a store refuses
+/// other keys (storage_bad_key). A store needs these seven functions; the named concepts on this page and
+/// in store_capabilities.hpp are optional.
 ///
-/// - `create(key, size_hint)`: begins a new object of about `size_hint` bytes (0: unknown) and returns its
-///   ObjectWriter. Missing directories are made. Throws storage_error at once if space or permission is known to be
-///   missing, storage_exists if the key exists.
-/// - `publish_new(key, bytes)`: puts a small object if none exists under the key. It is durable when the call returns,
-///   and nobody ever sees a half of it. Of any number of concurrent writers, exactly one gets true, and its bytes are
-///   the object; false if an object existed before. Everything that this store finished before, in this process, is
-///   durable before the key becomes visible.
-/// - `read(ranges)`: reads all ranges, in parallel where that is faster, and returns when all are filled. The caller
-///   has sorted and coalesced them. Ranges whose offset and memory are multiples of io_alignment() may be faster. Throws
-///   storage_error (storage_not_found, storage_io) or corrupt_error (corrupt_truncated: the object ends before the
-///   range).
+/// - `create(key, size_hint)`: begins a new object of about `size_hint` bytes (0: unknown) and returns
+///   its ObjectWriter. Missing directories are made. Throws storage_error at once if space or permission
+///   is known to be missing, storage_exists if the key exists.
+/// - `publish_new(key, bytes)`: puts a small object if none exists under the key. It is durable when the
+///   call returns, and nobody ever sees a half of it. Of any number of concurrent writers, exactly one
+///   gets true, and its bytes are the object; false if an object existed before. Everything that this
+///   store finished before, in this process, is durable before the key becomes visible.
+/// - `read(ranges)`: reads all ranges, in parallel where that is faster, and returns when all are filled.
+///   The caller has sorted and coalesced them. Ranges whose offset and memory are multiples of
+///   io_alignment() may be faster. Throws storage_error (storage_not_found, storage_io) or corrupt_error
+///   (corrupt_truncated: the object ends before the range).
 /// - `size(key)`: returns the bytes of the object, or nothing if there is none.
-/// - `list(prefix)`: returns all objects whose key begins with prefix, sorted by key, without those that are being
-///   written.
+/// - `list(prefix)`: returns all objects whose key begins with prefix, sorted by key, without those that
+///   are being written.
 /// - `remove(key)`: removes the object durably; no error if there is none.
 /// - `describe()`: returns a name for messages, such as "directory /data/checkpoints".
 ///
@@ -165,8 +168,8 @@ concept ByteStore = std::movable<S> &&
 
 /// A ByteStore that lists keys faster than keys with sizes, or need not read every directory.
 ///
-/// - `keys(prefix, components)`: returns the keys of list(prefix) that have at most so many components between
-///   slashes, in the same order. Directories that hold only longer keys are not read.
+/// - `keys(prefix, components)`: returns the keys of list(prefix) that have at most so many components
+///   between slashes, in the same order. Directories that hold only longer keys are not read.
 template <class S>
 concept ListsKeys = ByteStore<S> && requires(S& s, std::string_view prefix, std::size_t parts) {
   { s.keys(prefix, parts) } -> std::same_as<std::vector<std::string>>;
@@ -189,12 +192,13 @@ template <ByteStore S>
 }
 }  // namespace detail
 
-/// A ByteStore that compares and removes in one step, so that a caller never removes an object that somebody else
-/// put under the key in between.
+/// A ByteStore that compares and removes in one step, so that a caller never removes an object that
+/// somebody else put under the key in between.
 ///
-/// - `remove_if(key, bytes)`: removes the object durably if it consists of exactly these bytes. Returns true if it did,
-///   or if there was no object; false if there is another object, which is not touched. A request that is repeated
-///   or takes effect late still removes only the object that was compared. Throws storage_error.
+/// - `remove_if(key, bytes)`: removes the object durably if it consists of exactly these bytes. Returns
+///   true if it did, or if there was no object; false if there is another object, which is not touched. A
+///   request that is repeated or takes effect late still removes only the object that was compared.
+///   Throws storage_error.
 template <class S>
 concept ConditionalRemove =
     ByteStore<S> && requires(S& s, std::string_view key, std::span<const std::byte> bytes) {
@@ -247,8 +251,9 @@ template <ByteStore S>
 /// `directory`: the parents of keys, without a slash at the end.
 ///
 /// - `make_directory(directory)`: makes the directory durably; no error if it exists.
-/// - `adopt_directory(directory)`: true if the directory exists. From then on this store, in this process, relies on
-///   its maker to have made it and the directories above it durable. False if it does not exist.
+/// - `adopt_directory(directory)`: true if the directory exists. From then on this store, in this
+///   process, relies on its maker to have made it and the directories above it durable. False if it does
+///   not exist.
 /// - `make_name_durable(key)`: makes the object that is visible under this key durable, also where its writer
 ///   has not done so yet.
 ///
@@ -260,13 +265,14 @@ concept DirectoryStore = ByteStore<S> && requires(S& s, std::string_view directo
   { s.make_name_durable(directory) } -> std::same_as<void>;
 };
 
-/// A DirectoryStore with a note that an object is durable, so that not each of thousands of readers makes its name
-/// durable again.
+/// A DirectoryStore with a note that an object is durable, so that not each of thousands of readers makes
+/// its name durable again.
 ///
-/// - `note_durable(key)`: notes for others that the object is durable, without changing its directory, if the store
-///   can do that. Called only after publish_new() of the object has returned. Does not throw.
-/// - `is_noted_durable(key)`: true if some process noted it: the object is durable then. False also where the note
-///   was not made or is not visible yet; the caller then calls make_name_durable(). Throws storage_error.
+/// - `note_durable(key)`: notes for others that the object is durable, without changing its directory, if
+///   the store can do that. Called only after publish_new() of the object has returned. Does not throw.
+/// - `is_noted_durable(key)`: true if some process noted it: the object is durable then. False also where
+///   the note was not made or is not visible yet; the caller then calls make_name_durable(). Throws
+///   storage_error.
 template <class S>
 concept DurabilityHints = DirectoryStore<S> && requires(S& s, std::string_view key) {
   { s.note_durable(key) } noexcept -> std::same_as<void>;
@@ -275,8 +281,8 @@ concept DurabilityHints = DirectoryStore<S> && requires(S& s, std::string_view k
 
 /// An ObjectWriter that can write without copying the bytes.
 ///
-/// - `write_stable(ranges)`: as write(), but the caller keeps the memory valid and unchanged until finish() has
-///   returned or thrown, or the writer was destroyed. May return before anything was sent.
+/// - `write_stable(ranges)`: as write(), but the caller keeps the memory valid and unchanged until
+///   finish() has returned or thrown, or the writer was destroyed. May return before anything was sent.
 template <class W>
 concept ZeroCopyObjectWriter = ObjectWriter<W> && requires(W& w, std::span<const write_range> parts) {
   { w.write_stable(parts) } -> std::same_as<void>;
@@ -284,9 +290,9 @@ concept ZeroCopyObjectWriter = ObjectWriter<W> && requires(W& w, std::span<const
 
 /// An ObjectWriter that may have to wait for other objects of the store.
 ///
-/// - `until(deadline)`: from then on, write() and finish() that wait beyond the deadline throw timeout_error
-///   (timeout_write), and the writer can only be destroyed. Called before the first write(); without it there is no
-///   limit.
+/// - `until(deadline)`: from then on, write() and finish() that wait beyond the deadline throw
+///   timeout_error (timeout_write), and the writer can only be destroyed. Called before the first
+///   write(); without it there is no limit.
 template <class W>
 concept DeadlineObjectWriter = ObjectWriter<W> && requires(W& w, deadline when) {
   { w.until(when) } -> std::same_as<void>;
@@ -300,18 +306,20 @@ concept DistantStore = ByteStore<S> && requires(S& s) {
   { s.reads_at_once() } -> std::convertible_to<std::size_t>;
 };
 
-/// One of several writers of one host that fill an object together; SharedStore returns it. One thread at a time uses
-/// a writer; different writers may be used at once.
+/// One of several writers of one host that fill an object together; SharedStore returns it. One thread at
+/// a time uses a writer; different writers may be used at once.
 ///
 /// - `write(ranges)`: see ObjectWriter; over all writers, each byte is written once.
 /// - `put(offset, bytes)`: writes a few bytes, which may be written again, and which others may read at once.
-/// - `read(offset, destination)`: reads what others have put, zeros elsewhere. False if the object ends before.
+/// - `read(offset, destination)`: reads what others have put, zeros elsewhere. False if the object ends
+///   before.
 /// - `sync()`: makes durable what this writer wrote, whoever finishes the object.
-/// - `finish(bytes)`: called by the writer that began the object, after the sync() of all others: truncates the
-///   object to so many bytes and makes it durable under its key, or throws. The other writers are only destroyed.
+/// - `finish(bytes)`: called by the writer that began the object, after the sync() of all others:
+///   truncates the object to so many bytes and makes it durable under its key, or throws. The other
+///   writers are only destroyed.
 ///
-/// All throw storage_error; afterwards the writer can only be destroyed. The object is aborted where the writer that
-/// began it is destroyed without finish().
+/// All throw storage_error; afterwards the writer can only be destroyed. The object is aborted where the
+/// writer that began it is destroyed without finish().
 template <class W>
 concept SharedObjectWriter =
     std::movable<W> && requires(W& w, std::span<const write_range> parts, std::uint64_t n,
@@ -326,8 +334,8 @@ concept SharedObjectWriter =
 /// A ByteStore in which several writers of one host can fill an object together.
 ///
 /// - `share(key, tag)`: begins an object that others join by the same `tag`.
-/// - `join(key, tag)`: returns another writer of it, or nothing where nobody on this host has begun it, or it was
-///   finished.
+/// - `join(key, tag)`: returns another writer of it, or nothing where nobody on this host has begun it,
+///   or it was finished.
 ///
 /// Both throw storage_error.
 template <class S>
@@ -367,9 +375,9 @@ struct store_proof {
 
 /// A ByteStore that tests what commits rely on.
 ///
-/// - `prove()`: writes a few small objects, checks the results, and removes them, in some milliseconds; others may use
-///   the store meanwhile. Throws storage_error where not even one object can be written: storage_permission,
-///   storage_not_found, ....
+/// - `prove()`: writes a few small objects, checks the results, and removes them, in some milliseconds;
+///   others may use the store meanwhile. Throws storage_error where not even one object can be written:
+///   storage_permission, storage_not_found, ....
 template <class S>
 concept SelfTestingStore = ByteStore<S> && requires(S& s) {
   { s.prove() } -> std::same_as<store_proof>;

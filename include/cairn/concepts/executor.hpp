@@ -9,8 +9,8 @@
 namespace cairn {
 inline namespace v1 {
 
-/// All that an executor needs to carry out one rank's part of a save. A process executor sends what the writer
-/// says of itself to its worker.
+/// Everything that an executor needs to carry out a save on one rank. A process executor sends the
+/// description of the writer (see Portable) to its worker.
 struct save_job {
   any_writer writer;
   save_context context;
@@ -19,11 +19,12 @@ struct save_job {
   std::shared_ptr<save_progress> progress;
 };
 
-/// Who carries out the part of a save that training does not wait for.
+/// Carries out what training does not wait for: writing and committing.
 ///
-/// - `submit(job)`: takes the job over and returns without waiting for it, except where the executor is the
-///   calling thread (inline_executor). The job's progress always ends in committed or failed. Jobs run in the
-///   order of submission. Throws only if the job could not be taken; it then has not begun.
+/// - `submit(job)`: takes the job over and returns without waiting for it, except for executors that run
+///   it in the calling thread (inline_executor). The job's progress always ends as committed or failed.
+///   Jobs run in the order of submission. Throws only if it cannot take the job, which then has not
+///   begun.
 /// - `drain(deadline)`: waits until all jobs have ended; false at the deadline.
 ///
 /// The destructor waits for jobs that have begun, at most until their deadlines. One thread at a time calls
@@ -34,32 +35,32 @@ concept Executor = std::movable<E> && requires(E& e, save_job job, deadline unti
   { e.drain(until) } -> std::same_as<bool>;
 };
 
-/// An Executor also says, as `template <class Writer> static constexpr bool accepts`, of which writers it runs
-/// jobs. It is asked when a checkpointer is composed.
+/// An Executor that runs jobs of this writer: its `template <class Writer> static constexpr bool accepts`
+/// is true. Checked when a checkpointer is composed.
 template <class E, class Writer>
 concept ExecutorFor = Executor<E> && E::template accepts<Writer>;
 
-/// What an Executor may offer besides.
+/// An Executor that can start before its first job.
 ///
-/// - `prepare()`: begins what the first job would otherwise wait for, and returns at once; before each job is
-///   planned for the first time. One thread at a time calls it and submit().
+/// - `prepare()`: begins what the first job would otherwise wait for, and returns at once. Called before
+///   a plan is made for the first time. One thread at a time calls it and submit().
 template <class E>
 concept PreparesEarly = Executor<E> && requires(E& e) {
   { e.prepare() } -> std::same_as<void>;
 };
 
-/// What an Executor may say besides, as `static constexpr bool jobs_end_with_process = true`: a job that has
-/// not ended when the process of its rank ends, never will. The other ranks need not wait for it then.
+/// An Executor whose jobs end with the process of their rank, declared by `static constexpr bool
+/// jobs_end_with_process = true`. The other ranks do not wait for the jobs of a process that has ended.
 template <class E>
 concept EndsWithProcess = requires { requires E::jobs_end_with_process; };
 
-/// What an Executor may say besides, as `static constexpr bool runs_in_caller = true`: submit() runs the job
-/// before it returns, so that saves cannot be overlapped.
+/// An Executor whose submit() runs the job before it returns, so that saves cannot be overlapped. Declared by
+/// `static constexpr bool runs_in_caller = true`.
 template <class E>
 concept RunsInCaller = requires { requires E::runs_in_caller; };
 
-/// What an Executor may say besides, as `static constexpr bool needs_shared_images = true`: jobs are carried
-/// out by another process, which must be able to read their images, and to make their writer again.
+/// An Executor that carries out jobs in another process, which must be able to map their images and to
+/// construct their writer. Declared by `static constexpr bool needs_shared_images = true`.
 template <class E>
 concept NeedsSharedImages = requires { requires E::needs_shared_images; };
 

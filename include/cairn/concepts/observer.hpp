@@ -15,15 +15,15 @@
 namespace cairn {
 inline namespace v1 {
 
-/// One thing that happened, on this rank.
+/// One event on this rank.
 struct observation {
   enum class event : std::uint8_t {
     committed,   ///< `report` is complete
     failed,      ///< a save failed; `text` is the error's
-    loaded,      ///< `step`, `bytes` and `seconds` of a load
+    loaded,      ///< a load ended; `step`, `bytes` and `seconds`
     fell_back,   ///< resume passed over a damaged checkpoint; `text` says why
     warning,     ///< `text`
-    began,       ///< a save was enqueued; `save` follows it. Only for observers that ask
+    began,       ///< a save was enqueued; `save` is its handle. Only for observers with wants_began
     wait_began,  ///< resume waits for a save of `step` by a process of an earlier run that lives; `text`
     wait_ended,  ///< it has ended, after `seconds`; `text` says how
     fenced,      ///< it had not after `seconds`, and can not be committed any more; `text`
@@ -42,23 +42,23 @@ struct observation {
   std::span<const save_span> spans = {};
 };
 
-/// Observers with `static constexpr bool wants_spans = true;` get the parts of each save. Without such an observer
-/// nothing is measured for them.
+/// Observers with `static constexpr bool wants_spans = true;` get the timed spans of each save. Without
+/// such an observer cairn does not measure them.
 template <class O>
 inline constexpr bool wants_spans = requires { requires static_cast<bool>(O::wants_spans); };
-/// Observers with `static constexpr bool wants_began = true;` learn that a save began, from the training thread
-/// inside save().
+/// Observers with `static constexpr bool wants_began = true;` get an event when a save begins, from the
+/// training thread inside save().
 template <class O>
 inline constexpr bool wants_began = requires { requires static_cast<bool>(O::wants_began); };
 
-/// Learns what happens. `observe` is called by the training thread and by threads of executors, at most one
-/// at a time for each checkpointer, and must not throw or call the checkpointer.
+/// Gets the events of a checkpointer. The training thread and threads of executors call `observe`, one at
+/// a time for each checkpointer. It must not throw or call the checkpointer.
 template <class O>
 concept Observer = std::movable<O> && requires(O& o, const observation& what) {
   { o.observe(what) } noexcept -> std::same_as<void>;
 };
 
-/// Observes nothing: the default.
+/// Ignores all events: the default.
 struct no_observer {
   using cairn_role = role::observer;
   void observe(const observation&) noexcept {}

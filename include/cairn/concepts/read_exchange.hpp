@@ -59,7 +59,8 @@ void assign_readers(std::vector<shared_unit>& units);
 /// What all ranks of a load want. One thread at a time.
 class shared_wants {
  public:
-  /// The name under which it is known which ranks' records are wanted: as a box of ranks. No item can have it.
+  /// The name under which it is known which ranks' records are wanted: as a box of ranks. No item can
+  /// have it.
   static constexpr std::string_view records_name = "\x01records";
 
   shared_wants() = default;
@@ -74,8 +75,8 @@ class shared_wants {
   ~shared_wants() = default;
 };
 
-/// What a reader gives of one kind of shared things. The functions that take a window are called in its order;
-/// read() is called by another thread at times, while that of the load is in take() or sets_of().
+/// What a reader gives of one kind of shared things. The functions that take a window are called in its
+/// order; read() is called by another thread at times, while that of the load is in take() or sets_of().
 class shared_source {
  public:
   shared_source() = default;
@@ -110,10 +111,10 @@ class read_exchange {
   read_exchange& operator=(const read_exchange&) = delete;
   [[nodiscard]] virtual std::int32_t rank() const = 0;
   [[nodiscard]] virtual shared_wants& wants() noexcept = 0;
-  /// Collective: calls `make`, and exchanges its units in windows. A window takes up to `budget` bytes of memory
-  /// for what is sent, and as much for what is received; one unit fits always.
-  /// @throws on all ranks alike what `make` or read() throws on one of them, and what take() throws on this one;
-  /// peer_error, timeout_error
+  /// Collective: calls `make`, and exchanges its units in windows. A window takes up to `budget` bytes of
+  /// memory for what is sent, and as much for what is received; one unit fits always.
+  /// @throws on all ranks alike what `make` or read() throws on one of them, and what take() throws on
+  /// this one; peer_error, timeout_error
   virtual void run(detail::function_ref<shared_units()> make, std::uint64_t budget, deadline until) = 0;
 
  protected:

@@ -22,38 +22,40 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What of a store is needed before a save begins.
+/// The space that a save needs in a store.
 struct space_needed {
   std::uint64_t bytes = 0;
   std::uint64_t objects = 0;
 };
 
-/// How plans become durable bytes.
+/// Writes plans as durable bytes.
 ///
-/// On every rank, in this order, for one save:
-/// 1. `layout(plan, item_bytes, rank)`: the image; `item_bytes[i]` is the stored size of plan item i at this
-/// save. Pure: depends on its arguments and fingerprint() only. Of many small tensors that it calls early,
-/// the checkpointer lets some be copied late.
-/// 2. `write(context, image, deadline)`: takes the image's bytes as they become available, makes data durable
-/// under names of this attempt, then waits until the
-///    image is released, then publishes the record. Calls image.read_completely() when it needs the bytes no
-///    more.
-/// 3. `commit(context, metadata, deadline)`: on the coordinator: collects the records of all ranks, checks
-/// that they agree, publishes the checkpoint as the last step.
-///    It exists from then on; before, it does not. Throws what a rank's record reports as its failure, with
-///    that rank in the fields; peer_error naming the ranks whose record is missing at the deadline;
-///    plan_error (plan_disagreement) naming ranks; storage_error (storage_already_committed) if another
-///    attempt won. `await_commit(context, deadline)`: on the other ranks: returns when the checkpoint exists;
-///    throws what the coordinator gave as the reason where it was aborted.
-/// 4. `abort(context, failure)`: if step 2 or 3 threw: tells the others and removes what this attempt wrote.
-/// Never throws.
+/// One save calls these on every rank, in this order:
+/// 1. `layout(plan, item_bytes, rank)`: returns the layout of the image; `item_bytes[i]` is the stored
+///    size of plan item i at this save. Pure: depends only on its arguments and fingerprint(). If it
+///    marks many small tensors early, the checkpointer may copy some of them late.
+/// 2. `write(context, image, deadline)`: writes the image's bytes as they become available, makes the
+///    data durable under names of this attempt, waits until the image is released, and publishes the
+///    record. Calls image.read_completely() when it no longer needs the bytes.
+/// 3. `commit(context, metadata, deadline)`, on the coordinator: collects the records of all ranks,
+///    checks that they agree, and publishes the checkpoint as its last step; the checkpoint exists from
+///    then on. Throws the failure that a rank's record reports, with that rank in the fields; peer_error
+///    naming the ranks whose record is missing at the deadline; plan_error (plan_disagreement) naming
+///    ranks; storage_error (storage_already_committed) if another attempt won. `await_commit(context,
+///    deadline)`, on the other ranks: returns when the checkpoint exists. Throws the coordinator's reason
+///    where the attempt was aborted.
+/// 4. `abort(context, failure)`, if step 2 or 3 threw: tells the other ranks, and removes what this
+///    attempt wrote. Never throws.
 ///
-/// And at any time, on the coordinator only:
-/// - `remove(step)`: the manifest first, then the rest. `quarantine(step)`: the checkpoint does not exist any
-///   more but can be examined; false on a read-only store.
-/// - `clean(run)`: fences and removes what interrupted attempts of other runs left in uncommitted
-///   checkpoints; the number of objects removed. Data of committed checkpoints is never touched.
-/// - `check_space(needed)`: throws storage_no_space naming needed and free, where the store can tell.
+/// The coordinator calls these at any time:
+/// - `remove(step)`: removes the manifest first, then the rest.
+/// - `quarantine(step)`: moves the manifest aside, so that the checkpoint no longer exists but can be
+///   examined. False on a read-only store.
+/// - `clean(run)`: fences interrupted attempts of other runs, removes what they left in uncommitted
+///   checkpoints, and returns the number of removed objects. It never touches data of committed
+///   checkpoints.
+/// - `check_space(needed)`: throws storage_no_space with the needed and the free space, where the store
+///   knows it.
 ///
 /// Different saves may be in different steps at once, from several threads.
 template <class W>
@@ -74,29 +76,30 @@ concept StorageWriter =
       { w.check_space(needed) } -> std::same_as<void>;
     };
 
-/// What a StorageWriter may offer besides.
+/// A StorageWriter that finds ranks which are already writing a save.
 ///
-/// - `other_writing_rank(context)`: a rank but this one of which a file of this very save is there
-///   already, -1 where none is seen. A rank that waits in vain for others to plan a save learns by it that
-///   they save without it.
+/// - `other_writing_rank(context)`: returns another rank of which a file of this save exists already, or
+///   -1 if there is none. A rank that waits for others to plan a save learns from it that they save
+///   without planning.
 template <class W>
 concept FindsWritingRank = StorageWriter<W> && requires(W& w, const save_context& context) {
   { w.other_writing_rank(context) } noexcept -> std::same_as<int>;
 };
 
-/// How one rank sees the marks that another one left in the store.
+/// How one rank sees a mark that another rank left in the store.
 enum class mark_visibility : std::uint8_t {
-  seen,  ///< both
-  late,  ///< the name that this rank had looked for before is not seen, though the new one is
-  none,  ///< not at all within some seconds: it looks into another store
+  seen,  ///< it sees the mark, also under a name that it had looked up before the mark was left
+  late,  ///< it sees the mark only under a new name: its client remembers that the other name was absent
+  none,  ///< it does not see the mark within some seconds: it uses another store
 };
 
-/// What a StorageWriter may offer besides: it proves what its commits rely on, before the first save.
+/// A StorageWriter that tests, before the first save, what its commits rely on.
 ///
-/// - `prove_store()`: see SelfTestingStore; by one rank. An empty proof where the store tries nothing.
-/// - `look_early(run)`, by the others, then `leave_mark(run)`, by rank 0, `sees_mark(run)`, by the others,
-///   and `remove_mark(run)`, by rank 0: whether they share one store, and whether what one writes is seen by
-///   all once it is written. All but the last throw the store's errors.
+/// - `prove_store()`: called by one rank; see SelfTestingStore. Returns an empty proof where the store
+///   has no test.
+/// - `look_early(run)` by the other ranks, then `leave_mark(run)` by rank 0, `sees_mark(run)` by the
+///   others and `remove_mark(run)` by rank 0: whether all ranks share one store and see at once what
+///   another one has written. All but the last throw the store's errors.
 template <class W>
 concept ProvesStore = requires(W& w, run_id run) {
   { w.prove_store() } -> std::same_as<store_proof>;
@@ -106,23 +109,24 @@ concept ProvesStore = requires(W& w, run_id run) {
   { w.remove_mark(run) } noexcept -> std::same_as<void>;
 };
 
-/// What a StorageWriter may offer besides, where several processes use one store.
+/// A StorageWriter for stores that several processes use.
 ///
-/// - `lease(step, deadline)`: keeps a committed checkpoint from being removed while somebody reads it; see
-///   checkpoint_lease. Throws storage_error (storage_not_committed), timeout_error. remove() of a checkpoint
-///   that is leased throws storage_error (storage_leased), and has removed nothing.
+/// - `lease(step, deadline)`: keeps a committed checkpoint from being removed while somebody reads it;
+///   see checkpoint_lease. Throws storage_error (storage_not_committed), timeout_error. remove() of a
+///   leased checkpoint throws storage_error (storage_leased) and removes nothing.
 template <class W>
 concept LeasingWriter = StorageWriter<W> && requires(W& w, std::int64_t step, deadline until) {
   { w.lease(step, until) } -> std::same_as<checkpoint_lease>;
 };
 
-/// What a StorageWriter may offer besides: it remembers, from run to run, which of them resumed from which
-/// step and committed nothing since, so that a checkpoint that ends each run is passed over. By rank 0.
+/// A StorageWriter that remembers which runs resumed from which step and have committed nothing since, so
+/// that resume() can pass over a checkpoint that makes every run crash. Rank 0 calls these.
 ///
-/// - `note_restart(run, step)`: a run goes on from a step; once for both.
-/// - `restarts()`: the step of each such note, ascending.
-/// - `forget_restart(run, step)`: that note does not count any more; no error if there is none.
-/// - `forget_restarts(step)`: those of all runs up to a step; how many are left.
+/// - `note_restart(run, step)`: notes that a run resumed from a step; at most one note for a run and a step.
+/// - `restarts()`: returns the step of each note, ascending.
+/// - `forget_restart(run, step)`: removes that note; no error if there is none.
+/// - `forget_restarts(step)`: removes the notes of all runs up to a step, and returns how many notes are
+///   left.
 ///
 /// All throw the store's errors.
 template <class W>
@@ -133,14 +137,16 @@ concept TracksRestarts = requires(W& w, run_id run, std::int64_t step) {
   { w.forget_restarts(step) } -> std::convertible_to<std::size_t>;
 };
 
-/// What a StorageWriter may offer besides: other processes see a save before its first byte is written, so that
-/// a run that resumes waits for saves that processes of an earlier run still carry out. By process_executor.
+/// A StorageWriter that shows a save to other processes before its first byte is written, so that a run
+/// that resumes waits for saves that processes of an earlier run still carry out. process_executor calls
+/// these.
 ///
-/// - `announce(context)`: shows this rank's part of a save, as long as what it gives lives: before the save
-///   is handed to another process. Shows nothing where the store cannot tell whose writers live.
-/// - `announce_worker(context)`: the same by the process that carries the save out, where that is seen
-///   otherwise than by the objects that it writes; shows nothing elsewhere.
-/// - `retract(context)`: removes what a process that is gone has announced.
+/// - `announce(context)`: announces this rank's files of a save, as long as the returned object lives;
+///   called before the save is handed to another process. Announces nothing where the store does not
+///   track writers.
+/// - `announce_worker(context)`: the same, called by the process that carries out the save. Announces
+///   nothing where the objects that the process writes show that it lives.
+/// - `retract(context)`: removes the announcement of a process that has ended.
 ///
 /// All but the last throw the store's errors.
 template <class W>
@@ -157,18 +163,18 @@ struct save_attempt {
   bool operator==(const save_attempt&) const = default;
 };
 
-/// What a StorageWriter may offer besides, where it can tell who writes.
+/// A StorageWriter that knows which attempts are still being carried out.
 ///
-/// - `live_saves(run)`: the attempts of other runs that a process still carries out; none where the store
-///   cannot tell. Throws the store's errors.
+/// - `live_saves(run)`: returns the attempts of other runs that a process still carries out; none where
+///   the store does not track writers. Throws the store's errors.
 template <class W>
 concept ReportsLiveSaves = StorageWriter<W> && requires(W& w, run_id run) {
   { w.live_saves(run) } -> std::same_as<std::vector<save_attempt>>;
 };
 
-/// What a StorageWriter may offer besides, for messages.
+/// A StorageWriter that names, for messages, the place of a checkpoint.
 ///
-/// - `location_of(step)`: the object by which the checkpoint of a step comes to exist.
+/// - `location_of(step)`: returns the key of the object whose publication commits the checkpoint of a step.
 template <class W>
 concept LocatesCheckpoints = StorageWriter<W> && requires(W& w, std::int64_t step) {
   { w.location_of(step) } -> std::convertible_to<std::string>;
@@ -177,23 +183,26 @@ concept LocatesCheckpoints = StorageWriter<W> && requires(W& w, std::int64_t ste
 /// How a load reads.
 struct read_options {
   std::uint64_t memory_budget = std::uint64_t{256} << 20;  ///< for bounce buffers, in bytes
-  device_load* devices = nullptr;  ///< what writes destinations in memory of devices; null: they are refused
+  device_load* devices = nullptr;  ///< writes destinations in device memory; null: they are refused
 };
 
-/// Gives the destination of a planned read; called by one thread.
+/// Returns the destination of a planned read. One thread calls it.
 using target_resolver = std::function<item_target(const read_item&)>;
 
-/// How durable bytes come back.
+/// Reads checkpoints.
 ///
-/// - `list()`: the steps of committed checkpoints, ascending. May name ones that turn out to be damaged.
-/// - `fetch(step)`: the manifest's bytes, to be handed to all ranks; throws storage_not_committed.
-/// - `open(step, manifest)`: checks the bytes and gives a `checkpoint_type` whose `metadata()` says what is
-///   stored; throws corrupt_error. Reads nothing else.
-/// - `read(checkpoint, state, plan, resolver, options, deadline)`: fills every destination; no byte is
-///   delivered that was not verified, but destinations may hold verified parts when it throws corrupt_error
-///   (item, file, offset) or storage_error. Gives the bytes fetched. `state` is for resizing bytes items.
-/// - `verify(checkpoint, deadline)`: reads everything and checks every digest; throws the first
-///   corrupt_error. Gives the bytes read.
+/// - `list()`: returns the steps of committed checkpoints, ascending. Some of them may turn out to be
+///   damaged.
+/// - `fetch(step)`: returns the manifest's bytes, which are handed to all ranks. Throws
+///   storage_not_committed.
+/// - `open(step, manifest)`: checks the bytes and returns a `checkpoint_type` whose `metadata()` says what is
+///   stored. Reads nothing else. Throws corrupt_error.
+/// - `read(checkpoint, state, plan, resolver, options, deadline)`: fills every destination and returns
+///   the number of bytes fetched. Delivers only verified bytes; some destinations may be filled when it
+///   throws corrupt_error (item, file, offset) or storage_error. It resizes items of bytes through
+///   `state`.
+/// - `verify(checkpoint, deadline)`: reads everything, checks every digest, and returns the number of
+///   bytes read. Throws the first corrupt_error.
 ///
 /// One thread at a time for each checkpoint_type; several checkpoints may be read at once.
 template <class R>
@@ -210,13 +219,14 @@ concept StorageReader =
       { r.verify(opened, until) } -> std::same_as<std::uint64_t>;
     };
 
-/// Called before each read of a verify with the bytes that it reads, by several threads: may wait, and what
-/// it throws ends the verify.
+/// Several threads call it before each read of a verify, with the number of bytes of the read. It may
+/// wait; an exception ends the verify.
 using read_gate = std::function<void(std::uint64_t)>;
 
-/// What a StorageReader may offer besides, so that a verify can be slowed down and ended.
+/// A StorageReader whose verify can be slowed down and ended.
 ///
-/// - `verify(checkpoint, deadline, gate)`: the same, through a read_gate.
+/// - `verify(checkpoint, deadline, gate)`: as verify(checkpoint, deadline), and calls the gate before
+///   each read.
 template <class R>
 concept GatedReader = StorageReader<R> && requires(R& r, typename R::checkpoint_type& opened, deadline until,
                                                    const read_gate& gate) {
@@ -225,11 +235,11 @@ concept GatedReader = StorageReader<R> && requires(R& r, typename R::checkpoint_
 
 class read_exchange;
 
-/// What a StorageReader may offer besides: ranks that load together read only once what several of them want.
+/// A StorageReader with which ranks that load together read only once what several of them want.
 ///
-/// - `read_shared(opened, state, plan, resolver, options, exchange, deadline)`: as read(), together with the other
-///   ranks, whose plans `exchange` knows. Collective: throws on all ranks alike what any of them throws before the
-///   last exchange. Gives the bytes that this rank fetched from the store.
+/// - `read_shared(opened, state, plan, resolver, options, exchange, deadline)`: as read(), together with
+///   the other ranks, whose plans `exchange` knows. Collective: an error of any rank before the last
+///   exchange is thrown on all ranks. Returns the number of bytes that this rank fetched from the store.
 template <class R>
 concept SharingReader =
     StorageReader<R> &&
@@ -240,15 +250,15 @@ concept SharingReader =
       } -> std::same_as<std::uint64_t>;
     };
 
-/// What a StorageReader may offer besides.
+/// A StorageReader that knows which run committed a checkpoint.
 ///
-/// - `run_of(step)`: the run that committed a checkpoint; throws what fetch() and open() throw.
+/// - `run_of(step)`: returns that run. Throws what fetch() and open() throw.
 template <class R>
 concept ReportsRuns = StorageReader<R> && requires(R& r, std::int64_t step) {
   { r.run_of(step) } -> std::same_as<run_id>;
 };
 
-/// A matching pair: what `writer()` writes, `reader()` reads. Pass one to a checkpointer in place of a
+/// A StorageWriter and a StorageReader of the same format. Pass one to a checkpointer in place of a
 /// ByteStore.
 template <class S>
 concept Storage = std::movable<S> && requires(S& s) {

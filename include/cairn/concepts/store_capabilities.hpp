@@ -13,34 +13,39 @@
 namespace cairn {
 inline namespace v1 {
 
-// Optional abilities of a ByteStore and its object writers that concern writers in other processes and layered stores.
-// Those that concern single requests are in <cairn/concepts/byte_store.hpp>. any_store queries all of them once,
-// when it is made.
+// Optional abilities of a ByteStore and its object writers that concern writers in other processes and
+// layered stores. Those that concern single requests are in <cairn/concepts/byte_store.hpp>. any_store
+// queries all of them once, when it is made.
 
 /// A ByteStore that knows which writers live, in other processes too.
 ///
-/// - `live_writers(prefix)`: returns the keys of unfinished objects whose writers live; leftovers() leaves them out.
+/// - `live_writers(prefix)`: returns the keys of unfinished objects whose writers live; leftovers()
+///   leaves them out.
 /// - `writer_lives(key)`: whether the writer of a finished object still exists.
 ///
-/// Both throw storage_error. A run that resumes waits for the writers that live_writers() returns, and a lease lasts as
-/// long as its writer lives.
+/// Both throw storage_error. A run that resumes waits for the writers that live_writers() returns, and a
+/// lease lasts as long as its writer lives.
 template <class S>
 concept TracksWriters = requires(S& s, std::string_view key) {
   { s.live_writers(key) } -> std::same_as<std::vector<std::string>>;
   { s.writer_lives(key) } -> std::same_as<bool>;
 };
 
-/// A TracksWriters that knows only at run time whether it can track writers, such as a layer over an any_store.
+/// A TracksWriters that knows only at run time whether it can track writers, such as a layer over an
+/// any_store.
 ///
-/// - `tracks_writers()`: whether it can; constant. Where it is false, cairn does not call the functions of TracksWriters.
+/// - `tracks_writers()`: whether it can; constant. Where it is false, cairn does not call the functions
+///   of TracksWriters.
 template <class S>
 concept MayTrackWriters = TracksWriters<S> && requires(S& s) {
   { s.tracks_writers() } -> std::same_as<bool>;
 };
 
-/// A TracksWriters without locks, such as object storage: others see a writer only after it has announced itself.
+/// A TracksWriters without locks, such as object storage: others see a writer only after it has announced
+/// itself.
 ///
-/// - `announces_writers()`: true where that is so; constant. Its object writers are AnnouncingObjectWriters then.
+/// - `announces_writers()`: true where that is so; constant. Its object writers are
+///   AnnouncingObjectWriters then.
 template <class S>
 concept AnnouncesWriters = requires(S& s) {
   { s.announces_writers() } -> std::same_as<bool>;
@@ -55,8 +60,8 @@ concept AnnouncingObjectWriter = ObjectWriter<W> && requires(W& w) { w.announce(
 
 /// An ObjectWriter that counts as alive as long as an open file is locked (see flock(2)).
 ///
-/// - `lock_descriptor()`: returns the descriptor of that file, or -1 where this writer has none. The writer owns it. A
-///   process that holds a duplicate keeps the writer alive in the eyes of others.
+/// - `lock_descriptor()`: returns the descriptor of that file, or -1 where this writer has none. The
+///   writer owns it. A process that holds a duplicate keeps the writer alive in the eyes of others.
 template <class W>
 concept LockedObjectWriter = ObjectWriter<W> && requires(const W& w) {
   { w.lock_descriptor() } -> std::convertible_to<int>;
@@ -80,8 +85,8 @@ concept MayShare = SharedStore<S> && requires(S& s) {
 
 /// A ByteStore over another one, which changes the bytes of some objects, for example by compression.
 ///
-/// - `inner()`: returns a reference to the other store, which lives as long as this one. Leases are held in the inner
-///   store, so that all its users see them.
+/// - `inner()`: returns a reference to the other store, which lives as long as this one. Leases are held
+///   in the inner store, so that all its users see them.
 template <class S>
 concept LayeredStore = ByteStore<S> && requires(S& s) {
   requires std::is_lvalue_reference_v<decltype(s.inner())>;
@@ -90,8 +95,8 @@ concept LayeredStore = ByteStore<S> && requires(S& s) {
 
 /// A ByteStore that returns the plain bytes of items that are stored compressed.
 ///
-/// - `decodes(codec)`: whether it knows the codec with this number; true for 0, which is no codec. A store without this
-///   function decodes nothing.
+/// - `decodes(codec)`: whether it knows the codec with this number; true for 0, which is no codec. A
+///   store without this function decodes nothing.
 template <class S>
 concept DecodingStore = ByteStore<S> && requires(S& s, std::uint16_t codec) {
   { s.decodes(codec) } -> std::same_as<bool>;
