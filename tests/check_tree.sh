@@ -40,7 +40,7 @@ declare -A may_include=(
   # A face for another language holds a checkpointer of any composition.
   [interop]="system model concepts any_checkpointer.hpp"
   # What is done with whole checkpoints: verifying, copying, exporting.
-  [manage]="system model concepts plan storage"
+  [manage]="system model concepts plan storage checkpointer/checkpointer_base.hpp"
   [observe]="system model concepts"
   [checkpointer]="system model concepts plan stage comm observe"
 )

@@ -547,8 +547,19 @@ TEST_CASE("any_checkpointer holds one") {
   CHECK_FALSE(ckpt.resume(t.state).has_value());
   auto handle = ckpt.save(t.state, 4);
   ckpt.before_update();
+  handle.wait();
+  // Its options are those of any checkpointer.
+  const auto part = ckpt.load(t.state, 4, cairn::only{"weights"}, cairn::partial);
+  CHECK(part.bytes == 50 * 700 * sizeof(float));
+  CHECK(ckpt.load(t.state, 4, {"weights"}, false).bytes == part.bytes);
+  CHECK(ckpt.load(t.state, 4).bytes > part.bytes);
   ckpt.close();
   CHECK(handle.committed());
+  CHECK(ckpt.has_value());
+  const cairn::any_checkpointer moved = std::move(ckpt);
+  CHECK(moved.has_value());
+  CHECK_FALSE(ckpt.has_value());
+  CHECK_THROWS_AS(static_cast<void>(ckpt.list()), cairn::usage_error);
 }
 
 TEST_CASE("a type is named by its policies in any order") {

@@ -4,41 +4,17 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <memory>
 #include <optional>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
 
-/// A checkpointer and the state that it restores, for resume_together. Refers to both.
-class resumable {
- public:
-  /// `Checkpointer`: a cairn::checkpointer or cairn::any_checkpointer.
-  template <class Checkpointer>
-  resumable(Checkpointer& checkpointer, const state_dict& state)
-      : checkpointer_(std::addressof(checkpointer)),
-        state_(std::addressof(state)),
-        list_([](void* of) { return static_cast<Checkpointer*>(of)->list(); }),
-        resume_([](void* of, const state_dict& into, const steps& among) {
-          return static_cast<Checkpointer*>(of)->resume(into, among);
-        }),
-        set_aside_(
-            [](void* of, std::int64_t step) { return static_cast<Checkpointer*>(of)->quarantine(step); }) {}
+class checkpointer_base;
 
-  [[nodiscard]] std::vector<std::int64_t> list() const { return list_(checkpointer_); }
-  std::optional<std::int64_t> resume(const std::vector<std::int64_t>& among) const {
-    return resume_(checkpointer_, *state_, among);
-  }
-  bool quarantine(std::int64_t step) const { return set_aside_(checkpointer_, step); }
-
- private:
-  using steps = std::vector<std::int64_t>;
-  void* checkpointer_;
-  const state_dict* state_;
-  steps (*list_)(void*);
-  std::optional<std::int64_t> (*resume_)(void*, const state_dict&, const steps&);
-  bool (*set_aside_)(void*, std::int64_t);
+/// A checkpointer and the state that it restores, for resume_together.
+struct resumable {
+  checkpointer_base& checkpointer;
+  const state_dict& state;
 };
 
 /// Restores several states of one run, each with a checkpointer and a directory of its own, from the newest

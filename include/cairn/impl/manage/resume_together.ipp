@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/checkpointer/checkpointer_base.hpp>
 #include <cairn/manage/resume_together.hpp>
-#include <cairn/model/state_dict.hpp>
 #include <cairn/system/error.hpp>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
   std::vector<std::vector<std::int64_t>> lists;
   std::vector<std::int64_t> all, common;
   for (const auto& each : states) {
-    lists.push_back(each.list());
+    lists.push_back(each.checkpointer.list());
     const auto& steps = lists.back();
     std::vector<std::int64_t> both;
     std::set_intersection(common.begin(), common.end(), steps.begin(), steps.end(), std::back_inserter(both));
@@ -47,7 +47,7 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
     agreed = true;
     step.reset();
     for (const auto& each : states) {
-      const auto got = each.resume(common);
+      const auto got = each.checkpointer.resume(each.state, common);
       if (!got) continue;  // `common` is empty
       agreed = agreed && (!step || *step == *got);
       step = std::min(step.value_or(*got), *got);
@@ -57,7 +57,7 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
   auto steps = lists.begin();
   for (const auto& each : states) {
     for (const auto s : *steps)
-      if (!step || s > *step) static_cast<void>(each.quarantine(s));
+      if (!step || s > *step) static_cast<void>(each.checkpointer.quarantine(s));
     ++steps;
   }
   return step;
