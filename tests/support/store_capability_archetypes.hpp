@@ -63,26 +63,26 @@ struct announcing_archetype : extended_archetype {
   std::shared_ptr<asked_capabilities> asked;
 };
 
-struct locked_archetype : extended_archetype {
+/// A store whose object writers are of this type, made of the archetype's.
+template <class Writer>
+struct writing_archetype : extended_archetype {
   using extended_archetype::extended_archetype;
-  struct writer : byte_store_archetype::writer {
-    explicit writer(byte_store_archetype::writer made) : byte_store_archetype::writer(std::move(made)) {}
-    short lock_descriptor() const { return 7; }
-  };
-  writer create(std::string_view key, std::uint64_t hint) & {
-    return writer(byte_store_archetype::create(key, hint));
+  using writer = Writer;
+  Writer create(std::string_view key, std::uint64_t hint) & {
+    return Writer(byte_store_archetype::create(key, hint));
   }
 };
-struct counting_archetype : extended_archetype {
-  using extended_archetype::extended_archetype;
-  struct writer : byte_store_archetype::writer {
-    explicit writer(byte_store_archetype::writer made) : byte_store_archetype::writer(std::move(made)) {}
-    short helper_cpu() const { return 21; }
-  };
-  writer create(std::string_view key, std::uint64_t hint) & {
-    return writer(byte_store_archetype::create(key, hint));
-  }
+struct locked_writer : byte_store_archetype::writer {
+  explicit locked_writer(byte_store_archetype::writer made) : byte_store_archetype::writer(std::move(made)) {}
+  short lock_descriptor() const { return 7; }
 };
+struct counting_writer : byte_store_archetype::writer {
+  explicit counting_writer(byte_store_archetype::writer made)
+      : byte_store_archetype::writer(std::move(made)) {}
+  short helper_cpu() const { return 21; }
+};
+using locked_archetype = writing_archetype<locked_writer>;
+using counting_archetype = writing_archetype<counting_writer>;
 
 struct sharing_archetype : extended_archetype {
   sharing_archetype(const cairn::memory_store& store, std::shared_ptr<asked_capabilities> by)
@@ -147,8 +147,7 @@ struct decoding_archetype : extended_archetype {
 static_assert(cairn::TracksWriters<telling_archetype> && cairn::MayTrackWriters<not_telling_archetype>);
 static_assert(cairn::AnnouncesWriters<announcing_archetype> &&
               cairn::AnnouncingObjectWriter<announcing_archetype::writer>);
-static_assert(cairn::LockedObjectWriter<locked_archetype::writer> &&
-              cairn::CountsHelperCpu<counting_archetype::writer>);
+static_assert(cairn::LockedObjectWriter<locked_writer> && cairn::CountsHelperCpu<counting_writer>);
 static_assert(cairn::SharedStore<sharing_archetype> && cairn::MayShare<not_sharing_archetype>);
 static_assert(cairn::LayeredStore<layered_archetype> && cairn::DecodingStore<decoding_archetype>);
 
