@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/engine.hpp>
-#include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/load_options.hpp>
 #include <cairn/concepts/planner.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/save_handle.hpp>

@@ -5,10 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
-#include <string>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -129,20 +126,6 @@ struct keep_last {
   std::size_t count;
   std::optional<verified_t> scrub = {};
 };
-
-/// For load: only items whose name matches one of the patterns (`*` any text, `?` one character):
-/// `cairn::only{"model.*"}`. A pattern that matches no item of the state or the checkpoint is an error
-/// (usage_unknown_name).
-struct only {
-  only(std::initializer_list<std::string> list) : patterns(list) {}
-  explicit only(std::vector<std::string> list) : patterns(std::move(list)) {}
-  std::vector<std::string> patterns;
-};
-/// For load: what is missing, unexpected or mismatched is in the report and in a line on stderr, and is
-/// no error.
-struct partial_t {};
-/// See partial_t.
-inline constexpr partial_t partial{};
 
 }  // namespace v1
 }  // namespace cairn
