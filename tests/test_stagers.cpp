@@ -103,6 +103,35 @@ TEST_CASE("any_stager offers what its stager offers, nothing where that has noth
   CHECK(plain.get_if<offering_stager>() == nullptr);
 }
 
+TEST_CASE("buffered_stager offers what its engine offers, each by itself") {
+  const auto live = std::make_shared<std::atomic<int>>(0);
+  using preparing = buffered_stager<least_memory, least_preparing_engine>;
+  using ordered = buffered_stager<least_memory, least_ordered_engine>;
+  using devices = buffered_stager<least_memory, least_device_engine>;
+  static_assert(PreparesSources<preparing> && !PreparesSources<ordered> && !PreparesSources<devices>);
+  static_assert(StreamOrderedStager<ordered, least_stream> && !StreamOrderedStager<preparing, least_stream> &&
+                !StreamOrderedStager<ordered, int>);
+  static_assert(BringsDeviceAccess<devices> && !BringsDeviceAccess<preparing>);
+  static_assert(NodeMemory<heap_memory> && !SharesImages<heap_stager>);
+
+  std::size_t prepared = 0;
+  preparing first({}, least_preparing_engine(prepared), least_memory(live));
+  first.prepare(source_table(std::vector<item_source>(3)));
+  CHECK(prepared == 3);
+  int waits = 0;
+  ordered second({}, least_ordered_engine(1), least_memory(live));
+  second.before_update(least_stream{&waits}, 2, soon());
+  CHECK(waits == 2);
+  struct no_devices : device_access {
+    std::unique_ptr<device_load> begin_load(std::uint64_t) override { return nullptr; }
+    std::unique_ptr<device_read> begin_read() override { return nullptr; }
+  };
+  const auto access = std::make_shared<no_devices>();
+  const devices third({}, least_device_engine(access), least_memory(live));
+  const std::shared_ptr<device_access> told = third.device_memory();
+  CHECK(told == access);
+}
+
 stager_case one_tensor(std::uint64_t bytes, std::uint32_t seed = 1) {
   return case_maker(seed).segment(4096).tensor(dtype::u8, {bytes}).make();
 }

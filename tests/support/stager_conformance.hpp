@@ -545,6 +545,48 @@ class least_engine {
 };
 static_assert(cairn::CopyEngine<least_engine, least_memory>);
 
+// The least that offers what is optional, each by itself.
+
+struct least_preparing_engine : least_engine {
+  explicit least_preparing_engine(std::size_t& count) : least_engine(1), prepared(&count) {}
+  void prepare(const cairn::source_table& sources) & { *prepared += sources.size(); }
+  std::size_t* prepared;
+};
+struct least_stream {
+  int* waits;
+};
+struct least_ordered_engine : least_engine {
+  using least_engine::least_engine;
+  void before_update(least_stream stream, int device, cairn::deadline) & { *stream.waits += device; }
+};
+struct least_device_engine : least_engine {
+  explicit least_device_engine(std::shared_ptr<cairn::device_access> given)
+      : least_engine(1), devices(std::move(given)) {}
+  /// Not a pointer, but gives one.
+  struct access {
+    std::shared_ptr<cairn::device_access> devices;
+    operator std::shared_ptr<cairn::device_access>() const { return devices; }  // NOLINT: the point
+  };
+  access device_memory() const& { return {devices}; }
+  std::shared_ptr<cairn::device_access> devices;
+};
+static_assert(cairn::PreparingCopyEngine<least_preparing_engine> &&
+              cairn::StreamOrderedCopyEngine<least_ordered_engine, least_stream> &&
+              cairn::DeviceCopyEngine<least_device_engine>);
+
+struct least_node_memory : least_memory {
+  using least_memory::least_memory;
+  block_type allocate(std::uint64_t bytes, int) { return least_memory::allocate(bytes); }
+  using least_memory::allocate;
+};
+static_assert(cairn::NodeMemory<least_node_memory>);
+
+struct least_sharing_stager : least_stager {
+  using least_stager::least_stager;
+  static constexpr bool shareable = true;
+};
+static_assert(cairn::SharesImages<least_sharing_stager>);
+
 // --- Negative models: wrong in one point each.
 // --------------------------------------------------------------------------
 
@@ -591,5 +633,43 @@ struct engine_without_deadline : least_engine {
   void copy(std::shared_ptr<cairn::image_fill>);
 };
 static_assert(!cairn::CopyEngine<engine_without_deadline, least_memory>);
+
+struct engine_that_prepares_nothing : least_engine {
+  void prepare();
+};
+struct engine_that_answers : least_engine {
+  bool prepare(const cairn::source_table&);
+  bool before_update(least_stream, int, cairn::deadline);
+};
+struct engine_that_orders_without_deadline : least_engine {
+  void before_update(least_stream, int);
+};
+struct engine_with_a_number_of_devices : least_engine {
+  int device_memory() const;
+};
+struct engine_that_changes_to_tell_devices : least_engine {
+  std::shared_ptr<cairn::device_access> device_memory();
+};
+static_assert(!cairn::PreparingCopyEngine<least_engine> &&
+              !cairn::PreparingCopyEngine<engine_that_prepares_nothing> &&
+              !cairn::PreparingCopyEngine<engine_that_answers>);
+static_assert(!cairn::StreamOrderedCopyEngine<least_engine, least_stream> &&
+              !cairn::StreamOrderedCopyEngine<least_ordered_engine, int*> &&
+              !cairn::StreamOrderedCopyEngine<engine_that_answers, least_stream> &&
+              !cairn::StreamOrderedCopyEngine<engine_that_orders_without_deadline, least_stream>);
+static_assert(!cairn::DeviceCopyEngine<least_engine> &&
+              !cairn::DeviceCopyEngine<engine_with_a_number_of_devices> &&
+              !cairn::DeviceCopyEngine<engine_that_changes_to_tell_devices>);
+
+struct memory_of_pointers_on_nodes : least_memory {
+  std::byte* allocate(std::uint64_t, int);
+  using least_memory::allocate;
+};
+static_assert(!cairn::NodeMemory<least_memory> && !cairn::NodeMemory<memory_of_pointers_on_nodes>);
+
+struct stager_that_shares_nothing : least_stager {
+  static constexpr bool shareable = false;
+};
+static_assert(!cairn::SharesImages<least_stager> && !cairn::SharesImages<stager_that_shares_nothing>);
 
 }  // namespace cairn_test

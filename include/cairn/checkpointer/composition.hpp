@@ -180,10 +180,9 @@ constexpr bool check_executor() {
           "it must be Portable, with description() and a static from_description(bytes), and so must "
           "the store in it (file_store is; memory_store lives in one process); or take "
           "thread_executor. See docs/concepts.md#portable");
-      static_assert(
-          requires { requires S::shareable; },
-          "cairn::checkpointer: process_executor needs a stager whose images another process can "
-          "read: take shared_stager");
+      static_assert(SharesImages<S>,
+                    "cairn::checkpointer: process_executor needs a stager whose images another process can "
+                    "read: take shared_stager");
     }
     static_assert(
         ExecutorFor<X, Writer>,

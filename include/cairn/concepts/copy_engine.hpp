@@ -98,8 +98,6 @@ class image_fill : public image_backing {
 ///   Throws what failed before it (timeout_staging at the deadline); no source is touched afterwards then,
 ///   and the fill has failed.
 ///
-/// - `prepare(sources)`, where there is one: what the first image from these sources would wait for.
-///
 /// One thread at a time calls copy and prepare; several fills may be in progress. The destructor waits for
 /// those; an engine whose copies may never end says for how long, and what it leaves then is failed.
 template <class E, class M>
@@ -110,6 +108,33 @@ concept CopyEngine =
       { engine.check(source) } -> std::same_as<void>;
       { engine.copy(std::move(fill), until) } -> std::same_as<void>;
     };
+
+/// What a CopyEngine may offer besides: a buffered_stager over it is a PreparesSources.
+///
+/// - `prepare(sources)`: what the first image from these sources would wait for is done.
+template <class E>
+concept PreparingCopyEngine = std::movable<E> && requires(E& engine, const source_table& sources) {
+  { engine.prepare(sources) } -> std::same_as<void>;
+};
+
+/// What a CopyEngine that copies from devices may offer besides: a buffered_stager over it is a
+/// StreamOrderedStager.
+///
+/// - `before_update(stream, device, deadline)`: see StreamOrderedStager.
+template <class E, class Stream>
+concept StreamOrderedCopyEngine =
+    std::movable<E> && requires(E& engine, Stream stream, int device, deadline until) {
+      { engine.before_update(stream, device, until) } -> std::same_as<void>;
+    };
+
+/// What a CopyEngine that copies from devices may offer besides: a buffered_stager over it is a
+/// BringsDeviceAccess.
+///
+/// - `device_memory()`: see device_access. Stays valid when the engine is gone.
+template <class E>
+concept DeviceCopyEngine = std::movable<E> && requires(const E& engine) {
+  { engine.device_memory() } -> std::convertible_to<std::shared_ptr<device_access>>;
+};
 
 }  // namespace v1
 }  // namespace cairn

@@ -31,8 +31,7 @@ concept MemoryBlock = std::movable<B> && requires(const B& block) {
 /// - `allocate(bytes)`: a block that can be written at full speed: its pages are there already. Throws
 ///   storage_error, the message naming needed, free and the limit: storage_limit where a limit of the process
 ///   or its group is in the way, storage_out_of_memory where the machine has no more. Nothing is held after a
-///   throw. Memory whose pages may come from one NUMA node takes it as a second argument (negative: from
-///   any).
+///   throw.
 /// - `make_control(block)`: a fresh control for one image in this block. A handle may keep it long after the
 ///   block was given to the next image, so it does not own the block; memories that share blocks place it
 ///   where both processes see it.
@@ -46,6 +45,14 @@ concept Memory = std::movable<M> && MemoryBlock<typename M::block_type> &&
                    { memory.allocate(bytes) } -> std::same_as<typename M::block_type>;
                    { memory.make_control(block) } -> std::same_as<std::shared_ptr<image_control>>;
                  };
+
+/// What a Memory may offer besides, where its pages can come from one NUMA node.
+///
+/// - `allocate(bytes, node)`: as allocate(bytes), with pages of this node where it has them; negative: of any.
+template <class M>
+concept NodeMemory = Memory<M> && requires(M& memory, std::uint64_t bytes, int node) {
+  { memory.allocate(bytes, node) } -> std::same_as<typename M::block_type>;
+};
 
 }  // namespace v1
 }  // namespace cairn

@@ -62,6 +62,11 @@ concept BringsDeviceAccess = Stager<S> && requires(const S& s) {
   { s.device_memory() } -> std::convertible_to<std::shared_ptr<device_access>>;
 };
 
+/// What a Stager may say besides, as `static constexpr bool shareable = true`: another process can read its
+/// images. An executor that NeedsSharedImages takes no other one.
+template <class S>
+concept SharesImages = requires { requires S::shareable; };
+
 /// A Stager that copies from devices by streams.
 ///
 /// - `before_update(stream, device, deadline)`: what the stream of this device is given from now on begins

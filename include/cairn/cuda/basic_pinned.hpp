@@ -120,7 +120,7 @@ class basic_pinned {
  private:
   /// Copies run at the full rate of the bus where the pages are on the device's side of the machine.
   [[nodiscard]] typename M::block_type memory_for(int device, std::uint64_t bytes) {
-    if constexpr (requires { memory_.allocate(bytes, device); }) {
+    if constexpr (NodeMemory<M>) {
       int node = -1;
       if (R::host_node(device, node) != R::success) node = -1;
       return memory_.allocate(bytes, node);

@@ -69,12 +69,15 @@ concept ByteContainer =
     !std::is_const_v<element_of<C>>;
 
 template <class C>
+concept ResizableContainer = requires(C& c) { c.resize(std::size_t{}); };
+
+template <class C>
 memory_binding bind_container(C& c) {
   memory_binding m;
   m.object = const_cast<void*>(static_cast<const void*>(std::addressof(c)));
   m.data = [](void* o) -> void* { return std::data(*static_cast<C*>(o)); };
   m.count = [](void* o) -> std::uint64_t { return std::size(*static_cast<C*>(o)); };
-  if constexpr (requires { c.resize(std::size_t{}); })
+  if constexpr (ResizableContainer<C>)
     m.resize = [](void* o, std::uint64_t n) { static_cast<C*>(o)->resize(static_cast<std::size_t>(n)); };
   return m;
 }

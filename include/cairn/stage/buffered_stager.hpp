@@ -86,9 +86,9 @@ class buffered_stager {
       if (!fit(leases.back(), layout, {})) return;
     }
   }
-  /// What the engine does at its first image from these sources alone is done.
+  /// See PreparesSources.
   void prepare(const source_table& sources)
-    requires requires(Engine& engine) { engine.prepare(sources); }
+    requires PreparingCopyEngine<Engine>
   {
     check_process();
     engine_.prepare(sources);
@@ -97,16 +97,14 @@ class buffered_stager {
 
   /// See StreamOrderedStager.
   template <class Stream>
-    requires requires(Engine& engine, Stream stream, int device, deadline until) {
-      engine.before_update(stream, device, until);
-    }
+    requires StreamOrderedCopyEngine<Engine, Stream>
   void before_update(Stream stream, int device, deadline until) {
     engine_.before_update(stream, device, until);
   }
 
-  /// Where the engine copies from devices: what loads into their memory.
+  /// See BringsDeviceAccess.
   [[nodiscard]] auto device_memory() const
-    requires requires(const Engine& engine) { engine.device_memory(); }
+    requires DeviceCopyEngine<Engine>
   {
     return engine_.device_memory();
   }
