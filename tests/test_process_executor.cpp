@@ -14,7 +14,10 @@
 #include <cairn/execute/worker_main.hpp>
 #include <cairn/execute/worker_process.hpp>
 #include <cairn/execute/worker_settings.hpp>
+#include <cairn/stage/shared_memory.hpp>
 #include <cairn/stage/shared_stager.hpp>
+#include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/shared_segment.hpp>
 
 #include "support/device_double.hpp"
 #include "support/figures.hpp"
@@ -35,6 +38,7 @@
 #include <pty.h>
 #include <sched.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -49,6 +53,9 @@
 #include <atomic>
 #include <charconv>
 #include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -627,6 +634,54 @@ void cairn_test_before_main(int argc, char** argv) {
 
 TEST_CASE("shared_stager is a stager" * not_threaded) {
   cairn_test::stager_conformance(shared_env{});
+}
+
+namespace {
+/// KiB of huge pages in the mapping in which an address lies; see proc(5), smaps.
+std::uint64_t huge_kib_at(const std::byte* address) {
+  std::ifstream maps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    std::uint64_t kib = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx ", &begin, &end) == 2)
+      here = begin <= reinterpret_cast<std::uintptr_t>(address) &&
+             reinterpret_cast<std::uintptr_t>(address) < end;
+    else if (here && std::sscanf(line.c_str(), "ShmemPmdMapped: %zu kB", &kib) == 1)
+      return kib;
+  }
+  return 0;
+}
+}  // namespace
+
+TEST_CASE("shared memory is there when it was allocated, in huge pages where the kernel makes them") {
+  constexpr std::uint64_t huge = std::uint64_t{2} << 20;
+  // Whether it does is asked with one piece of memory by hand.
+  cairn::shared_segment probe(huge);
+  probe.allocate();
+  std::memset(probe.bytes().data(), 1, huge);
+  const bool kernel_does = ::madvise(probe.bytes().data(), huge, 25) == 0;  // MADV_COLLAPSE
+  for (const bool asked : {true, false}) {
+    CAPTURE(asked);
+    cairn::shared_memory memory({.huge_pages = asked});
+    const auto block = memory.allocate(3 * huge + 1);
+    const auto bytes = block.bytes();
+    REQUIRE(bytes.size() >= 3 * huge + 1);
+    const auto place = block.shared(0).image;
+    struct stat there {};
+    REQUIRE(::fstat(place.file, &there) == 0);
+    CHECK(static_cast<std::uint64_t>(there.st_blocks) * 512 >= bytes.size());
+    CHECK(std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; }));
+    CHECK(reinterpret_cast<std::uintptr_t>(bytes.data()) % huge == 0);
+    if (!asked) CHECK(huge_kib_at(bytes.data()) == 0);
+    if (asked && kernel_does) CHECK(huge_kib_at(bytes.data()) >= 2048);
+    // As the worker maps it.
+    bytes[huge + 5] = std::byte{7};
+    const cairn::shared_segment other(cairn::detail::file_descriptor(::dup(place.file)), bytes.size());
+    CHECK(other.bytes()[huge + 5] == std::byte{7});
+    CHECK(reinterpret_cast<std::uintptr_t>(other.bytes().data()) % huge == 0);
+  }
 }
 
 TEST_CASE("one worker serves all saves, and leaves nothing behind") {

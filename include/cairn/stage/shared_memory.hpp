@@ -30,8 +30,8 @@ inline namespace v1 {
 struct shared_memory_block_options {
   /// Threads that touch a new buffer's pages; 0: one for each core that this process may use, at most 8.
   int threads = 0;
-  /// Ask for huge pages where the system gives them to shared memory
-  /// (/sys/kernel/mm/transparent_hugepage/shmem_enabled).
+  /// Ask for huge pages, which take fewer faults and are written to devices in fewer requests: from Linux 6.1 on, or
+  /// where the system gives them to shared memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled). Else small ones.
   bool huge_pages = true;
   /// Look at the limits of machine, control group and process before a buffer is allocated.
   bool check_limits = true;
@@ -82,7 +82,7 @@ class shared_controls : public std::enable_shared_from_this<shared_controls> {
   std::vector<slot> free_;
 };
 
-/// Whether shared memory may get huge pages on request.
+/// Whether shared memory gets huge pages when it is touched.
 [[nodiscard]] inline bool shared_huge_pages() {
   const auto text = kernel_file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
   return text && text->find("[never]") == std::string::npos && text->find("[deny]") == std::string::npos;
@@ -126,7 +126,7 @@ class shared_memory {
     constexpr std::uint64_t huge = std::uint64_t{2} << 20;
     if (bytes > std::numeric_limits<std::uint64_t>::max() / 4)
       detail::fail_for_memory(bytes, detail::room_for_memory());
-    const bool large = options_.huge_pages && bytes >= huge && detail::shared_huge_pages();
+    const bool large = options_.huge_pages && bytes >= huge;
     const std::uint64_t unit = large ? huge : image_alignment;
     const std::uint64_t rounded = std::max<std::uint64_t>(1, (bytes + unit - 1) / unit) * unit;
     if (options_.check_limits) {
@@ -137,9 +137,11 @@ class shared_memory {
     detail::prefer_node(segment->bytes().data(), rounded, node);
     // Pages that are allocated before they are mapped are small ones. Huge ones must come from a call that
     // can fail: to touch what is not there would be SIGBUS.
-    if (!large || ::madvise(segment->bytes().data(), rounded, MADV_HUGEPAGE) != 0 ||
-        !detail::kernel_populates(segment->bytes().data()))
-      segment->allocate();
+    const bool on_request = large && detail::shared_huge_pages() &&
+                            ::madvise(segment->bytes().data(), rounded, MADV_HUGEPAGE) == 0 &&
+                            detail::kernel_populates(segment->bytes().data());
+    if (large && !on_request) detail::populate_huge(segment->bytes());
+    if (!on_request) segment->allocate();
     if (!detail::populate(segment->bytes(), options_.threads))
       detail::fail_for_memory(rounded, detail::room_for_memory());
     return shared_block(std::move(segment));

@@ -98,12 +98,32 @@ class shared_segment {
            {.expected = std::to_string(bytes), .got = std::to_string(s.st_size)});
     id_ = s.st_ino;
   }
+  /// At an address where the kernel can map huge pages as such, if the segment is large enough for one.
   void map(std::uint64_t bytes) {
+    constexpr std::size_t huge = std::size_t{2} << 20;
+    const std::size_t reserved = bytes >= huge && bytes < SIZE_MAX / 2 ? bytes + huge : 0;
+    void* first = MAP_FAILED;
+    if (reserved != 0)
+      first = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const bool chosen = first != MAP_FAILED;
+    auto* const begin = static_cast<std::byte*>(chosen ? first : nullptr);
+    auto* const at =
+        chosen ? begin + (huge - reinterpret_cast<std::uintptr_t>(begin) % huge) % huge : nullptr;
     try {
-      region_ = boost::interprocess::mapped_region(
-          detail::mappable_file{file()}, boost::interprocess::read_write, 0, static_cast<std::size_t>(bytes));
+      using boost::interprocess::mapped_region;
+      const detail::mappable_file file{this->file()};
+      const auto size = static_cast<std::size_t>(bytes);
+      region_ = chosen ? mapped_region(file, boost::interprocess::read_write, 0, size, at, MAP_FIXED)
+                       : mapped_region(file, boost::interprocess::read_write, 0, size);
     } catch (const boost::interprocess::interprocess_exception& e) {
+      if (chosen) ::munmap(first, reserved);
       detail::fail_system(e.get_native_error(), "shared memory could not be mapped");
+    }
+    if (chosen) {
+      const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+      auto* const end = at + (bytes + page - 1) / page * page;
+      if (at != begin) ::munmap(begin, static_cast<std::size_t>(at - begin));
+      ::munmap(end, static_cast<std::size_t>(begin + reserved - end));
     }
     file_->mapped(this->bytes());
   }

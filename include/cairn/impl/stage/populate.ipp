@@ -60,6 +60,15 @@ CAIRN_BODY bool populate(std::span<std::byte> block, int threads) {
   return done.load();
 }
 
+CAIRN_BODY void populate_huge(std::span<std::byte> block) noexcept {
+  constexpr std::size_t huge = std::size_t{2} << 20;
+  // The kernel makes one of several pages that are there, and fills what is missing: one is enough.
+  for (std::size_t at = 0; at < block.size(); at += huge)
+    if (::madvise(block.data() + at, 1, madvise_populate_write) != 0) return;
+  // In one call: each waits once for all cores.
+  static_cast<void>(::madvise(block.data(), block.size(), madvise_collapse));
+}
+
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
