@@ -4,7 +4,10 @@
 #include <cairn/checkpointer/copy_check.hpp>
 #include <cairn/concepts/any_stager.hpp>
 #include <cairn/stage/buffered_stager.hpp>
+#include <cairn/stage/copy_job.hpp>
+#include <cairn/stage/memory_limits.hpp>
 #include <cairn/stage/no_staging.hpp>
+#include <cairn/system/process_limits.hpp>
 
 #include <doctest/doctest.h>
 #include <support/stager_conformance.hpp>

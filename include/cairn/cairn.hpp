@@ -15,7 +15,7 @@
 #include <cairn/observe/trace_file.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/gathered.hpp>
-#include <cairn/stage/buffered_stager.hpp>
+#include <cairn/stage/heap_stager.hpp>
 #include <cairn/stage/no_staging.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>

@@ -24,6 +24,7 @@
 #include <cairn/impl/comm/collectives.ipp>
 #include <cairn/impl/comm/single_process.ipp>
 #include <cairn/impl/comm/thread_communicator.ipp>
+#include <cairn/impl/concepts/copy_engine.ipp>
 #include <cairn/impl/concepts/read_exchange.ipp>
 #include <cairn/impl/execute/run_save_job.ipp>
 #include <cairn/impl/execute/save_thread.ipp>
@@ -64,6 +65,10 @@
 #include <cairn/impl/plan/summary/validation.ipp>
 #include <cairn/impl/stage/copy_job.ipp>
 #include <cairn/impl/stage/copy_threads.ipp>
+#include <cairn/impl/stage/heap_memory.ipp>
+#include <cairn/impl/stage/heap_stager.ipp>
+#include <cairn/impl/stage/host_copy.ipp>
+#include <cairn/impl/stage/image_pieces.ipp>
 #include <cairn/impl/stage/memory_budget.ipp>
 #include <cairn/impl/stage/memory_limits.ipp>
 #include <cairn/impl/stage/no_staging.ipp>

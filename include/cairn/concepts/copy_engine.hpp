@@ -30,13 +30,7 @@ class image_fill : public image_backing {
   /// plan, which fits its place (see check_sources).
   image_fill(std::shared_ptr<const image_layout> layout, source_table sources, stage_options options,
              std::span<std::byte> memory, std::span<std::uint64_t> digests,
-             std::shared_ptr<image_control> control)
-      : layout_(std::move(layout)),
-        sources_(std::move(sources)),
-        control_(std::move(control)),
-        memory_(memory),
-        digests_(digests),
-        options_(options) {}
+             std::shared_ptr<image_control> control);
 
   [[nodiscard]] const image_layout& layout() const noexcept { return *layout_; }
   [[nodiscard]] const std::shared_ptr<const image_layout>& shared_layout() const noexcept { return layout_; }
@@ -62,11 +56,7 @@ class image_fill : public image_backing {
     return wanted_ != nullptr && wanted_(begin, end, until);
   }
   /// For engines, at most once, when they touch the sources no more: the image will never be complete.
-  void fail(std::exception_ptr why) noexcept {
-    failure_ = std::move(why);
-    told_.store(true, std::memory_order_release);  // the control may have failed before, without a reason
-    control_->fail();
-  }
+  void fail(std::exception_ptr why) noexcept;
   [[nodiscard]] std::exception_ptr failure() const noexcept override {
     return told_.load(std::memory_order_acquire) ? failure_ : nullptr;
   }
@@ -138,3 +128,7 @@ concept DeviceCopyEngine = std::movable<E> && requires(const E& engine) {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/concepts/copy_engine.ipp>
+#endif

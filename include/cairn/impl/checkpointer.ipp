@@ -4,7 +4,7 @@
 #include <cairn/comm/single_process.hpp>
 #include <cairn/execute/thread_executor.hpp>
 #include <cairn/plan/default_planner.hpp>
-#include <cairn/stage/buffered_stager.hpp>
+#include <cairn/stage/heap_stager.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/system/wire.hpp>
 

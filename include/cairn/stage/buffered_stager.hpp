@@ -5,8 +5,7 @@
 #include <cairn/concepts/roles.hpp>
 #include <cairn/concepts/stager.hpp>
 #include <cairn/stage/buffer_pool.hpp>
-#include <cairn/stage/heap_memory.hpp>
-#include <cairn/stage/host_copy.hpp>
+#include <cairn/stage/buffered_stager_options.hpp>
 #include <cairn/stage/image_pieces.hpp>
 #include <cairn/stage/memory_budget.hpp>
 
@@ -25,15 +24,6 @@
 
 namespace cairn {
 inline namespace v1 {
-
-/// Options of buffered_stager.
-struct buffered_stager_options {
-  /// Images that can be alive at once, each in a buffer of its own: with 1, a save waits until the one before
-  /// is written; with 2 it does not, at twice the memory.
-  int depth = 1;
-  /// Shared with other stagers of this process; without one, this stager takes what it needs.
-  memory_budget budget = {};
-};
 
 /// Copies images into a bounded pool of buffers, which are allocated once, kept, and reused; a buffer that is
 /// too small is replaced. `M` is where buffers come from, `Engine` who fills them. Memory beyond the state:
@@ -183,12 +173,8 @@ class buffered_stager {
   source_table fitting_sources_;
 };
 
-/// The default stager: ordinary memory, filled by threads.
-class heap_stager : public buffered_stager<heap_memory, host_copy> {
- public:
-  using buffered_stager::buffered_stager;
-};
-static_assert(Stager<heap_stager>, "heap_stager must model Stager");
-
 }  // namespace v1
 }  // namespace cairn
+
+// The default one comes along.
+#include <cairn/stage/heap_stager.hpp>

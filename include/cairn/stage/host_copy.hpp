@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/copy_engine.hpp>
-#include <cairn/stage/copy_job.hpp>
-#include <cairn/stage/copy_threads.hpp>
-#include <cairn/stage/image_pieces.hpp>
-#include <cairn/system/rate_limiter.hpp>
+#include <cairn/model/tensor_view.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/thread_settings.hpp>
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <thread>
-#include <utility>
 
 namespace cairn {
 inline namespace v1 {
+
+class image_fill;
+class rate_clock;
+struct item_source;
+namespace detail {
+class copy_threads;
+}
 
 /// Options of host_copy.
 struct host_copy_options {
@@ -42,20 +42,14 @@ class host_copy {
   host_copy() : host_copy(host_copy_options{}) {}
   /// @throws usage_error (usage_bad_option) if the number of threads is negative or above 1024, and for
   /// settings that are none or that the system does not grant.
-  explicit host_copy(host_copy_options options) {
-    if (options.threads < 0 || options.threads > 1024)
-      fail(error_id::usage_bad_option, "the number of copy threads is between 0 (choose) and 1024",
-           {.got = std::to_string(options.threads)});
-    detail::check_granted(options.thread);
-    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    threads_ = std::make_unique<detail::copy_threads>(
-        options.threads > 0 ? options.threads : std::min(4, cores),
-        make_rate_limiter(options.bytes_per_second, std::move(options.clock)), std::move(options.thread));
-  }
+  explicit host_copy(host_copy_options options);
+  host_copy(host_copy&& other) noexcept;
+  host_copy& operator=(host_copy&& other) noexcept;
+  ~host_copy();
 
-  void check(const item_source& source) const { check_host_readable(source); }
-  /// See CopyEngine.
-  void copy(std::shared_ptr<image_fill> fill, deadline until) { threads_->copy(std::move(fill), until); }
+  // See CopyEngine.
+  void check(const item_source& source) const;
+  void copy(std::shared_ptr<image_fill> fill, deadline until);
 
  private:
   std::unique_ptr<detail::copy_threads> threads_;
@@ -63,3 +57,7 @@ class host_copy {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/stage/host_copy.ipp>
+#endif

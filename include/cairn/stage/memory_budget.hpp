@@ -2,15 +2,9 @@
 #pragma once
 #include <cairn/system/deadline.hpp>
 
-#include <condition_variable>
 #include <cstdint>
-#include <functional>
-#include <limits>
-#include <list>
 #include <memory>
-#include <mutex>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -40,9 +34,7 @@ class memory_budget {
 
   [[nodiscard]] bool limited() const noexcept { return state_ != nullptr; }
   /// Bytes in all; the largest number where there is no limit.
-  [[nodiscard]] std::uint64_t limit() const noexcept {
-    return state_ ? state_->limit : std::numeric_limits<std::uint64_t>::max();
-  }
+  [[nodiscard]] std::uint64_t limit() const noexcept;
   /// Bytes of buffers that are there now, in use or kept.
   [[nodiscard]] std::uint64_t used() const;
 
@@ -71,7 +63,10 @@ class memory_budget {
   [[nodiscard]] static std::uint64_t rounded(std::uint64_t needed) noexcept;
   /// For stagers: `free_kept` frees the buffers that the stager keeps for later. It is called by other
   /// stagers that need room, by any thread, until the returned handle ends.
-  [[nodiscard]] std::shared_ptr<void> join(std::function<void()> free_kept) const;
+  template <class FreeKept>
+  [[nodiscard]] std::shared_ptr<void> join(FreeKept free_kept) const {
+    return add(std::make_shared<member_of<FreeKept>>(std::move(free_kept)));
+  }
   /// For stagers: a buffer is not in use any more and is kept; whoever waits may ask for it to be freed.
   void kept() const;
   /// For stagers: room for `needed` bytes, rounded. @throws storage_error (storage_limit) if the whole budget
@@ -81,20 +76,18 @@ class memory_budget {
   [[nodiscard]] share try_take(std::uint64_t needed) const;
 
  private:
-  void check(std::uint64_t needed) const;
-
-  struct state {
-    std::uint64_t limit = 0;
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::uint64_t used = 0;
-    std::uint64_t keepings = 0;        // since somebody waits
-    std::list<std::uint64_t> waiting;  // bytes that are waited for; the first is served first
-    std::vector<std::weak_ptr<std::function<void()>>> members;
-
-    void give_back(std::uint64_t bytes) noexcept;
-    share take(const std::shared_ptr<state>& self, std::uint64_t bytes, deadline until);
+  struct member {
+    virtual ~member() = default;
+    virtual void free_kept() = 0;
   };
+  template <class FreeKept>
+  struct member_of final : member {
+    explicit member_of(FreeKept call) : call_(std::move(call)) {}
+    void free_kept() override { call_(); }
+    FreeKept call_;
+  };
+  [[nodiscard]] std::shared_ptr<void> add(std::shared_ptr<member> stager) const;
+  void check(std::uint64_t needed) const;
 
   std::shared_ptr<state> state_;
 };

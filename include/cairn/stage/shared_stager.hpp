@@ -2,6 +2,7 @@
 // opt-in: cairn::interprocess
 #pragma once
 #include <cairn/stage/buffered_stager.hpp>
+#include <cairn/stage/host_copy.hpp>
 #include <cairn/stage/shared_memory.hpp>
 
 namespace cairn {

@@ -7,20 +7,39 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <limits>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
 
+struct memory_budget::state {
+  std::uint64_t limit = 0;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint64_t used = 0;
+  std::uint64_t keepings = 0;        // since somebody waits
+  std::list<std::uint64_t> waiting;  // bytes that are waited for; the first is served first
+  std::vector<std::weak_ptr<member>> members;
+
+  void give_back(std::uint64_t bytes) noexcept;
+  share take(const std::shared_ptr<state>& self, std::uint64_t bytes, deadline until);
+};
+
 CAIRN_BODY memory_budget::memory_budget(std::uint64_t bytes) : state_(std::make_shared<state>()) {
   if (bytes == 0) fail(error_id::usage_bad_option, "a memory budget of zero bytes holds no image");
   state_->limit = bytes;
+}
+
+CAIRN_BODY std::uint64_t memory_budget::limit() const noexcept {
+  return state_ ? state_->limit : std::numeric_limits<std::uint64_t>::max();
 }
 
 CAIRN_BODY std::uint64_t memory_budget::used() const {
@@ -48,13 +67,12 @@ CAIRN_BODY std::uint64_t memory_budget::rounded(std::uint64_t needed) noexcept {
   return std::max(unit, (needed + unit - 1) / unit * unit);
 }
 
-CAIRN_BODY std::shared_ptr<void> memory_budget::join(std::function<void()> free_kept) const {
+CAIRN_BODY std::shared_ptr<void> memory_budget::add(std::shared_ptr<member> stager) const {
   if (!state_) return nullptr;
-  auto member = std::make_shared<std::function<void()>>(std::move(free_kept));
   const std::lock_guard lock(state_->mutex);
   std::erase_if(state_->members, [](const auto& m) { return m.expired(); });
-  state_->members.push_back(member);
-  return member;
+  state_->members.push_back(stager);
+  return stager;
 }
 
 CAIRN_BODY void memory_budget::kept() const {
@@ -112,7 +130,7 @@ CAIRN_BODY memory_budget::share memory_budget::state::take(const std::shared_ptr
       const auto others = members;
       lock.unlock();
       for (const auto& other : others)
-        if (const auto free_kept = other.lock()) (*free_kept)();
+        if (const auto free_kept = other.lock()) free_kept->free_kept();
       lock.lock();
       continue;
     }
