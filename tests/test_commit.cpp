@@ -579,7 +579,7 @@ TEST_CASE("1024 ranks commit with few calls of the store for each") {
 TEST_CASE("ranks of a large world do not poll in step, nor often") {
   using std::chrono::milliseconds;
   const auto polls_of = [](std::int32_t world, std::int32_t rank, milliseconds during) {
-    cairn::detail::backoff pause(4711, rank, world);
+    cairn::detail::poll_backoff pause(4711, rank, world);
     std::vector<std::int64_t> at;  // in microseconds
     for (auto now = pause.next(); now < during; now += pause.next())
       at.push_back(std::chrono::duration_cast<std::chrono::microseconds>(now).count());

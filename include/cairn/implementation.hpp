@@ -108,10 +108,12 @@
 #include <cairn/impl/stores/file/posix_file_system.ipp>
 #include <cairn/impl/stores/file_store.ipp>
 #include <cairn/impl/stores/memory_store.ipp>
+#include <cairn/impl/system/backoff.ipp>
 #include <cairn/impl/system/compiler.ipp>
 #include <cairn/impl/system/deadline.ipp>
 #include <cairn/impl/system/digest.ipp>
 #include <cairn/impl/system/error.ipp>
+#include <cairn/impl/system/fork_guard.ipp>
 #include <cairn/impl/system/process_limits.ipp>
 #include <cairn/impl/system/rate_limiter.ipp>
 #include <cairn/impl/system/shared_event.ipp>

@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_writer.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/observe/event_reporter.hpp>
+#include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 
 #include <algorithm>
@@ -10,7 +11,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace cairn {
@@ -27,8 +27,7 @@ class earlier_runs {
     const auto begin = deadline::clock::now();
     const auto until = deadline::in(timeout);
     auto alive = writer.live_saves(run);
-    for (auto pause = std::chrono::milliseconds(1); !alive.empty();
-         pause = std::min(pause * 2, std::chrono::milliseconds(250))) {
+    for (backoff polling(std::chrono::milliseconds(1), std::chrono::milliseconds(250)); !alive.empty();) {
       for (const auto& a : alive) {
         if (find(a.step, a.attempt) != nullptr) continue;
         seen_.push_back({a.step, a.attempt});
@@ -37,9 +36,7 @@ class earlier_runs {
                          "is being saved by a process of an earlier run: waiting for it, at most " +
                              seconds_text(std::chrono::duration<double>(timeout).count()));
       }
-      const auto left = until.left();
-      if (left.count() <= 0) break;
-      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
+      if (!polling.wait(until)) break;
       alive = writer.live_saves(run);
       const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
       for (auto& s : seen_)

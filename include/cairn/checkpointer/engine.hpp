@@ -6,6 +6,7 @@
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/fork_guard.hpp>
 #include <cairn/system/function_ref.hpp>
 
 #include <sys/types.h>
@@ -80,7 +81,7 @@ class engine_owner {
   void end() noexcept;
 
   std::unique_ptr<engine> engine_;
-  ::pid_t process_ = 0;
+  fork_guard process_;
 };
 
 }  // namespace detail

@@ -5,10 +5,10 @@
 #include <cairn/cuda/transfer.hpp>
 #include <cairn/model/source_table.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/fork_guard.hpp>
 #include <cairn/system/signals_blocked.hpp>
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -103,7 +103,7 @@ class basic_copy_engine {
   /// In a child after fork(), where there is no thread and no device, nothing is touched.
   ~basic_copy_engine() {
     if (state_ == nullptr) return;
-    if (process_ != ::getpid()) {
+    if (process_.in_child()) {
       (void)state_.release();
       return;
     }
@@ -303,7 +303,7 @@ class basic_copy_engine {
   std::unique_ptr<shared> state_;
   options_type options_;
   std::weak_ptr<transfer> last_;
-  ::pid_t process_ = ::getpid();
+  cairn::detail::fork_guard process_;
 };
 
 }  // namespace cuda

@@ -3,6 +3,7 @@
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/cuda/nccl_options.hpp>
 #include <cairn/cuda/nccl_pipeline.hpp>
+#include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 
@@ -67,7 +68,7 @@ template <NcclRuntime R, Communicator Control>
     check_call<R>(R::current_device(device), "cudaGetDevice (asking for the current device)", -1);
   auto pipeline =
       std::make_unique<nccl_pipeline<R>>(device, buffer_bytes, size, id, rank, options.abort_timeout);
-  for (auto pause = std::chrono::microseconds(20);;) {
+  for (cairn::detail::backoff polling(std::chrono::microseconds(20), std::chrono::microseconds(1000));;) {
     const bool late = until.passed();
     if (pipeline->opened()) return pipeline;
     if (late)
@@ -76,8 +77,7 @@ template <NcclRuntime R, Communicator Control>
                " was not done by the deadline: not all ranks opened NCCL's communicator" +
                nccl_timeout_text(options.timeout),
            {.rank = rank});
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, std::chrono::microseconds(1000));
+    std::this_thread::sleep_for(polling.next());
   }
 }
 

@@ -6,8 +6,10 @@
 #include <cairn/cuda/nccl_peers.hpp>
 #include <cairn/cuda/nccl_requests.hpp>
 #include <cairn/cuda/nccl_state.hpp>
+#include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/fork_guard.hpp>
 
 #include <unistd.h>
 
@@ -47,7 +49,7 @@ class nccl_world {
   nccl_world(const nccl_world&) = delete;
   nccl_world& operator=(const nccl_world&) = delete;
   ~nccl_world() {
-    if (::getpid() != process_) nccl_.leave_to_parent();
+    if (process_.in_child()) nccl_.leave_to_parent();
   }
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
@@ -95,10 +97,7 @@ class nccl_world {
   static constexpr auto grace = std::chrono::seconds(1);
 
   void check_peer(int peer) const {
-    if (::getpid() != process_)
-      fail(error_id::usage_wrong_process, "an nccl_communicator does not work in a child of fork()",
-           {.expected = "process " + std::to_string(process_),
-            .got = "process " + std::to_string(::getpid())});
+    process_.check("an nccl_communicator does not work in a child of fork()");
     if (peer < 0 || peer >= size_)
       fail(error_id::usage_bad_option, "there is no such rank",
            {.expected = "0 to " + std::to_string(size_ - 1), .got = std::to_string(peer)});
@@ -167,7 +166,7 @@ class nccl_world {
   }
   void wait(int peer, deadline until) {
     if (peers_.lost(peer) || peer == rank_)
-      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(until.left(), max_pause));
+      cairn::detail::sleep_for(max_pause, until);
     else
       hear(peer, until);
   }
@@ -410,7 +409,7 @@ class nccl_world {
   static constexpr auto min_pause = std::chrono::microseconds(10);
   static constexpr auto max_pause = std::chrono::microseconds(1000);
 
-  ::pid_t process_ = ::getpid();
+  cairn::detail::fork_guard process_;
   nccl_options options_;
   int rank_;
   int size_;

@@ -4,6 +4,7 @@
 #include <cairn/concepts/roles.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/fork_guard.hpp>
 
 #include <chrono>
 #include <condition_variable>
@@ -82,7 +83,7 @@ class progress_bar {
     static void run(shared& s) noexcept;
     std::shared_ptr<shared> shared_;
     std::unique_ptr<std::thread> thread_;
-    ::pid_t process_ = ::getpid();
+    detail::fork_guard process_;
   };
 
   [[nodiscard]] static std::string human_bytes(double bytes);

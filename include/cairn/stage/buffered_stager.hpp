@@ -8,6 +8,7 @@
 #include <cairn/stage/buffered_stager_options.hpp>
 #include <cairn/stage/image_pieces.hpp>
 #include <cairn/stage/memory_budget.hpp>
+#include <cairn/system/fork_guard.hpp>
 
 #include <unistd.h>
 
@@ -128,10 +129,7 @@ class buffered_stager {
   };
 
   // A child after fork() has neither the engine's threads nor those that give buffers back.
-  void check_process() const {
-    if (process_ != ::getpid())
-      fail(error_id::usage_wrong_process, "a stager was used in a child after fork(); make one there");
-  }
+  void check_process() const { process_.check("a stager was used in a child after fork(); make one there"); }
   // Neither changes: what fitted, fits.
   void check(const std::shared_ptr<const image_layout>& layout, const source_table& sources) {
     if (layout == fitting_layout_ && sources == fitting_sources_) return;
@@ -165,7 +163,7 @@ class buffered_stager {
 
   M memory_;
   Engine engine_;
-  ::pid_t process_ = ::getpid();
+  detail::fork_guard process_;
   memory_budget budget_;
   std::shared_ptr<pool_type> pool_;
   std::shared_ptr<void> member_;

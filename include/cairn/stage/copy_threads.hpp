@@ -5,6 +5,7 @@
 #include <cairn/stage/copy_job.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/fork_guard.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/thread_settings.hpp>
 
@@ -60,7 +61,7 @@ class copy_threads {
   std::shared_ptr<const image_layout> cut_layout_;
   std::shared_ptr<const copy_units> cut_;
   bool cut_early_first_ = false;
-  ::pid_t process_ = ::getpid();
+  fork_guard process_;
 };
 
 }  // namespace detail

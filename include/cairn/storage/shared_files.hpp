@@ -156,7 +156,7 @@ class shared_files_writing {
   /// Until `there` is true. @throws peer_lost
   template <class There>
   void wait(std::uint32_t member, std::string_view what, There there) {
-    backoff pause(c_.attempt, c_.rank);
+    poll_backoff pause(c_.attempt, c_.rank);
     for (int poll = 1; !there(); ++poll) {
       if (poll % 4 == 0) protocol_.objects().throw_if_aborted(c_.step, c_.attempt);
       if (!pause.wait(until_)) fail_absent(c_, first_ + static_cast<std::int32_t>(member), what, key(0));

@@ -2,8 +2,10 @@
 // opt-in: cairn::mpi
 #pragma once
 #include <cairn/concepts/communicator.hpp>
+#include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/fork_guard.hpp>
 
 #include <mpi.h>
 #include <sched.h>
@@ -22,7 +24,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,14 +43,13 @@ class mpi_backoff {
     }
     // A large message goes on only while both sides poll; but one that is not taken for long has no receiver.
     const auto longest = std::chrono::microseconds(transferring && polls_ < 5000 ? 50 : 1000);
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(until.left(), std::min(sleep_, longest)));
-    sleep_ = std::min(2 * sleep_, std::chrono::microseconds(1000));
+    sleep_for(std::min<std::chrono::nanoseconds>(sleep_.next(), longest), until);
   }
   void progressed() noexcept { *this = {}; }
 
  private:
   int polls_ = 0;
-  std::chrono::microseconds sleep_{10};
+  backoff sleep_{std::chrono::microseconds(10), std::chrono::microseconds(1000)};
 };
 
 /// What mpi_communicator owns, at one address for its whole life, because MPI writes into it. The functions
@@ -103,7 +103,7 @@ class mpi_world {
     check_call();
     check_peer(from);
     auto& queue = inbox_[from];
-    for (mpi_backoff backoff;;) {
+    for (mpi_backoff polling;;) {
       const bool late = until.passed();  // looked at before the poll, so that what has arrived counts
       const bool moved = progress();
       if (!queue.empty() && queue.front().done()) {
@@ -120,9 +120,9 @@ class mpi_world {
                            : "a message had begun to arrive and was not complete by the deadline",
              {.rank = from});
       if (moved)
-        backoff.progressed();
+        polling.progressed();
       else
-        backoff.pause(until, !arriving_.empty());
+        polling.pause(until, !arriving_.empty());
     }
   }
 
@@ -130,7 +130,7 @@ class mpi_world {
     check_call();
     // When all ranks are here, no message of another call is under way, and MPI_Comm_free waits for nobody.
     check(MPI_Ibarrier(comm_, &collective_), "MPI_Ibarrier", -1);
-    for (mpi_backoff backoff;;) {
+    for (mpi_backoff polling;;) {
       const bool late = until.passed();
       const bool moved = progress();
       if (completed(collective_, "MPI_Ibarrier", -1) && unsent_.empty() && arriving_.empty()) break;
@@ -139,9 +139,9 @@ class mpi_world {
         fail(error_id::timeout_peer, broken_);
       }
       if (moved)
-        backoff.progressed();
+        polling.progressed();
       else
-        backoff.pause(until, false);
+        polling.pause(until, false);
     }
     check(MPI_Comm_free(&comm_), "MPI_Comm_free", -1);
     comm_ = MPI_COMM_NULL;
@@ -198,7 +198,7 @@ class mpi_world {
     check(MPI_Comm_rank(parent, &rank_), "MPI_Comm_rank", -1);
     check(MPI_Comm_size(parent, &size_), "MPI_Comm_size", -1);
     check(MPI_Comm_idup(parent, &comm_, &collective_), "MPI_Comm_idup", -1);
-    mpi_backoff backoff;
+    mpi_backoff polling;
     for (;;) {
       const bool late = until.passed();
       if (completed(collective_, "MPI_Comm_idup", -1)) break;
@@ -206,16 +206,13 @@ class mpi_world {
         fail(error_id::timeout_peer,
              "not all ranks made an mpi_communicator by the deadline; all ranks of the communicator make it, "
              "in the same order with their other collective calls");
-      backoff.pause(until, false);
+      polling.pause(until, false);
     }
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", -1);
   }
 
   void check_call() const {
-    if (::getpid() != process_)
-      fail(error_id::usage_wrong_process, "an mpi_communicator does not work in a child of fork()",
-           {.expected = "process " + std::to_string(process_),
-            .got = "process " + std::to_string(::getpid())});
+    process_.check("an mpi_communicator does not work in a child of fork()");
     if (is_finalised())
       fail(error_id::usage_closed,
            "MPI was finalised; end what uses an mpi_communicator before MPI_Finalize");
@@ -258,15 +255,15 @@ class mpi_world {
   }
 
   void await_sent(int to, deadline until, std::string_view what) {
-    for (mpi_backoff backoff; unsent_.contains(to);) {
+    for (mpi_backoff polling; unsent_.contains(to);) {
       const bool late = until.passed();
       const bool moved = progress();
       if (!unsent_.contains(to)) return;
       if (late) fail(error_id::timeout_peer, what, {.rank = to});
       if (moved)
-        backoff.progressed();
+        polling.progressed();
       else
-        backoff.pause(until, true);
+        polling.pause(until, true);
     }
   }
 
@@ -318,7 +315,7 @@ class mpi_world {
 
   /// Whether all of it can be given back: MPI uses none of it any more.
   [[nodiscard]] bool idle() noexcept {
-    if (::getpid() != process_) return false;
+    if (process_.in_child()) return false;
     if (is_finalised()) return true;
     try {
       if (collective_ == MPI_REQUEST_NULL && unsent_.empty() && arriving_.empty()) return true;
@@ -331,7 +328,7 @@ class mpi_world {
     }
   }
 
-  ::pid_t process_ = ::getpid();
+  fork_guard process_;
   bool funnelled_ = true;
   int rank_ = 0;
   int size_ = 0;

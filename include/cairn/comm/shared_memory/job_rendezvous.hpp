@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
@@ -19,7 +20,6 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -145,11 +145,10 @@ class rendezvous_host {
     until = until.earlier(deadline::in(std::chrono::seconds(2)));
     while (::bind(socket_.get(), where.get(), where.length) != 0) {
       if (errno != EADDRINUSE) fail_system(errno, "the name of a job could not be taken");
-      if (until.passed())
+      if (!sleep_for(std::chrono::milliseconds(5), until))
         fail(error_id::usage_bad_option,
              "another job of this name runs on this host; give each run a name of its own, or end that one",
              {.item = job});
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     if (::listen(socket_.get(), SOMAXCONN) != 0) fail_system(errno, "no rank can be let in");
   }
@@ -237,8 +236,7 @@ struct rendezvous_address {
 /// @throws timeout_error (timeout_peer) that names rank 0, usage_error if rank 0 does not want this rank.
 [[nodiscard]] inline rendezvous_address ask_in(const std::string& job, int rank, int size, deadline until) {
   const job_address where(job);
-  for (auto pause = std::chrono::milliseconds(1);;
-       pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
+  for (backoff polling(std::chrono::milliseconds(1), std::chrono::milliseconds(20));;) {
     rendezvous_address place{{}, job_socket()};
     const int socket = place.connection.get();
     if (::connect(socket, where.get(), where.length) == 0) {
@@ -281,9 +279,7 @@ struct rendezvous_address {
     } else if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR && errno != ECONNRESET) {
       fail_system(errno, "rank 0 of the job could not be reached");
     }
-    if (until.passed()) break;
-    std::this_thread::sleep_for(
-        std::min<std::chrono::nanoseconds>(pause, until.left() + std::chrono::microseconds(1)));
+    if (!polling.wait(until)) break;
   }
   const auto probe = job_socket();
   if (::bind(probe.get(), where.get(), where.length) != 0 && errno == EADDRINUSE)

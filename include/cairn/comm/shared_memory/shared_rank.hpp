@@ -155,10 +155,7 @@ class shared_rank {
   }
 
   void check(int peer) const {
-    if (::getpid() != rank_claim_->owner())
-      fail(error_id::usage_wrong_process, "a communicator does not work in a child of fork(); make one there",
-           {.expected = "process " + std::to_string(rank_claim_->owner()),
-            .got = "process " + std::to_string(::getpid())});
+    rank_claim_->check_process();
     if (peer < 0 || peer >= size())
       fail(error_id::usage_bad_option, "there is no such rank",
            {.expected = "0 to " + std::to_string(size() - 1), .got = std::to_string(peer)});

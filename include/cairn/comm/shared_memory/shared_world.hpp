@@ -4,6 +4,7 @@
 #include <cairn/comm/shared_memory/job_rendezvous.hpp>
 #include <cairn/comm/shared_memory/message_ring.hpp>
 #include <cairn/model/peer_watch.hpp>
+#include <cairn/system/fork_guard.hpp>
 #include <cairn/system/shared_event.hpp>
 #include <cairn/system/shared_segment.hpp>
 
@@ -237,17 +238,19 @@ class rank_claim {
   rank_claim(const rank_claim&) = delete;
   rank_claim& operator=(const rank_claim&) = delete;
   ~rank_claim() {
-    if (::getpid() != owner_) return;
+    if (process_.in_child()) return;
     world_.slot(rank_).state.store(rank_state::left);
     world_.wake_all_ranks();
   }
-  /// The process that has the rank_claim.
-  [[nodiscard]] ::pid_t owner() const noexcept { return owner_; }
+  /// @throws usage_error (usage_wrong_process) in a child of fork(), which does not have the rank
+  void check_process() const {
+    process_.check("a communicator does not work in a child of fork(); make one there");
+  }
 
  private:
   const shared_world& world_;
   int rank_;
-  ::pid_t owner_ = ::getpid();
+  fork_guard process_;
 };
 
 }  // namespace detail

@@ -3,8 +3,6 @@
 #include <cairn/checkpointer/engine.hpp>
 #include <cairn/system/error.hpp>
 
-#include <unistd.h>
-
 #include <exception>
 #include <memory>
 #include <string>
@@ -14,8 +12,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY engine_owner::engine_owner(std::unique_ptr<engine> made) noexcept
-    : engine_(std::move(made)), process_(::getpid()) {}
+CAIRN_BODY engine_owner::engine_owner(std::unique_ptr<engine> made) noexcept : engine_(std::move(made)) {}
 CAIRN_BODY engine_owner::engine_owner(engine_owner&& other) noexcept = default;
 CAIRN_BODY engine_owner& engine_owner::operator=(engine_owner&& other) noexcept {
   if (this != &other) {
@@ -31,9 +28,7 @@ CAIRN_BODY engine_owner::~engine_owner() {
 
 CAIRN_BODY engine& engine_owner::here() const {
   if (engine_ == nullptr) fail(error_id::usage_closed, "this checkpointer was moved from");
-  if (const auto process = ::getpid(); process != process_)
-    fail(error_id::usage_wrong_process, "a checkpointer does not work in a child of fork(); make one there",
-         {.expected = "process " + std::to_string(process_), .got = "process " + std::to_string(process)});
+  process_.check("a checkpointer does not work in a child of fork(); make one there");
   return *engine_;
 }
 CAIRN_BODY engine& engine_owner::open() const {
@@ -43,7 +38,7 @@ CAIRN_BODY engine& engine_owner::open() const {
 }
 CAIRN_BODY void engine_owner::end() noexcept {
   if (engine_ == nullptr) return;
-  if (::getpid() != process_) {
+  if (process_.in_child()) {
     static_cast<void>(engine_.release());  // the threads and buffers belong to the parent
     return;
   }

@@ -5,6 +5,7 @@
 #include <cairn/execute/worker_link.hpp>
 #include <cairn/execute/worker_process.hpp>
 #include <cairn/execute/worker_settings.hpp>
+#include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -170,14 +171,12 @@ CAIRN_BODY void worker_process::spawn(const std::string& program, int socket) {
 }
 
 CAIRN_BODY std::optional<int> worker_process::reap(deadline until) noexcept {
-  for (auto pause = std::chrono::microseconds(50);;
-       pause = std::min(pause * 2, std::chrono::microseconds(5000))) {
+  for (backoff polling(std::chrono::microseconds(50), std::chrono::microseconds(5000));;) {
     int status = 0;
     const auto got = ::waitpid(id_, &status, WNOHANG);
     if (got == id_) return status;
     if (got < 0 && errno != EINTR) return -1;
-    if (until.passed()) return {};
-    std::this_thread::sleep_for(pause);
+    if (!polling.wait(until)) return {};
   }
 }
 

@@ -118,7 +118,7 @@ CAIRN_BODY progress_bar::drawing_thread::drawing_thread(std::shared_ptr<shared> 
 }
 
 CAIRN_BODY progress_bar::drawing_thread::~drawing_thread() {
-  if (process_ != ::getpid()) {  // a child after fork() has no such thread, and perhaps a locked mutex
+  if (process_.in_child()) {
     static_cast<void>(thread_.release());
     return;
   }

@@ -15,7 +15,6 @@
 #include <cairn/system/thread_settings.hpp>
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -39,7 +38,7 @@ CAIRN_BODY copy_threads::copy_threads(int threads, std::shared_ptr<rate_limiter>
       settings_(std::move(settings)) {}
 
 CAIRN_BODY copy_threads::~copy_threads() {
-  if (process_ != ::getpid()) {
+  if (process_.in_child()) {
     (void)state_.release();
     return;
   }

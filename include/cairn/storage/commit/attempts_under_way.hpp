@@ -5,6 +5,7 @@
 #include <cairn/storage/commit/attempt_ending.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/fork_guard.hpp>
 
 #include <condition_variable>
 #include <cstddef>
@@ -59,6 +60,7 @@ class attempts_under_way {
     deadline until;
   };
   struct inside {
+    fork_guard process;
     std::mutex mutex;
     std::condition_variable changed;
     std::vector<task> tasks;
@@ -80,7 +82,6 @@ class attempts_under_way {
   mutable std::mutex mutex_;
   std::map<std::pair<std::uint64_t, std::int32_t>, attempt_knowledge> known_;
   std::unique_ptr<inside> in_;
-  ::pid_t owner_ = 0;
 };
 
 }  // namespace detail

@@ -51,9 +51,9 @@ inline thread_local simulated_waits* waits_here = nullptr;
 /// different so that ranks do not poll in step. In a world of more than 500 ranks they begin and end longer,
 /// so that all ranks together do not poll more often, and grow to a 16th of the time that was waited; the
 /// first ones are spread over their whole length. The same attempt and rank give the same pauses.
-class backoff {
+class poll_backoff {
  public:
-  backoff(std::uint64_t attempt, std::int32_t rank, std::int32_t world_size = 1) noexcept;
+  poll_backoff(std::uint64_t attempt, std::int32_t rank, std::int32_t world_size = 1) noexcept;
   /// The next pause.
   [[nodiscard]] std::chrono::nanoseconds next() noexcept;
   /// False, at once, if the deadline has passed.

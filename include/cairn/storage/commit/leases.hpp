@@ -4,7 +4,6 @@
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/system/deadline.hpp>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -47,7 +46,6 @@ class step_leases {
   static constexpr std::string_view beginning = "lease-";
   static constexpr std::string_view reads = ".reads.";
   static constexpr std::string_view removes = ".removes.";
-  static constexpr std::chrono::milliseconds max_pause{250};
 
   /// "lease-00000300.reads."
   [[nodiscard]] static std::string key_of(std::int64_t step, std::string_view what);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/save_journal.hpp>
+#include <cairn/system/fork_guard.hpp>
 
 #include <pthread.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -97,7 +97,7 @@ class io_pool {
   static void serve(inside& in) noexcept;
 
   std::unique_ptr<inside> in_ = std::make_unique<inside>();
-  ::pid_t owner_ = ::getpid();
+  fork_guard process_;
 };
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/stores/file/file_tree.hpp>
+#include <cairn/system/fork_guard.hpp>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -95,7 +96,7 @@ class part_file {
         lock_(std::move(other.lock_)),
         identity_(other.identity_),
         linked_(std::exchange(other.linked_, false)),
-        owner_(other.owner_) {}
+        process_(other.process_) {}
   part_file& operator=(part_file&& other) noexcept {
     if (this != &other) {
       abandon();
@@ -106,7 +107,7 @@ class part_file {
       lock_ = std::move(other.lock_);
       identity_ = other.identity_;
       linked_ = std::exchange(other.linked_, false);
-      owner_ = other.owner_;
+      process_ = other.process_;
       tree_ = std::move(other.tree_);  // last: what the handles call lives there
     }
     return *this;
@@ -166,7 +167,7 @@ class part_file {
 
  private:
   void abandon() noexcept {
-    if (linked_ && ::getpid() == owner_)  // the child of a fork must not remove its parent's file
+    if (linked_ && !process_.in_child())  // the file is the parent's
       static_cast<void>(tree_->fs.unlink_at(directory_.get(), name_.c_str()));
     linked_ = false;
     static_cast<void>(file_.close());
@@ -181,7 +182,7 @@ class part_file {
   file_handle<F> lock_;
   file_identity identity_;
   bool linked_ = false;
-  ::pid_t owner_ = ::getpid();
+  detail::fork_guard process_;
 };
 
 }  // namespace detail

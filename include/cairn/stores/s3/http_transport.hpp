@@ -4,10 +4,10 @@
 #include <cairn/stores/s3/http_attempt.hpp>
 #include <cairn/stores/s3/http_call.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/fork_guard.hpp>
 #include <cairn/system/signals_blocked.hpp>
 
 #include <curl/curl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -94,7 +94,7 @@ class http_transport {
   std::shared_ptr<s3_clock> clock_;
   request_window window_;
   CURLM* multi_ = nullptr;
-  ::pid_t owner_ = ::getpid();
+  fork_guard process_;
   std::atomic<bool> ending_{false};
   std::atomic<bool> cancelled_{false};
   std::mutex mutex_;

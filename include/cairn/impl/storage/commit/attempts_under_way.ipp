@@ -8,7 +8,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -26,7 +25,7 @@ namespace detail {
 
 CAIRN_BODY attempts_under_way::~attempts_under_way() {
   if (in_ == nullptr) return;
-  if (::getpid() != owner_) {  // the child of a fork has the object, but not the thread
+  if (in_->process.in_child()) {
     static_cast<void>(in_.release());
     return;
   }
@@ -78,9 +77,8 @@ CAIRN_BODY void attempts_under_way::retry(attempt_ending ending, deadline until)
     auto made = std::make_unique<inside>();
     start(*made);
     in_ = std::move(made);
-    owner_ = ::getpid();
   }
-  if (owner_ != ::getpid()) return;
+  if (in_->process.in_child()) return;
   {
     const std::lock_guard tasks_lock(in_->mutex);
     if (in_->tasks.size() == max_tasks) in_->tasks.erase(in_->tasks.begin());

@@ -6,6 +6,7 @@
 #include <cairn/storage/manifest/corrupt.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
@@ -22,7 +23,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,7 +30,8 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY backoff::backoff(std::uint64_t attempt, std::int32_t rank, std::int32_t world_size) noexcept
+CAIRN_BODY poll_backoff::poll_backoff(std::uint64_t attempt, std::int32_t rank,
+                                      std::int32_t world_size) noexcept
     : noise_(attempt ^ (static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15U)) {
   const auto share = std::chrono::nanoseconds(std::chrono::microseconds(100)) * world_size;
   if (share <= max_) return;
@@ -40,7 +41,7 @@ CAIRN_BODY backoff::backoff(std::uint64_t attempt, std::int32_t rank, std::int32
   spread_ = true;
 }
 
-CAIRN_BODY std::chrono::nanoseconds backoff::next() noexcept {
+CAIRN_BODY std::chrono::nanoseconds poll_backoff::next() noexcept {
   noise_ = noise_ * 6364136223846793005U + 1442695040888963407U;
   const auto noise = static_cast<std::int64_t>(noise_ >> 54);  // 0 to 1023
   if (std::exchange(spread_, false)) return pause_ / 1024 * noise;
@@ -50,12 +51,9 @@ CAIRN_BODY std::chrono::nanoseconds backoff::next() noexcept {
   return pause;
 }
 
-CAIRN_BODY bool backoff::wait(deadline until) {
+CAIRN_BODY bool poll_backoff::wait(deadline until) {
   if (waits_here != nullptr) return waits_here->wait(next(), until);
-  const auto left = until.left();
-  if (left.count() <= 0) return false;
-  std::this_thread::sleep_for(std::min(next(), left));
-  return true;
+  return sleep_for(next(), until);
 }
 
 CAIRN_BODY bool step_object::is_file() const noexcept {

@@ -61,7 +61,7 @@ CAIRN_BODY void commit_protocol::enter(const save_context& c, deadline until) co
   const auto timeout = deadline::in(options_.directory_timeout).earlier(until);
   const auto take = [&](const std::string& directory, bool make) {
     if (make) return store_.make_directory(directory);
-    for (detail::backoff pause(c.attempt, c.rank, c.world_size); !store_.adopt_directory(directory);)
+    for (detail::poll_backoff pause(c.attempt, c.rank, c.world_size); !store_.adopt_directory(directory);)
       if (!pause.wait(timeout)) return;
   };
   take(step_directory(c.step), c.coordinator());
@@ -128,7 +128,7 @@ CAIRN_BODY void commit_protocol::await_commit(const save_context& c, deadline un
   detail::block_merge merge(store_, c, placement(c), block_ranks(c));
   // Those who merge are few, and waited for.
   const auto pollers = merge.done() ? c.world_size : 1;
-  detail::backoff pause(c.attempt, c.rank, pollers);
+  detail::poll_backoff pause(c.attempt, c.rank, pollers);
   bool stood = !placement(c).shared();
   for (std::uint64_t poll = 1;; ++poll) {
     objects_.throw_if_aborted(c.step, c.attempt);
@@ -179,7 +179,7 @@ CAIRN_BODY void commit_protocol::end_if_coordinator_is_lost(const save_context& 
 CAIRN_BODY void commit_protocol::wait_for_ended_manifest(const save_context& c, const file_placement& place,
                                                          deadline until) const {
   const auto timeout = deadline::in(options_.rival_timeout).earlier(until);
-  for (detail::backoff pause(c.attempt, c.rank); store_.size(manifest_key(c.step));) {
+  for (detail::poll_backoff pause(c.attempt, c.rank); store_.size(manifest_key(c.step));) {
     const auto standing = objects_.standing_attempt(c.step);
     if (objects_.remove_late_manifest(c.step)) return;
     if (!standing) {
@@ -198,7 +198,7 @@ CAIRN_BODY void commit_protocol::wait_for_ended_manifest(const save_context& c, 
 CAIRN_BODY void commit_protocol::await_durable_name(const save_context& c, const std::string& key,
                                                     deadline until) const {
   const auto timeout = deadline::in(options_.durability_timeout).earlier(until);
-  for (detail::backoff pause(c.attempt, c.rank, c.world_size); !store_.is_noted_durable(key);) {
+  for (detail::poll_backoff pause(c.attempt, c.rank, c.world_size); !store_.is_noted_durable(key);) {
     if (pause.wait(timeout)) continue;
     store_.make_name_durable(key);
     return objects_.throw_if_aborted(c.step, c.attempt);
@@ -260,7 +260,7 @@ CAIRN_BODY void commit_protocol::claim(const save_context& c, deadline until) co
   own.put(c.attempt);
   int n = 0;
   const auto timeout = deadline::in(options_.rival_timeout);
-  for (detail::backoff pause(c.attempt, c.rank);;) {
+  for (detail::poll_backoff pause(c.attempt, c.rank);;) {
     const auto key = detail::claim_key(c.step, n);
     if (store_.publish_new(key, own.view())) return;
     const auto bytes = store_.read_all(key, 8);

@@ -5,6 +5,7 @@
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -30,15 +31,14 @@ CAIRN_BODY checkpoint_lease step_leases::lease(std::int64_t step, deadline until
   if (!possible()) return {step, nullptr};
   if (!store_.size(manifest_key(step))) fail_not_committed(step);
   auto hold = show(step, reads);
-  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, max_pause)) {
+  for (backoff polling(std::chrono::milliseconds(1), std::chrono::milliseconds(250));;) {
     if (!store_.size(manifest_key(step))) fail_not_committed(step);
     const auto others = who(step, removes);
     if (others.empty()) return {step, std::move(hold)};
-    if (until.passed())
+    if (!polling.wait(until))
       fail(error_id::timeout_load,
            "another process has begun to remove this checkpoint and neither ended nor gave it up",
            {.file = step_directory(step), .got = others.front()});
-    std::this_thread::sleep_for(pause);
   }
 }
 

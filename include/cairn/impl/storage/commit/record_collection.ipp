@@ -140,7 +140,7 @@ CAIRN_BODY record_collection::record_collection(const any_store& store, const st
 }
 
 CAIRN_BODY std::vector<record_header> record_collection::collect(deadline until) {
-  backoff pause(c_.attempt, c_.rank);
+  poll_backoff pause(c_.attempt, c_.rank);
   for (std::uint64_t poll = 0;; ++poll) {
     if (block_ranks_ == 0) {
       take(there_in_small_world(poll));

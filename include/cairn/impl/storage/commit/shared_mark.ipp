@@ -6,6 +6,8 @@
 #include <cairn/model/record.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/shared_mark.hpp>
+#include <cairn/system/backoff.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/process_limits.hpp>
@@ -43,9 +45,10 @@ CAIRN_BODY std::shared_ptr<const void> shared_mark::leave(const run_id& run) {
 }
 
 CAIRN_BODY mark_visibility shared_mark::seen(const run_id& run) {
-  for (int wait = 1; !store_.size(key_of(run)); wait *= 2) {
-    if (wait > 1024) return mark_visibility::none;
-    std::this_thread::sleep_for(std::chrono::milliseconds(wait));
+  backoff polling(std::chrono::milliseconds(1), std::chrono::milliseconds(1024));
+  for (int polls = 1; !store_.size(key_of(run)); ++polls) {
+    if (polls > 11) return mark_visibility::none;
+    static_cast<void>(polling.wait(deadline::never()));
   }
   // Made before the one that is seen.
   return store_.size(early_key(run)) ? mark_visibility::seen : mark_visibility::late;

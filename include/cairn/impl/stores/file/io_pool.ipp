@@ -5,7 +5,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,7 +20,7 @@ inline namespace v1 {
 namespace detail {
 
 CAIRN_BODY io_pool::~io_pool() {
-  if (::getpid() != owner_) {  // the child of a fork has the objects, perhaps locked, but not the threads
+  if (process_.in_child()) {
     static_cast<void>(in_.release());
     return;
   }

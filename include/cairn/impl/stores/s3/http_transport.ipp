@@ -10,7 +10,6 @@
 #include <cairn/system/signals_blocked.hpp>
 
 #include <curl/curl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -39,7 +38,7 @@ CAIRN_BODY http_transport::http_transport(http_settings settings, std::shared_pt
 }
 
 CAIRN_BODY http_transport::~http_transport() {
-  if (::getpid() != owner_) {  // the child of a fork has neither the thread nor the connections
+  if (process_.in_child()) {
     if (thread_.joinable()) thread_.detach();
     static_cast<void>(new (std::nothrow) attempts(std::move(running_)));  // their sockets are the parent's
     return;
@@ -51,9 +50,7 @@ CAIRN_BODY http_transport::~http_transport() {
 }
 
 CAIRN_BODY void http_transport::submit(std::shared_ptr<http_call> call) {
-  if (::getpid() != owner_)
-    fail(error_id::usage_wrong_process,
-         "an object store cannot be used in the child of a fork: make another one there");
+  process_.check("an object store cannot be used in the child of a fork: make another one there");
   {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) begin_thread();
