@@ -36,6 +36,7 @@ declare -A may_include=(
   [comm]="system model concepts"
   [comm/shared_memory]="system model concepts"
   [comm/mpi]="system model concepts"
+  [comm/nccl]="system model concepts stage cuda"
   [cuda]="system model concepts stage"
   # A face for another language holds a checkpointer of any composition.
   [interop]="system model concepts any_checkpointer.hpp"

@@ -3,10 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <cairn/comm/collectives.hpp>
+#include <cairn/comm/nccl/basic_nccl_communicator.hpp>
 #include <cairn/comm/shared_memory/message_ring.hpp>
 #include <cairn/comm/single_process.hpp>
 #include <cairn/comm/thread_communicator.hpp>
-#include <cairn/cuda/basic_nccl_communicator.hpp>
 #include <support/communicator_archetype.hpp>
 #include <support/communicator_conformance.hpp>
 #include <support/counting_communicator.hpp>

@@ -4,8 +4,8 @@
 // On GPUs: that NCCL means what the double says, and the conformance suite of Communicator by NCCL, with one
 // rank for each device (NCCL takes no two ranks on one). With one device that is a world of one rank:
 // everything but messages. tests/gpu.sh builds and runs it.
+#include <cairn/comm/nccl_communicator.hpp>
 #include <cairn/comm/thread_communicator.hpp>
-#include <cairn/cuda/nccl_communicator.hpp>
 
 #include <cuda_runtime.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/cuda/nccl_calls.hpp>
+#include <cairn/comm/nccl/nccl_calls.hpp>
 
 #include <support/device_double.hpp>
 

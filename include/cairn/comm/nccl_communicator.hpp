@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::nccl
 #pragma once
-#include <cairn/cuda/basic_nccl_communicator.hpp>
-#include <cairn/cuda/nccl_runtime.hpp>
+#include <cairn/comm/nccl/basic_nccl_communicator.hpp>
+#include <cairn/comm/nccl/nccl_runtime.hpp>
 
 #include <utility>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::nccl
 #pragma once
-#include <cairn/cuda/nccl_calls.hpp>
+#include <cairn/comm/nccl/nccl_calls.hpp>
 #include <cairn/cuda/runtime.hpp>
 
 #include <nccl.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/comm/nccl/nccl_calls.hpp>
 #include <cairn/cuda/basic_pinned.hpp>
 #include <cairn/cuda/drain.hpp>
-#include <cairn/cuda/nccl_calls.hpp>
 #include <cairn/cuda/owned_event.hpp>
 #include <cairn/stage/heap_memory.hpp>
 #include <cairn/system/deadline.hpp>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/comm/nccl/nccl_world.hpp>
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/cuda/nccl_world.hpp>
 
 #include <cstddef>
 #include <memory>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/comm/nccl/nccl_opening.hpp>
+#include <cairn/comm/nccl/nccl_options.hpp>
 #include <cairn/concepts/communicator.hpp>
-#include <cairn/cuda/nccl_opening.hpp>
-#include <cairn/cuda/nccl_options.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/comm/nccl/nccl_frame.hpp>
+#include <cairn/comm/nccl/nccl_options.hpp>
+#include <cairn/comm/nccl/nccl_peers.hpp>
+#include <cairn/comm/nccl/nccl_requests.hpp>
+#include <cairn/comm/nccl/nccl_state.hpp>
 #include <cairn/concepts/communicator.hpp>
-#include <cairn/cuda/nccl_frame.hpp>
-#include <cairn/cuda/nccl_options.hpp>
-#include <cairn/cuda/nccl_peers.hpp>
-#include <cairn/cuda/nccl_requests.hpp>
-#include <cairn/cuda/nccl_state.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>

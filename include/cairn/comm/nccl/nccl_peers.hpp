@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/comm/nccl/nccl_frame.hpp>
 #include <cairn/concepts/communicator.hpp>
-#include <cairn/cuda/nccl_frame.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 
