@@ -11,35 +11,36 @@
 namespace cairn {
 inline namespace v1 {
 
-/// The most that a codec is given at once, in bytes: items are cut into frames that are shorter.
+/// The largest input of a codec, in bytes. Items are cut into frames that are shorter.
 inline constexpr std::uint64_t codec_limit = std::uint64_t{1} << 30;
 
-/// Codecs of users have these numbers and larger ones; cairn gives the numbers below, and 0 means: none.
+/// The first number for codecs of users. cairn assigns the numbers below it; 0 means no codec.
 inline constexpr std::uint16_t first_user_codec = 0x8000;
 
-/// Makes the bytes of an item fewer, without loss. Knows nothing of files, items and ranges: those who call
-/// it cut items into frames, keep sizes and digests, and choose the threads.
+/// Lossless compression of the bytes of an item. A codec knows nothing of files and items: its callers
+/// cut items into frames, keep sizes and digests, and choose the threads.
 ///
-/// - `id`: a std::uint16_t constant other than 0, the number that stands in manifests: it is never used for
-///   another encoding. It names what decode() understands, not how well encode() tries.
-/// - `bound(bytes)`: the most that encode() writes for so many bytes, at most codec_limit of them. Constant,
-///   ascending, little more than `bytes`: what does not compress is stored.
-/// - `encode(type, from, to)`: the encoded form of `from`, which holds elements of `type` and may begin and
-///   end within one, in the first bytes of `to`; returns how many. `to` has at least bound(from.size()) bytes
-///   and does not overlap `from`; of its bytes up to the bound those behind the result are unspecified, and
-///   no other memory is changed. Throws usage_error if `to` is too short or `from` is longer than
-///   codec_limit. The result depends on `type`, `from` and the codec's options alone: not on the thread, nor
-///   on calls before.
-/// - `decode(type, from, to)`: the reverse. `from` is hostile. Either fills `to`, exactly, or throws
-///   corrupt_error and leaves `to` unspecified; never writes outside of it. Refuses whatever encode() cannot
-///   have given for `to.size()` bytes as far as it can tell without a checksum: always what is cut short or
-///   continued, what has another size when decoded, and what was encoded for a type that is laid out in
-///   another way. Bytes that changed in place may decode to others: callers compare digests. Its memory is
-///   bounded by `to`, whatever `from` claims. Depends on no option: a codec decodes what any other of its
-///   type encoded.
+/// - `id`: a std::uint16_t constant other than 0, the number of the codec in manifests. It identifies the
+///   encoding that decode() understands, and is never used for another encoding.
+/// - `bound(bytes)`: the most bytes that encode() writes for so many bytes, which are at most
+///   codec_limit. Constant, ascending, and little more than `bytes`, since incompressible bytes are
+///   stored as they are.
+/// - `encode(type, from, to)`: writes the encoded form of `from` to the first bytes of `to` and returns
+///   their number. `from` holds elements of `type`, and may begin and end within an element. `to` has at
+///   least bound(from.size()) bytes and does not overlap `from`; its bytes after the result, up to the
+///   bound, are unspecified, and no other memory is changed. Throws usage_error if `to` is too short or
+///   `from` is longer than codec_limit. The result depends only on `type`, `from` and the codec's
+///   options: not on the thread or on earlier calls.
+/// - `decode(type, from, to)`: the inverse; `from` may be hostile. Either fills `to` completely, or
+///   throws corrupt_error and leaves `to` unspecified; never writes outside of it. Refuses what encode()
+///   cannot have written for `to.size()` bytes, as far as it can tell without a checksum: in any case
+///   input that is truncated or extended, that decodes to another size, or that was encoded for a type
+///   with another layout. Bytes that were changed in place may decode to wrong bytes: callers compare
+///   digests. Its memory is bounded by `to`, whatever `from` claims. Does not depend on options: a codec
+///   decodes what any other of its type encoded.
 ///
-/// Both may also throw std::bad_alloc. No alignment is asked for. encode and decode may be called by several
-/// threads at once.
+/// Both may also throw std::bad_alloc. No alignment is required. Several threads may call encode and
+/// decode at once.
 template <class C>
 concept Codec = std::movable<C> && requires(const C& codec, dtype type, std::span<const std::byte> from,
                                             std::span<std::byte> to, std::uint64_t bytes) {

@@ -13,32 +13,32 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Bytes that go from memory of a device_load to memory of a device.
+/// One copy from a buffer of a device_load to device memory.
 struct device_run {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
   std::uint64_t bytes = 0;
 };
 
-/// One load into memory of devices: buffers that readers fill, and copies from them that run beside the
-/// reading of the next. Nothing that the CPU reads or writes is done to a device's memory by anybody else.
+/// One load into device memory: buffers that readers fill, and copies from them that run while readers
+/// fill the next ones. A load accesses device memory only through this class.
 ///
-/// - `check(target, item)`: throws usage_error where the target cannot be written; before the first put for
-///   its device, by one thread at a time.
+/// - `check(target, item)`: throws usage_error where the target cannot be written. One thread at a time
+///   calls it, before the first put for the device.
 /// - `memory()`: the most bytes of buffers that exist at once.
-/// - `acquire(bytes, until)`: a buffer of at least so many bytes, whose earlier copies are done. A thread
-///   holds one at a time. Throws storage_error, timeout_error (timeout_load).
-/// - `put(buffer, device, item, runs)`: copies from a buffer that the thread holds; returns before they are
-///   done. `item` names it in errors.
-/// - `give(buffer)`: nothing more is put from it; it is used again when its copies are done. Also where the
-///   thread could not do all of it.
+/// - `acquire(bytes, until)`: returns a buffer of at least so many bytes, whose earlier copies are done.
+///   A thread holds one at a time. Throws storage_error, timeout_error (timeout_load).
+/// - `put(buffer, device, item, runs)`: starts copies from a buffer that the thread holds, and returns
+///   before they are done. `item` is its name in errors.
+/// - `give(buffer)`: gives the buffer back, which is used again when its copies are done. Called also
+///   where the thread could not put everything.
 /// - `finish(until)`: waits until everything is copied. Throws what failed, naming call, device and item.
 ///
 /// Any thread calls acquire, put and give. The destructor waits for copies that are under way, whether or not
-/// the load succeeded: afterwards nobody touches the targets.
+/// the load succeeded; nothing writes the targets afterwards.
 class device_load {
  public:
-  /// Memory of the host from which bytes go to a device.
+  /// Host memory from which bytes are copied to a device.
   struct buffer {
     std::size_t index = 0;
     std::span<std::byte> bytes;
@@ -53,11 +53,11 @@ class device_load {
   virtual void finish(deadline until) = 0;
 };
 
-/// One look at memory of devices, by one thread.
+/// Reads device memory, by one thread.
 ///
-/// - `read(from, first, last, to, item, until)`: bytes [first, last) of the packed view are at `to`, in
-///   memory of the host, when it returns. `item` names it in errors. Throws usage_error, storage_error,
-///   timeout_error (timeout_staging).
+/// - `read(from, first, last, to, item, until)`: copies bytes [first, last) of the packed view to `to`,
+///   in host memory, and returns when they are there. `item` is its name in errors. Throws usage_error,
+///   storage_error, timeout_error (timeout_staging).
 class device_read {
  public:
   virtual ~device_read() = default;
@@ -65,13 +65,13 @@ class device_read {
                     std::string_view item, deadline until) = 0;
 };
 
-/// What loads and checked{} do with memory that the CPU cannot address. A stager that copies from devices
-/// brings one along (`device_memory()`); without such a stager it is a policy of the checkpointer, of the
+/// Gives loads and checked{} access to memory that the CPU cannot address. A stager that copies from devices
+/// provides one (`device_memory()`); without such a stager it is a policy of the checkpointer, with the
 /// role role::devices.
 ///
-/// - `begin_load(budget)`: a load with at most so many bytes of buffers. What the devices had been given to
-///   do by then is done before anything is copied.
-/// - `begin_read()`: a look at what is there once that is done.
+/// - `begin_load(budget)`: begins a load with at most so many bytes of buffers. Its copies begin after
+///   the work that was enqueued on the devices before.
+/// - `begin_read()`: begins reads, which see memory as it is after the work that was enqueued before.
 class device_access {
  public:
   virtual ~device_access() = default;
@@ -81,7 +81,7 @@ class device_access {
 
 namespace detail {
 
-/// A buffer of a load, given back at the end.
+/// Holds a buffer of a load; its destructor gives the buffer back.
 class held_buffer {
  public:
   held_buffer(device_load& load, std::uint64_t bytes, deadline until)

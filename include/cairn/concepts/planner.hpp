@@ -17,26 +17,26 @@ inline namespace v1 {
 /// Decides what each rank writes. The global plan is a reduction over the ranks' summaries, so that no rank
 /// must see all plans:
 ///
-/// 1. `local_plan(state, rank)`: every box that this rank could write, in the order of the state. Throws
-/// usage or plan errors.
-/// 2. `summarise(plan, rank)`: what the others must know of it, as a `summary_type`.
-/// 3. `merge(a, b)`: the summary of both; associative in what it says; `a` is of lower ranks than `b`. Never
-/// throws for what ranks say: conflicts stay in the
-///    summary, so that step 4 throws the same on every rank. `encode(summary)` and `decode(bytes)` carry it
-///    between ranks; decode throws wire_error on anything that encode did not make.
-/// 4. `finish(plan, global_summary, rank, world_size)`: this rank's final plan: each replicated box is
-/// written by one holder. Every rank calls it with the same
-///    global summary and decides alone; it throws plan_error, on all ranks alike, if the union of the plans
-///    is not a whole checkpoint.
-/// 5. `metadata(global_summary, world_size)`: what the checkpoint will hold; called on the coordinator only.
-/// 6. `resolve(state, item)`: the memory of an item, now. Called at each save for each item, also with plans
-/// from the cache, by one thread; the state has
-///    the structure that was planned. See resolves_by_binding for fewer calls.
-/// - `fingerprint()`: a digest of the planner's own configuration; plans are cached under it. Two planners
-///   that would plan differently differ in it.
+/// 1. `local_plan(state, rank)`: returns every box that this rank could write, in the order of the state.
+///    Throws usage or plan errors.
+/// 2. `summarise(plan, rank)`: returns a `summary_type` with what the other ranks must know of the plan.
+/// 3. `merge(a, b)`: returns the summary of both; `a` is of lower ranks than `b`. Associative in content.
+///    Never throws for the contents of summaries: conflicts stay in the summary, so that step 4 throws
+///    the same error on every rank. `encode(summary)` and `decode(bytes)` carry it between ranks; decode
+///    throws wire_error on anything that encode did not make.
+/// 4. `finish(plan, global_summary, rank, world_size)`: returns this rank's final plan, in which one
+///    holder writes each replicated box. Every rank calls it with the same global summary and decides
+///    alone. Throws the same plan_error on all ranks if the union of the plans is not a whole checkpoint.
+/// 5. `metadata(global_summary, world_size)`: returns what the checkpoint will hold. Only the coordinator
+///    calls it.
+/// 6. `resolve(state, item)`: returns the current memory of an item. One thread calls it at each save for
+///    each item, also for plans from the cache; the state has the structure that was planned. See
+///    resolves_by_binding for fewer calls.
+/// - `fingerprint()`: returns a digest of the planner's configuration, under which plans are cached.
+///   Planners that would plan differently have different fingerprints.
 ///
-/// One thread at a time. Derive from basic_planner and hide one hook for most purposes; gathered<P>
-/// adapts planners that must see the plans of all ranks.
+/// One thread at a time. Most planners derive from basic_planner and hide one hook; gathered<P> adapts
+/// planners that must see the plans of all ranks.
 template <class P>
 concept SavePlanner =
     std::movable<P> &&
@@ -54,18 +54,17 @@ concept SavePlanner =
       { k.fingerprint() } -> std::same_as<std::uint64_t>;
     };
 
-/// Whether what a planner's resolve(state, item) answers of an item depends on the entry, its memory_binding
-/// and fingerprint() alone. A checkpointer then calls it again only when the state was bound to other memory
-/// or a container has moved or changed its size, so that a save asks a container for its address and a
-/// pointer for nothing. True of planners that derive from basic_planner and keep its resolve(); specialise it
-/// for others:
+/// Whether the result of a planner's resolve(state, item) depends only on the entry, its memory_binding
+/// and fingerprint(). The checkpointer then calls resolve() again only when the state was bound to other
+/// memory or a container has moved or changed its size. True for planners that derive from basic_planner
+/// and keep its resolve(); specialise it for others:
 ///
 ///   template <>
 ///   inline constexpr bool cairn::resolves_by_binding<my_planner> = true;
 template <class P>
 inline constexpr bool resolves_by_binding = false;
 
-/// What a load is asked for.
+/// What a load restores, and for which rank.
 struct load_request {
   int rank = 0;
   int world_size = 1;
@@ -74,15 +73,16 @@ struct load_request {
       only;  ///< patterns with * and ?; empty: everything. Others are neither read nor reported
 };
 
-/// Decides what each rank reads, and where it goes.
+/// Decides what each rank reads, and into which memory.
 ///
-/// - `plan(state, stored, request)`: the boxes to read, by arithmetic; throws plan_error naming the item
-///   where a dtype, a shape or a kind differs, where a wanted box is not covered, and, if strict, where an
-///   item is missing. No memory is touched. `stored` outlives the plan. What is unexpected on this rank may
-///   be another's (a stage of a pipeline knows its own items only): a strict plan throws for it in a group of
-///   one; else it is in the report, and whoever loads makes an error of what is unexpected on all ranks.
-/// - `resolve(state, stored, item)`: the destination of one item, whose view may be filled by any thread
-///   afterwards. Bytes items are resized by the reader through the entry's memory.resize before.
+/// - `plan(state, stored, request)`: returns the boxes to read, by arithmetic, without touching memory.
+///   Throws plan_error naming the item where a dtype, a shape or a kind differs, where a wanted box is
+///   not covered, and, if strict, where an item is missing. `stored` outlives the plan. An item that is
+///   unexpected on this rank may belong to another rank (a stage of a pipeline knows only its own items):
+///   a strict plan throws for it in a group of one; otherwise it goes into the report, and the
+///   checkpointer throws for items that are unexpected on all ranks.
+/// - `resolve(state, stored, item)`: returns the destination of one item; any thread may fill it
+///   afterwards. The reader resizes items of bytes before, through the entry's memory.resize.
 /// - `stored_name(entry)` is not part of the concept: basic_planner has it, for planners that rename.
 template <class P>
 concept LoadPlanner = std::movable<P> && requires(P& p, const state_dict& state, const metadata& stored,
@@ -91,18 +91,18 @@ concept LoadPlanner = std::movable<P> && requires(P& p, const state_dict& state,
   { p.resolve(state, stored, item) } -> std::same_as<item_target>;
 };
 
-/// What a LoadPlanner may offer besides.
+/// A LoadPlanner whose plans a checkpointer keeps for the same manifest, structure of the state and request.
 ///
-/// - `fingerprint()`: as SavePlanner has it. A checkpointer then keeps its plans, and does not plan a load
-///   again for the same manifest, structure of the state and request.
+/// - `fingerprint()`: as that of SavePlanner.
 template <class P>
 concept FingerprintedLoadPlanner = LoadPlanner<P> && requires(const P& k) {
   { k.fingerprint() } -> std::same_as<std::uint64_t>;
 };
 
-/// A planner in the manner of DCP, which must see the plans of all ranks: adapt it with cairn::gathered<P>,
-/// at a cost of O(ranks) in memory and time on every rank. `create_global_plan(plans)` changes the plans
-/// (index = rank) in place to what each rank writes, the same way on every rank, and returns the metadata.
+/// A planner that must see the plans of all ranks, like those of PyTorch's Distributed Checkpoint (DCP).
+/// Adapt it with cairn::gathered<P>, which costs O(ranks) of memory and time on every rank.
+/// `create_global_plan(plans)` changes the plans (index = rank) in place to what each rank writes, the
+/// same on every rank, and returns the metadata.
 template <class P>
 concept GatheringSavePlanner =
     std::movable<P> && requires(P& p, const P& k, const state_dict& state, std::span<save_plan> plans,

@@ -10,14 +10,13 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What can be made again in another process of the same program: a ByteStore or a StorageWriter that a
-/// process_executor's worker is to use.
+/// An object that another process of the same program can construct again, such as a ByteStore or a
+/// StorageWriter for the worker of a process_executor.
 ///
-/// - `description()`: bytes that say all about this object. It holds no pointer, descriptor or secret, and
-///   paths in it are absolute.
-/// - `from_description(bytes)`: an object that does the same to the same store. The bytes come from
-///   description() of the same build, but are checked all the same: throws wire_error or usage_error on
-///   others.
+/// - `description()`: returns bytes that describe this object completely. They hold no pointer,
+///   descriptor or secret, and paths in them are absolute.
+/// - `from_description(bytes)`: returns an object that does the same with the same store. The bytes come from
+///   description() of the same build, but it checks them: throws wire_error or usage_error on other bytes.
 template <class T>
 concept Portable = requires(const T& object, std::span<const std::byte> bytes) {
   { object.description() } -> std::same_as<std::vector<std::byte>>;
