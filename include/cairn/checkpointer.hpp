@@ -16,7 +16,8 @@ namespace cairn {
 inline namespace v1 {
 
 namespace detail {
-/// Stands for the storage where the arguments do not fit, so that one sentence is all that a compiler says.
+/// Takes the place of the storage where the arguments do not fit, so that the compiler prints only one
+/// sentence.
 struct refused_arguments {};
 template <class S>
 struct storage_over {
@@ -70,14 +71,13 @@ inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
 /// Saves and restores a state_dict: the one class that composes the policies.
 ///
 /// `checkpointer ckpt{file_store{"checkpoints"}, policies...};` The first argument is a ByteStore or a
-/// Storage; every further one is a policy that declares its role, in any order: a planner, stager, executor,
+/// Storage; the others are policies that declare their roles, in any order: a planner, stager, executor,
 /// communicator, observer, overlapped{}, keep_last(n), read_sharing::off, checked{}, read_only{},
-/// cuda::device_loads{},
-/// checkpointer_options{...}. What is left out has a default. `checkpointer_for<file_store,
-/// mpi_communicator>` names the type.
+/// cuda::device_loads{}, checkpointer_options{...}. Every policy has a default.
+/// `checkpointer_for<file_store, mpi_communicator>` names the type.
 ///
-/// Its calls (prepare, save, before_update, load, resume, list, lease, remove, quarantine, close, ...) are those
-/// of checkpointer_base: <cairn/checkpointer/checkpointer_base.hpp> has their contracts.
+/// Its calls (prepare, save, before_update, load, resume, list, lease, remove, quarantine, close, ...)
+/// are those of checkpointer_base: <cairn/checkpointer/checkpointer_base.hpp> has their contracts.
 template <class StorageType, class SavePlannerType, class LoadPlannerType, class StagerType,
           class ExecutorType, class CommunicatorType, class ObserverType, bool Overlapped>
 class checkpointer : public checkpointer_base {
@@ -90,11 +90,11 @@ class checkpointer : public checkpointer_base {
             parts_of(storage_over(std::move(first)), std::tuple<Policies&...>(policies...)))) {}
 
   using checkpointer_base::before_update;
-  /// The same as before_update() for memory of devices, with a stager that copies it by streams
-  /// (cuda::pinned_stager): what `stream` of `device` is given from now on begins after the last save has copied
-  /// the memory of this device. The stream waits, the host does not. Call it for each stream that updates what
-  /// was saved: the save is confirmed when it was called for each device whose memory is copied late, and
-  /// before_update() where memory of the host is. The thread that saves.
+  /// before_update() for device memory, with a stager that copies by streams (cuda::pinned_stager): work
+  /// that is enqueued on `stream` of `device` from now on begins after the last save has copied the
+  /// memory of this device. The stream waits, the host does not. Call it for each stream that updates
+  /// saved memory. The save is confirmed after it was called for each device whose memory is copied late,
+  /// and after before_update() where host memory is copied late. Only the thread that saves calls it.
   /// @throws storage_error (storage_device), timeout_error.
   template <class Stream>
     requires StreamOrderedStager<StagerType, Stream>
@@ -104,8 +104,7 @@ class checkpointer : public checkpointer_base {
     });
   }
 
-  /// The communicator, for tests and for those who count its messages; not to be used while a call is under
-  /// way.
+  /// The communicator, for tests and for counting its messages. Not to be used while a call is under way.
   [[nodiscard]] CommunicatorType& communicator() {
     return engine_.open().communicator().template get<CommunicatorType>();
   }
@@ -148,7 +147,7 @@ class checkpointer : public checkpointer_base {
     else
       return detail::default_storage_over(std::move(first));
   }
-  // What no argument plays is made where its page is known.
+  // A role that no argument plays gets its default, which is made where the type of the default is complete.
   template <class... P>
   static any_planners take_planners(std::tuple<P&...> arguments) {
     if constexpr (detail::count_of<role::planner, P...> == 1) {
@@ -200,7 +199,7 @@ class checkpointer : public checkpointer_base {
   }
 };
 
-/// What wrong arguments make, when their sentence is said.
+/// The type that wrong arguments make, after their static_assert has failed.
 template <class SavePlannerType, class LoadPlannerType, class StagerType, class ExecutorType,
           class CommunicatorType, class ObserverType, bool Overlapped>
 class checkpointer<detail::refused_arguments, SavePlannerType, LoadPlannerType, StagerType, ExecutorType,

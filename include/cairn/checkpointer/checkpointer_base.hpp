@@ -19,48 +19,48 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What every checkpointer does, whatever it is made of: the calls of cairn::checkpointer, which composes one,
-/// and of cairn::any_checkpointer, which holds one of any composition.
+/// What every checkpointer does, whatever it is made of: the calls of cairn::checkpointer, which composes
+/// one, and of cairn::any_checkpointer, which holds one of any composition.
 ///
 /// Collective: the constructor, prepare, save, load, resume, list, remove, quarantine, any_rank are called by
 /// all ranks in the same order, by one thread at a time; only they use the communicator. before_update() and
 /// handles: any thread. close() waits for this rank's saves.
 ///
-/// Movable, not copyable. One that was moved from refuses every call with usage_error (usage_closed), but for
-/// rank() and world_size(), which are undefined then. After fork() the child's copy refuses every call
-/// (usage_wrong_process) and its destructor does nothing. A state_dict may be changed or destroyed once save()
-/// has returned; the memory must stay valid and unchanged until the save is `released`.
+/// Movable, not copyable. One that was moved from refuses every call with usage_error (usage_closed), but
+/// for rank() and world_size(), which are undefined then. After fork() the child's copy refuses every
+/// call (usage_wrong_process) and its destructor does nothing. A state_dict may be changed or destroyed
+/// once save() has returned; the memory must stay valid and unchanged until the save is `released`.
 ///
-/// The destructor waits, at most for the timeout, until memory is released and saves have ended; failures go to
-/// stderr and to the observer. Never throws. While an exception unwinds, an overlapped save that was not
-/// confirmed is given up; otherwise it goes on, and a line on stderr says that its memory was not compared, as
-/// close() does.
+/// The destructor waits, at most for the timeout, until memory is released and saves have ended; failures
+/// go to stderr and to the observer. Never throws. While an exception unwinds, an overlapped save that
+/// was not confirmed is given up; otherwise it goes on, and a line on stderr says that its memory was not
+/// compared, as close() does.
 class checkpointer_base {
  public:
-  /// Plans for this state, checks that all ranks see one store, and sizes and pre-faults the buffers in the
-  /// background; a save() before that is ready waits. Called by resume(). Optional: a save() without it pays
-  /// for this itself.
+  /// Plans saves of this state, checks that all ranks see one store, and allocates and pre-faults the
+  /// buffers in the background; a save() before they are ready waits. resume() calls it. Optional:
+  /// without it the first save() does this work.
   void prepare(const state_dict& state) { engine_.open().prepare(state); }
 
-  /// Saves the state as the checkpoint of `step`, the count of completed updates. Returns when training may
-  /// change its memory, and the process that writes, where that is another one, has the save; with
-  /// overlapped{} at once, see before_update(). The handle says when it is written and committed; you may
-  /// drop it.
-  /// @throws usage_error and plan_error of this call, with the state unharmed; every later error is on the
-  /// handle, and thrown by wait() and close(). After `max_consecutive_failures` failed saves usage_error
-  /// (usage_too_many_failures), when its own save is under way.
+  /// Saves the state as the checkpoint of `step`, the number of completed updates. Returns when training may
+  /// change its memory and, with a worker process, the worker has the save; with overlapped{} it returns at
+  /// once, see before_update(). The handle tells when the save is written and committed; you may drop it.
+  /// @throws usage_error and plan_error of this call, with the state unharmed. Every later error is on
+  /// the handle, and wait() and close() throw it. After `max_consecutive_failures` failed saves it throws
+  /// usage_error (usage_too_many_failures), after its own save has begun.
   save_handle save(const state_dict& state, std::int64_t step) { return engine_.open().save(state, step); }
 
-  /// For overlapped saves: call it before memory is changed, in each step. Returns when the last save has
-  /// copied the memory of training, and the process that writes, where that is another one, has the save (see
-  /// handover_timeout); nothing to do, it costs nanoseconds. @throws timeout_error (timeout_staging).
+  /// For overlapped saves: call it in each step, before training changes the memory. Returns when the
+  /// last save has copied the memory of training and, with a worker process, the worker has the save (see
+  /// handover_timeout). Costs nanoseconds where there is nothing to wait for. @throws timeout_error
+  /// (timeout_staging).
   void before_update() { engine_.here().before_update(); }
 
-  /// The same for those who update one item after another: returns when the last save has copied the items of
-  /// these names, and waits for nothing else. A name of the state, or the beginning of names and a `*`:
-  /// `before_update("layer3.*")`. The save is confirmed when before_update() has returned, or this one for
-  /// each item that was not copied before save() returned; what is left out then must not change until the
-  /// next before_update(). With no_staging it waits for all items. No allocation, O(log n); any thread.
+  /// Waits only until the last save has copied the items with these names, for trainers that update one
+  /// item after another. A name is that of an item, or a prefix and `*`: `before_update("layer3.*")`. The
+  /// save is confirmed after before_update(), or after calls that together name every item that save()
+  /// had not copied when it returned; items that were not named must not change until the next
+  /// before_update(). With no_staging it waits for all items. No allocation, O(log n). Any thread.
   /// @throws usage_error (usage_unknown_name) for a name that the state of the last save or prepare() does
   /// not have; timeout_error.
   template <std::convertible_to<std::string_view>... Names>
@@ -70,10 +70,9 @@ class checkpointer_base {
     (engine.before_update(std::string_view(names)), ...);
   }
 
-  /// Restores the state from the checkpoint of `step`, on any number of ranks, in place. Options:
-  /// cairn::only{patterns}, cairn::partial.
-  /// @throws on all ranks alike; after a throw the contents of the state are unspecified. Nothing is moved or
-  /// removed.
+  /// Restores the state in place from the checkpoint of `step`, on any number of ranks. Options:
+  /// cairn::only{patterns}, cairn::partial. Moves and removes nothing in the store.
+  /// @throws the same error on all ranks; the contents of the state are unspecified then.
   template <class... Options>
     requires((std::same_as<Options, only> || std::same_as<Options, partial_t>) && ...)
   load_report load(const state_dict& state, std::int64_t step, Options... options) {
@@ -82,8 +81,8 @@ class checkpointer_base {
     return engine_.open().load(state, step, std::move(request));
   }
 
-  /// The same with options known at run time. `patterns`: as cairn::only; empty for everything. `strict` false: as
-  /// cairn::partial.
+  /// The same with options known at run time. `patterns`: as cairn::only; empty for everything. `strict`
+  /// false: as cairn::partial.
   load_report load(const state_dict& state, std::int64_t step, std::vector<std::string> patterns,
                    bool strict = true) {
     load_request request;
@@ -92,55 +91,57 @@ class checkpointer_base {
     return engine_.open().load(state, step, std::move(request));
   }
 
-  /// Restores the newest checkpoint that loads on all ranks and prepares saves; its step, or nothing if the
-  /// store holds no committed checkpoint. Damaged ones are passed over, at most max_fallback, and their
-  /// manifests moved aside; what interrupted runs left is removed. A save of an earlier run that a process
-  /// still writes is waited for, at most for earlier_run_timeout, and then ended so that it cannot commit any
-  /// more; the observer and a line on stderr say what became of it.
-  /// @throws storage_error (storage_nothing_loads), with the reason of each, if there are some and none
+  /// Restores the newest checkpoint that loads on all ranks, and prepares saves. Returns its step, or
+  /// nothing if the store has no committed checkpoint. Passes over at most max_fallback damaged
+  /// checkpoints and quarantines them; removes what interrupted runs left. Waits for a save of an earlier
+  /// run that a process still writes, at most for earlier_run_timeout, and then ends that save so that it
+  /// can no longer commit; the observer and a line on stderr report the outcome.
+  /// @throws storage_error (storage_nothing_loads) with the reason of each, if there are checkpoints and none
   /// loads; plan_error if the state does not fit the newest.
   std::optional<std::int64_t> resume(const state_dict& state) {
     return engine_.open().resume(state, nullptr);
   }
-  /// The same with the checkpoints of these steps alone, as if there were no others; see resume_together.
+  /// resume() that considers only the checkpoints of these steps; see resume_together.
   std::optional<std::int64_t> resume(const state_dict& state, const std::vector<std::int64_t>& among) {
     return engine_.open().resume(state, &among);
   }
 
-  /// The steps of all committed checkpoints, ascending.
+  /// Returns the steps of all committed checkpoints, ascending.
   [[nodiscard]] std::vector<std::int64_t> list() { return engine_.open().list(); }
   /// Keeps the checkpoint of this step from being removed, by keep_last or remove() of any process, until
-  /// what it gives is destroyed on rank 0. load() and resume() take one themselves while they read. Not
-  /// held() where the store takes none (memory_store, one that may not be written, a file system without
-  /// locks), nor with read_only{}; a warning says so once. Costs an empty file with a lock; in a bucket
-  /// five requests, and one every few seconds. @throws storage_error (storage_not_committed), timeout_error
+  /// the lease is destroyed on rank 0. load() and resume() take a lease themselves while they read. The
+  /// lease is not held() with read_only{}, nor where the store has no leases (memory_store, a store that
+  /// may not be written, a file system without locks); a warning says so once. Costs an empty locked
+  /// file; in a bucket five requests, and one every few seconds. @throws storage_error
+  /// (storage_not_committed), timeout_error
   [[nodiscard]] checkpoint_lease lease(std::int64_t step) { return engine_.open().lease(step); }
-  /// Removes a checkpoint: afterwards it does not exist. No error if there is none.
-  /// @throws storage_error (storage_leased) naming who reads it; nothing was removed then.
+  /// Removes a checkpoint. No error if there is none.
+  /// @throws storage_error (storage_leased) naming who reads it; it removes nothing then.
   void remove(std::int64_t step) { engine_.open().remove(step); }
-  /// The checkpoint of this step does not exist any more, but nothing is lost: its manifest becomes
-  /// manifest.damaged.<n>. False if the store is read-only. No error if there is none.
+  /// Renames the manifest of this checkpoint to manifest.damaged.<n>: the checkpoint no longer exists,
+  /// but no data is lost. False if the store is read-only. No error if there is none.
   bool quarantine(std::int64_t step) { return engine_.open().quarantine(step); }
 
-  /// What a save() that begins now would need until it is committed, by what earlier saves of this
-  /// checkpointer needed: the longest of the last eight, after the rest of those under way. Nothing before
-  /// the first commit. Of this rank: ranks that act on it agree with any_rank(). No message; the same thread
-  /// as save().
+  /// Estimates how long a save() that begins now takes until it is committed: the longest of the last
+  /// eight saves of this checkpointer, plus what is left of those under way. Returns nothing before the
+  /// first commit. An estimate of this rank; ranks that act on it agree by any_rank(). Sends no message.
+  /// The same thread as save().
   [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() {
     return engine_.open().time_to_save();
   }
-  /// True on all ranks if `here` is true on one: one small message up a tree and down again, nothing with one
-  /// rank. Collective: for decisions that all ranks must take at the same step, such as to save and stop.
+  /// True on all ranks if `here` is true on at least one. Collective, for decisions that all ranks must
+  /// take at the same step, such as to save and stop. Costs one small message up a tree and down again.
   [[nodiscard]] bool any_rank(bool here) { return engine_.open().any_rank(here); }
 
-  /// Waits for all saves of this rank and throws what failed in the last one. An overlapped save that was not
-  /// confirmed (by before_update() or wait()) is compared with the memory of the state, which must still be there,
-  /// and fails with usage_before_update_missing where that changed: one pass over it. Afterwards calls are
-  /// refused (usage_closed), but for rank(), world_size(), before_update() and destruction.
+  /// Waits for all saves of this rank, and throws the failure of the last one. It compares an overlapped
+  /// save that before_update() or wait() did not confirm with the memory of the state, which must still
+  /// be valid, in one pass; the save fails with usage_before_update_missing where the memory changed.
+  /// Afterwards every call throws usage_error (usage_closed), except rank(), world_size(),
+  /// before_update() and the destructor.
   void close() { engine_.open().close(); }
 
-  /// This rank in the group of ranks, and how many there are. Also when it is closed; undefined for one that was
-  /// moved from. Any thread.
+  /// This rank in the group of ranks, and how many there are. Also when it is closed; undefined for one
+  /// that was moved from. Any thread.
   [[nodiscard]] int rank() const { return engine_.any().rank(); }
   [[nodiscard]] int world_size() const { return engine_.any().world_size(); }
 

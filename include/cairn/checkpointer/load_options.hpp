@@ -10,7 +10,7 @@
 namespace cairn {
 inline namespace v1 {
 
-/// For load: only items whose name matches one of the patterns (`*` any text, `?` one character):
+/// For load: loads only items whose name matches one of the patterns (`*` any text, `?` one character):
 /// `cairn::only{"model.*"}`. A pattern that matches no item of the state or the checkpoint is an error
 /// (usage_unknown_name).
 struct only {
@@ -18,8 +18,8 @@ struct only {
   explicit only(std::vector<std::string> list) : patterns(std::move(list)) {}
   std::vector<std::string> patterns;
 };
-/// For load: what is missing, unexpected or mismatched is in the report and in a line on stderr, and is
-/// no error.
+/// For load: missing, unexpected and mismatched items are no error, but are in the report and in a line
+/// on stderr.
 struct partial_t {};
 /// See partial_t.
 inline constexpr partial_t partial{};

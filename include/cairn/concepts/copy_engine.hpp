@@ -22,8 +22,8 @@
 namespace cairn {
 inline namespace v1 {
 
-/// One image while it is being filled: what a stager hands to its engine. Keeps the buffer and the table of
-/// sources alive; the engine holds it until it touches neither any more.
+/// One image while it is being filled, which a stager hands to its engine. Keeps the buffer and the table of
+/// sources alive; the engine holds it as long as it uses them.
 class image_fill : public image_backing {
  public:
   /// `memory` has layout->bytes bytes, `digests` layout->blocks numbers; one source for each item of the
@@ -37,7 +37,7 @@ class image_fill : public image_backing {
   [[nodiscard]] const item_source& source(const item_placement& place) const noexcept {
     return sources_[place.item];
   }
-  /// Of the item, for errors; may be empty.
+  /// The name of the item, for errors; may be empty.
   [[nodiscard]] std::string_view name(const item_placement& place) const noexcept {
     return sources_.name(place.item);
   }
@@ -46,16 +46,17 @@ class image_fill : public image_backing {
   [[nodiscard]] image_control& control() const noexcept { return *control_; }
   [[nodiscard]] stage_options options() const noexcept { return options_; }
 
-  /// For engines that can copy a part of the image out of turn, before copy() returns: `copy(begin, end,
-  /// until)` brings these image bytes into place and answers true, or false if it cannot. Any thread calls
-  /// it, as long as the image is there.
+  /// For engines that can copy a range of the image out of turn; called before copy() returns.
+  /// `copy(begin, end, until)` copies these bytes of the image and returns true, or false if it cannot.
+  /// Any thread calls it, as long as the image exists.
   void when_wanted(std::function<bool(std::uint64_t, std::uint64_t, deadline)> copy) {
     wanted_ = std::move(copy);
   }
   [[nodiscard]] bool copy_part(std::uint64_t begin, std::uint64_t end, deadline until) override {
     return wanted_ != nullptr && wanted_(begin, end, until);
   }
-  /// For engines, at most once, when they touch the sources no more: the image will never be complete.
+  /// Says that the image will never be complete. An engine calls it at most once, after its last use of
+  /// the sources.
   void fail(std::exception_ptr why) noexcept;
   [[nodiscard]] std::exception_ptr failure() const noexcept override {
     return told_.load(std::memory_order_acquire) ? failure_ : nullptr;
@@ -75,21 +76,21 @@ class image_fill : public image_backing {
 
 /// Fills images from the memory of training.
 ///
-/// - `accepts<Memory>`: a bool constant: whether it can fill blocks of this memory.
-/// - `digests`: a bool constant: whether it computes block digests in its pass (where stage_options::digest
-///   asks for it); else the writer does.
-/// - `check(source)`: throws usage_error where the view's memory_space is not one that it reads. Once for
+/// - `accepts<Memory>`: a bool constant, whether it can fill blocks of this memory.
+/// - `digests`: a bool constant, whether it computes block digests in the same pass (if stage_options::digest
+///   is set); otherwise the writer computes them.
+/// - `check(source)`: throws usage_error where it cannot read the view's memory_space. Called once for
 ///   each source_table, not for each save of it.
-/// - `copy(fill, until)`: brings every byte of the image into fill->memory(): headers, items (casts applied),
-///   zeros between segments. Items that are `early` come first where the fill is overlapped, and are complete
-///   when copy returns; without `overlapped`, all are. The rest follows in the background, about in image
-///   order: the control's watermark is raised as the front of the image is complete (digests first), the
-///   control released when no source is needed any more. A failure after the return ends in fill->fail().
-///   Throws what failed before it (timeout_staging at the deadline); no source is touched afterwards then,
-///   and the fill has failed.
+/// - `copy(fill, until)`: copies every byte of the image into fill->memory(): headers, items (with casts
+///   applied), zeros between segments. Where the fill is overlapped, `early` items come first and are
+///   complete when copy returns; without `overlapped`, all items are. The rest follows in the background,
+///   roughly in image order: the engine raises the control's watermark as the front of the image is
+///   complete (digests first), and releases the control when it needs no source any more. A failure after
+///   the return ends in fill->fail(). Throws a failure before the return (timeout_staging at the
+///   deadline); the engine uses no source afterwards, and the fill has failed.
 ///
 /// One thread at a time calls copy and prepare; several fills may be in progress. The destructor waits for
-/// those; an engine whose copies may never end says for how long, and what it leaves then is failed.
+/// them; an engine whose copies may never end documents how long it waits, and fails the fills that are left.
 template <class E, class M>
 concept CopyEngine =
     std::movable<E> && Memory<M> && E::template accepts<M> &&
@@ -99,16 +100,16 @@ concept CopyEngine =
       { engine.copy(std::move(fill), until) } -> std::same_as<void>;
     };
 
-/// What a CopyEngine may offer besides: a buffered_stager over it is a PreparesSources.
+/// A CopyEngine that has to do something before its first image; a buffered_stager over it is a
+/// PreparesSources.
 ///
-/// - `prepare(sources)`: what the first image from these sources would wait for is done.
+/// - `prepare(sources)`: does what the first image from these sources would otherwise wait for.
 template <class E>
 concept PreparingCopyEngine = std::movable<E> && requires(E& engine, const source_table& sources) {
   { engine.prepare(sources) } -> std::same_as<void>;
 };
 
-/// What a CopyEngine that copies from devices may offer besides: a buffered_stager over it is a
-/// StreamOrderedStager.
+/// A CopyEngine that copies from devices by streams; a buffered_stager over it is a StreamOrderedStager.
 ///
 /// - `before_update(stream, device, deadline)`: see StreamOrderedStager.
 template <class E, class Stream>
