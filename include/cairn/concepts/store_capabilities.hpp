@@ -58,7 +58,7 @@ concept AnnouncesWriters = requires(S& s) {
 template <class W>
 concept AnnouncingObjectWriter = ObjectWriter<W> && requires(W& w) { w.announce(); };
 
-/// An ObjectWriter that counts as alive as long as an open file is locked (see flock(2)).
+/// An ObjectWriter that counts as alive as long as an open file is locked (F_OFD_SETLK, see fcntl(2)).
 ///
 /// - `lock_descriptor()`: returns the descriptor of that file, or -1 where this writer has none. The
 ///   writer owns it. A process that holds a duplicate keeps the writer alive in the eyes of others.

@@ -24,8 +24,8 @@
 namespace cairn {
 inline namespace v1 {
 
-/// An any_store that is one of these types, all Portable; Portable itself, so that the worker of a
-/// process_executor finds the same store:
+/// An any_store that holds one of these Portable types, and is Portable itself, so that the worker of a
+/// process_executor can construct the same store:
 ///
 ///   cairn::any_store_of<cairn::file_store, cairn::s3_store> store = cairn::open_store(url);
 template <class... Stores>
@@ -40,7 +40,7 @@ class any_store_of : public any_store {
   explicit any_store_of(Store&& store)
       : any_store(std::forward<Store>(store)), type_(index_of<std::remove_cvref_t<Store>>()) {}
 
-  /// See Portable: which of the types it is, and what that says of itself.
+  /// See Portable: the index of the type, and its description.
   [[nodiscard]] std::vector<std::byte> description() const {
     wire_writer out;
     out.put(type_).raw(inner_description());
@@ -69,7 +69,7 @@ class any_store_of : public any_store {
 };
 
 namespace detail {
-/// What stands before the colon of a URL in small letters; empty for a path: "checkpoints", "./a:b".
+/// The scheme of a URL, in lower case; empty for a path: "checkpoints", "./a:b".
 [[nodiscard]] constexpr std::string_view scheme_of(std::string_view url) noexcept {
   const auto colon = url.find(':');
   if (colon == std::string_view::npos || colon < 2) return {};
@@ -104,8 +104,8 @@ namespace detail {
 }
 }  // namespace detail
 
-/// The store that a URL without an option names: a path, or file:PATH (file:checkpoints, file:///data/run).
-/// <cairn/stores/s3_url.hpp> knows s3://, too. @throws usage_error (usage_bad_option)
+/// Returns the store that a URL names: a path, or file:PATH (file:checkpoints, file:///data/run).
+/// <cairn/stores/s3_url.hpp> also has s3:// URLs. @throws usage_error (usage_bad_option)
 [[nodiscard]] inline any_store_of<file_store> open_file_url(std::string_view url) {
   return any_store_of<file_store>(file_store(detail::path_of_url(url)));
 }

@@ -23,29 +23,30 @@ template <FileSystem F>
 struct file_tree;
 }
 
-/// Objects as files below one directory; a ByteStore. The directory is made when the first object is created,
-/// in one that is there.
+/// A ByteStore that keeps objects as files below one directory. It makes the directory when it creates
+/// the first object; the directory above must exist (see file_store_options::root).
 ///
-/// - What finish(), put_new() and publish_new() acknowledge survives a power loss: data fsynced once, close
-///   checked, renamed without replacing (or linked), directory fsynced, and the entries of all directories
-///   above it too.
-/// - An unfinished object is `<key>.<16 hexadecimal digits>.part`, locked as long as its writer lives (also a
-///   forked child that still holds the descriptor counts as alive). Where the file system has no locks,
-///   leftovers() lists those of live writers too.
-/// - After an error of the last fsync, that of the directory, the object is whole and stands under its key,
-///   but a power loss may still take it away: the call throws.
-/// - Large requests go past the page cache (O_DIRECT); where the file system refuses, the page cache is used.
-///   No file is ever mapped. No symbolic link below the root is followed.
-/// - A file that would grow beyond `ulimit -f` is storage_limit: SIGXFSZ is blocked on the thread during the
-///   calls.
+/// - An object that finish(), put_new() or publish_new() has acknowledged survives a power loss: its data
+///   is fsynced, the file is closed without an error, renamed without replacing (renameat2(2) with
+///   RENAME_NOREPLACE, or link(2)), and the directory and the entries of all directories above it are
+///   fsynced.
+/// - An unfinished object is the file `<key>.<16 hexadecimal digits>.part`, which is locked (F_OFD_SETLK,
+///   see fcntl(2)) as long as its writer lives; a forked child that holds the descriptor counts as alive.
+///   Where the file system has no locks, leftovers() lists the files of live writers too.
+/// - If the last fsync, that of the directory, fails, the call throws; the object is then complete under
+///   its key, but a power loss may still remove it.
+/// - Large requests bypass the page cache (O_DIRECT, see open(2)) where the file system allows it. No
+///   file is ever mapped. No symbolic link below the root is followed.
+/// - A file that would grow beyond `ulimit -f` causes storage_limit: SIGXFSZ is blocked on the thread
+///   during the calls.
 /// - Copies share root, options and threads. The threads (at most the larger of the two in_flight options
-///   less one) begin when first needed and end with the last copy or object writer. Not to be used in the
-///   child of a fork.
-/// - All functions may be called by several threads at once. No wait here has a deadline of its own: a call
-///   ends when the system call does.
+///   less one) start when they are first needed and end with the last copy or object writer. Not to be
+///   used in the child of a fork.
+/// - Several threads may call all functions at once. No call has a deadline of its own: it ends when its
+///   system call does.
 ///
-/// With a file system of one's own, and cairn::compiled, the file that names it includes
-/// <cairn/stores/basic_file_store.hpp>, too: the library has the bodies for the system's own alone.
+/// With another file system F and cairn::compiled, the source file that names the store also includes
+/// <cairn/stores/basic_file_store.hpp>: the library has only the bodies for posix_file_system.
 template <FileSystem F = posix_file_system>
 class basic_file_store {
  public:
@@ -53,12 +54,12 @@ class basic_file_store {
   using object_writer = detail::file_object_writer<F>;
   using shared_writer = detail::shared_file_writer<F>;
 
-  /// `root`: a directory that exists or can be made, see file_store_options::root; relative to the working
-  /// directory of now.
+  /// `root`: a directory that exists or can be made, see file_store_options::root. A relative path is
+  /// resolved now, against the working directory.
   /// @throws usage_bad_option
   explicit basic_file_store(std::string root, file_store_options options = {}, F file_system = {});
 
-  /// See Portable: root and options. Where the file system is the system's own.
+  /// See Portable: root and options. Only for a file system without state, such as posix_file_system.
   [[nodiscard]] std::vector<std::byte> description() const
     requires std::is_empty_v<F>;
   [[nodiscard]] static basic_file_store from_description(std::span<const std::byte> bytes)
@@ -66,14 +67,14 @@ class basic_file_store {
 
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint);
 
-  /// See SharedStore. Who began the file holds its lock; it is removed with that writer. Writers of other
-  /// hosts do not find it: bytes of one block come from several writers, which only one host puts together
-  /// rightly.
+  /// See SharedStore. The writer that began the file holds its lock, and its destructor removes an
+  /// unfinished file. Writers of other hosts do not find the file: several writers may write into one
+  /// page, which is only correct where they share a page cache.
   [[nodiscard]] shared_writer share(std::string_view key, std::uint64_t tag);
   [[nodiscard]] std::optional<shared_writer> join(std::string_view key, std::uint64_t tag);
 
   [[nodiscard]] std::size_t io_alignment() const noexcept;
-  /// Shorter parts are right too, but do not use the device well.
+  /// Shorter ranges work too, but are slower.
   [[nodiscard]] std::size_t min_write_bytes() const noexcept;
 
   void read(std::span<const read_range> ranges);
@@ -91,25 +92,24 @@ class basic_file_store {
   /// See ListsKeys.
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t parts);
 
-  /// Also removes the directories above it that are empty then, except the root.
+  /// Removes also the directories above the file that become empty, except the root.
   void remove(std::string_view key);
 
-  /// See ConditionalRemove. The file is held open while it is compared and removed, so that one which another
-  /// puts under its name has another inode; between the last look at that and the removal nothing is waited
-  /// for.
+  /// See ConditionalRemove. Holds the file open while it compares and removes it, so that another file
+  /// that is put under its name has another inode number. It compares the inode number directly before it
+  /// removes the file.
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes);
 
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix);
 
-  /// The keys of unfinished objects whose writers live: those that leftovers() leaves out. Beside ByteStore,
-  /// like writer_lives().
+  /// See TracksWriters.
   [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix);
-  /// Whether the object writer that finished an object still exists: it keeps its file locked. False where
-  /// the file system has no locks, or none that reach the writer's host.
+  /// See TracksWriters: an object writer keeps its finished file locked until it is destroyed. False where
+  /// the file system has no locks, or none that work between hosts.
   [[nodiscard]] bool writer_lives(std::string_view key);
 
-  /// Removes what leftovers() listed. @throws storage_bad_key for other keys; storage_exists if its writer
-  /// lives.
+  /// Removes a file that leftovers() listed. @throws storage_bad_key for other keys; storage_exists if
+  /// its writer lives.
   void discard(std::string_view key);
 
   /// See DirectoryStore.
@@ -117,19 +117,20 @@ class basic_file_store {
   [[nodiscard]] bool adopt_directory(std::string_view directory);
   void make_name_durable(std::string_view key);
 
-  /// See DurabilityHints. The note is the sticky bit of the file, which means nothing else for a file on Linux:
-  /// who may read and write it stays as it was. Where a file system does not keep it, no note is seen.
+  /// See DurabilityHints. The note is the sticky bit of the file, which Linux ignores for files (see
+  /// inode(7)), so that permissions do not change. On a file system that does not store the bit, nobody
+  /// sees a note.
   void note_durable(std::string_view key) noexcept;
   [[nodiscard]] bool is_noted_durable(std::string_view key);
 
   [[nodiscard]] std::optional<space_left> free_space();
 
-  /// See SelfTestingStore: whether names are given once, locks are seen, fsync works, and what file system it
-  /// is. The directory is made where the options let it be.
+  /// See SelfTestingStore: tests whether a rename never replaces, others see locks and fsync works, and
+  /// reports the kind of file system. Makes the directory where the options allow it.
   [[nodiscard]] store_proof prove();
 
-  /// With the kind of file system, once prove() has seen it: "directory /data/checkpoints (ext4)". No call of
-  /// the system.
+  /// For example "directory /data/checkpoints (ext4)"; the kind of file system is known after prove().
+  /// Makes no system call.
   [[nodiscard]] std::string describe() const;
 
   [[nodiscard]] const std::string& root() const noexcept;

@@ -16,9 +16,9 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Objects in the memory of this process; a ByteStore for tests and for ranks that are threads. Copies share
-/// the objects, which live as long as the last copy or object writer. Nothing is durable. All functions may
-/// be called by several threads at once.
+/// A ByteStore that keeps objects in the memory of this process, for tests and for ranks that are
+/// threads. Copies share the objects, which live as long as the last copy or object writer. Nothing is
+/// durable. Several threads may call all functions at once.
 class memory_store {
   struct shared_bytes;
   struct objects;
@@ -84,7 +84,7 @@ class memory_store {
   void remove(std::string_view key);
   /// See ConditionalRemove.
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes);
-  /// None: what was not finished died with its writer.
+  /// Returns none: an unfinished object ends with its writer.
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view) { return {}; }
   void discard(std::string_view key) { check(key); }
   [[nodiscard]] std::optional<space_left> free_space() { return {}; }

@@ -26,41 +26,42 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Objects in a bucket of an S3-compatible service; a ByteStore over libcurl.
+/// A ByteStore that keeps objects in a bucket of an S3-compatible service, by libcurl.
 ///
-/// - Objects that fit into a part are one conditional PUT; longer ones are multipart uploads whose parts are
-///   sent as they become complete, options.in_flight at a time over all objects. write() copies what it is
-///   given, at most in_flight parts and one for each open object; write_stable() copies nothing.
-/// - What finish(), put_new() and publish_new() acknowledge, the service has acknowledged, in an answer that
-///   was read to its end. An answer that is lost is settled by looking at what stands: by the writer's token
-///   in its metadata, else by its bytes.
-/// - Every range is asked for with If-Match. ETags are remembered; an object that was replaced in between is
-///   looked at anew once.
-/// - Requests are repeated as the options say; every one ends by its timeout, with storage_unavailable or
-///   what the server said.
-/// - leftovers(): uploads that were begun and not ended, except those of this process's writers, and those by
-///   which others announce that they write, as long as they live; live_writers() are these. The other uploads
-///   of other processes that live cannot be told from those of dead ones.
-/// - Copies share connections, credentials and one thread, which begins with the first request and ends with
-///   the last copy or object writer. Not to be used in the child of a fork. All functions may be called by
-///   several threads.
+/// - An object that fits into one part is sent by one conditional PUT (If-None-Match). A longer one is a
+///   multipart upload, whose parts are sent as they become complete, at most options.in_flight at a time
+///   over all objects. write() copies its ranges, at most in_flight parts and one for each open object;
+///   write_stable() copies nothing.
+/// - finish(), put_new() and publish_new() return after the service has acknowledged the object in a
+///   complete answer. If an answer is lost, the store looks at the object under the key: it compares the
+///   writer's token in the object's metadata, or else the bytes.
+/// - Every range is requested with If-Match. ETags are cached; if an object was replaced in between, the
+///   store looks it up once more.
+/// - Requests are repeated as the options say. Every request ends by its timeout, with storage_unavailable or
+///   the error of the server.
+/// - leftovers(): returns uploads that were begun and not ended, without those of this process's writers
+///   and without the announcements of live processes, which live_writers() returns. Other uploads of live
+///   processes cannot be distinguished from those of dead ones.
+/// - Copies share connections, credentials and one thread, which starts with the first request and ends
+///   with the last copy or object writer. Not to be used in the child of a fork. Several threads may call
+///   all functions.
 class s3_store {
  public:
   using cairn_role = role::store;
 
-  /// An object that is being written, see ObjectWriter; destroyed unfinished, its upload is ended, which may
-  /// take as long as a request's timeout.
+  /// See ObjectWriter. The destructor aborts an unfinished upload, which may take as long as the timeout of a
+  /// request.
   class object_writer {
    public:
     void write(std::span<const write_range> parts);
-    /// The same, but the memory stays valid and unchanged until finish() has returned or thrown, or the
-    /// writer was destroyed: nothing is copied.
+    /// See ZeroCopyObjectWriter.
     void write_stable(std::span<const write_range> parts);
-    /// See DeadlineObjectWriter. Requests that are under way then are cancelled.
+    /// See DeadlineObjectWriter. Cancels requests that are under way at the deadline.
     void until(deadline when);
     void finish();
-    /// Lets other processes see the unfinished object, in live_writers() while this one lives and in
-    /// leftovers() afterwards, until this is destroyed. Three requests, and one every few seconds.
+    /// See AnnouncingObjectWriter. Other processes see the unfinished object in live_writers() while this
+    /// process lives, and in leftovers() afterwards, until the writer is destroyed. Costs three requests,
+    /// and one every few seconds.
     void announce();
 
    private:
@@ -70,13 +71,13 @@ class s3_store {
     std::unique_ptr<detail::s3_upload> upload_;
   };
 
-  /// Makes no request yet. @throws usage_bad_option
+  /// Makes no request. @throws usage_bad_option
   explicit s3_store(s3_options options, s3_credential_source credentials = s3_credential_source::standard(),
                     std::shared_ptr<s3_clock> clock = std::make_shared<s3_clock>());
 
-  /// See Portable: the options and the kind of credentials, never these themselves. The other process takes
-  /// them from its own environment or file; where a callback gives them, it asks this process for them, which
-  /// needs the store or a copy of it alive. @throws usage_bad_option in a worker process.
+  /// See Portable: the options and the kind of credentials, never the credentials themselves. The other
+  /// process takes them from its own environment or file. If a callback provides them, it asks this
+  /// process, where the store or a copy of it must exist. @throws usage_bad_option in a worker process.
   [[nodiscard]] std::vector<std::byte> description() const;
   [[nodiscard]] static s3_store from_description(std::span<const std::byte> bytes);
 
@@ -84,7 +85,7 @@ class s3_store {
 
   [[nodiscard]] std::size_t io_alignment() const noexcept { return 1; }
   [[nodiscard]] std::size_t min_write_bytes() const noexcept { return std::size_t{8} << 20; }
-  /// How many read() calls, of some MiB each, it takes to use the connections.
+  /// See DistantStore.
   [[nodiscard]] std::size_t reads_at_once() const noexcept { return bucket_->client.options().in_flight; }
 
   void read(std::span<const read_range> ranges);
@@ -101,33 +102,34 @@ class s3_store {
 
   void remove(std::string_view key);
 
-  /// See ConditionalRemove: by If-Match. Where a service does not know that for removals, by a look alone.
+  /// See ConditionalRemove: by If-Match. Where a service ignores it for removals, the store only compares
+  /// before.
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes);
 
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix);
-  /// The unfinished objects by which processes announce that they write, of those that live: on this host
-  /// they are asked, others are believed for half a minute after their last sign, by the service's clock.
+  /// Returns the announcements of processes that live. A process of this host is asked; one of another
+  /// host counts as alive for half a minute after its last heartbeat, by the service's clock.
   [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix);
-  /// False: a finished object does not tell who wrote it; announcements do.
+  /// Always false: only announcements tell which writers live.
   [[nodiscard]] bool writer_lives([[maybe_unused]] std::string_view key) const noexcept { return false; }
-  /// Its writers are seen by what they announce, not by their objects.
+  /// See AnnouncesWriters.
   [[nodiscard]] static constexpr bool announces_writers() noexcept { return true; }
 
   /// Ends an upload that leftovers() listed. @throws storage_bad_key for other keys; storage_exists if its
   /// writer lives in this process.
   void discard(std::string_view key);
 
-  /// See SelfTestingStore: whether the service heeds conditions, where that is not known. Two or three
-  /// requests, once for each store.
+  /// See SelfTestingStore: tests whether the service honours conditional writes, where that is not known.
+  /// Costs two or three requests, once for each store.
   [[nodiscard]] store_proof prove();
 
-  /// Nothing: a bucket has no limit, or does not tell.
+  /// Returns nothing: a bucket has no limit, or does not report it.
   [[nodiscard]] std::optional<space_left> free_space() { return std::nullopt; }
   [[nodiscard]] std::string describe() const;
-  /// Whether a removal by this store or a copy of it left a delete marker: the bucket has versions, and what
-  /// was removed goes on costing until a lifecycle rule ends them.
+  /// Whether a removal by this store or a copy of it left a delete marker. The bucket then keeps old
+  /// versions, and removed objects cost money until a lifecycle rule deletes them.
   [[nodiscard]] bool keeps_removed() const noexcept { return bucket_->client.service().keeps_removed.load(); }
-  /// What was asked for, with what was left open filled in.
+  /// The options of the constructor, with defaults filled in.
   [[nodiscard]] const s3_options& options() const noexcept { return bucket_->client.options(); }
 
  private:

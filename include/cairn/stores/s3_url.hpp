@@ -11,18 +11,18 @@
 namespace cairn {
 inline namespace v1 {
 
-/// The options that `s3://BUCKET[/PREFIX][?NAME=VALUE&...]` says: names are endpoint (its https:// or http://
-/// included), region, dialect=google, addressing=path|virtual, exclusive=single-writer,
+/// Parses `s3://BUCKET[/PREFIX][?NAME=VALUE&...]`. The names are endpoint (with https:// or http://),
+/// region, dialect=google, addressing=path|virtual, exclusive=single-writer,
 /// checksums=crc32c|crc64nvme|none, encryption=sse-s3|sse-kms|dsse-kms, kms-key, bucket-key=on,
-/// storage-class, bucket-owner, requester-pays=on. Values stand as they are, without percent signs.
-/// Credentials never stand in a URL: they come from where s3_credential_source finds them. @throws
-/// usage_error (usage_bad_option)
+/// storage-class, bucket-owner, requester-pays=on. Values are not percent-encoded.
+/// A URL never holds credentials: s3_credential_source finds them.
+/// @throws usage_error (usage_bad_option)
 [[nodiscard]] s3_options parse_s3_url(std::string_view url);
 
-/// What open_store gives: Portable, so it may be saved to by worker processes.
+/// The type of open_store(). Portable, so that worker processes can write to it.
 using url_store = any_store_of<file_store, s3_store>;
 
-/// The store that a URL names: s3://..., file:PATH, or a path. @throws usage_error (usage_bad_option)
+/// Returns the store that a URL names: s3://..., file:PATH, or a path. @throws usage_error (usage_bad_option)
 [[nodiscard]] url_store open_store(std::string_view url);
 
 }  // namespace v1

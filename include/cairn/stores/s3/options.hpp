@@ -17,24 +17,24 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Where the bucket's name stands in an address.
+/// The place of the bucket's name in an address.
 enum class s3_addressing : std::uint8_t {
   automatic,     ///< in the host for AWS's own end points and names without dots, else in the path
   path,          ///< https://end.point/bucket/key
   virtual_host,  ///< https://bucket.end.point/key
 };
 
-/// Whether the store may rely on conditional writes (If-None-Match: *), by which exactly one of two jobs
-/// commits.
+/// Whether the store relies on conditional writes (If-None-Match: *), which let exactly one of two jobs
+/// commit.
 enum class s3_exclusive : std::uint8_t {
-  probe,          ///< asked once, with an object that is removed again; AWS and Google are known to have them
-  assumed,        ///< the service has them
+  probe,    ///< tested once, with an object that is removed again; AWS and Google are known to have them
+  assumed,  ///< the service has them
   single_writer,  ///< it has not, and only one job at a time writes below the prefix: a look before each
                   ///< write
 };
 
-/// Which checksum of what is sent goes along, for the service to check on arrival. cairn's own digests decide
-/// what is loaded in any case.
+/// The checksum that is sent with each request, which the service checks on arrival. In any case loads
+/// compare cairn's own digests.
 enum class s3_checksum : std::uint8_t {
   none,
   crc32c,     ///< CRC-32C of each request's body
@@ -42,8 +42,8 @@ enum class s3_checksum : std::uint8_t {
               ///< service puts together; not in the dialect of Google
 };
 
-/// How the service encrypts the objects that it keeps. Other than `bucket`, an answer that does not confirm
-/// it fails the save with usage_bad_option.
+/// How the service encrypts objects. For all but `bucket`, a save fails with usage_bad_option if the
+/// service does not confirm the encryption.
 enum class s3_encryption : std::uint8_t {
   bucket,    ///< as the bucket's default says; requests say nothing
   sse_s3,    ///< SSE-S3: with keys of the service's own
@@ -51,7 +51,7 @@ enum class s3_encryption : std::uint8_t {
   dsse_kms,  ///< DSSE-KMS: twice, with such a key
 };
 
-/// How an s3_store behaves. Each default is for one rank among several on a host.
+/// Options of an s3_store. The defaults are for one of several ranks on a host.
 struct s3_options {
   std::string bucket = {};
   std::string prefix = {};  ///< before every key, such as "team/run-7/"; "" or ends with '/'
@@ -98,7 +98,7 @@ struct s3_options {
 
 namespace detail {
 
-/// The parts of the store's address, checked.
+/// The checked address of a store, in parts.
 struct s3_address {
   bool tls = true;
   std::string authority;  ///< host[:port], without the scheme's own port
@@ -106,11 +106,11 @@ struct s3_address {
   std::string region;
 };
 
-/// Checks options and fills in what was left open. @throws usage_bad_option
+/// Checks the options and fills in defaults. @throws usage_bad_option
 [[nodiscard]] s3_address resolve(s3_options& o);
 
 void encode(wire_writer& out, const s3_options& o);
-/// The reverse; the values are checked when a store is made of them. @throws wire_error
+/// The inverse; the constructor of a store checks the values. @throws wire_error
 [[nodiscard]] s3_options decode_s3_options(wire_reader& in);
 
 }  // namespace detail
