@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a load costs from a cold cache: as it was saved, resharded from rows to columns, replicated, with and
-// without sharing what is read, and a verification.
+// without sharing what is read, and a verification. With --warm what it costs where the page cache has the files.
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 
+#include <xxhash.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <support/bench.hpp>
@@ -32,6 +36,38 @@ using cairn_bench::read_file;
 
 constexpr int shards = 4;
 
+struct load_options : cairn_bench::program_options {
+  bool warm = false;
+  bool new_memory = false;
+  std::string peers;
+  std::string script = "benchmarks/load_peer.py";
+};
+
+/// Parallel pread of whole files' pieces with XXH3 of each MiB, a thread for each processor: what the page cache has
+/// comes from there.
+void read_hashed(std::span<const read_file> files) {
+  struct part {
+    std::size_t file;
+    cairn_bench::read_piece piece;
+  };
+  std::vector<cairn_bench::open_file> open;
+  std::vector<part> parts;
+  for (const auto& file : files) {
+    open.emplace_back(file.path, 0);
+    for (const auto& p : file.pieces)
+      for (std::uint64_t at = 0; at < p.bytes; at += mebibyte)
+        parts.push_back({open.size() - 1, {p.offset + at, std::min(p.bytes - at, mebibyte), p.to + at}});
+  }
+  std::atomic<std::uint64_t> sum{0};
+  cairn_bench::in_parallel(static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U)), parts.size(),
+                           1, [&](std::uint64_t i, std::uint64_t) {
+                             const auto& [file, piece] = parts[i];
+                             open[file].read(piece.to, piece.bytes, piece.offset);
+                             sum ^= XXH3_64bits(piece.to, piece.bytes);
+                           });
+  cairn_bench::keep(sum.load());
+}
+
 /// The same files with all of their bytes going to memory one after another, 4 bytes off alignment.
 std::vector<read_file> into_memory(const std::vector<std::string>& paths, std::byte* to) {
   std::vector<read_file> files;
@@ -46,7 +82,7 @@ std::vector<read_file> into_memory(const std::vector<std::string>& paths, std::b
 
 class load_benchmark {
  public:
-  explicit load_benchmark(const cairn_bench::program_options& o)
+  explicit load_benchmark(const load_options& o)
       : options_(o),
         directory_(o.directory),
         rows_(bench_state::tensor_rows(o.bytes, o.tensors)),
@@ -54,8 +90,12 @@ class load_benchmark {
 
   void run() {
     measure_whole();
-    measure_reshard();
-    measure_replicated();
+    if (options_.warm) {
+      measure_ranks_warm();
+    } else if (!options_.new_memory) {
+      measure_reshard();
+      measure_replicated();
+    }
     report_.write(options_.json);
   }
 
@@ -126,6 +166,11 @@ class load_benchmark {
     c.load(loaded, 1);
     check_equal(memory, copy);
 
+    if (options_.warm || options_.new_memory || !options_.peers.empty()) {
+      compare_more(memory, copy, by_hand, [&] { c.load(loaded, 1); });
+      c.close();
+      return;
+    }
     compare("load_cold", memory.bytes(), {by_hand}, 0.9, [&] { c.load(loaded, 1); });
     cairn::safetensors_storage storage{store("whole")};
     auto reader = storage.reader();
@@ -134,6 +179,104 @@ class load_benchmark {
       (void)reader.verify(opened, cairn::deadline::never());
     });
     c.close();
+  }
+
+  /// A load from the page cache or not, into memory that was touched or not, beside copies by hand and other programs.
+  template <class Load>
+  void compare_more(const bench_state& saved, const bench_state& copy, const read_file& by_hand,
+                    Load&& load) {
+    const auto prepare = [&] {
+      if (options_.new_memory) copy.forget();
+      if (options_.warm)
+        cairn_bench::make_warm(by_hand.path);
+      else
+        cairn_bench::make_cold(by_hand.path);
+    };
+    const auto timed = [&](auto&& work) {
+      prepare();
+      return cairn_bench::seconds_of(work);
+    };
+    const auto ours = [&] { return timed(load); };
+    const auto hashed = [&] { return timed([&] { read_hashed({&by_hand, 1}); }); };
+    std::vector<std::span<const std::byte>> from;
+    for (std::size_t i = 0; i < saved.rows().size(); ++i) from.emplace_back(saved.place(i), saved.size(i));
+    std::vector<std::uint64_t> digests;
+    const auto copied = [&] {
+      return timed([&] {
+        cairn_bench::copy_pieces(from, copy.place(0), static_cast<int>(std::thread::hardware_concurrency()),
+                                 &digests);
+      });
+    };
+    const auto direct = [&] { return timed([&] { cairn_bench::read_direct({&by_hand, 1}); }); };
+    const auto peer = [&] { return options_.peers.empty() ? 0.0 : peer_seconds(by_hand.path); };
+    (void)ours(), (void)hashed(), (void)copied(), (void)direct();
+    const auto seconds = cairn_bench::interleaved(options_.pairs, ours, hashed, copied, direct, peer);
+    const auto name =
+        std::string("load_") + (options_.warm ? "warm" : "cold") + (options_.new_memory ? "/new_memory" : "");
+    const auto against = [&](std::size_t rival, const char* what, double goal) {
+      report_.add(name + size_ + what,
+                  cairn_bench::make_pairs(cairn_bench::rates(saved.bytes(), seconds[0]),
+                                          cairn_bench::rates(saved.bytes(), seconds[rival])),
+                  "B/s", goal > 0 ? at_least(goal) : cairn_bench::goal{});
+    };
+    against(1, "/twin=pread+XXH3", options_.warm && !options_.new_memory ? 0.87 : 0);
+    if (options_.warm) against(2, "/twin=copy+XXH3", options_.new_memory ? 0 : 0.87);
+    if (!options_.warm) against(3, "/twin=O_DIRECT", options_.new_memory ? 0.87 : 0.9);
+    if (!options_.peers.empty()) against(4, "/peer=safetensors", options_.warm ? 1.0 : 1.2);
+  }
+  /// safetensors of Python, copied into arrays that are there.
+  [[nodiscard]] double peer_seconds(const std::string& path) const {
+    const auto command = "'" + options_.peers + "/bin/python3' '" + options_.script + "' '" + path + "'" +
+                         (options_.warm ? "" : " --cold") + (options_.new_memory ? " --new-memory" : "");
+    std::FILE* answer = ::popen(command.c_str(), "r");
+    double seconds = 0;
+    const int found = answer == nullptr ? 0 : std::fscanf(answer, "%lf", &seconds);
+    if (answer == nullptr || ::pclose(answer) != 0 || found != 1)
+      throw std::runtime_error("a load by Python's safetensors failed: " + command);
+    return seconds;
+  }
+  /// Each of four ranks loads what it saved, from the page cache.
+  void measure_ranks_warm() {
+    std::vector<std::int64_t> part;
+    for (const auto n : rows_) part.push_back(n / shards);
+    std::vector<std::unique_ptr<bench_state>> saved;
+    std::vector<std::unique_ptr<bench_state>> copies;
+    std::uint64_t bytes = 0;
+    for (int r = 0; r < shards; ++r) {
+      saved.push_back(std::make_unique<bench_state>(part));
+      saved.back()->fill(static_cast<std::uint64_t>(r) + 10);
+      copies.push_back(std::make_unique<bench_state>(part));
+      bytes += saved.back()->bytes();
+    }
+    on_ranks("rows", cairn::read_sharing::on, [&](int rank, auto& c) {
+      c.save(saved[static_cast<std::size_t>(rank)]->row_shard(rank, shards), 1).wait();
+    });
+    for (const auto& path : data_files("rows")) cairn_bench::make_warm(path);
+    const auto load = [&] {
+      (void)load_on_ranks("rows", cairn::read_sharing::on, [&](int rank, auto& c) {
+        return c.load(copies[static_cast<std::size_t>(rank)]->row_shard(rank, shards), 1);
+      });
+    };
+    load();
+    for (int r = 0; r < shards; ++r)
+      check_equal(*saved[static_cast<std::size_t>(r)], *copies[static_cast<std::size_t>(r)]);
+    std::vector<std::span<const std::byte>> from;
+    for (const auto& s : saved)
+      for (std::size_t i = 0; i < s->rows().size(); ++i) from.emplace_back(s->place(i), s->size(i));
+    cairn_bench::warm_memory flat(bytes);
+    std::vector<std::uint64_t> digests;
+    const auto copied = [&] {
+      cairn_bench::copy_pieces(from, flat.data(), static_cast<int>(std::thread::hardware_concurrency()),
+                               &digests);
+    };
+    copied();
+    const auto seconds = cairn_bench::interleaved(
+        options_.pairs, [&] { return cairn_bench::seconds_of(load); },
+        [&] { return cairn_bench::seconds_of(copied); });
+    report_.add(
+        "load_warm/four_ranks" + size_ + "/twin=copy+XXH3",
+        cairn_bench::make_pairs(cairn_bench::rates(bytes, seconds[0]), cairn_bench::rates(bytes, seconds[1])),
+        "B/s", at_least(0.87));
   }
 
   void measure_reshard() {
@@ -274,7 +417,7 @@ class load_benchmark {
       }
   }
 
-  cairn_bench::program_options options_;
+  load_options options_;
   cairn_bench::scratch directory_;
   std::vector<std::int64_t> rows_;
   std::string size_;
@@ -284,8 +427,16 @@ class load_benchmark {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return cairn_bench::benchmark_main(
-      argc, argv, "bench_load",
-      "What a load costs from a cold cache, against reading the same bytes by hand.",
-      [](const cairn_bench::program_options& o) { load_benchmark(o).run(); });
+  load_options o;
+  CLI::App app{
+      "What a load costs, against reading the same bytes by hand; from a cold cache, if not otherwise said.",
+      "bench_load"};
+  cairn_bench::add_state_options(app, o);
+  cairn_bench::add_directory_option(app, o);
+  app.add_flag("--warm", o.warm, "From the page cache, by one rank and by four");
+  app.add_flag("--new-memory", o.new_memory, "Into memory that was not touched before, in pages of 4 KiB");
+  app.add_option("--peers", o.peers,
+                 "A virtual environment of Python with safetensors, which is measured, too");
+  app.add_option("--script", o.script, "What runs safetensors: benchmarks/load_peer.py");
+  return cairn_bench::run_program(app, argc, argv, [&] { load_benchmark(o).run(); });
 }

@@ -126,6 +126,23 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     CHECK_FALSE(store.size("below").has_value());
     CHECK(cairn::any_store(decoding_archetype{objects}).decodes(3));
   }
+  SUBCASE("sessions of reads") {
+    cairn::any_store(objects).put_new("below", some_bytes());
+    std::vector<std::byte> got(3);
+    const cairn::read_range range{"below", 0, got};
+    const cairn::any_store store(session_archetype{objects});
+    const auto reads = store.begin_reads();
+    const auto same = reads;
+    reads.read({&range, 1});
+    CHECK(same.figures().cached == 3);
+    CHECK(reads.is_cached("cached", 1, 2));
+    CHECK_FALSE(reads.is_cached("cached", 2, 1));
+    const auto heirs = cairn::any_store(session_heir{objects}).begin_reads();
+    heirs.read({&range, 1});
+    CHECK(got == some_bytes());
+    CHECK(heirs.figures().cached == 0);
+    CHECK_FALSE(heirs.is_cached("cached", 1, 2));
+  }
 }
 
 /// Counts what is asked of it, over a handle.

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Large reads of file_store: any offset, length and address, past the page cache or through it, with faults.
+// Large reads of file_store: any offset, length and address, from the page cache, past it or through it, with faults.
 // optimised
 #include <cairn/stores/basic_file_store.hpp>
 #include <cairn/stores/file_store.hpp>
 
+#include "support/cached_file_system.hpp"
 #include "support/faulty_file_system.hpp"
 #include "support/scratch_directory.hpp"
 
 #include <doctest/doctest.h>
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +27,6 @@ namespace {
 using cairn_test::faulty_file_system;
 using cairn_test::file_call;
 using cairn_test::file_fault;
-using store = cairn::basic_file_store<faulty_file_system<>>;
 using manner = file_fault::manner;
 
 constexpr std::size_t object_bytes = (std::size_t{3} << 20) + 1234;
@@ -34,38 +38,49 @@ std::vector<std::byte> random_bytes(std::size_t count) {
   return bytes;
 }
 
-struct fixture {
+template <class FileSystem = faulty_file_system<>>
+struct fixture_on {
   cairn_test::scratch_directory directory;
-  faulty_file_system<> fs;
-  store s{directory.path(), {.read_bytes = std::size_t{1} << 20}, fs};
+  FileSystem fs;
+  cairn::basic_file_store<FileSystem> s{directory.path(), {.read_bytes = std::size_t{1} << 20}, fs};
   std::vector<std::byte> content = random_bytes(object_bytes);
 
-  fixture() { s.put_new("x", content); }
+  fixture_on() { s.put_new("x", content); }
 
   /// Reads a range to `skew` bytes behind a multiple of 4096.
   bool right(std::size_t offset, std::size_t bytes, std::size_t skew) {
+    return right(s, offset, bytes, skew);
+  }
+  template <class Reads>
+  bool right(Reads& reads, std::size_t offset, std::size_t bytes, std::size_t skew) {
     std::vector<std::byte> memory(bytes + 3 * 4096, std::byte{0x5a});
     auto* to = memory.data() + (4096 - reinterpret_cast<std::uintptr_t>(memory.data()) % 4096) + skew;
     const cairn::read_range range{"x", offset, {to, bytes}};
-    s.read({&range, 1});
+    reads.read({&range, 1});
     return std::memcmp(to, content.data() + offset, bytes) == 0 && to[-1] == std::byte{0x5a} &&
            to[bytes] == std::byte{0x5a};
   }
-  void check_all() {
-    CHECK(right(0, object_bytes, 0));
-    CHECK(right(0, object_bytes, 1));
-    CHECK(right(4096, std::size_t{2} << 20, 0));
-    CHECK(right(1, object_bytes - 1, 1));
-    CHECK(right(1, object_bytes - 1, 2));
-    CHECK(right(object_bytes - 70'000, 70'000, 4));
+  void check_all() { check_all(s); }
+  template <class Reads>
+  void check_all(Reads& reads) {
+    CHECK(right(reads, 0, object_bytes, 0));
+    CHECK(right(reads, 0, object_bytes, 1));
+    CHECK(right(reads, 4096, std::size_t{2} << 20, 0));
+    CHECK(right(reads, 1, object_bytes - 1, 1));
+    CHECK(right(reads, 1, object_bytes - 1, 2));
+    CHECK(right(reads, object_bytes - 70'000, 70'000, 4));
     std::mt19937_64 random(5);
     for (int i = 0; i < 100; ++i) {
       const auto offset = random() % (object_bytes - 1);
       const auto bytes = 1 + random() % (object_bytes - offset);
-      CHECK(right(offset, bytes, i % 3 == 0 ? offset % 4096 : random() % 4096));
+      CHECK(right(reads, offset, bytes, i % 3 == 0 ? offset % 4096 : random() % 4096));
     }
   }
 };
+using fixture = fixture_on<>;
+using cached_fixture = fixture_on<cairn_test::cached_file_system>;
+
+constexpr std::size_t mebibyte = std::size_t{1} << 20;
 
 }  // namespace
 
@@ -120,4 +135,214 @@ TEST_CASE("a large range beyond the end of a file is told, and an endless interr
   }
   f.fs.fail({.call = file_call::pread, .k = 1, .error = EINTR, .for_ever = true});
   CHECK_THROWS_AS((void)f.right(0, object_bytes, 0), cairn::storage_error);
+}
+
+TEST_CASE("what is in the page cache comes from there, to any address, and nothing is read past it") {
+  for (const std::size_t most : {SIZE_MAX, std::size_t{5000}}) {
+    cached_fixture f;
+    f.fs.cache->all = true;
+    f.fs.cache->most = most;
+    f.fs.cache->interrupted = 2;
+    auto all = f.s.begin_reads();
+    f.check_all(all);
+    CHECK(f.fs.cache->direct_reads == 0);
+    CHECK(f.fs.cache->cached_reads > 0);
+  }
+  cached_fixture f;
+  f.fs.cache->all = true;
+  CHECK(f.right(0, object_bytes, 0));  // not by a session: asked of the device
+  CHECK(f.fs.cache->direct_reads > 0);
+  CHECK(f.fs.cache->cached_reads == 0);
+  auto reads = f.s.begin_reads();
+  CHECK(reads.is_cached("x", 1, object_bytes - 1));
+  CHECK(f.right(reads, 1, object_bytes - 1, 2));
+  CHECK(reads.figures().cached == object_bytes - 1);
+  CHECK(reads.figures().direct == 0);
+}
+
+TEST_CASE("of a file that is cached in part each request takes the way that has it") {
+  cached_fixture f;
+  f.fs.cache->add(mebibyte, mebibyte);              // all of the second request
+  f.fs.cache->add(2 * mebibyte, mebibyte * 3 / 4);  // the beginning of the third
+  auto reads = f.s.begin_reads();
+  f.check_all(reads);
+  reads = f.s.begin_reads();
+  CHECK(f.right(reads, 0, 3 * mebibyte, 0));
+  CHECK(reads.figures().cached == mebibyte + mebibyte * 3 / 4);
+  CHECK(reads.figures().direct == mebibyte + mebibyte / 4);
+  CHECK(reads.is_cached("x", mebibyte, mebibyte));
+  CHECK_FALSE(reads.is_cached("x", mebibyte - 1, 2));
+  CHECK_FALSE(reads.is_cached("x", 2 * mebibyte, mebibyte));
+  CHECK_FALSE(reads.is_cached("y", 0, 1));
+
+  cached_fixture end;  // cached behind what is not
+  end.fs.cache->add(mebibyte / 4, mebibyte * 3 / 4);
+  auto more = end.s.begin_reads();
+  CHECK(end.right(more, 0, mebibyte, 3));
+  CHECK(end.fs.cache->direct_reads > 0);
+}
+
+TEST_CASE(
+    "where the kernel does not tell what is cached, a file is tried once, and goes on so if that was good") {
+  for (const int unknown : {ENOSYS, EPERM}) {
+    cached_fixture cold;
+    cold.fs.cache->unknown = unknown;
+    auto reads = cold.s.begin_reads();
+    for (std::size_t i = 0; i < 3; ++i) CHECK(cold.right(reads, i * mebibyte, mebibyte, 0));
+    CHECK(cold.fs.cache->cached_reads == 1);
+    CHECK_FALSE(reads.is_cached("x", 0, mebibyte));
+
+    cached_fixture warm;
+    warm.fs.cache->unknown = unknown;
+    warm.fs.cache->all = true;
+    auto more = warm.s.begin_reads();
+    CHECK_FALSE(more.is_cached("x", 0, mebibyte));
+    for (std::size_t i = 0; i < 3; ++i) CHECK(warm.right(more, i * mebibyte, mebibyte, 0));
+    CHECK(warm.fs.cache->direct_reads == 0);
+    CHECK(more.is_cached("x", 0, mebibyte));
+  }
+}
+
+TEST_CASE("a kernel that says wrongly that all is cached is believed a few times for each file") {
+  cached_fixture f;
+  f.fs.cache->says_all = true;
+  auto reads = f.s.begin_reads();
+  for (int i = 0; i < 20; ++i) CHECK(f.right(reads, mebibyte, mebibyte, static_cast<std::size_t>(i)));
+  CHECK(f.fs.cache->cached_reads == 3);
+  CHECK(reads.figures().cached == 0);
+}
+
+TEST_CASE(
+    "where reads of what is cached are not offered, cached ranges come through the page cache all the same") {
+  for (const int refused : {EOPNOTSUPP, EINVAL, ENOSYS}) {
+    cached_fixture f;
+    f.fs.cache->refused = refused;
+    f.fs.cache->all = true;
+    auto all = f.s.begin_reads();
+    f.check_all(all);
+    CHECK(f.fs.cache->direct_reads == 0);
+    cached_fixture half;
+    half.fs.cache->refused = refused;
+    half.fs.cache->add(0, mebibyte / 2 + 4096);
+    auto more = half.s.begin_reads();
+    CHECK(half.right(more, 0, mebibyte, 0));
+    CHECK(half.fs.cache->direct_reads > 0);
+  }
+  for (const int no_direct : {0, EINVAL}) {  // past the page cache or not, wrong errors are not told
+    cached_fixture f;
+    f.fs.cache->no_direct = no_direct;
+    f.fs.cache->all = true;
+    f.fs.cache->refused = EIO;
+    auto all = f.s.begin_reads();
+    f.check_all(all);
+  }
+}
+
+TEST_CASE("errors of reads are the same for what is cached in part") {
+  cached_fixture f;
+  f.fs.cache->add(0, mebibyte / 2);
+  std::vector<std::byte> memory(object_bytes + 1);
+  for (const bool all : {false, true}) {
+    f.fs.cache->all = all;
+    auto reads = f.s.begin_reads();
+    const cairn::read_range range{"x", 0, memory};
+    try {
+      reads.read({&range, 1});
+      FAIL("bytes beyond the end were brought");
+    } catch (const cairn::corrupt_error& e) {
+      CHECK(e.id() == cairn::error_id::corrupt_truncated);
+    }
+  }
+  f.fs.cache->all = false;
+  f.fs.cache->unreadable = EIO;
+  auto reads = f.s.begin_reads();
+  try {
+    (void)f.right(reads, 0, mebibyte, 0);
+    FAIL("an unreadable half was brought");
+  } catch (const cairn::storage_error& e) {
+    CHECK(e.id() == cairn::error_id::storage_io);
+    CHECK(e.fields().offset == mebibyte / 2);
+  }
+}
+
+TEST_CASE("a session opens a file once for each way, and reads on what was removed") {
+  cached_fixture f;
+  f.fs.cache->add(0, mebibyte);
+  {
+    auto reads = f.s.begin_reads();
+    f.fs.cache->opened = 0;
+    for (std::size_t i = 0; i < 12; ++i) CHECK(f.right(reads, i % 3 * mebibyte, mebibyte, i));
+    CHECK(f.fs.cache->opened == 2);
+    CHECK(f.fs.cache->open_files.size() == 2);
+    f.s.remove("x");
+    CHECK(f.right(reads, 0, object_bytes, 0));
+    auto later = f.s.begin_reads();
+    CHECK_THROWS_AS((void)f.right(later, 0, object_bytes, 0), cairn::storage_error);
+  }
+  CHECK(f.fs.cache->open_files.empty());
+}
+
+TEST_CASE("a session opens a file anew that a server has forgotten") {
+  cached_fixture f;
+  auto reads = f.s.begin_reads();
+  CHECK(f.right(reads, 0, mebibyte, 0));
+  f.fs.cache->stale = 1;
+  CHECK(f.right(reads, 0, mebibyte, 0));
+  f.fs.cache->stale = 1000;
+  CHECK_THROWS_AS((void)f.right(reads, 0, mebibyte, 0), cairn::storage_error);
+}
+
+TEST_CASE("a session over many files keeps few of them open, and none that others need") {
+  cached_fixture f;
+  const auto bytes = random_bytes(100);
+  constexpr std::size_t files = 600;
+  for (std::size_t i = 0; i < files; ++i) f.s.put_new("many/" + std::to_string(i), bytes);
+  const auto read_all = [&](auto& reads) {
+    for (std::size_t i = 0; i < files; ++i) {
+      std::vector<std::byte> got(bytes.size());
+      const auto key = "many/" + std::to_string(i);
+      const cairn::read_range range{key, 0, got};
+      reads.read({&range, 1});
+      CHECK(got == bytes);
+    }
+  };
+  f.fs.cache->most_open = 0;
+  {
+    auto reads = f.s.begin_reads();
+    read_all(reads);
+    CHECK(f.fs.cache->most_open <= 257);
+    CHECK(f.fs.cache->open_files.size() >= 4);
+  }
+  f.fs.cache->max_open = 3;
+  auto reads = f.s.begin_reads();
+  read_all(reads);
+  CHECK(f.fs.cache->most_open <= 257);
+}
+
+TEST_CASE("the kernel's own page cache is asked and read") {
+  const cairn_test::scratch_directory directory;
+  cairn::file_store s{directory.path()};
+  const auto content = random_bytes(object_bytes);
+  s.put_new("x", content);  // through the page cache
+  const int file = ::open((directory.path() + "/x").c_str(), O_RDONLY | O_CLOEXEC);
+  REQUIRE(file >= 0);
+  const cairn::posix_file_system fs;
+  std::vector<std::byte> got(object_bytes);
+  for (const bool evicted : {false, true}) {
+    if (evicted) {
+      CHECK(::fdatasync(file) == 0);
+      CHECK(::posix_fadvise(file, mebibyte, mebibyte, POSIX_FADV_DONTNEED) == 0);
+    }
+    auto reads = s.begin_reads();
+    const auto cached = fs.cached(file, 0, object_bytes);
+    if (cached < 0) MESSAGE("the kernel does not tell what is cached");
+    if (cached >= 0) CHECK(cached <= static_cast<std::int64_t>(object_bytes + 4096));
+    CHECK(reads.is_cached("x", 0, object_bytes) == (cached >= static_cast<std::int64_t>(object_bytes)));
+    std::fill(got.begin(), got.end(), std::byte{0});
+    const cairn::read_range range{"x", 0, got};
+    reads.read({&range, 1});
+    CHECK(got == content);
+    CHECK(reads.figures().cached + reads.figures().direct <= object_bytes);
+  }
+  ::close(file);
 }

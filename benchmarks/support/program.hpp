@@ -150,6 +150,8 @@ class bench_state {
   }
   void fill(std::uint64_t seed) { memory_.fill(seed); }
   void clear() { std::memset(memory_.data(), 0, memory_.size()); }
+  /// Gives the pages of the memory back; see warm_memory.
+  void forget() const { memory_.forget(); }
 
   [[nodiscard]] const std::vector<std::int64_t>& rows() const noexcept { return rows_; }
   [[nodiscard]] std::byte* place(std::size_t i) const noexcept { return places_[i]; }

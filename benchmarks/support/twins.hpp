@@ -45,6 +45,11 @@ class warm_memory {
   ~warm_memory() { ::munmap(base_, mapped_); }
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::uint64_t size() const noexcept { return bytes_; }
+  /// Gives its pages back: from now on it is new memory, in small pages.
+  void forget() const {
+    ::madvise(base_, mapped_, MADV_NOHUGEPAGE);
+    ::madvise(base_, mapped_, MADV_DONTNEED);
+  }
   /// Bytes that look like trained weights to nobody in particular: not compressible, made quickly.
   void fill(std::uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -156,6 +161,18 @@ inline void make_cold(const std::string& path) {
   check_io(fd >= 0, "open");
   check_io(::fdatasync(fd) == 0 || errno == EINVAL || errno == EROFS, "fdatasync");
   check_io(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0, "posix_fadvise");
+  ::close(fd);
+}
+
+/// Has a whole file in the page cache.
+inline void make_warm(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  check_io(fd >= 0, "open");
+  std::vector<std::byte> buffer(mebibyte);
+  ::ssize_t n = 0;
+  while ((n = ::read(fd, buffer.data(), buffer.size())) > 0) {
+  }
+  check_io(n == 0, "read");
   ::close(fd);
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The least that satisfies each concept of <cairn/concepts/store_capabilities.hpp>: a byte_store_archetype with the
+// The least that satisfies each concept of <cairn/concepts/store_capabilities.hpp> and store_reads.hpp: a byte_store_archetype with the
 // functions of one capability. Generic code that compiles with them asks for nothing but the concept.
 #include <cairn/concepts/store_capabilities.hpp>
+#include <cairn/concepts/store_reads.hpp>
 
 #include "support/byte_store_archetype.hpp"
 
@@ -144,6 +145,35 @@ struct decoding_archetype : extended_archetype {
   bool decodes(std::uint16_t codec) & { return codec == 0 || codec == 3; }
 };
 
+struct session_archetype : extended_archetype {
+  explicit session_archetype(const cairn::memory_store& store) : extended_archetype(store), objects(store) {}
+  struct session {
+    using store_type = session_archetype;
+    explicit session(const cairn::memory_store& of) : store(of) {}
+    session(const session&) = delete;
+    session& operator=(const session&) = delete;
+    session(session&&) = default;
+    session& operator=(session&&) = default;
+    void read(std::span<const cairn::read_range> ranges) & {
+      bytes += ranges.front().destination.size();
+      store.read(ranges);
+    }
+    bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t n) & {
+      return key == "cached" && offset == 1 && n == 2;
+    }
+    cairn::read_figures figures() & { return {bytes, 0}; }
+    cairn::memory_store store;
+    std::uint64_t bytes = 0;
+  };
+  session begin_reads() & { return session(objects); }
+  cairn::memory_store objects;
+};
+/// Reads in its own way: the sessions of its base would pass that by.
+struct session_heir : session_archetype {
+  using session_archetype::session_archetype;
+};
+
+static_assert(cairn::OffersReadSessions<session_archetype> && !cairn::OffersReadSessions<session_heir>);
 static_assert(cairn::TracksWriters<telling_archetype> && cairn::MayTrackWriters<not_telling_archetype>);
 static_assert(cairn::AnnouncesWriters<announcing_archetype> &&
               cairn::AnnouncingObjectWriter<announcing_archetype::writer>);

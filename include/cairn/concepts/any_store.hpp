@@ -100,6 +100,29 @@ class any_store {
     std::unique_ptr<detail::shared_object_face> object_;
   };
 
+  /// See ReadSession; where the store has none, read() is that of the store, and nothing is known of a cache. Copies
+  /// share the session.
+  class read_session {
+   public:
+    using store_type = any_store;
+    void read(std::span<const read_range> ranges) const {
+      session_ != nullptr ? session_->read(ranges) : store_->read(ranges);
+    }
+    [[nodiscard]] bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) const {
+      return session_ != nullptr && session_->is_cached(key, offset, bytes);
+    }
+    [[nodiscard]] read_figures figures() const {
+      return session_ != nullptr ? session_->figures() : read_figures{};
+    }
+
+   private:
+    friend any_store;
+    explicit read_session(std::shared_ptr<detail::store_face> store)
+        : store_(std::move(store)), session_(store_->begin_reads()) {}
+    std::shared_ptr<detail::store_face> store_;
+    std::shared_ptr<detail::read_session_face> session_;
+  };
+
   // See ByteStore.
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) const {
     return object_writer(face_->create(key, size_hint));
@@ -108,6 +131,8 @@ class any_store {
     return face_->publish_new(key, bytes);
   }
   void read(std::span<const read_range> ranges) const { face_->read(ranges); }
+  /// See OffersReadSessions.
+  [[nodiscard]] read_session begin_reads() const { return read_session(face_); }
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const { return face_->size(key); }
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) const { return face_->list(prefix); }
   void remove(std::string_view key) const { face_->remove(key); }

@@ -3,6 +3,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/store_capabilities.hpp>
+#include <cairn/concepts/store_reads.hpp>
 #include <cairn/system/error.hpp>
 
 #include <cstddef>
@@ -43,6 +44,14 @@ struct shared_object_face {
   virtual std::int64_t helper_cpu() const = 0;
 };
 
+/// The functions of a ReadSession of any type; see any_store::read_session.
+struct read_session_face {
+  virtual ~read_session_face() = default;
+  virtual void read(std::span<const read_range> ranges) = 0;
+  virtual bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) = 0;
+  virtual read_figures figures() = 0;
+};
+
 /// The functions of a store of any type, with what stands for the capabilities that it lacks; see any_store.
 struct store_face {
   virtual ~store_face() = default;
@@ -51,6 +60,8 @@ struct store_face {
   virtual std::size_t min_write_bytes() = 0;
   virtual std::size_t reads_at_once() = 0;
   virtual void read(std::span<const read_range> ranges) = 0;
+  /// Null where the store has no sessions.
+  virtual std::unique_ptr<read_session_face> begin_reads() = 0;
   virtual void put_new(std::string_view key, std::span<const std::byte> bytes) = 0;
   virtual bool publish_new(std::string_view key, std::span<const std::byte> bytes) = 0;
   virtual std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) = 0;
@@ -129,6 +140,17 @@ struct shared_object_model final : shared_object_face {
   W writer;
 };
 
+template <ReadSession R>
+struct read_session_model final : read_session_face {
+  explicit read_session_model(R begun) : session(std::move(begun)) {}
+  void read(std::span<const read_range> ranges) override { session.read(ranges); }
+  bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) override {
+    return session.is_cached(key, offset, bytes);
+  }
+  read_figures figures() override { return session.figures(); }
+  R session;
+};
+
 /// The face of a store, as any_store holds it: that of the any_store itself where it is one.
 template <ByteStore S>
 [[nodiscard]] std::shared_ptr<store_face> face_of(std::shared_ptr<S> store);
@@ -160,6 +182,12 @@ struct store_model final : store_face {
       return 0;
   }
   void read(std::span<const read_range> ranges) override { store.read(ranges); }
+  std::unique_ptr<read_session_face> begin_reads() override {
+    if constexpr (OffersReadSessions<S>)
+      return std::make_unique<read_session_model<decltype(store.begin_reads())>>(store.begin_reads());
+    else
+      return nullptr;
+  }
   void put_new(std::string_view key, std::span<const std::byte> bytes) override {
     if constexpr (PutsNew<S>)
       store.put_new(key, bytes);

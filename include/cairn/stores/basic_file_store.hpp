@@ -94,6 +94,28 @@ std::int64_t shared_file_writer<F>::helper_cpu() const noexcept {
   return write_->helper_cpu();
 }
 
+template <FileSystem F>
+file_read_session<F>::file_read_session(std::unique_ptr<file_reader<F>> reader) noexcept
+    : reader_(std::move(reader)) {}
+template <FileSystem F>
+file_read_session<F>::file_read_session(file_read_session&& other) noexcept = default;
+template <FileSystem F>
+file_read_session<F>& file_read_session<F>::operator=(file_read_session&& other) noexcept = default;
+template <FileSystem F>
+file_read_session<F>::~file_read_session() = default;
+template <FileSystem F>
+void file_read_session<F>::read(std::span<const read_range> ranges) {
+  opened(reader_).read(ranges);
+}
+template <FileSystem F>
+bool file_read_session<F>::is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) {
+  return opened(reader_).is_cached(key, offset, bytes);
+}
+template <FileSystem F>
+read_figures file_read_session<F>::figures() const noexcept {
+  return reader_->figures();
+}
+
 }  // namespace detail
 
 template <FileSystem F>
@@ -173,7 +195,7 @@ std::size_t basic_file_store<F>::min_write_bytes() const noexcept {
 
 template <FileSystem F>
 void basic_file_store<F>::read(std::span<const read_range> ranges) {
-  detail::file_reader<F>(*tree_).read(ranges);
+  detail::file_reader<F>(tree_).read(ranges);
 }
 
 template <FileSystem F>
@@ -194,8 +216,13 @@ bool basic_file_store<F>::publish_new(std::string_view key, std::span<const std:
 }
 
 template <FileSystem F>
+detail::file_read_session<F> basic_file_store<F>::begin_reads() {
+  return read_session(std::make_unique<detail::file_reader<F>>(tree_, true));
+}
+
+template <FileSystem F>
 std::optional<std::vector<std::byte>> basic_file_store<F>::read_all(std::string_view key, std::uint64_t cap) {
-  return detail::file_reader<F>(*tree_).read_all(key, cap);
+  return detail::file_reader<F>(tree_).read_all(key, cap);
 }
 
 template <FileSystem F>

@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store_model.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/stores/file/file_object_writer.hpp>
+#include <cairn/stores/file/file_read_session.hpp>
 #include <cairn/stores/file/options.hpp>
 
 #include <cstddef>
@@ -35,8 +36,9 @@ struct file_tree;
 ///   Where the file system has no locks, leftovers() lists the files of live writers too.
 /// - If the last fsync, that of the directory, fails, the call throws; the object is then complete under
 ///   its key, but a power loss may still remove it.
-/// - Large requests bypass the page cache (O_DIRECT, see open(2)) where the file system allows it. No
-///   file is ever mapped. No symbolic link below the root is followed.
+/// - Large requests bypass the page cache (O_DIRECT, see open(2)) where the file system allows it, except for
+///   what a session of reads finds there. No data is read through a mapping. No symbolic link below the root
+///   is followed.
 /// - A file that would grow beyond `ulimit -f` causes storage_limit: SIGXFSZ is blocked on the thread
 ///   during the calls.
 /// - Copies share root, options and threads. The threads (at most the larger of the two in_flight options
@@ -53,6 +55,7 @@ class basic_file_store {
   using cairn_role = role::store;
   using object_writer = detail::file_object_writer<F>;
   using shared_writer = detail::shared_file_writer<F>;
+  using read_session = detail::file_read_session<F>;
 
   /// `root`: a directory that exists or can be made, see file_store_options::root. A relative path is
   /// resolved now, against the working directory.
@@ -77,7 +80,11 @@ class basic_file_store {
   /// Shorter ranges work too, but are slower.
   [[nodiscard]] std::size_t min_write_bytes() const noexcept;
 
+  /// Asks the device, not the page cache, for large ranges.
   void read(std::span<const read_range> ranges);
+
+  /// See OffersReadSessions. What the page cache has comes from there.
+  [[nodiscard]] read_session begin_reads();
 
   void put_new(std::string_view key, std::span<const std::byte> bytes);
 
@@ -146,12 +153,13 @@ using file_store = basic_file_store<>;
 #if defined(CAIRN_COMPILED)
 extern template class detail::file_object_writer<posix_file_system>;
 extern template class detail::shared_file_writer<posix_file_system>;
+extern template class detail::file_read_session<posix_file_system>;
 extern template class basic_file_store<posix_file_system>;
 extern template std::shared_ptr<detail::store_face> detail::face_of(std::shared_ptr<file_store> store);
 #endif
 
 static_assert(DurabilityHints<file_store> && SharedStore<file_store> && SelfTestingStore<file_store> &&
-              ConditionalRemove<file_store>);
+              ConditionalRemove<file_store> && OffersReadSessions<file_store>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -136,6 +136,7 @@ CAIRN_BODY std::uint64_t safetensors_reader::verify(checkpoint_type& checkpoint,
   });
   detail::load_engine engine(store_, work, read_options{}.memory_budget, until);
   engine.pass(gate);
+  engine.read_stored();
   return bytes + engine.run();
 }
 

@@ -8,6 +8,7 @@ namespace cairn {
 inline namespace v1 {
 template class detail::file_object_writer<posix_file_system>;
 template class detail::shared_file_writer<posix_file_system>;
+template class detail::file_read_session<posix_file_system>;
 template class basic_file_store<posix_file_system>;
 template std::shared_ptr<detail::store_face> detail::face_of(std::shared_ptr<file_store> store);
 }  // namespace v1

@@ -23,8 +23,9 @@ namespace detail {
 /// Reads what is wanted, in whole blocks that are verified before anything is delivered from them. What goes
 /// to devices is read into buffers of a device_load, so that the next blocks are read while it is copied. A
 /// block that goes to one place without change, where the store reads as quickly as into a buffer (as far
-/// from a multiple of its io_alignment() as in the file), is read straight there and verified there. Blocks
-/// are read in order, neighbours together, by several threads. One use.
+/// from a multiple of its io_alignment() as in the file, or anywhere where the store has it in memory), is read
+/// straight there and verified there. Blocks are read in order, neighbours together, by several threads; those that
+/// are in memory one at a time, so that they are verified while a processor's own cache has them. One use.
 class load_engine {
  public:
   /// Gets each block when it was verified, from any thread.
@@ -32,6 +33,10 @@ class load_engine {
 
   load_engine(const any_store& store, const load_work& work, std::uint64_t memory_budget, deadline until,
               device_load* devices = nullptr);
+  /// Reads with what `reads` has open, of the same store.
+  void read_with(const any_store::read_session& reads) { reads_ = reads; }
+  /// Reads what the store has, not what memory has of it.
+  void read_stored() noexcept { stored_ = true; }
   /// Every read goes through this gate, where there is one; it outlives run().
   void pass(const read_gate& gate) noexcept { gate_ = gate ? &gate : nullptr; }
   /// The bytes read. @throws corrupt_error naming item, file and offset of the first block that is wrong
@@ -52,11 +57,12 @@ class load_engine {
   /// A block that is to be read.
   struct piece {
     std::uint32_t item = 0;
-    std::uint32_t want = no_want;  ///< the one that gets it directly
+    std::uint32_t want = no_want;  ///< the one that gets it as `whole`
     std::uint64_t block = 0;
-    std::byte* direct = nullptr;
-    std::uint64_t at = 0;       ///< in the buffer of its batch, where not direct
-    std::uint64_t scratch = 0;  ///< bytes of the buffer for what is cast for devices
+    std::byte* whole = nullptr;   ///< where it goes, if it goes to one place as it is
+    std::byte* direct = nullptr;  ///< the same, where the store reads as quickly as into a buffer
+    std::uint64_t at = 0;         ///< in the buffer of its batch, where not direct
+    std::uint64_t scratch = 0;    ///< bytes of the buffer for what is cast for devices
   };
   static constexpr std::uint32_t no_want = UINT32_MAX;
   [[nodiscard]] const load_item& item_of(const piece& p) const noexcept { return work_.items[p.item]; }
@@ -85,11 +91,19 @@ class load_engine {
   /// `held`: what `bounce` is, if it is one of a device_load. Casts take the end of it, down from `scratch`.
   void read_batch(std::size_t first, std::size_t last, std::byte* bounce, held_buffer* held,
                   std::byte* scratch);
+  /// Reads a block that the store has in memory straight to where it goes: whether it has.
+  [[nodiscard]] bool read_cached(const piece& p);
+  void read_ranges(std::span<const read_range> ranges);
+  /// Verifies a block that was read, and gives it to all destinations but the one that it was read to. Casts for
+  /// devices take the end of their buffer, down from `scratch`.
+  void take_block(const piece& p, const std::byte* at, held_buffer* held, std::byte*& scratch);
 
   any_store store_;
+  any_store::read_session reads_;
   const load_work& work_;
   deadline until_;
   const read_gate* gate_ = nullptr;
+  bool stored_ = false;
   block_sink sink_;
   std::uint64_t threads_ = 1;
   device_load* devices_ = nullptr;  ///< where something goes to a device

@@ -68,6 +68,7 @@ class shared_blocks final : public shared_source {
   }
 
   any_store store_;
+  any_store::read_session reads_;
   const load_work& work_;
   shared_wants& wants_;
   std::int32_t rank_;

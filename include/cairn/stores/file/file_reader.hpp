@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/store_reads.hpp>
 #include <cairn/stores/file/file_source.hpp>
 #include <cairn/stores/file/file_tree.hpp>
 
 #include <fcntl.h>
+#include <sys/resource.h>
 
-#include <atomic>
+#include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,11 +27,15 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// How a file_store reads its objects. Any thread; made for one call.
+/// How a file_store reads its objects, for one call or for those of a load: what was opened for one is open for the
+/// next, but for what was used longest ago where that is too much. Any number of threads.
 template <FileSystem F>
 class file_reader {
  public:
-  explicit file_reader(file_tree<F>& tree) noexcept : tree_(tree) {}
+  /// `from_cache`: what the page cache has comes from there; else large requests ask the device for it, as who wants
+  /// to know what is there does.
+  explicit file_reader(std::shared_ptr<file_tree<F>> tree, bool from_cache = false) noexcept
+      : held_(std::move(tree)), tree_(*held_), from_cache_(from_cache) {}
 
   void read(std::span<const read_range> ranges) {
     for (int attempt = 1;; ++attempt) {
@@ -35,6 +45,22 @@ class file_reader {
         if (attempt == 3) throw;  // a server forgot the file: opened anew it is found, or it is gone
       }
     }
+  }
+
+  [[nodiscard]] bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) {
+    if constexpr (CachingFileSystem<F>) {
+      tree_.check_key(key);
+      const auto from = source_of(key);
+      return from->file.is_cached(
+          tree_.fs, tree_.io_alignment, tree_.options.direct_io,
+          [&](int flags, int& error) { return open_object(key, error, flags); }, bytes, offset);
+    } else {
+      return false;
+    }
+  }
+
+  [[nodiscard]] read_figures figures() const noexcept {
+    return {counts_.cached.load(), counts_.direct.load()};
   }
 
   [[nodiscard]] std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) {
@@ -63,12 +89,11 @@ class file_reader {
     using storage_error::storage_error;
   };
   struct source {
-    std::string_view key;
-    std::atomic<std::size_t> tasks{0};  // that are not done yet
     file_source<F> file;
+    std::uint64_t used = 0;  ///< when last
   };
   struct task {
-    std::size_t source;
+    std::string_view key;
     std::uint64_t offset;
     std::byte* to;
     std::size_t bytes;
@@ -77,6 +102,12 @@ class file_reader {
 
   /// Opens a regular file for reading; negative errno in `error`, -ENOENT also for what is no regular file.
   [[nodiscard]] handle open_object(std::string_view key, int& error, int flags = 0) {
+    auto file = open_once(key, error, flags);
+    // Descriptors are short: what lies open and is not read gives its own.
+    if ((error == -EMFILE || error == -ENFILE) && close_unused(0)) file = open_once(key, error, flags);
+    return file;
+  }
+  [[nodiscard]] handle open_once(std::string_view key, int& error, int flags) {
     const auto where = split(key);
     const auto directory = tree_.open_directory(where.directory, error);
     if (error < 0) return {};
@@ -92,61 +123,92 @@ class file_reader {
     return error < 0 ? handle{} : std::move(file);
   }
 
-  void read_once(std::span<const read_range> ranges) {
-    std::map<std::string_view, std::size_t> index;
-    for (const auto& range : ranges) {
-      tree_.check_key(range.key);
-      index.try_emplace(range.key, index.size());
+  /// The file of a key, which stays open while this is held.
+  [[nodiscard]] std::shared_ptr<source> source_of(std::string_view key) {
+    const std::lock_guard lock(mutex_);
+    auto found = sources_.find(key);
+    if (found == sources_.end()) {
+      if (sources_.size() >= max_open()) static_cast<void>(close_one_unused());
+      found = sources_.emplace(std::string(key), std::make_shared<source>()).first;
     }
-    std::vector<source> sources(index.size());
-    for (const auto& [key, i] : index) sources[i].key = key;
+    found->second->used = ++uses_;
+    return found->second;
+  }
+  /// Files that lie open at most: each takes up to two descriptors, of the few hundred that a process has.
+  [[nodiscard]] static std::size_t max_open() noexcept {
+    static const std::size_t most = [] {
+      rlimit limit{};
+      if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return std::size_t{16};
+      return static_cast<std::size_t>(std::clamp<rlim_t>(limit.rlim_cur / 16, 4, 256));
+    }();
+    return most;
+  }
+  bool close_one_unused() {
+    auto oldest = sources_.end();
+    for (auto i = sources_.begin(); i != sources_.end(); ++i)
+      if (i->second.use_count() == 1 && (oldest == sources_.end() || i->second->used < oldest->second->used))
+        oldest = i;
+    if (oldest == sources_.end()) return false;
+    sources_.erase(oldest);
+    return true;
+  }
+  /// Whether any was closed.
+  bool close_unused(std::size_t keep) {
+    const std::lock_guard lock(mutex_);
+    bool closed = false;
+    while (sources_.size() > keep && close_one_unused()) closed = true;
+    return closed;
+  }
+  void forget(std::string_view key) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = sources_.find(key); found != sources_.end()) sources_.erase(found);
+  }
+
+  void read_once(std::span<const read_range> ranges) {
     std::vector<task> tasks;
     const auto step = tree_.options.read_bytes;
+    for (const auto& range : ranges) tree_.check_key(range.key);
     for (const auto& range : ranges) {
       std::uint64_t end = 0;
       if (__builtin_add_overflow(range.offset, std::uint64_t{range.destination.size()}, &end) ||
           end > static_cast<std::uint64_t>(INT64_MAX))
         fail_truncated(range.key, range.offset, range.destination.size(), 0);
-      const auto i = index.find(range.key)->second;
       auto from = range.offset;
       do {  // also for an empty range: the object must be there
         // Ends at multiples of the step; what is little longer than one step stays one request.
         const auto to = end - from <= step + step / 4 ? end : (from / step + 1) * step;
-        tasks.push_back({i, from, range.destination.data() + (from - range.offset),
+        tasks.push_back({range.key, from, range.destination.data() + (from - range.offset),
                          static_cast<std::size_t>(to - from), end});
-        ++sources[i].tasks;
         from = to;
       } while (from < end);
     }
-    tree_.pool.run(tasks.size(), tree_.options.reads_in_flight, [&](std::size_t i) {
-      auto& from = sources[tasks[i].source];
-      read_piece(from, tasks[i]);
-      if (--from.tasks == 0) from.file.close();
-    });
+    tree_.pool.run(tasks.size(), tree_.options.reads_in_flight, [&](std::size_t i) { read_piece(tasks[i]); });
   }
 
-  void read_piece(source& from, const task& piece) {
+  void read_piece(const task& piece) {
+    const auto from = source_of(piece.key);
     int opening = 0;
     const auto open = [&](int flags, int& error) {
-      auto file = open_object(from.key, error, flags);
+      auto file = open_object(piece.key, error, flags);
       if ((flags & O_DIRECT) == 0) opening = error;
       return file;
     };
-    const auto t = from.file.read(tree_.fs, tree_.bounces, tree_.io_alignment, tree_.options.direct_io, open,
-                                  piece.to, piece.bytes, piece.offset);
-    if (opening < 0) fail_reading(-opening, "open", from.key, -1);
+    const auto t =
+        from->file.read(tree_.fs, tree_.bounces, counts_, tree_.io_alignment, tree_.options.direct_io,
+                        from_cache_, open, piece.to, piece.bytes, piece.offset);
+    if (t.error != 0 && t.error == -opening) fail_reading(t.error, "open", piece.key, -1);
     const auto at = static_cast<std::int64_t>(piece.offset + t.done);
-    if (t.error != 0) fail_reading(t.error, "pread", from.key, at);
-    if (t.done < piece.bytes) fail_truncated(from.key, piece.offset, piece.range_end - piece.offset, t.done);
+    if (t.error != 0) fail_reading(t.error, "pread", piece.key, at);
+    if (t.done < piece.bytes) fail_truncated(piece.key, piece.offset, piece.range_end - piece.offset, t.done);
   }
 
-  [[noreturn]] void fail_reading(int code, std::string_view call, std::string_view key,
-                                 std::int64_t offset) const {
+  [[noreturn]] void fail_reading(int code, std::string_view call, std::string_view key, std::int64_t offset) {
     try {
       fail_io(code, call, tree_.path_of(key), offset);
     } catch (const storage_error& e) {
-      if (code == ESTALE) throw stale(e.id(), e.message(), e.fields());
-      throw;
+      if (code != ESTALE) throw;
+      forget(key);
+      throw stale(e.id(), e.message(), e.fields());
     }
   }
 
@@ -160,7 +222,13 @@ class file_reader {
           .got = std::to_string(got) + " bytes"});
   }
 
+  std::shared_ptr<file_tree<F>> held_;
   file_tree<F>& tree_;
+  const bool from_cache_;
+  read_counts counts_;
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<source>, std::less<>> sources_;
+  std::uint64_t uses_ = 0;
 };
 
 }  // namespace detail

@@ -18,20 +18,34 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// A file that several threads read at once: large requests past the page cache where the file system can,
-/// the rest through it. Each way is opened by the first request that takes it.
+/// How many bytes came which way; see read_figures.
+struct read_counts {
+  std::atomic<std::uint64_t> cached{0};
+  std::atomic<std::uint64_t> direct{0};
+};
+
+/// A file that several threads read at once: what is in the page cache comes from there if that is wanted, other large
+/// requests go past it where the file system can, the rest through it. Each way is opened by the first request that takes it.
 template <FileSystem F>
 class file_source {
  public:
   /// Reads until `bytes` are there or the file ends. `open(flags, error)` gives a handle, opened with these
   /// flags in addition, or the negative errno. `block`: what direct offsets and lengths are multiples of.
   template <class Open>
-  [[nodiscard]] transfer read(F& fs, bounce_buffers& bounces, std::size_t block, bool direct_allowed,
-                              Open&& open, std::byte* to, std::size_t bytes, std::uint64_t offset) {
+  [[nodiscard]] transfer read(F& fs, bounce_buffers& bounces, read_counts& counts, std::size_t block,
+                              bool direct_allowed, bool from_cache, Open&& open, std::byte* to,
+                              std::size_t bytes, std::uint64_t offset) {
     transfer t;
     if (direct_allowed && bytes >= least_direct) {
-      if (const int file = direct_file(fs, block, open); file >= 0)
-        t = read_direct(fs, bounces, block, file, to, bytes, offset);
+      if (const int file = direct_file(fs, block, open); file >= 0) {
+        if (from_cache) t.done = read_cached(fs, file, open, to, bytes, offset);
+        counts.cached.fetch_add(t.done, std::memory_order_relaxed);
+        if (const auto done = static_cast<std::size_t>(t.done); bytes - done >= least_direct) {
+          const auto rest = read_direct(fs, bounces, block, file, to + done, bytes - done, offset + done);
+          counts.direct.fetch_add(rest.done, std::memory_order_relaxed);
+          t = {t.done + rest.done, rest.error};
+        }
+      }
     }
     if (t.error != 0 || (t.done == bytes && bytes != 0)) return t;
     // What direct requests did not bring: all of it, or what follows an odd end. Also for nothing the file
@@ -42,16 +56,76 @@ class file_source {
     rest.done += t.done;
     return rest;
   }
-  /// Nobody reads any more.
-  void close() noexcept {
-    const std::lock_guard lock(mutex_);
-    static_cast<void>(buffered_.close());
-    static_cast<void>(direct_.close());
-    tried_direct_ = false;
+  /// Whether the page cache has all of it, as far as that is known.
+  template <class Open>
+  [[nodiscard]] bool is_cached(F& fs, std::size_t block, bool direct_allowed, Open&& open,
+                               std::uint64_t bytes, std::uint64_t offset) {
+    int file = direct_allowed ? direct_file(fs, block, open) : -1;
+    if (file < 0) file = buffered_file(open);
+    const auto first = offset / block * block;  // whole pages are counted
+    const auto last = (offset + bytes + block - 1) / block * block;
+    return file >= 0 && cached_bytes(fs, file, last - first, first) >= last - first;
   }
 
  private:
   static constexpr std::size_t least_direct = 64u << 10;  // below, one request of the page cache is as good
+  /// So often may the page cache have less than was said, as where the kernel does not tell who may not write the
+  /// file: a read that it refuses costs as much as twenty that are not tried, and reads ahead.
+  static constexpr int max_misses = 3;
+
+  /// What the page cache has of a range; all of it where that is not known and the last reads were there.
+  [[nodiscard]] std::uint64_t cached_bytes([[maybe_unused]] F& fs, [[maybe_unused]] int file,
+                                           [[maybe_unused]] std::uint64_t bytes,
+                                           [[maybe_unused]] std::uint64_t offset) {
+    if constexpr (CachingFileSystem<F>) {
+      if (misses_.load(std::memory_order_relaxed) >= max_misses) return 0;
+      const auto n = fs.cached(file, offset, bytes);
+      if (n >= 0) return static_cast<std::uint64_t>(n);
+      return unknown_hits_.load(std::memory_order_relaxed) ? bytes : 0;
+    } else {
+      return 0;
+    }
+  }
+  /// The bytes of the beginning of a range that the page cache gave. What is wrong with the file is left to the
+  /// other ways to find.
+  template <class Open>
+  [[nodiscard]] std::uint64_t read_cached([[maybe_unused]] F& fs, [[maybe_unused]] int direct,
+                                          [[maybe_unused]] Open& open, [[maybe_unused]] std::byte* to,
+                                          [[maybe_unused]] std::size_t bytes,
+                                          [[maybe_unused]] std::uint64_t offset) {
+    if constexpr (CachingFileSystem<F>) {
+      if (misses_.load(std::memory_order_relaxed) >= max_misses) return 0;
+      const auto there = fs.cached(direct, offset, bytes);
+      // One try where it is not known, and the next ones if that was good.
+      if (there < 0 && tried_unknown_.exchange(true, std::memory_order_relaxed) &&
+          !unknown_hits_.load(std::memory_order_relaxed))
+        return 0;
+      if (there >= 0 && static_cast<std::uint64_t>(there) < bytes / 2) return 0;
+      const int file = buffered_file(open);
+      if (file < 0) return 0;
+      std::uint64_t done = 0;
+      for (int idle = 0; done < bytes;) {
+        const auto rest = static_cast<std::size_t>(bytes - done);
+        const auto n = fs.read_cached(file, to + done, rest, offset + done);
+        if (n > 0 && static_cast<std::uint64_t>(n) <= rest) {
+          done += static_cast<std::uint64_t>(n);
+          idle = 0;
+        } else if ((n == -EOPNOTSUPP || n == -EINVAL || n == -ENOSYS) && there >= 0 &&
+                   static_cast<std::uint64_t>(there) >= bytes) {
+          // As on tmpfs: all of it is there, so that nothing is waited for.
+          return done + read_fully(fs, file, to + done, rest, offset + done).done;
+        } else if (n != -EINTR || ++idle >= max_interruptions) {
+          break;
+        }
+      }
+      if (there < 0) unknown_hits_.store(done == bytes, std::memory_order_relaxed);
+      if (done < bytes / 2 && (there < 0 || static_cast<std::uint64_t>(there) >= bytes))
+        misses_.fetch_add(1, std::memory_order_relaxed);
+      return done;
+    } else {
+      return 0;
+    }
+  }
 
   template <class Open>
   [[nodiscard]] int buffered_file(Open& open) {
@@ -153,6 +227,9 @@ class file_source {
   std::uint64_t memory_alignment_ = 1;
   bool tried_direct_ = false;
   std::atomic<bool> refused_{false};
+  std::atomic<int> misses_{0};
+  std::atomic<bool> tried_unknown_{false};
+  std::atomic<bool> unknown_hits_{false};
 };
 
 }  // namespace detail

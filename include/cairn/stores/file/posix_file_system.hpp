@@ -110,6 +110,19 @@ concept FileSystem =
       { f.quotas(handle, quotas) } -> std::same_as<void>;
     };
 
+/// What a FileSystem may offer besides, where it keeps in memory what was read or written lately.
+///
+/// - `cached(file, offset, bytes)`: how many bytes of the pages that hold a range are in memory; at least `bytes`
+///   where all are. The negative errno where that is not known: -ENOSYS, -EPERM.
+/// - `read_cached(file, to, bytes, offset)`: as pread, of what is in memory alone: fewer bytes, or -EAGAIN, where
+///   more would have to be waited for. -EOPNOTSUPP where the file system cannot.
+template <class F>
+concept CachingFileSystem =
+    FileSystem<F> && requires(F& f, int handle, void* to, std::size_t n, std::uint64_t offset) {
+      { f.cached(handle, offset, offset) } -> std::same_as<std::int64_t>;
+      { f.read_cached(handle, to, n, offset) } -> std::same_as<std::int64_t>;
+    };
+
 /// The Linux system calls themselves; stateless.
 class posix_file_system {
  public:
@@ -140,6 +153,10 @@ class posix_file_system {
                                     std::uint64_t offset) const noexcept;
   [[nodiscard]] std::int64_t pread(int file, void* to, std::size_t bytes,
                                    std::uint64_t offset) const noexcept;
+  /// By cachestat (Linux 6.5), else by mincore; the latter takes all for cached where this user may not write the file.
+  [[nodiscard]] std::int64_t cached(int file, std::uint64_t offset, std::uint64_t bytes) const noexcept;
+  [[nodiscard]] std::int64_t read_cached(int file, void* to, std::size_t bytes,
+                                         std::uint64_t offset) const noexcept;
   [[nodiscard]] int truncate(int file, std::uint64_t bytes) const noexcept;
   /// Reserves the space and makes the file that long. -EOPNOTSUPP where the file system cannot.
   [[nodiscard]] int allocate(int file, std::uint64_t bytes) const noexcept;
@@ -166,7 +183,7 @@ class posix_file_system {
   void quotas(int file, std::vector<quota_use>& out) const;
 };
 
-static_assert(FileSystem<posix_file_system>);
+static_assert(CachingFileSystem<posix_file_system>);
 
 }  // namespace v1
 }  // namespace cairn

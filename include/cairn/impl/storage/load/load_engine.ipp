@@ -36,7 +36,7 @@ namespace detail {
 
 CAIRN_BODY load_engine::load_engine(const any_store& store, const load_work& work,
                                     std::uint64_t memory_budget, deadline until, device_load* devices)
-    : store_(store), work_(work), until_(until) {
+    : store_(store), reads_(store_.begin_reads()), work_(work), until_(until) {
   if (std::any_of(work.wants.begin(), work.wants.end(), [](const auto& w) { return w.on_device(); })) {
     devices_ = devices;
     memory_budget = std::min(memory_budget, devices->memory()) / 2;  // one is copied while one is read
@@ -116,29 +116,32 @@ CAIRN_BODY void load_engine::find_pieces() {
 
 CAIRN_BODY void load_engine::add_piece(std::uint32_t i, std::uint64_t block, bool wanted) {
   const auto& item = work_.items[i];
-  piece p{i, no_want, block, nullptr};
+  piece p;
+  p.item = i, p.block = block;
   for (std::size_t k = 0; k < item.wants; ++k) {
     const auto& w = work_.wants[item.first_want + k];
     const auto from = w.box.before(begin_of(p));
     const auto to = w.box.before(end_of(p));
     wanted |= from != to;
     p.scratch += scratch_for(w, to - from);
-    if (p.direct == nullptr && !w.on_device() && w.cast == nullptr && to - from == end_of(p) - begin_of(p) &&
+    if (!w.on_device() && w.cast == nullptr && to - from == end_of(p) - begin_of(p) &&
         from / w.target_run == (to - 1) / w.target_run) {
       std::byte* place = nullptr;
       for_each_run(w.target, from, to, [&](std::byte* data, std::uint64_t, std::uint64_t) { place = data; });
       // Elsewhere the store would have to copy what it read, before it is verified and out of the cache.
-      if ((reinterpret_cast<std::uintptr_t>(place) - (item.offset + begin_of(p))) % alignment_ == 0) {
-        p.direct = place;
-        p.want = static_cast<std::uint32_t>(k);
-      }
+      const bool quick =
+          (reinterpret_cast<std::uintptr_t>(place) - (item.offset + begin_of(p))) % alignment_ == 0;
+      if (p.direct != nullptr || (p.whole != nullptr && !quick)) continue;
+      p.whole = place;
+      p.direct = quick ? place : nullptr;
+      p.want = static_cast<std::uint32_t>(k);
     }
   }
   // What also goes to a device is read where a device copies from.
-  if (p.direct != nullptr && devices_ != nullptr)
+  if (p.whole != nullptr && devices_ != nullptr)
     for (std::size_t k = 0; k < item.wants; ++k)
       if (work_.wants[item.first_want + k].on_device()) {
-        p.direct = nullptr;
+        p.whole = p.direct = nullptr;
         p.want = no_want;
       }
   if (wanted) pieces_.push_back(p);
@@ -182,13 +185,17 @@ CAIRN_BODY void load_engine::find_batches() {
 
 CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std::byte* bounce,
                                         held_buffer* held, std::byte* scratch) {
-  std::vector<const std::byte*> places;  // of the blocks
+  std::vector<std::pair<const piece*, const std::byte*>> blocks;  // that are read, and where
   std::vector<read_range> ranges;
   for (auto i = first; i < last; ++i) {
     const auto& p = pieces_[i];
+    if (p.whole != nullptr && read_cached(p)) {
+      take_block(p, p.whole, held, scratch);
+      continue;
+    }
     const auto begin = item_of(p).offset + begin_of(p);
     auto* place = p.direct != nullptr ? p.direct : bounce + p.at;
-    places.push_back(place);
+    blocks.emplace_back(&p, place);
     const auto wanted = extent_of(p);
     place -= begin - wanted.begin;
     const std::string_view key = file_of(p).key;
@@ -204,42 +211,56 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
     }
     ranges.push_back({key, wanted.begin, {place, static_cast<std::size_t>(wanted.end - wanted.begin)}});
   }
+  if (!ranges.empty()) read_ranges(ranges);
+  for (const auto& [p, at] : blocks) take_block(*p, at, held, scratch);
+  streamed_copies_done();
+}
+
+CAIRN_BODY bool load_engine::read_cached(const piece& p) {
+  const auto begin = item_of(p).offset + begin_of(p);
+  const auto bytes = end_of(p) - begin_of(p);
+  if (stored_ || !reads_.is_cached(file_of(p).key, begin, bytes)) return false;
+  const read_range range{file_of(p).key, begin, {p.whole, static_cast<std::size_t>(bytes)}};
+  read_ranges({&range, 1});
+  return true;
+}
+
+CAIRN_BODY void load_engine::read_ranges(std::span<const read_range> ranges) {
   if (gate_ != nullptr) {
     std::uint64_t bytes = 0;
     for (const auto& r : ranges) bytes += r.destination.size();
     (*gate_)(bytes);
   }
-  store_.read(ranges);
-  for (auto i = first; i < last; ++i) {
-    const auto& p = pieces_[i];
-    const auto& item = item_of(p);
-    const std::span<const std::byte> block(places[i - first],
-                                           static_cast<std::size_t>(end_of(p) - begin_of(p)));
-    bytes_.fetch_add(block.size(), std::memory_order_relaxed);
-    const auto expected = item.digests[p.block];
-    if (const auto got = digest(block); got != expected)
-      fail(error_id::corrupt_digest,
-           "a block of a data file is damaged: its bytes are not what was written, or memory was changed "
-           "while it was copied, which cairn::checked{} finds when it saves",
-           {.item = std::string(item.name),
-            .file = work_.files[item.file].key,
-            .offset = static_cast<std::int64_t>(item.offset + begin_of(p)),
-            .expected = digest_text(expected),
-            .got = digest_text(got)});
-    for (std::size_t k = 0; k < item.wants; ++k) {
-      const auto& w = work_.wants[item.first_want + k];
-      if (w.on_device()) {
-        scratch -= scratch_for(w, w.box.before(end_of(p)) - w.box.before(begin_of(p)));
-        put_by_device put_run(*held, w, item.name, scratch);
-        deliver(w, begin_of(p), block, put_run);
-        put_run.flush();
-      } else if (k != p.want) {
-        deliver(w, begin_of(p), block, put_by_cpu(w));
-      }
+  stored_ ? store_.read(ranges) : reads_.read(ranges);
+}
+
+CAIRN_BODY void load_engine::take_block(const piece& p, const std::byte* at, held_buffer* held,
+                                        std::byte*& scratch) {
+  const auto& item = item_of(p);
+  const std::span<const std::byte> block(at, static_cast<std::size_t>(end_of(p) - begin_of(p)));
+  bytes_.fetch_add(block.size(), std::memory_order_relaxed);
+  const auto expected = item.digests[p.block];
+  if (const auto got = digest(block); got != expected)
+    fail(error_id::corrupt_digest,
+         "a block of a data file is damaged: its bytes are not what was written, or memory was changed "
+         "while it was copied, which cairn::checked{} finds when it saves",
+         {.item = std::string(item.name),
+          .file = work_.files[item.file].key,
+          .offset = static_cast<std::int64_t>(item.offset + begin_of(p)),
+          .expected = digest_text(expected),
+          .got = digest_text(got)});
+  for (std::size_t k = 0; k < item.wants; ++k) {
+    const auto& w = work_.wants[item.first_want + k];
+    if (w.on_device()) {
+      scratch -= scratch_for(w, w.box.before(end_of(p)) - w.box.before(begin_of(p)));
+      put_by_device put_run(*held, w, item.name, scratch);
+      deliver(w, begin_of(p), block, put_run);
+      put_run.flush();
+    } else if (k != p.want || at != p.whole) {
+      deliver(w, begin_of(p), block, put_by_cpu(w));
     }
-    if (sink_) sink_({p.item, p.block}, block);
   }
-  streamed_copies_done();
+  if (sink_) sink_({p.item, p.block}, block);
 }
 
 }  // namespace detail

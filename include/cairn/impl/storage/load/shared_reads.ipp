@@ -37,6 +37,7 @@ CAIRN_BODY shared_blocks::shared_blocks(const any_store& store, const load_work&
                                         std::int32_t rank, std::uint64_t budget, deadline until,
                                         device_load* devices)
     : store_(store),
+      reads_(store_.begin_reads()),
       work_(work),
       wants_(wants),
       rank_(rank),
@@ -137,6 +138,7 @@ CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<cons
   std::vector<block_place> blocks;
   for (const auto& o : own) blocks.push_back(o.at);
   load_engine engine(store_, work_, budget_, until_, devices_);
+  engine.read_with(reads_);
   bytes_read_ += engine.run(blocks, [&](block_place at, std::span<const std::byte> block) {
     const auto found = std::lower_bound(own.begin(), own.end(), at,
                                         [&](const auto& o, const auto& b) { return before(o.at, b); });
@@ -195,6 +197,7 @@ CAIRN_BODY void shared_blocks::take(shared_window window, std::int32_t reader, c
 
 CAIRN_BODY void shared_blocks::read_alone() {
   load_engine engine(store_, work_, budget_, until_, devices_);
+  engine.read_with(reads_);
   bytes_read_ += engine.run(alone_);
 }
 

@@ -9,13 +9,16 @@
 #include <linux/fs.h>
 #include <linux/quota.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
@@ -83,6 +86,44 @@ CAIRN_BODY std::int64_t posix_file_system::pwrite(int file, const void* from, st
 CAIRN_BODY std::int64_t posix_file_system::pread(int file, void* to, std::size_t bytes,
                                                  std::uint64_t offset) const noexcept {
   const auto done = ::pread(file, to, bytes, static_cast<::off_t>(offset));
+  return done < 0 ? -errno : static_cast<std::int64_t>(done);
+}
+
+CAIRN_BODY std::int64_t posix_file_system::cached(int file, std::uint64_t offset,
+                                                  std::uint64_t bytes) const noexcept {
+  if (bytes == 0) return 0;
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  struct {
+    std::uint64_t offset, bytes;
+  } range{offset, bytes};
+  struct {
+    std::uint64_t cached, dirty, writeback, evicted, recently_evicted;
+  } counts{};
+  constexpr long number = 451;  // of cachestat, on all architectures but alpha; libc does not know it yet
+  if (::syscall(number, file, &range, &counts, 0U) == 0)
+    return static_cast<std::int64_t>(counts.cached * page);
+  if (errno != ENOSYS) return -errno;
+  const auto first = offset / page * page;
+  const auto length = static_cast<std::size_t>(offset + bytes - first);
+  // Nothing is read through the mapping.
+  void* mapped = ::mmap(nullptr, length, PROT_READ, MAP_SHARED, file, static_cast<::off_t>(first));
+  if (mapped == MAP_FAILED) return -errno;
+  std::int64_t found = 0;
+  int error = 0;
+  unsigned char pages[1024];
+  for (std::size_t at = 0; at < length && error == 0; at += sizeof pages * page) {
+    const auto n = std::min<std::size_t>(length - at, sizeof pages * page);
+    if (::mincore(static_cast<char*>(mapped) + at, n, pages) != 0) error = errno;
+    for (std::size_t i = 0; i < (n + page - 1) / page && error == 0; ++i) found += pages[i] & 1;
+  }
+  ::munmap(mapped, length);
+  return error != 0 ? -error : found * static_cast<std::int64_t>(page);
+}
+
+CAIRN_BODY std::int64_t posix_file_system::read_cached(int file, void* to, std::size_t bytes,
+                                                       std::uint64_t offset) const noexcept {
+  const iovec place{to, bytes};
+  const auto done = ::preadv2(file, &place, 1, static_cast<::off_t>(offset), RWF_NOWAIT);
   return done < 0 ? -errno : static_cast<std::int64_t>(done);
 }
 

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loads of a checkpoint that the page cache has, in part or not at all: the same bytes and errors, each file opened once.
+#include <cairn/checkpointer.hpp>
+#include <cairn/stores/basic_file_store.hpp>
+
+#include "support/cached_file_system.hpp"
+#include "support/scratch_directory.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace {
+
+using cairn_test::cached_file_system;
+
+constexpr std::size_t rows = 300;
+constexpr std::size_t columns = 2500;  // 3 MB of floats, in blocks that end within rows
+constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
+
+cairn::checkpointer_options quiet() {
+  cairn::checkpointer_options o;
+  o.quiet = true;
+  return o;
+}
+
+/// Tensors that lie a float behind a multiple of a page, and as the store likes it.
+struct tensors {
+  std::vector<float> memory = std::vector<float>(4096 + 2 * rows * columns + 2048);
+  float* skewed = aligned() + 1;
+  float* other = skewed + rows * columns;
+
+  float* aligned() {
+    const auto past = reinterpret_cast<std::uintptr_t>(memory.data()) % 4096;
+    return memory.data() + (4096 - past) % 4096 / sizeof(float);
+  }
+  void fill(float first) { std::iota(skewed, skewed + 2 * rows * columns, first); }
+  [[nodiscard]] bool same(const tensors& o) const {
+    return std::equal(skewed, skewed + 2 * rows * columns, o.skewed);
+  }
+  [[nodiscard]] cairn::state_dict whole() const {
+    cairn::state_dict state;
+    state.tensor("skewed", skewed, {rows, columns});
+    state.tensor("other", other, {rows, columns});
+    return state;
+  }
+  /// Some columns alone: every block is read, a part of it is wanted.
+  [[nodiscard]] cairn::state_dict half() const {
+    cairn::state_dict state;
+    state.tensor("skewed", skewed, cairn::shard{{rows, columns}, {0, 0}, {rows, columns / 2}});
+    return state;
+  }
+};
+
+struct fixture {
+  cairn_test::scratch_directory directory;
+  cached_file_system fs;
+  cairn::basic_file_store<cached_file_system> store{directory.path(), {}, fs};
+  tensors saved, loaded;
+
+  fixture() {
+    saved.fill(1);
+    cairn::checkpointer c{store, quiet()};
+    c.save(saved.whole(), 1).wait();
+    c.close();
+  }
+  cairn::load_report load() {
+    cairn::checkpointer c{store, quiet(), cairn::read_only{}};
+    loaded.fill(-1);
+    const auto report = c.load(loaded.whole(), 1);
+    c.close();
+    return report;
+  }
+  [[nodiscard]] std::string data_file() const {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path()))
+      if (entry.path().extension() == ".safetensors") return entry.path().string();
+    return {};
+  }
+  /// Changes a byte in the middle of the data.
+  void damage() const {
+    const auto path = data_file();
+    const auto file =
+        std::unique_ptr<std::FILE, int (*)(std::FILE*)>(std::fopen(path.c_str(), "r+b"), std::fclose);
+    REQUIRE(file != nullptr);
+    REQUIRE(std::fseek(file.get(), 3'500'000, SEEK_SET) == 0);
+    const int before = std::fgetc(file.get());
+    REQUIRE(std::fseek(file.get(), 3'500'000, SEEK_SET) == 0);
+    REQUIRE(std::fputc(before ^ 1, file.get()) >= 0);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a load brings the same bytes whatever the page cache has of them") {
+  fixture f;
+  for (const int part : {0, 1, 2}) {
+    if (part == 1)
+      for (std::uint64_t i = 0; i < 7; i += 2) f.fs.cache->add(i * mebibyte, mebibyte);
+    f.fs.cache->all = part == 2;
+    f.fs.cache->direct_reads = f.fs.cache->cached_reads = 0;
+    (void)f.load();
+    CHECK(f.loaded.same(f.saved));
+    CHECK((f.fs.cache->cached_reads == 0) == (part == 0));
+    CHECK((f.fs.cache->direct_reads == 0) == (part == 2));
+  }
+}
+
+TEST_CASE("a part of a tensor comes from the page cache, too") {
+  fixture f;
+  f.fs.cache->all = true;
+  f.fs.cache->direct_reads = 0;
+  cairn::checkpointer c{f.store, quiet(), cairn::read_only{}};
+  f.loaded.fill(-1);
+  (void)c.load(f.loaded.half(), 1, cairn::partial);
+  CHECK(f.fs.cache->direct_reads == 0);
+  for (std::size_t r = 0; r < rows; ++r)
+    CHECK(std::equal(f.loaded.skewed + r * columns / 2, f.loaded.skewed + (r + 1) * columns / 2,
+                     f.saved.skewed + r * columns));
+}
+
+TEST_CASE("a load opens each data file once for each way") {
+  for (const bool cached : {false, true}) {
+    fixture f;
+    f.fs.cache->all = cached;
+    cairn::checkpointer c{f.store, quiet(), cairn::read_only{}};
+    const auto state = f.loaded.whole();
+    f.fs.cache->opened_for_data = 0;
+    (void)c.load(state, 1);
+    CHECK(f.fs.cache->opened_for_data >= 1);
+    CHECK(f.fs.cache->opened_for_data <= 2);
+    CHECK(f.fs.cache->open_files.empty());
+  }
+}
+
+TEST_CASE("a damaged block is found, whichever way it comes, and a verification asks the device") {
+  for (const bool cached : {false, true}) {
+    fixture f;
+    f.fs.cache->all = cached;
+    f.damage();
+    try {
+      (void)f.load();
+      FAIL("a damaged block was loaded");
+    } catch (const cairn::corrupt_error& e) {
+      CHECK(e.id() == cairn::error_id::corrupt_digest);
+      CHECK(e.fields().file.ends_with(".safetensors"));
+    }
+    f.fs.cache->cached_reads = 0;
+    cairn::safetensors_storage storage{f.store};
+    auto reader = storage.reader();
+    auto opened = reader.open(1, reader.fetch(1));
+    CHECK_THROWS_AS((void)reader.verify(opened, cairn::deadline::never()), cairn::corrupt_error);
+    CHECK(f.fs.cache->cached_reads == 0);
+  }
+}
+
+TEST_CASE("a file that was cut is told, whichever way it comes") {
+  for (const bool cached : {false, true}) {
+    fixture f;
+    f.fs.cache->all = cached;
+    std::filesystem::resize_file(f.data_file(), 2'000'000);
+    CHECK_THROWS_AS((void)f.load(), cairn::corrupt_error);
+  }
+}
