@@ -9,14 +9,14 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Keeps a checkpoint from being removed while somebody reads it: keep_last passes over it, remove() refuses,
-/// in every process that uses the store. Ends with release(), with this object, or with its process, however
-/// that ends. One thread at a time.
+/// Keeps a checkpoint from being removed while somebody reads it: in every process that uses the store,
+/// keep_last keeps it and remove() throws. The lease ends with release(), with this object, or with its
+/// process, however that ends. One thread at a time.
 class checkpoint_lease {
  public:
   /// Holds nothing.
   checkpoint_lease() = default;
-  /// `hold`: what ends the lease when it is destroyed; null where there is none.
+  /// `hold`: ends the lease when it is destroyed; null where there is no lease.
   checkpoint_lease(std::int64_t step, std::shared_ptr<void> hold) noexcept
       : step_(step), hold_(std::move(hold)) {}
   checkpoint_lease(checkpoint_lease&& other) noexcept
@@ -28,7 +28,7 @@ class checkpoint_lease {
   }
 
   [[nodiscard]] std::int64_t step() const noexcept { return step_; }
-  /// False where the store takes no leases, as one that is read-only; and after release().
+  /// False where the store has no leases, for example because it is read-only, and after release().
   [[nodiscard]] bool held() const noexcept { return hold_ != nullptr; }
   void release() noexcept { hold_.reset(); }
 

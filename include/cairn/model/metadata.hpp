@@ -9,13 +9,12 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What a checkpoint holds, without where in which file: sorted by name, names unique.
+/// The items of a checkpoint, sorted by name, names unique, without their places in files.
 struct metadata {
   std::int32_t world_size = 1;
   stored_items items;
 
-  /// The item of a name, or nullptr. O(log n); of a manifest, nothing else of it is looked at. @throws
-  /// corrupt_error
+  /// The item with a name, or nullptr. O(log n); reads nothing else of a manifest. @throws corrupt_error
   [[nodiscard]] const stored_item* find(std::string_view name) const { return items.find(name); }
 };
 

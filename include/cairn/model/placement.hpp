@@ -9,25 +9,25 @@
 namespace cairn {
 inline namespace v1 {
 
-/// This rank holds one box of a global tensor: `shard{{rows, columns}, {first_row, 0}}`. The box's sizes are
-/// deduced from the size of a container (all of the global size in the dimensions after the first); with a
-/// raw pointer they must be given.
+/// Says that this rank holds one box of a global tensor: `shard{{rows, columns}, {first_row, 0}}`. For a
+/// container the sizes of the box are deduced from its size (the whole global size in the dimensions
+/// after the first); for a raw pointer they must be given.
 struct shard {
   extents global;
   extents offset;
   extents sizes = {};
 };
 
-/// This rank holds a range of the flattened (row-major) global tensor, as ZeRO and FSDP1 do:
-/// `flat_shard{{rows, columns}, begin}`. `begin` and `length` count elements; the length is deduced from a
-/// container, with a raw pointer it must be given.
+/// Says that this rank holds consecutive elements of the flattened (row-major) global tensor, as in ZeRO
+/// and FSDP1: `flat_shard{{rows, columns}, begin}`. `begin` and `length` count elements. The length is
+/// deduced from a container; for a raw pointer it must be given.
 struct flat_shard {
   extents global;
   std::int64_t begin = 0;
   std::int64_t length = -1;
 };
 
-/// How a part of a tensor lies in the whole one.
+/// How a rank's elements lie in the global tensor.
 template <class P>
 concept Placement = std::same_as<P, shard> || std::same_as<P, flat_shard>;
 

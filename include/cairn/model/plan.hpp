@@ -16,7 +16,7 @@ inline namespace v1 {
 class wire_reader;
 class wire_writer;
 
-/// One box that this rank writes. A plan may hold several boxes of one tensor (pieces of a flat shard).
+/// One box that this rank writes. A plan may hold several boxes of one tensor (those of a flat shard).
 struct write_item {
   std::string name;  ///< in the checkpoint; planners may rename
   item_kind kind = item_kind::tensor;
@@ -25,23 +25,24 @@ struct write_item {
   chunk box;               ///< what is written of it; `whole({})` for values and bytes
   item_flags flags;
   std::uint32_t entry = 0;  ///< index in state_dict::entries(): where the memory is found
-  /// Stored size. Of a bytes item, its size when it was planned (the size at each save counts). A tensor of 0
-  /// bytes in a local plan tells its definition only (an empty shard); `box` is then not used.
+  /// The stored size. For an item of bytes, its size when the plan was made; each save uses the size of
+  /// then. A tensor of 0 bytes in a local plan (an empty shard) only carries its definition, and `box` is
+  /// not used.
   std::uint64_t bytes = 0;
 };
 
-/// What one rank writes, in the order of its state_dict.
+/// The boxes that one rank writes, in the order of its state_dict.
 struct save_plan {
   std::vector<write_item> items;
 };
 
-/// Where the bytes of a write_item come from at one save: what SavePlanner::resolve gives.
+/// The memory of a write_item at one save; SavePlanner::resolve returns it.
 struct item_source {
   tensor_view view;              ///< shape equals the item's box; for bytes items u8 [size]
   cast_function cast = nullptr;  ///< from view.type to the item's type where they differ
 };
 
-/// One box that this rank reads: a part of one stored chunk, and its place in this rank's state.
+/// One box that this rank reads: it lies in one stored chunk and in one box of this rank's state.
 struct read_item {
   std::uint32_t stored = 0;  ///< index in metadata::items
   std::uint32_t chunk = 0;   ///< its number in stored_item::chunks
@@ -50,7 +51,8 @@ struct read_item {
   cairn::chunk box;          ///< what is wanted, in coordinates of the global tensor; inside of both
 };
 
-/// What does not fit between a state and a checkpoint; lists hold names in order.
+/// The result of a load: what did not fit between state and checkpoint, with names in order, and what it
+/// cost.
 struct load_report {
   std::vector<std::string> missing;     ///< wanted by the state, not in the checkpoint: kept their values
   std::vector<std::string> unexpected;  ///< in the checkpoint, not in the state
@@ -64,13 +66,13 @@ struct load_report {
   double plan_saved_seconds = 0;  ///< that planning would have cost: what it did when the plan was made
 };
 
-/// What one rank reads.
+/// The boxes that one rank reads.
 struct load_plan {
   std::vector<read_item> items;
   load_report report;
 };
 
-/// Where a read_item goes: what LoadPlanner::resolve gives.
+/// The destination of a read_item; LoadPlanner::resolve returns it.
 struct item_target {
   tensor_view view;              ///< shape equals the read_item's box
   cast_function cast = nullptr;  ///< from the stored dtype to view.type where they differ
@@ -80,16 +82,16 @@ void encode(wire_writer& out, const extents& e);
 /// @throws wire_error if there are more than eight, or a negative one.
 [[nodiscard]] extents decode_extents(wire_reader& in);
 void encode(wire_writer& out, const item_flags& f);
-/// What encode() of item_flags wrote; throws wire_error.
+/// The inverse of encode() of item_flags. @throws wire_error
 [[nodiscard]] item_flags decode_flags(wire_reader& in);
 
-/// Plans as messages, for planners that must see all of them.
+/// Encodes and decodes plans, for planners that must see all of them.
 void encode(wire_writer& out, const save_plan& plan);
 /// @throws wire_error on bytes that are no plan, with boxes outside of their tensors, or sizes that do not
 /// agree.
 [[nodiscard]] save_plan decode_save_plan(wire_reader& in);
 
-/// Digest of what a plan says is written; not the sizes of bytes items, nor where the memory is.
+/// A digest of what a plan writes, without the sizes of items of bytes and without addresses.
 [[nodiscard]] std::uint64_t digest_of(const save_plan& plan);
 
 }  // namespace v1

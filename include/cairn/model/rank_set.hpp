@@ -10,26 +10,26 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Ranks that want the same thing; ascending.
+/// Ranks that want the same bytes, ascending.
 struct rank_set {
   std::vector<std::int32_t> ranks;
   std::uint64_t digest = 0;  ///< of the ranks
   [[nodiscard]] bool has(std::int32_t rank) const noexcept;
 };
 
-/// Orders by the ranks themselves, so that all processes order alike.
+/// Orders sets by their ranks, so that all processes have the same order.
 struct by_ranks {
   bool operator()(const rank_set* a, const rank_set* b) const noexcept {
     return a != b && a->ranks < b->ranks;
   }
 };
 
-/// Each set of ranks once, at one address while this lives.
+/// Holds each set of ranks once, at an address that is constant while this lives.
 class rank_sets {
  public:
-  /// Sorted and made unique. O(ranks log sets).
+  /// Returns the set of these ranks, which it sorts and makes unique. O(ranks log sets).
   const rank_set* of(std::vector<std::int32_t> ranks);
-  /// The ranks of all of them together.
+  /// Returns the union of the sets.
   const rank_set* unite(detail::list_view<const rank_set* const> sets);
 
  private:

@@ -9,8 +9,7 @@
 namespace cairn {
 inline namespace v1 {
 
-/// A random 128-bit number that a process group agrees on once: all that one run of a trainer writes carries
-/// it.
+/// A random 128-bit number on which the ranks of a run agree once. It is in everything that the run writes.
 struct run_id {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
@@ -23,7 +22,7 @@ struct record_file {
   std::uint64_t bytes = 0;  ///< its exact size
 };
 
-/// Where one item of a rank lies.
+/// The place of one item in a rank's files.
 struct record_item {
   item_key key;
   std::uint32_t file = 0;         ///< index in record::files
@@ -33,7 +32,7 @@ struct record_item {
   std::uint64_t first_block = 0;  ///< index in record::blocks
 };
 
-/// What a rank wrote in one attempt of a save: the sizes and digests by which everything is verified on load.
+/// What a rank wrote in one attempt of a save: the sizes and digests that loads verify.
 struct record {
   run_id run;
   std::uint64_t attempt = 0;

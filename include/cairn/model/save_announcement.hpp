@@ -8,14 +8,14 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Lets other processes see that a save is under way, until this object is destroyed or its process ends. One
+/// Shows other processes that a save is under way, until this object is destroyed or its process ends. One
 /// thread at a time.
 class save_announcement {
  public:
-  /// Shows nothing.
+  /// Announces nothing.
   save_announcement() = default;
-  /// `shown`: what ends it when it is destroyed. `lock_descriptor`: of an open file that `shown` keeps; -1 where
-  /// there is none.
+  /// `shown`: ends the announcement when it is destroyed. `lock_descriptor`: a descriptor that `shown`
+  /// owns, or -1.
   explicit save_announcement(std::shared_ptr<void> shown, int lock_descriptor = -1) noexcept
       : shown_(std::move(shown)), lock_descriptor_(lock_descriptor) {}
   save_announcement(save_announcement&& other) noexcept
@@ -28,8 +28,8 @@ class save_announcement {
   }
 
   [[nodiscard]] bool shown() const noexcept { return shown_ != nullptr; }
-  /// A process that has a copy of this descriptor keeps the announcement alive, too; -1 where the store has no
-  /// such thing.
+  /// A process that has a duplicate of this descriptor keeps the announcement alive, too. -1 where the
+  /// store has no locks.
   [[nodiscard]] int lock_descriptor() const noexcept { return lock_descriptor_; }
 
  private:

@@ -13,7 +13,7 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What identifies one rank's part of one save. Plain data, but for `peers`.
+/// Identifies one save on one rank. Plain data, except for `peers`.
 struct save_context {
   run_id run;
   std::int64_t step = 0;
@@ -23,17 +23,17 @@ struct save_context {
   std::int32_t rank = 0;
   std::int32_t world_size = 1;
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);  ///< for writing, and again for the commit
-  /// Which ranks are gone, where that is known and means that their part will never come; null: nobody
-  /// knows. Of this process: it does not go to a worker, as a rank's worker may live on.
+  /// Tells which ranks are lost, where their loss means that their record will never come; null where
+  /// nobody knows. Not sent to a worker process, since a lost rank's worker may live on.
   std::shared_ptr<const peer_watch> peers = nullptr;
 
-  /// How long the other ranks wait for the coordinator once their part is written. It may still be writing, and
-  /// then waits for records, at most `timeout` for each: so the coordinator gives up first, and its error names
-  /// the rank that is missing.
+  /// How long the other ranks wait for the coordinator after they have written. The coordinator may still
+  /// write, and then waits for records, at most `timeout` each; so it gives up first, and its error names
+  /// the missing rank.
   [[nodiscard]] std::chrono::nanoseconds outcome_timeout() const noexcept;
-  /// The longest that a save takes on this rank, whatever happens.
+  /// The longest time that a save takes on this rank, whatever happens.
   [[nodiscard]] std::chrono::nanoseconds longest() const noexcept;
-  /// Rank 0 commits.
+  /// True on the rank that commits: rank 0.
   [[nodiscard]] bool coordinator() const noexcept { return rank == 0; }
 };
 
@@ -43,10 +43,10 @@ inline constexpr std::uint64_t attempt_stride_inverse = 0xF1DE83E19937733D;
 static_assert(attempt_stride * attempt_stride_inverse == 1);
 }  // namespace detail
 
-/// The attempt number that every rank derives alone.
+/// The attempt number, which every rank derives without a message.
 [[nodiscard]] std::uint64_t attempt_of(const run_id& run, std::int64_t step, std::uint64_t save_count);
-/// The save_count of which attempt_of() makes this attempt, if it is of this run and step; else any number,
-/// most probably a huge one.
+/// The inverse of attempt_of(): the save_count of this attempt if it is of this run and step, otherwise
+/// some number, most likely a huge one.
 [[nodiscard]] std::uint64_t save_count_of(const run_id& run, std::int64_t step, std::uint64_t attempt);
 
 }  // namespace v1

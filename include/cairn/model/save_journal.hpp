@@ -16,15 +16,14 @@ inline namespace v1 {
 class wire_reader;
 class wire_writer;
 
-/// Now, in nanoseconds of the steady clock, which all processes of a host share.
+/// The current time in nanoseconds of the steady clock, which all processes of a host share.
 [[nodiscard]] std::int64_t steady_now() noexcept;
-/// Nanoseconds of CPU time of the calling thread, and of all threads of this process. Cost: half a
-/// microsecond.
+/// The CPU time of the calling thread in nanoseconds. Costs half a microsecond.
 [[nodiscard]] std::int64_t thread_cpu_now() noexcept;
-/// CPU nanoseconds of all threads of this process.
+/// The CPU time of all threads of this process in nanoseconds.
 [[nodiscard]] std::int64_t process_cpu_now() noexcept;
 
-/// What a part of a save does.
+/// What happens in a span of a save.
 enum class span_kind : std::uint8_t {
   // The thread of training, in save() and before_update().
   plan,           ///< planning, with its messages
@@ -52,7 +51,7 @@ inline constexpr auto last_span_kind = span_kind::remove;
 
 [[nodiscard]] const char* name_of(span_kind kind) noexcept;
 
-/// One part of a save, in one process.
+/// A span of time of a save, in one process.
 struct save_span {
   span_kind kind = span_kind::save;
   std::int64_t process = 0;  ///< its id
@@ -62,17 +61,18 @@ struct save_span {
   std::int64_t cpu = 0;     ///< process_cpu_now() of that process at the end
 };
 
-/// The parts of one save, for observers that ask for them (see Observer). Any thread. Short parts of a kind
-/// that follow each other at once are put together, all of them once there are many: memory is bounded.
+/// The spans of one save, for observers with wants_spans (see Observer). Any thread. Short spans of one
+/// kind that follow each other directly are merged, and all of them once there are many, so that memory
+/// is bounded.
 class save_journal {
  public:
   void add(span_kind kind, std::int64_t begin, std::int64_t end, std::uint64_t bytes = 0) noexcept {
     put({kind, process_, begin, end, bytes, process_cpu_now()});
   }
-  /// What another process did.
+  /// Adds spans of another process.
   void append(const std::vector<save_span>& spans) noexcept;
   [[nodiscard]] std::vector<save_span> spans() const;
-  /// What came since the last call of take().
+  /// Returns the spans since the last call of take().
   [[nodiscard]] std::vector<save_span> take();
 
  private:
@@ -95,7 +95,7 @@ class save_journal {
   }
 };
 
-/// Notes in a journal how long it lives. Costs nothing where there is no journal.
+/// Adds its lifetime to a journal as a span. Costs nothing where there is no journal.
 class span_note {
  public:
   span_note(save_journal* journal, span_kind kind, std::uint64_t bytes = 0) noexcept;

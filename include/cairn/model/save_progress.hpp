@@ -21,13 +21,13 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Where a save stands, shared by the checkpointer, the executor and handles. Executors call set_*; each at
-/// most once, in order; after set_failed nothing else counts. Any thread.
+/// The state of a save, which the checkpointer, the executor and handles share. Executors call set_*, each at
+/// most once and in order; calls after set_failed have no effect. Any thread.
 class save_progress {
  public:
   explicit save_progress(std::int64_t step);
 
-  /// Who saves, and the file by which the checkpoint comes to exist: for errors about deadlines.
+  /// The rank, and the file that commits the checkpoint, for errors about deadlines.
   void set_place(int rank, std::string manifest);
   void set_image(std::shared_ptr<image_control> control, std::shared_ptr<files_under_way> files = nullptr);
   /// When copying began, and what it was; for the report and the journal. Null: nobody wants to know more.
@@ -40,11 +40,11 @@ class save_progress {
   void set_handed_over() noexcept;
   void set_written() noexcept;
   void set_committed() noexcept { end(outcome::committed, nullptr); }
-  /// The save was not begun, by decision of all ranks.
+  /// Says that all ranks have decided not to begin the save.
   void set_skipped() noexcept { end(outcome::skipped, nullptr); }
   void set_failed(std::exception_ptr why) noexcept { end(outcome::failed, std::move(why)); }
   /// Fails the save and wakes a writer that waits for its image, so that it publishes nothing. @pre the image
-  /// is copied, or nobody waits for that any more.
+  /// is copied, or nobody waits for the copy.
   void give_up(std::exception_ptr why) noexcept;
   /// Changes the report under the lock.
   template <class Change>
@@ -52,21 +52,21 @@ class save_progress {
     const std::lock_guard lock(mutex_);
     change(report_);
   }
-  /// Is called once, by the thread that ends the save, just before anybody can see that it ended; null
-  /// failure: committed. It may set the report's suggestion. Set it before the job is submitted; must not
-  /// throw.
+  /// Sets a function that the thread that ends the save calls once, before anybody can see the end; a
+  /// null failure means committed. It may set the suggestion in the report, and must not throw. Set it
+  /// before the job is submitted.
   void on_end(std::function<void(save_report&, const std::exception_ptr&)> callback);
 
-  /// Is called by set_written(). Set it before the job begins; must not throw.
+  /// Sets a function that set_written() calls, which must not throw. Set it before the job begins.
   void on_written(std::function<void()> callback) { on_written_ = std::move(callback); }
 
-  /// For handles: whoever is told so may change the memory.
+  /// For handles: a caller that gets true may change the memory.
   [[nodiscard]] bool released() const noexcept;
-  /// Whether somebody was told that the memory may change.
+  /// Whether some caller learned that the memory may change.
   [[nodiscard]] bool told_released() const noexcept;
   [[nodiscard]] bool handed_over() const noexcept;
   [[nodiscard]] bool written() const noexcept;
-  /// Bytes that were handed to the store so far, of report().bytes; also of a writer in another process.
+  /// The number of bytes, of report().bytes, that were handed to the store so far; also by a worker process.
   [[nodiscard]] std::uint64_t bytes_written() const noexcept;
   [[nodiscard]] bool committed() const noexcept;
   [[nodiscard]] bool skipped() const noexcept;
@@ -75,21 +75,21 @@ class save_progress {
   [[nodiscard]] save_report report() const;
   [[nodiscard]] deadline::clock::time_point begun() const noexcept { return begun_; }
 
-  /// For checkpointers that look whether the memory of an overlapped save changed: called when all is copied,
-  /// before the save is confirmed; what it answers fails the save. Set it before the job is submitted; it is
-  /// dropped at the end.
+  /// Sets a function that checks whether the memory of an overlapped save changed. It is called when
+  /// everything is copied, before the save is confirmed; an error that it returns fails the save. Set it
+  /// before the job is submitted; it is destroyed at the end.
   void before_confirmation(std::function<std::exception_ptr()> check);
-  /// Training confirms that it kept the memory of an overlapped save unchanged so far and keeps it so until
-  /// all is copied. Waits only where that is looked at. @throws timeout_error (timeout_staging)
+  /// Training confirms that it has kept the memory of an overlapped save unchanged, and keeps it so until
+  /// everything is copied. Waits only where that is checked. @throws timeout_error (timeout_staging)
   void confirm(deadline until);
   void wait_released(deadline until) const;
-  /// Until handed_over(); false at the deadline. Does not throw.
+  /// Waits until handed_over(); false at the deadline. Does not throw.
   [[nodiscard]] bool wait_handed_over(deadline until) const noexcept;
   void wait_written(deadline until) const;
   void wait_committed(deadline until) const;
-  /// Until committed or failed; false at the deadline. Does not throw.
+  /// Waits until committed or failed; false at the deadline. Does not throw.
   [[nodiscard]] bool wait_finished(deadline until) const noexcept;
-  /// Throws that a deadline passed, with the rank and the file that this save is at.
+  /// Throws a timeout_error with the rank and the file that this save is writing.
   [[noreturn]] void fail_late(error_id id, const std::string& sentence) const;
 
  private:

@@ -7,20 +7,20 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What one process did for one part of a save.
+/// The work of one process for a save: copying or writing.
 struct process_share {
   std::int64_t process = 0;  ///< its id; 0: nothing was done yet
   std::uint64_t bytes = 0;
   double seconds = 0;      ///< by the clock, from the first of these bytes to the last
   double cpu_seconds = 0;  ///< of its threads that worked for this save
 
-  /// 0 where nothing was done.
+  /// Bytes per second; 0 where nothing was done.
   [[nodiscard]] double bytes_per_second() const noexcept {
     return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
   }
 };
 
-/// What one save cost this rank, in seconds and bytes. Parts that have not happened yet are zero.
+/// The cost of one save on this rank, in seconds and bytes. What has not happened yet is zero.
 struct save_report {
   std::int64_t step = 0;
   std::uint64_t bytes = 0;   ///< this rank writes, headers included
@@ -37,20 +37,20 @@ struct save_report {
   double released_seconds = 0;       ///< from save() to released
   double written_seconds = 0;        ///< from save() to written
   double committed_seconds = 0;      ///< from save() to committed
-  /// The trainer: its image, headers included, 0 where the bytes stay in training memory. CPU seconds are
-  /// those of the calling thread in save(), planning included, and of the threads that copied (and hashed, in
-  /// the same pass).
+  /// Copying by the trainer. `bytes`: those of the image, with headers; 0 where the bytes stay in
+  /// training memory. `cpu_seconds`: of the calling thread in save(), with planning, and of the threads
+  /// that copied (and hashed, in the same pass).
   process_share copying;
-  /// Whoever wrote: the trainer, or its worker process. Seconds until the bytes were durable, and in an
-  /// overlapped save also those in which the writer waited for bytes to be copied. CPU seconds also of the
-  /// commit: of the thread that saved and of those that helped it to hash and write with file_store; of a
-  /// worker, of the whole process.
+  /// Writing by the trainer or its worker process. `seconds`: until the bytes were durable; in an
+  /// overlapped save with the time in which the writer waited for bytes to be copied. `cpu_seconds`: with
+  /// the commit, of the thread that saved and of those that helped it to hash and write with file_store;
+  /// for a worker, of the whole process.
   process_share writing;
-  /// With process_executor, in the first save of a worker: from its start until it was ready, most often in
-  /// the background before this save. 0 in the saves that the same worker carries out after it.
+  /// With process_executor, in the first save of a worker: the time from its start until it was ready,
+  /// usually in the background before this save. 0 in later saves of the same worker.
   double worker_start_seconds = 0;
-  /// How long to train between two saves, by suggested_interval() from what the last saves cost; 0 where
-  /// checkpointer_options::mean_time_between_failures is not given.
+  /// The suggested time between two saves, by suggested_interval() from the cost of the last saves; 0 without
+  /// checkpointer_options::mean_time_between_failures.
   double suggested_interval_seconds = 0;
 };
 

@@ -27,7 +27,7 @@ inline namespace v1 {
 
 class state_scope;
 
-/// Tells how a type that cannot be changed joins a state_dict; a type of yours has a member instead:
+/// Registers the state of a type that you cannot change; specialise it. A type of yours has a member instead:
 /// `void register_state(cairn::state_scope& scope) { scope.tensor("weight", weight_, {n, k}); }`
 template <class T>
 struct state_of {};
@@ -42,22 +42,22 @@ inline constexpr bool always_false = false;
 
 }  // namespace detail
 
-/// The named state of a training job, as this rank holds it: what is saved and where loads put it. It refers
-/// to memory and owns none: the memory must be there at each save and load, and unchanged until the save has
+/// The named state of a training job on this rank: what saves write and loads restore. It refers to
+/// memory and owns none. The memory must be valid at each save and load, and unchanged until the save has
 /// released it; the state_dict itself may be changed or destroyed once save() has returned.
 ///
-/// - A container (std::vector, std::array, C array, anything with data() and size()) is kept by reference and
-///   asked for its address and size at each save: it may be reassigned but must keep its size, and outlive
-///   the state_dict.
-/// - A raw pointer or a tensor_view is taken at its word; `rebind` gives it a new address.
-/// - Names are unique; a name given twice is a usage error (usage_duplicate_name).
+/// - A container (std::vector, std::array, C array, anything with data() and size()) is kept by
+///   reference, and each save asks for its address and size: it may be reassigned, but must keep its size
+///   and outlive the state_dict.
+/// - The address of a raw pointer or a tensor_view is copied; `rebind` gives the item a new address.
+/// - Names are unique; a second item of the same name is a usage error (usage_duplicate_name).
 ///
-/// One thread at a time. Registration costs one small allocation or two for each item.
+/// One thread at a time. Registration costs one or two small allocations for each item.
 class state_dict {
  public:
-  /// A whole tensor; the same name and shape on several ranks means replicated. `memory`: an element pointer,
-  /// a container, or a tensor_view. Flags: copy_now, per_rank, optional. @throws usage_error on a bad name or
-  /// shape, or a container of another size.
+  /// Adds a whole tensor. If several ranks add the same name and shape, it is replicated. `memory`: a
+  /// pointer to the elements, a container, or a tensor_view. Flags: copy_now, per_rank, optional. @throws
+  /// usage_error for a bad name or shape, or a container of another size.
   template <class Memory, ItemFlag... Flags>
   void tensor(std::string_view name, Memory&& memory, const extents& shape, Flags... flags) {
     auto e = begin_entry(name, item_kind::tensor, flags...);
@@ -66,7 +66,7 @@ class state_dict {
     e.boxes = {whole(shape)};
     finish_tensor(std::move(e), held);
   }
-  /// A placed tensor: this rank's shard or flat_shard of a global one.
+  /// Adds this rank's shard or flat_shard of a global tensor.
   template <class Memory, Placement P, ItemFlag... Flags>
   void tensor(std::string_view name, Memory&& memory, const P& placement, Flags... flags) {
     auto e = begin_entry(name, item_kind::tensor, flags...);
@@ -74,13 +74,14 @@ class state_dict {
     place(e, placement, held);
     finish_tensor(std::move(e), held);
   }
-  /// A whole tensor with the shape of the view.
+  /// Adds a whole tensor with the shape of the view.
   template <ItemFlag... Flags>
   void tensor(std::string_view name, const tensor_view& view, Flags... flags) {
     tensor(name, view, view.shape, flags...);
   }
 
-  /// An arithmetic value or an enumeration, restored in place. Lvalues only: the state_dict refers to it.
+  /// Adds an arithmetic value or an enumeration, which loads restore in place. Only lvalues: the
+  /// state_dict refers to it.
   template <class T, ItemFlag... Flags>
     requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
   void value(std::string_view name, T& value, Flags... flags) {
@@ -114,8 +115,8 @@ class state_dict {
         "rank has its own");
   }
 
-  /// Opaque bytes: a container of one-byte elements, by reference. Its size may change from save to save; a
-  /// load resizes it (or throws where it cannot be resized and the sizes differ). Lvalues only.
+  /// Adds opaque bytes: a container of one-byte elements, by reference. Its size may change from save to
+  /// save. A load resizes it, or throws where it cannot be resized and the sizes differ. Only lvalues.
   template <detail::ByteContainer C, ItemFlag... Flags>
   void bytes(std::string_view name, C& container, Flags... flags) {
     auto e = begin_entry(name, item_kind::bytes, flags...);
@@ -141,14 +142,14 @@ class state_dict {
                   "that outlives it");
   }
 
-  /// Adds what a user's struct registers, under "prefix." names; see state_of. The struct must outlive the
-  /// state_dict.
+  /// Adds the items that a struct registers, with "prefix." before their names; see state_of. The struct
+  /// must outlive the state_dict.
   template <class T>
   void object(std::string_view prefix, T& object);
 
-  /// The new address of a tensor that was added by pointer or view; a view brings its strides and memory
-  /// space. @throws usage_error if the name is unknown, bound to a container, or the view has another shape;
-  /// plan_error for another dtype.
+  /// Gives a new address to a tensor that was added by pointer or view; a view also gives its strides and
+  /// memory space. @throws usage_error if the name is unknown or bound to a container, or the view has
+  /// another shape; plan_error for another dtype.
   template <Element T>
   void rebind(std::string_view name, T* data) {
     rebind_to(name, data, dtype_v<T>);
@@ -157,16 +158,17 @@ class state_dict {
 
   /// All entries in the order of registration.
   [[nodiscard]] std::span<const state_entry> entries() const noexcept { return entries_; }
-  /// The entry of a name, or nullptr.
+  /// The entry with a name, or nullptr.
   [[nodiscard]] const state_entry* find(std::string_view name) const;
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
 
-  /// Digest of everything that a plan depends on: names, kinds, dtypes, shapes, boxes, flags; not addresses,
-  /// values, or the sizes of bytes items. Kept until the next registration: O(1) after the first call.
+  /// A digest of everything that a plan depends on: names, kinds, dtypes, shapes, boxes and flags, but
+  /// not addresses, values, or the sizes of items of bytes. Cached until the next registration: O(1)
+  /// after the first call.
   [[nodiscard]] std::uint64_t structure() const;
-  /// Stands for what the entries are and what they are bound to: equal pointers, of two calls or two copies,
-  /// mean entries and bindings that are equal, but for what containers say of themselves. Another one after
-  /// each registration and rebind(). O(1).
+  /// Identifies the entries and their bindings. Equal pointers, of two calls or two copies, mean equal
+  /// entries and bindings, except for the addresses and sizes of containers. Each registration and
+  /// rebind() changes it. O(1).
   [[nodiscard]] std::shared_ptr<const void> bindings() const;
 
  private:
@@ -182,7 +184,7 @@ class state_dict {
     (detail::set_flag(e.flags, flags), ...);
     return e;
   }
-  /// Binds memory; the number of elements it holds, or -1 where it is taken at its word.
+  /// Binds memory and returns its number of elements, or -1 where it does not know them.
   template <class Memory>
   static std::int64_t bind(state_entry& e, Memory& memory) {
     using M = std::remove_cvref_t<Memory>;
@@ -232,8 +234,8 @@ class state_dict {
   mutable std::shared_ptr<const void> bindings_;  // made when it is asked for
 };
 
-/// A state_dict seen through a prefix: "encoder." + name. What register_state gets; lives only during that
-/// call.
+/// A state_dict that puts a prefix before each name: "encoder." + name. The argument of register_state;
+/// it lives only during that call.
 class state_scope {
  public:
   state_scope(state_dict& state, std::string prefix) : state_(state), prefix_(std::move(prefix)) {}
