@@ -10,7 +10,8 @@ there are none.
 With clang, a few large headers are precompiled, each alone, and a header that includes one of them starts from there, which takes
 less than half of the time: it could not see more if it were compiled alone. Where that fails, it is compiled alone.
 A header `*.h` is for C, too: it is compiled as C99 and as C++17, and with --nvcc as CUDA C++ where nvcc is installed.
-Bodies (impl/*.ipp) come with their pages. With clang, a page that reaches one is compiled alone as a contract, too, without any.
+Bodies (impl/*.ipp) come with their pages. With clang, a page that reaches one is compiled alone as a contract, too, without any;
+the seconds are those of both.
 The compile time of the umbrella is printed against its limit as a report: time never decides.
 """
 
@@ -57,11 +58,11 @@ def opt_in(path):
     return None
 
 
-def cairn_includes(path):
-    """The headers of cairn that this one includes, whatever is defined."""
+def cairn_includes(path, bodies):
+    """The headers of cairn that this one includes, whatever is defined, with its bodies or without."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        if re.match(r"# *if !defined\(CAIRN_COMPILED", line):
+        if bodies and re.match(r"# *if !defined\(CAIRN_COMPILED", line):
             continue
         if re.match(r"# *if", line):
             break
@@ -71,14 +72,14 @@ def cairn_includes(path):
     return found
 
 
-def find_closures(include, names):
-    """Of each header: it and all of cairn that it includes, with their bodies."""
+def find_closures(include, names, bodies):
+    """Of each header: it and all of cairn that it includes, with their bodies or without."""
     closures = {}
 
     def closure(name):
         if name not in closures:
             closures[name] = {name}  # ends a cycle
-            closures[name] = {name}.union(*(closure(each) for each in cairn_includes(include / name)))
+            closures[name] = {name}.union(*(closure(each) for each in cairn_includes(include / name, bodies)))
         return closures[name]
 
     return {name: set(closure(name)) for name in names}
@@ -145,54 +146,55 @@ def main():
         targets = reasons[name].split() if reasons[name] else []
         if all(target in optional for target in targets):
             flags[name] = [flag for target in targets for flag in optional[target]] if targets else ["-include", str(hostile)]
-    closures = find_closures(arguments.include, flags)
     clang = "clang" in os.path.basename(arguments.compiler)
-    bases = find_bases(arguments.include, flags, closures) if clang else {}
-    done = {name: threading.Event() for name in bases.values()}
+    whole = find_closures(arguments.include, flags, bodies=True)
+    ways = {False: dict(flags)}  # by whether bodies lie in a library: the flags of each header that is compiled this way
+    closures = {False: whole}
+    if clang:
+        ways[True] = {name: flags[name] for name in flags if any(each.endswith(".ipp") for each in whole[name])}
+        closures[True] = find_closures(arguments.include, ways[True], bodies=False)
+    bases = {way: find_bases(arguments.include, ways[way], closures[way]) if clang else {} for way in ways}
+    done = {(way, name): threading.Event() for way in ways for name in bases[way].values()}
 
-    def precompiled(name):
-        return folder / (name.replace("/", "+") + ".pch")
+    def precompiled(way, name):
+        return folder / (("contract+" if way else "") + name.replace("/", "+") + ".pch")
 
-    def check_precompiled(name, twice):
+    def check_precompiled(way, name, more, twice):
         """Returns (succeeded, CPU seconds) of a header after its base, or of a base, which is precompiled for the others."""
         own, spent, good = flags[name], 0.0, True
-        if name in bases:
-            done[bases[name]].wait()
+        on = bases[way].get(name, name)
+        if name in bases[way]:
+            done[way, on].wait()
         else:
-            source = precompiled(name).with_suffix(".hpp")
+            source = precompiled(way, name).with_suffix(".hpp")
             source.write_text(twice, encoding="utf-8")
-            good, spent, _ = compile_source([*base, *own, "-x", "c++-header", "-fpch-instantiate-templates",
-                                             "-o", str(precompiled(name)), str(source)], "")
+            good, spent, _ = compile_source([*base, *own, *more, "-x", "c++-header", "-fpch-instantiate-templates",
+                                             "-o", str(precompiled(way, name)), str(source)], "")
         if good:
             if "-include" in own:
                 own = []  # the base has had it
             # For a base: what a compiler looks at when the program's source ends.
-            good, seconds, _ = compile_source([*base, "-include-pch", str(precompiled(bases.get(name, name))), *own,
+            good, seconds, _ = compile_source([*base, "-include-pch", str(precompiled(way, on)), *own, *more,
                                                "-fsyntax-only", "-"], twice)
             spent += seconds
         return good, spent
 
-    def check(name):
+    def check(way, name):
         if name not in flags:
             return name, None, reasons[name], ""
+        more = COMPILED if way else []
         twice, spent = f"#include <{name}>\n#include <{name}>\n", 0.0
-        if name in bases or name in done:
+        if name in bases[way] or (way, name) in done:
             try:
-                good, spent = check_precompiled(name, twice)
+                good, spent = check_precompiled(way, name, more, twice)
             finally:
-                if name in done:
-                    done[name].set()
+                if (way, name) in done:
+                    done[way, name].set()
             if good:
-                return check_contract(name, twice, spent)
+                return name, True, spent, ""
         # That a header is wrong is decided, and said, by compiling all of it.
-        good, seconds, output = compile_source([*base, *flags[name], "-fsyntax-only", "-"], twice)
-        return check_contract(name, twice, spent + seconds) if good else (name, good, spent + seconds, output)
-
-    def check_contract(name, twice, spent):
-        if not clang or not any(each.endswith(".ipp") for each in closures[name]):
-            return name, True, spent, ""
-        good, seconds, output = compile_source([*base, *flags[name], *COMPILED, "-fsyntax-only", "-"], twice)
-        return name, good, spent + seconds, output if good else "without bodies:\n" + output
+        good, seconds, output = compile_source([*base, *flags[name], *more, "-fsyntax-only", "-"], twice)
+        return name, good, spent + seconds, output if good or not way else "without bodies:\n" + output
 
     def check_c(name):
         twice, seconds = f"#include <{name}>\n#include <{name}>\nint main(void) {{ return 0; }}\n", 0.0
@@ -215,11 +217,16 @@ def main():
     if nvcc:
         lines.append(f"  *.h also by {nvcc}")
     failed = []
-    every = [*sorted(names, key=lambda name: name not in done), *c_names]  # bases before those that wait for them
+    tasks = [(False, name) for name in names] + [(True, name) for name in ways.get(True, {})]
+    tasks.sort(key=lambda task: task not in done)  # bases before those that wait for them
     with tempfile.TemporaryDirectory(dir=arguments.table.parent if arguments.table else None) as temporary, \
             concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         folder = pathlib.Path(temporary)
-        for name, good, seconds, output in sorted(pool.map(lambda each: (check_c if each in c_names else check)(each), every)):
+        results = {}
+        for name, good, seconds, output in [*pool.map(lambda task: check(*task), tasks), *pool.map(check_c, c_names)]:
+            before = results.get(name, (True, 0.0, ""))
+            results[name] = (None, seconds, "") if good is None else (before[0] and good, before[1] + seconds, before[2] + output)
+        for name, (good, seconds, output) in sorted(results.items()):
             if good is None:
                 lines.append(f"  opt-in  {name} ({seconds})")
                 continue
@@ -233,7 +240,7 @@ def main():
         if good:
             word = "within" if seconds <= UMBRELLA_LIMIT_S else "OVER"
             lines.append(f"  {seconds:6.2f}  compiling {UMBRELLA} with -O2: {word} the {UMBRELLA_LIMIT_S:g} s limit (a report)")
-    lines.append(f"{len(every)} headers, {len(failed)} failed")
+    lines.append(f"{len(results)} headers, {len(failed)} failed")
     text = "\n".join(lines) + "\n"
     sys.stdout.write(text)
     if arguments.table:
