@@ -9,6 +9,7 @@
 #include <cairn/storage/compressed/compressed_storage.hpp>
 #include <cairn/storage/compressed/item_frames.hpp>
 #include <cairn/storage/compressed/zstd_codec.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 

@@ -3,6 +3,8 @@
 // XXH3.
 #include <cairn/stage/buffered_stager.hpp>
 
+#include <xxhash.h>
+
 #include <sys/mman.h>
 #include <CLI/CLI.hpp>
 

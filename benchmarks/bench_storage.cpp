@@ -3,6 +3,7 @@
 #include <unistd.h>
 #include <cairn/checkpointer.hpp>
 #include <cairn/execute/inline_executor.hpp>
+#include <cairn/stage/buffered_stager.hpp>
 #include <cairn/stage/no_staging.hpp>
 #include <cairn/stores/file_store.hpp>
 

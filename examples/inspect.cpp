@@ -6,6 +6,7 @@
 // nothing.
 #include <CLI/CLI.hpp>
 #include <cairn/cairn.hpp>
+#include <cairn/plan/glob.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -5,6 +5,8 @@
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/wire.hpp>
 #include <cstdint>
 #include <cstring>
 #include <random>

@@ -9,6 +9,7 @@
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/system/wire.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <formats_samples.hpp>

@@ -7,6 +7,9 @@
 
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/collectives.hpp>
+#include <cairn/comm/shared_memory/job_rendezvous.hpp>
+#include <cairn/comm/shared_memory/message_ring.hpp>
+#include <cairn/comm/shared_memory/shared_world.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>

@@ -8,6 +8,7 @@
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/plan/default_planner.hpp>
+#include <cairn/plan/load/load_planning.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <cstdlib>
 #include <cstring>

@@ -3,6 +3,7 @@
 // The Storage conformance suite on safetensors over several stores, and what damaged bytes do to loads.
 // threaded
 #include <cairn/concepts/any_storage.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>

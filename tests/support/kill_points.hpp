@@ -5,6 +5,7 @@
 #include "watched_file_system.hpp"
 
 #include <cairn/cairn.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
 
 #include <algorithm>
 #include <atomic>

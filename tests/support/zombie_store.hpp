@@ -6,6 +6,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/manifest_reader.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/error.hpp>
 
