@@ -803,7 +803,7 @@ TEST_CASE("a rank takes nothing from a false rank 0") {
   };
   const auto as_it_is = [](auto&) {};
   constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  const std::string bad = "[cairn.peer.bad_message] the memory that ranks share is none of cairn's: ";
+  const std::string bad = "[cairn.peer.bad_message] the memory that ranks share was not made by cairn: ";
   CHECK(tried(as_it_is, total, sealed) == "nothing was thrown");
   CHECK(tried(as_it_is, total, F_SEAL_GROW) == bad + "its size may change (rank 0)");
   CHECK(tried(as_it_is, 100, sealed) == bad + "it is too short (rank 0)");

@@ -108,7 +108,7 @@ class plain_store {
       const auto wanted = range.destination.size();
       if (!there) fail_io("open", range.key, ENOENT);
       if (range.offset > *there || wanted > *there - range.offset)
-        cairn::fail(cairn::error_id::corrupt_truncated, "the object ends before the bytes that are wanted",
+        cairn::fail(cairn::error_id::corrupt_truncated, "the object ends before the requested bytes",
                     {.file = std::string(range.key),
                      .offset = static_cast<std::int64_t>(std::min<std::uint64_t>(range.offset, INT64_MAX)),
                      .expected = std::to_string(wanted) + " bytes",
@@ -159,7 +159,8 @@ class plain_store {
  private:
   [[nodiscard]] std::string path_of(std::string_view key) const {
     if (!cairn::valid_key(key))
-      cairn::fail(cairn::error_id::storage_bad_key, "this is no key of a store", {.file = std::string(key)});
+      cairn::fail(cairn::error_id::storage_bad_key, "this is not a key of a store",
+                  {.file = std::string(key)});
     return root_ + "/" + std::string(key);
   }
   /// The name of the key is durable: its directory, and those above it, which it may have made.

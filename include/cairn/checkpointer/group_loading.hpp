@@ -113,7 +113,8 @@ inline load_verdict agree_on_load(collectives& group, const std::exception_ptr& 
       verdict.failure = decode_failure(in, rank);
     }
   } catch (const wire_error& e) {
-    fail(error_id::peer_bad_message, std::string("the ranks' words on a load are damaged: ") + e.what());
+    fail(error_id::peer_bad_message,
+         std::string("the messages of the ranks about a load are damaged: ") + e.what());
   }
   if (verdict.outcome == load_outcome::loaded && strict && !unexpected.empty()) {
     try {

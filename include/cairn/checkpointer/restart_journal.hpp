@@ -87,7 +87,7 @@ class restart_journal {
     }
   }
   static void tell(event_reporter& people) noexcept {
-    people.warned("what is noted of restarts could not be read or written", std::current_exception());
+    people.warned("the notes of restarts could not be read or written", std::current_exception());
   }
 
   std::mutex mutex_;

@@ -71,7 +71,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until, bool reading) {
     try {
       auto lease = writer_.lease(step, until);
-      if (!lease.held() && !reading) warn_unleased("the store takes no leases");
+      if (!lease.held() && !reading) warn_unleased("the store has no leases");
       return lease;
     } catch (const storage_error& e) {
       if (e.id() == error_id::storage_not_committed || (!reading && e.id() != error_id::storage_permission))

@@ -26,7 +26,7 @@ inline void judge_proof(const store_proof& proof, const std::string& store, even
     if (p.outcome == store_check::verdict::unusable ||
         (p.outcome == store_check::verdict::single_job && !proof.single_writer))
       fail(error_id::storage_unsafe,
-           "the store does not give what checkpoints rely on: " + p.what + ": " + p.follows,
+           "the store lacks a property that checkpoints rely on: " + p.what + ": " + p.follows,
            {.file = store, .got = p.seen});
     people.warned(store + ": " + p.what + ": " + p.seen + "; " + p.follows);
   }
@@ -80,7 +80,7 @@ inline void probe_shared_store(collectives& group, any_writer& writer, const run
           "(NFS: "
           "no nocto; FUSE: negative timeouts of 0)";
       if (!single_writer)
-        fail(error_id::storage_unsafe, late + ", or say that one job alone writes there (single_writer)",
+        fail(error_id::storage_unsafe, late + ", or say that only one job writes there (single_writer)",
              {.rank = group.rank(), .file = store});
       people.warned(store + ": " + late + "; the ends of saves are told late here");
     });

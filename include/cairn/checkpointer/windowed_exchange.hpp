@@ -139,7 +139,7 @@ class windowed_exchange final : public read_exchange {
       in.finish();
       return p;
     } catch (const wire_error&) {
-      fail(error_id::peer_bad_message, "the ranks' words on an exchange are damaged");
+      fail(error_id::peer_bad_message, "the messages of the ranks about an exchange are damaged");
     }
   }
   static std::vector<std::byte> least(std::vector<std::byte> left, std::vector<std::byte> right) {

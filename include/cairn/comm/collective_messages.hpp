@@ -122,7 +122,7 @@ class collective_messages {
       return decode_frame(std::move(message), size());
     } catch (const wire_error& e) {
       fail(error_id::peer_bad_message,
-           std::string("a message is none of cairn's: ") + e.what() +
+           std::string("a message is not one of cairn's: ") + e.what() +
                "; give cairn a communicator that carries nothing else",
            {.rank = from, .offset = static_cast<std::int64_t>(e.offset)});
     }

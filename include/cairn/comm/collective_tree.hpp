@@ -46,7 +46,7 @@ class collective_tree {
                                            const function_ref<void()>* look = nullptr) {
     const int ranks = messages_.size();
     if (root < 0 || root >= ranks)
-      fail(error_id::usage_bad_option, "the root of a collective is no rank of this world",
+      fail(error_id::usage_bad_option, "the root of a collective is not a rank of this world",
            {.expected = "0 to " + std::to_string(ranks - 1), .got = std::to_string(root)});
     const bool occasional = is_occasional(kind);
     const auto call = messages_.begin(kind, root);
@@ -182,7 +182,7 @@ class collective_tree {
   static std::vector<std::byte> part(bytes_view value, int first, int count) {
     const auto list = split_pieces(value);
     if (static_cast<std::size_t>(first) + static_cast<std::size_t>(count) > list.size())
-      fail(error_id::peer_bad_message, "a scatter brought fewer pieces than ranks");
+      fail(error_id::peer_bad_message, "a scatter has fewer messages than ranks");
     return join_pieces(
         list_view(list).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
   }

@@ -220,7 +220,7 @@ struct store_model final : store_face {
     if constexpr (KeepsLeftovers<S>)
       store.discard(key);
     else if (!valid_key(key))
-      fail(error_id::storage_bad_key, "this is no key of a store", {.file = std::string(key)});
+      fail(error_id::storage_bad_key, "this is not a key of a store", {.file = std::string(key)});
   }
   std::optional<space_left> free_space() override {
     if constexpr (ReportsSpace<S>)

@@ -18,7 +18,7 @@ template <DeviceRuntime R>
     const device_in_use<R> use(device);
     check_call<R>(R::device_of(view.data, device), "cudaPointerGetAttributes (asking where memory lies)", -1);
     if (device < 0)
-      fail(error_id::usage_unsupported_tensor, "this is no memory of a device; give its address as it is");
+      fail(error_id::usage_unsupported_tensor, "this is not device memory; pass its address as it is");
   }
   view.space = memory_space::device;
   view.device = device;

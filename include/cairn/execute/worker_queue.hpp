@@ -149,7 +149,7 @@ class worker_queue {
       case frame_kind::refused:
         std::rethrow_exception(decode_failure(in, first.context().rank));
       default:
-        fail(error_id::peer_bad_message, "a worker sent what is not for trainers");
+        fail(error_id::peer_bad_message, "a worker sent a message that is not for trainers");
     }
   }
   /// Something went wrong with the worker, or it refused the first save.

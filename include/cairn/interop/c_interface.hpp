@@ -108,7 +108,7 @@ cairn_checkpointer* open_for_c(Make&& make) noexcept {
   const int failed = detail::guarded([&] {
     auto ckpt = std::make_unique<cairn_checkpointer>(cairn_checkpointer{any_checkpointer(make())});
     if (!ckpt->held.has_value())
-      fail(error_id::usage_closed, "the function that makes the checkpointer gave an empty one");
+      fail(error_id::usage_closed, "the function that makes the checkpointer returned an empty one");
     opened = std::move(ckpt);
   });
   if (failed != 0) static_cast<void>(detail::guarded([&] { last.opening = std::string(last.shown); }));

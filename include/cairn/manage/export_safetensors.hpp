@@ -121,8 +121,7 @@ class safetensors_export {
            "no tensor of step " + std::to_string(checkpoint_.manifest().step) + " is to be exported");
     std::sort(names.begin(), names.end());
     if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())
-      fail(error_id::usage_duplicate_name, "two tensors have this name once the prefix is off",
-           {.item = *twice});
+      fail(error_id::usage_duplicate_name, "two tensors have this name without the prefix", {.item = *twice});
     for (auto& f : files) {
       std::stable_sort(f.begin(), f.end(), [](const tensor& a, const tensor& b) {
         return alignment_class(a.type) < alignment_class(b.type);

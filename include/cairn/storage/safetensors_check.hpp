@@ -45,8 +45,7 @@ inline void check_header(std::span<const std::byte> bytes, const stored_record& 
       item = r.find(key_of(e.key, whole({})));
     if (item == nullptr || item->file != file.index || item->offset != bytes.size() + e.begin ||
         item->bytes != e.end - e.begin)
-      fail(error_id::corrupt_bad_value,
-           "the header of a data file says something else of an item than the record",
+      fail(error_id::corrupt_bad_value, "the header of a data file and the record disagree about an item",
            {.item = e.key, .file = file.key, .offset = static_cast<std::int64_t>(bytes.size() + e.begin)});
   }
   const auto& items = r.content().items;
@@ -78,8 +77,7 @@ inline void check_shared_header(std::span<const std::byte> bytes, const stored_c
     return std::tie(a->offset, a->bytes) < std::tie(b->offset, b->bytes);
   });
   const auto bad = [&](const safetensors_entry& e) {
-    fail(error_id::corrupt_bad_value,
-         "the header of a data file says something else of an item than the records",
+    fail(error_id::corrupt_bad_value, "the header of a data file and the records disagree about an item",
          {.item = e.key, .file = file.key, .offset = static_cast<std::int64_t>(bytes.size() + e.begin)});
   };
   // Each entry is filled by items of its key without a hole; empty ones may stand anywhere.

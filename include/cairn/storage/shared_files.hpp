@@ -200,7 +200,7 @@ class shared_files_writing {
         in.finish();
         members.push_back(std::move(member));
       } catch (const wire_error&) {
-        fail(error_id::peer_bad_message, "what a rank tells of its part of a shared file is damaged",
+        fail(error_id::peer_bad_message, "the message of a rank about a shared file is damaged",
              {.rank = first_ + static_cast<std::int32_t>(members.size()), .file = key(0)});
       }
     plan_ = plan_shared_files(members, first_, messages.back().end);

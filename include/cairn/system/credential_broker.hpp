@@ -94,7 +94,7 @@ using ask_function = std::function<secret_bytes(std::uint64_t number, std::span<
 [[nodiscard]] inline secret_bytes ask_trainer(std::uint64_t number, std::span<const std::byte> question) {
   if (const auto& ask = ask_of_this_process()) return ask(number, question);
   if (const auto here = credential_broker::here().find(number)) return here->answer(question);
-  fail(error_id::peer_lost, "there is no trainer that could be asked: this process is no worker of its");
+  fail(error_id::peer_lost, "this process is not a worker, so there is no trainer to ask");
 }
 
 }  // namespace detail

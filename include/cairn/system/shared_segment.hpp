@@ -44,7 +44,7 @@ class shared_segment {
   explicit shared_segment(std::uint64_t bytes) {
     rlimit most{};
     if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY && bytes > most.rlim_cur)
-      fail(error_id::storage_limit, "the limit of file sizes is below a piece of shared memory (ulimit -f)",
+      fail(error_id::storage_limit, "the limit of file sizes is below the size of shared memory (ulimit -f)",
            {.expected = std::to_string(bytes) + " bytes", .got = std::to_string(most.rlim_cur) + " bytes"});
     {
       const detail::fork_pause pause;
@@ -65,7 +65,8 @@ class shared_segment {
       : file_(std::make_unique<detail::unforked_file>(std::move(file), detail::fork_pause())) {
     const int seals = ::fcntl(this->file(), F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-      fail(error_id::peer_bad_message, "what another process gave is no shared memory of a fixed size");
+      fail(error_id::peer_bad_message,
+           "the descriptor of another process is not shared memory of a fixed size");
     identify(bytes);
     map(bytes);
   }
@@ -78,7 +79,7 @@ class shared_segment {
       result = ::fallocate(file(), 0, 0, static_cast<off_t>(region_.get_size()));
     } while (result != 0 && errno == EINTR);
     if (result != 0)
-      fail(error_id::storage_out_of_memory, "there is no memory for a piece of shared memory",
+      fail(error_id::storage_out_of_memory, "there is no memory for a segment of shared memory",
            {.expected = std::to_string(region_.get_size()) + " bytes"});
   }
 
@@ -94,7 +95,7 @@ class shared_segment {
     struct stat s {};
     if (::fstat(file(), &s) != 0) detail::fail_system(errno, "shared memory could not be examined");
     if (static_cast<std::uint64_t>(s.st_size) != bytes)
-      fail(error_id::peer_bad_message, "shared memory has another size than was said",
+      fail(error_id::peer_bad_message, "shared memory has another size than announced",
            {.expected = std::to_string(bytes), .got = std::to_string(s.st_size)});
     id_ = s.st_ino;
   }

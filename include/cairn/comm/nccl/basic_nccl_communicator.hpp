@@ -35,7 +35,7 @@ namespace cuda {
 ///   the call throws timeout_error (timeout_peer), naming the call, the rank and the time. Nothing that came
 ///   of it is ever seen. The other rank is told; its call goes on.
 /// - **Errors** of NCCL and of the device, also those that come in the background, abort in the same way.
-/// - **Afterwards** this rank uses NCCL no more: with nccl_broken::use_control (default) its long messages go
+/// - **Afterwards** this rank no longer uses NCCL: with nccl_broken::use_control (default) its long messages go
 ///   by the control communicator, those under way too, and a line on stderr says so; with
 ///   nccl_broken::refuse the call that met it, and all that need NCCL later, throw peer_error (peer_failed).
 ///   Make a new communicator to use NCCL again.
@@ -64,7 +64,7 @@ class basic_nccl_communicator {
     return world().receive(from, until);
   }
 
-  /// Why this rank uses NCCL no more; empty while it does.
+  /// Why this rank no longer uses NCCL; empty while it does.
   [[nodiscard]] const std::string& broken() const { return world().broken(); }
 
  private:

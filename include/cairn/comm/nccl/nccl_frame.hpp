@@ -29,7 +29,7 @@ enum class nccl_opcode : std::uint8_t {
   received,    ///< by the receiver: all of it is here
   cancel,      ///< what was said of this message is void
   by_control,  ///< send it without NCCL
-  aborted,     ///< this rank uses NCCL no more; what was under way is void
+  aborted,     ///< this rank no longer uses NCCL; what was under way is void
 };
 
 struct nccl_frame {
@@ -66,7 +66,7 @@ struct nccl_frame {
     return frame;
   } catch (const wire_error& e) {
     fail(error_id::peer_bad_message,
-         std::string("a message is none of this communicator's: ") + e.what() +
+         std::string("a message is not one of this communicator's: ") + e.what() +
              "; give it a control communicator that carries nothing else",
          {.rank = from, .offset = static_cast<std::int64_t>(e.offset)});
   }

@@ -57,12 +57,13 @@ template <NcclRuntime R, Communicator Control>
              (rank == 0 ? std::string(": ") + R::text_of(status) : std::string()),
          {.rank = 0});
   if (first.size() != sizeof id + sizeof buffer_bytes)
-    fail(error_id::peer_bad_message, "the name of NCCL's communicator is none; do all ranks run the same?",
+    fail(error_id::peer_bad_message,
+         "rank 0 sent no valid id of NCCL's communicator; do all ranks run the same version?",
          {.rank = parent});
   std::memcpy(&buffer_bytes, first.data(), sizeof buffer_bytes);
   std::memcpy(&id, first.data() + sizeof buffer_bytes, sizeof id);
   if (buffer_bytes == 0 || buffer_bytes > max_message_bytes)
-    fail(error_id::peer_bad_message, "the length of pieces is none", {.rank = parent});
+    fail(error_id::peer_bad_message, "the length of NCCL's buffers is invalid", {.rank = parent});
   int device = options.device;
   if (device < 0)
     check_call<R>(R::current_device(device), "cudaGetDevice (asking for the current device)", -1);

@@ -76,14 +76,14 @@ class nccl_peers {
     if (box.part_of != frame.id) box.part.clear();
     box.part_of = frame.id;
     if (frame.part.size() > frame.bytes - std::min<std::uint64_t>(frame.bytes, box.part.size()))
-      fail(error_id::peer_bad_message, "more of a message came than it has", {.rank = peer});
+      fail(error_id::peer_bad_message, "a message has more bytes than announced", {.rank = peer});
     if (box.part.empty())
       box.part = std::move(frame.part);
     else
       box.part.insert(box.part.end(), frame.part.begin(), frame.part.end());
     if (frame.word == nccl_opcode::more) return;
     if (box.part.size() != frame.bytes)
-      fail(error_id::peer_bad_message, "less of a message came than it has", {.rank = peer});
+      fail(error_id::peer_bad_message, "a message has fewer bytes than announced", {.rank = peer});
     auto whole = std::exchange(box.part, {});
     // A sender whose half failed at the very end sends again what is here.
     if (box.by_nccl != frame.id) box.messages.push_back({std::move(whole), true});

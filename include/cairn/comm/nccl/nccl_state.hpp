@@ -50,14 +50,14 @@ class nccl_state {
     pipeline_.reset();
     if (options_.when_broken == nccl_broken::use_control)
       std::fprintf(stderr,
-                   "cairn: rank %d uses NCCL no more (%s); long messages go by the control communicator, "
+                   "cairn: rank %d no longer uses NCCL (%s); long messages go by the control communicator, "
                    "which is slower\n",
                    rank_, broken_.c_str());
   }
   /// @throws peer_error (peer_failed) if nccl_broken::refuse was chosen. @pre give_up() was called.
   void refuse_after_abort() const {
     if (options_.when_broken == nccl_broken::refuse)
-      fail(error_id::peer_failed, broken_ + "; NCCL is used no more on this rank", {.rank = broken_with_});
+      fail(error_id::peer_failed, broken_ + "; this rank no longer uses NCCL", {.rank = broken_with_});
   }
   /// The same, of a message that would go without it.
   void refuse_message(int to, std::uint64_t bytes) const {

@@ -183,7 +183,8 @@ class nccl_world {
 
   void handle(int peer, nccl_frame frame) {
     const auto wrong = [&](const char* why) {
-      fail(error_id::peer_bad_message, std::string("a rank says what it must not: ") + why, {.rank = peer});
+      fail(error_id::peer_bad_message, std::string("a rank sent a message that is not allowed here: ") + why,
+           {.rank = peer});
     };
     const bool promised = transfer_ && transfer_->peer == peer && transfer_->what.id == frame.id &&
                           (frame.ticket == 0 || transfer_->what.ticket == frame.ticket);
@@ -357,7 +358,7 @@ class nccl_world {
     tell(t->peer, nccl_opcode::received, t->what.id, t->what.ticket);
     return true;
   }
-  /// NCCL is used no more on this rank. A message that this rank was sending goes by control; of one that it
+  /// this rank no longer uses NCCL. A message that this rank was sending goes by control; of one that it
   /// was receiving nothing is used.
   void give_up(std::string why) {
     end_nccl(std::move(why));

@@ -150,7 +150,7 @@ class rendezvous_host {
              "another job of this name runs on this host; give each run a name of its own, or end that one",
              {.item = job});
     }
-    if (::listen(socket_.get(), SOMAXCONN) != 0) fail_system(errno, "no rank can be let in");
+    if (::listen(socket_.get(), SOMAXCONN) != 0) fail_system(errno, "no rank can join the job");
   }
 
   /// Waits at most until the deadline for something to happen, and answers those who came:

@@ -107,8 +107,8 @@ class shared_world {
   shared_world(file_descriptor file, int size)
       : file_(std::move(file)), layout_{static_cast<std::size_t>(size), 0} {
     const auto refuse = [](const char* why) {
-      fail(error_id::peer_bad_message, std::string("the memory that ranks share is none of cairn's: ") + why,
-           {.rank = 0});
+      fail(error_id::peer_bad_message,
+           std::string("the memory that ranks share was not made by cairn: ") + why, {.rank = 0});
     };
     struct stat s {};
     const int seals = ::fcntl(file_.get(), F_GET_SEALS);

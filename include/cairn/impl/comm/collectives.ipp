@@ -76,7 +76,7 @@ CAIRN_BODY std::vector<std::byte> collectives::scatter(int root,
     if (failure) std::rethrow_exception(failure);
     if (rank() != root) return {};
     if (pieces.size() != static_cast<std::size_t>(size()))
-      fail(error_id::usage_bad_option, "scatter needs one piece for each rank",
+      fail(error_id::usage_bad_option, "scatter needs one message for each rank",
            {.expected = std::to_string(size()), .got = std::to_string(pieces.size())});
     std::vector<std::span<const std::byte>> list;
     list.reserve(pieces.size());
@@ -125,7 +125,7 @@ CAIRN_BODY void collectives::send_message(int to, const lent_message& message, d
 CAIRN_BODY lent_message collectives::take_message(int from, deadline until) {
   auto frame = tree_->messages().receive(*exchange_, detail::collective_step::up, from, until);
   if (!frame.what.ok() || frame.step != detail::collective_step::up)
-    fail(error_id::peer_bad_message, "a message of an exchange is none", {.rank = from});
+    fail(error_id::peer_bad_message, "a message of an exchange is invalid", {.rank = from});
   if (frame.lent.data != nullptr) return std::move(frame.lent);
   const auto bytes = std::make_shared<std::vector<std::byte>>(std::move(frame.what.value));
   return {{bytes, bytes->data()}, bytes->size()};

@@ -40,7 +40,7 @@ CAIRN_BODY void frame_header::check() const {
   if (version != worker_protocol) refuse("the other side has another version", worker_protocol, version);
   if (bytes > max_bytes) refuse("a message is longer than allowed", max_bytes, bytes);
   if (descriptors > max_descriptors)
-    refuse("a message brings more descriptors than allowed", max_descriptors, descriptors);
+    refuse("a message has more descriptors than allowed", max_descriptors, descriptors);
   const auto number = static_cast<std::uint16_t>(kind);
   constexpr auto last = static_cast<std::uint16_t>(frame_kind::answer);
   if (number < 1 || number > last) refuse("a message of an unknown kind", last, number);
@@ -165,7 +165,7 @@ CAIRN_BODY void worker_link::receive_some(std::span<std::byte> bytes,
     }
     if (n == 0) fail_lost();
     if (descriptors.size() > frame_header::max_descriptors)
-      fail(error_id::peer_bad_message, "a message between trainer and worker brought too many descriptors");
+      fail(error_id::peer_bad_message, "a message between trainer and worker has too many descriptors");
     bytes = bytes.subspan(static_cast<std::size_t>(n));
   }
 }

@@ -86,12 +86,13 @@ CAIRN_BODY void worker_process::start(const std::string& program, const worker_h
       std::rethrow_exception(decode_failure(in));
     }
     if (answer->kind != frame_kind::ready)
-      fail(error_id::peer_bad_message, "a worker answered with something else than that it is ready",
+      fail(error_id::peer_bad_message, "a worker sent another message before it was ready",
            {.file = program});
   } catch (const peer_error& e) {
     const auto how = kill_and_describe();
     if (e.id() != error_id::peer_lost) throw;
-    fail(error_id::usage_no_worker, "the program that was started as a worker is none, or could not run",
+    fail(error_id::usage_no_worker,
+         "the program that was started as a worker is not a worker, or could not run",
          {.file = program, .got = how});
   } catch (...) {
     static_cast<void>(kill_and_describe());

@@ -140,12 +140,12 @@ CAIRN_BODY worker_request worker_session::decode(wire_reader& in, std::vector<fi
   const bool digested = in.get<std::uint8_t>() != 0;
   request.traced = in.get<std::uint8_t>() != 0;
   if (in.get<std::uint8_t>() != 0) layout_ = std::make_shared<const image_layout>(decode_image_layout(in));
-  if (layout_ == nullptr) in.fail_here("the first save came without a layout");
+  if (layout_ == nullptr) in.fail_here("the first save has no layout");
   const auto known = in.get<std::uint8_t>();  // 0: none, 1: as before, 2: here
   if (known == 2) metadata_ = std::make_shared<const cairn::metadata>(decode_metadata(in));
   if (known != 0) request.metadata = metadata_;
   if (request.context.coordinator() && request.metadata == nullptr)
-    in.fail_here("the coordinator's save came without what is stored");
+    in.fail_here("the save of the coordinator has no metadata");
   const auto image = decode_shared_place(in, layout_->bytes);
   const auto digests = in.get<std::uint64_t>();
   if (image.offset % image_alignment != 0 || digests % sizeof(std::uint64_t) != 0 || digests > image.bytes ||
@@ -214,7 +214,7 @@ CAIRN_BODY std::shared_ptr<shared_segment> worker_session::segment(const shared_
   if (attached) {
     if (next >= descriptors.size()) in.fail_here("a descriptor of shared memory is missing");
     auto made = std::make_shared<shared_segment>(std::move(descriptors[next++]), place.bytes);
-    if (made->id() != place.id) in.fail_here("a descriptor is of other shared memory than was said");
+    if (made->id() != place.id) in.fail_here("a descriptor is of other shared memory than announced");
     segments_[place.id] = std::move(made);
   }
   const auto found = segments_.find(place.id);

@@ -54,7 +54,7 @@ CAIRN_BODY void save_handle::wait_released(std::chrono::nanoseconds timeout) con
 CAIRN_BODY void save_handle::wait_handed_over(std::chrono::nanoseconds timeout) const {
   if (!progress_->wait_handed_over(deadline::in(timeout)))
     progress_->fail_late(error_id::timeout_staging,
-                         "the process that carries a save out did not have it in time; the save goes on");
+                         "the worker did not take over a save in time; the save goes on");
 }
 
 CAIRN_BODY void save_handle::wait_written(std::chrono::nanoseconds timeout) const {

@@ -99,7 +99,7 @@ CAIRN_BODY std::vector<save_span> decode_spans(wire_reader& in, std::int64_t pro
     s.kind = in.get_enum(last_span_kind);
     s.begin = in.get<std::int64_t>(), s.end = in.get<std::int64_t>();
     s.bytes = in.get<std::uint64_t>(), s.cpu = in.get<std::int64_t>();
-    if (s.begin < 0 || s.end < s.begin || s.cpu < 0) in.fail_here("a part of a save has impossible times");
+    if (s.begin < 0 || s.end < s.begin || s.cpu < 0) in.fail_here("a span of a save has impossible times");
   }
   return spans;
 }

@@ -111,7 +111,7 @@ CAIRN_BODY memory_room room_for_memory() {
 CAIRN_BODY void fail_for_memory(std::uint64_t needed, const memory_room& room) {
   const bool known = !room.limit.empty();
   fail(known ? room.id : error_id::storage_out_of_memory,
-       "a buffer for a checkpoint's image cannot be had: " + std::to_string(needed) +
+       "a buffer for a checkpoint's image cannot be allocated: " + std::to_string(needed) +
            " bytes are needed and " +
            (known ? std::to_string(room.bytes) + " are free; the limit is " + room.limit + " of " +
                         std::to_string(room.most) + " bytes"

@@ -59,7 +59,7 @@ CAIRN_BODY void memory_store::object_writer::write(std::span<const write_range> 
     if (__builtin_add_overflow(part.offset, std::uint64_t{part.bytes.size()}, &end) ||
         end > bytes_.max_size()) {
       objects_.reset();
-      fail(error_id::usage_overflow, "a part ends beyond the largest possible object", {.file = key_});
+      fail(error_id::usage_overflow, "a range ends beyond the largest possible object", {.file = key_});
     }
     if (end > bytes_.size()) bytes_.resize(static_cast<std::size_t>(end));
     if (!part.bytes.empty()) std::memcpy(bytes_.data() + part.offset, part.bytes.data(), part.bytes.size());
@@ -93,7 +93,7 @@ CAIRN_BODY void memory_store::shared_writer::put(std::uint64_t offset, std::span
   const std::lock_guard lock(shared_->mutex);
   std::uint64_t end = 0;
   if (__builtin_add_overflow(offset, std::uint64_t{bytes.size()}, &end) || end > shared_->bytes.max_size())
-    fail(error_id::usage_overflow, "a part ends beyond the largest possible object", {.file = key_});
+    fail(error_id::usage_overflow, "a range ends beyond the largest possible object", {.file = key_});
   if (end > shared_->bytes.size()) shared_->bytes.resize(static_cast<std::size_t>(end));
   if (!bytes.empty()) std::memcpy(shared_->bytes.data() + offset, bytes.data(), bytes.size());
 }
@@ -184,7 +184,7 @@ CAIRN_BODY void memory_store::read(std::span<const read_range> ranges) {
       fail(error_id::storage_not_found, "there is no object of this key", {.file = std::string(range.key)});
     const auto wanted = range.destination.size();
     if (range.offset > bytes->size() || wanted > bytes->size() - range.offset)
-      fail(error_id::corrupt_truncated, "the object ends before the bytes that are wanted",
+      fail(error_id::corrupt_truncated, "the object ends before the requested bytes",
            {.file = std::string(range.key),
             .offset = static_cast<std::int64_t>(range.offset & INT64_MAX),
             .expected = std::to_string(wanted) + " bytes",

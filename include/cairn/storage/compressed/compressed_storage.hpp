@@ -108,7 +108,7 @@ class compressed_storage {
         store_(any_store(inner_), std::move(codec), {compression.frame_bytes, compression.threads}),
         options_(options) {
     if (compression.threads == 0)
-      fail(error_id::usage_bad_option, "items are compressed by no thread; give at least 1");
+      fail(error_id::usage_bad_option, "the number of threads for compression is 0; give at least 1");
     static_cast<void>(frame_index(C::id, dtype::u8, 0, compression.frame_bytes));  // refuses wrong sizes
   }
 

@@ -268,7 +268,7 @@ frame_index encode_frames(const C& codec, dtype type, std::span<const std::byte>
                           const frame_options& options, Sink&& sink) {
   detail::check_codec<C>();
   if (options.threads == 0)
-    fail(error_id::usage_bad_option, "an item is encoded by no thread; give at least 1");
+    fail(error_id::usage_bad_option, "the number of threads for encoding is 0; give at least 1");
   frame_index index(C::id, type, item.size(), options.frame_bytes);
   const auto each = static_cast<std::size_t>(options.frame_bytes);
   const std::size_t frames = item.size() / each + (item.size() % each != 0);
@@ -318,7 +318,8 @@ void decode_range(const C& codec, const frame_index& index, std::span<const std:
   detail::check_codec<C>();
   const auto range = index.covering(begin, to.size());
   if (threads == 0 || index.codec() != C::id)
-    fail(error_id::usage_bad_option, "a range is decoded by no thread or by another codec than its item's");
+    fail(error_id::usage_bad_option,
+         "a range is to be decoded by 0 threads, or by another codec than its item's");
   if (encoded.size() != range.encoded_bytes)
     fail(error_id::usage_overflow, "a range is decoded from other bytes than its frames",
          {.expected = std::to_string(range.encoded_bytes), .got = std::to_string(encoded.size())});

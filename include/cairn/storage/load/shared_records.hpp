@@ -97,7 +97,7 @@ class shared_records final : public shared_source {
       }
       in.finish();
     } catch (const wire_error&) {
-      fail(error_id::peer_bad_message, "the records that a rank read for others came damaged",
+      fail(error_id::peer_bad_message, "the records that a rank read for others arrived damaged",
            {.rank = reader});
     }
   }

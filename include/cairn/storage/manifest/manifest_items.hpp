@@ -186,7 +186,8 @@ class manifest_items final : public stored_item_source {
         name.resize(kept);
         name.append(rest);
         const auto definition = in.number();
-        if (definition >= definitions_.size()) in.fail_here("an item has a definition that is not there");
+        if (definition >= definitions_.size())
+          in.fail_here("an item refers to a definition that does not exist");
         visit(i, std::string_view(name), definition);
       }
       in.finish();

@@ -215,7 +215,7 @@ class file_reader {
   [[noreturn]] void fail_truncated(std::string_view key, std::uint64_t offset, std::uint64_t wanted,
                                    std::uint64_t got) const {
     fail(error_id::corrupt_truncated,
-         "the file ends before the bytes that are wanted: it was cut, or is another one",
+         "the file ends before the requested bytes: it was truncated or replaced",
          {.file = tree_.path_of(key),
           .offset = static_cast<std::int64_t>(offset),
           .expected = std::to_string(wanted) + " bytes",

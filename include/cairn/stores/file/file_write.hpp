@@ -65,7 +65,8 @@ class file_write {
       std::uint64_t part_end = 0;
       if (__builtin_add_overflow(part.offset, std::uint64_t{part.bytes.size()}, &part_end) ||
           part_end > static_cast<std::uint64_t>(INT64_MAX))
-        fail(error_id::usage_overflow, "a part ends beyond the largest possible file", {.file = part_.key()});
+        fail(error_id::usage_overflow, "a range ends beyond the largest possible file",
+             {.file = part_.key()});
       end = std::max(end, part_end);
       sum += part.bytes.size();
       cut(part, requests);
@@ -247,7 +248,7 @@ class shared_file_write : private file_write<F> {
   void put(std::uint64_t offset, std::span<const std::byte> bytes) {
     base::must_be_open("put");
     if (offset > static_cast<std::uint64_t>(INT64_MAX) - bytes.size())
-      fail(error_id::usage_overflow, "a part ends beyond the largest possible file",
+      fail(error_id::usage_overflow, "a range ends beyond the largest possible file",
            {.file = this->part_.key()});
     this->state_ = state::broken;
     const file_size_signal_blocked guard;

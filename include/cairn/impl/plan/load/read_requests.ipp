@@ -141,7 +141,8 @@ CAIRN_BODY wanted_items decode_wants(std::span<const std::byte> bytes, int world
     }
     return wants;
   } catch (const wire_error& e) {
-    fail(error_id::peer_bad_message, std::string("what ranks want of a checkpoint is damaged: ") + e.what());
+    fail(error_id::peer_bad_message,
+         std::string("the messages of the ranks about a load plan are damaged: ") + e.what());
   }
 }
 

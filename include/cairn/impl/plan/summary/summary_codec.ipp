@@ -65,10 +65,10 @@ CAIRN_BODY plan_summary decode_plan_summary(compact_reader& in) {
     const auto text = in.text(rest);
     // Names ascend, so that one that shares less than it could is found below.
     if (shared > 0 && summary.names() > detail::max_shared_names)
-      in.fail_here("names share more than they may");
+      in.fail_here("the common prefixes of names are longer than allowed");
     if (summary.names() <= detail::max_shared_names && shared < name.size() && rest > 0 &&
         name[shared] == text[0])
-      in.fail_here("a name shares more with the one before than is said");
+      in.fail_here("a name has a longer common prefix with the one before than it claims");
     name.resize(shared);
     name.append(text);
     summary_item i;
@@ -93,7 +93,7 @@ CAIRN_BODY plan_summary decode_plan_summary(compact_reader& in) {
         std::min<std::uint64_t>(in.count(1), std::numeric_limits<std::uint32_t>::max()));
     if (made.boxes == 0 && made.without == 0) in.fail_here("an item of no rank");
     if (i.kind == item_kind::bytes && made.without > 0)
-      in.fail_here("bytes that a rank knows but does not hold");
+      in.fail_here("a rank lists bytes that it does not hold");
     for (std::uint32_t k = 0; k < made.boxes; ++k) {
       const auto head = detail::decode_progression_head(in);
       if (i.kind != item_kind::bytes && (head & 7) == 0) {  // without a pattern they are many

@@ -137,7 +137,7 @@ CAIRN_BODY void summary_error::tiling() const {
   }
   const auto missing = search.uncovered(region);
   fail(error_id::plan_not_covered,
-       "no rank holds a part of a tensor; the shards of all ranks together must make up the global shape",
+       "no rank holds a box of a tensor; the shards of all ranks together must make up the global shape",
        {.item = name(),
         .expected = "all of " + to_string(summary_[n_].global) + " from " + ranks_text(ranks()),
         .got = "nothing at " + to_string(missing.value_or(region))});

@@ -170,7 +170,7 @@ CAIRN_BODY void shared_blocks::take(shared_window window, std::int32_t reader, c
         position += bytes;
       });
   if (position != bundle.size())
-    fail(error_id::peer_bad_message, "what a rank read for others has another size than they want",
+    fail(error_id::peer_bad_message, "the bytes that a rank read for others have another size than requested",
          {.rank = reader, .expected = std::to_string(position), .got = std::to_string(bundle.size())});
   const auto threads = position < (std::uint64_t{4} << 20) ? 1 : std::min<std::uint64_t>(load_threads(), 4);
   parallel_for(pieces.size(), static_cast<std::size_t>(threads), [&](std::size_t i, std::size_t) {
@@ -179,7 +179,7 @@ CAIRN_BODY void shared_blocks::take(shared_window window, std::int32_t reader, c
     const auto bytes =
         bundle.subspan(static_cast<std::size_t>(p.position), static_cast<std::size_t>(p.bytes));
     if (p.bytes == end_of(p.at) - begin_of(p.at) && digest(bytes) != item.digests[p.at.block])
-      fail(error_id::peer_bad_message, "a block that a rank read for others came damaged",
+      fail(error_id::peer_bad_message, "a block that a rank read for others arrived damaged",
            {.rank = reader, .item = std::string(item.name)});
     std::uint64_t for_devices = 0;
     for (std::size_t k = 0; k < item.wants; ++k) {
@@ -236,7 +236,7 @@ CAIRN_BODY void shared_blocks::check_wants(const load_item& item, const std::vec
   for (std::size_t k = 0; k < item.wants; ++k) {
     const auto& w = work_.wants[item.first_want + k];
     if (std::none_of(parts.begin(), parts.end(), [&](const part& p) { return p.mine && p.box == w.box; }))
-      fail(error_id::plan_disagreement, "what a rank reads is not what it told the others",
+      fail(error_id::plan_disagreement, "a rank reads other bytes than it announced to the others",
            {.rank = rank_, .item = std::string(item.name)});
   }
 }

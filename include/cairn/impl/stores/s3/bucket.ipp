@@ -162,7 +162,7 @@ CAIRN_BODY std::string s3_bucket::begun(const s3_call& call, std::string_view do
   if (call.unencrypted() && !id.empty()) abort(key, id);
   client.require(call, doing);
   if (id.empty() || id.size() > 4096)
-    fail(error_id::corrupt_bad_value, "the server began an upload without saying which",
+    fail(error_id::corrupt_bad_value, "the server began an upload without naming its id",
          {.file = client.place(key)});
   opened(id);
   return id;
@@ -214,7 +214,7 @@ CAIRN_BODY void s3_bucket::require_exclusive() {
   }
   if (!exclusive_)
     fail(error_id::usage_bad_option,
-         "the object store does not heed If-None-Match, so that two jobs could both commit a step: if only "
+         "the object store ignores If-None-Match, so that two jobs could both commit a step: if only "
          "one job "
          "at a time writes there, say so with s3_options{.exclusive = s3_exclusive::single_writer}",
          {.file = client.place("")});

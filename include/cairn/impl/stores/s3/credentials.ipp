@@ -197,7 +197,7 @@ CAIRN_BODY void s3_credential_source::check(const s3_credentials& c) {
   if (c.access_key.empty() || c.secret_key.empty() || !fine(c.access_key) || !fine(c.secret_key) ||
       !fine(c.session_token))
     fail(error_id::storage_permission,
-         "the credentials of the object store are empty in part, or hold characters that no key has");
+         "a field of the credentials of the object store is empty, or has characters that no key has");
 }
 
 namespace detail {

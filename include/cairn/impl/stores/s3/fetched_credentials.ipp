@@ -135,7 +135,7 @@ CAIRN_BODY std::optional<s3_credentials> credentials_of_instance(bool required) 
   const auto names = ask_once({.url = roles, .headers = {header}});
   if (names && names->status == 404) {
     if (!required) return std::nullopt;
-    fail_fetching("this machine has no role", told_status(names));
+    fail_fetching("this machine has no IAM role", told_status(names));
   }
   auto role = names && names->status == 200 ? names->body.substr(0, names->body.find_first_of("\r\n")) : "";
   if (role.empty() || role.size() > 256)
@@ -187,7 +187,7 @@ CAIRN_BODY std::optional<s3_credentials> credentials_of_container() {
   }
   for (const char c : token)
     if (c < ' ' || c > '~')
-      fail_fetching("the authorization token of the container holds what no header may");
+      fail_fetching("the authorization token of the container holds characters that no HTTP header may hold");
   if (!token.empty()) request.headers.push_back("Authorization: " + token);
   ::OPENSSL_cleanse(token.data(), token.size());
   auto answer = ask_once(request);
@@ -212,7 +212,7 @@ CAIRN_BODY std::optional<s3_credentials> credentials_of_web_identity() {
     url = "https://sts." + (region.empty() ? region : region + ".") + "amazonaws.com" +
           (region.starts_with("cn-") ? ".cn" : "");
   if (!header_safe(url) || !(url.starts_with("https://") || url.starts_with("http://")))
-    fail_fetching("the address of the token service (AWS_ENDPOINT_URL_STS, AWS_REGION) is none");
+    fail_fetching("the address of the token service (AWS_ENDPOINT_URL_STS, AWS_REGION) is not valid");
   if (!url.ends_with('/')) url += '/';
   one_request request{
       .method = "POST",
@@ -240,8 +240,9 @@ CAIRN_BODY std::optional<s3_credentials> credentials_of_web_identity() {
           std::string(given->text_of("SessionToken")), time_of_iso(given->text_of("Expiration")).value_or(0)};
   } catch (const corrupt_error&) {  // the status must do
   }
-  fail_fetching("the token service gave none for the role of AWS_ROLE_ARN (AssumeRoleWithWebIdentity)",
-                told_status(last, code));
+  fail_fetching(
+      "the token service gave no credentials for the role of AWS_ROLE_ARN (AssumeRoleWithWebIdentity)",
+      told_status(last, code));
 }
 
 }  // namespace detail

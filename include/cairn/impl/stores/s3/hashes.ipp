@@ -39,7 +39,7 @@ CAIRN_BODY std::string base64_text(std::span<const unsigned char> bytes) {
 
 [[noreturn]] inline void fail_hashing() {
   fail(error_id::storage_out_of_memory,
-       "OpenSSL could not compute a SHA-256: is it built without, or memory gone?");
+       "OpenSSL could not compute a SHA-256: is it built without it, or out of memory?");
 }
 
 CAIRN_BODY std::string sha256_text(std::span<const std::span<const std::byte>> pieces) {

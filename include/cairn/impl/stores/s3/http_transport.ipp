@@ -71,7 +71,7 @@ CAIRN_BODY void http_transport::begin_thread() {
   try {
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error&) {
-    fail(error_id::storage_limit, "no thread could be begun for the object store");
+    fail(error_id::storage_limit, "no thread could be started for the object store");
   }
 }
 

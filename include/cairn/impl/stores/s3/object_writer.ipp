@@ -100,7 +100,7 @@ CAIRN_BODY void s3_upload::must_be_open(const char* call) const {
 CAIRN_BODY void s3_upload::add_one(const write_range& p, bool lasting) {
   std::uint64_t end = 0;
   if (__builtin_add_overflow(p.offset, std::uint64_t{p.bytes.size()}, &end) || end > std::uint64_t{5} << 40)
-    fail(error_id::usage_overflow, "a part ends beyond the largest possible object, of 5 TiB",
+    fail(error_id::usage_overflow, "a range ends beyond the largest possible object, of 5 TiB",
          {.file = bucket_->client.place(key_)});
   if (end > part_bytes_ * 10'000)
     fail(error_id::storage_limit,
@@ -313,7 +313,7 @@ CAIRN_BODY bool s3_upload::complete(bool may_begin_again) {
     if (call->fine()) {
       const auto theirs = call->document().text_of(element);
       if (sums && !theirs.empty() && theirs != checksum_text(whole))
-        fail(error_id::storage_io, "the server put together other bytes than those that it was sent",
+        fail(error_id::storage_io, "the server assembled other bytes than it was sent",
              {.file = client.place(key_),
               .expected = "CRC-64/NVME " + checksum_text(whole),
               .got = std::string(theirs.substr(0, 24))});
@@ -325,12 +325,12 @@ CAIRN_BODY bool s3_upload::complete(bool may_begin_again) {
       continue;
     const bool taken = answered && (call->status == 412 || call->status == 409);
     const bool gone = answered && call->status == 404;
-    if (!taken && !gone && !call->uncertain()) client.fail_call(*call, "putting together of an upload");
+    if (!taken && !gone && !call->uncertain()) client.fail_call(*call, "completion of an upload");
     const auto stands = client.head(key_);
     if (stands && stands->token == token_ && stands->bytes == end_) return true;
     if (stands && (taken || !stands->token.empty())) fail_exists();
     if (may_begin_again && !stands && answered && call->status == 409) return false;
-    client.fail_call(*call, "putting together of an upload");
+    client.fail_call(*call, "completion of an upload");
   }
 }
 
@@ -363,7 +363,7 @@ CAIRN_BODY void s3_upload::fail_exists() const {
 
 CAIRN_BODY void s3_upload::fail_late() const {
   fail(error_id::timeout_write,
-       "the object was not written in time: it still waits for requests that send parts before",
+       "the object was not written in time: it still waits for the requests of earlier parts",
        {.file = bucket_->client.place(key_)});
 }
 

@@ -86,7 +86,7 @@ CAIRN_BODY void s3_range_reader::check_bounds() const {
     const auto wanted = r.destination.size();
     if (r.offset <= bytes && wanted <= bytes - r.offset) continue;
     fail(error_id::corrupt_truncated,
-         "the object ends before the bytes that are wanted: it was cut, or is another one",
+         "the object ends before the requested bytes: it was truncated or replaced",
          {.file = bucket_.client.place(key_of(r)),
           .offset = static_cast<std::int64_t>(r.offset & INT64_MAX),
           .expected = std::to_string(wanted) + " bytes",

@@ -39,8 +39,7 @@ CAIRN_BODY xml_element xml_reader::read(std::string_view text, std::string_view 
   if (reader.refused_ == nullptr) reader.parse(text);
   if (reader.refused_ != nullptr)
     fail(error_id::corrupt_bad_value,
-         "the server's answer is no XML document of the kind that was asked for: " +
-             std::string(reader.refused_),
+         "the server's answer is not an XML document of the requested kind: " + std::string(reader.refused_),
          {.file = std::string(what)});
   return std::move(reader.root_);
 }
