@@ -23,32 +23,32 @@ class collective_tree;
 struct collective_call;
 }  // namespace detail
 
-/// The collectives, written once above any Communicator.
+/// Collective operations over any Communicator.
 ///
-/// Every collective goes up one binomial tree to rank 0 and comes down again, O(log n) messages deep and two
-/// messages for each rank, so that it ends alike on all ranks: each returns, or each throws the same error.
-/// Ranks that wait for long say so to their parent with a few messages more.
-/// - A rank that failed (its collective_input is an exception, or its merge threw) is named everywhere: its error is
-///   thrown on all ranks with its type and id, fields().rank filled with the rank. Of several the lowest
-///   rank's.
-/// - A rank that is absent is named everywhere: timeout_error (timeout_peer), or peer_error (peer_lost) where the
-///   transport knows that it is gone; fields().rank is the first absent one, the message lists all that are
-///   known. Ranks wait at most until the deadline and a grace of 1 s + a tenth of the time that was left at
-///   the call, at most 6 s. Ranks may come with different deadlines.
-/// - Ranks that call in different order get peer_error (peer_bad_message), which names a rank and the calls of
-///   both. So do bytes that are no message of cairn's.
-/// - A rank that vanishes while the result comes down can be seen by some ranks only.
+/// Every collective goes up one binomial tree to rank 0 and down again: O(log n) messages deep, and two
+/// messages for each rank. So it ends alike on all ranks: each returns, or each throws the same error.
+/// Ranks that wait for long tell their parent with a few more messages.
+/// - If a rank fails (its collective_input is an exception, or its merge throws), all ranks throw its
+///   error with the same type and id, and with the rank in fields().rank. If several fail, the error of
+///   the lowest rank is thrown.
+/// - If a rank is absent, all ranks throw timeout_error (timeout_peer), or peer_error (peer_lost) where
+///   the transport knows that the rank is lost; fields().rank is the first absent rank, and the message
+///   lists all known ones. Ranks wait at most until the deadline and a grace of 1 s and a tenth of the
+///   time that was left at the call, which is at most 6 s. Ranks may call with different deadlines.
+/// - Ranks that make different calls get peer_error (peer_bad_message), which names a rank and the calls of
+///   both. Bytes that are not a message of cairn cause the same error.
+/// - If a rank is lost while the result goes down, only some ranks may see that.
 ///
-/// Each message carries the run id and the count of collectives (the epoch): what a call that failed left
-/// under way is dropped. All ranks make the same calls in the same order, but for the occasional ones, which
-/// do not count; one thread at a time on each. A rank outside of the world as root is a usage_error, before
-/// anything is sent. Values are at most 1 GiB less 64 bytes, and so is what gather, scatter and all_gather move in one message: more is a usage_error
-/// (usage_overflow) on all ranks.
+/// Each message carries the run id and the count of collectives (the epoch), so that late messages of a
+/// failed call are dropped. All ranks make the same calls in the same order, except for the occasional
+/// ones, which do not count; one thread at a time on each rank. A root outside of the world is a
+/// usage_error, before anything is sent. A value has at most 1 GiB less 64 bytes, and so have the
+/// messages of gather, scatter and all_gather: more is a usage_error (usage_overflow) on all ranks.
 class collectives {
  public:
-  /// Owns the communicator, which nobody else uses for messages.
+  /// Takes over the communicator, which nobody else may use for messages.
   explicit collectives(any_communicator communicator);
-  /// The same of a communicator of any type.
+  /// Takes over a communicator of any type.
   template <class C>
     requires(!std::same_as<C, any_communicator> && !std::same_as<C, collectives> && Communicator<C>)
   explicit collectives(C communicator) : collectives(any_communicator(std::move(communicator))) {}
@@ -59,34 +59,35 @@ class collectives {
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
   [[nodiscard]] any_communicator& communicator() noexcept;
-  /// How many collectives were begun.
+  /// The number of collectives that were begun.
   [[nodiscard]] std::uint64_t epoch() const noexcept;
-  /// All ranks set the same id at the same place in the order of calls. Messages of another run are dropped;
-  /// zero, the value before, means that none is agreed yet.
+  /// Sets the run id; all ranks set the same id at the same place in the order of calls. Messages of
+  /// another run are dropped. The initial value, zero, means that no id is agreed yet.
   void set_run(const std::array<std::byte, 16>& run) noexcept;
   [[nodiscard]] const std::array<std::byte, 16>& run() const noexcept;
 
-  /// Every rank gets what `root` brings; of the others only a failure counts.
+  /// Returns the input of `root` on every rank; the inputs of others are ignored, except for failures.
   [[nodiscard]] std::vector<std::byte> broadcast(int root, collective_input own, deadline until);
 
-  /// `root` gets what all bring, in rank order; the others get an empty vector.
+  /// Returns the inputs of all ranks, in rank order, on `root`, and an empty vector on the others.
   [[nodiscard]] std::vector<std::vector<std::byte>> gather(int root, collective_input own, deadline until);
 
-  /// Every rank gets what all bring, in rank order.
+  /// Returns the inputs of all ranks, in rank order, on every rank.
   [[nodiscard]] std::vector<std::vector<std::byte>> all_gather(collective_input own, deadline until);
 
-  /// Rank r gets pieces[r] of `root`; the others' pieces are ignored. A rank that cannot go on brings
+  /// Returns pieces[r] of `root` on rank r; the pieces of others are ignored. A rank that cannot go on passes
   /// `failure`.
-  /// @throws usage_error (usage_bad_option), on all ranks, if the root has not one piece for each rank.
+  /// @throws usage_error (usage_bad_option), on all ranks, if the root does not have one piece for each rank.
   [[nodiscard]] std::vector<std::byte> scatter(int root, const std::vector<std::vector<std::byte>>& pieces,
                                                deadline until, std::exception_ptr failure = nullptr);
 
-  /// Returns when all ranks have called it; a rank that cannot go on brings `failure`, which all throw.
+  /// Returns when all ranks have called it. A rank that cannot go on passes `failure`, which all ranks throw.
   void barrier(deadline until, std::exception_ptr failure = nullptr);
 
-  /// Every rank gets the fold of what all bring: merge(left, right), where left covers the lower ranks and
-  /// the two are neighbours. Merge must be associative, not commutative, and gets and returns
-  /// std::vector<std::byte>; it is called O(log n) times on a rank; what it throws is that rank's failure.
+  /// Returns the fold of all inputs on every rank, by merge(left, right), where left is of the lower of
+  /// two neighbouring ranges of ranks. Merge must be associative, but need not be commutative. It takes
+  /// and returns std::vector<std::byte>, and is called O(log n) times on a rank; an exception is a
+  /// failure of that rank.
   template <class Merge>
     requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
                                    std::vector<std::byte>>
@@ -95,16 +96,17 @@ class collectives {
     return reduce(std::move(own), merge, until);
   }
 
-  /// As tree_reduce_broadcast(), for what ranks do together only where each finds by itself that it must, as
-  /// planning. Where not all come, those that did fail as ever, and the next collective has all ranks again:
-  /// a rank that makes another call meanwhile is not disturbed, and tells those who wait for it here.
+  /// As tree_reduce_broadcast(), for an operation such as planning, where each rank decides by itself
+  /// that it is needed. If not all ranks call it, those that did fail as usual, and the next collective
+  /// has all ranks in step again. A rank that makes another call in the meantime is not disturbed, and
+  /// tells the ranks that wait here.
   template <class Merge>
     requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
                                    std::vector<std::byte>>
   [[nodiscard]] std::vector<std::byte> occasional_reduce(collective_input own, Merge merge, deadline until) {
     return reduce_at_times(std::move(own), merge, until, nullptr);
   }
-  /// The same; `look()` is asked now and then while this rank waits: what it throws ends the call on this rank
+  /// The same, and calls `look()` at intervals while this rank waits; an exception ends the call on this rank
   /// at once.
   template <class Merge, class Look>
     requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
@@ -118,17 +120,17 @@ class collectives {
   /// As barrier(), after an occasional_reduce() that gave this rank a value.
   void occasional_barrier(deadline until, std::exception_ptr failure = nullptr);
 
-  /// Begins an exchange: messages from rank to rank, outside of the tree, until the next collective. All
-  /// ranks call it at the same place in the order of calls. A message that is not taken by then is dropped.
-  /// Where a transport holds little, two ranks that each wait to be heard wait for ever: in step s of
-  /// size() - 1 a rank sends to rank + s first, and then takes from rank - s.
+  /// Begins an exchange: messages from rank to rank, outside of the tree, until the next collective,
+  /// which drops messages that were not received. All ranks call it at the same place in the order of
+  /// calls. A transport may block a sender until the receiver receives. To avoid a deadlock, in step s of
+  /// size() - 1 a rank first sends to rank + s, and then receives from rank - s.
   void begin_exchange();
-  /// What a message of the exchange begins with: the caller's bytes follow.
+  /// The head of each message of the exchange, before the caller's bytes.
   [[nodiscard]] std::vector<std::byte> message_head() const;
-  /// Sends a message that begins with message_head(), without a copy where the communicator can. Throws as
+  /// Sends a message that begins with message_head(), without a copy over a ZeroCopyCommunicator. Throws as
   /// the communicator does.
   void send_message(int to, const lent_message& message, deadline until);
-  /// The next message of `from` in this exchange, with its head. Throws as the communicator does, and
+  /// Returns the next message of `from` in this exchange, with its head. Throws as the communicator does, and
   /// peer_error (peer_bad_message).
   [[nodiscard]] lent_message take_message(int from, deadline until);
 

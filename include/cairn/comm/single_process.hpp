@@ -14,9 +14,9 @@ inline namespace v1 {
 
 /// The world of one rank: rank 0 of 1. The default communicator; models Communicator.
 ///
-/// Messages to rank 0 wait in a queue until they are received. Nobody else could fill an empty queue, so that
-/// `receive` from it throws timeout_error (timeout_peer) at once, whatever the deadline. Another rank than 0
-/// is a usage_error. One thread at a time; movable, the messages go along. Never blocks.
+/// Messages to rank 0 wait in a queue until they are received. Since nobody else can fill an empty queue,
+/// `receive` then throws timeout_error (timeout_peer) at once, whatever the deadline. A rank other than 0
+/// is a usage_error. One thread at a time. Movable, with its messages. Never blocks.
 class single_process {
  public:
   using cairn_role = role::communicator;

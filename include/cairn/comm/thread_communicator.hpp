@@ -20,10 +20,10 @@ class thread_world;
 
 /// One rank of a thread_group; models Communicator.
 ///
-/// `send` never blocks: messages wait in memory until they are received. A message that lies there is
-/// received even when the deadline has passed. What a rank sent before it was lost is still received; after
-/// that, waits on it throw peer_error (peer_lost) at once. One thread at a time uses it. Movable; the
-/// destructor leaves the group, and the others then see this rank as lost.
+/// `send` never blocks: messages wait in memory until they are received. A message that has arrived is
+/// received even when the deadline has passed. Messages that a rank sent before it was lost are still
+/// received; after that, waits on it throw peer_error (peer_lost) at once. One thread at a time uses it.
+/// Movable. The destructor leaves the group, and the others then see this rank as lost.
 class thread_communicator {
  public:
   using cairn_role = role::communicator;
@@ -62,7 +62,7 @@ static_assert(ZeroCopyCommunicator<thread_communicator> && DetectsLostPeers<thre
 ///     cairn::thread_group group{4};
 ///     // in thread r:  cairn::thread_communicator comm = group.communicator(r);
 ///
-/// Copies name the same group. All functions may be called by several threads at once. The communicators keep
+/// Copies refer to the same group. Several threads may call all functions at once. The communicators keep
 /// the group alive.
 class thread_group {
  public:
@@ -71,8 +71,8 @@ class thread_group {
 
   [[nodiscard]] int size() const noexcept;
 
-  /// The communicator of a rank. A rank that was lost lives again; messages sent to it meanwhile were
-  /// refused.
+  /// Returns the communicator of a rank. A rank that was lost counts as alive again; messages to it were
+  /// refused in between.
   /// @throws usage_error (usage_bad_option) if there is no such rank or its communicator still exists.
   [[nodiscard]] thread_communicator communicator(int rank) const;
 

@@ -9,8 +9,8 @@
 namespace cairn {
 inline namespace v1 {
 
-/// The calling thread writes and commits: save() returns when the checkpoint exists or failed. Cannot be
-/// overlapped.
+/// An Executor in which the calling thread writes and commits: save() returns when the save is committed
+/// or has failed. Saves cannot be overlapped.
 class inline_executor {
  public:
   using cairn_role = role::executor;

@@ -22,17 +22,19 @@ struct worker_program {
   std::string path;
 };
 
-/// A process of its own writes and commits while training goes on: this program, started again (see
-/// worker_main), with nothing but the job's description sent to it; it reads the image in shared memory. It
-/// starts with prepare() or the first save and serves all of them; a worker that died is replaced at the next
-/// save. It has its own memory and CPU accounts, and can be given its own cores and priorities.
+/// An Executor that writes and commits in a worker process while training goes on. The worker is this
+/// program, started again (see worker_main); it gets only the job's description, and reads the image in
+/// shared memory. It starts with prepare() or the first save and serves all saves; a worker that died is
+/// replaced at the next save. It has its own memory and CPU accounting, and can have its own cores and
+/// priorities.
 ///
-/// A trainer that dies after its image was released does not take the checkpoint with it: the worker
-/// finishes, commits and goes. It is in a process group of its own, and ignores the signals that end batch
-/// jobs; what kills a whole control group kills it too (docs/worker-process.md).
+/// If the trainer dies after its image was released, the checkpoint is not lost: the worker
+/// finishes, commits and exits. It is in its own process group, and ignores the signals that end batch
+/// jobs; a signal that kills a whole control group kills it too (docs/worker-process.md).
 ///
-/// Needs a Portable writer and a stager whose images are shareable (shared_stager). A program with several
-/// executors has several workers. The destructor waits as thread_executor's does, then lets the worker go.
+/// Needs a Portable writer and a stager whose images are shareable (shared_stager). A program with
+/// several executors has several workers. The destructor waits as thread_executor's does, then ends the
+/// connection to the worker, which exits.
 class process_executor {
  public:
   using cairn_role = role::executor;
@@ -45,7 +47,7 @@ class process_executor {
   /// @throws usage_error (usage_no_worker) if main() of this program does not call cairn::worker_main, or
   /// this code is not part of the main program; usage_bad_option.
   explicit process_executor(process_executor_options options = {});
-  /// The worker is another program. @throws usage_error if it is not there.
+  /// Uses another program as the worker. @throws usage_error if it does not exist.
   explicit process_executor(worker_program program, process_executor_options options = {});
   process_executor(process_executor&&) noexcept;
   process_executor& operator=(process_executor&&) noexcept;

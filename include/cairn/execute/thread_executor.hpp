@@ -17,19 +17,20 @@ class save_thread;
 
 /// Options of thread_executor.
 struct thread_executor_options {
-  /// Of the writing thread, and of those that it starts. Threads that a store started before, as file_store
-  /// does for a load, stay as they are.
+  /// Settings of the writing thread and of those that it starts. Threads that a store has started before,
+  /// as file_store does for a load, keep theirs.
   thread_settings thread = {};
-  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's timeout. Where
-  /// nothing is staged, the limit is lifted while training waits for its memory.
+  /// The limit for writing, in bytes per second; 0: none. A save must be written within the
+  /// checkpointer's timeout. Where nothing is staged, the limit does not apply while training waits for
+  /// its memory.
   std::uint64_t bytes_per_second = 0;
-  /// For tests: where the limit takes its time from; null: the steady clock.
+  /// For tests: the clock of the limit; null: the steady clock.
   std::shared_ptr<rate_clock> clock = nullptr;
 };
 
-/// A thread of its own writes and commits while training goes on. The thread starts with the first job.
-/// The destructor waits for all jobs, each at most until save_context::longest() after its submission; then
-/// it leaves the thread behind.
+/// An Executor that writes and commits in a thread while training goes on. The thread starts with the
+/// first job. The destructor waits for all jobs, each at most until save_context::longest() after its
+/// submission; after that it detaches the thread.
 class thread_executor {
  public:
   using cairn_role = role::executor;
@@ -39,7 +40,7 @@ class thread_executor {
   static constexpr bool runs_in_caller = false;
 
   thread_executor();
-  /// @throws usage_error (usage_bad_option) for settings that are none or that the system does not grant.
+  /// @throws usage_error (usage_bad_option) for settings that are invalid or that the system refuses.
   explicit thread_executor(thread_executor_options options);
   thread_executor(thread_executor&&) noexcept;
   thread_executor& operator=(thread_executor&&) noexcept;

@@ -12,12 +12,12 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// A writer that a worker_program knows by the name of its type.
+/// A writer that a worker_program can construct, by the name of its type.
 struct known_writer {
   std::string_view type;
   writer_maker maker;
 };
-/// main() of a program that is nothing but a worker.
+/// main() of a program that is only a worker.
 int run_worker_program(int argc, const char* const* argv, std::span<const known_writer> known) noexcept;
 
 }  // namespace detail

@@ -10,15 +10,16 @@
 namespace cairn {
 inline namespace v1 {
 
-/// How little a worker is to disturb training: all of its threads.
+/// Scheduling settings of a worker, for all of its threads, so that it disturbs training little.
 using worker_settings = thread_settings;
 
 /// Options of process_executor.
 struct process_executor_options {
   worker_settings worker = {};  ///< of the worker, with all of its threads
-  /// Limit of writing, in bytes; 0: none. A save must be written within the checkpointer's timeout.
+  /// The limit for writing, in bytes per second; 0: none. A save must be written within the
+  /// checkpointer's timeout.
   std::uint64_t bytes_per_second = 0;
-  /// How long a worker may take to start.
+  /// The longest time for a worker to start.
   std::chrono::nanoseconds start_timeout = std::chrono::seconds(30);
 };
 
@@ -27,7 +28,7 @@ namespace detail {
 void encode(wire_writer& out, const worker_settings& s);
 [[nodiscard]] worker_settings decode_worker_settings(wire_reader& in);
 
-/// What a trainer says to its worker first.
+/// The first message of a trainer to its worker.
 struct worker_hello {
   std::uint64_t build = 0;  ///< of the trainer's program; 0 where the worker is another program
   worker_settings settings;

@@ -29,20 +29,19 @@ namespace cuda {
 ///   through pinned memory and buffers that NCCL knows (4 x buffer_bytes in all), on a stream of lowest
 ///   priority. send() of a long message returns when the receiver's half is done as well; while a rank waits
 ///   for anybody, it takes in what others send.
-/// - **The deadline.** NCCL cannot take back an operation that waits for its other half. A transfer that is
-///   under way when the deadline of the sender's call passes, or of the receiver's once the transfer has
-///   lasted transfer_timeout, is aborted (ncclCommAbort, which ends all of this communicator on that rank) and
-///   the call throws timeout_error (timeout_peer), naming the call, the rank and the time. Nothing that came
-///   of it is ever seen. The other rank is told; its call goes on.
+/// - **The deadline.** NCCL cannot take back an operation that waits for its other half. A transfer that
+///   is under way when the deadline of the sender's call passes, or of the receiver's once the transfer
+///   has lasted transfer_timeout, is aborted (ncclCommAbort, which ends all of this communicator on that
+///   rank) and the call throws timeout_error (timeout_peer), naming the call, the rank and the time.
+///   Nothing that came of it is ever seen. The other rank is told; its call goes on.
 /// - **Errors** of NCCL and of the device, also those that come in the background, abort in the same way.
-/// - **Afterwards** this rank no longer uses NCCL: with nccl_broken::use_control (default) its long messages go
-///   by the control communicator, those under way too, and a line on stderr says so; with
-///   nccl_broken::refuse the call that met it, and all that need NCCL later, throw peer_error (peer_failed).
-///   Make a new communicator to use NCCL again.
+/// - **Afterwards** this rank no longer uses NCCL: with nccl_broken::use_control (default) its long
+///   messages go by the control communicator, those under way too, and a line on stderr says so; with
+///   nccl_broken::refuse the call that met it, and all that need NCCL later, throw peer_error
+///   (peer_failed). Make a new communicator to use NCCL again.
 /// - NCCL's abort runs in a thread of its own for at most 10 s. If it hangs, or the device does not become
 ///   idle, what they may still use is never given back.
-/// - A rank that is gone is what the control communicator says of it. After fork() the child's copy refuses
-///   every call.
+/// - The control communicator decides which ranks are lost. In a child of fork() the copy refuses every call.
 ///
 /// One thread at a time uses it; the device that is current for that thread stays so. Calls are good while
 /// streams of the trainer are captured into graphs. The destructor aborts, since anything else would wait for
