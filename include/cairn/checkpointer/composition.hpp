@@ -173,22 +173,24 @@ constexpr bool check_observer() {
 template <class X, class Writer, class S, bool Overlapped>
 constexpr bool check_executor() {
   if constexpr (!is_default<X>) {
-    if constexpr (NeedsSharedImages<X>) {
+    if constexpr (NeedsSharedImages<X> && Executor<X>) {
+      constexpr bool accepted = X::template accepts<Writer>;
       static_assert(
-          X::template accepts<Writer>,
+          accepted,
           "cairn::checkpointer: process_executor makes the StorageWriter again in the worker process: "
           "it must be Portable, with description() and a static from_description(bytes), and so must "
           "the store in it (file_store is; memory_store lives in one process); or take "
           "thread_executor. See docs/concepts.md#portable");
-      static_assert(SharesImages<S>,
+      static_assert(!accepted || SharesImages<S>,
                     "cairn::checkpointer: process_executor needs a stager whose images another process can "
                     "read: take shared_stager");
+    } else {
+      static_assert(
+          ExecutorFor<X, Writer>,
+          "cairn::checkpointer: an argument declares the role executor but does not model Executor for "
+          "this StorageWriter (see the "
+          "lines below for the missing member; docs/concepts.md#executor)");
     }
-    static_assert(
-        ExecutorFor<X, Writer>,
-        "cairn::checkpointer: an argument declares the role executor but does not model Executor for "
-        "this StorageWriter (see the "
-        "lines below for the missing member; docs/concepts.md#executor)");
     static_assert(!Overlapped || !RunsInCaller<X>,
                   "cairn::checkpointer: overlapped{} needs an executor that runs beside training; "
                   "inline_executor runs in the calling "
