@@ -2,8 +2,8 @@
 // test: @DIR@/checkpoints
 // expect: steps 2 and 3 are in plain files in .*, and load
 //
-// A store of one's own: plain_store.hpp is all that it takes. tests/test_your_own_store.cpp runs the suite on it that
-// every store must pass.
+// A store of one's own: plain_store.hpp is all that it takes; map_store.hpp is the smallest one.
+// tests/test_your_own_store.cpp runs the suite on both that every store must pass.
 #include "plain_store.hpp"
 
 #include <cairn/cairn.hpp>

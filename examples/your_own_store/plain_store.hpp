@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A complete store: files below a directory, by POSIX calls and std::filesystem. It has the seven functions that
-// ByteStore asks for and keeps every promise of theirs, and nothing else: cairn::file_store is the one that is quick.
+// A complete store over files below a directory, by POSIX calls and std::filesystem. It has the seven functions
+// that ByteStore asks for and keeps every promise of theirs, and nothing else: cairn::file_store is the one that
+// is quick.
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/system/error.hpp>
 
