@@ -32,25 +32,25 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What copy_checkpoint does at the moment.
+/// The phase of copy_checkpoint.
 enum class copy_phase : std::uint8_t { send, read_back };
 
 /// Options of a copy of checkpoints.
 struct copy_options {
-  /// For buffers, about; what the target's writers keep of parts in flight comes on top.
+  /// The approximate memory for buffers, in addition to the requests in flight of the target's writers.
   std::uint64_t memory_bytes = std::uint64_t{128} << 20;
-  /// Gets how many bytes of how many are done; called by several threads at once, often.
+  /// Called with the bytes done so far and the bytes in all; often, by several threads at once.
   std::function<void(copy_phase, std::uint64_t done, std::uint64_t all)> progress = {};
-  /// Gets what is damaged in the copy when it is read back, for which there is no copy then; see
+  /// Called with damage that is found when the copy is read back; the copy is then not committed. See
   /// verify_options.
   std::function<void(const damage&)> found = {};
-  /// Asked before each request; true ends it early. Called by several threads at once.
+  /// Called before each request, by several threads at once; true ends the copy early.
   std::function<bool()> stop = {};
-  /// For the commit, where another save of the same step has to end first.
+  /// The limit for the commit, which may wait for the end of another save of the same step.
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
 };
 
-/// What a copy did.
+/// The result of a copy.
 struct copy_report {
   enum class outcome : std::uint8_t {
     copied,     ///< it is committed now
@@ -311,17 +311,17 @@ class checkpoint_copy {
 /// Copies one checkpoint from a ByteStore to a Storage (safetensors_storage, or compressed_storage where
 /// items are compressed), byte by byte, under the same keys.
 ///
-/// - Objects are sent in parallel; then the copy is read back, and every digest compared (verify_checkpoint);
-///   only then is the manifest published, by the commit_protocol: a half-copied checkpoint is never seen, and
-///   one that is seen is whole.
-/// - Ended at any moment, by SIGKILL too, it goes on when called again: objects that arrived are not sent
-///   again, unless their digests turn out wrong.
-/// - The source may be in use by a job. A run that resumes at the target meanwhile ends the copy
-///   (storage_aborted): call it again. One copy of a step to a place at a time.
-/// - Objects in which the commit of a large world gathered records are not copied: nothing reads them.
+/// - Sends objects in parallel, then reads the copy back and compares every digest (verify_checkpoint),
+///   and only then publishes the manifest, by the commit_protocol: nobody ever sees a half of a copied
+///   checkpoint.
+/// - If it ends at any moment, also by SIGKILL, a second call continues: it does not send objects again
+///   that have arrived, unless their digests are wrong.
+/// - A job may use the source. A run that resumes at the target ends the copy (storage_aborted); call it
+///   again then. Only one copy of a step to a place at a time.
+/// - Does not copy the objects in which the commit of a large world gathered records: nothing reads them.
 ///
-/// @throws storage_error: storage_not_committed; storage_already_committed where the target holds another
-/// checkpoint of this step; storage_no_space; corrupt_error where the source is damaged, after telling
+/// @throws storage_error: storage_not_committed; storage_already_committed where the target has another
+/// checkpoint of this step; storage_no_space; corrupt_error where the source is damaged, after it has called
 /// options.found
 template <ByteStore From, class Storage>
 copy_report copy_checkpoint(From& from, const Storage& to, std::int64_t step,

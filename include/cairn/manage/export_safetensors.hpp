@@ -29,18 +29,18 @@ inline namespace v1 {
 /// Options of an export.
 struct export_options {
   std::vector<std::string> items = {};  ///< globs of the names to export; empty: all
-  /// Removed from the beginning of names that have it: "model." for a file that a model alone reads.
+  /// A prefix that is removed from names that have it, such as "model." for a file that only a model reads.
   std::string strip_prefix = {};
   std::uint64_t max_shard_bytes = 5'000'000'000;  ///< of the data of a file, unless one tensor is longer
   std::string name = "model";                     ///< of the files: NAME-00001-of-00002.safetensors
   std::uint64_t memory_bytes = std::uint64_t{256} << 20;  ///< for buffers, about
-  /// Gets how many bytes of how many are written.
+  /// Called with the bytes written so far and the bytes in all.
   std::function<void(std::uint64_t done, std::uint64_t all)> progress = {};
-  /// Asked between reads; true ends it early.
+  /// Called between reads; true ends the export early.
   std::function<bool()> stop = {};
 };
 
-/// What an export wrote.
+/// The result of an export.
 struct export_report {
   std::vector<std::string> files = {};     ///< keys, in order; the index is the last
   std::vector<std::string> left_out = {};  ///< items that are no tensors of the whole job: bytes, per-rank
@@ -251,13 +251,13 @@ class safetensors_export {
 
 }  // namespace detail
 
-/// Writes the tensors and values of one checkpoint, each as a whole with its dtype, as safetensors files that
-/// know nothing of ranks, with the index that Hugging Face's libraries read: NAME-00001-of-0000N.safetensors
-/// and NAME.safetensors.index.json, the index last. Whatever number of ranks saved them, and however they
-/// were cut or compressed; every block is verified before it is written. Values are tensors without
-/// dimensions. Items of bytes and per-rank items are left out, and told in the report.
+/// Writes the whole tensors and the values of one checkpoint, with their dtypes, as safetensors files
+/// without ranks and with the index that Hugging Face's libraries read: NAME-00001-of-0000N.safetensors
+/// and NAME.safetensors.index.json, the index last. Works for any number of ranks that saved, and however
+/// tensors were cut or compressed. Verifies every block before it writes it. Values become tensors
+/// without dimensions. Leaves out items of bytes and per-rank items, and lists them in the report.
 /// @throws storage_error: storage_not_committed; storage_exists where the target has a file of such a name,
-/// which is not touched; corrupt_error; usage_error if nothing is wanted
+/// which is not touched; corrupt_error; usage_error if no item is selected
 template <ByteStore Target>
 export_report export_safetensors(safetensors_reader& reader, std::int64_t step, Target& target,
                                  const export_options& options = {}) {

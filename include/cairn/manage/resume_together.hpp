@@ -17,20 +17,20 @@ struct resumable {
   const state_dict& state;
 };
 
-/// Restores several states of one run, each with a checkpointer and a directory of its own, from the newest
-/// step that all of them have and that loads in all; that step, or nothing if none of them holds a
+/// Restores several states of one run, each with its own checkpointer and directory, from the newest
+/// step that all of them have and that loads in all. Returns that step, or nothing if none of them has a
 /// checkpoint:
 ///
 /// `auto step = cairn::resume_together({{policy, policy_state}, {critic, critic_state}}).value_or(0);`
 ///
-/// Damaged checkpoints are passed over as in resume(). Newer checkpoints that only some of them have (the run
-/// ended between two commits) are moved aside as damaged ones are, so that the run can save these steps
-/// again. If the run ended before its first step was committed everywhere, the one step that there is goes
-/// aside, too, and nothing is returned.
+/// Passes over damaged checkpoints as resume() does. Quarantines newer checkpoints that only some
+/// directories have (because the run ended between two commits), so that the run can save these steps
+/// again. If the run ended before its first step was committed everywhere, it quarantines that step as
+/// well and returns nothing.
 ///
 /// Collective: all ranks, with the same checkpointers in the same order.
-/// @throws storage_error (storage_nothing_loads) if there are several checkpoints and no step that all have,
-/// and what resume() throws. The contents of the states are unspecified then.
+/// @throws storage_error (storage_nothing_loads) if there are several checkpoints but no step is in all
+/// directories, and what resume() throws. The contents of the states are unspecified then.
 std::optional<std::int64_t> resume_together(std::initializer_list<resumable> states);
 
 }  // namespace v1

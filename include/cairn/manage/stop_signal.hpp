@@ -15,8 +15,8 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// What the handler of the process's stop_signal writes and its owner reads. Static, since a handler has no
-/// other way to it; and lock-free, so that a handler may use it.
+/// The state that the signal handler writes and the stop_signal reads. Static, since a handler cannot
+/// reach it in another way, and lock-free, so that a handler may use it (see signal-safety(7)).
 struct stop_state {
   std::atomic<bool> owned{false};
   std::atomic<int> first{0};
@@ -40,53 +40,54 @@ extern "C" inline void cairn_v1_note_stop_signal(int number) {
 /// A file whose appearance asks a job to stop, for people without the right to send its processes signals.
 struct stop_file {
   std::string path;
-  /// At most so often requested() looks for it, which costs a system call: on a network file system one to
-  /// the server, which may hang as that does.
+  /// The shortest time between two checks by requested(). A check costs a system call, which on a network
+  /// file system asks the server and may hang with it.
   std::chrono::nanoseconds every = std::chrono::seconds(1);
 };
 
-/// Notes that the system asks this process to stop (the notice before a preemption, the end of its time),
-/// instead of ending it at once, so that training can save first:
+/// Catches the signals by which a system asks this process to stop (before a preemption, or at the end of
+/// its time), so that training can save first:
 ///
 /// `cairn::stop_signal stop{SIGTERM, SIGUSR1};  // in main, before threads are started`
 /// `if (ckpt.any_rank(stop.requested())) { ckpt.save(state, step); break; }`
 ///
-/// - Nothing is installed but by the constructor, and the destructor puts the former handlers back. Handlers
-///   that the program put over these meanwhile stay.
-/// - The handler only notes number and time: it saves nothing, ends nothing, and calls no former handler.
-///   What the signal did before (usually: end the process) does not happen while this object lives.
-/// - Interrupted system calls go on (SA_RESTART). A second signal is counted and does nothing more: SIGKILL
-///   and SIGQUIT end the process as ever.
-/// - A signal reaches one process; ranks agree with `any_rank`.
-/// - `stop_signal{{SIGTERM}, stop_file{"checkpoints/stop"}}` also looks for a file, in requested(). It is
-///   left where it is: whoever made it removes it before the next start.
+/// - Only the constructor installs handlers, and the destructor restores the former ones. Handlers
+///   that the program has installed over these in the meantime stay.
+/// - The handler only stores number and time: it saves nothing, ends nothing, and does not call the
+///   former handler. The former effect of the signal (usually to end the process) does not happen while
+///   this object lives.
+/// - Interrupted system calls continue (SA_RESTART, see sigaction(2)). A second signal is only counted;
+///   SIGKILL and SIGQUIT end the process as usual.
+/// - A signal reaches one process; ranks agree by `any_rank`.
+/// - With `stop_signal{{SIGTERM}, stop_file{"checkpoints/stop"}}`, requested() also checks for a file.
+///   cairn does not remove the file: its maker removes it before the next start.
 ///
-/// One object in a process at a time. Constructed and destroyed by one thread; the other functions may be
-/// called by any thread, and by signal handlers.
+/// One object in a process at a time. One thread constructs and destroys it; any thread, and signal
+/// handlers, may call the other functions.
 class stop_signal {
  public:
-  /// SIGTERM: what Slurm, Kubernetes and systemd send first.
+  /// Catches SIGTERM, which Slurm, Kubernetes and systemd send first.
   stop_signal() : stop_signal({SIGTERM}) {}
-  /// @throws usage_error (usage_bad_option) if there is another one, no signal is given, or one that cannot
-  /// be caught or means a fault of the program.
+  /// @throws usage_error (usage_bad_option) if there is another stop_signal, no signal is given, or a
+  /// signal cannot be caught or reports a fault of the program.
   stop_signal(std::initializer_list<int> signals) : stop_signal(signals, stop_file{}) {}
   stop_signal(std::initializer_list<int> signals, stop_file file);
   stop_signal(const stop_signal&) = delete;
   stop_signal& operator=(const stop_signal&) = delete;
   ~stop_signal();
 
-  /// True once one of the signals has come, request() was called, or the file was seen. Costs one load; with
-  /// a file, the clock too, and a system call now and then: then it is not for signal handlers.
+  /// True after one of the signals, after request(), or after the file was seen. Costs one atomic load; with
+  /// a file also the clock, and sometimes a system call, so that signal handlers must not call it.
   [[nodiscard]] bool requested() const noexcept;
-  /// The first signal that came; 0: none.
+  /// The first signal; 0: none.
   [[nodiscard]] int signal() const noexcept { return detail::the_stop_state.first.load(); }
-  /// How often one came.
+  /// The number of signals.
   [[nodiscard]] std::uint32_t count() const noexcept { return detail::the_stop_state.count.load(); }
-  /// When the first one came; the clock's epoch: none did.
+  /// The time of the first signal; the clock's epoch: none.
   [[nodiscard]] std::chrono::steady_clock::time_point when() const noexcept;
-  /// Time since then; zero: none came. What is left of the notice is its length less this.
+  /// The time since the first signal; zero: none.
   [[nodiscard]] std::chrono::duration<double> since() const noexcept;
-  /// As if a signal had come, for reasons of the program's own: a file that appeared, a notice by HTTP.
+  /// Acts as if a signal had come, for other reasons to stop, such as a notice by HTTP.
   void request() noexcept { detail::the_stop_state.note(0); }
 
  private:

@@ -361,13 +361,14 @@ class verification {
 
 }  // namespace detail
 
-/// Reads every byte of a checkpoint and compares all digests: manifest, records, headers, blocks; of
-/// compressed items (with the reader of a compressed_storage) also those of their frames. It does not end at
-/// the first damage: each is told to `options.found`, with the item, the file and the offset, and it goes on
-/// to the end. Reads in parallel; changes nothing; may run while a job trains and while others verify.
-/// @param manifest_bytes the manifest, where it is not read from the store (empty: it is)
+/// Reads every byte of a checkpoint and compares all digests: of manifest, records, headers and blocks,
+/// and for compressed items (with the reader of a compressed_storage) also of their frames. It does not
+/// stop at the first damage, but calls `options.found` for each with the item, the file and the offset,
+/// and goes on to the end. Reads in parallel and changes nothing; it may run while a job trains and while
+/// others verify.
+/// @param manifest_bytes the manifest; empty: read it from the store
 /// @throws storage_error: storage_not_committed if there is no such checkpoint, storage_unavailable where the
-/// store does not answer any more
+/// store no longer answers
 inline verify_report verify_checkpoint(safetensors_reader& reader, std::int64_t step,
                                        const verify_options& options = {},
                                        std::span<const std::byte> manifest_bytes = {}) {

@@ -9,7 +9,7 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Something of a checkpoint that is not what was written, or cannot be read.
+/// Bytes of a checkpoint that differ from what was written, or cannot be read.
 struct damage {
   std::string what;       ///< a sentence
   std::string item = {};  ///< the item that is lost with it; empty: none, or what it tells is lost
@@ -34,18 +34,18 @@ struct damage {
 
 /// Options of verify().
 struct verify_options {
-  /// For buffers, about: what is read at a time by all threads together; at least 1 MiB is used. Records of
-  /// 256 ranks at a time and the manifest come on top; of compressed items, their encoded bytes.
+  /// The approximate memory for the buffers of all threads together; at least 1 MiB is used. In addition
+  /// come the manifest, the records of 256 ranks at a time, and for compressed items their encoded bytes.
   std::uint64_t memory_bytes = std::uint64_t{128} << 20;
-  /// Gets everything that is found, in no particular order; called by one thread at a time.
+  /// Called with each damage, in no particular order, by one thread at a time.
   std::function<void(const damage&)> found = {};
-  /// Gets how many bytes of how many were read; called by several threads at once, often.
+  /// Called with the bytes read so far and the bytes in all; often, by several threads at once.
   std::function<void(std::uint64_t done, std::uint64_t all)> progress = {};
-  /// Asked before each read; true ends it early. Called by several threads at once.
+  /// Called before each read, by several threads at once; true ends the verify early.
   std::function<bool()> stop = {};
 };
 
-/// What verify() found.
+/// The result of verify().
 struct verify_report {
   std::uint64_t bytes = 0;       ///< read
   std::uint64_t files = 0;       ///< data files and records

@@ -40,7 +40,7 @@ enum class dtype : std::uint8_t {
 /// The dtype with the largest number.
 inline constexpr dtype last_dtype = dtype::f4;
 
-/// Elements of types without a C++ arithmetic type: the bits, nothing more. No arithmetic.
+/// Element types without a C++ arithmetic type: only the bits, no arithmetic.
 struct bf16 {
   std::uint16_t bits;
 };
@@ -82,8 +82,8 @@ constexpr std::string_view name_of(dtype t) noexcept {
 constexpr unsigned bits_of(dtype t) noexcept {
   return detail::dtype_table[static_cast<std::size_t>(t)].bits;
 }
-/// The fewest elements that fill whole bytes: 1 for most, 2 for f4, 4 for f6. Shards are cut at multiples of
-/// it.
+/// The smallest number of elements that fill whole bytes: 1 for most types, 2 for f4, 4 for f6. Shards
+/// are cut at multiples of it.
 constexpr std::int64_t granule_of(dtype t) noexcept {
   return bits_of(t) % 8 == 0 ? 1 : bits_of(t) == 4 ? 2 : 4;
 }
@@ -93,7 +93,7 @@ constexpr std::uint64_t bytes_of(dtype t, std::int64_t elements) noexcept {
   return static_cast<std::uint64_t>(elements) / static_cast<std::uint64_t>(granule_of(t)) *
          (bits_of(t) * static_cast<std::uint64_t>(granule_of(t)) / 8);
 }
-/// The reverse of name_of; nothing for an unknown name.
+/// The inverse of name_of; nothing for an unknown name.
 constexpr std::optional<dtype> dtype_from_name(std::string_view name) noexcept {
   for (std::size_t i = 0; i < detail::dtype_table.size(); ++i)
     if (detail::dtype_table[i].name == name) return static_cast<dtype>(i);

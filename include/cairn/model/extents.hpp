@@ -15,8 +15,8 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Up to eight non-negative numbers: the shape of a tensor, or an offset in one. Braces of any integers make
-/// one: `extents{vocab, width}`. No numbers at all is the shape of a scalar (volume 1).
+/// Up to eight non-negative numbers: the shape of a tensor, or an offset in one. Made from any integers
+/// in braces: `extents{vocab, width}`. Empty extents are the shape of a scalar (volume 1).
 class extents {
  public:
   static constexpr int max_rank = 8;
@@ -60,7 +60,7 @@ class extents {
     return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
   }
 
-  /// The product of all, or nothing if it is above 2^63 - 1.
+  /// The product of all numbers, or nothing if it is above 2^63 - 1.
   [[nodiscard]] std::optional<std::int64_t> checked_volume() const noexcept {
     std::int64_t product = 1;
     bool overflow = false;
@@ -71,7 +71,7 @@ class extents {
     if (overflow) return std::nullopt;
     return product;
   }
-  /// The product of all. @pre it fits, which is checked where extents enter (state_dict, parsers).
+  /// The product of all numbers. @pre it is at most 2^63 - 1, which state_dict and parsers check.
   [[nodiscard]] std::int64_t volume() const noexcept { return checked_volume().value_or(0); }
 
  private:
@@ -93,7 +93,8 @@ class extents {
 /// "[3, 4]"
 [[nodiscard]] std::string to_string(const extents& e);
 
-/// Bytes of a tensor of this shape, or nothing on overflow or where packed elements do not fill whole bytes.
+/// The bytes of a tensor of this shape, or nothing on overflow or where packed elements do not fill whole
+/// bytes.
 [[nodiscard]] inline std::optional<std::uint64_t> checked_bytes(dtype t, const extents& shape) noexcept {
   const auto volume = shape.checked_volume();
   if (!volume || *volume % granule_of(t) != 0) return std::nullopt;
@@ -115,7 +116,7 @@ struct chunk {
   [[nodiscard]] bool empty() const noexcept { return volume() == 0; }
 };
 
-/// The box that is the tensor.
+/// The box of the whole tensor.
 [[nodiscard]] inline chunk whole(const extents& shape) {
   return {extents::zeros(shape.rank()), shape};
 }
@@ -132,7 +133,7 @@ struct chunk {
   return true;
 }
 
-/// The common box, or nothing if there is none (boxes without volume meet nothing; scalars meet).
+/// The intersection, or nothing if it is empty (boxes without volume intersect nothing; scalars intersect).
 [[nodiscard]] inline std::optional<chunk> intersect(const chunk& a, const chunk& b) noexcept {
   if (a.offsets.rank() != b.offsets.rank()) return std::nullopt;
   chunk c = a;

@@ -11,14 +11,14 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What an item of a state or checkpoint is. The numbers are stored in manifests.
+/// The kind of an item. The numbers are stored in manifests.
 enum class item_kind : std::uint8_t { tensor = 0, value = 1, bytes = 2 };
 
 constexpr std::string_view name_of(item_kind k) noexcept {
   return k == item_kind::tensor ? "tensor" : k == item_kind::value ? "value" : "bytes";
 }
 
-/// How an item wants to be treated; set by the tags below.
+/// The flags of an item, which the tags below set.
 struct item_flags {
   bool copy_now = false;
   bool per_rank = false;
@@ -26,16 +26,16 @@ struct item_flags {
   friend bool operator==(const item_flags&, const item_flags&) = default;
 };
 
-/// A tensor that forward or backward changes (running statistics): copied before save() returns, also when
-/// overlapped, and whatever its size.
+/// Flags a tensor that forward or backward changes (running statistics): it is copied before save()
+/// returns, also in an overlapped save, and whatever its size.
 struct copy_now_t {};
 /// See copy_now_t.
 inline constexpr copy_now_t copy_now{};
-/// One for each rank: saved by every rank, never deduplicated; rank r reads back item r.
+/// Flags an item of which each rank has its own: every rank saves it, and rank r loads that of rank r.
 struct per_rank_t {};
 /// See per_rank_t.
 inline constexpr per_rank_t per_rank{};
-/// May be missing from a checkpoint that is loaded: then it keeps its value and the report says so.
+/// Flags an item that may be missing in a checkpoint: it then keeps its value, and the report names it.
 struct optional_t {};
 /// See optional_t.
 inline constexpr optional_t optional{};
@@ -68,7 +68,7 @@ inline constexpr std::size_t max_item_name = 4096;
 /// The key of a rank's own item in a data file: "rng@rank00003".
 [[nodiscard]] std::string per_rank_key(std::string_view name, int rank);
 
-/// Why a name cannot be used, or an empty text. Names are printable UTF-8 of 1 to 4096 bytes, not
+/// Why a name is not valid, or an empty text. Names are printable UTF-8 of 1 to 4096 bytes, not
 /// "__metadata__" (reserved by safetensors), and do not end in "@rank" and digits (used for per-rank items).
 [[nodiscard]] std::string_view name_problem(std::string_view name) noexcept;
 

@@ -22,8 +22,8 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What was done for an image so far; it lies in shared memory with the control. Any thread; no locks. Only
-/// for reports: nothing depends on it.
+/// The work that was done for an image so far, in shared memory with the control. Any thread; no locks. Only
+/// for reports: no decision depends on it.
 struct image_costs {
   std::atomic<std::int64_t> copied_at{0};  ///< when nobody read training memory any more; steady_now()
   std::atomic<std::int64_t> copy_cpu{
@@ -32,18 +32,18 @@ struct image_costs {
   std::atomic<std::uint64_t> written{0};   ///< bytes of the image that were handed to the store
 };
 
-/// The part of an image that may lie in shared memory: how far it is filled, and whether training may have
-/// its memory back. Any thread may call anything; no locks.
+/// The state of an image, which may be in shared memory: how far it is filled, and whether training may
+/// change its memory. Any thread may call all functions; no locks.
 class image_control {
  public:
-  /// Bytes [0, watermark()) of the image are complete, with their digests; they do not change any more.
+  /// Bytes [0, watermark()) of the image and their digests are complete and no longer change.
   [[nodiscard]] std::uint64_t watermark() const noexcept {
     return watermark_.load(std::memory_order_acquire);
   }
-  /// True once nobody reads training memory any more.
+  /// True after the last read of training memory.
   [[nodiscard]] bool copied() const noexcept { return copied_.load(std::memory_order_acquire); }
-  /// True once training may change its memory and the image may be committed: copied, and, for an overlapped
-  /// save, confirmed.
+  /// True if training may change its memory and the image may be committed: it is copied and, for an
+  /// overlapped save, confirmed.
   [[nodiscard]] bool released() const noexcept {
     return copied() && (!needs_confirmation_.load(std::memory_order_acquire) ||
                         confirmed_.load(std::memory_order_acquire));
@@ -51,25 +51,24 @@ class image_control {
   /// True if the image will never be complete.
   [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
 
-  /// For stagers: only ever upwards.
+  /// For stagers: raises the watermark.
   void advance(std::uint64_t watermark) noexcept;
-  /// For stagers, and for writers of bytes that stayed in training memory: all is copied.
+  /// For stagers, and for writers of bytes that stayed in training memory: says that everything is copied.
   void release() noexcept;
-  /// For overlapped saves: released() waits for confirm(), by which training says that it kept the memory
-  /// unchanged until all was copied. Call it before the image is given away.
+  /// For overlapped saves: makes released() depend on confirm(), by which training says that it kept the
+  /// memory unchanged until everything was copied. Called before the image is given away.
   void require_confirmation() noexcept { needs_confirmation_.store(true, std::memory_order_release); }
   void confirm() noexcept;
   [[nodiscard]] bool confirmed() const noexcept { return confirmed_.load(std::memory_order_acquire); }
-  /// The image is given up; training has its memory back.
+  /// Gives the image up; training may change its memory.
   void fail() noexcept;
   [[nodiscard]] image_costs& costs() noexcept { return costs_; }
-  /// For those who wait for the memory of training: no limit of bandwidth holds up the copying of this image
-  /// any more.
+  /// Lifts the bandwidth limit for copying this image. Called by those who wait for the memory of training.
   void lift_rate_limit() noexcept;
   [[nodiscard]] bool rate_limit_lifted() const noexcept {
     return rate_limit_lifted_.load(std::memory_order_acquire);
   }
-  /// Is notified of all that happens here.
+  /// Notified of every change.
   [[nodiscard]] shared_event& event() noexcept { return event_; }
   /// Waits for watermark() >= end. False if the image failed. @throws timeout_error (timeout_staging).
   [[nodiscard]] bool wait_for(std::uint64_t end, deadline until);
@@ -101,7 +100,7 @@ class image_control {
   image_costs costs_;
 };
 
-/// A place in memory that another process can map through a file descriptor; see shared_segment.
+/// A range of memory that another process can map through a file descriptor; see shared_segment.
 struct shared_place {
   std::shared_ptr<const void> segment;  ///< keeps the descriptor open
   int file = -1;
@@ -109,14 +108,14 @@ struct shared_place {
   std::uint64_t bytes = 0;   ///< of the segment
   std::uint64_t offset = 0;  ///< in the segment
 };
-/// Where another process finds an image, its digests and its control.
+/// The place of an image, its digests and its control for another process.
 struct shared_image {
   shared_place image;
   std::uint64_t digests_offset = 0;  ///< in the image's segment
   shared_place control;
 };
 
-/// The files that a writer is at, for errors about deadlines. Any thread.
+/// The files that a writer is writing, for errors about deadlines. Any thread.
 class files_under_way {
  public:
   /// One file is being written as long as this lives.
@@ -131,7 +130,7 @@ class files_under_way {
     files_under_way* owner_;
     std::list<std::string>::iterator at_;
   };
-  /// The one that was begun first; empty: none.
+  /// The file that was begun first; empty: none.
   [[nodiscard]] std::string first() const;
 
  private:
@@ -139,8 +138,8 @@ class files_under_way {
   std::list<std::string> keys_;
 };
 
-/// What a stager keeps behind an image: destroyed with the last copy of the image, which gives the buffers
-/// back to its pool.
+/// The memory behind an image, which a stager provides. It is destroyed with the last copy of the image
+/// and then gives the buffers back to the pool.
 class image_backing {
  public:
   virtual ~image_backing() = default;
@@ -159,7 +158,7 @@ class image_backing {
 };
 
 /// The bytes of one rank's save, in the layout of its files: a lease on a stager's buffers, or a view of
-/// training memory. Copies share it; the last one gives it back. Any number of threads may read.
+/// training memory. Copies share it; the last copy gives the buffers back. Any number of threads may read.
 class staged_image {
  public:
   staged_image() = default;
@@ -174,10 +173,10 @@ class staged_image {
   [[nodiscard]] const std::shared_ptr<const image_layout>& shared_layout() const noexcept { return layout_; }
   [[nodiscard]] bool failed() const noexcept { return control_->failed(); }
   [[nodiscard]] const std::shared_ptr<image_control>& control() const noexcept { return control_; }
-  /// Where writers note what they do, and when; null unless somebody wants to know.
+  /// The journal in which writers record their spans; null unless an observer asks for them.
   [[nodiscard]] save_journal* journal() const noexcept { return journal_.get(); }
   void trace_to(std::shared_ptr<save_journal> journal) noexcept { journal_ = std::move(journal); }
-  /// Where writers note the files that they are at.
+  /// The list of files that writers are writing.
   [[nodiscard]] const std::shared_ptr<files_under_way>& files() const noexcept { return files_; }
   /// True if bytes() may be used; false if only gather() may.
   [[nodiscard]] bool resident() const noexcept { return !memory_.empty() || layout_->bytes == 0; }
@@ -191,10 +190,10 @@ class staged_image {
   void wait_for(std::uint64_t end, deadline until) const;
   /// Copies from training memory; only where not resident. @pre the watermark covers it.
   void gather(std::uint64_t begin, std::span<std::byte> out) const { backing_->gather(begin, out); }
-  /// Returns when these bytes, which belong to no early item, are copied (or the image has failed): copies
+  /// Waits until these bytes, which are not of early items, are copied or the image has failed. Copies
   /// them out of turn where the stager can. Only where resident. @throws timeout_error
   void copy_part(std::uint64_t begin, std::uint64_t end, deadline until) const;
-  /// Waits until training has its memory back. @throws as wait_for.
+  /// Waits until training may change its memory. @throws as wait_for.
   void wait_released(deadline until) const;
   /// Why the image failed, or null.
   [[nodiscard]] std::exception_ptr failure() const noexcept;
@@ -202,15 +201,15 @@ class staged_image {
   [[nodiscard]] std::optional<shared_image> shared() const {
     return backing_ != nullptr ? backing_->shared() : std::nullopt;
   }
-  /// For executors, before they give the image to its writer: how fast it may write; null: no limit.
+  /// For executors, before they give the image to its writer: sets the limit for writing; null: no limit.
   void limit_writing(std::shared_ptr<rate_limiter> limit) noexcept { write_limit_ = std::move(limit); }
-  /// For writers: those that keep to a limit take from it before they write; null where there is none.
+  /// For writers: the limit from which they acquire before they write; null where there is none.
   [[nodiscard]] rate_limiter* write_limit() const noexcept { return write_limit_.get(); }
   /// For images that stay in training memory, before they are given to a writer: called when that has read
   /// all, with the digests complete; what it answers fails the image.
   void when_read(std::function<std::exception_ptr(const staged_image&)> check);
-  /// For writers: all bytes were read and none will be again. Where they stayed in training memory, this
-  /// gives it back.
+  /// For writers: says that they have read all bytes for the last time. Releases bytes that stayed in
+  /// training memory.
   void read_completely() const noexcept;
 
  private:

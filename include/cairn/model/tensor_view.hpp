@@ -10,10 +10,10 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Where memory lives. Copy engines state which spaces they read and write.
+/// The kind of memory. Copy engines declare which kinds they read and write.
 enum class memory_space : std::uint8_t { host = 0, pinned, device };
 
-/// A tensor in somebody's memory: address, element type, shape, strides. Owns nothing; trivially copyable.
+/// A view of a tensor: address, element type, shape, strides. Owns nothing; trivially copyable.
 struct tensor_view {
   std::byte* data = nullptr;  ///< of element [0, 0, ...]
   dtype type = dtype::u8;
@@ -36,7 +36,7 @@ struct tensor_view {
   }
 };
 
-/// The row-major view of contiguous memory.
+/// Returns the row-major view of contiguous memory.
 [[nodiscard]] inline tensor_view contiguous_view(void* data, dtype type, const extents& shape) noexcept {
   tensor_view v{static_cast<std::byte*>(data), type, shape, {}, memory_space::host, -1};
   if (shape.volume() == 0) return v;  // the other sizes may multiply to anything
@@ -48,7 +48,7 @@ struct tensor_view {
   return v;
 }
 
-/// The box of a view; offsets and sizes count from the view's own beginning. @pre inside(box, view.shape);
+/// Returns the view of a box; its offsets count from the beginning of the view. @pre inside(box, view.shape);
 /// boxes of packed types are cut at multiples of granule_of.
 [[nodiscard]] inline tensor_view subview(tensor_view view, const chunk& box) noexcept {
   std::int64_t first = 0;

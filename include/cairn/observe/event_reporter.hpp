@@ -12,7 +12,7 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What an exception says, whatever it is.
+/// The text of an exception of any type.
 [[nodiscard]] inline std::string failure_text(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -25,7 +25,7 @@ inline namespace v1 {
 
 namespace detail {
 
-/// "1.25 GB", "640 B": powers of ten, as storage is sold.
+/// "1.25 GB", "640 B", with powers of ten.
 [[nodiscard]] inline std::string human_bytes(std::uint64_t bytes) {
   const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
   auto value = static_cast<double>(bytes);
@@ -36,14 +36,14 @@ namespace detail {
   return text;
 }
 
-/// Tells an observer, and people on stderr in one line each. Shared by the checkpointer and the threads of
-/// its executor: one at a time.
+/// Reports events to an observer, and in one line each on stderr. The checkpointer and the threads of its
+/// executor share it; events are reported one at a time.
 class event_reporter {
  public:
   event_reporter(any_observer observer, int rank, bool quiet)
       : observer_(std::move(observer)), rank_(rank), quiet_(quiet) {}
 
-  /// Whether the observer asks for the parts of saves, and to be told that they began.
+  /// Whether the observer asks for the spans of saves, and for the event that a save began.
   [[nodiscard]] bool wants_spans() const noexcept { return observer_.asks_for_spans(); }
   [[nodiscard]] bool wants_began() const noexcept { return observer_.asks_for_began(); }
 
@@ -110,12 +110,13 @@ class event_reporter {
     observation what{observation::event::fell_back, rank_, step, 0, 0, why, nullptr};
     tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " is passed over: " + why; });
   }
-  /// A save of an earlier run: observation::event::wait_began, wait_ended or fenced.
+  /// Reports an event of a save of an earlier run: observation::event::wait_began, wait_ended or fenced.
   void earlier(observation::event kind, std::int64_t step, double seconds, const std::string& text) noexcept {
     observation what{kind, rank_, step, 0, seconds, text, nullptr};
     tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " " + text; });
   }
-  /// The sentence and, unless it is null, what was thrown. Also where there is no memory for the two.
+  /// Reports the sentence and, unless it is null, the text of the exception. Never throws, even out of
+  /// memory.
   void warned(const char* sentence, const std::exception_ptr& why) noexcept {
     guarded([&] { warned(sentence + (why == nullptr ? std::string() : ": " + failure_text(why))); });
   }

@@ -18,14 +18,14 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// What the last saves of this rank took, for estimates of the next one. Any thread.
+/// Times of the last saves of this rank, to estimate the next one. Any thread.
 class save_history {
  public:
-  /// `mean_time_between_failures`: of the job; zero: not known, and nothing is suggested.
+  /// `mean_time_between_failures`: of the job; zero: unknown, and no interval is suggested.
   explicit save_history(std::chrono::duration<double> mean_time_between_failures = {}) noexcept
       : mean_time_between_failures_(mean_time_between_failures) {}
 
-  /// Takes note of a committed save, and puts the suggestion into its report.
+  /// Adds a committed save, and puts the suggested interval into its report.
   void committed(save_report& report) {
     const std::lock_guard lock(mutex_);
     const cost now{report.blocked_seconds - report.wait_seconds,
@@ -40,8 +40,8 @@ class save_history {
                            std::chrono::duration<double>(longest()))
             .count();
   }
-  /// What a save that begins now needs until it is committed: as long as the longest of the last saves, after
-  /// the rest of those that are under way. Nothing before the first commit.
+  /// Estimates how long a save that begins now takes until it is committed: the longest of the last
+  /// saves, plus what is left of those under way. Returns nothing before the first commit.
   [[nodiscard]] std::optional<std::chrono::duration<double>> until_committed(
       list_view<const std::shared_ptr<save_progress>> saves) const {
     double most = 0;

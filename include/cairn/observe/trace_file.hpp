@@ -24,9 +24,10 @@ inline namespace v1 {
 /// `cairn::checkpointer ckpt{store, trace};   // copies share the file`
 /// `trace.step(step);                         // at the end of each step`
 ///
-/// Each rank writes a file of its own. Times are those of the steady clock, which all processes of a host
-/// share. Each save is in the file when it has ended, and the list has no end, as the format allows: a killed
-/// process leaves a file that opens. Any thread. Errors of writing are ignored.
+/// Each rank writes its own file. Times are those of the steady clock, which all processes of a host
+/// share. Each save is written to the file when it has ended. The JSON array is not closed, which the
+/// format allows, so that the file of a killed process can be opened. Any thread. Errors of writing are
+/// ignored.
 class trace_file {
  public:
   using cairn_role = role::observer;
@@ -36,10 +37,10 @@ class trace_file {
   explicit trace_file(const std::string& path, std::int32_t rank = 0);
 
   void observe(const observation& what) noexcept;
-  /// A step of training has ended: a slice from where the one before ended, and how many cores the trainer
-  /// has used meanwhile. Before the first step it only says where that begins. Cost: microseconds.
+  /// Marks the end of a training step: adds a slice from the end of the step before, and the number of
+  /// cores that the trainer has used. The first call only marks the beginning. Costs microseconds.
   void step(std::int64_t number) noexcept;
-  /// A moment of training.
+  /// Marks a moment of training.
   void mark(std::string_view text) noexcept;
 
  private:
