@@ -7,6 +7,7 @@
 //   bench_planning --ranks N | --sweep 1  [--layout fsdp|hsdp|tp8_pp16_dp128|irregular] [--load-ranks N]
 //     [--twin-ranks N] [--twin-seconds S] [--irregular-ranks N] [--budget SECONDS]
 //     [--json FILE] [--chart FILE] [--table FILE]
+#include <algorithm>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/plan_cache.hpp>
 #include <cairn/plan/summary/validation.hpp>

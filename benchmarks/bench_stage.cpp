@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <random>

@@ -8,6 +8,7 @@
 #include <cairn/stores/file_store.hpp>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>

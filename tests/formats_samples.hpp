@@ -9,6 +9,7 @@
 #include <cairn/system/wire.hpp>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <random>
 #include <string>
 #include <vector>

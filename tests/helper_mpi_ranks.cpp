@@ -22,6 +22,7 @@
 #include <support/communicator_conformance.hpp>
 #include <support/training_state.hpp>
 #include <thread>
+#include <vector>
 
 using namespace cairn_test;
 using namespace std::chrono_literals;

@@ -21,6 +21,7 @@
 #include <iostream>
 #include <sstream>
 #include <support/s3_server.hpp>
+#include <vector>
 
 namespace s3 = cairn_test::s3;
 

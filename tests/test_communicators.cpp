@@ -17,6 +17,9 @@
 
 #include <atomic>
 #include <deque>
+#include <exception>
+#include <thread>
+#include <vector>
 
 using namespace cairn_test;
 using namespace std::chrono_literals;

@@ -12,8 +12,10 @@
 #include <cairn/system/wire.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <formats_samples.hpp>
 #include <paths.hpp>
+#include <vector>
 
 using namespace cairn;
 using namespace cairn_test;

@@ -35,9 +35,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <exception>
 #include <fstream>
 #include <set>
 #include <thread>
+#include <vector>
 
 using namespace cairn_test;
 using namespace std::chrono_literals;

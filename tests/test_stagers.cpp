@@ -23,8 +23,11 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <optional>
+#include <thread>
 #include <utility>
+#include <vector>
 
 namespace {
 using namespace cairn;

@@ -9,6 +9,7 @@
 #include <cairn/model/state_dict.hpp>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>

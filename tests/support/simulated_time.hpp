@@ -5,6 +5,7 @@
 #include <cairn/system/error.hpp>
 #include <condition_variable>
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>

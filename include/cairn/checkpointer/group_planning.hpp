@@ -8,6 +8,7 @@
 #include <cairn/system/wire.hpp>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <utility>

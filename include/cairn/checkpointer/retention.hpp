@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/step_list.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>

@@ -8,6 +8,7 @@
 #include <cairn/checkpointer/unfinished_saves.hpp>
 #include <cairn/concepts/any_executor.hpp>
 #include <cairn/concepts/any_stager.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/process_limits.hpp>
 
 #include <unistd.h>
@@ -16,8 +17,6 @@
 #include <exception>
 #include <memory>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -69,9 +68,7 @@ class save_path {
     }
   }
   /// Waits until what prepare() began has ended.
-  void finish_preparation() {
-    if (preparation_.joinable()) preparation_.join();
-  }
+  void finish_preparation() { preparation_.join(); }
 
   save_handle save(const state_dict& state, std::int64_t step) {
     attempt save;
@@ -247,18 +244,16 @@ class save_path {
     return save_handle(progress);
   }
   void prepare_buffers(const std::shared_ptr<const image_layout>& layout, const source_table& sources) {
-    try {
-      preparation_ = std::thread([this, layout, sources] {
-        try {
-          stager_.prepare(sources);
-          stager_.prepare(*layout, deadline::in(options_.timeout));
-        } catch (...) {
-          warn_unprepared();
-        }
-      });
-    } catch (const std::system_error&) {
-      fail_for_threads("to prepare buffers");
-    }
+    const auto prepare = [this, layout, sources] {
+      try {
+        stager_.prepare(sources);
+        stager_.prepare(*layout, deadline::in(options_.timeout));
+      } catch (...) {
+        warn_unprepared();
+      }
+    };
+    preparation_.join();
+    if (!preparation_.start("cairn prepare", prepare)) fail_for_threads("to prepare buffers");
   }
   /// In a handler.
   void warn_unprepared() noexcept {
@@ -283,7 +278,7 @@ class save_path {
   run_id run_;
   std::shared_ptr<const peer_watch> peers_;
   std::uint64_t save_count_ = 0;
-  std::thread preparation_;
+  background_thread preparation_;
   std::shared_ptr<device_access> devices_;
   any_stager stager_;
   any_executor executor_;  // last: its destructor waits for jobs, which use all of the above

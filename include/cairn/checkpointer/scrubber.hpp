@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
-#include <cairn/system/signals_blocked.hpp>
 #include <cairn/system/thread_settings.hpp>
 
 #include <chrono>
@@ -15,8 +15,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -44,15 +42,10 @@ class scrubber {
     if (state_->stopping) return;
     state_->wanted = step;
     state_->job = std::move(job);
-    if (!thread_.joinable()) {
-      try {
-        const signals_blocked guard;
-        thread_ = std::thread([state = state_] { run(*state); });
-      } catch (const std::system_error&) {
-        state_->wanted.reset();
-        state_->job = nullptr;
-        fail_for_threads("to verify checkpoints");
-      }
+    if (!thread_.joinable() && !thread_.start("cairn verify", [state = state_] { run(*state); })) {
+      state_->wanted.reset();
+      state_->job = nullptr;
+      fail_for_threads("to verify checkpoints");
     }
     state_->changed.notify_all();
   }
@@ -61,21 +54,14 @@ class scrubber {
   [[nodiscard]] bool stop(deadline until) noexcept {
     work let_go;
     {
-      std::unique_lock lock(state_->mutex);
+      const std::lock_guard lock(state_->mutex);
       state_->stopping = true;
       state_->wanted.reset();
       std::swap(let_go, state_->job);
       state_->changed.notify_all();
       state_->word.notify();
-      if (!thread_.joinable()) return true;
-      state_->changed.wait_until(lock, until.time_point(), [&] { return state_->ended; });
-      if (!state_->ended) {
-        thread_.detach();
-        return false;
-      }
     }
-    thread_.join();
-    return true;
+    return thread_.join(until);
   }
 
  private:
@@ -88,7 +74,6 @@ class scrubber {
     std::optional<std::int64_t> wanted;
     work job;
     bool stopping = false;
-    bool ended = false;
     [[nodiscard]] bool is_stopping() {
       const std::lock_guard lock(mutex);
       return stopping;
@@ -105,7 +90,7 @@ class scrubber {
     std::unique_lock lock(s.mutex);
     for (;;) {
       s.changed.wait(lock, [&] { return s.stopping || s.wanted.has_value(); });
-      if (s.stopping) break;
+      if (s.stopping) return;
       const auto step = *s.wanted;
       auto job = std::exchange(s.job, nullptr);
       s.wanted.reset();
@@ -117,12 +102,10 @@ class scrubber {
       job = nullptr;
       lock.lock();
     }
-    s.ended = true;
-    s.changed.notify_all();
   }
 
   std::shared_ptr<state> state_;
-  std::thread thread_;
+  background_thread thread_;
 };
 
 }  // namespace detail

@@ -3,6 +3,7 @@
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/plan/load/read_requests.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -14,8 +15,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -68,18 +67,12 @@ class windowed_exchange final : public read_exchange {
       read_bundles next_sent;
       std::exception_ptr not_read;
       {
-        std::jthread reading;
+        background_thread reading;
         const auto read_next = [&] { guarded(not_read, [&] { read(end, next_end, next_sent); }); };
-        bool started = false;
-        if (!last && end != next_end) {
-          try {
-            reading = std::jthread(read_next);
-            started = true;
-          } catch (const std::system_error&) {  // after the exchange, then
-          }
-        }
+        const bool more = !last && end != next_end;
+        const bool beside = more && reading.start("cairn read", read_next);
         guarded(failure, [&] { exchange(*made.source, window_of(begin, end), sent, until); });
-        if (!last && end != next_end && !started) read_next();
+        if (more && !beside) read_next();
       }
       if (failure == nullptr) failure = not_read;
       if (last) break;

@@ -4,11 +4,10 @@
 #include <cairn/cuda/basic_device_loads.hpp>
 #include <cairn/cuda/transfer.hpp>
 #include <cairn/model/source_table.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/fork_guard.hpp>
-#include <cairn/system/signals_blocked.hpp>
-
-#include <pthread.h>
+#include <cairn/system/process_limits.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -21,7 +20,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -219,7 +217,7 @@ class basic_copy_engine {
     std::condition_variable changed;
     std::deque<std::shared_ptr<transfer>> transfers;
     std::vector<std::unique_ptr<copy_queue>> queues;  // of the thread that saves, until the destructor
-    std::thread worker;
+    cairn::detail::background_thread worker;
     bool stopping = false;
     bool over = false;
     bool left_behind = false;
@@ -271,11 +269,10 @@ class basic_copy_engine {
 
   void start() {
     if (state_->worker.joinable()) return;
-    const cairn::detail::signals_blocked guard;
-    state_->worker = std::thread([state = state_.get()] {
+    const auto run = [state = state_.get()] {
       if (state->run()) delete state;
-    });
-    ::pthread_setname_np(state_->worker.native_handle(), "cairn cuda");
+    };
+    if (!state_->worker.start("cairn cuda", run)) cairn::detail::fail_for_threads("to copy from a device");
   }
   /// A queue for each device that a source lies on.
   [[nodiscard]] std::vector<copy_queue*> queues_of(const image_fill& fill) {

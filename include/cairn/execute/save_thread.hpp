@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/executor.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/process_limits.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -56,7 +57,8 @@ class save_thread {
   /// `until`: how long the destructor waits for what is given.
   template <class Give>
   void give(deadline until, Give&& give) {
-    if (!thread_.joinable()) start();
+    if (!thread_.joinable() && !thread_.start("cairn save", [work = work_] { work->run(); }))
+      fail_for_threads("to write");
     {
       const std::lock_guard lock(work_->mutex);
       give();
@@ -64,10 +66,9 @@ class save_thread {
     until_ = deadline::at(std::max(until_.time_point(), until.time_point()));
     work_->changed.notify_all();
   }
-  void start();
 
   std::shared_ptr<thread_work> work_;
-  std::thread thread_;
+  background_thread thread_;
   deadline until_ = deadline::in(std::chrono::nanoseconds(0));
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/system/compiler.hpp>
+#include <cairn/system/clocks.hpp>
 
 #include <unistd.h>
 
@@ -15,13 +15,6 @@ inline namespace v1 {
 
 class wire_reader;
 class wire_writer;
-
-/// The current time in nanoseconds of the steady clock, which all processes of a host share.
-[[nodiscard]] std::int64_t steady_now() noexcept;
-/// The CPU time of the calling thread in nanoseconds. Costs half a microsecond.
-[[nodiscard]] std::int64_t thread_cpu_now() noexcept;
-/// The CPU time of all threads of this process in nanoseconds.
-[[nodiscard]] std::int64_t process_cpu_now() noexcept;
 
 /// What happens in a span of a save.
 enum class span_kind : std::uint8_t {

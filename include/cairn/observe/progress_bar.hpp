@@ -3,8 +3,10 @@
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/model/save_handle.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/fork_guard.hpp>
+
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -13,7 +15,6 @@
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 namespace cairn {
@@ -82,8 +83,7 @@ class progress_bar {
    private:
     static void run(shared& s) noexcept;
     std::shared_ptr<shared> shared_;
-    std::unique_ptr<std::thread> thread_;
-    detail::fork_guard process_;
+    detail::background_thread thread_;
   };
 
   [[nodiscard]] static std::string human_bytes(double bytes);

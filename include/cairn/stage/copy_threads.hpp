@@ -3,6 +3,7 @@
 #include <cairn/concepts/copy_engine.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/stage/copy_job.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/fork_guard.hpp>
@@ -13,7 +14,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 namespace cairn {
@@ -39,7 +39,7 @@ class copy_threads {
     std::condition_variable changed;
     std::deque<std::shared_ptr<copy_job>> jobs;
     std::vector<copy_job*> running;  // by a worker; once for each
-    std::vector<std::thread> workers;
+    std::vector<background_thread> workers;
     hash_state hash;  // of the thread that calls copy
     bool stopping = false;
 

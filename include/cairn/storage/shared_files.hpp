@@ -13,6 +13,7 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/wire.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/staged_image.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
@@ -15,7 +16,6 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <thread>
 #include <vector>
 
 namespace cairn {
@@ -98,7 +98,7 @@ class write_source {
   std::exception_ptr failure_;
   std::array<std::span<const std::byte>, 4> spans_;
   std::size_t count_ = 0;
-  std::thread worker_;
+  background_thread worker_;
 };
 
 }  // namespace detail

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/error.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>

@@ -5,22 +5,21 @@
 #include <cairn/cuda/drain.hpp>
 #include <cairn/cuda/owned_event.hpp>
 #include <cairn/stage/heap_memory.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -72,34 +71,19 @@ struct nccl_parts {
 /// Waits for that until the deadline; later the thread goes on alone. False: it did, or memory is kept.
 template <NcclRuntime R>
 bool give_back_aside(std::unique_ptr<nccl_parts<R>> parts, deadline until) noexcept {
-  struct shared {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool over = false;
-    bool good = false;
-  };
   if (parts == nullptr) return true;
   try {
-    auto told = std::make_shared<shared>();
-    auto* all = parts.get();
-    std::thread aside([told, all]() noexcept {
-      const bool good = all->give_back();
-      if (good) delete all;
-      const std::lock_guard lock(told->mutex);
-      told->over = true, told->good = good;
-      told->changed.notify_all();
-    });
-    (void)parts.release();
-    std::unique_lock lock(told->mutex);
-    const auto over = [&] { return told->over; };
-    if (told->changed.wait_until(lock, until.time_point(), over)) {
-      const bool good = told->good;
-      lock.unlock();
-      aside.join();  // it has said its last word
-      return good;
+    const auto good = std::make_shared<std::atomic<bool>>(false);
+    cairn::detail::background_thread aside;
+    if (aside.start("cairn nccl", [good, all = parts.get()] {
+          if (!all->give_back()) return;
+          delete all;
+          good->store(true);
+        })) {
+      (void)parts.release();
+      return aside.join(until) && good->load();
     }
-    lock.unlock();
-    aside.detach();
+    (void)parts.release();
     return false;
   } catch (...) {
     (void)parts.release();

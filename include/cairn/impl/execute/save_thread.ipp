@@ -4,13 +4,10 @@
 #include <cairn/execute/save_thread.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/process_limits.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -47,14 +44,6 @@ CAIRN_BODY bool save_thread::drain(deadline until) {
     work_->changed.wait_until(lock, std::min(until.time_point(), slice));
   }
   return true;
-}
-
-CAIRN_BODY void save_thread::start() {
-  try {
-    thread_ = std::thread([work = work_] { work->run(); });
-  } catch (const std::system_error&) {
-    fail_for_threads("to write");
-  }
 }
 
 }  // namespace detail

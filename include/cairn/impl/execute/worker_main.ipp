@@ -4,6 +4,8 @@
 #include <cairn/execute/worker_main.hpp>
 #include <cairn/execute/worker_session.hpp>
 #include <cairn/execute/worker_settings.hpp>
+#include <cairn/system/background_thread.hpp>
+#include <cairn/system/process_limits.hpp>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -23,7 +25,6 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -116,7 +117,8 @@ CAIRN_BODY void serve(worker_session& session, std::span<const known_writer> kno
     ask_of_this_process() = [&session](std::uint64_t whom, std::span<const std::byte> asked) {
       return session.ask(whom, asked);
     };
-    std::thread listener([&] { session.listen(); });
+    background_thread listener;
+    if (!listener.start("cairn listen", [&] { session.listen(); })) fail_for_threads("to listen");
     serve(session, known);
     listener.join();  // serve() has returned because it ended
   } catch (const std::exception& e) {

@@ -9,16 +9,13 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/process_limits.hpp>
-#include <cairn/system/signals_blocked.hpp>
 
 #include <poll.h>
-#include <pthread.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -26,8 +23,6 @@
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -108,26 +103,18 @@ CAIRN_BODY void progress_bar::shared::put(std::string_view text) const noexcept 
 
 CAIRN_BODY progress_bar::drawing_thread::drawing_thread(std::shared_ptr<shared> shared)
     : shared_(std::move(shared)) {
-  const auto run_it = [state = shared_] { run(*state); };
-  const detail::signals_blocked guard;
-  try {
-    thread_ = std::make_unique<std::thread>(run_it);
-  } catch (const std::system_error&) {
+  if (!thread_.start("cairn progress", [state = shared_] { run(*state); }))
     detail::fail_for_threads("to draw a bar");
-  }
 }
 
 CAIRN_BODY progress_bar::drawing_thread::~drawing_thread() {
-  if (process_.in_child()) {
-    static_cast<void>(thread_.release());
-    return;
-  }
+  if (thread_.in_child()) return;
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->ending = true;
   }
   shared_->changed.notify_all();
-  thread_->join();
+  thread_.join();
 }
 
 CAIRN_BODY void progress_bar::drawing_thread::run(shared& s) noexcept {

@@ -11,19 +11,14 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/rate_limiter.hpp>
-#include <cairn/system/signals_blocked.hpp>
 #include <cairn/system/thread_settings.hpp>
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <utility>
 
 namespace cairn {
@@ -131,21 +126,17 @@ CAIRN_BODY std::shared_ptr<const copy_units> copy_threads::units_of(
 
 CAIRN_BODY void copy_threads::start(const std::shared_ptr<copy_job>& job, int helpers, bool needed) {
   std::unique_lock lock(state_->mutex);
-  if (state_->workers.size() < static_cast<std::size_t>(helpers)) {
-    const signals_blocked guard;
-    try {
-      while (state_->workers.size() < static_cast<std::size_t>(helpers)) {
-        auto hash = std::make_unique<hash_state>();
-        state_->running.reserve(state_->workers.size() + 1);
-        state_->workers.emplace_back([this, state = state_.get(), own = std::move(hash)] {
+  while (state_->workers.size() < static_cast<std::size_t>(helpers)) {
+    auto hash = std::make_unique<hash_state>();
+    state_->running.reserve(state_->workers.size() + 1);
+    state_->workers.reserve(state_->workers.size() + 1);
+    background_thread worker;
+    if (!worker.start("cairn copy", [this, state = state_.get(), own = std::move(hash)] {
           apply_granted(settings_);
           state->run(*own);
-        });
-        ::pthread_setname_np(state_->workers.back().native_handle(), "cairn copy");
-      }
-    } catch (const std::system_error&) {
-      // Fewer threads do it too.
-    }
+        }))
+      break;  // fewer threads do it too
+    state_->workers.push_back(std::move(worker));
   }
   if (needed && state_->workers.empty()) fail_for_threads("to copy");
   state_->jobs.push_back(job);

@@ -7,13 +7,13 @@
 #include <cairn/stage/image_pieces.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/parallel.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/thread_settings.hpp>
 
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -24,9 +24,8 @@ CAIRN_BODY host_copy::host_copy(host_copy_options options) {
     fail(error_id::usage_bad_option, "the number of copy threads is between 0 (choose) and 1024",
          {.got = std::to_string(options.threads)});
   detail::check_granted(options.thread);
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   threads_ = std::make_unique<detail::copy_threads>(
-      options.threads > 0 ? options.threads : std::min(4, cores),
+      options.threads > 0 ? options.threads : std::min(4, detail::usable_cores()),
       make_rate_limiter(options.bytes_per_second, std::move(options.clock)), std::move(options.thread));
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/stage/populate.hpp>
 #include <cairn/system/compiler.hpp>
+#include <cairn/system/parallel.hpp>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,18 +12,10 @@
 #include <cerrno>
 #include <cstddef>
 #include <span>
-#include <system_error>
-#include <thread>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// Cores that this process may run on, at least 1.
-[[nodiscard]] inline int usable_cores() noexcept {
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
 
 CAIRN_BODY bool populate(std::byte* begin, std::size_t bytes) noexcept {
   for (;;) {
@@ -41,22 +34,12 @@ CAIRN_BODY bool populate(std::byte* begin, std::size_t bytes) noexcept {
 CAIRN_BODY bool populate(std::span<std::byte> block, int threads) {
   constexpr std::size_t part = std::size_t{32} << 20;
   const std::size_t parts = (block.size() + part - 1) / part;
-  std::atomic<std::size_t> next{0};
   std::atomic<bool> done{true};
-  const auto work = [&]() noexcept {
-    for (std::size_t i = 0; (i = next.fetch_add(1)) < parts && done.load();)
-      if (!populate(block.data() + i * part, std::min(part, block.size() - i * part))) done.store(false);
-  };
-  const int wanted = threads > 0 ? threads : std::min(8, usable_cores());
-  {
-    std::vector<std::jthread> helpers;
-    try {
-      for (int i = 1; i < wanted && static_cast<std::size_t>(i) < parts; ++i) helpers.emplace_back(work);
-    } catch (const std::system_error&) {
-      // Fewer threads do it too.
-    }
-    work();
-  }
+  const auto wanted = static_cast<std::size_t>(threads > 0 ? threads : std::min(8, usable_cores()));
+  parallel_for(parts, wanted, [&](std::size_t i, std::size_t) {
+    if (done.load() && !populate(block.data() + i * part, std::min(part, block.size() - i * part)))
+      done.store(false);
+  });
   return done.load();
 }
 

@@ -26,6 +26,7 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/parallel.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -34,8 +35,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -212,35 +211,14 @@ CAIRN_BODY void safetensors_writer_base::finish(const save_context& c, const sta
                                                 std::vector<object>& files, std::size_t& finished) const {
   finished = files.size();
   const auto place = placement_of(options_, c.world_size);
-  const std::size_t threads = std::min<std::size_t>(files.size(), 4);
-  std::vector<std::exception_ptr> failures(threads);
-  const auto part = [&](std::size_t t) noexcept {
+  detail::parallel_for(files.size(), 4, [&](std::size_t i, std::size_t thread) {
     const auto cpu = thread_cpu_now();
-    try {
-      for (auto i = t; i < files.size(); i += threads) {
-        const files_under_way::note note(
-            *image.files(), data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i), place));
-        files[i].finish();
-      }
-    } catch (...) {
-      failures[t] = std::current_exception();
-    }
-    if (t != 0)
+    const files_under_way::note note(
+        *image.files(), data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i), place));
+    files[i].finish();
+    if (thread != 0)
       image.control()->costs().write_cpu.fetch_add(thread_cpu_now() - cpu, std::memory_order_relaxed);
-  };
-  {
-    std::vector<std::jthread> others;
-    others.reserve(threads);
-    std::size_t begun = 1;
-    try {
-      for (; begun < threads; ++begun) others.emplace_back(part, begun);
-    } catch (const std::system_error&) {  // no more threads: this one does their part
-    }
-    if (threads != 0) part(0);
-    for (; begun < threads; ++begun) part(begun);
-  }
-  for (const auto& f : failures)
-    if (f) std::rethrow_exception(f);
+  });
 }
 
 CAIRN_BODY bool safetensors_writer_base::record_stands(const save_context& c) const noexcept {

@@ -10,6 +10,7 @@
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/process_limits.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
 
@@ -23,7 +24,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -62,13 +62,13 @@ CAIRN_BODY write_source::write_source(const staged_image& image, ring_pool& ring
     ready_.store(total_, std::memory_order_release);
     return;
   }
-  worker_ = std::thread([this] { run(); });
+  if (!worker_.start("cairn hash", [this] { run(); })) fail_for_threads("to hash");
 }
 
 CAIRN_BODY write_source::~write_source() {
   stop_.store(true, std::memory_order_release);
   event_.notify();
-  if (worker_.joinable()) worker_.join();
+  worker_.join();
   if (ring_) rings_.give_back(std::move(ring_));
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/process_limits.hpp>
@@ -16,7 +17,6 @@
 #include <exception>
 #include <string>
 #include <system_error>
-#include <thread>
 
 namespace cairn {
 inline namespace v1 {
@@ -63,18 +63,16 @@ CAIRN_BODY void check_granted(const thread_settings& s) {
   check(s);
   if (!changes_anything(s)) return;
   std::exception_ptr why;
-  try {
-    // Joined without a deadline: it asks the kernel for settings of its own, which does not wait.
-    std::thread([&] {
-      try {
-        apply(s);
-      } catch (...) {
-        why = std::current_exception();
-      }
-    }).join();
-  } catch (const std::system_error&) {
+  background_thread tries;
+  if (!tries.start("cairn settings", [&] {
+        try {
+          apply(s);
+        } catch (...) {
+          why = std::current_exception();
+        }
+      }))
     fail_for_threads("to try its settings");
-  }
+  tries.join();  // without a deadline: it asks the kernel for settings of its own, which does not wait
   if (why != nullptr) std::rethrow_exception(why);
 }
 

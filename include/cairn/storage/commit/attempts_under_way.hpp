@@ -4,8 +4,8 @@
 #include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/attempt_ending.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/fork_guard.hpp>
 
 #include <condition_variable>
 #include <cstddef>
@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -60,19 +59,16 @@ class attempts_under_way {
     deadline until;
   };
   struct inside {
-    fork_guard process;
     std::mutex mutex;
     std::condition_variable changed;
     std::vector<task> tasks;
     bool closing = false;
-    std::thread thread;
+    background_thread thread;
   };
   static constexpr std::size_t max_tasks = 64;
 
   void set(const save_context& c, bool attempt_knowledge::*what, bool value);
   void retry(attempt_ending ending, deadline until);
-  /// @throws std::system_error where there are no more threads
-  static void start(inside& in);
   /// What there is no memory for is taken later.
   static void take(std::vector<task>& from, std::vector<task>& to) noexcept;
   static void serve(inside& in) noexcept;

@@ -5,6 +5,7 @@
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/manifest/names.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>

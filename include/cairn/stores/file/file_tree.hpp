@@ -2,9 +2,9 @@
 #pragma once
 #include <cairn/stores/file/file_io.hpp>
 #include <cairn/stores/file/io_error.hpp>
-#include <cairn/stores/file/io_pool.hpp>
 #include <cairn/stores/file/options.hpp>
 #include <cairn/system/process_limits.hpp>
+#include <cairn/system/thread_pool.hpp>
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -110,7 +110,7 @@ struct file_tree {
   std::string root;
   file_store_options options;
   std::size_t io_alignment;
-  io_pool pool;
+  thread_pool pool;
   bounce_buffers bounces;
 
   [[nodiscard]] std::string path_of(std::string_view key) const {

@@ -2,7 +2,7 @@
 // opt-in: cairn::s3
 #pragma once
 #include <cairn/stores/s3/bucket.hpp>
-#include <cairn/system/signals_blocked.hpp>
+#include <cairn/system/background_thread.hpp>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -22,8 +22,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -59,7 +57,7 @@ class heartbeat {
   std::condition_variable ended_;
   bool ending_ = false;
   std::shared_ptr<s3_call> under_way_;
-  std::thread thread_;
+  background_thread thread_;
 };
 
 /// Whether an upload is the sign of a process that lives: as this host knows, else by the age of the last

@@ -3,9 +3,9 @@
 #pragma once
 #include <cairn/stores/s3/http_attempt.hpp>
 #include <cairn/stores/s3/http_call.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/fork_guard.hpp>
-#include <cairn/system/signals_blocked.hpp>
 
 #include <curl/curl.h>
 
@@ -19,8 +19,6 @@
 #include <mutex>
 #include <new>
 #include <optional>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -49,8 +47,6 @@ class http_transport {
 
  private:
   using attempts = std::list<std::unique_ptr<http_attempt>>;
-
-  void begin_thread();
 
   void serve() noexcept;
 
@@ -106,7 +102,7 @@ class http_transport {
   attempts running_;
   s3_clock::time_point next_check_{};
 
-  std::thread thread_;
+  background_thread thread_;
 };
 
 }  // namespace detail

@@ -6,16 +6,12 @@
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/system/deadline.hpp>
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
 #include <exception>
 #include <iterator>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,7 +21,7 @@ namespace detail {
 
 CAIRN_BODY attempts_under_way::~attempts_under_way() {
   if (in_ == nullptr) return;
-  if (in_->process.in_child()) {
+  if (in_->thread.in_child()) {
     static_cast<void>(in_.release());
     return;
   }
@@ -75,30 +71,16 @@ CAIRN_BODY void attempts_under_way::retry(attempt_ending ending, deadline until)
   const std::lock_guard lock(mutex_);
   if (in_ == nullptr) {
     auto made = std::make_unique<inside>();
-    start(*made);
+    if (!made->thread.start("cairn retry", [in = made.get()] { serve(*in); })) return;
     in_ = std::move(made);
   }
-  if (in_->process.in_child()) return;
+  if (in_->thread.in_child()) return;
   {
     const std::lock_guard tasks_lock(in_->mutex);
     if (in_->tasks.size() == max_tasks) in_->tasks.erase(in_->tasks.begin());
     in_->tasks.push_back({std::move(ending), until});
   }
   in_->changed.notify_all();
-}
-
-CAIRN_BODY void attempts_under_way::start(inside& in) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  const bool blocked = ::pthread_sigmask(SIG_BLOCK, &all, &before) == 0;
-  try {
-    in.thread = std::thread([&in] { serve(in); });
-  } catch (...) {
-    if (blocked) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  if (blocked) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 CAIRN_BODY void attempts_under_way::take(std::vector<task>& from, std::vector<task>& to) noexcept {

@@ -10,7 +10,6 @@
 #include <cairn/stores/s3/http_call.hpp>
 #include <cairn/stores/s3/request.hpp>
 #include <cairn/stores/s3/xml.hpp>
-#include <cairn/system/signals_blocked.hpp>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -26,8 +25,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -86,11 +83,8 @@ CAIRN_BODY heartbeat::heartbeat(std::shared_ptr<s3_bucket> bucket, const std::st
   r.root = "InitiateMultipartUploadResult";
   const auto call = bucket_->client.run(std::move(r));
   id_ = bucket_->begun(*call, "announcing of a save");
-  try {
-    const signals_blocked guard;
-    thread_ = std::thread([this] { repeat(); });
-  } catch (const std::system_error&) {  // it is seen all the same, for a while
-  }
+  // Where there is no thread, it is seen all the same, for a while.
+  static_cast<void>(thread_.start("cairn heartbeat", [this] { repeat(); }));
 }
 
 CAIRN_BODY heartbeat::~heartbeat() {
@@ -100,7 +94,7 @@ CAIRN_BODY heartbeat::~heartbeat() {
     if (under_way_) bucket_->client.cancel(*under_way_);
   }
   ended_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
   try {
     bucket_->abort(key_, id_);
   } catch (...) {  // leftovers() lists it

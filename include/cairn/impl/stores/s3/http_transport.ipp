@@ -7,7 +7,7 @@
 #include <cairn/stores/s3/http_transport.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
-#include <cairn/system/signals_blocked.hpp>
+#include <cairn/system/process_limits.hpp>
 
 #include <curl/curl.h>
 
@@ -19,8 +19,6 @@
 #include <mutex>
 #include <new>
 #include <optional>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace cairn {
@@ -39,13 +37,12 @@ CAIRN_BODY http_transport::http_transport(http_settings settings, std::shared_pt
 
 CAIRN_BODY http_transport::~http_transport() {
   if (process_.in_child()) {
-    if (thread_.joinable()) thread_.detach();
     static_cast<void>(new (std::nothrow) attempts(std::move(running_)));  // their sockets are the parent's
     return;
   }
   ending_.store(true);
   ::curl_multi_wakeup(multi_);
-  if (thread_.joinable()) thread_.join();  // within moments: libcurl never waits for the network
+  thread_.join();  // within moments: libcurl never waits for the network
   ::curl_multi_cleanup(multi_);
 }
 
@@ -53,7 +50,9 @@ CAIRN_BODY void http_transport::submit(std::shared_ptr<http_call> call) {
   process_.check("an object store cannot be used in the child of a fork: make another one there");
   {
     const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) begin_thread();
+    // Without signals, SIGPIPE too: a connection that is gone is an error, not the end of the program.
+    if (!thread_.joinable() && !thread_.start("cairn http", [this] { serve(); }))
+      fail_for_threads("for the object store");
     submitted_.push_back(std::move(call));
   }
   ::curl_multi_wakeup(multi_);
@@ -63,16 +62,6 @@ CAIRN_BODY void http_transport::cancel(http_call& call) noexcept {
   call.cancel_.store(true);
   cancelled_.store(true);
   ::curl_multi_wakeup(multi_);
-}
-
-CAIRN_BODY void http_transport::begin_thread() {
-  const signals_blocked
-      guard;  // SIGPIPE too: a connection that is gone is an error, not the end of the program
-  try {
-    thread_ = std::thread([this] { serve(); });
-  } catch (const std::system_error&) {
-    fail(error_id::storage_limit, "no thread could be started for the object store");
-  }
 }
 
 CAIRN_BODY void http_transport::serve() noexcept {
