@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/options.hpp>
-#include <cairn/checkpointer/windowed_exchange.hpp>
 #include <cairn/comm/collectives.hpp>
-#include <cairn/concepts/any_planner.hpp>
-#include <cairn/concepts/any_reader.hpp>
-#include <cairn/concepts/device_access.hpp>
-#include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/near_names.hpp>
 #include <cairn/system/wire.hpp>
@@ -134,107 +129,6 @@ template <class Read>
 std::vector<std::byte> read_once(collectives& group, Read&& read, deadline until) {
   if (group.size() == 1) return read();
   return group.broadcast(0, group.rank() == 0 ? collective_input::from(read) : collective_input(), until);
-}
-
-/// What a load filled, and how long it took.
-inline load_report finish_report(load_plan& plan, const state_dict& state,
-                                 deadline::clock::time_point begin) {
-  for (const auto& item : plan.items) {
-    const auto& entry = state.entries()[item.entry];
-    plan.report.bytes +=
-        entry.kind == item_kind::bytes ? entry.bytes().size() : bytes_of(entry.type, item.box.volume());
-  }
-  plan.report.seconds = seconds_since(begin);
-  return std::move(plan.report);
-}
-
-/// What this rank reads: the plan of an earlier load of the same checkpoint into a state of the same
-/// structure, or a new one. Planners without a fingerprint plan anew each time.
-inline load_plan plan_load(load_plan_cache& cache, any_load_planner& planner, const state_dict& state,
-                           const metadata& stored, std::int64_t step, std::span<const std::byte> manifest,
-                           const load_request& request) {
-  const auto begin = deadline::clock::now();
-  load_plan_key key{.step = step,
-                    .structure = state.structure(),
-                    .world_size = request.world_size,
-                    .rank = request.rank,
-                    .strict = request.strict,
-                    .only = request.only};
-  const auto fingerprint = planner.fingerprint();
-  if (fingerprint) {
-    key.planner = *fingerprint;
-    if (const auto found = cache.find(key, manifest)) {
-      auto plan = found->plan;
-      plan.report.plan_cached = true;
-      plan.report.plan_saved_seconds = found->seconds;
-      plan.report.plan_seconds = seconds_since(begin);
-      return plan;
-    }
-  }
-  auto plan = planner.plan(state, stored, request);
-  const auto seconds = seconds_since(begin);
-  if (fingerprint) cache.put(key, manifest, {plan, seconds});
-  plan.report.plan_seconds = seconds;
-  return plan;
-}
-
-/// Nothing where there is nothing that could write memory of devices.
-[[nodiscard]] inline std::unique_ptr<device_load> begin_device_load(device_access* devices,
-                                                                    const checkpointer_options& options) {
-  return devices == nullptr ? nullptr : devices->begin_load(options.load_memory);
-}
-
-/// This rank's part of a load from a manifest that all ranks have: checks, plans, reads. Sends no message.
-inline load_report load_alone(any_reader& reader, any_load_planner& planner, load_plan_cache& cache,
-                              const state_dict& state, std::int64_t step, std::span<const std::byte> manifest,
-                              const load_request& request, const checkpointer_options& options,
-                              device_access* devices) {
-  const auto begin = deadline::clock::now();
-  const auto until = deadline::in(options.timeout);
-  auto opened = reader.open(step, manifest);
-  const metadata& stored = opened.metadata();
-  auto plan = plan_load(cache, planner, state, stored, step, manifest, request);
-  if (request.world_size == 1) refuse_unmatched(plan.report, state);
-  const target_resolver resolver = [&](const read_item& item) {
-    return planner.resolve(state, stored, item);
-  };
-  const auto copies = begin_device_load(devices, options);
-  plan.report.bytes_read = reader.read(
-      opened, state, plan, resolver, {.memory_budget = options.load_memory, .devices = copies.get()}, until);
-  if (copies != nullptr) copies->finish(until);
-  return finish_report(plan, state, begin);
-}
-
-/// The same by all ranks together, each reading a part of what several want. Collective: ends alike on all
-/// ranks where a rank fails, but for what fails after the last exchange.
-inline load_report load_shared(any_reader& reader, any_load_planner& planner, load_plan_cache& cache,
-                               collectives& group, const state_dict& state, std::int64_t step,
-                               std::span<const std::byte> manifest, const load_request& request,
-                               const checkpointer_options& options, device_access* devices) {
-  const auto begin = deadline::clock::now();
-  const auto until = deadline::in(options.timeout);
-  std::optional<any_checkpoint> opened;
-  load_plan plan;
-  auto own = collective_input::from([&] {
-    opened.emplace(reader.open(step, manifest));
-    plan = plan_load(cache, planner, state, opened->metadata(), step, manifest, request);
-    return encode_wants(requests_of(opened->metadata(), plan, group.rank()));
-  });
-  const auto merge = [&](std::vector<std::byte> left, std::vector<std::byte> right) {
-    return encode_wants(merge_wants(decode_wants(left, group.size()), decode_wants(right, group.size())));
-  };
-  const auto bytes = group.tree_reduce_broadcast(std::move(own), merge, until);
-  windowed_exchange exchange(group, bytes);
-  const metadata& stored = opened->metadata();
-  const target_resolver resolver = [&](const read_item& item) {
-    return planner.resolve(state, stored, item);
-  };
-  const auto copies = begin_device_load(devices, options);
-  plan.report.bytes_read =
-      reader.read_shared(opened.value(), state, plan, resolver,
-                         {.memory_budget = options.load_memory, .devices = copies.get()}, exchange, until);
-  if (copies != nullptr) copies->finish(until);
-  return finish_report(plan, state, begin);
 }
 
 }  // namespace detail

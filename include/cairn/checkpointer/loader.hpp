@@ -3,14 +3,23 @@
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/steps_to_resume.hpp>
+#include <cairn/checkpointer/windowed_exchange.hpp>
+#include <cairn/concepts/any_planner.hpp>
+#include <cairn/concepts/any_reader.hpp>
+#include <cairn/concepts/device_access.hpp>
+#include <cairn/plan/load/load_plan_cache.hpp>
+#include <cairn/plan/load/load_planning.hpp>
+#include <cairn/plan/load/read_requests.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -214,13 +223,80 @@ class loader {
           (names.size() == 1 ? " does not fit and keeps its value" : " do not fit and keep their values") +
           first_of(names, [](const std::string& name) { return name; }));
   }
+  /// This rank's part of a load from a manifest that all ranks have: checks, plans, reads. Sends no message, but
+  /// where the ranks share what several want: then all read together, and it ends alike on all ranks where one
+  /// fails, but for what fails after the last exchange.
   load_report load_part(any_load_planner& planner, const state_dict& state, std::int64_t step,
                         std::span<const std::byte> manifest, const load_request& request) {
-    if (services_->reader().shares() && options_.sharing == read_sharing::on && group_.size() > 1)
-      return load_shared(services_->reader(), planner, cache_, group_, state, step, manifest, request,
-                         options_, devices_.get());
-    return load_alone(services_->reader(), planner, cache_, state, step, manifest, request, options_,
-                      devices_.get());
+    const auto begin = deadline::clock::now();
+    const auto until = deadline::in(options_.timeout);
+    auto& reader = services_->reader();
+    std::optional<any_checkpoint> opened;
+    load_plan plan;
+    const auto open = [&] {
+      opened.emplace(reader.open(step, manifest));
+      plan = plan_part(planner, state, opened->metadata(), step, manifest, request);
+    };
+    std::optional<windowed_exchange> exchange;
+    if (reader.shares() && options_.sharing == read_sharing::on && group_.size() > 1) {
+      auto own = collective_input::from([&] {
+        open();
+        return encode_wants(requests_of(opened->metadata(), plan, group_.rank()));
+      });
+      const auto merge = [&](std::vector<std::byte> left, std::vector<std::byte> right) {
+        return encode_wants(
+            merge_wants(decode_wants(left, group_.size()), decode_wants(right, group_.size())));
+      };
+      exchange.emplace(group_, group_.tree_reduce_broadcast(std::move(own), merge, until));
+    } else {
+      open();
+      if (group_.size() == 1) refuse_unmatched(plan.report, state);
+    }
+    const metadata& stored = opened->metadata();
+    const target_resolver resolver = [&](const read_item& item) {
+      return planner.resolve(state, stored, item);
+    };
+    const auto copies = devices_ == nullptr ? nullptr : devices_->begin_load(options_.load_memory);
+    const read_options how{.memory_budget = options_.load_memory, .devices = copies.get()};
+    plan.report.bytes_read = exchange
+                                 ? reader.read_shared(*opened, state, plan, resolver, how, *exchange, until)
+                                 : reader.read(*opened, state, plan, resolver, how, until);
+    if (copies != nullptr) copies->finish(until);
+    for (const auto& item : plan.items) {
+      const auto& entry = state.entries()[item.entry];
+      plan.report.bytes +=
+          entry.kind == item_kind::bytes ? entry.bytes().size() : bytes_of(entry.type, item.box.volume());
+    }
+    plan.report.seconds = seconds_since(begin);
+    return std::move(plan.report);
+  }
+  /// What this rank reads: the plan of an earlier load of the same checkpoint into a state of the same
+  /// structure, or a new one. Planners without a fingerprint plan anew each time.
+  load_plan plan_part(any_load_planner& planner, const state_dict& state, const metadata& stored,
+                      std::int64_t step, std::span<const std::byte> manifest, const load_request& request) {
+    const auto begin = deadline::clock::now();
+    load_plan_key key{.step = step,
+                      .structure = state.structure(),
+                      .world_size = request.world_size,
+                      .rank = request.rank,
+                      .strict = request.strict,
+                      .only = request.only};
+    const auto fingerprint = planner.fingerprint();
+    if (fingerprint) {
+      key.planner = *fingerprint;
+      if (const auto found = cache_.find(key, manifest)) {
+        auto plan = found->plan;
+        plan.report.plan_cached = true;
+        plan.report.plan_saved_seconds = found->seconds;
+        plan.report.plan_seconds = seconds_since(begin);
+        return plan;
+      }
+    }
+    auto plan = planner.plan(state, stored, request);
+    const auto seconds = seconds_since(begin);
+    if (fingerprint) cache_.put(key, manifest, {plan, seconds});
+    plan.report.plan_seconds = seconds;
+    return plan;
   }
   [[nodiscard]] bool quarantine(std::int64_t step) noexcept {
     try {
