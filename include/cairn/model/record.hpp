@@ -32,14 +32,18 @@ struct record_item {
   std::uint64_t first_block = 0;  ///< index in record::blocks
 };
 
-/// What a rank wrote in one attempt of a save: the sizes and digests that loads verify.
-struct record {
+/// Which rank's part of which attempt of a save a record is of.
+struct record_identity {
   run_id run;
   std::uint64_t attempt = 0;
   std::int64_t step = 0;
   std::int32_t rank = 0;
   std::int32_t world_size = 1;
   std::uint64_t plan_digest = 0;
+};
+
+/// What a rank wrote in one attempt of a save: the sizes and digests that loads verify.
+struct record : record_identity {
   std::vector<record_file> files;
   std::vector<record_item> items;
   std::vector<std::uint64_t> blocks;  ///< digests of blocks of digest_block_bytes, item after item

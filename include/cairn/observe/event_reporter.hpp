@@ -89,22 +89,10 @@ class event_reporter {
     });
   }
   void loaded(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
-    observation what{observation::event::loaded, rank_, step, bytes, seconds, {}, nullptr};
-    tell(what, rank_ == 0, [&] {
-      char text[160];
-      std::snprintf(text, sizeof text, "cairn: step %lld loaded: %s by rank 0 in %.3f s",
-                    static_cast<long long>(step), human_bytes(bytes).c_str(), seconds);
-      return std::string(text);
-    });
+    read({observation::event::loaded, rank_, step, bytes, seconds, {}, nullptr}, "loaded", "by rank 0");
   }
   void verified(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
-    observation what{observation::event::verified, rank_, step, bytes, seconds, {}, nullptr};
-    tell(what, rank_ == 0, [&] {
-      char text[160];
-      std::snprintf(text, sizeof text, "cairn: step %lld verified: %s read back in %.3f s",
-                    static_cast<long long>(step), human_bytes(bytes).c_str(), seconds);
-      return std::string(text);
-    });
+    read({observation::event::verified, rank_, step, bytes, seconds, {}, nullptr}, "verified", "read back");
   }
   void fell_back(std::int64_t step, const std::string& why) noexcept {
     observation what{observation::event::fell_back, rank_, step, 0, 0, why, nullptr};
@@ -126,6 +114,16 @@ class event_reporter {
   }
 
  private:
+  /// A checkpoint that was read: what was done with it, and how.
+  void read(const observation& what, const char* done, const char* how) noexcept {
+    tell(what, rank_ == 0, [&] {
+      char text[160];
+      std::snprintf(text, sizeof text, "cairn: step %lld %s: %s %s in %.3f s",
+                    static_cast<long long>(what.step), done, human_bytes(what.bytes).c_str(), how,
+                    what.seconds);
+      return std::string(text);
+    });
+  }
   template <class Body>
   static void guarded(Body&& body) noexcept {
     try {

@@ -104,7 +104,7 @@ struct seen_attempt {
   return save_count_of(run, step, attempt) < (std::uint64_t{1} << 20);
 }
 
-void identify(record& r, const save_context& c) noexcept;
+void identify(record_identity& r, const save_context& c) noexcept;
 
 [[noreturn]] void fail_already_committed(std::int64_t step);
 /// Why an attempt was ended by another one or by clean(); `got` names the run that did it.

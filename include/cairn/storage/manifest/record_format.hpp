@@ -20,13 +20,7 @@ inline namespace v1 {
 inline constexpr std::size_t record_header_bytes = 128;
 
 /// The beginning of a record: all that a commit needs to know of a rank.
-struct record_header {
-  run_id run;
-  std::uint64_t attempt = 0;
-  std::int64_t step = 0;
-  std::int32_t rank = 0;
-  std::int32_t world_size = 1;
-  std::uint64_t plan_digest = 0;
+struct record_header : record_identity {
   std::uint64_t data_bytes = 0;  ///< of all files together
   std::uint32_t files = 0;
   bool failed = false;  ///< the body is the rank's error
@@ -47,9 +41,8 @@ inline constexpr std::uint64_t record_counts_bytes = 24;
 /// The bytes of a record. O(size). @throws usage_error if the sizes of its files exceed 2^64.
 [[nodiscard]] std::vector<std::byte> encode_record(const record& r);
 
-/// The record of a rank that failed: who it is (run to plan_digest of `identity_only`), and why. Texts that
-/// are longer than a reader accepts are cut.
-[[nodiscard]] std::vector<std::byte> encode_failure_record(const record& identity_only,
+/// The record of a rank that failed: who it is, and why. Texts that are longer than a reader accepts are cut.
+[[nodiscard]] std::vector<std::byte> encode_failure_record(const record_identity& identity,
                                                            const std::exception_ptr& failure);
 
 /// Reads and checks the header of a record of any state. `first_128` may be longer.

@@ -128,7 +128,7 @@ CAIRN_BODY void attempt_ending::tell() {
 CAIRN_BODY void attempt_ending::report() {
   const auto key = record_key(c_.step, c_.rank, c_.attempt, place_);
   try {
-    record identity;
+    record_identity identity;
     identify(identity, c_);
     store_.put_new(key, encode_failure_record(identity, failure_));
     told_ = true;

@@ -106,7 +106,7 @@ CAIRN_BODY std::vector<seen_attempt> attempts_in(const std::vector<step_object>&
   return found;
 }
 
-CAIRN_BODY void identify(record& r, const save_context& c) noexcept {
+CAIRN_BODY void identify(record_identity& r, const save_context& c) noexcept {
   r.run = c.run;
   r.attempt = c.attempt;
   r.step = c.step;

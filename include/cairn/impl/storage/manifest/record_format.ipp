@@ -30,8 +30,9 @@ inline constexpr std::uint16_t record_major = 1;
 
 inline constexpr std::uint16_t record_minor = 0;
 
-[[nodiscard]] inline std::vector<std::byte> encode_record_bytes(const record& r, std::uint64_t data_bytes,
-                                                                std::uint32_t files, bool failed,
+[[nodiscard]] inline std::vector<std::byte> encode_record_bytes(const record_identity& r,
+                                                                std::uint64_t data_bytes, std::uint32_t files,
+                                                                bool failed,
                                                                 std::span<const std::byte> body) {
   wire_writer out;
   out.raw(std::as_bytes(std::span{record_magic.data(), record_magic.size()}));
@@ -73,7 +74,7 @@ CAIRN_BODY std::vector<std::byte> encode_record(const record& r) {
                                      body.view());
 }
 
-CAIRN_BODY std::vector<std::byte> encode_failure_record(const record& identity_only,
+CAIRN_BODY std::vector<std::byte> encode_failure_record(const record_identity& identity,
                                                         const std::exception_ptr& failure) {
   auto body = encode_failure(failure);
   try {
@@ -92,9 +93,9 @@ CAIRN_BODY std::vector<std::byte> encode_failure_record(const record& identity_o
     } catch (...) {
       // The general sentence above is all that can be said.
     }
-    body = encode_failure(make_failure(id, message, {.rank = identity_only.rank}));
+    body = encode_failure(make_failure(id, message, {.rank = identity.rank}));
   }
-  return detail::encode_record_bytes(identity_only, 0, 0, true, body);
+  return detail::encode_record_bytes(identity, 0, 0, true, body);
 }
 
 CAIRN_BODY record_header decode_record_header(std::span<const std::byte> first_128, std::string_view file) {
@@ -217,7 +218,7 @@ CAIRN_BODY record decode_record(std::span<const std::byte> whole, std::string_vi
     corrupt(error_id::corrupt_bad_value, "a record's header and tables disagree on the number of files", file,
             record_header_bytes, std::to_string(h.files), std::to_string(files));
 
-  record r{h.run, h.attempt, h.step, h.rank, h.world_size, h.plan_digest, {}, {}, {}};
+  record r{h, {}, {}, {}};
   r.files.resize(files);
   std::uint64_t sum = 0;
   bool overflow = false;
