@@ -2,15 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sees that every public name has a comment, as Doxygen reads the headers.
 
-usage: reference.py DOXYGEN DOXYFILE XML_FOLDER
+usage: reference.py DOXYGEN DOXYFILE XML_FOLDER ALLOWED
        reference.py --self-test DOXYGEN
 
 Public is what stands in namespace cairn, or as a public type within a public class, outside of `detail`: classes, concepts, functions,
-variables, aliases, enumerations. One comment serves all overloads of a name, and that of a tag `name_t` its constant `name`. Members of classes need none:
-the concept of a class says what they do. The status is 77 where Doxygen is not installed.
+variables, aliases, enumerations. One comment serves all overloads of a name, and that of a tag `name_t` its constant `name`.
+
+So has every public function and variable of a public class, but for constructors, destructors and operators, and for what a concept asks for:
+its page is the contract. ALLOWED is a file of lines `CLASS NUMBER`: so many members of this class have none. It may only shrink.
+The status is 77 where Doxygen is not installed.
 """
 import collections
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -58,6 +62,54 @@ def public_names(folder):
     return names
 
 
+def trees(folder):
+    for path in sorted(pathlib.Path(folder).glob("*.xml")):
+        yield from xml.etree.ElementTree.parse(path).getroot().iter("compounddef")
+
+
+def asked_by_concepts(folder):
+    """The names of functions and constants that concepts ask a class for."""
+    names = {"cairn_role"}
+    for compound in trees(folder):
+        if compound.get("kind") == "concept":
+            names.update(re.findall(r"(?:\.\s*|\b[A-Z]\w*::)(?:template\s+)?(\w+)", text(compound.find("initializer"))))
+    return names
+
+
+def silent_members(folder):
+    """{class: [(where, member)]} of the public members without a comment."""
+    asked = asked_by_concepts(folder)
+    found = collections.defaultdict(list)
+    for compound in trees(folder):
+        name = plain(text(compound.find("compoundname")))
+        parts = name.split("::")
+        if compound.get("kind") not in TYPES or compound.get("prot") not in ("public", None) or parts[0] != "cairn" or \
+                len(parts) < 2 or "detail" in parts or "<" in name:
+            continue
+        members = collections.defaultdict(list)
+        for member in compound.findall("sectiondef/memberdef"):
+            called = text(member.find("name"))
+            inherited = not plain(text(member.find("definition")).replace(" ", "")).endswith(f"{name}::{called}")
+            if member.get("prot") == "public" and member.get("kind") in ("function", "variable") and not inherited and \
+                    called not in asked and called.lstrip("~") != parts[-1] and not called.startswith("operator"):
+                members[called].append(member)
+        for called, same in members.items():
+            if not any(has_comment(member) for member in same):
+                at = same[0].find("location")
+                found[name].append((f"{at.get('file')}:{at.get('line')}", called))
+    return found
+
+
+def unexplained(silent, allowed):
+    """Sentences on classes that have more members without a comment than they are allowed."""
+    problems = []
+    for name, members in sorted(silent.items()):
+        if len(members) > allowed.get(name, 0):
+            problems.append(f"{members[0][0]}: {name} has {len(members)} public members without a comment that says what they are"
+                            f" ({', '.join(called for _, called in members)}); {allowed.get(name, 0)} are allowed")
+    return problems
+
+
 def undocumented(names):
     """Sentences on names without a comment."""
     problems = []
@@ -76,21 +128,29 @@ def self_test(doxygen):
             "namespace cairn { inline namespace v1 {\n/// Good.\nstruct good { int member; struct inner {}; };\n"
             "struct bad {};\nvoid call(int);\n/// Calls.\nvoid call(long);\nint silent();\n"
             "namespace detail { struct hidden {}; }\n/// A tag.\nstruct tag_t {};\ninline constexpr tag_t tag{};\n"
-            "class shut { struct its_own {}; };\n} }\n")
+            "class shut { struct its_own {}; };\n"
+            "/// A concept.\ntemplate <class T> concept Asks = requires(T& t) { t.asked(1); };\n"
+            "/// Base.\nstruct base { void of_base(); };\n"
+            "/// Derived.\nstruct derived : base {\n  derived();\n  void asked(int);\n  void mute();\n  /// Says.\n  void says();\n"
+            "  void says(int);\n  int depth = 1;  ///< how deep\n  int width = 2;\n private:\n  int hidden;\n};\n} }\n")
         (root / "Doxyfile").write_text(
             f"INPUT = {root}/a.hpp\nOUTPUT_DIRECTORY = {root}\nEXTRACT_ALL = YES\nQUIET = YES\nWARNINGS = NO\n"
-            "GENERATE_HTML = NO\nGENERATE_LATEX = NO\nGENERATE_XML = YES\nJAVADOC_AUTOBRIEF = YES\n")
+            "INLINE_INHERITED_MEMB = YES\nGENERATE_HTML = NO\nGENERATE_LATEX = NO\nGENERATE_XML = YES\nJAVADOC_AUTOBRIEF = YES\n")
         subprocess.run([doxygen, str(root / "Doxyfile")], check=True)
         problems = undocumented(public_names(root / "xml"))
         found = [p.split(": ")[1].split(" has")[0] for p in problems]
         assert found == ["cairn::bad", "cairn::good::inner", "cairn::shut", "cairn::silent"], problems
+        silent = {name: [called for _, called in members] for name, members in silent_members(root / "xml").items()}
+        assert silent == {"cairn::base": ["of_base"], "cairn::derived": ["width", "mute"], "cairn::good": ["member"]}, silent
+        told = unexplained(silent_members(root / "xml"), {"cairn::base": 1, "cairn::derived": 1, "cairn::good": 2})
+        assert len(told) == 1 and "cairn::derived has 2 public members" in told[0], told
     print("reference.py: notices what it should")
 
 
 def main(arguments):
     if len(arguments) == 2 and arguments[0] == "--self-test":
         doxygen = arguments[1]
-    elif len(arguments) == 3:
+    elif len(arguments) == 4:
         doxygen = arguments[0]
     else:
         print(__doc__, file=sys.stderr)
@@ -108,10 +168,17 @@ def main(arguments):
     if len(names) < 300:
         print(f"only {len(names)} names were found in {arguments[2]}")
         return 1
-    problems = undocumented(names)
+    silent = silent_members(arguments[2])
+    lines = [line.split() for line in pathlib.Path(arguments[3]).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    allowed = {name: int(number) for name, number in lines}
+    problems = undocumented(names) + unexplained(silent, allowed)
     for problem in problems:
         print(problem)
-    print(f"{len(names)} public names, {len(problems)} without a comment")
+    for name in sorted(allowed):
+        if len(silent.get(name, [])) < allowed[name]:
+            print(f"{arguments[3]}: {name} needs only {len(silent.get(name, []))}")
+    print(f"{len(names)} public names and their members, {len(problems)} problems; "
+          f"{sum(map(len, silent.values()))} members have no comment")
     return 1 if problems else 0
 
 

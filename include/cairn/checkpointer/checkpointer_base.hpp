@@ -143,6 +143,7 @@ class checkpointer_base {
   /// This rank in the group of ranks, and how many there are. Also when it is closed; undefined for one
   /// that was moved from. Any thread.
   [[nodiscard]] int rank() const { return engine_.any().rank(); }
+  /// See rank().
   [[nodiscard]] int world_size() const { return engine_.any().world_size(); }
 
  protected:

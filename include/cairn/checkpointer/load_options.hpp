@@ -16,6 +16,7 @@ inline namespace v1 {
 struct only {
   only(std::initializer_list<std::string> list) : patterns(list) {}
   explicit only(std::vector<std::string> list) : patterns(std::move(list)) {}
+  /// What the names must match, one of them; empty: every name.
   std::vector<std::string> patterns;
 };
 /// For load: missing, unexpected and mismatched items are no error, but are in the report and in a line

@@ -32,6 +32,7 @@ struct role_of<read_sharing> {
 /// `cairn::checkpointer_options{.max_fallback = 1}`.
 struct checkpointer_options {
   using cairn_role = role::options;
+  /// What save() does while an earlier save is under way.
   busy_policy when_busy = busy_policy::block;
   /// Limit for writing one save, for its commit, and for each wait for a buffer. Waits for the end of a save,
   /// which include other ranks' writing, last at most three times as long and 10 s.
@@ -100,6 +101,7 @@ struct overlapped {
 /// copy compares the digests. Pass it as any argument; `checked{false}` has no effect.
 struct checked {
   using cairn_role = role::check;
+  /// False: as if checked{} was not passed.
   bool on = true;
 };
 
@@ -109,6 +111,7 @@ struct checked {
 /// bytes per second; 0: no limit. A failed verification is reported with the file, and nothing is
 /// removed; close() and the destructor abandon a verification that is under way.
 struct verified_t {
+  /// The limit of the read-back, in bytes per second; 0: none.
   std::uint64_t bytes_per_second = std::uint64_t{256} << 20;
 };
 /// `cairn::keep_last(3, cairn::verified)`
@@ -125,7 +128,9 @@ struct keep_last {
   using cairn_role = role::retention;
   explicit constexpr keep_last(std::size_t n) noexcept : count(n) {}
   constexpr keep_last(std::size_t n, verified_t how) noexcept : count(n), scrub(how) {}
+  /// How many checkpoints stay; at least 1.
   std::size_t count;
+  /// With a value: only what was read back and verified counts as kept.
   std::optional<verified_t> scrub = {};
 };
 

@@ -21,7 +21,9 @@ inline namespace v1 {
 class any_summary {
  public:
   any_summary() = default;
+  /// False when default-constructed, moved from or reset.
   [[nodiscard]] bool has_value() const noexcept { return held_ != nullptr; }
+  /// Drops the summary.
   void reset() noexcept { held_.reset(); }
 
  private:
@@ -235,7 +237,9 @@ static_assert(SavePlanner<any_save_planner> && LoadPlanner<any_load_planner>);
 
 /// Both roles of a checkpointer's planners.
 struct any_planners {
+  /// The save planner.
   any_save_planner save;
+  /// The load planner; the same object as the save planner where one plays both roles.
   any_load_planner load;
 };
 

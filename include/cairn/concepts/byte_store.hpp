@@ -32,6 +32,7 @@ struct read_range {
 
 /// An object as ByteStore::list() reports it.
 struct listed_object {
+  /// The key of the object, for read(), size() and remove().
   std::string key;
   std::uint64_t bytes = 0;
 };
@@ -353,6 +354,7 @@ struct store_check {
     unusable,    ///< no save would succeed
   };
   std::string what;  ///< "a rename replaces nothing"
+  /// What the test found.
   verdict outcome = verdict::right;
   std::string seen;     ///< what the store answered
   std::string follows;  ///< the consequence; empty where there is none
@@ -364,8 +366,10 @@ struct store_proof {
   std::string from;  ///< the mounted device or server, with the mount options; empty where it is not known
   /// The user said that one job alone writes there: what is unsafe between two of them is accepted.
   bool single_writer = false;
+  /// Every property that was tested.
   std::vector<store_check> points;
 
+  /// True if one of the tests ended in this verdict.
   [[nodiscard]] bool has(store_check::verdict v) const noexcept {
     for (const auto& p : points)
       if (p.outcome == v) return true;

@@ -13,9 +13,12 @@ inline namespace v1 {
 /// description of the writer (see Portable) to its worker.
 struct save_job {
   any_writer writer;
+  /// Which save it is, and which rank of it.
   save_context context;
+  /// The bytes to write. The job keeps their memory until it has ended.
   staged_image image;
   std::shared_ptr<const cairn::metadata> metadata;  ///< on the coordinator; null elsewhere
+  /// Where the executor says how far the job is; the handle of the save reads it.
   std::shared_ptr<save_progress> progress;
 };
 

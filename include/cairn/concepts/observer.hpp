@@ -31,8 +31,10 @@ struct observation {
   };
   event kind = event::warning;
   std::int32_t rank = 0;
+  /// The step of the save, load or checkpoint that it is about.
   std::int64_t step = 0;
   std::uint64_t bytes = 0;
+  /// How long it took, where `kind` says so.
   double seconds = 0;
   std::string_view text = {};           ///< valid during the call
   const save_report* report = nullptr;  ///< of saves that ended

@@ -67,6 +67,7 @@ inline constexpr bool resolves_by_binding = false;
 /// What a load restores, and for which rank.
 struct load_request {
   int rank = 0;
+  /// The number of ranks that load; `rank` is one of them.
   int world_size = 1;
   bool strict = true;  ///< missing, unexpected, mismatched or uncovered items are errors
   std::vector<std::string>

@@ -25,6 +25,7 @@ inline namespace v1 {
 /// The space that a save needs in a store.
 struct space_needed {
   std::uint64_t bytes = 0;
+  /// The number of new objects.
   std::uint64_t objects = 0;
 };
 
@@ -158,7 +159,9 @@ concept AnnouncesSaves = StorageWriter<W> && requires(W& w, const save_context& 
 
 /// One attempt to save a step.
 struct save_attempt {
+  /// The step of the save.
   std::int64_t step = 0;
+  /// The number that tells attempts at one step apart.
   std::uint64_t attempt = 0;
   bool operator==(const save_attempt&) const = default;
 };

@@ -27,6 +27,7 @@ enum class unpinned : std::uint8_t {
 
 /// Options of basic_pinned.
 struct pinned_options {
+  /// What happens where the device does not pin a buffer.
   unpinned when_refused = unpinned::refuse;
 };
 

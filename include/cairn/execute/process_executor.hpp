@@ -19,6 +19,7 @@ class save_thread;
 
 /// The path of a program whose main() is worker_program_main<Writers...>.
 struct worker_program {
+  /// The executable file; it calls cairn::worker_main.
   std::string path;
 };
 

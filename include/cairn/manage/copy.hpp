@@ -57,8 +57,11 @@ struct copy_report {
     was_there,  ///< it was committed before; nothing was read
     stopped,    ///< `stop` said so; what arrived stays, and the next call goes on with it
   };
+  /// How the copy ended.
   outcome ended = outcome::stopped;
+  /// Objects that this call wrote; others were there already.
   std::uint64_t sent_objects = 0;
+  /// Bytes that this call wrote.
   std::uint64_t sent_bytes = 0;
   std::uint64_t kept_objects = 0;  ///< were there from an earlier call
 };

@@ -44,6 +44,7 @@ struct export_options {
 struct export_report {
   std::vector<std::string> files = {};     ///< keys, in order; the index is the last
   std::vector<std::string> left_out = {};  ///< items that are no tensors of the whole job: bytes, per-rank
+  /// Tensors in the files that were written.
   std::uint64_t tensors = 0;
   std::uint64_t bytes = 0;  ///< of tensors
   bool complete = true;     ///< false: `stop` said so; the file that was begun is not there

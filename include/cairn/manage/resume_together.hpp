@@ -13,6 +13,7 @@ class checkpointer_base;
 
 /// A checkpointer and the state that it restores, for resume_together.
 struct resumable {
+  /// The checkpointer of this state.
   checkpointer_base& checkpointer;
   const state_dict& state;
 };

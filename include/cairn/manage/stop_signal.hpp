@@ -39,6 +39,7 @@ extern "C" inline void cairn_v1_note_stop_signal(int number) {
 
 /// A file whose appearance asks a job to stop, for people without the right to send its processes signals.
 struct stop_file {
+  /// The file whose existence asks to stop.
   std::string path;
   /// The shortest time between two checks by requested(). A check costs a system call, which on a network
   /// file system asks the server and may hang with it.

@@ -52,6 +52,7 @@ struct verify_report {
   std::uint64_t damages = 0;     ///< found, and which were told
   std::uint64_t unreadable = 0;  ///< of these
   bool complete = true;          ///< false: `stop` said so
+  /// True if everything was read and nothing is damaged.
   [[nodiscard]] bool good() const noexcept { return complete && damages == 0; }
 };
 

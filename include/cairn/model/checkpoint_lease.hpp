@@ -27,9 +27,11 @@ class checkpoint_lease {
     return *this;
   }
 
+  /// The step of the checkpoint that is kept.
   [[nodiscard]] std::int64_t step() const noexcept { return step_; }
   /// False where the store has no leases, for example because it is read-only, and after release().
   [[nodiscard]] bool held() const noexcept { return hold_ != nullptr; }
+  /// Gives the lease back before it is destroyed. No effect where none is held.
   void release() noexcept { hold_.reset(); }
 
  private:

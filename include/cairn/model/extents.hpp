@@ -19,6 +19,7 @@ inline namespace v1 {
 /// in braces: `extents{vocab, width}`. Empty extents are the shape of a scalar (volume 1).
 class extents {
  public:
+  /// The most dimensions that a tensor may have.
   static constexpr int max_rank = 8;
 
   constexpr extents() noexcept = default;
@@ -49,8 +50,11 @@ class extents {
   [[nodiscard]] constexpr std::int64_t operator[](int i) const noexcept {
     return values_[static_cast<std::size_t>(i)];
   }
+  /// Changes one of them. @pre 0 <= i < rank()
   constexpr void set(int i, std::int64_t value) noexcept { values_[static_cast<std::size_t>(i)] = value; }
+  /// The first of rank() numbers.
   [[nodiscard]] constexpr const std::int64_t* begin() const noexcept { return values_.data(); }
+  /// Behind the last one.
   [[nodiscard]] constexpr const std::int64_t* end() const noexcept { return values_.data() + rank_; }
   friend constexpr bool operator==(const extents& a, const extents& b) noexcept {
     return a.rank_ == b.rank_ && std::equal(a.begin(), a.end(), b.begin());
@@ -112,7 +116,9 @@ struct chunk {
   friend bool operator<(const chunk& a, const chunk& b) noexcept {
     return a.offsets == b.offsets ? a.sizes < b.sizes : a.offsets < b.offsets;
   }
+  /// The number of elements.
   [[nodiscard]] std::int64_t volume() const noexcept { return sizes.volume(); }
+  /// True if it has no element.
   [[nodiscard]] bool empty() const noexcept { return volume() == 0; }
 };
 

@@ -20,8 +20,11 @@ constexpr std::string_view name_of(item_kind k) noexcept {
 
 /// The flags of an item, which the tags below set.
 struct item_flags {
+  /// See copy_now_t.
   bool copy_now = false;
+  /// See per_rank_t.
   bool per_rank = false;
+  /// See optional_t.
   bool optional = false;
   friend bool operator==(const item_flags&, const item_flags&) = default;
 };

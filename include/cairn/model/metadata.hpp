@@ -11,7 +11,9 @@ inline namespace v1 {
 
 /// The items of a checkpoint, sorted by name, names unique, without their places in files.
 struct metadata {
+  /// The number of ranks that saved.
   std::int32_t world_size = 1;
+  /// What the checkpoint holds, sorted by name.
   stored_items items;
 
   /// The item with a name, or nullptr. O(log n); reads nothing else of a manifest. @throws corrupt_error

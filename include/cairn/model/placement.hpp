@@ -13,8 +13,11 @@ inline namespace v1 {
 /// container the sizes of the box are deduced from its size (the whole global size in the dimensions
 /// after the first); for a raw pointer they must be given.
 struct shard {
+  /// The sizes of the whole tensor.
   extents global;
+  /// The first element of the box, in each dimension.
   extents offset;
+  /// The sizes of the box; empty: deduced from the container.
   extents sizes = {};
 };
 
@@ -22,8 +25,11 @@ struct shard {
 /// and FSDP1: `flat_shard{{rows, columns}, begin}`. `begin` and `length` count elements. The length is
 /// deduced from a container; for a raw pointer it must be given.
 struct flat_shard {
+  /// The sizes of the whole tensor.
   extents global;
+  /// The first element that this rank holds.
   std::int64_t begin = 0;
+  /// The number of elements; negative: deduced from the container.
   std::int64_t length = -1;
 };
 

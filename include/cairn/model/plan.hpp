@@ -33,6 +33,7 @@ struct write_item {
 
 /// The boxes that one rank writes, in the order of its state_dict.
 struct save_plan {
+  /// What this rank writes.
   std::vector<write_item> items;
 };
 
@@ -60,6 +61,7 @@ struct load_report {
   std::vector<std::string> unmatched;   ///< patterns of the request that no item has; sorted
   std::uint64_t bytes = 0;              ///< of the state that were filled
   std::uint64_t bytes_read = 0;         ///< fetched from the store
+  /// How long the load took on this rank.
   double seconds = 0;
   bool plan_cached = false;       ///< this rank's plan was kept from an earlier load of the same checkpoint
   double plan_seconds = 0;        ///< of `seconds`: deciding what to read, or finding the plan again
@@ -68,7 +70,9 @@ struct load_report {
 
 /// The boxes that one rank reads.
 struct load_plan {
+  /// What this rank reads.
   std::vector<read_item> items;
+  /// What fits and what does not; the load adds bytes and seconds.
   load_report report;
 };
 

@@ -15,12 +15,15 @@ inline namespace v1 {
 
 /// Identifies one save on one rank. Plain data, except for `peers`.
 struct save_context {
+  /// The run that saves.
   run_id run;
+  /// The step that is saved.
   std::int64_t step = 0;
   std::uint64_t attempt =
       0;  ///< the same on all ranks, different for every save of every run; see attempt_of
   std::uint64_t plan_digest = 0;  ///< digest of the global summary: the same on all ranks
   std::int32_t rank = 0;
+  /// The number of ranks that save; `rank` is one of them.
   std::int32_t world_size = 1;
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);  ///< for writing, and again for the commit
   /// Tells which ranks are lost, where their loss means that their record will never come; null where

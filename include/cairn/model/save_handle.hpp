@@ -21,6 +21,7 @@ class save_handle {
   save_handle() = default;
   explicit save_handle(std::shared_ptr<save_progress> progress) noexcept : progress_(std::move(progress)) {}
 
+  /// True if it belongs to a save. The other functions need that.
   [[nodiscard]] bool valid() const noexcept { return progress_ != nullptr; }
   /// True if training may change its memory: it was copied, or written where nothing is staged, or the
   /// save was given up. An overlapped save is committed only after before_update(), wait() or close().
@@ -39,6 +40,7 @@ class save_handle {
   /// True if the save was not begun, because an earlier save was under way and busy_policy::skip is set.
   /// Waits return at once.
   [[nodiscard]] bool skipped() const noexcept;
+  /// True if the save has ended without a checkpoint; failure() says why.
   [[nodiscard]] bool failed() const noexcept;
   /// The error that made the save fail, or null.
   [[nodiscard]] std::exception_ptr failure() const noexcept;
@@ -47,11 +49,15 @@ class save_handle {
   /// called only while training keeps the memory of an overlapped save unchanged. @throws the failure of
   /// the save, or timeout_error after `timeout`; the save then goes on.
   void wait_released(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
+  /// See wait_released(); until handed_over().
   void wait_handed_over(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
+  /// See wait_released(); until written().
   void wait_written(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
   void wait(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
 
+  /// The step that was saved.
   [[nodiscard]] std::int64_t step() const;
+  /// What the save has cost so far; complete when it is committed or has failed.
   [[nodiscard]] save_report report() const;
 
  private:

@@ -22,10 +22,12 @@ struct process_share {
 
 /// The cost of one save on this rank, in seconds and bytes. What has not happened yet is zero.
 struct save_report {
+  /// The step that was saved.
   std::int64_t step = 0;
   std::uint64_t bytes = 0;   ///< this rank writes, headers included
   std::uint64_t items = 0;   ///< this rank writes
   bool plan_cached = false;  ///< the plan came from the cache: no message was sent
+  /// The memory was copied after save() had returned.
   bool overlapped = false;
   double wait_seconds = 0;  ///< in save(): for preparation, an earlier save or a free buffer
   double plan_seconds = 0;  ///< in save(): planning, with its messages

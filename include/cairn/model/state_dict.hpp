@@ -160,6 +160,7 @@ class state_dict {
   [[nodiscard]] std::span<const state_entry> entries() const noexcept { return entries_; }
   /// The entry with a name, or nullptr.
   [[nodiscard]] const state_entry* find(std::string_view name) const;
+  /// True if it has no item.
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
 
   /// A digest of everything that a plan depends on: names, kinds, dtypes, shapes, boxes and flags, but
@@ -240,6 +241,7 @@ class state_scope {
  public:
   state_scope(state_dict& state, std::string prefix) : state_(state), prefix_(std::move(prefix)) {}
 
+  /// As the functions of state_dict of this name.
   template <class Memory, ItemFlag... Flags>
   void tensor(std::string_view name, Memory&& memory, const extents& shape, Flags... flags) {
     state_.tensor(prefix_ + std::string(name), std::forward<Memory>(memory), shape, flags...);
@@ -252,6 +254,7 @@ class state_scope {
   void tensor(std::string_view name, const tensor_view& view, Flags... flags) {
     state_.tensor(prefix_ + std::string(name), view, flags...);
   }
+  /// As state_dict::value.
   template <class T, ItemFlag... Flags>
   void value(std::string_view name, T& value, Flags... flags) {
     state_.value(prefix_ + std::string(name), value, flags...);
@@ -260,6 +263,7 @@ class state_scope {
   void bytes(std::string_view name, C& container, Flags... flags) {
     state_.bytes(prefix_ + std::string(name), container, flags...);
   }
+  /// As state_dict::object; the prefixes are joined by a dot.
   template <class T>
   void object(std::string_view name, T& object) {
     state_.object(prefix_ + std::string(name), object);

@@ -29,13 +29,16 @@ struct memory_binding {
 
 /// One name of a state_dict, on this rank. Planners read it; users do not make it.
 struct state_entry {
+  /// Unique in its state.
   std::string name;
   item_kind kind = item_kind::tensor;
+  /// Of its elements; u8 for bytes.
   dtype type = dtype::u8;
   extents global;  ///< shape of the whole tensor; empty for values; not used for bytes
   item_flags flags;
   std::vector<chunk> boxes;   ///< what this rank holds, in memory order; none of them is empty
   std::int64_t elements = 0;  ///< in all boxes together
+  /// Where it lies.
   memory_binding memory;
   tensor_view shape_of_memory;  ///< strides, space and device where the entry is one box; `data` is not used
   bool strided = false;         ///< shape_of_memory holds strides of the user

@@ -43,6 +43,7 @@ struct progress_bar_options {
 class progress_bar {
  public:
   using cairn_role = role::observer;
+  /// See wants_began of an Observer.
   static constexpr bool wants_began = true;
 
   progress_bar() : progress_bar(progress_bar_options{}) {}

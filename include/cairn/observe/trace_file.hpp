@@ -31,6 +31,7 @@ inline namespace v1 {
 class trace_file {
  public:
   using cairn_role = role::observer;
+  /// See wants_spans of an Observer.
   static constexpr bool wants_spans = true;
 
   /// Replaces the file. @throws storage_error (storage_io)

@@ -32,6 +32,7 @@ class memory_budget {
   /// @throws usage_error (usage_bad_option) if `bytes` is zero.
   explicit memory_budget(std::uint64_t bytes);
 
+  /// False for a budget without a limit.
   [[nodiscard]] bool limited() const noexcept { return state_ != nullptr; }
   /// Bytes in all; the largest number where there is no limit.
   [[nodiscard]] std::uint64_t limit() const noexcept;

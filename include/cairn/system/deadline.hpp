@@ -13,15 +13,20 @@ class deadline {
   using clock = std::chrono::steady_clock;
   /// `after` from now; durations too long for the clock mean never.
   static deadline in(std::chrono::nanoseconds after) noexcept;
+  /// At this time of the steady clock.
   static deadline at(clock::time_point when) noexcept { return deadline(when); }
+  /// One that does not pass.
   static deadline never() noexcept { return deadline(clock::time_point::max()); }
 
+  /// True from its time on.
   [[nodiscard]] bool passed() const noexcept {
     return when_ != clock::time_point::max() && clock::now() >= when_;
   }
   /// Time left, zero when passed.
   [[nodiscard]] std::chrono::nanoseconds left() const noexcept;
+  /// Its time on the steady clock.
   [[nodiscard]] clock::time_point time_point() const noexcept { return when_; }
+  /// The one of the two that passes first.
   [[nodiscard]] deadline earlier(deadline other) const noexcept {
     return when_ < other.when_ ? *this : other;
   }

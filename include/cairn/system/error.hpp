@@ -23,7 +23,9 @@ struct error_fields {
   std::string item = {};     ///< name in the state dict or checkpoint
   std::string file = {};     ///< path or key
   std::int64_t offset = -1;  ///< bytes from the beginning of the file; of the item where no file is named
+  /// What should have been there, in words; empty where there is nothing to compare.
   std::string expected = {};
+  /// What was there.
   std::string got = {};
 };
 
@@ -37,6 +39,7 @@ class error : public std::runtime_error {
   [[nodiscard]] error_kind kind() const noexcept { return kind_of(data_->id); }
   /// The sentence alone, without id and fields.
   [[nodiscard]] const std::string& message() const noexcept { return data_->message; }
+  /// The facts of this error, each empty where it does not apply.
   [[nodiscard]] const error_fields& fields() const noexcept { return data_->fields; }
 
  private:

@@ -17,6 +17,7 @@ class rate_clock {
  public:
   using time_point = deadline::clock::time_point;
   virtual ~rate_clock() = default;
+  /// The present time; never goes back.
   [[nodiscard]] virtual time_point now() noexcept;
   /// Returns at `until`, when `word` was notified after `seen` was read, or for no reason.
   virtual void wait(shared_event& word, std::uint32_t seen, time_point until) noexcept;
@@ -30,6 +31,7 @@ class rate_limiter {
   /// @pre bytes_per_second > 0
   explicit rate_limiter(std::uint64_t bytes_per_second, std::shared_ptr<rate_clock> clock = nullptr);
 
+  /// The limit; 0: none.
   [[nodiscard]] std::uint64_t bytes_per_second() const noexcept { return bytes_per_second_; }
   /// Bytes to move at once, about 20 ms of the limit: 1 to 8 MiB, a multiple of 1 MiB.
   [[nodiscard]] std::uint64_t slice() const noexcept;

@@ -26,6 +26,7 @@ struct nccl_options {
   std::uint64_t buffer_bytes = std::uint64_t{4} << 20;
   /// How long the constructor waits for the other ranks.
   std::chrono::nanoseconds timeout = std::chrono::minutes(5);
+  /// How this rank sends long messages when NCCL has failed.
   nccl_broken when_broken = nccl_broken::use_control;
   /// A transfer to this rank that has not lasted so long is not aborted at the deadline of a call, but
   /// goes on in the next call, so that a short wait does not abort a long transfer.

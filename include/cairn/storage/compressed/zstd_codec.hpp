@@ -218,6 +218,7 @@ class zstd_codec {
   zstd_codec(const zstd_codec&) = default;
   zstd_codec& operator=(const zstd_codec&) = default;
 
+  /// What it was made with.
   [[nodiscard]] const zstd_options& options() const noexcept { return options_; }
 
   /// See Codec. One byte more than the input.

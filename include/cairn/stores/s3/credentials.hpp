@@ -69,8 +69,11 @@ class s3_credential_source {
   /// These, for as long as the program runs.
   static s3_credential_source fixed(s3_credentials credentials);
 
+  /// The way by which credentials are found.
   [[nodiscard]] kind which() const noexcept { return kind_; }
+  /// Of a source file(): its profile; empty: AWS_PROFILE, or the default one.
   [[nodiscard]] const std::string& profile() const noexcept { return profile_; }
+  /// Of a source file(): its path; empty: AWS_SHARED_CREDENTIALS_FILE, or the usual one.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
   /// The credentials of now; `refused`: the server did not take the last ones. @throws storage_permission

@@ -53,13 +53,17 @@ enum class s3_encryption : std::uint8_t {
 
 /// Options of an s3_store. The defaults are for one of several ranks on a host.
 struct s3_options {
+  /// The name of the bucket. It must exist.
   std::string bucket = {};
   std::string prefix = {};  ///< before every key, such as "team/run-7/"; "" or ends with '/'
   std::string endpoint =
       {};  ///< "https://host[:port]"; "": AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or the service's own
   std::string region = {};  ///< "": AWS_REGION, AWS_DEFAULT_REGION, or "us-east-1" ("auto" for Google)
+  /// Where the name of the bucket stands in an address.
   s3_addressing addressing = s3_addressing::automatic;
+  /// The dialect of the protocol that the service speaks.
   s3_dialect dialect = s3_dialect::aws;
+  /// Whether the store relies on conditional writes.
   s3_exclusive exclusive = s3_exclusive::probe;
   s3_checksum checksums = s3_checksum::crc32c;  ///< left out by itself where the service refuses it
   bool sign_payload =
@@ -67,6 +71,7 @@ struct s3_options {
   bool verify_tls = true;    ///< check the server's certificate
   std::string ca_file = {};  ///< certificates of authorities, PEM; "": the system's
 
+  /// How the service encrypts objects.
   s3_encryption encryption = s3_encryption::bucket;
   std::string kms_key = {};      ///< with KMS: the key's id or ARN; "": the account's own key for S3
   name_values kms_context = {};  ///< with KMS: pairs that are bound to the key's use and stand in its log
@@ -81,6 +86,7 @@ struct s3_options {
   std::uint64_t get_bytes = std::uint64_t{8} << 20;   ///< most bytes that one ranged GET asks for
   std::uint64_t gap_bytes = std::uint64_t{32} << 10;  ///< ranges closer than this are fetched together
 
+  /// For making a connection; then another one is tried.
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(10);
   std::chrono::seconds stalled_after =
       std::chrono::seconds(30);  ///< of less than 1 KiB/s: another connection is tried
@@ -89,10 +95,12 @@ struct s3_options {
       std::chrono::minutes(15);  ///< for putting together an upload
   std::chrono::milliseconds first_pause =
       std::chrono::milliseconds(100);  ///< before a second attempt, at most; doubles
+  /// The longest pause before another attempt.
   std::chrono::milliseconds max_pause = std::chrono::seconds(20);
   std::size_t max_attempts = 16;  ///< of a request
   std::size_t retry_burst =
       100;  ///< retries of all requests together at once; afterwards retry_rate a second
+  /// Retries per second, of all requests together, when the burst is spent.
   double retry_rate = 10;
 };
 

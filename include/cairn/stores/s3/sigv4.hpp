@@ -17,8 +17,11 @@ inline namespace v1 {
 
 /// What signs requests; copies are wiped when they go. An empty session_token: a long-lived key.
 struct s3_credentials {
+  /// The id of the key; it is sent with each request.
   std::string access_key = {};
+  /// Signs requests; it is never sent.
   std::string secret_key = {};
+  /// Empty for credentials that do not expire.
   std::string session_token = {};
   std::int64_t expires = 0;  ///< seconds since 1970; 0: never, or unknown
 
@@ -38,6 +41,7 @@ using name_values = std::vector<std::pair<std::string, std::string>>;
 
 /// One request as the signature sees it.
 struct s3_request_text {
+  /// "GET", "PUT" and so on.
   std::string_view method;
   std::string_view path;     ///< begins with '/', percent-encoded as it is sent
   const name_values* query;  ///< raw names and values, in any order
@@ -78,6 +82,7 @@ class sigv4_signer {
   /// Authorization. Names in lower case. `now`: seconds since 1970.
   [[nodiscard]] name_values sign(const s3_request_text& r, const s3_credentials& who, std::int64_t now) const;
 
+  /// The region for which it signs.
   [[nodiscard]] const std::string& region() const noexcept { return region_; }
   /// "x-amz-" or "x-goog-".
   [[nodiscard]] std::string prefix() const;
