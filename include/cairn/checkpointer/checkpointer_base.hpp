@@ -19,22 +19,22 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What every checkpointer does, whatever it is made of: the calls of cairn::checkpointer, which composes
-/// one, and of cairn::any_checkpointer, which holds one of any composition.
+/// The calls of cairn::checkpointer, which composes a checkpointer, and of cairn::any_checkpointer, which
+/// holds one of any composition.
 ///
-/// Collective: the constructor, prepare, save, load, resume, list, remove, quarantine, any_rank are called by
-/// all ranks in the same order, by one thread at a time; only they use the communicator. before_update() and
-/// handles: any thread. close() waits for this rank's saves.
+/// Collective: all ranks call the constructor, prepare, save, load, resume, list, remove, quarantine and
+/// any_rank in the same order, by one thread at a time; only these use the communicator. Any thread may
+/// call before_update() and use handles. close() waits for this rank's saves.
 ///
-/// Movable, not copyable. One that was moved from refuses every call with usage_error (usage_closed), but
-/// for rank() and world_size(), which are undefined then. After fork() the child's copy refuses every
-/// call (usage_wrong_process) and its destructor does nothing. A state_dict may be changed or destroyed
+/// Movable, not copyable. After a move from it every call throws usage_error (usage_closed), except
+/// rank() and world_size(), which are undefined then. In a child of fork() the copy refuses every
+/// call (usage_wrong_process), and its destructor does nothing. The state_dict may be changed or destroyed
 /// once save() has returned; the memory must stay valid and unchanged until the save is `released`.
 ///
-/// The destructor waits, at most for the timeout, until memory is released and saves have ended; failures
-/// go to stderr and to the observer. Never throws. While an exception unwinds, an overlapped save that
-/// was not confirmed is given up; otherwise it goes on, and a line on stderr says that its memory was not
-/// compared, as close() does.
+/// The destructor waits, at most for the timeout, until memory is released and saves have ended; it
+/// reports failures on stderr and to the observer, and never throws. While an exception unwinds, it gives
+/// up an unconfirmed overlapped save; otherwise the save goes on, and a line on stderr says that its
+/// memory was not compared, as close() compares it.
 class checkpointer_base {
  public:
   /// Plans saves of this state, checks that all ranks see one store, and allocates and pre-faults the
@@ -81,8 +81,8 @@ class checkpointer_base {
     return engine_.open().load(state, step, std::move(request));
   }
 
-  /// The same with options known at run time. `patterns`: as cairn::only; empty for everything. `strict`
-  /// false: as cairn::partial.
+  /// load() with options that are chosen at run time. `patterns`: as cairn::only; empty for everything.
+  /// `strict` false: as cairn::partial.
   load_report load(const state_dict& state, std::int64_t step, std::vector<std::string> patterns,
                    bool strict = true) {
     load_request request;

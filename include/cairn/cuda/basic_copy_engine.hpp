@@ -30,45 +30,46 @@ namespace cuda {
 /// Options of basic_copy_engine.
 template <DeviceRuntime R>
 struct basic_copy_engine_options {
-  /// Devices that are not named here compute on their default stream, which comes after all streams that were
-  /// not made with cudaStreamNonBlocking.
+  /// The compute streams. Devices that are not in this list compute on their default stream, which is
+  /// ordered after all streams that were not made with cudaStreamNonBlocking.
   std::vector<compute_stream<R>> compute = {};
-  /// Bytes that are put into a stream together, or a 64th of an image that is larger than 64 times as much.
-  /// Writers see the image grow in these steps.
+  /// The bytes that are enqueued together, or a 64th of an image that is larger than 64 times as much.
+  /// The watermark of the image grows in these steps.
   std::uint64_t batch_bytes = std::uint64_t{16} << 20;
-  /// With a GatheringRuntime: contiguous pieces of fewer bytes, and strided ones of any size, are brought
-  /// together by a kernel and copied as few large ones. 0: none are.
+  /// With a GatheringRuntime: a kernel gathers contiguous ranges of fewer bytes, and strided ones of any
+  /// size, which are then copied as a few large ranges. 0: no gathering.
   std::uint64_t gather_below = std::uint64_t{256} << 10;
-  /// Memory of each device for that, taken when it is first needed. A device that has none left copies piece
-  /// by piece, which a line on stderr says.
+  /// The memory of each device for gathering, which is allocated when it is first needed. If a device has
+  /// none left, ranges are copied one by one, which a line on stderr says.
   std::uint64_t gather_bytes = std::uint64_t{16} << 20;
-  /// How far the copies are is told by words that the device writes to pinned memory, where the driver has
-  /// such calls; else, and if this is false, by events that are asked every 50 microseconds.
+  /// Learn the progress of copies from words that the device writes to pinned memory, where the driver has
+  /// such calls; otherwise, and if this is false, from events, which are queried every 50 microseconds.
   bool stream_writes = true;
-  /// How long a failed save, and the destructor, wait for copies that are still under way, before they leave
-  /// the buffer to them.
+  /// How long a failed save, and the destructor, wait for copies that are still under way. After that the
+  /// buffer is kept for them.
   std::chrono::nanoseconds drain_limit = std::chrono::minutes(1);
 };
 
-/// The engine that fills pinned memory from device memory by the devices' copy units, and from host memory by
-/// the CPU.
+/// A CopyEngine that fills pinned memory from device memory by the copy engines of the devices, and from
+/// host memory by the CPU.
 ///
-/// A save is ordered by streams, not by waiting: copies begin after what the compute stream had been given
-/// when save() was called, on a stream of their own of low priority. Early items (see CopyEngine) in device
-/// memory are complete in that order: what the compute stream is given after save() begins after their copies
-/// ended, and the host does not wait for it. The rest is safe to change once before_update(stream) was called
-/// (the stream waits) or before_update() has returned (the host waits).
+/// Streams order a save, without waits of the host: copies run on a separate stream of low priority, and
+/// begin after the work that was enqueued on the compute stream before save(). Early items (see
+/// CopyEngine) in device memory are complete in stream order: work that is enqueued on the compute stream
+/// after save() begins after their copies, and the host does not wait. The rest may be changed after
+/// before_update(stream) (the stream waits), or after before_update() has returned (the host waits).
 ///
-/// Views may have any strides. With a GatheringRuntime a kernel packs them, and gathers what is small, in
-/// memory of the device; else rows of regular pitch cost one call each megabyte, small pieces are copied in
-/// batches of single copies, and single elements are slow. One thread puts copies into the streams and looks,
-/// every 50 microseconds while there are any, how far they are. Errors of the device are storage_error
-/// (storage_device) and fail the image. Streams that are being captured into graphs are refused by
-/// usage_error (usage_stream_capturing) before anything is put into them; captures of other streams are not
-/// disturbed.
+/// Views may have any strides. With a GatheringRuntime a kernel packs them, and gathers small ones, in
+/// device memory. Without it, rows of regular pitch cost one call for each megabyte, small ranges are
+/// copied in batches of single copies, and single elements are slow. One thread enqueues copies and
+/// checks their progress every 50 microseconds while there are any. Errors of the device are
+/// storage_error (storage_device) and fail the image. If a stream is being captured into a graph, the
+/// call throws usage_error (usage_stream_capturing) before it enqueues anything; captures of other
+/// streams are not disturbed.
 ///
-/// The destructor waits for images in progress, for drain_limit. On a device that does not go on by then they
-/// fail, which a line on stderr says: their buffers, and a thread, are kept until it does, or for ever.
+/// The destructor waits for images in progress, at most for drain_limit. If the device has not finished
+/// them by then, they fail, and a line on stderr says so; their buffers, and a thread, are kept until it
+/// finishes, or for ever.
 template <DeviceRuntime R>
 class basic_copy_engine {
  public:
@@ -78,7 +79,7 @@ class basic_copy_engine {
   using options_type = basic_copy_engine_options<R>;
 
   basic_copy_engine() : basic_copy_engine(options_type{}) {}
-  /// @throws usage_error (usage_bad_option) if no bytes make a batch, or a device is named twice.
+  /// @throws usage_error (usage_bad_option) if batch_bytes is 0, or a device is named twice.
   explicit basic_copy_engine(options_type options)
       : state_(std::make_unique<shared>()), options_(std::move(options)) {
     if (options_.batch_bytes == 0)
@@ -128,15 +129,15 @@ class basic_copy_engine {
            "it in its own dtype");
   }
 
-  /// What loads into memory of devices, behind the same compute streams.
+  /// Returns the device_access for loads, ordered after the same compute streams.
   [[nodiscard]] std::shared_ptr<device_access> device_memory() const {
     basic_device_loads_options<R> options;
     options.compute = options_.compute;
     return std::make_shared<basic_device_loads<R>>(std::move(options));
   }
 
-  /// What the first image from these sources would wait for on the thread that saves: streams, memory for
-  /// gathering, kernels that are loaded. @throws storage_error; copy() tries again.
+  /// Makes the streams, allocates the memory for gathering and loads the kernels that the first image
+  /// from these sources needs. @throws storage_error; copy() tries again.
   void prepare(const source_table& sources) {
     const beside_captures<R> guard;
     for (const auto& source : sources) {
@@ -190,10 +191,10 @@ class basic_copy_engine {
     if (const auto why = filled->fill().failure()) std::rethrow_exception(why);
   }
 
-  /// Makes `stream` of `device` begin what it is given from now on after the copies of the last image; the
-  /// host waits only until they are in the streams, which takes no longer than to name them: microseconds for
-  /// each step of batch_bytes, and less for each item. The thread that saves. @throws storage_error,
-  /// timeout_error, usage_error (usage_stream_capturing).
+  /// Makes work that is enqueued on `stream` of `device` from now on begin after the copies of the last
+  /// image. The host waits only until the copies are enqueued: microseconds for each step of batch_bytes,
+  /// and less for each item. Only the thread that saves calls it. @throws storage_error, timeout_error,
+  /// usage_error (usage_stream_capturing).
   void before_update(typename R::stream_type stream, int device, deadline until) {
     const auto copying = last_.lock();
     if (copying == nullptr || copying->ended()) return;

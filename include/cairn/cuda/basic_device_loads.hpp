@@ -22,31 +22,31 @@ namespace cuda {
 /// Options of basic_device_loads.
 template <DeviceRuntime R>
 struct basic_device_loads_options {
-  /// Copies begin after what these streams had been given when the load began. Devices that are not named
-  /// here compute on their default stream.
+  /// The compute streams: copies begin after the work that was enqueued on them before the load. Devices
+  /// that are not in this list compute on their default stream.
   std::vector<compute_stream<R>> compute = {};
-  /// Pinned memory that a load uses at most, in bytes, within checkpointer_options::load_memory. It is pinned
-  /// when the first load needs it, and kept for the next until this is destroyed.
+  /// The pinned memory that a load uses at most, in bytes, within checkpointer_options::load_memory. It
+  /// is pinned when the first load needs it, and kept for later loads until this is destroyed.
   std::uint64_t pinned_bytes = std::uint64_t{64} << 20;
-  /// What to do where the device refuses to pin it.
+  /// What to do if the device refuses to pin it.
   pinned_options pinning = {};
-  /// How long the end of a load that failed, or of a look by checked{}, waits for copies that are still under
-  /// way; their buffers are never given back if they do not end.
+  /// How long a failed load, or a check by checked{}, waits at its end for copies that are still under
+  /// way. If they do not end, their buffers are never freed.
   std::chrono::nanoseconds drain_limit = std::chrono::minutes(1);
 };
 
-/// Loads into memory of devices; a policy of a checkpointer. A stager that copies from devices brings one
-/// along, with its compute streams; without such a stager (a program that evaluates):
+/// Loads into device memory; a policy of a checkpointer. A stager that copies from devices provides one, with
+/// its compute streams. Without such a stager, for example in a program that evaluates:
 ///
 ///     cairn::checkpointer ckpt{cairn::file_store{"checkpoints"}, cairn::cuda::device_loads{}};
 ///     state.tensor("weights", cairn::cuda::device_view(weights, cairn::dtype::bf16, {rows, columns}));
 ///     ckpt.resume(state);
 ///
-/// Blocks are read into a ring of pinned buffers, verified there, and copied on one stream of lowest priority
-/// for each device while the next are read. What is not contiguous on either side goes by two-dimensional
-/// copies; single elements are slow. Casts are made by the CPU, in the ring. When load() or resume() returns,
-/// everything is there, for every stream. When it throws, what the targets hold is undefined, and no copy to
-/// them is under way.
+/// Blocks are read into a ring of pinned buffers, verified there, and copied on one stream of lowest
+/// priority for each device while the next blocks are read. Ranges that are not contiguous on either side
+/// are copied by two-dimensional copies; single elements are slow. The CPU casts in the ring. When load()
+/// or resume() returns, all bytes are there, for every stream. When it throws, the contents of the
+/// targets are undefined, and no copy to them is under way.
 template <DeviceRuntime R>
 class basic_device_loads final : public device_access {
  public:
@@ -54,8 +54,7 @@ class basic_device_loads final : public device_access {
   using options_type = basic_device_loads_options<R>;
 
   basic_device_loads() : basic_device_loads(options_type{}) {}
-  /// @throws usage_error (usage_bad_option) where there is no pinned memory to use, or a device is named
-  /// twice.
+  /// @throws usage_error (usage_bad_option) if pinned_bytes is 0, or a device is named twice.
   explicit basic_device_loads(options_type options) : options_(std::move(options)) {
     if (options_.pinned_bytes == 0)
       fail(error_id::usage_bad_option, "pinned_bytes of loads to devices is at least 1", {.got = "0"});

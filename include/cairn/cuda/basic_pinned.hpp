@@ -19,7 +19,7 @@ namespace cairn {
 inline namespace v1 {
 namespace cuda {
 
-/// What to do with a buffer that the device refuses to pin.
+/// What to do if the device refuses to pin a buffer.
 enum class unpinned : std::uint8_t {
   refuse,  ///< an error that names the limit
   accept,  ///< use it as it is, and say so once on stderr: copies are slower and are no longer asynchronous
@@ -33,9 +33,9 @@ struct pinned_options {
 
 namespace detail {
 
-/// Whether children get these pages by fork(). Private ones of which a child has a copy are replaced, by
-/// older kernels than 5.12 also where they are pinned, when the parent writes to them next: the device still
-/// has the old ones.
+/// Sets whether children of fork() get these pages (MADV_DONTFORK, see madvise(2)). If a child shares
+/// private pages, the parent's next write replaces them by copies, before Linux 5.12 even pinned ones,
+/// while the device still uses the old pages.
 inline void inherit_pages(std::span<std::byte> bytes, bool yes) noexcept {
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = (reinterpret_cast<std::uintptr_t>(bytes.data()) + page - 1) / page * page;
@@ -46,11 +46,11 @@ inline void inherit_pages(std::span<std::byte> bytes, bool yes) noexcept {
 
 }  // namespace detail
 
-/// Blocks of another memory, pinned once for all devices when they are allocated and unpinned before they are
-/// freed. Allocation happens with the device in use that was current when this was constructed, or, where the
-/// program has no context there, with one on which it has, whichever thread allocates: no context is made on
-/// a device that the program does not use. Private pages are not there in a child after fork() while they are
-/// pinned.
+/// A Memory that pins the blocks of another Memory for all devices when it allocates them, and unpins
+/// them before they are freed. Whichever thread allocates, it does so on the device that was current when
+/// this was constructed, or, if the program has no context there, on a device where it has one: no
+/// context is made on a device that the program does not use. A child of fork() does not have private
+/// pages while they are pinned.
 template <Memory M, DeviceRuntime R>
 class basic_pinned {
  public:
@@ -119,7 +119,7 @@ class basic_pinned {
   }
 
  private:
-  /// Copies run at the full rate of the bus where the pages are on the device's side of the machine.
+  /// Copies run at the full rate of the bus if the pages are on the NUMA node of the device.
   [[nodiscard]] typename M::block_type memory_for(int device, std::uint64_t bytes) {
     if constexpr (NodeMemory<M>) {
       int node = -1;

@@ -22,7 +22,7 @@ inline namespace v1 {
 namespace cuda {
 namespace detail {
 
-/// Where a stream was at some time.
+/// A position in a stream.
 template <DeviceRuntime R>
 struct stream_mark {
   owned_event<R> event;
@@ -30,7 +30,7 @@ struct stream_mark {
   std::uint32_t number = 0;
 };
 
-/// A device's side stream, on which images are filled, and the stream that computes. Lives as long as its
+/// A stream of a device on which images are filled, beside the device's compute stream. Lives as long as its
 /// engine.
 template <DeviceRuntime R>
 class copy_queue {
@@ -55,7 +55,7 @@ class copy_queue {
   [[nodiscard]] int device() const noexcept { return device_; }
   [[nodiscard]] typename R::stream_type side() const noexcept { return side_; }
   [[nodiscard]] typename R::stream_type compute() const noexcept { return compute_; }
-  /// What belongs together in the stream is put there under this.
+  /// Held while calls that belong together are enqueued.
   [[nodiscard]] std::mutex& mutex() noexcept { return mutex_; }
 
   /// Memory for gathering, of staging_bytes(); null where the device has none left, which a line on stderr
@@ -80,7 +80,7 @@ class copy_queue {
   [[nodiscard]] bool ready_to_gather() const noexcept { return staging_ != nullptr || staging_wanted_ == 0; }
   [[nodiscard]] std::uint64_t staging_bytes() const noexcept { return staging_wanted_; }
 
-  /// Marks where the stream is now. @pre the device is in use. @throws storage_error
+  /// Marks the current position of the stream. @pre the device is in use. @throws storage_error
   [[nodiscard]] stream_mark<R> mark() {
     stream_mark<R> made{owned_event<R>(device_)};
     const std::lock_guard lock(mutex_);

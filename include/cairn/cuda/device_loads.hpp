@@ -9,7 +9,7 @@ namespace cairn {
 inline namespace v1 {
 namespace cuda {
 
-/// Loads into memory of GPUs, for programs that do not save from them; see basic_device_loads.
+/// Loads into the memory of GPUs, for programs that do not save from it; see basic_device_loads.
 using device_loads = basic_device_loads<runtime>;
 /// Options of device_loads.
 using device_loads_options = basic_device_loads_options<runtime>;

@@ -14,43 +14,44 @@ namespace cairn {
 inline namespace v1 {
 namespace cuda {
 
-/// One of many small copies.
+/// One range of a batch of small copies.
 struct range_copy {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
   std::uint64_t bytes = 0;
 };
 
-/// The few calls of a device's runtime that cairn makes, as static functions: cuda::runtime is CUDA's; tests
-/// have one whose copies come late and whose calls fail.
+/// The calls of a device's runtime that cairn makes, as static functions. cuda::runtime calls CUDA; tests
+/// have a runtime whose copies are late and whose calls fail.
 ///
-/// Every function returns a status: `success`, `not_ready` (of query only), or an error that `name_of` names.
-/// None throws. Streams and events belong to the device that was in use when they were made; calls on them
-/// are made with that device in use.
+/// Every function returns a status: `success`, `not_ready` (only query), or an error that `name_of`
+/// names. No function throws. Streams and events belong to the device that was in use when they were
+/// made, and are used with that device in use.
 ///
 /// - `current_device(d)`, `use_device(d)`: of the calling thread. `device_count(n)`. `has_context(d, yes)`:
 ///   whether this process has a context on the device; makes none, while `use_device` and nearly all other
 ///   calls make one on the device that they use.
 /// - `host_node(device, node)`: the NUMA node of the host that is nearest to the device; -1: not known.
-/// - `make_stream(s)`: one that runs beside all others, of the lowest priority. `destroy_stream(s)`.
-/// - `make_event(e)`, `destroy_event(e)`; `record(e, s)`: e is reached when all that is in s now is done;
-///   `query(e)`: success once it is; `wait(s, e)`: what is put into s from now on begins after e.
+/// - `make_stream(s)`: makes a non-blocking stream of the lowest priority. `destroy_stream(s)`.
+/// - `make_event(e)`, `destroy_event(e)`; `record(e, s)`: e is reached when all work that is in s now is
+///   done; `query(e)`: success if it is reached; `wait(s, e)`: work that is enqueued on s from now on
+///   begins after e.
 /// - `copy_to_host(to, from, bytes, s)`, `copy_rows_to_host(to, from, pitch, width, rows, s)` (rows of
 ///   `width` bytes, `pitch` apart at the device, without gaps at `to`), `copy_ranges_to_host(parts, s)`: from
 ///   device memory to pinned memory, in the order of s; the call returns before the bytes are there.
 /// - `copy_to_device(to, from, bytes, s)`, `copy_rows_to_device(to, to_pitch, from, from_pitch, width, rows,
 ///   s)`, `copy_ranges_to_device(parts, s)`: the same the other way, from pinned memory.
-/// - `pin(data, bytes)`: copies to this memory run beside the program from now on, on all devices;
+/// - `pin(data, bytes)`: page-locks this memory for all devices, so that copies to it are asynchronous;
 ///   `unpin(data)`.
 /// - `device_of(data, d)`: the device on which memory lies, managed memory too; -1 for memory of the host.
 /// - `allocate(data, bytes)`: memory of the device in use, aligned to 256 bytes; `deallocate(data)`.
-/// - `device_address(host, there)`: where the device in use finds pinned memory.
-/// - `write_word(word, value, s)`: a word of 4 bytes in pinned memory, named by its device_address, gets the
-///   value in the order of s, visible to the host after all that earlier copies of s wrote; `unsupported`
-///   where the driver has no such call.
-/// - `is_lost(status)`: whether a device that said this carries out nothing any more, for this process.
-/// - `capturing(s, yes)`: whether what is put into s becomes part of a graph instead of running.
-/// - `exchange_capture_mode(m)`: of the calling thread; with `relaxed_capture` its calls are none of the
+/// - `device_address(host, there)`: the address of pinned memory on the device in use.
+/// - `write_word(word, value, s)`: writes the value to a word of 4 bytes in pinned memory, given by its
+///   device_address, in the order of s; the host sees it after everything that earlier copies of s wrote.
+///   `unsupported` where the driver has no such call.
+/// - `is_lost(status)`: whether a device with this error does no more work for this process.
+/// - `capturing(s, yes)`: whether work that is enqueued on s becomes part of a graph instead of running.
+/// - `exchange_capture_mode(m)`: for the calling thread; with `relaxed_capture` its calls do not disturb the
 ///   captures that other threads have begun.
 ///
 /// Any thread.
@@ -103,7 +104,7 @@ struct compute_stream {
   typename R::stream_type stream{};
 };
 
-/// Throws storage_error (storage_device) with the call, the device and the runtime's words, unless the status
+/// Throws storage_error (storage_device) with the call, the device and the runtime's text, unless the status
 /// is success.
 template <DeviceRuntime R>
 void check_call(int status, const char* call, int device, std::string_view item = {}) {
@@ -116,10 +117,10 @@ void check_call(int status, const char* call, int device, std::string_view item 
         .got = std::string(R::name_of(status)) + " (" + std::to_string(status) + ")"});
 }
 
-/// The device of the calling thread is another one as long as this lives. Afterwards it is the one before, if
-/// this process has a context there. If not, the thread stays where it is: to go back would make a context,
-/// which takes about half a gigabyte of a device that belongs to another process. So a thread of cairn's own
-/// changes once.
+/// Changes the current device of the calling thread as long as this lives. Afterwards it restores the
+/// former device, if this process has a context there. If not, the thread keeps the new device: restoring
+/// would make a context, which takes about half a gigabyte on a device that may belong to another
+/// process.
 template <DeviceRuntime R>
 class device_in_use {
  public:
@@ -129,7 +130,7 @@ class device_in_use {
     if (before_ != device) check_call<R>(R::use_device(device), "cudaSetDevice (using a device)", device);
     changed_ = before_ != device;
   }
-  /// For what is given back: where it fails, the thread stays where it is.
+  /// For freeing resources: if it fails, the thread keeps its device.
   device_in_use(int device, std::nothrow_t) noexcept {
     if (R::current_device(before_) != R::success || before_ == device) return;
     changed_ = R::use_device(device) == R::success;
@@ -146,8 +147,8 @@ class device_in_use {
   bool changed_ = false;
 };
 
-/// The device to use for what may be done on any: the wanted one, unless this process has a context only on
-/// others.
+/// The device for work that may be done on any device: the wanted one, unless this process has a context
+/// only on others.
 template <DeviceRuntime R>
 [[nodiscard]] int device_with_context(int wanted) noexcept {
   const auto usable = [](int device) {
@@ -161,8 +162,8 @@ template <DeviceRuntime R>
   return wanted;
 }
 
-/// As long as this lives, what the calling thread does disturbs no capture of a graph that another thread has
-/// begun: without it, asking an event or pinning memory ends such a capture with an error.
+/// As long as this lives, the calls of this thread do not disturb the capture of a graph by another
+/// thread. Without it, querying an event or pinning memory ends such a capture with an error.
 template <DeviceRuntime R>
 class beside_captures {
  public:

@@ -9,9 +9,9 @@ namespace cairn {
 inline namespace v1 {
 namespace cuda {
 
-/// The row-major view of memory on a device, which is asked which one it is. Managed memory is memory of a
-/// device: the CPU would read it with no order to the streams that write it. Without elements, as the last
-/// shard of an uneven split, any address will do, also none.
+/// Returns the row-major view of device memory; asks the runtime for the device. Managed memory counts as
+/// device memory, since reads by the CPU would not be ordered after the streams that write it. A tensor
+/// without elements, such as the last shard of an uneven split, may have any address, also null.
 /// @throws usage_error (usage_unsupported_tensor) for memory of the host; storage_error (storage_device)
 [[nodiscard]] inline tensor_view device_view(void* data, dtype type, const extents& shape) {
   return basic_device_view<runtime>(data, type, shape);

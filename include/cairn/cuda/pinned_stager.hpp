@@ -20,8 +20,8 @@ using copy_engine = basic_copy_engine<runtime>;
 /// Options of copy_engine.
 using copy_engine_options = basic_copy_engine_options<runtime>;
 
-/// Images in pinned shared memory, filled by the copy units of GPUs: for a process_executor, whose worker
-/// writes what the device has just put there, without a copy in between.
+/// A stager with images in pinned shared memory, which the copy engines of GPUs fill: for a
+/// process_executor, whose worker writes them without another copy.
 using pinned_stager = buffered_stager<pinned<shared_memory>, copy_engine>;
 static_assert(Stager<pinned_stager>, "cuda::pinned_stager must model Stager");
 
