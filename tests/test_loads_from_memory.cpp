@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads of a checkpoint that the page cache has, in part or not at all: the same bytes and errors, each file opened once.
 #include <cairn/checkpointer.hpp>
+#include <cairn/comm/thread_communicator.hpp>
+#include <cairn/observe/trace_file.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 
 #include "support/cached_file_system.hpp"
 #include "support/scratch_directory.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -71,8 +80,9 @@ struct fixture {
     c.save(saved.whole(), 1).wait();
     c.close();
   }
-  cairn::load_report load() {
-    cairn::checkpointer c{store, quiet(), cairn::read_only{}};
+  template <class... Policies>
+  cairn::load_report load(Policies... policies) {
+    cairn::checkpointer c{store, quiet(), cairn::read_only{}, std::move(policies)...};
     loaded.fill(-1);
     const auto report = c.load(loaded.whole(), 1);
     c.close();
@@ -105,11 +115,72 @@ TEST_CASE("a load brings the same bytes whatever the page cache has of them") {
       for (std::uint64_t i = 0; i < 7; i += 2) f.fs.cache->add(i * mebibyte, mebibyte);
     f.fs.cache->all = part == 2;
     f.fs.cache->direct_reads = f.fs.cache->cached_reads = 0;
-    (void)f.load();
+    const auto report = f.load();
     CHECK(f.loaded.same(f.saved));
+    CHECK(report.stages.bytes_cached + report.stages.bytes_direct <
+          report.bytes_read * 11 / 10);  // whole pages
+    CHECK(report.stages.bytes_cached + report.stages.bytes_direct > report.bytes * 9 / 10);
+    CHECK((report.stages.bytes_cached == 0) == (part == 0));
+    CHECK((report.stages.bytes_direct == 0) == (part == 2));
+    CHECK(report.stages.read_seconds > 0);
+    CHECK(report.stages.verify_seconds > 0);
+    CHECK(report.stages.deliver_seconds >= 0);
     CHECK((f.fs.cache->cached_reads == 0) == (part == 0));
     CHECK((f.fs.cache->direct_reads == 0) == (part == 2));
   }
+}
+
+TEST_CASE("an observer and a trace tell where the bytes of a load came from") {
+  struct last_load {
+    using cairn_role = cairn::role::observer;
+    void observe(const cairn::observation& what) noexcept {
+      if (what.kind == cairn::observation::event::loaded && what.load != nullptr)
+        *cached = what.load->stages.bytes_cached;
+    }
+    std::shared_ptr<std::uint64_t> cached = std::make_shared<std::uint64_t>(0);
+  };
+  fixture f;
+  f.fs.cache->all = true;
+  const last_load told;
+  const auto report = f.load(told);
+  CHECK(*told.cached == report.stages.bytes_cached);
+  CHECK(*told.cached > 0);
+  const auto path = f.directory.path() + "/trace.json";
+  {
+    const cairn::trace_file trace{path};
+    (void)f.load(trace);
+  }
+  std::ifstream in(path);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  CHECK(text.find(R"("bytes from the page cache":)" + std::to_string(*told.cached)) != std::string::npos);
+  CHECK(text.find(R"("verify s":)") != std::string::npos);
+}
+
+TEST_CASE("ranks that share what they read tell of their own reads") {
+  fixture f;
+  f.fs.cache->all = true;
+  const cairn::thread_group group{2};
+  std::array<tensors, 2> copies;
+  std::array<cairn::load_report, 2> reports;
+  {
+    std::vector<std::jthread> ranks;
+    for (int r = 0; r < 2; ++r)
+      ranks.emplace_back([&, r] {
+        const auto i = static_cast<std::size_t>(r);
+        cairn::checkpointer c{f.store, quiet(), cairn::read_only{}, group.communicator(r)};
+        reports[i] = c.load(copies[i].whole(), 1);
+        c.close();
+      });
+  }
+  for (const auto& copy : copies) CHECK(copy.same(f.saved));
+  std::uint64_t cached = 0;
+  for (const auto& report : reports) {
+    CHECK(report.stages.bytes_direct == 0);
+    CHECK(report.stages.bytes_cached <= report.bytes_read);
+    cached += report.stages.bytes_cached;
+  }
+  CHECK(cached > reports[0].bytes * 9 / 10);
+  CHECK(cached < reports[0].bytes * 11 / 10);
 }
 
 TEST_CASE("a part of a tensor comes from the page cache, too") {
@@ -123,6 +194,27 @@ TEST_CASE("a part of a tensor comes from the page cache, too") {
   for (std::size_t r = 0; r < rows; ++r)
     CHECK(std::equal(f.loaded.skewed + r * columns / 2, f.loaded.skewed + (r + 1) * columns / 2,
                      f.saved.skewed + r * columns));
+}
+
+TEST_CASE("a load into memory that nobody has touched brings the same bytes") {
+  for (const bool cached : {false, true}) {
+    fixture f;
+    f.fs.cache->all = cached;
+    constexpr std::size_t bytes = 2 * rows * columns * sizeof(float) + 4096;
+    void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(mapped != MAP_FAILED);
+    auto* to = static_cast<float*>(mapped) + 3;
+    cairn::state_dict state;
+    state.tensor("skewed", to, {rows, columns});
+    state.tensor("other", to + rows * columns, {rows, columns});
+    cairn::checkpointer c{f.store, quiet(), cairn::read_only{}};
+    (void)c.load(state, 1);
+    c.close();
+    CHECK(std::equal(to, to + 2 * rows * columns, f.saved.skewed));
+    CHECK(to[-1] == 0);
+    CHECK(to[2 * rows * columns] == 0);
+    ::munmap(mapped, bytes);
+  }
 }
 
 TEST_CASE("a load opens each data file once for each way") {

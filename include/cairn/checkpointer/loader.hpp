@@ -45,7 +45,7 @@ class loader {
     const auto verdict = attempt(planner, state, step, std::move(request), report);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
     services_->set_base_step(step);
-    services_->report().loaded(step, report.bytes, report.seconds);
+    services_->report().loaded(step, report);
     tell_kept(report, step);
     return report;
   }
@@ -83,7 +83,7 @@ class loader {
       const auto verdict = attempt_to_resume(planner, state, *step, report);
       if (verdict.outcome == load_outcome::loaded) {
         services_->set_base_step(*step);
-        services_->report().loaded(*step, report.bytes, report.seconds);
+        services_->report().loaded(*step, report);
         tell_kept(report, *step);
         if (among == nullptr) services_->resumed(run, *step);
         return *step;
@@ -257,10 +257,12 @@ class loader {
       return planner.resolve(state, stored, item);
     };
     const auto copies = devices_ == nullptr ? nullptr : devices_->begin_load(options_.load_memory);
-    const read_options how{.memory_budget = options_.load_memory, .devices = copies.get()};
+    load_stages stages;
+    const read_options how{.memory_budget = options_.load_memory, .devices = copies.get(), .stages = &stages};
     plan.report.bytes_read = exchange
                                  ? reader.read_shared(*opened, state, plan, resolver, how, *exchange, until)
                                  : reader.read(*opened, state, plan, resolver, how, until);
+    plan.report.stages = stages;
     if (copies != nullptr) copies->finish(until);
     for (const auto& item : plan.items) {
       const auto& entry = state.entries()[item.entry];

@@ -15,12 +15,14 @@
 namespace cairn {
 inline namespace v1 {
 
+struct load_report;
+
 /// One event on this rank.
 struct observation {
   enum class event : std::uint8_t {
     committed,   ///< `report` is complete
     failed,      ///< a save failed; `text` is the error's
-    loaded,      ///< a load ended; `step`, `bytes` and `seconds`
+    loaded,      ///< a load ended; `step`, `bytes`, `seconds` and `load`
     fell_back,   ///< resume passed over a damaged checkpoint; `text` says why
     warning,     ///< `text`
     began,       ///< a save was enqueued; `save` is its handle. Only for observers with wants_began
@@ -39,6 +41,7 @@ struct observation {
   std::string_view text = {};           ///< valid during the call
   const save_report* report = nullptr;  ///< of saves that ended
   const save_handle* save = nullptr;    ///< of `began`; copy it to keep it
+  const load_report* load = nullptr;    ///< of `loaded`
   /// Of saves that ended, where the observer asks: what was done when, in all processes, in no order. Valid
   /// during the call.
   std::span<const save_span> spans = {};

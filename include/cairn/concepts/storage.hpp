@@ -187,6 +187,7 @@ concept LocatesCheckpoints = StorageWriter<W> && requires(W& w, std::int64_t ste
 struct read_options {
   std::uint64_t memory_budget = std::uint64_t{256} << 20;  ///< for bounce buffers, in bytes
   device_load* devices = nullptr;  ///< writes destinations in device memory; null: they are refused
+  load_stages* stages = nullptr;   ///< a reader adds what it knows of its reading; null: nobody asks
 };
 
 /// Returns the destination of a planned read. One thread calls it.

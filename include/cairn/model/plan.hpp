@@ -52,6 +52,15 @@ struct read_item {
   cairn::chunk box;          ///< what is wanted, in coordinates of the global tensor; inside of both
 };
 
+/// How a rank's part of a load came about: where its bytes came from, and what its threads did, all of them together.
+struct load_stages {
+  std::uint64_t bytes_cached = 0;  ///< of what was read: from memory of this host, such as the page cache
+  std::uint64_t bytes_direct = 0;  ///< of what was read: from the device, past the page cache; in whole pages
+  double read_seconds = 0;         ///< reading, and waiting for it
+  double verify_seconds = 0;       ///< digests of what was read
+  double deliver_seconds = 0;      ///< copies and casts to where it goes; 0 for what was read straight there
+};
+
 /// The result of a load: what did not fit between state and checkpoint, with names in order, and what it
 /// cost.
 struct load_report {
@@ -63,6 +72,7 @@ struct load_report {
   std::uint64_t bytes_read = 0;         ///< fetched from the store
   /// How long the load took on this rank.
   double seconds = 0;
+  load_stages stages;             ///< of the tensors; zeros where the storage does not tell
   bool plan_cached = false;       ///< this rank's plan was kept from an earlier load of the same checkpoint
   double plan_seconds = 0;        ///< of `seconds`: deciding what to read, or finding the plan again
   double plan_saved_seconds = 0;  ///< that planning would have cost: what it did when the plan was made

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_observer.hpp>
+#include <cairn/model/plan.hpp>
 
 #include <cstdio>
 #include <exception>
@@ -88,8 +89,10 @@ class event_reporter {
       });
     });
   }
-  void loaded(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
-    read({observation::event::loaded, rank_, step, bytes, seconds, {}, nullptr}, "loaded", "by rank 0");
+  void loaded(std::int64_t step, const load_report& report) noexcept {
+    observation what{observation::event::loaded, rank_, step, report.bytes, report.seconds, {}, nullptr};
+    what.load = &report;
+    read(what, "loaded", "by rank 0");
   }
   void verified(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
     read({observation::event::verified, rank_, step, bytes, seconds, {}, nullptr}, "verified", "read back");

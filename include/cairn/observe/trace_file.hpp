@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/model/save_journal.hpp>
 
 #include <cstdint>
@@ -48,6 +49,7 @@ class trace_file {
   enum class track : int { steps = 1, training, copying, saves, writing, hashing };
 
   static track track_of(span_kind kind) noexcept;
+  static std::string text_of(const load_stages& s);
   static bool counted(span_kind kind) noexcept;
 
   struct close {
@@ -72,7 +74,7 @@ class trace_file {
     /// A process has used so much CPU time until then; samples that are too close say nothing.
     void put_cpu(std::string& out, std::int64_t process, std::int64_t at, std::int64_t used);
     void put_span(std::string& out, std::int64_t process, track where, std::string_view name,
-                  std::int64_t begin, std::int64_t end, std::uint64_t bytes = 0);
+                  std::int64_t begin, std::int64_t end, std::uint64_t bytes = 0, std::string_view more = {});
     void put_instant(std::string& out, track where, std::string_view text);
     static void put_counter(std::string& out, std::int64_t process, std::string_view name, std::int64_t at,
                             double value);

@@ -53,7 +53,8 @@ CAIRN_BODY void trace_file::observe(const observation& what) noexcept {
       case observation::event::loaded: {
         const auto end = steady_now();
         shared_->put_span(text, shared_->trainer, track::training, "load " + name,
-                          end - static_cast<std::int64_t>(what.seconds * 1e9), end, what.bytes);
+                          end - static_cast<std::int64_t>(what.seconds * 1e9), end, what.bytes,
+                          what.load == nullptr ? std::string() : text_of(what.load->stages));
         break;
       }
       case observation::event::fell_back:
@@ -98,6 +99,16 @@ CAIRN_BODY void trace_file::mark(std::string_view text) noexcept {
   } catch (...) {
     // As above.
   }
+}
+
+CAIRN_BODY std::string trace_file::text_of(const load_stages& s) {
+  char text[240];
+  std::snprintf(
+      text, sizeof text,
+      R"(,"bytes from the page cache":%llu,"bytes past it":%llu,"read s":%.6f,"verify s":%.6f,"deliver s":%.6f)",
+      static_cast<unsigned long long>(s.bytes_cached), static_cast<unsigned long long>(s.bytes_direct),
+      s.read_seconds, s.verify_seconds, s.deliver_seconds);
+  return text;
 }
 
 CAIRN_BODY trace_file::track trace_file::track_of(span_kind kind) noexcept {
@@ -178,17 +189,17 @@ CAIRN_BODY void trace_file::shared::put_cpu(std::string& out, std::int64_t proce
 
 CAIRN_BODY void trace_file::shared::put_span(std::string& out, std::int64_t process, track where,
                                              std::string_view name, std::int64_t begin, std::int64_t end,
-                                             std::uint64_t bytes) {
+                                             std::uint64_t bytes, std::string_view more) {
   out += R"({"name":)" + quoted(name);
   put_place(out, "X", process, static_cast<int>(where), begin);
   char tail[120];
   std::snprintf(tail, sizeof tail, R"(,"dur":%.3f)", 1e-3 * static_cast<double>(end - begin));
   out += tail;
   if (bytes != 0) {
-    std::snprintf(tail, sizeof tail, R"(,"args":{"bytes":%llu,"bytes per second":%.0f})",
+    std::snprintf(tail, sizeof tail, R"(,"args":{"bytes":%llu,"bytes per second":%.0f)",
                   static_cast<unsigned long long>(bytes),
                   end > begin ? 1e9 * static_cast<double>(bytes) / static_cast<double>(end - begin) : 0.0);
-    out += tail;
+    out.append(tail).append(more) += '}';
   }
   out += "},\n";
 }

@@ -93,7 +93,9 @@ CAIRN_BODY std::uint64_t safetensors_reader::read(checkpoint_type& checkpoint, c
   const auto work = find_work(checkpoint, state, plan, resolver, options.devices);
   check_files(work, until, std::vector<bool>(work.files.size(), true));
   detail::load_engine engine(store_, work, options.memory_budget, until, options.devices);
-  return bytes + engine.run();
+  const auto read = engine.run();
+  if (options.stages != nullptr) detail::add(*options.stages, engine.stages());
+  return bytes + read;
 }
 
 CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkpoint, const state_dict& state,
@@ -115,6 +117,7 @@ CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkp
       },
       share, until);
   blocks->read_alone();
+  if (options.stages != nullptr) detail::add(*options.stages, blocks->stages());
   return bytes + blocks->bytes_read();
 }
 

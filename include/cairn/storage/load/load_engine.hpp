@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/storage/load/load_work.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
@@ -19,6 +20,16 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+inline void add(load_stages& to, const load_stages& more) noexcept {
+  to.bytes_cached += more.bytes_cached, to.bytes_direct += more.bytes_direct;
+  to.read_seconds += more.read_seconds, to.verify_seconds += more.verify_seconds;
+  to.deliver_seconds += more.deliver_seconds;
+}
+
+/// Gives memory that was not touched yet its pages at once, before it is written, instead of by a fault for each in
+/// the middle of a copy. Does nothing where they are there, and where the kernel cannot (Linux 5.14).
+void populate_destination(std::byte* to, std::uint64_t bytes) noexcept;
 
 /// Reads what is wanted, in whole blocks that are verified before anything is delivered from them. What goes
 /// to devices is read into buffers of a device_load, so that the next blocks are read while it is copied. A
@@ -44,6 +55,8 @@ class load_engine {
   std::uint64_t run();
   /// The same for these blocks alone, ordered as the items are, of each item ascending.
   std::uint64_t run(list_view<const block_place> blocks, block_sink sink = {});
+  /// What it did so far, with the bytes of other engines that read with the same session.
+  [[nodiscard]] load_stages stages() const;
 
  private:
   std::uint64_t read_pieces();
@@ -114,6 +127,10 @@ class load_engine {
   std::vector<piece> pieces_;
   std::vector<std::size_t> batches_;  ///< first piece of each, and the end
   std::atomic<std::uint64_t> bytes_{0};
+  // Nanoseconds of all threads.
+  std::atomic<std::int64_t> reading_{0};
+  std::atomic<std::int64_t> verifying_{0};
+  std::atomic<std::int64_t> delivering_{0};
 };
 
 }  // namespace detail

@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/read_exchange.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/model/rank_set.hpp>
 #include <cairn/storage/load/byte_box.hpp>
 #include <cairn/storage/load/load_work.hpp>
@@ -40,6 +41,8 @@ class shared_blocks final : public shared_source {
   void read_alone();
   /// From the store, by this rank.
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return bytes_read_; }
+  /// Of this rank's reads; not of what came from others.
+  [[nodiscard]] load_stages stages() const;
 
  private:
   /// A wanted box as bytes of a stored item.
@@ -79,6 +82,7 @@ class shared_blocks final : public shared_source {
   std::vector<block_place> places_;       ///< of units, by index
   std::vector<block_place> alone_;
   std::uint64_t bytes_read_ = 0;
+  load_stages stages_;
 };
 
 }  // namespace detail

@@ -4,6 +4,8 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/plan.hpp>
+#include <cairn/model/save_journal.hpp>
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/storage/load/byte_box.hpp>
 #include <cairn/storage/load/load_delivery.hpp>
@@ -19,6 +21,9 @@
 #include <cairn/system/parallel.hpp>
 #include <cairn/system/streaming_copy.hpp>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -33,6 +38,15 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+CAIRN_BODY void populate_destination(std::byte* to, std::uint64_t bytes) noexcept {
+  constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which libc may not know yet
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = (reinterpret_cast<std::uintptr_t>(to) + page - 1) / page * page;
+  const auto last = (reinterpret_cast<std::uintptr_t>(to) + bytes) / page * page;
+  if (first >= last) return;
+  static_cast<void>(::madvise(reinterpret_cast<void*>(first), last - first, populate_write));
+}
 
 CAIRN_BODY load_engine::load_engine(const any_store& store, const load_work& work,
                                     std::uint64_t memory_budget, deadline until, device_load* devices)
@@ -189,6 +203,7 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
   std::vector<read_range> ranges;
   for (auto i = first; i < last; ++i) {
     const auto& p = pieces_[i];
+    if (p.whole != nullptr) populate_destination(p.whole, end_of(p) - begin_of(p));
     if (p.whole != nullptr && read_cached(p)) {
       take_block(p, p.whole, held, scratch);
       continue;
@@ -231,7 +246,9 @@ CAIRN_BODY void load_engine::read_ranges(std::span<const read_range> ranges) {
     for (const auto& r : ranges) bytes += r.destination.size();
     (*gate_)(bytes);
   }
+  const auto begin = steady_now();
   stored_ ? store_.read(ranges) : reads_.read(ranges);
+  reading_.fetch_add(steady_now() - begin, std::memory_order_relaxed);
 }
 
 CAIRN_BODY void load_engine::take_block(const piece& p, const std::byte* at, held_buffer* held,
@@ -240,7 +257,11 @@ CAIRN_BODY void load_engine::take_block(const piece& p, const std::byte* at, hel
   const std::span<const std::byte> block(at, static_cast<std::size_t>(end_of(p) - begin_of(p)));
   bytes_.fetch_add(block.size(), std::memory_order_relaxed);
   const auto expected = item.digests[p.block];
-  if (const auto got = digest(block); got != expected)
+  const auto begin = steady_now();
+  const auto got = digest(block);
+  const auto verified = steady_now();
+  verifying_.fetch_add(verified - begin, std::memory_order_relaxed);
+  if (got != expected)
     fail(error_id::corrupt_digest,
          "a block of a data file is damaged: its bytes are not what was written, or memory was changed "
          "while it was copied, which cairn::checked{} finds when it saves",
@@ -261,6 +282,15 @@ CAIRN_BODY void load_engine::take_block(const piece& p, const std::byte* at, hel
     }
   }
   if (sink_) sink_({p.item, p.block}, block);
+  delivering_.fetch_add(steady_now() - verified, std::memory_order_relaxed);
+}
+
+CAIRN_BODY load_stages load_engine::stages() const {
+  const auto from = reads_.figures();
+  const auto seconds = [](const std::atomic<std::int64_t>& n) {
+    return 1e-9 * static_cast<double>(n.load());
+  };
+  return {from.cached, from.direct, seconds(reading_), seconds(verifying_), seconds(delivering_)};
 }
 
 }  // namespace detail

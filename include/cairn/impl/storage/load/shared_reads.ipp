@@ -149,6 +149,7 @@ CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<cons
       ++position;
     });
   });
+  add(stages_, engine.stages());
   return bundles;
 }
 
@@ -199,6 +200,14 @@ CAIRN_BODY void shared_blocks::read_alone() {
   load_engine engine(store_, work_, budget_, until_, devices_);
   engine.read_with(reads_);
   bytes_read_ += engine.run(alone_);
+  add(stages_, engine.stages());
+}
+
+CAIRN_BODY load_stages shared_blocks::stages() const {
+  auto all = stages_;
+  const auto from = reads_.figures();  // of all engines, each of which has told those before it, too
+  all.bytes_cached = from.cached, all.bytes_direct = from.direct;
+  return all;
 }
 
 CAIRN_BODY void shared_blocks::put_on_devices(const load_item& item, const part& from, std::uint64_t begin,
