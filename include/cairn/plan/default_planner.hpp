@@ -19,7 +19,7 @@ namespace cairn {
 inline namespace v1 {
 
 namespace detail {
-/// The hooks of a planner, for code that does not know its type. The planner outlives it.
+/// Calls the hooks of a planner from code that does not know its type. The planner outlives it.
 struct planner_hooks {
   void* planner = nullptr;
   std::optional<std::string> (*stored_name)(void* planner, const state_entry& e) = nullptr;
@@ -38,15 +38,16 @@ struct planner_hooks {
 [[nodiscard]] load_plan load_plan_of(const state_dict& state, const metadata& stored,
                                      const load_request& request, const planner_hooks& hooks);
 [[nodiscard]] std::uint64_t fingerprint_of(const default_planner_options& options);
-/// The part of an entry's memory that is `box`, which lies in one of its boxes.
+/// The view of `box`, which lies in one of the entry's boxes.
 [[nodiscard]] tensor_view view_of_entry(const state_dict& state, std::uint32_t entry, const chunk& box);
 }  // namespace detail
 
-/// The planner of cairn, to derive from. Every rank knows the global summary and decides alone, without
-/// messages, what it writes: boxes with one holder by their holder, replicas spread so that all ranks write
-/// about the same number of bytes. Loads take any sharding on any number of ranks.
+/// The planner of cairn, as a base class. Every rank knows the global summary and decides without
+/// messages what it writes: a box with one holder is written by that holder, and replicas are spread so
+/// that all ranks write about the same number of bytes. Loads work for any sharding on any number of
+/// ranks.
 ///
-/// A planner of yours names itself as the argument and hides any of the hooks `stored_name`, `stored_dtype`,
+/// A derived planner is the template argument, and hides any of the hooks `stored_name`, `stored_dtype`,
 /// `cast_between`:
 ///
 ///   struct half_planner : cairn::basic_planner<half_planner> {
@@ -59,9 +60,9 @@ struct planner_hooks {
 ///     }
 ///   };
 ///
-/// Hooks depend on the entry and the planner's configuration alone and answer alike on all ranks. A planner
-/// with a configuration of its own hides `fingerprint()` too. One thread at a time; resolve() of loads may
-/// be called by several.
+/// Hooks depend only on the entry and the planner's configuration, and return the same on all ranks. A
+/// planner with a configuration also hides `fingerprint()`. One thread at a time; several threads may
+/// call resolve() of loads.
 template <class Derived>
 class basic_planner {
  public:
@@ -73,14 +74,14 @@ class basic_planner {
 
   /// Hook: the name of an entry in checkpoints, or nothing for entries that are neither saved nor loaded.
   [[nodiscard]] std::optional<std::string> stored_name(const state_entry& e) const { return e.name; }
-  /// Hook: the dtype of a tensor in checkpoints. Asked for tensors only; values keep theirs.
+  /// Hook: the dtype of a tensor in checkpoints. Called only for tensors; values keep their dtype.
   [[nodiscard]] dtype stored_dtype(const state_entry& e) const { return e.type; }
   /// Hook: the conversion between different dtypes, or nullptr.
   [[nodiscard]] cast_function cast_between(dtype from, dtype to) const { return find_cast(from, to); }
 
-  /// Every box that this rank holds, in the order of the state. An empty shard gives an item of 0 bytes, so
-  /// that the others learn its definition. @throws usage_error on a bad stored name, plan_error where there
-  /// is no conversion.
+  /// Returns every box that this rank holds, in the order of the state. An empty shard becomes an item of
+  /// 0 bytes, so that the other ranks learn its definition. @throws usage_error for a bad stored name,
+  /// plan_error where there is no conversion.
   [[nodiscard]] save_plan local_plan(const state_dict& state, int rank) {
     return detail::local_plan_of(state, rank, hooks());
   }
@@ -97,7 +98,8 @@ class basic_planner {
     return detail::decode_plan_summary(bytes);
   }
 
-  /// This rank's part of the checkpoint. @throws plan_error, the same on all ranks, as cairn::validate does.
+  /// Returns the boxes that this rank writes. @throws the same plan_error on all ranks, as
+  /// cairn::validate does.
   [[nodiscard]] save_plan finish(save_plan plan, const plan_summary& global, int rank, int world_size) {
     return detail::finish_plan(std::move(plan), global, rank, world_size, options_);
   }
@@ -105,7 +107,7 @@ class basic_planner {
     return detail::plan_metadata(global, world_size, options_);
   }
 
-  /// The memory of an item, now. O(boxes of the entry).
+  /// Returns the current memory of an item. O(boxes of the entry).
   [[nodiscard]] item_source resolve(const state_dict& state, const write_item& item) {
     item_source source{detail::view_of_entry(state, item.entry, item.box), nullptr};
     if (source.view.type != item.type && item.kind != item_kind::bytes)
@@ -114,17 +116,18 @@ class basic_planner {
   }
   [[nodiscard]] std::uint64_t fingerprint() const { return detail::fingerprint_of(options_); }
 
-  /// What this rank reads: for each of its boxes, the stored chunks that make it up. Items that are missing
-  /// or unexpected, and, where the request is not strict, items that do not fit, are in the report.
-  /// @throws plan_error naming the item: see LoadPlanner. Unexpected items are an error here in a group of
-  /// one only; with more ranks they are in each rank's report, and an error if they are in all of them
-  /// (unexpected_on_both).
+  /// Returns what this rank reads: for each of its boxes, the boxes of the stored chunks that cover it.
+  /// The report lists items that are missing or unexpected, and, if the request is not strict, items that
+  /// do not fit.
+  /// @throws plan_error naming the item: see LoadPlanner. Unexpected items are an error here only in a
+  /// group of one; with more ranks they are in each rank's report, and an error if they are in all
+  /// reports (unexpected_on_both).
   [[nodiscard]] load_plan plan(const state_dict& state, const cairn::metadata& stored,
                                const load_request& request) {
     return detail::load_plan_of(state, stored, request, hooks());
   }
 
-  /// The destination of an item.
+  /// Returns the destination of an item.
   [[nodiscard]] item_target resolve(const state_dict& state, const cairn::metadata& stored,
                                     const read_item& item) {
     item_target target{detail::view_of_entry(state, item.entry, item.box), nullptr};
@@ -151,7 +154,7 @@ class basic_planner {
 };
 
 namespace detail {
-/// The class whose resolve() of saves a planner has: another one than basic_planner where it hides that.
+/// The class that declares a planner's resolve() of saves: basic_planner, unless the planner hides it.
 template <class C>
 C class_of(item_source (C::*)(const state_dict&, const write_item&));
 template <class C>
@@ -165,7 +168,7 @@ concept ResolvingAsBasic = requires { requires is_basic_planner<decltype(class_o
 template <detail::ResolvingAsBasic P>
 inline constexpr bool resolves_by_binding<P> = true;
 
-/// The planner that a checkpointer has unless it is given another: everything, under its own name and dtype.
+/// The default planner of a checkpointer: saves everything, under its own name and dtype.
 class default_planner : public basic_planner<default_planner> {
  public:
   using basic_planner::basic_planner;

@@ -30,7 +30,7 @@ namespace detail {
 [[nodiscard]] gathered_plans merge_gathered(gathered_plans a, gathered_plans b);
 [[nodiscard]] std::vector<std::byte> encode_gathered(const gathered_plans& plans);
 [[nodiscard]] gathered_plans decode_gathered(std::span<const std::byte> bytes);
-/// One for each rank, in their order. @throws plan_error (plan_disagreement)
+/// Checks that there is one plan for each rank, in order. @throws plan_error (plan_disagreement)
 [[nodiscard]] std::vector<save_plan> plans_of_all(const gathered_plans& global, int world_size);
 /// What plans that were created will store. @throws plan_error if they are not a whole checkpoint, or
 /// store something else than was said.
@@ -39,11 +39,11 @@ namespace detail {
 [[nodiscard]] save_plan plan_of_rank(save_plan mine, const metadata& stored, int rank);
 }  // namespace detail
 
-/// Lets a planner that must see the plans of all ranks (`create_global_plan`, as in DCP) be a SavePlanner;
-/// and a LoadPlanner if P is one: `cairn::gathered<my_planner>{my_planner{...}}`. The summary is all plans,
-/// and every rank calls create_global_plan for itself: O(ranks) in memory, messages and time on every rank.
-/// What comes out is validated like the plans of default_planner before anything is written, and its
-/// metadata is compared with the plans. One thread at a time.
+/// Adapts a planner that must see the plans of all ranks (`create_global_plan`, as in DCP) to a
+/// SavePlanner, and to a LoadPlanner if P is one: `cairn::gathered<my_planner>{my_planner{...}}`. The
+/// summary consists of all plans, and every rank calls create_global_plan: O(ranks) of memory, messages
+/// and time on every rank. The resulting plans are validated like those of default_planner before
+/// anything is written, and compared with the metadata. One thread at a time.
 template <GatheringSavePlanner P>
 class gathered {
  public:

@@ -23,7 +23,7 @@ struct plan_key {
   friend bool operator==(const plan_key&, const plan_key&) = default;
 };
 
-/// The result of planning, to use again.
+/// A finished plan that is kept for later saves.
 struct cached_plan {
   std::shared_ptr<const save_plan> plan;
   std::uint64_t digest = 0;                    ///< digest_of(plan)
@@ -35,30 +35,30 @@ struct cached_plan {
   std::size_t bytes = 0;  ///< what it counts in the cache: of the summary that all ranks have, alike on all
 };
 
-/// The plans of the last few structures that were saved; belongs to one checkpointer. Each structure (the
-/// model, the optimizer, the state of an evaluation) has its own entry, so that saving one of them does not
-/// cost another its plan. Which entry is dropped depends on the order of calls and on cached_plan::bytes
-/// alone, so that ranks that make the same calls hit and miss alike: what a plan takes on one rank must not
-/// count, as a rank that has forgotten a plan that the others remember would wait for them in vain. One
-/// thread at a time; what was found stays valid when the cache forgets it.
+/// The plans of the last few structures that one checkpointer saved. Each structure (the model, the
+/// optimizer, the state of an evaluation) has its own entry, so that saving one of them does not drop the
+/// plan of another. Which entry is dropped depends only on the order of calls and on cached_plan::bytes,
+/// so that ranks that make the same calls hit and miss together. The memory of a plan on one rank must
+/// not count: a rank that has dropped a plan that the others have would wait for them in vain. One thread
+/// at a time; a plan that was found stays valid when the cache drops it.
 class plan_cache {
  public:
-  /// Remembers up to `limit` plans that count up to `bytes` together, but always the last one; a limit of 0
-  /// remembers nothing.
+  /// Keeps up to `limit` plans that count up to `bytes` together, and always the last one; a limit of 0
+  /// keeps nothing.
   explicit plan_cache(std::size_t limit = 8, std::size_t bytes = std::size_t{64} << 20)
       : limit_(limit), max_bytes_(bytes) {}
 
   /// The plan of a key, or nullptr. O(limit), without allocation.
   [[nodiscard]] std::shared_ptr<const cached_plan> find(const plan_key& key);
-  /// Remembers a plan, in place of an earlier one of the same key, or else of the one that was used longest
-  /// ago. Call it when planning has ended in agreement on all ranks.
+  /// Adds a plan. It replaces an earlier plan with the same key, or else the least recently used one.
+  /// Called after all ranks have agreed on the plan.
   std::shared_ptr<const cached_plan> put(const plan_key& key, cached_plan plan);
   void erase(const plan_key& key);
   void clear() noexcept { slots_.clear(); }
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
-  /// What the plans that it remembers count.
+  /// The bytes with which its plans count.
   [[nodiscard]] std::size_t bytes() const noexcept;
-  /// Calls of find() that found a plan, and that found none.
+  /// The numbers of calls of find() that found a plan, and that found none.
   [[nodiscard]] std::uint64_t hits() const noexcept { return hits_; }
   [[nodiscard]] std::uint64_t misses() const noexcept { return misses_; }
 

@@ -26,9 +26,10 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Copies images into a bounded pool of buffers, which are allocated once, kept, and reused; a buffer that is
-/// too small is replaced. `M` is where buffers come from, `Engine` who fills them. Memory beyond the state:
-/// the largest image times the images that were alive at once (times depth after prepare()).
+/// A Stager that copies images into a bounded pool of buffers, which are allocated once, kept, and
+/// reused; a buffer that is too small is replaced. `M` allocates the buffers, `Engine` fills them. Memory
+/// beyond the state: the size of the largest image times the number of images that existed at once (times
+/// depth after prepare()).
 template <Memory M, CopyEngine<M> Engine>
 class buffered_stager {
  public:
@@ -48,8 +49,8 @@ class buffered_stager {
           if (const auto pool = kept.lock()) pool->free_kept();
         })) {}
 
-  /// See Stager. The calling thread helps to copy. @throws also usage_error where sources do not fit their
-  /// places.
+  /// See Stager. The calling thread helps to copy. @throws also usage_error where the size of a source is
+  /// not that of its place.
   [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout, const source_table& sources,
                                    stage_options options, deadline until) {
     check_process();
@@ -66,8 +67,7 @@ class buffered_stager {
             std::move(fill)};
   }
 
-  /// See Stager. All buffers of the pool are sized, as far as the budget has room; those in use are waited
-  /// for.
+  /// See Stager. Allocates all buffers of the pool, as far as the budget allows, and waits for those in use.
   void prepare(const image_layout& layout, deadline until) {
     check_process();
     std::vector<lease_type> leases;
@@ -101,7 +101,7 @@ class buffered_stager {
   }
 
  private:
-  /// A buffer and its share of the budget, which ends after it.
+  /// A buffer and its share of the budget, which is given back after the buffer.
   struct held_block {
     memory_budget::share share;
     typename M::block_type block;
@@ -147,7 +147,7 @@ class buffered_stager {
     return {new (block.data() + layout.bytes) std::uint64_t[layout.blocks],
             static_cast<std::size_t>(layout.blocks)};
   }
-  /// Without a deadline: false if that would take waiting.
+  /// Without a deadline, false if it would have to wait.
   bool fit(lease_type& lease, const image_layout& layout, std::optional<deadline> until) {
     const std::uint64_t needed = bytes_for(layout);
     if (lease.holds(needed)) return true;

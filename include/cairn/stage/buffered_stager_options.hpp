@@ -7,10 +7,10 @@ inline namespace v1 {
 
 /// Options of buffered_stager.
 struct buffered_stager_options {
-  /// Images that can be alive at once, each in a buffer of its own: with 1, a save waits until the one before
-  /// is written; with 2 it does not, at twice the memory.
+  /// The number of images that can exist at once, each in its own buffer: with 1, a save waits until the
+  /// one before is written; with 2 it does not, at twice the memory.
   int depth = 1;
-  /// Shared with other stagers of this process; without one, this stager takes what it needs.
+  /// The memory budget that this stager shares with others of this process; no limit by default.
   memory_budget budget = {};
 };
 

@@ -14,11 +14,12 @@ class image_control;
 
 /// Options of heap_memory.
 struct heap_memory_options {
-  /// Threads that touch a new buffer's pages; 0: one for each core that this process may use, at most 8.
+  /// The number of threads that touch a new buffer's pages; 0: one for each core that this process may
+  /// use, at most 8.
   int threads = 0;
-  /// Ask for huge pages, which take fewer faults and are copied to faster.
+  /// Use huge pages (MADV_HUGEPAGE, see madvise(2)), which cause fewer faults and are faster to copy to.
   bool huge_pages = true;
-  /// Look at the limits of machine, control group and process before a buffer is allocated.
+  /// Check the limits of machine, control group and process before a buffer is allocated.
   bool check_limits = true;
   /// Keep the buffers from being swapped (mlock), within RLIMIT_MEMLOCK.
   bool lock = false;
@@ -38,7 +39,7 @@ class heap_block {
   std::size_t bytes_;
 };
 
-/// Ordinary memory of this process, mapped for each block and touched in parallel.
+/// A Memory of ordinary pages of this process, which are mapped for each block and touched in parallel.
 class heap_memory {
  public:
   using block_type = heap_block;

@@ -19,20 +19,22 @@ class copy_threads;
 
 /// Options of host_copy.
 struct host_copy_options {
-  /// Threads that copy, the caller of stage() among them while it waits; 0: one for each core, at most 4.
+  /// The number of threads that copy, with the caller of stage() while it waits; 0: one for each core, at
+  /// most 4.
   int threads = 0;
-  /// Limit of what is copied while training goes on (overlapped), by all threads together, in bytes; 0: none.
-  /// Where training waits for the copy, nothing is held up: in save(), and from before_update() on.
+  /// The limit for copying while training goes on (overlapped), for all threads together, in bytes per
+  /// second; 0: none. The limit does not apply while training waits for the copy: in save(), and from
+  /// before_update() on.
   std::uint64_t bytes_per_second = 0;
-  /// Of the threads of the engine; the caller of stage() is as it is.
+  /// Settings of the threads of the engine; the caller of stage() keeps its own.
   thread_settings thread = {};
-  /// For tests: where the limit takes its time from; null: the steady clock.
+  /// For tests: the clock of the limit; null: the steady clock.
   std::shared_ptr<rate_clock> clock = nullptr;
 };
 
-/// The engine that copies with the CPU, from and to memory that it can address. Threads are started by the
-/// first copy that needs them, sleep in between, and are joined by the destructor, which waits for images in
-/// progress.
+/// A CopyEngine that copies with the CPU, from and to memory that it can address. The first copy that
+/// needs threads starts them; they sleep between copies. The destructor waits for images in progress and
+/// joins the threads.
 class host_copy {
  public:
   template <class M>
@@ -41,7 +43,7 @@ class host_copy {
 
   host_copy() : host_copy(host_copy_options{}) {}
   /// @throws usage_error (usage_bad_option) if the number of threads is negative or above 1024, and for
-  /// settings that are none or that the system does not grant.
+  /// settings that are invalid or that the system refuses.
   explicit host_copy(host_copy_options options);
   host_copy(host_copy&& other) noexcept;
   host_copy& operator=(host_copy&& other) noexcept;

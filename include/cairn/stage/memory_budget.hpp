@@ -9,22 +9,22 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Memory that the buffers of several stagers share, so that two states in one process (a policy and a
-/// critic, a model and its average) do not need the sum of both images:
+/// A limit for the memory of the buffers of several stagers, so that two states in one process (a policy
+/// and a critic, a model and its average) do not need the sum of both images:
 ///
 /// `cairn::memory_budget budget{8ull << 30};`
 /// `cairn::heap_stager{{.budget = budget}}  // of each checkpointer`
 ///
-/// - The buffers of all stagers that were given copies of one budget never hold more bytes together.
-/// - A stager that needs a buffer takes what is left; then buffers that other stagers keep for later are
-///   freed; then it waits, in the order of asking, until an earlier save has ended, at most until the save's
-///   deadline. An image that is larger than the whole budget is an error at once.
-/// - Saves that are being written end without the training thread, except overlapped ones, which wait for
-///   before_update(): where the budget does not hold both images, call it on the one checkpointer before
-///   save() on the other.
-/// - A buffer counts with its rounded size: multiples of 2 MiB from there on, of 4 KiB below.
+/// - The buffers of all stagers with copies of one budget never hold more bytes together.
+/// - A stager that needs a buffer first takes unused budget, then frees buffers that other stagers keep
+///   for later, and then waits, in the order of requests, until an earlier save has ended, at most until
+///   the save's deadline. An image that is larger than the whole budget causes an error at once.
+/// - Saves that are being written end without the training thread, except overlapped saves, which wait
+///   for before_update(). If the budget does not hold both images, call before_update() on the one
+///   checkpointer before save() on the other.
+/// - A buffer counts with its rounded size: a multiple of 2 MiB, or below 2 MiB of 4 KiB.
 ///
-/// Copies share the budget. A default-constructed one has no limit. Any thread.
+/// Copies share the budget. A default-constructed budget has no limit. Any thread.
 class memory_budget {
  public:
   /// No limit, and nothing is counted.
@@ -34,16 +34,16 @@ class memory_budget {
 
   /// False for a budget without a limit.
   [[nodiscard]] bool limited() const noexcept { return state_ != nullptr; }
-  /// Bytes in all; the largest number where there is no limit.
+  /// The limit in bytes; the largest number where there is no limit.
   [[nodiscard]] std::uint64_t limit() const noexcept;
-  /// Bytes of buffers that are there now, in use or kept.
+  /// The bytes of all buffers, in use or kept.
   [[nodiscard]] std::uint64_t used() const;
 
  private:
   struct state;
 
  public:
-  /// For stagers: a part of the budget, given back by the destructor.
+  /// For stagers: a share of the budget, which the destructor gives back.
   class share {
    public:
     share() = default;
@@ -60,20 +60,21 @@ class memory_budget {
     std::uint64_t bytes_ = 0;
   };
 
-  /// For stagers: the bytes that a buffer of `needed` bytes counts with.
+  /// For stagers: the rounded size with which a buffer of `needed` bytes counts.
   [[nodiscard]] static std::uint64_t rounded(std::uint64_t needed) noexcept;
-  /// For stagers: `free_kept` frees the buffers that the stager keeps for later. It is called by other
-  /// stagers that need room, by any thread, until the returned handle ends.
+  /// For stagers: registers `free_kept`, which frees the buffers that the stager keeps for later. Other
+  /// stagers that need memory call it, on any thread, until the returned handle is destroyed.
   template <class FreeKept>
   [[nodiscard]] std::shared_ptr<void> join(FreeKept free_kept) const {
     return add(std::make_shared<member_of<FreeKept>>(std::move(free_kept)));
   }
-  /// For stagers: a buffer is not in use any more and is kept; whoever waits may ask for it to be freed.
+  /// For stagers: says that a buffer is kept but no longer in use, so that a waiting stager may have it
+  /// freed.
   void kept() const;
-  /// For stagers: room for `needed` bytes, rounded. @throws storage_error (storage_limit) if the whole budget
-  /// is smaller, timeout_error (timeout_staging) if room did not become free in time.
+  /// For stagers: takes a share of `needed` bytes, rounded. @throws storage_error (storage_limit) if the
+  /// whole budget is smaller, timeout_error (timeout_staging) if the bytes did not become free in time.
   [[nodiscard]] share take(std::uint64_t needed, deadline until) const;
-  /// For stagers: the same, and an empty share if there is no room without waiting or freeing.
+  /// For stagers: the same without waiting and freeing; an empty share if too few bytes are unused.
   [[nodiscard]] share try_take(std::uint64_t needed) const;
 
  private:

@@ -13,16 +13,16 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Copies nothing but the items that are early: writers read straight from training memory, which is released
-/// when they have read all of it (or have given up the image). Needs no memory beyond those items; digests
-/// are the writer's. With an executor that is not the calling thread, training must not change its memory
-/// until the save is `released`.
+/// A Stager that copies only early items. Writers read the rest directly from training memory, which is
+/// released when they have read all of it or have given up the image. Needs memory only for the early
+/// items. The writer computes the digests. With an executor other than the calling thread, training must
+/// not change its memory until the save is `released`.
 class no_staging {
  public:
   using cairn_role = role::stager;
 
-  /// See Stager. @throws usage_error where sources do not fit or are not readable by the host, storage_error
-  /// (storage_out_of_memory).
+  /// See Stager. @throws usage_error where the size of a source is wrong or the host cannot read it,
+  /// storage_error (storage_out_of_memory).
   [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout, const source_table& sources,
                                    stage_options, deadline);
   void prepare(const image_layout&, deadline) noexcept {}

@@ -26,21 +26,23 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Options of a block of shared memory.
+/// Options of the blocks of shared_memory.
 struct shared_memory_block_options {
-  /// Threads that touch a new buffer's pages; 0: one for each core that this process may use, at most 8.
+  /// The number of threads that touch a new buffer's pages; 0: one for each core that this process may
+  /// use, at most 8.
   int threads = 0;
-  /// Ask for huge pages, which take fewer faults and are written to devices in fewer requests: from Linux 6.1 on, or
-  /// where the system gives them to shared memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled). Else small ones.
+  /// Ask for huge pages, which take fewer faults and are written to devices in fewer requests: from Linux
+  /// 6.1 on, or where the system gives them to shared memory
+  /// (/sys/kernel/mm/transparent_hugepage/shmem_enabled). Else small ones.
   bool huge_pages = true;
-  /// Look at the limits of machine, control group and process before a buffer is allocated.
+  /// Check the limits of machine, control group and process before a buffer is allocated.
   bool check_limits = true;
 };
 
 namespace detail {
 
-/// Controls of images in shared memory, which handles may keep long after their image: each in a slot that
-/// comes back when the last of them is dropped. Any thread.
+/// Allocates controls of images in shared memory. Handles may keep a control long after the image; its
+/// slot is free again when the last handle is destroyed. Any thread.
 class shared_controls : public std::enable_shared_from_this<shared_controls> {
  public:
   struct placed {
@@ -95,7 +97,7 @@ class shared_block {
  public:
   explicit shared_block(std::shared_ptr<shared_segment> segment) noexcept : segment_(std::move(segment)) {}
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return segment_->bytes(); }
-  /// Where another process finds an image at the beginning of the block whose digests follow at
+  /// The place, for another process, of an image at the beginning of the block, with its digests at
   /// `digests_offset`.
   [[nodiscard]] shared_image shared(std::uint64_t digests_offset) const {
     return {
@@ -108,9 +110,9 @@ class shared_block {
   shared_place control_;  // of the image that is in the block
 };
 
-/// Memory that the worker of a process_executor maps too, by descriptor: it has no name and ends with the
-/// last process that has it. Allocated up front and touched in parallel: a machine or control group without
-/// room for it is a storage_error, never SIGBUS.
+/// A Memory that the worker of a process_executor can map by a descriptor (memfd_create(2)). It has no
+/// name and ends with the last process that has it. It is allocated before use and touched in parallel,
+/// so that too little memory of the machine or control group causes a storage_error, never SIGBUS.
 class shared_memory {
  public:
   using block_type = shared_block;

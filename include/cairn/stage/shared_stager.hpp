@@ -8,7 +8,8 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Shared memory, filled by threads: for a process_executor, whose worker writes it without another copy.
+/// A stager with images in shared memory that threads fill: for a process_executor, whose worker writes
+/// them without another copy.
 using shared_stager = buffered_stager<shared_memory, host_copy>;
 static_assert(Stager<shared_stager>, "shared_stager must model Stager");
 

@@ -7,12 +7,12 @@
 namespace cairn {
 inline namespace v1 {
 
-/// How default_planner divides replicated data among the ranks that hold it.
+/// Options of default_planner: how it divides replicated boxes among the ranks that hold them.
 struct default_planner_options {
-  /// Replicated boxes of this many bytes and more are split among their holders; smaller ones are written by
-  /// one holder each. The ranks' loads then differ by less than this.
+  /// Replicated boxes of at least so many bytes are split among their holders; one holder writes a smaller
+  /// box. The loads of the ranks then differ by less than this.
   std::uint64_t split_above_bytes = std::uint64_t{1} << 20;
-  /// Splitting makes no piece smaller than about this.
+  /// The approximate lower limit for the bytes of a chunk that comes from splitting.
   std::uint64_t least_piece_bytes = std::uint64_t{256} << 10;
 };
 

@@ -12,7 +12,7 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Everything that a rank's plan of a load depends on, but for the manifest.
+/// Everything that a rank's plan of a load depends on, except the manifest.
 struct load_plan_key {
   std::int64_t step = 0;
   std::uint64_t structure = 0;  ///< state_dict::structure()
@@ -24,29 +24,28 @@ struct load_plan_key {
   friend bool operator==(const load_plan_key&, const load_plan_key&) = default;
 };
 
-/// A plan of a load, to use again. Holds no pointer into the user's memory.
+/// A plan of a load that is kept for later loads. Holds no pointer into the user's memory.
 struct cached_load_plan {
   load_plan plan;
   double seconds = 0;  ///< that planning cost
 };
 
-/// The plans of the last few loads; belongs to one checkpointer. A plan is found only for the very bytes of
-/// the manifest that it was made for, which are kept beside it and compared: a checkpoint that was saved anew
-/// under its old number is another one. Ranks plan their loads without messages, so that it does not matter
-/// whether all of them find theirs. One thread at a time; what was found stays valid when the cache forgets
+/// The plans of the last few loads of one checkpointer. A plan is found only for the manifest that it was
+/// made for, whose bytes are kept and compared: a checkpoint that was saved again under the same step has
+/// another manifest. Ranks plan their loads without messages, so that it does not matter whether all of
+/// them find their plans. One thread at a time; a plan that was found stays valid when the cache drops
 /// it.
 class load_plan_cache {
  public:
-  /// Remembers up to `limit` plans, which with their manifests take up to `bytes` of memory; one that is
-  /// larger is not remembered.
+  /// Keeps up to `limit` plans, which with their manifests take up to `bytes` of memory; a larger plan is
+  /// not kept.
   explicit load_plan_cache(std::size_t limit = 4, std::size_t bytes = std::size_t{64} << 20)
       : limit_(limit), max_bytes_(bytes) {}
 
   /// The plan, or nullptr. O(limit + manifest).
   [[nodiscard]] std::shared_ptr<const cached_load_plan> find(const load_plan_key& key,
                                                              std::span<const std::byte> manifest);
-  /// Remembers a plan in place of those of the same key, and of those that were used longest ago where there
-  /// is no room.
+  /// Adds a plan. It replaces those with the same key and, if memory is needed, the least recently used ones.
   void put(const load_plan_key& key, std::span<const std::byte> manifest, cached_load_plan plan);
   void clear() noexcept { slots_.clear(); }
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }

@@ -119,10 +119,11 @@ inline constexpr std::array<std::uint64_t, 2> measure_seeds{0x243f6a8885a308d3u,
   return true;
 }
 
-/// True if the boxes are a partition of the region. In O(boxes x dimensions), whatever their arrangement: the
-/// sum of the boxes' indicator functions is that of the region if and only if their integrals agree for every
-/// density; with two pseudo-random densities modulo 2^61 - 1 a wrong answer has a chance below 2^-100
-/// (Schwartz-Zippel).
+/// True if the boxes are a partition of the region. Costs O(boxes x dimensions), whatever their
+/// arrangement: the sum of the boxes' indicator functions is that of the region if and only if their
+/// integrals agree for every density. With two pseudo-random densities modulo 2^61 - 1 a wrong answer has
+/// a probability below 2^-100, by the lemma of Schwartz and Zippel (J. T. Schwartz, Fast probabilistic
+/// algorithms for verification of polynomial identities, JACM 27(4), 1980).
 template <class BoxAt>
 [[nodiscard]] bool tiles(const chunk& region, std::size_t count, BoxAt&& box_at) noexcept {
   for (const std::uint64_t seed : measure_seeds) {

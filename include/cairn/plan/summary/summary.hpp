@@ -17,8 +17,8 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What ranks say of one name under one definition. Another definition of the same name is another item
-/// beside it: a conflict that validation reports. Belongs to a plan_summary, which knows its name and boxes.
+/// What ranks hold of one name with one definition. Another definition of the same name is another item,
+/// a conflict that validation reports. Belongs to a plan_summary, which has its name and boxes.
 struct summary_item {
   item_kind kind = item_kind::tensor;
   dtype type = dtype::u8;
@@ -37,9 +37,9 @@ struct summary_item {
 };
 
 /// What a set of ranks would write: the summary_type of default_planner. Each item has its boxes and the
-/// ranks that hold them as progressions, so that its size is that of the pattern in which tensors are sharded
-/// and replicated, not that of the number of ranks. Boxes that follow no pattern are progressions of one
-/// chunk. Items are sorted by name, then definition. All names lie in one string and all numbers in one
+/// ranks that hold them as progressions, so that its size depends on the pattern in which tensors are sharded
+/// and replicated, not on the number of ranks. A box that is in no pattern is a progression of one
+/// chunk. Items are sorted by name, then definition. All names are in one string and all numbers in one
 /// vector, so that a summary costs four allocations and not one for each item.
 class plan_summary {
  public:
