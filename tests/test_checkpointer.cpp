@@ -1081,6 +1081,50 @@ TEST_CASE("checked finds memory that changed before it was copied, names it, and
   }
 }
 
+namespace {
+/// heap_stager that notes whether it was asked for digests.
+struct asked_stager : cairn::heap_stager {
+  explicit asked_stager(std::shared_ptr<std::optional<bool>> note) : asked(std::move(note)) {}
+  cairn::staged_image stage(std::shared_ptr<const cairn::image_layout> layout,
+                            const cairn::source_table& sources, cairn::stage_options options,
+                            cairn::deadline until) {
+    *asked = options.digest;
+    return heap_stager::stage(std::move(layout), sources, options, until);
+  }
+  std::shared_ptr<std::optional<bool>> asked;
+};
+}  // namespace
+
+TEST_CASE(
+    "the writer digests where training waits for the copy alone, unless options or checked say otherwise") {
+  const auto digests_in_copy = [](const char* told, std::optional<bool> option, auto... policies) {
+    auto options = quiet;
+    options.checksum_in_writer = option;
+    const auto asked = std::make_shared<std::optional<bool>>();
+    cairn::checkpointer ckpt{cairn::memory_store{}, asked_stager(asked), options, std::move(policies)...};
+    CAPTURE(ckpt.describe());
+    CHECK(ckpt.describe().find(told) != std::string::npos);
+    layers t;
+    std::vector<double> table(500'000, 0.5);
+    t.state.tensor("table", table, {500'000});
+    auto handle = ckpt.save(t.state, 1);
+    ckpt.before_update();
+    handle.wait();
+    table.assign(table.size(), 0.0);
+    ckpt.load(t.state, 1);  // compares with the digests
+    CHECK(table == std::vector<double>(500'000, 0.5));
+    return asked->value();
+  };
+  CHECK_FALSE(digests_in_copy("digests by the writer (chosen)", {}));
+  CHECK(digests_in_copy("overlapped with training; digests in the pass that copies (chosen)", {},
+                        cairn::overlapped{}));
+  CHECK(digests_in_copy("digests in the pass that copies (chosen)", {}, cairn::inline_executor{}));
+  CHECK(digests_in_copy("digests in the pass that copies (chosen)", {}, cairn::checked{}));
+  CHECK(digests_in_copy("digests in the pass that copies (as asked for)", false));
+  CHECK_FALSE(digests_in_copy("digests by the writer (as asked for)", true, cairn::overlapped{}));
+  CHECK_FALSE(digests_in_copy("digests by the writer (as asked for)", true, cairn::inline_executor{}));
+}
+
 TEST_CASE("checked finds what changed directly after an overlapped save") {
   cairn::memory_store store;
   layers t;

@@ -184,6 +184,8 @@ TEST_CASE("a handle of an executor offers what that one offers besides, and noth
   prepares.prepare();
   CHECK(prepared == 1);
   CHECK_FALSE(prepares.ends_with_process());
+  CHECK_FALSE(prepares.runs_in_caller());
+  CHECK(cairn::any_executor(cairn::inline_executor()).runs_in_caller());
   cairn::any_executor least{archetype_env::make()};
   least.prepare();
   CHECK_FALSE(least.ends_with_process());

@@ -304,6 +304,26 @@ TEST_CASE("threads: the save fails with the limit and its value, and training go
   check_says(said, {"storage.limit|", "no thread could be started to write", "RLIMIT_NPROC is 1 (ulimit -u"});
 }
 
+TEST_CASE("threads: where none can be started to digest, the one that writes does it") {
+  const auto said = in_child([&] {
+    std::vector<float> weights(3'000'000, 1.5f);  // 12 MB
+    cairn::state_dict state;
+    state.tensor("weights", weights, {3'000'000});
+    auto options = quiet;
+    options.checksum_in_writer = true;
+    cairn::checkpointer ckpt{cairn::memory_store{}, options};
+    ckpt.save(state, 1).wait();  // starts the threads that copy and write
+    become_nobody();
+    limit(RLIMIT_NPROC, 1);
+    std::fill(weights.begin(), weights.end(), 2.5f);
+    ckpt.save(state, 2).wait();
+    std::fill(weights.begin(), weights.end(), 0.0f);
+    ckpt.load(state, 2);  // compares with the digests
+    return std::string(weights.front() == 2.5f && weights.back() == 2.5f ? "saved" : "lost");
+  });
+  check_says(said, {"saved"});
+}
+
 TEST_CASE("threads: what cannot be prepared is told of, and left to the first save") {
   const auto said = in_child([&] {
     std::vector<float> weights(1'000, 1.5f);

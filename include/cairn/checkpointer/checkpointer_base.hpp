@@ -145,6 +145,9 @@ class checkpointer_base {
   [[nodiscard]] int rank() const { return engine_.any().rank(); }
   /// See rank().
   [[nodiscard]] int world_size() const { return engine_.any().world_size(); }
+  /// Where checkpoints lie, and what was chosen where the options leave it open, in one line for people. The same as
+  /// long as the checkpointer lives; also when it is closed. Any thread.
+  [[nodiscard]] std::string describe() const { return engine_.here().describe(); }
 
  protected:
   checkpointer_base() noexcept = default;

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -34,6 +35,7 @@ class engine {
 
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int world_size() const = 0;
+  [[nodiscard]] virtual std::string describe() const = 0;
   [[nodiscard]] virtual any_communicator& communicator() noexcept = 0;
   [[nodiscard]] virtual bool closed() const noexcept = 0;
 

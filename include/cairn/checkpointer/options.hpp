@@ -45,8 +45,10 @@ struct checkpointer_options {
   std::chrono::nanoseconds handover_timeout = std::chrono::seconds(5);
   /// After so many failed saves in a row, save() throws, when its own save is under way; 0: never.
   int max_consecutive_failures = 3;
-  /// The writer computes digests after save() has returned, instead of the copy in the same pass.
-  bool checksum_in_writer = false;
+  /// Who computes digests: true: the writer, after save() has returned; false: the copy, in the same pass. Left
+  /// out: the writer where save() waits for the copy and for nothing after it; the copy with overlapped{} and
+  /// with inline_executor. The checkpoint is the same, and describe() tells which. With checked{} always the copy.
+  std::optional<bool> checksum_in_writer = {};
   /// An overlapped save copies tensors below 64 KiB before save() returns, but at most so many bytes of
   /// them on each rank. If there are more, it copies only those below 32 KiB early, or below 16 KiB, and
   /// so on, and the others like large ones. 0: none. Values, bytes, per-rank items and copy_now are

@@ -35,6 +35,8 @@ class save_path {
       : options_(options),
         overlapped_(overlapped),
         checked_(checked),
+        digests_in_copy_(checked ||
+                         !options.checksum_in_writer.value_or(!overlapped && !executor.runs_in_caller())),
         group_(group),
         services_(std::move(services)),
         saves_(saves),
@@ -54,6 +56,9 @@ class save_path {
     peers_ = std::move(peers);
   }
   [[nodiscard]] bool ends_with_process() const noexcept { return executor_.ends_with_process(); }
+  [[nodiscard]] bool overlapped() const noexcept { return overlapped_; }
+  /// Whether stagers are asked for digests; else the writer computes them.
+  [[nodiscard]] bool digests_in_copy() const noexcept { return digests_in_copy_; }
 
   void prepare(const state_dict& state) {
     bool cached = false;
@@ -185,8 +190,7 @@ class save_path {
     save.copy_begin = steady_now();
     const span_note span(save.journal.get(), span_kind::stage);
     auto image =
-        stager_.stage(save.layout, save.sources,
-                      {.overlapped = overlapped_, .digest = checked_ || !options_.checksum_in_writer},
+        stager_.stage(save.layout, save.sources, {.overlapped = overlapped_, .digest = digests_in_copy_},
                       deadline::in(options_.timeout));
     save.cost.stage_seconds = seconds_since(stage_begin);
     if (check != nullptr) compare_with(check, image, save.progress);
@@ -270,6 +274,7 @@ class save_path {
   const checkpointer_options& options_;
   const bool overlapped_;
   const bool checked_;
+  const bool digests_in_copy_;
   collectives& group_;
   std::shared_ptr<save_services> services_;
   unfinished_saves& saves_;

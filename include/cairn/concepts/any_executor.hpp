@@ -29,6 +29,8 @@ class any_executor {
   void prepare() { face_->prepare(); }
   /// See EndsWithProcess.
   [[nodiscard]] bool ends_with_process() const noexcept { return face_->ends_with_process(); }
+  /// See RunsInCaller.
+  [[nodiscard]] bool runs_in_caller() const noexcept { return face_->runs_in_caller(); }
 
  private:
   struct face {
@@ -37,6 +39,7 @@ class any_executor {
     virtual bool drain(deadline until) = 0;
     virtual void prepare() = 0;
     virtual bool ends_with_process() const noexcept = 0;
+    virtual bool runs_in_caller() const noexcept = 0;
   };
   template <class E>
   struct face_of final : face {
@@ -48,6 +51,7 @@ class any_executor {
       if constexpr (PreparesEarly<E>) executor.prepare();
     }
     bool ends_with_process() const noexcept override { return EndsWithProcess<E>; }
+    bool runs_in_caller() const noexcept override { return RunsInCaller<E>; }
     E executor;
   };
 

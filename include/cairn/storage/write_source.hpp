@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/staged_image.hpp>
+#include <cairn/storage/block_hasher.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/large_buffer.hpp>
@@ -15,6 +16,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -50,7 +52,7 @@ class ring_pool {
 
 /// The bytes of an image from front to back, for one thread that writes them: as they become available,
 /// digested before they are handed out. A second thread digests ahead, and gathers ahead where the bytes lie
-/// in training memory.
+/// in training memory. Where none can be started, the thread that writes digests, if the image is resident.
 class write_source {
  public:
   /// `image` outlives the source.
@@ -81,6 +83,7 @@ class write_source {
   [[nodiscard]] std::uint64_t wait_ready(std::uint64_t end);
   void run() noexcept;
   void hash_all() noexcept;
+  void hash_here(std::uint64_t end);
   /// Waits until image bytes below `end` are there, and the slot for the last of them is free. False if
   /// stopped.
   [[nodiscard]] bool wait_filled(std::uint64_t end);
@@ -99,6 +102,7 @@ class write_source {
   std::array<std::span<const std::byte>, 4> spans_;
   std::size_t count_ = 0;
   background_thread worker_;
+  std::optional<block_hasher> own_;  ///< of the thread that writes, where there is no second one
 };
 
 }  // namespace detail

@@ -59,6 +59,12 @@ class composed_engine final : public engine {
 
   [[nodiscard]] int rank() const override { return group_.rank(); }
   [[nodiscard]] int world_size() const override { return group_.size(); }
+  [[nodiscard]] std::string describe() const override {
+    return place_ + "; saves " +
+           (save_path_.overlapped() ? "overlapped with training" : "wait for the copy") + "; digests " +
+           (save_path_.digests_in_copy() ? "in the pass that copies" : "by the writer") +
+           (options_.checksum_in_writer ? " (as asked for)" : " (chosen)");
+  }
   [[nodiscard]] any_communicator& communicator() noexcept override { return group_.communicator(); }
   [[nodiscard]] bool closed() const noexcept override { return closed_; }
 

@@ -55,14 +55,13 @@ CAIRN_BODY write_source::write_source(const staged_image& image, ring_pool& ring
     : image_(image), rings_(rings), until_(until), total_(image.layout().bytes) {
   if (!image_.resident()) ring_ = rings_.take();
   if (image_.resident() && image_.digested()) return;
-  if (total_ <= first_request && image_.resident()) {
-    image_.wait_for(total_, until_);
-    block_hasher hasher(image_.layout(), image_.digests());
-    hasher.feed(image_.bytes().first(static_cast<std::size_t>(total_)));
-    ready_.store(total_, std::memory_order_release);
+  if (image_.resident() && total_ <= first_request) {
+    own_.emplace(image_.layout(), image_.digests());
     return;
   }
-  if (!worker_.start("cairn hash", [this] { run(); })) fail_for_threads("to hash");
+  if (worker_.start("cairn hash", [this] { run(); })) return;
+  if (!image_.resident()) fail_for_threads("to hash");
+  own_.emplace(image_.layout(), image_.digests());
 }
 
 CAIRN_BODY write_source::~write_source() {
@@ -105,10 +104,9 @@ CAIRN_BODY void write_source::done(std::uint64_t end) noexcept {
 }
 
 CAIRN_BODY void write_source::finish() {
-  if (worker_.joinable()) {
-    (void)wait_ready(total_);
-    worker_.join();
-  }
+  if (!worker_.joinable() && !own_) return;
+  (void)wait_ready(total_);
+  if (worker_.joinable()) worker_.join();
 }
 
 CAIRN_BODY std::uint64_t write_source::limited(rate_limiter& limit, std::uint64_t begin, std::uint64_t end) {
@@ -136,6 +134,10 @@ CAIRN_BODY std::uint64_t write_source::wait_ready(std::uint64_t end) {
     return image_.control()->watermark();
   }
   if (const auto there = ready_.load(std::memory_order_acquire); there >= end) return there;
+  if (own_) {
+    hash_here(end);
+    return end;
+  }
   const span_note span(image_.journal(), span_kind::await);
   for (;;) {
     const auto seen = event_.current();
@@ -144,6 +146,14 @@ CAIRN_BODY std::uint64_t write_source::wait_ready(std::uint64_t end) {
     if (until_.passed()) fail(error_id::timeout_write, "the image could not be read in time for its writing");
     event_.wait(seen, until_);
   }
+}
+
+CAIRN_BODY void write_source::hash_here(std::uint64_t end) {
+  image_.wait_for(end, until_);
+  const span_note span(image_.journal(), span_kind::hash, end - own_->position());
+  own_->feed(image_.bytes().subspan(static_cast<std::size_t>(own_->position()),
+                                    static_cast<std::size_t>(end - own_->position())));
+  ready_.store(end, std::memory_order_release);
 }
 
 CAIRN_BODY void write_source::run() noexcept {
