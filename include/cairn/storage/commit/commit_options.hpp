@@ -16,27 +16,30 @@
 namespace cairn {
 inline namespace v1 {
 
-/// How a commit_protocol behaves where two attempts want one step.
+/// Options of a commit_protocol.
 struct commit_options {
-  /// In a world of more ranks, the first rank of every so many collects the headers of their records for the
-  /// coordinator, which also makes the step's directory. The same on all ranks, at least 2.
+  /// In a world of more ranks than this, the first of every so many ranks collects the headers of their
+  /// records for the coordinator, which also makes the step's directory. The same on all ranks, at least
+  /// 2.
   std::int32_t block_ranks = 128;
-  /// So many consecutive ranks, which must be processes of one host, fill one data file together, which ends
-  /// with their records; 1 to 64. Larger than 1 only over a SharedStore. The same on all ranks.
+  /// The number of consecutive ranks, which must be processes of one host, that fill one data file
+  /// together; the file ends with their records. 1 to 64; above 1 only over a SharedStore. The same on
+  /// all ranks.
   std::int32_t ranks_per_file = 1;
-  /// In a world of more ranks (times ranks_per_file), the objects of every so many lie in a directory of
-  /// their own; at least 1. The same on all ranks.
+  /// In a world of more ranks than this (times ranks_per_file), the objects of every so many ranks are in
+  /// a separate directory; at least 1. The same on all ranks.
   std::int32_t ranks_per_directory = 256;
-  /// How long an attempt that came second waits for the one that came first, before it takes it for dead.
+  /// How long an attempt that came second waits for the one that came first, before it assumes that it is
+  /// dead.
   std::chrono::nanoseconds rival_timeout = std::chrono::seconds(10);
   /// How long the ranks of a large world wait for the coordinator to make the step's directory.
   std::chrono::nanoseconds directory_timeout = std::chrono::seconds(5);
   /// How long a rank that sees the manifest waits for the coordinator's note that its name is durable, before
-  /// it makes it so by itself.
+  /// it makes the name durable itself.
   std::chrono::nanoseconds durability_timeout = std::chrono::seconds(1);
 };
 
-/// How the files of a world are placed under these options.
+/// The placement of the files of a world with these options.
 [[nodiscard]] inline file_placement placement_of(const commit_options& o, std::int32_t world_size) noexcept {
   file_placement place;
   place.ranks_per_file = std::clamp(world_size, 1, o.ranks_per_file);
@@ -44,7 +47,7 @@ struct commit_options {
   if (world_size > per_directory) place.ranks_per_directory = static_cast<std::int32_t>(per_directory);
   return place;
 }
-/// @throws usage_bad_option where they are none.
+/// @throws usage_bad_option where the options are not valid.
 inline void check_options(const commit_options& o, bool store_shares, std::string_view store) {
   const auto bad = [](const std::string& what) {
     fail(error_id::usage_bad_option, "commit_options: " + what);
@@ -58,7 +61,7 @@ inline void check_options(const commit_options& o, bool store_shares, std::strin
 }
 
 namespace detail {
-/// For the description of a writer; decode_options() reads it back. @throws wire_error
+/// Encodes the options for the description of a writer; decode_options() is the inverse. @throws wire_error
 inline void encode_options(wire_writer& out, const commit_options& o) {
   out.put(static_cast<std::int64_t>(o.rival_timeout.count()))
       .put(static_cast<std::int64_t>(o.directory_timeout.count()))
@@ -78,8 +81,8 @@ inline void encode_options(wire_writer& out, const commit_options& o) {
   return o;
 }
 
-/// How many ranks are one block: of whole files, and of so many that the objects of blocks are few beside
-/// them.
+/// The number of ranks in a block: a multiple of the ranks of a file, and large enough that there are few
+/// objects of blocks.
 [[nodiscard]] inline std::int32_t block_ranks_of(const commit_options& o, std::int32_t world_size) noexcept {
   const auto file = placement_of(o, world_size).ranks_per_file;
   if (file == 1) return o.block_ranks;

@@ -24,21 +24,21 @@ namespace detail {
 
 // What commit_protocol does without its store.
 
-/// The most bytes of a mark or of a failure's record that are read.
+/// The longest mark, or record of a failure, that is read, in bytes.
 inline constexpr std::uint64_t max_mark_bytes = std::uint64_t{1} << 20;
 
-/// Ranks that wait look at each so many polls whether their own record still stands.
+/// Ranks that wait check after so many polls whether their own record still exists.
 inline constexpr std::uint64_t polls_for_own_record = 8;
 
-/// What takes the place of the machine's time for the calling thread, where set: tests try many orders of
-/// what waits for what in no time.
+/// Replaces the clock and the waits of the calling thread, where set, so that tests can try many orders
+/// of events without waiting.
 class simulated_waits {
  public:
   virtual ~simulated_waits() = default;
   /// False, at once, if the deadline has passed.
   [[nodiscard]] virtual bool wait(std::chrono::nanoseconds pause, deadline until) = 0;
   [[nodiscard]] virtual bool passed(deadline until) const = 0;
-  /// Calls task() now and then until it says true, in place of a thread.
+  /// Calls task() at intervals until it returns true, in place of a thread.
   virtual void try_again(std::function<bool()> task) = 0;
 };
 inline thread_local simulated_waits* waits_here = nullptr;
@@ -47,10 +47,11 @@ inline thread_local simulated_waits* waits_here = nullptr;
   return waits_here != nullptr ? waits_here->passed(until) : until.passed();
 }
 
-/// Pauses between polls of one store by all ranks of a world: from 0.2 ms doubling to 50 ms, each a little
-/// different so that ranks do not poll in step. In a world of more than 500 ranks they begin and end longer,
-/// so that all ranks together do not poll more often, and grow to a 16th of the time that was waited; the
-/// first ones are spread over their whole length. The same attempt and rank give the same pauses.
+/// Pauses between polls of one store by all ranks of a world: exponential backoff from 0.2 ms to 50 ms,
+/// with jitter, so that ranks do not poll in step. In a world of more than 500 ranks the pauses begin and
+/// end longer, so that all ranks together do not poll more often, and they grow to a 16th of the time
+/// waited so far; the first pauses are spread over their whole length. The same attempt and rank have the
+/// same pauses.
 class poll_backoff {
  public:
   poll_backoff(std::uint64_t attempt, std::int32_t rank, std::int32_t world_size = 1) noexcept;
@@ -68,7 +69,7 @@ class poll_backoff {
   bool spread_ = false;
 };
 
-/// An object that cairn put into a step's directory: one of object_name's, or one of the two below.
+/// An object of cairn in a step's directory: one of object_name's, or one of the two below.
 struct step_object {
   std::string key;
   object_name name;
@@ -76,18 +77,20 @@ struct step_object {
   bool claimed = false;
   [[nodiscard]] bool is_file() const noexcept;
   [[nodiscard]] bool is_mark() const noexcept { return own && name.kind == object_kind::aborted; }
-  /// A manifest that was taken out of use.
+  /// A quarantined manifest.
   [[nodiscard]] bool is_set_aside() const noexcept { return !own && !claimed; }
-  /// Which of several attempts that want the step goes on; its bytes are the attempt's number.
+  /// A claim, which decides which of several attempts of the step goes on; its bytes are the attempt's
+  /// number.
   [[nodiscard]] bool is_claim() const noexcept { return claimed; }
 };
 [[nodiscard]] bool is_among(const std::vector<std::uint64_t>& attempts, std::uint64_t attempt) noexcept;
 
 [[nodiscard]] std::string set_aside_key(std::int64_t step, int n);
 [[nodiscard]] std::string claim_key(std::int64_t step, int n);
-/// Nothing for names that cairn does not make. `directory_bytes`: of the step's directory with its slash.
+/// Parses a key; nothing for names that cairn does not make. `directory_bytes`: the length of the step's
+/// directory with its slash.
 [[nodiscard]] std::optional<step_object> known_object(std::string_view key, std::size_t directory_bytes);
-/// What an unfinished object would have become, where its key tells: "<key>.<something>".
+/// The final key of an unfinished object, if its key has the form "<key>.<something>".
 [[nodiscard]] std::optional<parsed_key> unfinished_object(std::string_view key) noexcept;
 
 /// An attempt that has objects in a step's directory.
@@ -99,7 +102,7 @@ struct seen_attempt {
 [[nodiscard]] std::vector<seen_attempt> attempts_in(const std::vector<step_object>& objects,
                                                     std::optional<std::uint64_t> but);
 
-/// True if attempt_of() makes this attempt of this run, for one of its first million saves.
+/// True if attempt_of() returns this attempt for one of the first million saves of this run.
 [[nodiscard]] inline bool made_by(const run_id& run, std::int64_t step, std::uint64_t attempt) {
   return save_count_of(run, step, attempt) < (std::uint64_t{1} << 20);
 }
@@ -107,18 +110,17 @@ struct seen_attempt {
 void identify(record_identity& r, const save_context& c) noexcept;
 
 [[noreturn]] void fail_already_committed(std::int64_t step);
-/// Why an attempt was ended by another one or by clean(); `got` names the run that did it.
+/// The error of an attempt that another attempt or clean() has ended; `got` names the run that did it.
 [[nodiscard]] std::exception_ptr superseded(std::int64_t step, const run_id& by);
-/// Why an attempt was ended by one who removed its step; `got` keeps the mark until there is a newer
-/// checkpoint.
+/// The error of an attempt whose step was removed; `got` keeps the mark until there is a newer checkpoint.
 [[nodiscard]] std::exception_ptr removed_meanwhile(std::int64_t step);
-/// A failure with the rank filled in, where it is open.
+/// A failure with the rank filled in, where it has none.
 [[nodiscard]] std::exception_ptr failure_of_rank(const std::exception_ptr& failure, std::int32_t rank);
 [[noreturn]] void throw_mark(std::span<const std::byte> bytes, std::int64_t step, const std::string& key);
 
 /// "ranks 3, 5 and 7", at most 16 of them.
 [[nodiscard]] std::string ranks_text(list_view<const std::int32_t> ranks);
-/// A rank that waits for others in vain; `what`: behind its name.
+/// The error for a rank that waits for others in vain; `what` follows its name.
 [[noreturn]] void fail_absent(const save_context& c, std::int32_t rank, std::string_view what,
                               const std::string& file);
 [[noreturn]] void fail_missing(const save_context& c, list_view<const std::int32_t> missing);

@@ -14,32 +14,32 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Who reads a checkpoint, and who removes one, so that all processes see it: unfinished objects named
-/// "lease-00000300.reads.<host>.<process>" beside the steps' directories, which nobody ever finishes. The
-/// store knows whether their writers live, by a lock on files, by a heartbeat in buckets; of a process that
-/// has died nothing holds anybody up.
+/// Leases, by which all processes see who reads and who removes a checkpoint. They are unfinished objects
+/// with names such as "lease-00000300.reads.<host>.<process>" beside the steps' directories, which nobody
+/// ever finishes. The store knows whether their writers live: for files by a lock, in buckets by a
+/// heartbeat. The lease of a process that has died holds up nobody.
 ///
-/// A reader first shows its lease and then looks for one who removes; who removes shows that first and then
-/// looks for readers. So at least one of two sees the other. Who removes gives way at once; a reader waits
-/// until the other has given way, or the manifest is gone. Any thread; throws the store's errors.
+/// A reader first shows its lease and then looks for removers; a remover first shows its lease and then
+/// looks for readers. So at least one of two sees the other. A remover gives way at once; a reader waits
+/// until the remover has given way, or the manifest is gone. Any thread. Throws the store's errors.
 class step_leases {
  public:
-  /// In the store below all that lie over others.
+  /// Uses the innermost store, see LayeredStore.
   explicit step_leases(const any_store& store) : store_(store.innermost()) {}
 
-  /// Whether the store can tell who lives. Without that, lease() holds nothing and everything may be removed.
+  /// Whether the store tracks writers. If not, lease() holds nothing and everything may be removed.
   [[nodiscard]] bool possible() { return store_.tracks_writers(); }
 
-  /// A lease on a committed checkpoint; not held() where that is not possible().
-  /// @throws storage_error (storage_not_committed) where there is none; timeout_error (timeout_load) where
-  /// another process begins to remove it and comes to no end.
+  /// Takes a lease on a committed checkpoint; not held() unless possible().
+  /// @throws storage_error (storage_not_committed) if there is no such checkpoint; timeout_error
+  /// (timeout_load) if another process begins to remove it and does not finish.
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until);
 
-  /// Shows that the caller removes the checkpoint, as long as what this gives lives.
-  /// @throws storage_error (storage_leased) naming who reads it; nothing was removed then.
+  /// Shows that the caller removes the checkpoint, as long as the returned object lives.
+  /// @throws storage_error (storage_leased) naming who reads it; it removes nothing then.
   [[nodiscard]] std::shared_ptr<void> begin_removal(std::int64_t step);
 
-  /// Removes what is left of processes that have died. Without a lease of their own, nobody sees these.
+  /// Removes the leases of processes that have died.
   void clean();
 
  private:
@@ -50,7 +50,7 @@ class step_leases {
   /// "lease-00000300.reads."
   [[nodiscard]] static std::string key_of(std::int64_t step, std::string_view what);
   [[nodiscard]] std::shared_ptr<void> show(std::int64_t step, std::string_view what);
-  /// The processes that do this with a step, by host and number.
+  /// The processes with such a lease on a step, by host and process number.
   [[nodiscard]] std::vector<std::string> who(std::int64_t step, std::string_view what);
   [[nodiscard]] static std::string own_name();
   [[nodiscard]] static std::string joined(const std::vector<std::string>& names);

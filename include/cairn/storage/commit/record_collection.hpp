@@ -24,28 +24,29 @@ namespace detail {
 // the coordinator reads these; it looks for single records only now and then, for the case that such a rank
 // is gone, and at the deadline.
 
-/// How many ranks share the files of this one.
+/// The number of ranks that share the files of this rank.
 [[nodiscard]] inline std::int32_t sharers_of(const file_placement& place, std::int32_t rank,
                                              std::int32_t world_size) noexcept {
   return std::min(place.ranks_per_file, world_size - place.first_of(rank));
 }
-/// Where the header of a rank's record lies in its file, of `file_bytes`: files that ranks share end with the
-/// headers of all of them. @throws corrupt_error
+/// The offset of the header of a rank's record in a file of `file_bytes`: a shared file ends with the
+/// headers of all its ranks. @throws corrupt_error
 [[nodiscard]] std::uint64_t record_header_offset(const file_placement& place, std::int32_t rank,
                                                  std::int32_t world_size, std::uint64_t file_bytes,
                                                  const std::string& key);
 
 void take_away(std::vector<std::int32_t>& from, list_view<const std::int32_t> sorted);
 
-/// What the first rank of a block does beside its wait for the commit: collects the headers of its block's
-/// records and puts them into one object. On other ranks nothing. One thread.
+/// Collects the headers of the records of a block of ranks into one object. The first rank of the block
+/// does this while it waits for the commit; other ranks do nothing. One thread.
 class block_merge {
  public:
   block_merge(const any_store& store, const save_context& c, const file_placement& place,
               std::int32_t block_ranks);
-  /// Nothing is left to do on this rank.
+  /// True if this rank has nothing left to do.
   [[nodiscard]] bool done() const noexcept { return missing_.empty(); }
-  /// Takes what has appeared; does not wait. No error: the coordinator can do without.
+  /// Reads the headers that have appeared, without waiting. Ignores errors: the coordinator does not need
+  /// the object.
   void advance() noexcept;
 
  private:
@@ -56,7 +57,7 @@ class block_merge {
   std::vector<std::byte> headers_;
 };
 
-/// What the coordinator does: collects the headers of all records. One use, one thread.
+/// Collects the headers of all records, on the coordinator. One use, one thread.
 class record_collection {
  public:
   record_collection(const any_store& store, const step_objects& objects, const save_context& c,
@@ -67,10 +68,10 @@ class record_collection {
   [[nodiscard]] std::vector<record_header> collect(deadline until);
 
  private:
-  /// @throws peer_error (peer_lost) where the part of a rank will never come.
+  /// @throws peer_error (peer_lost) if the record of a rank will never come.
   void end_if_lost();
   [[nodiscard]] std::vector<std::int32_t> there_in_small_world(std::uint64_t poll) const;
-  /// Those of the missing ranks that a listing shows.
+  /// Reads the records of missing ranks that a listing shows.
   [[nodiscard]] std::vector<std::int32_t> listed() const;
   void take(const std::vector<std::int32_t>& there);
   /// Reads the objects of blocks that have appeared.

@@ -15,22 +15,22 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Which runs resumed from which step and have committed nothing since: empty objects beside the checkpoints,
-/// `restart.00000300.<run>`. All that they say is in their names, which are parsed strictly; others are left
-/// alone.
+/// Notes of which runs resumed from which step and have committed nothing since: empty objects beside the
+/// checkpoints, `restart.00000300.<run>`. The names hold all information and are parsed strictly; other
+/// names are ignored.
 class restart_notes {
  public:
   explicit restart_notes(any_store store) noexcept : store_(std::move(store)) {}
 
   void leave(const run_id& run, std::int64_t step) { store_.put_new(key_of(run, step), {}); }
-  /// The step of each note, ascending. Unfinished ones, of runs that ended meanwhile, are removed.
+  /// Returns the step of each note, ascending, and removes unfinished notes of runs that have ended.
   [[nodiscard]] std::vector<std::int64_t> steps();
   void remove(const run_id& run, std::int64_t step) { store_.remove(key_of(run, step)); }
-  /// Those of all runs, of steps up to this one; how many are left.
+  /// Removes the notes of all runs for steps up to this one, and returns how many notes are left.
   std::size_t remove_up_to(std::int64_t last);
 
   [[nodiscard]] static std::string key_of(const run_id& run, std::int64_t step);
-  /// The step of a note; nothing for any other key.
+  /// The step of a note; nothing for other keys.
   [[nodiscard]] static std::optional<std::int64_t> step_of(std::string_view key) noexcept;
 
  private:

@@ -13,20 +13,20 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Two small objects by which the ranks of a run see that they have one store: rank 0 leaves them, the others
-/// look for them. For one of them they have looked before: what remembers that a name was not there answers
-/// wrongly for that one alone.
+/// Two small objects by which the ranks of a run check that they share one store: rank 0 writes them, the
+/// others look for them. For one of the names they have looked before: a client that caches absent names
+/// does not see that one.
 class shared_mark {
  public:
   explicit shared_mark(any_store store) noexcept : store_(std::move(store)) {}
 
   void look_early(const run_id& run) { static_cast<void>(store_.size(early_key(run))); }
-  /// What it gives is kept as long as the marks are needed: by it, others see that they are.
+  /// The returned object shows others that the marks are needed, and is kept as long as they are.
   [[nodiscard]] std::shared_ptr<const void> leave(const run_id& run);
-  /// Waits some seconds where nothing is seen.
+  /// Waits some seconds if it sees nothing.
   [[nodiscard]] mark_visibility seen(const run_id& run);
   void remove(const run_id& run) noexcept;
-  /// Those that other runs left behind, also unfinished ones; the number removed.
+  /// Removes marks that other runs left behind, also unfinished ones, and returns their number.
   std::uint64_t remove_others(const run_id& run);
 
  private:
@@ -35,8 +35,8 @@ class shared_mark {
   [[nodiscard]] static std::string early_key(const run_id& run);
   [[nodiscard]] static std::string this_host();
   [[nodiscard]] bool has_locks() const { return store_.tracks_writers() && !store_.announces_writers(); }
-  /// Whether a run may be just looking for it: who left it lives. Of another host that may be hidden, and the
-  /// mark is left alone for an hour, by two clocks that may differ by minutes.
+  /// Whether a run may still need the mark, because its writer lives. For a writer on another host that
+  /// may be unknown; its mark is kept for an hour, by two clocks that may differ by minutes.
   [[nodiscard]] bool is_needed(const std::string& key);
   any_store store_;
 };

@@ -19,7 +19,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The objects of a step's directory, as the commit and the cleaning both see them: files, the manifest,
+/// The objects of a step's directory, for commits and cleaning: data files, the manifest, and
 /// marks that ended attempts. Any thread.
 class step_objects {
  public:
@@ -27,24 +27,25 @@ class step_objects {
 
   [[nodiscard]] std::vector<step_object> objects_of(std::int64_t step) const;
 
-  /// True for a manifest that came to stand after its attempt was ended and removed, as where a request that
-  /// was told as failed took effect later: one beside its own attempt's mark, with not all that it names.
-  /// (With all of it, it was committed before the mark came.) It is no checkpoint. `bytes`: the manifest's;
-  /// damaged ones are none. Costs one look where there is no mark.
+  /// True for a manifest that appeared after its attempt was ended and removed, for example because a
+  /// request that was reported as failed took effect later. There is a mark of its own attempt, and an
+  /// object that it names is missing. (If all objects exist, it was committed before the mark.) It is not
+  /// a checkpoint. `bytes`: those of the manifest; false for a damaged one. Costs one request where there
+  /// is no mark.
   [[nodiscard]] bool is_late_manifest(std::int64_t step, std::span<const std::byte> bytes) const;
-  /// True, and its manifest is gone, if that was a ghost.
+  /// Removes the manifest if is_late_manifest(); true if it did.
   [[nodiscard]] bool remove_late_manifest(std::int64_t step) const;
-  /// The steps of these keys, ascending, that have a manifest; those with a ghost are left out. Reads no
-  /// manifest but those beside marks.
+  /// Returns the steps of these keys, ascending, that have a manifest, without late manifests. Reads only
+  /// manifests beside marks.
   [[nodiscard]] std::vector<std::int64_t> committed_among(const std::vector<std::string>& keys) const;
 
-  /// Removes the files of these attempts; the number. @pre it was seen that no manifest of theirs stands,
-  /// when their marks already stood.
+  /// Removes the files of these attempts and returns their number. @pre after their marks existed, there
+  /// was no manifest of theirs.
   std::uint64_t remove_files(std::int64_t step, const std::vector<std::uint64_t>& attempts) const;
-  /// Removes what is_foreign() of the objects beside the manifest of `keep`, but not what was set aside.
-  /// Other attempts are marked before their files go, and the manifest must stand after that, and be none
-  /// that its coordinator will take back: else one of the others may become the checkpoint. The number of
-  /// objects removed.
+  /// Removes objects that are is_foreign() beside the manifest of `keep`, except those of quarantined
+  /// checkpoints, and returns their number. It marks other attempts before it removes their files; after
+  /// that the manifest must still exist and must not be one that its coordinator will withdraw, since
+  /// otherwise another attempt may become the checkpoint.
   template <class IsForeign>
   std::uint64_t remove_beside(std::int64_t step, std::uint64_t keep, const std::exception_ptr& why,
                               IsForeign is_foreign) const {
@@ -74,15 +75,15 @@ class step_objects {
   }
 
   [[nodiscard]] bool stands(std::int64_t step) const noexcept;
-  /// The attempt that a manifest names; nothing for a damaged one.
+  /// The attempt of a manifest; nothing for a damaged one.
   [[nodiscard]] static std::optional<std::uint64_t> attempt_in(std::span<const std::byte> bytes,
                                                                const std::string& key);
-  /// The attempt whose manifest stands; nothing where none does, or a damaged one.
+  /// The attempt whose manifest exists; nothing where there is none, or a damaged one.
   [[nodiscard]] std::optional<std::uint64_t> standing_attempt(std::int64_t step) const;
-  /// The attempts of checkpoints that were set aside, as far as their manifests tell: what they name is kept,
-  /// whoever saves the step again.
+  /// The attempts of quarantined checkpoints, as far as their manifests can be read. Their files are kept
+  /// when the step is saved again.
   [[nodiscard]] std::vector<std::uint64_t> set_aside_attempts(const std::vector<step_object>& objects) const;
-  /// True if a manifest of this attempt stands.
+  /// True if there is a manifest of this attempt.
   [[nodiscard]] bool committed_by(std::int64_t step, std::uint64_t attempt) const {
     return standing_attempt(step) == attempt;
   }
@@ -90,12 +91,12 @@ class step_objects {
   /// Throws storage_already_committed if the step is committed, and the reason of an attempt that was
   /// aborted.
   void check_open(const save_context& c) const;
-  /// @pre this rank's record stood. @throws the reason of an abort, storage_aborted where the record is gone:
-  /// on a full disk that may be all by which a rank that failed can tell.
+  /// @pre this rank's record existed. @throws the reason of an abort; storage_aborted where the record is
+  /// gone, which on a full disk may be the only way in which a failed rank can tell the others.
   void check_record(const save_context& c, const file_placement& place) const;
-  /// Ends an attempt for good. @throws why the store does not let it
+  /// Ends an attempt for good. @throws the store's errors
   void require_mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const;
-  /// Ends an attempt for good: true. False where the store does not let it.
+  /// Ends an attempt for good; false where the store refuses.
   bool mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept;
 
  private:
