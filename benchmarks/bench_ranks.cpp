@@ -3,13 +3,16 @@
 // uses: cairn::mpi
 // Ranks as processes of one host: a save of replicated and sharded state against one process that saves the
 // same, a load of replicated state that shares its reads against one in which every rank reads for itself
-// (over shared memory and over MPI), a reduction against MPI's, and what many saves leave behind.
-//   bench_ranks [--bytes 1GiB] [--ranks 4] [--pairs 7] [--only save|load|reduce|many] [--directory DIR]
-//     [--json FILE]
+// (over shared memory and over MPI), a reduction against MPI's, what many saves leave behind, and overlapped saves
+// by worker processes against those by threads, with 1, 2 and 4 ranks: until durable, and the worst that blocked.
+//   bench_ranks [--bytes 1GiB] [--ranks 4] [--pairs 7] [--only save|load|reduce|many|overlapped] [--overlapped 100]
+//     [--directory DIR] [--json FILE]
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
+#include <cairn/execute/process_executor.hpp>
 #include <cairn/stage/no_staging.hpp>
+#include <cairn/stage/shared_stager.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/system/shared_event.hpp>
 
@@ -22,6 +25,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <concepts>
 #include <csignal>
 #include <cstdint>
@@ -40,6 +44,7 @@
 #include <string>
 #include <support/bench.hpp>
 #include <support/program.hpp>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -65,6 +70,7 @@ struct options {
   std::uint64_t reduce_bytes = 100 << 10;
   int reductions = 300;
   int saves = 1000;
+  int overlapped = 100;
   std::string only;
   std::string directory = ".";
   std::string json;
@@ -580,6 +586,77 @@ void bench_reduce(const options& o, cairn_bench::report& report) {
 #endif
 }
 
+// --- Overlapped saves by a thread of each rank, and by a worker process of each
+
+template <class... Policies>
+auto overlapped_checkpointer(const std::string& directory, any_transport transport, Policies... policies) {
+  return cairn::checkpointer{cairn::file_store{directory}, cairn::overlapped{},
+                             cairn::keep_last(1),          std::move(policies)...,
+                             std::move(transport),         cairn::checkpointer_options{.quiet = true}};
+}
+
+/// Each rank has its part of o.bytes. A turn is one save: told are the seconds that training was blocked, and those
+/// until it was committed. Training between save() and before_update() is a pause: ranks here are more than cores.
+void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
+  const cairn_bench::scratch place(o.directory);
+  std::deque<cairn_bench::bench_state> shards;
+  for (int rank = 0; rank < size; ++rank) {
+    shards.emplace_back(o.bytes / static_cast<std::uint64_t>(size), o.tensors);
+    shards.back().fill(static_cast<std::uint64_t>(rank) + 1);
+  }
+  const auto group = [&](const std::string& name, auto... policies) {
+    std::filesystem::create_directories(place.path() + "/" + name);
+    return rank_group(size, [&, job = fresh_job(), name](int rank) {
+      auto state = std::make_shared<cairn::state_dict>();
+      add(*state, "sharded.", shards[static_cast<std::size_t>(rank)], rank, size);
+      auto made = overlapped_checkpointer(place.path() + "/" + name,
+                                          any_transport(cairn::shared_memory_communicator{job, rank, size}),
+                                          decltype(policies)()...);
+      auto ckpt = std::make_shared<decltype(made)>(std::move(made));
+      ckpt->resume(*state);
+      return [state, ckpt, pass = 0.5](int turn, int, std::array<double, 8>& told) mutable {
+        cairn::save_handle handle;
+        told[0] = cairn_bench::seconds_of([&] { handle = ckpt->save(*state, turn); });
+        std::this_thread::sleep_for(std::chrono::duration<double>(pass));
+        told[0] += cairn_bench::seconds_of([&] { ckpt->before_update(); });
+        handle.wait();
+        const auto r = handle.report();
+        told[1] = r.committed_seconds;
+        pass = 2 * r.copying.seconds + 0.05;
+      };
+    });
+  };
+  auto threads = group("thread");
+  auto processes = group("process", cairn::shared_stager{}, cairn::process_executor{});
+  std::vector<double> blocked[2];
+  std::vector<double> durable[2];
+  for (int turn = -2; turn < o.overlapped; ++turn)
+    for (int k = 0; k < 2; ++k) {
+      const auto which = static_cast<std::size_t>((turn + 2 + k) % 2);
+      auto& ranks = which == 0 ? threads : processes;
+      ranks.turn();
+      if (turn < 0) continue;  // plans, buffers and workers are there then
+      double longest = 0;
+      double last = 0;
+      for (std::size_t rank = 0; rank < static_cast<std::size_t>(size); ++rank) {
+        longest = std::max(longest, ranks.told(0, rank));
+        last = std::max(last, ranks.told(1, rank));
+      }
+      blocked[which].push_back(longest);
+      durable[which].push_back(last);
+    }
+  const auto name = "overlapped/" + std::to_string(size) + "_ranks/" + cairn_bench::size_text(o.bytes);
+  report.add(name + "/process/durable/of-thread", cairn_bench::make_pairs(durable[1], durable[0]), "s",
+             at_most(1.1));
+  for (std::size_t which = 0; which < 2; ++which) {
+    const auto by = name + (which == 0 ? "/thread" : "/process");
+    const auto all = samples(blocked[which]);
+    report.add_against(by + "/blocked", all, "s", 1e-4, at_most(1));
+    report.add_against(by + "/blocked/worst-of-" + std::to_string(o.overlapped), samples({all.sorted.back()}),
+                       "s", 1e-4, at_most(1));
+  }
+}
+
 // --- Many saves
 
 std::size_t entries(const char* path) {
@@ -637,6 +714,7 @@ void bench_many(const options& o, cairn_bench::report& report) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  cairn::worker_main(argc, argv);
   options o;
   bool mpi = false;
   std::string load_from;
@@ -652,8 +730,9 @@ int main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--reductions", o.reductions, "Reductions in each turn")->check(CLI::Range(1, 1000000));
   app.add_option("--saves", o.saves, "Saves, for what they leave behind")->check(CLI::Range(1, 1000000));
+  app.add_option("--overlapped", o.overlapped, "Overlapped saves of each way")->check(CLI::Range(1, 100000));
   app.add_option("--only", o.only, "One part alone")
-      ->check(CLI::IsMember({"save", "load", "reduce", "many"}));
+      ->check(CLI::IsMember({"save", "load", "reduce", "many", "overlapped"}));
   app.add_option("--directory", o.directory,
                  "Where checkpoints are written, in a fresh directory that is removed at the end; on a disk")
       ->check(CLI::ExistingDirectory);
@@ -676,6 +755,8 @@ int main(int argc, char** argv) {
     if (o.only.empty() || o.only == "many") bench_many(o, report);
     if (o.only.empty() || o.only == "save") bench_save(o, report);
     if (o.only.empty() || o.only == "load") bench_load(o, report);
+    if (o.only.empty() || o.only == "overlapped")
+      for (const int ranks : {1, 2, 4}) bench_overlapped(o, ranks, report);
     report.write(o.json);
     return 0;
   } catch (const std::exception& e) {
