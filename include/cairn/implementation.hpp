@@ -77,6 +77,7 @@
 #include <cairn/impl/storage/commit/attempt_ending.ipp>
 #include <cairn/impl/storage/commit/attempts_under_way.ipp>
 #include <cairn/impl/storage/commit/checkpoint_catalog.ipp>
+#include <cairn/impl/storage/commit/commit_options.ipp>
 #include <cairn/impl/storage/commit/commit_parts.ipp>
 #include <cairn/impl/storage/commit/commit_protocol.ipp>
 #include <cairn/impl/storage/commit/leases.ipp>

@@ -4,8 +4,10 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/save_announcement.hpp>
 #include <cairn/model/save_context.hpp>
@@ -27,33 +29,154 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/parallel.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
 
-CAIRN_BODY safetensors_writer_base::safetensors_writer_base(any_store store, commit_options options)
-    : options_(options),
-      protocol_(store, options),
+/// What the public class says, over the parts.
+struct safetensors_writer_base::inside {
+  using object = any_store::object_writer;
+
+  /// The writers of a save's finished objects, until the save has ended: a store that can tells by them that
+  /// the save goes on. Any thread.
+  class held_objects {
+   public:
+    void keep(const save_context& c, std::shared_ptr<const void> files);
+    void release(const save_context& c) noexcept;
+
+   private:
+    std::mutex mutex_;
+    std::map<std::pair<std::uint64_t, std::int32_t>, std::shared_ptr<const void>> of_;
+  };
+
+  inside(any_store store, commit_options with);
+
+  [[nodiscard]] detail::step_leases leases() const { return detail::step_leases(protocol_.store()); }
+  [[nodiscard]] detail::shared_mark mark() const noexcept { return detail::shared_mark(protocol_.store()); }
+  [[nodiscard]] detail::restart_notes restart_notes() const noexcept {
+    return detail::restart_notes(protocol_.store());
+  }
+  record write(const save_context& c, const staged_image& image, deadline until);
+  record write_shared(const save_context& c, const staged_image& image, deadline until);
+  record write_files(const save_context& c, const staged_image& image, deadline until, std::size_t& finished);
+  /// Makes the files durable, several at once: each waits for the device. `finished`: how many may stand.
+  void finish(const save_context& c, const staged_image& image, std::vector<object>& files,
+              std::size_t& finished) const;
+  [[nodiscard]] bool record_stands(const save_context& c) const noexcept;
+  void remove_files(const save_context& c, std::size_t count) const noexcept;
+
+  commit_options options_;
+  commit_protocol protocol_;
+  checkpoint_catalog catalog_;
+  std::shared_ptr<held_objects> held_;
+  std::shared_ptr<const void> marks_;  ///< those that stand for the moment
+  std::shared_ptr<detail::ring_pool> rings_;
+};
+
+CAIRN_BODY safetensors_writer_base::inside::inside(any_store store, commit_options with)
+    : options_(with),
+      protocol_(store, with),
       catalog_(std::move(store)),
       held_(std::make_shared<held_objects>()),
       rings_(std::make_shared<detail::ring_pool>()) {}
+
+CAIRN_BODY safetensors_writer_base::safetensors_writer_base(any_store store, commit_options options)
+    : inside_(std::make_unique<inside>(std::move(store), options)) {}
+CAIRN_BODY safetensors_writer_base::safetensors_writer_base(const safetensors_writer_base& other)
+    : inside_(std::make_unique<inside>(*other.inside_)) {}
+CAIRN_BODY safetensors_writer_base::safetensors_writer_base(safetensors_writer_base&& other) noexcept =
+    default;
+CAIRN_BODY safetensors_writer_base& safetensors_writer_base::operator=(const safetensors_writer_base& other) {
+  if (this != &other) inside_ = std::make_unique<inside>(*other.inside_);
+  return *this;
+}
+CAIRN_BODY safetensors_writer_base& safetensors_writer_base::operator=(
+    safetensors_writer_base&& other) noexcept = default;
+CAIRN_BODY safetensors_writer_base::~safetensors_writer_base() = default;
+
+CAIRN_BODY image_layout safetensors_writer_base::layout(const save_plan& plan,
+                                                        std::span<const std::uint64_t> item_bytes,
+                                                        int rank) const {
+  return safetensors_layout(plan, item_bytes, rank);
+}
+CAIRN_BODY int safetensors_writer_base::other_writing_rank(const save_context& c) noexcept {
+  return inside_->protocol_.other_writing_rank(c);
+}
+CAIRN_BODY checkpoint_lease safetensors_writer_base::lease(std::int64_t step, deadline until) {
+  return inside_->leases().lease(step, until);
+}
+CAIRN_BODY bool safetensors_writer_base::quarantine(std::int64_t step) {
+  return inside_->catalog_.quarantine(step);
+}
+CAIRN_BODY std::vector<save_attempt> safetensors_writer_base::live_saves(run_id run) {
+  return inside_->catalog_.live_saves(run);
+}
+CAIRN_BODY std::string safetensors_writer_base::location_of(std::int64_t step) const {
+  return manifest_key(step);
+}
+CAIRN_BODY store_proof safetensors_writer_base::prove_store() {
+  return inside_->protocol_.store().prove();
+}
+CAIRN_BODY void safetensors_writer_base::look_early(run_id run) {
+  inside_->mark().look_early(run);
+}
+CAIRN_BODY void safetensors_writer_base::leave_mark(run_id run) {
+  inside_->marks_ = inside_->mark().leave(run);
+}
+CAIRN_BODY mark_visibility safetensors_writer_base::sees_mark(run_id run) {
+  return inside_->mark().seen(run);
+}
+CAIRN_BODY void safetensors_writer_base::note_restart(run_id run, std::int64_t step) {
+  inside_->restart_notes().leave(run, step);
+}
+CAIRN_BODY std::vector<std::int64_t> safetensors_writer_base::restarts() {
+  return inside_->restart_notes().steps();
+}
+CAIRN_BODY void safetensors_writer_base::forget_restart(run_id run, std::int64_t step) {
+  inside_->restart_notes().remove(run, step);
+}
+CAIRN_BODY std::size_t safetensors_writer_base::forget_restarts(std::int64_t up_to) {
+  return inside_->restart_notes().remove_up_to(up_to);
+}
+CAIRN_BODY void safetensors_writer_base::check_space(space_needed needed) {
+  inside_->catalog_.check_space(needed.bytes, needed.objects);
+}
+CAIRN_BODY const commit_options& safetensors_writer_base::options() const noexcept {
+  return inside_->options_;
+}
+CAIRN_BODY std::vector<std::byte> safetensors_writer_base::describe(const commit_options& options,
+                                                                    std::span<const std::byte> store) {
+  wire_writer out;
+  detail::encode_options(out, options);
+  return out.raw(store).take();
+}
+CAIRN_BODY commit_options safetensors_writer_base::described(std::span<const std::byte>& description) {
+  wire_reader in(description);
+  const auto options = detail::decode_options(in);
+  description = description.last(in.left());
+  return options;
+}
 
 CAIRN_BODY std::uint64_t safetensors_writer_base::fingerprint() const noexcept {
   return digest("safetensors 1");
 }
 
-CAIRN_BODY record safetensors_writer_base::write(const save_context& c, const staged_image& image,
-                                                 deadline until) {
+CAIRN_BODY record safetensors_writer_base::inside::write(const save_context& c, const staged_image& image,
+                                                         deadline until) {
   protocol_.begin(c);
   protocol_.check_open(c);
   protocol_.enter(c, until);
@@ -72,68 +195,74 @@ CAIRN_BODY record safetensors_writer_base::write(const save_context& c, const st
   }
 }
 
+CAIRN_BODY record safetensors_writer_base::write(const save_context& c, const staged_image& image,
+                                                 deadline until) {
+  return inside_->write(c, image, until);
+}
+
 CAIRN_BODY void safetensors_writer_base::commit(const save_context& c, const metadata& stored,
                                                 deadline until) {
-  protocol_.commit(c, stored, until);
-  held_->release(c);
+  inside_->protocol_.commit(c, stored, until);
+  inside_->held_->release(c);
 }
 
 CAIRN_BODY void safetensors_writer_base::await_commit(const save_context& c, deadline until) {
-  protocol_.await_commit(c, until);
-  held_->release(c);
+  inside_->protocol_.await_commit(c, until);
+  inside_->held_->release(c);
 }
 
 CAIRN_BODY void safetensors_writer_base::abort(const save_context& c, std::exception_ptr failure) noexcept {
-  held_->release(c);
-  protocol_.abort(c, failure);
+  inside_->held_->release(c);
+  inside_->protocol_.abort(c, failure);
 }
 
 CAIRN_BODY void safetensors_writer_base::remove(std::int64_t step) {
-  const auto shown = leases().begin_removal(step);
-  catalog_.remove(step);
+  const auto shown = inside_->leases().begin_removal(step);
+  inside_->catalog_.remove(step);
 }
 
 CAIRN_BODY std::uint64_t safetensors_writer_base::clean(run_id run) {
-  leases().clean();
-  return catalog_.clean(run) + mark().remove_others(run);
+  inside_->leases().clean();
+  return inside_->catalog_.clean(run) + inside_->mark().remove_others(run);
 }
 
 CAIRN_BODY save_announcement safetensors_writer_base::announce(const save_context& c) {
-  const auto place = protocol_.placement(c);
-  if (!protocol_.store().tracks_writers() || place.first_of(c.rank) != c.rank) return {};
-  protocol_.enter(c, deadline::in(c.timeout));
-  auto shown = std::make_shared<object>(protocol_.store().create(detail::announcement_key(c, place), 0));
+  const auto place = inside_->protocol_.placement(c);
+  if (!inside_->protocol_.store().tracks_writers() || place.first_of(c.rank) != c.rank) return {};
+  inside_->protocol_.enter(c, deadline::in(c.timeout));
+  auto shown = std::make_shared<inside::object>(
+      inside_->protocol_.store().create(detail::announcement_key(c, place), 0));
   shown->announce();
   const int lock = shown->lock_descriptor();
   return save_announcement(std::move(shown), lock);
 }
 
 CAIRN_BODY save_announcement safetensors_writer_base::announce_worker(const save_context& c) {
-  return protocol_.store().announces_writers() ? announce(c) : save_announcement();
+  return inside_->protocol_.store().announces_writers() ? announce(c) : save_announcement();
 }
 
 CAIRN_BODY void safetensors_writer_base::retract(const save_context& c) noexcept {
-  const auto& store = protocol_.store();
+  const auto& store = inside_->protocol_.store();
   if (!store.tracks_writers()) return;
   try {
-    for (const auto& key : store.leftovers(detail::announcement_key(c, protocol_.placement(c))))
+    for (const auto& key : store.leftovers(detail::announcement_key(c, inside_->protocol_.placement(c))))
       store.discard(key);
   } catch (...) {  // clean() removes it
   }
 }
 
 CAIRN_BODY void safetensors_writer_base::remove_mark(run_id run) noexcept {
-  mark().remove(run);
-  marks_.reset();
+  inside_->mark().remove(run);
+  inside_->marks_.reset();
 }
 
-CAIRN_BODY void safetensors_writer_base::held_objects::keep(const save_context& c,
-                                                            std::shared_ptr<const void> files) {
+CAIRN_BODY void safetensors_writer_base::inside::held_objects::keep(const save_context& c,
+                                                                    std::shared_ptr<const void> files) {
   const std::lock_guard lock(mutex_);
   of_[{c.attempt, c.rank}] = std::move(files);
 }
 
-CAIRN_BODY void safetensors_writer_base::held_objects::release(const save_context& c) noexcept {
+CAIRN_BODY void safetensors_writer_base::inside::held_objects::release(const save_context& c) noexcept {
   std::shared_ptr<const void> gone;
   const std::lock_guard lock(mutex_);
   const auto at = of_.find({c.attempt, c.rank});
@@ -142,8 +271,8 @@ CAIRN_BODY void safetensors_writer_base::held_objects::release(const save_contex
   of_.erase(at);
 }
 
-CAIRN_BODY record safetensors_writer_base::write_shared(const save_context& c, const staged_image& image,
-                                                        deadline until) {
+CAIRN_BODY record safetensors_writer_base::inside::write_shared(const save_context& c,
+                                                                const staged_image& image, deadline until) {
   detail::shared_files_writing files(protocol_, c, image, until);
   try {
     auto written = files.run(*rings_);
@@ -156,8 +285,9 @@ CAIRN_BODY record safetensors_writer_base::write_shared(const save_context& c, c
   }
 }
 
-CAIRN_BODY record safetensors_writer_base::write_files(const save_context& c, const staged_image& image,
-                                                       deadline until, std::size_t& finished) {
+CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_context& c,
+                                                               const staged_image& image, deadline until,
+                                                               std::size_t& finished) {
   const auto& layout = image.layout();
   std::vector<object> files;
   files.reserve(layout.segments.size());
@@ -207,8 +337,9 @@ CAIRN_BODY record safetensors_writer_base::write_files(const save_context& c, co
   return written;
 }
 
-CAIRN_BODY void safetensors_writer_base::finish(const save_context& c, const staged_image& image,
-                                                std::vector<object>& files, std::size_t& finished) const {
+CAIRN_BODY void safetensors_writer_base::inside::finish(const save_context& c, const staged_image& image,
+                                                        std::vector<object>& files,
+                                                        std::size_t& finished) const {
   finished = files.size();
   const auto place = placement_of(options_, c.world_size);
   detail::parallel_for(files.size(), 4, [&](std::size_t i, std::size_t thread) {
@@ -221,7 +352,7 @@ CAIRN_BODY void safetensors_writer_base::finish(const save_context& c, const sta
   });
 }
 
-CAIRN_BODY bool safetensors_writer_base::record_stands(const save_context& c) const noexcept {
+CAIRN_BODY bool safetensors_writer_base::inside::record_stands(const save_context& c) const noexcept {
   try {
     return protocol_.store().size(record_key(c.step, c.rank, c.attempt, protocol_.placement(c))).has_value();
   } catch (...) {
@@ -229,8 +360,8 @@ CAIRN_BODY bool safetensors_writer_base::record_stands(const save_context& c) co
   }
 }
 
-CAIRN_BODY void safetensors_writer_base::remove_files(const save_context& c,
-                                                      std::size_t count) const noexcept {
+CAIRN_BODY void safetensors_writer_base::inside::remove_files(const save_context& c,
+                                                              std::size_t count) const noexcept {
   for (std::uint32_t k = 0; k < count; ++k) try {
       protocol_.store().remove(data_key(c.step, c.rank, c.attempt, k, protocol_.placement(c)));
     } catch (...) {  // clean() removes it
