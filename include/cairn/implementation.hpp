@@ -24,6 +24,14 @@
 #include <cairn/impl/comm/collectives.ipp>
 #include <cairn/impl/comm/single_process.ipp>
 #include <cairn/impl/comm/thread_communicator.ipp>
+#include <cairn/impl/concepts/any_communicator.ipp>
+#include <cairn/impl/concepts/any_executor.ipp>
+#include <cairn/impl/concepts/any_planner.ipp>
+#include <cairn/impl/concepts/any_reader.ipp>
+#include <cairn/impl/concepts/any_stager.ipp>
+#include <cairn/impl/concepts/any_storage.ipp>
+#include <cairn/impl/concepts/any_store.ipp>
+#include <cairn/impl/concepts/any_writer.ipp>
 #include <cairn/impl/concepts/copy_engine.ipp>
 #include <cairn/impl/concepts/read_exchange.ipp>
 #include <cairn/impl/execute/run_save_job.ipp>
@@ -32,6 +40,8 @@
 #include <cairn/impl/manage/resume_together.ipp>
 #include <cairn/impl/manage/stop_signal.ipp>
 #include <cairn/impl/model/cast.ipp>
+#include <cairn/impl/model/chunk_progression.ipp>
+#include <cairn/impl/model/chunk_set.ipp>
 #include <cairn/impl/model/extents.ipp>
 #include <cairn/impl/model/item.ipp>
 #include <cairn/impl/model/metadata.ipp>
@@ -43,11 +53,13 @@
 #include <cairn/impl/model/save_handle.ipp>
 #include <cairn/impl/model/save_journal.ipp>
 #include <cairn/impl/model/save_progress.ipp>
+#include <cairn/impl/model/source_table.ipp>
 #include <cairn/impl/model/staged_image.ipp>
 #include <cairn/impl/model/state_dict.ipp>
 #include <cairn/impl/model/state_entry.ipp>
 #include <cairn/impl/model/stored_items.ipp>
 #include <cairn/impl/observe/progress_bar.ipp>
+#include <cairn/impl/observe/save_interval.ipp>
 #include <cairn/impl/observe/trace_file.ipp>
 #include <cairn/impl/plan/assign/balance.ipp>
 #include <cairn/impl/plan/default_planner.ipp>

@@ -34,8 +34,6 @@ class single_process {
   std::deque<std::vector<std::byte>> queue_;
 };
 
-static_assert(Communicator<single_process>);
-
 }  // namespace v1
 }  // namespace cairn
 

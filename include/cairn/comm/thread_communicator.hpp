@@ -55,8 +55,6 @@ class thread_communicator {
   int rank_;
 };
 
-static_assert(ZeroCopyCommunicator<thread_communicator> && DetectsLostPeers<thread_communicator>);
-
 /// Ranks that are threads of one process.
 ///
 ///     cairn::thread_group group{4};

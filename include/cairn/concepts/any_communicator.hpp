@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -68,21 +69,19 @@ class any_communicator {
   explicit any_communicator(C communicator)
       : rank_(communicator.rank()),
         size_(communicator.size()),
-        face_(std::make_unique<face_of<C>>(std::move(communicator))) {}
+        face_(new face_of<C>(std::move(communicator))) {}
 
   // See Communicator.
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
-  void send(int to, std::span<const std::byte> bytes, deadline until) { face_->send(to, bytes, until); }
-  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
-    return face_->receive(from, until);
-  }
+  void send(int to, std::span<const std::byte> bytes, deadline until);
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until);
   /// See ZeroCopyCommunicator; send() where the communicator lends nothing.
-  void lend(int to, const lent_message& message, deadline until) { face_->lend(to, message, until); }
+  void lend(int to, const lent_message& message, deadline until);
   /// See ZeroCopyCommunicator; what receive() gives where the communicator lends nothing.
-  [[nodiscard]] borrowed_message borrow(int from, deadline until) { return face_->borrow(from, until); }
+  [[nodiscard]] borrowed_message borrow(int from, deadline until);
   /// See DetectsLostPeers; null where the communicator does not know.
-  [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const { return face_->watch_peers(); }
+  [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const;
 
   /// The communicator itself. @pre C is the type that this was made of: nobody checks it.
   template <class C>
@@ -96,10 +95,12 @@ class any_communicator {
  private:
   int rank_;
   int size_;
-  std::unique_ptr<face> face_;
+  detail::owned<face> face_;
 };
-
-static_assert(ZeroCopyCommunicator<any_communicator> && DetectsLostPeers<any_communicator>);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/concepts/any_communicator.ipp>
+#endif

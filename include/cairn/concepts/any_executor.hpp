@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/executor.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <concepts>
 #include <memory>
@@ -20,17 +21,17 @@ class any_executor {
   template <class Inner>
     requires(!std::same_as<std::remove_cvref_t<Inner>, any_executor> && Executor<std::remove_cvref_t<Inner>>)
   explicit any_executor(Inner&& executor)
-      : face_(std::make_unique<face_of<std::remove_cvref_t<Inner>>>(std::forward<Inner>(executor))) {}
+      : face_(new face_of<std::remove_cvref_t<Inner>>(std::forward<Inner>(executor))) {}
 
   // See Executor.
-  void submit(save_job job) { face_->submit(std::move(job)); }
-  [[nodiscard]] bool drain(deadline until) { return face_->drain(until); }
+  void submit(save_job job);
+  [[nodiscard]] bool drain(deadline until);
   /// See PreparesEarly; nothing where the executor has nothing to prepare.
-  void prepare() { face_->prepare(); }
+  void prepare();
   /// See EndsWithProcess.
-  [[nodiscard]] bool ends_with_process() const noexcept { return face_->ends_with_process(); }
+  [[nodiscard]] bool ends_with_process() const noexcept;
   /// See RunsInCaller.
-  [[nodiscard]] bool runs_in_caller() const noexcept { return face_->runs_in_caller(); }
+  [[nodiscard]] bool runs_in_caller() const noexcept;
 
  private:
   struct face {
@@ -55,8 +56,12 @@ class any_executor {
     E executor;
   };
 
-  std::unique_ptr<face> face_;
+  detail::owned<face> face_;
 };
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/concepts/any_executor.ipp>
+#endif

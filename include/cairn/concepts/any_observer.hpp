@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <concepts>
 #include <memory>
@@ -31,7 +32,7 @@ class any_observer {
   template <class O>
     requires(!std::same_as<O, any_observer>)
   explicit any_observer(O observer)
-      : face_(std::make_unique<face_of<O>>(std::move(observer))),
+      : face_(new face_of<O>(std::move(observer))),
         wants_spans_(cairn::wants_spans<O>),
         wants_began_(cairn::wants_began<O>) {
     static_assert(Observer<O>);
@@ -45,7 +46,7 @@ class any_observer {
   [[nodiscard]] bool asks_for_began() const noexcept { return wants_began_; }
 
  private:
-  std::unique_ptr<face> face_;
+  detail::owned<face> face_;
   bool wants_spans_;
   bool wants_began_;
 };

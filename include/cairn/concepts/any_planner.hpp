@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/planner.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -22,7 +23,7 @@ class any_summary {
  public:
   any_summary() = default;
   /// False when default-constructed, moved from or reset.
-  [[nodiscard]] bool has_value() const noexcept { return held_ != nullptr; }
+  [[nodiscard]] bool has_value() const noexcept { return held_.get() != nullptr; }
   /// Drops the summary.
   void reset() noexcept { held_.reset(); }
 
@@ -42,7 +43,7 @@ class any_summary {
   template <class Summary>
   static any_summary of(Summary summary) {
     any_summary made;
-    made.held_ = std::make_unique<held_summary<Summary>>(std::move(summary));
+    made.held_ = detail::owned<held>(new held_summary<Summary>(std::move(summary)));
     return made;
   }
   template <class Summary>
@@ -50,7 +51,7 @@ class any_summary {
     return static_cast<held_summary<Summary>&>(*held_).summary;
   }
 
-  std::unique_ptr<held> held_;
+  detail::owned<held> held_;
 };
 
 /// A SavePlanner whose type is chosen at run time, and a SavePlanner itself. Made of a planner, which it then
@@ -69,45 +70,30 @@ class any_save_planner {
   /// @pre planner is not null
   template <SavePlanner Planner>
   explicit any_save_planner(std::shared_ptr<Planner> planner)
-      : face_(std::make_unique<face_of<Planner>>(std::move(planner))) {}
+      : face_(new face_of<Planner>(std::move(planner))) {}
 
   // See SavePlanner.
-  [[nodiscard]] save_plan local_plan(const state_dict& state, int rank) {
-    return face_->local_plan(state, rank);
-  }
-  [[nodiscard]] any_summary summarise(save_plan& plan, int rank) { return face_->summarise(plan, rank); }
-  [[nodiscard]] any_summary summarise(const save_plan& plan, int rank) {
-    auto own = plan;
-    return face_->summarise(own, rank);
-  }
+  [[nodiscard]] save_plan local_plan(const state_dict& state, int rank);
+  [[nodiscard]] any_summary summarise(save_plan& plan, int rank);
+  [[nodiscard]] any_summary summarise(const save_plan& plan, int rank);
   /// @pre both have a value
-  [[nodiscard]] any_summary merge(any_summary a, any_summary b) { return face_->merge(a, b); }
-  [[nodiscard]] std::vector<std::byte> encode(const any_summary& summary) { return face_->encode(summary); }
-  [[nodiscard]] any_summary decode(std::span<const std::byte> bytes) { return face_->decode(bytes); }
-  [[nodiscard]] save_plan finish(save_plan plan, const any_summary& global, int rank, int world_size) {
-    return face_->finish(std::move(plan), global, rank, world_size);
-  }
-  [[nodiscard]] cairn::metadata metadata(const any_summary& global, int world_size) {
-    return face_->metadata(global, world_size);
-  }
-  [[nodiscard]] item_source resolve(const state_dict& state, const write_item& item) {
-    return face_->resolve(state, item);
-  }
-  [[nodiscard]] std::uint64_t fingerprint() const { return face_->fingerprint(); }
+  [[nodiscard]] any_summary merge(any_summary a, any_summary b);
+  [[nodiscard]] std::vector<std::byte> encode(const any_summary& summary);
+  [[nodiscard]] any_summary decode(std::span<const std::byte> bytes);
+  [[nodiscard]] save_plan finish(save_plan plan, const any_summary& global, int rank, int world_size);
+  [[nodiscard]] cairn::metadata metadata(const any_summary& global, int world_size);
+  [[nodiscard]] item_source resolve(const state_dict& state, const write_item& item);
+  [[nodiscard]] std::uint64_t fingerprint() const;
 
   /// resolve() of each item, in order.
   [[nodiscard]] std::vector<item_source> resolve_all(const state_dict& state,
-                                                     std::span<const write_item> items) {
-    return face_->resolve_all(state, items);
-  }
+                                                     std::span<const write_item> items);
   /// resolve() of those items alone, in order, each in place of what stands in `sources` at its index.
   /// @pre `which` holds indices of `items`, and `sources` has as many elements
   void resolve_some(const state_dict& state, std::span<const write_item> items,
-                    std::span<const std::size_t> which, std::span<item_source> sources) {
-    face_->resolve_some(state, items, which, sources);
-  }
+                    std::span<const std::size_t> which, std::span<item_source> sources);
   /// See the variable of this name.
-  [[nodiscard]] bool resolves_by_binding() const noexcept { return face_->resolves_by_binding(); }
+  [[nodiscard]] bool resolves_by_binding() const noexcept;
 
  private:
   struct face {
@@ -174,7 +160,7 @@ class any_save_planner {
     std::shared_ptr<Planner> planner;
   };
 
-  std::unique_ptr<face> face_;
+  detail::owned<face> face_;
 };
 
 /// A LoadPlanner whose type is chosen at run time, and a LoadPlanner itself; made as any_save_planner is.
@@ -190,17 +176,13 @@ class any_load_planner {
   /// @pre planner is not null
   template <LoadPlanner Planner>
   explicit any_load_planner(std::shared_ptr<Planner> planner)
-      : face_(std::make_unique<face_of<Planner>>(std::move(planner))) {}
+      : face_(new face_of<Planner>(std::move(planner))) {}
 
   // See LoadPlanner.
-  [[nodiscard]] load_plan plan(const state_dict& state, const metadata& stored, const load_request& request) {
-    return face_->plan(state, stored, request);
-  }
-  [[nodiscard]] item_target resolve(const state_dict& state, const metadata& stored, const read_item& item) {
-    return face_->resolve(state, stored, item);
-  }
+  [[nodiscard]] load_plan plan(const state_dict& state, const metadata& stored, const load_request& request);
+  [[nodiscard]] item_target resolve(const state_dict& state, const metadata& stored, const read_item& item);
   /// See FingerprintedLoadPlanner; nothing where the planner is none, so that its plans are not kept.
-  [[nodiscard]] std::optional<std::uint64_t> fingerprint() const { return face_->fingerprint(); }
+  [[nodiscard]] std::optional<std::uint64_t> fingerprint() const;
 
  private:
   struct face {
@@ -230,10 +212,8 @@ class any_load_planner {
     std::shared_ptr<Planner> planner;
   };
 
-  std::unique_ptr<face> face_;
+  detail::owned<face> face_;
 };
-
-static_assert(SavePlanner<any_save_planner> && LoadPlanner<any_load_planner>);
 
 /// Both roles of a checkpointer's planners.
 struct any_planners {
@@ -253,3 +233,7 @@ template <class Planner>
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/concepts/any_planner.ipp>
+#endif

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/storage.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -33,8 +34,8 @@ class any_checkpoint {
     virtual const cairn::metadata& metadata() = 0;
     const void* const opened_by;  ///< the reader, which this must not outlive to be read
   };
-  explicit any_checkpoint(std::unique_ptr<face> opened) noexcept : face_(std::move(opened)) {}
-  std::unique_ptr<face> face_;
+  explicit any_checkpoint(detail::owned<face> opened) noexcept : face_(std::move(opened)) {}
+  detail::owned<face> face_;
 };
 
 /// A StorageReader of any type. Copies share it. What a reader may offer besides, this one has as functions:
@@ -51,35 +52,25 @@ class any_reader {
       : face_(std::make_shared<face_of<std::remove_cvref_t<Reader>>>(std::forward<Reader>(reader))) {}
 
   // See StorageReader.
-  [[nodiscard]] std::vector<std::int64_t> list() { return face_->list(); }
-  [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step) { return face_->fetch(step); }
-  [[nodiscard]] any_checkpoint open(std::int64_t step, std::span<const std::byte> manifest) {
-    return face_->open(step, manifest);
-  }
+  [[nodiscard]] std::vector<std::int64_t> list();
+  [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step);
+  [[nodiscard]] any_checkpoint open(std::int64_t step, std::span<const std::byte> manifest);
   /// @throws also usage_error (usage_bad_option) for a checkpoint that another reader opened.
   std::uint64_t read(any_checkpoint& checkpoint, const state_dict& state, const load_plan& plan,
-                     const target_resolver& resolver, read_options options, deadline until) {
-    return face_->read(of_this(checkpoint), state, plan, resolver, options, until);
-  }
+                     const target_resolver& resolver, read_options options, deadline until);
   /// Whether the reader models SharingReader.
-  [[nodiscard]] bool shares() const noexcept { return face_->shares(); }
+  [[nodiscard]] bool shares() const noexcept;
   /// See SharingReader; where the reader shares nothing, this is read().
   std::uint64_t read_shared(any_checkpoint& checkpoint, const state_dict& state, const load_plan& plan,
                             const target_resolver& resolver, read_options options, read_exchange& exchange,
-                            deadline until) {
-    return face_->read_shared(of_this(checkpoint), state, plan, resolver, options, exchange, until);
-  }
-  std::uint64_t verify(any_checkpoint& checkpoint, deadline until) {
-    return face_->verify(of_this(checkpoint), until, nullptr);
-  }
+                            deadline until);
+  std::uint64_t verify(any_checkpoint& checkpoint, deadline until);
   /// See GatedReader; where the reader has no gate, it is not called.
-  std::uint64_t verify(any_checkpoint& checkpoint, deadline until, const read_gate& gate) {
-    return face_->verify(of_this(checkpoint), until, &gate);
-  }
+  std::uint64_t verify(any_checkpoint& checkpoint, deadline until, const read_gate& gate);
   /// Whether the reader models ReportsRuns.
-  [[nodiscard]] bool reports_runs() const noexcept { return face_->reports_runs(); }
+  [[nodiscard]] bool reports_runs() const noexcept;
   /// See ReportsRuns; nothing where the reader does not tell.
-  [[nodiscard]] std::optional<run_id> run_of(std::int64_t step) { return face_->run_of(step); }
+  [[nodiscard]] std::optional<run_id> run_of(std::int64_t step);
 
  private:
   struct face {
@@ -123,7 +114,8 @@ class any_reader {
     std::vector<std::int64_t> list() override { return reader.list(); }
     std::vector<std::byte> fetch(std::int64_t step) override { return reader.fetch(step); }
     any_checkpoint open(std::int64_t step, std::span<const std::byte> manifest) override {
-      return any_checkpoint(std::make_unique<checkpoint_of<R>>(this, reader.open(step, manifest)));
+      return any_checkpoint(
+          detail::owned<any_checkpoint::face>(new checkpoint_of<R>(this, reader.open(step, manifest))));
     }
     std::uint64_t read(any_checkpoint::face& checkpoint, const state_dict& state, const load_plan& plan,
                        const target_resolver& resolver, read_options options, deadline until) override {
@@ -154,14 +146,14 @@ class any_reader {
     R reader;
   };
 
-  [[nodiscard]] any_checkpoint::face& of_this(any_checkpoint& checkpoint) const {
-    if (checkpoint.face_->opened_by != static_cast<const void*>(face_.get()))
-      fail(error_id::usage_bad_option, "a checkpoint is read by another reader than the one that opened it");
-    return *checkpoint.face_;
-  }
+  [[nodiscard]] any_checkpoint::face& of_this(any_checkpoint& checkpoint) const;
 
   std::shared_ptr<face> face_;
 };
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/concepts/any_reader.ipp>
+#endif

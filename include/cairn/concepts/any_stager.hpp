@@ -3,6 +3,7 @@
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/concepts/stager.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <concepts>
 #include <memory>
@@ -56,21 +57,19 @@ class any_stager {
 
   template <class S>
     requires(!std::same_as<S, any_stager>)
-  explicit any_stager(S stager) : face_(std::make_unique<face_of<S>>(std::move(stager))) {
+  explicit any_stager(S stager) : face_(new face_of<S>(std::move(stager))) {
     static_assert(Stager<S>);
   }
 
   // See Stager.
   [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout, const source_table& sources,
-                                   stage_options options, deadline until) {
-    return face_->stage(std::move(layout), sources, options, until);
-  }
-  void prepare(const image_layout& layout, deadline until) { face_->prepare(layout, until); }
-  [[nodiscard]] int depth() const { return face_->depth(); }
+                                   stage_options options, deadline until);
+  void prepare(const image_layout& layout, deadline until);
+  [[nodiscard]] int depth() const;
   /// See PreparesSources; nothing where the stager has none.
-  void prepare(const source_table& sources) { face_->prepare(sources); }
+  void prepare(const source_table& sources);
   /// See BringsDeviceAccess; null where the stager brings none.
-  [[nodiscard]] std::shared_ptr<device_access> device_memory() const { return face_->device_memory(); }
+  [[nodiscard]] std::shared_ptr<device_access> device_memory() const;
 
   /// The stager itself, or null where it is of another type. At one address as long as this lives, also when
   /// this is moved.
@@ -80,11 +79,12 @@ class any_stager {
   }
 
  private:
-  std::unique_ptr<face> face_;
+  detail::owned<face> face_;
 };
-
-static_assert(PreparesSources<any_stager>);
-static_assert(BringsDeviceAccess<any_stager>);
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/concepts/any_stager.ipp>
+#endif

@@ -25,9 +25,9 @@ class any_storage {
       : face_(std::make_shared<face_of<std::remove_cvref_t<Inner>>>(std::forward<Inner>(storage))) {}
 
   // See Storage.
-  [[nodiscard]] any_writer writer() const { return face_->writer(); }
-  [[nodiscard]] any_reader reader() const { return face_->reader(); }
-  [[nodiscard]] std::string describe() const { return face_->describe(); }
+  [[nodiscard]] any_writer writer() const;
+  [[nodiscard]] any_reader reader() const;
+  [[nodiscard]] std::string describe() const;
 
  private:
   struct face {
@@ -51,3 +51,7 @@ class any_storage {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/concepts/any_storage.ipp>
+#endif

@@ -104,63 +104,49 @@ class any_writer {
 
   // See StorageWriter.
   [[nodiscard]] image_layout layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,
-                                    int rank) const {
-    return face_->layout(plan, item_bytes, rank);
-  }
-  [[nodiscard]] std::uint64_t fingerprint() const { return face_->fingerprint(); }
-  record write(const save_context& context, const staged_image& image, deadline until) {
-    return face_->write(context, image, until);
-  }
-  void commit(const save_context& context, const metadata& stored, deadline until) {
-    face_->commit(context, stored, until);
-  }
-  void await_commit(const save_context& context, deadline until) { face_->await_commit(context, until); }
-  void abort(const save_context& context, std::exception_ptr failure) noexcept {
-    face_->abort(context, std::move(failure));
-  }
-  void remove(std::int64_t step) { face_->remove(step); }
-  bool quarantine(std::int64_t step) { return face_->quarantine(step); }
-  std::uint64_t clean(run_id run) { return face_->clean(run); }
-  void check_space(space_needed needed) { face_->check_space(needed); }
+                                    int rank) const;
+  [[nodiscard]] std::uint64_t fingerprint() const;
+  record write(const save_context& context, const staged_image& image, deadline until);
+  void commit(const save_context& context, const metadata& stored, deadline until);
+  void await_commit(const save_context& context, deadline until);
+  void abort(const save_context& context, std::exception_ptr failure) noexcept;
+  void remove(std::int64_t step);
+  bool quarantine(std::int64_t step);
+  std::uint64_t clean(run_id run);
+  void check_space(space_needed needed);
 
   /// See FindsWritingRank; -1 where the writer does not tell.
-  [[nodiscard]] int other_writing_rank(const save_context& context) noexcept {
-    return face_->other_writing_rank(context);
-  }
+  [[nodiscard]] int other_writing_rank(const save_context& context) noexcept;
   /// Whether the writer models ProvesStore. Where it does not, the next five do nothing, prove_store()
   /// gives an empty proof, and every mark is seen.
-  [[nodiscard]] bool proves_store() const noexcept { return face_->proves_store(); }
-  [[nodiscard]] store_proof prove_store() { return face_->prove_store(); }
-  void look_early(run_id run) { face_->look_early(run); }
-  void leave_mark(run_id run) { face_->leave_mark(run); }
-  [[nodiscard]] mark_visibility sees_mark(run_id run) { return face_->sees_mark(run); }
-  void remove_mark(run_id run) noexcept { face_->remove_mark(run); }
+  [[nodiscard]] bool proves_store() const noexcept;
+  [[nodiscard]] store_proof prove_store();
+  void look_early(run_id run);
+  void leave_mark(run_id run);
+  [[nodiscard]] mark_visibility sees_mark(run_id run);
+  void remove_mark(run_id run) noexcept;
   /// See LeasingWriter; a lease that is not held() where the writer takes none.
-  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until) {
-    return face_->lease(step, until);
-  }
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until);
   // See TracksRestarts; nothing is noted where the writer keeps no notes.
-  void note_restart(run_id run, std::int64_t step) { face_->note_restart(run, step); }
-  [[nodiscard]] std::vector<std::int64_t> restarts() { return face_->restarts(); }
-  void forget_restart(run_id run, std::int64_t step) { face_->forget_restart(run, step); }
-  std::size_t forget_restarts(std::int64_t up_to) { return face_->forget_restarts(up_to); }
+  void note_restart(run_id run, std::int64_t step);
+  [[nodiscard]] std::vector<std::int64_t> restarts();
+  void forget_restart(run_id run, std::int64_t step);
+  std::size_t forget_restarts(std::int64_t up_to);
   // See AnnouncesSaves; nothing is shown where the writer announces nothing.
-  [[nodiscard]] save_announcement announce(const save_context& context) { return face_->announce(context); }
-  [[nodiscard]] save_announcement announce_worker(const save_context& context) {
-    return face_->announce_worker(context);
-  }
-  void retract(const save_context& context) noexcept { face_->retract(context); }
+  [[nodiscard]] save_announcement announce(const save_context& context);
+  [[nodiscard]] save_announcement announce_worker(const save_context& context);
+  void retract(const save_context& context) noexcept;
   /// See ReportsLiveSaves; none where the writer does not tell.
-  [[nodiscard]] std::vector<save_attempt> live_saves(run_id run) { return face_->live_saves(run); }
+  [[nodiscard]] std::vector<save_attempt> live_saves(run_id run);
   /// See LocatesCheckpoints; empty where the writer names none.
-  [[nodiscard]] std::string location_of(std::int64_t step) { return face_->location_of(step); }
+  [[nodiscard]] std::string location_of(std::int64_t step);
 
   /// Makes a writer of the same type from a description; null where that type is not Portable.
-  [[nodiscard]] writer_maker maker() const noexcept { return face_->maker(); }
+  [[nodiscard]] writer_maker maker() const noexcept;
   /// The name of the writer's type as this compiler spells it.
-  [[nodiscard]] std::string_view type_name() const noexcept { return face_->type_name(); }
+  [[nodiscard]] std::string_view type_name() const noexcept;
   /// See Portable. @throws usage_error (usage_bad_option) where the writer is not.
-  [[nodiscard]] std::vector<std::byte> description() const { return face_->description(); }
+  [[nodiscard]] std::vector<std::byte> description() const;
   /// The maker of writers of one type.
   template <class Writer>
     requires StorageWriter<Writer> && Portable<Writer>
@@ -301,3 +287,7 @@ class any_writer {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/concepts/any_writer.ipp>
+#endif

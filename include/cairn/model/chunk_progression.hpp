@@ -6,8 +6,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -60,62 +60,17 @@ struct chunk_progression {
   [[nodiscard]] const chunk_axis* end() const noexcept { return axes.data() + axis_count; }
 
   /// Chunks, replicas counted. Below 2^31: every one has its own rank.
-  [[nodiscard]] std::int64_t count() const noexcept {
-    std::int64_t n = 1;
-    for (const auto& a : *this) n *= a.count;
-    return n;
-  }
+  [[nodiscard]] std::int64_t count() const noexcept;
   /// Of the element in the far corner, which has the highest rank.
-  [[nodiscard]] std::int64_t last_rank() const noexcept {
-    std::int64_t last = rank;
-    for (const auto& a : *this) last += std::int64_t{a.count - 1} * a.rank_step;
-    return last;
-  }
+  [[nodiscard]] std::int64_t last_rank() const noexcept;
   /// The box in the far corner: all of the others lie between this one and the first.
-  [[nodiscard]] chunk last_box() const noexcept {
-    chunk box = first;
-    for (const auto& a : *this)
-      if (a.dimension >= 0)
-        box.offsets.set(a.dimension, box.offsets[a.dimension] + std::int64_t{a.count - 1} * a.offset_step);
-    return box;
-  }
+  [[nodiscard]] chunk last_box() const noexcept;
   /// The element of a number below count().
-  [[nodiscard]] stored_chunk at(std::int64_t index) const noexcept {
-    stored_chunk c{first, rank};
-    for (int k = axis_count; k-- > 0;) {
-      const auto& a = axes[static_cast<std::size_t>(k)];
-      const auto i = index % a.count;
-      index /= a.count;
-      c.rank += static_cast<std::int32_t>(i) * a.rank_step;
-      if (a.dimension >= 0) c.box.offsets.set(a.dimension, c.box.offsets[a.dimension] + i * a.offset_step);
-    }
-    return c;
-  }
+  [[nodiscard]] stored_chunk at(std::int64_t index) const noexcept;
   /// The number of the element of a rank, if there is one. O(axes).
-  [[nodiscard]] std::optional<std::int64_t> index_of(std::int32_t of_rank) const noexcept {
-    std::int64_t rest = std::int64_t{of_rank} - rank;
-    if (rest < 0) return std::nullopt;
-    std::int64_t index = 0;
-    for (const auto& a : *this) {
-      const auto i = rest / a.rank_step;
-      if (i >= a.count) return std::nullopt;
-      rest -= i * a.rank_step;
-      index = index * a.count + i;
-    }
-    return rest == 0 ? std::optional{index} : std::nullopt;
-  }
+  [[nodiscard]] std::optional<std::int64_t> index_of(std::int32_t of_rank) const noexcept;
   /// One step along the outermost axis: what remains when `index` of it is taken. @pre there is an axis.
-  [[nodiscard]] chunk_progression slice(std::int32_t index) const noexcept {
-    chunk_progression s;
-    s.first = first;
-    const auto& outer = axes[0];
-    if (outer.dimension >= 0)
-      s.first.offsets.set(outer.dimension, first.offsets[outer.dimension] + index * outer.offset_step);
-    s.rank = rank + index * outer.rank_step;
-    s.axis_count = axis_count - 1;
-    std::copy(begin() + 1, end(), s.axes.begin());
-    return s;
-  }
+  [[nodiscard]] chunk_progression slice(std::int32_t index) const noexcept;
   friend bool operator==(const chunk_progression& a, const chunk_progression& b) noexcept {
     return a.rank == b.rank && a.first == b.first && a.axis_count == b.axis_count &&
            std::equal(a.begin(), a.end(), b.begin());
@@ -126,136 +81,19 @@ namespace detail {
 
 /// Why numbers from outside are no progression; nullptr if they are one. Its boxes may still lie outside of
 /// their tensor: ask for the first and the last one.
-[[nodiscard]] inline const char* progression_problem(const chunk_progression& p) noexcept {
-  const int dimensions = p.first.offsets.rank();
-  if (p.first.sizes.rank() != dimensions) return "a box has offsets and sizes of different dimensions";
-  if (p.rank < 0) return "a rank is negative";
-  if (p.axis_count < 0 || p.axis_count > chunk_progression::max_axes)
-    return "a progression has too many axes";
-  std::int64_t span = 0;
-  std::array<std::int64_t, extents::max_rank> end{};
-  for (int d = 0; d < dimensions; ++d) {
-    if (p.first.offsets[d] < 0 || p.first.sizes[d] < 0 ||
-        __builtin_add_overflow(p.first.offsets[d], p.first.sizes[d], &end[static_cast<std::size_t>(d)]))
-      return "a box is outside of all tensors";
-  }
-  // From the innermost outwards.
-  for (int k = p.axis_count; k-- > 0;) {
-    const auto& a = p.axes[static_cast<std::size_t>(k)];
-    if (a.count < 2 || a.rank_step <= span) return "the axes of a progression are not nested";
-    std::int64_t more = 0;
-    if (__builtin_mul_overflow(std::int64_t{a.count - 1}, std::int64_t{a.rank_step}, &more) ||
-        more > std::numeric_limits<std::int32_t>::max() - p.rank - span)
-      return "the ranks of a progression are too high";
-    span += more;
-    if (a.dimension < -1 || a.dimension >= dimensions) return "a progression moves along no dimension";
-    if (a.dimension < 0 ? a.offset_step != 0 : a.offset_step < 1)
-      return "a progression has an impossible step";
-    if (a.dimension < 0) continue;
-    auto& e = end[static_cast<std::size_t>(a.dimension)];
-    if (__builtin_mul_overflow(std::int64_t{a.count - 1}, a.offset_step, &more) ||
-        __builtin_add_overflow(e, more, &e))
-      return "a progression leaves all tensors";
-  }
-  return nullptr;
-}
-
-/// The step from one chunk to another as an axis, if there is one: a higher rank, and an offset that differs
-/// in one dimension at most, and is higher there. Numbers may be anything.
-[[nodiscard]] inline std::optional<chunk_axis> step_between(const chunk_progression& a,
-                                                            const chunk_progression& b) noexcept {
-  chunk_axis step;
-  if (a.rank < 0 || b.rank <= a.rank) return std::nullopt;
-  step.rank_step = b.rank - a.rank;
-  const auto& from = a.first.offsets;
-  const auto& to = b.first.offsets;
-  if (from.rank() != to.rank()) return std::nullopt;
-  for (int d = 0; d < from.rank(); ++d) {
-    if (from[d] == to[d]) continue;
-    if (step.dimension >= 0 || from[d] < 0 || to[d] < from[d]) return std::nullopt;
-    step.dimension = d;
-    step.offset_step = to[d] - from[d];
-  }
-  return step;
-}
-
-/// True if `step` is `times` steps of `axis`.
-[[nodiscard]] inline bool is_steps(const chunk_axis& step, const chunk_axis& axis,
-                                   std::int64_t times) noexcept {
-  std::int64_t offset = 0;
-  return step.dimension == axis.dimension && step.rank_step == axis.rank_step * times &&
-         !__builtin_mul_overflow(axis.offset_step, times, &offset) && step.offset_step == offset;
-}
+[[nodiscard]] const char* progression_problem(const chunk_progression& p) noexcept;
 
 /// Makes `p` longer by `q`, which begins at a higher rank, where q goes on with an axis that one of them has.
-[[nodiscard]] inline bool extend(chunk_progression& p, const chunk_progression& q) noexcept {
-  if (!(p.first.sizes == q.first.sizes)) return false;
-  const auto step = step_between(p, q);
-  if (!step) return false;
-  if (p.axis_count == q.axis_count) {
-    if (p.axis_count == 0) return false;
-    auto& outer = p.axes[0];
-    const auto& theirs = q.axes[0];
-    if (outer.rank_step != theirs.rank_step || outer.dimension != theirs.dimension ||
-        outer.offset_step != theirs.offset_step || !is_steps(*step, outer, outer.count) ||
-        !std::equal(p.begin() + 1, p.end(), q.begin() + 1))
-      return false;
-    outer.count += theirs.count;
-    return true;
-  }
-  if (p.axis_count == q.axis_count + 1) {
-    if (!is_steps(*step, p.axes[0], p.axes[0].count) || !std::equal(q.begin(), q.end(), p.begin() + 1))
-      return false;
-    ++p.axes[0].count;
-    return true;
-  }
-  if (q.axis_count == p.axis_count + 1) {
-    if (!is_steps(*step, q.axes[0], 1) || !std::equal(p.begin(), p.end(), q.begin() + 1)) return false;
-    p.axes = q.axes;
-    p.axis_count = q.axis_count;
-    ++p.axes[0].count;
-    return true;
-  }
-  return false;
-}
+[[nodiscard]] bool extend(chunk_progression& p, const chunk_progression& q) noexcept;
 
 /// Makes `p` and `q`, which are alike and apart by one step, the two elements of a new outermost axis.
-[[nodiscard]] inline bool stack(chunk_progression& p, const chunk_progression& q) noexcept {
-  if (p.axis_count != q.axis_count || p.axis_count == chunk_progression::max_axes ||
-      !(p.first.sizes == q.first.sizes) || !std::equal(p.begin(), p.end(), q.begin()))
-    return false;
-  auto step = step_between(p, q);
-  if (!step || step->rank_step <= p.last_rank() - p.rank || p.last_rank() + step->rank_step > INT32_MAX)
-    return false;
-  step->count = 2;
-  std::copy_backward(p.begin(), p.end(), p.axes.begin() + p.axis_count + 1);
-  p.axes[0] = *step;
-  ++p.axis_count;
-  return true;
-}
+[[nodiscard]] bool stack(chunk_progression& p, const chunk_progression& q) noexcept;
 
 /// One progression for both, left in `p`, if there is one.
-[[nodiscard]] inline bool join(chunk_progression& p, const chunk_progression& q) noexcept {
-  if (p.rank < q.rank) return extend(p, q) || stack(p, q);
-  chunk_progression low = q;
-  if (!extend(low, p) && !stack(low, p)) return false;
-  p = low;
-  return true;
-}
+[[nodiscard]] bool join(chunk_progression& p, const chunk_progression& q) noexcept;
 
 /// Takes the first (or last) slice off a progression that has axes.
-inline void drop_slice(chunk_progression& p, bool the_first) noexcept {
-  if (p.axes[0].count == 2) {
-    p = p.slice(the_first ? 1 : 0);
-    return;
-  }
-  if (the_first) {
-    const auto next = p.slice(1);
-    p.first = next.first;
-    p.rank = next.rank;
-  }
-  --p.axes[0].count;
-}
+void drop_slice(chunk_progression& p, bool the_first) noexcept;
 
 /// Joins chunks and progressions that come in ascending order of rank (as do the summaries of a lower and a
 /// higher range of ranks) into few progressions. Only the last few are tried, so that each costs O(1)
@@ -416,3 +254,7 @@ class overlap_walk {
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/chunk_progression.ipp>
+#endif

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_progression.hpp>
+#include <cairn/model/extents.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <iterator>
-#include <optional>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -19,62 +17,16 @@ namespace detail {
 /// Progressions one behind another in 64-bit words: a single box of two dimensions takes 40 bytes.
 class progression_words {
  public:
-  void append(const chunk_progression& p) {
-    const auto offsets = static_cast<std::uint64_t>(p.first.offsets.rank());
-    const auto sizes = static_cast<std::uint64_t>(p.first.sizes.rank());
-    auto head = std::uint64_t{static_cast<std::uint32_t>(p.rank)} | offsets << 32 | sizes << 36 |
-                static_cast<std::uint64_t>(p.axis_count) << 40;
-    int shift = 43;
-    for (const auto& a : p) {
-      head |= static_cast<std::uint64_t>(a.dimension + 1) << shift;
-      shift += 4;
-    }
-    const auto begin = words_.size();
-    words_.resize(begin + 1 + offsets + sizes + 2 * static_cast<std::size_t>(p.axis_count));
-    auto* to = words_.data() + begin;
-    *to++ = static_cast<std::int64_t>(head);
-    for (const auto v : p.first.offsets) *to++ = v;
-    for (const auto v : p.first.sizes) *to++ = v;
-    for (const auto& a : p) {
-      *to++ = static_cast<std::int64_t>(std::uint64_t{static_cast<std::uint32_t>(a.count)} << 32 |
-                                        static_cast<std::uint32_t>(a.rank_step));
-      *to++ = a.offset_step;
-    }
-  }
+  void append(const chunk_progression& p);
   /// A single box whose offsets and sizes the caller fills in, before anything else is added.
-  [[nodiscard]] list_view<std::int64_t> append_single(std::int32_t rank, int dimensions) {
-    const auto numbers = static_cast<std::uint64_t>(dimensions);
-    const auto begin = words_.size();
-    words_.resize(begin + 1 + 2 * numbers);
-    words_[begin] =
-        static_cast<std::int64_t>(single_head(dimensions) << 32 | static_cast<std::uint32_t>(rank));
-    return list_view<std::int64_t>(words_).subspan(begin + 1);
-  }
+  [[nodiscard]] list_view<std::int64_t> append_single(std::int32_t rank, int dimensions);
   /// The upper half of the first word of a single box.
   [[nodiscard]] static constexpr std::uint64_t single_head(int dimensions) noexcept {
     return static_cast<std::uint64_t>(dimensions) | static_cast<std::uint64_t>(dimensions) << 4;
   }
-  void append(list_view<const std::int64_t> words) {
-    words_.insert(words_.end(), words.begin(), words.end());
-  }
+  void append(list_view<const std::int64_t> words);
   /// The progression that begins at `at`, which moves to the next one.
-  [[nodiscard]] chunk_progression read(std::size_t& at) const noexcept {
-    chunk_progression p;
-    const auto head = static_cast<std::uint64_t>(words_[at++]);
-    p.rank = static_cast<std::int32_t>(static_cast<std::uint32_t>(head));
-    take(p.first.offsets, at, static_cast<int>(head >> 32 & 15));
-    take(p.first.sizes, at, static_cast<int>(head >> 36 & 15));
-    p.axis_count = static_cast<std::int32_t>(head >> 40 & 7);
-    for (int k = 0; k < p.axis_count; ++k) {
-      auto& a = p.axes[static_cast<std::size_t>(k)];
-      const auto counts = static_cast<std::uint64_t>(words_[at++]);
-      a.count = static_cast<std::int32_t>(counts >> 32);
-      a.rank_step = static_cast<std::int32_t>(static_cast<std::uint32_t>(counts));
-      a.dimension = static_cast<std::int32_t>(head >> (43 + 4 * k) & 15) - 1;
-      a.offset_step = words_[at++];
-    }
-    return p;
-  }
+  [[nodiscard]] chunk_progression read(std::size_t& at) const noexcept;
   /// The first rank of the progression at `at`.
   [[nodiscard]] std::int32_t rank_at(std::size_t at) const noexcept {
     return static_cast<std::int32_t>(static_cast<std::uint32_t>(words_[at]));
@@ -84,18 +36,9 @@ class progression_words {
     return (static_cast<std::uint64_t>(words_[at]) >> 40 & 7) != 0;
   }
   /// Where the progression behind the one at `at` begins.
-  [[nodiscard]] std::size_t next(std::size_t at) const noexcept {
-    const auto head = static_cast<std::uint64_t>(words_[at]);
-    return at + 1 + static_cast<std::size_t>((head >> 32 & 15) + (head >> 36 & 15) + 2 * (head >> 40 & 7));
-  }
+  [[nodiscard]] std::size_t next(std::size_t at) const noexcept;
   /// Makes all ranks so much higher.
-  void move_ranks(std::int32_t by) noexcept {
-    for (std::size_t at = 0; at < words_.size(); at = next(at)) {
-      const auto head = static_cast<std::uint64_t>(words_[at]);
-      words_[at] = static_cast<std::int64_t>((head & ~std::uint64_t{0xffffffff}) |
-                                             static_cast<std::uint32_t>(rank_at(at) + by));
-    }
-  }
+  void move_ranks(std::int32_t by) noexcept;
   void truncate(std::size_t size) { words_.resize(size); }
   void reserve(std::size_t size) { words_.reserve(size); }
   void clear() noexcept { words_.clear(); }
@@ -103,10 +46,7 @@ class progression_words {
   [[nodiscard]] list_view<const std::int64_t> view() const noexcept { return words_; }
 
  private:
-  void take(extents& e, std::size_t& at, int rank) const noexcept {
-    e = extents::zeros(rank);
-    for (int d = 0; d < rank; ++d) e.set(d, words_[at++]);
-  }
+  void take(extents& e, std::size_t& at, int rank) const noexcept;
   std::vector<std::int64_t> words_;
 };
 
@@ -119,75 +59,23 @@ class progression_words {
 class chunk_set {
  public:
   chunk_set() = default;
-  chunk_set(std::initializer_list<stored_chunk> chunks) {
-    for (const auto& c : chunks) push_back(c);
-  }
+  chunk_set(std::initializer_list<stored_chunk> chunks);
   /// The chunks of a list, in any order; finds the progressions in them. O(n log n).
-  [[nodiscard]] static chunk_set from(detail::list_view<const stored_chunk> chunks) {
-    std::vector<std::uint32_t> order(chunks.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
-    std::sort(order.begin(), order.end(), [&](auto a, auto b) {
-      if (chunks[a].rank != chunks[b].rank) return chunks[a].rank < chunks[b].rank;
-      return chunks[a].box == chunks[b].box ? a < b : chunks[a].box < chunks[b].box;
-    });
-    chunk_set out;
-    const auto sink = [&](const chunk_progression& p) { out.add(p); };
-    detail::progression_joiner<decltype(sink)> joiner(sink);
-    for (const auto i : order) joiner.push(single(chunks[i]));
-    joiner.flush();
-    return out;
-  }
+  [[nodiscard]] static chunk_set from(detail::list_view<const stored_chunk> chunks);
 
   /// Adds a chunk; it lengthens the last progression where it goes on with it.
   void push_back(const stored_chunk& c) { append(single(c)); }
   /// Adds the chunks of a progression. Nothing is checked: see detail::progression_problem for those from
   /// outside.
-  void append(const chunk_progression& p) {
-    if (progressions_ > 0) {
-      auto at = last_;
-      auto last = words_.read(at);
-      if (last.rank < p.rank && detail::join(last, p)) {
-        words_.truncate(last_);
-        count_ -= static_cast<std::uint64_t>(last_count_);
-        if (--progressions_ % every == 0) index_.pop_back();
-        add(last);
-        return;
-      }
-    }
-    add(p);
-  }
+  void append(const chunk_progression& p);
   void clear() noexcept { *this = chunk_set(); }
   /// The same boxes of ranks that are so much higher; no rank may become negative or exceed an int32.
-  [[nodiscard]] chunk_set of_higher_ranks(std::int32_t by) const {
-    auto out = *this;
-    out.words_.move_ranks(by);
-    return out;
-  }
+  [[nodiscard]] chunk_set of_higher_ranks(std::int32_t by) const;
   /// True if no progression goes on with the one before it, so that appending them one after another gives
   /// this set again. O(progressions).
-  [[nodiscard]] bool is_joined() const noexcept {
-    chunk_progression last;
-    for (std::size_t at = 0; at < words_.size();) {
-      const bool first = at == 0;
-      const auto p = words_.read(at);
-      if (!first && last.rank < p.rank && detail::join(last, p)) return false;
-      last = p;
-    }
-    return true;
-  }
+  [[nodiscard]] bool is_joined() const noexcept;
   /// The same chunks with all progressions put together that go on with the one before them. O(progressions).
-  [[nodiscard]] chunk_set joined() const {
-    std::vector<chunk_progression> open;
-    for (std::size_t at = 0; at < words_.size();) {
-      auto p = words_.read(at);
-      for (; !open.empty() && open.back().rank < p.rank && detail::join(open.back(), p); open.pop_back())
-        p = open.back();
-      open.push_back(p);
-    }
-    chunk_set out;
-    for (const auto& p : open) out.add(p);
-    return out;
-  }
+  [[nodiscard]] chunk_set joined() const;
 
   /// Chunks.
   [[nodiscard]] std::uint64_t size() const noexcept { return count_; }
@@ -200,18 +88,7 @@ class chunk_set {
   }
 
   /// The chunk of a number. O(log progressions). @pre index < size()
-  [[nodiscard]] stored_chunk operator[](std::uint64_t index) const noexcept {
-    const auto after = std::upper_bound(index_.begin(), index_.end(), index,
-                                        [](std::uint64_t i, const mark& m) { return i < m.before; });
-    auto at = std::prev(after)->word;
-    auto before = std::prev(after)->before;
-    for (;;) {
-      const auto p = words_.read(at);
-      const auto n = static_cast<std::uint64_t>(p.count());
-      if (index - before < n) return p.at(static_cast<std::int64_t>(index - before));
-      before += n;
-    }
-  }
+  [[nodiscard]] stored_chunk operator[](std::uint64_t index) const noexcept;
 
   /// They as they lie in memory: see detail::progression_words.
   [[nodiscard]] detail::list_view<const std::int64_t> words() const noexcept { return words_.view(); }
@@ -254,23 +131,11 @@ class chunk_set {
     using reference = const stored_chunk&;
 
     iterator() = default;
-    iterator(const chunk_set& set, bool at_end) : set_(&set), index_(at_end ? set.size() : 0) {
-      if (index_ < set.size()) p_ = set.words_.read(next_), current_ = p_.at(0);
-    }
+    iterator(const chunk_set& set, bool at_end);
     reference operator*() const noexcept { return current_; }
     pointer operator->() const noexcept { return &current_; }
-    iterator& operator++() {
-      ++index_;
-      if (index_ == set_->size()) return *this;
-      if (++within_ == p_.count()) p_ = set_->words_.read(next_), within_ = 0;
-      current_ = p_.at(within_);
-      return *this;
-    }
-    iterator operator++(int) {
-      auto before = *this;
-      ++*this;
-      return before;
-    }
+    iterator& operator++();
+    iterator operator++(int);
     friend bool operator==(const iterator& a, const iterator& b) noexcept { return a.index_ == b.index_; }
 
    private:
@@ -285,22 +150,9 @@ class chunk_set {
   [[nodiscard]] iterator end() const { return {*this, true}; }
 
   /// All of them in a list, in the order of their numbers. O(chunks): not for large worlds.
-  [[nodiscard]] std::vector<stored_chunk> expand() const {
-    std::vector<stored_chunk> out;
-    out.reserve(static_cast<std::size_t>(count_));
-    for_each_progression([&](const chunk_progression& p) {
-      for (std::int64_t i = 0; i < p.count(); ++i) out.push_back(p.at(i));
-    });
-    return out;
-  }
+  [[nodiscard]] std::vector<stored_chunk> expand() const;
   /// The same, sorted by box and then by rank.
-  [[nodiscard]] std::vector<stored_chunk> sorted() const {
-    auto out = expand();
-    std::sort(out.begin(), out.end(), [](const stored_chunk& a, const stored_chunk& b) {
-      return a.box == b.box ? a.rank < b.rank : a.box < b.box;
-    });
-    return out;
-  }
+  [[nodiscard]] std::vector<stored_chunk> sorted() const;
 
   /// The same chunks, however they are put together. O(progressions) where they are put together alike, else
   /// O(chunks x log).
@@ -318,20 +170,8 @@ class chunk_set {
     std::size_t word;
   };
 
-  static chunk_progression single(const stored_chunk& c) {
-    chunk_progression p;
-    p.first = c.box;
-    p.rank = c.rank;
-    return p;
-  }
-  void add(const chunk_progression& p) {
-    if (progressions_ % every == 0) index_.push_back({count_, words_.size()});
-    ++progressions_;
-    last_ = words_.size();
-    words_.append(p);
-    last_count_ = p.count();
-    count_ += static_cast<std::uint64_t>(last_count_);
-  }
+  static chunk_progression single(const stored_chunk& c);
+  void add(const chunk_progression& p);
 
   detail::progression_words words_;
   std::vector<mark> index_;
@@ -343,3 +183,7 @@ class chunk_set {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/chunk_set.ipp>
+#endif

@@ -32,12 +32,7 @@ class extents {
   /// From a run-time list. @throws usage_error if it is longer than eight or holds a negative number.
   explicit extents(std::span<const std::int64_t> sizes);
   /// `rank` numbers, all `value`.
-  static extents filled(int rank, std::int64_t value) {
-    check_rank(static_cast<std::size_t>(rank));
-    extents e = zeros(rank);
-    std::fill_n(e.values_.begin(), rank, checked(value));
-    return e;
-  }
+  static extents filled(int rank, std::int64_t value);
 
   /// `rank` zeros. @pre rank is at most max_rank.
   [[nodiscard]] static constexpr extents zeros(int rank) noexcept {
@@ -65,23 +60,12 @@ class extents {
   }
 
   /// The product of all numbers, or nothing if it is above 2^63 - 1.
-  [[nodiscard]] std::optional<std::int64_t> checked_volume() const noexcept {
-    std::int64_t product = 1;
-    bool overflow = false;
-    for (auto v : *this) {
-      if (v == 0) return 0;
-      overflow |= __builtin_mul_overflow(product, v, &product);
-    }
-    if (overflow) return std::nullopt;
-    return product;
-  }
+  [[nodiscard]] std::optional<std::int64_t> checked_volume() const noexcept;
   /// The product of all numbers. @pre it is at most 2^63 - 1, which state_dict and parsers check.
   [[nodiscard]] std::int64_t volume() const noexcept { return checked_volume().value_or(0); }
 
  private:
-  static void check_rank(std::size_t rank) {
-    if (rank > max_rank) fail_rank(rank);
-  }
+  static void check_rank(std::size_t rank);
   [[noreturn]] static void fail_rank(std::size_t rank);
   [[noreturn]] static void fail_size(bool negative, std::uint64_t size);
   template <std::integral Size>
@@ -99,13 +83,7 @@ class extents {
 
 /// The bytes of a tensor of this shape, or nothing on overflow or where packed elements do not fill whole
 /// bytes.
-[[nodiscard]] inline std::optional<std::uint64_t> checked_bytes(dtype t, const extents& shape) noexcept {
-  const auto volume = shape.checked_volume();
-  if (!volume || *volume % granule_of(t) != 0) return std::nullopt;
-  std::int64_t bits = 0;
-  if (__builtin_mul_overflow(*volume, static_cast<std::int64_t>(bits_of(t)), &bits)) return std::nullopt;
-  return static_cast<std::uint64_t>(bits) / 8;
-}
+[[nodiscard]] std::optional<std::uint64_t> checked_bytes(dtype t, const extents& shape) noexcept;
 
 /// An axis-aligned box of a global tensor: what one rank holds, writes or reads. Same rank as the tensor.
 struct chunk {
@@ -131,27 +109,10 @@ struct chunk {
 [[nodiscard]] std::string to_string(const chunk& c);
 
 /// True if the box lies in the tensor; overflow-safe.
-[[nodiscard]] inline bool inside(const chunk& c, const extents& shape) noexcept {
-  if (c.offsets.rank() != shape.rank() || c.sizes.rank() != shape.rank()) return false;
-  for (int d = 0; d < shape.rank(); ++d)
-    if (c.offsets[d] < 0 || c.sizes[d] < 0 || c.offsets[d] > shape[d] || c.sizes[d] > shape[d] - c.offsets[d])
-      return false;
-  return true;
-}
+[[nodiscard]] bool inside(const chunk& c, const extents& shape) noexcept;
 
 /// The intersection, or nothing if it is empty (boxes without volume intersect nothing; scalars intersect).
-[[nodiscard]] inline std::optional<chunk> intersect(const chunk& a, const chunk& b) noexcept {
-  if (a.offsets.rank() != b.offsets.rank()) return std::nullopt;
-  chunk c = a;
-  for (int d = 0; d < a.offsets.rank(); ++d) {
-    const auto begin = std::max(a.offsets[d], b.offsets[d]);
-    const auto end = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
-    if (begin >= end) return std::nullopt;
-    c.offsets.set(d, begin);
-    c.sizes.set(d, end - begin);
-  }
-  return c;
-}
+[[nodiscard]] std::optional<chunk> intersect(const chunk& a, const chunk& b) noexcept;
 
 }  // namespace v1
 }  // namespace cairn

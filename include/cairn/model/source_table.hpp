@@ -4,11 +4,9 @@
 #include <cairn/system/list_view.hpp>
 
 #include <cstddef>
-#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -21,11 +19,7 @@ class source_table {
  public:
   source_table() = default;
   /// `plan`: whose items these are the sources of; null where errors need no names.
-  source_table(std::vector<item_source> sources, std::shared_ptr<const save_plan> plan = nullptr)
-      : sources_(std::make_shared<const std::vector<item_source>>(std::move(sources))),
-        first_(sources_->data()),
-        size_(sources_->size()),
-        plan_(std::move(plan)) {}
+  source_table(std::vector<item_source> sources, std::shared_ptr<const save_plan> plan = nullptr);
   source_table(std::initializer_list<item_source> sources)
       : source_table(std::vector<item_source>(sources)) {}
 
@@ -39,10 +33,7 @@ class source_table {
   [[nodiscard]] operator std::vector<item_source>() const { return {begin(), end()}; }
 
   /// The name of an item, for errors; may be empty.
-  [[nodiscard]] std::string_view name(std::size_t item) const noexcept {
-    return plan_ != nullptr && item < plan_->items.size() ? std::string_view(plan_->items[item].name)
-                                                          : std::string_view();
-  }
+  [[nodiscard]] std::string_view name(std::size_t item) const noexcept;
   /// Whether both are copies of one. O(1).
   friend bool operator==(const source_table& a, const source_table& b) noexcept {
     return a.sources_ == b.sources_;
@@ -57,3 +48,7 @@ class source_table {
 
 }  // namespace v1
 }  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/model/source_table.ipp>
+#endif

@@ -70,38 +70,26 @@ class stored_items {
   using iterator = std::vector<stored_item>::iterator;
   using const_iterator = std::vector<stored_item>::const_iterator;
 
-  stored_items() = default;
-  stored_items(std::initializer_list<stored_item> items) : values_(items) {}
-  explicit stored_items(std::vector<stored_item> items) : values_(std::move(items)) {}
+  stored_items() noexcept;
+  stored_items(std::initializer_list<stored_item> items);
+  explicit stored_items(std::vector<stored_item> items);
   explicit stored_items(std::unique_ptr<const stored_item_source> source);
-  stored_items(const stored_items& other) : values_(other.all()) {}
-  stored_items(stored_items&&) noexcept = default;
-  stored_items& operator=(const stored_items& other) {
-    if (this != &other) *this = stored_items(other);
-    return *this;
-  }
-  stored_items& operator=(stored_items&&) noexcept = default;
-  ~stored_items() = default;
+  stored_items(const stored_items& other);
+  stored_items(stored_items&&) noexcept;
+  stored_items& operator=(const stored_items& other);
+  stored_items& operator=(stored_items&&) noexcept;
+  ~stored_items();
 
   [[nodiscard]] std::size_t size() const noexcept { return values_.size(); }
   [[nodiscard]] bool empty() const noexcept { return values_.empty(); }
   /// @pre index < size(). @throws corrupt_error
-  [[nodiscard]] const stored_item& operator[](std::size_t index) const {
-    if (lazy_ != nullptr) make(index);
-    return values_[index];
-  }
-  [[nodiscard]] const stored_item& at(std::size_t index) const {
-    static_cast<void>(values_.at(index));
-    return (*this)[index];
-  }
-  [[nodiscard]] const_iterator begin() const { return all().begin(); }
-  [[nodiscard]] const_iterator end() const { return all().end(); }
+  [[nodiscard]] const stored_item& operator[](std::size_t index) const;
+  [[nodiscard]] const stored_item& at(std::size_t index) const;
+  [[nodiscard]] const_iterator begin() const;
+  [[nodiscard]] const_iterator end() const;
   /// The item of a name, or nullptr. O(log n); of a manifest, nothing else of it is looked at. @throws
   /// corrupt_error
-  [[nodiscard]] const stored_item* find(std::string_view name) const {
-    const auto index = index_of(name);
-    return index ? &(*this)[*index] : nullptr;
-  }
+  [[nodiscard]] const stored_item* find(std::string_view name) const;
   [[nodiscard]] std::optional<std::size_t> index_of(std::string_view name) const;
   /// visit(index, name), in order; makes no item.
   template <class Visit>
@@ -113,33 +101,27 @@ class stored_items {
   /// Where the items lie; those that nobody asked for are empty.
   [[nodiscard]] const stored_item* data() const noexcept { return values_.data(); }
 
-  [[nodiscard]] stored_item& operator[](std::size_t index) { return mutate()[index]; }
-  [[nodiscard]] stored_item& back() { return mutate().back(); }
-  [[nodiscard]] iterator begin() { return mutate().begin(); }
-  [[nodiscard]] iterator end() { return mutate().end(); }
-  stored_item& emplace_back() { return mutate().emplace_back(); }
-  void push_back(stored_item item) { mutate().push_back(std::move(item)); }
-  iterator insert(const_iterator before, stored_item item) {
-    return mutate().insert(before, std::move(item));
-  }
-  void reserve(std::size_t count) { mutate().reserve(count); }
-  void resize(std::size_t count) { mutate().resize(count); }
-  void pop_back() { mutate().pop_back(); }
-  iterator erase(const_iterator first, const_iterator last) { return mutate().erase(first, last); }
-  void clear() noexcept { values_.clear(), lazy_.reset(); }
+  [[nodiscard]] stored_item& operator[](std::size_t index);
+  [[nodiscard]] stored_item& back();
+  [[nodiscard]] iterator begin();
+  [[nodiscard]] iterator end();
+  stored_item& emplace_back();
+  void push_back(stored_item item);
+  iterator insert(const_iterator before, stored_item item);
+  void reserve(std::size_t count);
+  void resize(std::size_t count);
+  void pop_back();
+  iterator erase(const_iterator first, const_iterator last);
+  void clear() noexcept;
 
-  friend bool operator==(const stored_items& a, const stored_items& b) { return a.all() == b.all(); }
+  friend bool operator==(const stored_items& a, const stored_items& b);
 
  private:
   struct lazy;
   void make(std::size_t index) const;
   void visit_names(const stored_name_visitor& visit) const;
   const std::vector<stored_item>& all() const;
-  std::vector<stored_item>& mutate() {
-    static_cast<void>(all());
-    lazy_.reset();
-    return values_;
-  }
+  std::vector<stored_item>& mutate();
 
   mutable std::vector<stored_item> values_;
   std::shared_ptr<lazy> lazy_;  // of this object alone

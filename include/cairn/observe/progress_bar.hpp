@@ -2,20 +2,13 @@
 #pragma once
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/roles.hpp>
-#include <cairn/model/save_handle.hpp>
-#include <cairn/system/background_thread.hpp>
-#include <cairn/system/deadline.hpp>
 
 #include <unistd.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <string_view>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -53,39 +46,9 @@ class progress_bar {
   void observe(const observation& what) noexcept;
 
  private:
-  struct save_under_way {
-    save_handle handle;
-    deadline::clock::time_point begun;
-  };
-  struct shared {
-    std::mutex mutex;
-    std::condition_variable changed;
-    progress_bar_options options;
-    bool terminal = false;
-    bool ending = false;
-    bool drawn = false;  // a bar is on the terminal's line
-    std::vector<save_under_way> saves;
-
-    /// What happened, in a line that stays. `step`: of the save that ended, or -1.
-    void say(const std::string& line, std::int64_t step);
-    /// The bar of the oldest save that is under way.
-    void draw();
-    void put(std::string_view text) const noexcept;
-  };
-
-  /// Draws while a save is under way. Ends with the last copy of the bar.
-  class drawing_thread {
-   public:
-    explicit drawing_thread(std::shared_ptr<shared> shared);
-    drawing_thread(const drawing_thread&) = delete;
-    drawing_thread& operator=(const drawing_thread&) = delete;
-    ~drawing_thread();
-
-   private:
-    static void run(shared& s) noexcept;
-    std::shared_ptr<shared> shared_;
-    detail::background_thread thread_;
-  };
+  struct save_under_way;
+  struct shared;
+  class drawing_thread;
 
   [[nodiscard]] static std::string human_bytes(double bytes);
   [[nodiscard]] static std::string human_bytes(std::uint64_t bytes) {
@@ -96,7 +59,6 @@ class progress_bar {
   std::shared_ptr<shared> shared_;
   std::shared_ptr<drawing_thread> thread_;
 };
-static_assert(Observer<progress_bar>, "progress_bar must model Observer");
 
 }  // namespace v1
 }  // namespace cairn

@@ -6,11 +6,7 @@
 #include <cairn/model/save_journal.hpp>
 
 #include <cstdint>
-#include <cstdio>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
 
@@ -52,44 +48,12 @@ class trace_file {
   static std::string text_of(const load_stages& s);
   static bool counted(span_kind kind) noexcept;
 
-  struct close {
-    void operator()(std::FILE* file) const noexcept { std::fclose(file); }
-  };
-  struct cpu_sample {
-    std::int64_t at = 0;
-    std::int64_t used = 0;
-  };
-  struct shared {
-    std::mutex mutex;
-    std::unique_ptr<std::FILE, close> file;
-    std::int32_t rank = 0;
-    std::int64_t trainer = ::getpid();
-    std::int64_t step_begin = 0;
-    std::set<std::int64_t> introduced;
-    std::map<std::int64_t, cpu_sample> cpu;  // of each process, the last
-
-    void introduce(std::string& out, std::int64_t process, const char* role);
-    /// All of one save, and from save() to its end as one slice.
-    void put_save(std::string& out, const observation& what, const std::string& name);
-    /// A process has used so much CPU time until then; samples that are too close say nothing.
-    void put_cpu(std::string& out, std::int64_t process, std::int64_t at, std::int64_t used);
-    void put_span(std::string& out, std::int64_t process, track where, std::string_view name,
-                  std::int64_t begin, std::int64_t end, std::uint64_t bytes = 0, std::string_view more = {});
-    void put_instant(std::string& out, track where, std::string_view text);
-    static void put_counter(std::string& out, std::int64_t process, std::string_view name, std::int64_t at,
-                            double value);
-    static void put_name(std::string& out, const char* what, std::int64_t process, int where,
-                         std::string_view name);
-    static void put_place(std::string& out, const char* phase, std::int64_t process, int where,
-                          std::int64_t at);
-    /// A JSON string.
-    static std::string quoted(std::string_view text);
-    void write(const std::string& text);
-  };
+  struct close;
+  struct cpu_sample;
+  struct shared;
 
   std::shared_ptr<shared> shared_;
 };
-static_assert(Observer<trace_file>, "trace_file must model Observer");
 
 }  // namespace v1
 }  // namespace cairn

@@ -177,7 +177,6 @@ class default_planner : public basic_planner<default_planner> {
 /// The same as for any planner; compiled once.
 [[nodiscard]] any_planners both_roles_of(default_planner planner);
 
-static_assert(SavePlanner<default_planner> && LoadPlanner<default_planner>);
 static_assert(resolves_by_binding<default_planner>);
 
 }  // namespace v1

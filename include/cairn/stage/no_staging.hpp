@@ -28,7 +28,6 @@ class no_staging {
   void prepare(const image_layout&, deadline) noexcept {}
   [[nodiscard]] int depth() const noexcept { return std::numeric_limits<int>::max(); }
 };
-static_assert(Stager<no_staging>, "no_staging must model Stager");
 
 }  // namespace v1
 }  // namespace cairn

@@ -158,9 +158,6 @@ extern template class basic_file_store<posix_file_system>;
 extern template std::shared_ptr<detail::store_face> detail::face_of(std::shared_ptr<file_store> store);
 #endif
 
-static_assert(DurabilityHints<file_store> && SharedStore<file_store> && SelfTestingStore<file_store> &&
-              ConditionalRemove<file_store> && OffersReadSessions<file_store>);
-
 }  // namespace v1
 }  // namespace cairn
 

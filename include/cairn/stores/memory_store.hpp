@@ -97,8 +97,6 @@ class memory_store {
   std::shared_ptr<objects> objects_;
 };
 
-static_assert(SharedStore<memory_store> && ConditionalRemove<memory_store>);
-
 }  // namespace v1
 }  // namespace cairn
 

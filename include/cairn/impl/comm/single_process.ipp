@@ -36,5 +36,7 @@ CAIRN_BODY void single_process::check_peer(int peer) {
          {.expected = "0", .got = std::to_string(peer)});
 }
 
+static_assert(Communicator<single_process>);
+
 }  // namespace v1
 }  // namespace cairn

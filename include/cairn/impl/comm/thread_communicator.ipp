@@ -210,5 +210,7 @@ CAIRN_BODY void thread_group::lose(int rank) const {
   world_->lose(rank, false);
 }
 
+static_assert(ZeroCopyCommunicator<thread_communicator> && DetectsLostPeers<thread_communicator>);
+
 }  // namespace v1
 }  // namespace cairn

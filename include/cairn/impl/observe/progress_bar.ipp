@@ -5,6 +5,7 @@
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/observe/progress_bar.hpp>
+#include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -16,6 +17,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -24,9 +26,45 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
+
+struct progress_bar::save_under_way {
+  save_handle handle;
+  deadline::clock::time_point begun;
+};
+
+struct progress_bar::shared {
+  std::mutex mutex;
+  std::condition_variable changed;
+  progress_bar_options options;
+  bool terminal = false;
+  bool ending = false;
+  bool drawn = false;  // a bar is on the terminal's line
+  std::vector<save_under_way> saves;
+
+  /// What happened, in a line that stays. `step`: of the save that ended, or -1.
+  void say(const std::string& line, std::int64_t step);
+  /// The bar of the oldest save that is under way.
+  void draw();
+  void put(std::string_view text) const noexcept;
+};
+
+/// Draws while a save is under way. Ends with the last copy of the bar.
+class progress_bar::drawing_thread {
+ public:
+  explicit drawing_thread(std::shared_ptr<shared> shared);
+  drawing_thread(const drawing_thread&) = delete;
+  drawing_thread& operator=(const drawing_thread&) = delete;
+  ~drawing_thread();
+
+ private:
+  static void run(shared& s) noexcept;
+  std::shared_ptr<shared> shared_;
+  detail::background_thread thread_;
+};
 
 CAIRN_BODY progress_bar::progress_bar(progress_bar_options options) {
   if (options.file < 0 || options.every.count() <= 0)
@@ -165,6 +203,8 @@ CAIRN_BODY std::string progress_bar::line_of(const observation& what) {
       return std::string(what.text);
   }
 }
+
+static_assert(Observer<progress_bar>, "progress_bar must model Observer");
 
 }  // namespace v1
 }  // namespace cairn

@@ -179,5 +179,7 @@ CAIRN_BODY any_planners both_roles_of(default_planner planner) {
   return both_roles_of<default_planner>(std::move(planner));
 }
 
+static_assert(SavePlanner<default_planner> && LoadPlanner<default_planner>);
+
 }  // namespace v1
 }  // namespace cairn

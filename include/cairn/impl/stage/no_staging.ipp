@@ -88,5 +88,7 @@ CAIRN_BODY staged_image no_staging::stage(std::shared_ptr<const image_layout> la
   return {std::move(layout), image->control(), {}, image->digests(), false, image};
 }
 
+static_assert(Stager<no_staging>, "no_staging must model Stager");
+
 }  // namespace v1
 }  // namespace cairn

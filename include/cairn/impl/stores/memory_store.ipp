@@ -265,5 +265,7 @@ CAIRN_BODY void memory_store::fail_exists(std::string_view key) {
        {.file = std::string(key)});
 }
 
+static_assert(SharedStore<memory_store> && ConditionalRemove<memory_store>);
+
 }  // namespace v1
 }  // namespace cairn
