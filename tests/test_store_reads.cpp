@@ -319,6 +319,24 @@ TEST_CASE("a session over many files keeps few of them open, and none that other
   CHECK(f.fs.cache->most_open <= 257);
 }
 
+TEST_CASE("keep_cached writes through the page cache, and begins early to send it on") {
+  for (const bool keep : {false, true}) {
+    const cairn_test::scratch_directory directory;
+    const cairn_test::cached_file_system fs;
+    cairn::basic_file_store<cairn_test::cached_file_system> s{directory.path(), {.keep_cached = keep}, fs};
+    const auto content = random_bytes(object_bytes);
+    auto writer = s.create("x", object_bytes);
+    const cairn::write_range all{0, content};
+    writer.write({&all, 1});
+    writer.finish();
+    CHECK((fs.cache->direct_writes == 0) == keep);
+    CHECK(fs.cache->written_back == (keep ? object_bytes : 0));
+    CHECK(s.read_all("x", object_bytes) == content);
+  }
+  const auto described = cairn::file_store{"d", {.keep_cached = true}}.description();
+  CHECK(cairn::file_store::from_description(described).options().keep_cached);
+}
+
 TEST_CASE("the kernel's own page cache is asked and read") {
   const cairn_test::scratch_directory directory;
   cairn::file_store s{directory.path()};

@@ -40,6 +40,7 @@ struct cache_model {
   std::size_t max_open = SIZE_MAX;
 
   std::set<int> direct, open_files;
+  std::size_t direct_writes = 0, plain_writes = 0, written_back = 0;
   std::size_t opened_for_data = 0;  ///< files of tensors
   std::size_t opened = 0, asked = 0, cached_reads = 0, direct_reads = 0, plain_reads = 0, most_open = 0;
 
@@ -85,6 +86,22 @@ struct cached_file_system : cairn::posix_file_system {
       if (cache->unreadable != 0) return -cache->unreadable;
     }
     return posix_file_system::pread(file, to, bytes, offset);
+  }
+  [[nodiscard]] std::int64_t pwrite(int file, const void* from, std::size_t bytes,
+                                    std::uint64_t offset) const {
+    {
+      const std::lock_guard lock(cache->mutex);
+      ++(cache->direct.contains(file) ? cache->direct_writes : cache->plain_writes);
+    }
+    return posix_file_system::pwrite(file, from, bytes, offset);
+  }
+  [[nodiscard]] int start_writing_back(int file, std::uint64_t offset, std::uint64_t bytes) const {
+    {
+      const std::lock_guard lock(cache->mutex);
+      cache->written_back += bytes;
+    }
+    static_cast<void>(posix_file_system::start_writing_back(file, offset, bytes));
+    return -EIO;  // a hint, whose errors are the sync's to tell
   }
   [[nodiscard]] std::int64_t cached(int, std::uint64_t offset, std::uint64_t bytes) const {
     const std::lock_guard lock(cache->mutex);

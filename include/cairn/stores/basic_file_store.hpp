@@ -135,6 +135,7 @@ std::vector<std::byte> basic_file_store<F>::description() const
   number(o.write_bytes), number(o.writes_in_flight), number(o.read_bytes), number(o.reads_in_flight);
   mode(o.file_mode), mode(o.directory_mode);
   out.put(static_cast<std::uint8_t>(o.root)).put(static_cast<std::uint8_t>(o.single_writer));
+  out.put(static_cast<std::uint8_t>(o.keep_cached));
   return out.take();
 }
 
@@ -155,6 +156,7 @@ basic_file_store<F> basic_file_store<F>::from_description(std::span<const std::b
   o.file_mode = mode(), o.directory_mode = mode();
   o.root = in.get_enum(root_directory::make_parents);
   o.single_writer = in.get<std::uint8_t>() != 0;
+  o.keep_cached = in.get<std::uint8_t>() != 0;
   in.finish();
   return basic_file_store(std::move(root), o);
 }

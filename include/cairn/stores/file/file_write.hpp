@@ -146,7 +146,8 @@ class file_write {
     const auto end = begin + part.bytes.size();
     const auto first = (begin + block - 1) / block * block;
     const auto last = end / block * block;
-    if (!tree_->options.direct_io || first >= last || last - first < least_direct)
+    if (!tree_->options.direct_io || tree_->options.keep_cached || first >= last ||
+        last - first < least_direct)
       return add(begin, end, false);
     add(begin, first, false);
     add(first, last, true);
@@ -185,6 +186,10 @@ class file_write {
       return;
     }
     check(write_fully(tree_->fs, part_.file(), r.from, r.bytes, r.offset), r.offset, r.bytes);
+    // The fsync at the end tells what goes wrong with it.
+    if constexpr (CachingFileSystem<F>)
+      if (tree_->options.keep_cached)
+        static_cast<void>(tree_->fs.start_writing_back(part_.file(), r.offset, r.bytes));
   }
 
   /// A direct write; the buffered way goes on where the file system refuses, or stops between two blocks.

@@ -116,11 +116,14 @@ concept FileSystem =
 ///   where all are. The negative errno where that is not known: -ENOSYS, -EPERM.
 /// - `read_cached(file, to, bytes, offset)`: as pread, of what is in memory alone: fewer bytes, or -EAGAIN, where
 ///   more would have to be waited for. -EOPNOTSUPP where the file system cannot.
+/// - `start_writing_back(file, offset, bytes)`: begins to send what was written to the device, without waiting for it
+///   and without taking its errors from a later sync.
 template <class F>
 concept CachingFileSystem =
     FileSystem<F> && requires(F& f, int handle, void* to, std::size_t n, std::uint64_t offset) {
       { f.cached(handle, offset, offset) } -> std::same_as<std::int64_t>;
       { f.read_cached(handle, to, n, offset) } -> std::same_as<std::int64_t>;
+      { f.start_writing_back(handle, offset, offset) } -> std::same_as<int>;
     };
 
 /// The Linux system calls themselves; stateless.
@@ -157,6 +160,7 @@ class posix_file_system {
   [[nodiscard]] std::int64_t cached(int file, std::uint64_t offset, std::uint64_t bytes) const noexcept;
   [[nodiscard]] std::int64_t read_cached(int file, void* to, std::size_t bytes,
                                          std::uint64_t offset) const noexcept;
+  [[nodiscard]] int start_writing_back(int file, std::uint64_t offset, std::uint64_t bytes) const noexcept;
   [[nodiscard]] int truncate(int file, std::uint64_t bytes) const noexcept;
   /// Reserves the space and makes the file that long. -EOPNOTSUPP where the file system cannot.
   [[nodiscard]] int allocate(int file, std::uint64_t bytes) const noexcept;
