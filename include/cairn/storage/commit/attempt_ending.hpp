@@ -15,27 +15,28 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// What one process knows of a rank's part in an attempt. An answer that was lost may have been that it
-/// worked, or the request may take effect later: what was tried and not refused counts as sent.
+/// What one process knows of an attempt on a rank. If the answer of a request was lost, the request may
+/// have succeeded or may still take effect: it counts as sent unless the store refused it.
 struct attempt_knowledge {
   bool here = false;      ///< this process writes the files, and no other one does
   bool record = false;    ///< the record was sent
   bool manifest = false;  ///< the manifest was sent
 };
 
-/// True for an answer by which a store says that it did not, and will not, do what it was asked.
+/// True for an error by which a store says that it has not carried out a request, and will not.
 [[nodiscard]] bool refused(const std::exception_ptr& why) noexcept;
 
-/// A rank's part of an attempt that failed, on its way to being told and removed. Each go() does what the
-/// store lets it do then, whatever else fails. One thread.
+/// Reports a failed attempt of a rank to the others and removes its files. Each go() does what the
+/// store allows at that time, whatever else fails. One thread.
 ///
-/// What may be removed, and when: files that no manifest can name. That is so for
-/// - everything, once the attempt is marked as ended, and no manifest of it is seen after that;
-/// - everything, while another attempt's manifest stands that nobody has ended;
-/// - the files of a rank whose record is, or will stay, a failure or none: no manifest can be made;
-/// - everything, for a coordinator that has not sent the manifest: it alone could. Its own record goes first,
-///   so that another process which commits in its place, and looks for it afterwards, takes the manifest
-///   back. So where there is no space for a mark, the files go first, and the mark takes their place.
+/// It removes only files that no manifest can name. These are
+/// - all files, after the attempt was marked as ended and no manifest of it exists;
+/// - all files, while there is a manifest of another attempt that nobody has ended;
+/// - the files of a rank whose record is, or will stay, a failure or absent: no manifest can be made;
+/// - all files, for a coordinator that has not sent the manifest, since nobody else can. It removes its
+///   own record first, so that another process that commits in its place, and looks for the record
+///   afterwards, withdraws the manifest. If there is no space for a mark, it removes the files first, and
+///   then writes the mark into the free space.
 class attempt_ending {
  public:
   attempt_ending(const any_store& store, const commit_options& options, const save_context& c,
@@ -43,16 +44,17 @@ class attempt_ending {
 
   [[nodiscard]] const save_context& context() const noexcept { return c_; }
 
-  /// True if nothing is left to do: the others know, and the files are gone, or the attempt is committed.
+  /// True if nothing is left to do: the other ranks know and the files are removed, or the attempt is
+  /// committed.
   [[nodiscard]] bool go() noexcept;
 
  private:
   [[nodiscard]] bool go_on();
-  /// Whether this attempt's manifest stands; nothing where that cannot be seen.
+  /// Whether this attempt's manifest exists; nothing where that is unknown.
   [[nodiscard]] std::optional<bool> committed() const noexcept;
-  /// Ended by others already: then nobody needs to be told.
+  /// True if others have ended the attempt already, so that nobody needs to be told.
   void look_for_end() noexcept;
-  /// This rank's record is none that a manifest could name.
+  /// True if no manifest can name this rank's record.
   [[nodiscard]] bool unnamed() const noexcept;
   [[nodiscard]] bool alone_commits() const noexcept {
     return c_.coordinator() && known_.here && !known_.manifest;
@@ -62,15 +64,16 @@ class attempt_ending {
   void tell();
   /// Publishes the failure as this rank's record, unless it has one.
   void report();
-  /// Where nothing at all can be written, the coordinator still sees that its record is gone. @pre unnamed()
+  /// Removes the record. Even where nothing can be written, the coordinator sees that it is gone. @pre
+  /// unnamed()
   void signal();
 
   [[nodiscard]] bool remove(const std::string& key);
   [[nodiscard]] bool remove();
-  /// On the coordinator: the files of all ranks.
+  /// Removes the files of all ranks, on the coordinator.
   [[nodiscard]] bool remove_all();
-  /// The files of this rank, by their names: a listing would cost as much as there are ranks. A failure's
-  /// record stays.
+  /// Removes the files of this rank by their names, since a listing would cost O(ranks). The record of a
+  /// failure stays.
   [[nodiscard]] bool remove_own();
 
   any_store store_;

@@ -21,10 +21,9 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The attempts that this process takes part in: what it has sent of each, and those that failed and could
-/// not be told or removed when they did, which a thread of its own then tries again, more and more seldom,
-/// until it works, nobody waits for them any more, or this is destroyed: that waits for a last try. Any
-/// thread.
+/// The attempts in which this process takes part, and what it has sent of each. A thread retries, with
+/// growing pauses, to report and remove failed attempts for which that has failed, until it succeeds or
+/// nobody waits for them any more. The destructor waits for a last try. Any thread.
 class attempts_under_way {
  public:
   attempts_under_way(any_store store, const commit_options& options)
@@ -33,10 +32,9 @@ class attempts_under_way {
   attempts_under_way& operator=(const attempts_under_way&) = delete;
   ~attempts_under_way();
 
-  /// This process writes the files of a rank's part.
+  /// Says that this process writes the files of a rank.
   void begin(const save_context& c);
-  /// Calls send(), which sends what the flag of the attempt is about; what the store refuses counts as not
-  /// sent.
+  /// Sets the flag of the attempt and calls send(); clears the flag again if the store has refused.
   template <class Send>
   auto sending(const save_context& c, bool attempt_knowledge::*what, Send send) {
     set(c, what, true);
@@ -48,9 +46,9 @@ class attempts_under_way {
     }
   }
   [[nodiscard]] attempt_knowledge known(const save_context& c) const noexcept;
-  /// It was committed.
+  /// Says that the attempt was committed.
   void end(const save_context& c) noexcept;
-  /// It failed. What cannot be done now is done later.
+  /// Says that the attempt failed; the thread does later what cannot be done now.
   void fail(const save_context& c, const std::exception_ptr& failure) noexcept;
 
  private:

@@ -80,10 +80,11 @@ class commit_protocol {
   /// @pre all data files of the record are durable under their keys.
   void publish(const save_context& c, record& r) const;
 
-  /// Coordinator: see StorageWriter::commit. Before the manifest is published, other attempts of the step are
-  /// aborted and their files removed; afterwards, what appeared meanwhile. @throws what a failing rank
-  /// reported, with its rank; plan_error (plan_disagreement); peer_error (peer_lost) naming the ranks that
-  /// did not report by the deadline; storage_error (storage_already_committed, storage_aborted).
+  /// For the coordinator: see StorageWriter::commit. Before it publishes the manifest, it aborts other
+  /// attempts of the step and removes their files; afterwards it removes what appeared in between.
+  /// @throws what a failing rank reported, with its rank; plan_error (plan_disagreement); peer_error
+  /// (peer_lost) naming the ranks that did not report by the deadline; storage_error
+  /// (storage_already_committed, storage_aborted).
   void commit(const save_context& c, const metadata& content, deadline until) const;
 
   /// Publishes the manifest of a checkpoint that was committed elsewhere, byte by byte, once all objects
