@@ -27,7 +27,8 @@ struct load_work;
 struct load_file;
 }  // namespace detail
 
-/// Reads what safetensors_writer wrote, over a store of any type; a StorageReader. Copies share the store.
+/// A StorageReader of the files that safetensors_writer writes, over a store of any type. Copies share
+/// the store.
 ///
 /// Data is read in whole blocks of 1 MiB that are verified first; a block that goes to one contiguous place
 /// of host memory without a cast, aligned as in the file, is read straight there and verified there: where
@@ -42,7 +43,7 @@ class safetensors_reader {
   explicit safetensors_reader(std::shared_ptr<Store> store)
       : safetensors_reader(any_store(std::move(store))) {}
 
-  /// What it reads from.
+  /// The store from which it reads.
   [[nodiscard]] const any_store& store() const noexcept { return store_; }
 
   [[nodiscard]] std::vector<std::int64_t> list();
@@ -57,22 +58,22 @@ class safetensors_reader {
   std::uint64_t read(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,
                      const target_resolver& resolver, read_options options, deadline until);
 
-  /// See SharingReader. What several ranks want, one of them reads, in stripes in turn, and sends to the
-  /// others; records, too.
+  /// See SharingReader. One rank reads what several ranks want, in stripes that take turns, and sends it
+  /// to the others; the same for records.
   std::uint64_t read_shared(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,
                             const target_resolver& resolver, read_options options, read_exchange& exchange,
                             deadline until);
 
-  /// Reads the records of all ranks that were not read yet: afterwards checkpoint.find() and record_of() tell
-  /// where each chunk lies, and its digest. Gives the bytes read. @throws corrupt_error, storage_error,
-  /// timeout_error
+  /// Reads the records that were not read yet, of all ranks, so that checkpoint.find() and record_of()
+  /// return the place and the digest of each chunk. Returns the number of bytes read. @throws
+  /// corrupt_error, storage_error, timeout_error
   std::uint64_t load_records(checkpoint_type& checkpoint, deadline until);
 
   /// Reads every file of the checkpoint: headers, which must be what the records say, and all blocks.
   std::uint64_t verify(checkpoint_type& checkpoint, deadline until) {
     return verify(checkpoint, until, read_gate());
   }
-  /// See GatedReader; for the data files, which are nearly all of it.
+  /// See GatedReader; the gate is called for data files, which are nearly all bytes.
   std::uint64_t verify(checkpoint_type& checkpoint, deadline until, const read_gate& gate);
 
  private:

@@ -13,7 +13,7 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Checkpoints as safetensors files over a ByteStore: the default Storage. Copies, writers and readers share
+/// The default Storage: checkpoints as safetensors files in a ByteStore. Copies, writers and readers share
 /// the store.
 template <ByteStore Store>
 class safetensors_storage {
@@ -30,7 +30,7 @@ class safetensors_storage {
     return safetensors_writer<Store>(store_, options_);
   }
   [[nodiscard]] safetensors_reader reader() const { return safetensors_reader(store_); }
-  /// For messages: that of the store.
+  /// The description of the store, for messages.
   [[nodiscard]] std::string describe() const { return std::string(store_->describe()); }
   [[nodiscard]] Store& store() const noexcept { return *store_; }
 

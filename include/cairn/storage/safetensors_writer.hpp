@@ -19,10 +19,10 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Writes images as safetensors files over a store of any type; a StorageWriter. Copies share the store and the
-/// buffers, which are kept between saves. Large pieces of the image go to the store as they are, without
-/// another copy; an image that stays in training memory goes through 24 MiB of buffers, for each save that
-/// runs at once. safetensors_writer<Store> is the same and knows the store's type.
+/// A StorageWriter that writes images as safetensors files, over a store of any type. Copies share the
+/// store and the buffers, which are kept between saves. Large ranges of the image go to the store without
+/// another copy; an image that stays in training memory goes through 24 MiB of buffers for each
+/// concurrent save. safetensors_writer<Store> does the same and knows the store's type.
 class safetensors_writer_base {
  public:
   /// @throws usage_bad_option
@@ -38,27 +38,27 @@ class safetensors_writer_base {
                                     int rank) const;
   [[nodiscard]] std::uint64_t fingerprint() const noexcept;
 
-  /// See StorageWriter. After the data files stand under their names and before the record, the attempt is
-  /// checked once more: if it was aborted or another one committed, its files are removed and this throws
-  /// why.
+  /// See StorageWriter. After the data files have their final names and before the record is published,
+  /// it checks the attempt once more: if the attempt was aborted, or another one has committed, it
+  /// removes the files and throws the reason.
   record write(const save_context& c, const staged_image& image, deadline until);
   void commit(const save_context& c, const metadata& stored, deadline until);
   void await_commit(const save_context& c, deadline until);
   void abort(const save_context& c, std::exception_ptr failure) noexcept;
   [[nodiscard]] int other_writing_rank(const save_context& c) noexcept;
-  /// See StorageWriter. @throws storage_error (storage_leased) where somebody reads it
+  /// See StorageWriter. @throws storage_error (storage_leased) if somebody reads the checkpoint
   void remove(std::int64_t step);
   /// See LeasingWriter.
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until);
   bool quarantine(std::int64_t step);
   std::uint64_t clean(run_id run);
-  /// See AnnouncesSaves; clean() finds it. Nothing where a store cannot tell whose writers live, and for ranks
-  /// that only join the file of another one, without which they can do nothing.
+  /// See AnnouncesSaves; clean() finds the announcement. Announces nothing where the store does not track
+  /// writers, and for ranks that only join the file of another rank, without which they cannot write.
   [[nodiscard]] save_announcement announce(const save_context& c);
-  /// The same by the process that carries the save out: where a store does not show who writes by the objects
-  /// themselves, a run that resumes must see that it lives when its trainer is gone.
+  /// See AnnouncesSaves: in a store whose objects do not show that their writers live, it shows a run
+  /// that resumes that the worker lives after its trainer has ended.
   [[nodiscard]] save_announcement announce_worker(const save_context& c);
-  /// Removes the announcement of a process that is gone.
+  /// Removes the announcement of a process that has ended.
   void retract(const save_context& c) noexcept;
   /// See ReportsLiveSaves.
   [[nodiscard]] std::vector<save_attempt> live_saves(run_id run);
@@ -78,7 +78,7 @@ class safetensors_writer_base {
   void check_space(space_needed needed);
 
  protected:
-  /// The options, for the description of a writer.
+  /// Encodes the options for the description of a writer.
   [[nodiscard]] const commit_options& options() const noexcept;
   /// What describes a writer with these options over a store of this description, and the options and the
   /// store's description in that.
@@ -91,8 +91,8 @@ class safetensors_writer_base {
   std::unique_ptr<inside> inside_;
 };
 
-/// Writes images as safetensors files over a ByteStore; a StorageWriter, which another process can make again
-/// where the store is Portable: safetensors_writer_base, which does everything, with the store's type.
+/// A StorageWriter that writes images as safetensors files over a ByteStore: safetensors_writer_base with
+/// the store's type, so that another process can construct it if the store is Portable.
 template <ByteStore Store>
 class safetensors_writer : public safetensors_writer_base {
  public:
@@ -100,7 +100,7 @@ class safetensors_writer : public safetensors_writer_base {
   explicit safetensors_writer(std::shared_ptr<Store> store, commit_options options = {})
       : safetensors_writer_base(any_store(store), options), store_(std::move(store)) {}
 
-  /// See Portable; where the store is.
+  /// See Portable; only if the store is Portable.
   [[nodiscard]] std::vector<std::byte> description() const
     requires Portable<Store>
   {

@@ -28,9 +28,9 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// How the ranks that share a file meet in it, before it has a header: its first 4096 bytes are cells, behind
-/// them lies what each tells the others, in the order of the ranks, each after the one before it. Later the
-/// header takes the place of all that.
+/// The rendezvous of ranks in the file that they share, before it has a header. The first 4096 bytes of
+/// the file are cells; then come the messages of the ranks, in the order of the ranks, without gaps.
+/// Later the header overwrites all of this.
 class shared_rendezvous {
  public:
   static constexpr std::uint64_t begin_of_messages = 4096;
@@ -38,7 +38,7 @@ class shared_rendezvous {
   shared_rendezvous(any_store::shared_object_writer& file, std::uint64_t attempt) noexcept
       : file_(file), attempt_(attempt) {}
 
-  /// A message, if it is there as a whole.
+  /// The message of a rank, if it is complete.
   struct message {
     std::uint64_t end = 0;
     std::vector<std::byte> bytes;
@@ -50,14 +50,14 @@ class shared_rendezvous {
     if (!file_.read(found->begin, m.bytes) || found->check != check_of(*found, m.bytes)) return {};
     return m;
   }
-  /// `begin`: where the message of the one before ends.
+  /// `begin`: the end of the message of the rank before.
   void tell(std::uint32_t member, std::uint64_t begin, std::span<const std::byte> bytes) {
     cell c{attempt_, begin, begin + bytes.size(), 0};
     c.check = check_of(c, bytes);
     file_.put(begin, bytes);
     file_.put(at(member), std::as_bytes(std::span(&c, 1)));
   }
-  /// What a member wrote is durable.
+  /// Says that the bytes of a member are durable.
   void tell_done(std::uint32_t member) {
     cell c{attempt_, begin_of_messages, begin_of_messages, 0};
     c.check = check_of(c, {});
@@ -90,9 +90,9 @@ class shared_rendezvous {
   std::uint64_t attempt_;
 };
 
-/// One rank's part in files that several ranks of a host share. The first of them begins and finishes the
-/// files; each writes its items and its record to their places, by a plan that all make alike from what each
-/// would write alone. One use, one thread.
+/// Writes this rank's items and record into files that several ranks of a host share. The first of these
+/// ranks begins and finishes the files. All make the same plan, from what each rank would write alone.
+/// One use, one thread.
 class shared_files_writing {
  public:
   shared_files_writing(const commit_protocol& protocol, const save_context& c, const staged_image& image,
@@ -143,7 +143,7 @@ class shared_files_writing {
   [[nodiscard]] std::shared_ptr<const void> writers() {
     return std::make_shared<std::vector<writer>>(std::move(files_));
   }
-  /// How many files may stand under their names.
+  /// The number of files that may have their final names.
   [[nodiscard]] std::size_t finished() const noexcept { return finished_; }
   /// The attempt was ended after the first file got its name: nobody commits it any more.
   [[nodiscard]] bool ended() const noexcept { return ended_; }
@@ -154,7 +154,7 @@ class shared_files_writing {
   [[nodiscard]] std::string key(std::uint32_t k) const {
     return data_key(c_.step, c_.rank, c_.attempt, k, place_);
   }
-  /// Until `there` is true. @throws peer_lost
+  /// Waits until `there` is true. @throws peer_lost
   template <class There>
   void wait(std::uint32_t member, std::string_view what, There there) {
     poll_backoff pause(c_.attempt, c_.rank);

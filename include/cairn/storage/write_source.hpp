@@ -38,7 +38,7 @@ class write_ring {
   large_buffer bytes_;
 };
 
-/// Rings that were used before, so that a save does not touch new memory. Any thread.
+/// Keeps rings between saves, so that a save does not touch new memory. Any thread.
 class ring_pool {
  public:
   [[nodiscard]] std::unique_ptr<write_ring> take();
@@ -65,9 +65,9 @@ class write_source {
   /// holes; all but the last end at multiples of image_alignment. The spans stay valid until done(). Waits
   /// until at least 8 MiB or all up to `end` are there. @throws what failed in the stager, timeout_error.
   [[nodiscard]] list_view<const std::span<const std::byte>> next(std::uint64_t begin, std::uint64_t end);
-  /// The bytes below `end` are not needed any more.
+  /// Says that the bytes below `end` are no longer needed.
   void done(std::uint64_t end) noexcept;
-  /// When all was handed out: ends the second thread. Digests are complete afterwards.
+  /// Called when all bytes were handed out: ends the second thread. Digests are complete afterwards.
   void finish();
 
  private:

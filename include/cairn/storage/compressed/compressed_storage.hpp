@@ -19,17 +19,17 @@
 namespace cairn {
 inline namespace v1 {
 
-/// How compressed_storage compresses.
+/// Options of compressed_storage.
 struct compression_options {
-  /// Of an item in each frame, which is encoded and decoded by itself: a power of two from 64 KiB to 256 MiB.
-  /// Loads verify, and share among ranks, blocks of 1 MiB: larger frames are decoded once for each batch of
-  /// blocks that touches them, and compress by a hundredth better at most.
+  /// The bytes of an item in each frame, which is encoded and decoded by itself: a power of two from 64
+  /// KiB to 256 MiB. Loads verify, and share among ranks, blocks of 1 MiB. Larger frames are decoded once
+  /// for each batch of blocks that they overlap, and compress better by at most 1 %.
   std::uint64_t frame_bytes = std::uint64_t{1} << 20;
-  /// Threads that encode for one writer; at least 1. None of them is the one that trains.
+  /// The number of threads that encode for one writer; at least 1. The training thread is none of them.
   std::size_t threads = 1;
 };
 
-/// Writes images as compressed safetensors files; a StorageWriter. See compressed_storage.
+/// A StorageWriter that writes images as compressed safetensors files. See compressed_storage.
 template <ByteStore Store, Codec C>
 class compressed_writer : public safetensors_writer_base {
   using base = safetensors_writer_base;
@@ -42,7 +42,7 @@ class compressed_writer : public safetensors_writer_base {
 
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return base::fingerprint() ^ C::id; }
 
-  /// See StorageWriter. The manifest says of each item which codec it needs.
+  /// See StorageWriter. The manifest names the codec of each item.
   void commit(const save_context& c, const metadata& stored, deadline until) {
     auto encoded = stored;
     for (auto& item : encoded.items) item.codec = C::id;
@@ -89,13 +89,13 @@ class compressed_writer : public safetensors_writer_base {
 ///   cairn::checkpointer ckpt{cairn::compressed_storage{cairn::file_store{"checkpoints"},
 ///   cairn::zstd_codec{}}};
 ///
-/// The image stays uncompressed: compressing happens where the save job runs, on a thread or in the worker
-/// process, while it writes, and takes no time of a training loop that does not wait for the save. Data files
-/// end in `.cairnz`, and the manifest names the codec, without which a reader refuses the checkpoint. Loads
-/// read and decode only the frames that they want, on all threads of the load, and verify the decoded blocks.
-/// It also reads what was saved without compression in the same store. Sizes in records, reports and before a
-/// save (check_space, preallocation) are those before compression. Copies, writers and readers share store
-/// and codec.
+/// The image stays uncompressed: the save job compresses while it writes, on a thread or in the worker
+/// process, and takes no time of a training loop that does not wait for the save. The names of data files
+/// end in `.cairnz`, and the manifest names the codec; a reader without that codec refuses the
+/// checkpoint. Loads read and decode only the frames that they need, on all threads of the load, and
+/// verify the decoded blocks. It also reads uncompressed checkpoints in the same store. Sizes in records
+/// and reports, and those before a save (check_space, preallocation), are uncompressed sizes. Copies,
+/// writers and readers share store and codec.
 template <ByteStore Store, Codec C>
 class compressed_storage {
  public:
@@ -116,7 +116,7 @@ class compressed_storage {
     return compressed_writer<Store, C>(inner_, store_, options_);
   }
   [[nodiscard]] safetensors_reader reader() const { return safetensors_reader(any_store(store_)); }
-  /// For messages: that of the store.
+  /// The description of the store, for messages.
   [[nodiscard]] std::string describe() const { return std::string(inner_->describe()); }
   [[nodiscard]] Store& store() const noexcept { return *inner_; }
 

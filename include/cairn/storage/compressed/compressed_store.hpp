@@ -24,17 +24,17 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// A ByteStore in front of another one, in which safetensors files are compressed files; everything else is
-/// as it is. Reads and sizes are those of the safetensors file, under its key, whether it was compressed or
-/// not; listings show what is there. Data files are written from front to back, with their exact size as the
-/// size hint. Copies share the store.
+/// A ByteStore over another one that stores safetensors files as compressed files, and other objects
+/// unchanged. Reads and sizes are those of the safetensors file under its key, whether it is compressed
+/// or not; listings show the stored objects. Data files are written from front to back, with their exact
+/// size as the size hint. Copies share the store.
 template <Codec C>
 class compressed_store {
  public:
   compressed_store(any_store store, C codec, frame_options frames)
       : parts_(std::make_shared<parts>(std::move(store), std::move(codec), frames)) {}
 
-  /// Any object: a data file, encoded, or another one.
+  /// Writes a data file, encoded, or another object.
   class object_writer {
    public:
     using inner_type = any_store::object_writer;
@@ -68,7 +68,7 @@ class compressed_store {
                          std::nullopt);
   }
 
-  /// Frames begin anywhere in a file: no place of a destination is better than another.
+  /// 1: frames begin anywhere in a file, so that no alignment of a destination is better than another.
   [[nodiscard]] std::size_t io_alignment() const { return 1; }
   [[nodiscard]] std::size_t min_write_bytes() const { return 1; }
 
@@ -131,7 +131,7 @@ class compressed_store {
   }
   void discard(std::string_view key) { store().discard(key); }
   [[nodiscard]] std::optional<space_left> free_space() { return store().free_space(); }
-  /// What it lies over.
+  /// The store below, see LayeredStore.
   [[nodiscard]] const any_store& inner() const noexcept { return parts_->store; }
   [[nodiscard]] std::string describe() const { return store().describe(); }
   [[nodiscard]] store_proof prove() { return store().prove(); }
@@ -146,7 +146,7 @@ class compressed_store {
   void note_durable(std::string_view key) noexcept { store().note_durable(key); }
   [[nodiscard]] bool is_noted_durable(std::string_view key) { return store().is_noted_durable(key); }
 
-  /// Whether items with this codec can be read; 0: none.
+  /// See DecodingStore.
   [[nodiscard]] static constexpr bool decodes(std::uint16_t codec) noexcept {
     return codec == 0 || codec == C::id;
   }
@@ -177,7 +177,7 @@ class compressed_store {
   };
   static constexpr std::size_t max_open = 4096;
 
-  /// A key that may stand for a compressed file.
+  /// A key whose object may be a compressed file.
   [[nodiscard]] static bool is_data(std::string_view key) noexcept { return key.ends_with(".safetensors"); }
 
   [[nodiscard]] const any_store& store() const noexcept { return parts_->store; }

@@ -35,7 +35,7 @@ struct zstd_options {
 
 namespace detail {
 
-/// What one call of a zstd_codec works with; made when first needed.
+/// The memory of one call of a zstd_codec, allocated when it is first needed.
 class zstd_workspace {
  public:
   /// `repeats`: whether the bytes hold what was there before, or only some values more often than others.
@@ -74,7 +74,7 @@ class zstd_workspace {
     }
     return {scratch_.get(), bytes};
   }
-  /// Gives back what is not worth keeping.
+  /// Frees memory that is not worth keeping.
   void trim() noexcept {
     if (scratch_bytes_ <= std::size_t{16} << 20) return;
     scratch_.reset();
@@ -218,7 +218,7 @@ class zstd_codec {
   zstd_codec(const zstd_codec&) = default;
   zstd_codec& operator=(const zstd_codec&) = default;
 
-  /// What it was made with.
+  /// The options of the constructor.
   [[nodiscard]] const zstd_options& options() const noexcept { return options_; }
 
   /// See Codec. One byte more than the input.

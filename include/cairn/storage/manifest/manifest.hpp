@@ -15,7 +15,7 @@ inline namespace v1 {
 // The file `manifest.cairn`: a header of 128 bytes, a table of sections, and sections of columns.
 // docs/format.md describes it byte by byte.
 
-/// The record of one rank: where the files of its chunks are, and by what they are verified.
+/// The entry for the record of one rank: identifies its files and verifies them.
 struct manifest_record {
   std::int64_t step = 0;      ///< in whose directory its files lie
   std::uint64_t attempt = 0;  ///< in the names of its files
@@ -26,7 +26,7 @@ struct manifest_record {
   friend bool operator==(const manifest_record&, const manifest_record&) = default;
 };
 
-/// All that a checkpoint's existence means: what it holds, and which records say where.
+/// The content of a manifest: the items of a checkpoint, and the records with their places.
 struct manifest {
   run_id run;
   std::int64_t step = 0;
