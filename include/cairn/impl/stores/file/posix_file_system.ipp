@@ -129,8 +129,8 @@ CAIRN_BODY std::int64_t posix_file_system::read_cached(int file, void* to, std::
 
 CAIRN_BODY int posix_file_system::start_writing_back(int file, std::uint64_t offset,
                                                      std::uint64_t bytes) const noexcept {
-  return detail::system_code(::sync_file_range(file, static_cast<::off64_t>(offset),
-                                               static_cast<::off64_t>(bytes), SYNC_FILE_RANGE_WRITE));
+  return detail::system_code(::sync_file_range(file, static_cast<::off_t>(offset),
+                                               static_cast<::off_t>(bytes), SYNC_FILE_RANGE_WRITE));
 }
 
 CAIRN_BODY int posix_file_system::rename_new_at(int directory, const char* from,
