@@ -34,12 +34,12 @@ struct record_item {
 
 /// Which rank's part of which attempt of a save a record is of.
 struct record_identity {
-  run_id run;
-  std::uint64_t attempt = 0;
-  std::int64_t step = 0;
-  std::int32_t rank = 0;
-  std::int32_t world_size = 1;
-  std::uint64_t plan_digest = 0;
+  run_id run;                     ///< of the run that saved
+  std::uint64_t attempt = 0;      ///< see save_context::attempt
+  std::int64_t step = 0;          ///< of the checkpoint
+  std::int32_t rank = 0;          ///< whose part it is
+  std::int32_t world_size = 1;    ///< ranks of the run
+  std::uint64_t plan_digest = 0;  ///< of the plan of all ranks
 };
 
 /// What a rank wrote in one attempt of a save: the sizes and digests that loads verify.
