@@ -4,13 +4,12 @@
 #include <cairn/plan/assign/replica_cut.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <numeric>
-#include <optional>
 #include <random>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -56,13 +55,8 @@ class reference_planner {
   [[nodiscard]] const std::string& broken() const { return broken_; }
 
   [[nodiscard]] std::vector<written_box> plan() {
-    struct shared {
-      std::uint64_t bytes;
-      std::vector<std::int32_t> holders;
-      const std::string* name;
-      cairn::chunk box;
-    };
-    std::vector<shared> replicated;
+    // The boxes that the same ranks hold: sets of the fewest ranks first.
+    std::map<std::pair<std::size_t, std::vector<std::int32_t>>, std::vector<shared_box>> sets;
     for (const auto& [name, item] : items_) {
       if (item.holders.empty())
         for (const auto rank : item.knowing) {
@@ -74,24 +68,23 @@ class reference_planner {
           for (const auto& [rank, bytes] : holders) write(name, box, rank, bytes);
           continue;
         }
-        shared s{0, {}, &name, box};
-        for (const auto& [rank, bytes] : holders)
-          s.bytes = std::max(s.bytes, bytes), s.holders.push_back(rank);
-        replicated.push_back(std::move(s));
+        std::vector<std::int32_t> ranks;
+        shared_box s{&name, box, 0, {}};
+        for (const auto& [rank, bytes] : holders) s.bytes = std::max(s.bytes, bytes), ranks.push_back(rank);
+        s.grain = grain_of(item.definition, s);
+        sets[{ranks.size(), ranks}].push_back(std::move(s));
       }
     }
-    std::sort(replicated.begin(), replicated.end(), [](const shared& a, const shared& b) {
-      return std::tuple(~a.bytes, a.holders.size(), a.holders, *a.name) !=
-                     std::tuple(~b.bytes, b.holders.size(), b.holders, *b.name)
-                 ? std::tuple(~a.bytes, a.holders.size(), a.holders, *a.name) <
-                       std::tuple(~b.bytes, b.holders.size(), b.holders, *b.name)
-                 : a.box < b.box;
-    });
-    for (const auto& s : replicated) {
-      if (split(items_.at(*s.name).definition, s.box, s.holders, s.bytes)) continue;
-      const auto least = std::min_element(s.holders.begin(), s.holders.end(),
-                                          [&](auto a, auto b) { return load(a) < load(b); });
-      write(*s.name, s.box, *least, s.bytes);
+    for (const auto& [key, boxes] : sets) {
+      const auto& ranks = key.second;
+      std::vector<shared_box> large;
+      std::vector<shared_box> line;
+      std::vector<shared_box> small;
+      for (const auto& s : boxes)
+        (s.grain.dimension >= 0 ? line : s.bytes >= options_.split_above_bytes ? large : small).push_back(s);
+      give_whole(large, ranks);
+      cut_line(line, ranks);
+      give_whole(small, ranks);
     }
     std::sort(out_.begin(), out_.end());
     return out_;
@@ -103,6 +96,12 @@ class reference_planner {
     std::map<cairn::chunk, std::map<std::int32_t, std::uint64_t>> holders;
     std::set<std::int32_t> knowing;
     bool repeated = false;  ///< by one rank
+  };
+  struct shared_box {
+    const std::string* name = nullptr;
+    cairn::chunk box;
+    std::uint64_t bytes = 0;
+    cairn::detail::split_grain grain;
   };
 
   std::uint64_t& load(std::int32_t rank) { return load_[static_cast<std::size_t>(rank)]; }
@@ -140,57 +139,76 @@ class reference_planner {
     }
     return std::all_of(times.begin(), times.end(), [](int n) { return n == 1; });
   }
-  /// As many of the holders with the least as get a piece each, raised to one level.
-  bool split(const cairn::write_item& i, const cairn::chunk& box, const std::vector<std::int32_t>& holders,
-             std::uint64_t bytes) {
-    if (i.kind != cairn::item_kind::tensor || bytes < options_.split_above_bytes) return false;
+  [[nodiscard]] cairn::detail::split_grain grain_of(const cairn::write_item& i, const shared_box& s) const {
+    if (i.kind != cairn::item_kind::tensor || s.bytes < options_.split_above_bytes) return {};
+    return cairn::detail::grain_of(i.type, s.box.sizes, s.bytes,
+                                   std::min(options_.least_piece_bytes, s.bytes / 2));
+  }
+  /// The largest first, each to the first of the ranks with the least.
+  void give_whole(std::vector<shared_box> boxes, const std::vector<std::int32_t>& ranks) {
+    std::stable_sort(boxes.begin(), boxes.end(),
+                     [](const shared_box& a, const shared_box& b) { return a.bytes > b.bytes; });
+    for (const auto& s : boxes)
+      write(*s.name, s.box,
+            *std::min_element(ranks.begin(), ranks.end(), [&](auto a, auto b) { return load(a) < load(b); }),
+            s.bytes);
+  }
+  /// All boxes end to end: each of as many of the ranks with the least as get a piece takes the next part,
+  /// until it has what raises it to the level of all.
+  void cut_line(const std::vector<shared_box>& boxes, const std::vector<std::int32_t>& ranks) {
+    if (boxes.empty()) return;
+    std::uint64_t bytes = 0;
+    for (const auto& s : boxes) bytes += s.bytes;
     const auto piece = options_.least_piece_bytes;
-    const auto grain = cairn::detail::grain_of(i.type, box.sizes, bytes, std::min(piece, bytes / 2));
-    if (grain.dimension < 0) return false;
-    auto order = holders;
-    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return load(a) < load(b); });
-    const auto most = std::min<std::uint64_t>(bytes / piece, static_cast<std::uint64_t>(grain.units));
+    auto takers = ranks;
+    std::stable_sort(takers.begin(), takers.end(), [&](auto a, auto b) { return load(a) < load(b); });
     std::uint64_t below = 0;
     std::size_t count = 0;
-    while (count < std::min<std::uint64_t>(order.size(), most) &&
-           below + load(order[count]) + bytes >= (count + 1) * (load(order[count]) + piece))
-      below += load(order[count++]);
-    if (count < 2) return false;
+    while (count < takers.size() &&
+           (count == 0 || below + load(takers[count]) + bytes >= (count + 1) * (load(takers[count]) + piece)))
+      below += load(takers[count++]);
+    takers.resize(count);
+    std::sort(takers.begin(), takers.end());
     const auto level = (below + bytes) / count;
-    order.resize(count);
-    std::sort(order.begin(), order.end());
+    std::vector<std::int64_t> quotas;
+    for (const auto r : takers) quotas.push_back(static_cast<std::int64_t>(level - load(r)));
+    auto left = static_cast<std::int64_t>(bytes);
+    std::size_t box = 0;
     std::int64_t at = 0;
-    std::uint64_t wanted = 0;
-    for (std::size_t k = 0; k < count;) {
-      // Holders that stand side by side and have equal loads share evenly.
-      const auto place = [&](std::size_t n) {
-        return std::find(holders.begin(), holders.end(), order[n]) - holders.begin();
-      };
-      const auto begin = load(order[k]);
-      auto end = k + 1;
-      while (end < count && load(order[end]) == begin && place(end) == place(end - 1) + 1) ++end;
-      const auto many = static_cast<std::int64_t>(end - k);
-      wanted += (level - begin) * static_cast<std::uint64_t>(many);
-      const auto until =
-          end == count
-              ? grain.units
-              : std::clamp(static_cast<std::int64_t>((wanted + grain.unit_bytes / 2) / grain.unit_bytes), at,
-                           grain.units);
-      const auto units = until - at;
-      const auto more = units / many + (units % many != 0);
-      const auto extra = units % many;
-      for (std::int64_t n = 0; n < many; ++n, ++k) {
-        const auto left = until - at;
-        const auto own = many > 64 ? std::min(more, left) : n < extra ? more : units / many;
-        if (own == 0) continue;
-        auto part = box;
-        part.offsets.set(grain.dimension, box.offsets[grain.dimension] + at * grain.unit);
-        part.sizes.set(grain.dimension, own * grain.unit);
-        write(i.name, part, order[k], grain.unit_bytes * static_cast<std::uint64_t>(own));
-        at += own;
+    for (std::size_t k = 0; k < count; ++k) {
+      // What the others got too much or too little of is spread over all that are left.
+      const auto wanted =
+          std::accumulate(quotas.begin() + static_cast<std::ptrdiff_t>(k), quotas.end(), std::int64_t{0});
+      auto open = quotas[k] + (left - wanted) / static_cast<std::int64_t>(count - k);
+      for (bool more = true; more && box < boxes.size();) {
+        const auto& s = boxes[box];
+        const auto unit = static_cast<std::int64_t>(s.grain.unit_bytes);
+        const auto rest = s.grain.units - at;
+        const auto units = k + 1 == count ? rest : nearest_cut(rest, unit, open);
+        more = units == rest;
+        if (units > 0) {
+          auto part = s.box;
+          part.offsets.set(s.grain.dimension, s.box.offsets[s.grain.dimension] + at * s.grain.unit);
+          part.sizes.set(s.grain.dimension, units * s.grain.unit);
+          write(*s.name, part, takers[k], static_cast<std::uint64_t>(units * unit));
+        }
+        left -= units * unit, open -= units * unit, at += units;
+        if (more) ++box, at = 0;
       }
     }
-    return true;
+  }
+  /// Of all places where a box can be cut, 0 and its end included, the one nearest to so many bytes; the
+  /// higher one of two.
+  [[nodiscard]] std::int64_t nearest_cut(std::int64_t rest, std::int64_t unit, std::int64_t bytes) const {
+    if (bytes <= 0) return 0;
+    const auto wanted = std::min(rest, (bytes + unit - 1) / unit);
+    const auto piece = static_cast<std::int64_t>(options_.least_piece_bytes);
+    std::int64_t best = 0;
+    for (std::int64_t n = 0; n <= rest; ++n) {
+      const bool possible = n == 0 || n == rest || (n * unit >= piece && (rest - n) * unit >= piece);
+      if (possible && std::abs(n - wanted) <= std::abs(best - wanted)) best = n;
+    }
+    return best;
   }
 
   cairn::default_planner_options options_;

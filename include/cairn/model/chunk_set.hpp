@@ -37,8 +37,6 @@ class progression_words {
   }
   /// Where the progression behind the one at `at` begins.
   [[nodiscard]] std::size_t next(std::size_t at) const noexcept;
-  /// Makes all ranks so much higher.
-  void move_ranks(std::int32_t by) noexcept;
   void truncate(std::size_t size) { words_.resize(size); }
   void reserve(std::size_t size) { words_.reserve(size); }
   void clear() noexcept { words_.clear(); }
@@ -69,8 +67,6 @@ class chunk_set {
   /// outside.
   void append(const chunk_progression& p);
   void clear() noexcept { *this = chunk_set(); }
-  /// The same boxes of ranks that are so much higher; no rank may become negative or exceed an int32.
-  [[nodiscard]] chunk_set of_higher_ranks(std::int32_t by) const;
   /// True if no progression goes on with the one before it, so that appending them one after another gives
   /// this set again. O(progressions).
   [[nodiscard]] bool is_joined() const noexcept;

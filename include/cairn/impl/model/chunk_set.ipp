@@ -74,14 +74,6 @@ CAIRN_BODY std::size_t progression_words::next(std::size_t at) const noexcept {
   return at + 1 + static_cast<std::size_t>((head >> 32 & 15) + (head >> 36 & 15) + 2 * (head >> 40 & 7));
 }
 
-CAIRN_BODY void progression_words::move_ranks(std::int32_t by) noexcept {
-  for (std::size_t at = 0; at < words_.size(); at = next(at)) {
-    const auto head = static_cast<std::uint64_t>(words_[at]);
-    words_[at] = static_cast<std::int64_t>((head & ~std::uint64_t{0xffffffff}) |
-                                           static_cast<std::uint32_t>(rank_at(at) + by));
-  }
-}
-
 CAIRN_BODY void progression_words::take(extents& e, std::size_t& at, int rank) const noexcept {
   e = extents::zeros(rank);
   for (int d = 0; d < rank; ++d) e.set(d, words_[at++]);
@@ -121,12 +113,6 @@ CAIRN_BODY void chunk_set::append(const chunk_progression& p) {
     }
   }
   add(p);
-}
-
-CAIRN_BODY chunk_set chunk_set::of_higher_ranks(std::int32_t by) const {
-  auto out = *this;
-  out.words_.move_ranks(by);
-  return out;
 }
 
 CAIRN_BODY bool chunk_set::is_joined() const noexcept {

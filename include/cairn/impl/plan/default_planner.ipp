@@ -145,7 +145,7 @@ CAIRN_BODY load_plan load_plan_of(const state_dict& state, const metadata& store
 
 CAIRN_BODY std::uint64_t fingerprint_of(const default_planner_options& options) {
   digest_stream d;
-  return d.put("cairn.basic_planner.1").put(options.split_above_bytes).put(options.least_piece_bytes).value();
+  return d.put("cairn.basic_planner.2").put(options.split_above_bytes).put(options.least_piece_bytes).value();
 }
 
 CAIRN_BODY tensor_view view_of_entry(const state_dict& state, std::uint32_t entry, const chunk& box) {

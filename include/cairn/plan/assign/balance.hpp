@@ -9,9 +9,9 @@ namespace cairn {
 inline namespace v1 {
 
 /// Gives each box to ranks that hold it, levelling the bytes that ranks write: what has one holder first,
-/// then replicas in descending size. Depends on nothing but its arguments, so every rank comes to the same
-/// result. O(progressions), a few passes over the ranks of each distinct pattern of replicas, and
-/// O(log(holders)) for each piece of patterns that differ.
+/// then what each set of ranks holds, sets of the fewest ranks first. Depends on nothing but its arguments,
+/// so every rank comes to the same result. O(progressions), and a few passes over the ranks of each distinct
+/// pattern of replicas.
 /// @throws plan_error as validate() does.
 [[nodiscard]] write_assignment assign_writes(const plan_summary& summary, int world_size,
                                              const default_planner_options& options);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/plan/assign/default_planner_options.hpp>
-#include <cairn/plan/assign/disjoint_patterns.hpp>
 #include <cairn/plan/assign/rank_loads.hpp>
 #include <cairn/plan/assign/replica_cut.hpp>
 #include <cairn/plan/assign/replica_division.hpp>
@@ -14,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <numeric>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -22,20 +21,18 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Divides replicas among their holders. The rule is that of one box after another: the largest first, of
-/// those of one size the ones with fewer holders, then in the order of their holders, items and offsets; each
-/// goes to its holders with the least to write. What comes out does not depend on how boxes are put together
-/// in progressions; but the boxes of a progression whose holders have loads that differ alike are decided
-/// together, as what is decided for one of them holds for all; and so are the boxes of patterns that have no
-/// rank in common, each pattern by itself.
+/// Divides replicas among their holders. The rule is that of one set of ranks after another, those of the
+/// fewest ranks first, as they have the least choice: what exactly these ranks hold is divided among them by
+/// replica_division, over what they write already. What comes out does not depend on how boxes are put
+/// together in progressions; but sets that hold boxes of the same progressions, and whose ranks' loads differ
+/// alike, are decided once.
 class balancer {
  public:
   balancer(const plan_summary& summary, int world_size, const default_planner_options& options)
       : summary_(summary),
         options_(options),
-        piece_(std::max<std::uint64_t>(options.least_piece_bytes, 1)),
+        piece_(std::clamp(options.least_piece_bytes, std::uint64_t{1}, std::uint64_t{1} << 60)),
         loads_(static_cast<std::size_t>(world_size)),
-        apart_(static_cast<std::size_t>(world_size)),
         division_(piece_) {}
 
   /// @throws plan_error as validate() does.
@@ -52,35 +49,55 @@ class balancer {
         collect(n, check.groups());
     }
     for (const auto& [ranks, bytes] : fixed_) add_load(ranks, bytes);
+    divide_sets();
     out_.expect(shared_.size());
-    std::sort(shared_.begin(), shared_.end(), [&](const shared_boxes& a, const shared_boxes& b) {
-      if (a.bytes != b.bytes) return a.bytes > b.bytes;
-      if (a.holders != b.holders) return a.holders < b.holders;
-      if (a.pattern != b.pattern) return a.pattern < b.pattern;
-      return a.item != b.item ? a.item < b.item : members_[a.member].p.first < members_[b.member].p.first;
-    });
-    for (std::size_t from = 0; from < shared_.size();) {
-      const auto to = apart_from(from);
-      if (to == from)
-        divide_singly(from, wave_end(from));
-      else
-        divide_patterns(from, to);
-      from = to == from ? wave_end(from) : to;
-    }
+    for (const auto& [key, own] : holdings_)
+      for (const auto& [loads, done] : own.known) write_out(key, own, done);
     out_.finish(summary_.size(), std::move(members_), std::move(division_.shares()));
     return std::move(out_);
   }
 
  private:
+  using manner = replica_division::manner;
+  /// Boxes of one item, each of which some ranks hold.
   struct shared_boxes {
-    std::uint64_t bytes = 0;   ///< of each box
-    std::int64_t holders = 0;  ///< of each box
-    std::uint32_t pattern = 0;
     std::uint32_t item = 0;
-    std::size_t member = 0;  ///< the first of its members
+    std::uint32_t pattern = 0;
+    std::size_t member = 0;       ///< the first of its members
+    replica_division::task task;  ///< of each box
   };
-  /// Ranks as a progression without boxes: the first one, and count and step of each axis.
-  using rank_pattern = std::vector<std::int32_t>;
+  using rank_list = std::vector<std::int32_t>;
+  /// The holders of some groups of boxes: those of the first box, and by how much the others' are higher.
+  struct pattern {
+    std::size_t members = 0;
+    std::int32_t first = 0;
+    std::map<rank_list, std::uint32_t>::iterator holders;  ///< less the first
+    rank_list shifts;
+    std::vector<std::uint32_t> groups;  ///< in shared_
+  };
+  /// A set of ranks and the box of a pattern that it holds.
+  struct held_box {
+    std::size_t holders = 0;
+    std::int32_t first = 0;
+    std::uint32_t shape = 0;  ///< of the others: pattern::holders
+    std::uint32_t pattern = 0;
+    std::int64_t box = 0;
+    [[nodiscard]] auto set() const noexcept { return std::tuple(holders, first, shape); }
+    friend bool operator<(const held_box& a, const held_box& b) noexcept {
+      return a.set() != b.set() ? a.set() < b.set() : a.pattern < b.pattern;
+    }
+  };
+  struct known_division {
+    replica_division::outcome outcome;
+    std::vector<std::vector<std::int64_t>> boxes;  ///< of each pattern, those of the sets that it holds for
+  };
+  /// What a set of ranks holds.
+  struct holding {
+    std::vector<std::uint32_t> groups;  ///< in the order of tasks
+    std::vector<replica_division::task> tasks;
+    bool repeats = false;                                        ///< it has several boxes of one item
+    std::map<std::vector<std::uint64_t>, known_division> known;  ///< by loads above the least
+  };
 
   void collect(std::size_t n, const replica_groups& groups) {
     const auto& i = summary_[n];
@@ -91,26 +108,32 @@ class balancer {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const auto members = groups[g];
       if (members.empty()) continue;
-      std::uint64_t bytes = 0;
-      for (const auto& m : members) bytes = std::max(bytes, box_bytes(i, m.p));
       if (i.per_rank || (members.size() == 1 && members[0].replicas() == 1)) {
         for (const auto& m : members) {
           add_fixed(m.p, box_bytes(i, m.p));
           if (replicated) add_piece(n, m.p);
         }
       } else {
-        share_out(n, bytes, members);
+        share_out(n, members);
       }
     }
   }
-  void share_out(std::size_t n, std::uint64_t bytes, list_view<const held_boxes> members) {
-    const auto begin = members_.size();
+  void share_out(std::size_t n, list_view<const held_boxes> members) {
+    const auto& i = summary_[n];
+    shared_boxes s{static_cast<std::uint32_t>(n), 0, members_.size(), {}};
     members_.insert(members_.end(), members.begin(), members.end());
-    if (members.size() > 1) in_order_of_ranks(begin);
-    const list_view<const held_boxes> own(members_.data() + begin, members_.size() - begin);
-    std::int64_t holders = 0;
-    for (const auto& m : own) holders += m.replicas();
-    shared_.push_back({bytes, holders, pattern_of(own), static_cast<std::uint32_t>(n), begin});
+    if (members.size() > 1) in_order_of_ranks(s.member);
+    auto& t = s.task;
+    for (const auto& m : members) t.bytes = std::max(t.bytes, box_bytes(i, m.p));
+    if (t.bytes > 0 && t.bytes >= options_.split_above_bytes) {
+      t.how = manner::whole_first;
+      if (i.kind == item_kind::tensor)
+        t.grain = grain_of(i.type, members_[s.member].p.first.sizes, t.bytes, std::min(piece_, t.bytes / 2));
+      if (t.grain.dimension >= 0) t.how = manner::cut;
+    }
+    s.pattern = pattern_of(list_view<const held_boxes>(members_).subspan(s.member));
+    patterns_[s.pattern].groups.push_back(static_cast<std::uint32_t>(shared_.size()));
+    shared_.push_back(s);
   }
   /// Sorts members so that their holders ascend; those that interleave become one for each holder.
   void in_order_of_ranks(std::size_t begin) {
@@ -161,12 +184,19 @@ class balancer {
     for (const auto& a : p) key_.push_back(a.count), key_.push_back(a.rank_step);
     fixed_[key_] += bytes;
   }
-  void add_load(const rank_pattern& ranks, std::uint64_t bytes) {
+  /// @param key of fixed_
+  void add_load(const rank_list& key, std::uint64_t bytes) {
     chunk_progression p;
-    p.rank = ranks[0];
-    for (std::size_t k = 1; k < ranks.size(); k += 2)
-      p.axes[static_cast<std::size_t>(p.axis_count++)] = {ranks[k], ranks[k + 1], -1, 0};
+    p.rank = key[0];
+    for (std::size_t k = 1; k < key.size(); k += 2)
+      p.axes[static_cast<std::size_t>(p.axis_count++)] = {key[k], key[k + 1], -1, 0};
     loads_.add(p, bytes);
+  }
+  /// Brings the axes into order again.
+  void add_piece(std::size_t item, chunk_progression p) {
+    sort_few(p.axes.begin(), p.axes.begin() + p.axis_count,
+             [](const chunk_axis& a, const chunk_axis& b) { return a.rank_step > b.rank_step; });
+    out_.add(item, 0, p);
   }
   /// Groups of the same pattern have the same holders, box by box.
   std::uint32_t pattern_of(list_view<const held_boxes> members) {
@@ -176,139 +206,131 @@ class balancer {
       key_.push_back(m.p.axis_count);
       for (const auto& a : m.p) key_.push_back(a.count), key_.push_back(a.rank_step);
     }
-    const auto [found, added] = patterns_.emplace(key_, static_cast<std::uint32_t>(pattern_size_.size()));
-    if (added) pattern_size_.push_back(static_cast<std::uint32_t>(members.size()));
+    const auto [found, added] = pattern_keys_.emplace(key_, static_cast<std::uint32_t>(patterns_.size()));
+    if (added) {
+      auto& made = patterns_.emplace_back();
+      made.members = members.size();
+      members[0].append_shifts(made.shifts);
+      rank_list holders;
+      for (const auto& m : members) m.append_holders(holders);
+      made.first = holders[0];
+      for (auto& h : holders) h -= made.first;
+      made.holders = shapes_.emplace(std::move(holders), 0).first;
+    }
     return found->second;
   }
 
-  /// The end of the groups that have one size and number of holders.
-  [[nodiscard]] std::size_t wave_end(std::size_t from) const noexcept {
-    auto to = from + 1;
-    while (to < shared_.size() && shared_[to].bytes == shared_[from].bytes &&
-           shared_[to].holders == shared_[from].holders)
-      ++to;
-    return to;
-  }
-  /// The end of the waves from one on that may be divided pattern by pattern: no rank is in two patterns. And
-  /// no item has several boxes on the same ranks, of which the first one would differ from shard to shard.
-  [[nodiscard]] std::size_t apart_from(std::size_t from) {
-    apart_.clear();
-    while (from < shared_.size()) {
-      const auto to = wave_end(from);
-      for (auto g = from; g < to; ++g) {
-        if (g > from && shared_[g].pattern == shared_[g - 1].pattern) {
-          if (shared_[g].item == shared_[g - 1].item && members_[shared_[g].member].shards > 0) return from;
-        } else if (!apart_.add(shared_[g].pattern, members_of(shared_[g]))) {
-          return from;
-        }
-      }
-      from = to;
+  /// All sets of ranks that hold something, in the order of the rule; those that are equal side by side.
+  [[nodiscard]] std::vector<held_box> held_sets() {
+    std::uint32_t shapes = 0;
+    for (auto& [holders, number] : shapes_) number = shapes++;
+    std::vector<held_box> sets;
+    for (std::uint32_t p = 0; p < patterns_.size(); ++p) {
+      const auto& own = patterns_[p];
+      for (std::size_t b = 0; b < own.shifts.size(); ++b)
+        sets.push_back({own.holders->first.size(), own.first + own.shifts[b], own.holders->second, p,
+                        static_cast<std::int64_t>(b)});
     }
-    return from;
+    if (!std::is_sorted(sets.begin(), sets.end())) std::sort(sets.begin(), sets.end());
+    return sets;
   }
-  [[nodiscard]] list_view<const held_boxes> members_of(const shared_boxes& g) const noexcept {
-    return list_view(members_).subspan(g.member, pattern_size_[g.pattern]);
+  void divide_sets() {
+    const auto sets = held_sets();
+    std::vector<std::uint32_t> own_patterns;
+    std::vector<std::uint32_t> last_patterns;
+    std::vector<std::uint64_t> own_loads;
+    const std::vector<std::uint64_t>* last_loads = nullptr;
+    holding* own = nullptr;
+    known_division* done = nullptr;
+    for (std::size_t from = 0, to = 0; from < sets.size(); from = to) {
+      own_patterns.clear();
+      for (; to < sets.size() && sets[to].set() == sets[from].set(); ++to)
+        own_patterns.push_back(sets[to].pattern);
+      // Most sets are like the one before.
+      const bool alike = own != nullptr && !own->repeats && own_patterns == last_patterns;
+      if (!alike) own = &holding_of(own_patterns, list_view<const held_box>(sets).subspan(from, to - from));
+      const auto& holders = patterns_[own_patterns[0]].holders->first;
+      const auto first = sets[from].first;
+      own_loads.resize(holders.size());
+      for (std::size_t h = 0; h < holders.size(); ++h) own_loads[h] = loads_[first + holders[h]];
+      const auto least = *std::min_element(own_loads.begin(), own_loads.end());
+      for (auto& load : own_loads) load -= least;
+      if (!alike || own_loads != *last_loads) {
+        const auto [found, added] = own->known.try_emplace(std::move(own_loads));
+        last_loads = &found->first;
+        done = &found->second;
+        if (added) done->outcome = division_.divide(own->tasks, *last_loads), done->boxes.resize(to - from);
+      }
+      for (std::size_t h = 0; h < holders.size(); ++h) loads_.add(first + holders[h], done->outcome.given[h]);
+      for (auto n = from; n < to; ++n) done->boxes[n - from].push_back(sets[n].box);
+      last_patterns.swap(own_patterns);
+    }
   }
-  void divide_patterns(std::size_t from, std::size_t to) {
-    order_.resize(to - from);
-    std::iota(order_.begin(), order_.end(), from);
-    const auto by_pattern = [&](auto a, auto b) {
-      return shared_[a].pattern != shared_[b].pattern ? shared_[a].pattern < shared_[b].pattern : a < b;
+  /// What a set holds: the boxes of some patterns.
+  holding& holding_of(const std::vector<std::uint32_t>& patterns, list_view<const held_box> boxes) {
+    const auto [found, added] = holdings_.try_emplace(patterns);
+    auto& own = found->second;
+    if (added) {
+      for (const auto p : patterns)
+        own.groups.insert(own.groups.end(), patterns_[p].groups.begin(), patterns_[p].groups.end());
+      std::sort(own.groups.begin(), own.groups.end());  // by items
+      for (std::size_t k = 1; k < own.groups.size(); ++k)
+        own.repeats |= shared_[own.groups[k]].item == shared_[own.groups[k - 1]].item;
+      if (!own.repeats) make_tasks(own);
+    }
+    if (!own.repeats) return own;
+    // Which box of an item comes first may differ from set to set.
+    auto groups = own.groups;
+    const auto box_in = [&](const shared_boxes& s) {
+      const auto* at =
+          std::find_if(boxes.begin(), boxes.end(), [&](const held_box& b) { return b.pattern == s.pattern; });
+      return members_[s.member].box(at->box).box;
     };
-    if (!std::is_sorted(order_.begin(), order_.end(), by_pattern))
-      std::sort(order_.begin(), order_.end(), by_pattern);
-    division_.forget();
-    for (std::size_t begin = 0, end = 0; begin < order_.size(); begin = end) {
-      while (end < order_.size() && shared_[order_[end]].pattern == shared_[order_[begin]].pattern) ++end;
-      divide({order_.data() + begin, end - begin});
-    }
-  }
-  /// All boxes of groups that have one pattern, group by group.
-  void divide(list_view<const std::size_t> groups) {
-    tasks_.clear();
-    for (const auto g : groups) tasks_.push_back(task_of(shared_[g]));
-    const auto whole =
-        std::all_of(tasks_.begin(), tasks_.end(), [](const auto& t) { return t.grain.dimension < 0; });
-    const auto members = members_of(shared_[groups[0]]);
-    loads_.look_at(members);
-    for (const auto& own : loads_.classes()) {
-      if (whole)
-        loads_.least_of(own, tasks_.size(), runs_);
-      else
-        loads_.runs_of(own, runs_);
-      const auto& done = division_.divide(runs_, tasks_);
-      loads_.raise(own, runs_, done.after);
-      write_assignment::division d;
-      d.members = members.size();
-      if (!loads_.is_all(own)) d.first_shard = out_.add_shards(own), d.shards = own.size();
-      for (std::size_t k = 0; k < groups.size(); ++k) {
-        const auto& g = shared_[groups[k]];
-        d.first_member = g.member;
-        d.first_share = done.shares[k];
-        d.shares = done.shares[k + 1] - done.shares[k];
-        d.grain = tasks_[k].grain;
-        out_.add(g.item, groups[k] + 1, d);
-      }
-    }
-  }
-  /// Box by box.
-  void divide_singly(std::size_t from, std::size_t to) {
-    struct single {
-      std::vector<std::int32_t> holders;
-      chunk box;
-      std::uint32_t item = 0;
-      replica_division::task task;
-      std::size_t first_member = 0;
-      std::size_t members = 0;
-    };
-    std::vector<held_boxes> members;
-    std::vector<single> singles;
-    for (auto g = from; g < to; ++g) {
-      const auto own = members_of(shared_[g]);
-      const auto task = task_of(shared_[g]);
-      for (std::int64_t s = 0; s < own[0].boxes(); ++s) {
-        const auto c = own[0].box(s);
-        single one{{}, c.box, shared_[g].item, task, members.size(), own.size()};
-        for (auto alone : own) {
-          alone.p.first = c.box;
-          alone.p.rank += c.rank - own[0].p.rank;
-          std::copy(alone.p.begin() + alone.shards, alone.p.end(), alone.p.axes.begin());
-          alone.p.axis_count -= alone.shards;
-          alone.shards = 0;
-          alone.append_holders(one.holders);
-          members.push_back(alone);
-        }
-        singles.push_back(std::move(one));
-      }
-    }
-    std::sort(singles.begin(), singles.end(), [](const single& a, const single& b) {
-      if (a.holders != b.holders) return a.holders < b.holders;
-      return a.item != b.item ? a.item < b.item : a.box < b.box;
+    std::sort(groups.begin(), groups.end(), [&](auto a, auto b) {
+      const auto& x = shared_[a];
+      const auto& y = shared_[b];
+      return x.item != y.item ? x.item < y.item : box_in(x) < box_in(y);
     });
-    auto& shares = division_.shares();
-    const auto known = shares.size();
-    for (const auto& one : singles) {
-      const auto own = list_view<const held_boxes>(members).subspan(one.first_member, one.members);
-      loads_.look_at(own);
-      loads_.runs_of(loads_.classes()[0], runs_);
-      loads_.raise(loads_.classes()[0], runs_, division_.divide(runs_, one.task));
-      divided_boxes{own, {}, list_view(shares).subspan(known), one.task.grain}.for_each_piece(
-          [&](const chunk_progression& p) { out_.add(one.item, from + 1, p); });
-      shares.resize(known);
+    auto key = patterns;
+    key.push_back(UINT32_MAX);
+    key.insert(key.end(), groups.begin(), groups.end());
+    const auto [ordered, unknown] = holdings_.try_emplace(std::move(key));
+    if (unknown) {
+      ordered->second.groups = std::move(groups);
+      ordered->second.repeats = true;
+      make_tasks(ordered->second);
     }
+    return ordered->second;
   }
-  [[nodiscard]] replica_division::task task_of(const shared_boxes& g) const {
-    replica_division::task t{g.bytes, {}};
-    const auto& item = summary_[g.item];
-    if (item.kind == item_kind::tensor && g.bytes >= options_.split_above_bytes && g.bytes > 0)
-      t.grain = grain_of(item.type, members_[g.member].p.first.sizes, g.bytes, std::min(piece_, g.bytes / 2));
-    return t;
+  /// Sorts its groups, of which the ones of one item are in order.
+  void make_tasks(holding& own) const {
+    std::stable_sort(own.groups.begin(), own.groups.end(), [&](auto a, auto b) {
+      const auto& x = shared_[a].task;
+      const auto& y = shared_[b].task;
+      return x.how != y.how ? x.how < y.how : x.how != manner::cut && x.bytes > y.bytes;
+    });
+    own.tasks.reserve(own.groups.size());
+    for (const auto g : own.groups) own.tasks.push_back(shared_[g].task);
   }
-  /// Brings the axes into order again.
-  void add_piece(std::size_t item, chunk_progression p) {
-    sort_few(p.axes.begin(), p.axes.begin() + p.axis_count,
-             [](const chunk_axis& a, const chunk_axis& b) { return a.rank_step > b.rank_step; });
-    out_.add(item, 0, p);
+  /// @param key begins with the patterns of the holding
+  void write_out(const std::vector<std::uint32_t>& key, const holding& own, const known_division& done) {
+    for (std::size_t p = 0; p < done.boxes.size(); ++p) {
+      const auto& held = patterns_[key[p]];
+      auto boxes = done.boxes[p];
+      std::sort(boxes.begin(), boxes.end());
+      write_assignment::division d;
+      d.members = held.members;
+      if (boxes.size() != held.shifts.size()) d.first_shard = out_.add_shards(boxes), d.shards = boxes.size();
+      for (std::size_t k = 0; k < own.groups.size(); ++k) {
+        const auto& g = shared_[own.groups[k]];
+        if (g.pattern != key[p]) continue;
+        d.first_member = g.member;
+        d.first_share = done.outcome.shares[k];
+        d.shares = done.outcome.shares[k + 1] - d.first_share;
+        d.grain = g.task.grain;
+        out_.add(g.item, own.groups[k] + 1, d);
+      }
+    }
   }
 
   const plan_summary& summary_;
@@ -316,21 +338,17 @@ class balancer {
   std::uint64_t piece_;
   rank_loads loads_;
   write_assignment out_;
-  rank_pattern key_;
-  std::map<rank_pattern, std::uint64_t> fixed_;
-  std::map<rank_pattern, std::uint32_t> patterns_;
-  std::vector<std::uint32_t> pattern_size_;  ///< members
+  rank_list key_;
+  std::map<rank_list, std::uint64_t> fixed_;
+  std::map<rank_list, std::uint32_t> pattern_keys_;
+  std::map<rank_list, std::uint32_t> shapes_;
+  std::vector<pattern> patterns_;
   std::vector<shared_boxes> shared_;
   std::vector<held_boxes> members_;
-  disjoint_patterns apart_;
+  std::map<std::vector<std::uint32_t>, holding> holdings_;
   replica_division division_;
-  // What is divided now:
-  std::vector<std::size_t> order_;
-  std::vector<replica_division::task> tasks_;
-  std::vector<load_run> runs_;
 };
 
 }  // namespace detail
-
 }  // namespace v1
 }  // namespace cairn

@@ -19,7 +19,6 @@ struct split_grain {
   std::int64_t unit = 1;  ///< rows that stay together
   std::int64_t units = 1;
   std::uint64_t unit_bytes = 0;
-  friend bool operator==(const split_grain&, const split_grain&) noexcept = default;
 };
 
 /// The first dimension whose rows are small against a piece, so that pieces stay contiguous where possible;
@@ -164,13 +163,22 @@ struct divided_boxes {
       nested(p);
       return;
     }
-    for (const auto s : shards) {
-      const auto c = m.box(s);
+    // Of one axis, neighbours are one progression.
+    for (auto s = shards.begin(); s != shards.end();) {
+      const auto c = m.box(*s);
       auto shifted = p;
       shifted.rank += c.rank - m.p.rank;
       for (int d = 0; d < c.box.offsets.rank(); ++d)
         shifted.first.offsets.set(d, p.first.offsets[d] + c.box.offsets[d] - m.p.first.offsets[d]);
+      auto next = s + 1;
+      while (m.shards == 1 && next != shards.end() && *next == *(next - 1) + 1) ++next;
+      if (next - s > 1) {
+        auto& a = shifted.axes[static_cast<std::size_t>(shifted.axis_count++)];
+        a = m.p.axes[0];
+        a.count = static_cast<std::int32_t>(next - s);
+      }
       nested(shifted);
+      s = next;
     }
   }
 };

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/plan/assign/append_buffer.hpp>
-#include <cairn/plan/assign/load_heap.hpp>
 #include <cairn/plan/assign/replica_cut.hpp>
+#include <cairn/system/list_view.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <span>
-#include <unordered_map>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -17,25 +14,25 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Divides boxes, one after another, among the holders that they all have. What comes out depends on how the
-/// holders' loads differ and on the boxes' sizes alone, so where both come again (the stages of a pipeline)
-/// nothing is computed again.
+/// Divides what a set of ranks holds among these ranks, so that they come to write about as much as each
+/// other. Boxes that can be cut are laid end to end, and this line is cut where one rank's part ends and the
+/// next one's begins: there are fewer cuts than ranks, however many boxes there are.
 class replica_division {
  public:
-  /// What there is to know of a box.
+  /// In this order: what is large and cannot be cut, so that the line can make up for it; the line; what is
+  /// small, which makes up for where the line could not be cut.
+  enum class manner : std::uint8_t { whole_first, cut, whole_last };
   struct task {
     std::uint64_t bytes = 0;
-    split_grain grain;  ///< without a dimension: a single holder gets it
-    friend bool operator==(const task&, const task&) noexcept = default;
+    split_grain grain;
+    manner how = manner::whole_last;
   };
   struct outcome {
-    std::vector<load_run> before;  ///< of the holders' loads, in order
-    std::vector<task> tasks;
-    std::vector<load_run> after;      ///< of those who got something, in no particular order
-    std::vector<std::size_t> shares;  ///< where those of each task begin in shares(); one more at the end
+    std::vector<std::uint64_t> given;  ///< bytes, to each holder
+    std::vector<std::size_t> shares;   ///< where those of each task begin in shares(); one more at the end
   };
 
-  /// @param piece least bytes that one of several holders gets
+  /// @param piece the least bytes that a cut leaves on either side
   explicit replica_division(std::uint64_t piece) : piece_(piece) {
     shares_.reserve(1 << 15);  // what is not used is not touched
   }
@@ -43,117 +40,155 @@ class replica_division {
   /// The shares of all outcomes; they may be taken when nothing is divided any more.
   [[nodiscard]] std::vector<replica_share>& shares() noexcept { return shares_; }
 
-  /// @param loads of all holders, in order, neighbours that are equal in one run; the least of them is 0
-  /// @returns what is valid until forget(). O(log(runs)) for each share, O(runs + tasks) where it is known.
-  const outcome& divide(const std::vector<load_run>& loads, const std::vector<task>& tasks) {
-    const auto hash = hash_of(loads, tasks);
-    for (auto [k, end] = known_.equal_range(hash); k != end; ++k)
-      if (const auto& o = outcomes_[k->second]; o.before == loads && o.tasks == tasks) return o;
-    known_.emplace(hash, outcomes_.size());
-    auto& made = outcomes_.emplace_back();
-    made.before = loads;
-    made.tasks = tasks;
-    level_.start(loads);
-    for (const auto& t : tasks) {
-      made.shares.push_back(shares_.size());
-      place(t);
+  /// @param tasks sorted by `how`
+  /// @param loads what each holder writes anyway
+  /// @returns the same for the same arguments. O(tasks + holders, times the logarithm of either).
+  [[nodiscard]] outcome divide(list_view<const task> tasks, const std::vector<std::uint64_t>& loads) {
+    outcome made;
+    made.shares.reserve(tasks.size() + 1);
+    auto after = loads;
+    for (std::size_t from = 0, to = 0; from < tasks.size(); from = to) {
+      while (to < tasks.size() && tasks[to].how == tasks[from].how) ++to;
+      const auto alike = tasks.subspan(from, to - from);
+      if (tasks[from].how == manner::cut)
+        cut_line(alike, after, made.shares);
+      else
+        give_whole(alike, after, made.shares);
     }
     made.shares.push_back(shares_.size());
-    level_.append_raised(made.after);
+    for (std::size_t h = 0; h < after.size(); ++h) after[h] -= loads[h];
+    made.given = std::move(after);
     return made;
-  }
-  /// Divides one box, which no other will be like.
-  const std::vector<load_run>& divide(const std::vector<load_run>& loads, const task& t) {
-    level_.start(loads);
-    place(t);
-    after_.clear();
-    level_.append_raised(after_);
-    return after_;
-  }
-  void forget() {
-    known_.clear();
-    outcomes_.clear();
   }
 
  private:
-  [[nodiscard]] static std::uint64_t hash_of(const std::vector<load_run>& loads,
-                                             const std::vector<task>& tasks) noexcept {
-    std::uint64_t h = loads.size();
-    const auto add = [&](std::uint64_t v) { h = (h ^ (h >> 29) ^ v) * 0x9e3779b97f4a7c15u; };
-    for (const auto& run : loads) add(run.load), add(static_cast<std::uint64_t>(run.count));
-    for (const auto& t : tasks)
-      add(t.bytes), add(t.grain.unit_bytes + static_cast<std::uint64_t>(t.grain.units));
-    return h ^ (h >> 32);
-  }
-  void place(const task& t) {
-    if (t.grain.dimension < 0 || !split(t))
-      shares_.push_back({static_cast<std::int32_t>(level_.give_to_least(t.bytes)), 1, 0, 0});
-  }
-  /// Raises the loads of the holders with the least to one level, as water would.
-  bool split(const task& t) {
-    const auto& grain = t.grain;
-    const auto most = std::min<std::uint64_t>(t.bytes / piece_, static_cast<std::uint64_t>(grain.units));
-    std::uint64_t level = 0;
-    const auto taken = level_.take(t.bytes, piece_, static_cast<std::int64_t>(most), level);
-    if (taken.empty()) return false;
-    given_.clear();
-    std::int64_t at = 0;
-    std::uint64_t wanted = 0;
-    for (std::size_t k = 0; k < taken.size(); ++k) {
-      const auto& run = taken[k];
-      wanted += (level - run.load) * static_cast<std::uint64_t>(run.count);
-      auto end = grain.units;
-      if (k + 1 < taken.size())
-        end = std::clamp(static_cast<std::int64_t>((wanted + grain.unit_bytes / 2) / grain.unit_bytes), at,
-                         grain.units);
-      if (run.count != 1) {
-        share(grain, run, at, end - at);
-      } else {  // of many loads no two are equal: then nearly all runs are such
-        level_.push({run.load + grain.unit_bytes * static_cast<std::uint64_t>(end - at), run.first, 1,
-                     run.raised | (end > at ? 1u : 0u)});
-        if (end > at) given_.append({static_cast<std::int32_t>(run.first), 1, at, end - at});
-      }
-      at = end;
+  /// Neighbouring holders with the same load.
+  struct run {
+    std::uint64_t load = 0;
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+    friend bool operator>(const run& a, const run& b) noexcept {
+      return a.load != b.load ? a.load > b.load : a.first > b.first;
     }
-    shares_.insert(shares_.end(), given_.begin(), given_.end());
-    return true;
+  };
+  void find_runs(const std::vector<std::uint64_t>& loads) {
+    runs_.clear();
+    for (std::size_t h = 0; h < loads.size(); ++h) {
+      if (!runs_.empty() && runs_.back().load == loads[h])
+        ++runs_.back().count;
+      else
+        runs_.push_back({loads[h], static_cast<std::int64_t>(h), 1});
+    }
   }
-  /// Divides `units` from `at` on evenly among the holders of a run. Many holders get equal pieces, the last
-  /// ones less or none, so that loads stay equal; few get pieces that differ by one unit.
-  void share(const split_grain& grain, const load_run& run, std::int64_t at, std::int64_t units) {
-    const auto whole = std::int64_t{run.count};
-    const auto more = units / whole + (units % whole != 0);
-    const auto less = whole > 64 ? std::int64_t{0} : units / whole;
-    const auto with_more = more == less ? whole : whole > 64 ? units / more : units - less * whole;
-    std::int64_t given = 0;  // holders that have got theirs
-    const auto next = [&](std::int64_t count, std::int64_t each) {
-      if (count == 0) return;
-      give(grain, run, given, count, at, each);
-      at += count * each;
-      units -= count * each;
-      given += count;
+  /// Each to the first of the holders with the least.
+  void give_whole(list_view<const task> tasks, std::vector<std::uint64_t>& loads,
+                  std::vector<std::size_t>& begins) {
+    find_runs(loads);
+    std::make_heap(runs_.begin(), runs_.end(), std::greater<>());
+    const auto push = [&](const run& r) {
+      runs_.push_back(r);
+      std::push_heap(runs_.begin(), runs_.end(), std::greater<>());
     };
-    if (units > 0) next(with_more, more);
-    if (whole > 64 && units > 0) next(1, units);
-    next(whole - given, less);
+    for (const auto& t : tasks) {
+      std::pop_heap(runs_.begin(), runs_.end(), std::greater<>());
+      const auto least = runs_.back();
+      runs_.pop_back();
+      if (least.count > 1) push({least.load, least.first + 1, least.count - 1});
+      push({least.load + t.bytes, least.first, 1});
+      loads[static_cast<std::size_t>(least.first)] += t.bytes;
+      begins.push_back(shares_.size());
+      shares_.push_back({static_cast<std::int32_t>(least.first), 1, 0, 0});
+    }
   }
-  /// To `count` holders of a run, from its number `from` on, `each` units from `at` on.
-  void give(const split_grain& grain, const load_run& run, std::int64_t from, std::int64_t count,
-            std::int64_t at, std::int64_t each) {
-    level_.push({run.load + grain.unit_bytes * static_cast<std::uint64_t>(each), run.first + from,
-                 static_cast<std::int32_t>(count), run.raised | (each > 0 ? 1u : 0u)});
-    if (each > 0)
-      given_.append(
-          {static_cast<std::int32_t>(run.first + from), static_cast<std::int32_t>(count), at, each});
+  /// Raises the holders with the least to one level, as water would; in the order of the holders, each gets
+  /// the next part of the line.
+  void cut_line(list_view<const task> tasks, std::vector<std::uint64_t>& loads,
+                std::vector<std::size_t>& begins) {
+    std::uint64_t bytes = 0;
+    for (const auto& t : tasks) bytes += t.bytes;
+    const auto level = pour(bytes, loads);
+    std::int64_t takers = 0;
+    std::int64_t wanted = 0;  // by all takers that are left
+    for (const auto& r : runs_)
+      takers += r.count, wanted += static_cast<std::int64_t>(level - r.load) * r.count;
+    auto remaining = static_cast<std::int64_t>(bytes);
+    auto box = tasks.begin();
+    std::int64_t at = 0;  // units of it
+    begins.push_back(shares_.size());
+    for (const auto& r : runs_) {
+      const auto quota = static_cast<std::int64_t>(level - r.load);
+      for (auto h = r.first; h < r.first + r.count; ++h, --takers) {
+        // What others got too much or too little of is spread over all that are left.
+        auto open = quota + (remaining - wanted) / takers;
+        std::int64_t given = 0;
+        while (box != tasks.end()) {
+          const auto rest = box->grain.units - at;
+          const auto units = takers == 1 ? rest : units_of(box->grain, rest, open - given);
+          if (units > 0) add_share(h, at, units, units == box->grain.units, begins.back());
+          given += units * static_cast<std::int64_t>(box->grain.unit_bytes);
+          at += units;
+          if (units < rest) break;
+          at = 0;
+          if (++box != tasks.end()) begins.push_back(shares_.size());
+        }
+        loads[static_cast<std::size_t>(h)] += static_cast<std::uint64_t>(given);
+        remaining -= given, wanted -= quota;
+      }
+    }
+  }
+  /// Keeps in runs_, in order, those that get some of so many bytes: the ones with the least, so many that
+  /// each gets a piece at least. Returns what they come to.
+  std::uint64_t pour(std::uint64_t bytes, const std::vector<std::uint64_t>& loads) {
+    find_runs(loads);
+    const auto by_load = [](const run& a, const run& b) { return b > a; };
+    if (!std::is_sorted(runs_.begin(), runs_.end(), by_load)) std::sort(runs_.begin(), runs_.end(), by_load);
+    std::uint64_t below = 0;
+    std::uint64_t takers = 0;
+    std::size_t kept = 0;
+    for (bool more = true; more && kept < runs_.size(); ++kept) {
+      auto& r = runs_[kept];
+      // So many of them get a piece: below + n * load + bytes >= (takers + n) * (load + piece).
+      const auto needed = takers * (r.load + piece_);
+      auto n = below + bytes < needed ? 0 : (below + bytes - needed) / piece_;
+      if (takers == 0) n = std::max<std::uint64_t>(n, 1);
+      if (n == 0) break;
+      more = n >= static_cast<std::uint64_t>(r.count);
+      if (!more) r.count = static_cast<std::int64_t>(n);
+      takers += static_cast<std::uint64_t>(r.count);
+      below += r.load * static_cast<std::uint64_t>(r.count);
+    }
+    runs_.resize(kept);
+    std::sort(runs_.begin(), runs_.end(), [](const run& a, const run& b) { return a.first < b.first; });
+    return (below + bytes) / takers;
+  }
+  /// Of the units that are left of a box, so many that they are about `bytes`; where the box cannot be cut,
+  /// as many as are nearest to that.
+  [[nodiscard]] std::int64_t units_of(const split_grain& grain, std::int64_t rest, std::int64_t bytes) const {
+    const auto unit = static_cast<std::int64_t>(grain.unit_bytes);
+    if (bytes <= 0) return 0;
+    const auto units = bytes / unit + (bytes % unit != 0);
+    if (units >= rest) return rest;
+    const auto least = static_cast<std::int64_t>((piece_ + grain.unit_bytes - 1) / grain.unit_bytes);
+    if (rest / 2 < least) return units < rest - units ? 0 : rest;
+    if (units < least) return units < least - units ? 0 : least;
+    if (units > rest - least) return rest - units <= least - (rest - units) ? rest : rest - least;
+    return units;
+  }
+  /// @param begin of the shares of the box
+  void add_share(std::int64_t holder, std::int64_t at, std::int64_t units, bool whole, std::size_t begin) {
+    if (shares_.size() > begin) {
+      auto& last = shares_.back();
+      if (last.each == units && last.holder + last.count == holder) {
+        ++last.count;
+        return;
+      }
+    }
+    shares_.push_back({static_cast<std::int32_t>(holder), 1, at, whole ? 0 : units});
   }
 
   std::uint64_t piece_;
-  load_heap level_;
-  std::vector<load_run> after_;
+  std::vector<run> runs_;
   std::vector<replica_share> shares_;
-  append_buffer<replica_share> given_;  ///< of the box that is being split
-  std::deque<outcome> outcomes_;
-  std::unordered_multimap<std::uint64_t, std::size_t> known_;
 };
 
 }  // namespace detail

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,8 +14,8 @@ namespace cairn {
 inline namespace v1 {
 
 /// Who writes what of the items of which some rank holds a replica; of all others each rank writes what it
-/// holds. Boxes whose holders divide them alike (those of the stages of a pipeline) share what says so, and
-/// are put into pieces when they are asked for.
+/// holds. Boxes whose holders divide them alike share what says so, and are put into pieces when they are
+/// asked for.
 class write_assignment {
  public:
   /// True if each holder of the item writes all that it holds.
@@ -44,26 +43,6 @@ class write_assignment {
         if (const auto index = p.index_of(rank)) visit(p.at(*index).box);
       }
     }
-  }
-
-  /// What items have in common that are written alike by other ranks, or nothing: see ranks_between().
-  [[nodiscard]] std::optional<std::size_t> likeness(std::size_t item) const noexcept {
-    if (first_[item + 1] != first_[item] + 1 || !parts_[first_[item]].divided) return std::nullopt;
-    return divisions_[parts_[first_[item]].at].first_share;
-  }
-  /// If what is written of item `b` is what is written of `a`, by ranks that are so much higher: by how much.
-  /// @pre both have a likeness()
-  [[nodiscard]] std::optional<std::int32_t> ranks_between(std::size_t a, std::size_t b) const noexcept {
-    const auto x = boxes_of(divisions_[parts_[first_[a]].at]);
-    const auto y = boxes_of(divisions_[parts_[first_[b]].at]);
-    if (x.members.size() != 1 || y.members.size() != 1 || x.shares.data() != y.shares.data() ||
-        x.shares.size() != y.shares.size() || !x.shards.empty() || !y.shards.empty() || !(x.grain == y.grain))
-      return std::nullopt;
-    auto p = y.members[0].p;
-    const auto apart = p.rank - x.members[0].p.rank;
-    p.rank -= apart;
-    return p == x.members[0].p && y.members[0].shards == x.members[0].shards ? std::optional{apart}
-                                                                             : std::nullopt;
   }
 
   // For those who make one.

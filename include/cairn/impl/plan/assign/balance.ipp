@@ -9,8 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <unordered_map>
 
 namespace cairn {
 inline namespace v1 {
@@ -25,7 +23,6 @@ CAIRN_BODY metadata metadata_of(const plan_summary& summary, const write_assignm
   cairn::metadata out;
   out.world_size = world_size;
   out.items.reserve(summary.size());
-  std::unordered_map<std::size_t, std::size_t> known;  // items by their likeness
   for (std::size_t n = 0; n < summary.size(); ++n) {
     const auto& i = summary[n];
     auto& item = out.items.emplace_back();
@@ -46,13 +43,7 @@ CAIRN_BODY metadata metadata_of(const plan_summary& summary, const write_assignm
     } else if (i.boxes == 0) {
       summary.for_each_without(n, add);
     } else if (!assignment.written_as_held(n)) {
-      // The stages of a pipeline are put together once.
-      const auto likeness = i.kind == item_kind::bytes ? std::nullopt : assignment.likeness(n);
-      const auto like = likeness ? known.emplace(*likeness, n).first->second : n;
-      if (const auto apart = like == n ? std::nullopt : assignment.ranks_between(like, n))
-        item.chunks = out.items[like].chunks.of_higher_ranks(*apart);
-      else
-        assignment.for_each_piece(n, add);
+      assignment.for_each_piece(n, add);
     } else if (i.kind == item_kind::bytes) {
       summary.for_each_box(n, add);
     } else {
