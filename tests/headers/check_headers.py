@@ -10,8 +10,9 @@ there are none.
 With clang, a few large headers are precompiled, each alone, and a header that includes one of them starts from there, which takes
 less than half of the time: it could not see more if it were compiled alone. Where that fails, it is compiled alone.
 A header `*.h` is for C, too: it is compiled as C99 and as C++17, and with --nvcc as CUDA C++ where nvcc is installed.
-Bodies (impl/*.ipp) come with their pages. With clang, a page that reaches one is compiled alone as a contract, too, without any;
-the seconds are those of both.
+Bodies (impl/*.ipp) come with their pages. With clang, a page that reaches one is compiled alone as a contract, without any, and
+with them where that may show more: where one of these bodies includes the page, so that it may be read before the page has ended.
+The seconds are those of both.
 The compile time of the umbrella is printed against its limit as a report: time never decides.
 """
 
@@ -153,6 +154,9 @@ def main():
     if clang:
         ways[True] = {name: flags[name] for name in flags if any(each.endswith(".ipp") for each in whole[name])}
         closures[True] = find_closures(arguments.include, ways[True], bodies=False)
+        of_bodies = find_closures(arguments.include, {each for name in flags for each in whole[name] if each.endswith(".ipp")}, bodies=True)
+        ways[False] = {name: flags[name] for name in flags if name == UMBRELLA or name not in ways[True]
+                       or any(name in of_bodies[each] for each in whole[name] if each.endswith(".ipp"))}
     bases = {way: find_bases(arguments.include, ways[way], closures[way]) if clang else {} for way in ways}
     done = {(way, name): threading.Event() for way in ways for name in bases[way].values()}
 
@@ -217,7 +221,8 @@ def main():
     if nvcc:
         lines.append(f"  *.h also by {nvcc}")
     failed = []
-    tasks = [(False, name) for name in names] + [(True, name) for name in ways.get(True, {})]
+    tasks = [(False, name) for name in names if name in ways[False] or name not in flags]
+    tasks += [(True, name) for name in ways.get(True, {})]
     tasks.sort(key=lambda task: task not in done)  # bases before those that wait for them
     with tempfile.TemporaryDirectory(dir=arguments.table.parent if arguments.table else None) as temporary, \
             concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
