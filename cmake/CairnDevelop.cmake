@@ -24,6 +24,9 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   mark_as_advanced(CAIRN_CCACHE)
   if(CAIRN_CCACHE)
     set(CMAKE_CXX_COMPILER_LAUNCHER "${CAIRN_CCACHE}")
+    foreach(name IN LISTS cairn_compiled_here)  # made before
+      set_target_properties(cairn_${name} PROPERTIES CXX_COMPILER_LAUNCHER "${CAIRN_CCACHE}")
+    endforeach()
   endif()
 endif()
 
@@ -103,18 +106,16 @@ endfunction()
 
 # Precompiled headers with object files of their own: the programs neither parse cairn's headers nor compile its inline
 # functions and usual compositions again, which is most of the work of building them without optimisation. That they need no
-# such thing is shown by the builds with g++, the consumers and the tests headers.*.
+# such thing is shown by the builds with g++, the consumers and the tests headers.*. With CAIRN_COMPILED_PROGRAMS, these headers
+# are contracts alone.
 option(CAIRN_PRECOMPILE "Compile what tests, examples and benchmarks have in common once for all of them (clang only)" OFF)
 if(CAIRN_PRECOMPILE AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   message(WARNING "CAIRN_PRECOMPILE is ignored: it needs clang, and the compiler is ${CMAKE_CXX_COMPILER_ID}")
   set(CAIRN_PRECOMPILE OFF)
 endif()
 
-# The other way to compile them but once, with any compiler: programs link cairn::compiled, and parse contracts alone.
+# With any compiler: programs link cairn::compiled, and parse contracts alone.
 option(CAIRN_COMPILED_PROGRAMS "Link tests and examples with cairn::compiled" OFF)
-if(CAIRN_COMPILED_PROGRAMS AND CAIRN_PRECOMPILE)
-  message(FATAL_ERROR "CAIRN_COMPILED_PROGRAMS and CAIRN_PRECOMPILE are two ways to do the same: choose one")
-endif()
 
 # cairn_precompiled(NAME [AFTER BASE] [LINKS TARGET...]): the target NAME gives cmake/NAME.hpp to the programs that link it; AFTER
 # another one, what that has is not compiled again.
@@ -148,9 +149,15 @@ function(cairn_precompiled name)
 endfunction()
 
 if(CAIRN_PRECOMPILE)
-  cairn_precompiled(cairn_common)
+  set(compiled "")
+  set(compiled_s3 "")
+  if(CAIRN_COMPILED_PROGRAMS)
+    set(compiled cairn::compiled)
+    set(compiled_s3 cairn::compiled_s3 cairn::compiled_zstd)
+  endif()
+  cairn_precompiled(cairn_common LINKS ${compiled})
   if(TARGET cairn::s3 AND TARGET cairn::zstd)
-    cairn_precompiled(cairn_common_s3 AFTER cairn_common LINKS cairn::s3 cairn::zstd)
+    cairn_precompiled(cairn_common_s3 AFTER cairn_common LINKS cairn::s3 cairn::zstd ${compiled_s3})
   endif()
 endif()
 

@@ -1,8 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // With CAIRN_PRECOMPILE, what is compiled once for all tests, examples and benchmarks: cairn's inline
-// functions, and the compositions that most programs make.
+// functions, the compositions that most programs make, and what most tests include beside them.
 #include <cairn/cairn.hpp>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <sstream>
+#include <thread>
 
 namespace cairn_common {
 

@@ -3,6 +3,7 @@
 // The commit protocol: who may publish a checkpoint, and what happens when ranks fail, are missing, or
 // compete.
 // threaded
+// cost: 30
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/basic_file_store.hpp>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // threaded
+// cost: 35
 #include <doctest/doctest.h>
 
 #include <cairn/comm/collectives.hpp>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Staging from devices, on a double of the runtime whose copies come late and whose calls fail.
 // threaded
+// cost: 30
 #include <cairn/cairn.hpp>
 #include <cairn/cuda/basic_copy_engine.hpp>
 #include <cairn/cuda/basic_device_view.hpp>

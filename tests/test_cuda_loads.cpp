@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads into memory of devices, against a double of the runtime whose copies come late and whose calls fail.
 // threaded
+// cost: 30
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/cuda/basic_device_loads.hpp>

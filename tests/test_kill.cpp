@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: files
+// cost: 40
 // A run of two ranks is killed with SIGKILL at every step of resume and save that has a name, and at every
 // call that changes the disk. Whatever the moment: the next run loads the checkpoint that was being saved or
 // the one before it, bit for bit, never an older one, and cleans up.

@@ -2,6 +2,7 @@
 // optimised
 // timeout: 1500
 // links: cairn::interprocess
+// cost: 30
 // Ranks are processes, and one of them, some or all are killed with SIGKILL, at every step of resume and save
 // that has a name, at any call that changes the disk, and at any time, in every way of saving. Whatever the
 // moment: the next run, on another number of ranks, loads the checkpoint that was being saved or the last one

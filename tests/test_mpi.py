@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # needs: helper_mpi_ranks
+# cost: 25
 """Runs helper_mpi_ranks as MPI jobs of 8, 4, 2 and 1 ranks, one of which a rank dies in.
 
 usage: test_mpi.py HELPER_MPI_RANKS

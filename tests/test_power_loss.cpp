@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: files
+// cost: 90
 // Power is lost at any moment of a run of two ranks with several saves, one of which fails, and with old
 // checkpoints removed: in every state that may be left of the disk, what was acknowledged loads, and no
 // checkpoint is there that does not. And again in the run that goes on from such a state.

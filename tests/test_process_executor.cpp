@@ -2,6 +2,7 @@
 // threaded
 // links: cairn::interprocess
 // needs: helper_worker
+// cost: 55
 // Saving by a worker process: what crosses, what happens when the worker or the trainer dies.
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>

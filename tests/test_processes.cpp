@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::interprocess
+// cost: 50
 //
 // Ranks that are processes of one host and meet in shared memory: that messages arrive, that nothing is left
 // behind, and that a rank that dies or hangs is named on all others.

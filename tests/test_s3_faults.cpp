@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3
+// cost: 30
 // Faults of an S3 service, one after another: each kind, at each request of a save and of a load, at the
 // first, a middle, the last and at all of them. A save that is acknowledged loads; one that is not ends with
 // a typed error, and what a reader then finds is all of it or nothing; a load gives the right bytes or a

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// cost: 100
 // Whatever one thing fails while a trainer saves, loads, lists, removes and resumes - the k-th system call,
 // the k-th allocation - the outcome is a typed error or success, and nothing is lost; and a store that blocks
 // for ever holds nobody beyond the deadline. A red case names its k: `CAIRN_TEST_K=k` repeats that one alone.

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # optimised
 # needs: train_gpt evaluate inspect first_save
+# cost: 45
 """Runs the examples as a user does: trains, kills, resumes on other numbers of processes, damages, inspects, evaluates.
 
 usage: test_train_gpt.py TRAIN_GPT EVALUATE INSPECT FIRST_SAVE

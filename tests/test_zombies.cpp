@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: checkpoints
 // threaded
+// cost: 25
 // The commit, its fences, removal, retention and what a new run does first, on a store whose requests go
 // astray, in orders that seeds choose. A red one names its seed: CAIRN_TEST_SEED=seed repeats that one alone.
 #include <doctest/doctest.h>

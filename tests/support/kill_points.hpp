@@ -5,6 +5,8 @@
 #include "watched_file_system.hpp"
 
 #include <cairn/cairn.hpp>
+#include <cairn/stage/buffered_stager.hpp>
+#include <cairn/storage/commit/restart_notes.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 
 #include <algorithm>

@@ -9,7 +9,9 @@
 #include <cairn/cairn.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/execute/process_executor.hpp>
+#include <cairn/stage/buffered_stager.hpp>
 #include <cairn/stage/shared_memory.hpp>
+#include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 #include <cairn/system/wire.hpp>
 
