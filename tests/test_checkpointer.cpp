@@ -3,6 +3,7 @@
 // threaded
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/stores/any_store.hpp>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -561,6 +562,16 @@ TEST_CASE("any_checkpointer holds one") {
   CHECK(moved.has_value());
   CHECK_FALSE(ckpt.has_value());
   CHECK_THROWS_AS(static_cast<void>(ckpt.list()), cairn::usage_error);
+}
+
+TEST_CASE("a worker makes the store of a URL again from what the writer over it says of itself") {
+  const auto over = cairn::detail::default_storage_over(
+      cairn::any_store_of<cairn::file_store>{cairn::file_store{"/nowhere"}});
+  const cairn::any_writer writer = over.writer();
+  const auto make = writer.maker();
+  REQUIRE(static_cast<bool>(make));
+  const cairn::any_writer again = make(writer.description());
+  CHECK(again.fingerprint() == writer.fingerprint());
 }
 
 TEST_CASE("a type is named by its policies in any order") {

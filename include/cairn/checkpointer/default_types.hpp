@@ -38,6 +38,10 @@ namespace detail {
 struct writer_origin {
   writer_maker maker = nullptr;  ///< null: it cannot
   std::string_view type_name;    ///< of the writer
+  /// The description of the store by its own type: an any_store looks through other handles, and would say that
+  /// of the store in an any_store_of. Null where it has none.
+  std::vector<std::byte> (*describe)(const void* store) = nullptr;
+  std::shared_ptr<const void> store = nullptr;
 };
 
 [[nodiscard]] any_planners make_default_planners();
@@ -59,9 +63,16 @@ template <Portable Store>
 }
 template <ByteStore Store>
 [[nodiscard]] any_storage default_storage_over(Store store) {
-  writer_origin origin{nullptr, writer_type_name<safetensors_writer<Store>>()};
-  if constexpr (Portable<Store>) origin.maker = &default_writer_made_of<Store>;
-  return make_default_storage(any_store(std::make_shared<Store>(std::move(store))), origin);
+  const auto held = std::make_shared<Store>(std::move(store));
+  writer_origin origin{.type_name = writer_type_name<safetensors_writer<Store>>()};
+  if constexpr (Portable<Store>) {
+    origin.maker = &default_writer_made_of<Store>;
+    origin.describe = [](const void* described) {
+      return static_cast<const Store*>(described)->description();
+    };
+    origin.store = held;
+  }
+  return make_default_storage(any_store(held), std::move(origin));
 }
 
 /// Stands for the default writer over a store where an executor is asked whether it accepts it.

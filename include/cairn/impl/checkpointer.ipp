@@ -6,6 +6,7 @@
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/stage/heap_stager.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/system/error.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <cstddef>
@@ -23,30 +24,30 @@ namespace detail {
 class default_writer final : public safetensors_writer_base {
  public:
   default_writer(any_store store, const commit_options& options, writer_origin origin)
-      : safetensors_writer_base(store, options), store_(std::move(store)), origin_(origin) {}
+      : safetensors_writer_base(store, options), store_(std::move(store)), origin_(std::move(origin)) {}
 
   // See RemadeByMaker.
   [[nodiscard]] writer_maker maker() const noexcept { return origin_.maker; }
   [[nodiscard]] std::string_view type_name() const noexcept { return origin_.type_name; }
   [[nodiscard]] std::vector<std::byte> description() const {
+    if (origin_.describe == nullptr)
+      fail(error_id::usage_bad_option, "this store cannot be used by a worker process: save on a thread",
+           {.file = store_.describe()});
     wire_writer out;
     encode_options(out, options());
-    return out.raw(store_.description()).take();
+    return out.raw(origin_.describe(origin_.store.get())).take();
   }
 
  private:
-  struct described_store : any_store {
-    explicit described_store(any_store store) : any_store(std::move(store)) {}
-    [[nodiscard]] std::vector<std::byte> description() const { return inner_description(); }
-  };
-  described_store store_;
+  any_store store_;
   writer_origin origin_;
 };
 static_assert(RemadeByMaker<default_writer>);
 
 class default_storage {
  public:
-  default_storage(any_store store, writer_origin origin) : inner_(std::move(store)), origin_(origin) {}
+  default_storage(any_store store, writer_origin origin)
+      : inner_(std::move(store)), origin_(std::move(origin)) {}
   [[nodiscard]] default_writer writer() const { return {inner_.store(), {}, origin_}; }
   [[nodiscard]] safetensors_reader reader() const { return inner_.reader(); }
   [[nodiscard]] std::string describe() const { return inner_.describe(); }
@@ -72,7 +73,7 @@ CAIRN_BODY any_observer make_default_observer() {
   return any_observer(no_observer());
 }
 CAIRN_BODY any_storage make_default_storage(any_store store, writer_origin origin) {
-  return any_storage(default_storage(std::move(store), origin));
+  return any_storage(default_storage(std::move(store), std::move(origin)));
 }
 CAIRN_BODY any_writer make_default_writer(std::span<const std::byte> description,
                                           any_store (*make)(std::span<const std::byte>)) {
