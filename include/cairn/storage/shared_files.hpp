@@ -5,6 +5,7 @@
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors/shared_file_plan.hpp>
