@@ -2,6 +2,7 @@
 // Staging an image: a blocking stage() of 200 tensors against a hand-written parallel copy, with and without
 // XXH3.
 #include <cairn/stage/buffered_stager.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <xxhash.h>
 

@@ -3,6 +3,7 @@
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/observe/trace_file.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 
 #include "support/cached_file_system.hpp"

@@ -4,6 +4,7 @@
 // threaded
 #include <cairn/concepts/any_storage.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
