@@ -22,10 +22,10 @@ class Cairn(ConanFile):
     name = "cairn"
     license = "Apache-2.0"
     description = "Header-only C++20 library for distributed, asynchronous training checkpoints"
-    package_type = "header-library"
+    package_type = "static-library"  # with the option compiled; without it there are headers alone, see package_id
     settings = "os", "arch", "compiler", "build_type"
-    options = {component: [True, False] for component in COMPONENTS}
-    default_options = {component: False for component in COMPONENTS}
+    options = {option: [True, False] for option in [*COMPONENTS, "compiled"]}
+    default_options = {option: False for option in options}
     no_copy_source = True
 
     def set_version(self):
@@ -50,20 +50,27 @@ class Cairn(ConanFile):
     def generate(self):
         toolchain = CMakeToolchain(self)
         toolchain.cache_variables["CAIRN_INSTALL"] = True
+        toolchain.cache_variables["CAIRN_BUILD_COMPILED"] = bool(self.options.compiled)
         for component in ("interprocess", "mpi", "zstd", "s3", "cuda", "nccl", "torch"):
-            toolchain.cache_variables[f"CAIRN_WITH_{component.upper()}"] = "OFF"  # found when a project asks for it
+            # Headers need nothing here: what they need is found when a project asks for it.
+            built = self.options.compiled and self.options.get_safe(component)
+            toolchain.cache_variables[f"CAIRN_WITH_{component.upper()}"] = "ON" if built else "OFF"
         toolchain.generate()
         CMakeDeps(self).generate()
 
     def build(self):
-        CMake(self).configure()
+        cmake = CMake(self)
+        cmake.configure()
+        if self.options.compiled:
+            cmake.build()
 
     def package(self):
         CMake(self).install()
         copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
 
     def package_id(self):
-        self.info.clear()
+        if not self.info.options.compiled:
+            self.info.clear()
 
     def package_info(self):
         # cairn's own package is what find_package(cairn) reads: it knows the components.

@@ -15,14 +15,16 @@ import subprocess
 import sys
 
 DOUBLES = r"""
+cmake_minimum_required(VERSION 3.21)
 set(CURRENT_PORT_DIR "@PORT@")
 set(CURRENT_PACKAGES_DIR "@WORK@/package")
+set(FEATURES @FEATURES@)
 function(vcpkg_cmake_configure)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "SOURCE_PATH" "OPTIONS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "vcpkg_cmake_configure: ${arg_UNPARSED_ARGUMENTS}")
   endif()
-  execute_process(COMMAND "${CMAKE_COMMAND}" -G "@GENERATOR@" -S "${arg_SOURCE_PATH}" -B "@WORK@/build" "-DCMAKE_CXX_COMPILER=@CXX@"
+  execute_process(COMMAND "${CMAKE_COMMAND}" -G "@GENERATOR@" -S "${arg_SOURCE_PATH}" -B "@WORK@/build" "-DCMAKE_CXX_COMPILER=@CXX@" "-DCMAKE_CXX_COMPILER_LAUNCHER=@LAUNCHER@"
     "-DCMAKE_INSTALL_PREFIX=${CURRENT_PACKAGES_DIR}" ${arg_OPTIONS} RESULT_VARIABLE status ERROR_VARIABLE warnings)
   if(NOT status EQUAL 0)
     message(FATAL_ERROR "CMake could not configure: ${warnings}")
@@ -32,6 +34,9 @@ function(vcpkg_cmake_configure)
   endif()
 endfunction()
 function(vcpkg_cmake_install)
+  if("compiled" IN_LIST FEATURES)
+    execute_process(COMMAND "${CMAKE_COMMAND}" --build "@WORK@/build" OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+  endif()
   execute_process(COMMAND "${CMAKE_COMMAND}" --install "@WORK@/build" OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
   file(MAKE_DIRECTORY "${CURRENT_PACKAGES_DIR}/debug/include")
 endfunction()
@@ -76,10 +81,30 @@ def check_manifest(root, port):
     optional = (root / "cmake/CairnOptional.cmake").read_text(encoding="utf-8")
     components = re.search(r"set\(cairn_optional_components ([^)]*)\)", optional).group(1).split()
     for feature in manifest["features"]:
-        assert feature in components, f"vcpkg.json has the feature {feature}, of which find_package(cairn) knows nothing"
+        assert feature in [*components, "compiled"], f"vcpkg.json has the feature {feature}, of which find_package(cairn) knows nothing"
     for fields in [manifest, *manifest["features"].values()]:
-        assert fields["description"] and fields["dependencies"] == sorted(
-            fields["dependencies"], key=lambda d: d if isinstance(d, str) else d["name"]), "vcpkg wants sorted dependencies"
+        assert fields["description"] and fields.get("dependencies", []) == sorted(
+            fields.get("dependencies", []), key=lambda d: d if isinstance(d, str) else d["name"]), "vcpkg wants sorted dependencies"
+
+
+def consume(root, work, features, cmake, generator, cxx, launcher):
+    """Installs the port with these features, and builds and runs the consumer of it."""
+    work.mkdir(parents=True)
+    script = DOUBLES
+    for name, value in {"PORT": root / "packaging/vcpkg/cairn", "WORK": work, "GENERATOR": generator, "CXX": cxx, "LAUNCHER": launcher,
+                        "FEATURES": ";".join(features)}.items():
+        script = script.replace(f"@{name}@", str(value))
+    (work / "port.cmake").write_text(script, encoding="utf-8")
+    run(cmake, "-P", work / "port.cmake")
+    installed = sorted(str(p.relative_to(work / "package")) for p in (work / "package").rglob("*") if p.is_file())
+    libraries = [p for p in installed if p.endswith(".a")]
+    assert all(p.startswith(("include/cairn/", "share/cairn/")) for p in installed if p not in libraries), installed
+    assert len(libraries) == len(features), libraries
+    run(cmake, "-G", generator, "-S", root / "packaging/conan/test_package", "-B", work / "consumer", "-DCMAKE_BUILD_TYPE=Debug",
+        f"-DCMAKE_CXX_COMPILER={cxx}", f"-DCMAKE_PREFIX_PATH={work / 'package'}", f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}",
+        f"-DCOMPILED={'ON' if features else 'OFF'}")
+    run(cmake, "--build", work / "consumer")
+    run(work / "consumer/consumer", work / "checkpoints")
 
 
 def main(root, work, cmake, generator, cxx, launcher=""):
@@ -87,18 +112,8 @@ def main(root, work, cmake, generator, cxx, launcher=""):
     port = root / "packaging/vcpkg/cairn"
     check_manifest(root, port)
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    script = DOUBLES
-    for name, value in {"PORT": port, "WORK": work, "GENERATOR": generator, "CXX": cxx}.items():
-        script = script.replace(f"@{name}@", str(value))
-    (work / "port.cmake").write_text(script, encoding="utf-8")
-    run(cmake, "-P", work / "port.cmake")
-    installed = sorted(str(p.relative_to(work / "package")) for p in (work / "package").rglob("*") if p.is_file())
-    assert all(p.startswith(("include/cairn/", "share/cairn/")) for p in installed), installed
-    run(cmake, "-G", generator, "-S", root / "packaging/conan/test_package", "-B", work / "consumer", "-DCMAKE_BUILD_TYPE=Debug",
-        f"-DCMAKE_CXX_COMPILER={cxx}", f"-DCMAKE_PREFIX_PATH={work / 'package'}", f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}")
-    run(cmake, "--build", work / "consumer")
-    run(work / "consumer/consumer", work / "checkpoints")
+    for features in ([], ["compiled", "interprocess"]):
+        consume(root, work / ("_".join(features) or "headers"), features, cmake, generator, cxx, launcher)
     print("the port installs what its consumer needs")
 
 
