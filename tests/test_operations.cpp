@@ -391,6 +391,26 @@ void former_handler(int) {
 }
 }  // namespace
 
+TEST_CASE("threads of the library leave signals to the program, but for faults of their own") {
+  const scratch_directory directory;
+  auto faults = std::make_shared<store_faults>();
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  faults->add({.kind = store_call::create, .key_contains = ".safetensors", .action = [&](std::string_view) {
+                 CHECK(::pthread_sigmask(SIG_SETMASK, nullptr, &blocked) == 0);
+               }});
+  cairn::checkpointer ckpt{faulty_store(cairn::file_store(directory.path()), faults)};
+  float value = 1;
+  cairn::state_dict state;
+  state.value("value", value);
+  ckpt.save(state, 1).wait();
+  ckpt.close();
+  CHECK(faults->triggered() == 1);
+  for (const int request : {SIGTERM, SIGINT, SIGUSR1, SIGCHLD, SIGALRM})
+    CHECK(sigismember(&blocked, request) == 1);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) CHECK(sigismember(&blocked, fault) == 0);
+}
+
 TEST_CASE("stop_signal notes number, time and count; the former handlers are not called, and come back") {
   struct sigaction mine {
   }, now{};
