@@ -4,6 +4,8 @@
 // compete.
 // threaded
 // cost: 30
+#include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/basic_file_store.hpp>

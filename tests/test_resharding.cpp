@@ -9,6 +9,7 @@
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/load/load_planning.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <cstdlib>
 #include <cstring>

@@ -3,6 +3,7 @@
 // What users do wrong, and must be told of: nothing that is committed may be something else than its step.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
 
 #include <sys/mman.h>
