@@ -1134,6 +1134,8 @@ TEST_CASE(
   CHECK(digests_in_copy("digests in the pass that copies (as asked for)", false));
   CHECK_FALSE(digests_in_copy("digests by the writer (as asked for)", true, cairn::overlapped{}));
   CHECK_FALSE(digests_in_copy("digests by the writer (as asked for)", true, cairn::inline_executor{}));
+  CHECK(digests_in_copy("digests in the pass that copies (checked{} needs them there)", true,
+                        cairn::checked{}));
 }
 
 TEST_CASE("checked finds what changed directly after an overlapped save") {

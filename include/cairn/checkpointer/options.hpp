@@ -47,7 +47,8 @@ struct checkpointer_options {
   int max_consecutive_failures = 3;
   /// Who computes digests: true: the writer, after save() has returned; false: the copy, in the same pass. Left
   /// out: the writer where save() waits for the copy and for nothing after it; the copy with overlapped{} and
-  /// with inline_executor. The checkpoint is the same, and describe() tells which. With checked{} always the copy.
+  /// with inline_executor. The checkpoint is the same, and describe() tells who is asked for them. With checked{}
+  /// always the copy. The writer computes what a stager whose copies make no digests leaves out.
   std::optional<bool> checksum_in_writer = {};
   /// An overlapped save copies tensors below 64 KiB before save() returns, but at most so many bytes of
   /// them on each rank. If there are more, it copies only those below 32 KiB early, or below 16 KiB, and

@@ -37,7 +37,8 @@ struct space_needed {
 ///    marks many small tensors early, the checkpointer may copy some of them late.
 /// 2. `write(context, image, deadline)`: writes the image's bytes as they become available, makes the
 ///    data durable under names of this attempt, waits until the image is released, and publishes the
-///    record. Calls image.read_completely() when it no longer needs the bytes.
+///    record. Unless image.digested(), which by default it is not, it computes image.digests() before it
+///    publishes them. Calls image.read_completely() when it no longer needs the bytes.
 /// 3. `commit(context, metadata, deadline)`, on the coordinator: collects the records of all ranks,
 ///    checks that they agree, and publishes the checkpoint as its last step; the checkpoint exists from
 ///    then on. Throws the failure that a rank's record reports, with that rank in the fields; peer_error

@@ -36,7 +36,8 @@ struct image_costs {
 /// change its memory. Any thread may call all functions; no locks.
 class image_control {
  public:
-  /// Bytes [0, watermark()) of the image and their digests are complete and no longer change.
+  /// Bytes [0, watermark()) of the image are complete and no longer change; so are their digests, if
+  /// staged_image::digested().
   [[nodiscard]] std::uint64_t watermark() const noexcept {
     return watermark_.load(std::memory_order_acquire);
   }

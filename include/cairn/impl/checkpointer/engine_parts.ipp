@@ -63,7 +63,9 @@ class composed_engine final : public engine {
     return place_ + "; saves " +
            (save_path_.overlapped() ? "overlapped with training" : "wait for the copy") + "; digests " +
            (save_path_.digests_in_copy() ? "in the pass that copies" : "by the writer") +
-           (options_.checksum_in_writer ? " (as asked for)" : " (chosen)");
+           (!options_.checksum_in_writer                                   ? " (chosen)"
+            : *options_.checksum_in_writer != save_path_.digests_in_copy() ? " (as asked for)"
+                                                                           : " (checked{} needs them there)");
   }
   [[nodiscard]] any_communicator& communicator() noexcept override { return group_.communicator(); }
   [[nodiscard]] bool closed() const noexcept override { return closed_; }

@@ -15,7 +15,7 @@ inline namespace v1 {
 namespace detail {
 
 CAIRN_BODY save_thread::~save_thread() {
-  if (!thread_.joinable()) return;
+  if (!thread_.joinable() || thread_.in_child()) return;
   {
     const std::lock_guard lock(work_->mutex);
     work_->stopping = true;

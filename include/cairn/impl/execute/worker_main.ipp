@@ -119,7 +119,12 @@ CAIRN_BODY void serve(worker_session& session, std::span<const known_writer> kno
     };
     background_thread listener;
     if (!listener.start("cairn listen", [&] { session.listen(); })) fail_for_threads("to listen");
-    serve(session, known);
+    try {
+      serve(session, known);
+    } catch (const std::exception& e) {  // the listener, which ends with the trainer, would be waited for
+      std::fprintf(stderr, "cairn: a worker could not serve: %s\n", e.what());
+      std::_Exit(1);
+    }
     listener.join();  // serve() has returned because it ended
   } catch (const std::exception& e) {
     std::fprintf(stderr, "cairn: a worker could not serve: %s\n", e.what());

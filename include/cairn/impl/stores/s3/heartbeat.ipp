@@ -88,6 +88,7 @@ CAIRN_BODY heartbeat::heartbeat(std::shared_ptr<s3_bucket> bucket, const std::st
 }
 
 CAIRN_BODY heartbeat::~heartbeat() {
+  if (thread_.in_child()) return;  // the parent announces, and takes it back
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
