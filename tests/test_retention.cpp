@@ -651,7 +651,7 @@ class scrub_ear {
   using cairn_role = cairn::role::observer;
   void observe(const cairn::observation& o) noexcept {
     const std::lock_guard lock(told_->mutex);
-    if (o.kind == cairn::observation::event::verified) told_->verified.push_back(o.step);
+    if (o.kind == cairn::observation::event::read_back) told_->verified.push_back(o.step);
     if (o.kind == cairn::observation::event::warning) told_->warnings.emplace_back(o.text);
     told_->changed.notify_all();
   }

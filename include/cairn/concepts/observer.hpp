@@ -29,7 +29,7 @@ struct observation {
     wait_began,  ///< resume waits for a save of `step` by a process of an earlier run that lives; `text`
     wait_ended,  ///< it has ended, after `seconds`; `text` says how
     fenced,      ///< it had not after `seconds`, and can not be committed any more; `text`
-    verified,    ///< a checkpoint was read back whole in the background; `step`, `bytes`, `seconds`
+    read_back,   ///< a checkpoint was read back whole in the background; `step`, `bytes`, `seconds`
   };
   event kind = event::warning;
   std::int32_t rank = 0;

@@ -95,7 +95,7 @@ class event_reporter {
     read(what, "loaded", "by rank 0");
   }
   void verified(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
-    read({observation::event::verified, rank_, step, bytes, seconds, {}, nullptr}, "verified", "read back");
+    read({observation::event::read_back, rank_, step, bytes, seconds, {}, nullptr}, "verified", "read back");
   }
   void fell_back(std::int64_t step, const std::string& why) noexcept {
     observation what{observation::event::fell_back, rank_, step, 0, 0, why, nullptr};

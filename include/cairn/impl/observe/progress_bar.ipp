@@ -191,7 +191,7 @@ CAIRN_BODY std::string progress_bar::line_of(const observation& what) {
     case observation::event::loaded:
       std::snprintf(text, sizeof text, "loaded: %s in %.3f s", human_bytes(what.bytes).c_str(), what.seconds);
       return head + text;
-    case observation::event::verified:
+    case observation::event::read_back:
       std::snprintf(text, sizeof text, "verified: %s read back in %.3f s", human_bytes(what.bytes).c_str(),
                     what.seconds);
       return head + text;

@@ -104,7 +104,7 @@ CAIRN_BODY void trace_file::observe(const observation& what) noexcept {
         shared_->put_instant(text, track::saves, what.text);
         break;
       case observation::event::began:
-      case observation::event::verified:
+      case observation::event::read_back:
         break;
     }
     shared_->write(text);
