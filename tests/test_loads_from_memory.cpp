@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads of a checkpoint that the page cache has, in part or not at all: the same bytes and errors, each file opened once.
+// threaded
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/observe/trace_file.hpp>
@@ -251,6 +252,20 @@ TEST_CASE("a damaged block is found, whichever way it comes, and a verification 
     CHECK_THROWS_AS((void)reader.verify(opened, cairn::deadline::never()), cairn::corrupt_error);
     CHECK(f.fs.cache->cached_reads == 0);
   }
+}
+
+TEST_CASE("what memory has wrong is asked of the device before a checkpoint is called damaged") {
+  fixture f;
+  f.fs.cache->all = true;
+  f.fs.cache->flips = true;
+  f.fs.cache->direct_reads = 0;
+  const auto report = f.load();
+  CHECK(f.loaded.same(f.saved));
+  CHECK(f.fs.cache->direct_reads > 0);
+  CHECK(report.bytes_read >= 2 * report.stages.bytes_cached);
+  CHECK(report.stages.bytes_direct == 0);
+  f.damage();
+  CHECK_THROWS_AS((void)f.load(), cairn::corrupt_error);
 }
 
 TEST_CASE("a file that was cut is told, whichever way it comes") {

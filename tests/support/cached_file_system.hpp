@@ -34,7 +34,9 @@ struct cache_model {
   int refused = 0;                ///< errno of each read of what is cached
   std::size_t most = SIZE_MAX;    ///< bytes that one such read moves at most
   int interrupted = 0;            ///< so many of them end with EINTR first
+  bool flips = false;             ///< each such read changes a bit of what it brings
   int no_direct = 0;              ///< errno of opening with O_DIRECT
+  int write_back = 0;             ///< errno of beginning to send on what was written
   int stale = 0;                  ///< so many of the next direct and plain reads end with ESTALE
   int unreadable = 0;             ///< errno of direct and plain reads
   std::size_t max_open = SIZE_MAX;
@@ -42,6 +44,7 @@ struct cache_model {
   std::set<int> direct, open_files;
   std::size_t direct_writes = 0, plain_writes = 0, written_back = 0;
   std::size_t opened_for_data = 0;  ///< files of tensors
+  std::size_t asked_in_vain = 0;    ///< reads of what is cached that wanted more than is
   std::size_t opened = 0, asked = 0, cached_reads = 0, direct_reads = 0, plain_reads = 0, most_open = 0;
 
   [[nodiscard]] bool has(std::uint64_t number) const { return all || pages.contains(number); }
@@ -52,6 +55,7 @@ struct cache_model {
 
 /// Copies share the cache.
 struct cached_file_system : cairn::posix_file_system {
+  using caching_type = cached_file_system;
   std::shared_ptr<cache_model> cache = std::make_shared<cache_model>();
 
   [[nodiscard]] int open_at(int directory, const char* name, int flags, unsigned mode) const {
@@ -99,9 +103,9 @@ struct cached_file_system : cairn::posix_file_system {
     {
       const std::lock_guard lock(cache->mutex);
       cache->written_back += bytes;
+      if (cache->write_back != 0) return -cache->write_back;
     }
-    static_cast<void>(posix_file_system::start_writing_back(file, offset, bytes));
-    return -EIO;  // a hint, whose errors are the sync's to tell
+    return posix_file_system::start_writing_back(file, offset, bytes);
   }
   [[nodiscard]] std::int64_t cached(int, std::uint64_t offset, std::uint64_t bytes) const {
     const std::lock_guard lock(cache->mutex);
@@ -114,6 +118,7 @@ struct cached_file_system : cairn::posix_file_system {
   }
   [[nodiscard]] std::int64_t read_cached(int file, void* to, std::size_t bytes, std::uint64_t offset) const {
     std::uint64_t end = offset;
+    bool flips = false;
     {
       const std::lock_guard lock(cache->mutex);
       ++cache->cached_reads;
@@ -122,12 +127,21 @@ struct cached_file_system : cairn::posix_file_system {
       const auto wanted = offset + std::min(bytes, cache->most);
       while (end < wanted && cache->has(end / cache_model::page))
         end = std::min<std::uint64_t>(wanted, (end / cache_model::page + 1) * cache_model::page);
+      cache->asked_in_vain += end < wanted;
+      flips = cache->flips;
     }
     if (end == offset) return -EAGAIN;
-    return posix_file_system::pread(file, to, static_cast<std::size_t>(end - offset), offset);
+    const auto n = posix_file_system::pread(file, to, static_cast<std::size_t>(end - offset), offset);
+    if (flips && n > 0) static_cast<std::byte*>(to)[n / 2] ^= std::byte{1};
+    return n;
   }
 };
 
 static_assert(cairn::CachingFileSystem<cached_file_system>);
+/// Reads in its own way: nothing may pass it by.
+struct derived_file_system : cairn::posix_file_system {
+  [[nodiscard]] std::int64_t pread(int, void*, std::size_t, std::uint64_t) const { return -EIO; }
+};
+static_assert(cairn::FileSystem<derived_file_system> && !cairn::CachingFileSystem<derived_file_system>);
 
 }  // namespace cairn_test

@@ -53,6 +53,8 @@ struct read_item {
 };
 
 /// How a rank's part of a load came about: where its bytes came from, and what its threads did, all of them together.
+/// Of a file_store both numbers of bytes are 0 where nothing goes past the page cache: with direct_io = false, without
+/// O_DIRECT, of requests of less than 64 KiB. What is read again because memory had it wrong is in neither.
 struct load_stages {
   std::uint64_t bytes_cached = 0;  ///< of what was read: from memory of this host, such as the page cache
   std::uint64_t bytes_direct = 0;  ///< of what was read: from the device, past the page cache; in whole pages

@@ -31,9 +31,9 @@ struct load_file;
 /// the store.
 ///
 /// Data is read in whole blocks of 1 MiB that are verified first; a block that goes to one contiguous place
-/// of host memory without a cast, aligned as in the file, is read straight there and verified there: where
-/// that fails, read() throws, and the destination holds the damaged block. Data files must have the exact
-/// size that the writer recorded.
+/// of host memory without a cast, aligned as in the file or in memory of this host, is read straight there and
+/// verified there: where that fails, read() throws, and the destination holds the damaged block. Data files must
+/// have the exact size that the writer recorded.
 class safetensors_reader {
  public:
   using checkpoint_type = stored_checkpoint;

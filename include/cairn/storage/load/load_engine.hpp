@@ -28,7 +28,8 @@ inline void add(load_stages& to, const load_stages& more) noexcept {
 }
 
 /// Gives memory that was not touched yet its pages at once, before it is written, instead of by a fault for each in
-/// the middle of a copy. Does nothing where they are there, and where the kernel cannot (Linux 5.14).
+/// the middle of a copy. Where they are there it costs a walk of the page tables; does nothing where the kernel
+/// cannot (before Linux 5.14).
 void populate_destination(std::byte* to, std::uint64_t bytes) noexcept;
 
 /// Reads what is wanted, in whole blocks that are verified before anything is delivered from them. What goes
@@ -106,10 +107,12 @@ class load_engine {
                   std::byte* scratch);
   /// Reads a block that the store has in memory straight to where it goes: whether it has.
   [[nodiscard]] bool read_cached(const piece& p);
-  void read_ranges(std::span<const read_range> ranges);
+  void read_ranges(std::span<const read_range> ranges, bool stored);
   /// Verifies a block that was read, and gives it to all destinations but the one that it was read to. Casts for
-  /// devices take the end of their buffer, down from `scratch`.
-  void take_block(const piece& p, const std::byte* at, held_buffer* held, std::byte*& scratch);
+  /// devices take the end of their buffer, down from `scratch`. Where memory has bytes that are wrong, those that are
+  /// stored are read in their place before the block is called damaged; run() counts both.
+  void take_block(const piece& p, std::byte* at, held_buffer* held, std::byte*& scratch);
+  [[nodiscard]] std::uint64_t timed_digest(std::span<const std::byte> block);
 
   any_store store_;
   any_store::read_session reads_;

@@ -19,8 +19,10 @@ namespace detail {
 template <FileSystem F>
 class file_reader;
 
-/// What basic_file_store::begin_reads gives; see ReadSession. Keeps at most 256 files open, and no more than an
-/// eighth of the descriptors that the process may have.
+/// What basic_file_store::begin_reads gives; see ReadSession. Each keeps up to two descriptors for a file, and files
+/// open for at most an eighth of the descriptors that the process may have, not less than 4 files and not more than 256;
+/// what its threads read at once is open in any case. Where descriptors are short it gives back all but those, and
+/// tries for an eighth of a second before that is an error.
 template <FileSystem F>
 class file_read_session {
  public:

@@ -4,12 +4,15 @@
 #include <cairn/concepts/store_reads.hpp>
 #include <cairn/stores/file/file_source.hpp>
 #include <cairn/stores/file/file_tree.hpp>
+#include <cairn/system/backoff.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <fcntl.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -103,8 +106,15 @@ class file_reader {
   /// Opens a regular file for reading; negative errno in `error`, -ENOENT also for what is no regular file.
   [[nodiscard]] handle open_object(std::string_view key, int& error, int flags = 0) {
     auto file = open_once(key, error, flags);
-    // Descriptors are short: what lies open and is not read gives its own.
-    if ((error == -EMFILE || error == -ENFILE) && close_unused(0)) file = open_once(key, error, flags);
+    // Descriptors are short: what lies open and is not read gives its own, unless another thread was quicker to take
+    // them; what is being read gives its own soon. For a direct way nobody waits: there is the other one.
+    const int tries = (flags & O_DIRECT) != 0 ? 2 : 8;
+    backoff pause(std::chrono::milliseconds(2), std::chrono::milliseconds(64));
+    for (int tried = 1; (error == -EMFILE || error == -ENFILE) && tried < tries; ++tried) {
+      if (tried > 1) static_cast<void>(pause.wait(deadline::never()));  // an eighth of a second, all of them
+      close_unused();
+      file = open_once(key, error, flags);
+    }
     return file;
   }
   [[nodiscard]] handle open_once(std::string_view key, int& error, int flags) {
@@ -134,7 +144,8 @@ class file_reader {
     found->second->used = ++uses_;
     return found->second;
   }
-  /// Files that lie open at most: each takes up to two descriptors, of the few hundred that a process has.
+  /// Files that lie open at most, but for those that are being read: each takes up to two descriptors, of the few
+  /// hundred that a process has.
   [[nodiscard]] static std::size_t max_open() noexcept {
     static const std::size_t most = [] {
       rlimit limit{};
@@ -152,12 +163,10 @@ class file_reader {
     sources_.erase(oldest);
     return true;
   }
-  /// Whether any was closed.
-  bool close_unused(std::size_t keep) {
+  void close_unused() {
     const std::lock_guard lock(mutex_);
-    bool closed = false;
-    while (sources_.size() > keep && close_one_unused()) closed = true;
-    return closed;
+    while (close_one_unused()) {
+    }
   }
   void forget(std::string_view key) {
     const std::lock_guard lock(mutex_);

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
-#include <utility>
 
 namespace cairn {
 inline namespace v1 {
@@ -38,7 +37,7 @@ class file_source {
     transfer t;
     if (direct_allowed && bytes >= least_direct) {
       if (const int file = direct_file(fs, block, open); file >= 0) {
-        if (from_cache) t.done = read_cached(fs, file, open, to, bytes, offset);
+        if (from_cache) t.done = read_cached(fs, file, block, open, to, bytes, offset);
         counts.cached.fetch_add(t.done, std::memory_order_relaxed);
         if (const auto done = static_cast<std::size_t>(t.done); bytes - done >= least_direct) {
           const auto rest = read_direct(fs, bounces, block, file, to + done, bytes - done, offset + done);
@@ -86,32 +85,57 @@ class file_source {
       return 0;
     }
   }
+  /// Where the part of a range that is cached from its beginning on ends, as far as few questions find it: whole
+  /// blocks, of which `there` bytes are cached in all.
+  [[nodiscard]] static std::uint64_t cached_end(F& fs, int file, std::size_t block, std::uint64_t first,
+                                                std::uint64_t there) {
+    constexpr int max_questions = 5;
+    auto end = first;
+    auto beyond = first + there / block * block;  // often it is just this
+    auto middle = beyond;
+    for (int i = 0; i < max_questions && end < middle && middle - first >= least_direct; ++i) {
+      const auto wanted = middle - end;
+      const auto n = fs.cached(file, end, wanted);
+      (n >= 0 && static_cast<std::uint64_t>(n) >= wanted ? end : beyond) = middle;
+      middle = end + (beyond - end) / 2 / block * block;
+    }
+    return end;
+  }
   /// The bytes of the beginning of a range that the page cache gave. What is wrong with the file is left to the
-  /// other ways to find.
+  /// other ways to find. Nothing is asked for that is not there: the kernel would begin to read it, and the device be
+  /// asked twice.
   template <class Open>
   [[nodiscard]] std::uint64_t read_cached([[maybe_unused]] F& fs, [[maybe_unused]] int direct,
-                                          [[maybe_unused]] Open& open, [[maybe_unused]] std::byte* to,
-                                          [[maybe_unused]] std::size_t bytes,
+                                          [[maybe_unused]] std::size_t block, [[maybe_unused]] Open& open,
+                                          [[maybe_unused]] std::byte* to, [[maybe_unused]] std::size_t bytes,
                                           [[maybe_unused]] std::uint64_t offset) {
     if constexpr (CachingFileSystem<F>) {
       if (misses_.load(std::memory_order_relaxed) >= max_misses) return 0;
-      const auto there = fs.cached(direct, offset, bytes);
+      const auto first = offset / block * block;  // whole pages are counted
+      const auto last = (offset + bytes + block - 1) / block * block;
+      const auto there = fs.cached(direct, first, last - first);
+      const bool all = there >= 0 && static_cast<std::uint64_t>(there) >= last - first;
       // One try where it is not known, and the next ones if that was good.
       if (there < 0 && tried_unknown_.exchange(true, std::memory_order_relaxed) &&
           !unknown_hits_.load(std::memory_order_relaxed))
         return 0;
-      if (there >= 0 && static_cast<std::uint64_t>(there) < bytes / 2) return 0;
+      std::uint64_t wanted = bytes;
+      if (there >= 0 && !all) {
+        if (static_cast<std::uint64_t>(there) < bytes / 2) return 0;
+        const auto end = cached_end(fs, direct, block, first, static_cast<std::uint64_t>(there));
+        if (end < offset + least_direct) return 0;
+        wanted = std::min<std::uint64_t>(bytes, end - offset);
+      }
       const int file = buffered_file(open);
       if (file < 0) return 0;
       std::uint64_t done = 0;
-      for (int idle = 0; done < bytes;) {
-        const auto rest = static_cast<std::size_t>(bytes - done);
+      for (int idle = 0; done < wanted;) {
+        const auto rest = static_cast<std::size_t>(wanted - done);
         const auto n = fs.read_cached(file, to + done, rest, offset + done);
         if (n > 0 && static_cast<std::uint64_t>(n) <= rest) {
           done += static_cast<std::uint64_t>(n);
           idle = 0;
-        } else if ((n == -EOPNOTSUPP || n == -EINVAL || n == -ENOSYS) && there >= 0 &&
-                   static_cast<std::uint64_t>(there) >= bytes) {
+        } else if ((n == -EOPNOTSUPP || n == -EINVAL || n == -ENOSYS) && all) {
           // As on tmpfs: all of it is there, so that nothing is waited for.
           return done + read_fully(fs, file, to + done, rest, offset + done).done;
         } else if (n != -EINTR || ++idle >= max_interruptions) {
@@ -119,8 +143,7 @@ class file_source {
         }
       }
       if (there < 0) unknown_hits_.store(done == bytes, std::memory_order_relaxed);
-      if (done < bytes / 2 && (there < 0 || static_cast<std::uint64_t>(there) >= bytes))
-        misses_.fetch_add(1, std::memory_order_relaxed);
+      if (done < bytes / 2 && (there < 0 || all)) misses_.fetch_add(1, std::memory_order_relaxed);
       return done;
     } else {
       return 0;
@@ -142,9 +165,11 @@ class file_source {
   [[nodiscard]] int direct_file(F& fs, std::size_t block, Open& open) {
     if (refused_.load(std::memory_order_relaxed)) return -1;
     const std::lock_guard lock(mutex_);
-    if (std::exchange(tried_direct_, true)) return direct_.get();
+    if (tried_direct_) return direct_.get();
     int error = 0;
     direct_ = open(O_DIRECT, error);
+    // Other errors pass, such as that descriptors are short.
+    tried_direct_ = error >= 0 || error == -EINVAL || error == -EOPNOTSUPP;
     if (error < 0) return -1;
     direct_alignment needs;
     if (fs.direct(direct_.get(), needs) != 0 || needs.offset == 0 || block % needs.offset != 0 ||

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -186,10 +187,18 @@ class file_write {
       return;
     }
     check(write_fully(tree_->fs, part_.file(), r.from, r.bytes, r.offset), r.offset, r.bytes);
-    // The fsync at the end tells what goes wrong with it.
     if constexpr (CachingFileSystem<F>)
-      if (tree_->options.keep_cached)
-        static_cast<void>(tree_->fs.start_writing_back(part_.file(), r.offset, r.bytes));
+      if (tree_->options.keep_cached) write_back(r);
+  }
+  void write_back(const request& r) {
+    const int error =
+        -uninterrupted([&] { return tree_->fs.start_writing_back(part_.file(), r.offset, r.bytes); });
+    // Where it cannot be done the fsync at the end does all of it; and that tells of a full disk.
+    if (error <= 0 || error == ENOSYS || error == EINVAL || error == ESPIPE || error == EOPNOTSUPP ||
+        error == ENOSPC)
+      return;
+    tree_->fail_at(error, "sync_file_range", part_.path(), part_.directory(),
+                   static_cast<std::int64_t>(r.offset), r.bytes);
   }
 
   /// A direct write; the buffered way goes on where the file system refuses, or stops between two blocks.

@@ -116,19 +116,25 @@ concept FileSystem =
 ///   where all are. The negative errno where that is not known: -ENOSYS, -EPERM.
 /// - `read_cached(file, to, bytes, offset)`: as pread, of what is in memory alone: fewer bytes, or -EAGAIN, where
 ///   more would have to be waited for. -EOPNOTSUPP where the file system cannot.
-/// - `start_writing_back(file, offset, bytes)`: begins to send what was written to the device, without waiting for it
-///   and without taking its errors from a later sync.
+/// - `start_writing_back(file, offset, bytes)`: begins to send what was written to the device, and waits for as much of
+///   it as the device's queue is too short for. -ENOSYS, -EINVAL, -ESPIPE, -EOPNOTSUPP where the file system cannot;
+///   those and -ENOSPC, which a later sync tells, are no failure of a write, other errors are.
+/// - `caching_type`: the class itself. One that derives from it and reads in its own way is none of these, so that its
+///   reads are not passed by: it names itself where it has these functions, too.
 template <class F>
 concept CachingFileSystem =
     FileSystem<F> && requires(F& f, int handle, void* to, std::size_t n, std::uint64_t offset) {
       { f.cached(handle, offset, offset) } -> std::same_as<std::int64_t>;
       { f.read_cached(handle, to, n, offset) } -> std::same_as<std::int64_t>;
       { f.start_writing_back(handle, offset, offset) } -> std::same_as<int>;
+      requires std::same_as<typename F::caching_type, F>;
     };
 
 /// The Linux system calls themselves; stateless.
 class posix_file_system {
  public:
+  using caching_type = posix_file_system;
+
   // On the page, for g++ 12 takes a byte of the string for uninitialised where it is inlined.
   [[nodiscard, gnu::noinline]] std::string absolute(const std::string& path) const {
     if (!path.empty() && path.front() == '/') return path;

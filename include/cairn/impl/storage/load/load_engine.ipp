@@ -199,7 +199,7 @@ CAIRN_BODY void load_engine::find_batches() {
 
 CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std::byte* bounce,
                                         held_buffer* held, std::byte* scratch) {
-  std::vector<std::pair<const piece*, const std::byte*>> blocks;  // that are read, and where
+  std::vector<std::pair<const piece*, std::byte*>> blocks;  // that are read, and where
   std::vector<read_range> ranges;
   for (auto i = first; i < last; ++i) {
     const auto& p = pieces_[i];
@@ -226,7 +226,7 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
     }
     ranges.push_back({key, wanted.begin, {place, static_cast<std::size_t>(wanted.end - wanted.begin)}});
   }
-  if (!ranges.empty()) read_ranges(ranges);
+  if (!ranges.empty()) read_ranges(ranges, stored_);
   for (const auto& [p, at] : blocks) take_block(*p, at, held, scratch);
   streamed_copies_done();
 }
@@ -236,31 +236,42 @@ CAIRN_BODY bool load_engine::read_cached(const piece& p) {
   const auto bytes = end_of(p) - begin_of(p);
   if (stored_ || !reads_.is_cached(file_of(p).key, begin, bytes)) return false;
   const read_range range{file_of(p).key, begin, {p.whole, static_cast<std::size_t>(bytes)}};
-  read_ranges({&range, 1});
+  read_ranges({&range, 1}, stored_);
   return true;
 }
 
-CAIRN_BODY void load_engine::read_ranges(std::span<const read_range> ranges) {
+CAIRN_BODY void load_engine::read_ranges(std::span<const read_range> ranges, bool stored) {
   if (gate_ != nullptr) {
     std::uint64_t bytes = 0;
     for (const auto& r : ranges) bytes += r.destination.size();
     (*gate_)(bytes);
   }
   const auto begin = steady_now();
-  stored_ ? store_.read(ranges) : reads_.read(ranges);
+  stored ? store_.read(ranges) : reads_.read(ranges);
   reading_.fetch_add(steady_now() - begin, std::memory_order_relaxed);
 }
 
-CAIRN_BODY void load_engine::take_block(const piece& p, const std::byte* at, held_buffer* held,
-                                        std::byte*& scratch) {
-  const auto& item = item_of(p);
-  const std::span<const std::byte> block(at, static_cast<std::size_t>(end_of(p) - begin_of(p)));
-  bytes_.fetch_add(block.size(), std::memory_order_relaxed);
-  const auto expected = item.digests[p.block];
+CAIRN_BODY std::uint64_t load_engine::timed_digest(std::span<const std::byte> block) {
   const auto begin = steady_now();
   const auto got = digest(block);
+  verifying_.fetch_add(steady_now() - begin, std::memory_order_relaxed);
+  return got;
+}
+
+CAIRN_BODY void load_engine::take_block(const piece& p, std::byte* at, held_buffer* held,
+                                        std::byte*& scratch) {
+  const auto& item = item_of(p);
+  const std::span<std::byte> block(at, static_cast<std::size_t>(end_of(p) - begin_of(p)));
+  bytes_.fetch_add(block.size(), std::memory_order_relaxed);
+  const auto expected = item.digests[p.block];
+  auto got = timed_digest(block);
+  if (got != expected && !stored_ && reads_.figures().cached != 0) {
+    const read_range range{file_of(p).key, item.offset + begin_of(p), block};
+    read_ranges({&range, 1}, true);
+    bytes_.fetch_add(block.size(), std::memory_order_relaxed);
+    got = timed_digest(block);
+  }
   const auto verified = steady_now();
-  verifying_.fetch_add(verified - begin, std::memory_order_relaxed);
   if (got != expected)
     fail(error_id::corrupt_digest,
          "a block of a data file is damaged: its bytes are not what was written, or memory was changed "
