@@ -19,8 +19,9 @@ class shared_calls {
       : count_(count), call_(call) {}
   /// Returns when no call is left to begin: all were begun, or one threw. Any thread.
   void take_part(std::size_t thread) noexcept;
-  /// The first exception of a call. @pre all that took part have returned
-  void throw_failure() const;
+  /// The first exception of a call, which ends with whoever catches it, not on a thread that lets go of this later.
+  /// @pre all that took part have returned
+  void throw_failure();
 
  private:
   const std::size_t count_;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <exception>
 #include <mutex>
+#include <utility>
 
 namespace cairn {
 inline namespace v1 {
@@ -25,8 +26,8 @@ CAIRN_BODY void shared_calls::take_part(std::size_t thread) noexcept {
   }
 }
 
-CAIRN_BODY void shared_calls::throw_failure() const {
-  if (failure_) std::rethrow_exception(failure_);
+CAIRN_BODY void shared_calls::throw_failure() {
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 }  // namespace detail
