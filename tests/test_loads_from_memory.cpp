@@ -108,6 +108,16 @@ struct fixture {
   }
 };
 
+/// Keeps how many bytes of the last load were cached.
+struct last_load {
+  using cairn_role = cairn::role::observer;
+  void observe(const cairn::observation& what) noexcept {
+    if (what.kind == cairn::observation::event::loaded && what.load != nullptr)
+      *cached = what.load->stages.bytes_cached;
+  }
+  std::shared_ptr<std::uint64_t> cached = std::make_shared<std::uint64_t>(0);
+};
+
 }  // namespace
 
 TEST_CASE("a load brings the same bytes whatever the page cache has of them") {
@@ -133,14 +143,6 @@ TEST_CASE("a load brings the same bytes whatever the page cache has of them") {
 }
 
 TEST_CASE("an observer and a trace tell where the bytes of a load came from") {
-  struct last_load {
-    using cairn_role = cairn::role::observer;
-    void observe(const cairn::observation& what) noexcept {
-      if (what.kind == cairn::observation::event::loaded && what.load != nullptr)
-        *cached = what.load->stages.bytes_cached;
-    }
-    std::shared_ptr<std::uint64_t> cached = std::make_shared<std::uint64_t>(0);
-  };
   fixture f;
   f.fs.cache->all = true;
   const last_load told;
