@@ -1146,8 +1146,9 @@ TEST_CASE("a worker sees the end of its trainer whatever children that left, and
     std::string end;
     std::string line;
     std::int64_t newest;
-  } const ends_of_a_run[] = {
-      {"closed", "", 1}, {"killed", at_manifest, 2}, {"killed before it confirms", "", 1}};
+  } const ends_of_a_run[] = {{"closed", "", 1},
+                             {"killed", at_manifest, 2},
+                             {"killed before it confirms", "write before rank hold", 1}};
   for (const auto& each : ends_of_a_run) {
     CAPTURE(each.end);
     const scratch_directory scratch;
