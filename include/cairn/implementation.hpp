@@ -84,7 +84,6 @@
 #include <cairn/impl/stage/memory_budget.ipp>
 #include <cairn/impl/stage/memory_limits.ipp>
 #include <cairn/impl/stage/no_staging.ipp>
-#include <cairn/impl/stage/populate.ipp>
 #include <cairn/impl/stage/prefer_node.ipp>
 #include <cairn/impl/storage/commit/attempt_ending.ipp>
 #include <cairn/impl/storage/commit/attempts_under_way.ipp>
@@ -129,6 +128,7 @@
 #include <cairn/impl/system/error.ipp>
 #include <cairn/impl/system/fork_guard.ipp>
 #include <cairn/impl/system/parallel.ipp>
+#include <cairn/impl/system/populate.ipp>
 #include <cairn/impl/system/process_limits.ipp>
 #include <cairn/impl/system/rate_limiter.ipp>
 #include <cairn/impl/system/shared_calls.ipp>

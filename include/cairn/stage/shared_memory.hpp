@@ -4,8 +4,8 @@
 #include <cairn/concepts/memory.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/stage/memory_limits.hpp>
-#include <cairn/stage/populate.hpp>
 #include <cairn/stage/prefer_node.hpp>
+#include <cairn/system/populate.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/shared_segment.hpp>
 

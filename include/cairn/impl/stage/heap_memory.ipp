@@ -5,8 +5,8 @@
 #include <cairn/model/staged_image.hpp>
 #include <cairn/stage/heap_memory.hpp>
 #include <cairn/stage/memory_limits.hpp>
-#include <cairn/stage/populate.hpp>
 #include <cairn/stage/prefer_node.hpp>
+#include <cairn/system/populate.hpp>
 
 #include <sys/mman.h>
 

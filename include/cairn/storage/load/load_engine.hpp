@@ -27,11 +27,6 @@ inline void add(load_stages& to, const load_stages& more) noexcept {
   to.deliver_seconds += more.deliver_seconds;
 }
 
-/// Gives memory that was not touched yet its pages at once, before it is written, instead of by a fault for each in
-/// the middle of a copy. Where they are there it costs a walk of the page tables; does nothing where the kernel
-/// cannot (before Linux 5.14).
-void populate_destination(std::byte* to, std::uint64_t bytes) noexcept;
-
 /// Reads what is wanted, in whole blocks that are verified before anything is delivered from them. What goes
 /// to devices is read into buffers of a device_load, so that the next blocks are read while it is copied. A
 /// block that goes to one place without change, where the store reads as quickly as into a buffer (as far

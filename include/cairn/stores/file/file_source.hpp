@@ -61,9 +61,8 @@ class file_source {
                                std::uint64_t bytes, std::uint64_t offset) {
     int file = direct_allowed ? direct_file(fs, block, open) : -1;
     if (file < 0) file = buffered_file(open);
-    const auto first = offset / block * block;  // whole pages are counted
-    const auto last = (offset + bytes + block - 1) / block * block;
-    return file >= 0 && cached_bytes(fs, file, last - first, first) >= last - first;
+    const auto pages = whole_pages(block, bytes, offset);
+    return file >= 0 && cached_bytes(fs, file, pages.bytes, pages.first) >= pages.bytes;
   }
 
  private:
@@ -72,6 +71,16 @@ class file_source {
   /// file: a read that it refuses costs as much as twenty that are not tried, and reads ahead.
   static constexpr int max_misses = 3;
 
+  /// What the page cache is asked about: it counts whole pages.
+  struct page_range {
+    std::uint64_t first;
+    std::uint64_t bytes;
+  };
+  [[nodiscard]] static page_range whole_pages(std::size_t block, std::uint64_t bytes,
+                                              std::uint64_t offset) noexcept {
+    const auto first = offset / block * block;
+    return {first, (offset + bytes + block - 1) / block * block - first};
+  }
   /// What the page cache has of a range; all of it where that is not known and the last reads were there.
   [[nodiscard]] std::uint64_t cached_bytes([[maybe_unused]] F& fs, [[maybe_unused]] int file,
                                            [[maybe_unused]] std::uint64_t bytes,
@@ -111,10 +120,9 @@ class file_source {
                                           [[maybe_unused]] std::uint64_t offset) {
     if constexpr (CachingFileSystem<F>) {
       if (misses_.load(std::memory_order_relaxed) >= max_misses) return 0;
-      const auto first = offset / block * block;  // whole pages are counted
-      const auto last = (offset + bytes + block - 1) / block * block;
-      const auto there = fs.cached(direct, first, last - first);
-      const bool all = there >= 0 && static_cast<std::uint64_t>(there) >= last - first;
+      const auto pages = whole_pages(block, bytes, offset);
+      const auto there = fs.cached(direct, pages.first, pages.bytes);
+      const bool all = there >= 0 && static_cast<std::uint64_t>(there) >= pages.bytes;
       // One try where it is not known, and the next ones if that was good.
       if (there < 0 && tried_unknown_.exchange(true, std::memory_order_relaxed) &&
           !unknown_hits_.load(std::memory_order_relaxed))
@@ -122,7 +130,7 @@ class file_source {
       std::uint64_t wanted = bytes;
       if (there >= 0 && !all) {
         if (static_cast<std::uint64_t>(there) < bytes / 2) return 0;
-        const auto end = cached_end(fs, direct, block, first, static_cast<std::uint64_t>(there));
+        const auto end = cached_end(fs, direct, block, pages.first, static_cast<std::uint64_t>(there));
         if (end < offset + least_direct) return 0;
         wanted = std::min<std::uint64_t>(bytes, end - offset);
       }

@@ -19,10 +19,8 @@
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
 #include <cairn/system/parallel.hpp>
+#include <cairn/system/populate.hpp>
 #include <cairn/system/streaming_copy.hpp>
-
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -38,15 +36,6 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-CAIRN_BODY void populate_destination(std::byte* to, std::uint64_t bytes) noexcept {
-  constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which libc may not know yet
-  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto first = (reinterpret_cast<std::uintptr_t>(to) + page - 1) / page * page;
-  const auto last = (reinterpret_cast<std::uintptr_t>(to) + bytes) / page * page;
-  if (first >= last) return;
-  static_cast<void>(::madvise(reinterpret_cast<void*>(first), last - first, populate_write));
-}
 
 CAIRN_BODY load_engine::load_engine(const any_store& store, const load_work& work,
                                     std::uint64_t memory_budget, deadline until, device_load* devices)
@@ -203,7 +192,7 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
   std::vector<read_range> ranges;
   for (auto i = first; i < last; ++i) {
     const auto& p = pieces_[i];
-    if (p.whole != nullptr) populate_destination(p.whole, end_of(p) - begin_of(p));
+    if (p.whole != nullptr) populate_destination(p.whole, static_cast<std::size_t>(end_of(p) - begin_of(p)));
     if (p.whole != nullptr && read_cached(p)) {
       take_block(p, p.whole, held, scratch);
       continue;
@@ -236,7 +225,7 @@ CAIRN_BODY bool load_engine::read_cached(const piece& p) {
   const auto bytes = end_of(p) - begin_of(p);
   if (stored_ || !reads_.is_cached(file_of(p).key, begin, bytes)) return false;
   const read_range range{file_of(p).key, begin, {p.whole, static_cast<std::size_t>(bytes)}};
-  read_ranges({&range, 1}, stored_);
+  read_ranges({&range, 1}, false);
   return true;
 }
 

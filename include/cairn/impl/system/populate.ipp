@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/stage/populate.hpp>
 #include <cairn/system/compiler.hpp>
 #include <cairn/system/parallel.hpp>
+#include <cairn/system/populate.hpp>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 namespace cairn {
@@ -50,6 +51,14 @@ CAIRN_BODY void populate_huge(std::span<std::byte> block) noexcept {
     if (::madvise(block.data() + at, 1, madvise_populate_write) != 0) return;
   // In one call: each waits once for all cores.
   static_cast<void>(::madvise(block.data(), block.size(), madvise_collapse));
+}
+
+CAIRN_BODY void populate_destination(std::byte* to, std::size_t bytes) noexcept {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = (reinterpret_cast<std::uintptr_t>(to) + page - 1) / page * page;
+  const auto last = (reinterpret_cast<std::uintptr_t>(to) + bytes) / page * page;
+  if (first >= last) return;
+  static_cast<void>(::madvise(reinterpret_cast<void*>(first), last - first, madvise_populate_write));
 }
 
 }  // namespace detail

@@ -31,10 +31,15 @@ inline constexpr int madvise_collapse = 25;        // MADV_COLLAPSE, Linux 6.1
 /// Takes an eighth of the time that small pages take, and requests of a device over it a half to two thirds.
 void populate_huge(std::span<std::byte> block) noexcept;
 
+/// Gives memory that may not have been touched yet its pages at once, before it is written, instead of by a fault for
+/// each in the middle of a copy: the whole pages of it. Where they are there it costs a walk of the page tables; does
+/// nothing where the kernel cannot (before Linux 5.14). What the memory holds stays.
+void populate_destination(std::byte* to, std::size_t bytes) noexcept;
+
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/stage/populate.ipp>
+#include <cairn/impl/system/populate.ipp>
 #endif
