@@ -64,34 +64,34 @@ tools::store_type open(const doctor_arguments& arguments) {
 
 tools::exit_status examine(const doctor_arguments& arguments, tools::terminal& lines) {
   auto store = open(arguments);
-  const auto proof = store.prove();
+  const auto report = store.self_test();
   const auto space = store.free_space();
   const bool refused =
-      proof.has(verdict::unusable) || (proof.has(verdict::single_job) && !proof.single_writer);
+      report.has(verdict::unusable) || (report.has(verdict::single_job) && !report.single_writer);
   if (arguments.json) {
-    std::string text = "{\"store\": " + json_text(store.describe()) + ", \"kind\": " + json_text(proof.kind) +
-                       ", \"mounted\": " + json_text(proof.from) +
-                       ", \"single_writer\": " + (proof.single_writer ? "true" : "false") +
+    std::string text = "{\"store\": " + json_text(store.describe()) +
+                       ", \"kind\": " + json_text(report.kind) + ", \"mounted\": " + json_text(report.from) +
+                       ", \"single_writer\": " + (report.single_writer ? "true" : "false") +
                        ", \"usable\": " + (refused ? "false" : "true");
     if (space) text += ", \"free_bytes\": " + std::to_string(space->bytes);
     text += ", \"points\": [";
-    for (const auto& p : proof.points)
-      text += std::string(&p == proof.points.data() ? "" : ", ") + "{\"what\": " + json_text(p.what) +
+    for (const auto& p : report.points)
+      text += std::string(&p == report.points.data() ? "" : ", ") + "{\"what\": " + json_text(p.what) +
               ", \"outcome\": " + json_text(name_of(p.outcome)) + ", \"seen\": " + json_text(p.seen) +
               ", \"follows\": " + json_text(p.follows) + "}";
     lines.say(text + "]}");
   } else {
     lines.say(store.describe());
-    if (!proof.from.empty()) lines.say("mounted: " + proof.from);
+    if (!report.from.empty()) lines.say("mounted: " + report.from);
     if (space) lines.say("free: " + tools::size_text(space->bytes));
-    for (const auto& p : proof.points) {
+    for (const auto& p : report.points) {
       char head[16];
       std::snprintf(head, sizeof head, "%-11s", name_of(p.outcome));
       lines.say(head + p.what + ": " + p.seen);
       if (!p.follows.empty()) lines.say("           " + p.follows);
     }
   }
-  if (proof.points.empty()) lines.complain("this kind of store tries nothing");
+  if (report.points.empty()) lines.complain("this kind of store tries nothing");
   if (refused) lines.complain("a run that saves here is refused (storage.unsafe)");
   return refused ? tools::unreadable : tools::fine;
 }

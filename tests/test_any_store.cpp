@@ -59,7 +59,7 @@ TEST_CASE("any_store: without a capability each function does what its contract 
   CHECK_THROWS_AS((void)store.join("s", 1), cairn::usage_error);
   CHECK(store.decodes(0));
   CHECK_FALSE(store.decodes(1));
-  CHECK(store.prove().points.empty());
+  CHECK(store.self_test().points.empty());
   auto writer = store.create("c", 3);
   writer.announce();
   writer.until(cairn::deadline::never());

@@ -500,8 +500,8 @@ TEST_CASE("ranks that call in different order are told who is where") {
 
 TEST_CASE("ranks that plan without the others end soon, and nobody else is disturbed") {
   const auto plan = [](auto& all, deadline until) {
-    const auto found = text_of(all.occasional_reduce(letter(all.rank()), concatenate, until));
-    all.occasional_barrier(until);
+    const auto found = text_of(all.on_demand_reduce(letter(all.rank()), concatenate, until));
+    all.on_demand_barrier(until);
     return found;
   };
   for (const int size : {2, 3, 4, 5}) {
@@ -558,7 +558,7 @@ TEST_CASE("ranks that plan without the others end soon, and nobody else is distu
     std::atomic<int> looks{0};
     const auto thrown = world.run(
         [&](auto& all) {
-          static_cast<void>(all.occasional_reduce(letter(1), concatenate, deadline::never(), [&] {
+          static_cast<void>(all.on_demand_reduce(letter(1), concatenate, deadline::never(), [&] {
             ++looks;
             cairn::fail(error_id::plan_disagreement, "the others do not come");
           }));
@@ -856,7 +856,7 @@ namespace {
 
 using nccl = nccl_double;
 using nccl_communicator = cairn::cuda::basic_nccl_communicator<nccl, cairn::thread_communicator>;
-using cairn::cuda::nccl_broken;
+using cairn::cuda::nccl_failure_policy;
 using cairn::cuda::nccl_options;
 static_assert(cairn::Communicator<nccl_communicator>);
 static_assert(cairn::plays<nccl_communicator, cairn::role::communicator>);
@@ -1047,7 +1047,7 @@ TEST_CASE("what NCCL reports in the background: by the control communicator, or 
                   "remote process exited or there was a network error (socket closed)") != std::string::npos;
     CHECK(found);
   }
-  nccl_ranks world(2, {.buffer_bytes = 300'000, .when_broken = nccl_broken::refuse});
+  nccl_ranks world(2, {.buffer_bytes = 300'000, .on_failure = nccl_failure_policy::refuse});
   nccl::break_links();
   const auto thrown = world.run([](auto& comm) {
     if (comm.rank() == 0)

@@ -630,7 +630,7 @@ TEST_CASE("a run that cleans leaves the marks of one alone that is just looking 
   auto other = storage.writer();
   const cairn::run_id run{1, 2};
   const cairn::run_id another{3, 4};
-  one.look_early(run);
+  one.look_up_mark(run);
   one.leave_mark(run);
   static_cast<void>(other.clean(another));
   CHECK(one.sees_mark(run) == cairn::mark_visibility::seen);

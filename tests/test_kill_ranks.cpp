@@ -663,20 +663,20 @@ TEST_CASE("the checks of these tests see what they look for") {
   order.victims = 3;
   order.plan.at = event{moment::torn, file_call::pwrite, "step-00000020", ".safetensors"};
   const run_order next{.until = 40, .saves = {40}};
-  const auto trouble_of = [&](const run_order& killed, const run_order& recovering) {
+  const auto certificate_problem_of = [&](const run_order& killed, const run_order& recovering) {
     history h(keeper, before_it.copy());
     h.is_committed(12, 2);
     REQUIRE(h.kill(killed));
     h.recover(recovering);
     return h.trouble();
   };
-  CHECK(trouble_of(order, next) == "");
+  CHECK(certificate_problem_of(order, next) == "");
   auto early = order;
   early.tells_too_early = true;
-  CHECK(trouble_of(early, next).find("was told as committed") != std::string::npos);
+  CHECK(certificate_problem_of(early, next).find("was told as committed") != std::string::npos);
   auto littering = next;
   littering.removes_nothing = true;
-  CHECK(trouble_of(order, littering).find("left behind") != std::string::npos);
+  CHECK(certificate_problem_of(order, littering).find("left behind") != std::string::npos);
 
   toy_training toy(0, 1);
   toy.update();

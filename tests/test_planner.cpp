@@ -153,7 +153,7 @@ TEST_CASE("default_planner models SavePlanner") {
 }
 TEST_CASE("default_planner that splits everything models SavePlanner") {
   cairn_test::save_planner_conformance(
-      [] { return cairn::default_planner{{.split_above_bytes = 1, .least_piece_bytes = 4}}; });
+      [] { return cairn::default_planner{{.split_above_bytes = 1, .min_chunk_bytes = 4}}; });
 }
 TEST_CASE("gathered models SavePlanner") {
   cairn_test::save_planner_conformance([] { return cairn::gathered<first_come_planner>{}; });
@@ -349,7 +349,7 @@ TEST_CASE("replicas of any sizes are levelled in groups of any size") {
       for (const auto& c : item.chunks) {
         const auto bytes = cairn::bytes_of(item.type, c.box.volume());
         if (c.box != cairn::whole(item.global))
-          CHECK(bytes >= cairn::default_planner_options{}.least_piece_bytes);
+          CHECK(bytes >= cairn::default_planner_options{}.min_chunk_bytes);
         loads[static_cast<std::size_t>(c.rank)] += bytes;
         sum += bytes;
         ++chunks;
@@ -455,7 +455,7 @@ TEST_CASE("empty shards and tensors without elements") {
 TEST_CASE("options differ in the fingerprint") {
   const cairn::default_planner a;
   const cairn::default_planner b{{.split_above_bytes = 5}};
-  const cairn::default_planner c{{.least_piece_bytes = 5}};
+  const cairn::default_planner c{{.min_chunk_bytes = 5}};
   CHECK(a.fingerprint() == cairn::default_planner{}.fingerprint());
   CHECK(a.fingerprint() != b.fingerprint());
   CHECK(a.fingerprint() != c.fingerprint());
@@ -824,7 +824,7 @@ TEST_CASE("the reduction comes to the plans of the reference, in whichever order
     const auto world = 1 + static_cast<int>(random() % (round % 40 == 0 ? 150 : 24));
     const cairn_test::random_group group(random, world);
     const cairn::default_planner_options options{.split_above_bytes = 1 + random() % 400,
-                                                 .least_piece_bytes = 4 + random() % 60};
+                                                 .min_chunk_bytes = 4 + random() % 60};
     cairn_test::reference_planner reference(group.plans, options);
     REQUIRE(reference.broken() == "");
     cairn::default_planner planner(options);
@@ -847,7 +847,7 @@ TEST_CASE("stages, shards and many copies come to the plans of the reference") {
     const cairn_test::pipeline_group group(random, round % 10 == 0 ? 300 : 90);
     const auto world = static_cast<int>(group.plans.size());
     const cairn::default_planner_options options{.split_above_bytes = 1 + random() % 300,
-                                                 .least_piece_bytes = 4 + random() % 12};
+                                                 .min_chunk_bytes = 4 + random() % 12};
     cairn_test::reference_planner reference(group.plans, options);
     REQUIRE(reference.broken() == "");
     cairn::default_planner planner(options);
@@ -963,7 +963,7 @@ TEST_CASE("a load by any other group reads each wanted element once, from the ra
     CAPTURE(round);
     const auto world = 1 + static_cast<int>(random() % 40);
     cairn_test::random_group saved(random, world);
-    cairn::default_planner planner({.split_above_bytes = 50, .least_piece_bytes = 8});
+    cairn::default_planner planner({.split_above_bytes = 50, .min_chunk_bytes = 8});
     const auto stored = planner.metadata(cairn_test::merged(planner, saved.plans, 0, world, random), world);
     for (const auto& item : stored.items) {
       if (item.kind != cairn::item_kind::tensor || item.per_rank || item.global.rank() == 0) continue;

@@ -225,7 +225,7 @@ TEST_CASE("any sharding is saved once and loads into any other sharding") {
     job from(g, tensors, world, true);
     from.fill(tensors);
     cairn::default_planner planner{{.split_above_bytes = static_cast<std::uint64_t>(g.in(1, 4000)),
-                                    .least_piece_bytes = static_cast<std::uint64_t>(g.in(1, 100))}};
+                                    .min_chunk_bytes = static_cast<std::uint64_t>(g.in(1, 100))}};
     const auto saved = plan_group(planner, from.states, seed);
     cairn_test::check_whole(saved.plans, saved.stored);
     const auto again = plan_group(planner, from.states, seed + 1);

@@ -82,8 +82,8 @@ TEST_CASE("whether a service heeds conditions is found out once, and one that do
       options.objects.refuse_conditions = says_so;
       s3::server server{options};
       auto store = store_at(where(server.endpoint()));
-      const auto proof = store.prove();
-      CHECK(proof.points.at(0).outcome ==
+      const auto report = store.self_test();
+      CHECK(report.points.at(0).outcome ==
             (heeds ? cairn::store_check::verdict::right : cairn::store_check::verdict::single_job));
       if (heeds) {
         CHECK(store.publish_new("one", bytes));

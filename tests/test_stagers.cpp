@@ -395,7 +395,7 @@ TEST_CASE("units cut an image without gaps, between items and between blocks") {
   for (std::uint32_t seed = 31; seed < 34; ++seed) {
     const auto c = random_case(seed);
     for (const bool early_first : {false, true}) {
-      const auto units = detail::cut_into_units(*c.layout, early_first);
+      const auto units = detail::cut_into_ranges(*c.layout, early_first);
       std::uint64_t at = 0;
       for (const auto& u : units) {
         CHECK(u.begin == at);
@@ -412,7 +412,7 @@ TEST_CASE("units cut an image without gaps, between items and between blocks") {
     }
   }
   // Small items are put together: not a unit for each.
-  CHECK(detail::cut_into_units(*many_small(7).layout, false).size() <= 4);
+  CHECK(detail::cut_into_ranges(*many_small(7).layout, false).size() <= 4);
 }
 
 /// Time that passes only by waiting for it.

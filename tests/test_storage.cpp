@@ -80,7 +80,7 @@ static_assert(!cairn::StorageWriter<write_gives_nothing> && !cairn::StorageWrite
 static_assert(!cairn::StorageReader<list_gives_ints> && !cairn::StorageReader<fetch_may_give_none>);
 
 // What they may offer besides, and what is none of it.
-static_assert(cairn::FindsWritingRank<real_writer> && cairn::ProvesStore<real_writer> &&
+static_assert(cairn::FindsWritingRank<real_writer> && cairn::TestsStore<real_writer> &&
               cairn::LeasingWriter<real_writer> && cairn::TracksRestarts<real_writer> &&
               cairn::AnnouncesSaves<real_writer> && cairn::ReportsLiveSaves<real_writer> &&
               cairn::LocatesCheckpoints<real_writer>);
@@ -164,8 +164,8 @@ TEST_CASE("a handle over the least writer and reader has the fallback of each th
   cairn::any_reader reader(least.reader());
   const auto until = cairn::deadline::in(std::chrono::minutes(1));
   CHECK(writer.other_writing_rank({}) == -1);
-  CHECK_FALSE(writer.proves_store());
-  CHECK(writer.prove_store().points.empty());
+  CHECK_FALSE(writer.tests_store());
+  CHECK(writer.test_store().points.empty());
   CHECK(writer.sees_mark({}) == cairn::mark_visibility::seen);
   CHECK_FALSE(writer.lease(1, until).held());
   writer.note_restart({}, 1);
@@ -187,8 +187,8 @@ TEST_CASE("a handle offers what its writer and its reader offer besides") {
   cairn::any_writer writer(real.writer());
   const auto until = cairn::deadline::in(std::chrono::minutes(1));
   CHECK(writer.location_of(3) == real.writer().location_of(3));
-  CHECK(writer.proves_store());
-  CHECK_FALSE(writer.prove_store().points.empty());
+  CHECK(writer.tests_store());
+  CHECK_FALSE(writer.test_store().points.empty());
   writer.note_restart({1, 2}, 3);
   CHECK(real.writer().restarts() == std::vector<std::int64_t>{3});
   CHECK(failure_of([&] { static_cast<void>(writer.lease(3, until)); }).id == error_id::storage_not_committed);

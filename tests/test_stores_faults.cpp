@@ -520,16 +520,16 @@ TEST_CASE("a directory without permission") {
 
 namespace {
 using verdict = cairn::store_check::verdict;
-/// The worst of a proof, with what it says of that.
-std::pair<verdict, std::string> worst(const cairn::store_proof& proof) {
+/// The worst of a report, with what it says of that.
+std::pair<verdict, std::string> worst(const cairn::store_test_report& report) {
   std::pair<verdict, std::string> found{verdict::right, ""};
-  for (const auto& p : proof.points)
+  for (const auto& p : report.points)
     if (p.outcome > found.first) found = {p.outcome, p.what + ": " + p.seen + ": " + p.follows};
   return found;
 }
 }  // namespace
 
-TEST_CASE("a file store proves what checkpoints rely on, and leaves nothing behind") {
+TEST_CASE("a file store tests what checkpoints rely on, and leaves nothing behind") {
   struct row {
     oddity odd;
     verdict outcome;
@@ -562,9 +562,9 @@ TEST_CASE("a file store proves what checkpoints rely on, and leaves nothing behi
     cairn::basic_file_store<odd_file_system> s{root, {}, odd_file_system{row.odd}};
     std::pair<verdict, std::string> found;
     if (row.odd == oddity::directory_sync_fails)  // said by the call that makes the directory durable
-      CHECK(thrown([&] { static_cast<void>(s.prove()); }) == error_id::storage_io);
+      CHECK(thrown([&] { static_cast<void>(s.self_test()); }) == error_id::storage_io);
     else {
-      found = worst(s.prove());
+      found = worst(s.self_test());
       CHECK(found.first == row.outcome);
       CHECK_MESSAGE(found.second.find(row.says) != std::string::npos, found.second);
     }
@@ -573,18 +573,18 @@ TEST_CASE("a file store proves what checkpoints rely on, and leaves nothing behi
   }
   CHECK(cairn::file_store{root}.describe() == "directory " + root);
   cairn::file_store s{root};
-  const auto proof = s.prove();
-  CHECK(proof.points.size() == 7);
-  CHECK(s.describe() == "directory " + root + " (" + proof.kind + ")");
-  CHECK(proof.from.find(" on /") != std::string::npos);
+  const auto report = s.self_test();
+  CHECK(report.points.size() == 7);
+  CHECK(s.describe() == "directory " + root + " (" + report.kind + ")");
+  CHECK(report.from.find(" on /") != std::string::npos);
   CHECK(cairn::file_store::from_description(
             cairn::file_store{root, {.root = cairn::root_directory::must_exist, .single_writer = true}}
                 .description())
-            .prove()
+            .self_test()
             .single_writer);
 }
 
-TEST_CASE("a proof that others clean beside finds nothing wrong") {
+TEST_CASE("a self-test that others clean beside finds nothing wrong") {
   const scratch_directory directory;
   std::atomic<bool> over{false};
   std::thread cleaner([&] {
@@ -593,7 +593,7 @@ TEST_CASE("a proof that others clean beside finds nothing wrong") {
       for (const auto& key : s.leftovers("cairn-probe")) static_cast<void>(thrown([&] { s.discard(key); }));
   });
   cairn::file_store s{directory.path()};
-  for (auto i = rounds(40); i > 0; --i) CHECK(worst(s.prove()).first == verdict::right);
+  for (auto i = rounds(40); i > 0; --i) CHECK(worst(s.self_test()).first == verdict::right);
   over = true;
   cleaner.join();
 }
@@ -624,11 +624,11 @@ TEST_CASE("a file where the store's directory should be is named as such") {
   cairn::file_store{directory.path()}.put_new("file", {});
   for (const char* where : {"/file", "/file/store"}) {
     cairn::file_store s{directory.path() + where};
-    CHECK(thrown([&] { static_cast<void>(s.prove()); }) == error_id::storage_not_found);
+    CHECK(thrown([&] { static_cast<void>(s.self_test()); }) == error_id::storage_not_found);
     CHECK(thrown([&] { s.put_new("x", {}); }) == error_id::storage_not_found);
     CHECK(thrown([&] { static_cast<void>(s.list("")); }) == error_id::storage_not_found);
   }
-  CHECK(worst(cairn::file_store{"/proc"}.prove()).second.find("keeps no files") != std::string::npos);
+  CHECK(worst(cairn::file_store{"/proc"}.self_test()).second.find("keeps no files") != std::string::npos);
   CHECK_FALSE(cairn::file_store{"/proc"}.free_space());
 }
 

@@ -115,9 +115,9 @@ def check_doctor(root, server):
     assert len(re.findall("^right  ", told, re.MULTILINE)) == 7, told
     assert not re.search("^(weaker|single job|unusable) ", told, re.MULTILINE), told
     expect(told, "^right +a rename replaces nothing: over a file: File exists")
-    proof = json.loads(run(DOCTOR, root, "--json", "--single-writer"))
-    assert proof["usable"] and proof["single_writer"] and proof["free_bytes"] > 0, proof
-    assert proof["kind"] and " on /" in proof["mounted"] and {p["outcome"] for p in proof["points"]} == {"right"}
+    report = json.loads(run(DOCTOR, root, "--json", "--single-writer"))
+    assert report["usable"] and report["single_writer"] and report["free_bytes"] > 0, report
+    assert report["kind"] and " on /" in report["mounted"] and {p["outcome"] for p in report["points"]} == {"right"}
     assert not glob.glob(root + "/cairn-probe*") and not glob.glob(root + "/.*")
     told = run(DOCTOR, server.url("examined"))
     expect(told, "^bucket bucket at .*examined")

@@ -80,7 +80,7 @@
 #include <cairn/impl/stage/heap_memory.ipp>
 #include <cairn/impl/stage/heap_stager.ipp>
 #include <cairn/impl/stage/host_copy.ipp>
-#include <cairn/impl/stage/image_pieces.ipp>
+#include <cairn/impl/stage/image_sources.ipp>
 #include <cairn/impl/stage/memory_budget.ipp>
 #include <cairn/impl/stage/memory_limits.ipp>
 #include <cairn/impl/stage/no_staging.ipp>

@@ -269,7 +269,7 @@ void device_semantics() {
     CHECK_FALSE(yes);
     Hooks::begin_capture(a);
     {
-      const cairn::cuda::beside_captures<R> guard;
+      const cairn::cuda::relaxed_capture_mode<R> guard;
       good(R::capturing(a, yes));
       CHECK(yes);
       CHECK_THROWS_AS(cairn::cuda::refuse_capture<R>(a, 0, "save()"), cairn::usage_error);

@@ -142,7 +142,7 @@ class reference_planner {
   [[nodiscard]] cairn::detail::split_grain grain_of(const cairn::write_item& i, const shared_box& s) const {
     if (i.kind != cairn::item_kind::tensor || s.bytes < options_.split_above_bytes) return {};
     return cairn::detail::grain_of(i.type, s.box.sizes, s.bytes,
-                                   std::min(options_.least_piece_bytes, s.bytes / 2));
+                                   std::min(options_.min_chunk_bytes, s.bytes / 2));
   }
   /// The largest first, each to the first of the ranks with the least.
   void give_whole(std::vector<shared_box> boxes, const std::vector<std::int32_t>& ranks) {
@@ -159,7 +159,7 @@ class reference_planner {
     if (boxes.empty()) return;
     std::uint64_t bytes = 0;
     for (const auto& s : boxes) bytes += s.bytes;
-    const auto piece = options_.least_piece_bytes;
+    const auto piece = options_.min_chunk_bytes;
     auto takers = ranks;
     std::stable_sort(takers.begin(), takers.end(), [&](auto a, auto b) { return load(a) < load(b); });
     std::uint64_t below = 0;
@@ -202,7 +202,7 @@ class reference_planner {
   [[nodiscard]] std::int64_t nearest_cut(std::int64_t rest, std::int64_t unit, std::int64_t bytes) const {
     if (bytes <= 0) return 0;
     const auto wanted = std::min(rest, (bytes + unit - 1) / unit);
-    const auto piece = static_cast<std::int64_t>(options_.least_piece_bytes);
+    const auto piece = static_cast<std::int64_t>(options_.min_chunk_bytes);
     std::int64_t best = 0;
     for (std::int64_t n = 0; n <= rest; ++n) {
       const bool possible = n == 0 || n == rest || (n * unit >= piece && (rest - n) * unit >= piece);

@@ -4,7 +4,7 @@
 #include <cairn/concepts/memory.hpp>
 #include <cairn/concepts/stager.hpp>
 #include <cairn/model/cast.hpp>
-#include <cairn/stage/image_pieces.hpp>
+#include <cairn/stage/image_sources.hpp>
 #include <cairn/system/digest.hpp>
 
 #include <doctest/doctest.h>

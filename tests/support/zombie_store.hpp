@@ -76,13 +76,13 @@ class zombie_world {
         clients_[i]->turn.acquire();
         here() = clients_[i].get();
         time_of_client time(*this);
-        cairn::detail::waits_here = &time;
+        cairn::detail::current_simulated_waits = &time;
         try {
           body();
           time.try_all_again();
         } catch (const client_killed&) {
         }
-        cairn::detail::waits_here = nullptr;
+        cairn::detail::current_simulated_waits = nullptr;
         clients_[i]->ended = true;
         if (--running_ == 0)
           all_ended_.release();

@@ -3,7 +3,7 @@
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/plan/plan_cache.hpp>
-#include <cairn/stage/image_pieces.hpp>
+#include <cairn/stage/image_sources.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/list_view.hpp>

@@ -23,7 +23,7 @@ class earlier_runs {
  public:
   /// Returns when none of them goes on, or the time is over. Nothing where the storage cannot tell.
   void wait_for(any_writer& writer, const run_id& run, std::chrono::nanoseconds timeout,
-                event_reporter& people) {
+                event_reporter& reporter) {
     const auto begin = deadline::clock::now();
     const auto until = deadline::in(timeout);
     auto alive = writer.live_saves(run);
@@ -32,9 +32,9 @@ class earlier_runs {
         if (find(a.step, a.attempt) != nullptr) continue;
         seen_.push_back({a.step, a.attempt});
         if (timeout.count() > 0)
-          people.earlier(observation::event::wait_began, a.step, 0,
-                         "is being saved by a process of an earlier run: waiting for it, at most " +
-                             seconds_text(std::chrono::duration<double>(timeout).count()));
+          reporter.earlier(observation::event::wait_began, a.step, 0,
+                           "is being saved by a process of an earlier run: waiting for it, at most " +
+                               seconds_text(std::chrono::duration<double>(timeout).count()));
       }
       if (!polling.wait(until)) break;
       alive = writer.live_saves(run);
@@ -50,19 +50,19 @@ class earlier_runs {
       if (!s.ended) s.seconds = now;
   }
   /// `cleaned`: what lived was ended for good; `steps`: those that are committed now.
-  void tell(bool cleaned, const std::vector<std::int64_t>& steps, event_reporter& people) const {
+  void tell(bool cleaned, const std::vector<std::int64_t>& steps, event_reporter& reporter) const {
     for (const auto& s : seen_) {
       const auto after = " after " + seconds_text(s.seconds);
       if (std::find(steps.begin(), steps.end(), s.step) != steps.end())
-        people.earlier(observation::event::wait_ended, s.step, s.seconds,
-                       "was committed by a process of an earlier run" + after);
+        reporter.earlier(observation::event::wait_ended, s.step, s.seconds,
+                         "was committed by a process of an earlier run" + after);
       else if (s.ended)
-        people.earlier(observation::event::wait_ended, s.step, s.seconds,
-                       "was given up by the process of an earlier run that saved it" + after);
+        reporter.earlier(observation::event::wait_ended, s.step, s.seconds,
+                         "was given up by the process of an earlier run that saved it" + after);
       else if (cleaned)
-        people.earlier(observation::event::fenced, s.step, s.seconds,
-                       "was still being saved by a process of an earlier run" + after +
-                           ": its save is ended for good and cannot be committed any more");
+        reporter.earlier(observation::event::fenced, s.step, s.seconds,
+                         "was still being saved by a process of an earlier run" + after +
+                             ": its save is ended for good and cannot be committed any more");
     }
   }
 

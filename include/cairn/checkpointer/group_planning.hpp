@@ -82,7 +82,7 @@ inline cached_plan plan_together(any_save_planner& planner, collectives& group, 
     return fold(left, right);
   };
   // Only here does nobody go on who has seen to it that all plan.
-  const auto bytes = group.occasional_reduce(std::move(own), merge, until, look);
+  const auto bytes = group.on_demand_reduce(std::move(own), merge, until, look);
   std::exception_ptr failure;
   try {
     const auto summary = decode_summary(planner, bytes);
@@ -93,7 +93,7 @@ inline cached_plan plan_together(any_save_planner& planner, collectives& group, 
   } catch (...) {
     failure = std::current_exception();
   }
-  group.occasional_barrier(until, failure);
+  group.on_demand_barrier(until, failure);
   return planned;
 }
 

@@ -46,7 +46,7 @@ class loader {
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
     services_->set_base_step(step);
     services_->report().loaded(step, report);
-    tell_kept(report, step);
+    report_kept_items(report, step);
     return report;
   }
 
@@ -84,7 +84,7 @@ class loader {
       if (verdict.outcome == load_outcome::loaded) {
         services_->set_base_step(*step);
         services_->report().loaded(*step, report);
-        tell_kept(report, *step);
+        report_kept_items(report, *step);
         if (among == nullptr) services_->resumed(run, *step);
         return *step;
       }
@@ -186,14 +186,14 @@ class loader {
           step, "it loads, but " + runs +
                     " runs that resumed from it ended without a commit; it stays as it is, so that a save of "
                     "this step fails (max_restarts = 0 takes it again)");
-    if (chosen.all_worn_out && group_.rank() == 0)
+    if (chosen.all_crash_looping && group_.rank() == 0)
       services_->report().warned(runs +
                                  " runs or more have resumed from each of the newest checkpoints and ended "
                                  "without a commit: the newest is taken all the same");
     return std::move(chosen.steps);
   }
   /// What a load left as it was: the first of them by name, and how many.
-  void tell_kept(const load_report& report, std::int64_t step) {
+  void report_kept_items(const load_report& report, std::int64_t step) {
     constexpr std::size_t told = 5;
     const auto first_of = [&](const std::vector<std::string>& names, auto&& text) {
       std::string all;

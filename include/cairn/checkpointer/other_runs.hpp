@@ -25,7 +25,7 @@ class other_runs {
     known_ = steps;
   }
   /// After a commit of this run; `listing`: made after it. @throws what the storage throws.
-  void look(any_reader& reader, step_listing& listing, std::int64_t committed, event_reporter& people) {
+  void look(any_reader& reader, step_listing& listing, std::int64_t committed, event_reporter& reporter) {
     if (!reader.reports_runs()) return;
     const std::lock_guard lock(mutex_);
     own_.push_back(committed);
@@ -41,7 +41,7 @@ class other_runs {
       const auto run = reader.run_of(step);
       if (run == reader.run_of(committed)) continue;
       told_ = true;
-      return people.warned(
+      return reporter.warned(
           "run " + to_string(*run) + " commits into the same store while this run does: step " +
           std::to_string(step) +
           "; each step can be committed by one of them alone, and a restart takes the newest of "

@@ -28,10 +28,11 @@ class restart_journal {
 
   /// The steps that `max_restarts` runs or more resumed from since anything was committed after them,
   /// ascending.
-  [[nodiscard]] std::vector<std::int64_t> crash_looping(any_writer& writer, event_reporter& people) noexcept {
+  [[nodiscard]] std::vector<std::int64_t> crash_looping(any_writer& writer,
+                                                        event_reporter& reporter) noexcept {
     std::vector<std::int64_t> found;
     if (max_ == 0) return found;
-    guarded(people, [&] {
+    guarded(reporter, [&] {
       auto noted = writer.restarts();
       const std::lock_guard lock(mutex_);
       any_ = !noted.empty();
@@ -46,9 +47,9 @@ class restart_journal {
     return found;
   }
   /// This run goes on from the step.
-  void resumed(any_writer& writer, const run_id& run, std::int64_t step, event_reporter& people) noexcept {
+  void resumed(any_writer& writer, const run_id& run, std::int64_t step, event_reporter& reporter) noexcept {
     if (max_ == 0) return;
-    guarded(people, [&] {
+    guarded(reporter, [&] {
       const std::lock_guard lock(mutex_);
       if (own_ == step) return;
       if (own_) writer.forget_restart(run, *own_);
@@ -59,35 +60,35 @@ class restart_journal {
     });
   }
   /// A checkpoint was committed: what is noted of this step and those before it does not count any more.
-  void committed(any_writer& writer, std::int64_t step, event_reporter& people) noexcept {
+  void committed(any_writer& writer, std::int64_t step, event_reporter& reporter) noexcept {
     const std::lock_guard lock(mutex_);
     if (!any_) return;
-    guarded(people, [&] {
+    guarded(reporter, [&] {
       any_ = writer.forget_restarts(step) != 0;
       if (own_ && *own_ <= step) own_.reset();
     });
   }
   /// The run ends in good order, whether or not it has saved anything.
-  void closed(any_writer& writer, event_reporter& people) noexcept {
+  void closed(any_writer& writer, event_reporter& reporter) noexcept {
     const std::lock_guard lock(mutex_);
     if (!own_) return;
-    guarded(people, [&] { writer.forget_restart(run_, *own_); });
+    guarded(reporter, [&] { writer.forget_restart(run_, *own_); });
     own_.reset();
   }
 
  private:
   template <class Body>
-  static void guarded(event_reporter& people, Body&& body) noexcept {
+  static void guarded(event_reporter& reporter, Body&& body) noexcept {
     try {
       body();
     } catch (const storage_error& e) {
-      if (e.id() != error_id::storage_permission) tell(people);  // a store that is only read
+      if (e.id() != error_id::storage_permission) warn(reporter);  // a store that is only read
     } catch (...) {
-      tell(people);
+      warn(reporter);
     }
   }
-  static void tell(event_reporter& people) noexcept {
-    people.warned("the notes of restarts could not be read or written", std::current_exception());
+  static void warn(event_reporter& reporter) noexcept {
+    reporter.warned("the notes of restarts could not be read or written", std::current_exception());
   }
 
   std::mutex mutex_;
@@ -101,7 +102,7 @@ class restart_journal {
 struct avoided_steps {
   std::vector<std::int64_t> steps;
   std::vector<std::int64_t> newer;  ///< of these, those newer than all others, newest first
-  bool all_worn_out = false;        ///< then none is avoided
+  bool all_crash_looping = false;   ///< then none is avoided
 };
 /// `steps` ascending, of which at most `most` are tried.
 [[nodiscard]] inline avoided_steps choose_avoided(const std::vector<std::int64_t>& steps,

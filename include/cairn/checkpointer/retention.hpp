@@ -62,8 +62,8 @@ class retention {
   }
 
   struct choice {
-    std::vector<std::int64_t> remove;     ///< the oldest first
-    std::vector<std::int64_t> strangers;  ///< not in the line and never told of before
+    std::vector<std::int64_t> remove;       ///< the oldest first
+    std::vector<std::int64_t> other_lines;  ///< steps that are not in the line and were not reported before
   };
   /// After a commit, where `there` is committed, ascending.
   [[nodiscard]] choice choose(const std::vector<std::int64_t>& there) {
@@ -81,7 +81,7 @@ class retention {
     for (const auto s : there)
       if (!has_step(line_, s) && !has_step(under_way_, s) && !has_step(told_, s)) {
         told_.push_back(s);
-        chosen.strangers.push_back(s);
+        chosen.other_lines.push_back(s);
       }
     return chosen;
   }
@@ -105,7 +105,7 @@ class retention {
   std::mutex mutex_;
   std::vector<std::int64_t> line_;
   std::vector<std::int64_t> under_way_;  ///< begun by this run and not ended
-  std::vector<std::int64_t> told_;       ///< strangers that were told of
+  std::vector<std::int64_t> told_;       ///< steps of other lines that were reported
   std::vector<std::int64_t> leased_;     ///< would go, and stay while they are read
   std::vector<std::int64_t> verified_;
   std::optional<std::int64_t> base_step_;

@@ -152,7 +152,7 @@ class save_path {
       save.planned = plans_.plan(state, group_, services_->writer(), peer_deadline(), save.cost.plan_cached,
                                  others_write);
     } catch (...) {
-      if (plans_.parted()) abort(save);  // who does not plan would wait for this rank's part
+      if (plans_.planned_alone()) abort(save);  // who does not plan would wait for this rank's part
       throw;
     }
     save.cost.plan_seconds = seconds_since(save.begin);

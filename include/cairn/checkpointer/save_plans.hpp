@@ -36,14 +36,14 @@ class save_plans {
     cached = planned != nullptr;
     if (cached) return planned;
     const auto begin = deadline::clock::now();
-    parted_ = false;
+    planned_alone_ = false;
     const bool first = cache_.size() == 0;
     const auto cause = "the state of rank " + std::to_string(group.rank()) +
                        " has a structure that it had not before: did all ranks change theirs?";
     const auto look = [&] {
       const int other = others_write ? others_write() : -1;
       if (other < 0) return;
-      parted_ = true;
+      planned_alone_ = true;
       fail(error_id::plan_disagreement,
            "rank " + std::to_string(other) + " went on with this save without planning it, but " + cause,
            {.rank = group.rank()});
@@ -56,13 +56,13 @@ class save_plans {
       const bool alone = e.id() == error_id::timeout_peer || e.id() == error_id::peer_lost ||
                          e.id() == error_id::peer_bad_message;
       if (first || !alone) throw;  // of the first plan nobody has another one
-      parted_ = true;
+      planned_alone_ = true;
       fail(e.id(), e.message() + "; " + cause, e.fields());
     }
   }
   /// Whether the last call of plan() threw as not all ranks planned, so that others may save without this
   /// one.
-  [[nodiscard]] bool parted() const noexcept { return parted_; }
+  [[nodiscard]] bool planned_alone() const noexcept { return planned_alone_; }
   /// Has the plan's sources follow the state to where its memory is now, and lays out the image for the sizes
   /// that they have now: kept with the plan, made anew on this rank alone when a bytes item has another size
   /// than before.
@@ -92,7 +92,7 @@ class save_plans {
   any_save_planner planner_;
   plan_cache cache_;
   std::uint64_t small_tensor_bytes_;
-  bool parted_ = false;
+  bool planned_alone_ = false;
 };
 
 }  // namespace detail

@@ -159,7 +159,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
   }
   void remove_outdated(step_listing& listing, save_journal* journal) {
     const auto chosen = retention_.choose(listing.steps());
-    warn_of_other_lines(chosen.strangers);
+    warn_of_other_lines(chosen.other_lines);
     if (chosen.remove.empty()) return;
     const span_note span(journal, span_kind::remove);
     for (const auto old : chosen.remove) remove_old(old);

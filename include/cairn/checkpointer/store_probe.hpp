@@ -20,15 +20,16 @@ namespace detail {
 
 /// Refuses a store that proved what checkpoints cannot live with; tells what is lost where they can.
 /// @throws storage_error (storage_unsafe)
-inline void judge_proof(const store_proof& proof, const std::string& store, event_reporter& people) {
-  for (const auto& p : proof.points) {
+inline void judge_store_test(const store_test_report& tested, const std::string& store,
+                             event_reporter& reporter) {
+  for (const auto& p : tested.points) {
     if (p.outcome == store_check::verdict::right) continue;
     if (p.outcome == store_check::verdict::unusable ||
-        (p.outcome == store_check::verdict::single_job && !proof.single_writer))
+        (p.outcome == store_check::verdict::single_job && !tested.single_writer))
       fail(error_id::storage_unsafe,
            "the store lacks a property that checkpoints rely on: " + p.what + ": " + p.follows,
            {.file = store, .got = p.seen});
-    people.warned(store + ": " + p.what + ": " + p.seen + "; " + p.follows);
+    reporter.warned(store + ": " + p.what + ": " + p.seen + "; " + p.follows);
   }
 }
 
@@ -39,14 +40,14 @@ inline void judge_proof(const store_proof& proof, const std::string& store, even
 /// alike; what keeps a store from being written at all.
 inline void probe_shared_store(collectives& group, any_writer& writer, const run_id& run,
                                const std::string& store, std::chrono::nanoseconds timeout,
-                               event_reporter& people) {
-  if (!writer.proves_store()) return;
-  const auto prove = [&] {
-    const auto proof = writer.prove_store();
-    judge_proof(proof, store, people);
-    return std::vector<std::byte>{std::byte{proof.single_writer}};
+                               event_reporter& reporter) {
+  if (!writer.tests_store()) return;
+  const auto self_test = [&] {
+    const auto tested = writer.test_store();
+    judge_store_test(tested, store, reporter);
+    return std::vector<std::byte>{std::byte{tested.single_writer}};
   };
-  if (group.size() == 1) return static_cast<void>(prove());
+  if (group.size() == 1) return static_cast<void>(self_test());
   std::exception_ptr failure;
   const auto by_all = [&](auto&& part) {
     try {
@@ -56,9 +57,9 @@ inline void probe_shared_store(collectives& group, any_writer& writer, const run
     }
     group.barrier(deadline::in(timeout), failure);
   };
-  const bool single_writer = read_once(group, prove, deadline::in(timeout)).at(0) != std::byte{0};
+  const bool single_writer = read_once(group, self_test, deadline::in(timeout)).at(0) != std::byte{0};
   by_all([&] {
-    if (group.rank() != 0) writer.look_early(run);
+    if (group.rank() != 0) writer.look_up_mark(run);
   });
   const auto leave = [&] {
     writer.leave_mark(run);
@@ -82,7 +83,7 @@ inline void probe_shared_store(collectives& group, any_writer& writer, const run
       if (!single_writer)
         fail(error_id::storage_unsafe, late + ", or say that only one job writes there (single_writer)",
              {.rank = group.rank(), .file = store});
-      people.warned(store + ": " + late + "; the ends of saves are told late here");
+      reporter.warned(store + ": " + late + "; the ends of saves are told late here");
     });
   } catch (...) {
     verdict = std::current_exception();

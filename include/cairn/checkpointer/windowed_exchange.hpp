@@ -35,10 +35,10 @@ class windowed_exchange final : public read_exchange {
   [[nodiscard]] std::int32_t rank() const override { return group_.rank(); }
   [[nodiscard]] shared_wants& wants() noexcept override { return wants_; }
 
-  void run(function_ref<shared_units()> make, std::uint64_t budget, deadline until) override {
+  void run(function_ref<shared_read_list()> make, std::uint64_t budget, deadline until) override {
     budget = std::min(budget, max_window);
-    shared_units made;
-    const auto& units = made.units;
+    shared_read_list made;
+    const auto& reads = made.reads;
     std::exception_ptr failure;
     const auto guarded = [](std::exception_ptr& why, auto&& body) {
       try {
@@ -48,12 +48,12 @@ class windowed_exchange final : public read_exchange {
       }
     };
     guarded(failure, [&] { made = make(); });
-    auto limit = agree(failure, limit_after(units, 0, budget), until);
+    auto limit = agree(failure, limit_after(reads, 0, budget), until);
     std::size_t begin = 0;
-    auto end = index_of(units, limit);
+    auto end = index_of(reads, limit);
     read_bundles sent;
     const auto window_of = [&](std::size_t first, std::size_t last) {
-      return shared_window{units.data() + first, units.data() + last};
+      return shared_window{reads.data() + first, reads.data() + last};
     };
     const auto read = [&](std::size_t first, std::size_t last, read_bundles& into) {
       if (first != last) into = made.source->read(window_of(first, last), group_.message_head());
@@ -62,8 +62,8 @@ class windowed_exchange final : public read_exchange {
     guarded(failure, [&] { read(begin, end, sent); });
     for (;;) {
       const bool last = limit == position::end();
-      const auto next = agree(failure, last ? position::end() : limit_after(units, end, budget), until);
-      const auto next_end = index_of(units, next);
+      const auto next = agree(failure, last ? position::end() : limit_after(reads, end, budget), until);
+      const auto next_end = index_of(reads, next);
       read_bundles next_sent;
       std::exception_ptr not_read;
       {
@@ -88,28 +88,28 @@ class windowed_exchange final : public read_exchange {
   /// Memory of windows is then warm when it is used again; more gains nothing.
   static constexpr std::uint64_t max_window = std::uint64_t{8} << 20;
 
-  /// A place in the order of all units of all ranks.
+  /// A place in the order of all reads of all ranks.
   struct position {
     std::uint64_t before = 0;
     std::uint64_t tie = 0;
     static constexpr position end() noexcept { return {UINT64_MAX, UINT64_MAX}; }
     friend constexpr auto operator<=>(const position&, const position&) noexcept = default;
   };
-  static position position_of(const shared_unit& u) noexcept { return {u.before, u.wanters->digest}; }
-  static std::size_t index_of(const std::vector<shared_unit>& units, position limit) {
+  static position position_of(const shared_read& u) noexcept { return {u.before, u.ranks->digest}; }
+  static std::size_t index_of(const std::vector<shared_read>& reads, position limit) {
     return static_cast<std::size_t>(
-        std::partition_point(units.begin(), units.end(),
-                             [&](const shared_unit& u) { return position_of(u) < limit; }) -
-        units.begin());
+        std::partition_point(reads.begin(), reads.end(),
+                             [&](const shared_read& u) { return position_of(u) < limit; }) -
+        reads.begin());
   }
-  /// How far a window that begins with units[begin] can go.
-  static position limit_after(const std::vector<shared_unit>& units, std::size_t begin,
+  /// How far a window that begins with reads[begin] can go.
+  static position limit_after(const std::vector<shared_read>& reads, std::size_t begin,
                               std::uint64_t budget) {
     std::uint64_t cost = 0;
-    for (auto i = begin; i < units.size(); ++i) {
-      cost += units[i].cost;
-      if (cost > budget && i != begin && position_of(units[begin]) < position_of(units[i]))
-        return position_of(units[i]);
+    for (auto i = begin; i < reads.size(); ++i) {
+      cost += reads[i].cost;
+      if (cost > budget && i != begin && position_of(reads[begin]) < position_of(reads[i]))
+        return position_of(reads[i]);
     }
     return position::end();
   }

@@ -34,7 +34,7 @@ enum class collective_operation : std::uint8_t {
 
 /// Whether it is made only by those ranks that find that they must: such calls have no place in the count of
 /// collectives. A message carries its sender's own count of them, a verdict that of the message it answers.
-constexpr bool is_occasional(collective_operation operation) noexcept {
+constexpr bool is_on_demand(collective_operation operation) noexcept {
   return operation >= collective_operation::planning;
 }
 
@@ -46,7 +46,7 @@ constexpr std::string_view operation_name(collective_operation operation) noexce
 }
 
 /// Which way a message of a collective goes: a child's part, a child's word that it is there and for whom it
-/// waits, the verdict; of an occasional call a child's word that it does not wait for the verdict any more.
+/// waits, the verdict; of an on-demand call a child's word that it does not wait for the verdict any more.
 enum class collective_step : std::uint8_t { up, waiting, down, withdrawn };
 
 /// Which call a message belongs to.
@@ -68,7 +68,7 @@ struct outcome {
   std::int32_t failed_rank = -1;
   std::vector<std::byte> failure;  ///< of encode_failure; the one of the lowest rank that failed
   std::vector<absent_rank> absent;
-  bool heard = false;  ///< a neighbour said so; else it is what this rank found out itself
+  bool from_neighbour = false;  ///< a neighbour said so; else it is what this rank found out itself
 
   [[nodiscard]] bool ok() const noexcept { return failed_rank < 0 && absent.empty(); }
 
@@ -86,7 +86,7 @@ struct outcome {
       absent.insert(at, {static_cast<std::int32_t>(rank), lost});
   }
   /// Takes over what went wrong in another part of the tree; values are the caller's matter.
-  void add_troubles(outcome other) {
+  void add_failures(outcome other) {
     if (other.failed_rank >= 0) add_failure(other.failed_rank, std::move(other.failure));
     for (const auto& each : other.absent) add_absent(each.rank, each.lost);
   }
@@ -224,7 +224,7 @@ struct collective_frame {
 
 [[nodiscard]] inline std::string call_text(const collective_call& call) {
   std::string text(operation_name(call.operation));
-  if (is_occasional(call.operation)) return text;
+  if (is_on_demand(call.operation)) return text;
   return text.append(" (collective ").append(std::to_string(call.epoch)).append(")");
 }
 

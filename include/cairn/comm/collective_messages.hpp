@@ -30,7 +30,7 @@ class collective_messages {
   [[nodiscard]] int rank() const { return communicator_.rank(); }
   [[nodiscard]] int size() const { return communicator_.size(); }
   [[nodiscard]] any_communicator& communicator() noexcept { return communicator_; }
-  /// How many collectives were begun, without the occasional ones.
+  /// How many collectives were begun, without the on-demand ones.
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   void set_run(const std::array<std::byte, 16>& run) noexcept { run_ = run; }
   [[nodiscard]] const std::array<std::byte, 16>& run() const noexcept { return run_; }
@@ -38,7 +38,7 @@ class collective_messages {
   [[nodiscard]] collective_call begin(collective_operation kind, int root) {
     if (kind == collective_operation::planning) taken_.clear();
     apart_ = false;
-    return {run_, is_occasional(kind) ? ++occasions_ : epoch_++, kind, root};
+    return {run_, is_on_demand(kind) ? ++on_demand_calls_ : epoch_++, kind, root};
   }
   /// Whether this rank knows that others are not in the call under way.
   [[nodiscard]] bool apart() const noexcept { return apart_; }
@@ -88,13 +88,13 @@ class collective_messages {
       auto frame = next_frame(from, until);
       const auto& theirs = frame.call;
       if (theirs.run != run_ && theirs.run != no_run) continue;
-      if (is_occasional(theirs.operation)) {
-        if (take_occasional(call, wanted, from, frame, until)) return frame;
+      if (is_on_demand(theirs.operation)) {
+        if (take_on_demand(call, wanted, from, frame, until)) return frame;
         continue;
       }
-      const auto occasional = is_occasional(call.operation);
-      if (theirs.epoch < (occasional ? epoch_ : call.epoch)) continue;
-      if (occasional) {
+      const auto on_demand = is_on_demand(call.operation);
+      if (theirs.epoch < (on_demand ? epoch_ : call.epoch)) continue;
+      if (on_demand) {
         // Kept for the call that it is of.
         const auto text = elsewhere(from, theirs, call);
         early_.emplace(from, std::move(frame));
@@ -136,17 +136,17 @@ class collective_messages {
            ": all ranks must make the same calls in the same order";
   }
 
-  /// What becomes of a frame of an occasional call that comes while this rank is at `call`; whether it is
+  /// What becomes of a frame of an on-demand call that comes while this rank is at `call`; whether it is
   /// what that waits for. Throws where a child has left it.
-  [[nodiscard]] bool take_occasional(const collective_call& call, step wanted, int from,
-                                     collective_frame& frame, deadline until) {
+  [[nodiscard]] bool take_on_demand(const collective_call& call, step wanted, int from,
+                                    collective_frame& frame, deadline until) {
     const auto& theirs = frame.call;
     const bool of_this_call = theirs.operation == call.operation;
     // An answer to an earlier call of this rank, which does not wait for it any more.
     if (frame.step == step::down) return of_this_call && wanted == step::down && theirs.epoch == call.epoch;
     if (frame.step == step::withdrawn) {
       const auto taken = taken_.find(from);
-      if (!is_occasional(call.operation) || taken == taken_.end() || taken->second.epoch != theirs.epoch)
+      if (!is_on_demand(call.operation) || taken == taken_.end() || taken->second.epoch != theirs.epoch)
         return false;
       fail(error_id::peer_bad_message,
            "rank " + std::to_string(from) + " has left " + call_text(theirs) + " while rank " +
@@ -169,13 +169,13 @@ class collective_messages {
          until.earlier(deadline::in(std::chrono::seconds(1))));
     return false;
   }
-  /// Whether a neighbour has left the occasional call of which a message was just taken, as far as it has
+  /// Whether a neighbour has left the on-demand call of which a message was just taken, as far as it has
   /// said so already.
   [[nodiscard]] bool left_since(int from, std::uint64_t count, deadline until) {
     try {
       auto next = next_frame(from, until.earlier(deadline::in(std::chrono::nanoseconds(0))));
       const bool left =
-          next.step == step::withdrawn && next.call.epoch == count && is_occasional(next.call.operation);
+          next.step == step::withdrawn && next.call.epoch == count && is_on_demand(next.call.operation);
       if (!left) early_.emplace(from, std::move(next));
       return left;
     } catch (const timeout_error&) {
@@ -193,8 +193,8 @@ class collective_messages {
   std::array<std::byte, 16> run_{};
   std::uint64_t epoch_ = 0;
   std::map<int, collective_frame> early_;
-  // Of occasional calls.
-  std::uint64_t occasions_ = 0;
+  // Of on-demand calls.
+  std::uint64_t on_demand_calls_ = 0;
   std::map<int, collective_call> taken_;   ///< by child
   std::map<int, std::uint64_t> answered_;  ///< by child: its count of one that this rank was not in
   bool apart_ = false;

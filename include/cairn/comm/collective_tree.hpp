@@ -48,7 +48,7 @@ class collective_tree {
     if (root < 0 || root >= ranks)
       fail(error_id::usage_bad_option, "the root of a collective is not a rank of this world",
            {.expected = "0 to " + std::to_string(ranks - 1), .got = std::to_string(root)});
-    const bool occasional = is_occasional(kind);
+    const bool on_demand = is_on_demand(kind);
     const auto call = messages_.begin(kind, root);
     look_ = look;
     look_pause_ = std::chrono::seconds(1);
@@ -89,7 +89,7 @@ class collective_tree {
         });
         check_length(mine);
       } else {
-        mine.add_troubles(std::move(theirs));
+        mine.add_failures(std::move(theirs));
       }
     }
 
@@ -99,24 +99,24 @@ class collective_tree {
       messages_.send(sent, parent, encode_frame(call, step::up, mine, mine.value), wait.down(0));
       auto verdict =
           sent.ok() ? await(call, step::down, parent, wait.down(depth), word, [](const auto&) {}) : sent;
-      left = !verdict.heard;
+      left = !verdict.from_neighbour;
       // Who has no verdict knows at least what its own part of the tree says.
-      if (!verdict.ok() && verdict.failed_rank < 0) verdict.add_troubles(std::move(mine));
+      if (!verdict.ok() && verdict.failed_rank < 0) verdict.add_failures(std::move(mine));
       mine = std::move(verdict);
     }
 
-    if (occasional && parent >= 0 && left) {
-      outcome unheard;
-      messages_.send(unheard, parent, encode_frame(call, step::withdrawn, {}, {}), wait.down(0));
+    if (on_demand && parent >= 0 && left) {
+      outcome withdrawal;
+      messages_.send(withdrawal, parent, encode_frame(call, step::withdrawn, {}, {}), wait.down(0));
     }
 
-    // Of an occasional call a verdict answers what the child sent; one that sent nothing may be elsewhere.
+    // Of an on-demand call a verdict answers what the child sent; one that sent nothing may be elsewhere.
     const auto taken = [&](const child& to) { return messages_.taken(to.rank); };
     const auto addressed = [&](const child& to) {
-      return !occasional ? call : taken(to) != nullptr ? *taken(to) : collective_call();
+      return !on_demand ? call : taken(to) != nullptr ? *taken(to) : collective_call();
     };
     const auto is_here = [&](const child& to) {
-      return !occasional || (taken(to) != nullptr && taken(to)->operation == kind);
+      return !on_demand || (taken(to) != nullptr && taken(to)->operation == kind);
     };
     std::vector<std::vector<std::byte>> messages(children.size());
     if (mine.ok()) {
@@ -140,7 +140,7 @@ class collective_tree {
         messages_.send(below, to, messages[i], wait.down(missing ? 0 : depth + 1));
       }
     }
-    if (told_ok) mine.add_troubles(std::move(below));
+    if (told_ok) mine.add_failures(std::move(below));
     if (!mine.ok()) raise(mine, call);
     return std::move(mine.value);
   }
@@ -201,16 +201,16 @@ class collective_tree {
           auto frame = messages_.receive(call, wanted, from, next.earlier(next_look_));
           if (frame.step != step::waiting) {
             result = std::move(frame.what);
-            result.heard = true;
+            result.from_neighbour = true;
             return;
           }
           known = std::move(frame.what);
         } catch (const timeout_error&) {
           if (until.passed()) {
-            result.add_troubles(std::move(known));
+            result.add_failures(std::move(known));
             return;
           }
-          if (next_look_.passed()) look_around();
+          if (next_look_.passed()) check_peers();
         } catch (const peer_error& e) {
           if (e.id() != error_id::peer_lost) throw;
           result.add_absent(messages_.gone(e, from), true);
@@ -223,7 +223,7 @@ class collective_tree {
     return result;
   }
 
-  void look_around() {
+  void check_peers() {
     look_pause_ = std::min<std::chrono::nanoseconds>(2 * look_pause_, std::chrono::minutes(1));
     next_look_ = deadline::in(look_pause_);
     try {

@@ -40,7 +40,7 @@ struct collective_call;
 /// - If a rank is lost while the result goes down, only some ranks may see that.
 ///
 /// Each message carries the run id and the count of collectives (the epoch), so that late messages of a
-/// failed call are dropped. All ranks make the same calls in the same order, except for the occasional
+/// failed call are dropped. All ranks make the same calls in the same order, except for the on-demand
 /// ones, which do not count; one thread at a time on each rank. A root outside of the world is a
 /// usage_error, before anything is sent. A value has at most 1 GiB less 64 bytes, and so have the
 /// messages of gather, scatter and all_gather: more is a usage_error (usage_overflow) on all ranks.
@@ -103,8 +103,8 @@ class collectives {
   template <class Merge>
     requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
                                    std::vector<std::byte>>
-  [[nodiscard]] std::vector<std::byte> occasional_reduce(collective_input own, Merge merge, deadline until) {
-    return reduce_at_times(std::move(own), merge, until, nullptr);
+  [[nodiscard]] std::vector<std::byte> on_demand_reduce(collective_input own, Merge merge, deadline until) {
+    return reduce_on_demand(std::move(own), merge, until, nullptr);
   }
   /// The same, and calls `look()` at intervals while this rank waits; an exception ends the call on this rank
   /// at once.
@@ -112,13 +112,13 @@ class collectives {
     requires std::is_invocable_r_v<std::vector<std::byte>, Merge&, std::vector<std::byte>,
                                    std::vector<std::byte>> &&
              std::is_invocable_v<Look&>
-  [[nodiscard]] std::vector<std::byte> occasional_reduce(collective_input own, Merge merge, deadline until,
-                                                         Look look) {
+  [[nodiscard]] std::vector<std::byte> on_demand_reduce(collective_input own, Merge merge, deadline until,
+                                                        Look look) {
     const function_ref<void()> asked(look);
-    return reduce_at_times(std::move(own), merge, until, &asked);
+    return reduce_on_demand(std::move(own), merge, until, &asked);
   }
-  /// As barrier(), after an occasional_reduce() that gave this rank a value.
-  void occasional_barrier(deadline until, std::exception_ptr failure = nullptr);
+  /// As barrier(), after an on_demand_reduce() that gave this rank a value.
+  void on_demand_barrier(deadline until, std::exception_ptr failure = nullptr);
 
   /// Begins an exchange: messages from rank to rank, outside of the tree, until the next collective,
   /// which drops messages that were not received. All ranks call it at the same place in the order of
@@ -140,8 +140,8 @@ class collectives {
   using merge_parts =
       function_ref<std::vector<std::byte>(std::vector<std::byte>&&, std::vector<std::byte>&&)>;
   [[nodiscard]] std::vector<std::byte> reduce(collective_input own, merge_parts merge, deadline until);
-  [[nodiscard]] std::vector<std::byte> reduce_at_times(collective_input own, merge_parts merge,
-                                                       deadline until, const function_ref<void()>* look);
+  [[nodiscard]] std::vector<std::byte> reduce_on_demand(collective_input own, merge_parts merge,
+                                                        deadline until, const function_ref<void()>* look);
 
   std::unique_ptr<detail::collective_tree> tree_;
   std::unique_ptr<detail::collective_call> exchange_;  ///< the one under way

@@ -168,8 +168,8 @@ class any_store {
 
   /// See DecodingStore; true for 0 alone where the store decodes nothing.
   [[nodiscard]] bool decodes(std::uint16_t codec) const;
-  /// See SelfTestingStore; an empty proof where the store tries nothing.
-  [[nodiscard]] store_proof prove() const;
+  /// See SelfTestingStore; an empty report where the store tries nothing.
+  [[nodiscard]] store_test_report self_test() const;
   /// The store below all LayeredStores; this one where it lies over no other.
   [[nodiscard]] any_store innermost() const;
 

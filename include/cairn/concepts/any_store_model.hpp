@@ -88,7 +88,7 @@ struct store_face {
   virtual std::unique_ptr<shared_object_face> join(std::string_view key, std::uint64_t tag) = 0;
   virtual bool decodes(std::uint16_t codec) = 0;
   virtual std::vector<std::byte> description() = 0;
-  virtual store_proof prove() = 0;
+  virtual store_test_report self_test() = 0;
   /// Null where the store lies over no other one.
   virtual std::shared_ptr<store_face> inner() = 0;
 };
@@ -312,9 +312,9 @@ struct store_model final : store_face {
       fail(error_id::usage_bad_option, "this store cannot be used by a worker process: save on a thread",
            {.file = describe()});
   }
-  store_proof prove() override {
+  store_test_report self_test() override {
     if constexpr (SelfTestingStore<S>)
-      return store.prove();
+      return store.self_test();
     else
       return {};
   }

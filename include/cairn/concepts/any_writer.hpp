@@ -51,9 +51,9 @@ struct writer_face {
   virtual std::uint64_t clean(run_id run) = 0;
   virtual void check_space(space_needed needed) = 0;
   virtual int other_writing_rank(const save_context& context) noexcept = 0;
-  virtual bool proves_store() const noexcept = 0;
-  virtual store_proof prove_store() = 0;
-  virtual void look_early(run_id run) = 0;
+  virtual bool tests_store() const noexcept = 0;
+  virtual store_test_report test_store() = 0;
+  virtual void look_up_mark(run_id run) = 0;
   virtual void leave_mark(run_id run) = 0;
   virtual mark_visibility sees_mark(run_id run) = 0;
   virtual void remove_mark(run_id run) noexcept = 0;
@@ -117,11 +117,11 @@ class any_writer {
 
   /// See FindsWritingRank; -1 where the writer does not tell.
   [[nodiscard]] int other_writing_rank(const save_context& context) noexcept;
-  /// Whether the writer models ProvesStore. Where it does not, the next five do nothing, prove_store()
-  /// gives an empty proof, and every mark is seen.
-  [[nodiscard]] bool proves_store() const noexcept;
-  [[nodiscard]] store_proof prove_store();
-  void look_early(run_id run);
+  /// Whether the writer models TestsStore. Where it does not, the next five do nothing, test_store()
+  /// gives an empty report, and every mark is seen.
+  [[nodiscard]] bool tests_store() const noexcept;
+  [[nodiscard]] store_test_report test_store();
+  void look_up_mark(run_id run);
   void leave_mark(run_id run);
   [[nodiscard]] mark_visibility sees_mark(run_id run);
   void remove_mark(run_id run) noexcept;
@@ -185,27 +185,27 @@ class any_writer {
       else
         return -1;
     }
-    bool proves_store() const noexcept override { return ProvesStore<W>; }
-    store_proof prove_store() override {
-      if constexpr (ProvesStore<W>)
-        return writer->prove_store();
+    bool tests_store() const noexcept override { return TestsStore<W>; }
+    store_test_report test_store() override {
+      if constexpr (TestsStore<W>)
+        return writer->test_store();
       else
         return {};
     }
-    void look_early([[maybe_unused]] run_id run) override {
-      if constexpr (ProvesStore<W>) writer->look_early(run);
+    void look_up_mark([[maybe_unused]] run_id run) override {
+      if constexpr (TestsStore<W>) writer->look_up_mark(run);
     }
     void leave_mark([[maybe_unused]] run_id run) override {
-      if constexpr (ProvesStore<W>) writer->leave_mark(run);
+      if constexpr (TestsStore<W>) writer->leave_mark(run);
     }
     mark_visibility sees_mark([[maybe_unused]] run_id run) override {
-      if constexpr (ProvesStore<W>)
+      if constexpr (TestsStore<W>)
         return writer->sees_mark(run);
       else
         return mark_visibility::seen;
     }
     void remove_mark([[maybe_unused]] run_id run) noexcept override {
-      if constexpr (ProvesStore<W>) writer->remove_mark(run);
+      if constexpr (TestsStore<W>) writer->remove_mark(run);
     }
     checkpoint_lease lease(std::int64_t step, [[maybe_unused]] deadline until) override {
       if constexpr (LeasingWriter<W>)

@@ -361,7 +361,7 @@ struct store_check {
 };
 
 /// The result of a store's test of itself.
-struct store_proof {
+struct store_test_report {
   std::string kind;  ///< of the file system or service, "ext4"; empty where the store does not know
   std::string from;  ///< the mounted device or server, with the mount options; empty where it is not known
   /// The user said that one job alone writes there: what is unsafe between two of them is accepted.
@@ -379,12 +379,12 @@ struct store_proof {
 
 /// A ByteStore that tests what commits rely on.
 ///
-/// - `prove()`: writes a few small objects, checks the results, and removes them, in some milliseconds;
+/// - `self_test()`: writes a few small objects, checks the results, and removes them, in some milliseconds;
 ///   others may use the store meanwhile. Throws storage_error where not even one object can be written:
 ///   storage_permission, storage_not_found, ....
 template <class S>
 concept SelfTestingStore = ByteStore<S> && requires(S& s) {
-  { s.prove() } -> std::same_as<store_proof>;
+  { s.self_test() } -> std::same_as<store_test_report>;
 };
 
 /// True for keys that every store accepts.

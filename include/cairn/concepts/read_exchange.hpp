@@ -21,22 +21,22 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Something that several ranks want, one of them reads, and the others get from it.
-struct shared_unit {
-  const rank_set* wanters = nullptr;
-  std::uint64_t bytes = 0;   ///< that are read
-  std::uint64_t before = 0;  ///< bytes of the same wanters' units that come before it
-  std::uint64_t cost = 0;    ///< bytes of memory that this rank needs for it while it is exchanged
+/// Bytes that several ranks want, one of them reads, and the others get from it.
+struct shared_read {
+  const rank_set* ranks = nullptr;  ///< all that want them, the reader too
+  std::uint64_t bytes = 0;          ///< that are read
+  std::uint64_t before = 0;         ///< bytes of reads for the same ranks that come before it
+  std::uint64_t cost = 0;           ///< bytes of memory that this rank needs for it while it is exchanged
   std::int32_t reader = 0;
-  std::uint32_t index = 0;  ///< the maker's
+  std::uint32_t index = 0;  ///< its number for the source that made it
 };
 
-/// Consecutive units, those of all ranks that are exchanged at once.
+/// Consecutive reads, those of all ranks that are exchanged at once.
 struct shared_window {
-  const shared_unit* first = nullptr;
-  const shared_unit* last = nullptr;
-  [[nodiscard]] const shared_unit* begin() const noexcept { return first; }
-  [[nodiscard]] const shared_unit* end() const noexcept { return last; }
+  const shared_read* first = nullptr;
+  const shared_read* last = nullptr;
+  [[nodiscard]] const shared_read* begin() const noexcept { return first; }
+  [[nodiscard]] const shared_read* end() const noexcept { return last; }
 };
 
 /// Bytes that nobody has touched.
@@ -51,10 +51,10 @@ struct raw_bytes {
 /// What a rank sends to all ranks of a set: one message. The message's head comes first.
 using read_bundles = std::map<const rank_set*, raw_bytes, by_ranks>;
 
-/// Says which of its wanters reads each unit, in stripes in turn, and sorts them by the place in the
-/// exchange. All wanters of a unit give all units of the same wanters in the same order, and come to the same
-/// result without a message.
-void assign_readers(std::vector<shared_unit>& units);
+/// Chooses for each read which of its ranks makes it, in stripes in turn, and sorts reads by their place in
+/// the exchange. Ranks that share reads give the same ones in the same order, and come to the same result
+/// without a message.
+void assign_readers(std::vector<shared_read>& reads);
 
 /// What all ranks of a load want. One thread at a time.
 class shared_wants {
@@ -68,7 +68,7 @@ class shared_wants {
   shared_wants& operator=(const shared_wants&) = delete;
   /// The wanted boxes of a stored item that meet a box, each once, ascending, in place of what `out` held.
   virtual void overlapping(std::string_view name, const chunk& box, std::vector<wanted_box>& out) = 0;
-  /// The sets of ranks that units name.
+  /// The sets of ranks that reads are for.
   [[nodiscard]] virtual rank_sets& sets() noexcept = 0;
 
  protected:
@@ -82,23 +82,23 @@ class shared_source {
   shared_source() = default;
   shared_source(const shared_source&) = delete;
   shared_source& operator=(const shared_source&) = delete;
-  /// Reads and delivers this rank's units of a window, and gives what others get of them, behind `head`. What
+  /// Reads and delivers this rank's reads of a window, and gives what others get of them, behind `head`. What
   /// a rank gets alone is not in a bundle.
   [[nodiscard]] virtual read_bundles read(shared_window window, std::span<const std::byte> head) = 0;
   /// Delivers what `reader` sent to a set that this rank is in, without the head.
   /// @throws peer_error (peer_bad_message) where it is not what the set waits for.
   virtual void take(shared_window window, std::int32_t reader, const rank_set* set,
                     std::span<const std::byte> bundle) = 0;
-  /// Adds the sets that get something of a unit.
-  virtual void sets_of(const shared_unit& unit, std::vector<const rank_set*>& out) const = 0;
+  /// Adds the sets that get something of a read.
+  virtual void sets_of(const shared_read& read, std::vector<const rank_set*>& out) const = 0;
 
  protected:
   ~shared_source() = default;
 };
 
-/// The units of this rank, as assign_readers() leaves them, and their source, which outlives the exchange.
-struct shared_units {
-  std::vector<shared_unit> units;
+/// The reads of this rank, as assign_readers() leaves them, and their source, which outlives the exchange.
+struct shared_read_list {
+  std::vector<shared_read> reads;
   shared_source* source = nullptr;
 };
 
@@ -111,11 +111,11 @@ class read_exchange {
   read_exchange& operator=(const read_exchange&) = delete;
   [[nodiscard]] virtual std::int32_t rank() const = 0;
   [[nodiscard]] virtual shared_wants& wants() noexcept = 0;
-  /// Collective: calls `make`, and exchanges its units in windows. A window takes up to `budget` bytes of
-  /// memory for what is sent, and as much for what is received; one unit fits always.
+  /// Collective: calls `make`, and exchanges its reads in windows. A window takes up to `budget` bytes of
+  /// memory for what is sent, and as much for what is received; one read always fits.
   /// @throws on all ranks alike what `make` or read() throws on one of them, and what take() throws on
   /// this one; peer_error, timeout_error
-  virtual void run(detail::function_ref<shared_units()> make, std::uint64_t budget, deadline until) = 0;
+  virtual void run(detail::function_ref<shared_read_list()> make, std::uint64_t budget, deadline until) = 0;
 
  protected:
   ~read_exchange() = default;

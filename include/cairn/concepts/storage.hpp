@@ -97,15 +97,15 @@ enum class mark_visibility : std::uint8_t {
 
 /// A StorageWriter that tests, before the first save, what its commits rely on.
 ///
-/// - `prove_store()`: called by one rank; see SelfTestingStore. Returns an empty proof where the store
+/// - `test_store()`: called by one rank; see SelfTestingStore. Returns an empty report where the store
 ///   has no test.
-/// - `look_early(run)` by the other ranks, then `leave_mark(run)` by rank 0, `sees_mark(run)` by the
+/// - `look_up_mark(run)` by the other ranks, then `leave_mark(run)` by rank 0, `sees_mark(run)` by the
 ///   others and `remove_mark(run)` by rank 0: whether all ranks share one store and see at once what
 ///   another one has written. All but the last throw the store's errors.
 template <class W>
-concept ProvesStore = requires(W& w, run_id run) {
-  { w.prove_store() } -> std::same_as<store_proof>;
-  { w.look_early(run) } -> std::same_as<void>;
+concept TestsStore = requires(W& w, run_id run) {
+  { w.test_store() } -> std::same_as<store_test_report>;
+  { w.look_up_mark(run) } -> std::same_as<void>;
   { w.leave_mark(run) } -> std::same_as<void>;
   { w.sees_mark(run) } -> std::same_as<mark_visibility>;
   { w.remove_mark(run) } noexcept -> std::same_as<void>;

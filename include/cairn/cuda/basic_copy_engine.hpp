@@ -139,7 +139,7 @@ class basic_copy_engine {
   /// Makes the streams, allocates the memory for gathering and loads the kernels that the first image
   /// from these sources needs. @throws storage_error; copy() tries again.
   void prepare(const source_table& sources) {
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     for (const auto& source : sources) {
       const auto& view = source.view;
       if (view.space != memory_space::device || view.device < 0 || view.bytes() == 0) continue;
@@ -157,7 +157,7 @@ class basic_copy_engine {
 
   /// See CopyEngine.
   void copy(std::shared_ptr<image_fill> fill, deadline until) {
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     const bool overlapped = fill->options().overlapped;
     const auto queues = queues_of(*fill);
     for (const auto* l : queues) {
@@ -210,8 +210,8 @@ class basic_copy_engine {
  private:
   using transfer = detail::transfer<R>;
   using copy_queue = detail::copy_queue<R>;
-  static constexpr auto look_every = std::chrono::microseconds(50);
-  static constexpr auto look_seldom = std::chrono::microseconds(10'000);
+  static constexpr auto poll_interval = std::chrono::microseconds(50);
+  static constexpr auto idle_poll_interval = std::chrono::microseconds(10'000);
 
   struct shared {
     std::mutex mutex;
@@ -241,7 +241,7 @@ class basic_copy_engine {
     }
     /// The thread. True if it is to destroy this.
     [[nodiscard]] bool run() noexcept {
-      const beside_captures<R> guard;
+      const relaxed_capture_mode<R> guard;
       std::unique_lock lock(mutex);
       for (;;) {
         if (transfers.empty()) {
@@ -258,7 +258,7 @@ class basic_copy_engine {
         if (ended)
           transfers.pop_front();
         else
-          changed.wait_for(lock, left_behind ? look_seldom : look_every);
+          changed.wait_for(lock, left_behind ? idle_poll_interval : poll_interval);
       }
       over = true;
       changed.notify_all();

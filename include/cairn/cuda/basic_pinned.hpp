@@ -66,7 +66,7 @@ class basic_pinned {
     }
     ~block_type() {
       if (pinned_on_ < 0) return;
-      const beside_captures<R> guard;
+      const relaxed_capture_mode<R> guard;
       const device_in_use<R> use(pinned_on_, std::nothrow);
       (void)R::unpin(inner_.bytes().data());
       if constexpr (!M::shareable) detail::inherit_pages(inner_.bytes(), true);
@@ -102,7 +102,7 @@ class basic_pinned {
   [[nodiscard]] block_type allocate(std::uint64_t bytes) {
     const int device = device_with_context<R>(device_);
     block_type block(memory_for(device, bytes));
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     const device_in_use<R> use(device);
     const auto whole = block.bytes();
     const int status = R::pin(whole.data(), whole.size());

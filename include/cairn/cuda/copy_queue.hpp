@@ -46,7 +46,7 @@ class copy_queue {
   copy_queue& operator=(const copy_queue&) = delete;
   /// @pre nothing of the stream is under way.
   ~copy_queue() {
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     const device_in_use<R> use(device_, std::nothrow);
     (void)R::destroy_stream(side_);
     page_.reset();

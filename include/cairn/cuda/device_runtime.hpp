@@ -165,14 +165,14 @@ template <DeviceRuntime R>
 /// As long as this lives, the calls of this thread do not disturb the capture of a graph by another
 /// thread. Without it, querying an event or pinning memory ends such a capture with an error.
 template <DeviceRuntime R>
-class beside_captures {
+class relaxed_capture_mode {
  public:
-  beside_captures() noexcept { changed_ = R::exchange_capture_mode(mode_) == R::success; }
-  ~beside_captures() {
+  relaxed_capture_mode() noexcept { changed_ = R::exchange_capture_mode(mode_) == R::success; }
+  ~relaxed_capture_mode() {
     if (changed_) (void)R::exchange_capture_mode(mode_);
   }
-  beside_captures(const beside_captures&) = delete;
-  beside_captures& operator=(const beside_captures&) = delete;
+  relaxed_capture_mode(const relaxed_capture_mode&) = delete;
+  relaxed_capture_mode& operator=(const relaxed_capture_mode&) = delete;
 
  private:
   int mode_ = R::relaxed_capture;

@@ -20,7 +20,7 @@ class stream_end {
   /// False while copies may still touch memory, also where it cannot be asked for the moment: for want of
   /// memory, say. A device that is lost copies nothing any more.
   [[nodiscard]] bool over(typename R::stream_type stream, int device) noexcept {
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     const device_in_use<R> use(device, std::nothrow);
     int status = R::success;
     if (!event_) {

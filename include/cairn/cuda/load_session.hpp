@@ -108,7 +108,7 @@ class load_session final : public device_load {
     else
       keep_buffers();
     buffers_.clear();
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     for (const auto& l : open_devices_) {
       const device_in_use<R> use(l.device, std::nothrow);
       (void)R::destroy_stream(l.side);
@@ -123,7 +123,7 @@ class load_session final : public device_load {
            {.item = std::string(item)});
     if (target.bytes() == 0) return;
     int device = -1;
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     const device_in_use<R> use(target.device, std::nothrow);
     check_call<R>(R::device_of(target.data, device), "cudaPointerGetAttributes (asking where memory lies)",
                   target.device, item);
@@ -140,7 +140,7 @@ class load_session final : public device_load {
   [[nodiscard]] std::uint64_t memory() const noexcept override { return memory_; }
 
   [[nodiscard]] buffer acquire(std::uint64_t bytes, deadline until) override {
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     std::unique_lock lock(mutex_);
     for (;;) {
       look();
@@ -155,7 +155,7 @@ class load_session final : public device_load {
   void put(const buffer& from, int device, std::string_view item, std::span<const device_run> runs) override {
     auto& b = at(from);
     const auto device_index = index_of(device);
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     const device_in_use<R> use(device);
     if (b.parts.size() < open_devices_.size()) b.parts.resize(open_devices_.size());
     auto& parts = b.parts[device_index];
@@ -171,7 +171,7 @@ class load_session final : public device_load {
     auto& b = at(done);
     std::exception_ptr failure;
     std::vector<owned_event<R>> events;
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     try {
       if (b.touched)
         for (std::size_t i = 0; i < b.parts.size(); ++i) {
@@ -195,7 +195,7 @@ class load_session final : public device_load {
     changed_.notify_all();
   }
   void finish(deadline until) override {
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     std::unique_lock lock(mutex_);
     for (;;) {
       look();

@@ -75,7 +75,7 @@ class read_session final : public device_read {
            "a tensor_view in device memory does not say on which device: set its `device`, or make it with "
            "cuda::device_view",
            {.item = std::string(item)});
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     const device_in_use<R> use(from.device);
     auto& l = queue_on(from.device);
     while (first < last) {

@@ -7,7 +7,7 @@
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/stage/block_copy.hpp>
 #include <cairn/stage/copy_job.hpp>
-#include <cairn/stage/image_pieces.hpp>
+#include <cairn/stage/image_sources.hpp>
 #include <cairn/system/shared_event.hpp>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ class transfer {
            std::uint64_t gather_below)
       : fill_(std::move(fill)),
         queues_(std::move(queues)),
-        units_(cairn::detail::cut_into_units(fill_->layout(), fill_->options().overlapped)),
+        ranges_(cairn::detail::cut_into_ranges(fill_->layout(), fill_->options().overlapped)),
         parts_(queues_.size()),
         batch_bytes_(std::max(batch_bytes, fill_->layout().bytes / max_batches)),
         gather_below_(gather_below) {
@@ -61,13 +61,13 @@ class transfer {
       check_call<R>(R::wait(l->side(), ready.get()),
                     "cudaStreamWaitEvent (ordering copies behind the compute stream)", l->device());
     }
-    const copy_unit* first = nullptr;
-    const copy_unit* last = nullptr;
-    for (const auto& unit : units_) {
-      if (!unit.early) continue;
-      put(unit);
-      if (first == nullptr) first = &unit;
-      last = &unit;
+    const image_range* first = nullptr;
+    const image_range* last = nullptr;
+    for (const auto& range : ranges_) {
+      if (!range.early) continue;
+      put(range);
+      if (first == nullptr) first = &range;
+      last = &range;
     }
     if (first == nullptr) return;
     batch done = close_batch({first->begin, last->end, true}, 0);
@@ -88,7 +88,7 @@ class transfer {
         failure_ =
             cairn::make_failure(error_id::timeout_staging, "the memory of training was not copied in time");
       // All of them at a stretch: before_update() waits for it.
-      while (failure_ == nullptr && next_ < units_.size() && !given_up_.load(std::memory_order_acquire)) {
+      while (failure_ == nullptr && next_ < ranges_.size() && !given_up_.load(std::memory_order_acquire)) {
         enqueue_batch();
         look();
       }
@@ -138,16 +138,16 @@ class transfer {
   [[nodiscard]] const image_fill& fill() const noexcept { return *fill_; }
 
  private:
-  static constexpr std::uint64_t looks_without_asking = 64;
+  static constexpr std::uint64_t polls_without_query = 64;
   /// Of one image: each costs a few calls, and a stream takes about a thousand before it lets its callers
   /// wait.
   static constexpr std::uint64_t max_batches = 64;
-  using copy_unit = cairn::detail::copy_unit;
+  using image_range = cairn::detail::image_range;
 
   /// Units that were put into the streams together; done once all its marks are reached.
   struct batch {
-    copy_unit range;      ///< where its bytes lie in the image; early: all early units, and only those
-    std::size_t end = 0;  ///< units before this one are done with it
+    image_range range;    ///< where its bytes lie in the image; early: all early ranges, and only those
+    std::size_t end = 0;  ///< ranges before this one are done with it
     bool last = false;    ///< nothing follows
     std::vector<stream_mark<R>> marks;  ///< of each queue
   };
@@ -192,12 +192,12 @@ class transfer {
     return place != items.end() ? std::string(fill_->name(*place)) : std::string();
   }
   /// Copies what the CPU can read, and puts the rest into the queue of its device.
-  void put(const copy_unit& unit) {
+  void put(const image_range& range) {
     std::byte* image = fill_->memory().data();
     std::optional<device_in_use<R>> device;
     if (queues_.size() == 1) device.emplace(queues_.front()->device());
-    cairn::detail::for_each_piece(
-        fill_->layout(), unit.begin, unit.end,
+    cairn::detail::for_each_image_range(
+        fill_->layout(), range.begin, range.end,
         [&](std::span<const std::byte> bytes, std::uint64_t at) {
           std::memcpy(image + at, bytes.data(), bytes.size());
         },
@@ -238,7 +238,7 @@ class transfer {
     runs.flush();
   }
   /// Gives the collected parts to the streams, with a mark behind them.
-  batch close_batch(const copy_unit& range, std::size_t end) {
+  batch close_batch(const image_range& range, std::size_t end) {
     batch closed;
     closed.range = range;
     closed.end = end;
@@ -263,18 +263,18 @@ class transfer {
   }
   void enqueue_batch() {
     std::uint64_t bytes = 0;
-    copy_unit range{units_[next_].begin, 0, false};
-    while (next_ < units_.size() && bytes < batch_bytes_) {
-      auto run = units_[next_++];
+    image_range range{ranges_[next_].begin, 0, false};
+    while (next_ < ranges_.size() && bytes < batch_bytes_) {
+      auto run = ranges_[next_++];
       range.end = run.end;
       if (run.early) continue;
-      while (next_ < units_.size() && !units_[next_].early && run.end - run.begin < batch_bytes_ - bytes)
-        range.end = run.end = units_[next_++].end;
+      while (next_ < ranges_.size() && !ranges_[next_].early && run.end - run.begin < batch_bytes_ - bytes)
+        range.end = run.end = ranges_[next_++].end;
       put(run);
       bytes += run.end - run.begin;
     }
     batch closed = close_batch(range, next_);
-    if (next_ < units_.size()) {
+    if (next_ < ranges_.size()) {
       batches_.push_back(std::move(closed));
       return;
     }
@@ -299,7 +299,7 @@ class transfer {
       if (mark.numbered) {
         const bool passed = queues_[i]->passed(mark);
         if (passed && !b.last) continue;
-        if (!passed && looks_ % looks_without_asking != 0) return false;
+        if (!passed && polls_ % polls_without_query != 0) return false;
       }
       const device_in_use<R> device(mark.event.device());
       const int status = R::query(mark.event.get());
@@ -311,17 +311,17 @@ class transfer {
     return true;
   }
   void look() {
-    ++looks_;
+    ++polls_;
     while (!batches_.empty() && reached(batches_.front())) {
       const bool early = batches_.front().range.early;
       const auto end = batches_.front().end;
       batches_.pop_front();
       if (!early) done_ = end;
-      // Early units that follow what is done are done as well: theirs was the first batch.
-      while (done_ < units_.size() && units_[done_].early) ++done_;
-      if (done_ > 0) fill_->control().advance(units_[done_ - 1].end);
+      // Early ranges that follow what is done are done as well: theirs was the first batch.
+      while (done_ < ranges_.size() && ranges_[done_].early) ++done_;
+      if (done_ > 0) fill_->control().advance(ranges_[done_ - 1].end);
     }
-    if (!batches_.empty() || next_ < units_.size()) return;
+    if (!batches_.empty() || next_ < ranges_.size()) return;
     fill_->control().release();
     end();
   }
@@ -342,7 +342,7 @@ class transfer {
 
   std::shared_ptr<image_fill> fill_;
   std::vector<copy_queue<R>*> queues_;
-  std::vector<copy_unit> units_;
+  std::vector<image_range> ranges_;
   std::vector<std::vector<range_copy>> parts_;  // of each queue, for the batch that is open
   std::vector<gathering<R>> gatherings_;        // of each queue, where the runtime gathers
   std::deque<batch> batches_;
@@ -350,7 +350,7 @@ class transfer {
   std::vector<stream_end<R>> drain_;  // of each queue, after a failure
   std::uint64_t batch_bytes_;
   std::uint64_t gather_below_;
-  std::uint64_t looks_ = 0;
+  std::uint64_t polls_ = 0;
   std::size_t next_ = 0;
   std::size_t done_ = 0;
   std::exception_ptr failure_;

@@ -198,10 +198,10 @@ class safetensors_export {
     for (std::uint32_t b = 0; b < s.boxes.size(); ++b) {
       s.begins.push_back(at);
       at += bytes_of(t.type, s.boxes[b].volume());
-      std::vector<stored_part> parts;
-      if (!find_parts(item, s.boxes[b], parts))
+      std::vector<chunk_overlap> overlaps;
+      if (!find_overlaps(item, s.boxes[b], overlaps))
         fail(error_id::corrupt_bad_value, "the chunks of a tensor do not cover it", {.item = item.name});
-      for (const auto& p : parts)
+      for (const auto& p : overlaps)
         plan.items.push_back({t.stored, p.chunk, static_cast<std::uint32_t>(slabs.size()), b, p.box});
     }
     slabs.push_back(std::move(s));

@@ -53,13 +53,13 @@ class event_reporter {
       const auto report = save.report();
       observation what{observation::event::began, rank_, report.step, report.bytes};
       what.save = &save;
-      tell(what, false, [] { return std::string(); });
+      emit(what, false, [] { return std::string(); });
     });
   }
   void saved(const save_report& r, std::span<const save_span> spans = {}) noexcept {
     observation what{observation::event::committed, rank_, r.step, r.bytes, r.committed_seconds, {}, &r};
     what.spans = spans;
-    tell(what, rank_ == 0, [&] {
+    emit(what, rank_ == 0, [&] {
       char text[200];
       std::snprintf(text, sizeof text,
                     "cairn: step %lld committed: %s by rank 0 in %.3f s, training waited %.1f ms%s",
@@ -83,7 +83,7 @@ class event_reporter {
       const auto text = failure_text(why);
       observation what{observation::event::failed, rank_, r.step, r.bytes, 0, text, &r};
       what.spans = spans;
-      tell(what, true, [&] {
+      emit(what, true, [&] {
         return "cairn: rank " + std::to_string(rank_) + ": the save of step " + std::to_string(r.step) +
                " failed: " + text;
       });
@@ -99,12 +99,12 @@ class event_reporter {
   }
   void fell_back(std::int64_t step, const std::string& why) noexcept {
     observation what{observation::event::fell_back, rank_, step, 0, 0, why, nullptr};
-    tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " is passed over: " + why; });
+    emit(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " is passed over: " + why; });
   }
   /// Reports an event of a save of an earlier run: observation::event::wait_began, wait_ended or fenced.
   void earlier(observation::event kind, std::int64_t step, double seconds, const std::string& text) noexcept {
     observation what{kind, rank_, step, 0, seconds, text, nullptr};
-    tell(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " " + text; });
+    emit(what, rank_ == 0, [&] { return "cairn: step " + std::to_string(step) + " " + text; });
   }
   /// Reports the sentence and, unless it is null, the text of the exception. Never throws, even out of
   /// memory.
@@ -113,13 +113,13 @@ class event_reporter {
   }
   void warned(const std::string& text) noexcept {
     observation what{observation::event::warning, rank_, 0, 0, 0, text, nullptr};
-    tell(what, true, [&] { return "cairn: rank " + std::to_string(rank_) + ": " + text; });
+    emit(what, true, [&] { return "cairn: rank " + std::to_string(rank_) + ": " + text; });
   }
 
  private:
   /// A checkpoint that was read: what was done with it, and how.
   void read(const observation& what, const char* done, const char* how) noexcept {
-    tell(what, rank_ == 0, [&] {
+    emit(what, rank_ == 0, [&] {
       char text[160];
       std::snprintf(text, sizeof text, "cairn: step %lld %s: %s %s in %.3f s",
                     static_cast<long long>(what.step), done, human_bytes(what.bytes).c_str(), how,
@@ -136,11 +136,11 @@ class event_reporter {
     }
   }
   template <class Line>
-  void tell(const observation& what, bool to_people, Line&& line) noexcept {
+  void emit(const observation& what, bool to_stderr, Line&& line) noexcept {
     guarded([&] {
       const std::lock_guard lock(mutex_);
       observer_.observe(what);
-      if (to_people && !quiet_) {
+      if (to_stderr && !quiet_) {
         const auto text = line() + "\n";
         std::fputs(text.c_str(), stderr);
       }

@@ -6,7 +6,7 @@
 #include <cairn/concepts/stager.hpp>
 #include <cairn/stage/buffer_pool.hpp>
 #include <cairn/stage/buffered_stager_options.hpp>
-#include <cairn/stage/image_pieces.hpp>
+#include <cairn/stage/image_sources.hpp>
 #include <cairn/stage/memory_budget.hpp>
 #include <cairn/system/fork_guard.hpp>
 

@@ -22,46 +22,46 @@ inline namespace v1 {
 namespace detail {
 
 /// A part of an image that one thread copies at a stretch: about digest_block_bytes, of one large item or of
-/// many small things. Cut only between pieces and between digest blocks.
-struct copy_unit {
+/// many small things. Cut only between items and between digest blocks.
+struct image_range {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   bool early = false;
 };
 
-/// Cuts an image into units, in image order and without gaps. `early_first`: early items are in units of
+/// Cuts an image into ranges, in image order and without gaps. `early_first`: early items are in ranges of
 /// their own.
-[[nodiscard]] std::vector<copy_unit> cut_into_units(const image_layout& layout, bool early_first);
+[[nodiscard]] std::vector<image_range> cut_into_ranges(const image_layout& layout, bool early_first);
 
-/// The units of a layout, and which of them are early. Immutable: saves of one layout share it.
-struct copy_units {
-  copy_units(const image_layout& layout, bool early_first);
-  std::vector<copy_unit> all;
+/// The ranges of a layout, and which of them are early. Immutable: saves of one layout share it.
+struct image_ranges {
+  image_ranges(const image_layout& layout, bool early_first);
+  std::vector<image_range> all;
   std::vector<std::size_t> early;
 };
 
-/// The copying of one image by any number of threads. Threads claim units; each unit is finished by the
+/// The copying of one image by any number of threads. Threads claim ranges; each range is finished by the
 /// thread that claimed it, copied or, once the job has failed, passed over; what the last one leaves decides
-/// how the fill ends. No locks: a unit costs a few atomic operations.
+/// how the fill ends. No locks: a range costs a few atomic operations.
 class copy_job {
  public:
   /// `limit`: of what is copied while training goes on; null: none.
-  copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<const copy_units> units, int max_helpers,
+  copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<const image_ranges> ranges, int max_helpers,
            std::shared_ptr<rate_limiter> limit = nullptr);
   copy_job(std::shared_ptr<image_fill> fill, int max_helpers);
 
-  /// Copies units until none is left to claim; early ones first. `early_only`: only those. `cpu`: CPU time of
+  /// Copies ranges until none is left to claim; early ones first. `early_only`: only those. `cpu`: CPU time of
   /// the calling thread so far, if the image's costs are to tell what it spends here.
   void work(hash_state& hash, bool early_only, std::int64_t* cpu = nullptr) noexcept;
   /// What is copied before save() returns.
-  [[nodiscard]] std::size_t early_units() const noexcept { return early_.size(); }
+  [[nodiscard]] std::size_t early_ranges() const noexcept { return early_.size(); }
   /// True if there may be something to claim.
   [[nodiscard]] bool claimable() const noexcept;
 
   /// Waits until early items (or all) are copied. At the deadline the job is given up. @throws what failed;
   /// no thread reads a source then.
   void wait(bool early_only, deadline until);
-  /// The job fails for this reason, unless it has failed already. Units that nobody claimed are passed over
+  /// The job fails for this reason, unless it has failed already. Ranges that nobody claimed are passed over
   /// by the caller.
   void give_up(std::exception_ptr why) noexcept;
   /// For those who wait for a part of the image, which is not early: copies what nobody has begun of it, in
@@ -81,10 +81,10 @@ class copy_job {
   void account(std::int64_t* cpu) noexcept;
   void keep_pace(std::size_t i) noexcept;
   void run(std::size_t index, hash_state& hash, std::int64_t* cpu) noexcept;
-  void copy(const copy_unit& unit, hash_state& hash);
+  void copy(const image_range& range, hash_state& hash);
 
-  // Raises the watermark over all units that are copied without a gap. One thread at a time scans; one that
-  // finds another scanning leaves its unit to it, who looks again after it has stepped back.
+  // Raises the watermark over all ranges that are copied without a gap. One thread at a time scans; one that
+  // finds another scanning leaves its range to it, who looks again after it has stepped back.
   void advance() noexcept;
   void complete() noexcept;
   void finish(bool copied) noexcept;
@@ -92,10 +92,10 @@ class copy_job {
 
   std::shared_ptr<image_fill> fill_;
   std::shared_ptr<rate_limiter> limit_;
-  std::shared_ptr<const copy_units> cut_;
-  const std::vector<copy_unit>& units_;
+  std::shared_ptr<const image_ranges> cut_;
+  const std::vector<image_range>& ranges_;
   const std::vector<std::size_t>& early_;
-  std::unique_ptr<std::atomic<bool>[]> claimed_;  // of units that are not early
+  std::unique_ptr<std::atomic<bool>[]> claimed_;  // of ranges that are not early
   std::unique_ptr<std::atomic<bool>[]> copied_;
   std::atomic<std::size_t> next_{0};
   std::atomic<std::size_t> next_early_{0};

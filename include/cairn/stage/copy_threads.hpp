@@ -50,8 +50,8 @@ class copy_threads {
   };
 
   /// Cut once for all saves of a layout that follow each other.
-  [[nodiscard]] std::shared_ptr<const copy_units> units_of(const std::shared_ptr<const image_layout>& layout,
-                                                           bool early_first);
+  [[nodiscard]] std::shared_ptr<const image_ranges> ranges_of(
+      const std::shared_ptr<const image_layout>& layout, bool early_first);
   void start(const std::shared_ptr<copy_job>& job, int helpers, bool needed);
 
   std::unique_ptr<shared> state_;
@@ -59,7 +59,7 @@ class copy_threads {
   std::shared_ptr<rate_limiter> limit_;
   thread_settings settings_;
   std::shared_ptr<const image_layout> cut_layout_;
-  std::shared_ptr<const copy_units> cut_;
+  std::shared_ptr<const image_ranges> cut_;
   bool cut_early_first_ = false;
   fork_guard process_;
 };

@@ -64,9 +64,9 @@ class safetensors_writer_base {
   [[nodiscard]] std::vector<save_attempt> live_saves(run_id run);
   /// See LocatesCheckpoints.
   [[nodiscard]] std::string location_of(std::int64_t step) const;
-  // See ProvesStore.
-  [[nodiscard]] store_proof prove_store();
-  void look_early(run_id run);
+  // See TestsStore.
+  [[nodiscard]] store_test_report test_store();
+  void look_up_mark(run_id run);
   void leave_mark(run_id run);
   [[nodiscard]] mark_visibility sees_mark(run_id run);
   void remove_mark(run_id run) noexcept;

@@ -2,8 +2,8 @@
 #pragma once
 // The bodies of basic_file_store, for any file system: see there.
 #include <cairn/stores/file/file_names.hpp>
-#include <cairn/stores/file/file_proof.hpp>
 #include <cairn/stores/file/file_reader.hpp>
+#include <cairn/stores/file/file_self_test.hpp>
 #include <cairn/stores/file/file_write.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/system/wire.hpp>
@@ -400,8 +400,8 @@ std::optional<space_left> basic_file_store<F>::free_space() {
 }
 
 template <FileSystem F>
-store_proof basic_file_store<F>::prove() {
-  return detail::file_proof<F>(*tree_).run();
+store_test_report basic_file_store<F>::self_test() {
+  return detail::file_self_test<F>(*tree_).run();
 }
 
 template <FileSystem F>

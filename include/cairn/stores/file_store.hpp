@@ -134,9 +134,9 @@ class basic_file_store {
 
   /// See SelfTestingStore: tests whether a rename never replaces, others see locks and fsync works, and
   /// reports the kind of file system. Makes the directory where the options allow it.
-  [[nodiscard]] store_proof prove();
+  [[nodiscard]] store_test_report self_test();
 
-  /// For example "directory /data/checkpoints (ext4)"; the kind of file system is known after prove().
+  /// For example "directory /data/checkpoints (ext4)"; the kind of file system is known after self_test().
   /// Makes no system call.
   [[nodiscard]] std::string describe() const;
 

@@ -121,7 +121,7 @@ class s3_store {
 
   /// See SelfTestingStore: tests whether the service honours conditional writes, where that is not known.
   /// Costs two or three requests, once for each store.
-  [[nodiscard]] store_proof prove();
+  [[nodiscard]] store_test_report self_test();
 
   /// Returns nothing: a bucket has no limit, or does not report it.
   [[nodiscard]] std::optional<space_left> free_space() { return std::nullopt; }

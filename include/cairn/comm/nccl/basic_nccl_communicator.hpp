@@ -35,9 +35,9 @@ namespace cuda {
 ///   rank) and the call throws timeout_error (timeout_peer), naming the call, the rank and the time.
 ///   Nothing that came of it is ever seen. The other rank is told; its call goes on.
 /// - **Errors** of NCCL and of the device, also those that come in the background, abort in the same way.
-/// - **Afterwards** this rank no longer uses NCCL: with nccl_broken::use_control (default) its long
+/// - **Afterwards** this rank no longer uses NCCL: with nccl_failure_policy::use_control (default) its long
 ///   messages go by the control communicator, those under way too, and a line on stderr says so; with
-///   nccl_broken::refuse the call that met it, and all that need NCCL later, throw peer_error
+///   nccl_failure_policy::refuse the call that met it, and all that need NCCL later, throw peer_error
 ///   (peer_failed). Make a new communicator to use NCCL again.
 /// - NCCL's abort runs in a thread of its own for at most 10 s. If it hangs, or the device does not become
 ///   idle, what they may still use is never given back.

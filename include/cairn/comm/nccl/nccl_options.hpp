@@ -10,7 +10,7 @@ inline namespace v1 {
 namespace cuda {
 
 /// How a rank sends long messages after NCCL has failed there, or was aborted at a deadline.
-enum class nccl_broken : std::uint8_t {
+enum class nccl_failure_policy : std::uint8_t {
   use_control,  ///< they go by the control communicator, which a line on stderr says once
   refuse,       ///< each is a peer_error (peer_failed)
 };
@@ -27,7 +27,7 @@ struct nccl_options {
   /// How long the constructor waits for the other ranks.
   std::chrono::nanoseconds timeout = std::chrono::minutes(5);
   /// How this rank sends long messages when NCCL has failed.
-  nccl_broken when_broken = nccl_broken::use_control;
+  nccl_failure_policy on_failure = nccl_failure_policy::use_control;
   /// A transfer to this rank that has not lasted so long is not aborted at the deadline of a call, but
   /// goes on in the next call, so that a short wait does not abort a long transfer.
   std::chrono::nanoseconds transfer_timeout = std::chrono::seconds(10);

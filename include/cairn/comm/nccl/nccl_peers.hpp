@@ -53,7 +53,7 @@ class nccl_peers {
     return contact(peer, [&] { control_.send(peer, frame, until); });
   }
   /// The next frame of a peer, if one comes by the deadline. @throws see say().
-  peer_status hear(int peer, std::vector<std::byte>& frame, deadline until) {
+  peer_status receive_status(int peer, std::vector<std::byte>& frame, deadline until) {
     return contact(peer, [&] { frame = control_.receive(peer, until); });
   }
 

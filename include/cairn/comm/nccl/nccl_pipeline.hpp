@@ -49,7 +49,7 @@ struct nccl_parts {
   /// Ends what is under way and gives all of it back; false if the device never said that it is done, in
   /// which case memory that it may write is kept for ever.
   [[nodiscard]] bool give_back() noexcept {
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     // A thread of its own: which device it uses matters to nobody else. A device that takes no call any more
     // is left like one that does.
     (void)R::use_device(device);
@@ -107,7 +107,7 @@ class nccl_pipeline {
     try {
       auto& p = *parts_;
       p.device = device;
-      const beside_captures<R> guard;
+      const relaxed_capture_mode<R> guard;
       const device_in_use<R> use(device);
       check(R::make_stream(p.stream), "cudaStreamCreateWithPriority (making a stream)");
       p.has_stream = true;
@@ -132,7 +132,7 @@ class nccl_pipeline {
 
   /// Whether the communicator is open. @throws peer_error (peer_failed)
   [[nodiscard]] bool opened() {
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     const device_in_use<R> use(parts_->device);
     if (going_on("ncclCommInitRankConfig")) return false;
     for (auto* buffer : parts_->buffers) {
@@ -155,7 +155,7 @@ class nccl_pipeline {
   /// Goes on with the transfer as far as it can without waiting; whether anything happened.
   /// @throws peer_error (peer_failed)
   bool advance() {
-    const beside_captures<R> guard;
+    const relaxed_capture_mode<R> guard;
     const device_in_use<R> use(parts_->device);
     if (launching_) {
       if (going_on(call())) return false;

@@ -48,20 +48,20 @@ class nccl_state {
   void abort() noexcept {
     if (pipeline_ != nullptr) static_cast<void>(pipeline_->abort(deadline::in(options_.abort_timeout)));
     pipeline_.reset();
-    if (options_.when_broken == nccl_broken::use_control)
+    if (options_.on_failure == nccl_failure_policy::use_control)
       std::fprintf(stderr,
                    "cairn: rank %d no longer uses NCCL (%s); long messages go by the control communicator, "
                    "which is slower\n",
                    rank_, broken_.c_str());
   }
-  /// @throws peer_error (peer_failed) if nccl_broken::refuse was chosen. @pre give_up() was called.
+  /// @throws peer_error (peer_failed) if nccl_failure_policy::refuse was chosen. @pre give_up() was called.
   void refuse_after_abort() const {
-    if (options_.when_broken == nccl_broken::refuse)
+    if (options_.on_failure == nccl_failure_policy::refuse)
       fail(error_id::peer_failed, broken_ + "; this rank no longer uses NCCL", {.rank = broken_with_});
   }
   /// The same, of a message that would go without it.
   void refuse_message(int to, std::uint64_t bytes) const {
-    if (options_.when_broken == nccl_broken::refuse)
+    if (options_.on_failure == nccl_failure_policy::refuse)
       fail(error_id::peer_failed,
            "a message of " + std::to_string(bytes) + " bytes needs NCCL, which was given up: " +
                (broken_.empty() ? "rank " + std::to_string(to) + " uses it no more" : broken_),

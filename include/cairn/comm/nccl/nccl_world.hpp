@@ -142,17 +142,17 @@ class nccl_world {
   // --- Listening
 
   /// Hears a peer until the deadline; whether it said anything.
-  bool hear(int peer, deadline until) {
+  bool receive_status(int peer, deadline until) {
     std::vector<std::byte> frame;
-    const auto contact = peers_.hear(peer, frame, until);
+    const auto contact = peers_.receive_status(peer, frame, until);
     if (contact == peer_status::gone) forget(peer);
     if (contact == peer_status::good) handle(peer, decode_nccl_frame(frame, peer));
     return contact == peer_status::good;
   }
   bool listen(int peer) {
-    int heard = 0;
-    while (heard < 1000 && hear(peer, deadline::in(std::chrono::nanoseconds(0)))) ++heard;
-    return heard != 0;
+    int received = 0;
+    while (received < 1000 && receive_status(peer, deadline::in(std::chrono::nanoseconds(0)))) ++received;
+    return received != 0;
   }
   /// A few of the others, in turn: anybody may want to send to this rank.
   bool sweep(int about) {
@@ -168,7 +168,7 @@ class nccl_world {
     if (peers_.lost(peer) || peer == rank_)
       cairn::detail::sleep_for(max_pause, until);
     else
-      hear(peer, until);
+      receive_status(peer, until);
   }
   /// A rank that is gone takes no part in anything.
   void forget(int peer) {

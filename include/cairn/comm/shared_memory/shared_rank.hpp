@@ -72,9 +72,9 @@ class shared_rank {
     }
     outgoing_message message{bytes};
     if (put(to, message); message.done()) return;
-    nap one(*this);
+    event_wait wait(*this);
     for (;;) {
-      const auto seen = one.announce(rank_slot::anyone);
+      const auto seen = wait.announce(rank_slot::anyone);
       const bool moved = put(to, message);
       if (message.done()) return;
       if (until.passed()) {
@@ -84,8 +84,8 @@ class shared_rank {
       }
       // Two ranks that send to each other at the same time both go on: each takes in what the other sends.
       if (take_from_all() || moved) continue;
-      if (is_gone(to, one.long_enough())) fail_lost(to);
-      one.sleep(seen, until);
+      if (is_gone(to, wait.timed_out())) fail_lost(to);
+      wait.sleep(seen, until);
     }
   }
 
@@ -95,9 +95,9 @@ class shared_rank {
     if (from == rank_)
       fail(error_id::timeout_peer, "a rank waits for a message to itself that it has not sent",
            {.rank = from});
-    nap one(*this);
+    event_wait wait(*this);
     for (bool gone = is_gone(from, false);;) {
-      const auto seen = one.announce(static_cast<std::uint32_t>(from));
+      const auto seen = wait.announce(static_cast<std::uint32_t>(from));
       // Once more after the last look at the sender: it may have sent and left between the two.
       if (auto message = next(from)) return std::move(*message);
       if (gone) fail_lost(from);
@@ -106,8 +106,8 @@ class shared_rank {
         if (gone) continue;
         fail(error_id::timeout_peer, "no message came by the deadline", {.rank = from});
       }
-      if (is_empty(from)) one.sleep(seen, until);
-      gone = is_gone(from, one.long_enough());
+      if (is_empty(from)) wait.sleep(seen, until);
+      gone = is_gone(from, wait.timed_out());
     }
   }
 
@@ -122,32 +122,32 @@ class shared_rank {
     bool lost = false;
   };
 
-  /// A sleep until the bell rings, in turns that grow, so that a rank that dies is noticed soon.
-  class nap {
+  /// Waits for the event of this rank, in turns that grow, so that a rank that dies is noticed soon.
+  class event_wait {
    public:
-    explicit nap(shared_rank& self) noexcept : slot_(self.world_->slot(self.rank_)) {}
-    nap(const nap&) = delete;
-    nap& operator=(const nap&) = delete;
-    ~nap() { slot_.waits_for.store(rank_slot::nobody, std::memory_order_relaxed); }
+    explicit event_wait(shared_rank& self) noexcept : slot_(self.world_->slot(self.rank_)) {}
+    event_wait(const event_wait&) = delete;
+    event_wait& operator=(const event_wait&) = delete;
+    ~event_wait() { slot_.waits_for.store(rank_slot::nobody, std::memory_order_relaxed); }
 
-    /// Says what to be woken for. What is looked at after this call and changed later rings the bell.
+    /// Says what to be woken for. What is looked at after this call and changed later notifies it.
     [[nodiscard]] std::uint32_t announce(std::uint32_t whom) noexcept {
-      const auto seen = slot_.bell.current();
+      const auto seen = slot_.event.current();
       slot_.waits_for.store(whom, std::memory_order_seq_cst);
       return seen;
     }
     void sleep(std::uint32_t seen, deadline until) noexcept {
-      slot_.bell.wait(seen, until.earlier(deadline::in(turn_)));
-      long_enough_ = slot_.bell.current() == seen;
-      if (long_enough_) turn_ = std::min<std::chrono::microseconds>(turn_ * 2, std::chrono::milliseconds(16));
+      slot_.event.wait(seen, until.earlier(deadline::in(turn_)));
+      timed_out_ = slot_.event.current() == seen;
+      if (timed_out_) turn_ = std::min<std::chrono::microseconds>(turn_ * 2, std::chrono::milliseconds(16));
     }
-    /// Whether the last turn ended without a bell.
-    [[nodiscard]] bool long_enough() const noexcept { return long_enough_; }
+    /// Whether the last turn ended without a notification.
+    [[nodiscard]] bool timed_out() const noexcept { return timed_out_; }
 
    private:
     rank_slot& slot_;
     std::chrono::microseconds turn_{2000};
-    bool long_enough_ = false;
+    bool timed_out_ = false;
   };
 
   [[nodiscard]] channel_state& channel(int peer) noexcept {
@@ -173,11 +173,11 @@ class shared_rank {
   [[nodiscard]] bool is_gone(int peer, bool ask) {
     auto& l = channel(peer);
     if (l.lost) return true;
-    l.lost = !sits(peer, ask);
+    l.lost = !is_running(peer, ask);
     return l.lost;
   }
-  [[nodiscard]] bool sits(int peer, bool ask) const noexcept {
-    return shared_watch::sits(*world_, rank_, peer, ask);
+  [[nodiscard]] bool is_running(int peer, bool ask) const noexcept {
+    return shared_watch::is_running(*world_, rank_, peer, ask);
   }
 
   /// Runs what looks at a ring of a pair; what is impossible there breaks the pair.
@@ -210,7 +210,7 @@ class shared_rank {
   void wake(int peer, std::uint32_t what) noexcept {
     auto& theirs = world_->slot(peer);
     const auto whom = theirs.waits_for.load(std::memory_order_seq_cst);
-    if (whom == what || whom == rank_slot::anyone) theirs.bell.notify();
+    if (whom == what || whom == rank_slot::anyone) theirs.event.notify();
   }
   /// The next message, if it lies there. Looks no further than at what lay there at the call: a peer that
   /// goes on sending does not keep us past the deadline.
@@ -275,7 +275,7 @@ class shared_rank {
       for (int rank = 1; rank < size; ++rank) {
         auto& state = world_->slot(rank).state;
         auto attached = rank_state::attached;
-        if (state.load() == attached && !sits(rank, true))
+        if (state.load() == attached && !is_running(rank, true))
           state.compare_exchange_strong(attached, rank_state::lost);
         const auto now = state.load();
         all = all && now == rank_state::attached;
@@ -301,18 +301,18 @@ class shared_rank {
     rank_claim_.emplace(*world_, rank_);
     static_cast<void>(::send(place.connection.get(), "!", 1, MSG_NOSIGNAL));
     place.connection.close();
-    nap one(*this);
+    event_wait wait(*this);
     for (;;) {
-      const auto seen = one.announce(rank_slot::nobody);
-      const auto sits_0 = sits(0, true);  // before the phase: rank 0 may be complete, and leave
+      const auto seen = wait.announce(rank_slot::nobody);
+      const auto rank_0_runs = is_running(0, true);  // before the phase: rank 0 may be complete, and leave
       const auto phase = world_->phase().load();
       if (phase == world_phase::complete) return;
       if (phase == world_phase::given_up) fail_rendezvous();
-      if (!sits_0)
+      if (!rank_0_runs)
         fail(error_id::peer_lost, "rank 0 ended before all ranks of the job had come",
              {.rank = 0, .item = job_});
       if (until_.passed()) fail_rendezvous();
-      one.sleep(seen, until_);
+      wait.sleep(seen, until_);
     }
   }
 

@@ -50,7 +50,7 @@ struct world_header {
 struct alignas(64) rank_slot {
   static constexpr std::uint32_t nobody = 0xFFFFFFFF;
   static constexpr std::uint32_t anyone = 0xFFFFFFFE;
-  shared_event bell;
+  shared_event event;
   std::atomic<rank_state> state{rank_state::absent};
   std::atomic<std::uint32_t> waits_for{
       nobody};                           ///< whose messages end its sleep; anyone: room in a ring, too
@@ -150,7 +150,7 @@ class shared_world {
     allocate(layout_.rings_at() + index(from, to) * layout_.ring_bytes, layout_.ring_bytes);
   }
   void wake_all_ranks() const noexcept {
-    for (int rank = 0; rank < size(); ++rank) slot(rank).bell.notify();
+    for (int rank = 0; rank < size(); ++rank) slot(rank).event.notify();
   }
 
   /// Whether this process could show that it is the rank, which lasts until it ends. @throws storage_error
@@ -210,9 +210,11 @@ class shared_watch final : public peer_watch {
  public:
   shared_watch(std::shared_ptr<const shared_world> world, int self) noexcept
       : world_(std::move(world)), self_(self) {}
-  [[nodiscard]] bool is_gone(int rank) const noexcept override { return !sits(*world_, self_, rank, true); }
+  [[nodiscard]] bool is_gone(int rank) const noexcept override {
+    return !is_running(*world_, self_, rank, true);
+  }
   /// Whether a rank lives and has not left, as `self` sees it. `ask`: the kernel, too.
-  [[nodiscard]] static bool sits(const shared_world& world, int self, int rank, bool ask) noexcept {
+  [[nodiscard]] static bool is_running(const shared_world& world, int self, int rank, bool ask) noexcept {
     const auto& theirs = world.slot(rank);
     if (theirs.state.load() != rank_state::attached) return false;
     // The kernel does not show a process its own locks; a thread does not die alone.

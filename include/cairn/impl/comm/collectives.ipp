@@ -98,13 +98,13 @@ CAIRN_BODY std::vector<std::byte> collectives::reduce(collective_input own, merg
   return tree_->run(detail::collective_operation::tree_reduce_broadcast, 0, std::move(own), until, &merge);
 }
 
-CAIRN_BODY std::vector<std::byte> collectives::reduce_at_times(collective_input own, merge_parts merge,
-                                                               deadline until,
-                                                               const function_ref<void()>* look) {
+CAIRN_BODY std::vector<std::byte> collectives::reduce_on_demand(collective_input own, merge_parts merge,
+                                                                deadline until,
+                                                                const function_ref<void()>* look) {
   return tree_->run(detail::collective_operation::planning, 0, std::move(own), until, &merge, look);
 }
 
-CAIRN_BODY void collectives::occasional_barrier(deadline until, std::exception_ptr failure) {
+CAIRN_BODY void collectives::on_demand_barrier(deadline until, std::exception_ptr failure) {
   static_cast<void>(tree_->run(detail::collective_operation::end_of_planning, 0,
                                collective_input(std::move(failure)), until));
 }

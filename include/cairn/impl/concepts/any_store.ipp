@@ -169,8 +169,8 @@ CAIRN_BODY std::optional<any_store::shared_object_writer> any_store::join(std::s
 CAIRN_BODY bool any_store::decodes(std::uint16_t codec) const {
   return face_->decodes(codec);
 }
-CAIRN_BODY store_proof any_store::prove() const {
-  return face_->prove();
+CAIRN_BODY store_test_report any_store::self_test() const {
+  return face_->self_test();
 }
 CAIRN_BODY any_store any_store::innermost() const {
   auto found = *this;

@@ -55,14 +55,14 @@ CAIRN_BODY void any_writer::check_space(space_needed needed) {
 CAIRN_BODY int any_writer::other_writing_rank(const save_context& context) noexcept {
   return face_->other_writing_rank(context);
 }
-CAIRN_BODY bool any_writer::proves_store() const noexcept {
-  return face_->proves_store();
+CAIRN_BODY bool any_writer::tests_store() const noexcept {
+  return face_->tests_store();
 }
-CAIRN_BODY store_proof any_writer::prove_store() {
-  return face_->prove_store();
+CAIRN_BODY store_test_report any_writer::test_store() {
+  return face_->test_store();
 }
-CAIRN_BODY void any_writer::look_early(run_id run) {
-  face_->look_early(run);
+CAIRN_BODY void any_writer::look_up_mark(run_id run) {
+  face_->look_up_mark(run);
 }
 CAIRN_BODY void any_writer::leave_mark(run_id run) {
   face_->leave_mark(run);

@@ -18,21 +18,21 @@ inline namespace v1 {
 
 CAIRN_BODY raw_bytes::raw_bytes(std::size_t bytes) : data(new std::byte[bytes]), size(bytes) {}
 
-CAIRN_BODY void assign_readers(std::vector<shared_unit>& units) {
+CAIRN_BODY void assign_readers(std::vector<shared_read>& reads) {
   // Short stripes: in every window of an exchange all ranks have something to read.
   constexpr auto stripe = digest_block_bytes;
   std::unordered_map<const rank_set*, std::uint64_t> bytes_before;
-  for (auto& u : units) {
-    auto& before = bytes_before[u.wanters];
-    const auto n = u.wanters->ranks.size();
+  for (auto& u : reads) {
+    auto& before = bytes_before[u.ranks];
+    const auto n = u.ranks->ranks.size();
     u.before = before;
-    // Small sets of units begin with different ranks.
-    u.reader = u.wanters->ranks[static_cast<std::size_t>((u.wanters->digest % n + before / stripe) % n)];
+    // Small sets of reads begin with different ranks.
+    u.reader = u.ranks->ranks[static_cast<std::size_t>((u.ranks->digest % n + before / stripe) % n)];
     before += u.bytes;
   }
-  std::stable_sort(units.begin(), units.end(), [](const shared_unit& a, const shared_unit& b) {
+  std::stable_sort(reads.begin(), reads.end(), [](const shared_read& a, const shared_read& b) {
     if (a.before != b.before) return a.before < b.before;
-    return a.wanters->digest < b.wanters->digest;
+    return a.ranks->digest < b.ranks->digest;
   });
 }
 

@@ -82,7 +82,7 @@ CAIRN_BODY save_plan finish_plan(save_plan plan, const plan_summary& global, int
   save_plan out;
   out.items.reserve(plan.items.size());
   std::size_t guess = 0;
-  std::vector<chunk> pieces;
+  std::vector<chunk> boxes;
   for (auto& i : plan.items) {
     // States are often registered in the order of their names.
     if (guess >= global.size() || global.name(guess) != i.name) guess = global.find(i.name);
@@ -107,16 +107,16 @@ CAIRN_BODY save_plan finish_plan(save_plan plan, const plan_summary& global, int
       out.items.push_back(std::move(i));
       continue;
     }
-    pieces.clear();
-    assignment.for_each_piece_of(item, rank, [&](const chunk& piece) {
-      const auto& box = i.kind == item_kind::bytes ? i.box : piece;
-      if (i.box.empty() || intersect(box, i.box) == box) pieces.push_back(box);
+    boxes.clear();
+    assignment.for_each_chunk_of(item, rank, [&](const chunk& written) {
+      const auto& box = i.kind == item_kind::bytes ? i.box : written;
+      if (i.box.empty() || intersect(box, i.box) == box) boxes.push_back(box);
     });
-    for (std::size_t k = 0; k < pieces.size(); ++k) {
+    for (std::size_t k = 0; k < boxes.size(); ++k) {
       // The last one takes the item: NOLINTNEXTLINE(bugprone-use-after-move)
-      auto& made = k + 1 == pieces.size() ? out.items.emplace_back(std::move(i)) : out.items.emplace_back(i);
-      if (made.box == pieces[k]) continue;
-      made.box = pieces[k];
+      auto& made = k + 1 == boxes.size() ? out.items.emplace_back(std::move(i)) : out.items.emplace_back(i);
+      if (made.box == boxes[k]) continue;
+      made.box = boxes[k];
       if (made.kind != item_kind::bytes) made.bytes = bytes_of(made.type, made.box.volume());
     }
   }
@@ -145,7 +145,7 @@ CAIRN_BODY load_plan load_plan_of(const state_dict& state, const metadata& store
 
 CAIRN_BODY std::uint64_t fingerprint_of(const default_planner_options& options) {
   digest_stream d;
-  return d.put("cairn.basic_planner.2").put(options.split_above_bytes).put(options.least_piece_bytes).value();
+  return d.put("cairn.basic_planner.2").put(options.split_above_bytes).put(options.min_chunk_bytes).value();
 }
 
 CAIRN_BODY tensor_view view_of_entry(const state_dict& state, std::uint32_t entry, const chunk& box) {

@@ -7,7 +7,7 @@
 #include <cairn/model/staged_image.hpp>
 #include <cairn/stage/block_copy.hpp>
 #include <cairn/stage/copy_job.hpp>
-#include <cairn/stage/image_pieces.hpp>
+#include <cairn/stage/image_sources.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
@@ -32,12 +32,12 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY std::vector<copy_unit> cut_into_units(const image_layout& layout, bool early_first) {
-  std::vector<copy_unit> units;
-  units.reserve(layout.bytes / digest_block_bytes + layout.segments.size() + 16);
-  copy_unit open;
+CAIRN_BODY std::vector<image_range> cut_into_ranges(const image_layout& layout, bool early_first) {
+  std::vector<image_range> ranges;
+  ranges.reserve(layout.bytes / digest_block_bytes + layout.segments.size() + 16);
+  image_range open;
   const auto close = [&] {
-    if (open.end > open.begin) units.push_back(open);
+    if (open.end > open.begin) ranges.push_back(open);
     open = {open.end, open.end, false};
   };
   const auto add = [&](std::uint64_t bytes, bool early) {
@@ -57,33 +57,33 @@ CAIRN_BODY std::vector<copy_unit> cut_into_units(const image_layout& layout, boo
   }
   if (layout.bytes > open.end) add(layout.bytes - open.end, open.end > open.begin && open.early);
   close();
-  return units;
+  return ranges;
 }
 
-CAIRN_BODY copy_units::copy_units(const image_layout& layout, bool early_first)
-    : all(cut_into_units(layout, early_first)) {
+CAIRN_BODY image_ranges::image_ranges(const image_layout& layout, bool early_first)
+    : all(cut_into_ranges(layout, early_first)) {
   for (std::size_t i = 0; i < all.size(); ++i)
     if (all[i].early) early.push_back(i);
 }
 
-CAIRN_BODY copy_job::copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<const copy_units> units,
+CAIRN_BODY copy_job::copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<const image_ranges> ranges,
                               int max_helpers, std::shared_ptr<rate_limiter> limit)
     : helpers_left(max_helpers),
       fill_(std::move(fill)),
       limit_(fill_->options().overlapped ? std::move(limit) : nullptr),
-      cut_(std::move(units)),
-      units_(cut_->all),
+      cut_(std::move(ranges)),
+      ranges_(cut_->all),
       early_(cut_->early),
-      claimed_(new std::atomic<bool>[units_.size()]()),
-      copied_(new std::atomic<bool>[units_.size()]()),
-      left_(units_.size()),
+      claimed_(new std::atomic<bool>[ranges_.size()]()),
+      copied_(new std::atomic<bool>[ranges_.size()]()),
+      left_(ranges_.size()),
       early_left_(early_.size()) {
   if (fill_->options().overlapped) part_hash_.emplace();
-  if (units_.empty()) complete();
+  if (ranges_.empty()) complete();
 }
 
 CAIRN_BODY copy_job::copy_job(std::shared_ptr<image_fill> fill, int max_helpers)
-    : copy_job(fill, std::make_shared<const copy_units>(fill->layout(), fill->options().overlapped),
+    : copy_job(fill, std::make_shared<const image_ranges>(fill->layout(), fill->options().overlapped),
                max_helpers) {}
 
 CAIRN_BODY void copy_job::work(hash_state& hash, bool early_only, std::int64_t* cpu) noexcept {
@@ -92,8 +92,8 @@ CAIRN_BODY void copy_job::work(hash_state& hash, bool early_only, std::int64_t* 
     if (early_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) event_.notify();
   }
   if (early_only) return;
-  for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_.size();)
-    if (!units_[i].early && !claimed_[i].load(std::memory_order_relaxed)) {
+  for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < ranges_.size();)
+    if (!ranges_[i].early && !claimed_[i].load(std::memory_order_relaxed)) {
       if (limit_ != nullptr) keep_pace(i);
       if (claim(i)) run(i, hash, cpu);
     }
@@ -102,7 +102,7 @@ CAIRN_BODY void copy_job::work(hash_state& hash, bool early_only, std::int64_t* 
 
 CAIRN_BODY bool copy_job::claimable() const noexcept {
   return next_early_.load(std::memory_order_relaxed) < early_.size() ||
-         next_.load(std::memory_order_relaxed) < units_.size();
+         next_.load(std::memory_order_relaxed) < ranges_.size();
 }
 
 CAIRN_BODY void copy_job::wait(bool early_only, deadline until) {
@@ -110,12 +110,12 @@ CAIRN_BODY void copy_job::wait(bool early_only, deadline until) {
     const auto seen = event_.current();
     if (ended_.load(std::memory_order_acquire) && failed_.load(std::memory_order_acquire))
       std::rethrow_exception(failure_);
-    // In this order: an early unit that failed says so before it is counted.
+    // In this order: an early range that failed says so before it is counted.
     if (early_only && early_left_.load(std::memory_order_acquire) == 0 &&
         !failed_.load(std::memory_order_acquire))
       return;
     if (ended_.load(std::memory_order_acquire)) return;
-    // Once it has failed, only units that are being copied are waited for.
+    // Once it has failed, only ranges that are being copied are waited for.
     const bool gives_up = failed_.load(std::memory_order_acquire);
     if (!gives_up && until.passed()) {
       give_up(make_failure(error_id::timeout_staging, "the memory of training was not copied in time"));
@@ -129,21 +129,21 @@ CAIRN_BODY void copy_job::give_up(std::exception_ptr why) noexcept {
   fail(std::move(why));
   lift_rate_limit();
   while (next_early_.fetch_add(1, std::memory_order_relaxed) < early_.size()) finish(false);
-  for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_.size();)
-    if (!units_[i].early && claim(i)) finish(false);
+  for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < ranges_.size();)
+    if (!ranges_[i].early && claim(i)) finish(false);
 }
 
 CAIRN_BODY bool copy_job::copy_part(std::uint64_t begin, std::uint64_t end, deadline until) {
   const auto first = static_cast<std::size_t>(
-      std::partition_point(units_.begin(), units_.end(), [&](const auto& u) { return u.end <= begin; }) -
-      units_.begin());
+      std::partition_point(ranges_.begin(), ranges_.end(), [&](const auto& u) { return u.end <= begin; }) -
+      ranges_.begin());
   part_wanted_.store(true, std::memory_order_seq_cst);
   if (part_hash_) {
     const std::lock_guard lock(part_mutex_);
-    for (auto i = first; i < units_.size() && units_[i].begin < end; ++i)
-      if (!units_[i].early && claim(i)) run(i, *part_hash_, nullptr);
+    for (auto i = first; i < ranges_.size() && ranges_[i].begin < end; ++i)
+      if (!ranges_[i].early && claim(i)) run(i, *part_hash_, nullptr);
   }
-  for (auto i = first; i < units_.size() && units_[i].begin < end;) {
+  for (auto i = first; i < ranges_.size() && ranges_[i].begin < end;) {
     const auto seen = event_.current();
     if (copied_[i].load(std::memory_order_seq_cst)) {
       ++i;
@@ -166,18 +166,18 @@ CAIRN_BODY void copy_job::account(std::int64_t* cpu) noexcept {
 
 CAIRN_BODY void copy_job::keep_pace(std::size_t i) noexcept {
   auto& control = fill_->control();
-  // A unit that somebody copies out of turn is not waited for: that would keep the buffer.
+  // A range that somebody copies out of turn is not waited for: that would keep the buffer.
   const auto cancelled = [&] {
     return control.rate_limit_lifted() || claimed_[i].load(std::memory_order_acquire);
   };
   static_cast<void>(
-      limit_->acquire(units_[i].end - units_[i].begin, control.event(), deadline::never(), cancelled));
+      limit_->acquire(ranges_[i].end - ranges_[i].begin, control.event(), deadline::never(), cancelled));
 }
 
 CAIRN_BODY void copy_job::run(std::size_t index, hash_state& hash, std::int64_t* cpu) noexcept {
   if (failed_.load(std::memory_order_acquire)) return finish(false);
   try {
-    copy(units_[index], hash);
+    copy(ranges_[index], hash);
   } catch (...) {
     fail(std::current_exception());
     return finish(false);
@@ -190,12 +190,12 @@ CAIRN_BODY void copy_job::run(std::size_t index, hash_state& hash, std::int64_t*
   finish(true);
 }
 
-CAIRN_BODY void copy_job::copy(const copy_unit& unit, hash_state& hash) {
+CAIRN_BODY void copy_job::copy(const image_range& range, hash_state& hash) {
   const auto& layout = fill_->layout();
   std::byte* image = fill_->memory().data();
   const bool digested = fill_->options().digest;
-  for_each_piece(
-      layout, unit.begin, unit.end,
+  for_each_image_range(
+      layout, range.begin, range.end,
       [&](std::span<const std::byte> bytes, std::uint64_t at) {
         std::memcpy(image + at, bytes.data(), bytes.size());
       },
@@ -211,10 +211,10 @@ CAIRN_BODY void copy_job::advance() noexcept {
   for (;;) {
     if (scanning_.exchange(true, std::memory_order_seq_cst)) return;
     std::size_t front = front_;
-    while (front < units_.size() && copied_[front].load(std::memory_order_seq_cst)) ++front;
-    const bool all = front == units_.size() && front_ != front;
+    while (front < ranges_.size() && copied_[front].load(std::memory_order_seq_cst)) ++front;
+    const bool all = front == ranges_.size() && front_ != front;
     front_ = front;
-    const std::uint64_t mark = front == 0 ? 0 : units_[front - 1].end;
+    const std::uint64_t mark = front == 0 ? 0 : ranges_[front - 1].end;
     // Small steps are put together: each may wake a writer.
     if (all || mark >= published_ + 256 * 1024) {
       published_ = mark;
@@ -222,7 +222,7 @@ CAIRN_BODY void copy_job::advance() noexcept {
     }
     scanning_.store(false, std::memory_order_seq_cst);
     if (all) return complete();
-    if (front == units_.size() || !copied_[front].load(std::memory_order_seq_cst)) return;
+    if (front == ranges_.size() || !copied_[front].load(std::memory_order_seq_cst)) return;
   }
 }
 

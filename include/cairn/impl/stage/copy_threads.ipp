@@ -51,11 +51,11 @@ CAIRN_BODY void copy_threads::copy(std::shared_ptr<image_fill> fill, deadline un
   // Without overlap the caller is one of the threads.
   const int helpers = overlapped ? threads_ : threads_ - 1;
   auto& filled = *fill;
-  auto units = units_of(fill->shared_layout(), overlapped);
-  auto job = std::make_shared<copy_job>(std::move(fill), std::move(units), helpers, limit_);
+  auto ranges = ranges_of(fill->shared_layout(), overlapped);
+  auto job = std::make_shared<copy_job>(std::move(fill), std::move(ranges), helpers, limit_);
   // Threads that wake up compete with training for its processor: the little that training waits for is
   // copied before that.
-  if (overlapped && job->early_units() <= 1) job->work(state_->hash, true);
+  if (overlapped && job->early_ranges() <= 1) job->work(state_->hash, true);
   if (overlapped)
     filled.when_wanted([weak = std::weak_ptr(job)](std::uint64_t begin, std::uint64_t end, deadline timeout) {
       const auto wanted = weak.lock();  // null when all is copied
@@ -114,10 +114,10 @@ CAIRN_BODY void copy_threads::shared::run(hash_state& own) noexcept {
   }
 }
 
-CAIRN_BODY std::shared_ptr<const copy_units> copy_threads::units_of(
+CAIRN_BODY std::shared_ptr<const image_ranges> copy_threads::ranges_of(
     const std::shared_ptr<const image_layout>& layout, bool early_first) {
   if (cut_ == nullptr || cut_layout_ != layout || cut_early_first_ != early_first) {
-    cut_ = std::make_shared<const copy_units>(*layout, early_first);
+    cut_ = std::make_shared<const image_ranges>(*layout, early_first);
     cut_layout_ = layout;
     cut_early_first_ = early_first;
   }

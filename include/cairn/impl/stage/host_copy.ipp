@@ -4,7 +4,7 @@
 #include <cairn/stage/copy_job.hpp>
 #include <cairn/stage/copy_threads.hpp>
 #include <cairn/stage/host_copy.hpp>
-#include <cairn/stage/image_pieces.hpp>
+#include <cairn/stage/image_sources.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/parallel.hpp>

@@ -9,7 +9,7 @@
 #include <cairn/model/source_table.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/model/tensor_view.hpp>
-#include <cairn/stage/image_pieces.hpp>
+#include <cairn/stage/image_sources.hpp>
 #include <cairn/stage/no_staging.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>

@@ -108,12 +108,12 @@ CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkp
   std::optional<detail::load_work> work;
   std::optional<detail::shared_blocks> blocks;
   exchange.run(
-      [&]() -> shared_units {
+      [&]() -> shared_read_list {
         work.emplace(find_work(checkpoint, state, plan, resolver, options.devices));
         blocks.emplace(store_, *work, exchange.wants(), exchange.rank(), share, until, options.devices);
-        auto units = blocks->find_units();
-        check_files(*work, until, blocks->files_of(units));
-        return {std::move(units), &*blocks};
+        auto reads = blocks->find_shared_reads();
+        check_files(*work, until, blocks->files_of(reads));
+        return {std::move(reads), &*blocks};
       },
       share, until);
   blocks->read_alone();
@@ -198,7 +198,7 @@ CAIRN_BODY std::uint64_t safetensors_reader::exchange_records(checkpoint_type& c
       });
   exchange.run(
       [&] {
-        return shared_units{records.find_units(ranks_of(checkpoint, plan)), &records};
+        return shared_read_list{records.find_shared_reads(ranks_of(checkpoint, plan)), &records};
       },
       budget, until);
   return records.bytes_read();

@@ -128,11 +128,11 @@ CAIRN_BODY std::vector<save_attempt> safetensors_writer_base::live_saves(run_id 
 CAIRN_BODY std::string safetensors_writer_base::location_of(std::int64_t step) const {
   return manifest_key(step);
 }
-CAIRN_BODY store_proof safetensors_writer_base::prove_store() {
-  return inside_->protocol_.store().prove();
+CAIRN_BODY store_test_report safetensors_writer_base::test_store() {
+  return inside_->protocol_.store().self_test();
 }
-CAIRN_BODY void safetensors_writer_base::look_early(run_id run) {
-  inside_->mark().look_early(run);
+CAIRN_BODY void safetensors_writer_base::look_up_mark(run_id run) {
+  inside_->mark().look_up_mark(run);
 }
 CAIRN_BODY void safetensors_writer_base::leave_mark(run_id run) {
   inside_->marks_ = inside_->mark().leave(run);

@@ -153,7 +153,7 @@ CAIRN_BODY std::vector<std::string> s3_store::leftovers(std::string_view prefix)
   std::vector<std::string> found;
   for (const auto& u : bucket_->uploads(full_prefix(prefix))) {
     const auto key = u.key.substr(own);
-    if (valid_key(key) && !bucket_->lives(u.id) && !detail::gives_signs(*bucket_, u))
+    if (valid_key(key) && !bucket_->lives(u.id) && !detail::has_heartbeat(*bucket_, u))
       found.push_back(key + suffix_of(u.id));
   }
   std::sort(found.begin(), found.end());
@@ -166,7 +166,7 @@ CAIRN_BODY std::vector<std::string> s3_store::live_writers(std::string_view pref
   for (const auto& u : bucket_->uploads(full_prefix(prefix))) {
     const auto key = u.key.substr(own);
     if (valid_key(key) && u.key.ends_with(detail::sign_ending) &&
-        (bucket_->lives(u.id) || detail::gives_signs(*bucket_, u)))
+        (bucket_->lives(u.id) || detail::has_heartbeat(*bucket_, u)))
       found.push_back(key + suffix_of(u.id));
   }
   std::sort(found.begin(), found.end());
@@ -190,9 +190,9 @@ CAIRN_BODY void s3_store::discard(std::string_view key) {
   }
 }
 
-CAIRN_BODY store_proof s3_store::prove() {
+CAIRN_BODY store_test_report s3_store::self_test() {
   const auto how = bucket_->client.options().exclusive;
-  store_proof proof{
+  store_test_report report{
       .kind = "S3", .from = "", .single_writer = how == s3_exclusive::single_writer, .points = {}};
   store_check point{.what = "a key is given to one writer alone (If-None-Match)",
                     .seen = how == s3_exclusive::probe     ? "a second PUT was refused"
@@ -207,8 +207,8 @@ CAIRN_BODY store_proof s3_store::prove() {
     point.seen = "a second PUT was not refused";
     point.follows = e.message();
   }
-  proof.points.push_back(std::move(point));
-  return proof;
+  report.points.push_back(std::move(point));
+  return report;
 }
 
 CAIRN_BODY std::string s3_store::describe() const {

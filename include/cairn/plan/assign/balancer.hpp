@@ -31,9 +31,9 @@ class balancer {
   balancer(const plan_summary& summary, int world_size, const default_planner_options& options)
       : summary_(summary),
         options_(options),
-        piece_(std::clamp(options.least_piece_bytes, std::uint64_t{1}, std::uint64_t{1} << 60)),
+        min_chunk_bytes_(std::clamp(options.min_chunk_bytes, std::uint64_t{1}, std::uint64_t{1} << 60)),
         loads_(static_cast<std::size_t>(world_size)),
-        division_(piece_) {}
+        division_(min_chunk_bytes_) {}
 
   /// @throws plan_error as validate() does.
   [[nodiscard]] write_assignment assign() {
@@ -111,7 +111,7 @@ class balancer {
       if (i.per_rank || (members.size() == 1 && members[0].replicas() == 1)) {
         for (const auto& m : members) {
           add_fixed(m.p, box_bytes(i, m.p));
-          if (replicated) add_piece(n, m.p);
+          if (replicated) add_chunk(n, m.p);
         }
       } else {
         share_out(n, members);
@@ -128,7 +128,8 @@ class balancer {
     if (t.bytes > 0 && t.bytes >= options_.split_above_bytes) {
       t.how = manner::whole_first;
       if (i.kind == item_kind::tensor)
-        t.grain = grain_of(i.type, members_[s.member].p.first.sizes, t.bytes, std::min(piece_, t.bytes / 2));
+        t.grain = grain_of(i.type, members_[s.member].p.first.sizes, t.bytes,
+                           std::min(min_chunk_bytes_, t.bytes / 2));
       if (t.grain.dimension >= 0) t.how = manner::cut;
     }
     s.pattern = pattern_of(list_view<const held_boxes>(members_).subspan(s.member));
@@ -193,7 +194,7 @@ class balancer {
     loads_.add(p, bytes);
   }
   /// Brings the axes into order again.
-  void add_piece(std::size_t item, chunk_progression p) {
+  void add_chunk(std::size_t item, chunk_progression p) {
     sort_few(p.axes.begin(), p.axes.begin() + p.axis_count,
              [](const chunk_axis& a, const chunk_axis& b) { return a.rank_step > b.rank_step; });
     out_.add(item, 0, p);
@@ -335,7 +336,7 @@ class balancer {
 
   const plan_summary& summary_;
   const default_planner_options& options_;
-  std::uint64_t piece_;
+  std::uint64_t min_chunk_bytes_;
   rank_loads loads_;
   write_assignment out_;
   rank_list key_;

@@ -14,7 +14,7 @@ struct default_planner_options {
   /// the largest box or row among them that cannot be cut.
   std::uint64_t split_above_bytes = std::uint64_t{1} << 20;
   /// A cut leaves no chunk smaller than this.
-  std::uint64_t least_piece_bytes = std::uint64_t{256} << 10;
+  std::uint64_t min_chunk_bytes = std::uint64_t{256} << 10;
 };
 
 }  // namespace v1

@@ -13,7 +13,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Cuts of a box: pieces are [at[i], at[i + 1]) of `dimension`, in units that fill whole bytes.
+/// Cuts of a box: chunks are [at[i], at[i + 1]) of `dimension`, in units that fill whole bytes.
 struct split_grain {
   int dimension = -1;
   std::int64_t unit = 1;  ///< rows that stay together
@@ -21,10 +21,10 @@ struct split_grain {
   std::uint64_t unit_bytes = 0;
 };
 
-/// The first dimension whose rows are small against a piece, so that pieces stay contiguous where possible;
+/// The first dimension whose rows are small against `min_bytes`, so that chunks stay contiguous where possible;
 /// else the one with the smallest rows.
 [[nodiscard]] inline split_grain grain_of(dtype type, const extents& sizes, std::uint64_t bytes,
-                                          std::uint64_t piece) {
+                                          std::uint64_t min_bytes) {
   split_grain best;
   for (int d = 0; d < sizes.rank(); ++d) {
     const std::int64_t unit = d + 1 == sizes.rank() ? granule_of(type) : 1;
@@ -32,7 +32,7 @@ struct split_grain {
     if (units < 2) continue;
     const split_grain g{d, unit, units, bytes / static_cast<std::uint64_t>(units)};
     if (best.dimension < 0 || g.unit_bytes < best.unit_bytes) best = g;
-    if (g.unit_bytes <= piece / 8) return g;
+    if (g.unit_bytes <= min_bytes / 8) return g;
   }
   return best;
 }
@@ -97,7 +97,7 @@ struct divided_boxes {
 
   /// visit(const chunk_progression&), the axes of which are nested.
   template <class Visit>
-  void for_each_piece(const Visit& visit) const {
+  void for_each_chunk(const Visit& visit) const {
     auto m = members.begin();
     std::int64_t begin = 0;
     auto end = m->replicas();
@@ -109,7 +109,7 @@ struct divided_boxes {
         const auto at = s.at + (holder - s.holder) * s.each;
         cut_replicas(*m, m->shards, holder - begin, within - begin, 0, m->p.rank,
                      [&](std::int64_t index, const chunk_progression& holders) {
-                       visit_piece(*m, holders, at + (index - (holder - begin)) * s.each, s.each, visit);
+                       visit_chunk(*m, holders, at + (index - (holder - begin)) * s.each, s.each, visit);
                      });
         holder = within;
       }
@@ -117,7 +117,7 @@ struct divided_boxes {
   }
   /// visit(const chunk&) for what one rank writes. O(members + log(shares)).
   template <class Visit>
-  void for_each_piece_of(std::int32_t rank, const Visit& visit) const {
+  void for_each_chunk_of(std::int32_t rank, const Visit& visit) const {
     std::int64_t begin = 0;
     for (const auto& m : members) {
       if (const auto found = m.find(rank);
@@ -143,7 +143,7 @@ struct divided_boxes {
     box.sizes.set(grain.dimension, each * grain.unit);
   }
   template <class Visit>
-  void visit_piece(const held_boxes& m, chunk_progression p, std::int64_t at, std::int64_t each,
+  void visit_chunk(const held_boxes& m, chunk_progression p, std::int64_t at, std::int64_t each,
                    const Visit& visit) const {
     p.first = m.p.first;
     cut(p.first, at, each);

@@ -32,8 +32,8 @@ class replica_division {
     std::vector<std::size_t> shares;   ///< where those of each task begin in shares(); one more at the end
   };
 
-  /// @param piece the least bytes that a cut leaves on either side
-  explicit replica_division(std::uint64_t piece) : piece_(piece) {
+  /// @param min_bytes the least bytes that a cut leaves on either side
+  explicit replica_division(std::uint64_t min_bytes) : min_bytes_(min_bytes) {
     shares_.reserve(1 << 15);  // what is not used is not touched
   }
 
@@ -106,7 +106,7 @@ class replica_division {
                 std::vector<std::size_t>& begins) {
     std::uint64_t bytes = 0;
     for (const auto& t : tasks) bytes += t.bytes;
-    const auto level = pour(bytes, loads);
+    const auto level = choose_takers(bytes, loads);
     std::int64_t takers = 0;
     std::int64_t wanted = 0;  // by all takers that are left
     for (const auto& r : runs_)
@@ -137,8 +137,8 @@ class replica_division {
     }
   }
   /// Keeps in runs_, in order, those that get some of so many bytes: the ones with the least, so many that
-  /// each gets a piece at least. Returns what they come to.
-  std::uint64_t pour(std::uint64_t bytes, const std::vector<std::uint64_t>& loads) {
+  /// each gets a chunk at least. Returns what they come to.
+  std::uint64_t choose_takers(std::uint64_t bytes, const std::vector<std::uint64_t>& loads) {
     find_runs(loads);
     const auto by_load = [](const run& a, const run& b) { return b > a; };
     if (!std::is_sorted(runs_.begin(), runs_.end(), by_load)) std::sort(runs_.begin(), runs_.end(), by_load);
@@ -147,9 +147,9 @@ class replica_division {
     std::size_t kept = 0;
     for (bool more = true; more && kept < runs_.size(); ++kept) {
       auto& r = runs_[kept];
-      // So many of them get a piece: below + n * load + bytes >= (takers + n) * (load + piece).
-      const auto needed = takers * (r.load + piece_);
-      auto n = below + bytes < needed ? 0 : (below + bytes - needed) / piece_;
+      // So many of them get a chunk: below + n * load + bytes >= (takers + n) * (load + min_bytes).
+      const auto needed = takers * (r.load + min_bytes_);
+      auto n = below + bytes < needed ? 0 : (below + bytes - needed) / min_bytes_;
       if (takers == 0) n = std::max<std::uint64_t>(n, 1);
       if (n == 0) break;
       more = n >= static_cast<std::uint64_t>(r.count);
@@ -168,7 +168,7 @@ class replica_division {
     if (bytes <= 0) return 0;
     const auto units = bytes / unit + (bytes % unit != 0);
     if (units >= rest) return rest;
-    const auto least = static_cast<std::int64_t>((piece_ + grain.unit_bytes - 1) / grain.unit_bytes);
+    const auto least = static_cast<std::int64_t>((min_bytes_ + grain.unit_bytes - 1) / grain.unit_bytes);
     if (rest / 2 < least) return units < rest - units ? 0 : rest;
     if (units < least) return units < least - units ? 0 : least;
     if (units > rest - least) return rest - units <= least - (rest - units) ? rest : rest - least;
@@ -186,7 +186,7 @@ class replica_division {
     shares_.push_back({static_cast<std::int32_t>(holder), 1, at, whole ? 0 : units});
   }
 
-  std::uint64_t piece_;
+  std::uint64_t min_bytes_;
   std::vector<run> runs_;
   std::vector<replica_share> shares_;
 };

@@ -14,7 +14,7 @@ namespace cairn {
 inline namespace v1 {
 
 /// Who writes what of the items of which some rank holds a replica; of all others each rank writes what it
-/// holds. Boxes whose holders divide them alike share what says so, and are put into pieces when they are
+/// holds. Boxes whose holders divide them alike share what says so, and are cut into chunks when they are
 /// asked for.
 class write_assignment {
  public:
@@ -24,22 +24,22 @@ class write_assignment {
   }
   /// What is written of another item: visit(const chunk_progression&).
   template <class Visit>
-  void for_each_piece(std::size_t item, Visit&& visit) const {
+  void for_each_chunk(std::size_t item, Visit&& visit) const {
     for (auto k = first_[item]; k < first_[item + 1]; ++k) {
       if (parts_[k].divided)
-        boxes_of(divisions_[parts_[k].at]).for_each_piece(visit);
+        boxes_of(divisions_[parts_[k].at]).for_each_chunk(visit);
       else
-        visit(piece_at(parts_[k].at));
+        visit(chunk_at(parts_[k].at));
     }
   }
-  /// What a rank writes of it: visit(const chunk&). O(parts + log(pieces)).
+  /// What a rank writes of it: visit(const chunk&). O(parts + log(chunks)).
   template <class Visit>
-  void for_each_piece_of(std::size_t item, std::int32_t rank, Visit&& visit) const {
+  void for_each_chunk_of(std::size_t item, std::int32_t rank, Visit&& visit) const {
     for (auto k = first_[item]; k < first_[item + 1]; ++k) {
       if (parts_[k].divided) {
-        boxes_of(divisions_[parts_[k].at]).for_each_piece_of(rank, visit);
+        boxes_of(divisions_[parts_[k].at]).for_each_chunk_of(rank, visit);
       } else {
-        const auto p = piece_at(parts_[k].at);
+        const auto p = chunk_at(parts_[k].at);
         if (const auto index = p.index_of(rank)) visit(p.at(*index).box);
       }
     }
@@ -58,9 +58,9 @@ class write_assignment {
     detail::split_grain grain;
   };
   /// Parts of one item are visited in ascending order of `order`, equal ones as they were added.
-  void add(std::size_t item, std::size_t order, const chunk_progression& piece) {
-    parts_.push_back({static_cast<std::uint32_t>(item), static_cast<std::uint32_t>(order), pieces_.size()});
-    pieces_.append(piece);
+  void add(std::size_t item, std::size_t order, const chunk_progression& p) {
+    parts_.push_back({static_cast<std::uint32_t>(item), static_cast<std::uint32_t>(order), chunks_.size()});
+    chunks_.append(p);
   }
   void add(std::size_t item, std::size_t order, const division& d) {
     parts_.push_back(
@@ -99,17 +99,17 @@ class write_assignment {
   struct part {
     std::uint32_t item = 0;
     std::uint32_t order = 0;
-    std::size_t at = 0;  ///< in pieces_, or in divisions_
+    std::size_t at = 0;  ///< in chunks_, or in divisions_
     bool divided = false;
   };
-  [[nodiscard]] chunk_progression piece_at(std::size_t at) const noexcept { return pieces_.read(at); }
+  [[nodiscard]] chunk_progression chunk_at(std::size_t at) const noexcept { return chunks_.read(at); }
   [[nodiscard]] detail::divided_boxes boxes_of(const division& d) const noexcept {
     return {detail::list_view(members_).subspan(d.first_member, d.members),
             detail::list_view(shards_).subspan(d.first_shard, d.shards),
             detail::list_view(shares_).subspan(d.first_share, d.shares), d.grain};
   }
 
-  detail::progression_words pieces_;
+  detail::progression_words chunks_;
   std::vector<division> divisions_;
   std::vector<part> parts_;
   std::vector<std::uint32_t> first_;  ///< of the parts of each item

@@ -29,14 +29,15 @@ inline namespace v1 {
 namespace detail {
 
 /// The part of a box that each stored chunk holds.
-struct stored_part {
+struct chunk_overlap {
   std::uint32_t chunk;
   cairn::chunk box;
 };
 
 /// Finds the chunks of a stored item that make up a wanted box: false if they do not cover it exactly once.
-/// O(progressions + parts).
-[[nodiscard]] bool find_parts(const stored_item& item, const chunk& wanted, std::vector<stored_part>& parts);
+/// O(progressions + overlaps).
+[[nodiscard]] bool find_overlaps(const stored_item& item, const chunk& wanted,
+                                 std::vector<chunk_overlap>& overlaps);
 
 /// Makes the load plan of one rank, entry by entry.
 class load_planning {
@@ -66,7 +67,7 @@ class load_planning {
   std::vector<bool> known_;
   std::vector<bool> matched_;  // of each pattern: by a name of the state or of the checkpoint
   std::vector<std::string> required_;
-  std::vector<stored_part> parts_;
+  std::vector<chunk_overlap> overlaps_;
   load_plan plan_;
 };
 

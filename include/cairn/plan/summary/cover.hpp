@@ -102,11 +102,11 @@ inline constexpr std::array<std::uint64_t, 2> measure_seeds{0x243f6a8885a308d3u,
   return product;
 }
 
-/// True if the boxes of a progression, replicas counted once, are a partition of the region because they lie
+/// True if the boxes of a progression, replicas counted once, are a partition of the outer one because they lie
 /// side by side. O(axes).
-[[nodiscard]] inline bool fills(const chunk_progression& p, const chunk& region) noexcept {
+[[nodiscard]] inline bool fills(const chunk_progression& p, const chunk& outer) noexcept {
   std::array<chunk_axis, chunk_progression::max_axes> axes;
-  if (!(p.first.offsets == region.offsets)) return false;
+  if (!(p.first.offsets == outer.offsets)) return false;
   for (int d = 0; d < p.first.sizes.rank(); ++d) {
     auto size = p.first.sizes[d];
     const auto n = axes_along(p, d, axes);
@@ -114,40 +114,40 @@ inline constexpr std::array<std::uint64_t, 2> measure_seeds{0x243f6a8885a308d3u,
       if (axes[k].offset_step != size) return false;
       size *= axes[k].count;
     }
-    if (size != region.sizes[d]) return false;
+    if (size != outer.sizes[d]) return false;
   }
   return true;
 }
 
-/// True if the boxes are a partition of the region. Costs O(boxes x dimensions), whatever their
-/// arrangement: the sum of the boxes' indicator functions is that of the region if and only if their
+/// True if the boxes are a partition of the outer one. Costs O(boxes x dimensions), whatever their
+/// arrangement: the sum of the boxes' indicator functions is that of the outer one if and only if their
 /// integrals agree for every density. With two pseudo-random densities modulo 2^61 - 1 a wrong answer has
 /// a probability below 2^-100, by the lemma of Schwartz and Zippel (J. T. Schwartz, Fast probabilistic
 /// algorithms for verification of polynomial identities, JACM 27(4), 1980).
 template <class BoxAt>
-[[nodiscard]] bool tiles(const chunk& region, std::size_t count, BoxAt&& box_at) noexcept {
+[[nodiscard]] bool tiles(const chunk& outer, std::size_t count, BoxAt&& box_at) noexcept {
   for (const std::uint64_t seed : measure_seeds) {
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < count; ++i) sum = prime_field::reduce(sum + random_measure(box_at(i), seed));
-    if (sum != random_measure(region, seed)) return false;
+    if (sum != random_measure(outer, seed)) return false;
   }
   return true;
 }
 
-/// Divides a region along the boundaries of boxes until it finds a place where boxes meet, or that none
+/// Divides the outer box along the boundaries of boxes until it finds a place where boxes meet, or that none
 /// covers. Only for messages about what is wrong; O(n log n) where boxes are nearly disjoint.
 class box_search {
  public:
   explicit box_search(list_view<const chunk> boxes) : boxes_(boxes) {}
 
   /// Two boxes with a common element.
-  [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> overlap(const chunk& region) const {
-    return overlap(region, meeting(region, all()));
+  [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> overlap(const chunk& outer) const {
+    return overlap(outer, meeting(outer, all()));
   }
-  /// A part of the region that no box covers.
-  [[nodiscard]] std::optional<chunk> uncovered(const chunk& region) const {
-    if (region.empty()) return std::nullopt;
-    return uncovered(region, meeting(region, all()));
+  /// A part of the outer box that no box covers.
+  [[nodiscard]] std::optional<chunk> uncovered(const chunk& outer) const {
+    if (outer.empty()) return std::nullopt;
+    return uncovered(outer, meeting(outer, all()));
   }
 
  private:
@@ -158,21 +158,21 @@ class box_search {
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::uint32_t>(i);
     return out;
   }
-  [[nodiscard]] indices meeting(const chunk& region, const indices& among) const {
+  [[nodiscard]] indices meeting(const chunk& outer, const indices& among) const {
     indices out;
     for (const auto i : among)
-      if (intersect(boxes_[i], region)) out.push_back(i);
+      if (intersect(boxes_[i], outer)) out.push_back(i);
     return out;
   }
-  /// The middle one of the boundaries inside of the region, in the dimension that has most of them.
-  [[nodiscard]] std::optional<std::pair<int, std::int64_t>> cut(const chunk& region,
+  /// The middle one of the boundaries inside of the outer box, in the dimension that has most of them.
+  [[nodiscard]] std::optional<std::pair<int, std::int64_t>> cut(const chunk& outer,
                                                                 const indices& among) const {
     std::vector<std::int64_t> best;
     int dimension = -1;
     std::size_t most = 0;
-    for (int d = 0; d < region.sizes.rank(); ++d) {
-      const auto begin = region.offsets[d];
-      const auto end = begin + region.sizes[d];
+    for (int d = 0; d < outer.sizes.rank(); ++d) {
+      const auto begin = outer.offsets[d];
+      const auto end = begin + outer.sizes[d];
       std::vector<std::int64_t> inside;
       for (const auto i : among)
         for (const auto at : {boxes_[i].offsets[d], boxes_[i].offsets[d] + boxes_[i].sizes[d]})
@@ -184,38 +184,38 @@ class box_search {
     std::nth_element(best.begin(), middle, best.end());
     return std::pair(dimension, *middle);
   }
-  static std::pair<chunk, chunk> halves(const chunk& region, std::pair<int, std::int64_t> at) {
-    chunk low = region;
-    chunk high = region;
+  static std::pair<chunk, chunk> halves(const chunk& outer, std::pair<int, std::int64_t> at) {
+    chunk low = outer;
+    chunk high = outer;
     const auto [d, where] = at;
-    low.sizes.set(d, where - region.offsets[d]);
+    low.sizes.set(d, where - outer.offsets[d]);
     high.offsets.set(d, where);
-    high.sizes.set(d, region.offsets[d] + region.sizes[d] - where);
+    high.sizes.set(d, outer.offsets[d] + outer.sizes[d] - where);
     return {low, high};
   }
-  [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> overlap(const chunk& region,
+  [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> overlap(const chunk& outer,
                                                                            const indices& among) const {
     if (among.size() < 2) return std::nullopt;
-    const auto at = among.size() <= 16 ? std::nullopt : cut(region, among);
+    const auto at = among.size() <= 16 ? std::nullopt : cut(outer, among);
     if (!at) {
       for (std::size_t i = 0; i < among.size(); ++i)
         for (std::size_t k = i + 1; k < among.size(); ++k)
           if (intersect(boxes_[among[i]], boxes_[among[k]])) return std::pair(among[i], among[k]);
       return std::nullopt;
     }
-    const auto [low, high] = halves(region, *at);
+    const auto [low, high] = halves(outer, *at);
     if (const auto found = overlap(low, meeting(low, among))) return found;
     return overlap(high, meeting(high, among));
   }
-  [[nodiscard]] std::optional<chunk> uncovered(const chunk& region, const indices& among) const {
-    if (among.empty()) return region;
+  [[nodiscard]] std::optional<chunk> uncovered(const chunk& outer, const indices& among) const {
+    if (among.empty()) return outer;
     for (const auto i : among)
-      if (intersect(boxes_[i], region) == region) return std::nullopt;
-    if (tiles(region, among.size(), [&](std::size_t i) { return *intersect(boxes_[among[i]], region); }))
+      if (intersect(boxes_[i], outer) == outer) return std::nullopt;
+    if (tiles(outer, among.size(), [&](std::size_t i) { return *intersect(boxes_[among[i]], outer); }))
       return std::nullopt;
-    const auto at = cut(region, among);
+    const auto at = cut(outer, among);
     if (!at) return std::nullopt;
-    const auto [low, high] = halves(region, *at);
+    const auto [low, high] = halves(outer, *at);
     if (const auto found = uncovered(low, meeting(low, among))) return found;
     return uncovered(high, meeting(high, among));
   }

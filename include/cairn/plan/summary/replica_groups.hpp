@@ -180,14 +180,14 @@ struct replica_groups {
     first.push_back(static_cast<std::uint32_t>(members.size()));
     return alike;
   }
-  /// True if one member of each group, all together, are a partition of the region.
-  [[nodiscard]] bool tile(const chunk& region) const noexcept {
-    if (members.size() == 1 && fills(members[0].p, region)) return true;
+  /// True if one member of each group, all together, are a partition of the outer box.
+  [[nodiscard]] bool tile(const chunk& outer) const noexcept {
+    if (members.size() == 1 && fills(members[0].p, outer)) return true;
     for (const std::uint64_t seed : measure_seeds) {
       std::uint64_t sum = 0;
       for (std::size_t g = 0; g < size(); ++g)
         sum = prime_field::reduce(sum + random_measure(members[first[g]].p, seed));
-      if (sum != random_measure(region, seed)) return false;
+      if (sum != random_measure(outer, seed)) return false;
     }
     return true;
   }
@@ -211,14 +211,14 @@ struct replica_groups {
   }
   /// Finds the groups of the members, which are boxes of a tensor of this shape. Boxes of which none is there
   /// twice are found without sorting them. False if they are no partition of the tensor.
-  bool find(const chunk& region, std::int64_t most) {
+  bool find(const chunk& outer, std::int64_t most) {
     all_alone();
-    if (tile(region)) return true;
+    if (tile(outer)) return true;
     if (members.size() < 2) return false;
-    if (by_boxes() && tile(region)) return true;
+    if (by_boxes() && tile(outer)) return true;
     const bool single =
         std::all_of(members.begin(), members.end(), [](const held_boxes& m) { return m.p.axis_count == 0; });
-    return !single && expand(most) && (static_cast<void>(by_boxes()), tile(region));
+    return !single && expand(most) && (static_cast<void>(by_boxes()), tile(outer));
   }
 };
 

@@ -57,9 +57,9 @@ class summary_check {
   bool check_unshared(const summary_error& error, const summary_item& i, std::size_t n) const;
   /// True if the boxes, as they come, lie one behind the other along one dimension from end to end of the
   /// tensor, on ranks of this world: what ranks hold that cut flat tensors at any places.
-  bool is_chain(std::size_t n, const chunk& region) const;
+  bool is_chain(std::size_t n, const chunk& outer) const;
   void check_ranks(const summary_error& error, const chunk_progression& p) const;
-  static void check_box(const summary_error& error, const summary_item& i, const chunk& region,
+  static void check_box(const summary_error& error, const summary_item& i, const chunk& outer,
                         const chunk_progression& p);
   /// No rank holds the same box twice.
   void check_holders(const summary_error& error, const summary_item& i, list_view<const held_boxes> group);

@@ -41,10 +41,10 @@ class simulated_waits {
   /// Calls task() at intervals until it returns true, in place of a thread.
   virtual void try_again(std::function<bool()> task) = 0;
 };
-inline thread_local simulated_waits* waits_here = nullptr;
+inline thread_local simulated_waits* current_simulated_waits = nullptr;
 
 [[nodiscard]] inline bool has_passed(deadline until) {
-  return waits_here != nullptr ? waits_here->passed(until) : until.passed();
+  return current_simulated_waits != nullptr ? current_simulated_waits->passed(until) : until.passed();
 }
 
 /// Pauses between polls of one store by all ranks of a world: exponential backoff from 0.2 ms to 50 ms,
@@ -78,14 +78,14 @@ struct step_object {
   [[nodiscard]] bool is_file() const noexcept;
   [[nodiscard]] bool is_mark() const noexcept { return own && name.kind == object_kind::aborted; }
   /// A quarantined manifest.
-  [[nodiscard]] bool is_set_aside() const noexcept { return !own && !claimed; }
+  [[nodiscard]] bool is_quarantined() const noexcept { return !own && !claimed; }
   /// A claim, which decides which of several attempts of the step goes on; its bytes are the attempt's
   /// number.
   [[nodiscard]] bool is_claim() const noexcept { return claimed; }
 };
 [[nodiscard]] bool is_among(const std::vector<std::uint64_t>& attempts, std::uint64_t attempt) noexcept;
 
-[[nodiscard]] std::string set_aside_key(std::int64_t step, int n);
+[[nodiscard]] std::string quarantined_key(std::int64_t step, int n);
 [[nodiscard]] std::string claim_key(std::int64_t step, int n);
 /// Parses a key; nothing for names that cairn does not make. `directory_bytes`: the length of the step's
 /// directory with its slash.

@@ -20,7 +20,7 @@ class shared_mark {
  public:
   explicit shared_mark(any_store store) noexcept : store_(std::move(store)) {}
 
-  void look_early(const run_id& run) { static_cast<void>(store_.size(early_key(run))); }
+  void look_up_mark(const run_id& run) { static_cast<void>(store_.size(early_key(run))); }
   /// The returned object shows others that the marks are needed, and is kept as long as they are.
   [[nodiscard]] std::shared_ptr<const void> leave(const run_id& run);
   /// Waits some seconds if it sees nothing.

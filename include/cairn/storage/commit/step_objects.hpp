@@ -50,9 +50,9 @@ class step_objects {
   std::uint64_t remove_beside(std::int64_t step, std::uint64_t keep, const std::exception_ptr& why,
                               IsForeign is_foreign) const {
     auto objects = objects_of(step);
-    const auto aside = set_aside_attempts(objects);
+    const auto aside = quarantined_attempts(objects);
     std::erase_if(objects, [&](const auto& o) {
-      return !is_foreign(o) || o.is_set_aside() || (o.is_file() && is_among(aside, o.name.attempt));
+      return !is_foreign(o) || o.is_quarantined() || (o.is_file() && is_among(aside, o.name.attempt));
     });
     if (objects.empty()) return 0;
     std::vector<std::uint64_t> made;
@@ -82,7 +82,8 @@ class step_objects {
   [[nodiscard]] std::optional<std::uint64_t> standing_attempt(std::int64_t step) const;
   /// The attempts of quarantined checkpoints, as far as their manifests can be read. Their files are kept
   /// when the step is saved again.
-  [[nodiscard]] std::vector<std::uint64_t> set_aside_attempts(const std::vector<step_object>& objects) const;
+  [[nodiscard]] std::vector<std::uint64_t> quarantined_attempts(
+      const std::vector<step_object>& objects) const;
   /// True if there is a manifest of this attempt.
   [[nodiscard]] bool committed_by(std::int64_t step, std::uint64_t attempt) const {
     return standing_attempt(step) == attempt;

@@ -134,7 +134,7 @@ class compressed_store {
   /// The store below, see LayeredStore.
   [[nodiscard]] const any_store& inner() const noexcept { return parts_->store; }
   [[nodiscard]] std::string describe() const { return store().describe(); }
-  [[nodiscard]] store_proof prove() { return store().prove(); }
+  [[nodiscard]] store_test_report self_test() { return store().self_test(); }
   [[nodiscard]] std::size_t reads_at_once() const { return store().reads_at_once(); }
 
   // What a store over directories offers besides.

@@ -55,7 +55,7 @@ class load_engine {
   [[nodiscard]] load_stages stages() const;
 
  private:
-  std::uint64_t read_pieces();
+  std::uint64_t read_blocks();
 
   // What one thread reads at once: it stays in a cache that cores share until it is verified and delivered.
   static constexpr std::uint64_t max_batch = std::uint64_t{2} << 20;
@@ -64,7 +64,7 @@ class load_engine {
   static constexpr std::uint64_t page = 4096;
   static constexpr std::uint64_t max_alignment = std::uint64_t{64} << 10;
   /// A block that is to be read.
-  struct piece {
+  struct needed_block {
     std::uint32_t item = 0;
     std::uint32_t want = no_want;  ///< the one that gets it as `whole`
     std::uint64_t block = 0;
@@ -74,39 +74,41 @@ class load_engine {
     std::uint64_t scratch = 0;    ///< bytes of the buffer for what is cast for devices
   };
   static constexpr std::uint32_t no_want = UINT32_MAX;
-  [[nodiscard]] const load_item& item_of(const piece& p) const noexcept { return work_.items[p.item]; }
-  [[nodiscard]] const load_file& file_of(const piece& p) const noexcept {
+  [[nodiscard]] const load_item& item_of(const needed_block& p) const noexcept { return work_.items[p.item]; }
+  [[nodiscard]] const load_file& file_of(const needed_block& p) const noexcept {
     return work_.files[item_of(p).file];
   }
-  [[nodiscard]] std::uint64_t begin_of(const piece& p) const noexcept { return p.block * digest_block_bytes; }
-  [[nodiscard]] std::uint64_t end_of(const piece& p) const noexcept {
+  [[nodiscard]] std::uint64_t begin_of(const needed_block& p) const noexcept {
+    return p.block * digest_block_bytes;
+  }
+  [[nodiscard]] std::uint64_t end_of(const needed_block& p) const noexcept {
     return std::min((p.block + 1) * digest_block_bytes, item_of(p).bytes);
   }
-  /// The bytes of the file that are read for a piece: through a buffer, whole units of the store, which are
+  /// The bytes of the file that are read for a block: through a buffer, whole units of the store, which are
   /// then as aligned in the buffer as in the file.
   struct extent {
     std::uint64_t begin;
     std::uint64_t end;
   };
-  [[nodiscard]] extent extent_of(const piece& p) const noexcept;
+  [[nodiscard]] extent extent_of(const needed_block& p) const noexcept;
   [[nodiscard]] std::uint64_t align_up(std::uint64_t n) const noexcept {
     return (n + alignment_ - 1) / alignment_ * alignment_;
   }
 
-  void find_pieces();
+  void find_blocks();
   /// Adds a block if something of it is wanted, or `wanted` anyway.
-  void add_piece(std::uint32_t i, std::uint64_t block, bool wanted);
+  void add_block(std::uint32_t i, std::uint64_t block, bool wanted);
   void find_batches();
   /// `held`: what `bounce` is, if it is one of a device_load. Casts take the end of it, down from `scratch`.
   void read_batch(std::size_t first, std::size_t last, std::byte* bounce, held_buffer* held,
                   std::byte* scratch);
   /// Reads a block that the store has in memory straight to where it goes: whether it has.
-  [[nodiscard]] bool read_cached(const piece& p);
+  [[nodiscard]] bool read_cached(const needed_block& p);
   void read_ranges(std::span<const read_range> ranges, bool stored);
   /// Verifies a block that was read, and gives it to all destinations but the one that it was read to. Casts for
   /// devices take the end of their buffer, down from `scratch`. Where memory has bytes that are wrong, those that are
   /// stored are read in their place before the block is called damaged; run() counts both.
-  void take_block(const piece& p, std::byte* at, held_buffer* held, std::byte*& scratch);
+  void take_block(const needed_block& p, std::byte* at, held_buffer* held, std::byte*& scratch);
   [[nodiscard]] std::uint64_t timed_digest(std::span<const std::byte> block);
 
   any_store store_;
@@ -119,11 +121,11 @@ class load_engine {
   std::uint64_t threads_ = 1;
   device_load* devices_ = nullptr;  ///< where something goes to a device
   std::uint64_t max_used_ = 0;      ///< of a buffer by one batch
-  bool buffered_ = false;           ///< some piece is not direct
+  bool buffered_ = false;           ///< some block is not direct
   std::uint64_t alignment_ = 1;     ///< of offsets and memory that the store reads quickly
   std::uint64_t batch_bytes_ = digest_block_bytes;
-  std::vector<piece> pieces_;
-  std::vector<std::size_t> batches_;  ///< first piece of each, and the end
+  std::vector<needed_block> blocks_;
+  std::vector<std::size_t> batches_;  ///< first block of each, and the end
   std::atomic<std::uint64_t> bytes_{0};
   // Nanoseconds of all threads.
   std::atomic<std::int64_t> reading_{0};

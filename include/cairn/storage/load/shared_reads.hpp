@@ -27,10 +27,10 @@ class shared_blocks final : public shared_source {
   shared_blocks(const any_store& store, const load_work& work, shared_wants& wants, std::int32_t rank,
                 std::uint64_t budget, deadline until, device_load* devices = nullptr);
 
-  [[nodiscard]] std::vector<shared_unit> find_units();
+  [[nodiscard]] std::vector<shared_read> find_shared_reads();
   /// The files that this rank reads something of.
-  [[nodiscard]] std::vector<bool> files_of(list_view<const shared_unit> units) const;
-  void sets_of(const shared_unit& u, std::vector<const rank_set*>& out) const override;
+  [[nodiscard]] std::vector<bool> files_of(list_view<const shared_read> reads) const;
+  void sets_of(const shared_read& u, std::vector<const rank_set*>& out) const override;
 
   [[nodiscard]] read_bundles read(shared_window window, std::span<const std::byte> head) override;
 
@@ -64,7 +64,7 @@ class shared_blocks final : public shared_source {
   [[nodiscard]] std::uint64_t part_bytes(const part& p, block_place at) const noexcept;
   [[nodiscard]] bool wanted_here(const load_item& item, block_place at) const noexcept;
   template <class Each>
-  void for_each_part(const shared_unit& u, Each&& each) const {
+  void for_each_part(const shared_read& u, Each&& each) const {
     const auto at = places_[u.index];
     for (const auto& p : parts_[at.item])
       if (const auto bytes = part_bytes(p, at); bytes != 0) each(p, bytes);
@@ -79,7 +79,7 @@ class shared_blocks final : public shared_source {
   deadline until_;
   device_load* devices_;
   std::vector<std::vector<part>> parts_;  ///< of each item
-  std::vector<block_place> places_;       ///< of units, by index
+  std::vector<block_place> places_;       ///< of reads, by index
   std::vector<block_place> alone_;
   std::uint64_t bytes_read_ = 0;
   load_stages stages_;

@@ -32,8 +32,8 @@ class shared_records final : public shared_source {
       : checkpoint_(checkpoint), wants_(wants), rank_(rank), fetch_(std::move(fetch)) {}
 
   /// `wanted`: the ranks whose records this rank needs, ascending. Reads those that nobody else needs.
-  [[nodiscard]] std::vector<shared_unit> find_units(const std::vector<std::int32_t>& wanted) {
-    std::vector<shared_unit> units;
+  [[nodiscard]] std::vector<shared_read> find_shared_reads(const std::vector<std::int32_t>& wanted) {
+    std::vector<shared_read> reads;
     std::vector<std::int32_t> alone;
     std::vector<wanted_box> parts;
     std::vector<const rank_set*> sets;
@@ -41,23 +41,23 @@ class shared_records final : public shared_source {
       wants_.overlapping(shared_wants::records_name, {{r}, {1}}, parts);
       sets.clear();
       for (const auto& p : parts) sets.push_back(p.ranks);
-      const auto* wanters = sets.empty() ? nullptr : wants_.sets().unite(sets);
-      if (wanters == nullptr || wanters->ranks.size() < 2 || !wanters->has(rank_)) {
+      const auto* set = sets.empty() ? nullptr : wants_.sets().unite(sets);
+      if (set == nullptr || set->ranks.size() < 2 || !set->has(rank_)) {
         alone.push_back(r);
         continue;
       }
-      shared_unit u;
-      u.wanters = wanters;
+      shared_read u;
+      u.ranks = set;
       u.bytes = u.cost = nominal_bytes;
       u.index = static_cast<std::uint32_t>(r);
-      units.push_back(u);
+      reads.push_back(u);
     }
-    assign_readers(units);
+    assign_readers(reads);
     if (!alone.empty()) bytes_read_ += fetch_(std::move(alone), {});
-    return units;
+    return reads;
   }
-  void sets_of(const shared_unit& u, std::vector<const rank_set*>& out) const override {
-    out.push_back(u.wanters);
+  void sets_of(const shared_read& u, std::vector<const rank_set*>& out) const override {
+    out.push_back(u.ranks);
   }
   [[nodiscard]] read_bundles read(shared_window window, std::span<const std::byte> head) override {
     std::vector<std::int32_t> mine;
@@ -72,7 +72,7 @@ class shared_records final : public shared_source {
     std::map<const rank_set*, wire_writer, by_ranks> texts;
     for (const auto& u : window) {
       if (u.reader != rank_) continue;
-      auto& text = texts[u.wanters];
+      auto& text = texts[u.ranks];
       if (text.size() == 0) text.raw(head);
       const auto& bytes = contents[static_cast<std::int32_t>(u.index)];
       text.put(static_cast<std::uint64_t>(bytes.size())).raw(bytes);
@@ -89,7 +89,7 @@ class shared_records final : public shared_source {
     try {
       wire_reader in(bundle);
       for (const auto& u : window) {
-        if (u.reader != reader || u.wanters != set) continue;
+        if (u.reader != reader || u.ranks != set) continue;
         const auto bytes = in.take(in.get_count(1));
         const auto& named = checkpoint_.manifest().records[u.index];
         checkpoint_.add_record(

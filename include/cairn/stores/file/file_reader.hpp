@@ -191,24 +191,24 @@ class file_reader {
         from = to;
       } while (from < end);
     }
-    tree_.pool.run(tasks.size(), tree_.options.reads_in_flight, [&](std::size_t i) { read_piece(tasks[i]); });
+    tree_.pool.run(tasks.size(), tree_.options.reads_in_flight, [&](std::size_t i) { read_task(tasks[i]); });
   }
 
-  void read_piece(const task& piece) {
-    const auto from = source_of(piece.key);
+  void read_task(const task& range) {
+    const auto from = source_of(range.key);
     int opening = 0;
     const auto open = [&](int flags, int& error) {
-      auto file = open_object(piece.key, error, flags);
+      auto file = open_object(range.key, error, flags);
       if ((flags & O_DIRECT) == 0) opening = error;
       return file;
     };
     const auto t =
         from->file.read(tree_.fs, tree_.bounces, counts_, tree_.io_alignment, tree_.options.direct_io,
-                        from_cache_, open, piece.to, piece.bytes, piece.offset);
-    if (t.error != 0 && t.error == -opening) fail_reading(t.error, "open", piece.key, -1);
-    const auto at = static_cast<std::int64_t>(piece.offset + t.done);
-    if (t.error != 0) fail_reading(t.error, "pread", piece.key, at);
-    if (t.done < piece.bytes) fail_truncated(piece.key, piece.offset, piece.range_end - piece.offset, t.done);
+                        from_cache_, open, range.to, range.bytes, range.offset);
+    if (t.error != 0 && t.error == -opening) fail_reading(t.error, "open", range.key, -1);
+    const auto at = static_cast<std::int64_t>(range.offset + t.done);
+    if (t.error != 0) fail_reading(t.error, "pread", range.key, at);
+    if (t.done < range.bytes) fail_truncated(range.key, range.offset, range.range_end - range.offset, t.done);
   }
 
   [[noreturn]] void fail_reading(int code, std::string_view call, std::string_view key, std::int64_t offset) {

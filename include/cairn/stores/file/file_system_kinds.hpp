@@ -25,13 +25,13 @@ namespace detail {
 void look_up_mount(std::uint64_t mount, file_system_kind& kind);
 
 /// How well a kind of file system is known to carry checkpoints.
-enum class file_system_experience : std::uint8_t {
+enum class file_system_support : std::uint8_t {
   tried,       ///< checkpoints were saved and resumed on it, or all of its answers were looked at
   documented,  ///< its documents promise what is needed; it was not tried
   unknown,     ///< neither
   no_files     ///< a view of the kernel: it keeps no files
 };
-[[nodiscard]] file_system_experience experience_with(std::string_view name);
+[[nodiscard]] file_system_support support_of(std::string_view name);
 
 }  // namespace detail
 }  // namespace v1

@@ -214,7 +214,7 @@ struct file_tree {
          {.file = std::string(path)});
   }
 
-  /// What prove() found there; nothing before.
+  /// What self_test() found there; nothing before.
   [[nodiscard]] std::string kind() const {
     const std::lock_guard lock(mutex_);
     return kind_;

@@ -33,7 +33,7 @@ struct file_store_options {
   std::optional<unsigned> directory_mode = {};
   /// What the first write does where the store's directory does not exist.
   root_directory root = root_directory::make;
-  /// Says that only one job at a time writes there, so that prove() accepts what is unsafe between two jobs.
+  /// Says that only one job at a time writes there, so that self_test() accepts what is unsafe between two jobs.
   bool single_writer = false;
   /// Writes go through the page cache and stay there, so that a load on this host needs no device: for a job that is
   /// often restarted on its host, with room for a checkpoint beside what training reads. A save takes longer.

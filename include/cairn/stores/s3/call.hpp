@@ -80,7 +80,7 @@ class s3_call final : public http_call {
   [[nodiscard]] pause_or_end judge_refusal();
 
   /// Full jitter, at least what the server asks for, once a token is there.
-  [[nodiscard]] pause_or_end retry(bool heed);
+  [[nodiscard]] pause_or_end retry(bool use_retry_after);
   static bool once(bool& tried) noexcept { return !std::exchange(tried, true); }
   [[nodiscard]] bool adopt_time();
 

@@ -51,7 +51,7 @@ class s3_client {
 
   /// Throws what a call that was not fine means. `doing`: "reading of an object".
   [[noreturn]] void fail_call(const s3_call& call, std::string_view doing) const;
-  [[nodiscard]] static std::string advice_on(certificate_trouble what, const std::string& host);
+  [[nodiscard]] static std::string advice_on(certificate_problem what, const std::string& host);
   void require(const s3_call& call, std::string_view doing) const;
 
   /// What stands under a key, or nothing.
@@ -81,10 +81,10 @@ class s3_client {
   /// stands.
   [[nodiscard]] put_result put(const std::string& key, std::vector<std::span<const std::byte>> pieces);
 
-  enum class standing : std::uint8_t { nobody, ours, other };
+  enum class occupant : std::uint8_t { none, ours, other };
   /// Whose object stands under a key: by the writer's token, or, where the service keeps none, by its bytes.
-  [[nodiscard]] standing who_stands(const std::string& key, const std::string& token,
-                                    std::span<const std::span<const std::byte>> pieces);
+  [[nodiscard]] occupant occupant_of(const std::string& key, const std::string& token,
+                                     std::span<const std::span<const std::byte>> pieces);
 
  private:
   std::shared_ptr<s3_service> service_;

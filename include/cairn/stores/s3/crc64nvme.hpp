@@ -62,20 +62,20 @@ inline constexpr std::array<std::uint64_t, 2> crc64_fold{crc64_power_of_x(Bits +
   };
   const auto far_ahead = by(crc64_fold<512>);
   const auto ahead = by(crc64_fold<128>);
-  crc64_lanes strand[4];
-  std::memcpy(strand, p, sizeof strand);
-  strand[0] ^= crc64_lanes{static_cast<long long>(c), 0};
+  crc64_lanes lane[4];
+  std::memcpy(lane, p, sizeof lane);
+  lane[0] ^= crc64_lanes{static_cast<long long>(c), 0};
   for (p += 64, n -= 64; n >= 64; p += 64, n -= 64)
     for (std::size_t i = 0; i < 4; ++i) {
       crc64_lanes next;
       std::memcpy(&next, p + 16 * i, sizeof next);
-      strand[i] = __builtin_ia32_pclmulqdq128(strand[i], far_ahead, 0x00) ^
-                  __builtin_ia32_pclmulqdq128(strand[i], far_ahead, 0x11) ^ next;
+      lane[i] = __builtin_ia32_pclmulqdq128(lane[i], far_ahead, 0x00) ^
+                __builtin_ia32_pclmulqdq128(lane[i], far_ahead, 0x11) ^ next;
     }
-  auto all = strand[0];
+  auto all = lane[0];
   for (std::size_t i = 1; i < 4; ++i)
     all = __builtin_ia32_pclmulqdq128(all, ahead, 0x00) ^ __builtin_ia32_pclmulqdq128(all, ahead, 0x11) ^
-          strand[i];
+          lane[i];
   std::array<std::byte, sizeof all> last;
   std::memcpy(last.data(), &all, sizeof all);
   return crc64_by_table(crc64_by_table(0, last), {p, n});

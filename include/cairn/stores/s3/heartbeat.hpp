@@ -62,7 +62,7 @@ class heartbeat {
 
 /// Whether an upload is the sign of a process that lives: as this host knows, else by the age of the last
 /// sign, both times by the service's clock.
-[[nodiscard]] bool gives_signs(s3_bucket& bucket, const open_upload& upload);
+[[nodiscard]] bool has_heartbeat(s3_bucket& bucket, const open_upload& upload);
 
 }  // namespace detail
 }  // namespace v1

@@ -54,7 +54,7 @@ class http_attempt {
 
   [[nodiscard]] static http_end meaning(CURLcode code) noexcept;
 
-  [[nodiscard]] static certificate_trouble trouble_of(CURLcode code, CURL* easy) noexcept;
+  [[nodiscard]] static certificate_problem certificate_problem_of(CURLcode code, CURL* easy) noexcept;
 
   // No exception may cross libcurl's frames.
   static std::size_t on_header(char* data, std::size_t, std::size_t bytes, void* self) noexcept;

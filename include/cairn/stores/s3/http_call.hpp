@@ -33,7 +33,7 @@ enum class http_end : std::uint8_t {
 };
 
 /// Why no trusted connection came about.
-enum class certificate_trouble : std::uint8_t {
+enum class certificate_problem : std::uint8_t {
   none,
   authority,  ///< signed by no authority that is trusted here
   name,       ///< it is for other hosts
@@ -87,7 +87,7 @@ class http_call {
   long status = 0;
   name_values answer_headers;  ///< names in lower case
   std::string detail;          ///< what the transport says of a failure
-  certificate_trouble certificate = certificate_trouble::none;
+  certificate_problem certificate = certificate_problem::none;
 
   /// Makes the next attempt's request. What it throws ends the call as unmade.
   virtual void prepare() = 0;

@@ -33,7 +33,7 @@ class s3_range_reader {
   [[nodiscard]] std::string key_of(const read_range& r) const;
 
   /// Size and ETag of every object; those that are not known are asked for, many at once.
-  void find_objects(bool trusting);
+  void find_objects(bool use_remembered);
 
   void check_bounds() const;
 

@@ -43,7 +43,7 @@ CAIRN_BODY metadata metadata_of(const plan_summary& summary, const write_assignm
     } else if (i.boxes == 0) {
       summary.for_each_without(n, add);
     } else if (!assignment.written_as_held(n)) {
-      assignment.for_each_piece(n, add);
+      assignment.for_each_chunk(n, add);
     } else if (i.kind == item_kind::bytes) {
       summary.for_each_box(n, add);
     } else {

@@ -44,14 +44,15 @@ CAIRN_BODY void fail_names(error_id id, const std::string& whose, const std::str
 
 namespace detail {
 
-CAIRN_BODY bool find_parts(const stored_item& item, const chunk& wanted, std::vector<stored_part>& parts) {
-  parts.clear();
+CAIRN_BODY bool find_overlaps(const stored_item& item, const chunk& wanted,
+                              std::vector<chunk_overlap>& overlaps) {
+  overlaps.clear();
   if (wanted.empty()) return true;
   item.chunks.overlaps(wanted, [&](std::uint64_t index, const stored_chunk&, const chunk& common) {
-    parts.push_back({static_cast<std::uint32_t>(index), common});
+    overlaps.push_back({static_cast<std::uint32_t>(index), common});
   });
-  if (parts.size() == 1) return parts[0].box == wanted;
-  return tiles(wanted, parts.size(), [&](std::size_t i) -> const chunk& { return parts[i].box; });
+  if (overlaps.size() == 1) return overlaps[0].box == wanted;
+  return tiles(wanted, overlaps.size(), [&](std::size_t i) -> const chunk& { return overlaps[i].box; });
 }
 
 CAIRN_BODY load_planning::load_planning(const metadata& stored, const load_request& request)
@@ -181,7 +182,7 @@ CAIRN_BODY void load_planning::add_boxes(const state_entry& e, std::uint32_t ind
   const auto before = plan_.items.size();
   for (std::uint32_t part = 0; part < e.boxes.size(); ++part) {
     const auto& wanted = e.boxes[part];
-    if (!find_parts(item, wanted, parts_)) {
+    if (!find_overlaps(item, wanted, overlaps_)) {
       plan_.items.resize(before);
       std::vector<chunk> boxes;
       for (const auto& c : item.chunks) boxes.push_back(c.box);
@@ -194,7 +195,7 @@ CAIRN_BODY void load_planning::add_boxes(const state_entry& e, std::uint32_t ind
                  "some twice in " + to_string(wanted));
       return;
     }
-    for (const auto& p : parts_) plan_.items.push_back({stored, p.chunk, index, part, p.box});
+    for (const auto& p : overlaps_) plan_.items.push_back({stored, p.chunk, index, part, p.box});
   }
 }
 

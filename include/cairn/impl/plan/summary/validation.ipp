@@ -118,29 +118,29 @@ CAIRN_BODY void summary_error::tiling() const {
   std::sort(boxes.begin(), boxes.end());
   boxes.erase(std::unique(boxes.begin(), boxes.end()), boxes.end());
   const box_search search(boxes);
-  const auto region = whole(summary_[n_].global);
-  if (const auto found = search.overlap(region)) {
+  const auto outer = whole(summary_[n_].global);
+  if (const auto found = search.overlap(outer)) {
     const auto& a = boxes[found->first];
     const auto& b = boxes[found->second];
     // As where one rank keeps a whole copy of what is sharded.
-    if (const bool first = a == region; first || b == region) {
+    if (const bool first = a == outer; first || b == outer) {
       const auto rank = rank_of(first ? a : b);
       fail(error_id::plan_overlap,
            "two boxes of a tensor overlap: rank " + std::to_string(rank) +
                " holds the whole tensor and others hold parts of it; leave it out of the state of rank " +
                std::to_string(rank) + ", as the parts are what is saved",
-           {.rank = rank, .item = name(), .expected = box_text(first ? b : a), .got = box_text(region)});
+           {.rank = rank, .item = name(), .expected = box_text(first ? b : a), .got = box_text(outer)});
     }
     fail(error_id::plan_overlap,
          "two boxes of a tensor overlap: boxes must be equal (replicas) or have no element in common",
          {.rank = rank_of(b), .item = name(), .expected = box_text(a), .got = box_text(b)});
   }
-  const auto missing = search.uncovered(region);
+  const auto missing = search.uncovered(outer);
   fail(error_id::plan_not_covered,
        "no rank holds a box of a tensor; the shards of all ranks together must make up the global shape",
        {.item = name(),
         .expected = "all of " + to_string(summary_[n_].global) + " from " + ranks_text(ranks()),
-        .got = "nothing at " + to_string(missing.value_or(region))});
+        .got = "nothing at " + to_string(missing.value_or(outer))});
 }
 
 CAIRN_BODY void summary_check::check(std::size_t n) {
@@ -169,41 +169,41 @@ CAIRN_BODY void summary_check::check(std::size_t n) {
     groups_.all_alone();
     return;
   }
-  const auto region = whole(i.global);
+  const auto outer = whole(i.global);
   summary_.for_each_box(n, [&](const chunk_progression& p) {
     check_ranks(error, p);
-    if (i.kind != item_kind::bytes) check_box(error, i, region, p);
+    if (i.kind != item_kind::bytes) check_box(error, i, outer, p);
     groups_.members.emplace_back(p);
   });
-  if (i.boxes == 0 && (i.kind == item_kind::bytes || (i.per_rank && !region.empty()))) error.tiling();
+  if (i.boxes == 0 && (i.kind == item_kind::bytes || (i.per_rank && !outer.empty()))) error.tiling();
   if (i.per_rank || i.kind == item_kind::bytes)
     groups_.all_together();
-  else if (!groups_.find(region, max_single_boxes) && !region.empty())
+  else if (!groups_.find(outer, max_single_boxes) && !outer.empty())
     error.tiling();
   for (std::size_t g = 0; g < groups_.size(); ++g) check_holders(error, i, groups_[g]);
 }
 
 CAIRN_BODY bool summary_check::check_unshared(const summary_error& error, const summary_item& i,
                                               std::size_t n) const {
-  const auto region = whole(i.global);
-  if (is_chain(n, region)) return true;
+  const auto outer = whole(i.global);
+  if (is_chain(n, outer)) return true;
   bool single = true;
   std::array<std::uint64_t, measure_seeds.size()> sums{};
   const auto add = [&](const chunk_progression& p) {
     check_ranks(error, p);
-    check_box(error, i, region, p);
+    check_box(error, i, outer, p);
     single = single && std::all_of(p.begin(), p.end(), [](const chunk_axis& a) { return a.dimension >= 0; });
     for (std::size_t k = 0; single && k < sums.size(); ++k)
       sums[k] = prime_field::reduce(sums[k] + random_measure(p, measure_seeds[k]));
     return true;
   };
   chunk_progression alone;
-  alone.first = region;
+  alone.first = outer;
   summary_.for_each_box(
       n,
       [&](std::int32_t rank, const numbers& offsets, const numbers& sizes) {
         alone.rank = rank;
-        for (int d = 0; d < region.sizes.rank(); ++d) {
+        for (int d = 0; d < outer.sizes.rank(); ++d) {
           alone.first.offsets.set(d, offsets[static_cast<std::size_t>(d)]);
           alone.first.sizes.set(d, sizes[static_cast<std::size_t>(d)]);
         }
@@ -211,11 +211,11 @@ CAIRN_BODY bool summary_check::check_unshared(const summary_error& error, const 
       },
       add);
   for (std::size_t k = 0; single && k < sums.size(); ++k)
-    single = sums[k] == random_measure(region, measure_seeds[k]);
+    single = sums[k] == random_measure(outer, measure_seeds[k]);
   return single;
 }
 
-CAIRN_BODY bool summary_check::is_chain(std::size_t n, const chunk& region) const {
+CAIRN_BODY bool summary_check::is_chain(std::size_t n, const chunk& outer) const {
   int along = -1;
   std::int64_t end = 0;
   bool chain = true;
@@ -224,21 +224,21 @@ CAIRN_BODY bool summary_check::is_chain(std::size_t n, const chunk& region) cons
       n,
       [&](std::int32_t rank, const numbers& offsets, const numbers& sizes) {
         chain = rank < world_;
-        for (int d = 0; d < region.sizes.rank() && chain; ++d) {
+        for (int d = 0; d < outer.sizes.rank() && chain; ++d) {
           const auto k = static_cast<std::size_t>(d);
-          if (offsets[k] == 0 && sizes[k] == region.sizes[d]) continue;
+          if (offsets[k] == 0 && sizes[k] == outer.sizes[d]) continue;
           if (along < 0) along = d;
           chain = d == along;
         }
         if (!chain || along < 0) return chain = false;
         const auto size = sizes[static_cast<std::size_t>(along)];
         chain = offsets[static_cast<std::size_t>(along)] == end && size % granule == 0 &&
-                size <= region.sizes[along] - end;
+                size <= outer.sizes[along] - end;
         end += size;
         return chain;
       },
       [&](const chunk_progression&) { return chain = false; });
-  return chain && along >= 0 && end == region.sizes[along];
+  return chain && along >= 0 && end == outer.sizes[along];
 }
 
 CAIRN_BODY void summary_check::check_ranks(const summary_error& error, const chunk_progression& p) const {
@@ -250,7 +250,7 @@ CAIRN_BODY void summary_check::check_ranks(const summary_error& error, const chu
 }
 
 CAIRN_BODY void summary_check::check_box(const summary_error& error, const summary_item& i,
-                                         const chunk& region, const chunk_progression& p) {
+                                         const chunk& outer, const chunk_progression& p) {
   const auto last = p.axis_count == 0 ? p.first : p.last_box();
   for (const auto* box : {&p.first, &last})
     if ((box == &p.first || p.axis_count > 0) && !inside(*box, i.global))
@@ -262,12 +262,12 @@ CAIRN_BODY void summary_check::check_box(const summary_error& error, const summa
   if (!checked_bytes(i.type, p.first.sizes))
     fail(error_id::plan_out_of_bounds, "a box of a packed type is cut inside of a byte",
          {.rank = error.rank_of(p.first), .item = error.name(), .got = error.box_text(p.first)});
-  if (i.per_rank && !(p.first == region && last == region))
+  if (i.per_rank && !(p.first == outer && last == outer))
     fail(error_id::plan_not_covered,
          "a per_rank item is the rank's own, whole; it cannot be a shard of something larger",
          {.rank = error.rank_of(p.first),
           .item = error.name(),
-          .expected = to_string(region),
+          .expected = to_string(outer),
           .got = error.box_text(p.first)});
 }
 

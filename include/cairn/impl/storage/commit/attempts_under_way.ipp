@@ -65,8 +65,8 @@ CAIRN_BODY void attempts_under_way::set(const save_context& c, bool attempt_know
 }
 
 CAIRN_BODY void attempts_under_way::retry(attempt_ending ending, deadline until) {
-  if (waits_here != nullptr)
-    return waits_here->try_again(
+  if (current_simulated_waits != nullptr)
+    return current_simulated_waits->try_again(
         [kept = std::make_shared<attempt_ending>(std::move(ending))] { return kept->go(); });
   const std::lock_guard lock(mutex_);
   if (in_ == nullptr) {

@@ -79,7 +79,7 @@ CAIRN_BODY bool checkpoint_catalog::quarantine(std::int64_t step) const {
   try {
     const auto bytes = manifest_bytes(step);
     if (!bytes) return true;
-    for (int n = 0; !store_.publish_new(detail::set_aside_key(step, n), *bytes);) ++n;
+    for (int n = 0; !store_.publish_new(detail::quarantined_key(step, n), *bytes);) ++n;
     (void)remove_manifest(step, *bytes);  // another one that was put there is not meant
     return true;
   } catch (const storage_error& e) {
@@ -221,7 +221,7 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const
     }
   }
   const auto objects = objects_.objects_of(step);
-  if (std::any_of(objects.begin(), objects.end(), [](const auto& o) { return o.is_set_aside(); })) return 0;
+  if (std::any_of(objects.begin(), objects.end(), [](const auto& o) { return o.is_quarantined(); })) return 0;
   std::uint64_t removed = 0;
   auto attempts = detail::attempts_in(objects, std::nullopt);
   const auto is_begun = [&](std::uint64_t attempt) {
@@ -256,7 +256,7 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::remove_unnamed(std::int64_t step, c
   for (const auto& r : m.records)
     if (r.step == step) files[{r.attempt, r.rank}] = r.files;
   return objects_.remove_beside(step, m.attempt, detail::superseded(step, run), [&](const auto& o) {
-    if ((o.own && o.name.kind == object_kind::manifest) || o.is_set_aside()) return false;
+    if ((o.own && o.name.kind == object_kind::manifest) || o.is_quarantined()) return false;
     const auto named = files.find({o.name.attempt, o.name.rank});
     return !o.is_file() || named == files.end() ||
            (o.name.kind == object_kind::data && o.name.index >= named->second);

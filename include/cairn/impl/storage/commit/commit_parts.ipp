@@ -52,7 +52,7 @@ CAIRN_BODY std::chrono::nanoseconds poll_backoff::next() noexcept {
 }
 
 CAIRN_BODY bool poll_backoff::wait(deadline until) {
-  if (waits_here != nullptr) return waits_here->wait(next(), until);
+  if (current_simulated_waits != nullptr) return current_simulated_waits->wait(next(), until);
   return sleep_for(next(), until);
 }
 
@@ -64,12 +64,12 @@ CAIRN_BODY bool is_among(const std::vector<std::uint64_t>& attempts, std::uint64
   return std::find(attempts.begin(), attempts.end(), attempt) != attempts.end();
 }
 
-inline constexpr std::string_view set_aside_prefix = "manifest.damaged.";
+inline constexpr std::string_view quarantine_prefix = "manifest.damaged.";
 
 inline constexpr std::string_view claim_prefix = "claim.";
 
-CAIRN_BODY std::string set_aside_key(std::int64_t step, int n) {
-  return step_directory(step) + "/" + std::string(set_aside_prefix) + std::to_string(n);
+CAIRN_BODY std::string quarantined_key(std::int64_t step, int n) {
+  return step_directory(step) + "/" + std::string(quarantine_prefix) + std::to_string(n);
 }
 
 CAIRN_BODY std::string claim_key(std::int64_t step, int n) {
@@ -80,7 +80,7 @@ CAIRN_BODY std::optional<step_object> known_object(std::string_view key, std::si
   const auto name = key.substr(directory_bytes);
   if (const auto parsed = parse_placed_object(name))
     return step_object{std::string(key), *parsed, true, false};
-  for (const auto prefix : {set_aside_prefix, claim_prefix})
+  for (const auto prefix : {quarantine_prefix, claim_prefix})
     if (name.starts_with(prefix) && parse_padded(name.substr(prefix.size()), 1, INT32_MAX))
       return step_object{std::string(key), {}, false, prefix == claim_prefix};
   return std::nullopt;
@@ -193,21 +193,21 @@ CAIRN_BODY void fail_gone(const save_context& c, list_view<const std::int32_t> g
 
 CAIRN_BODY void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,
                                 list_view<const record_header> headers) {
-  std::vector<std::int32_t> strangers;
+  std::vector<std::int32_t> foreign;
   std::vector<std::int32_t> other_plans;
   for (const auto rank : ranks) {
     const auto& h = headers[static_cast<std::size_t>(rank)];
     if (!(h.run == c.run) || h.attempt != c.attempt || h.step != c.step || h.rank != rank ||
         h.world_size != c.world_size)
-      strangers.push_back(rank);
+      foreign.push_back(rank);
     else if (h.plan_digest != c.plan_digest)
       other_plans.push_back(rank);
   }
-  if (!strangers.empty())
+  if (!foreign.empty())
     fail(error_id::plan_disagreement,
-         "the records of " + ranks_text(strangers) +
+         "the records of " + ranks_text(foreign) +
              " belong to another run, step or number of ranks than the coordinator's",
-         {.rank = strangers.front(), .file = record_key(c.step, strangers.front(), c.attempt)});
+         {.rank = foreign.front(), .file = record_key(c.step, foreign.front(), c.attempt)});
   if (!other_plans.empty()) {
     const auto& h = headers[static_cast<std::size_t>(other_plans.front())];
     fail(error_id::plan_disagreement,

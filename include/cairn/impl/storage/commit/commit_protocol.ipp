@@ -241,7 +241,7 @@ CAIRN_BODY void commit_protocol::end_other_attempts(const save_context& c, const
                                                     deadline until) const {
   const auto objects = objects_.objects_of(c.step);
   auto others = detail::attempts_in(objects, c.attempt);
-  const auto aside = objects_.set_aside_attempts(objects);
+  const auto aside = objects_.quarantined_attempts(objects);
   std::erase_if(others, [&](const auto& o) { return detail::is_among(aside, o.attempt); });
   if (others.empty()) return;
   if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);

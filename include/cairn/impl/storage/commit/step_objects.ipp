@@ -120,11 +120,11 @@ CAIRN_BODY std::optional<std::uint64_t> step_objects::standing_attempt(std::int6
   return bytes ? attempt_in(*bytes, key) : std::nullopt;
 }
 
-CAIRN_BODY std::vector<std::uint64_t> step_objects::set_aside_attempts(
+CAIRN_BODY std::vector<std::uint64_t> step_objects::quarantined_attempts(
     const std::vector<step_object>& objects) const {
   std::vector<std::uint64_t> found;
   for (const auto& o : objects) {
-    if (!o.is_set_aside()) continue;
+    if (!o.is_quarantined()) continue;
     try {
       manifest m;
       if (const auto bytes = store_.read_all(o.key, max_manifest_bytes)) {

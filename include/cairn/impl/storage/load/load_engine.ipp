@@ -59,18 +59,18 @@ CAIRN_BODY load_engine::load_engine(const any_store& store, const load_work& wor
 }
 
 CAIRN_BODY std::uint64_t load_engine::run() {
-  find_pieces();
-  return read_pieces();
+  find_blocks();
+  return read_blocks();
 }
 
 CAIRN_BODY std::uint64_t load_engine::run(list_view<const block_place> blocks, block_sink sink) {
   sink_ = std::move(sink);
-  for (const auto& b : blocks) add_piece(b.item, b.block, true);
-  return read_pieces();
+  for (const auto& b : blocks) add_block(b.item, b.block, true);
+  return read_blocks();
 }
 
-CAIRN_BODY std::uint64_t load_engine::read_pieces() {
-  if (pieces_.empty()) return 0;
+CAIRN_BODY std::uint64_t load_engine::read_blocks() {
+  if (blocks_.empty()) return 0;
   find_batches();
   threads_ = std::min<std::uint64_t>(threads_, std::max<std::size_t>(batches_.size() - 1, 1));
   // Room for what lies before and behind the units of a batch.
@@ -82,7 +82,7 @@ CAIRN_BODY std::uint64_t load_engine::read_pieces() {
                [&](std::size_t i, std::size_t thread) {
                  if (until_.passed())
                    fail(error_id::timeout_load, "the checkpoint was not read in time",
-                        {.file = work_.files[item_of(pieces_[batches_[i]]).file].key});
+                        {.file = work_.files[item_of(blocks_[batches_[i]]).file].key});
                  // Where every block goes straight to its place there is no buffer.
                  std::optional<held_buffer> held;
                  if (buffered_ && !own_memory) held.emplace(*devices_, room, until_);
@@ -93,14 +93,14 @@ CAIRN_BODY std::uint64_t load_engine::read_pieces() {
   return bytes_.load();
 }
 
-CAIRN_BODY load_engine::extent load_engine::extent_of(const piece& p) const noexcept {
+CAIRN_BODY load_engine::extent load_engine::extent_of(const needed_block& p) const noexcept {
   const auto begin = item_of(p).offset + begin_of(p);
   const auto end = item_of(p).offset + end_of(p);
   if (p.direct != nullptr) return {begin, end};
   return {begin - begin % alignment_, std::max(end, std::min(file_of(p).bytes, align_up(end)))};
 }
 
-CAIRN_BODY void load_engine::find_pieces() {
+CAIRN_BODY void load_engine::find_blocks() {
   for (std::uint32_t i = 0; i < work_.items.size(); ++i) {
     const auto& item = work_.items[i];
     std::uint64_t first = 0;
@@ -113,13 +113,13 @@ CAIRN_BODY void load_engine::find_pieces() {
         last = std::max(last, box.position(box.bytes() - 1) / digest_block_bytes + 1);
       }
     }
-    for (auto b = first; b < last; ++b) add_piece(i, b, item.wants == 0);
+    for (auto b = first; b < last; ++b) add_block(i, b, item.wants == 0);
   }
 }
 
-CAIRN_BODY void load_engine::add_piece(std::uint32_t i, std::uint64_t block, bool wanted) {
+CAIRN_BODY void load_engine::add_block(std::uint32_t i, std::uint64_t block, bool wanted) {
   const auto& item = work_.items[i];
-  piece p;
+  needed_block p;
   p.item = i, p.block = block;
   for (std::size_t k = 0; k < item.wants; ++k) {
     const auto& w = work_.wants[item.first_want + k];
@@ -147,7 +147,7 @@ CAIRN_BODY void load_engine::add_piece(std::uint32_t i, std::uint64_t block, boo
         p.whole = p.direct = nullptr;
         p.want = no_want;
       }
-  if (wanted) pieces_.push_back(p);
+  if (wanted) blocks_.push_back(p);
 }
 
 CAIRN_BODY void load_engine::find_batches() {
@@ -158,8 +158,8 @@ CAIRN_BODY void load_engine::find_batches() {
   extent last{0, 0};  // of the buffered bytes that were read last, and where they are in the buffer
   std::uint64_t last_at = 0;
   const load_file* last_file = nullptr;
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    auto& p = pieces_[i];
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    auto& p = blocks_[i];
     const auto wanted = extent_of(p);
     const auto length = wanted.end - wanted.begin;
     if (batches_.back() != i && used + direct + scratch + length + p.scratch > batch_bytes_) {
@@ -183,15 +183,15 @@ CAIRN_BODY void load_engine::find_batches() {
     scratch += p.scratch;
     max_used_ = std::max(max_used_, used + scratch);
   }
-  if (!pieces_.empty()) batches_.push_back(pieces_.size());
+  if (!blocks_.empty()) batches_.push_back(blocks_.size());
 }
 
 CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std::byte* bounce,
                                         held_buffer* held, std::byte* scratch) {
-  std::vector<std::pair<const piece*, std::byte*>> blocks;  // that are read, and where
+  std::vector<std::pair<const needed_block*, std::byte*>> blocks;  // that are read, and where
   std::vector<read_range> ranges;
   for (auto i = first; i < last; ++i) {
-    const auto& p = pieces_[i];
+    const auto& p = blocks_[i];
     if (p.whole != nullptr) populate_destination(p.whole, static_cast<std::size_t>(end_of(p) - begin_of(p)));
     if (p.whole != nullptr && read_cached(p)) {
       take_block(p, p.whole, held, scratch);
@@ -220,7 +220,7 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
   streamed_copies_done();
 }
 
-CAIRN_BODY bool load_engine::read_cached(const piece& p) {
+CAIRN_BODY bool load_engine::read_cached(const needed_block& p) {
   const auto begin = item_of(p).offset + begin_of(p);
   const auto bytes = end_of(p) - begin_of(p);
   if (stored_ || !reads_.is_cached(file_of(p).key, begin, bytes)) return false;
@@ -247,7 +247,7 @@ CAIRN_BODY std::uint64_t load_engine::timed_digest(std::span<const std::byte> bl
   return got;
 }
 
-CAIRN_BODY void load_engine::take_block(const piece& p, std::byte* at, held_buffer* held,
+CAIRN_BODY void load_engine::take_block(const needed_block& p, std::byte* at, held_buffer* held,
                                         std::byte*& scratch) {
   const auto& item = item_of(p);
   const std::span<std::byte> block(at, static_cast<std::size_t>(end_of(p) - begin_of(p)));

@@ -45,8 +45,8 @@ CAIRN_BODY shared_blocks::shared_blocks(const any_store& store, const load_work&
       until_(until),
       devices_(devices) {}
 
-CAIRN_BODY std::vector<shared_unit> shared_blocks::find_units() {
-  std::vector<shared_unit> units;
+CAIRN_BODY std::vector<shared_read> shared_blocks::find_shared_reads() {
+  std::vector<shared_read> reads;
   std::vector<wanted_box> found;
   std::vector<const rank_set*> sets;
   parts_.resize(work_.items.size());
@@ -71,49 +71,49 @@ CAIRN_BODY std::vector<shared_unit> shared_blocks::find_units() {
       for (const auto& p : parts)
         if (part_bytes(p, at) != 0 && std::find(sets.begin(), sets.end(), p.ranks) == sets.end())
           sets.push_back(p.ranks);
-      const auto* wanters = sets.empty() ? nullptr : wants_.sets().unite(sets);
-      if (wanters == nullptr || wanters->ranks.size() < 2) {
+      const auto* set = sets.empty() ? nullptr : wants_.sets().unite(sets);
+      if (set == nullptr || set->ranks.size() < 2) {
         alone_.push_back(at);
         continue;
       }
-      shared_unit u;
-      u.wanters = wanters;
+      shared_read u;
+      u.ranks = set;
       u.bytes = end_of(at) - begin_of(at);
       u.index = static_cast<std::uint32_t>(places_.size());
       places_.push_back(at);
-      units.push_back(u);
+      reads.push_back(u);
     }
   }
-  assign_readers(units);
-  for (auto& u : units)
+  assign_readers(reads);
+  for (auto& u : reads)
     for_each_part(u, [&](const part& p, std::uint64_t bytes) {
       if (u.reader == rank_ ? p.ranks->ranks.size() > static_cast<std::size_t>(p.mine) : p.mine)
         u.cost += bytes;
     });
-  return units;
+  return reads;
 }
 
-CAIRN_BODY std::vector<bool> shared_blocks::files_of(list_view<const shared_unit> units) const {
+CAIRN_BODY std::vector<bool> shared_blocks::files_of(list_view<const shared_read> reads) const {
   std::vector<bool> files(work_.files.size());
   for (const auto& at : alone_) files[work_.items[at.item].file] = true;
-  for (const auto& u : units)
+  for (const auto& u : reads)
     if (u.reader == rank_) files[work_.items[places_[u.index].item].file] = true;
   return files;
 }
 
-CAIRN_BODY void shared_blocks::sets_of(const shared_unit& u, std::vector<const rank_set*>& out) const {
+CAIRN_BODY void shared_blocks::sets_of(const shared_read& u, std::vector<const rank_set*>& out) const {
   for_each_part(u, [&](const part& p, std::uint64_t) { out.push_back(p.ranks); });
 }
 
 CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<const std::byte> head) {
-  struct own_unit {
+  struct own_read {
     block_place at;
-    const shared_unit* unit;
+    const shared_read* read;
     std::size_t first;  ///< of its positions
   };
   read_bundles bundles;
   std::map<const rank_set*, std::uint64_t, by_ranks> sizes;
-  std::vector<own_unit> own;
+  std::vector<own_read> own;
   std::vector<std::uint64_t> positions;
   for (const auto& u : window) {
     if (u.reader != rank_) continue;
@@ -143,7 +143,7 @@ CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<cons
     const auto found = std::lower_bound(own.begin(), own.end(), at,
                                         [&](const auto& o, const auto& b) { return before(o.at, b); });
     auto position = positions.begin() + static_cast<std::ptrdiff_t>(found->first);
-    for_each_part(*found->unit, [&](const part& p, std::uint64_t) {
+    for_each_part(*found->read, [&](const part& p, std::uint64_t) {
       if (const auto to = data.find(p.ranks); to != data.end())
         pack(p.box, begin_of(at), block, to->second + *position);
       ++position;
@@ -155,27 +155,27 @@ CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<cons
 
 CAIRN_BODY void shared_blocks::take(shared_window window, std::int32_t reader, const rank_set* set,
                                     std::span<const std::byte> bundle) {
-  struct piece {
+  struct received_range {
     block_place at;
     const part* from;
     std::uint64_t position;
     std::uint64_t bytes;
   };
-  std::vector<piece> pieces;
+  std::vector<received_range> ranges;
   std::uint64_t position = 0;
   for (const auto& u : window)
     if (u.reader == reader)
       for_each_part(u, [&](const part& p, std::uint64_t bytes) {
         if (p.ranks != set) return;
-        pieces.push_back({places_[u.index], &p, position, bytes});
+        ranges.push_back({places_[u.index], &p, position, bytes});
         position += bytes;
       });
   if (position != bundle.size())
     fail(error_id::peer_bad_message, "the bytes that a rank read for others have another size than requested",
          {.rank = reader, .expected = std::to_string(position), .got = std::to_string(bundle.size())});
   const auto threads = position < (std::uint64_t{4} << 20) ? 1 : std::min<std::uint64_t>(load_threads(), 4);
-  parallel_for(pieces.size(), static_cast<std::size_t>(threads), [&](std::size_t i, std::size_t) {
-    const auto& p = pieces[i];
+  parallel_for(ranges.size(), static_cast<std::size_t>(threads), [&](std::size_t i, std::size_t) {
+    const auto& p = ranges[i];
     const auto& item = work_.items[p.at.item];
     const auto bytes =
         bundle.subspan(static_cast<std::size_t>(p.position), static_cast<std::size_t>(p.bytes));

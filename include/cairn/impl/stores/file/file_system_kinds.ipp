@@ -55,7 +55,7 @@ CAIRN_BODY void look_up_mount(std::uint64_t mount, file_system_kind& kind) {
   }
 }
 
-CAIRN_BODY file_system_experience experience_with(std::string_view name) {
+CAIRN_BODY file_system_support support_of(std::string_view name) {
   constexpr std::string_view tried[] = {"ext4", "tmpfs", "nfs4"};
   constexpr std::string_view documented[] = {"ext2",   "ext3", "xfs", "btrfs",  "overlay", "nfs",     "ceph",
                                              "lustre", "gpfs", "zfs", "beegfs", "f2fs",    "bcachefs"};
@@ -64,10 +64,10 @@ CAIRN_BODY file_system_experience experience_with(std::string_view name) {
   const auto in = [&](const auto& list) {
     return std::find(std::begin(list), std::end(list), name) != std::end(list);
   };
-  return in(tried)        ? file_system_experience::tried
-         : in(documented) ? file_system_experience::documented
-         : in(no_files)   ? file_system_experience::no_files
-                          : file_system_experience::unknown;
+  return in(tried)        ? file_system_support::tried
+         : in(documented) ? file_system_support::documented
+         : in(no_files)   ? file_system_support::no_files
+                          : file_system_support::unknown;
 }
 
 }  // namespace detail

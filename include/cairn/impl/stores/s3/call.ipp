@@ -264,12 +264,12 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_refusal() {
   return std::nullopt;
 }
 
-CAIRN_BODY s3_call::pause_or_end s3_call::retry(bool heed) {
+CAIRN_BODY s3_call::pause_or_end s3_call::retry(bool use_retry_after) {
   const auto& o = service_->options;
   if (attempts_ >= o.max_attempts) return std::nullopt;
   auto& clock = transport_.clock();
   auto pause = jittered(o.first_pause, o.max_pause, attempts_ - 1, clock.random());
-  if (heed) {
+  if (use_retry_after) {
     if (const auto after = header("retry-after")) {
       std::uint64_t seconds = 0;
       if (parse_decimal(*after, seconds)) {

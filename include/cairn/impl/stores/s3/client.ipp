@@ -141,7 +141,7 @@ CAIRN_BODY void s3_client::fail_call(const s3_call& call, std::string_view doing
     const bool transient = call.status / 100 == 5 || call.status == 408 || call.status == 429;
     if (!transient && call.status / 100 == 4) because(error_id::storage_io, "the server refused it");
   }
-  if (call.certificate == certificate_trouble::handshake)
+  if (call.certificate == certificate_problem::handshake)
     because(error_id::storage_unavailable,
             "no TLS connection to " + host +
                 " came about: check that it speaks TLS on this port, and that the endpoint rightly begins "
@@ -151,16 +151,16 @@ CAIRN_BODY void s3_client::fail_call(const s3_call& call, std::string_view doing
   __builtin_unreachable();
 }
 
-CAIRN_BODY std::string s3_client::advice_on(certificate_trouble what, const std::string& host) {
+CAIRN_BODY std::string s3_client::advice_on(certificate_problem what, const std::string& host) {
   switch (what) {
-    case certificate_trouble::ca_file:
+    case certificate_problem::ca_file:
       return "the certificates of s3_options::ca_file, for " + host +
              ", cannot be read: name a file of PEM certificates";
-    case certificate_trouble::name:
+    case certificate_problem::name:
       return "the certificate of " + host +
              " is for other hosts: set s3_options::endpoint to a name that it lists, or addressing to "
              "s3_addressing::path where the bucket's name in the host does not fit it";
-    case certificate_trouble::time:
+    case certificate_problem::time:
       return "the certificate of " + host +
              " has expired or is not valid yet: have it renewed, or set this machine's clock";
     default:
@@ -276,34 +276,34 @@ CAIRN_BODY s3_client::put_result s3_client::put(const std::string& key,
   if (call->unencrypted()) fail_call(*call, "writing of an object");
   const bool exists = call->end == http_end::answered && call->status == 412;
   if (!exists && !call->uncertain()) fail_call(*call, "writing of an object");
-  switch (who_stands(key, token, call->request().body)) {
-    case standing::ours:
+  switch (occupant_of(key, token, call->request().body)) {
+    case occupant::ours:
       return put_result::stands;
-    case standing::other:
+    case occupant::other:
       return put_result::existed;
-    case standing::nobody:
+    case occupant::none:
       break;
   }
   fail_call(*call, "writing of an object");
 }
 
-CAIRN_BODY s3_client::standing s3_client::who_stands(const std::string& key, const std::string& token,
-                                                     std::span<const std::span<const std::byte>> pieces) {
+CAIRN_BODY s3_client::occupant s3_client::occupant_of(const std::string& key, const std::string& token,
+                                                      std::span<const std::span<const std::byte>> pieces) {
   const auto found = head(key);
-  if (!found) return standing::nobody;
-  if (!found->token.empty()) return found->token == token ? standing::ours : standing::other;
+  if (!found) return occupant::none;
+  if (!found->token.empty()) return found->token == token ? occupant::ours : occupant::other;
   std::uint64_t bytes = 0;
   for (const auto& p : pieces) bytes += p.size();
-  if (found->bytes != bytes) return standing::other;
+  if (found->bytes != bytes) return occupant::other;
   const auto there = get_all(key, bytes);
-  if (!there) return standing::nobody;
+  if (!there) return occupant::none;
   std::size_t at = 0;
   for (const auto& p : pieces) {
     if (!std::equal(p.begin(), p.end(), there->begin() + static_cast<std::ptrdiff_t>(at)))
-      return standing::other;
+      return occupant::other;
     at += p.size();
   }
-  return standing::ours;
+  return occupant::ours;
 }
 
 }  // namespace detail

@@ -32,9 +32,9 @@ inline namespace v1 {
 namespace detail {
 
 /// How often a sign of life is given, and the age of one that is none any more.
-inline constexpr std::chrono::seconds sign_of_life_every{8};
+inline constexpr std::chrono::seconds heartbeat_interval{8};
 
-inline constexpr std::chrono::seconds sign_of_life_lasts{30};
+inline constexpr std::chrono::seconds heartbeat_timeout{30};
 
 /// A small file of the kernel's, at most 1 KiB of it; "" where there is none.
 [[nodiscard]] inline std::string kernel_text(const char* path) {
@@ -105,7 +105,7 @@ CAIRN_BODY heartbeat::~heartbeat() {
 
 CAIRN_BODY void heartbeat::repeat() noexcept {
   std::unique_lock lock(mutex_);
-  while (!ended_.wait_for(lock, sign_of_life_every, [&] { return ending_; })) {
+  while (!ended_.wait_for(lock, heartbeat_interval, [&] { return ending_; })) {
     try {
       static constexpr std::array<std::byte, 1> mark{};
       s3_request r{.method = "PUT", .key = key_};
@@ -122,7 +122,7 @@ CAIRN_BODY void heartbeat::repeat() noexcept {
   }
 }
 
-CAIRN_BODY bool gives_signs(s3_bucket& bucket, const open_upload& upload) {
+CAIRN_BODY bool has_heartbeat(s3_bucket& bucket, const open_upload& upload) {
   std::string_view tag = upload.key;
   if (!tag.ends_with(sign_ending)) return false;
   tag.remove_suffix(sign_ending.size());
@@ -146,7 +146,7 @@ CAIRN_BODY bool gives_signs(s3_bucket& bucket, const open_upload& upload) {
   auto last = time_of_iso(upload.begun).value_or(0);
   for (const auto& part : call->document().children)
     if (part.name == "Part") last = std::max(last, time_of_iso(part.text_of("LastModified")).value_or(0));
-  return now > 0 && now - last <= sign_of_life_lasts.count();
+  return now > 0 && now - last <= heartbeat_timeout.count();
 }
 
 }  // namespace detail

@@ -42,10 +42,10 @@ CAIRN_BODY void http_attempt::conclude(CURLcode code) noexcept {
   ::curl_easy_getinfo(easy_, CURLINFO_RESPONSE_CODE, &status);
   call_->status = status;
   call_->end = refused_ ? http_end::refused : meaning(code);
-  call_->certificate = trouble_of(code, easy_);
+  call_->certificate = certificate_problem_of(code, easy_);
   try {
     if (code != CURLE_OK) call_->detail = ::curl_easy_strerror(code);
-    if (call_->certificate != certificate_trouble::none && words_[0] != '\0') call_->detail = words_.data();
+    if (call_->certificate != certificate_problem::none && words_[0] != '\0') call_->detail = words_.data();
   } catch (const std::bad_alloc&) {  // its end says enough
   }
 }
@@ -131,17 +131,17 @@ CAIRN_BODY http_end http_attempt::meaning(CURLcode code) noexcept {
   }
 }
 
-CAIRN_BODY certificate_trouble http_attempt::trouble_of(CURLcode code, CURL* easy) noexcept {
-  if (code == CURLE_SSL_CONNECT_ERROR) return certificate_trouble::handshake;
-  if (code == CURLE_SSL_CACERT_BADFILE) return certificate_trouble::ca_file;
-  if (meaning(code) != http_end::tls) return certificate_trouble::none;
+CAIRN_BODY certificate_problem http_attempt::certificate_problem_of(CURLcode code, CURL* easy) noexcept {
+  if (code == CURLE_SSL_CONNECT_ERROR) return certificate_problem::handshake;
+  if (code == CURLE_SSL_CACERT_BADFILE) return certificate_problem::ca_file;
+  if (meaning(code) != http_end::tls) return certificate_problem::none;
   long verdict = -1;
   ::curl_easy_getinfo(easy, CURLINFO_SSL_VERIFYRESULT, &verdict);
   // libcurl looks at the names first where the certificate itself is right.
-  if (verdict == X509_V_OK || verdict == X509_V_ERR_UNSPECIFIED) return certificate_trouble::name;
+  if (verdict == X509_V_OK || verdict == X509_V_ERR_UNSPECIFIED) return certificate_problem::name;
   if (verdict == X509_V_ERR_CERT_HAS_EXPIRED || verdict == X509_V_ERR_CERT_NOT_YET_VALID)
-    return certificate_trouble::time;
-  return certificate_trouble::authority;
+    return certificate_problem::time;
+  return certificate_problem::authority;
 }
 
 CAIRN_BODY std::size_t http_attempt::on_header(char* data, std::size_t, std::size_t bytes,

@@ -27,15 +27,15 @@ inline namespace v1 {
 namespace detail {
 
 CAIRN_BODY void s3_range_reader::run() {
-  for (bool trusting = true;; trusting = false) {
-    find_objects(trusting);
+  for (bool use_remembered = true;; use_remembered = false) {
+    find_objects(use_remembered);
     check_bounds();
     const auto failed = fetch();
     if (!failed) return;
     const auto& call = *failed;
     const bool stale = call.end == http_end::answered && (call.status == 412 || call.status == 404);
     if (stale) bucket_.forget(call.request().key);
-    if (stale && trusting && remembered_) continue;
+    if (stale && use_remembered && remembered_) continue;
     if (call.end == http_end::answered && call.status == 412)
       fail(error_id::corrupt_identity, "the object was replaced by another one while it was read",
            {.file = bucket_.client.place(call.request().key),
@@ -48,7 +48,7 @@ CAIRN_BODY std::string s3_range_reader::key_of(const read_range& r) const {
   return bucket_.client.options().prefix + std::string(r.key);
 }
 
-CAIRN_BODY void s3_range_reader::find_objects(bool trusting) {
+CAIRN_BODY void s3_range_reader::find_objects(bool use_remembered) {
   objects_.clear();
   remembered_ = false;
   const auto group = std::make_shared<call_group>();
@@ -57,7 +57,7 @@ CAIRN_BODY void s3_range_reader::find_objects(bool trusting) {
     for (const auto& r : ranges_) {
       auto key = key_of(r);
       if (objects_.contains(key) || asked.contains(key)) continue;
-      if (auto o = trusting ? bucket_.known(key) : std::nullopt) {
+      if (auto o = use_remembered ? bucket_.known(key) : std::nullopt) {
         remembered_ = true;
         objects_.emplace(std::move(key), std::move(*o));
         continue;

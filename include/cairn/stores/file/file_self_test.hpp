@@ -17,37 +17,39 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// What the names of files that a proof makes begin with; all of them look like unfinished objects.
-inline constexpr std::string_view proof_prefix = "cairn-probe";
+/// What the names of files that a self-test makes begin with; all of them look like unfinished objects.
+inline constexpr std::string_view self_test_prefix = "cairn-probe";
 
 /// Tries what file_store relies on in its directory: see SelfTestingStore. Empty files only, so that a disk
 /// without a free block is no reason to refuse. One thread, once.
 template <FileSystem F>
-class file_proof {
+class file_self_test {
  public:
-  explicit file_proof(file_tree<F>& tree) : tree_(tree) { proof_.single_writer = tree.options.single_writer; }
-  ~file_proof() {
+  explicit file_self_test(file_tree<F>& tree) : tree_(tree) {
+    report_.single_writer = tree.options.single_writer;
+  }
+  ~file_self_test() {
     for (const auto& name : names_) static_cast<void>(tree_.fs.unlink_at(directory_.get(), name.c_str()));
   }
-  file_proof(const file_proof&) = delete;
-  file_proof& operator=(const file_proof&) = delete;
+  file_self_test(const file_self_test&) = delete;
+  file_self_test& operator=(const file_self_test&) = delete;
 
-  [[nodiscard]] store_proof run() {
+  [[nodiscard]] store_test_report run() {
     learn_kind();
-    if (proof_.has(verdict::unusable)) return std::move(proof_);
+    if (report_.has(verdict::unusable)) return std::move(report_);
     directory_ = tree_.make_directory("");
     learn_kind();
     // Where locks do not keep them from it, others may clean the files away meanwhile: what goes wrong once
     // is tried again.
-    const auto kind_known = proof_.points;
+    const auto kind_known = report_.points;
     for (int attempt = 1; attempt <= 3; ++attempt) {
-      proof_.points = kind_known;
+      report_.points = kind_known;
       try_all();
-      if (std::all_of(proof_.points.begin() + static_cast<std::ptrdiff_t>(kind_known.size()),
-                      proof_.points.end(), [](const auto& p) { return p.outcome == verdict::right; }))
+      if (std::all_of(report_.points.begin() + static_cast<std::ptrdiff_t>(kind_known.size()),
+                      report_.points.end(), [](const auto& p) { return p.outcome == verdict::right; }))
         break;
     }
-    return std::move(proof_);
+    return std::move(report_);
   }
 
  private:
@@ -59,38 +61,37 @@ class file_proof {
   }
   void note(std::string what, verdict v, std::string seen, std::string follows = {}) {
     if (v == verdict::right) follows.clear();
-    proof_.points.push_back({std::move(what), v, std::move(seen), std::move(follows)});
+    report_.points.push_back({std::move(what), v, std::move(seen), std::move(follows)});
   }
   /// A full disk is no fault of its kind, and resuming is what may free it.
   static bool is_full(int r) { return r == -ENOSPC || r == -EDQUOT; }
 
   void learn_kind() {
-    if (!proof_.kind.empty()) return;
+    if (!report_.kind.empty()) return;
     const int r = uninterrupted([&] { return tree_.fs.open_directory(tree_.root.c_str()); });
     const handle root(tree_.fs, r);
     file_system_kind kind;
     if (!root || tree_.fs.kind(r, kind) != 0 || kind.name.empty()) return;
     tree_.set_kind(kind.name);
-    const auto known = experience_with(kind.name);
-    if (known == file_system_experience::no_files)
+    const auto known = support_of(kind.name);
+    if (known == file_system_support::no_files)
       note("a file system for files", verdict::unusable, kind.name,
            "it is a view of the kernel and keeps no files: give the store another directory");
-    else if (known == file_system_experience::unknown)
+    else if (known == file_system_support::unknown)
       note("a kind of file system that is known", verdict::weaker, kind.name,
            "checkpoints were never tried on it: what stands here was tried, whether it keeps what it "
            "acknowledged was not");
     else
-      note(
-          "a kind of file system that is known", verdict::right,
-          kind.name + (known == file_system_experience::tried ? "" : ", by its documents: it was not tried"));
-    proof_.kind = std::move(kind.name);
-    proof_.from = std::move(kind.mounted);
+      note("a kind of file system that is known", verdict::right,
+           kind.name + (known == file_system_support::tried ? "" : ", by its documents: it was not tried"));
+    report_.kind = std::move(kind.name);
+    report_.from = std::move(kind.mounted);
   }
 
   /// A file that did not exist, locked where that can be: what try_lock() said, or the error of making it.
   int make_file(handle& file, std::string& name) {
     for (int attempt = 0;; ++attempt) {
-      name = part_name(proof_prefix, tree_.fs.unique_number());
+      name = part_name(self_test_prefix, tree_.fs.unique_number());
       const int r = uninterrupted([&] {
         return tree_.fs.open_at(directory_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL,
                                 tree_.options.file_mode.value_or(0666));
@@ -167,7 +168,7 @@ class file_proof {
   /// not.
   void try_names(const std::string& from, const std::string& taken) {
     auto& fs = tree_.fs;
-    const auto fresh = part_name(proof_prefix, fs.unique_number());
+    const auto fresh = part_name(self_test_prefix, fs.unique_number());
     names_.push_back(fresh);
     const auto cannot = [](int r) { return r == -EINVAL || r == -ENOSYS || r == -EOPNOTSUPP; };
     const auto rename = [&](const std::string& to) {
@@ -207,7 +208,7 @@ class file_proof {
     const int listed = fs.list(directory_.get(), entries);
     const bool found =
         std::any_of(entries.begin(), entries.end(), [&](const auto& e) { return e.name == fresh; });
-    if (proof_.points.back().outcome == verdict::right)
+    if (report_.points.back().outcome == verdict::right)
       note("a new name is listed", listed == 0 && found ? verdict::right : verdict::unusable,
            listed != 0 ? text_of(listed)
            : found     ? "it is"
@@ -216,7 +217,7 @@ class file_proof {
   }
 
   file_tree<F>& tree_;
-  store_proof proof_;
+  store_test_report report_;
   handle directory_;
   std::vector<std::string> names_;
 };

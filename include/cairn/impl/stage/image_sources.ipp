@@ -5,7 +5,7 @@
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/tensor_view.hpp>
-#include <cairn/stage/image_pieces.hpp>
+#include <cairn/stage/image_sources.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/list_view.hpp>
@@ -52,7 +52,7 @@ namespace detail {
 
 CAIRN_BODY void gather_image(const image_layout& layout, list_view<const item_source> sources,
                              std::uint64_t begin, std::span<std::byte> out) {
-  for_each_piece(
+  for_each_image_range(
       layout, begin, begin + out.size(),
       [&](std::span<const std::byte> bytes, std::uint64_t at) {
         std::memcpy(out.data() + (at - begin), bytes.data(), bytes.size());

@@ -30,8 +30,8 @@ namespace detail {
 /// last)` (range within the stored item) and `zeros(at, bytes)` for each piece; `at` are positions in the
 /// image.
 template <class Header, class Item, class Zeros>
-void for_each_piece(const image_layout& layout, std::uint64_t begin, std::uint64_t end, Header&& header,
-                    Item&& item, Zeros&& zeros) {
+void for_each_image_range(const image_layout& layout, std::uint64_t begin, std::uint64_t end, Header&& header,
+                          Item&& item, Zeros&& zeros) {
   const auto& segments = layout.segments;
   const auto& items = layout.items;
   // Headers and items that end at or before `begin` are passed over.
@@ -113,5 +113,5 @@ void gather_image(const image_layout& layout, list_view<const item_source> sourc
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/stage/image_pieces.ipp>
+#include <cairn/impl/stage/image_sources.ipp>
 #endif
