@@ -30,6 +30,7 @@ class collective_input {
     }
   }
 
+  /// Why this rank brings no bytes; null where it brings some.
   [[nodiscard]] const std::exception_ptr& failure() const noexcept { return failure_; }
   [[nodiscard]] std::vector<std::byte>& bytes() noexcept { return bytes_; }
 

@@ -58,12 +58,14 @@ class collectives {
 
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
+  /// The communicator that was given. While a collective is under way nobody may send or receive by it.
   [[nodiscard]] any_communicator& communicator() noexcept;
   /// The number of collectives that were begun.
   [[nodiscard]] std::uint64_t epoch() const noexcept;
   /// Sets the run id; all ranks set the same id at the same place in the order of calls. Messages of
   /// another run are dropped. The initial value, zero, means that no id is agreed yet.
   void set_run(const std::array<std::byte, 16>& run) noexcept;
+  /// The run id of set_run(); zeros before.
   [[nodiscard]] const std::array<std::byte, 16>& run() const noexcept;
 
   /// Returns the input of `root` on every rank; the inputs of others are ignored, except for failures.

@@ -45,12 +45,13 @@ concept Communicator = std::movable<C> && requires(C& c, const C& k, int peer,
 struct lent_message {
   std::shared_ptr<const std::byte[]> data;
   std::size_t size = 0;
+  /// Valid as long as `data` or a copy of it is held.
   [[nodiscard]] std::span<const std::byte> view() const noexcept { return {data.get(), size}; }
 };
 /// What borrow() returns: a message that was lent, or one that was sent.
 struct borrowed_message {
-  std::vector<std::byte> sent;
-  lent_message lent;  ///< data is null where the message was sent
+  std::vector<std::byte> sent;  ///< the bytes of a sent message; empty where one was lent
+  lent_message lent;            ///< data is null where the message was sent
 };
 
 /// A Communicator between ranks that share memory, which passes messages without a copy.

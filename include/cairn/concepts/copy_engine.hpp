@@ -33,7 +33,9 @@ class image_fill : public image_backing {
              std::shared_ptr<image_control> control);
 
   [[nodiscard]] const image_layout& layout() const noexcept { return *layout_; }
+  /// Layout(), for engines that keep what they work out for it.
   [[nodiscard]] const std::shared_ptr<const image_layout>& shared_layout() const noexcept { return layout_; }
+  /// Where the bytes of an item lie in training memory. Valid as long as the fill.
   [[nodiscard]] const item_source& source(const item_placement& place) const noexcept {
     return sources_[place.item];
   }
@@ -41,9 +43,12 @@ class image_fill : public image_backing {
   [[nodiscard]] std::string_view name(const item_placement& place) const noexcept {
     return sources_.name(place.item);
   }
+  /// All bytes of the image, for the engine to fill; those below the watermark no longer change.
   [[nodiscard]] std::span<std::byte> memory() const noexcept { return memory_; }
   [[nodiscard]] std::span<std::uint64_t> digests() const noexcept { return digests_; }
+  /// The image's state: the engine raises its watermark and says when everything is copied.
   [[nodiscard]] image_control& control() const noexcept { return *control_; }
+  /// Whether the save is overlapped, and whether the engine computes digests.
   [[nodiscard]] stage_options options() const noexcept { return options_; }
 
   /// For engines that can copy a range of the image out of turn; called before copy() returns.

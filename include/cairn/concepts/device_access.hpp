@@ -15,8 +15,8 @@ inline namespace v1 {
 
 /// One copy from a buffer of a device_load to device memory.
 struct device_run {
-  std::byte* to = nullptr;
-  const std::byte* from = nullptr;
+  std::byte* to = nullptr;          ///< in device memory
+  const std::byte* from = nullptr;  ///< in the buffer
   std::uint64_t bytes = 0;
 };
 
@@ -40,15 +40,18 @@ class device_load {
  public:
   /// Host memory from which bytes are copied to a device.
   struct buffer {
-    std::size_t index = 0;
+    std::size_t index = 0;  ///< the load's number for it; readers leave it as it is
     std::span<std::byte> bytes;
   };
   virtual ~device_load() = default;
   virtual void check(const tensor_view& target, std::string_view item) = 0;
+  /// The most bytes of buffers that exist at once.
   [[nodiscard]] virtual std::uint64_t memory() const noexcept = 0;
+  /// Returns a buffer of at least `bytes` bytes whose earlier copies are done. Any thread.
   [[nodiscard]] virtual buffer acquire(std::uint64_t bytes, deadline until) = 0;
   virtual void put(const buffer& from, int device, std::string_view item,
                    std::span<const device_run> runs) = 0;
+  /// Gives a buffer back, which is used again when its copies are done. Any thread.
   virtual void give(const buffer& done) noexcept = 0;
   virtual void finish(deadline until) = 0;
 };
@@ -75,7 +78,9 @@ class device_read {
 class device_access {
  public:
   virtual ~device_access() = default;
+  /// Begins a load with at most `budget` bytes of buffers.
   [[nodiscard]] virtual std::unique_ptr<device_load> begin_load(std::uint64_t budget) = 0;
+  /// Begins reads of device memory by one thread.
   [[nodiscard]] virtual std::unique_ptr<device_read> begin_read() = 0;
 };
 

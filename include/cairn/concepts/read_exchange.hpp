@@ -33,9 +33,11 @@ struct shared_read {
 
 /// Consecutive reads, those of all ranks that are exchanged at once.
 struct shared_window {
-  const shared_read* first = nullptr;
-  const shared_read* last = nullptr;
+  const shared_read* first = nullptr;  ///< the first read of the window
+  const shared_read* last = nullptr;   ///< one past the last
+  /// With end(): the reads of the window, in order.
   [[nodiscard]] const shared_read* begin() const noexcept { return first; }
+  /// One past the last read; see begin().
   [[nodiscard]] const shared_read* end() const noexcept { return last; }
 };
 
@@ -45,6 +47,7 @@ struct raw_bytes {
   std::size_t size = 0;
   raw_bytes() = default;
   explicit raw_bytes(std::size_t bytes);
+  /// The bytes as a message that shares their memory; they may not change any more.
   [[nodiscard]] lent_message message() const noexcept { return {data, size}; }
 };
 
@@ -98,8 +101,8 @@ class shared_source {
 
 /// The reads of this rank, as assign_readers() leaves them, and their source, which outlives the exchange.
 struct shared_read_list {
-  std::vector<shared_read> reads;
-  shared_source* source = nullptr;
+  std::vector<shared_read> reads;   ///< in the order of the exchange
+  shared_source* source = nullptr;  ///< makes the reads of this rank and takes those of others
 };
 
 /// How ranks that load together carry to each other what one of them reads: what read_shared() of a
@@ -110,6 +113,7 @@ class read_exchange {
   read_exchange(const read_exchange&) = delete;
   read_exchange& operator=(const read_exchange&) = delete;
   [[nodiscard]] virtual std::int32_t rank() const = 0;
+  /// What all ranks of this load want; valid as long as the exchange.
   [[nodiscard]] virtual shared_wants& wants() noexcept = 0;
   /// Collective: calls `make`, and exchanges its reads in windows. A window takes up to `budget` bytes of
   /// memory for what is sent, and as much for what is received; one read always fits.

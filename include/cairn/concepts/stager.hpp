@@ -13,8 +13,8 @@ inline namespace v1 {
 
 /// How stage() fills one image.
 struct stage_options {
-  bool overlapped =
-      false;  ///< return when the early items are copied; the rest is copied while the caller goes on
+  /// Return when the early items are copied; the rest is copied while the caller goes on.
+  bool overlapped = false;
   bool digest = true;  ///< compute block digests while copying; else the writer does
 };
 

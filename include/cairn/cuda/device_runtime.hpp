@@ -16,8 +16,8 @@ namespace cuda {
 
 /// One range of a batch of small copies.
 struct range_copy {
-  std::byte* to = nullptr;
-  const std::byte* from = nullptr;
+  std::byte* to = nullptr;          ///< destination, in memory of the device or of the host
+  const std::byte* from = nullptr;  ///< source, on the other side
   std::uint64_t bytes = 0;
 };
 

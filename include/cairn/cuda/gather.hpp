@@ -15,7 +15,7 @@ namespace cuda {
 
 /// A tensor with any strides, as bytes: runs of `run` bytes, in row-major order of up to 8 dimensions.
 struct gather_box {
-  std::uint64_t run = 0;
+  std::uint64_t run = 0;  ///< consecutive bytes in memory, at least 1
   std::uint64_t sizes[extents::max_rank] = {};
   std::int64_t strides[extents::max_rank] = {};  ///< in bytes; may be zero or negative
   std::uint32_t rank = 0;
@@ -23,6 +23,7 @@ struct gather_box {
 
 /// Bytes that go to one place. At most gather_tile_bytes.
 struct gather_range {
+  /// As `box`: the bytes lie together in memory.
   static constexpr std::uint32_t no_box = 0xffffffff;
 
   const std::byte* from = nullptr;  ///< the first byte; of a box that of element [0, 0, ...]; null: zeros

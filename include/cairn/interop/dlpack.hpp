@@ -54,8 +54,8 @@ struct managed_tensor {
 };
 /// DLPack's DLPackVersion.
 struct pack_version {
-  std::uint32_t major;
-  std::uint32_t minor;
+  std::uint32_t major;  ///< another one is another layout: consumers must refuse it
+  std::uint32_t minor;  ///< higher ones only add flags and types
 };
 /// What "dltensor_versioned" capsules hold, since DLPack 1.0.
 struct versioned_managed_tensor {

@@ -35,11 +35,13 @@ class compact_writer {
   }
   /// @pre value is not negative.
   compact_writer& number(std::int64_t value) { return number(static_cast<std::uint64_t>(value)); }
+  /// Appends one byte as it is.
   compact_writer& byte(std::uint8_t value) {
     *room(1) = static_cast<std::byte>(value);
     ++size_;
     return *this;
   }
+  /// Appends bytes as they are, without a length.
   compact_writer& raw(std::span<const std::byte> bytes) {
     std::copy(bytes.begin(), bytes.end(), room(bytes.size()));
     size_ += bytes.size();
@@ -48,9 +50,12 @@ class compact_writer {
   compact_writer& raw(std::string_view text) {
     return raw(std::as_bytes(std::span{text.data(), text.size()}));
   }
+  /// Makes room for so many bytes in all, so that writing them does not allocate.
   void reserve(std::size_t bytes) { bytes_.reserve(bytes); }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  /// What was written so far; valid until the next call that writes.
   [[nodiscard]] std::span<const std::byte> view() const noexcept { return {bytes_.data(), size_}; }
+  /// Moves out what was written; the writer is empty then.
   [[nodiscard]] std::vector<std::byte> take() {
     bytes_.resize(size_);
     size_ = 0;
@@ -75,6 +80,7 @@ class compact_reader {
   explicit compact_reader(std::span<const std::byte> bytes) noexcept
       : begin_(bytes.data()), at_(begin_), end_(begin_ + bytes.size()) {}
 
+  /// The next number; the second form refuses one above `most`.
   [[nodiscard]] std::uint64_t number() {
     if (at_ != end_ && (*at_ & std::byte{128}) == std::byte{0}) return static_cast<std::uint64_t>(*at_++);
     if (left() >= 8) {
@@ -108,28 +114,34 @@ class compact_reader {
     if (value > most) fail_here("a number is higher than allowed");
     return value;
   }
+  /// The next number, which must fit a positive int64.
   [[nodiscard]] std::int64_t signed_number() {
     return static_cast<std::int64_t>(number(std::numeric_limits<std::int64_t>::max()));
   }
+  /// The next byte as it is.
   [[nodiscard]] std::uint8_t byte() { return static_cast<std::uint8_t>(take(1)[0]); }
   /// A count of things that each take at least `least_bytes_each` of what is left: safe to reserve.
   [[nodiscard]] std::size_t count(std::size_t least_bytes_each) {
     return static_cast<std::size_t>(number(left() / least_bytes_each));
   }
+  /// The next `size` bytes, as a view of the input.
   [[nodiscard]] std::span<const std::byte> take(std::size_t size) {
     if (size > left()) fail_here("the input ends early");
     const auto* from = at_;
     at_ += size;
     return {from, size};
   }
+  /// The next `size` bytes as text; nothing is checked about them.
   [[nodiscard]] std::string_view text(std::size_t size) {
     const auto from = take(size);
     return {reinterpret_cast<const char*>(from.data()), from.size()};
   }
+  /// How many bytes of the input were not read.
   [[nodiscard]] std::size_t left() const noexcept { return static_cast<std::size_t>(end_ - at_); }
   void finish() const {
     if (left() != 0) fail_here("bytes follow the end");
   }
+  /// Throws wire_error with this reason and the offset that reading has come to.
   [[noreturn]] void fail_here(const char* why) const {
     throw wire_error(why, static_cast<std::size_t>(at_ - begin_));
   }

@@ -28,7 +28,7 @@ constexpr void sort_few(Iterator begin, Iterator end, Less less) {
 
 /// A box of a stored tensor and the rank that wrote it.
 struct stored_chunk {
-  cairn::chunk box;
+  cairn::chunk box;  ///< in elements of the global tensor
   std::int32_t rank = 0;
   friend bool operator==(const stored_chunk&, const stored_chunk&) = default;
 };
@@ -49,14 +49,18 @@ struct chunk_axis {
 /// nested, outermost first: a step of an axis is longer than all that the axes behind it span, so that no
 /// rank is there twice and elements are in ascending order of rank. Without axes it is a single chunk.
 struct chunk_progression {
+  /// The most axes of one progression; a mesh with more gives several progressions.
   static constexpr int max_axes = 5;
 
-  chunk first;
+  chunk first;            ///< the box with the lowest rank; the others have its size
   std::int32_t rank = 0;  ///< of the first
+  /// 0: a single chunk.
   std::int32_t axis_count = 0;
-  std::array<chunk_axis, max_axes> axes{};
+  std::array<chunk_axis, max_axes> axes{};  ///< only the first axis_count are meant
 
+  /// With end(): the axes that are meant, outermost first.
   [[nodiscard]] const chunk_axis* begin() const noexcept { return axes.data(); }
+  /// One past the last axis; see begin().
   [[nodiscard]] const chunk_axis* end() const noexcept { return axes.data() + axis_count; }
 
   /// Chunks, replicas counted. Below 2^31: every one has its own rank.

@@ -66,6 +66,7 @@ class chunk_set {
   /// Adds the chunks of a progression. Nothing is checked: see detail::progression_problem for those from
   /// outside.
   void append(const chunk_progression& p);
+  /// Removes all chunks and gives their memory back.
   void clear() noexcept { *this = chunk_set(); }
   /// True if no progression goes on with the one before it, so that appending them one after another gives
   /// this set again. O(progressions).
@@ -75,6 +76,7 @@ class chunk_set {
 
   /// Chunks.
   [[nodiscard]] std::uint64_t size() const noexcept { return count_; }
+  /// True if the set has no chunk.
   [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
   /// Progressions that they make up.
   [[nodiscard]] std::size_t progressions() const noexcept { return progressions_; }
@@ -142,7 +144,9 @@ class chunk_set {
     chunk_progression p_;
     stored_chunk current_;
   };
+  /// The first chunk. Each step makes the next chunk from its progression; O(axes).
   [[nodiscard]] iterator begin() const { return {*this, false}; }
+  /// One past the last chunk; a change of the set invalidates iterators.
   [[nodiscard]] iterator end() const { return {*this, true}; }
 
   /// All of them in a list, in the order of their numbers. O(chunks): not for large worlds.

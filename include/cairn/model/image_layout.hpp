@@ -24,8 +24,8 @@ struct image_segment {
 
 /// Where one item of a plan lies.
 struct item_placement {
-  std::uint32_t item = 0;  ///< index in save_plan::items
-  std::uint32_t segment = 0;
+  std::uint32_t item = 0;         ///< index in save_plan::items
+  std::uint32_t segment = 0;      ///< index in image_layout::segments
   std::uint64_t begin = 0;        ///< in the image
   std::uint64_t bytes = 0;        ///< stored size at this save
   std::uint64_t first_block = 0;  ///< index of its first digest among all digests of the image
@@ -36,10 +36,10 @@ struct item_placement {
 /// The image of one rank's save: every file that it writes, one after another. What StorageWriter::layout
 /// gives; immutable.
 struct image_layout {
-  std::vector<image_segment> segments;
-  std::vector<item_placement> items;  ///< in image order: ascending begin, no gap within a segment
-  std::uint64_t bytes = 0;            ///< of the image; a multiple of image_alignment
-  std::uint64_t blocks = 0;           ///< digests of all items together
+  std::vector<image_segment> segments;  ///< one for each file, in image order
+  std::vector<item_placement> items;    ///< in image order: ascending begin, no gap within a segment
+  std::uint64_t bytes = 0;              ///< of the image; a multiple of image_alignment
+  std::uint64_t blocks = 0;             ///< digests of all items together
 };
 
 }  // namespace v1

@@ -23,8 +23,8 @@ struct metadata {
 /// Identifies a box of an item within a rank's record: digests of the key in the data file (name, or
 /// name@rank00003) and of the box.
 struct item_key {
-  std::uint64_t name = 0;
-  std::uint64_t box = 0;
+  std::uint64_t name = 0;  ///< digest of the key in the data file
+  std::uint64_t box = 0;   ///< digest of the box
   friend bool operator==(const item_key&, const item_key&) = default;
 };
 

@@ -12,8 +12,9 @@ inline namespace v1 {
 
 /// Ranks that want the same bytes, ascending.
 struct rank_set {
-  std::vector<std::int32_t> ranks;
-  std::uint64_t digest = 0;  ///< of the ranks
+  std::vector<std::int32_t> ranks;  ///< each once
+  std::uint64_t digest = 0;         ///< of the ranks
+  /// True if the rank is one of them. O(log ranks).
   [[nodiscard]] bool has(std::int32_t rank) const noexcept;
 };
 
@@ -38,8 +39,8 @@ class rank_sets {
 
 /// A box that some ranks want.
 struct wanted_box {
-  chunk box;
-  const rank_set* ranks = nullptr;
+  chunk box;                        ///< in elements of the global tensor
+  const rank_set* ranks = nullptr;  ///< of a rank_sets, which outlives this
 };
 
 }  // namespace v1

@@ -11,8 +11,8 @@ inline namespace v1 {
 
 /// A random 128-bit number on which the ranks of a run agree once. It is in everything that the run writes.
 struct run_id {
-  std::uint64_t high = 0;
-  std::uint64_t low = 0;
+  std::uint64_t high = 0;  ///< bits 64 to 127
+  std::uint64_t low = 0;   ///< bits 0 to 63
   friend bool operator==(const run_id&, const run_id&) = default;
 };
 [[nodiscard]] std::string to_string(const run_id& id);
@@ -24,7 +24,7 @@ struct record_file {
 
 /// The place of one item in a rank's files.
 struct record_item {
-  item_key key;
+  item_key key;                   ///< which item, and which box of it
   std::uint32_t file = 0;         ///< index in record::files
   std::uint64_t offset = 0;       ///< of its first byte in the file
   std::uint64_t bytes = 0;        ///< stored size
@@ -44,8 +44,8 @@ struct record_identity {
 
 /// What a rank wrote in one attempt of a save: the sizes and digests that loads verify.
 struct record : record_identity {
-  std::vector<record_file> files;
-  std::vector<record_item> items;
+  std::vector<record_file> files;     ///< in the order of the index in their names
+  std::vector<record_item> items;     ///< in the order of their bytes
   std::vector<std::uint64_t> blocks;  ///< digests of blocks of digest_block_bytes, item after item
 };
 

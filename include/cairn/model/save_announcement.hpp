@@ -27,6 +27,7 @@ class save_announcement {
     return *this;
   }
 
+  /// True if others can see the save; false where nothing is announced.
   [[nodiscard]] bool shown() const noexcept { return shown_ != nullptr; }
   /// A process that has a duplicate of this descriptor keeps the announcement alive, too. -1 where the
   /// store has no locks.

@@ -19,8 +19,8 @@ struct save_context {
   run_id run;
   /// The step that is saved.
   std::int64_t step = 0;
-  std::uint64_t attempt =
-      0;  ///< the same on all ranks, different for every save of every run; see attempt_of
+  /// The same on all ranks, different for every save of every run; see attempt_of.
+  std::uint64_t attempt = 0;
   std::uint64_t plan_digest = 0;  ///< digest of the global summary: the same on all ranks
   std::int32_t rank = 0;
   /// The number of ranks that save; `rank` is one of them.

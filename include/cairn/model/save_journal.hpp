@@ -49,9 +49,9 @@ struct save_span {
   span_kind kind = span_kind::save;
   std::int64_t process = 0;  ///< its id
   std::int64_t begin = 0;    ///< as steady_now()
-  std::int64_t end = 0;
-  std::uint64_t bytes = 0;  ///< that it handled; 0 where that means nothing
-  std::int64_t cpu = 0;     ///< process_cpu_now() of that process at the end
+  std::int64_t end = 0;      ///< as steady_now()
+  std::uint64_t bytes = 0;   ///< that it handled; 0 where that means nothing
+  std::int64_t cpu = 0;      ///< process_cpu_now() of that process at the end
 };
 
 /// The spans of one save, for observers with wants_spans (see Observer). Any thread. Short spans of one
@@ -59,11 +59,13 @@ struct save_span {
 /// is bounded.
 class save_journal {
  public:
+  /// Adds a span of this process, times as steady_now(). Drops it where there is no memory for it.
   void add(span_kind kind, std::int64_t begin, std::int64_t end, std::uint64_t bytes = 0) noexcept {
     put({kind, process_, begin, end, bytes, process_cpu_now()});
   }
   /// Adds spans of another process.
   void append(const std::vector<save_span>& spans) noexcept;
+  /// A copy of all spans so far, of all processes, in no order.
   [[nodiscard]] std::vector<save_span> spans() const;
   /// Returns the spans since the last call of take().
   [[nodiscard]] std::vector<save_span> take();

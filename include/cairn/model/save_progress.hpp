@@ -29,6 +29,8 @@ class save_progress {
 
   /// The rank, and the file that commits the checkpoint, for errors about deadlines.
   void set_place(int rank, std::string manifest);
+  /// The image whose control tells released() and bytes_written(), and the files that errors about deadlines
+  /// name.
   void set_image(std::shared_ptr<image_control> control, std::shared_ptr<files_under_way> files = nullptr);
   /// When copying began, and what it was; for the report and the journal. Null: nobody wants to know more.
   void set_copying(std::int64_t begun, span_kind how, std::shared_ptr<save_journal> journal);
@@ -37,11 +39,15 @@ class save_progress {
   /// For executors that hand saves to other processes, when they take one in; set_handed_over() when that
   /// process has it.
   void await_handover() noexcept;
+  /// Says that the other process has the save; see await_handover().
   void set_handed_over() noexcept;
+  /// Says that this rank's files and record are durable. Calls the function of on_written().
   void set_written() noexcept;
+  /// Says that the checkpoint is committed, which ends the save.
   void set_committed() noexcept { end(outcome::committed, nullptr); }
   /// Says that all ranks have decided not to begin the save.
   void set_skipped() noexcept { end(outcome::skipped, nullptr); }
+  /// Ends the save with this error, which waits throw.
   void set_failed(std::exception_ptr why) noexcept { end(outcome::failed, std::move(why)); }
   /// Fails the save and wakes a writer that waits for its image, so that it publishes nothing. @pre the image
   /// is copied, or nobody waits for the copy.
@@ -64,15 +70,23 @@ class save_progress {
   [[nodiscard]] bool released() const noexcept;
   /// Whether some caller learned that the memory may change.
   [[nodiscard]] bool told_released() const noexcept;
+  /// True if another process has the save, if none is to take it, or if the save has ended.
   [[nodiscard]] bool handed_over() const noexcept;
+  /// True after set_written(), unless the save failed afterwards.
   [[nodiscard]] bool written() const noexcept;
   /// The number of bytes, of report().bytes, that were handed to the store so far; also by a worker process.
   [[nodiscard]] std::uint64_t bytes_written() const noexcept;
+  /// True after set_committed().
   [[nodiscard]] bool committed() const noexcept;
+  /// True after set_skipped(); the save is finished() and has no failure().
   [[nodiscard]] bool skipped() const noexcept;
+  /// Why the save failed; null while it is under way and where it did not.
   [[nodiscard]] std::exception_ptr failure() const noexcept;
+  /// True if the save is committed, skipped or failed: nothing changes any more.
   [[nodiscard]] bool finished() const noexcept;
+  /// A copy of the report as it is now; complete when the save is finished().
   [[nodiscard]] save_report report() const;
+  /// When save() was called.
   [[nodiscard]] deadline::clock::time_point begun() const noexcept { return begun_; }
 
   /// Sets a function that checks whether the memory of an overlapped save changed. It is called when
@@ -82,10 +96,13 @@ class save_progress {
   /// Training confirms that it has kept the memory of an overlapped save unchanged, and keeps it so until
   /// everything is copied. Waits only where that is checked. @throws timeout_error (timeout_staging)
   void confirm(deadline until);
+  /// Waits until released(). @throws what failed, or timeout_error (timeout_staging).
   void wait_released(deadline until) const;
   /// Waits until handed_over(); false at the deadline. Does not throw.
   [[nodiscard]] bool wait_handed_over(deadline until) const noexcept;
+  /// Waits until written(). @throws what failed, or timeout_error (timeout_write).
   void wait_written(deadline until) const;
+  /// Waits until committed() or skipped(). @throws what failed, or timeout_error (timeout_commit).
   void wait_committed(deadline until) const;
   /// Waits until committed or failed; false at the deadline. Does not throw.
   [[nodiscard]] bool wait_finished(deadline until) const noexcept;

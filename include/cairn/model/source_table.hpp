@@ -25,7 +25,9 @@ class source_table {
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] const item_source* data() const noexcept { return first_; }
+  /// With end(): the sources, in the order of the plan's items.
   [[nodiscard]] const item_source* begin() const noexcept { return first_; }
+  /// One past the last source; see begin().
   [[nodiscard]] const item_source* end() const noexcept { return first_ + size_; }
   /// @pre item is below size()
   [[nodiscard]] const item_source& operator[](std::size_t item) const noexcept { return first_[item]; }

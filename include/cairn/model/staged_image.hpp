@@ -26,8 +26,8 @@ inline namespace v1 {
 /// for reports: no decision depends on it.
 struct image_costs {
   std::atomic<std::int64_t> copied_at{0};  ///< when nobody read training memory any more; steady_now()
-  std::atomic<std::int64_t> copy_cpu{
-      0};  ///< nanoseconds, of threads that the caller of save() did not wait in
+  /// Nanoseconds, of threads that the caller of save() did not wait in.
+  std::atomic<std::int64_t> copy_cpu{0};
   std::atomic<std::int64_t> write_cpu{0};  ///< nanoseconds, of threads that helped the writer
   std::atomic<std::uint64_t> written{0};   ///< bytes of the image that were handed to the store
 };
@@ -59,13 +59,17 @@ class image_control {
   /// For overlapped saves: makes released() depend on confirm(), by which training says that it kept the
   /// memory unchanged until everything was copied. Called before the image is given away.
   void require_confirmation() noexcept { needs_confirmation_.store(true, std::memory_order_release); }
+  /// Says that training kept its memory unchanged until everything was copied; see require_confirmation().
   void confirm() noexcept;
+  /// True after confirm().
   [[nodiscard]] bool confirmed() const noexcept { return confirmed_.load(std::memory_order_acquire); }
   /// Gives the image up; training may change its memory.
   void fail() noexcept;
+  /// Counters for the report, which stagers and writers raise. Any thread.
   [[nodiscard]] image_costs& costs() noexcept { return costs_; }
   /// Lifts the bandwidth limit for copying this image. Called by those who wait for the memory of training.
   void lift_rate_limit() noexcept;
+  /// True after lift_rate_limit(): whoever copies waits for no bandwidth any more.
   [[nodiscard]] bool rate_limit_lifted() const noexcept {
     return rate_limit_lifted_.load(std::memory_order_acquire);
   }
@@ -104,16 +108,16 @@ class image_control {
 /// A range of memory that another process can map through a file descriptor; see shared_segment.
 struct shared_place {
   std::shared_ptr<const void> segment;  ///< keeps the descriptor open
-  int file = -1;
-  std::uint64_t id = 0;      ///< of the segment: different for all that live
-  std::uint64_t bytes = 0;   ///< of the segment
-  std::uint64_t offset = 0;  ///< in the segment
+  int file = -1;                        ///< descriptor of the segment; -1: there is none
+  std::uint64_t id = 0;                 ///< of the segment: different for all that live
+  std::uint64_t bytes = 0;              ///< of the segment
+  std::uint64_t offset = 0;             ///< in the segment
 };
 /// The place of an image, its digests and its control for another process.
 struct shared_image {
-  shared_place image;
+  shared_place image;                ///< the bytes of the image, from `offset` on
   std::uint64_t digests_offset = 0;  ///< in the image's segment
-  shared_place control;
+  shared_place control;              ///< of the image_control
 };
 
 /// The files that a writer is writing, for errors about deadlines. Any thread.
@@ -171,11 +175,15 @@ class staged_image {
                std::shared_ptr<image_backing> backing);
 
   [[nodiscard]] const image_layout& layout() const noexcept { return *layout_; }
+  /// Layout(), for those who keep it longer than the image.
   [[nodiscard]] const std::shared_ptr<const image_layout>& shared_layout() const noexcept { return layout_; }
+  /// True if the image will never be complete; failure() says why.
   [[nodiscard]] bool failed() const noexcept { return control_->failed(); }
+  /// The state that stager, writer and handles share; it outlives the image where they keep it.
   [[nodiscard]] const std::shared_ptr<image_control>& control() const noexcept { return control_; }
   /// The journal in which writers record their spans; null unless an observer asks for them.
   [[nodiscard]] save_journal* journal() const noexcept { return journal_.get(); }
+  /// Sets the journal of this copy of the image; copies that are made later have it, too.
   void trace_to(std::shared_ptr<save_journal> journal) noexcept { journal_ = std::move(journal); }
   /// The list of files that writers are writing.
   [[nodiscard]] const std::shared_ptr<files_under_way>& files() const noexcept { return files_; }
@@ -185,6 +193,7 @@ class staged_image {
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return memory_; }
   /// Digests of blocks, see item_placement::first_block.
   [[nodiscard]] std::span<std::uint64_t> digests() const noexcept { return digests_; }
+  /// True if the stager fills digests() before it advances the watermark; else the writer fills them.
   [[nodiscard]] bool digested() const noexcept { return digested_; }
 
   /// Waits until bytes [0, end) are complete. @throws what failed in the stager, or timeout_error.

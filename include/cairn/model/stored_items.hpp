@@ -20,12 +20,12 @@ inline namespace v1 {
 /// One name of a checkpoint. The chunks cover the global shape exactly once; per-rank items have one chunk
 /// for each rank that has the item, each the whole of it; values and bytes have one chunk `whole({})`.
 struct stored_item {
-  std::string name;
+  std::string name;  ///< unique in its checkpoint
   item_kind kind = item_kind::tensor;
-  dtype type = dtype::u8;
-  extents global;
-  bool per_rank = false;
-  chunk_set chunks;
+  dtype type = dtype::u8;   ///< of the elements, as they are stored
+  extents global;           ///< the shape of the whole tensor
+  bool per_rank = false;    ///< each rank has an item of its own under this name
+  chunk_set chunks;         ///< where its boxes are: which rank wrote which
   std::uint16_t codec = 0;  ///< by which its bytes are compressed in files; 0: none
   friend bool operator==(const stored_item&, const stored_item&) = default;
 };
@@ -81,15 +81,20 @@ class stored_items {
   ~stored_items();
 
   [[nodiscard]] std::size_t size() const noexcept { return values_.size(); }
+  /// True if there is no item.
   [[nodiscard]] bool empty() const noexcept { return values_.empty(); }
   /// @pre index < size(). @throws corrupt_error
   [[nodiscard]] const stored_item& operator[](std::size_t index) const;
+  /// As [], but checks the index. @throws std::out_of_range, corrupt_error
   [[nodiscard]] const stored_item& at(std::size_t index) const;
+  /// With end(): all items, in order of name. Makes those that nobody asked for. @throws corrupt_error
   [[nodiscard]] const_iterator begin() const;
+  /// One past the last item; see begin().
   [[nodiscard]] const_iterator end() const;
   /// The item of a name, or nullptr. O(log n); of a manifest, nothing else of it is looked at. @throws
   /// corrupt_error
   [[nodiscard]] const stored_item* find(std::string_view name) const;
+  /// The place of a name; nothing if there is no such item. O(log n). @throws corrupt_error
   [[nodiscard]] std::optional<std::size_t> index_of(std::string_view name) const;
   /// visit(index, name), in order; makes no item.
   template <class Visit>
@@ -102,16 +107,25 @@ class stored_items {
   [[nodiscard]] const stored_item* data() const noexcept { return values_.data(); }
 
   [[nodiscard]] stored_item& operator[](std::size_t index);
+  /// The last item, to be changed. Makes a list of all items. @pre not empty()
   [[nodiscard]] stored_item& back();
   [[nodiscard]] iterator begin();
   [[nodiscard]] iterator end();
+  /// Adds an empty item at the end; references to other items are not valid any more.
   stored_item& emplace_back();
+  /// Adds an item at the end; references to other items are not valid any more.
   void push_back(stored_item item);
+  /// Puts an item before another one; references to items are not valid any more.
   iterator insert(const_iterator before, stored_item item);
+  /// Makes room for so many items in all.
   void reserve(std::size_t count);
+  /// Drops the last items, or adds empty ones, until there are `count`.
   void resize(std::size_t count);
+  /// Drops the last item. @pre not empty()
   void pop_back();
+  /// Drops the items from `first` to before `last`; returns the place of the next one.
   iterator erase(const_iterator first, const_iterator last);
+  /// Drops all items, and the manifest that they came from.
   void clear() noexcept;
 
   friend bool operator==(const stored_items& a, const stored_items& b);

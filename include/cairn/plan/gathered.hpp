@@ -22,7 +22,7 @@ struct gathered_plans {
     std::int32_t rank = 0;
     save_plan plan;
   };
-  std::vector<of_rank> ranks;
+  std::vector<of_rank> ranks;  ///< ascending by rank, each rank once
 };
 
 namespace detail {

@@ -18,7 +18,7 @@ struct plan_key {
   std::uint64_t structure = 0;  ///< state_dict::structure()
   std::uint64_t planner = 0;    ///< fingerprint of the planner
   std::uint64_t writer = 0;     ///< fingerprint of the writer
-  std::int32_t world_size = 1;
+  std::int32_t world_size = 1;  ///< ranks that save
   std::int32_t rank = 0;
   friend bool operator==(const plan_key&, const plan_key&) = default;
 };
@@ -53,13 +53,16 @@ class plan_cache {
   /// Adds a plan. It replaces an earlier plan with the same key, or else the least recently used one.
   /// Called after all ranks have agreed on the plan.
   std::shared_ptr<const cached_plan> put(const plan_key& key, cached_plan plan);
+  /// Drops the plan of this key, if there is one.
   void erase(const plan_key& key);
+  /// Drops all plans; those that somebody holds stay valid. The counts of hits and misses stay.
   void clear() noexcept { slots_.clear(); }
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
   /// The bytes with which its plans count.
   [[nodiscard]] std::size_t bytes() const noexcept;
   /// The numbers of calls of find() that found a plan, and that found none.
   [[nodiscard]] std::uint64_t hits() const noexcept { return hits_; }
+  /// Calls of find() that found no plan.
   [[nodiscard]] std::uint64_t misses() const noexcept { return misses_; }
 
  private:

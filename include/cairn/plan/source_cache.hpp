@@ -24,6 +24,7 @@ class source_cache {
   void refresh(any_save_planner& planner, const state_dict& state,
                const std::shared_ptr<const save_plan>& plan);
 
+  /// What the last refresh() found; empty before. Copies stay as they are.
   [[nodiscard]] const source_table& sources() const noexcept { return sources_; }
   /// Of the plan's bytes items alone, in order: they may differ from save to save.
   [[nodiscard]] const std::vector<std::uint64_t>& bytes_sizes() const noexcept { return bytes_sizes_; }

@@ -66,6 +66,7 @@ class digest_stream {
     add(reinterpret_cast<const char*>(&value), sizeof value);
     return *this;
   }
+  /// The digest of all that was put so far; more may be put afterwards.
   [[nodiscard]] std::uint64_t value() noexcept;
 
  private:

@@ -86,6 +86,7 @@ class shared_segment {
   [[nodiscard]] std::span<std::byte> bytes() const noexcept {
     return {static_cast<std::byte*>(region_.get_address()), region_.get_size()};
   }
+  /// The descriptor, which this object owns; -1 in a child of fork().
   [[nodiscard]] int file() const noexcept { return file_->get(); }
   /// The same for the same memory in each process, and different for all that live.
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }

@@ -42,9 +42,12 @@ class wire_writer {
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
     return *this;
   }
+  /// Makes room for so many bytes in all, so that putting them does not allocate.
   void reserve(std::size_t bytes) { bytes_.reserve(bytes); }
   [[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }
+  /// What was put so far; valid until the next call that puts.
   [[nodiscard]] std::span<const std::byte> view() const noexcept { return bytes_; }
+  /// Moves out what was put; the writer is empty then.
   [[nodiscard]] std::vector<std::byte> take() noexcept { return std::move(bytes_); }
 
  private:
@@ -63,6 +66,7 @@ class wire_reader {
  public:
   explicit wire_reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
 
+  /// The next number.
   template <class T>
     requires(std::is_arithmetic_v<T>)
   [[nodiscard]] T get() {
@@ -80,6 +84,7 @@ class wire_reader {
       fail_here("a number is outside of its enumeration");
     return static_cast<E>(number);
   }
+  /// The next string with its length before it. @throws wire_error also where it is longer than `cap` bytes
   [[nodiscard]] std::string get_string(std::size_t cap = 64 * 1024);
   /// A count of things that each take at least `least_bytes_each` of what is left: safe to reserve.
   [[nodiscard]] std::size_t get_count(std::size_t least_bytes_each) {
@@ -88,18 +93,22 @@ class wire_reader {
       fail_here("a count does not fit the bytes that follow");
     return static_cast<std::size_t>(count);
   }
+  /// The next `size` bytes, as a view of the input.
   [[nodiscard]] std::span<const std::byte> take(std::size_t size) {
     if (size > left()) fail_here("the input ends early");
     const auto part = bytes_.subspan(at_, size);
     at_ += size;
     return part;
   }
+  /// How many bytes of the input were not read.
   [[nodiscard]] std::size_t left() const noexcept { return bytes_.size() - at_; }
+  /// How many bytes of the input were read.
   [[nodiscard]] std::size_t offset() const noexcept { return at_; }
   /// @throws wire_error if bytes are left over.
   void finish() const {
     if (left() != 0) fail_here("bytes follow the end");
   }
+  /// Throws wire_error with this reason and offset().
   [[noreturn]] void fail_here(const char* why) const;
 
  private:

@@ -49,13 +49,13 @@ class write_assignment {
 
   /// Boxes that some holders divide: ranges of what finish() is given, and of what add_shards() was.
   struct division {
-    std::size_t first_member = 0;
-    std::size_t members = 0;
-    std::size_t first_share = 0;
+    std::size_t first_member = 0;  ///< place of the boxes in the list of finish()
+    std::size_t members = 0;       ///< how many entries of that list
+    std::size_t first_share = 0;   ///< place of the holders' shares in the list of finish()
     std::size_t shares = 0;
-    std::size_t first_shard = 0;
-    std::size_t shards = 0;  ///< 0: all
-    detail::split_grain grain;
+    std::size_t first_shard = 0;  ///< place of the boxes' numbers; see add_shards()
+    std::size_t shards = 0;       ///< 0: all
+    detail::split_grain grain;    ///< in which the boxes are cut
   };
   /// Parts of one item are visited in ascending order of `order`, equal ones as they were added.
   void add(std::size_t item, std::size_t order, const chunk_progression& p) {
@@ -72,6 +72,7 @@ class write_assignment {
     divisions_.reserve(divisions);
     parts_.reserve(divisions);
   }
+  /// Keeps numbers of boxes, ascending, for division::first_shard: returns the place of the first.
   [[nodiscard]] std::size_t add_shards(detail::list_view<const std::int64_t> shards) {
     shards_.insert(shards_.end(), shards.begin(), shards.end());
     return shards_.size() - shards.size();

@@ -14,12 +14,12 @@ inline namespace v1 {
 
 /// Everything that a rank's plan of a load depends on, except the manifest.
 struct load_plan_key {
-  std::int64_t step = 0;
+  std::int64_t step = 0;        ///< of the checkpoint
   std::uint64_t structure = 0;  ///< state_dict::structure()
   std::uint64_t planner = 0;    ///< fingerprint of the planner
-  std::int32_t world_size = 1;
+  std::int32_t world_size = 1;  ///< ranks that load
   std::int32_t rank = 0;
-  bool strict = true;
+  bool strict = true;             ///< whether missing and unexpected items are errors
   std::vector<std::string> only;  ///< patterns, in order
   friend bool operator==(const load_plan_key&, const load_plan_key&) = default;
 };
@@ -47,6 +47,7 @@ class load_plan_cache {
                                                              std::span<const std::byte> manifest);
   /// Adds a plan. It replaces those with the same key and, if memory is needed, the least recently used ones.
   void put(const load_plan_key& key, std::span<const std::byte> manifest, cached_load_plan plan);
+  /// Drops all plans and manifests; plans that somebody holds stay valid.
   void clear() noexcept { slots_.clear(); }
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
   /// Of memory, in plans and manifests.

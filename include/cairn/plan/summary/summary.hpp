@@ -21,15 +21,15 @@ inline namespace v1 {
 /// a conflict that validation reports. Belongs to a plan_summary, which has its name and boxes.
 struct summary_item {
   item_kind kind = item_kind::tensor;
-  dtype type = dtype::u8;
-  bool per_rank = false;
-  extents global;
+  dtype type = dtype::u8;   ///< of the elements
+  bool per_rank = false;    ///< each rank has an item of its own under this name
+  extents global;           ///< the shape of the whole tensor; of a bytes item empty
   std::uint32_t boxes = 0;  ///< progressions of what ranks hold
-  std::uint32_t without =
-      0;  ///< progressions of ranks that know the item and hold nothing of it (empty shards)
-  std::uint32_t name_size = 0;
-  std::size_t name_begin = 0;
-  std::size_t words = 0;  ///< where its progressions begin: those of boxes, then those of `without`
+  /// Progressions of ranks that know the item and hold nothing of it (empty shards).
+  std::uint32_t without = 0;
+  std::uint32_t name_size = 0;  ///< bytes of the name
+  std::size_t name_begin = 0;   ///< where it begins in the summary's string of names
+  std::size_t words = 0;        ///< where its progressions begin: those of boxes, then those of `without`
 
   /// Dimensions of the boxes in its progressions: those of a bytes item are [0, size), the size rounded (see
   /// rounded_bytes).
@@ -44,8 +44,10 @@ struct summary_item {
 class plan_summary {
  public:
   [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
+  /// True if no rank holds or knows any item.
   [[nodiscard]] bool empty() const noexcept { return items_.empty(); }
   [[nodiscard]] const summary_item& operator[](std::size_t i) const noexcept { return items_[i]; }
+  /// The name of an item; valid until the summary is changed. @pre i < size()
   [[nodiscard]] std::string_view name(std::size_t i) const noexcept {
     return std::string_view(names_).substr(items_[i].name_begin, items_[i].name_size);
   }
@@ -90,6 +92,7 @@ class plan_summary {
   [[nodiscard]] std::size_t bytes() const noexcept;
 
   // For those who make one: items in order, each followed by its progressions.
+  /// Makes room for so many items, bytes of names and numbers of progressions in all.
   void reserve(std::size_t items, std::size_t names, std::size_t words);
   /// An item without progressions; `name` must not lie in this summary.
   summary_item& add(std::string_view name, const summary_item& definition);
@@ -100,11 +103,14 @@ class plan_summary {
   }
   /// `count` progressions of another summary, from `at` on, which moves behind them.
   void append(const plan_summary& from, std::size_t& at, std::size_t count);
+  /// Adds item i of another summary, with its name and all its progressions.
   void append_item(const plan_summary& from, std::size_t i);
   /// The numbers of all progressions; those of an item begin at summary_item::words.
   [[nodiscard]] detail::list_view<const std::int64_t> numbers() const noexcept { return words_.view(); }
   [[nodiscard]] chunk_progression read(std::size_t& at) const noexcept { return words_.read(at); }
+  /// Numbers that the progressions of all items take.
   [[nodiscard]] std::size_t words() const noexcept { return words_.size(); }
+  /// Bytes that all names take.
   [[nodiscard]] std::size_t names() const noexcept { return names_.size(); }
 
   /// The same items, boxes and ranks, however they are put together: merging ranks in another order may

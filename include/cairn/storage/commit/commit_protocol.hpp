@@ -42,12 +42,14 @@ class commit_protocol {
   template <ByteStore Store>
   explicit commit_protocol(std::shared_ptr<Store> store, commit_options options = {})
       : commit_protocol(any_store(std::move(store)), options) {}
+  /// How the ranks of a save share files and directories, by the options and the number of ranks.
   [[nodiscard]] file_placement placement(const save_context& c) const noexcept {
     return placement_of(options_, c.world_size);
   }
   /// The objects of steps, which the protocol and formats share.
   [[nodiscard]] const detail::step_objects& objects() const noexcept { return objects_; }
 
+  /// The store of all objects; copies of the protocol share it.
   [[nodiscard]] const any_store& store() const noexcept { return store_; }
 
   /// Called before the first byte is written, and again when all are written. Throws

@@ -204,7 +204,7 @@ struct plane_estimate {
     double bits = 8;      ///< for each byte; see compressibility
     double repeated = 0;  ///< share of places
   };
-  bool pays = false;
+  bool pays = false;             ///< the planes, compressed one by one, are expected to be clearly shorter
   part whole;                    ///< the bytes as they are
   std::array<part, 8> planes{};  ///< each plane
 };

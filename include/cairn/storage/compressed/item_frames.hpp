@@ -51,8 +51,8 @@ struct frame_options {
 
 /// What a reader knows of an encoded item before it reads it.
 struct framed_item {
-  std::uint16_t codec = 0;
-  dtype type = dtype::u8;
+  std::uint16_t codec = 0;          ///< number of the codec, as in manifests
+  dtype type = dtype::u8;           ///< of the item's elements
   std::uint64_t decoded_bytes = 0;  ///< as the manifest says: nothing larger is ever allocated
   std::uint64_t encoded_bytes = 0;  ///< frames and index
   std::string_view file = {};       ///< for messages
@@ -61,23 +61,26 @@ struct framed_item {
 
 /// Frames that follow one another in an item.
 struct frame_range {
-  std::size_t first = 0;
-  std::size_t count = 0;
+  std::size_t first = 0;            ///< index of the first frame
+  std::size_t count = 0;            ///< frames of the range
   std::uint64_t encoded_begin = 0;  ///< from the beginning of the encoded item
-  std::uint64_t encoded_bytes = 0;
+  std::uint64_t encoded_bytes = 0;  ///< of all frames of the range
 };
 
 /// Where the frames of an encoded item are, and their digests.
 class frame_index {
  public:
+  /// Bytes of the trailer, with which an encoded item ends.
   static constexpr std::size_t trailer_bytes = 40;
-  static constexpr unsigned least_frame_log = 16;
+  /// The binary logarithm of the fewest bytes of the item in a frame.
+  static constexpr unsigned min_frame_log = 16;
+  /// The binary logarithm of the most bytes of the item in a frame.
   static constexpr unsigned max_frame_log = 28;
 
   /// Of an item that is being encoded. @throws usage_error (usage_bad_option)
   frame_index(std::uint16_t codec, dtype type, std::uint64_t decoded_bytes, std::uint64_t frame_bytes)
       : codec_(codec), type_(type), decoded_bytes_(decoded_bytes), frame_bytes_(frame_bytes) {
-    if (!std::has_single_bit(frame_bytes) || frame_bytes >> least_frame_log == 0 ||
+    if (!std::has_single_bit(frame_bytes) || frame_bytes >> min_frame_log == 0 ||
         frame_bytes >> max_frame_log > 1)
       fail(error_id::usage_bad_option, "frames have a power of two bytes, from 64 KiB to 256 MiB",
            {.got = std::to_string(frame_bytes)});
@@ -145,21 +148,29 @@ class frame_index {
     return made;
   }
 
+  /// The number of the codec by which the frames are encoded.
   [[nodiscard]] std::uint16_t codec() const noexcept { return codec_; }
+  /// The dtype of the item's elements.
   [[nodiscard]] dtype type() const noexcept { return type_; }
+  /// Bytes of the item before it was encoded.
   [[nodiscard]] std::uint64_t decoded_bytes() const noexcept { return decoded_bytes_; }
+  /// Bytes of the item in each frame; the last frame may have fewer.
   [[nodiscard]] std::uint64_t frame_bytes() const noexcept { return frame_bytes_; }
+  /// How many frames the index lists so far; all of them after parse().
   [[nodiscard]] std::size_t frames() const noexcept { return ends_.size(); }
   /// Bytes of all frames together: where the index begins.
   [[nodiscard]] std::uint64_t frames_end() const noexcept { return ends_.empty() ? 0 : ends_.back(); }
+  /// XXH3-64 of a frame as it is stored. @pre frame < frames()
   [[nodiscard]] std::uint64_t digest_of(std::size_t frame) const noexcept { return digests_[frame]; }
   /// Where a frame of the encoded item begins and ends.
   [[nodiscard]] std::uint64_t encoded_begin(std::size_t frame) const noexcept {
     return frame == 0 ? 0 : ends_[frame - 1];
   }
+  /// One past the last byte of a frame; see encoded_begin().
   [[nodiscard]] std::uint64_t encoded_end(std::size_t frame) const noexcept { return ends_[frame]; }
   /// Where the bytes of a frame begin in the item, and how many they are.
   [[nodiscard]] std::uint64_t decoded_begin(std::size_t frame) const noexcept { return frame * frame_bytes_; }
+  /// How many bytes of the item a frame holds.
   [[nodiscard]] std::uint64_t decoded_size(std::size_t frame) const noexcept {
     return std::min(frame_bytes_, decoded_bytes_ - decoded_begin(frame));
   }
@@ -224,7 +235,7 @@ class frame_index {
     check(error_id::corrupt_identity, "an encoded item has another dtype than its manifest says",
           static_cast<std::uint64_t>(expected.type), in.get<std::uint8_t>(), 28);
     const auto log = in.get<std::uint8_t>();
-    if (log < least_frame_log || log > max_frame_log)
+    if (log < min_frame_log || log > max_frame_log)
       refuse(expected, error_id::corrupt_bad_value, "the frames of an item have an impossible size", 27,
              max_frame_log, log);
     check(error_id::corrupt_bad_value, "a reserved field of an index of frames is not zero", 0,

@@ -28,8 +28,8 @@ inline namespace v1 {
 
 /// Options of zstd_codec.
 struct zstd_options {
-  int level =
-      1;  ///< 1 to 22 (ZSTD_maxCLevel), for what repeats itself; weights do not, and take no more time
+  /// 1 to 22 (ZSTD_maxCLevel), for what repeats itself; weights do not, and take no more time.
+  int level = 1;
   bool planes = true;  ///< numbers are split into byte planes where samples say that it pays
 };
 

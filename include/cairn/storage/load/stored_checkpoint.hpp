@@ -32,6 +32,7 @@ class stored_record {
  public:
   /// @throws corrupt_error if the bytes are not the record that the manifest names.
   stored_record(const manifest_record& named, std::span<const std::byte> bytes, const std::string& key);
+  /// The record as the rank wrote it.
   [[nodiscard]] const record& content() const noexcept { return record_; }
   /// The item of a key, or nullptr. O(log items).
   [[nodiscard]] const record_item* find(const item_key& key) const noexcept;
@@ -52,11 +53,15 @@ class stored_checkpoint {
 
   /// What the checkpoint holds.
   [[nodiscard]] const cairn::metadata& metadata() const noexcept { return manifest_.content; }
+  /// The manifest by which the checkpoint was opened.
   [[nodiscard]] const cairn::manifest& manifest() const noexcept { return manifest_; }
 
+  /// True if the record of this rank was added. @pre the manifest has the rank
   [[nodiscard]] bool has_record(std::int32_t rank) const noexcept {
     return records_[static_cast<std::size_t>(rank)] != nullptr;
   }
+  /// Keeps a record for record_of() and find(), in place of one of the same rank. @pre the manifest has the
+  /// rank.
   void add_record(std::int32_t rank, std::unique_ptr<stored_record> r) noexcept {
     records_[static_cast<std::size_t>(rank)] = std::move(r);
   }
@@ -72,7 +77,9 @@ class stored_checkpoint {
   [[nodiscard]] const record_item& find(const stored_item& item, const stored_chunk& c) const;
   /// Looks up every chunk. @pre all records are there. @throws corrupt_error
   void check_complete() const;
+  /// The key under which the record of a rank lies in the store. @pre the manifest has the rank
   [[nodiscard]] std::string record_key_of(std::int32_t rank) const;
+  /// The key of a data file of a rank. @pre the manifest has the rank
   [[nodiscard]] std::string file_key_of(std::int32_t rank, std::uint32_t file) const;
 
  private:

@@ -20,7 +20,7 @@ struct manifest_record {
   std::int64_t step = 0;      ///< in whose directory its files lie
   std::uint64_t attempt = 0;  ///< in the names of its files
   std::int32_t rank = 0;
-  std::uint32_t files = 0;
+  std::uint32_t files = 0;          ///< number of its data files
   std::uint64_t record_digest = 0;  ///< record_header::header_digest, which covers the whole record
   std::uint64_t data_bytes = 0;     ///< of all files together
   friend bool operator==(const manifest_record&, const manifest_record&) = default;
@@ -28,11 +28,11 @@ struct manifest_record {
 
 /// The content of a manifest: the items of a checkpoint, and the records with their places.
 struct manifest {
-  run_id run;
-  std::int64_t step = 0;
-  std::uint64_t attempt = 0;
-  std::uint64_t plan_digest = 0;
-  metadata content;
+  run_id run;                            ///< that saved the checkpoint
+  std::int64_t step = 0;                 ///< of the checkpoint
+  std::uint64_t attempt = 0;             ///< that was committed; in the names of its records and files
+  std::uint64_t plan_digest = 0;         ///< of the plan of all ranks, which each record repeats
+  metadata content;                      ///< the items and their chunks
   std::vector<manifest_record> records;  ///< one for each rank, in rank order
   std::int64_t unix_time = 0;            ///< of the commit, in seconds
   std::vector<std::uint16_t> codecs;     ///< of a manifest that was read: what its items name, ascending

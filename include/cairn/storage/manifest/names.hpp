@@ -31,8 +31,9 @@ struct object_name {
 /// says it.
 struct file_placement {
   std::int32_t ranks_per_file = 1;  ///< so many consecutive ranks share their files, named by the first
-  std::int32_t ranks_per_directory =
-      0;  ///< so many share a directory in the step's; 0: all lie in the step's
+  /// So many share a directory in the step's; 0: all lie in the step's.
+  std::int32_t ranks_per_directory = 0;
+  /// True if several ranks write into one file.
   [[nodiscard]] bool shared() const noexcept { return ranks_per_file > 1; }
   /// The first of the ranks that share files with this one.
   [[nodiscard]] std::int32_t first_of(std::int32_t rank) const noexcept {
@@ -93,8 +94,8 @@ namespace detail {
 
 /// A complete key taken apart.
 struct parsed_key {
-  std::int64_t step = 0;
-  object_name object;
+  std::int64_t step = 0;  ///< whose directory the object lies in
+  object_name object;     ///< the numbers in its name
 };
 /// The reverse of object_key with some placement; nothing for any other text.
 [[nodiscard]] std::optional<parsed_key> parse_key(std::string_view key) noexcept;

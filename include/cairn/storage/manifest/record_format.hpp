@@ -22,9 +22,10 @@ inline constexpr std::size_t record_header_bytes = 128;
 /// The beginning of a record: all that a commit needs to know of a rank.
 struct record_header : record_identity {
   std::uint64_t data_bytes = 0;  ///< of all files together
-  std::uint32_t files = 0;
-  bool failed = false;  ///< the body is the rank's error
-  std::uint64_t body_bytes = 0;
+  std::uint32_t files = 0;       ///< number of the rank's data files
+  bool failed = false;           ///< the body is the rank's error
+  std::uint64_t body_bytes = 0;  ///< of what follows the header
+  /// XXH3-64 of the body.
   std::uint64_t body_digest = 0;
   /// Digest of the header, in its last eight bytes. It covers body_digest, so it identifies the whole record:
   /// this is what manifests keep.

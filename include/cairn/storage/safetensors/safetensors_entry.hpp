@@ -16,15 +16,15 @@ inline namespace v1 {
 
 /// One tensor of a safetensors file.
 struct safetensors_entry {
-  std::string key;
-  dtype type = dtype::u8;
+  std::string key;         ///< its name in the header
+  dtype type = dtype::u8;  ///< of its elements
   extents shape;
   std::uint64_t begin = 0;  ///< of its bytes in the data, which follows the header
-  std::uint64_t end = 0;
+  std::uint64_t end = 0;    ///< one past its last byte in the data
   // Its place in the global tensor, where DCP_SHARDING_INFO says it.
-  extents saved_offsets;
-  extents global_shape;
-  bool sharded = false;
+  extents saved_offsets;  ///< of its first element in the global tensor
+  extents global_shape;   ///< of the global tensor
+  bool sharded = false;   ///< the header says the place: the two above are meant
   friend bool operator==(const safetensors_entry&, const safetensors_entry&) = default;
 };
 

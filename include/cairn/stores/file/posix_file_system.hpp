@@ -19,8 +19,8 @@ inline namespace v1 {
 /// Tells two files apart, also when an inode number is used again (where the file system keeps birth times).
 struct file_identity {
   std::uint64_t device = 0;
-  std::uint64_t inode = 0;
-  std::int64_t born = -1;  ///< nanoseconds, -1 where unknown
+  std::uint64_t inode = 0;  ///< number within the device; used again after the file is gone
+  std::int64_t born = -1;   ///< nanoseconds, -1 where unknown
   friend bool operator==(const file_identity&, const file_identity&) = default;
 };
 
@@ -31,14 +31,14 @@ enum class file_kind : std::uint8_t { regular, directory, other };
 struct file_status {
   file_kind kind = file_kind::other;
   std::uint64_t bytes = 0;
-  std::uint64_t links = 0;
-  unsigned mode = 0;  ///< permission bits, at most 07777
-  file_identity identity = {};
+  std::uint64_t links = 0;      ///< names that the file has
+  unsigned mode = 0;            ///< permission bits, at most 07777
+  file_identity identity = {};  ///< tells this file from one that takes its place
 };
 
 /// An entry of a directory.
 struct directory_entry {
-  std::string name;
+  std::string name;                    ///< without the directory
   std::optional<file_kind> kind = {};  ///< nothing where a listing does not tell it
 };
 
@@ -48,15 +48,15 @@ struct quota_use {
   bool group = false;  ///< of the group, else of the user
   std::uint32_t id = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t bytes_limit = 0;
-  std::uint64_t files = 0;
-  std::uint64_t files_limit = 0;
+  std::uint64_t bytes_limit = 0;  ///< beyond which writes fail with EDQUOT
+  std::uint64_t files = 0;        ///< inodes that are used
+  std::uint64_t files_limit = 0;  ///< beyond which no file can be made
 };
 
 /// What O_DIRECT needs on one file, in bytes. Zero: the file cannot do it.
 struct direct_alignment {
-  std::uint64_t memory = 0;
-  std::uint64_t offset = 0;
+  std::uint64_t memory = 0;  ///< of the address in memory
+  std::uint64_t offset = 0;  ///< of the offset in the file, and of the length
 };
 
 /// The system calls below file_store, so that tests can put faults, a recording or a model in their place.

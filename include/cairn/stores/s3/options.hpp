@@ -56,8 +56,8 @@ struct s3_options {
   /// The name of the bucket. It must exist.
   std::string bucket = {};
   std::string prefix = {};  ///< before every key, such as "team/run-7/"; "" or ends with '/'
-  std::string endpoint =
-      {};  ///< "https://host[:port]"; "": AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or the service's own
+  /// "https://host[:port]"; "": AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or the service's own.
+  std::string endpoint = {};
   std::string region = {};  ///< "": AWS_REGION, AWS_DEFAULT_REGION, or "us-east-1" ("auto" for Google)
   /// Where the name of the bucket stands in an address.
   s3_addressing addressing = s3_addressing::automatic;
@@ -88,18 +88,18 @@ struct s3_options {
 
   /// For making a connection; then another one is tried.
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(10);
-  std::chrono::seconds stalled_after =
-      std::chrono::seconds(30);  ///< of less than 1 KiB/s: another connection is tried
+  /// Of less than 1 KiB/s: another connection is tried.
+  std::chrono::seconds stalled_after = std::chrono::seconds(30);
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< over all attempts of a request
-  std::chrono::milliseconds completion_timeout =
-      std::chrono::minutes(15);  ///< for putting together an upload
-  std::chrono::milliseconds first_pause =
-      std::chrono::milliseconds(100);  ///< before a second attempt, at most; doubles
+  /// For putting together an upload.
+  std::chrono::milliseconds completion_timeout = std::chrono::minutes(15);
+  /// Before a second attempt, at most; doubles.
+  std::chrono::milliseconds first_pause = std::chrono::milliseconds(100);
   /// The longest pause before another attempt.
   std::chrono::milliseconds max_pause = std::chrono::seconds(20);
   std::size_t max_attempts = 16;  ///< of a request
-  std::size_t retry_burst =
-      100;  ///< retries of all requests together at once; afterwards retry_rate a second
+  /// Retries of all requests together at once; afterwards retry_rate a second.
+  std::size_t retry_burst = 100;
   /// Retries per second, of all requests together, when the burst is spent.
   double retry_rate = 10;
 };
