@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3
 // Uploads and downloads of one object by s3_store, beside libcurl by hand (16 transfers at a time, the same
-// parts, signed and hashed the same) and beside a single stream, against the scripted server of the tests in
-// a process of its own: each connection has its latency and its bandwidth. And the memory that they take
-// beyond the object, in a process of their own, beside that of the parts in flight.
+// parts, signed and hashed the same), beside a single stream and beside Python's clients, against the scripted
+// server of the tests in a process of its own: each connection has its latency and its bandwidth. And the
+// memory that they take beyond the object, in a process of their own, beside that of the parts in flight.
 #include <cairn/stores/s3_store.hpp>
 
 #include <curl/curl.h>
@@ -190,7 +190,8 @@ class raw_client {
     }
     if (!t.query.empty() && t.query.front().first == "uploads")
       headers.emplace_back("x-amz-checksum-algorithm", "CRC32C");
-    const auto hash = cairn::detail::sha256_text({&t.body, 1});
+    // As s3_store signs for a service on its own host.
+    const auto hash = t.has_body ? "UNSIGNED-PAYLOAD" : cairn::detail::sha256_text(std::string_view());
     t.easy = ::curl_easy_init();
     for (const auto& [name, value] : signer_.sign({t.method, path, &t.query, &headers, hash}, credentials,
                                                   static_cast<std::int64_t>(std::time(nullptr))))
@@ -359,8 +360,73 @@ void run_memory(const server_process& server, std::size_t size, cairn_bench::rep
   add("memory_beyond/download", download(), static_cast<double>(get_bytes), 0.5);
 }
 
-void run(server_process& server, int latency_ms, std::size_t size, std::size_t single, int pairs,
-         cairn_bench::report& report) {
+/// Python's clients in a process of their own, which uploads and downloads what it is told. One thread.
+class peer_process {
+ public:
+  peer_process(const std::string& environment, const std::string& script, const server_process& server,
+               std::size_t size) {
+    int in[2];
+    int out[2];
+    if (::pipe(in) != 0 || ::pipe(out) != 0) throw std::runtime_error("pipe");
+    process_ = ::fork();
+    if (process_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      ::dup2(in[0], 0);
+      ::dup2(out[1], 1);
+      for (const int end : {in[0], in[1], out[0], out[1]}) ::close(end);
+      ::setenv("AWS_ACCESS_KEY_ID", credentials.access_key.c_str(), 1);
+      ::setenv("AWS_SECRET_ACCESS_KEY", credentials.secret_key.c_str(), 1);
+      const auto python = environment + "/bin/python3";
+      const auto endpoint = "http://" + server.authority();
+      const auto mebibytes = std::to_string(size >> 20);
+      ::execl(python.c_str(), python.c_str(), script.c_str(), endpoint.c_str(), mebibytes.c_str(), nullptr);
+      ::_exit(127);
+    }
+    ::close(in[0]);
+    ::close(out[1]);
+    tell_ = in[1];
+    hear_ = ::fdopen(out[0], "r");
+    if (process_ < 0 || hear_ == nullptr) throw std::runtime_error("no peers");
+    auto line = answer();
+    for (std::size_t at = 0; at < line.size();) {
+      const auto end = std::min(line.find(' ', at), line.size());
+      names_.push_back(line.substr(at, end - at));
+      at = end + 1;
+    }
+  }
+  peer_process(const peer_process&) = delete;
+  peer_process& operator=(const peer_process&) = delete;
+  ~peer_process() {
+    ::close(tell_);
+    std::fclose(hear_);
+    ::kill(process_, SIGKILL);
+    ::waitpid(process_, nullptr, 0);
+  }
+  [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
+  /// Seconds of an upload ("up") or a download ("down").
+  [[nodiscard]] double seconds(const std::string& name, const char* what, const std::string& key) {
+    const auto line = name + " " + what + " " + key + "\n";
+    if (::write(tell_, line.data(), line.size()) != static_cast<::ssize_t>(line.size()))
+      throw std::runtime_error("the peers have ended");
+    return std::strtod(answer().c_str(), nullptr);
+  }
+
+ private:
+  [[nodiscard]] std::string answer() {
+    char line[256];
+    if (std::fgets(line, sizeof line, hear_) == nullptr) throw std::runtime_error("the peers have ended");
+    std::string text(line);
+    if (text.ends_with('\n')) text.pop_back();
+    return text;
+  }
+  ::pid_t process_ = 0;
+  int tell_ = -1;
+  std::FILE* hear_ = nullptr;
+  std::vector<std::string> names_;
+};
+
+void run(server_process& server, const std::string& place, int latency_ms, std::size_t size,
+         std::size_t single, int pairs, peer_process* peers, cairn_bench::report& report) {
   const auto image = make_image(size);
   bytes back(size);
   auto store = store_on(server);
@@ -414,17 +480,32 @@ void run(server_process& server, int latency_ms, std::size_t size, std::size_t s
   const auto up = cairn_bench::interleaved(pairs, timed(ours_up), timed(raw_up), single_up);
   const auto down = cairn_bench::interleaved(
       pairs, [&] { down_ours(key); }, [&] { raw.download(key, back); }, single_down);
-  const auto name = "/" + std::to_string(size >> 20) + "MiB/" + std::to_string(latency_ms) + "ms";
+  const auto name = "/" + std::to_string(size >> 20) + "MiB/" + place;
   const auto add = [&](const char* what, const std::vector<std::vector<double>>& seconds) {
     const auto ours = cairn_bench::rates(size, seconds[0]);
     report.add(what + name, cairn_bench::make_pairs(ours, cairn_bench::rates(size, seconds[1])), "B/s",
-               cairn_bench::at_least(0.9));
+               latency_ms >= 10 ? cairn_bench::at_least(0.95) : cairn_bench::goal{});
     report.add(std::string(what) + "_over_single_stream" + name,
                cairn_bench::make_pairs(ours, cairn_bench::rates(size, seconds[2])), "B/s",
                latency_ms >= 50 ? cairn_bench::at_least(8) : cairn_bench::goal{});
   };
   add("upload", up);
   add("download", down);
+  if (peers == nullptr) return;
+  for (const auto& peer : peers->names()) {
+    const auto beside = [&](const char* what, auto&& ours_once, const char* command) {
+      static_cast<void>(peers->seconds(peer, command, "peer"));  // warm, and there to be read
+      const auto seconds =
+          cairn_bench::interleaved(pairs, ours_once, [&] { return peers->seconds(peer, command, "peer"); });
+      report.add(
+          what + ("/peer=" + peer) + name,
+          cairn_bench::make_pairs(cairn_bench::rates(size, seconds[0]), cairn_bench::rates(size, seconds[1])),
+          "B/s", cairn_bench::at_least(1.0));
+    };
+    beside("upload", timed(ours_up), "up");
+    beside(
+        "download", [&] { return cairn_bench::seconds_of([&] { down_ours(key); }); }, "down");
+  }
 }
 
 }  // namespace
@@ -435,7 +516,12 @@ int main(int argc, char** argv) {
         "Uploads and downloads of one object by s3_store, beside libcurl by hand, against a server of its\n"
         "own, whose connections have a latency and a bandwidth.\n"
         "usage: bench_object_store [--mebibytes N] [--pairs N] [--megabytes-a-second N]\n"
-        "         [--single-mebibytes N] [--json FILE]");
+        "         [--single-mebibytes N] [--json FILE] [--only PLACE] [--no-memory 1]\n"
+        "         [--peers VENV [--script FILE]]\n"
+        "  --megabytes-a-second: of each connection, except those of the server named `local`\n"
+        "  --only: local, 1ms, 10ms or 50ms, instead of all of them\n"
+        "  --peers: a virtual environment of Python with s3torchconnector, boto3 or both\n"
+        "  --script: what runs them, benchmarks/s3_peer.py");
     return 0;
   }
   try {
@@ -450,13 +536,32 @@ int main(int argc, char** argv) {
     const auto pairs = static_cast<int>(number("--pairs", 5, 1000));
     const auto bandwidth =
         static_cast<std::uint64_t>(number("--megabytes-a-second", 25, 100'000)) * 1'000'000;
+    const auto only = cairn_bench::argument(argc, argv, "--only");
+    const auto venv = cairn_bench::argument(argc, argv, "--peers");
+    auto script = cairn_bench::argument(argc, argv, "--script");
+    if (script.empty()) script = "benchmarks/s3_peer.py";
+    struct place {
+      std::string name;
+      int latency_ms;
+      std::uint64_t bandwidth;
+      std::unique_ptr<server_process> server = {};
+      std::unique_ptr<peer_process> peers = {};
+    };
+    place places[] = {
+        {"local", 0, 0}, {"1ms", 1, bandwidth}, {"10ms", 10, bandwidth}, {"50ms", 50, bandwidth}};
     // Before there is a second thread.
-    server_process near(std::chrono::milliseconds(10), bandwidth);
-    server_process far(std::chrono::milliseconds(50), bandwidth);
+    for (auto& p : places) {
+      if (!only.empty() && only != p.name) continue;
+      p.server = std::make_unique<server_process>(std::chrono::milliseconds(p.latency_ms), p.bandwidth);
+      if (!venv.empty()) p.peers = std::make_unique<peer_process>(venv, script, *p.server, size);
+    }
     cairn_bench::report report("object_store");
-    run_memory(near, size, report);
-    run(near, 10, size, single, pairs, report);
-    run(far, 50, size, single, pairs, report);
+    for (auto& p : places) {
+      if (p.server && &p == &places[2] && cairn_bench::argument(argc, argv, "--no-memory", 0) == 0)
+        run_memory(*p.server, size, report);
+      if (p.server) run(*p.server, p.name, p.latency_ms, size, single, pairs, p.peers.get(), report);
+      p.peers.reset();
+    }
     report.write(cairn_bench::argument(argc, argv, "--json"));
     return 0;
   } catch (const std::exception& e) {

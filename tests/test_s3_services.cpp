@@ -109,6 +109,43 @@ TEST_CASE("whether a service heeds conditions is found out once, and one that do
   }
 }
 
+TEST_CASE("what goes to a service on this host is not hashed, unless the options or the service want it") {
+  for (const auto* proxy : {"http_proxy", "all_proxy", "ALL_PROXY"}) ::unsetenv(proxy);
+  const auto bytes = pattern((11u << 20) + 5, 4);
+  for (const bool refused : {false, true}) {
+    for (const bool asked : {false, true}) {
+      CAPTURE(refused);
+      CAPTURE(asked);
+      auto s = service();
+      s.signatures.allow_unsigned_payload = !refused;
+      s3::server server{s};
+      auto o = where(server.endpoint());
+      o.sign_payload = asked;
+      auto store = store_at(o);
+      CHECK(store.publish_new("small", pattern(100)));
+      write(store, "object", bytes);
+      CHECK(store.read_all("object", 1u << 30) == bytes);
+      std::size_t bodies = 0;
+      for (const auto& entry : server.journal()) {
+        if (entry.bytes_in == 0 || entry.status / 100 != 2) continue;
+        ++bodies;
+        CHECK(entry.hashed == (asked || refused));
+      }
+      CHECK(bodies == 1 + 3 + 1);
+    }
+  }
+  using cairn::detail::resolve;
+  const auto here = [](const std::string& endpoint) {
+    auto o = where(endpoint);
+    return resolve(o).loopback;
+  };
+  for (const auto* endpoint : {"http://localhost:9000", "http://127.0.0.1", "http://[::1]:9000"})
+    CHECK(here(endpoint));
+  for (const auto* endpoint : {"https://localhost", "http://127.0.0.1.example.com", "http://10.0.0.1:9000",
+                               "http://localhost.example.com", "http://127.example.com"})
+    CHECK_FALSE(here(endpoint));
+}
+
 TEST_CASE("an upload whose completion meets a conflict is begun again, with all of its parts") {
   const auto bytes = pattern((11u << 20) + 5, 4);
   s3::server server{service()};

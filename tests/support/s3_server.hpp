@@ -51,6 +51,7 @@ struct journal_entry {
   std::string part;       ///< its number, or empty
   std::string range;      ///< as asked for
   bool if_match = false;  ///< only of an object with a known ETag
+  bool hashed = false;    ///< the SHA-256 of its body was signed
   std::string fault;      ///< the kind that was played
   std::string code;       ///< of the error that was answered
   int status = 0;         ///< 0: no answer
@@ -427,6 +428,7 @@ class server {
     if (const auto* part = request.parameter("partNumber")) entry.part = *part;
     if (const auto* range = request.header("range")) entry.range = *range;
     entry.if_match = request.header("if-match") != nullptr;
+    if (const auto* hash = request.header("x-amz-content-sha256")) entry.hashed = hash->size() == 64;
     const auto met = faults.next(request);
     if (met) entry.fault = met->kind;
     record(entry);

@@ -83,6 +83,8 @@ class s3_call final : public http_call {
   [[nodiscard]] pause_or_end retry(bool use_retry_after);
   static bool once(bool& tried) noexcept { return !std::exchange(tried, true); }
   [[nodiscard]] bool adopt_time();
+  /// From now on bodies are signed, this one among them: false where that is no help.
+  [[nodiscard]] bool sign_bodies();
 
   [[nodiscard]] bool google() const noexcept { return service_->options.dialect == s3_dialect::google; }
   /// The checksum that the server computed of what it received, where it tells.
@@ -100,6 +102,7 @@ class s3_call final : public http_call {
   bool skew_tried_ = false;
   bool credentials_tried_ = false;
   bool checksum_tried_ = false;
+  bool signing_tried_ = false;
   bool with_checksum_ = false;
   bool uncertain_ = false;
   bool unencrypted_ = false;

@@ -66,8 +66,9 @@ struct s3_options {
   /// Whether the store relies on conditional writes.
   s3_exclusive exclusive = s3_exclusive::probe;
   s3_checksum checksums = s3_checksum::crc32c;  ///< left out by itself where the service refuses it
-  bool sign_payload =
-      false;                 ///< sign the SHA-256 of what is sent over TLS, too; over plain http it always is
+  /// Sign the SHA-256 of what is sent over TLS, or to this host itself, too. Over plain http to another host
+  /// it always is, since anybody between could change the bytes.
+  bool sign_payload = false;
   bool verify_tls = true;    ///< check the server's certificate
   std::string ca_file = {};  ///< certificates of authorities, PEM; "": the system's
 
@@ -109,6 +110,7 @@ namespace detail {
 /// The checked address of a store, in parts.
 struct s3_address {
   bool tls = true;
+  bool loopback = false;  ///< the service is on this host and is reached through no proxy
   std::string authority;  ///< host[:port], without the scheme's own port
   std::string base;       ///< "/" or "/bucket/"; keys follow
   std::string region;

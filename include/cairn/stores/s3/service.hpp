@@ -29,8 +29,10 @@ struct s3_service final : credential_provider {
   std::shared_ptr<s3_clock> clock;
   std::atomic<bool> checksums{true};  ///< the service accepts them, or was not asked yet
   std::atomic<bool> checksums_known{false};
-  std::atomic<bool> keeps_removed{false};  ///< a removal left a delete marker
-  std::atomic<std::int64_t> skew{0};       ///< the server's clock less ours, in seconds
+  std::atomic<bool> signs_bodies{true};     ///< what is sent goes with its SHA-256 signed
+  std::atomic<bool> takes_unsigned{false};  ///< the service took a body without
+  std::atomic<bool> keeps_removed{false};   ///< a removal left a delete marker
+  std::atomic<std::int64_t> skew{0};        ///< the server's clock less ours, in seconds
 
   /// To a worker process that asks for credentials, other ones than those of the number that it names.
   [[nodiscard]] secret_bytes answer(std::span<const std::byte> question) override;
@@ -40,7 +42,7 @@ struct s3_service final : credential_provider {
 
 /// Whether bytes are sent with their hash signed.
 [[nodiscard]] inline bool signs_payload(const s3_service& s) noexcept {
-  return !s.address.tls || s.options.sign_payload;
+  return s.signs_bodies.load();
 }
 
 /// The header that a body's checksum goes into.

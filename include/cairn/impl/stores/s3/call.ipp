@@ -193,6 +193,7 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_success() {
     note("the answer has another length than it says");
     return retry(false);
   }
+  if (request_.has_body && request_.body_hash.empty()) service_->takes_unsigned.store(true);
   if (with_checksum_) {
     service_->checksums_known.store(true);
     const auto theirs = told_checksum();
@@ -236,6 +237,8 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_refusal() {
     refused_credentials_ = taken_.number;
     return std::chrono::nanoseconds(0);
   }
+  if (is({"InvalidArgument", "InvalidRequest", "XAmzContentSHA256Mismatch"}) && sign_bodies())
+    return std::chrono::nanoseconds(0);
   if (with_checksum_ && !service_->checksums_known.load() &&
       (status == 501 || is({"NotImplemented", "InvalidRequest", "InvalidArgument", "InvalidHeader"})) &&
       once(checksum_tried_)) {
@@ -283,6 +286,14 @@ CAIRN_BODY s3_call::pause_or_end s3_call::retry(bool use_retry_after) {
     }
   }
   return std::max(pause, service_->retries.take(clock.now()));
+}
+
+CAIRN_BODY bool s3_call::sign_bodies() {
+  const bool without = request_.has_body && request_.body_hash.empty() && service_->address.loopback;
+  if (!without || service_->takes_unsigned.load() || !once(signing_tried_)) return false;
+  service_->signs_bodies.store(true);
+  request_.body_hash = sha256_text(request_.body);
+  return true;
 }
 
 CAIRN_BODY bool s3_call::adopt_time() {

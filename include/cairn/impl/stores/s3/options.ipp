@@ -58,6 +58,14 @@ inline void check_terms(const s3_options& o) {
         "key");
 }
 
+/// Whether a host names this host itself, with its port or without.
+[[nodiscard]] inline bool is_loopback(std::string_view host) noexcept {
+  if (host == "[::1]" || host.starts_with("[::1]:")) return true;
+  host = host.substr(0, host.find(':'));
+  if (host == "localhost" || host.ends_with(".localhost")) return true;
+  return host.starts_with("127.") && host.find_first_not_of("0123456789.") == std::string_view::npos;
+}
+
 CAIRN_BODY s3_address resolve(s3_options& o) {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
@@ -119,6 +127,9 @@ CAIRN_BODY s3_address resolve(s3_options& o) {
       (o.addressing == s3_addressing::automatic && is_aws && o.bucket.find('.') == std::string::npos);
   a.authority = in_host ? o.bucket + "." + host : host;
   a.base = in_host ? "/" : "/" + o.bucket + "/";
+  const bool by_proxy =
+      !variable("http_proxy").empty() || !variable("all_proxy").empty() || !variable("ALL_PROXY").empty();
+  a.loopback = !a.tls && !by_proxy && is_loopback(a.authority);
   if (o.exclusive == s3_exclusive::probe && (is_aws || google)) o.exclusive = s3_exclusive::assumed;
 
   if (google && o.checksums == s3_checksum::crc64nvme)

@@ -29,6 +29,7 @@ CAIRN_BODY s3_service::s3_service(s3_options o, s3_credential_source source, std
       clock(std::move(c)),
       retries(options.retry_burst, options.retry_rate) {
   checksums.store(options.checksums != s3_checksum::none);
+  signs_bodies.store(options.sign_payload || (!address.tls && !address.loopback));
 }
 
 CAIRN_BODY secret_bytes s3_service::answer(std::span<const std::byte> question) {
