@@ -79,7 +79,7 @@ CAIRN_BODY any_writer make_default_writer(std::span<const std::byte> description
                                           any_store (*make)(std::span<const std::byte>)) {
   wire_reader in(description);
   const auto options = decode_options(in);
-  // Who writes by a description describes nothing.
+  // A writer that was made from a description gives none itself.
   return any_writer(
       safetensors_writer<any_store>(std::make_shared<any_store>(make(in.take(in.left()))), options));
 }

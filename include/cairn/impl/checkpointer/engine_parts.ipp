@@ -107,11 +107,11 @@ class composed_engine final : public engine {
   }
   void remove(std::int64_t step) override {
     check_writable();
-    if (saves_.all().any_of(step)) saves_.check_unconfirmed();  // it may end only then
+    if (saves_.all().any_of(step)) saves_.check_unconfirmed();  // first: it may end only when it is confirmed
     static_cast<void>(read_once(
         group_,
         [&] {
-          saves_.all().wait_for_step(step);  // else it would be ended, and fail
+          saves_.all().wait_for_step(step);  // remove() would end a save that is under way
           services_->writer().remove(step);
           return std::vector<std::byte>();
         },

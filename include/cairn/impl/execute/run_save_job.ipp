@@ -62,11 +62,11 @@ CAIRN_BODY void run_save_job(save_job job) noexcept {
     note();
     job.progress->set_committed();
   } catch (...) {
-    // A save that was given up has its reason already, which is what the others should hear.
+    // A save that was given up has its reason already: report that one to the other ranks.
     auto why = job.progress->failure();
     if (why == nullptr) why = std::current_exception();
-    // Nobody reads training memory through this image any more, nor did to its end; a stager that still
-    // copies says so itself.
+    // An image that is read from training memory is read no more, and was not read to its end. A stager that
+    // still copies ends its image itself.
     if (job.image.control() != nullptr && !job.image.resident()) job.image.control()->fail();
     writer.abort(job.context, why);
     note();

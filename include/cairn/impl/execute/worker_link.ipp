@@ -98,7 +98,7 @@ CAIRN_BODY bool worker_link::wait(short events, int interrupt, deadline until) c
     const bool any = ::poll(all, 3, poll_milliseconds(until)) > 0;
     if (all[0].revents != 0) return true;
     if (all[2].revents != 0 || other_.ended()) {
-      // Its last words may have come since the socket was looked at.
+      // It may have sent a last message since poll() looked at the socket.
       if (::poll(all, 1, 0) == 1) return true;
       fail_lost();
     }

@@ -138,10 +138,10 @@ CAIRN_BODY void worker_process::spawn(const std::string& program, int socket) {
   ::posix_spawnattr_t attributes;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawnattr_init(&attributes);
-  // The socket first: its number may be one that is replaced next.
+  // Duplicate the socket first: the next actions may replace its number.
   ::posix_spawn_file_actions_adddup2(&actions, socket, worker_socket);
   ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  // Whoever reads the trainer's output must not wait for its worker.
+  // Not the trainer's stdout: who reads that to its end would wait for the worker, too.
   ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
   ::posix_spawn_file_actions_addclosefrom_np(&actions, worker_socket + 1);
   sigset_t none;

@@ -44,7 +44,7 @@ CAIRN_BODY void worker_session::say(frame_kind kind, std::span<const std::byte> 
     const std::lock_guard one_at_a_time(sending_);
     link_.send(kind, bytes, deadline::in(std::chrono::seconds(60)));
   } catch (...) {
-    // The trainer is gone, or does not listen: what this worker does next does not depend on it.
+    // The trainer has ended or does not read: the worker goes on with its saves all the same.
   }
 }
 
@@ -223,8 +223,8 @@ CAIRN_BODY std::shared_ptr<shared_segment> worker_session::segment(const shared_
   return found->second;
 }
 
-/// What others see of a worker that carries out a save. If it cannot be shown, they see that of the trainer,
-/// while that lives.
+/// Announces the worker that carries out a save. Where that fails, others see the trainer's announcement as
+/// long as the trainer lives.
 [[nodiscard]] inline save_announcement shown_worker(any_writer& writer, const save_context& c) noexcept {
   try {
     return writer.announce_worker(c);
@@ -239,7 +239,7 @@ CAIRN_BODY void serve_request(worker_session& session, worker_request& request, 
   const auto journal = request.traced ? std::make_shared<save_journal>() : nullptr;
   request.image.trace_to(journal);
   progress->set_copying(0, span_kind::copy, journal);
-  // Whatever this process does, it does for this save.
+  // All CPU time of this process from here on is this save's.
   const auto cpu = process_cpu_now();
   const auto told = [&](wire_writer out) {
     auto share = progress->report().writing;

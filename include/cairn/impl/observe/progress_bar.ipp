@@ -45,9 +45,9 @@ struct progress_bar::shared {
   bool drawn = false;  // a bar is on the terminal's line
   std::vector<save_under_way> saves;
 
-  /// What happened, in a line that stays. `step`: of the save that ended, or -1.
+  /// Writes what happened as a line that stays. `step`: of the save that ended, or -1.
   void say(const std::string& line, std::int64_t step);
-  /// The bar of the oldest save that is under way.
+  /// Draws the bar of the oldest save that is under way.
   void draw();
   void put(std::string_view text) const noexcept;
 };
@@ -100,7 +100,7 @@ CAIRN_BODY void progress_bar::shared::say(const std::string& line, std::int64_t 
 }
 
 CAIRN_BODY void progress_bar::shared::draw() {
-  // A terminal that was stopped is waited for by lines that stay, not by bars.
+  // Lines that stay wait for a terminal that was stopped; bars do not.
   pollfd ready{options.file, POLLOUT, 0};
   if (saves.empty() || ::poll(&ready, 1, 0) != 1) return;
   const auto& [save, begun] = saves.front();

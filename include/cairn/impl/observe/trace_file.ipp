@@ -45,9 +45,9 @@ struct trace_file::shared {
   std::map<std::int64_t, cpu_sample> cpu;  // of each process, the last
 
   void introduce(std::string& out, std::int64_t process, const char* role);
-  /// All of one save, and from save() to its end as one slice.
+  /// Writes all spans of one save, and one slice from save() to its end.
   void put_save(std::string& out, const observation& what, const std::string& name);
-  /// A process has used so much CPU time until then; samples that are too close say nothing.
+  /// Notes how much CPU time a process has used until then; skips samples that are too close to the last one.
   void put_cpu(std::string& out, std::int64_t process, std::int64_t at, std::int64_t used);
   void put_span(std::string& out, std::int64_t process, track where, std::string_view name,
                 std::int64_t begin, std::int64_t end, std::uint64_t bytes = 0, std::string_view more = {});

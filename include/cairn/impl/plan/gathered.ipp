@@ -110,8 +110,8 @@ CAIRN_BODY metadata metadata_of_plans(metadata said, const std::vector<save_plan
 }
 
 CAIRN_BODY save_plan plan_of_rank(save_plan mine, const metadata& stored, int rank) {
-  // Empty shards have told what they had to tell; a tensor without elements is written where it stands
-  // first.
+  // The entry of an empty shard has served its purpose; a tensor without elements is written by the first
+  // rank that has it.
   std::erase_if(mine.items, [&](const write_item& i) {
     if (!detail::definition_only(i)) return false;
     const auto* item = stored.find(i.name);

@@ -19,7 +19,7 @@ CAIRN_BODY void source_cache::refresh(any_save_planner& planner, const state_dic
                                       const std::shared_ptr<const save_plan>& plan) {
   auto bindings = state.bindings();
   const bool same = planner.resolves_by_binding() && bindings == bindings_ && plan == plan_;
-  bindings_ = nullptr;  // where anything throws, nothing that was kept counts
+  bindings_ = nullptr;  // where anything throws, nothing that was kept is used again
   if (same)
     resolve_moved(planner, state, plan);
   else

@@ -110,7 +110,7 @@ CAIRN_BODY void copy_job::wait(bool early_only, deadline until) {
     const auto seen = event_.current();
     if (ended_.load(std::memory_order_acquire) && failed_.load(std::memory_order_acquire))
       std::rethrow_exception(failure_);
-    // In this order: an early range that failed says so before it is counted.
+    // In this order: a range that fails sets failed_ before it is counted.
     if (early_only && early_left_.load(std::memory_order_acquire) == 0 &&
         !failed_.load(std::memory_order_acquire))
       return;
@@ -166,7 +166,7 @@ CAIRN_BODY void copy_job::account(std::int64_t* cpu) noexcept {
 
 CAIRN_BODY void copy_job::keep_pace(std::size_t i) noexcept {
   auto& control = fill_->control();
-  // A range that somebody copies out of turn is not waited for: that would keep the buffer.
+  // Do not wait for a range that another thread copies out of turn: waiting would keep the buffer.
   const auto cancelled = [&] {
     return control.rate_limit_lifted() || claimed_[i].load(std::memory_order_acquire);
   };
@@ -182,7 +182,7 @@ CAIRN_BODY void copy_job::run(std::size_t index, hash_state& hash, std::int64_t*
     fail(std::current_exception());
     return finish(false);
   }
-  // Before anybody can see that all is copied.
+  // Count the CPU time before anybody can see that everything is copied.
   if (!claimable()) account(cpu);
   copied_[index].store(true, std::memory_order_seq_cst);
   if (part_wanted_.load(std::memory_order_seq_cst)) event_.notify();

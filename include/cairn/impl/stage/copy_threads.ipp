@@ -48,13 +48,13 @@ CAIRN_BODY copy_threads::~copy_threads() {
 
 CAIRN_BODY void copy_threads::copy(std::shared_ptr<image_fill> fill, deadline until) {
   const bool overlapped = fill->options().overlapped;
-  // Without overlap the caller is one of the threads.
+  // Without overlap the calling thread copies, too.
   const int helpers = overlapped ? threads_ : threads_ - 1;
   auto& filled = *fill;
   auto ranges = ranges_of(fill->shared_layout(), overlapped);
   auto job = std::make_shared<copy_job>(std::move(fill), std::move(ranges), helpers, limit_);
-  // Threads that wake up compete with training for its processor: the little that training waits for is
-  // copied before that.
+  // Threads that wake up compete with training for its processor: copy the little that training waits for
+  // before waking any.
   if (overlapped && job->early_ranges() <= 1) job->work(state_->hash, true);
   if (overlapped)
     filled.when_wanted([weak = std::weak_ptr(job)](std::uint64_t begin, std::uint64_t end, deadline timeout) {
@@ -70,7 +70,7 @@ CAIRN_BODY void copy_threads::copy(std::shared_ptr<image_fill> fill, deadline un
     }
   }
   job->work(state_->hash, overlapped);
-  // No worker that wakes up now finds the job: it would only keep the buffer for longer.
+  // A thread that wakes up now must not find the job: it would only keep the buffer for longer.
   if (!overlapped) state_->remove(job);
   job->wait(overlapped, until);
 }
@@ -99,7 +99,7 @@ CAIRN_BODY void copy_threads::shared::run(hash_state& own) noexcept {
       changed.wait(lock);
       continue;
     }
-    running.push_back(job.get());  // room was reserved
+    running.push_back(job.get());  // does not throw: room was reserved
     if (stopping) job->lift_rate_limit();
     const bool more = job->helpers_left > 0;
     lock.unlock();

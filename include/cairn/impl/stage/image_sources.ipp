@@ -29,7 +29,7 @@ CAIRN_BODY void check_sources(const image_layout& layout, detail::list_view<cons
     const auto elements = static_cast<std::uint64_t>(source.view.shape.volume());
     bool fits = source.view.bytes() == place.bytes;
     if (source.cast != nullptr) {
-      // Casts are between whole bytes; see detail::copy_item for the limit.
+      // Casts are between elements of whole bytes, at most 16: detail::copy_item has room for one.
       const bool castable = bits_of(source.view.type) % 8 == 0;
       fits = elements == 0 ? place.bytes == 0
                            : castable && place.bytes % elements == 0 && place.bytes / elements <= 16;

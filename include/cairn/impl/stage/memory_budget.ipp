@@ -25,7 +25,7 @@ struct memory_budget::state {
   std::mutex mutex;
   std::condition_variable changed;
   std::uint64_t used = 0;
-  std::uint64_t keepings = 0;        // since somebody waits
+  std::uint64_t kept_calls = 0;      // of kept(), while somebody waits
   std::list<std::uint64_t> waiting;  // bytes that are waited for; the first is served first
   std::vector<std::weak_ptr<member>> members;
 
@@ -80,7 +80,7 @@ CAIRN_BODY void memory_budget::kept() const {
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->waiting.empty()) return;
-    ++state_->keepings;
+    ++state_->kept_calls;
   }
   state_->changed.notify_all();
 }
@@ -125,8 +125,8 @@ CAIRN_BODY memory_budget::share memory_budget::state::take(const std::shared_ptr
   std::unique_lock lock(mutex);
   const auto place = waiting.insert(waiting.end(), bytes);
   const auto fits = [&] { return place == waiting.begin() && bytes <= limit - used; };
-  for (auto asked = keepings - 1; !fits();) {
-    if (std::exchange(asked, keepings) != keepings) {
+  for (auto asked = kept_calls - 1; !fits();) {
+    if (std::exchange(asked, kept_calls) != kept_calls) {
       const auto others = members;
       lock.unlock();
       for (const auto& other : others)

@@ -30,7 +30,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// An image that stays in training memory, but for its early items.
+/// An image that stays in training memory, except for its early items.
 class unstaged_image final : public image_backing {
  public:
   unstaged_image(std::shared_ptr<const image_layout> layout, const source_table& sources)
@@ -59,7 +59,7 @@ class unstaged_image final : public image_backing {
     control_->advance(layout_->bytes);
     if (left == 0) control_->release();
   }
-  /// Dropped before it was read: training must not wait for it.
+  /// An image that is dropped before it was read fails, so that training does not wait for it.
   ~unstaged_image() override {
     if (!control_->copied()) control_->fail();
   }

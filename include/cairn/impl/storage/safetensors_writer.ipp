@@ -47,11 +47,11 @@
 namespace cairn {
 inline namespace v1 {
 
-/// What the public class says, over the parts.
+/// The parts behind the public class, and its longer functions.
 struct safetensors_writer_base::inside {
   using object = any_store::object_writer;
 
-  /// The writers of a save's finished objects, until the save has ended: a store that can tells by them that
+  /// Keeps the writers of a save's finished objects until the save has ended: some stores show by them that
   /// the save goes on. Any thread.
   class held_objects {
    public:
@@ -73,7 +73,8 @@ struct safetensors_writer_base::inside {
   record write(const save_context& c, const staged_image& image, deadline until);
   record write_shared(const save_context& c, const staged_image& image, deadline until);
   record write_files(const save_context& c, const staged_image& image, deadline until, std::size_t& finished);
-  /// Makes the files durable, several at once: each waits for the device. `finished`: how many may stand.
+  /// Makes the files durable, several at once, as each waits for the device. `finished`: how many may exist
+  /// by then.
   void finish(const save_context& c, const staged_image& image, std::vector<object>& files,
               std::size_t& finished) const;
   [[nodiscard]] bool record_stands(const save_context& c) const noexcept;
@@ -83,7 +84,7 @@ struct safetensors_writer_base::inside {
   commit_protocol protocol_;
   checkpoint_catalog catalog_;
   std::shared_ptr<held_objects> held_;
-  std::shared_ptr<const void> marks_;  ///< those that stand for the moment
+  std::shared_ptr<const void> marks_;  ///< objects that exist for the moment only
   std::shared_ptr<detail::ring_pool> rings_;
 };
 
@@ -189,7 +190,7 @@ CAIRN_BODY record safetensors_writer_base::inside::write(const save_context& c, 
     return r;
   } catch (...) {
     const auto why = std::current_exception();
-    // Whoever ended the attempt may have listed its files too early to see these.
+    // Whoever ended the attempt may have listed its files before these existed.
     if (protocol_.unsent(c) && !record_stands(c)) remove_files(c, finished);
     std::rethrow_exception(why);
   }

@@ -112,7 +112,7 @@ CAIRN_BODY void write_source::finish() {
 CAIRN_BODY std::uint64_t write_source::limited(rate_limiter& limit, std::uint64_t begin, std::uint64_t end) {
   end = std::min(end, begin + limit.slice());
   auto& control = *image_.control();
-  // Where nothing is staged, a writer that is held up holds up training, if that waits for its memory.
+  // Where nothing is staged, training may be waiting for this writer: then the limit is lifted.
   const auto cancelled = [&] {
     return control.failed() || (!image_.resident() && control.rate_limit_lifted());
   };
@@ -198,7 +198,7 @@ CAIRN_BODY bool write_source::wait_filled(std::uint64_t end) {
       event_.wait(seen, until_);
       continue;
     }
-    // In short waits, so that the writer's end is noticed.
+    // Wait in short turns, to notice that the writer has ended.
     const auto pause = deadline::in(std::chrono::milliseconds(100)).earlier(until_);
     try {
       image_.wait_for(end, pause);

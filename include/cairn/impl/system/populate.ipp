@@ -46,10 +46,10 @@ CAIRN_BODY bool populate(std::span<std::byte> block, int threads) {
 
 CAIRN_BODY void populate_huge(std::span<std::byte> block) noexcept {
   constexpr std::size_t huge = std::size_t{2} << 20;
-  // The kernel makes one of several pages that are there, and fills what is missing: one is enough.
+  // The kernel makes one huge page of those that are there and fills what is missing: one page is enough.
   for (std::size_t at = 0; at < block.size(); at += huge)
     if (::madvise(block.data() + at, 1, madvise_populate_write) != 0) return;
-  // In one call: each waits once for all cores.
+  // One call for all of it: each call waits once for all cores.
   static_cast<void>(::madvise(block.data(), block.size(), madvise_collapse));
 }
 

@@ -43,7 +43,7 @@ struct thread_pool::inside {
       while (threads.size() < std::min<std::size_t>(helpers, 64)) {
         background_thread next;
         threads.reserve(threads.size() + 1);
-        if (!next.start("cairn io", [this] { serve(); })) break;  // those that there are do the work
+        if (!next.start("cairn io", [this] { serve(); })) break;  // fewer threads do it, too
         threads.push_back(std::move(next));
       }
       const auto tickets = std::min(helpers, threads.size());
@@ -104,7 +104,7 @@ CAIRN_BODY std::int64_t thread_pool::run(std::size_t count, std::size_t in_fligh
   const auto shared = std::make_shared<job>(count, call);
   try {
     in_->post(shared, helpers);
-  } catch (const std::bad_alloc&) {  // then with the helpers that there are
+  } catch (const std::bad_alloc&) {  // fewer helpers do it, too
   }
   shared->calls.take_part(0);
   std::unique_lock lock(shared->mutex);

@@ -129,7 +129,7 @@ CAIRN_BODY load_plan load_planning::finish() {
                "not in the checkpoint (flag them optional, or load with "
                "cairn::partial)",
                required_, request_.rank);
-  // With more ranks, what one of them does not know may be another's: the group decides from all reports.
+  // With several ranks, a name that this one does not know may belong to another: the group decides together.
   if (request_.strict && request_.world_size == 1 && !plan_.report.unexpected.empty())
     fail_names(error_id::plan_unexpected_item, "the checkpoint",
                "not in the state (load with cairn::partial or cairn::only to "

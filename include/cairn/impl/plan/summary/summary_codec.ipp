@@ -63,7 +63,7 @@ CAIRN_BODY plan_summary decode_plan_summary(compact_reader& in) {
     const auto rest = static_cast<std::size_t>(in.number(max_item_name));
     if (shared + rest > max_item_name) in.fail_here("a name is longer than allowed");
     const auto text = in.text(rest);
-    // Names ascend, so that one that shares less than it could is found below.
+    // Names ascend; the check below refuses one that shares less with the last than it could.
     if (shared > 0 && summary.names() > detail::max_shared_names)
       in.fail_here("the common prefixes of names are longer than allowed");
     if (summary.names() <= detail::max_shared_names && shared < name.size() && rest > 0 &&

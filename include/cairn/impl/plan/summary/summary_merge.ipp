@@ -42,7 +42,7 @@ class summary_merge {
 
 inline summary_merge::summary_merge(const plan_summary& a, const plan_summary& b)
     : a_(a), b_(b), joiner_(sink{&out_, &made_}) {
-  // Where boxes follow no pattern, all of them remain; what is not used is not touched.
+  // Boxes without a pattern are all kept, so reserve for both; pages that are not used are never touched.
   out_.reserve(std::max(a.size(), b.size()), std::max(a.names(), b.names()), a.words() + b.words());
 }
 

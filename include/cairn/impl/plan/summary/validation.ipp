@@ -18,10 +18,10 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Boxes of one item that are looked at one by one where they follow no pattern.
+/// The most boxes of one item that are checked one by one where they follow no pattern.
 inline constexpr std::int64_t max_single_boxes = std::int64_t{1} << 26;
 
-/// And for a message about what is wrong.
+/// The most boxes that are looked at for a message about what is wrong.
 inline constexpr std::int64_t max_told_boxes = std::int64_t{1} << 22;
 
 CAIRN_BODY std::string ranks_text(const std::vector<std::int32_t>& ranks) {
@@ -122,7 +122,7 @@ CAIRN_BODY void summary_error::tiling() const {
   if (const auto found = search.overlap(outer)) {
     const auto& a = boxes[found->first];
     const auto& b = boxes[found->second];
-    // As where one rank keeps a whole copy of what is sharded.
+    // The usual cause: one rank holds all of what the others hold in shards.
     if (const bool first = a == outer; first || b == outer) {
       const auto rank = rank_of(first ? a : b);
       fail(error_id::plan_overlap,

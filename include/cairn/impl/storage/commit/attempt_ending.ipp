@@ -70,7 +70,7 @@ CAIRN_BODY bool attempt_ending::go_on() {
     tell();
     if (!fenced_ && (unnamed() || alone_commits())) {
       removed_ = remove();
-      tell();  // in the space that the files had
+      tell();  // again: the files' space is free now
     }
   }
   if (marked_ && !fenced_) {
@@ -116,7 +116,7 @@ CAIRN_BODY bool attempt_ending::unnamed() const noexcept {
 }
 
 CAIRN_BODY void attempt_ending::tell() {
-  // Where ranks share files, there are no records of single ones.
+  // Where ranks share files, no rank has a record of its own.
   if (!marked_ && !fenced_ && !told_ && !place_.shared()) report();
   // A rank whose record is a failure is in no manifest; else the attempt as a whole must be ended. In a
   // large world the mark is seen sooner than the record.
@@ -174,7 +174,7 @@ CAIRN_BODY bool attempt_ending::remove_all() {
   } catch (...) {
     all = false;
   }
-  // A listing may be old.
+  // A listing may lag behind: remove by name as well.
   return remove_own() && all;
 }
 
@@ -191,7 +191,7 @@ CAIRN_BODY bool attempt_ending::remove_own() {
   };
   if (!told_ && !place_.shared() && c_.rank != 0)
     (void)gone(record_key(c_.step, c_.rank, c_.attempt, place_));
-  // Several at once get their names, in any order.
+  // Files that are begun at once get their numbers in any order, so gaps are possible.
   if (place_.first_of(c_.rank) == c_.rank)
     for (std::uint32_t k = 0, misses = 0; misses < 4 && all; ++k)
       if (gone(data_key(c_.step, c_.rank, c_.attempt, k, place_))) ++misses;

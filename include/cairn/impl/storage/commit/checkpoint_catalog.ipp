@@ -48,8 +48,8 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
   }
   const auto objects = objects_.objects_of(step);
   const auto of_removed = [&](const auto& o) { return o.is_file() && o.name.attempt == removed; };
-  // The coordinator's record first, or the file that it is in: who commits it now looks for that last. And
-  // all before marks are made, which may need the space.
+  // Remove the coordinator's record first, or the file that holds it: a commit that is under way checks for
+  // it last. Remove all files before making marks, which may need the space.
   for (const auto& o : objects)
     if (of_removed(o) && o.name.rank == 0 && o.name.kind == object_kind::record) store_.remove(o.key);
   for (const auto& o : objects)
@@ -59,8 +59,8 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
   if (const auto at = begun.find(step); at != begun.end()) add_begun(attempts, at->second, removed);
   for (const auto& a : attempts)
     if (!a.marked) objects_.require_mark(step, a.attempt, detail::removed_meanwhile(step));
-  const auto standing = objects_.standing_attempt(step);  // was committed before its mark came
-  const auto ended = [&](const detail::step_object& o) {  // one that began since then is not
+  const auto standing = objects_.standing_attempt(step);  // committed before its mark was made
+  const auto ended = [&](const detail::step_object& o) {  // not an attempt that began since then
     return o.name.attempt == removed || std::any_of(attempts.begin(), attempts.end(), [&](const auto& a) {
              return a.attempt == o.name.attempt;
            });
@@ -68,7 +68,7 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
   for (const auto& o : objects_.objects_of(step)) {
     if (o.own && o.name.kind == object_kind::manifest) continue;
     if (o.is_file() && (o.name.attempt == standing || !ended(o))) continue;
-    // Others may rely on a mark; clean() knows when it is needed no more.
+    // Others may rely on a mark; clean() removes it when nobody does.
     if (o.is_mark() && o.name.attempt != removed) continue;
     store_.remove(o.key);
   }
@@ -80,7 +80,7 @@ CAIRN_BODY bool checkpoint_catalog::quarantine(std::int64_t step) const {
     const auto bytes = manifest_bytes(step);
     if (!bytes) return true;
     for (int n = 0; !store_.publish_new(detail::quarantined_key(step, n), *bytes);) ++n;
-    (void)remove_manifest(step, *bytes);  // another one that was put there is not meant
+    (void)remove_manifest(step, *bytes);  // only if it is still the same manifest
     return true;
   } catch (const storage_error& e) {
     if (e.id() == error_id::storage_permission) return false;
@@ -113,7 +113,7 @@ CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id
     if (stands(o.step) || known(a) || detail::made_by(run, a.step, a.attempt)) continue;
     if (store_.writer_lives(own_key)) found.push_back(a);
   }
-  // What is committed needs no writer any more.
+  // A committed attempt needs no writer any more.
   std::erase_if(found, [&](const save_attempt& a) {
     return detail::made_by(run, a.step, a.attempt) || store_.size(manifest_key(a.step));
   });
@@ -215,7 +215,8 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const
   if (bytes) {
     try {
       const auto m = decode_manifest(*bytes, key);
-      return m.step == step ? remove_unnamed(step, m, run) : 0;  // another's names nothing here
+      // A manifest of another step names no file here.
+      return m.step == step ? remove_unnamed(step, m, run) : 0;
     } catch (const corrupt_error&) {
       return 0;
     }
@@ -230,14 +231,13 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const
   add_begun(attempts, begun, std::nullopt);
   const auto own =
       std::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
-  std::vector<std::uint64_t>
-      ended;  // what was told as not marked may come to be later: too late for the look
+  std::vector<std::uint64_t> ended;  // a mark that was reported as not made may appear after the check below
   for (const auto& a : attempts)
     if (a.marked || objects_.mark(step, a.attempt, detail::superseded(step, run))) ended.push_back(a.attempt);
   if (store_.size(key)) return 0;
   removed += objects_.remove_files(step, ended);
-  // For writers that are late, a mark that another run made stays until the run after that one, and until
-  // there is a newer checkpoint: nothing older is ever taken for the newest.
+  // A mark of another run stays until the run after that one, and until there is a newer checkpoint: late
+  // writers of its attempt must find it, and nothing older may become the newest checkpoint.
   const auto is_needed = [&](const auto& a) {
     const auto by = marked_by(step, a.attempt);
     return by && (step > newest || *by == to_string(run));

@@ -95,7 +95,7 @@ CAIRN_BODY void commit_protocol::commit(const save_context& c, const metadata& c
     publish_manifest(c, encode_manifest(m), m.placement, m.records.front().files, until);
     if (c.world_size > 1) store_.note_durable(manifest_key(c.step));
   } catch (...) {
-    // Beside another attempt's manifest no mark is needed.
+    // Where another attempt's manifest stands, this attempt can never be committed and needs no mark.
     if (!objects_.stands(c.step)) (void)objects_.mark(c.step, c.attempt, std::current_exception());
     throw;
   }
@@ -126,7 +126,7 @@ CAIRN_BODY void commit_protocol::adopt(std::int64_t step, std::span<const std::b
 CAIRN_BODY void commit_protocol::await_commit(const save_context& c, deadline until) const {
   const auto key = manifest_key(c.step);
   detail::block_merge merge(store_, c, placement(c), block_ranks(c));
-  // Those who merge are few, and waited for.
+  // Ranks that merge are few, and others wait for them: they poll often.
   const auto pollers = merge.done() ? c.world_size : 1;
   detail::poll_backoff pause(c.attempt, c.rank, pollers);
   bool stood = !placement(c).shared();
@@ -135,14 +135,14 @@ CAIRN_BODY void commit_protocol::await_commit(const save_context& c, deadline un
     merge.advance();
     if (store_.size(key)) {
       if (objects_.committed_by(c.step, c.attempt)) {
-        objects_.throw_if_aborted(c.step, c.attempt);  // it may have been published too late
+        objects_.throw_if_aborted(c.step, c.attempt);  // a mark may have come before the manifest
         await_durable_name(c, key, until);
         return attempts_->end(c);
       }
       if (!objects_.remove_late_manifest(c.step) && store_.size(key)) detail::fail_already_committed(c.step);
     }
     if (poll % detail::polls_for_own_record == 0) {
-      // A file that ranks share comes to stand when the last of them has written.
+      // A file that ranks share appears when the last of them has written.
       if (!stood) stood = store_.size(record_key(c.step, c.rank, c.attempt, placement(c))).has_value();
       if (stood) objects_.check_record(c, placement(c));
     }
@@ -163,7 +163,7 @@ CAIRN_BODY int commit_protocol::other_writing_rank(const save_context& c) const 
   try {
     for (const auto& o : objects_.objects_of(c.step))
       if (o.is_file() && o.name.attempt == c.attempt && o.name.rank != c.rank) return o.name.rank;
-  } catch (...) {  // seen another time
+  } catch (...) {  // a later call may see it
   }
   return -1;
 }
@@ -171,7 +171,7 @@ CAIRN_BODY int commit_protocol::other_writing_rank(const save_context& c) const 
 CAIRN_BODY void commit_protocol::end_if_coordinator_is_lost(const save_context& c,
                                                             const std::string& key) const {
   if (c.peers == nullptr || !c.peers->is_gone(0)) return;
-  // What it did before it was gone, a look that begins now sees.
+  // What it did before it was gone is visible to requests that begin now.
   objects_.throw_if_aborted(c.step, c.attempt);
   if (!store_.size(key)) detail::fail_gone(c, std::vector<std::int32_t>{0});
 }
@@ -186,10 +186,10 @@ CAIRN_BODY void commit_protocol::wait_for_ended_manifest(const save_context& c, 
       if (!store_.size(manifest_key(c.step))) return;
       detail::fail_already_committed(c.step);
     }
-    // Who keeps its manifest removes the records of others.
+    // An attempt that stays committed removes the records of others.
     if (!store_.size(aborted_key(c.step, *standing)) ||
         !store_.size(record_key(c.step, c.rank, c.attempt, place)) || !pause.wait(timeout)) {
-      // Looked at in this order, a manifest that was just taken back is not mistaken for one that stays.
+      // Checked in this order, a manifest that was just withdrawn is not mistaken for one that stays.
       if (objects_.standing_attempt(c.step) == standing) detail::fail_already_committed(c.step);
     }
   }
@@ -225,14 +225,15 @@ CAIRN_BODY void commit_protocol::publish_manifest(const save_context& c, std::sp
                               [&] { return store_.publish_new(key, bytes); });
   };
   while (!publish() && !objects_.committed_by(c.step, c.attempt)) wait_for_ended_manifest(c, place, until);
-  // Where these two cannot be read, this rank fails, but the manifest stays: others may have relied on it.
+  // If one of these two requests fails, this rank fails but leaves the manifest: others may have relied on
+  // it.
   const auto ended = aborted_key(c.step, c.attempt);
   const auto mark_bytes = store_.read_all(ended, detail::max_mark_bytes);
   const bool whole = store_.size(record_key(c.step, c.rank, c.attempt, place)).has_value();
   if (!mark_bytes && whole) return;
   (void)store_.remove_if(key, bytes);
   if (mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);
-  // Marks do not stay for ever.
+  // There is no mark, but files are missing: a mark was there and was removed.
   fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
        {.file = key});
 }
@@ -245,8 +246,8 @@ CAIRN_BODY void commit_protocol::end_other_attempts(const save_context& c, const
   std::erase_if(others, [&](const auto& o) { return detail::is_among(aside, o.attempt); });
   if (others.empty()) return;
   if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
-  wait_for_ended_manifest(c, place, until);  // one that stands already is none to end
-  std::vector<std::uint64_t> ended;          // not those whose mark may come to stand after the look below
+  wait_for_ended_manifest(c, place, until);  // a manifest that stands must not be ended
+  std::vector<std::uint64_t> ended;          // without those whose mark may appear after the check below
   for (const auto& o : others)
     if (o.marked || objects_.mark(c.step, o.attempt, detail::superseded(c.step, c.run)))
       ended.push_back(o.attempt);

@@ -30,7 +30,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The most names that are asked for in vain by one poll.
+/// After so many names that are not there one poll asks for no more.
 inline constexpr std::size_t max_misses = 8;
 
 /// Calls visit(ranks) for the ranks of each file of records, of ascending `ranks`, until it returns false.
@@ -68,7 +68,8 @@ CAIRN_BODY std::uint64_t record_header_offset(const file_placement& place, std::
   if (!place.shared()) return 0;
   const auto first = place.first_of(rank);
   const auto of_all = static_cast<std::uint64_t>(sharers_of(place, rank, world_size)) * record_header_bytes;
-  if (file_bytes < of_all)  // also where this rank's own would fit: callers go back to the first one
+  // Also where this rank's own header would fit: callers read on from the first rank's.
+  if (file_bytes < of_all)
     corrupt(error_id::corrupt_truncated, "a file of several ranks ends before their records", key,
             file_bytes);
   return file_bytes - of_all + static_cast<std::uint64_t>(rank - first) * record_header_bytes;
@@ -112,7 +113,7 @@ CAIRN_BODY void block_merge::advance() noexcept {
     const auto bytes = read_record_headers(store_, c_, place_, there);
     for (std::size_t i = 0; i < there.size(); ++i) {
       const auto one = std::span(bytes).subspan(i * record_header_bytes, record_header_bytes);
-      // A failure tells itself.
+      // The coordinator reads the record of a failed rank itself.
       if (decode_record_header(one, {}).failed) return missing_.clear();
       std::memcpy(headers_.data() + static_cast<std::size_t>(there[i] - c_.rank) * record_header_bytes,
                   one.data(), one.size());
@@ -150,7 +151,7 @@ CAIRN_BODY std::vector<record_header> record_collection::collect(deadline until)
         if (rank < block_ranks_) own.push_back(rank);
       take(probe_records(store_, c_, place_, own));
       take_blocks();
-      // More and more seldom: it costs as much as there are ranks.
+      // A listing costs O(ranks): make one more and more rarely.
       if (std::exchange(damaged_, false) ||
           (poll >= 64 && (poll < 512 ? (poll & (poll - 1)) : poll % 512) == 0))
         take(listed());
@@ -176,14 +177,14 @@ CAIRN_BODY void record_collection::end_if_lost() {
   for (const auto rank : missing_)
     if (c_.peers->is_gone(rank)) gone.push_back(rank);
   if (gone.empty()) return;
-  // What they did before they were gone, a look that begins now sees.
+  // What they did before they were gone is visible to requests that begin now.
   take(gone.size() < max_misses ? probe_records(store_, c_, place_, gone) : listed());
   std::erase_if(gone, [&](auto rank) { return !std::binary_search(missing_.begin(), missing_.end(), rank); });
   if (!gone.empty()) fail_gone(c_, gone);
 }
 
 CAIRN_BODY std::vector<std::int32_t> record_collection::there_in_small_world(std::uint64_t poll) const {
-  // Listings of network file systems may be old: now and then the names themselves are asked for.
+  // Listings of network file systems may lag behind: ask for the names themselves now and then.
   if (missing_.size() <= max_misses || poll % 16 == 15) {
     auto there = probe_records(store_, c_, place_, missing_);
     if (!there.empty() || missing_.size() <= max_misses) return there;
@@ -213,7 +214,7 @@ CAIRN_BODY void record_collection::take(const std::vector<std::int32_t>& there) 
     bytes = read_record_headers(store_, c_, place_, there);
   } catch (const storage_error& e) {
     if (e.id() == error_id::storage_not_found)
-      objects_.check_open(c_);  // who removed a record ended the attempt
+      objects_.check_open(c_);  // whoever removed a record has ended the attempt
     throw;
   }
   for (std::size_t i = 0; i < there.size(); ++i) {
@@ -244,7 +245,7 @@ CAIRN_BODY void record_collection::take_blocks() {
     const auto at = static_cast<std::size_t>(there[i]) * record_header_bytes;
     ranges.push_back({keys[i], 0, std::span(bytes).subspan(at, size_of(there[i]) * record_header_bytes)});
   }
-  // Whatever is wrong with these objects: the records themselves tell.
+  // An error here is no failure: the ranks' own records are read instead.
   try {
     store_.read(ranges);
     std::vector<std::int32_t> ranks;

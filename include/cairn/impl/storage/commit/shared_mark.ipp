@@ -50,14 +50,14 @@ CAIRN_BODY mark_visibility shared_mark::seen(const run_id& run) {
     if (polls > 11) return mark_visibility::none;
     static_cast<void>(polling.wait(deadline::never()));
   }
-  // Made before the one that is seen.
+  // The early mark was made first: where it is not seen, this client remembers that it was absent.
   return store_.size(early_key(run)) ? mark_visibility::seen : mark_visibility::late;
 }
 
 CAIRN_BODY void shared_mark::remove(const run_id& run) noexcept {
   for (const auto& key : {early_key(run), key_of(run)}) try {
       store_.remove(key);
-    } catch (...) {  // remove_others() of a later run does
+    } catch (...) {  // remove_others() of a later run removes it
     }
 }
 

@@ -131,7 +131,7 @@ CAIRN_BODY std::vector<std::uint64_t> step_objects::quarantined_attempts(
         (void)decode_manifest_header(*bytes, o.key, m);
         found.push_back(m.attempt);
       }
-    } catch (const corrupt_error&) {  // nobody can tell what it named
+    } catch (const corrupt_error&) {  // what it named cannot be known any more
     }
   }
   return found;

@@ -42,9 +42,9 @@ CAIRN_BODY load_engine::load_engine(const any_store& store, const load_work& wor
     : store_(store), reads_(store_.begin_reads()), work_(work), until_(until) {
   if (std::any_of(work.wants.begin(), work.wants.end(), [](const auto& w) { return w.on_device(); })) {
     devices_ = devices;
-    memory_budget = std::min(memory_budget, devices->memory()) / 2;  // one is copied while one is read
+    memory_budget = std::min(memory_budget, devices->memory()) / 2;  // half for reading, half for copying
   }
-  // A store that likes pieces of MiBs does so for writing only.
+  // A store with an alignment of MiBs means it for writes only.
   const std::uint64_t likes = store_.io_alignment();
   alignment_ = likes <= max_alignment ? std::max<std::uint64_t>(likes, 1) : 1;
   std::uint64_t threads = load_threads();
@@ -73,7 +73,7 @@ CAIRN_BODY std::uint64_t load_engine::read_blocks() {
   if (blocks_.empty()) return 0;
   find_batches();
   threads_ = std::min<std::uint64_t>(threads_, std::max<std::size_t>(batches_.size() - 1, 1));
-  // Room for what lies before and behind the units of a batch.
+  // Room for the bytes that alignment adds before and behind the blocks of a batch.
   const auto room =
       static_cast<std::size_t>((std::max(batch_bytes_, max_used_) + 4 * alignment_ + page - 1) / page * page);
   const bool own_memory = buffered_ && devices_ == nullptr;
@@ -83,7 +83,7 @@ CAIRN_BODY std::uint64_t load_engine::read_blocks() {
                  if (until_.passed())
                    fail(error_id::timeout_load, "the checkpoint was not read in time",
                         {.file = work_.files[item_of(blocks_[batches_[i]]).file].key});
-                 // Where every block goes straight to its place there is no buffer.
+                 // No buffer is needed where every block goes straight to its place.
                  std::optional<held_buffer> held;
                  if (buffered_ && !own_memory) held.emplace(*devices_, room, until_);
                  auto* const own = held ? held->data() : own_memory ? bounce.data() + thread * room : nullptr;
@@ -131,7 +131,7 @@ CAIRN_BODY void load_engine::add_block(std::uint32_t i, std::uint64_t block, boo
         from / w.target_run == (to - 1) / w.target_run) {
       std::byte* place = nullptr;
       for_each_run(w.target, from, to, [&](std::byte* data, std::uint64_t, std::uint64_t) { place = data; });
-      // Elsewhere the store would have to copy what it read, before it is verified and out of the cache.
+      // Elsewhere the store would copy what it read before it is verified, and from memory by then.
       const bool quick =
           (reinterpret_cast<std::uintptr_t>(place) - (item.offset + begin_of(p))) % alignment_ == 0;
       if (p.direct != nullptr || (p.whole != nullptr && !quick)) continue;
@@ -140,7 +140,7 @@ CAIRN_BODY void load_engine::add_block(std::uint32_t i, std::uint64_t block, boo
       p.want = static_cast<std::uint32_t>(k);
     }
   }
-  // What also goes to a device is read where a device copies from.
+  // A block that also goes to a device is read into memory from which the device copies.
   if (p.whole != nullptr && devices_ != nullptr)
     for (std::size_t k = 0; k < item.wants; ++k)
       if (work_.wants[item.first_want + k].on_device()) {

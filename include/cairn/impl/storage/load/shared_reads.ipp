@@ -205,7 +205,7 @@ CAIRN_BODY void shared_blocks::read_alone() {
 
 CAIRN_BODY load_stages shared_blocks::stages() const {
   auto all = stages_;
-  const auto from = reads_.figures();  // of all engines, each of which has told those before it, too
+  const auto from = reads_.figures();  // of the session, so of all engines together
   all.bytes_cached = from.cached, all.bytes_direct = from.direct;
   return all;
 }

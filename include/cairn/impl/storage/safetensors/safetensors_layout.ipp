@@ -46,7 +46,7 @@ CAIRN_BODY image_layout safetensors_layout(const save_plan& plan, std::span<cons
     fail(error_id::usage_bad_option, "a layout needs one size for each item of the plan",
          {.expected = std::to_string(count), .got = std::to_string(item_bytes.size())});
 
-  // One number says it all: file, alignment, early before late, order of the plan.
+  // The sort key: file, alignment, early before late, order of the plan.
   struct place {
     std::uint64_t order;
     std::uint32_t item;

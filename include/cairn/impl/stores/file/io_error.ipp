@@ -23,7 +23,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The id and the cure that belong to an errno of file I/O.
+/// The error id that belongs to an errno of file I/O, and what to do about it.
 struct errno_meaning {
   error_id id;
   std::string_view cure;

@@ -46,7 +46,7 @@ CAIRN_BODY void http_attempt::conclude(CURLcode code) noexcept {
   try {
     if (code != CURLE_OK) call_->detail = ::curl_easy_strerror(code);
     if (call_->certificate != certificate_problem::none && words_[0] != '\0') call_->detail = words_.data();
-  } catch (const std::bad_alloc&) {  // its end says enough
+  } catch (const std::bad_alloc&) {  // how it ended is known all the same
   }
 }
 
