@@ -234,7 +234,7 @@ fail() {  # fail SENTENCE: a failure that is no test's
   echo "run.sh: $*" >&2
 }
 
-declare -A selected=() targets=() ctest_options=()
+declare -A selected=() targets=() first_targets=() ctest_options=()
 
 # prepare PRESET "EXTRA TARGETS" CTEST_OPTION...: configures the preset, and notes the selected tests, those of its test preset
 # without an option, and as targets their programs and the extra ones.
@@ -285,6 +285,7 @@ build() {
 }
 
 # build_behind PRESET...: builds one after another, with what the tests leave of the cores: many of them wait most of the time.
+# Of each, what first_targets names comes before the rest.
 # finish_build PRESET waits for the end of each, in this order.
 build_behind() {
   local queue=$results/behind.fifo behind_jobs
@@ -294,9 +295,11 @@ build_behind() {
   set -m  # a process group, so that it ends with this script
   for preset in "$@"; do
     status=0
-    # shellcheck disable=SC2086  # one word for each target
-    [ -z "${targets[$preset]:-}" ] || nice -n 19 cmake --build "build/$preset" -j "${behind_jobs:-1}" --target ${targets[$preset]} \
-      -- -k 0 >"$results/$preset.build.log" 2>&1 || status=$?
+    for part in "${first_targets[$preset]:-}" "${targets[$preset]:-}"; do
+      # shellcheck disable=SC2086  # one word for each target
+      [ -z "$part" ] || nice -n 19 cmake --build "build/$preset" -j "${behind_jobs:-1}" --target $part \
+        -- -k 0 >>"$results/$preset.build.log" 2>&1 || status=$?
+    done
     echo "$status"
   done >"$queue" </dev/null &
   behind=$!
@@ -377,7 +380,8 @@ case $mode in
     build clang-asan
     targets[clang-asan]=
     [ -n "$regex" ] || targets[clang-asan]=cairn_benchmarks  # nobody runs them
-    # The quickstart, among the last tests of clang-asan, builds programs of release, which the compiler cache has by then.
+    # The quickstart, the last of clang-asan's tests, builds programs of release, which the compiler cache has by then.
+    [ -z "${targets[release]:-}" ] || [ -n "$regex" ] || first_targets[release]="train_gpt evaluate inspect verify"
     build_behind release clang-tsan clang-asan
     run_tests clang-asan
     print_coverage clang-asan
