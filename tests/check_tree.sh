@@ -52,63 +52,79 @@ breach() {
   breaches=$((breaches + 1))
 }
 
+# headers NAME...: the headers of cairn whose names are like one of these, each on a line.
+headers() {
+  local names=()
+  for name in "$@"; do names+=(-o -name "$name"); done
+  find include/cairn \( "${names[@]:1}" \) | sort
+}
+# search OPTION... REGEX: grep in the files whose names come in, one on each line; that it finds nothing is no failure.
+search() { xargs -r -d '\n' grep "$@" /dev/null || true; }
+
+include_begins='^[[:space:]]*#[[:space:]]*include[[:space:]]*'
+
 check_licences() {
   local path
   while IFS= read -r path; do
-    head -n 3 "$path" | grep -q 'SPDX-License-Identifier: Apache-2.0' ||
-      breach "$path: no line 'SPDX-License-Identifier: Apache-2.0' at its beginning"
+    breach "$path: no line 'SPDX-License-Identifier: Apache-2.0' at its beginning"
   done < <(find . \( -name build -o -name 'build-*' -o -name .git -o -name .cache -o -name __pycache__ \) -prune -o -type f \
     \( -name '*.h' -o -name '*.c' -o -name '*.hpp' -o -name '*.ipp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.inc' -o -name '*.sh' -o -name '*.py' \
-    -o -name '*.cmake' -o -name '*.cmake.in' -o -name CMakeLists.txt -o -path './.ci/run' \) -print | sort)
+    -o -name '*.cmake' -o -name '*.cmake.in' -o -name CMakeLists.txt -o -path './.ci/run' \) -print | sort |
+    xargs -r -d '\n' awk '
+      BEGIN { for (i = 1; i < ARGC; ++i) lacking[ARGV[i]] = 1 }
+      FNR <= 3 && /SPDX-License-Identifier: Apache-2\.0/ { delete lacking[FILENAME] }
+      END { for (path in lacking) print path }' | sort)
 }
 
 check_heavy_headers() {
   local path header
-  while IFS= read -r path; do
+  while IFS=: read -r path header; do
     if head -n 12 "$path" | grep -q '^// opt-in:'; then continue; fi
-    for header in iostream ranges regex filesystem format; do
-      if grep -qE "^[[:space:]]*#[[:space:]]*include[[:space:]]*<$header>" "$path"; then
-        breach "$path: includes <$header>, which core headers must not"
-      fi
-    done
-  done < <(find include/cairn \( -name '*.h' -o -name '*.hpp' -o -name '*.ipp' \) | sort)
+    breach "$path: includes <$header>, which core headers must not"
+  done < <(headers '*.h' '*.hpp' '*.ipp' | search -oE "$include_begins<(iostream|ranges|regex|filesystem|format)>" | sed -E 's/:.*<(.*)>/:\1/')
+}
+
+# room_of PATH: sets folder to the room of a header, or to nothing where it lies beside the umbrella.
+room_of() {
+  folder=${1#include/cairn/}
+  folder=${folder#impl/}
+  # The umbrella and the other headers beside it may include all of core.
+  case $folder in */*) folder=${folder%/*} ;; *) folder= ;; esac
+  while [ -n "$folder" ] && [ -z "${may_include[$folder]+set}" ] && [[ $folder == */* ]]; do folder=${folder%/*}; done
 }
 
 check_arrows() {
-  local path folder target allowed candidate
+  local path folder target allowed candidate all
+  all=$(headers '*.h' '*.hpp' '*.ipp' '*.cuh')
   while IFS= read -r path; do
-    if grep -qE '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' "$path"; then
-      breach "$path: includes with quotes; use <cairn/...>"
-    fi
-    folder=${path#include/cairn/}
-    folder=${folder#impl/}
-    # The umbrella and the other headers beside it may include all of core.
-    case $folder in */*) folder=${folder%/*} ;; *) continue ;; esac
-    while [ -z "${may_include[$folder]+set}" ] && [[ $folder == */* ]]; do folder=${folder%/*}; done
-    if [ -z "${may_include[$folder]+set}" ]; then
+    breach "$path: includes with quotes; use <cairn/...>"
+  done < <(search -lE "$include_begins\"" <<<"$all")
+  while IFS= read -r path; do
+    room_of "$path"
+    [ -z "$folder" ] || [ -n "${may_include[$folder]+set}" ] ||
       breach "$path: include/cairn/$folder is not in the table of rooms in tests/check_tree.sh"
-      continue
-    fi
-    while IFS= read -r target; do
-      target=${target#cairn/}
-      target=${target#impl/}
-      allowed=no
-      for candidate in "$folder" ${may_include[$folder]}; do
-        case $target in "$candidate" | "$candidate"/*) allowed=yes ;; esac
-      done
-      [ "$allowed" = yes ] ||
-        breach "$path: includes <cairn/$target>, but $folder may include only itself${may_include[$folder]:+, ${may_include[$folder]// /, }}"
-    done < <(sed -nE 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*<(cairn\/[^>]*)>.*/\1/p' "$path")
-  done < <(find include/cairn \( -name '*.h' -o -name '*.hpp' -o -name '*.ipp' -o -name '*.cuh' \) | sort)
+  done <<<"$all"
+  while IFS=: read -r path target; do
+    room_of "$path"
+    [ -n "$folder" ] && [ -n "${may_include[$folder]+set}" ] || continue
+    target=${target#cairn/}
+    target=${target#impl/}
+    allowed=no
+    for candidate in "$folder" ${may_include[$folder]}; do
+      case $target in "$candidate" | "$candidate"/*) allowed=yes ;; esac
+    done
+    [ "$allowed" = yes ] ||
+      breach "$path: includes <cairn/$target>, but $folder may include only itself${may_include[$folder]:+, ${may_include[$folder]// /, }}"
+  done < <(search -oE "$include_begins<cairn/[^>]*>" <<<"$all" | sed -E 's/:.*<(.*)>/:\1/')
 }
 
 check_compiler() {
   local path
   [ -f include/cairn/system/compiler.hpp ] || return 0
   while IFS= read -r path; do
-    grep -qE '^[[:space:]]*#[[:space:]]*include[[:space:]]*<cairn/' "$path" || [ "$path" = include/cairn/system/compiler.hpp ] ||
-      breach "$path: includes no other header of cairn, so it must include <cairn/system/compiler.hpp>"
-  done < <(find include/cairn \( -name '*.hpp' -o -name '*.cuh' \) | sort)
+    case $path in include/cairn/system/compiler.hpp | /dev/null) continue ;; esac
+    breach "$path: includes no other header of cairn, so it must include <cairn/system/compiler.hpp>"
+  done < <(headers '*.hpp' '*.cuh' | search -LE "$include_begins<cairn/")
 }
 
 # list_bodies: what <cairn/implementation.hpp> has between its marks. Bodies of a page with a line `// opt-in: cairn::...` are of
