@@ -92,9 +92,9 @@ CAIRN_BODY s3_store s3_store::from_description(std::span<const std::byte> bytes)
 }
 
 CAIRN_BODY s3_store::object_writer s3_store::create(std::string_view key, std::uint64_t size_hint) {
-  const auto full = full_key(key);
-  if (bucket_->client.head(full)) fail_exists(full);
-  return object_writer(std::make_unique<detail::s3_upload>(bucket_, full, size_hint));
+  auto upload = std::make_unique<detail::s3_upload>(bucket_, full_key(key), size_hint);
+  upload->begin();
+  return object_writer(std::move(upload));
 }
 
 CAIRN_BODY void s3_store::read(std::span<const read_range> ranges) {

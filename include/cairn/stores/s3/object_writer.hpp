@@ -35,6 +35,10 @@ class s3_upload {
   s3_upload& operator=(const s3_upload&) = delete;
   ~s3_upload();
 
+  /// Looks whether something stands under the key, and begins the upload meanwhile where the object is longer
+  /// than a part. @throws storage_exists
+  void begin();
+
   void add(std::span<const write_range> parts, bool lasting);
 
   /// When calls that wait for their turn, or for requests, give up.

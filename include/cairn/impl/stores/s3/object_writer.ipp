@@ -57,6 +57,22 @@ CAIRN_BODY s3_upload::~s3_upload() {
   give_up();
 }
 
+CAIRN_BODY void s3_upload::begin() {
+  auto& client = bucket_->client;
+  const auto group = std::make_shared<call_group>();
+  const auto look = client.begin({.method = "HEAD", .key = key_}, group);
+  try {
+    if (size_hint_ > part_bytes_) begin_upload();
+    group->wait();
+    if (client.object_of(*look)) fail_exists();
+  } catch (...) {
+    client.cancel(*look);
+    group->wait();
+    give_up();
+    throw;
+  }
+}
+
 CAIRN_BODY void s3_upload::add(std::span<const write_range> parts, bool lasting) {
   must_be_open("write");
   try {
@@ -148,7 +164,7 @@ CAIRN_BODY void s3_upload::put_into(std::uint64_t index, std::uint64_t at, std::
   }
   p.filled += bytes.size();
   // The first part alone may be the whole object.
-  if (sent_.empty() && parts_.size() == 1) return;
+  if (id_.empty() && parts_.size() == 1) return;
   for (auto open = parts_.begin(); open != parts_.end();) {
     const auto now = open++;
     if (now->second.filled >= part_bytes_) send(now);
@@ -232,7 +248,11 @@ CAIRN_BODY void s3_upload::begin_upload() {
 CAIRN_BODY void s3_upload::finish_object() {
   if (written_ != end_) fail_incomplete();
   auto& client = bucket_->client;
-  if (sent_.empty() && parts_.size() <= 1) {
+  if (parts_.empty() && sent_.empty() && !id_.empty()) {  // nothing came of what was announced
+    bucket_->abort(key_, id_);
+    bucket_->closed(std::exchange(id_, {}));
+  }
+  if (id_.empty() && parts_.size() <= 1) {
     std::vector<std::span<const std::byte>> pieces;
     if (!parts_.empty()) {
       if (parts_.begin()->first != 0) fail_incomplete();
