@@ -8,12 +8,13 @@ A header with a line `// opt-in: TARGET...` among its first lines needs optional
 --optional gives for it, without the hostile macros (which the other library's headers need not stand), and only listed where
 there are none.
 With clang, a few large headers are precompiled, each alone, and a header that includes one of them starts from there, which takes
-less than half of the time: it could not see more if it were compiled alone. Where that fails, it is compiled alone.
+less than half of the time: it could not see more if it were compiled alone. For the same reason headers that include one another
+are compiled in one run, the included ones first, unless a later one defines a class that an earlier one only declares: what an
+earlier one instantiates at the end of the run would find it. Where a run fails, each of its headers is compiled alone.
 A header `*.h` is for C, too: it is compiled as C99 and as C++17, and with --nvcc as CUDA C++ where nvcc is installed.
 Bodies (impl/*.ipp) come with their pages. With clang, a page that reaches one is compiled alone as a contract, without any, and
 with them where that may show more: where one of these bodies includes the page, so that it may be read before the page has ended.
-The seconds are those of both.
-The compile time of the umbrella is printed against its limit as a report: time never decides.
+The seconds are those of both, and a run's are those of its last header.
 """
 
 import argparse
@@ -31,7 +32,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion
 # What says that the bodies of core, and of what is opted into, lie in libraries.
 COMPILED = ["-DCAIRN_COMPILED", "-DCAIRN_COMPILED_S3", "-DCAIRN_COMPILED_ZSTD", "-DCAIRN_COMPILED_INTERPROCESS", "-DCAIRN_COMPILED_MPI"]
 UMBRELLA = "cairn/cairn.hpp"
-UMBRELLA_LIMIT_S = 4.0
+CLASS = r"\b(?:class|struct)\s+(?:\[\[[^\]]*\]\]\s*)?(?:alignas\([^)]*\)\s*)?(\w+)(?:\s+final)?\s*"
 
 
 def compile_source(command, source):
@@ -113,6 +114,39 @@ def find_bases(include, flags, closures):
                 bases[each] = best
 
 
+def find_chains(include, names, flags, closures, bases):
+    """The names in as few lists as possible, each for one run: headers of the same flags and base, each included by the next one."""
+    text = {each: re.sub(r"//.*", "", (include / each).read_text(encoding="utf-8")) for each in set().union(*closures.values())}
+    defined, declared = {}, {}
+    for name in names:
+        whole = "\n".join(text[each] for each in closures[name])
+        defined[name] = set(re.findall(CLASS + r"(?::(?!:)|\{)", whole))
+        declared[name] = set(re.findall(CLASS + ";", whole)) - defined[name]
+    later = {name: [each for each in names
+                    if name in closures[each] and each not in closures[name] and flags[each] == flags[name]
+                    and bases.get(each) == bases.get(name) and not declared[name] & defined[each]] for name in names}
+    before = {}  # a largest matching: of each header the one before it
+
+    def follow(name, tried):
+        for each in later[name]:
+            if each not in tried:
+                tried.add(each)
+                if each not in before or follow(before[each], tried):
+                    before[each] = name
+                    return True
+        return False
+
+    for name in names:
+        follow(name, set())
+    chains = []
+    for name in set(names) - set(before.values()):
+        chain = [name]
+        while chain[0] in before:
+            chain.insert(0, before[chain[0]])
+        chains.append(chain)
+    return sorted(chains)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compiler", required=True)
@@ -163,17 +197,17 @@ def main():
     def precompiled(way, name):
         return folder / (("contract+" if way else "") + name.replace("/", "+") + ".pch")
 
-    def check_precompiled(way, name, more, twice):
-        """Returns (succeeded, CPU seconds) of a header after its base, or of a base, which is precompiled for the others."""
-        own, spent, good = flags[name], 0.0, True
-        on = bases[way].get(name, name)
-        if name in bases[way]:
+    def check_precompiled(way, chain, more, twice):
+        """Returns (succeeded, CPU seconds) of headers after their base, or of a base, which is precompiled for the others."""
+        own, spent, good = flags[chain[0]], 0.0, True
+        on = bases[way].get(chain[0], chain[0])
+        if chain[0] in bases[way]:
             done[way, on].wait()
         else:
-            source = precompiled(way, name).with_suffix(".hpp")
+            source = precompiled(way, on).with_suffix(".hpp")
             source.write_text(twice, encoding="utf-8")
             good, spent, _ = compile_source([*base, *own, *more, "-x", "c++-header", "-fpch-instantiate-templates",
-                                             "-o", str(precompiled(way, name)), str(source)], "")
+                                             "-o", str(precompiled(way, on)), str(source)], "")
         if good:
             if "-include" in own:
                 own = []  # the base has had it
@@ -183,22 +217,29 @@ def main():
             spent += seconds
         return good, spent
 
-    def check(way, name):
-        if name not in flags:
-            return name, None, reasons[name], ""
+    def check(way, chain):
+        """Returns the (name, succeeded, CPU seconds, output) of each header of one run."""
+        if chain[0] not in flags:
+            return [(chain[0], None, reasons[chain[0]], "")]
         more = COMPILED if way else []
-        twice, spent = f"#include <{name}>\n#include <{name}>\n", 0.0
-        if name in bases[way] or (way, name) in done:
+        good, spent = False, 0.0
+        twice = {name: f"#include <{name}>\n#include <{name}>\n" for name in chain}
+        if chain[0] in bases[way] or (way, chain[0]) in done:
             try:
-                good, spent = check_precompiled(way, name, more, twice)
+                good, spent = check_precompiled(way, chain, more, "".join(twice.values()))
             finally:
-                if (way, name) in done:
-                    done[way, name].set()
-            if good:
-                return name, True, spent, ""
+                if (way, chain[0]) in done:
+                    done[way, chain[0]].set()
+        elif len(chain) > 1:
+            good, spent, _ = compile_source([*base, *flags[chain[0]], *more, "-fsyntax-only", "-"], "".join(twice.values()))
+        if good:
+            return [(name, True, spent if name == chain[-1] else 0.0, "") for name in chain]
         # That a header is wrong is decided, and said, by compiling all of it.
-        good, seconds, output = compile_source([*base, *flags[name], *more, "-fsyntax-only", "-"], twice)
-        return name, good, spent + seconds, output if good or not way else "without bodies:\n" + output
+        results = []
+        for name in chain:
+            good, seconds, output = compile_source([*base, *flags[name], *more, "-fsyntax-only", "-"], twice[name])
+            results.append((name, good, seconds, output if good or not way else "without bodies:\n" + output))
+        return results
 
     def check_c(name):
         twice, seconds = f"#include <{name}>\n#include <{name}>\nint main(void) {{ return 0; }}\n", 0.0
@@ -217,18 +258,22 @@ def main():
                 seconds += more
         return name, good, seconds, output
 
-    lines = [f"CPU seconds of each header alone, after hostile macros ({os.path.basename(arguments.compiler)})"]
+    lines = [f"CPU seconds of each header, after hostile macros ({os.path.basename(arguments.compiler)})"]
     if nvcc:
         lines.append(f"  *.h also by {nvcc}")
     failed = []
-    tasks = [(False, name) for name in names if name in ways[False] or name not in flags]
-    tasks += [(True, name) for name in ways.get(True, {})]
-    tasks.sort(key=lambda task: task not in done)  # bases before those that wait for them
+    tasks = [(way, [name]) for way, name in done]  # bases before those that wait for them
+    tasks += [(False, [name]) for name in names if name not in flags]
+    for way in ways:
+        others = [name for name in ways[way] if (way, name) not in done]
+        chains = find_chains(arguments.include, others, flags, closures[way], bases[way]) if clang else [[name] for name in others]
+        tasks += [(way, chain) for chain in chains]
     with tempfile.TemporaryDirectory(dir=arguments.table.parent if arguments.table else None) as temporary, \
             concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         folder = pathlib.Path(temporary)
         results = {}
-        for name, good, seconds, output in [*pool.map(lambda task: check(*task), tasks), *pool.map(check_c, c_names)]:
+        checked = [each for run in pool.map(lambda task: check(*task), tasks) for each in run]
+        for name, good, seconds, output in [*checked, *pool.map(check_c, c_names)]:
             before = results.get(name, (True, 0.0, ""))
             results[name] = (None, seconds, "") if good is None else (before[0] and good, before[1] + seconds, before[2] + output)
         for name, (good, seconds, output) in sorted(results.items()):
@@ -239,12 +284,6 @@ def main():
             if not good:
                 failed.append(name)
                 lines.append("\n".join(output.splitlines()[:40]))
-    if UMBRELLA in names:
-        good, seconds, _ = compile_source([*base, "-O2", "-c", "-o", "/dev/null", "-"],
-                                          f"#include <{UMBRELLA}>\nint main() {{}}\n")
-        if good:
-            word = "within" if seconds <= UMBRELLA_LIMIT_S else "OVER"
-            lines.append(f"  {seconds:6.2f}  compiling {UMBRELLA} with -O2: {word} the {UMBRELLA_LIMIT_S:g} s limit (a report)")
     lines.append(f"{len(results)} headers, {len(failed)} failed")
     text = "\n".join(lines) + "\n"
     sys.stdout.write(text)
