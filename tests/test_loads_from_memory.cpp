@@ -4,10 +4,14 @@
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/observe/trace_file.hpp>
+#include <cairn/storage/compressed/compressed_storage.hpp>
+#include <cairn/storage/load/reads_in_flight.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/basic_file_store.hpp>
+#include <cairn/stores/memory_store.hpp>
 
 #include "support/cached_file_system.hpp"
+#include "support/codec_archetype.hpp"
 #include "support/scratch_directory.hpp"
 
 #include <doctest/doctest.h>
@@ -137,6 +141,13 @@ TEST_CASE("a load brings the same bytes whatever the page cache has of them") {
     CHECK(report.stages.read_seconds > 0);
     CHECK(report.stages.verify_seconds > 0);
     CHECK(report.stages.deliver_seconds >= 0);
+    CHECK(report.stages.read_cpu_seconds > 0);
+    CHECK(report.stages.verify_cpu_seconds > 0);
+    CHECK(report.stages.deliver_cpu_seconds >= 0);
+    CHECK(report.stages.populate_cpu_seconds > 0);
+    CHECK(report.stages.reads_in_flight >= 1);
+    CHECK(report.stages.reads_in_flight <= 16);
+    CHECK(report.stages.latency_seconds == 0);  // too little is read for it to matter
     CHECK((f.fs.cache->cached_reads == 0) == (part == 0));
     CHECK((f.fs.cache->direct_reads == 0) == (part == 2));
   }
@@ -157,7 +168,9 @@ TEST_CASE("an observer and a trace tell where the bytes of a load came from") {
   std::ifstream in(path);
   const std::string text{std::istreambuf_iterator<char>(in), {}};
   CHECK(text.find(R"("bytes from the page cache":)" + std::to_string(*told.cached)) != std::string::npos);
-  CHECK(text.find(R"("verify s":)") != std::string::npos);
+  for (const auto* name : {"verify s", "read cpu s", "verify cpu s", "deliver cpu s", "populate cpu s",
+                           "latency s", "reads in flight"})
+    CHECK(text.find('"' + std::string(name) + "\":") != std::string::npos);
 }
 
 TEST_CASE("ranks that share what they read tell of their own reads") {
@@ -277,4 +290,101 @@ TEST_CASE("a file that was cut is told, whichever way it comes") {
     std::filesystem::resize_file(f.data_file(), 2'000'000);
     CHECK_THROWS_AS((void)f.load(), cairn::corrupt_error);
   }
+}
+
+TEST_CASE("a compressed checkpoint comes from the page cache, too, and damage there is asked of the device") {
+  cairn_test::scratch_directory directory;
+  cached_file_system fs;
+  using store_type = cairn::basic_file_store<cached_file_system>;
+  using storage_type = cairn::compressed_storage<store_type, cairn_test::codec_archetype>;
+  const auto storage = [&] {
+    return storage_type(store_type{directory.path(), {}, fs}, cairn_test::codec_archetype::make());
+  };
+  tensors saved, loaded;
+  saved.fill(1);
+  {
+    cairn::checkpointer c{storage(), quiet()};
+    c.save(saved.whole(), 1).wait();
+    c.close();
+  }
+  const auto load = [&] {
+    cairn::checkpointer c{storage(), quiet(), cairn::read_only{}};
+    loaded.fill(-1);
+    const auto report = c.load(loaded.whole(), 1);
+    c.close();
+    CHECK(loaded.same(saved));
+    return report;
+  };
+  CHECK(load().stages.bytes_cached == 0);
+  fs.cache->all = true;
+  const auto cached = load();
+  CHECK(cached.stages.bytes_cached > cached.bytes * 9 / 10);
+  CHECK(cached.stages.bytes_direct == 0);
+  CHECK(fs.cache->open_files.empty());
+  // Other bytes than were written, where the digest of a block tells, and where the index of a file does.
+  fs.cache->flips = true;
+  (void)load();
+}
+
+TEST_CASE("a load of many requests finds its latency, keeps within its bounds, and brings the same bytes") {
+  constexpr std::size_t count = (std::size_t{80} << 20) / sizeof(std::uint32_t);
+  std::vector<std::uint32_t> saved(count), loaded(count);
+  std::iota(saved.begin(), saved.end(), 7U);
+  cairn::checkpointer c{cairn::memory_store{}, quiet()};
+  cairn::state_dict from, to;
+  from.tensor("t", saved.data(), {static_cast<std::int64_t>(count)});
+  to.tensor("t", loaded.data(), {static_cast<std::int64_t>(count)});
+  c.save(from, 1).wait();
+  const auto report = c.load(to, 1);
+  c.close();
+  CHECK(saved == loaded);
+  CHECK(report.stages.reads_in_flight >= 1);
+  CHECK(report.stages.reads_in_flight <= 64);
+  CHECK(report.bytes_read <= report.bytes + mebibyte);
+}
+
+TEST_CASE("reads are doubled as long as a large one takes less than twice as long as a small one alone") {
+  using rule = cairn::detail::reads_in_flight;
+  constexpr std::int64_t ms = 1'000'000;
+  // The time of each large read with so many under way, where the latency is 10 ms and the bandwidth takes 20 more.
+  const auto took = [&](std::size_t in_flight) {
+    return 10 * ms + (in_flight > 20 ? static_cast<std::int64_t>(in_flight - 20) * ms : 0);
+  };
+  const auto settle = [&](rule& r, auto&& each) {
+    std::int64_t sum = 0;
+    std::uint64_t reads = 0;
+    std::vector<std::size_t> counts{r.count()};
+    for (int i = 0; i < 1000; ++i) {
+      sum += each(r.count());
+      r.large_took(sum, ++reads);
+      if (r.count() != counts.back()) counts.push_back(r.count());
+    }
+    return counts;
+  };
+  {
+    rule r(8, 64);
+    CHECK(r.is_open());
+    for (const auto small : {30 * ms, 10 * ms, 11 * ms}) r.small_took(small);
+    CHECK(r.latency() == 10 * ms);
+    CHECK(settle(r, took) == std::vector<std::size_t>{8, 16, 32});
+    CHECK(!r.is_open());
+  }
+  {
+    rule r(8, 24);  // no more than there is memory for
+    r.small_took(10 * ms);
+    CHECK(settle(r, [&](std::size_t) { return 10 * ms; }) == std::vector<std::size_t>{8, 16, 24});
+    CHECK(!r.is_open());
+  }
+  {
+    rule r(8, 64);  // a local device: what is large waits for its bandwidth
+    r.small_took(ms / 10);
+    CHECK(settle(r, [&](std::size_t n) { return static_cast<std::int64_t>(n) * ms / 2; }).size() == 1);
+    CHECK(!r.is_open());
+  }
+  {
+    rule r(8, 64);  // nothing is known of the latency: what is in memory was not asked for
+    CHECK(settle(r, took).size() == 1);
+  }
+  CHECK(!rule(8, 8).is_open());
+  CHECK(!rule(8, 3).is_open());
 }

@@ -97,6 +97,7 @@
 #include <cairn/impl/storage/commit/shared_mark.ipp>
 #include <cairn/impl/storage/commit/step_objects.ipp>
 #include <cairn/impl/storage/load/load_engine.ipp>
+#include <cairn/impl/storage/load/reads_in_flight.ipp>
 #include <cairn/impl/storage/load/shared_reads.ipp>
 #include <cairn/impl/storage/load/stored_checkpoint.ipp>
 #include <cairn/impl/storage/manifest/corrupt.ipp>

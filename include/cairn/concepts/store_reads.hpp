@@ -16,6 +16,8 @@ inline namespace v1 {
 struct read_figures {
   std::uint64_t cached = 0;  ///< bytes from memory of this host, such as the page cache
   std::uint64_t direct = 0;  ///< bytes from the device, past the page cache
+  /// Processor time of other threads than those that called, in nanoseconds.
+  std::int64_t helper_cpu = 0;
 };
 
 /// The reads of one load, so that what had to be opened for one of them is open for the next.

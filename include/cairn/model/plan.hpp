@@ -61,6 +61,14 @@ struct load_stages {
   double read_seconds = 0;         ///< reading, and waiting for it
   double verify_seconds = 0;       ///< digests of what was read
   double deliver_seconds = 0;      ///< copies and casts to where it goes; 0 for what was read straight there
+  // Processor time of all threads, without what they waited for:
+  double read_cpu_seconds = 0;      ///< reading; with what a store decompresses
+  double verify_cpu_seconds = 0;    ///< digests
+  double deliver_cpu_seconds = 0;   ///< copies and casts
+  double populate_cpu_seconds = 0;  ///< giving memory that was not touched before its pages
+  /// Of a small read with no other beside it, the quickest of a few; 0: it was not measured, as where the load is short.
+  double latency_seconds = 0;
+  std::uint32_t reads_in_flight = 0;  ///< the most reads that were under way at once
 };
 
 /// The result of a load: what did not fit between state and checkpoint, with names in order, and what it

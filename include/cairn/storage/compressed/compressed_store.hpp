@@ -2,9 +2,11 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/codec.hpp>
+#include <cairn/concepts/store_reads.hpp>
 #include <cairn/storage/compressed/compressed_file.hpp>
 #include <cairn/storage/compressed/compressed_object.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -72,39 +74,42 @@ class compressed_store {
   [[nodiscard]] std::size_t io_alignment() const { return 1; }
   [[nodiscard]] std::size_t min_write_bytes() const { return 1; }
 
-  void read(std::span<const read_range> ranges) {
-    std::vector<read_range> plain;
-    std::vector<wanted> encoded;
-    std::uint64_t bytes = 0;
-    for (const auto& range : ranges) {
-      const auto file = is_data(range.key) ? open(range.key) : nullptr;
-      if (file == nullptr)
-        plain.push_back(range);
-      else
-        find_frames(file, range, encoded, bytes);
+  void read(std::span<const read_range> ranges) { read_from(store(), ranges); }
+
+  /// See ReadSession: with one of the store below.
+  class read_session {
+   public:
+    using store_type = compressed_store;
+    explicit read_session(compressed_store store)
+        : store_(std::move(store)), inner_(store_.store().begin_reads()) {}
+    void read(std::span<const read_range> ranges) {
+      try {
+        store_.read_from(inner_, ranges);
+      } catch (const corrupt_error&) {
+        // What memory has wrong may be right where it is stored.
+        if (inner_.figures().cached == 0) throw;
+        store_.read(ranges);
+      }
     }
-    const auto buffer = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
-    std::uint64_t at = 0;
-    for (auto& one : encoded) {
-      one.place = {buffer.get() + at, static_cast<std::size_t>(one.bytes)};
-      at += one.bytes;
-      if (!plain.empty() && plain.back().key == one.file->key &&
-          plain.back().offset + plain.back().destination.size() == one.offset &&
-          plain.back().destination.data() + plain.back().destination.size() == one.place.data())
-        plain.back().destination = {plain.back().destination.data(),
-                                    plain.back().destination.size() + one.place.size()};
-      else if (one.bytes != 0)
-        plain.push_back({one.file->key, one.offset, one.place});
+    /// Reads the index of a file that was not opened yet. @throws storage_error
+    [[nodiscard]] bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) {
+      try {
+        return store_.is_cached(inner_, key, offset, bytes);
+      } catch (const corrupt_error&) {
+        return false;  // read() tells, if memory alone is wrong or what is stored
+      }
     }
-    if (!plain.empty()) store().read(plain);
-    for (const auto& one : encoded)
-      decode_range(parts_->codec, one.item->index, one.place, one.begin, one.to, 1, one.file->key,
-                   one.item->frames);
-  }
+    [[nodiscard]] read_figures figures() const { return inner_.figures(); }
+
+   private:
+    compressed_store store_;
+    any_store::read_session inner_;
+  };
+  [[nodiscard]] read_session begin_reads() { return read_session(*this); }
 
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) {
     if (is_data(key))
-      if (const auto file = open(key)) return file->bytes;
+      if (const auto file = open(key, store())) return file->bytes;
     return store().size(key);
   }
   void remove(std::string_view key) {
@@ -182,6 +187,65 @@ class compressed_store {
 
   [[nodiscard]] const any_store& store() const noexcept { return parts_->store; }
 
+  /// `from`: the store below, or reads of it.
+  template <class From>
+  void read_from(From& from, std::span<const read_range> ranges) {
+    std::vector<read_range> plain;
+    std::vector<wanted> encoded;
+    std::uint64_t bytes = 0;
+    for (const auto& range : ranges) {
+      const auto file = is_data(range.key) ? open(range.key, from) : nullptr;
+      if (file == nullptr)
+        plain.push_back(range);
+      else
+        find_frames(file, range, encoded, bytes);
+    }
+    const auto buffer = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
+    std::uint64_t at = 0;
+    for (auto& one : encoded) {
+      one.place = {buffer.get() + at, static_cast<std::size_t>(one.bytes)};
+      at += one.bytes;
+      if (!plain.empty() && plain.back().key == one.file->key &&
+          plain.back().offset + plain.back().destination.size() == one.offset &&
+          plain.back().destination.data() + plain.back().destination.size() == one.place.data())
+        plain.back().destination = {plain.back().destination.data(),
+                                    plain.back().destination.size() + one.place.size()};
+      else if (one.bytes != 0)
+        plain.push_back({one.file->key, one.offset, one.place});
+    }
+    if (!plain.empty()) from.read(plain);
+    for (const auto& one : encoded)
+      decode_range(parts_->codec, one.item->index, one.place, one.begin, one.to, 1, one.file->key,
+                   one.item->frames);
+  }
+  template <class From>
+  [[nodiscard]] bool is_cached(From& from, std::string_view key, std::uint64_t offset, std::uint64_t bytes) {
+    const auto file = is_data(key) ? open(key, from) : nullptr;
+    if (file == nullptr) return from.is_cached(key, offset, bytes);
+    if (offset < file->header.size() || offset > file->bytes || bytes > file->bytes - offset) return false;
+    bool all = true;
+    for_each_part(
+        *file, offset, bytes, [&](const compressed_file::item& item, std::uint64_t begin, std::size_t count) {
+          const auto frames = item.index.covering(begin, count);
+          all = all && from.is_cached(file->key, item.frames + frames.encoded_begin, frames.encoded_bytes);
+        });
+    return all;
+  }
+  /// Gives what bytes [at, at + bytes) have of each item: each(item, begin in it, how many).
+  /// @pre they lie in the file, behind its header
+  template <class Each>
+  static void for_each_part(const compressed_file& file, std::uint64_t at, std::uint64_t bytes, Each&& each) {
+    auto item = std::upper_bound(file.items.begin(), file.items.end(), at,
+                                 [](std::uint64_t offset, const auto& i) { return offset < i.begin; });
+    for (item = item == file.items.begin() ? item : item - 1; bytes != 0; ++item) {
+      const auto begin = at - item->begin;
+      const auto count = std::min<std::uint64_t>(item->index.decoded_bytes() - begin, bytes);
+      if (count == 0) continue;  // an empty item between others
+      each(*item, begin, static_cast<std::size_t>(count));
+      at += count;
+      bytes -= count;
+    }
+  }
   static void find_frames(const opened& file, const read_range& range, std::vector<wanted>& found,
                           std::uint64_t& bytes) {
     if (range.offset > file->bytes || range.destination.size() > file->bytes - range.offset)
@@ -195,25 +259,19 @@ class compressed_store {
       at += count;
       to = to.subspan(static_cast<std::size_t>(count));
     }
-    auto item = std::upper_bound(file->items.begin(), file->items.end(), at,
-                                 [](std::uint64_t offset, const auto& i) { return offset < i.begin; });
-    for (item = item == file->items.begin() ? item : item - 1; !to.empty(); ++item) {
-      const auto begin = at - item->begin;
-      const auto count =
-          static_cast<std::size_t>(std::min<std::uint64_t>(item->index.decoded_bytes() - begin, to.size()));
-      if (count == 0) continue;  // an empty item between others
-      const auto frames = item->index.covering(begin, count);
-      found.push_back({file,
-                       &*item,
-                       begin,
-                       to.first(count),
-                       item->frames + frames.encoded_begin,
-                       frames.encoded_bytes,
-                       {}});
-      bytes += frames.encoded_bytes;
-      at += count;
-      to = to.subspan(count);
-    }
+    for_each_part(*file, at, to.size(),
+                  [&](const compressed_file::item& item, std::uint64_t begin, std::size_t count) {
+                    const auto frames = item.index.covering(begin, count);
+                    found.push_back({file,
+                                     &item,
+                                     begin,
+                                     to.first(count),
+                                     item.frames + frames.encoded_begin,
+                                     frames.encoded_bytes,
+                                     {}});
+                    bytes += frames.encoded_bytes;
+                    to = to.subspan(count);
+                  });
   }
 
   void forget(std::string_view key) {
@@ -221,18 +279,20 @@ class compressed_store {
     if (const auto known = parts_->files.find(key); known != parts_->files.end()) parts_->files.erase(known);
   }
   /// The compressed file of a data file's key; null where there is none.
-  [[nodiscard]] opened open(std::string_view key) {
+  template <class From>
+  [[nodiscard]] opened open(std::string_view key, From& from) {
     {
       const std::lock_guard lock(parts_->mutex);
       if (const auto known = parts_->files.find(key); known != parts_->files.end()) return known->second;
     }
-    auto made = open_anew(compressed_key(key));
+    auto made = open_anew(compressed_key(key), from);
     const std::lock_guard lock(parts_->mutex);
     if (parts_->files.size() >= max_open) parts_->files.clear();
     parts_->files.insert_or_assign(std::string(key), made);
     return made;
   }
-  [[nodiscard]] opened open_anew(std::string key) {
+  template <class From>
+  [[nodiscard]] opened open_anew(std::string key, From& from) {
     const auto size = store().size(key);
     if (!size) return nullptr;
     // Most often the first bytes and the last ones are all that is needed.
@@ -241,7 +301,7 @@ class compressed_store {
     if (*size < compressed_trailer_bytes)
       corrupt(error_id::corrupt_truncated, "a compressed data file is shorter than its end", key, *size);
     const read_range both[] = {{key, 0, first}, {key, *size - last.size(), last}};
-    store().read(both);
+    from.read(both);
     const auto trailer = decode_compressed_trailer(
         std::span<const std::byte>(last).last(compressed_trailer_bytes), *size, C::id, key);
     if (trailer.header_bytes < 8 || trailer.header_bytes > max_safetensors_json + 8)
@@ -251,27 +311,28 @@ class compressed_store {
     first.resize(static_cast<std::size_t>(trailer.header_bytes));
     if (got < trailer.header_bytes) {
       const read_range more{key, got, std::span(first).subspan(static_cast<std::size_t>(got))};
-      store().read({&more, 1});
+      from.read({&more, 1});
     }
     const auto table_bytes = 16 * static_cast<std::size_t>(trailer.items);
-    extend(key, *size, last, compressed_trailer_bytes + table_bytes);
+    extend(from, key, *size, last, compressed_trailer_bytes + table_bytes);
     const auto table =
         std::span<const std::byte>(last).last(compressed_trailer_bytes + table_bytes).first(table_bytes);
     const auto wanted_bytes =
         compressed_index_bytes(table, trailer, *size, key) + table_bytes + compressed_trailer_bytes;
-    extend(key, *size, last, wanted_bytes);
+    extend(from, key, *size, last, wanted_bytes);
     const auto tail = std::span<const std::byte>(last).last(static_cast<std::size_t>(wanted_bytes));
     return std::make_shared<const compressed_file>(
         decode_compressed_file(std::move(key), *size, C::id, trailer, std::move(first), tail));
   }
   /// `last`, the end of the object, becomes at least so long.
-  void extend(std::string_view key, std::uint64_t size, std::vector<std::byte>& last,
+  template <class From>
+  void extend(From& from, std::string_view key, std::uint64_t size, std::vector<std::byte>& last,
               std::uint64_t wanted_bytes) {
     if (last.size() >= wanted_bytes) return;
     std::vector<std::byte> longer(static_cast<std::size_t>(wanted_bytes));
     const auto missing = longer.size() - last.size();
     const read_range more{key, size - longer.size(), std::span(longer).first(missing)};
-    store().read({&more, 1});
+    from.read({&more, 1});
     std::copy(last.begin(), last.end(), longer.begin() + static_cast<std::ptrdiff_t>(missing));
     last = std::move(longer);
   }

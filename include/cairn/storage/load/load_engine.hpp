@@ -5,8 +5,10 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/storage/load/load_work.hpp>
+#include <cairn/storage/load/stage_time.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>
@@ -21,18 +23,30 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+class reads_in_flight;
+
+/// What two engines did, one after the other.
 inline void add(load_stages& to, const load_stages& more) noexcept {
   to.bytes_cached += more.bytes_cached, to.bytes_direct += more.bytes_direct;
-  to.read_seconds += more.read_seconds, to.verify_seconds += more.verify_seconds;
-  to.deliver_seconds += more.deliver_seconds;
+  to.read_seconds += more.read_seconds, to.read_cpu_seconds += more.read_cpu_seconds;
+  to.verify_seconds += more.verify_seconds, to.verify_cpu_seconds += more.verify_cpu_seconds;
+  to.deliver_seconds += more.deliver_seconds, to.deliver_cpu_seconds += more.deliver_cpu_seconds;
+  to.populate_cpu_seconds += more.populate_cpu_seconds;
+  to.latency_seconds = std::max(to.latency_seconds, more.latency_seconds);
+  to.reads_in_flight = std::max(to.reads_in_flight, more.reads_in_flight);
 }
 
 /// Reads what is wanted, in whole blocks that are verified before anything is delivered from them. What goes
 /// to devices is read into buffers of a device_load, so that the next blocks are read while it is copied. A
 /// block that goes to one place without change, where the store reads as quickly as into a buffer (as far
 /// from a multiple of its io_alignment() as in the file, or anywhere where the store has it in memory), is read
-/// straight there and verified there. Blocks are read in order, neighbours together, by several threads; those that
-/// are in memory one at a time, so that they are verified while a processor's own cache has them. One use.
+/// straight there and verified there. Blocks are read in order, neighbours together; those that are in memory one at a
+/// time, so that they are verified while a processor's own cache has them.
+///
+/// A pipeline without a barrier: each of several threads takes the next 2 MiB, reads, verifies, casts and delivers
+/// them, and takes the next, so that some wait for the device while others compute, and what was read stays in
+/// the cache of the core that goes on with it. There are more threads than cores, so that the device has requests
+/// while all cores verify; see reads_in_flight for how many. One use.
 class load_engine {
  public:
   /// Gets each block when it was verified, from any thread.
@@ -41,9 +55,14 @@ class load_engine {
   load_engine(const any_store& store, const load_work& work, std::uint64_t memory_budget, deadline until,
               device_load* devices = nullptr);
   /// Reads with what `reads` has open, of the same store.
-  void read_with(const any_store::read_session& reads) { reads_ = reads; }
+  void read_with(const any_store::read_session& reads) {
+    reads_ = reads;
+    helper_cpu_before_ = reads_.figures().helper_cpu;
+  }
   /// Reads what the store has, not what memory has of it.
   void read_stored() noexcept { stored_ = true; }
+  /// Takes buffers from `memory`, which outlives run(), and leaves them there for the next engine.
+  void use(large_buffer& memory) noexcept { memory_ = &memory; }
   /// Every read goes through this gate, where there is one; it outlives run().
   void pass(const read_gate& gate) noexcept { gate_ = gate ? &gate : nullptr; }
   /// The bytes read. @throws corrupt_error naming item, file and offset of the first block that is wrong
@@ -61,6 +80,8 @@ class load_engine {
   static constexpr std::uint64_t max_batch = std::uint64_t{2} << 20;
   // Where each request costs a round trip.
   static constexpr std::uint64_t max_distant_batch = std::uint64_t{8} << 20;
+  // Where latency shows.
+  static constexpr std::uint64_t max_in_flight = 64;
   static constexpr std::uint64_t page = 4096;
   static constexpr std::uint64_t max_alignment = std::uint64_t{64} << 10;
   /// A block that is to be read.
@@ -102,14 +123,18 @@ class load_engine {
   /// `held`: what `bounce` is, if it is one of a device_load. Casts take the end of it, down from `scratch`.
   void read_batch(std::size_t first, std::size_t last, std::byte* bounce, held_buffer* held,
                   std::byte* scratch);
+  /// Reads the beginning of the first batch alone, some times, where it is not in memory.
+  void measure_latency(std::byte* bounce, reads_in_flight& wanted);
+  /// Gives the memory of the host that a block goes to its pages.
+  void populate(const needed_block& p) noexcept;
   /// Reads a block that the store has in memory straight to where it goes: whether it has.
-  [[nodiscard]] bool read_cached(const needed_block& p);
-  void read_ranges(std::span<const read_range> ranges, bool stored);
+  [[nodiscard]] bool read_cached(const needed_block& p, stage_watch& watch);
+  void read_ranges(std::span<const read_range> ranges, bool stored, stage_watch& watch);
   /// Verifies a block that was read, and gives it to all destinations but the one that it was read to. Casts for
   /// devices take the end of their buffer, down from `scratch`. Where memory has bytes that are wrong, those that are
   /// stored are read in their place before the block is called damaged; run() counts both.
-  void take_block(const needed_block& p, std::byte* at, held_buffer* held, std::byte*& scratch);
-  [[nodiscard]] std::uint64_t timed_digest(std::span<const std::byte> block);
+  void take_block(const needed_block& p, std::byte* at, held_buffer* held, std::byte*& scratch,
+                  stage_watch& watch);
 
   any_store store_;
   any_store::read_session reads_;
@@ -118,19 +143,24 @@ class load_engine {
   const read_gate* gate_ = nullptr;
   bool stored_ = false;
   block_sink sink_;
-  std::uint64_t threads_ = 1;
-  device_load* devices_ = nullptr;  ///< where something goes to a device
-  std::uint64_t max_used_ = 0;      ///< of a buffer by one batch
-  bool buffered_ = false;           ///< some block is not direct
-  std::uint64_t alignment_ = 1;     ///< of offsets and memory that the store reads quickly
+  large_buffer own_memory_;
+  large_buffer* memory_ = &own_memory_;  ///< buffers of all threads, where none is a device_load's
+  std::uint64_t threads_ = 1;            ///< at the beginning
+  std::uint64_t max_threads_ = 1;
+  std::uint32_t used_threads_ = 0;
+  std::int64_t helper_cpu_before_ = 0;  ///< of engines that read with the same session
+  std::int64_t latency_ = 0;            ///< nanoseconds of a small read; 0: not measured
+  device_load* devices_ = nullptr;      ///< where something goes to a device
+  std::uint64_t max_used_ = 0;          ///< of a buffer by one batch
+  bool buffered_ = false;               ///< some block is not direct
+  std::uint64_t alignment_ = 1;         ///< of offsets and memory that the store reads quickly
   std::uint64_t batch_bytes_ = digest_block_bytes;
   std::vector<needed_block> blocks_;
   std::vector<std::size_t> batches_;  ///< first block of each, and the end
   std::atomic<std::uint64_t> bytes_{0};
-  // Nanoseconds of all threads.
-  std::atomic<std::int64_t> reading_{0};
-  std::atomic<std::int64_t> verifying_{0};
-  std::atomic<std::int64_t> delivering_{0};
+  std::atomic<std::uint64_t> large_reads_{0};
+  std::atomic<std::int64_t> large_nanoseconds_{0};
+  stage_time populating_, reading_, verifying_, delivering_;
 };
 
 }  // namespace detail

@@ -9,6 +9,7 @@
 #include <cairn/storage/load/load_work.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <cstddef>
@@ -83,6 +84,7 @@ class shared_blocks final : public shared_source {
   std::vector<block_place> alone_;
   std::uint64_t bytes_read_ = 0;
   load_stages stages_;
+  large_buffer memory_;  ///< of one engine after the other
 };
 
 }  // namespace detail

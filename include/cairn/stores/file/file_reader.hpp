@@ -63,7 +63,7 @@ class file_reader {
   }
 
   [[nodiscard]] read_figures figures() const noexcept {
-    return {counts_.cached.load(), counts_.direct.load()};
+    return {counts_.cached.load(), counts_.direct.load(), counts_.helper_cpu.load()};
   }
 
   [[nodiscard]] std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) {
@@ -191,7 +191,8 @@ class file_reader {
         from = to;
       } while (from < end);
     }
-    tree_.pool.run(tasks.size(), tree_.options.reads_in_flight, [&](std::size_t i) { read_task(tasks[i]); });
+    counts_.helper_cpu += tree_.pool.run(tasks.size(), tree_.options.reads_in_flight,
+                                         [&](std::size_t i) { read_task(tasks[i]); });
   }
 
   void read_task(const task& range) {

@@ -17,10 +17,11 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// How many bytes came which way; see read_figures.
+/// How many bytes came which way, and what it took; see read_figures.
 struct read_counts {
   std::atomic<std::uint64_t> cached{0};
   std::atomic<std::uint64_t> direct{0};
+  std::atomic<std::int64_t> helper_cpu{0};
 };
 
 /// A file that several threads read at once: what is in the page cache comes from there if that is wanted, other large

@@ -11,7 +11,11 @@
 #include <cairn/storage/load/load_delivery.hpp>
 #include <cairn/storage/load/load_engine.hpp>
 #include <cairn/storage/load/load_work.hpp>
+#include <cairn/storage/load/reads_in_flight.hpp>
+#include <cairn/storage/load/stage_time.hpp>
 #include <cairn/storage/manifest/corrupt.hpp>
+#include <cairn/system/background_thread.hpp>
+#include <cairn/system/clocks.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
@@ -20,6 +24,7 @@
 #include <cairn/system/list_view.hpp>
 #include <cairn/system/parallel.hpp>
 #include <cairn/system/populate.hpp>
+#include <cairn/system/shared_calls.hpp>
 #include <cairn/system/streaming_copy.hpp>
 
 #include <algorithm>
@@ -49,13 +54,18 @@ CAIRN_BODY load_engine::load_engine(const any_store& store, const load_work& wor
   alignment_ = likes <= max_alignment ? std::max<std::uint64_t>(likes, 1) : 1;
   std::uint64_t threads = load_threads();
   std::uint64_t batch = max_batch;
-  if (const auto at_once = store_.reads_at_once(); at_once != 0) {
+  const auto at_once = store_.reads_at_once();
+  if (at_once != 0) {
     threads = std::max<std::uint64_t>(threads, at_once);
     batch = max_distant_batch;
   }
   threads_ = std::clamp<std::uint64_t>(memory_budget / digest_block_bytes, 1, threads);
   batch_bytes_ = std::clamp<std::uint64_t>(memory_budget / threads_, digest_block_bytes, batch) /
                  digest_block_bytes * digest_block_bytes;
+  // A store that says how many it wants is taken at its word.
+  max_threads_ = at_once != 0 ? threads_
+                              : std::clamp<std::uint64_t>(memory_budget / batch_bytes_, threads_,
+                                                          std::max(threads_, max_in_flight));
 }
 
 CAIRN_BODY std::uint64_t load_engine::run() {
@@ -72,25 +82,70 @@ CAIRN_BODY std::uint64_t load_engine::run(list_view<const block_place> blocks, b
 CAIRN_BODY std::uint64_t load_engine::read_blocks() {
   if (blocks_.empty()) return 0;
   find_batches();
-  threads_ = std::min<std::uint64_t>(threads_, std::max<std::size_t>(batches_.size() - 1, 1));
+  const auto steps = batches_.size() - 1;
+  threads_ = std::min<std::uint64_t>(threads_, steps);
+  // More begin only where there is enough to do for them.
+  reads_in_flight wanted(static_cast<std::size_t>(threads_),
+                         static_cast<std::size_t>(std::min<std::uint64_t>(max_threads_, steps / 4)));
   // Room for the bytes that alignment adds before and behind the blocks of a batch.
   const auto room =
       static_cast<std::size_t>((std::max(batch_bytes_, max_used_) + 4 * alignment_ + page - 1) / page * page);
   const bool own_memory = buffered_ && devices_ == nullptr;
-  const large_buffer bounce(own_memory ? room * static_cast<std::size_t>(threads_) : 0);
-  parallel_for(batches_.size() - 1, static_cast<std::size_t>(threads_),
-               [&](std::size_t i, std::size_t thread) {
-                 if (until_.passed())
-                   fail(error_id::timeout_load, "the checkpoint was not read in time",
-                        {.file = work_.files[item_of(blocks_[batches_[i]]).file].key});
-                 // No buffer is needed where every block goes straight to its place.
-                 std::optional<held_buffer> held;
-                 if (buffered_ && !own_memory) held.emplace(*devices_, room, until_);
-                 auto* const own = held ? held->data() : own_memory ? bounce.data() + thread * room : nullptr;
-                 read_batch(batches_[i], batches_[i + 1], own, held ? &*held : nullptr,
-                            own != nullptr ? own + room : nullptr);
-               });
+  const auto most = wanted.is_open() ? max_threads_ : threads_;
+  if (const auto bytes = room * static_cast<std::size_t>(most); own_memory && memory_->size() < bytes)
+    *memory_ = large_buffer(bytes);
+
+  std::vector<background_thread> others;
+  others.reserve(static_cast<std::size_t>(most));
+  shared_calls* all = nullptr;
+  const auto take_step = [&](std::size_t i, std::size_t thread) {
+    if (until_.passed())
+      fail(error_id::timeout_load, "the checkpoint was not read in time",
+           {.file = work_.files[item_of(blocks_[batches_[i]]).file].key});
+    // No buffer is needed where every block goes straight to its place.
+    std::optional<held_buffer> held;
+    if (buffered_ && !own_memory) held.emplace(*devices_, room, until_);
+    auto* const own = held ? held->data() : own_memory ? memory_->data() + thread * room : nullptr;
+    if (thread == 0) {
+      if (i == 0 && wanted.is_open()) measure_latency(own, wanted);
+      wanted.large_took(large_nanoseconds_.load(std::memory_order_relaxed),
+                        large_reads_.load(std::memory_order_relaxed));
+      for (bool more = true; more && others.size() + 1 < wanted.count();) {
+        background_thread one;
+        more = one.start("cairn load", [all, number = others.size() + 1] { all->take_part(number); });
+        if (more) others.push_back(std::move(one));
+      }
+    }
+    read_batch(batches_[i], batches_[i + 1], own, held ? &*held : nullptr,
+               own != nullptr ? own + room : nullptr);
+  };
+  shared_calls calls(steps, take_step);
+  all = &calls;
+  calls.take_part(0);  // begins with the first step, and starts the others
+  used_threads_ = static_cast<std::uint32_t>(others.size() + 1);
+  latency_ = wanted.latency();
+  others.clear();
+  calls.throw_failure();
   return bytes_.load();
+}
+
+CAIRN_BODY void load_engine::measure_latency(std::byte* bounce, reads_in_flight& wanted) {
+  const auto& p = blocks_.front();
+  const auto from = extent_of(p);
+  const auto begin = item_of(p).offset + begin_of(p);
+  const std::string_view key = file_of(p).key;
+  constexpr auto bytes = reads_in_flight::small_bytes;
+  if (from.end - from.begin < reads_in_flight::small_requests * bytes) return;
+  if (!stored_ && reads_.is_cached(key, from.begin, from.end - from.begin)) return;
+  auto* const to = (p.direct != nullptr ? p.direct : bounce + p.at) - (begin - from.begin);
+  stage_watch watch;
+  for (std::uint64_t i = 0; i < reads_in_flight::small_requests; ++i) {
+    const read_range range{key, from.begin + i * bytes, {to + i * bytes, static_cast<std::size_t>(bytes)}};
+    const auto before = steady_now();
+    read_ranges({&range, 1}, stored_, watch);
+    wanted.small_took(steady_now() - before);
+    bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
 }
 
 CAIRN_BODY load_engine::extent load_engine::extent_of(const needed_block& p) const noexcept {
@@ -190,11 +245,13 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
                                         held_buffer* held, std::byte* scratch) {
   std::vector<std::pair<const needed_block*, std::byte*>> blocks;  // that are read, and where
   std::vector<read_range> ranges;
+  stage_watch watch;
   for (auto i = first; i < last; ++i) {
     const auto& p = blocks_[i];
-    if (p.whole != nullptr) populate_destination(p.whole, static_cast<std::size_t>(end_of(p) - begin_of(p)));
-    if (p.whole != nullptr && read_cached(p)) {
-      take_block(p, p.whole, held, scratch);
+    populate(p);
+    watch.count_busy(populating_, end_of(p) - begin_of(p));
+    if (p.whole != nullptr && read_cached(p, watch)) {
+      take_block(p, p.whole, held, scratch, watch);
       continue;
     }
     const auto begin = item_of(p).offset + begin_of(p);
@@ -215,52 +272,62 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
     }
     ranges.push_back({key, wanted.begin, {place, static_cast<std::size_t>(wanted.end - wanted.begin)}});
   }
-  if (!ranges.empty()) read_ranges(ranges, stored_);
-  for (const auto& [p, at] : blocks) take_block(*p, at, held, scratch);
+  if (!ranges.empty()) read_ranges(ranges, stored_, watch);
+  for (const auto& [p, at] : blocks) take_block(*p, at, held, scratch, watch);
   streamed_copies_done();
 }
 
-CAIRN_BODY bool load_engine::read_cached(const needed_block& p) {
+CAIRN_BODY void load_engine::populate(const needed_block& p) noexcept {
+  for (std::size_t k = 0; k < item_of(p).wants; ++k) {
+    const auto& w = work_.wants[item_of(p).first_want + k];
+    if (w.on_device()) continue;
+    for_each_target(w, w.box.before(begin_of(p)), w.box.before(end_of(p)),
+                    [&](std::byte* to, std::uint64_t, std::uint64_t bytes) {
+                      populate_destination(to, static_cast<std::size_t>(bytes / w.from * w.to));
+                    });
+  }
+}
+
+CAIRN_BODY bool load_engine::read_cached(const needed_block& p, stage_watch& watch) {
   const auto begin = item_of(p).offset + begin_of(p);
   const auto bytes = end_of(p) - begin_of(p);
   if (stored_ || !reads_.is_cached(file_of(p).key, begin, bytes)) return false;
   const read_range range{file_of(p).key, begin, {p.whole, static_cast<std::size_t>(bytes)}};
-  read_ranges({&range, 1}, false);
+  read_ranges({&range, 1}, false, watch);
   return true;
 }
 
-CAIRN_BODY void load_engine::read_ranges(std::span<const read_range> ranges, bool stored) {
+CAIRN_BODY void load_engine::read_ranges(std::span<const read_range> ranges, bool stored,
+                                         stage_watch& watch) {
+  std::uint64_t bytes = 0;
+  for (const auto& r : ranges) bytes += r.destination.size();
   if (gate_ != nullptr) {
-    std::uint64_t bytes = 0;
-    for (const auto& r : ranges) bytes += r.destination.size();
     (*gate_)(bytes);
+    watch.skip();
   }
   const auto begin = steady_now();
   stored ? store_.read(ranges) : reads_.read(ranges);
-  reading_.fetch_add(steady_now() - begin, std::memory_order_relaxed);
-}
-
-CAIRN_BODY std::uint64_t load_engine::timed_digest(std::span<const std::byte> block) {
-  const auto begin = steady_now();
-  const auto got = digest(block);
-  verifying_.fetch_add(steady_now() - begin, std::memory_order_relaxed);
-  return got;
+  watch.count(reading_);
+  if (bytes <= digest_block_bytes) return;  // such as a block that is in memory
+  large_nanoseconds_.fetch_add(steady_now() - begin, std::memory_order_relaxed);
+  large_reads_.fetch_add(1, std::memory_order_relaxed);
 }
 
 CAIRN_BODY void load_engine::take_block(const needed_block& p, std::byte* at, held_buffer* held,
-                                        std::byte*& scratch) {
+                                        std::byte*& scratch, stage_watch& watch) {
   const auto& item = item_of(p);
   const std::span<std::byte> block(at, static_cast<std::size_t>(end_of(p) - begin_of(p)));
   bytes_.fetch_add(block.size(), std::memory_order_relaxed);
   const auto expected = item.digests[p.block];
-  auto got = timed_digest(block);
+  auto got = digest(block);
+  watch.count_busy(verifying_, block.size());
   if (got != expected && !stored_ && reads_.figures().cached != 0) {
     const read_range range{file_of(p).key, item.offset + begin_of(p), block};
-    read_ranges({&range, 1}, true);
+    read_ranges({&range, 1}, true, watch);
     bytes_.fetch_add(block.size(), std::memory_order_relaxed);
-    got = timed_digest(block);
+    got = digest(block);
+    watch.count_busy(verifying_, block.size());
   }
-  const auto verified = steady_now();
   if (got != expected)
     fail(error_id::corrupt_digest,
          "a block of a data file is damaged: its bytes are not what was written, or memory was changed "
@@ -270,27 +337,39 @@ CAIRN_BODY void load_engine::take_block(const needed_block& p, std::byte* at, he
           .offset = static_cast<std::int64_t>(item.offset + begin_of(p)),
           .expected = digest_text(expected),
           .got = digest_text(got)});
+  bool delivered = sink_ != nullptr;
   for (std::size_t k = 0; k < item.wants; ++k) {
     const auto& w = work_.wants[item.first_want + k];
+    if (!w.on_device() && k == p.want && at == p.whole) continue;  // it is there
+    delivered = true;
     if (w.on_device()) {
       scratch -= scratch_for(w, w.box.before(end_of(p)) - w.box.before(begin_of(p)));
       put_by_device put_run(*held, w, item.name, scratch);
       deliver(w, begin_of(p), block, put_run);
       put_run.flush();
-    } else if (k != p.want || at != p.whole) {
+    } else {
       deliver(w, begin_of(p), block, put_by_cpu(w));
     }
   }
   if (sink_) sink_({p.item, p.block}, block);
-  delivering_.fetch_add(steady_now() - verified, std::memory_order_relaxed);
+  if (delivered) watch.count_busy(delivering_, block.size());
 }
 
 CAIRN_BODY load_stages load_engine::stages() const {
   const auto from = reads_.figures();
-  const auto seconds = [](const std::atomic<std::int64_t>& n) {
-    return 1e-9 * static_cast<double>(n.load());
-  };
-  return {from.cached, from.direct, seconds(reading_), seconds(verifying_), seconds(delivering_)};
+  const auto seconds = [](std::int64_t nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); };
+  load_stages s;
+  s.bytes_cached = from.cached, s.bytes_direct = from.direct;
+  s.read_seconds = seconds(reading_.wall.load());
+  s.read_cpu_seconds = seconds(reading_.cpu.load() + from.helper_cpu - helper_cpu_before_);
+  s.verify_seconds = seconds(verifying_.wall.load());
+  s.verify_cpu_seconds = seconds(verifying_.cpu.load());
+  s.deliver_seconds = seconds(delivering_.wall.load());
+  s.deliver_cpu_seconds = seconds(delivering_.cpu.load());
+  s.populate_cpu_seconds = seconds(populating_.cpu.load());
+  s.latency_seconds = seconds(latency_);
+  s.reads_in_flight = used_threads_;
+  return s;
 }
 
 }  // namespace detail

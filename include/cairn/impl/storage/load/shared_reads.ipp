@@ -139,6 +139,7 @@ CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<cons
   for (const auto& o : own) blocks.push_back(o.at);
   load_engine engine(store_, work_, budget_, until_, devices_);
   engine.read_with(reads_);
+  engine.use(memory_);
   bytes_read_ += engine.run(blocks, [&](block_place at, std::span<const std::byte> block) {
     const auto found = std::lower_bound(own.begin(), own.end(), at,
                                         [&](const auto& o, const auto& b) { return before(o.at, b); });
@@ -199,6 +200,7 @@ CAIRN_BODY void shared_blocks::take(shared_window window, std::int32_t reader, c
 CAIRN_BODY void shared_blocks::read_alone() {
   load_engine engine(store_, work_, budget_, until_, devices_);
   engine.read_with(reads_);
+  engine.use(memory_);
   bytes_read_ += engine.run(alone_);
   add(stages_, engine.stages());
 }
