@@ -358,6 +358,55 @@ TEST_CASE("a copy that is not done at the deadline fails the image, and reads no
   }
 }
 
+TEST_CASE("who waits for the copying of an image is called once, when a thread takes it up or it ends") {
+  case_maker make(22);
+  make.segment(4096);
+  for (int i = 0; i < 2; ++i) make.tensor(dtype::u8, {1'200'000}).tensor(dtype::u8, {777}, true);
+  const auto c = make.make();
+  int calls = 0;
+  const auto call = [&] { ++calls; };
+  detail::hash_state hash;
+  SUBCASE("taken up") {
+    test_fill t(c, true);
+    t.fill->tells_begin();
+    detail::copy_job job(t.fill, 0);
+    job.work(hash, true);
+    REQUIRE(t.fill->when_begun(call));
+    CHECK(calls == 0);
+    job.begun();
+    CHECK(calls == 1);
+    job.work(hash, false);
+    CHECK(t.control->copied());
+  }
+  SUBCASE("copied by those who wait for it") {
+    test_fill t(c, true);
+    t.fill->tells_begin();
+    detail::copy_job job(t.fill, 0);
+    REQUIRE(t.fill->when_begun(call));
+    job.work(hash, true);
+    CHECK(calls == 0);
+    CHECK(job.copy_part(0, c.layout->bytes, soon()));
+  }
+  SUBCASE("given up") {
+    test_fill t(c, true);
+    t.fill->tells_begin();
+    detail::copy_job job(t.fill, 0);
+    REQUIRE(t.fill->when_begun(call));
+    job.give_up(std::make_exception_ptr(std::runtime_error("enough")));
+    CHECK(t.control->failed());
+  }
+  SUBCASE("too late, and where nobody tells: nothing is kept") {
+    test_fill t(c, true);
+    CHECK_FALSE(t.fill->when_begun(call));
+    t.fill->tells_begin();
+    detail::copy_job job(t.fill, 0);
+    job.begun();
+    CHECK_FALSE(t.fill->when_begun(call));
+    CHECK(std::exchange(calls, 1) == 0);
+  }
+  CHECK(calls == 1);
+}
+
 // What the cast below looks at; set before threads start.
 const image_control* watched_control = nullptr;
 const std::byte* watched_image = nullptr;

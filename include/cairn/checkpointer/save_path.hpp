@@ -40,7 +40,7 @@ class save_path {
         group_(group),
         services_(std::move(services)),
         saves_(saves),
-        place_(std::move(place)),
+        place_of_step_(name_places(services_, std::move(place))),
         plans_(std::move(planner), options),
         devices_(std::move(devices)),
         stager_(std::move(stager)),
@@ -82,7 +82,7 @@ class save_path {
     if (step < 0)
       fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
     save.progress = std::make_shared<save_progress>(step);
-    save.progress->set_place(group_.rank(), location_of(step));
+    save.progress->set_place(group_.rank(), place_of_step_);
     save.context = {
         run_,  step, attempt_of(run_, step, save_count_), 0, group_.rank(), group_.size(), options_.timeout,
         peers_};
@@ -264,10 +264,16 @@ class save_path {
     services_->report().warned("saves could not be prepared, the first one tries again",
                                std::current_exception());
   }
-  /// What a save that is late is told to wait for once this rank's files are written.
-  [[nodiscard]] std::string location_of(std::int64_t step) {
-    auto place = services_->writer().location_of(step);
-    return place.empty() ? place_ : place;
+  /// What a save that is late is told to wait for once this rank's files are written: asked only then. A
+  /// handle that is kept for longer than that keeps no storage.
+  static std::shared_ptr<const save_progress::place_namer> name_places(
+      const std::shared_ptr<save_services>& services, std::string place) {
+    return std::make_shared<const save_progress::place_namer>(
+        [services = std::weak_ptr(services), place = std::move(place)](std::int64_t step) {
+          const auto storage = services.lock();
+          auto name = storage != nullptr ? storage->writer().location_of(step) : std::string();
+          return name.empty() ? place : name;
+        });
   }
   [[nodiscard]] deadline peer_deadline() const noexcept { return deadline::in(options_.peer_timeout); }
 
@@ -278,7 +284,7 @@ class save_path {
   collectives& group_;
   std::shared_ptr<save_services> services_;
   unfinished_saves& saves_;
-  const std::string place_;
+  const std::shared_ptr<const save_progress::place_namer> place_of_step_;
   save_plans plans_;
   run_id run_;
   std::shared_ptr<const peer_watch> peers_;

@@ -28,15 +28,21 @@ class unconfirmed_check {
  public:
   /// When a save begins, before anything is copied. Keeps a few bytes of what is copied late: memory that is
   /// changed as a whole before the first of it is copied would be copied as a whole. Microseconds, O(1) where
-  /// the layout is that of before.
+  /// layout and sources are those of before.
   void begin(std::shared_ptr<const cached_plan> planned, const std::shared_ptr<const image_layout>& layout,
-             source_table sources) {
-    if (layout != layout_) choose(*layout);
-    layout_ = layout;
+             const source_table& sources) {
+    if (layout != layout_ || !(sources == sources_)) {
+      if (layout != layout_) choose(*layout);
+      layout_ = layout;
+      sources_ = sources;
+      for (auto& p : probes_) p.at = address(p);
+    }
     planned_ = std::move(planned);
-    sources_ = std::move(sources);
+    // Each lies in memory that nobody has touched for long: training waits for all of it at once, not for one
+    // after the other.
+    for (const auto& p : probes_) __builtin_prefetch(p.at);
     for (auto& p : probes_)
-      if (const auto* const at = address(p)) std::memcpy(p.bytes.data(), at, probe_bytes);
+      if (p.at != nullptr) std::memcpy(p.bytes.data(), p.at, probe_bytes);
   }
 
   /// Why the save must not become a checkpoint, or null. `waited_for(entry)`: this entry of the state may
@@ -55,8 +61,8 @@ class unconfirmed_check {
                        "gone: nothing of the save was published; call close() before the memory of the state "
                        "goes");
     for (const auto& p : probes_)
-      if (const auto* const at = address(p); at != nullptr && looked_at(layout_->items[p.place]) &&
-                                             std::memcmp(p.bytes.data(), at, probe_bytes) != 0)
+      if (p.at != nullptr && looked_at(layout_->items[p.place]) &&
+          std::memcmp(p.bytes.data(), p.at, probe_bytes) != 0)
         return failure(rank, layout_->items[p.place].item,
                        static_cast<std::int64_t>(p.offset / digest_block_bytes * digest_block_bytes),
                        changed);
@@ -66,15 +72,16 @@ class unconfirmed_check {
 
  private:
   static constexpr std::size_t probe_bytes = 64;
-  static constexpr std::uint64_t max_probes = 64;
+  static constexpr std::uint64_t max_probes = 16;
   static constexpr std::string_view changed =
       "an overlapped save was not followed by before_update(), and the memory of an item changed since "
       "save(), so maybe while it was copied: nothing of the save was published; call before_update() before "
       "each update, also before the last (cairn::checked{} tells which memory was changed while it was "
       "copied)";
   struct probe {
-    std::size_t place = 0;     // in the layout
-    std::uint64_t offset = 0;  // in the item
+    std::size_t place = 0;          // in the layout
+    std::uint64_t offset = 0;       // in the item
+    const std::byte* at = nullptr;  // null where the memory is not simply there
     std::array<std::byte, probe_bytes> bytes;
   };
 
@@ -90,7 +97,7 @@ class unconfirmed_check {
       const auto& place = layout.items[i];
       if (place.early || place.bytes < probe_bytes) continue;
       for (auto at = (before + stride - 1) / stride * stride; at < before + place.bytes; at += stride)
-        probes_.push_back({i, std::min(at - before, place.bytes - probe_bytes), {}});
+        probes_.push_back({i, std::min(at - before, place.bytes - probe_bytes), nullptr, {}});
       before += place.bytes;
     }
   }

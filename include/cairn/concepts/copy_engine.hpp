@@ -60,6 +60,14 @@ class image_fill : public image_backing {
   [[nodiscard]] bool copy_part(std::uint64_t begin, std::uint64_t end, deadline until) override {
     return wanted_ != nullptr && wanted_(begin, end, until);
   }
+  /// For engines whose own threads copy what copy() has not: tells_begin() before anything is copied, and begun()
+  /// by the first of these threads that takes the image up; also where all is copied without one. So executors
+  /// are woken by that thread, and not by training; see staged_image::when_begun. Any thread; idempotent.
+  void tells_begin() noexcept { begin_.store(begin_state::awaited, std::memory_order_release); }
+  /// See tells_begin().
+  void begun() noexcept;
+  /// See staged_image::when_begun.
+  [[nodiscard]] bool when_begun(std::function<void()> call) override;
   /// Says that the image will never be complete. An engine calls it at most once, after its last use of
   /// the sources.
   void fail(std::exception_ptr why) noexcept;
@@ -76,6 +84,9 @@ class image_fill : public image_backing {
   std::exception_ptr failure_;
   std::atomic<bool> told_{false};
   std::function<bool(std::uint64_t, std::uint64_t, deadline)> wanted_;
+  enum class begin_state : std::uint8_t { not_told, awaited, called_for, begun };
+  std::atomic<begin_state> begin_{begin_state::not_told};
+  std::function<void()> on_begun_;  // written before `called_for`
   stage_options options_;
 };
 

@@ -28,6 +28,8 @@ struct thread_work {
   virtual void prepare() noexcept {}
   /// Whether anything was given that has not ended. @pre locked
   [[nodiscard]] virtual bool busy() const noexcept = 0;
+  /// Has the thread look at what was given. Not locked.
+  virtual void wake() noexcept { changed.notify_all(); }
   /// The thread itself; returns once it is told to stop and is not busy.
   virtual void run() noexcept = 0;
 
@@ -55,16 +57,18 @@ class save_thread {
 
  private:
   /// `until`: how long the destructor waits for what is given.
+  /// `give()`: true where somebody else wakes the thread.
   template <class Give>
   void give(deadline until, Give&& give) {
     if (!thread_.joinable() && !thread_.start("cairn save", [work = work_] { work->run(); }))
       fail_for_threads("to write");
+    until_ = deadline::at(std::max(until_.time_point(), until.time_point()));
+    bool woken = false;
     {
       const std::lock_guard lock(work_->mutex);
-      give();
+      woken = give();
     }
-    until_ = deadline::at(std::max(until_.time_point(), until.time_point()));
-    work_->changed.notify_all();
+    if (!woken) work_->wake();
   }
 
   std::shared_ptr<thread_work> work_;

@@ -192,13 +192,12 @@ class worker_work final : public thread_work {
 
   [[nodiscard]] bool busy() const noexcept override { return running_ || start_worker_ || !added_.empty(); }
   /// Starts the worker; a failure is told by the first save.
-  void prepare() noexcept override {
-    start_worker_ = true;
-    interrupt();
-  }
-  void add(save_job job) override {
-    added_.push_back(std::make_shared<remote_save>(std::move(job)));
-    interrupt();
+  void prepare() noexcept override { start_worker_ = true; }
+  void add(save_job job) override { added_.push_back(std::make_shared<remote_save>(std::move(job))); }
+  /// Also where it waits for the worker's words.
+  void wake() noexcept override {
+    static_cast<void>(::eventfd_write(interrupt_.get(), 1));
+    changed.notify_all();
   }
   void run() noexcept override {
     apply_granted(thread_settings{});
@@ -229,8 +228,6 @@ class worker_work final : public thread_work {
   }
 
  private:
-  void interrupt() noexcept { static_cast<void>(::eventfd_write(interrupt_.get(), 1)); }
-
   const std::shared_ptr<worker_client> client_;
   const file_descriptor interrupt_;  // can be read while the thread has something to look at
   std::list<std::shared_ptr<remote_save>> added_;

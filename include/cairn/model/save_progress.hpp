@@ -27,8 +27,10 @@ class save_progress {
  public:
   explicit save_progress(std::int64_t step);
 
-  /// The rank, and the file that commits the checkpoint, for errors about deadlines.
-  void set_place(int rank, std::string manifest);
+  /// Names the file that commits the checkpoint of a step. Any thread; may throw.
+  using place_namer = std::function<std::string(std::int64_t step)>;
+  /// The rank, and what names the file that commits the checkpoint, for errors about deadlines.
+  void set_place(int rank, std::shared_ptr<const place_namer> manifest);
   /// The image whose control tells released() and bytes_written(), and the files that errors about deadlines
   /// name.
   void set_image(std::shared_ptr<image_control> control, std::shared_ptr<files_under_way> files = nullptr);
@@ -142,7 +144,7 @@ class save_progress {
   std::function<std::exception_ptr()> check_;
   std::exception_ptr failure_;
   save_report report_;
-  std::string manifest_;
+  std::shared_ptr<const place_namer> manifest_;
   int rank_ = -1;
   deadline::clock::time_point begun_;
   mutable bool told_released_ = false;

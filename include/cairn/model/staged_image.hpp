@@ -156,6 +156,8 @@ class image_backing {
   [[nodiscard]] virtual bool copy_part(std::uint64_t begin, std::uint64_t end, deadline until) {
     return (void)begin, (void)end, (void)until, false;
   }
+  /// See staged_image::when_begun.
+  [[nodiscard]] virtual bool when_begun(std::function<void()> call) { return (void)call, false; }
   /// Why the image failed.
   [[nodiscard]] virtual std::exception_ptr failure() const noexcept = 0;
   /// Where another process finds the image; nothing where it is not in shared memory.
@@ -203,6 +205,12 @@ class staged_image {
   /// Waits until these bytes, which are not of early items, are copied or the image has failed. Copies
   /// them out of turn where the stager can. Only where resident. @throws timeout_error
   void copy_part(std::uint64_t begin, std::uint64_t end, deadline until) const;
+  /// Has a thread of the stager's call `call`, which must not throw, once: when it begins to copy what is not
+  /// copied yet, or the image fails. So training wakes one thread for an image, which wakes the next. False
+  /// where that thread has begun already, or there is none: then nothing is called. At most once for an image.
+  [[nodiscard]] bool when_begun(std::function<void()> call) const {
+    return backing_ != nullptr && backing_->when_begun(std::move(call));
+  }
   /// Waits until training may change its memory. @throws as wait_for.
   void wait_released(deadline until) const;
   /// Why the image failed, or null.

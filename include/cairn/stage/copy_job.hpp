@@ -14,7 +14,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 namespace cairn {
@@ -40,14 +39,20 @@ struct image_ranges {
   std::vector<std::size_t> early;
 };
 
+/// What the threads share that copy parts of images out of turn, one at a time. The jobs of one stager have one.
+struct part_copying {
+  std::mutex mutex;
+  hash_state hash;
+};
+
 /// The copying of one image by any number of threads. Threads claim ranges; each range is finished by the
 /// thread that claimed it, copied or, once the job has failed, passed over; what the last one leaves decides
 /// how the fill ends. No locks: a range costs a few atomic operations.
 class copy_job {
  public:
-  /// `limit`: of what is copied while training goes on; null: none.
+  /// `limit`: of what is copied while training goes on; null: none. `parts`: for copy_part(); null: one of its own.
   copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<const image_ranges> ranges, int max_helpers,
-           std::shared_ptr<rate_limiter> limit = nullptr);
+           std::shared_ptr<rate_limiter> limit = nullptr, std::shared_ptr<part_copying> parts = nullptr);
   copy_job(std::shared_ptr<image_fill> fill, int max_helpers);
 
   /// Copies ranges until none is left to claim; early ones first. `early_only`: only those. `cpu`: CPU time of
@@ -57,6 +62,9 @@ class copy_job {
   [[nodiscard]] std::size_t early_ranges() const noexcept { return early_.size(); }
   /// True if there may be something to claim.
   [[nodiscard]] bool claimable() const noexcept;
+
+  /// A thread that training does not wait for takes the job up.
+  void begun() noexcept { fill_->begun(); }
 
   /// Waits until early items (or all) are copied. At the deadline the job is given up. @throws what failed;
   /// no thread reads a source then.
@@ -76,7 +84,7 @@ class copy_job {
 
  private:
   [[nodiscard]] bool claim(std::size_t i) noexcept {
-    return !claimed_[i].exchange(true, std::memory_order_acq_rel);
+    return !states_[i].claimed.exchange(true, std::memory_order_acq_rel);
   }
   void account(std::int64_t* cpu) noexcept;
   void keep_pace(std::size_t i) noexcept;
@@ -95,8 +103,11 @@ class copy_job {
   std::shared_ptr<const image_ranges> cut_;
   const std::vector<image_range>& ranges_;
   const std::vector<std::size_t>& early_;
-  std::unique_ptr<std::atomic<bool>[]> claimed_;  // of ranges that are not early
-  std::unique_ptr<std::atomic<bool>[]> copied_;
+  struct range_state {
+    std::atomic<bool> claimed{false};  // of ranges that are not early
+    std::atomic<bool> copied{false};
+  };
+  std::unique_ptr<range_state[]> states_;
   std::atomic<std::size_t> next_{0};
   std::atomic<std::size_t> next_early_{0};
   std::atomic<std::size_t> left_;
@@ -111,8 +122,7 @@ class copy_job {
   std::atomic<bool> ended_{false};
   shared_event event_;
   std::atomic<bool> part_wanted_{false};
-  std::mutex part_mutex_;
-  std::optional<hash_state> part_hash_;  // guarded by part_mutex_
+  std::shared_ptr<part_copying> parts_;  // null where nothing is copied out of turn
 };
 
 }  // namespace detail

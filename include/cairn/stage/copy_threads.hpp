@@ -57,6 +57,7 @@ class copy_threads {
   std::unique_ptr<shared> state_;
   int threads_;
   std::shared_ptr<rate_limiter> limit_;
+  std::shared_ptr<part_copying> parts_;  // made by the first overlapped image
   thread_settings settings_;
   std::shared_ptr<const image_layout> cut_layout_;
   std::shared_ptr<const image_ranges> cut_;

@@ -83,7 +83,8 @@ class digest_stream {
   }
   void make_room();
 
-  std::array<char, 2048> waiting_{};
+  std::array<char, 2048>
+      waiting_;  ///< the first used_ of them; the others are left alone, also at the beginning
   std::size_t used_ = 0;
   std::optional<detail::hash_state> state_;  ///< when more was put than waits
 };

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -30,10 +31,27 @@ CAIRN_BODY image_fill::image_fill(std::shared_ptr<const image_layout> layout, so
       digests_(digests),
       options_(options) {}
 
+CAIRN_BODY void image_fill::begun() noexcept {
+  if (begin_.load(std::memory_order_relaxed) == begin_state::begun) return;
+  if (begin_.exchange(begin_state::begun, std::memory_order_acq_rel) != begin_state::called_for) return;
+  on_begun_();
+  on_begun_ = nullptr;
+}
+
+CAIRN_BODY bool image_fill::when_begun(std::function<void()> call) {
+  auto state = begin_state::awaited;
+  if (begin_.load(std::memory_order_acquire) != state) return false;
+  on_begun_ = std::move(call);
+  if (begin_.compare_exchange_strong(state, begin_state::called_for, std::memory_order_acq_rel)) return true;
+  on_begun_ = nullptr;
+  return false;
+}
+
 CAIRN_BODY void image_fill::fail(std::exception_ptr why) noexcept {
   failure_ = std::move(why);
   told_.store(true, std::memory_order_release);  // the control may have failed before, without a reason
   control_->fail();
+  begun();
 }
 
 }  // namespace v1

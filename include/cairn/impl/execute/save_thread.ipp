@@ -29,11 +29,23 @@ CAIRN_BODY save_thread::~save_thread() {
 
 CAIRN_BODY void save_thread::submit(save_job job) {
   const auto until = deadline::in(job.context.longest());
-  give(until, [&] { work_->add(std::move(job)); });
+  give(until, [&] {
+    // Until the first byte is copied there is nothing to write: the thread that copies wakes this one, and
+    // training only that one. It waits for the lock, and so for the job.
+    const bool woken = job.image.when_begun([work = work_] {
+      { const std::lock_guard lock(work->mutex); }
+      work->wake();
+    });
+    work_->add(std::move(job));
+    return woken;
+  });
 }
 
 CAIRN_BODY void save_thread::prepare() {
-  give(deadline::in(std::chrono::minutes(1)), [&] { work_->prepare(); });
+  give(deadline::in(std::chrono::minutes(1)), [&] {
+    work_->prepare();
+    return false;
+  });
 }
 
 CAIRN_BODY bool save_thread::drain(deadline until) {

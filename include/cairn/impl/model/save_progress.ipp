@@ -25,7 +25,7 @@ CAIRN_BODY save_progress::save_progress(std::int64_t step) : begun_(deadline::cl
   report_.step = step;
 }
 
-CAIRN_BODY void save_progress::set_place(int rank, std::string manifest) {
+CAIRN_BODY void save_progress::set_place(int rank, std::shared_ptr<const place_namer> manifest) {
   const std::lock_guard lock(mutex_);
   rank_ = rank;
   manifest_ = std::move(manifest);
@@ -153,7 +153,7 @@ CAIRN_BODY void save_progress::confirm(deadline until) {
     check = check_;
   }
   if (image == nullptr) return;
-  image->lift_rate_limit();
+  if (!image->copied()) image->lift_rate_limit();
   if (check != nullptr) {
     if (!image->wait_copied(until)) return;
     if (auto why = check()) return give_up(std::move(why));
@@ -252,7 +252,7 @@ CAIRN_BODY error_fields save_progress::here() const {
   auto file = written_ || files_ == nullptr ? std::string() : files_->first();
   return {.rank = rank_,
           .item = "step " + std::to_string(report_.step),
-          .file = file.empty() ? manifest_ : std::move(file)};
+          .file = file.empty() && manifest_ != nullptr ? (*manifest_)(report_.step) : std::move(file)};
 }
 
 }  // namespace v1

@@ -67,18 +67,19 @@ CAIRN_BODY image_ranges::image_ranges(const image_layout& layout, bool early_fir
 }
 
 CAIRN_BODY copy_job::copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<const image_ranges> ranges,
-                              int max_helpers, std::shared_ptr<rate_limiter> limit)
+                              int max_helpers, std::shared_ptr<rate_limiter> limit,
+                              std::shared_ptr<part_copying> parts)
     : helpers_left(max_helpers),
       fill_(std::move(fill)),
       limit_(fill_->options().overlapped ? std::move(limit) : nullptr),
       cut_(std::move(ranges)),
       ranges_(cut_->all),
       early_(cut_->early),
-      claimed_(new std::atomic<bool>[ranges_.size()]()),
-      copied_(new std::atomic<bool>[ranges_.size()]()),
+      states_(new range_state[ranges_.size()]),
       left_(ranges_.size()),
       early_left_(early_.size()) {
-  if (fill_->options().overlapped) part_hash_.emplace();
+  if (fill_->options().overlapped)
+    parts_ = parts != nullptr ? std::move(parts) : std::make_shared<part_copying>();
   if (ranges_.empty()) complete();
 }
 
@@ -93,7 +94,7 @@ CAIRN_BODY void copy_job::work(hash_state& hash, bool early_only, std::int64_t* 
   }
   if (early_only) return;
   for (std::size_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < ranges_.size();)
-    if (!ranges_[i].early && !claimed_[i].load(std::memory_order_relaxed)) {
+    if (!ranges_[i].early && !states_[i].claimed.load(std::memory_order_relaxed)) {
       if (limit_ != nullptr) keep_pace(i);
       if (claim(i)) run(i, hash, cpu);
     }
@@ -138,14 +139,14 @@ CAIRN_BODY bool copy_job::copy_part(std::uint64_t begin, std::uint64_t end, dead
       std::partition_point(ranges_.begin(), ranges_.end(), [&](const auto& u) { return u.end <= begin; }) -
       ranges_.begin());
   part_wanted_.store(true, std::memory_order_seq_cst);
-  if (part_hash_) {
-    const std::lock_guard lock(part_mutex_);
+  if (parts_ != nullptr) {
+    const std::lock_guard lock(parts_->mutex);
     for (auto i = first; i < ranges_.size() && ranges_[i].begin < end; ++i)
-      if (!ranges_[i].early && claim(i)) run(i, *part_hash_, nullptr);
+      if (!ranges_[i].early && claim(i)) run(i, parts_->hash, nullptr);
   }
   for (auto i = first; i < ranges_.size() && ranges_[i].begin < end;) {
     const auto seen = event_.current();
-    if (copied_[i].load(std::memory_order_seq_cst)) {
+    if (states_[i].copied.load(std::memory_order_seq_cst)) {
       ++i;
       continue;
     }
@@ -168,7 +169,7 @@ CAIRN_BODY void copy_job::keep_pace(std::size_t i) noexcept {
   auto& control = fill_->control();
   // Do not wait for a range that another thread copies out of turn: waiting would keep the buffer.
   const auto cancelled = [&] {
-    return control.rate_limit_lifted() || claimed_[i].load(std::memory_order_acquire);
+    return control.rate_limit_lifted() || states_[i].claimed.load(std::memory_order_acquire);
   };
   static_cast<void>(
       limit_->acquire(ranges_[i].end - ranges_[i].begin, control.event(), deadline::never(), cancelled));
@@ -184,7 +185,7 @@ CAIRN_BODY void copy_job::run(std::size_t index, hash_state& hash, std::int64_t*
   }
   // Count the CPU time before anybody can see that everything is copied.
   if (!claimable()) account(cpu);
-  copied_[index].store(true, std::memory_order_seq_cst);
+  states_[index].copied.store(true, std::memory_order_seq_cst);
   if (part_wanted_.load(std::memory_order_seq_cst)) event_.notify();
   advance();
   finish(true);
@@ -211,7 +212,7 @@ CAIRN_BODY void copy_job::advance() noexcept {
   for (;;) {
     if (scanning_.exchange(true, std::memory_order_seq_cst)) return;
     std::size_t front = front_;
-    while (front < ranges_.size() && copied_[front].load(std::memory_order_seq_cst)) ++front;
+    while (front < ranges_.size() && states_[front].copied.load(std::memory_order_seq_cst)) ++front;
     const bool all = front == ranges_.size() && front_ != front;
     front_ = front;
     const std::uint64_t mark = front == 0 ? 0 : ranges_[front - 1].end;
@@ -222,12 +223,13 @@ CAIRN_BODY void copy_job::advance() noexcept {
     }
     scanning_.store(false, std::memory_order_seq_cst);
     if (all) return complete();
-    if (front == ranges_.size() || !copied_[front].load(std::memory_order_seq_cst)) return;
+    if (front == ranges_.size() || !states_[front].copied.load(std::memory_order_seq_cst)) return;
   }
 }
 
 CAIRN_BODY void copy_job::complete() noexcept {
   fill_->control().release();
+  fill_->begun();
   ended_.store(true, std::memory_order_release);
   event_.notify();
 }

@@ -51,8 +51,10 @@ CAIRN_BODY void copy_threads::copy(std::shared_ptr<image_fill> fill, deadline un
   // Without overlap the calling thread copies, too.
   const int helpers = overlapped ? threads_ : threads_ - 1;
   auto& filled = *fill;
+  if (overlapped) filled.tells_begin();
   auto ranges = ranges_of(fill->shared_layout(), overlapped);
-  auto job = std::make_shared<copy_job>(std::move(fill), std::move(ranges), helpers, limit_);
+  if (overlapped && parts_ == nullptr) parts_ = std::make_shared<part_copying>();
+  auto job = std::make_shared<copy_job>(std::move(fill), std::move(ranges), helpers, limit_, parts_);
   // Threads that wake up compete with training for its processor: copy the little that training waits for
   // before waking any.
   if (overlapped && job->early_ranges() <= 1) job->work(state_->hash, true);
@@ -104,6 +106,7 @@ CAIRN_BODY void copy_threads::shared::run(hash_state& own) noexcept {
     const bool more = job->helpers_left > 0;
     lock.unlock();
     if (more) changed.notify_one();
+    job->begun();
     auto cpu = thread_cpu_now();
     job->work(own, false, &cpu);
     lock.lock();
