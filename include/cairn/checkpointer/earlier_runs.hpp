@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_writer.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/observe/event_reporter.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 
@@ -40,9 +41,8 @@ class earlier_runs {
       alive = writer.live_saves(run);
       const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
       for (auto& s : seen_)
-        if (!s.ended && std::none_of(alive.begin(), alive.end(), [&](const auto& a) {
-              return a.step == s.step && a.attempt == s.attempt;
-            }))
+        if (!s.ended &&
+            !detail::any_of(alive, [&](const auto& a) { return a.step == s.step && a.attempt == s.attempt; }))
           s.ended = true, s.seconds = now;
     }
     const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
@@ -53,7 +53,7 @@ class earlier_runs {
   void tell(bool cleaned, const std::vector<std::int64_t>& steps, event_reporter& reporter) const {
     for (const auto& s : seen_) {
       const auto after = " after " + seconds_text(s.seconds);
-      if (std::find(steps.begin(), steps.end(), s.step) != steps.end())
+      if (detail::contains(steps, s.step))
         reporter.earlier(observation::event::wait_ended, s.step, s.seconds,
                          "was committed by a process of an earlier run" + after);
       else if (s.ended)

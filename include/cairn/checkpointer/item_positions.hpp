@@ -4,6 +4,7 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/plan/near_names.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 
 #include <algorithm>
@@ -46,7 +47,7 @@ class item_positions {
       names_.resize(entries.size());
       for (std::size_t i = 0; i < entries.size(); ++i)
         names_[i] = {entries[i].name, static_cast<std::uint32_t>(i)};
-      std::sort(names_.begin(), names_.end());
+      detail::sort(names_);
       place_.resize(entries.size());
       for (std::size_t i = 0; i < names_.size(); ++i) place_[names_[i].second] = i;
       layout_ = nullptr;

@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_writer.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/observe/event_reporter.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 
 #include <algorithm>
@@ -111,7 +112,7 @@ struct avoided_steps {
   avoided_steps chosen;
   std::size_t others = 0;
   for (auto step = steps.rbegin(); step != steps.rend() && most > 0; ++step, --most) {
-    if (std::find(crash_looping.begin(), crash_looping.end(), *step) == crash_looping.end()) {
+    if (!detail::contains(crash_looping, *step)) {
       ++others;
       continue;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/step_list.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -31,7 +32,7 @@ class retention {
   /// The run resumed from `step`, or loaded it, when `there` was committed, ascending.
   void set_base_step(std::int64_t step, std::vector<std::int64_t> there) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(there, [&](auto s) { return s > step; });
+    detail::erase_if(there, [&](auto s) { return s > step; });
     if (there.empty() || there.back() != step) there.push_back(step);
     line_ = std::move(there);
     base_step_ = step;
@@ -69,7 +70,7 @@ class retention {
   [[nodiscard]] choice choose(const std::vector<std::int64_t>& there) {
     const std::lock_guard lock(mutex_);
     for (auto* steps : {&line_, &told_, &leased_, &verified_})
-      std::erase_if(*steps, [&](auto s) { return !has_step(there, s); });
+      detail::erase_if(*steps, [&](auto s) { return !has_step(there, s); });
     choice chosen;
     std::size_t counted = 0;
     auto oldest = line_.size();  // of those that stay

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/save_progress.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/list_view.hpp>
 
@@ -23,7 +24,7 @@ class saves_under_way {
   void make_room() { saves_.reserve(saves_.size() + 1); }
   /// `until`: when nobody waits for it, nor for those before it, any more. @pre make_room()
   void add(std::shared_ptr<save_progress> save, deadline until) noexcept {
-    std::erase_if(saves_, [](const auto& s) { return s->finished(); });
+    detail::erase_if(saves_, [](const auto& s) { return s->finished(); });
     given_up_at_ = until;
     set_last(save);
     saves_.push_back(std::move(save));
@@ -32,7 +33,7 @@ class saves_under_way {
   void set_last(std::shared_ptr<save_progress> save) noexcept { last_ = std::move(save); }
 
   [[nodiscard]] bool any() const {
-    return std::any_of(saves_.begin(), saves_.end(), [](const auto& s) { return !s->finished(); });
+    return detail::any_of(saves_, [](const auto& s) { return !s->finished(); });
   }
   [[nodiscard]] list_view<const std::shared_ptr<save_progress>> all() const noexcept { return saves_; }
   /// Waits for all of them; calls late(save), which may throw, for each that had not ended when all were
@@ -43,8 +44,7 @@ class saves_under_way {
       if (!save->wait_finished(given_up_at_)) late(*save);
   }
   [[nodiscard]] bool any_of(std::int64_t step) const {
-    return std::any_of(saves_.begin(), saves_.end(),
-                       [&](const auto& s) { return !s->finished() && s->report().step == step; });
+    return detail::any_of(saves_, [&](const auto& s) { return !s->finished() && s->report().step == step; });
   }
   /// Waits for those of one step, until all were given up.
   void wait_for_step(std::int64_t step) const {

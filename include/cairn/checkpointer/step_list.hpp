@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_reader.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/wire.hpp>
 
@@ -18,7 +19,7 @@ inline namespace v1 {
 namespace detail {
 
 [[nodiscard]] inline bool has_step(const std::vector<std::int64_t>& steps, std::int64_t step) noexcept {
-  return std::find(steps.begin(), steps.end(), step) != steps.end();
+  return detail::contains(steps, step);
 }
 
 /// The steps that are committed, listed when they are first asked for and only then.

@@ -5,6 +5,7 @@
 #include <cairn/comm/collective_messages.hpp>
 #include <cairn/comm/collective_pieces.hpp>
 #include <cairn/comm/tree_timeout.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/function_ref.hpp>
@@ -80,7 +81,7 @@ class collective_tree {
     for (const auto& each : children) {
       if (messages_.apart()) break;
       auto theirs = await(call, step::up, each.rank, wait.up(each.height), word, tell_parent);
-      if (std::ranges::any_of(theirs.absent, [&](const auto& one) { return one.rank == each.rank; }))
+      if (detail::any_of(theirs.absent, [&](const auto& one) { return one.rank == each.rank; }))
         unreachable.push_back(each.rank);
       if (mine.ok() && theirs.ok()) {
         messages_.guard(mine, [&] {
@@ -134,7 +135,7 @@ class collective_tree {
     for (const bool missing : {false, true}) {
       for (std::size_t i = children.size(); i-- > 0;) {
         const int to = children[i].rank;
-        if ((std::ranges::find(unreachable, to) != unreachable.end()) != missing) continue;
+        if (detail::contains(unreachable, to) != missing) continue;
         if (!is_here(children[i])) continue;
         if (!told_ok) messages[i] = encode_frame(addressed(children[i]), step::down, mine, {});
         messages_.send(below, to, messages[i], wait.down(missing ? 0 : depth + 1));

@@ -7,6 +7,7 @@
 #include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/large_buffer.hpp>
@@ -196,8 +197,7 @@ class checkpoint_copy {
       (o.bytes <= one_request ? many : few).push_back(&o);
       all += o.bytes;
     }
-    std::stable_sort(few.begin(), few.end(),
-                     [](const auto* a, const auto* b) { return a->bytes > b->bytes; });
+    detail::sort(few, [](const auto* a, const auto* b) { return a->bytes > b->bytes; });
     parallel_for(few.size(), large_at_once, [&](std::size_t i, std::size_t) { send_large(*few[i], all); });
     parallel_for(many.size(), small_at_once, [&](std::size_t i, std::size_t) {
       stop_if_asked();

@@ -9,6 +9,7 @@
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/large_buffer.hpp>
@@ -120,11 +121,11 @@ class safetensors_export {
     if (files.empty())
       fail(error_id::usage_unknown_name,
            "no tensor of step " + std::to_string(checkpoint_.manifest().step) + " is to be exported");
-    std::sort(names.begin(), names.end());
+    detail::sort(names);
     if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())
       fail(error_id::usage_duplicate_name, "two tensors have this name without the prefix", {.item = *twice});
     for (auto& f : files) {
-      std::stable_sort(f.begin(), f.end(), [](const tensor& a, const tensor& b) {
+      detail::sort(f, [](const tensor& a, const tensor& b) {
         return alignment_class(a.type) < alignment_class(b.type);
       });
       report_.tensors += f.size();
@@ -224,7 +225,7 @@ class safetensors_export {
     std::vector<std::pair<std::string, std::size_t>> names;
     for (std::size_t i = 0; i < files.size(); ++i)
       for (const auto& t : files[i]) names.emplace_back(t.name, i);
-    std::sort(names.begin(), names.end());
+    detail::sort(names);
     std::string text =
         "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(all_) + "\n  },\n  \"weight_map\": {\n";
     for (std::size_t i = 0; i < names.size(); ++i) {

@@ -11,6 +11,7 @@
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_check.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
@@ -166,7 +167,7 @@ class verification {
         files_.push_back({file_of(checkpoint_, rank, f), true});
       std::vector<const record_item*> order;
       for (const auto& i : r.items) order.push_back(&i);
-      std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+      detail::sort(order, [](const auto* a, const auto* b) {
         return std::tie(a->file, a->offset) < std::tie(b->file, b->offset);
       });
       for (const auto* i : order) items_.push_back({i, begin + i->file});

@@ -4,6 +4,7 @@
 #include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/shared_file_plan.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -21,8 +22,8 @@ namespace detail {
 /// Not one bit of a header may differ from what the writer makes of its entries. @throws corrupt_error
 inline void check_encoding(safetensors_header header, std::span<const std::byte> bytes,
                            const load_file& file) {
-  if (std::any_of(header.entries.begin(), header.entries.end(), [](const auto& e) { return e.sharded; }))
-    std::erase_if(header.metadata, [](const auto& pair) {  // the encoder adds these
+  if (detail::any_of(header.entries, [](const auto& e) { return e.sharded; }))
+    detail::erase_if(header.metadata, [](const auto& pair) {  // the encoder adds these
       return (pair.first == "DCP_VERSION" && pair.second == "1.0") ||
              (pair.first == "format" && pair.second == "pt");
     });
@@ -73,15 +74,15 @@ inline void check_shared_header(std::span<const std::byte> bytes, const stored_c
     for (const auto& i : r.items)
       if (i.file == file.index) items.push_back(&i);
   }
-  std::sort(items.begin(), items.end(), [](const auto* a, const auto* b) {
-    return std::tie(a->offset, a->bytes) < std::tie(b->offset, b->bytes);
+  detail::sort(items, [](const auto* a, const auto* b) {
+    return a->offset != b->offset ? a->offset < b->offset : a->bytes < b->bytes;
   });
   const auto bad = [&](const safetensors_entry& e) {
     fail(error_id::corrupt_bad_value, "the header of a data file and the records disagree about an item",
          {.item = e.key, .file = file.key, .offset = static_cast<std::int64_t>(bytes.size() + e.begin)});
   };
   // Each entry is filled by items of its key without a hole; empty ones may stand anywhere.
-  std::erase_if(items, [](const auto* i) { return i->bytes == 0; });
+  detail::erase_if(items, [](const auto* i) { return i->bytes == 0; });
   std::size_t next = 0;
   for (const auto& e : header.entries) {
     if (file.index == 0 && e.key == shared_records_name(first)) {

@@ -6,6 +6,7 @@
 #include <cairn/stores/file/file_self_test.hpp>
 #include <cairn/stores/file/file_write.hpp>
 #include <cairn/stores/file_store.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <fcntl.h>
@@ -248,7 +249,7 @@ std::vector<listed_object> basic_file_store<F>::list(std::string_view prefix) {
                                      if (r != 0 && r != -ENOENT)
                                        detail::fail_io(-r, "stat", tree_->path_of(key));
                                    });
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
+  detail::sort(found, [](const auto& a, const auto& b) { return a.key < b.key; });
   return found;
 }
 
@@ -261,7 +262,7 @@ std::vector<std::string> basic_file_store<F>::keys(std::string_view prefix, std:
         if (!detail::is_part_name(name) && valid_key(key)) found.push_back(key);
       },
       parts);
-  std::sort(found.begin(), found.end());
+  detail::sort(found);
   return found;
 }
 
@@ -299,7 +300,7 @@ std::vector<std::string> basic_file_store<F>::leftovers(std::string_view prefix)
         const auto file = detail::file_names(*tree_).lockable(directory, std::string(name));
         if (file) found.push_back(key);
       });
-  std::sort(found.begin(), found.end());
+  detail::sort(found);
   return found;
 }
 
@@ -311,7 +312,7 @@ std::vector<std::string> basic_file_store<F>::live_writers(std::string_view pref
         if (detail::is_part_name(name) && detail::file_names(*tree_).locked(directory, std::string(name)))
           found.push_back(key);
       });
-  std::sort(found.begin(), found.end());
+  detail::sort(found);
   return found;
 }
 

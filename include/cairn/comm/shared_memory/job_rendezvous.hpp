@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
@@ -33,7 +34,7 @@ inline void check_job_name(std::string_view name) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
            c == '_' || c == '-';
   };
-  if (name.empty() || name.size() > 64 || !std::all_of(name.begin(), name.end(), allowed))
+  if (name.empty() || name.size() > 64 || !detail::all_of(name, allowed))
     fail(error_id::usage_bad_name, "the name of a job has 1 to 64 of the characters A-Z a-z 0-9 . _ -",
          {.got = std::to_string(name.size()) + " characters"});
 }

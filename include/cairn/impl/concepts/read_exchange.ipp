@@ -4,6 +4,7 @@
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/rank_set.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/function_ref.hpp>
 
@@ -30,7 +31,7 @@ CAIRN_BODY void assign_readers(std::vector<shared_read>& reads) {
     u.reader = u.ranks->ranks[static_cast<std::size_t>((u.ranks->digest % n + before / stripe) % n)];
     before += u.bytes;
   }
-  std::stable_sort(reads.begin(), reads.end(), [](const shared_read& a, const shared_read& b) {
+  detail::sort(reads, [](const shared_read& a, const shared_read& b) {
     if (a.before != b.before) return a.before < b.before;
     return a.ranks->digest < b.ranks->digest;
   });

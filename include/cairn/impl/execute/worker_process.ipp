@@ -5,6 +5,7 @@
 #include <cairn/execute/worker_link.hpp>
 #include <cairn/execute/worker_process.hpp>
 #include <cairn/execute/worker_settings.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
@@ -48,8 +49,8 @@ namespace detail {
       "RANK",      "WORLD_SIZE", "LOCAL_RANK",      "LOCAL_WORLD_SIZE", "GROUP_RANK",
       "ROLE_RANK", "ROLE_NAME",  "ROLE_WORLD_SIZE", "MASTER_ADDR",      "MASTER_PORT"};
   const auto name = variable.substr(0, variable.find('='));
-  return std::find(names.begin(), names.end(), name) != names.end() ||
-         std::any_of(beginnings.begin(), beginnings.end(), [&](auto each) { return name.starts_with(each); });
+  return detail::contains(names, name) ||
+         detail::any_of(beginnings, [&](auto each) { return name.starts_with(each); });
 }
 
 /// The environment of this process without what launchers say to the processes that they start: a worker

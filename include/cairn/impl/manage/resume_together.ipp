@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/checkpointer_base.hpp>
 #include <cairn/manage/resume_together.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 
 #include <algorithm>
@@ -52,7 +53,7 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
       agreed = agreed && (!step || *step == *got);
       step = std::min(step.value_or(*got), *got);
     }
-    if (!agreed) std::erase_if(common, [&](std::int64_t s) { return s > *step; });
+    if (!agreed) detail::erase_if(common, [&](std::int64_t s) { return s > *step; });
   }
   auto steps = lists.begin();
   for (const auto& each : states) {

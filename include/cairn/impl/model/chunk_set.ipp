@@ -3,6 +3,7 @@
 #include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/chunk_set.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>
@@ -88,7 +89,7 @@ CAIRN_BODY chunk_set::chunk_set(std::initializer_list<stored_chunk> chunks) {
 CAIRN_BODY chunk_set chunk_set::from(detail::list_view<const stored_chunk> chunks) {
   std::vector<std::uint32_t> order(chunks.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
-  std::sort(order.begin(), order.end(), [&](auto a, auto b) {
+  detail::sort(order, [&](auto a, auto b) {
     if (chunks[a].rank != chunks[b].rank) return chunks[a].rank < chunks[b].rank;
     return chunks[a].box == chunks[b].box ? a < b : chunks[a].box < chunks[b].box;
   });
@@ -182,7 +183,7 @@ CAIRN_BODY std::vector<stored_chunk> chunk_set::expand() const {
 
 CAIRN_BODY std::vector<stored_chunk> chunk_set::sorted() const {
   auto out = expand();
-  std::sort(out.begin(), out.end(), [](const stored_chunk& a, const stored_chunk& b) {
+  detail::sort(out, [](const stored_chunk& a, const stored_chunk& b) {
     return a.box == b.box ? a.rank < b.rank : a.box < b.box;
   });
   return out;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/extents.hpp>
 #include <cairn/model/rank_set.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/list_view.hpp>
 
@@ -19,8 +20,8 @@ CAIRN_BODY bool rank_set::has(std::int32_t rank) const noexcept {
 }
 
 CAIRN_BODY const rank_set* rank_sets::of(std::vector<std::int32_t> ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  detail::sort(ranks);
+  detail::erase_repeated(ranks);
   auto& made = sets_[ranks];
   if (made.ranks.empty()) {
     made.digest = cairn::digest(

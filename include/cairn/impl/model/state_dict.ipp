@@ -7,6 +7,7 @@
 #include <cairn/model/state_dict.hpp>
 #include <cairn/model/state_entry.hpp>
 #include <cairn/model/tensor_view.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -100,7 +101,7 @@ CAIRN_BODY void state_dict::finish_tensor(state_entry e, std::int64_t held) {
     fail(error_id::usage_bad_shape,
          "a tensor is larger than 2^63 bits, or its packed elements do not fill whole bytes",
          {.item = e.name, .got = to_string(e.global)});
-  std::erase_if(e.boxes, [](const chunk& b) { return b.empty(); });
+  detail::erase_if(e.boxes, [](const chunk& b) { return b.empty(); });
   for (const auto& b : e.boxes) {
     e.elements += b.volume();
     const auto granule = granule_of(e.type);

@@ -5,6 +5,7 @@
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/observe/progress_bar.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
@@ -93,8 +94,7 @@ CAIRN_BODY void progress_bar::observe(const observation& what) noexcept {
 
 CAIRN_BODY void progress_bar::shared::say(const std::string& line, std::int64_t step) {
   const auto over = [&](const save_under_way& s) { return s.handle.step() == step; };
-  if (const auto at = std::find_if(saves.begin(), saves.end(), over); step >= 0 && at != saves.end())
-    saves.erase(at);
+  if (const auto at = detail::find_if(saves, over); step >= 0 && at != saves.end()) saves.erase(at);
   put((drawn ? "\r\x1b[K" : "") + line + "\n");
   drawn = false;
 }

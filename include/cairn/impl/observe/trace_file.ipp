@@ -5,6 +5,7 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/observe/trace_file.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 
@@ -193,7 +194,7 @@ CAIRN_BODY void trace_file::shared::put_save(std::string& out, const observation
   const auto now = steady_now();
   auto begin = now;
   std::vector<save_span> spans(what.spans.begin(), what.spans.end());
-  std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  detail::sort(spans, [](const auto& a, const auto& b) { return a.begin < b.begin; });
   for (const auto& s : spans) begin = std::min(begin, s.begin);
   put_span(out, trainer, track::saves, "save " + name, begin, now, r.bytes);
   for (const auto& s : spans) {
@@ -208,7 +209,7 @@ CAIRN_BODY void trace_file::shared::put_save(std::string& out, const observation
                 1e3 * static_cast<double>(s.bytes) / static_cast<double>(s.end - s.begin));
     put_counter(out, s.process, counter, s.end, 0);
   }
-  std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.end < b.end; });
+  detail::sort(spans, [](const auto& a, const auto& b) { return a.end < b.end; });
   for (const auto& s : spans)
     if (s.process != trainer) put_cpu(out, s.process, s.end, s.cpu);
   if (r.writing.process != 0 && r.writing.process != trainer) {

@@ -5,6 +5,7 @@
 #include <cairn/plan/summary/summary.hpp>
 #include <cairn/plan/summary/summary_merge.hpp>
 #include <cairn/plan/summary/validation.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/wire.hpp>
 
@@ -45,7 +46,7 @@ inline metadata metadata_of_created(const plan_summary& created, int world_size)
 /// @throws plan_error (plan_disagreement) if a planner's metadata is not what its plans write.
 inline void check_metadata(metadata said, const metadata& made) {
   const auto by_name = [](const stored_item& a, const stored_item& b) { return a.name < b.name; };
-  std::sort(said.items.begin(), said.items.end(), by_name);
+  if (!said.items.empty()) detail::sort(&said.items[0], said.items.size(), by_name);
   for (std::size_t n = 0; n < std::max(said.items.size(), made.items.size()); ++n) {
     if (n < said.items.size() && n < made.items.size() && said.items[n] == made.items[n]) continue;
     fail(error_id::plan_disagreement,
@@ -112,7 +113,7 @@ CAIRN_BODY metadata metadata_of_plans(metadata said, const std::vector<save_plan
 CAIRN_BODY save_plan plan_of_rank(save_plan mine, const metadata& stored, int rank) {
   // The entry of an empty shard has served its purpose; a tensor without elements is written by the first
   // rank that has it.
-  std::erase_if(mine.items, [&](const write_item& i) {
+  detail::erase_if(mine.items, [&](const write_item& i) {
     if (!detail::definition_only(i)) return false;
     const auto* item = stored.find(i.name);
     bool here = false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/plan/glob.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -34,8 +35,7 @@ CAIRN_BODY bool glob_matches(std::string_view pattern, std::string_view name) no
 }
 
 CAIRN_BODY bool is_wanted(std::span<const std::string> only, std::string_view name) noexcept {
-  return only.empty() ||
-         std::any_of(only.begin(), only.end(), [&](const auto& p) { return glob_matches(p, name); });
+  return only.empty() || detail::any_of(only, [&](const auto& p) { return glob_matches(p, name); });
 }
 
 }  // namespace v1

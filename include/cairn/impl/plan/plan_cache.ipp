@@ -5,6 +5,7 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/plan/plan_cache.hpp>
 #include <cairn/plan/source_cache.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -47,7 +48,7 @@ CAIRN_BODY std::size_t plan_cache::bytes() const noexcept {
 }
 
 CAIRN_BODY std::vector<plan_cache::slot>::iterator plan_cache::find_slot(const plan_key& key) {
-  return std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) { return s.key == key; });
+  return detail::find_if(slots_, [&](const slot& s) { return s.key == key; });
 }
 
 }  // namespace v1

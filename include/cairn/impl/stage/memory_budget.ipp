@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/stage/memory_budget.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -70,7 +71,7 @@ CAIRN_BODY std::uint64_t memory_budget::rounded(std::uint64_t needed) noexcept {
 CAIRN_BODY std::shared_ptr<void> memory_budget::add(std::shared_ptr<member> stager) const {
   if (!state_) return nullptr;
   const std::lock_guard lock(state_->mutex);
-  std::erase_if(state_->members, [](const auto& m) { return m.expired(); });
+  detail::erase_if(state_->members, [](const auto& m) { return m.expired(); });
   state_->members.push_back(stager);
   return stager;
 }

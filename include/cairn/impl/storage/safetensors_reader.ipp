@@ -27,6 +27,7 @@
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_check.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -71,8 +72,7 @@ CAIRN_BODY safetensors_reader::checkpoint_type safetensors_reader::open(
   if (m.step != step)
     fail(error_id::corrupt_identity, "this is the manifest of another step",
          {.file = key, .expected = std::to_string(step), .got = std::to_string(m.step)});
-  const bool all_known =
-      std::all_of(m.codecs.begin(), m.codecs.end(), [&](auto c) { return store_.decodes(c); });
+  const bool all_known = detail::all_of(m.codecs, [&](auto c) { return store_.decodes(c); });
   for (std::size_t i = 0; !all_known && i < m.content.items.size(); ++i)
     if (const auto& item = std::as_const(m.content.items)[i]; !store_.decodes(item.codec))
       fail(error_id::corrupt_unsupported_feature,
@@ -160,7 +160,7 @@ CAIRN_BODY void safetensors_reader::throw_if_late(deadline until, const std::str
 CAIRN_BODY std::uint64_t safetensors_reader::fetch_records(
     checkpoint_type& checkpoint, std::vector<std::int32_t> ranks, deadline until,
     const std::function<void(std::int32_t, std::span<const std::byte>)>& sink) {
-  std::erase_if(ranks, [&](auto r) { return checkpoint.has_record(r); });
+  detail::erase_if(ranks, [&](auto r) { return checkpoint.has_record(r); });
   std::vector<std::unique_ptr<stored_record>> records(ranks.size());
   std::atomic<std::uint64_t> bytes{0};
   detail::parallel_for(ranks.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
@@ -182,8 +182,8 @@ CAIRN_BODY std::vector<std::int32_t> safetensors_reader::ranks_of(const checkpoi
                                                                   const load_plan& plan) {
   std::vector<std::int32_t> ranks;
   for (const auto& item : plan.items) ranks.push_back(checkpoint.chunk_of(item).rank);
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  detail::sort(ranks);
+  detail::erase_repeated(ranks);
   return ranks;
 }
 

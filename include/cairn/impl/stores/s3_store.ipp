@@ -15,6 +15,7 @@
 #include <cairn/stores/s3/range_reader.hpp>
 #include <cairn/stores/s3/service.hpp>
 #include <cairn/stores/s3_store.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -126,10 +127,10 @@ CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix) {
   const auto own = bucket_->client.options().prefix.size();
   auto found = bucket_->list(full);
   for (auto& o : found) o.key.erase(0, own);
-  std::erase_if(found, [](const listed_object& o) {
+  detail::erase_if(found, [](const listed_object& o) {
     return !valid_key(o.key) || o.key.starts_with(detail::s3_bucket::probe_prefix);
   });
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
+  detail::sort(found, [](const auto& a, const auto& b) { return a.key < b.key; });
   found.erase(
       std::unique(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.key == b.key; }),
       found.end());
@@ -156,7 +157,7 @@ CAIRN_BODY std::vector<std::string> s3_store::leftovers(std::string_view prefix)
     if (valid_key(key) && !bucket_->lives(u.id) && !detail::has_heartbeat(*bucket_, u))
       found.push_back(key + suffix_of(u.id));
   }
-  std::sort(found.begin(), found.end());
+  detail::sort(found);
   return found;
 }
 
@@ -169,7 +170,7 @@ CAIRN_BODY std::vector<std::string> s3_store::live_writers(std::string_view pref
         (bucket_->lives(u.id) || detail::has_heartbeat(*bucket_, u)))
       found.push_back(key + suffix_of(u.id));
   }
-  std::sort(found.begin(), found.end());
+  detail::sort(found);
   return found;
 }
 

@@ -7,6 +7,7 @@
 #include <cairn/plan/assign/write_assignment.hpp>
 #include <cairn/plan/summary/summary.hpp>
 #include <cairn/plan/summary/validation.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>
@@ -140,7 +141,7 @@ class balancer {
   void in_order_of_ranks(std::size_t begin) {
     const auto by_rank = [](const held_boxes& a, const held_boxes& b) { return a.p.rank < b.p.rank; };
     const auto first = members_.begin() + static_cast<std::ptrdiff_t>(begin);
-    std::sort(first, members_.end(), by_rank);
+    detail::sort(members_.data() + begin, members_.size() - begin, by_rank);
     bool apart = true;
     for (auto m = first + 1; m < members_.end(); ++m) apart = apart && (m - 1)->last_holder() < m->p.rank;
     if (apart) return;
@@ -151,7 +152,7 @@ class balancer {
         each.back().p.rank = m->holder(k);
         each.back().p.axis_count = m->shards;
       }
-    std::sort(each.begin(), each.end(), by_rank);
+    detail::sort(each, by_rank);
     members_.erase(first, members_.end());
     members_.insert(members_.end(), each.begin(), each.end());
   }
@@ -232,7 +233,7 @@ class balancer {
         sets.push_back({own.holders->first.size(), own.first + own.shifts[b], own.holders->second, p,
                         static_cast<std::int64_t>(b)});
     }
-    if (!std::is_sorted(sets.begin(), sets.end())) std::sort(sets.begin(), sets.end());
+    detail::sort(sets);
     return sets;
   }
   void divide_sets() {
@@ -274,7 +275,7 @@ class balancer {
     if (added) {
       for (const auto p : patterns)
         own.groups.insert(own.groups.end(), patterns_[p].groups.begin(), patterns_[p].groups.end());
-      std::sort(own.groups.begin(), own.groups.end());  // by items
+      detail::sort(own.groups);  // by items
       for (std::size_t k = 1; k < own.groups.size(); ++k)
         own.repeats |= shared_[own.groups[k]].item == shared_[own.groups[k - 1]].item;
       if (!own.repeats) make_tasks(own);
@@ -283,11 +284,10 @@ class balancer {
     // Which box of an item comes first may differ from set to set.
     auto groups = own.groups;
     const auto box_in = [&](const shared_boxes& s) {
-      const auto* at =
-          std::find_if(boxes.begin(), boxes.end(), [&](const held_box& b) { return b.pattern == s.pattern; });
+      const auto* at = detail::find_if(boxes, [&](const held_box& b) { return b.pattern == s.pattern; });
       return members_[s.member].box(at->box).box;
     };
-    std::sort(groups.begin(), groups.end(), [&](auto a, auto b) {
+    detail::sort(groups, [&](auto a, auto b) {
       const auto& x = shared_[a];
       const auto& y = shared_[b];
       return x.item != y.item ? x.item < y.item : box_in(x) < box_in(y);
@@ -305,7 +305,7 @@ class balancer {
   }
   /// Sorts its groups, of which the ones of one item are in order.
   void make_tasks(holding& own) const {
-    std::stable_sort(own.groups.begin(), own.groups.end(), [&](auto a, auto b) {
+    detail::sort(own.groups, [&](auto a, auto b) {
       const auto& x = shared_[a].task;
       const auto& y = shared_[b].task;
       return x.how != y.how ? x.how < y.how : x.how != manner::cut && x.bytes > y.bytes;
@@ -318,7 +318,7 @@ class balancer {
     for (std::size_t p = 0; p < done.boxes.size(); ++p) {
       const auto& held = patterns_[key[p]];
       auto boxes = done.boxes[p];
-      std::sort(boxes.begin(), boxes.end());
+      detail::sort(boxes);
       write_assignment::division d;
       d.members = held.members;
       if (boxes.size() != held.shifts.size()) d.first_shard = out_.add_shards(boxes), d.shards = boxes.size();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/plan/assign/replica_cut.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>
@@ -141,7 +142,7 @@ class replica_division {
   std::uint64_t choose_takers(std::uint64_t bytes, const std::vector<std::uint64_t>& loads) {
     find_runs(loads);
     const auto by_load = [](const run& a, const run& b) { return b > a; };
-    if (!std::is_sorted(runs_.begin(), runs_.end(), by_load)) std::sort(runs_.begin(), runs_.end(), by_load);
+    detail::sort(runs_, by_load);
     std::uint64_t below = 0;
     std::uint64_t takers = 0;
     std::size_t kept = 0;
@@ -158,7 +159,7 @@ class replica_division {
       below += r.load * static_cast<std::uint64_t>(r.count);
     }
     runs_.resize(kept);
-    std::sort(runs_.begin(), runs_.end(), [](const run& a, const run& b) { return a.first < b.first; });
+    detail::sort(runs_, [](const run& a, const run& b) { return a.first < b.first; });
     return (below + bytes) / takers;
   }
   /// Of the units that are left of a box, so many that they are about `bytes`; where the box cannot be cut,

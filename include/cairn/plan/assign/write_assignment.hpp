@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/chunk_set.hpp>
 #include <cairn/plan/assign/replica_cut.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>
@@ -89,11 +90,8 @@ class write_assignment {
     for (const auto& p : parts_) sorted[next[p.item]++] = p;
     parts_ = std::move(sorted);
     const auto before = [](const part& a, const part& b) { return a.order < b.order; };
-    for (std::size_t i = 0; i < items; ++i) {
-      const auto begin = parts_.begin() + first_[i];
-      const auto end = parts_.begin() + first_[i + 1];
-      if (!std::is_sorted(begin, end, before)) std::stable_sort(begin, end, before);
-    }
+    for (std::size_t i = 0; i < items; ++i)
+      detail::sort(parts_.data() + first_[i], first_[i + 1] - first_[i], before);
   }
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/chunk_progression.hpp>
 #include <cairn/plan/summary/cover.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>
@@ -161,7 +162,7 @@ struct replica_groups {
   bool by_boxes() {
     std::vector<std::uint32_t> order(members.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
-    std::sort(order.begin(), order.end(), [&](auto a, auto b) {
+    detail::sort(order, [&](auto a, auto b) {
       const int c = held_boxes::compare_boxes(members[a], members[b]);
       return c != 0 ? c < 0 : a < b;
     });
@@ -216,8 +217,7 @@ struct replica_groups {
     if (tile(outer)) return true;
     if (members.size() < 2) return false;
     if (by_boxes() && tile(outer)) return true;
-    const bool single =
-        std::all_of(members.begin(), members.end(), [](const held_boxes& m) { return m.p.axis_count == 0; });
+    const bool single = detail::all_of(members, [](const held_boxes& m) { return m.p.axis_count == 0; });
     return !single && expand(most) && (static_cast<void>(by_boxes()), tile(outer));
   }
 };

@@ -4,6 +4,7 @@
 #include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -51,7 +52,7 @@ class step_objects {
                               IsForeign is_foreign) const {
     auto objects = objects_of(step);
     const auto aside = quarantined_attempts(objects);
-    std::erase_if(objects, [&](const auto& o) {
+    detail::erase_if(objects, [&](const auto& o) {
       return !is_foreign(o) || o.is_quarantined() || (o.is_file() && is_among(aside, o.name.attempt));
     });
     if (objects.empty()) return 0;

@@ -6,6 +6,7 @@
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_check.hpp>
 #include <cairn/storage/manifest/manifest_reader.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/list_view.hpp>
 
@@ -119,8 +120,8 @@ class manifest_items final : public stored_item_source {
         static_cast<void>(in.take(4));
         found.push_back(static_cast<std::uint16_t>(in.number(UINT16_MAX)));
       });
-    std::sort(found.begin(), found.end());
-    found.erase(std::unique(found.begin(), found.end()), found.end());
+    detail::sort(found);
+    detail::erase_repeated(found);
     return found;
   }
   /// Definitions are written where they are first used; none is there for nobody. @throws corrupt_error

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/stores/file/file_tree.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <fcntl.h>
 
@@ -206,8 +207,7 @@ class file_self_test {
     }
     std::vector<directory_entry> entries;
     const int listed = fs.list(directory_.get(), entries);
-    const bool found =
-        std::any_of(entries.begin(), entries.end(), [&](const auto& e) { return e.name == fresh; });
+    const bool found = detail::any_of(entries, [&](const auto& e) { return e.name == fresh; });
     if (report_.points.back().outcome == verdict::right)
       note("a new name is listed", listed == 0 && found ? verdict::right : verdict::unusable,
            listed != 0 ? text_of(listed)

@@ -3,6 +3,7 @@
 #include <cairn/stores/file/file_io.hpp>
 #include <cairn/stores/file/io_error.hpp>
 #include <cairn/stores/file/options.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/thread_pool.hpp>
 
@@ -323,7 +324,7 @@ struct file_tree {
   }
   void note_durable(const file_identity& directory) {
     const std::lock_guard lock(mutex_);
-    if (std::find(durable_.begin(), durable_.end(), directory) != durable_.end()) return;
+    if (detail::contains(durable_, directory)) return;
     if (durable_.size() >= 1024) durable_.clear();
     durable_.push_back(directory);
   }
@@ -331,7 +332,7 @@ struct file_tree {
     file_status s;
     if (fs.status(directory.get(), s) != 0) return false;
     const std::lock_guard lock(mutex_);
-    return std::find(durable_.begin(), durable_.end(), s.identity) != durable_.end();
+    return detail::contains(durable_, s.identity);
   }
 
   mutable std::mutex mutex_;

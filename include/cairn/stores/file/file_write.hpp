@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/stores/file/part_file.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <fcntl.h>
 
@@ -72,8 +73,7 @@ class file_write {
       sum += part.bytes.size();
       cut(part, requests);
     }
-    const bool direct =
-        std::any_of(requests.begin(), requests.end(), [](const request& r) { return r.direct; });
+    const bool direct = detail::any_of(requests, [](const request& r) { return r.direct; });
     if (direct) open_direct();
     helper_cpu_ += tree_->pool.run(requests.size(), tree_->options.writes_in_flight, [&](std::size_t i) {
       const file_size_signal_blocked guard;

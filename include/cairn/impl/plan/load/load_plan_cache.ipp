@@ -3,6 +3,7 @@
 #include <cairn/concepts/planner.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/plan/load/load_plan_cache.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -16,7 +17,7 @@ inline namespace v1 {
 
 CAIRN_BODY std::shared_ptr<const cached_load_plan> load_plan_cache::find(
     const load_plan_key& key, std::span<const std::byte> manifest) {
-  const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) {
+  const auto found = detail::find_if(slots_, [&](const slot& s) {
     return s.key == key && s.manifest.size() == manifest.size() &&
            (manifest.empty() || std::memcmp(s.manifest.data(), manifest.data(), manifest.size()) == 0);
   });
@@ -27,7 +28,7 @@ CAIRN_BODY std::shared_ptr<const cached_load_plan> load_plan_cache::find(
 
 CAIRN_BODY void load_plan_cache::put(const load_plan_key& key, std::span<const std::byte> manifest,
                                      cached_load_plan plan) {
-  std::erase_if(slots_, [&](const slot& s) { return s.key == key; });
+  detail::erase_if(slots_, [&](const slot& s) { return s.key == key; });
   const auto size = bytes_of(plan.plan) + manifest.size();
   if (limit_ == 0 || size > max_bytes_) return;
   while (slots_.size() >= limit_ || bytes() > max_bytes_ - size) slots_.erase(slots_.begin());

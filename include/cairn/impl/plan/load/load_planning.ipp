@@ -4,6 +4,7 @@
 #include <cairn/plan/glob.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/summary/cover.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -114,13 +115,13 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
 }
 
 CAIRN_BODY load_plan load_planning::finish() {
-  if (std::find(matched_.begin(), matched_.end(), false) != matched_.end()) {
+  if (detail::contains(matched_, false)) {
     stored_.items.for_each_name([&](std::size_t, std::string_view name) { match(name); });
     for (std::size_t i = 0; i < matched_.size(); ++i)
       if (!matched_[i]) plan_.report.unmatched.push_back(request_.only[i]);
-    std::sort(plan_.report.unmatched.begin(), plan_.report.unmatched.end());
+    detail::sort(plan_.report.unmatched);
   }
-  if (std::find(known_.begin(), known_.end(), false) != known_.end())
+  if (detail::contains(known_, false))
     stored_.items.for_each_name([&](std::size_t k, std::string_view name) {
       if (!known_[k] && is_wanted(request_.only, name)) plan_.report.unexpected.emplace_back(name);
     });

@@ -5,6 +5,7 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/rank_set.hpp>
 #include <cairn/plan/load/read_requests.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -64,15 +65,15 @@ CAIRN_BODY wanted_items requests_of(const metadata& stored, const load_plan& pla
   }
   const auto set_of = [rank](std::vector<chunk>& boxes) {
     // The same box of two entries is one want.
-    std::sort(boxes.begin(), boxes.end());
-    boxes.erase(std::unique(boxes.begin(), boxes.end()), boxes.end());
+    detail::sort(boxes);
+    detail::erase_repeated(boxes);
     chunk_set set;
     for (const auto& b : boxes) set.push_back({b, rank});
     return set;
   };
   wanted_items out;
-  std::sort(records.begin(), records.end());
-  records.erase(std::unique(records.begin(), records.end()), records.end());
+  detail::sort(records);
+  detail::erase_repeated(records);
   std::vector<chunk> ranges;
   for (std::size_t i = 0; i < records.size();) {
     auto end = i + 1;
@@ -84,7 +85,7 @@ CAIRN_BODY wanted_items requests_of(const metadata& stored, const load_plan& pla
     out.push_back({std::string(shared_wants::records_name), {stored.world_size}, set_of(ranges)});
   for (auto& [at, boxes] : wanted)
     if (!boxes.empty()) out.push_back({stored.items[at].name, stored.items[at].global, set_of(boxes)});
-  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  detail::sort(out, [](const auto& a, const auto& b) { return a.name < b.name; });
   return out;
 }
 

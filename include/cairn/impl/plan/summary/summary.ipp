@@ -4,6 +4,7 @@
 #include <cairn/model/item.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/plan/summary/summary.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/list_view.hpp>
 
 #include <algorithm>
@@ -126,8 +127,7 @@ CAIRN_BODY plan_summary summarise_plan(const save_plan& plan, int rank) {
     if (detail::definition_only(a) != detail::definition_only(b)) return detail::definition_only(b);
     return a.box < b.box;
   };
-  if (!std::is_sorted(order.begin(), order.end(), before))
-    std::stable_sort(order.begin(), order.end(), before);
+  detail::sort(order, before);
   plan_summary out;
   std::size_t names = 0;
   for (const auto& i : plan.items) names += i.name.size();

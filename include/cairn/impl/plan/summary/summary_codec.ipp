@@ -3,6 +3,7 @@
 #include <cairn/model/chunk_codec.hpp>
 #include <cairn/plan/summary/summary.hpp>
 #include <cairn/plan/summary/summary_codec.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -104,7 +105,7 @@ CAIRN_BODY plan_summary decode_plan_summary(compact_reader& in) {
         continue;
       }
       detail::decode_progression_body(in, head, dimensions, p);
-      const bool empty = std::find(p.first.sizes.begin(), p.first.sizes.end(), 0) != p.first.sizes.end();
+      const bool empty = detail::contains(p.first.sizes, 0);
       if (i.kind == item_kind::bytes ? p.first.offsets[0] != 0 || !(p.last_box() == p.first) : empty)
         in.fail_here("a box that no rank could hold");
       summary.append(p);

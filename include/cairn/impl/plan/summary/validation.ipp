@@ -4,6 +4,7 @@
 #include <cairn/plan/summary/replica_groups.hpp>
 #include <cairn/plan/summary/summary.hpp>
 #include <cairn/plan/summary/validation.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/list_view.hpp>
 
@@ -51,7 +52,7 @@ CAIRN_BODY std::vector<std::int32_t> summary_error::ranks(const chunk* box) cons
   };
   summary_.for_each_box(n_, add);
   if (box == nullptr) summary_.for_each_without(n_, add);
-  std::sort(out.begin(), out.end());
+  detail::sort(out);
   return out;
 }
 
@@ -115,8 +116,8 @@ CAIRN_BODY void summary_error::tiling() const {
     fail(error_id::plan_not_covered,
          "the shards of all ranks together are not the tensor, and are too many to say where",
          {.rank = some_rank(), .item = name()});
-  std::sort(boxes.begin(), boxes.end());
-  boxes.erase(std::unique(boxes.begin(), boxes.end()), boxes.end());
+  detail::sort(boxes);
+  detail::erase_repeated(boxes);
   const box_search search(boxes);
   const auto outer = whole(summary_[n_].global);
   if (const auto found = search.overlap(outer)) {
@@ -192,7 +193,7 @@ CAIRN_BODY bool summary_check::check_unshared(const summary_error& error, const 
   const auto add = [&](const chunk_progression& p) {
     check_ranks(error, p);
     check_box(error, i, outer, p);
-    single = single && std::all_of(p.begin(), p.end(), [](const chunk_axis& a) { return a.dimension >= 0; });
+    single = single && detail::all_of(p, [](const chunk_axis& a) { return a.dimension >= 0; });
     for (std::size_t k = 0; single && k < sums.size(); ++k)
       sums[k] = prime_field::reduce(sums[k] + random_measure(p, measure_seeds[k]));
     return true;
@@ -286,7 +287,7 @@ CAIRN_BODY void summary_check::check_holders(const summary_error& error, const s
   holders_.clear();
   for (const auto& m : group)
     for (std::int64_t k = 0; k < m.replicas(); ++k) holders_.push_back(m.holder(k));
-  std::sort(holders_.begin(), holders_.end());
+  detail::sort(holders_);
   const auto twice = std::adjacent_find(holders_.begin(), holders_.end());
   if (twice != holders_.end())
     fail(error_id::plan_overlap,

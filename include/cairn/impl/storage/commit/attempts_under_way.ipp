@@ -4,6 +4,7 @@
 #include <cairn/storage/commit/attempt_ending.hpp>
 #include <cairn/storage/commit/attempts_under_way.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 
 #include <algorithm>
@@ -114,7 +115,7 @@ CAIRN_BODY void attempts_under_way::serve(inside& in) noexcept {
         take(in.tasks, mine);
       }
     }
-    std::erase_if(mine, [](task& t) { return t.ending.go() || t.until.passed(); });
+    detail::erase_if(mine, [](task& t) { return t.ending.go() || t.until.passed(); });
   }
 }
 

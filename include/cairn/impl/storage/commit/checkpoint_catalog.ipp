@@ -12,6 +12,7 @@
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 
@@ -61,9 +62,8 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
     if (!a.marked) objects_.require_mark(step, a.attempt, detail::removed_meanwhile(step));
   const auto standing = objects_.standing_attempt(step);  // committed before its mark was made
   const auto ended = [&](const detail::step_object& o) {  // not an attempt that began since then
-    return o.name.attempt == removed || std::any_of(attempts.begin(), attempts.end(), [&](const auto& a) {
-             return a.attempt == o.name.attempt;
-           });
+    return o.name.attempt == removed ||
+           detail::any_of(attempts, [&](const auto& a) { return a.attempt == o.name.attempt; });
   };
   for (const auto& o : objects_.objects_of(step)) {
     if (o.own && o.name.kind == object_kind::manifest) continue;
@@ -91,9 +91,7 @@ CAIRN_BODY bool checkpoint_catalog::quarantine(std::int64_t step) const {
 CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id& run) const {
   std::vector<save_attempt> found;
   if (!store_.tracks_writers()) return found;
-  const auto known = [&](const save_attempt& a) {
-    return std::find(found.begin(), found.end(), a) != found.end();
-  };
+  const auto known = [&](const save_attempt& a) { return detail::contains(found, a); };
   for (const auto& key : store_.live_writers("step-"))
     if (const auto a = attempt_of_unfinished(key); a && !known(*a)) found.push_back(*a);
   const auto all = store_.keys("step-");
@@ -105,16 +103,14 @@ CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id
     if (parsed->object.kind == object_kind::manifest) committed.push_back(parsed->step);
     if (parsed->object.kind == object_kind::data) objects.emplace_back(*parsed, key);
   }
-  const auto stands = [&](std::int64_t step) {
-    return std::find(committed.begin(), committed.end(), step) != committed.end();
-  };
+  const auto stands = [&](std::int64_t step) { return detail::contains(committed, step); };
   for (const auto& [o, own_key] : objects) {
     const save_attempt a{o.step, o.object.attempt};
     if (stands(o.step) || known(a) || detail::made_by(run, a.step, a.attempt)) continue;
     if (store_.writer_lives(own_key)) found.push_back(a);
   }
   // A committed attempt needs no writer any more.
-  std::erase_if(found, [&](const save_attempt& a) {
+  detail::erase_if(found, [&](const save_attempt& a) {
     return detail::made_by(run, a.step, a.attempt) || store_.size(manifest_key(a.step));
   });
   return found;
@@ -176,8 +172,7 @@ CAIRN_BODY void checkpoint_catalog::add_begun(std::vector<detail::seen_attempt>&
                                               std::optional<std::uint64_t> but) {
   for (const auto attempt : begun) {
     if (attempt == but) continue;
-    const auto at =
-        std::find_if(attempts.begin(), attempts.end(), [&](const auto& a) { return a.attempt == attempt; });
+    const auto at = detail::find_if(attempts, [&](const auto& a) { return a.attempt == attempt; });
     if (at == attempts.end())
       attempts.push_back({attempt, false, 1});
     else
@@ -198,8 +193,7 @@ CAIRN_BODY std::map<std::int64_t, std::vector<std::uint64_t>> checkpoint_catalog
   const auto add = [&](const std::vector<std::string>& keys) {
     for (const auto& key : keys)
       if (const auto a = attempt_of_unfinished(key))
-        if (auto& in = found[a->step]; std::find(in.begin(), in.end(), a->attempt) == in.end())
-          in.push_back(a->attempt);
+        if (auto& in = found[a->step]; !detail::contains(in, a->attempt)) in.push_back(a->attempt);
   };
   add(store_.leftovers(prefix));
   add(store_.live_writers(prefix));
@@ -222,15 +216,13 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const
     }
   }
   const auto objects = objects_.objects_of(step);
-  if (std::any_of(objects.begin(), objects.end(), [](const auto& o) { return o.is_quarantined(); })) return 0;
+  if (detail::any_of(objects, [](const auto& o) { return o.is_quarantined(); })) return 0;
   std::uint64_t removed = 0;
   auto attempts = detail::attempts_in(objects, std::nullopt);
-  const auto is_begun = [&](std::uint64_t attempt) {
-    return std::find(begun.begin(), begun.end(), attempt) != begun.end();
-  };
+  const auto is_begun = [&](std::uint64_t attempt) { return detail::contains(begun, attempt); };
   add_begun(attempts, begun, std::nullopt);
   const auto own =
-      std::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
+      detail::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
   std::vector<std::uint64_t> ended;  // a mark that was reported as not made may appear after the check below
   for (const auto& a : attempts)
     if (a.marked || objects_.mark(step, a.attempt, detail::superseded(step, run))) ended.push_back(a.attempt);

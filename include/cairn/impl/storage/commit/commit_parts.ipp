@@ -6,6 +6,7 @@
 #include <cairn/storage/manifest/corrupt.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
@@ -61,7 +62,7 @@ CAIRN_BODY bool step_object::is_file() const noexcept {
 }
 
 CAIRN_BODY bool is_among(const std::vector<std::uint64_t>& attempts, std::uint64_t attempt) noexcept {
-  return std::find(attempts.begin(), attempts.end(), attempt) != attempts.end();
+  return detail::contains(attempts, attempt);
 }
 
 inline constexpr std::string_view quarantine_prefix = "manifest.damaged.";
@@ -97,8 +98,7 @@ CAIRN_BODY std::vector<seen_attempt> attempts_in(const std::vector<step_object>&
   std::vector<seen_attempt> found;
   for (const auto& o : objects) {
     if ((!o.is_file() && !o.is_mark()) || o.name.attempt == but) continue;
-    auto at =
-        std::find_if(found.begin(), found.end(), [&](const auto& a) { return a.attempt == o.name.attempt; });
+    auto at = detail::find_if(found, [&](const auto& a) { return a.attempt == o.name.attempt; });
     if (at == found.end()) at = found.insert(at, seen_attempt{o.name.attempt, false, 0});
     at->marked |= o.is_mark();
     at->files += o.is_file();

@@ -16,6 +16,7 @@
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -243,9 +244,9 @@ CAIRN_BODY void commit_protocol::end_other_attempts(const save_context& c, const
   const auto objects = objects_.objects_of(c.step);
   auto others = detail::attempts_in(objects, c.attempt);
   const auto aside = objects_.quarantined_attempts(objects);
-  std::erase_if(others, [&](const auto& o) { return detail::is_among(aside, o.attempt); });
+  detail::erase_if(others, [&](const auto& o) { return detail::is_among(aside, o.attempt); });
   if (others.empty()) return;
-  if (std::any_of(others.begin(), others.end(), [](const auto& o) { return !o.marked; })) claim(c, until);
+  if (detail::any_of(others, [](const auto& o) { return !o.marked; })) claim(c, until);
   wait_for_ended_manifest(c, place, until);  // a manifest that stands must not be ended
   std::vector<std::uint64_t> ended;          // without those whose mark may appear after the check below
   for (const auto& o : others)

@@ -10,6 +10,7 @@
 #include <cairn/storage/manifest/corrupt.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -94,7 +95,7 @@ CAIRN_BODY std::uint64_t record_header_offset(const file_placement& place, std::
 }
 
 CAIRN_BODY void take_away(std::vector<std::int32_t>& from, list_view<const std::int32_t> sorted) {
-  std::erase_if(from, [&](auto rank) { return std::binary_search(sorted.begin(), sorted.end(), rank); });
+  detail::erase_if(from, [&](auto rank) { return std::binary_search(sorted.begin(), sorted.end(), rank); });
 }
 
 CAIRN_BODY block_merge::block_merge(const any_store& store, const save_context& c,
@@ -179,7 +180,8 @@ CAIRN_BODY void record_collection::end_if_lost() {
   if (gone.empty()) return;
   // What they did before they were gone is visible to requests that begin now.
   take(gone.size() < max_misses ? probe_records(store_, c_, place_, gone) : listed());
-  std::erase_if(gone, [&](auto rank) { return !std::binary_search(missing_.begin(), missing_.end(), rank); });
+  detail::erase_if(gone,
+                   [&](auto rank) { return !std::binary_search(missing_.begin(), missing_.end(), rank); });
   if (!gone.empty()) fail_gone(c_, gone);
 }
 
@@ -204,7 +206,7 @@ CAIRN_BODY std::vector<std::int32_t> record_collection::listed() const {
     });
     there.insert(there.end(), of_file.first, of_file.second);
   }
-  std::sort(there.begin(), there.end());
+  detail::sort(there);
   return there;
 }
 

@@ -4,6 +4,7 @@
 #include <cairn/model/record.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 
@@ -31,7 +32,7 @@ CAIRN_BODY std::vector<std::int64_t> restart_notes::steps() {
   std::vector<std::int64_t> found;
   for (const auto& key : store_.keys(prefix))
     if (const auto step = step_of(key)) found.push_back(*step);
-  std::sort(found.begin(), found.end());
+  detail::sort(found);
   return found;
 }
 

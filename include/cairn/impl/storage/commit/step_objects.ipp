@@ -9,6 +9,7 @@
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/manifest_reader.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 
@@ -43,7 +44,7 @@ CAIRN_BODY bool step_objects::is_late_manifest(std::int64_t step, std::span<cons
     m = decode_manifest(bytes, key);
     const auto objects = objects_of(step);
     const auto there = [&](const object_name& wanted) {
-      return std::any_of(objects.begin(), objects.end(), [&](const auto& o) {
+      return detail::any_of(objects, [&](const auto& o) {
         return o.is_file() && o.name.kind == wanted.kind && o.name.rank == wanted.rank &&
                o.name.attempt == wanted.attempt && o.name.index == wanted.index;
       });
@@ -75,9 +76,9 @@ CAIRN_BODY std::vector<std::int64_t> step_objects::committed_among(
     if (k && k->object.kind == object_kind::manifest) steps.push_back(k->step);
     if (k && k->object.kind == object_kind::aborted) marked.push_back(k->step);
   }
-  std::sort(steps.begin(), steps.end());
-  std::sort(marked.begin(), marked.end());
-  std::erase_if(steps, [&](std::int64_t step) {
+  detail::sort(steps);
+  detail::sort(marked);
+  detail::erase_if(steps, [&](std::int64_t step) {
     if (!std::binary_search(marked.begin(), marked.end(), step)) return false;
     const auto bytes = store_.read_all(manifest_key(step), max_manifest_bytes);
     return !bytes || is_late_manifest(step, *bytes);
@@ -90,8 +91,7 @@ CAIRN_BODY std::uint64_t step_objects::remove_files(std::int64_t step,
   std::uint64_t removed = 0;
   if (attempts.empty()) return removed;
   for (const auto& o : objects_of(step))
-    if (o.is_file() && std::find(attempts.begin(), attempts.end(), o.name.attempt) != attempts.end())
-      store_.remove(o.key), ++removed;
+    if (o.is_file() && detail::contains(attempts, o.name.attempt)) store_.remove(o.key), ++removed;
   return removed;
 }
 

@@ -14,6 +14,7 @@
 #include <cairn/storage/load/reads_in_flight.hpp>
 #include <cairn/storage/load/stage_time.hpp>
 #include <cairn/storage/manifest/corrupt.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/clocks.hpp>
 #include <cairn/system/deadline.hpp>
@@ -45,7 +46,7 @@ namespace detail {
 CAIRN_BODY load_engine::load_engine(const any_store& store, const load_work& work,
                                     std::uint64_t memory_budget, deadline until, device_load* devices)
     : store_(store), reads_(store_.begin_reads()), work_(work), until_(until) {
-  if (std::any_of(work.wants.begin(), work.wants.end(), [](const auto& w) { return w.on_device(); })) {
+  if (detail::any_of(work.wants, [](const auto& w) { return w.on_device(); })) {
     devices_ = devices;
     memory_budget = std::min(memory_budget, devices->memory()) / 2;  // half for reading, half for copying
   }

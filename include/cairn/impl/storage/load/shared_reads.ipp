@@ -11,6 +11,7 @@
 #include <cairn/storage/load/load_engine.hpp>
 #include <cairn/storage/load/load_work.hpp>
 #include <cairn/storage/load/shared_reads.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
@@ -69,8 +70,7 @@ CAIRN_BODY std::vector<shared_read> shared_blocks::find_shared_reads() {
       if (!wanted_here(item, at)) continue;
       sets.clear();
       for (const auto& p : parts)
-        if (part_bytes(p, at) != 0 && std::find(sets.begin(), sets.end(), p.ranks) == sets.end())
-          sets.push_back(p.ranks);
+        if (part_bytes(p, at) != 0 && !detail::contains(sets, p.ranks)) sets.push_back(p.ranks);
       const auto* set = sets.empty() ? nullptr : wants_.sets().unite(sets);
       if (set == nullptr || set->ranks.size() < 2) {
         alone_.push_back(at);
@@ -134,7 +134,7 @@ CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<cons
   const auto before = [](const block_place& a, const block_place& b) {
     return a.item != b.item ? a.item < b.item : a.block < b.block;
   };
-  std::sort(own.begin(), own.end(), [&](const auto& a, const auto& b) { return before(a.at, b.at); });
+  detail::sort(own, [&](const auto& a, const auto& b) { return before(a.at, b.at); });
   std::vector<block_place> blocks;
   for (const auto& o : own) blocks.push_back(o.at);
   load_engine engine(store_, work_, budget_, until_, devices_);
@@ -246,7 +246,7 @@ CAIRN_BODY void shared_blocks::check_wants(const load_item& item, const std::vec
   if (item.per_rank) return;
   for (std::size_t k = 0; k < item.wants; ++k) {
     const auto& w = work_.wants[item.first_want + k];
-    if (std::none_of(parts.begin(), parts.end(), [&](const part& p) { return p.mine && p.box == w.box; }))
+    if (!detail::any_of(parts, [&](const part& p) { return p.mine && p.box == w.box; }))
       fail(error_id::plan_disagreement, "a rank reads other bytes than it announced to the others",
            {.rank = rank_, .item = std::string(item.name)});
   }

@@ -19,6 +19,7 @@
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 
@@ -42,8 +43,7 @@ CAIRN_BODY stored_record::stored_record(const manifest_record& named, std::span<
          {.file = key});
   order_.resize(record_.items.size());
   for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<std::uint32_t>(i);
-  std::sort(order_.begin(), order_.end(),
-            [&](auto a, auto b) { return less(record_.items[a].key, record_.items[b].key); });
+  detail::sort(order_, [&](auto a, auto b) { return less(record_.items[a].key, record_.items[b].key); });
 }
 
 CAIRN_BODY const record_item* stored_record::find(const item_key& key) const noexcept {
@@ -145,8 +145,7 @@ CAIRN_BODY load_work gather_work(const stored_checkpoint& checkpoint, std::vecto
   const auto place = [](const planned_want& w) {
     return std::tuple(w.rank, w.stored->file, w.stored->offset, w.stored);
   };
-  std::stable_sort(wants.begin(), wants.end(),
-                   [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  detail::sort(wants, [&](const auto& a, const auto& b) { return place(a) < place(b); });
   load_work work;
   work.wants.reserve(wants.size());
   for (std::size_t i = 0; i < wants.size(); ++i) {
@@ -175,8 +174,8 @@ CAIRN_BODY load_work all_work(const stored_checkpoint& checkpoint) {
     const auto& r = checkpoint.record_of(named.rank).content();
     std::vector<const record_item*> order;
     for (const auto& i : r.items) order.push_back(&i);
-    std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-      return std::tie(a->file, a->offset) < std::tie(b->file, b->offset);
+    detail::sort(order, [](const auto* a, const auto* b) {
+      return a->file != b->file ? a->file < b->file : a->offset < b->offset;
     });
     const auto first = work.files.size();
     for (std::uint32_t f = 0; f < r.files.size(); ++f)

@@ -6,6 +6,7 @@
 #include <cairn/storage/safetensors/safetensors_entry.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_parser.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -64,7 +65,7 @@ CAIRN_BODY void append_json(std::string& out, const extents& numbers) {
   std::vector<std::pair<std::uint64_t, const std::string*>> keys;
   keys.reserve(entries.size());
   for (const auto& e : entries) keys.emplace_back(digest(e.key), &e.key);
-  std::sort(keys.begin(), keys.end(), [](const auto& a, const auto& b) {
+  detail::sort(keys, [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first < b.first : *a.second < *b.second;
   });
   const auto twice = std::adjacent_find(keys.begin(), keys.end(), [](const auto& a, const auto& b) {
@@ -197,7 +198,7 @@ inline void apply_sharding_info(std::vector<safetensors_entry>& entries, std::st
   std::vector<safetensors_entry*> by_key;
   by_key.reserve(entries.size());
   for (auto& e : entries) by_key.push_back(&e);
-  std::sort(by_key.begin(), by_key.end(), [](const auto* a, const auto* b) { return a->key < b->key; });
+  detail::sort(by_key, [](const auto* a, const auto* b) { return a->key < b->key; });
   for (auto& place : events.places) {
     const auto found = std::lower_bound(by_key.begin(), by_key.end(), place.key,
                                         [](const auto* e, const std::string& key) { return e->key < key; });
@@ -252,7 +253,7 @@ CAIRN_BODY safetensors_header decode_safetensors_header(std::span<const std::byt
   keys.reserve(header.entries.size());
   for (const auto& e : header.entries) keys.push_back(e.key);
   const auto refuse_twice = [&] {
-    std::sort(keys.begin(), keys.end());
+    detail::sort(keys);
     if (const auto twice = std::adjacent_find(keys.begin(), keys.end()); twice != keys.end())
       fail(error_id::corrupt_bad_json, "the header of a safetensors file has a key twice",
            {.item = std::string(*twice), .file = std::string(file), .offset = 8});
@@ -267,7 +268,7 @@ CAIRN_BODY safetensors_header decode_safetensors_header(std::span<const std::byt
   const auto& entries = header.entries;
   if (!std::is_sorted(entries.begin(), entries.end(),
                       [&](const auto& a, const auto& b) { return place(a) < place(b); }))
-    std::sort(header.entries.begin(), header.entries.end(), [&](const auto& a, const auto& b) {
+    detail::sort(header.entries, [&](const auto& a, const auto& b) {
       return place(a) != place(b) ? place(a) < place(b) : a.key < b.key;
     });
   const auto data_bytes = file_bytes - header_bytes;
@@ -299,9 +300,8 @@ CAIRN_BODY safetensors_header decode_safetensors_header(std::span<const std::byt
             header_bytes + position, std::to_string(header_bytes + position) + " bytes",
             std::to_string(file_bytes));
 
-  const auto sharding = std::find_if(events.metadata.begin(), events.metadata.end(), [](const auto& pair) {
-    return pair.first == detail::sharding_info_key;
-  });
+  const auto sharding = detail::find_if(
+      events.metadata, [](const auto& pair) { return pair.first == detail::sharding_info_key; });
   if (sharding != events.metadata.end()) {
     detail::apply_sharding_info(header.entries, sharding->second, file);
     events.metadata.erase(sharding);

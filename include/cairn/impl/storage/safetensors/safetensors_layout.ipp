@@ -10,6 +10,7 @@
 #include <cairn/storage/safetensors/safetensors_entry.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -64,8 +65,7 @@ CAIRN_BODY image_layout safetensors_layout(const save_plan& plan, std::span<cons
         detail::alignment_class(item.type) * 2U + (detail::copied_early(item, item_bytes[i]) ? 0U : 1U);
     order.push_back({std::uint64_t{file} * 16 + in_file, i});
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [](const place& a, const place& b) { return a.order < b.order; });
+  detail::sort(order, [](const place& a, const place& b) { return a.order < b.order; });
 
   image_layout image;
   image.segments.reserve(files);

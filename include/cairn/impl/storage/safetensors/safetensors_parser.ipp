@@ -4,6 +4,7 @@
 #include <cairn/model/extents.hpp>
 #include <cairn/storage/safetensors/safetensors_entry.hpp>
 #include <cairn/storage/safetensors/safetensors_parser.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/json_parser.hpp>
 
 #include <algorithm>
@@ -126,7 +127,7 @@ CAIRN_BODY const char* sharding_events::key(std::string_view text) {
   if ((offsets_ && places.back().has_offsets) || (global_ && places.back().has_global))
     return "has a field twice";
   if (offsets_ || global_) return nullptr;
-  if (std::find(unknown_.begin(), unknown_.end(), text) != unknown_.end()) return "has a field twice";
+  if (detail::contains(unknown_, text)) return "has a field twice";
   unknown_.emplace_back(text);
   return unknown_.size() > 16 ? "has too many unknown fields" : nullptr;
 }

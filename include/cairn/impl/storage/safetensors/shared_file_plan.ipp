@@ -7,6 +7,7 @@
 #include <cairn/storage/safetensors/safetensors_entry.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/shared_file_plan.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/list_view.hpp>
@@ -74,7 +75,7 @@ CAIRN_BODY bool joins(shared_run& run, const safetensors_entry& e) {
     for (const auto& f : members[m].files)
       for (const auto& e : f.entries) parts.push_back({&e, m, item++});
   }
-  std::stable_sort(parts.begin(), parts.end(), [](const part& a, const part& b) {
+  detail::sort(parts, [](const part& a, const part& b) {
     if (a.entry->key != b.entry->key) return a.entry->key < b.entry->key;
     const auto &x = a.entry->saved_offsets, &y = b.entry->saved_offsets;
     return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end());
@@ -98,7 +99,7 @@ CAIRN_BODY shared_file_plan plan_shared_files(list_view<const shared_member> mem
     const auto bits = bits_of(t);
     return bits == 64 ? 0 : bits == 32 ? 1 : bits == 16 ? 2 : bits == 8 ? 3 : 4;
   };
-  std::stable_sort(runs.begin(), runs.end(), [&](const shared_run& a, const shared_run& b) {
+  detail::sort(runs, [&](const shared_run& a, const shared_run& b) {
     return std::pair(a.file, alignment(a.entry.type)) < std::pair(b.file, alignment(b.entry.type));
   });
   shared_file_plan plan;

@@ -6,6 +6,7 @@
 #include <cairn/stores/s3/options.hpp>
 #include <cairn/stores/s3/request.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <string>
@@ -48,8 +49,8 @@ CAIRN_BODY std::string_view encryption_name(s3_encryption e) noexcept {
 
 CAIRN_BODY bool creates_object(const s3_request& r) noexcept {
   if (r.method == "PUT") return r.query.empty();
-  return r.method == "POST" && std::any_of(r.query.begin(), r.query.end(),
-                                           [](const auto& field) { return field.first == "uploads"; });
+  return r.method == "POST" &&
+         detail::any_of(r.query, [](const auto& field) { return field.first == "uploads"; });
 }
 
 CAIRN_BODY void add_terms(const s3_options& o, const s3_request& r, name_values& to) {

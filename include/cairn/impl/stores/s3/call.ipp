@@ -14,6 +14,7 @@
 #include <cairn/stores/s3/service.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
 #include <cairn/stores/s3/xml.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 
 #include <algorithm>
@@ -225,7 +226,7 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_refusal() {
   const auto& code = refusal_.code;
   note("status " + std::to_string(status) + (code.empty() ? std::string() : " " + code));
   const auto is = [&](std::initializer_list<std::string_view> codes) {
-    return std::find(codes.begin(), codes.end(), std::string_view(code)) != codes.end();
+    return detail::contains(codes, std::string_view(code));
   };
 
   if (is({"RequestTimeTooSkewed"})) return once(skew_tried_) && adopt_time() ? pause_or_end(0) : std::nullopt;

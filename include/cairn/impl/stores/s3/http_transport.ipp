@@ -5,6 +5,7 @@
 #include <cairn/stores/s3/http_attempt.hpp>
 #include <cairn/stores/s3/http_call.hpp>
 #include <cairn/stores/s3/http_transport.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/process_limits.hpp>
@@ -165,8 +166,7 @@ CAIRN_BODY bool http_transport::take_ended() noexcept {
     const auto code = message->data.result;
     auto* const easy = message->easy_handle;
     ::curl_multi_remove_handle(multi_, easy);
-    const auto at =
-        std::find_if(running_.begin(), running_.end(), [&](const auto& a) { return a->easy() == easy; });
+    const auto at = detail::find_if(running_, [&](const auto& a) { return a->easy() == easy; });
     if (at == running_.end()) continue;
     const auto ended = std::move(*at);
     running_.erase(at);

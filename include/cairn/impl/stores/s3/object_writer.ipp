@@ -16,6 +16,7 @@
 #include <cairn/stores/s3/request.hpp>
 #include <cairn/stores/s3/service.hpp>
 #include <cairn/stores/s3/xml.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -182,8 +183,7 @@ CAIRN_BODY void s3_upload::make_room(part_buffers::buffer& buffer, std::uint64_t
 
 CAIRN_BODY std::vector<std::span<const std::byte>> s3_upload::assembled(waiting_part& p,
                                                                         std::uint64_t bytes) const {
-  std::sort(p.pieces.begin(), p.pieces.end(),
-            [](const part_piece& a, const part_piece& b) { return a.at < b.at; });
+  detail::sort(p.pieces, [](const part_piece& a, const part_piece& b) { return a.at < b.at; });
   std::vector<std::span<const std::byte>> out;
   std::uint64_t at = 0;
   for (const auto& piece : p.pieces) {

@@ -9,6 +9,7 @@
 #include <cairn/stores/s3/options.hpp>
 #include <cairn/stores/s3/range_reader.hpp>
 #include <cairn/stores/s3/request.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 
@@ -129,7 +130,7 @@ CAIRN_BODY std::vector<s3_request> s3_range_reader::requests() const {
   std::vector<std::string> keys;
   for (const auto& r : ranges_)
     if (!r.destination.empty()) sorted.push_back(&r);
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
+  detail::sort(sorted, [](const auto* a, const auto* b) {
     return a->key != b->key ? a->key < b->key : a->offset < b->offset;
   });
   const auto most = bucket_.client.options().get_bytes;

@@ -3,6 +3,7 @@
 #pragma once
 #include <cairn/stores/s3/hashes.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
 #include <array>
@@ -41,7 +42,7 @@ CAIRN_BODY std::string canonical_query(const name_values& query) {
   name_values encoded;
   for (const auto& [name, value] : query)
     encoded.emplace_back(percent_encoded(name, false), percent_encoded(value, false));
-  std::sort(encoded.begin(), encoded.end());
+  detail::sort(encoded);
   std::string out;
   for (const auto& [name, value] : encoded)
     out.append(out.empty() ? "" : "&").append(name).append("=").append(value);
@@ -111,7 +112,7 @@ CAIRN_BODY name_values sigv4_signer::sign(const s3_request_text& r, const s3_cre
   signed_headers.emplace_back(prefix() + "content-sha256", r.payload_hash);
   signed_headers.emplace_back(prefix() + "date", time);
   if (!who.session_token.empty()) signed_headers.emplace_back(prefix() + "security-token", who.session_token);
-  std::sort(signed_headers.begin(), signed_headers.end());
+  detail::sort(signed_headers);
 
   const std::string service = google_ ? "storage" : "s3";
   const std::string ending = google_ ? "goog4_request" : "aws4_request";
