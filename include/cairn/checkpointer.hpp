@@ -5,6 +5,7 @@
 #include <cairn/checkpointer/default_types.hpp>
 #include <cairn/checkpointer/engine_parts.hpp>
 #include <cairn/checkpointer/options.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <concepts>
 #include <memory>
@@ -195,7 +196,7 @@ class checkpointer : public checkpointer_base {
     if constexpr (std::is_void_v<devices>)
       return nullptr;
     else
-      return std::make_shared<devices>(detail::take<role::devices, devices, P...>(arguments));
+      return detail::make_shared<devices>(detail::take<role::devices, devices, P...>(arguments));
   }
 };
 

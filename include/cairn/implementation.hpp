@@ -132,6 +132,7 @@
 #include <cairn/impl/system/populate.ipp>
 #include <cairn/impl/system/process_limits.ipp>
 #include <cairn/impl/system/rate_limiter.ipp>
+#include <cairn/impl/system/shared.ipp>
 #include <cairn/impl/system/shared_calls.ipp>
 #include <cairn/impl/system/shared_event.ipp>
 #include <cairn/impl/system/thread_pool.ipp>

@@ -10,6 +10,7 @@
 #include <cairn/concepts/any_writer.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -63,7 +64,7 @@ template <Portable Store>
 }
 template <ByteStore Store>
 [[nodiscard]] any_storage default_storage_over(Store store) {
-  const auto held = std::make_shared<Store>(std::move(store));
+  const auto held = detail::make_shared<Store>(std::move(store));
   writer_origin origin{.type_name = writer_type_name<safetensors_writer<Store>>()};
   if constexpr (Portable<Store>) {
     origin.maker = &default_writer_made_of<Store>;

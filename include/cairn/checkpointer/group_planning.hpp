@@ -5,6 +5,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/plan/plan_cache.hpp>
 #include <cairn/system/function_ref.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <cstdint>
@@ -62,12 +63,13 @@ inline cached_plan plan_together(any_save_planner& planner, collectives& group, 
   const int rank = group.rank();
   const int world = group.size();
   cached_plan planned;
-  planned.sources = std::make_shared<source_cache>();
+  planned.sources = detail::make_shared<source_cache>();
   if (world == 1) {
     auto local = planner.local_plan(state, rank);
     const auto summary = planner.summarise(local, rank);
-    planned.plan = std::make_shared<const save_plan>(planner.finish(std::move(local), summary, rank, world));
-    planned.stored = std::make_shared<const metadata>(planner.metadata(summary, world));
+    planned.plan =
+        detail::make_shared<const save_plan>(planner.finish(std::move(local), summary, rank, world));
+    planned.stored = detail::make_shared<const metadata>(planner.metadata(summary, world));
     planned.digest = digest_of(*planned.plan);
     for (const auto& i : planned.plan->items) planned.bytes += sizeof i + i.name.size();
     return planned;
@@ -86,8 +88,9 @@ inline cached_plan plan_together(any_save_planner& planner, collectives& group, 
   std::exception_ptr failure;
   try {
     const auto summary = decode_summary(planner, bytes);
-    planned.plan = std::make_shared<const save_plan>(planner.finish(std::move(local), summary, rank, world));
-    if (rank == 0) planned.stored = std::make_shared<const metadata>(planner.metadata(summary, world));
+    planned.plan =
+        detail::make_shared<const save_plan>(planner.finish(std::move(local), summary, rank, world));
+    if (rank == 0) planned.stored = detail::make_shared<const metadata>(planner.metadata(summary, world));
     planned.digest = digest(std::span<const std::byte>(bytes));
     planned.bytes = bytes.size();
   } catch (...) {

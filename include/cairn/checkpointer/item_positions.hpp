@@ -6,6 +6,7 @@
 #include <cairn/plan/near_names.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -64,7 +65,7 @@ class item_positions {
     late_ =
         static_cast<std::size_t>(std::count_if(first_.begin(), first_.end(), [](auto n) { return n != 0; }));
     std::partial_sum(first_.begin(), first_.end(), first_.begin());
-    auto parts = std::make_shared<std::vector<part>>(first_.back());
+    auto parts = detail::make_shared<std::vector<part>>(first_.back());
     auto next = first_;
     each_late([&](std::size_t name, const item_placement& at) {
       (*parts)[next[name]++] = {at.begin, at.begin + at.bytes, at.item};

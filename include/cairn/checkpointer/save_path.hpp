@@ -10,6 +10,7 @@
 #include <cairn/concepts/any_stager.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/process_limits.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <unistd.h>
 
@@ -77,11 +78,11 @@ class save_path {
 
   save_handle save(const state_dict& state, std::int64_t step) {
     attempt save;
-    if (services_->report().wants_spans()) save.journal = std::make_shared<save_journal>();
+    if (services_->report().wants_spans()) save.journal = detail::make_shared<save_journal>();
     ++save_count_;  // first: where a rank alone runs out of memory, the next attempt is the same on all
     if (step < 0)
       fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
-    save.progress = std::make_shared<save_progress>(step);
+    save.progress = detail::make_shared<save_progress>(step);
     save.progress->set_place(group_.rank(), place_of_step_);
     save.context = {
         run_,  step, attempt_of(run_, step, save_count_), 0, group_.rank(), group_.size(), options_.timeout,
@@ -183,8 +184,8 @@ class save_path {
     save.cost.wait_seconds = seconds_since(wait_begin);
     std::shared_ptr<const copy_check> check;
     if (checked_)
-      check = std::make_shared<const copy_check>(save.planned, save.layout, save.sources, group_.rank(),
-                                                 devices_.get(), deadline::in(options_.timeout));
+      check = detail::make_shared<const copy_check>(save.planned, save.layout, save.sources, group_.rank(),
+                                                    devices_.get(), deadline::in(options_.timeout));
     saves_.before_copying(save.planned, save.layout, save.sources);
     const auto stage_begin = deadline::clock::now();
     save.copy_begin = steady_now();
@@ -268,7 +269,7 @@ class save_path {
   /// handle that is kept for longer than that keeps no storage.
   static std::shared_ptr<const save_progress::place_namer> name_places(
       const std::shared_ptr<save_services>& services, std::string place) {
-    return std::make_shared<const save_progress::place_namer>(
+    return detail::make_shared<const save_progress::place_namer>(
         [services = std::weak_ptr(services), place = std::move(place)](std::int64_t step) {
           const auto storage = services.lock();
           auto name = storage != nullptr ? storage->writer().location_of(step) : std::string();

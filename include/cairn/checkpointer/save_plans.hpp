@@ -4,6 +4,7 @@
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/small_tensors.hpp>
 #include <cairn/concepts/any_writer.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -74,7 +75,7 @@ class save_plans {
     auto layout = writer.layout(*planned.plan, planned.sources->stored_sizes(*planned.plan), group.rank());
     bound_small_tensors(layout, *planned.plan, small_tensor_bytes_);
     cached_plan renewed = planned;
-    renewed.layout = std::make_shared<const image_layout>(std::move(layout));
+    renewed.layout = detail::make_shared<const image_layout>(std::move(layout));
     renewed.bytes_sizes = bytes_sizes;
     return cache_.put(key_of(state, group, writer), std::move(renewed))->layout;
   }

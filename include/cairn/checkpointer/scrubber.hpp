@@ -5,6 +5,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/shared_event.hpp>
 #include <cairn/system/thread_settings.hpp>
 
@@ -31,7 +32,7 @@ class scrubber {
   using work = std::function<void(std::int64_t, const gate&)>;
 
   /// `bytes_per_second` 0: no limit
-  explicit scrubber(std::uint64_t bytes_per_second) : state_(std::make_shared<state>(bytes_per_second)) {}
+  explicit scrubber(std::uint64_t bytes_per_second) : state_(detail::make_shared<state>(bytes_per_second)) {}
   scrubber(const scrubber&) = delete;
   scrubber& operator=(const scrubber&) = delete;
   ~scrubber() { static_cast<void>(stop(deadline::in(std::chrono::nanoseconds(0)))); }

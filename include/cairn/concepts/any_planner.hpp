@@ -3,6 +3,7 @@
 #include <cairn/concepts/planner.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -66,7 +67,7 @@ class any_save_planner {
   template <class Planner>
     requires(!std::same_as<Planner, any_save_planner> && SavePlanner<Planner>)
   explicit any_save_planner(Planner planner)
-      : any_save_planner(std::make_shared<Planner>(std::move(planner))) {}
+      : any_save_planner(detail::make_shared<Planner>(std::move(planner))) {}
   /// @pre planner is not null
   template <SavePlanner Planner>
   explicit any_save_planner(std::shared_ptr<Planner> planner)
@@ -172,7 +173,7 @@ class any_load_planner {
   template <class Planner>
     requires(!std::same_as<Planner, any_load_planner> && LoadPlanner<Planner>)
   explicit any_load_planner(Planner planner)
-      : any_load_planner(std::make_shared<Planner>(std::move(planner))) {}
+      : any_load_planner(detail::make_shared<Planner>(std::move(planner))) {}
   /// @pre planner is not null
   template <LoadPlanner Planner>
   explicit any_load_planner(std::shared_ptr<Planner> planner)
@@ -227,7 +228,7 @@ struct any_planners {
 template <class Planner>
   requires(SavePlanner<Planner> && LoadPlanner<Planner>)
 [[nodiscard]] any_planners both_roles_of(Planner planner) {
-  const auto shared = std::make_shared<Planner>(std::move(planner));
+  const auto shared = detail::make_shared<Planner>(std::move(planner));
   return {any_save_planner(shared), any_load_planner(shared)};
 }
 

@@ -3,6 +3,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -49,7 +50,7 @@ class any_reader {
     requires(!std::same_as<std::remove_cvref_t<Reader>, any_reader> &&
              StorageReader<std::remove_cvref_t<Reader>>)
   explicit any_reader(Reader&& reader)
-      : face_(std::make_shared<face_of<std::remove_cvref_t<Reader>>>(std::forward<Reader>(reader))) {}
+      : face_(detail::make_shared<face_of<std::remove_cvref_t<Reader>>>(std::forward<Reader>(reader))) {}
 
   // See StorageReader.
   [[nodiscard]] std::vector<std::int64_t> list();

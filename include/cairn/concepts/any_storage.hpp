@@ -4,6 +4,7 @@
 #include <cairn/concepts/any_writer.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <concepts>
 #include <memory>
@@ -22,7 +23,7 @@ class any_storage {
   template <class Inner>
     requires(!std::same_as<std::remove_cvref_t<Inner>, any_storage> && Storage<std::remove_cvref_t<Inner>>)
   explicit any_storage(Inner&& storage)
-      : face_(std::make_shared<face_of<std::remove_cvref_t<Inner>>>(std::forward<Inner>(storage))) {}
+      : face_(detail::make_shared<face_of<std::remove_cvref_t<Inner>>>(std::forward<Inner>(storage))) {}
 
   // See Storage.
   [[nodiscard]] any_writer writer() const;

@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store_model.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/store_capabilities.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -40,14 +41,14 @@ class any_store {
     requires(!std::derived_from<std::remove_cvref_t<Store>, any_store> &&
              ByteStore<std::remove_cvref_t<Store>>)
   explicit any_store(Store&& store)
-      : any_store(std::make_shared<std::remove_cvref_t<Store>>(std::forward<Store>(store))) {}
+      : any_store(detail::make_shared<std::remove_cvref_t<Store>>(std::forward<Store>(store))) {}
   // A class that derives from this one is not asked here whether it is a ByteStore: that asks for its
   // constructors, and this is one of them.
   template <class Store>
     requires(!std::same_as<std::remove_cvref_t<Store>, any_store> &&
              std::derived_from<std::remove_cvref_t<Store>, any_store>)
   explicit any_store(Store&& store)
-      : any_store(std::make_shared<std::remove_cvref_t<Store>>(std::forward<Store>(store))) {}
+      : any_store(detail::make_shared<std::remove_cvref_t<Store>>(std::forward<Store>(store))) {}
   /// The same of a store that others hold, too. @pre not null
   template <ByteStore Store>
   explicit any_store(std::shared_ptr<Store> store) : face_(detail::face_of(std::move(store))) {}
@@ -188,7 +189,7 @@ std::shared_ptr<detail::store_face> detail::face_of(std::shared_ptr<S> store) {
   if constexpr (StoreHandle<S>)
     return static_cast<const any_store&>(*store).face_;
   else
-    return std::make_shared<store_model<S>>(std::move(store));
+    return detail::make_shared<store_model<S>>(std::move(store));
 }
 
 }  // namespace v1

@@ -4,6 +4,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -94,13 +95,13 @@ class any_writer {
     requires(!std::same_as<std::remove_cvref_t<Writer>, any_writer> &&
              StorageWriter<std::remove_cvref_t<Writer>>)
   explicit any_writer(Writer&& writer)
-      : face_(std::make_shared<face_of<std::remove_cvref_t<Writer>>>(
-            std::make_shared<std::remove_cvref_t<Writer>>(std::forward<Writer>(writer)))) {}
+      : face_(detail::make_shared<face_of<std::remove_cvref_t<Writer>>>(
+            detail::make_shared<std::remove_cvref_t<Writer>>(std::forward<Writer>(writer)))) {}
   /// Shares a writer, which must not be null.
   template <StorageWriter Writer>
     requires(!std::same_as<Writer, any_writer>)
   explicit any_writer(std::shared_ptr<Writer> writer)
-      : face_(std::make_shared<face_of<Writer>>(std::move(writer))) {}
+      : face_(detail::make_shared<face_of<Writer>>(std::move(writer))) {}
 
   // See StorageWriter.
   [[nodiscard]] image_layout layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,

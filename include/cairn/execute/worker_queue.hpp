@@ -6,6 +6,7 @@
 #include <cairn/execute/worker_client.hpp>
 #include <cairn/system/credential_broker.hpp>
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <sys/eventfd.h>
 
@@ -193,7 +194,7 @@ class worker_work final : public thread_work {
   [[nodiscard]] bool busy() const noexcept override { return running_ || start_worker_ || !added_.empty(); }
   /// Starts the worker; a failure is told by the first save.
   void prepare() noexcept override { start_worker_ = true; }
-  void add(save_job job) override { added_.push_back(std::make_shared<remote_save>(std::move(job))); }
+  void add(save_job job) override { added_.push_back(detail::make_shared<remote_save>(std::move(job))); }
   /// Also where it waits for the worker's words.
   void wake() noexcept override {
     static_cast<void>(::eventfd_write(interrupt_.get(), 1));

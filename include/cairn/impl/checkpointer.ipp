@@ -7,6 +7,7 @@
 #include <cairn/stage/heap_stager.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <cstddef>
@@ -81,7 +82,7 @@ CAIRN_BODY any_writer make_default_writer(std::span<const std::byte> description
   const auto options = decode_options(in);
   // A writer that was made from a description gives none itself.
   return any_writer(
-      safetensors_writer<any_store>(std::make_shared<any_store>(make(in.take(in.left()))), options));
+      safetensors_writer<any_store>(detail::make_shared<any_store>(make(in.take(in.left()))), options));
 }
 
 }  // namespace detail

@@ -9,6 +9,7 @@
 #include <cairn/stage/image_sources.hpp>
 #include <cairn/stage/memory_budget.hpp>
 #include <cairn/system/fork_guard.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <unistd.h>
 
@@ -44,7 +45,7 @@ class buffered_stager {
       : memory_(std::move(memory)),
         engine_(std::move(engine)),
         budget_(options.budget),
-        pool_(std::make_shared<pool_type>(options.depth, on_return(options.budget))),
+        pool_(detail::make_shared<pool_type>(options.depth, on_return(options.budget))),
         member_(budget_.join([kept = std::weak_ptr<pool_type>(pool_)] {
           if (const auto pool = kept.lock()) pool->free_kept();
         })) {}
@@ -61,7 +62,7 @@ class buffered_stager {
     const auto image = lease.block().bytes().first(layout->bytes);
     const auto digests = digests_in(lease.block().bytes(), *layout);
     auto fill =
-        std::make_shared<leased_fill>(std::move(lease), layout, sources, options, image, digests, control);
+        detail::make_shared<leased_fill>(std::move(lease), layout, sources, options, image, digests, control);
     engine_.copy(fill, until);
     return {std::move(layout), std::move(control), image, digests, options.digest && Engine::digests,
             std::move(fill)};

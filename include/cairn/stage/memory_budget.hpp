@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -66,7 +67,7 @@ class memory_budget {
   /// stagers that need memory call it, on any thread, until the returned handle is destroyed.
   template <class FreeKept>
   [[nodiscard]] std::shared_ptr<void> join(FreeKept free_kept) const {
-    return add(std::make_shared<member_of<FreeKept>>(std::move(free_kept)));
+    return add(detail::make_shared<member_of<FreeKept>>(std::move(free_kept)));
   }
   /// For stagers: says that a buffer is kept but no longer in use, so that a waiting stager may have it
   /// freed.

@@ -7,6 +7,7 @@
 #include <cairn/stage/prefer_node.hpp>
 #include <cairn/system/populate.hpp>
 #include <cairn/system/process_limits.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/shared_segment.hpp>
 
 #include <sys/mman.h>
@@ -73,7 +74,7 @@ class shared_controls : public std::enable_shared_from_this<shared_controls> {
   };
   void grow() {
     constexpr std::size_t bytes = 4096;
-    auto segment = std::make_shared<shared_segment>(bytes);
+    auto segment = detail::make_shared<shared_segment>(bytes);
     segment->allocate();
     slots_ += bytes / slot_bytes;
     free_.reserve(slots_);
@@ -119,7 +120,7 @@ class shared_memory {
   static constexpr memory_space space = memory_space::host;
   static constexpr bool shareable = true;
 
-  shared_memory() : controls_(std::make_shared<detail::shared_controls>()) {}
+  shared_memory() : controls_(detail::make_shared<detail::shared_controls>()) {}
   explicit shared_memory(shared_memory_block_options options) : shared_memory() { options_ = options; }
 
   /// See Memory. Cost about 0.2 s for each GiB and core with small pages. `node`: of NUMA, whose pages are
@@ -135,7 +136,7 @@ class shared_memory {
       const auto room = detail::room_for_memory();
       if (rounded > room.bytes) detail::fail_for_memory(rounded, room);
     }
-    auto segment = std::make_shared<shared_segment>(rounded);
+    auto segment = detail::make_shared<shared_segment>(rounded);
     detail::prefer_node(segment->bytes().data(), rounded, node);
     // Pages that are allocated before they are mapped are small ones. Huge ones must come from a call that
     // can fail: to touch what is not there would be SIGBUS.

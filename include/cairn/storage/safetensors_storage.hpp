@@ -5,6 +5,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/storage/safetensors_writer.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <memory>
 #include <string>
@@ -22,7 +23,7 @@ class safetensors_storage {
 
   /// @throws usage_bad_option
   explicit safetensors_storage(Store store, commit_options options = {})
-      : store_(std::make_shared<Store>(std::move(store))), options_(options) {
+      : store_(detail::make_shared<Store>(std::move(store))), options_(options) {
     check_options(options, any_store(store_).shares(), describe());
   }
 

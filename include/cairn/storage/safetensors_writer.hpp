@@ -6,6 +6,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -110,7 +111,7 @@ class safetensors_writer : public safetensors_writer_base {
     requires Portable<Store>
   {
     const auto options = described(bytes);
-    return safetensors_writer(std::make_shared<Store>(Store::from_description(bytes)), options);
+    return safetensors_writer(detail::make_shared<Store>(Store::from_description(bytes)), options);
   }
 
  private:

@@ -12,6 +12,7 @@
 #include <cairn/storage/write_source.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -142,7 +143,7 @@ class shared_files_writing {
   }
   /// The writers of the files, which say while they exist that the save goes on.
   [[nodiscard]] std::shared_ptr<const void> writers() {
-    return std::make_shared<std::vector<writer>>(std::move(files_));
+    return detail::make_shared<std::vector<writer>>(std::move(files_));
   }
   /// The number of files that may have their final names.
   [[nodiscard]] std::size_t finished() const noexcept { return finished_; }

@@ -7,6 +7,7 @@
 #include <cairn/stores/file/file_write.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <fcntl.h>
@@ -121,8 +122,8 @@ read_figures file_read_session<F>::figures() const noexcept {
 
 template <FileSystem F>
 basic_file_store<F>::basic_file_store(std::string root, file_store_options options, F file_system)
-    : tree_(std::make_shared<detail::file_tree<F>>(detail::checked_root(std::move(root), options), options,
-                                                   std::move(file_system), detail::file_block())) {}
+    : tree_(detail::make_shared<detail::file_tree<F>>(detail::checked_root(std::move(root), options), options,
+                                                      std::move(file_system), detail::file_block())) {}
 
 template <FileSystem F>
 std::vector<std::byte> basic_file_store<F>::description() const

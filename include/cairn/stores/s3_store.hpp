@@ -12,6 +12,7 @@
 #include <cairn/stores/s3/options.hpp>
 #include <cairn/stores/s3/service.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -73,7 +74,7 @@ class s3_store {
 
   /// Makes no request. @throws usage_bad_option
   explicit s3_store(s3_options options, s3_credential_source credentials = s3_credential_source::standard(),
-                    std::shared_ptr<s3_clock> clock = std::make_shared<s3_clock>());
+                    std::shared_ptr<s3_clock> clock = detail::make_shared<s3_clock>());
 
   /// See Portable: the options and the kind of credentials, never the credentials themselves. The other
   /// process takes them from its own environment or file. If a callback provides them, it asks this

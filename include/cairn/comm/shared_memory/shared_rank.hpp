@@ -4,6 +4,7 @@
 #include <cairn/comm/shared_memory/shared_world.hpp>
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <unistd.h>
 
@@ -53,7 +54,7 @@ class shared_rank {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return world_->size(); }
   [[nodiscard]] std::shared_ptr<const peer_watch> watch() const {
-    return std::make_shared<shared_watch>(world_, rank_);
+    return detail::make_shared<shared_watch>(world_, rank_);
   }
 
   void send(int to, std::span<const std::byte> bytes, deadline until) {
@@ -249,7 +250,7 @@ class shared_rank {
 
   void gather(int size, std::size_t ring_bytes) {
     host_.emplace(job_, until_);
-    world_ = std::make_shared<shared_world>(size, ring_bytes);
+    world_ = detail::make_shared<shared_world>(size, ring_bytes);
     world_->slot(0).process = static_cast<std::int32_t>(::getpid());
     rank_claim_.emplace(*world_, rank_);
     const auto admit = [&](const rendezvous_hello& hello, std::int32_t process) {
@@ -297,7 +298,7 @@ class shared_rank {
 
   void join(int size) {
     auto place = ask_in(job_, rank_, size, until_);
-    world_ = std::make_shared<shared_world>(std::move(place.memory), size);
+    world_ = detail::make_shared<shared_world>(std::move(place.memory), size);
     rank_claim_.emplace(*world_, rank_);
     static_cast<void>(::send(place.connection.get(), "!", 1, MSG_NOSIGNAL));
     place.connection.close();

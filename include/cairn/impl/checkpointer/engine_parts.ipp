@@ -9,6 +9,7 @@
 #include <cairn/checkpointer/unfinished_saves.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <sys/random.h>
@@ -37,9 +38,9 @@ class composed_engine final : public engine {
         place_(parts.storage.describe()),
         load_planner_(std::move(parts.planners.load)),
         group_(std::move(parts.communicator)),
-        services_(std::make_shared<save_services>(parts.storage.writer(), parts.storage.reader(),
-                                                  std::move(parts.observer), group_.rank(), options_,
-                                                  parts.keep)),
+        services_(detail::make_shared<save_services>(parts.storage.writer(), parts.storage.reader(),
+                                                     std::move(parts.observer), group_.rank(), options_,
+                                                     parts.keep)),
         devices_(parts.devices != nullptr ? std::move(parts.devices) : parts.stager.device_memory()),
         loader_(services_, group_, options_, devices_),
         saves_(options_, parts.overlapped, parts.checked, group_.rank(), services_, devices_),
@@ -128,7 +129,7 @@ class composed_engine final : public engine {
         },
         peer_deadline());
     if (group_.rank() == 0) return own;
-    return {step, held.at(0) != std::byte{0} ? std::make_shared<char>() : nullptr};
+    return {step, held.at(0) != std::byte{0} ? detail::make_shared<char>() : nullptr};
   }
   [[nodiscard]] bool quarantine(std::int64_t step) override {
     if (options_.read_only) return false;

@@ -5,6 +5,7 @@
 #include <cairn/comm/collective_tree.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <array>
 #include <cstddef>
@@ -127,7 +128,7 @@ CAIRN_BODY lent_message collectives::take_message(int from, deadline until) {
   if (!frame.what.ok() || frame.step != detail::collective_step::up)
     fail(error_id::peer_bad_message, "a message of an exchange is invalid", {.rank = from});
   if (frame.lent.data != nullptr) return std::move(frame.lent);
-  const auto bytes = std::make_shared<std::vector<std::byte>>(std::move(frame.what.value));
+  const auto bytes = detail::make_shared<std::vector<std::byte>>(std::move(frame.what.value));
   return {{bytes, bytes->data()}, bytes->size()};
 }
 

@@ -4,6 +4,7 @@
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <atomic>
 #include <condition_variable>
@@ -176,7 +177,7 @@ CAIRN_BODY std::vector<std::byte> thread_communicator::receive(int from, deadlin
 }
 
 CAIRN_BODY std::shared_ptr<const peer_watch> thread_communicator::watch_peers() const {
-  return std::make_shared<detail::thread_watch>(world_);
+  return detail::make_shared<detail::thread_watch>(world_);
 }
 
 CAIRN_BODY void thread_communicator::lend(int to, const lent_message& message, deadline until) {
@@ -194,7 +195,7 @@ CAIRN_BODY void thread_communicator::leave() noexcept {
   if (world_) world_->lose(rank_, true);
 }
 
-CAIRN_BODY thread_group::thread_group(int size) : world_(std::make_shared<detail::thread_world>(size)) {}
+CAIRN_BODY thread_group::thread_group(int size) : world_(detail::make_shared<detail::thread_world>(size)) {}
 
 CAIRN_BODY int thread_group::size() const noexcept {
   return world_->size();

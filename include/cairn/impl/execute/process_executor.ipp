@@ -6,6 +6,7 @@
 #include <cairn/execute/worker_client.hpp>
 #include <cairn/execute/worker_queue.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/thread_settings.hpp>
 
 #include <unistd.h>
@@ -20,7 +21,7 @@ inline namespace v1 {
 namespace detail {
 
 CAIRN_BODY std::unique_ptr<save_thread> thread_for(std::shared_ptr<worker_client> worker) {
-  return std::make_unique<save_thread>(std::make_shared<worker_work>(std::move(worker)));
+  return std::make_unique<save_thread>(detail::make_shared<worker_work>(std::move(worker)));
 }
 
 }  // namespace detail
@@ -35,8 +36,8 @@ CAIRN_BODY process_executor::process_executor(process_executor_options options) 
     fail(error_id::usage_no_worker,
          "process_executor starts this program again as a worker: begin main() with "
          "cairn::worker_main(argc, argv); or pass worker_program{path}");
-  thread_ =
-      detail::thread_for(std::make_shared<detail::worker_client>(std::move(options), "/proc/self/exe", true));
+  thread_ = detail::thread_for(
+      detail::make_shared<detail::worker_client>(std::move(options), "/proc/self/exe", true));
 }
 CAIRN_BODY process_executor::process_executor(worker_program program, process_executor_options options) {
   detail::check(options.worker);
@@ -44,7 +45,7 @@ CAIRN_BODY process_executor::process_executor(worker_program program, process_ex
     fail(error_id::usage_no_worker, "there is no worker program that can be started",
          {.file = program.path, .got = std::generic_category().message(errno)});
   thread_ = detail::thread_for(
-      std::make_shared<detail::worker_client>(std::move(options), std::move(program.path), false));
+      detail::make_shared<detail::worker_client>(std::move(options), std::move(program.path), false));
 }
 CAIRN_BODY process_executor::process_executor(process_executor&&) noexcept = default;
 CAIRN_BODY process_executor& process_executor::operator=(process_executor&&) noexcept = default;

@@ -4,6 +4,7 @@
 #include <cairn/execute/save_thread.hpp>
 #include <cairn/execute/thread_executor.hpp>
 #include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/thread_settings.hpp>
 
 #include <deque>
@@ -51,8 +52,8 @@ CAIRN_BODY thread_executor::thread_executor() : thread_executor(thread_executor_
 CAIRN_BODY thread_executor::thread_executor(thread_executor_options options)
     : limit_(make_rate_limiter(options.bytes_per_second, std::move(options.clock))) {
   detail::check_granted(options.thread);
-  thread_ =
-      std::make_unique<detail::save_thread>(std::make_shared<detail::job_queue>(std::move(options.thread)));
+  thread_ = std::make_unique<detail::save_thread>(
+      detail::make_shared<detail::job_queue>(std::move(options.thread)));
 }
 CAIRN_BODY thread_executor::thread_executor(thread_executor&&) noexcept = default;
 CAIRN_BODY thread_executor& thread_executor::operator=(thread_executor&&) noexcept = default;

@@ -20,6 +20,7 @@
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/shared_segment.hpp>
 #include <cairn/system/wire.hpp>
 
@@ -139,10 +140,10 @@ CAIRN_BODY worker_request worker_session::decode(wire_reader& in, std::vector<fi
   request.context = decode_save_context(in);
   const bool digested = in.get<std::uint8_t>() != 0;
   request.traced = in.get<std::uint8_t>() != 0;
-  if (in.get<std::uint8_t>() != 0) layout_ = std::make_shared<const image_layout>(decode_image_layout(in));
+  if (in.get<std::uint8_t>() != 0) layout_ = detail::make_shared<const image_layout>(decode_image_layout(in));
   if (layout_ == nullptr) in.fail_here("the first save has no layout");
   const auto known = in.get<std::uint8_t>();  // 0: none, 1: as before, 2: here
-  if (known == 2) metadata_ = std::make_shared<const cairn::metadata>(decode_metadata(in));
+  if (known == 2) metadata_ = detail::make_shared<const cairn::metadata>(decode_metadata(in));
   if (known != 0) request.metadata = metadata_;
   if (request.context.coordinator() && request.metadata == nullptr)
     in.fail_here("the save of the coordinator has no metadata");
@@ -177,7 +178,7 @@ CAIRN_BODY worker_request worker_session::decode(wire_reader& in, std::vector<fi
   request.image = staged_image(
       layout_, shared, bytes.subspan(image.offset, layout_->bytes),
       {reinterpret_cast<std::uint64_t*>(bytes.data() + digests), static_cast<std::size_t>(layout_->blocks)},
-      digested, std::make_shared<remote_backing>(*this, request.number, image_memory));
+      digested, detail::make_shared<remote_backing>(*this, request.number, image_memory));
   request.image.limit_writing(rate_limiter_);
   return request;
 }
@@ -213,7 +214,7 @@ CAIRN_BODY std::shared_ptr<shared_segment> worker_session::segment(const shared_
                                                                    std::size_t& next, const wire_reader& in) {
   if (attached) {
     if (next >= descriptors.size()) in.fail_here("a descriptor of shared memory is missing");
-    auto made = std::make_shared<shared_segment>(std::move(descriptors[next++]), place.bytes);
+    auto made = detail::make_shared<shared_segment>(std::move(descriptors[next++]), place.bytes);
     if (made->id() != place.id) in.fail_here("a descriptor is of other shared memory than announced");
     segments_[place.id] = std::move(made);
   }
@@ -235,8 +236,8 @@ CAIRN_BODY std::shared_ptr<shared_segment> worker_session::segment(const shared_
 
 CAIRN_BODY void serve_request(worker_session& session, worker_request& request, writer_maker maker) {
   auto writer = session.writer(maker, request.writer);
-  auto progress = std::make_shared<save_progress>(request.context.step);
-  const auto journal = request.traced ? std::make_shared<save_journal>() : nullptr;
+  auto progress = detail::make_shared<save_progress>(request.context.step);
+  const auto journal = request.traced ? detail::make_shared<save_journal>() : nullptr;
   request.image.trace_to(journal);
   progress->set_copying(0, span_kind::copy, journal);
   // All CPU time of this process from here on is this save's.

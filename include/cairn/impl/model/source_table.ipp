@@ -3,6 +3,7 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/model/source_table.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -14,7 +15,7 @@ namespace cairn {
 inline namespace v1 {
 
 CAIRN_BODY source_table::source_table(std::vector<item_source> sources, std::shared_ptr<const save_plan> plan)
-    : sources_(std::make_shared<const std::vector<item_source>>(std::move(sources))),
+    : sources_(detail::make_shared<const std::vector<item_source>>(std::move(sources))),
       first_(sources_->data()),
       size_(sources_->size()),
       plan_(std::move(plan)) {}

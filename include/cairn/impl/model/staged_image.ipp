@@ -7,6 +7,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/shared_event.hpp>
 
 #include <atomic>
@@ -90,7 +91,7 @@ CAIRN_BODY staged_image::staged_image(std::shared_ptr<const image_layout> layout
     : layout_(std::move(layout)),
       control_(std::move(control)),
       backing_(std::move(backing)),
-      files_(std::make_shared<files_under_way>()),
+      files_(detail::make_shared<files_under_way>()),
       memory_(memory),
       digests_(digests),
       digested_(digested) {}
@@ -116,7 +117,7 @@ CAIRN_BODY std::exception_ptr staged_image::failure() const noexcept {
 }
 
 CAIRN_BODY void staged_image::when_read(std::function<std::exception_ptr(const staged_image&)> check) {
-  reading_ = std::make_shared<reading>();
+  reading_ = detail::make_shared<reading>();
   reading_->check = std::move(check);
 }
 

@@ -11,6 +11,7 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -41,7 +42,7 @@ CAIRN_BODY std::uint64_t state_dict::structure() const {
 }
 
 CAIRN_BODY std::shared_ptr<const void> state_dict::bindings() const {
-  if (bindings_ == nullptr) bindings_ = std::make_shared<const char>();
+  if (bindings_ == nullptr) bindings_ = detail::make_shared<const char>();
   return bindings_;
 }
 

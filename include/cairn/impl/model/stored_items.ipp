@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/stored_items.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -29,7 +30,7 @@ struct stored_items::lazy {
 };
 
 CAIRN_BODY stored_items::stored_items(std::unique_ptr<const stored_item_source> source)
-    : values_(source->size()), lazy_(std::make_shared<lazy>(std::move(source))) {}
+    : values_(source->size()), lazy_(detail::make_shared<lazy>(std::move(source))) {}
 
 CAIRN_BODY std::optional<std::size_t> stored_items::index_of(std::string_view name) const {
   if (lazy_ != nullptr) return lazy_->source->find(name);

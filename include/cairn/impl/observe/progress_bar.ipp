@@ -11,6 +11,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/process_limits.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -71,10 +72,10 @@ CAIRN_BODY progress_bar::progress_bar(progress_bar_options options) {
   if (options.file < 0 || options.every.count() <= 0)
     fail(error_id::usage_bad_option,
          "progress_bar needs an open file and a positive time between two drawings");
-  shared_ = std::make_shared<shared>();
+  shared_ = detail::make_shared<shared>();
   shared_->options = options;
   shared_->terminal = ::isatty(options.file) == 1;
-  if (shared_->terminal) thread_ = std::make_shared<drawing_thread>(shared_);
+  if (shared_->terminal) thread_ = detail::make_shared<drawing_thread>(shared_);
 }
 
 CAIRN_BODY void progress_bar::observe(const observation& what) noexcept {

@@ -8,6 +8,7 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <unistd.h>
 
@@ -65,7 +66,7 @@ struct trace_file::shared {
 };
 
 CAIRN_BODY trace_file::trace_file(const std::string& path, std::int32_t rank)
-    : shared_(std::make_shared<shared>()) {
+    : shared_(detail::make_shared<shared>()) {
   shared_->file.reset(std::fopen(path.c_str(), "we"));
   if (shared_->file == nullptr)
     fail(error_id::storage_io, "the trace file cannot be written",

@@ -6,6 +6,7 @@
 #include <cairn/plan/plan_cache.hpp>
 #include <cairn/plan/source_cache.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -28,7 +29,7 @@ CAIRN_BODY std::shared_ptr<const cached_plan> plan_cache::find(const plan_key& k
 }
 
 CAIRN_BODY std::shared_ptr<const cached_plan> plan_cache::put(const plan_key& key, cached_plan plan) {
-  auto shared = std::make_shared<const cached_plan>(std::move(plan));
+  auto shared = detail::make_shared<const cached_plan>(std::move(plan));
   if (const auto found = find_slot(key); found != slots_.end()) slots_.erase(found);
   if (limit_ == 0) return shared;
   const auto room = max_bytes_ - std::min(max_bytes_, shared->bytes);

@@ -13,6 +13,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/shared_event.hpp>
 #include <cairn/system/streaming_copy.hpp>
 
@@ -84,7 +85,7 @@ CAIRN_BODY copy_job::copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<
 }
 
 CAIRN_BODY copy_job::copy_job(std::shared_ptr<image_fill> fill, int max_helpers)
-    : copy_job(fill, std::make_shared<const image_ranges>(fill->layout(), fill->options().overlapped),
+    : copy_job(fill, detail::make_shared<const image_ranges>(fill->layout(), fill->options().overlapped),
                max_helpers) {}
 
 CAIRN_BODY void copy_job::work(hash_state& hash, bool early_only, std::int64_t* cpu) noexcept {

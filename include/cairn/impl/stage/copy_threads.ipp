@@ -11,6 +11,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/thread_settings.hpp>
 
 #include <algorithm>
@@ -53,8 +54,8 @@ CAIRN_BODY void copy_threads::copy(std::shared_ptr<image_fill> fill, deadline un
   auto& filled = *fill;
   if (overlapped) filled.tells_begin();
   auto ranges = ranges_of(fill->shared_layout(), overlapped);
-  if (overlapped && parts_ == nullptr) parts_ = std::make_shared<part_copying>();
-  auto job = std::make_shared<copy_job>(std::move(fill), std::move(ranges), helpers, limit_, parts_);
+  if (overlapped && parts_ == nullptr) parts_ = detail::make_shared<part_copying>();
+  auto job = detail::make_shared<copy_job>(std::move(fill), std::move(ranges), helpers, limit_, parts_);
   // Threads that wake up compete with training for its processor: copy the little that training waits for
   // before waking any.
   if (overlapped && job->early_ranges() <= 1) job->work(state_->hash, true);
@@ -120,7 +121,7 @@ CAIRN_BODY void copy_threads::shared::run(hash_state& own) noexcept {
 CAIRN_BODY std::shared_ptr<const image_ranges> copy_threads::ranges_of(
     const std::shared_ptr<const image_layout>& layout, bool early_first) {
   if (cut_ == nullptr || cut_layout_ != layout || cut_early_first_ != early_first) {
-    cut_ = std::make_shared<const image_ranges>(*layout, early_first);
+    cut_ = detail::make_shared<const image_ranges>(*layout, early_first);
     cut_layout_ = layout;
     cut_early_first_ = early_first;
   }

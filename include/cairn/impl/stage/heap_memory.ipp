@@ -7,6 +7,7 @@
 #include <cairn/stage/memory_limits.hpp>
 #include <cairn/stage/prefer_node.hpp>
 #include <cairn/system/populate.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <sys/mman.h>
 
@@ -67,7 +68,7 @@ CAIRN_BODY heap_block heap_memory::allocate(std::uint64_t bytes, int node) {
 }
 
 CAIRN_BODY std::shared_ptr<image_control> heap_memory::make_control(heap_block&) {
-  return std::make_shared<image_control>();
+  return detail::make_shared<image_control>();
 }
 
 static_assert(Memory<heap_memory>, "heap_memory must model Memory");

@@ -5,6 +5,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -34,7 +35,7 @@ struct memory_budget::state {
   share take(const std::shared_ptr<state>& self, std::uint64_t bytes, deadline until);
 };
 
-CAIRN_BODY memory_budget::memory_budget(std::uint64_t bytes) : state_(std::make_shared<state>()) {
+CAIRN_BODY memory_budget::memory_budget(std::uint64_t bytes) : state_(detail::make_shared<state>()) {
   if (bytes == 0) fail(error_id::usage_bad_option, "a memory budget of zero bytes holds no image");
   state_->limit = bytes;
 }

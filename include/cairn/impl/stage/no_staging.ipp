@@ -15,6 +15,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -73,7 +74,7 @@ class unstaged_image final : public image_backing {
  private:
   std::shared_ptr<const image_layout> layout_;
   std::vector<item_source> sources_;
-  std::shared_ptr<image_control> control_ = std::make_shared<image_control>();
+  std::shared_ptr<image_control> control_ = detail::make_shared<image_control>();
   std::unique_ptr<std::byte[]> early_;
   std::vector<std::uint64_t> digests_;
 };
@@ -84,7 +85,7 @@ CAIRN_BODY staged_image no_staging::stage(std::shared_ptr<const image_layout> la
                                           const source_table& sources, stage_options, deadline) {
   check_sources(*layout, sources);
   for (const auto& source : sources) check_host_readable(source);
-  auto image = std::make_shared<detail::unstaged_image>(layout, sources);
+  auto image = detail::make_shared<detail::unstaged_image>(layout, sources);
   return {std::move(layout), image->control(), {}, image->digests(), false, image};
 }
 

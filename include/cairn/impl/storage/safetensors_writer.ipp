@@ -29,6 +29,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/parallel.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -92,8 +93,8 @@ CAIRN_BODY safetensors_writer_base::inside::inside(any_store store, commit_optio
     : options_(with),
       protocol_(store, with),
       catalog_(std::move(store)),
-      held_(std::make_shared<held_objects>()),
-      rings_(std::make_shared<detail::ring_pool>()) {}
+      held_(detail::make_shared<held_objects>()),
+      rings_(detail::make_shared<detail::ring_pool>()) {}
 
 CAIRN_BODY safetensors_writer_base::safetensors_writer_base(any_store store, commit_options options)
     : inside_(std::make_unique<inside>(std::move(store), options)) {}
@@ -231,7 +232,7 @@ CAIRN_BODY save_announcement safetensors_writer_base::announce(const save_contex
   const auto place = inside_->protocol_.placement(c);
   if (!inside_->protocol_.store().tracks_writers() || place.first_of(c.rank) != c.rank) return {};
   inside_->protocol_.enter(c, deadline::in(c.timeout));
-  auto shown = std::make_shared<inside::object>(
+  auto shown = detail::make_shared<inside::object>(
       inside_->protocol_.store().create(detail::announcement_key(c, place), 0));
   shown->announce();
   const int lock = shown->lock_descriptor();
@@ -334,7 +335,7 @@ CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_contex
   image.wait_released(until);
   auto written = record_of(layout, image.digests());
   if (protocol_.store().tracks_writers())
-    held_->keep(c, std::make_shared<std::vector<object>>(std::move(files)));
+    held_->keep(c, detail::make_shared<std::vector<object>>(std::move(files)));
   return written;
 }
 

@@ -5,6 +5,7 @@
 #include <cairn/stores/memory_store.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -39,7 +40,7 @@ struct memory_store::objects {
   [[nodiscard]] bool add(std::string_view key, bytes_ptr bytes);
 };
 
-CAIRN_BODY memory_store::memory_store() : objects_(std::make_shared<objects>()) {}
+CAIRN_BODY memory_store::memory_store() : objects_(detail::make_shared<objects>()) {}
 
 CAIRN_BODY memory_store::objects::bytes_ptr memory_store::objects::find(std::string_view key) {
   const std::lock_guard lock(mutex);
@@ -76,7 +77,8 @@ CAIRN_BODY void memory_store::object_writer::finish() {
          {.file = key_,
           .expected = std::to_string(bytes_.size()) + " bytes",
           .got = std::to_string(written_) + " bytes"});
-  if (!into->add(key_, std::make_shared<const std::vector<std::byte>>(std::move(bytes_)))) fail_exists(key_);
+  if (!into->add(key_, detail::make_shared<const std::vector<std::byte>>(std::move(bytes_))))
+    fail_exists(key_);
 }
 
 CAIRN_BODY void memory_store::object_writer::must_be_open(const char* call) const {
@@ -112,7 +114,8 @@ CAIRN_BODY void memory_store::shared_writer::finish(std::uint64_t bytes) {
   end();
   const std::lock_guard lock(shared_->mutex);
   shared_->bytes.resize(static_cast<std::size_t>(bytes));
-  if (!objects_->add(key_, std::make_shared<const std::vector<std::byte>>(shared_->bytes))) fail_exists(key_);
+  if (!objects_->add(key_, detail::make_shared<const std::vector<std::byte>>(shared_->bytes)))
+    fail_exists(key_);
 }
 
 CAIRN_BODY memory_store::shared_writer& memory_store::shared_writer::operator=(
@@ -151,7 +154,7 @@ CAIRN_BODY memory_store::shared_writer memory_store::share(std::string_view key,
   check(key);
   if (objects_->find(key)) fail_exists(key);
   auto name = std::string(key) + ":" + std::to_string(tag);
-  auto bytes = std::make_shared<shared_bytes>();
+  auto bytes = detail::make_shared<shared_bytes>();
   const std::lock_guard lock(objects_->mutex);
   if (!objects_->begun.try_emplace(name, bytes).second) fail_exists(key);
   return {objects_, std::move(bytes), key, std::move(name), true};
@@ -200,7 +203,7 @@ CAIRN_BODY void memory_store::put_new(std::string_view key, std::span<const std:
 
 CAIRN_BODY bool memory_store::publish_new(std::string_view key, std::span<const std::byte> bytes) {
   check(key);
-  return objects_->add(key, std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end()));
+  return objects_->add(key, detail::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end()));
 }
 
 CAIRN_BODY std::optional<std::vector<std::byte>> memory_store::read_all(std::string_view key,

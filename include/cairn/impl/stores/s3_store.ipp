@@ -19,6 +19,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -62,8 +63,8 @@ CAIRN_BODY detail::s3_upload& s3_store::object_writer::upload(const char* call) 
 
 CAIRN_BODY s3_store::s3_store(s3_options options, s3_credential_source credentials,
                               std::shared_ptr<s3_clock> clock)
-    : bucket_(std::make_shared<detail::s3_bucket>(std::move(options), std::move(credentials),
-                                                  std::move(clock))) {}
+    : bucket_(detail::make_shared<detail::s3_bucket>(std::move(options), std::move(credentials),
+                                                     std::move(clock))) {}
 
 CAIRN_BODY std::vector<std::byte> s3_store::description() const {
   const auto& source = bucket_->client.service().credentials.source();

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/shared_event.hpp>
 #include <cairn/system/signals_blocked.hpp>
 
@@ -53,7 +54,7 @@ CAIRN_BODY background_thread& background_thread::operator=(background_thread&& o
 CAIRN_BODY bool background_thread::start(const char* name, owned_body body) {
   std::shared_ptr<run> made;
   try {
-    made = std::make_shared<run>(name, body);
+    made = detail::make_shared<run>(name, body);
   } catch (...) {
     body.use(body.made, false);
     throw;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <cstddef>
@@ -41,7 +42,7 @@ inline std::string error_text(error_id id, std::string_view what, const error_fi
 
 CAIRN_BODY error::error(error_id id, std::string_view message, error_fields fields)
     : std::runtime_error(detail::error_text(id, message, fields)),
-      data_(std::make_shared<const data>(data{id, std::string(message), std::move(fields)})) {}
+      data_(detail::make_shared<const data>(data{id, std::string(message), std::move(fields)})) {}
 
 CAIRN_BODY void fail(error_id id, std::string_view message, error_fields fields) {
   switch (kind_of(id)) {

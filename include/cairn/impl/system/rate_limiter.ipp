@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/shared_event.hpp>
 
 #include <algorithm>
@@ -23,7 +24,7 @@ CAIRN_BODY void rate_clock::wait(shared_event& word, std::uint32_t seen, time_po
 }
 
 CAIRN_BODY rate_limiter::rate_limiter(std::uint64_t bytes_per_second, std::shared_ptr<rate_clock> clock)
-    : clock_(clock != nullptr ? std::move(clock) : std::make_shared<rate_clock>()),
+    : clock_(clock != nullptr ? std::move(clock) : detail::make_shared<rate_clock>()),
       bytes_per_second_(bytes_per_second),
       free_at_(clock_->now()) {}
 
@@ -53,7 +54,8 @@ CAIRN_BODY void rate_limiter::give_back(std::chrono::nanoseconds cost) {
 
 CAIRN_BODY std::shared_ptr<rate_limiter> make_rate_limiter(std::uint64_t bytes_per_second,
                                                            std::shared_ptr<rate_clock> clock) {
-  return bytes_per_second == 0 ? nullptr : std::make_shared<rate_limiter>(bytes_per_second, std::move(clock));
+  return bytes_per_second == 0 ? nullptr
+                               : detail::make_shared<rate_limiter>(bytes_per_second, std::move(clock));
 }
 
 }  // namespace v1

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/clocks.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/shared_calls.hpp>
 #include <cairn/system/thread_pool.hpp>
 
@@ -101,7 +102,7 @@ CAIRN_BODY std::int64_t thread_pool::run(std::size_t count, std::size_t in_fligh
     return 0;
   }
   const auto call = [&work](std::size_t i, std::size_t) { work(i); };
-  const auto shared = std::make_shared<job>(count, call);
+  const auto shared = detail::make_shared<job>(count, call);
   try {
     in_->post(shared, helpers);
   } catch (const std::bad_alloc&) {  // fewer helpers do it, too

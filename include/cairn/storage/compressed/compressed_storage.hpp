@@ -7,6 +7,7 @@
 #include <cairn/storage/compressed/compressed_store.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/storage/safetensors_writer.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -69,7 +70,7 @@ class compressed_writer : public safetensors_writer_base {
     frames.frame_bytes = in.get<std::uint64_t>();
     frames.threads = static_cast<std::size_t>(in.get<std::uint64_t>());
     auto codec = C::from_description(in.take(in.get<std::uint64_t>()));
-    return compressed_writer(std::make_shared<Store>(Store::from_description(in.take(in.left()))),
+    return compressed_writer(detail::make_shared<Store>(Store::from_description(in.take(in.left()))),
                              std::move(codec), frames, options);
   }
 
@@ -104,7 +105,7 @@ class compressed_storage {
   /// @throws usage_error (usage_bad_option)
   explicit compressed_storage(Store store, C codec = C{}, compression_options compression = {},
                               commit_options options = {})
-      : inner_(std::make_shared<Store>(std::move(store))),
+      : inner_(detail::make_shared<Store>(std::move(store))),
         store_(any_store(inner_), std::move(codec), {compression.frame_bytes, compression.threads}),
         options_(options) {
     if (compression.threads == 0)

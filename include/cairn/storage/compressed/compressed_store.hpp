@@ -7,6 +7,7 @@
 #include <cairn/storage/compressed/compressed_object.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -34,7 +35,7 @@ template <Codec C>
 class compressed_store {
  public:
   compressed_store(any_store store, C codec, frame_options frames)
-      : parts_(std::make_shared<parts>(std::move(store), std::move(codec), frames)) {}
+      : parts_(detail::make_shared<parts>(std::move(store), std::move(codec), frames)) {}
 
   /// Writes a data file, encoded, or another object.
   class object_writer {
@@ -321,7 +322,7 @@ class compressed_store {
         compressed_index_bytes(table, trailer, *size, key) + table_bytes + compressed_trailer_bytes;
     extend(from, key, *size, last, wanted_bytes);
     const auto tail = std::span<const std::byte>(last).last(static_cast<std::size_t>(wanted_bytes));
-    return std::make_shared<const compressed_file>(
+    return detail::make_shared<const compressed_file>(
         decode_compressed_file(std::move(key), *size, C::id, trailer, std::move(first), tail));
   }
   /// `last`, the end of the object, becomes at least so long.

@@ -5,6 +5,7 @@
 #include <cairn/concepts/portable.hpp>
 #include <cairn/storage/compressed/byte_planes.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <zstd.h>
@@ -209,7 +210,7 @@ class zstd_codec {
   zstd_codec() : zstd_codec(zstd_options{}) {}
   /// @throws usage_error (usage_bad_option) for a level that zstd does not have.
   explicit zstd_codec(zstd_options options)
-      : options_(options), workspaces_(std::make_shared<detail::zstd_workspaces>()) {
+      : options_(options), workspaces_(detail::make_shared<detail::zstd_workspaces>()) {
     if (options.level < 1 || options.level > ZSTD_maxCLevel())
       fail(error_id::usage_bad_option,
            "the level of a zstd_codec is out of range (faster levels than 1 do not compress numbers)",

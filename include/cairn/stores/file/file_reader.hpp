@@ -6,6 +6,7 @@
 #include <cairn/stores/file/file_tree.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -139,7 +140,7 @@ class file_reader {
     auto found = sources_.find(key);
     if (found == sources_.end()) {
       if (sources_.size() >= max_open()) static_cast<void>(close_one_unused());
-      found = sources_.emplace(std::string(key), std::make_shared<source>()).first;
+      found = sources_.emplace(std::string(key), detail::make_shared<source>()).first;
     }
     found->second->used = ++uses_;
     return found->second;

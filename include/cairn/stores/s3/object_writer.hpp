@@ -3,6 +3,7 @@
 #pragma once
 #include <cairn/stores/s3/bucket.hpp>
 #include <cairn/stores/s3/heartbeat.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -64,7 +65,7 @@ class s3_upload {
     std::shared_ptr<s3_call> call;
   };
   struct shared {
-    std::shared_ptr<call_group> group = std::make_shared<call_group>();
+    std::shared_ptr<call_group> group = detail::make_shared<call_group>();
     std::atomic<bool> failed{false};
   };
 

@@ -4,6 +4,7 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -35,7 +36,7 @@ CAIRN_BODY void load_plan_cache::put(const load_plan_key& key, std::span<const s
   slots_.push_back({key,
                     {manifest.begin(), manifest.end()},
                     size,
-                    std::make_shared<const cached_load_plan>(std::move(plan))});
+                    detail::make_shared<const cached_load_plan>(std::move(plan))});
 }
 
 CAIRN_BODY std::size_t load_plan_cache::bytes() const noexcept {

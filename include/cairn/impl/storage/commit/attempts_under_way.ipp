@@ -6,6 +6,7 @@
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -68,7 +69,7 @@ CAIRN_BODY void attempts_under_way::set(const save_context& c, bool attempt_know
 CAIRN_BODY void attempts_under_way::retry(attempt_ending ending, deadline until) {
   if (current_simulated_waits != nullptr)
     return current_simulated_waits->try_again(
-        [kept = std::make_shared<attempt_ending>(std::move(ending))] { return kept->go(); });
+        [kept = detail::make_shared<attempt_ending>(std::move(ending))] { return kept->go(); });
   const std::lock_guard lock(mutex_);
   if (in_ == nullptr) {
     auto made = std::make_unique<inside>();

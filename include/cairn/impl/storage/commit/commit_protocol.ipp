@@ -21,6 +21,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -41,7 +42,7 @@ CAIRN_BODY commit_protocol::commit_protocol(any_store store, commit_options opti
     : store_(store),
       objects_(store),
       options_(options),
-      attempts_(std::make_shared<detail::attempts_under_way>(std::move(store), options)) {
+      attempts_(detail::make_shared<detail::attempts_under_way>(std::move(store), options)) {
   check_options(options, store_.shares(), store_.describe());
 }
 

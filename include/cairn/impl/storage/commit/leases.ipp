@@ -9,6 +9,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <unistd.h>
 
@@ -69,7 +70,8 @@ CAIRN_BODY std::string step_leases::key_of(std::int64_t step, std::string_view w
 }
 
 CAIRN_BODY std::shared_ptr<void> step_leases::show(std::int64_t step, std::string_view what) {
-  auto shown = std::make_shared<any_store::object_writer>(store_.create(key_of(step, what) + own_name(), 0));
+  auto shown =
+      detail::make_shared<any_store::object_writer>(store_.create(key_of(step, what) + own_name(), 0));
   shown->announce();
   return shown;
 }

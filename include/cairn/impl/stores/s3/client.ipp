@@ -18,6 +18,7 @@
 #include <cairn/system/credential_broker.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -39,7 +40,7 @@ namespace detail {
 
 CAIRN_BODY s3_client::s3_client(s3_options options, s3_credential_source credentials,
                                 std::shared_ptr<s3_clock> clock)
-    : service_(std::make_shared<s3_service>(std::move(options), std::move(credentials), clock)),
+    : service_(detail::make_shared<s3_service>(std::move(options), std::move(credentials), clock)),
       transport_({service_->options.verify_tls, service_->options.ca_file, service_->options.connect_timeout,
                   service_->options.stalled_after, service_->options.in_flight},
                  std::move(clock)) {}
@@ -53,7 +54,7 @@ CAIRN_BODY std::uint64_t s3_client::answering_number() {
 CAIRN_BODY std::shared_ptr<s3_call> s3_client::begin(s3_request request,
                                                      const std::shared_ptr<call_group>& group,
                                                      std::function<void(const s3_call&)> on_end) {
-  auto call = std::make_shared<s3_call>(service_, transport_, std::move(request), group);
+  auto call = detail::make_shared<s3_call>(service_, transport_, std::move(request), group);
   call->on_end = std::move(on_end);
   group->begin();
   try {
@@ -66,7 +67,7 @@ CAIRN_BODY std::shared_ptr<s3_call> s3_client::begin(s3_request request,
 }
 
 CAIRN_BODY std::shared_ptr<s3_call> s3_client::run(s3_request request) {
-  const auto group = std::make_shared<call_group>();
+  const auto group = detail::make_shared<call_group>();
   auto call = begin(std::move(request), group);
   group->wait();
   return call;

@@ -7,6 +7,7 @@
 #include <cairn/system/credential_broker.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -43,7 +44,7 @@ CAIRN_BODY s3_credential_source s3_credential_source::callback(std::function<s3_
 CAIRN_BODY s3_credential_source s3_credential_source::trainer(std::uint64_t number) {
   s3_credential_source source(kind::trainer);
   source.number_ = number;
-  source.last_ = std::make_shared<std::atomic<std::uint64_t>>(0);
+  source.last_ = detail::make_shared<std::atomic<std::uint64_t>>(0U);
   return source;
 }
 

@@ -10,6 +10,7 @@
 #include <cairn/stores/s3/http_call.hpp>
 #include <cairn/stores/s3/request.hpp>
 #include <cairn/stores/s3/xml.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -111,7 +112,7 @@ CAIRN_BODY void heartbeat::repeat() noexcept {
       s3_request r{.method = "PUT", .key = key_};
       r.query = {{"partNumber", "1"}, {"uploadId", id_}};
       bucket_->client.set_body(r, {std::span<const std::byte>(mark)}, false);
-      const auto group = std::make_shared<call_group>();
+      const auto group = detail::make_shared<call_group>();
       under_way_ = bucket_->client.begin(std::move(r), group);
       lock.unlock();
       group->wait();

@@ -20,6 +20,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -52,7 +53,7 @@ CAIRN_BODY s3_upload::s3_upload(std::shared_ptr<s3_bucket> bucket, std::string k
       token_(random_token()),
       size_hint_(size_hint),
       part_bytes_(part_bytes_for(size_hint, bucket_->client.options().part_bytes)),
-      shared_(std::make_shared<shared>()) {}
+      shared_(detail::make_shared<shared>()) {}
 
 CAIRN_BODY s3_upload::~s3_upload() {
   give_up();
@@ -204,7 +205,7 @@ CAIRN_BODY void s3_upload::send(std::map<std::uint64_t, waiting_part>::iterator 
   s3_request r{.method = "PUT", .key = key_};
   r.query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", id_}};
   bucket_->client.set_body(r, std::move(pieces), checksums_);
-  auto buffer = std::make_shared<std::unique_ptr<part_buffers::buffer>>(std::move(which->second.buffer));
+  auto buffer = detail::make_shared<std::unique_ptr<part_buffers::buffer>>(std::move(which->second.buffer));
   parts_.erase(which);
   const bool copied = *buffer != nullptr;
   copied_ = copied_ || copied;

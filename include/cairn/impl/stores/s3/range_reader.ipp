@@ -12,6 +12,7 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -52,7 +53,7 @@ CAIRN_BODY std::string s3_range_reader::key_of(const read_range& r) const {
 CAIRN_BODY void s3_range_reader::find_objects(bool use_remembered) {
   objects_.clear();
   remembered_ = false;
-  const auto group = std::make_shared<call_group>();
+  const auto group = detail::make_shared<call_group>();
   std::map<std::string, std::shared_ptr<s3_call>> asked;
   try {
     for (const auto& r : ranges_) {
@@ -96,7 +97,7 @@ CAIRN_BODY void s3_range_reader::check_bounds() const {
 }
 
 CAIRN_BODY std::shared_ptr<s3_call> s3_range_reader::fetch() {
-  const auto group = std::make_shared<call_group>();
+  const auto group = detail::make_shared<call_group>();
   std::vector<std::shared_ptr<s3_call>> calls;
   try {
     for (auto& r : requests()) calls.push_back(bucket_.client.begin(std::move(r), group));
