@@ -8,6 +8,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/fork_guard.hpp>
 #include <cairn/system/function_ref.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <sys/types.h>
 
@@ -65,7 +66,7 @@ class engine_owner {
  public:
   engine_owner() noexcept = default;
   /// Of this process. @pre not null
-  explicit engine_owner(std::unique_ptr<engine> made) noexcept;
+  explicit engine_owner(detail::owned<engine> made) noexcept;
   engine_owner(engine_owner&& other) noexcept;
   engine_owner& operator=(engine_owner&& other) noexcept;
   /// Shuts the engine down; in a child of fork() nothing: its threads and buffers belong to the parent.
@@ -82,7 +83,7 @@ class engine_owner {
  private:
   void end() noexcept;
 
-  std::unique_ptr<engine> engine_;
+  detail::owned<engine> engine_;
   fork_guard process_;
 };
 

@@ -4,6 +4,7 @@
 #include <cairn/concepts/any_communicator.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/function_ref.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <array>
 #include <concepts>
@@ -145,8 +146,8 @@ class collectives {
   [[nodiscard]] std::vector<std::byte> reduce_on_demand(collective_input own, merge_parts merge,
                                                         deadline until, const function_ref<void()>* look);
 
-  std::unique_ptr<detail::collective_tree> tree_;
-  std::unique_ptr<detail::collective_call> exchange_;  ///< the one under way
+  detail::owned<detail::collective_tree> tree_;
+  detail::owned<detail::collective_call> exchange_;  ///< the one under way
 };
 
 }  // namespace v1

@@ -5,6 +5,7 @@
 #include <cairn/concepts/roles.hpp>
 #include <cairn/model/peer_watch.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -79,7 +80,7 @@ class shared_memory_communicator {
  private:
   [[nodiscard]] detail::shared_rank& self() const;
 
-  std::unique_ptr<detail::shared_rank> self_;
+  detail::owned<detail::shared_rank> self_;
 };
 
 static_assert(DetectsLostPeers<shared_memory_communicator>);

@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store_model.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/store_capabilities.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 
 #include <concepts>
@@ -77,8 +78,8 @@ class any_store {
 
    private:
     friend any_store;
-    explicit object_writer(std::unique_ptr<detail::object_face> object) : object_(std::move(object)) {}
-    std::unique_ptr<detail::object_face> object_;
+    explicit object_writer(detail::owned<detail::object_face> object) : object_(std::move(object)) {}
+    detail::owned<detail::object_face> object_;
   };
 
   /// See SharedObjectWriter.
@@ -94,9 +95,9 @@ class any_store {
 
    private:
     friend any_store;
-    explicit shared_object_writer(std::unique_ptr<detail::shared_object_face> object)
+    explicit shared_object_writer(detail::owned<detail::shared_object_face> object)
         : object_(std::move(object)) {}
-    std::unique_ptr<detail::shared_object_face> object_;
+    detail::owned<detail::shared_object_face> object_;
   };
 
   /// See ReadSession; where the store has none, read() is that of the store, and nothing is known of a cache. Copies

@@ -5,6 +5,8 @@
 #include <cairn/concepts/store_capabilities.hpp>
 #include <cairn/concepts/store_reads.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/owned.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -55,13 +57,13 @@ struct read_session_face {
 /// The functions of a store of any type, with what stands for the capabilities that it lacks; see any_store.
 struct store_face {
   virtual ~store_face() = default;
-  virtual std::unique_ptr<object_face> create(std::string_view key, std::uint64_t size_hint) = 0;
+  virtual detail::owned<object_face> create(std::string_view key, std::uint64_t size_hint) = 0;
   virtual std::size_t io_alignment() = 0;
   virtual std::size_t min_write_bytes() = 0;
   virtual std::size_t reads_at_once() = 0;
   virtual void read(std::span<const read_range> ranges) = 0;
   /// Null where the store has no sessions.
-  virtual std::unique_ptr<read_session_face> begin_reads() = 0;
+  virtual std::shared_ptr<read_session_face> begin_reads() = 0;
   virtual void put_new(std::string_view key, std::span<const std::byte> bytes) = 0;
   virtual bool publish_new(std::string_view key, std::span<const std::byte> bytes) = 0;
   virtual std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) = 0;
@@ -84,8 +86,8 @@ struct store_face {
   virtual std::vector<std::string> live_writers(std::string_view prefix) = 0;
   virtual bool writer_lives(std::string_view key) = 0;
   virtual bool shares() = 0;
-  virtual std::unique_ptr<shared_object_face> share(std::string_view key, std::uint64_t tag) = 0;
-  virtual std::unique_ptr<shared_object_face> join(std::string_view key, std::uint64_t tag) = 0;
+  virtual detail::owned<shared_object_face> share(std::string_view key, std::uint64_t tag) = 0;
+  virtual detail::owned<shared_object_face> join(std::string_view key, std::uint64_t tag) = 0;
   virtual bool decodes(std::uint16_t codec) = 0;
   virtual std::vector<std::byte> description() = 0;
   virtual store_test_report self_test() = 0;
@@ -159,9 +161,9 @@ template <ByteStore S>
 struct store_model final : store_face {
   explicit store_model(std::shared_ptr<S> of) : held(std::move(of)), store(*held) {}
 
-  std::unique_ptr<object_face> create(std::string_view key, std::uint64_t size_hint) override {
+  detail::owned<object_face> create(std::string_view key, std::uint64_t size_hint) override {
     using writer = std::remove_cvref_t<decltype(store.create(key, size_hint))>;
-    return std::make_unique<object_model<writer>>(store.create(key, size_hint));
+    return detail::make_owned<object_model<writer>>(store.create(key, size_hint));
   }
   std::size_t io_alignment() override {
     if constexpr (PrefersWriteSizes<S>)
@@ -182,9 +184,9 @@ struct store_model final : store_face {
       return 0;
   }
   void read(std::span<const read_range> ranges) override { store.read(ranges); }
-  std::unique_ptr<read_session_face> begin_reads() override {
+  std::shared_ptr<read_session_face> begin_reads() override {
     if constexpr (OffersReadSessions<S>)
-      return std::make_unique<read_session_model<decltype(store.begin_reads())>>(store.begin_reads());
+      return detail::make_shared<read_session_model<decltype(store.begin_reads())>>(store.begin_reads());
     else
       return nullptr;
   }
@@ -279,22 +281,22 @@ struct store_model final : store_face {
     else
       return SharedStore<S>;
   }
-  std::unique_ptr<shared_object_face> share([[maybe_unused]] std::string_view key,
-                                            [[maybe_unused]] std::uint64_t tag) override {
+  detail::owned<shared_object_face> share([[maybe_unused]] std::string_view key,
+                                          [[maybe_unused]] std::uint64_t tag) override {
     if constexpr (SharedStore<S>) {
       using writer = std::remove_cvref_t<decltype(store.share(key, tag))>;
-      return std::make_unique<shared_object_model<writer>>(store.share(key, tag));
+      return detail::make_owned<shared_object_model<writer>>(store.share(key, tag));
     } else {
       fail_to_share();
     }
   }
-  std::unique_ptr<shared_object_face> join([[maybe_unused]] std::string_view key,
-                                           [[maybe_unused]] std::uint64_t tag) override {
+  detail::owned<shared_object_face> join([[maybe_unused]] std::string_view key,
+                                         [[maybe_unused]] std::uint64_t tag) override {
     if constexpr (SharedStore<S>) {
       using writer = std::remove_cvref_t<decltype(store.share(key, tag))>;
       auto joined = store.join(key, tag);
       if (!joined) return nullptr;
-      return std::make_unique<shared_object_model<writer>>(std::move(*joined));
+      return detail::make_owned<shared_object_model<writer>>(std::move(*joined));
     } else {
       fail_to_share();
     }

@@ -6,6 +6,7 @@
 #include <cairn/concepts/roles.hpp>
 #include <cairn/execute/worker_main.hpp>
 #include <cairn/execute/worker_settings.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <concepts>
 #include <memory>
@@ -60,7 +61,7 @@ class process_executor {
   [[nodiscard]] bool drain(deadline until);
 
  private:
-  std::unique_ptr<detail::save_thread> thread_;
+  detail::owned<detail::save_thread> thread_;
 };
 
 }  // namespace v1

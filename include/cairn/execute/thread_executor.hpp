@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/thread_settings.hpp>
 
 #include <cstdint>
@@ -51,7 +52,7 @@ class thread_executor {
 
  private:
   std::shared_ptr<rate_limiter> limit_;
-  std::unique_ptr<detail::save_thread> thread_;
+  detail::owned<detail::save_thread> thread_;
 };
 
 }  // namespace v1

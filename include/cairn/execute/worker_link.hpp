@@ -4,6 +4,7 @@
 #include <cairn/execute/peer_process.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/unforked_file.hpp>
 
 #include <chrono>
@@ -96,7 +97,7 @@ class worker_link {
   void receive_some(std::span<std::byte> bytes, std::vector<file_descriptor>& descriptors, deadline until);
   [[noreturn]] static void fail_lost();
 
-  std::unique_ptr<unforked_file> socket_;
+  detail::owned<unforked_file> socket_;
   peer_process other_;
 };
 

@@ -4,6 +4,7 @@
 #include <cairn/execute/worker_link.hpp>
 #include <cairn/execute/worker_settings.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/unforked_file.hpp>
 
 #include <memory>
@@ -41,7 +42,7 @@ class worker_process {
  private:
   /// Makes a socket pair: one end is for the link, the other one is returned. No child of fork() has either,
   /// whenever it is made: while one has a copy of its end, neither side sees that the other is gone.
-  static std::unique_ptr<unforked_file> connect(worker_link& link);
+  static detail::owned<unforked_file> connect(worker_link& link);
   void spawn(const std::string& program, int socket);
   /// The worker's status, -1 where somebody else took it; nothing if it runs at the deadline.
   std::optional<int> reap(deadline until) noexcept;

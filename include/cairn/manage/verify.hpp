@@ -16,6 +16,7 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/large_buffer.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/parallel.hpp>
 
 #include <algorithm>
@@ -115,7 +116,7 @@ class verification {
   }
 
   void read_records(std::int32_t first, std::int32_t last) {
-    std::vector<std::unique_ptr<stored_record>> records(static_cast<std::size_t>(last - first));
+    std::vector<detail::owned<stored_record>> records(static_cast<std::size_t>(last - first));
     parallel_for(records.size(), static_cast<std::size_t>(threads_), [&](std::size_t i, std::size_t) {
       if (stopped()) return;
       const auto rank = first + static_cast<std::int32_t>(i);
@@ -126,7 +127,7 @@ class verification {
         if (!content)
           fail(error_id::corrupt_missing_file, "a record that the manifest names is not there",
                {.file = key});
-        records[i] = std::make_unique<stored_record>(named, *content, key);
+        records[i] = detail::make_owned<stored_record>(named, *content, key);
         bytes_ += content->size();
       } catch (const error& e) {
         auto d = describe(e, key, rank);

@@ -7,6 +7,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/fork_guard.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/thread_settings.hpp>
 
@@ -54,7 +55,7 @@ class copy_threads {
       const std::shared_ptr<const image_layout>& layout, bool early_first);
   void start(const std::shared_ptr<copy_job>& job, int helpers, bool needed);
 
-  std::unique_ptr<shared> state_;
+  detail::owned<shared> state_;
   int threads_;
   std::shared_ptr<rate_limiter> limit_;
   std::shared_ptr<part_copying> parts_;  // made by the first overlapped image

@@ -5,6 +5,7 @@
 #include <cairn/stage/heap_memory.hpp>
 #include <cairn/stage/host_copy.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <memory>
 
@@ -40,7 +41,7 @@ class heap_stager {
 
  private:
   struct buffered;
-  std::unique_ptr<buffered> inside_;
+  detail::owned<buffered> inside_;
 };
 
 }  // namespace v1

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/thread_settings.hpp>
 
 #include <cstdint>
@@ -54,7 +55,7 @@ class host_copy {
   void copy(std::shared_ptr<image_fill> fill, deadline until);
 
  private:
-  std::unique_ptr<detail::copy_threads> threads_;
+  detail::owned<detail::copy_threads> threads_;
 };
 
 }  // namespace v1

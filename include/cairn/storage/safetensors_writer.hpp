@@ -6,6 +6,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 
 #include <cstddef>
@@ -89,7 +90,7 @@ class safetensors_writer_base {
 
  private:
   struct inside;
-  std::unique_ptr<inside> inside_;
+  detail::owned<inside> inside_;
 };
 
 /// A StorageWriter that writes images as safetensors files over a ByteStore: safetensors_writer_base with

@@ -6,6 +6,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
 
@@ -41,13 +42,13 @@ class write_ring {
 /// Keeps rings between saves, so that a save does not touch new memory. Any thread.
 class ring_pool {
  public:
-  [[nodiscard]] std::unique_ptr<write_ring> take();
-  void give_back(std::unique_ptr<write_ring> ring) noexcept;
+  [[nodiscard]] detail::owned<write_ring> take();
+  void give_back(detail::owned<write_ring> ring) noexcept;
   ring_pool();
 
  private:
   std::mutex mutex_;
-  std::vector<std::unique_ptr<write_ring>> free_;
+  std::vector<detail::owned<write_ring>> free_;
 };
 
 /// The bytes of an image from front to back, for one thread that writes them: as they become available,
@@ -92,7 +93,7 @@ class write_source {
   ring_pool& rings_;
   deadline until_;
   std::uint64_t total_;
-  std::unique_ptr<write_ring> ring_;
+  detail::owned<write_ring> ring_;
   shared_event event_;
   std::atomic<std::uint64_t> ready_{0};
   std::atomic<std::uint64_t> done_{0};

@@ -7,6 +7,7 @@
 #include <cairn/stores/file/file_write.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
@@ -31,13 +32,13 @@ namespace detail {
 
 /// @throws usage_closed for a writer that was moved from
 template <class Write>
-[[nodiscard]] Write& opened(const std::unique_ptr<Write>& write) {
+[[nodiscard]] Write& opened(const detail::owned<Write>& write) {
   if (!write) fail(error_id::usage_closed, "this writer was moved from: use the other one");
   return *write;
 }
 
 template <FileSystem F>
-file_object_writer<F>::file_object_writer(std::unique_ptr<file_write<F>> write) noexcept
+file_object_writer<F>::file_object_writer(detail::owned<file_write<F>> write) noexcept
     : write_(std::move(write)) {}
 template <FileSystem F>
 file_object_writer<F>::file_object_writer(file_object_writer&& other) noexcept = default;
@@ -63,7 +64,7 @@ int file_object_writer<F>::lock_descriptor() const noexcept {
 }
 
 template <FileSystem F>
-shared_file_writer<F>::shared_file_writer(std::unique_ptr<shared_file_write<F>> write) noexcept
+shared_file_writer<F>::shared_file_writer(detail::owned<shared_file_write<F>> write) noexcept
     : write_(std::move(write)) {}
 template <FileSystem F>
 shared_file_writer<F>::shared_file_writer(shared_file_writer&& other) noexcept = default;
@@ -97,7 +98,7 @@ std::int64_t shared_file_writer<F>::helper_cpu() const noexcept {
 }
 
 template <FileSystem F>
-file_read_session<F>::file_read_session(std::unique_ptr<file_reader<F>> reader) noexcept
+file_read_session<F>::file_read_session(detail::owned<file_reader<F>> reader) noexcept
     : reader_(std::move(reader)) {}
 template <FileSystem F>
 file_read_session<F>::file_read_session(file_read_session&& other) noexcept = default;
@@ -167,14 +168,14 @@ template <FileSystem F>
 detail::file_object_writer<F> basic_file_store<F>::create(std::string_view key, std::uint64_t size_hint) {
   tree_->check_key(key);
   if (detail::file_names(*tree_).occupied(key)) detail::file_names(*tree_).fail_exists(key);
-  return object_writer(std::make_unique<detail::file_write<F>>(tree_, key, size_hint));
+  return object_writer(detail::make_owned<detail::file_write<F>>(tree_, key, size_hint));
 }
 
 template <FileSystem F>
 detail::shared_file_writer<F> basic_file_store<F>::share(std::string_view key, std::uint64_t tag) {
   tree_->check_key(key);
   if (detail::file_names(*tree_).occupied(key)) detail::file_names(*tree_).fail_exists(key);
-  return shared_writer(std::make_unique<detail::shared_file_write<F>>(
+  return shared_writer(detail::make_owned<detail::shared_file_write<F>>(
       tree_, detail::part_file<F>(tree_, key, tag ^ detail::host_number()), true));
 }
 
@@ -184,7 +185,7 @@ std::optional<detail::shared_file_writer<F>> basic_file_store<F>::join(std::stri
   tree_->check_key(key);
   detail::part_file<F> part(typename detail::part_file<F>::joined{}, tree_, key, tag ^ detail::host_number());
   if (!part.valid()) return {};
-  return shared_writer(std::make_unique<detail::shared_file_write<F>>(tree_, std::move(part), false));
+  return shared_writer(detail::make_owned<detail::shared_file_write<F>>(tree_, std::move(part), false));
 }
 
 template <FileSystem F>
@@ -221,7 +222,7 @@ bool basic_file_store<F>::publish_new(std::string_view key, std::span<const std:
 
 template <FileSystem F>
 detail::file_read_session<F> basic_file_store<F>::begin_reads() {
-  return read_session(std::make_unique<detail::file_reader<F>>(tree_, true));
+  return read_session(detail::make_owned<detail::file_reader<F>>(tree_, true));
 }
 
 template <FileSystem F>

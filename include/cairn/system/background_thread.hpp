@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/fork_guard.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <pthread.h>
 
@@ -31,7 +32,7 @@ class background_thread {
   [[nodiscard]] bool start(const char* name, Body&& body) {
     using stored = std::remove_cvref_t<Body>;
     return start(name, {new stored(std::forward<Body>(body)), [](void* made, bool call) {
-                          const std::unique_ptr<stored> owned(static_cast<stored*>(made));
+                          const detail::owned<stored> owned(static_cast<stored*>(made));
                           if (call) (*owned)();
                         }});
   }

@@ -12,19 +12,33 @@ template <class T>
 class owned {
  public:
   constexpr owned() noexcept = default;
+  constexpr owned(decltype(nullptr)) noexcept {}
   explicit owned(T* made) noexcept : held_(made) {}
-  owned(owned&& other) noexcept : held_(other.held_) { other.held_ = nullptr; }
+  owned(owned&& other) noexcept : held_(other.release()) {}
+  /// Of a class that T is a base of.
+  template <class Derived>
+  owned(owned<Derived>&& other) noexcept : held_(other.release()) {}
   owned& operator=(owned&& other) noexcept {
     owned(static_cast<owned&&>(other)).swap(*this);
     return *this;
   }
-  ~owned() { delete held_; }
+  ~owned() {
+    static_assert(sizeof(T) > 0, "where the owner ends, the class is complete");
+    delete held_;
+  }
 
   [[nodiscard]] explicit operator bool() const noexcept { return held_ != nullptr; }
+  [[nodiscard]] bool operator==(decltype(nullptr)) const noexcept { return held_ == nullptr; }
   [[nodiscard]] T& operator*() const noexcept { return *held_; }
   [[nodiscard]] T* operator->() const noexcept { return held_; }
   [[nodiscard]] T* get() const noexcept { return held_; }
   void reset() noexcept { owned().swap(*this); }
+  /// The object, which this no longer owns.
+  T* release() noexcept {
+    T* const mine = held_;
+    held_ = nullptr;
+    return mine;
+  }
 
  private:
   void swap(owned& other) noexcept {
@@ -34,6 +48,11 @@ class owned {
   }
   T* held_ = nullptr;
 };
+
+template <class T, class... Arguments>
+[[nodiscard]] owned<T> make_owned(Arguments&&... arguments) {
+  return owned<T>(new T(static_cast<Arguments&&>(arguments)...));
+}
 
 }  // namespace detail
 }  // namespace v1

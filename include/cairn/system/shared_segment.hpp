@@ -3,6 +3,7 @@
 #pragma once
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/unforked_file.hpp>
 
 #include <fcntl.h>
@@ -50,7 +51,7 @@ class shared_segment {
       const detail::fork_pause pause;
       detail::file_descriptor made(::memfd_create("cairn", MFD_CLOEXEC | MFD_ALLOW_SEALING));
       if (!made.open()) detail::fail_system(errno, "shared memory could not be made");
-      file_ = std::make_unique<detail::unforked_file>(std::move(made), pause);
+      file_ = detail::make_owned<detail::unforked_file>(std::move(made), pause);
     }
     if (::ftruncate(file(), static_cast<off_t>(bytes)) != 0)
       detail::fail_system(errno, "shared memory could not be made");
@@ -62,7 +63,7 @@ class shared_segment {
   /// Maps what another process made. @throws peer_error (peer_bad_message) if it is none of these or has
   /// another size, storage_error.
   shared_segment(detail::file_descriptor file, std::uint64_t bytes)
-      : file_(std::make_unique<detail::unforked_file>(std::move(file), detail::fork_pause())) {
+      : file_(detail::make_owned<detail::unforked_file>(std::move(file), detail::fork_pause())) {
     const int seals = ::fcntl(this->file(), F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
       fail(error_id::peer_bad_message,
@@ -132,7 +133,7 @@ class shared_segment {
 
   std::uint64_t id_ = 0;
   boost::interprocess::mapped_region region_;
-  std::unique_ptr<detail::unforked_file> file_;  // ends before the region does
+  detail::owned<detail::unforked_file> file_;  // ends before the region does
 };
 
 }  // namespace v1

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/fork_guard.hpp>
 #include <cairn/system/function_ref.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +30,7 @@ class thread_pool {
   struct job;
   struct inside;
 
-  std::unique_ptr<inside> in_;
+  detail::owned<inside> in_;
   fork_guard process_;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/engine.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <exception>
 #include <memory>
@@ -12,7 +13,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY engine_owner::engine_owner(std::unique_ptr<engine> made) noexcept : engine_(std::move(made)) {}
+CAIRN_BODY engine_owner::engine_owner(detail::owned<engine> made) noexcept : engine_(std::move(made)) {}
 CAIRN_BODY engine_owner::engine_owner(engine_owner&& other) noexcept = default;
 CAIRN_BODY engine_owner& engine_owner::operator=(engine_owner&& other) noexcept {
   if (this != &other) {

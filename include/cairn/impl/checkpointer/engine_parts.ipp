@@ -9,6 +9,7 @@
 #include <cairn/checkpointer/unfinished_saves.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
@@ -198,7 +199,7 @@ CAIRN_BODY void check_options(const checkpointer_options& options, const std::op
 
 CAIRN_BODY engine_owner make_engine(engine_parts parts) {
   check_options(parts.options, parts.keep);
-  return engine_owner(std::make_unique<composed_engine>(std::move(parts)));
+  return engine_owner(detail::make_owned<composed_engine>(std::move(parts)));
 }
 
 }  // namespace detail

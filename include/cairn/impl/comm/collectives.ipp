@@ -5,6 +5,7 @@
 #include <cairn/comm/collective_tree.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 
 #include <array>
@@ -21,7 +22,7 @@ namespace cairn {
 inline namespace v1 {
 
 CAIRN_BODY collectives::collectives(any_communicator communicator)
-    : tree_(std::make_unique<detail::collective_tree>(std::move(communicator))) {}
+    : tree_(detail::make_owned<detail::collective_tree>(std::move(communicator))) {}
 CAIRN_BODY collectives::collectives(collectives&& other) noexcept = default;
 CAIRN_BODY collectives& collectives::operator=(collectives&& other) noexcept = default;
 CAIRN_BODY collectives::~collectives() = default;
@@ -111,7 +112,7 @@ CAIRN_BODY void collectives::on_demand_barrier(deadline until, std::exception_pt
 }
 
 CAIRN_BODY void collectives::begin_exchange() {
-  exchange_ = std::make_unique<detail::collective_call>(
+  exchange_ = detail::make_owned<detail::collective_call>(
       tree_->messages().begin(detail::collective_operation::exchange, 0));
 }
 

@@ -3,6 +3,7 @@
 #include <cairn/comm/shared_memory/shared_rank.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -16,8 +17,8 @@ inline namespace v1 {
 
 CAIRN_BODY shared_memory_communicator::shared_memory_communicator(std::string_view job, int rank, int size,
                                                                   shared_memory_options options)
-    : self_(std::make_unique<detail::shared_rank>(std::string(job), rank, size, options.ring_bytes,
-                                                  deadline::in(options.timeout))) {}
+    : self_(detail::make_owned<detail::shared_rank>(std::string(job), rank, size, options.ring_bytes,
+                                                    deadline::in(options.timeout))) {}
 CAIRN_BODY shared_memory_communicator::shared_memory_communicator(
     shared_memory_communicator&& other) noexcept = default;
 CAIRN_BODY shared_memory_communicator& shared_memory_communicator::operator=(

@@ -4,6 +4,7 @@
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 
 #include <atomic>
@@ -55,7 +56,7 @@ class thread_world {
 
   [[nodiscard]] box& at(int rank) const noexcept { return *boxes_[static_cast<std::size_t>(rank)]; }
 
-  std::vector<std::unique_ptr<box>> boxes_;
+  std::vector<detail::owned<box>> boxes_;
 };
 
 CAIRN_BODY thread_world::thread_world(int size) {
@@ -63,7 +64,7 @@ CAIRN_BODY thread_world::thread_world(int size) {
     fail(error_id::usage_bad_option, "a group of ranks needs at least one rank",
          {.got = std::to_string(size)});
   boxes_.reserve(static_cast<std::size_t>(size));
-  for (int rank = 0; rank < size; ++rank) boxes_.push_back(std::make_unique<box>());
+  for (int rank = 0; rank < size; ++rank) boxes_.push_back(detail::make_owned<box>());
 }
 
 CAIRN_BODY void thread_world::check(int rank) const {

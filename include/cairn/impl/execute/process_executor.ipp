@@ -6,6 +6,7 @@
 #include <cairn/execute/worker_client.hpp>
 #include <cairn/execute/worker_queue.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/thread_settings.hpp>
 
@@ -20,8 +21,8 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY std::unique_ptr<save_thread> thread_for(std::shared_ptr<worker_client> worker) {
-  return std::make_unique<save_thread>(detail::make_shared<worker_work>(std::move(worker)));
+CAIRN_BODY detail::owned<save_thread> thread_for(std::shared_ptr<worker_client> worker) {
+  return detail::make_owned<save_thread>(detail::make_shared<worker_work>(std::move(worker)));
 }
 
 }  // namespace detail

@@ -3,6 +3,7 @@
 #include <cairn/execute/run_save_job.hpp>
 #include <cairn/execute/save_thread.hpp>
 #include <cairn/execute/thread_executor.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/thread_settings.hpp>
@@ -52,7 +53,7 @@ CAIRN_BODY thread_executor::thread_executor() : thread_executor(thread_executor_
 CAIRN_BODY thread_executor::thread_executor(thread_executor_options options)
     : limit_(make_rate_limiter(options.bytes_per_second, std::move(options.clock))) {
   detail::check_granted(options.thread);
-  thread_ = std::make_unique<detail::save_thread>(
+  thread_ = detail::make_owned<detail::save_thread>(
       detail::make_shared<detail::job_queue>(std::move(options.thread)));
 }
 CAIRN_BODY thread_executor::thread_executor(thread_executor&&) noexcept = default;

@@ -7,6 +7,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/unforked_file.hpp>
 
 #include <fcntl.h>
@@ -47,7 +48,7 @@ CAIRN_BODY void frame_header::check() const {
 }
 
 CAIRN_BODY worker_link::worker_link(file_descriptor socket, const fork_pause& pause, peer_process other)
-    : socket_(std::make_unique<unforked_file>(std::move(socket), pause)), other_(std::move(other)) {}
+    : socket_(detail::make_owned<unforked_file>(std::move(socket), pause)), other_(std::move(other)) {}
 
 CAIRN_BODY void worker_link::close() noexcept {
   if (open()) ::shutdown(socket(), SHUT_RDWR);

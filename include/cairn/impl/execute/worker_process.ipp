@@ -11,6 +11,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/unforked_file.hpp>
 #include <cairn/system/wire.hpp>
 
@@ -123,7 +124,7 @@ CAIRN_BODY void worker_process::end(deadline until) noexcept {
   id_ = 0;
 }
 
-CAIRN_BODY std::unique_ptr<unforked_file> worker_process::connect(worker_link& link) {
+CAIRN_BODY detail::owned<unforked_file> worker_process::connect(worker_link& link) {
   const fork_pause pause;
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
@@ -131,7 +132,7 @@ CAIRN_BODY std::unique_ptr<unforked_file> worker_process::connect(worker_link& l
   file_descriptor ours(pair[0]);
   file_descriptor theirs(pair[1]);
   link = worker_link(std::move(ours), pause);
-  return std::make_unique<unforked_file>(std::move(theirs), pause);
+  return detail::make_owned<unforked_file>(std::move(theirs), pause);
 }
 
 CAIRN_BODY void worker_process::spawn(const std::string& program, int socket) {

@@ -9,6 +9,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared.hpp>
@@ -28,7 +29,7 @@ namespace detail {
 
 CAIRN_BODY copy_threads::copy_threads(int threads, std::shared_ptr<rate_limiter> limit,
                                       thread_settings settings)
-    : state_(std::make_unique<shared>()),
+    : state_(detail::make_owned<shared>()),
       threads_(threads),
       limit_(std::move(limit)),
       settings_(std::move(settings)) {}
@@ -131,7 +132,7 @@ CAIRN_BODY std::shared_ptr<const image_ranges> copy_threads::ranges_of(
 CAIRN_BODY void copy_threads::start(const std::shared_ptr<copy_job>& job, int helpers, bool needed) {
   std::unique_lock lock(state_->mutex);
   while (state_->workers.size() < static_cast<std::size_t>(helpers)) {
-    auto hash = std::make_unique<hash_state>();
+    auto hash = detail::make_owned<hash_state>();
     state_->running.reserve(state_->workers.size() + 1);
     state_->workers.reserve(state_->workers.size() + 1);
     background_thread worker;

@@ -9,6 +9,7 @@
 #include <cairn/stage/heap_stager.hpp>
 #include <cairn/stage/host_copy.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <memory>
 #include <utility>
@@ -21,7 +22,7 @@ struct heap_stager::buffered : buffered_stager<heap_memory, host_copy> {
 };
 
 CAIRN_BODY heap_stager::heap_stager(buffered_stager_options options, host_copy engine, heap_memory memory)
-    : inside_(std::make_unique<buffered>(std::move(options), std::move(engine), memory)) {}
+    : inside_(detail::make_owned<buffered>(std::move(options), std::move(engine), memory)) {}
 CAIRN_BODY heap_stager::heap_stager(heap_stager&& other) noexcept = default;
 CAIRN_BODY heap_stager& heap_stager::operator=(heap_stager&& other) noexcept = default;
 CAIRN_BODY heap_stager::~heap_stager() = default;

@@ -7,6 +7,7 @@
 #include <cairn/stage/image_sources.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/parallel.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/thread_settings.hpp>
@@ -24,7 +25,7 @@ CAIRN_BODY host_copy::host_copy(host_copy_options options) {
     fail(error_id::usage_bad_option, "the number of copy threads is between 0 (choose) and 1024",
          {.got = std::to_string(options.threads)});
   detail::check_granted(options.thread);
-  threads_ = std::make_unique<detail::copy_threads>(
+  threads_ = detail::make_owned<detail::copy_threads>(
       options.threads > 0 ? options.threads : std::min(4, detail::usable_cores()),
       make_rate_limiter(options.bytes_per_second, std::move(options.clock)), std::move(options.thread));
 }

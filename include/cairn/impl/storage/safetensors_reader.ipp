@@ -33,6 +33,7 @@
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/function_ref.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/parallel.hpp>
 
 #include <algorithm>
@@ -161,7 +162,7 @@ CAIRN_BODY std::uint64_t safetensors_reader::fetch_records(
     checkpoint_type& checkpoint, std::vector<std::int32_t> ranks, deadline until,
     const std::function<void(std::int32_t, std::span<const std::byte>)>& sink) {
   detail::erase_if(ranks, [&](auto r) { return checkpoint.has_record(r); });
-  std::vector<std::unique_ptr<stored_record>> records(ranks.size());
+  std::vector<detail::owned<stored_record>> records(ranks.size());
   std::atomic<std::uint64_t> bytes{0};
   detail::parallel_for(ranks.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
     const auto& named = checkpoint.manifest().records[static_cast<std::size_t>(ranks[i])];
@@ -170,7 +171,7 @@ CAIRN_BODY std::uint64_t safetensors_reader::fetch_records(
     const auto content = detail::read_record(store_, checkpoint.manifest(), named, key);
     if (!content)
       fail(error_id::corrupt_missing_file, "a record that the manifest names is not there", {.file = key});
-    records[i] = std::make_unique<stored_record>(named, *content, key);
+    records[i] = detail::make_owned<stored_record>(named, *content, key);
     bytes += content->size();
     if (sink) sink(ranks[i], *content);
   });

@@ -28,6 +28,7 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/parallel.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
@@ -97,13 +98,13 @@ CAIRN_BODY safetensors_writer_base::inside::inside(any_store store, commit_optio
       rings_(detail::make_shared<detail::ring_pool>()) {}
 
 CAIRN_BODY safetensors_writer_base::safetensors_writer_base(any_store store, commit_options options)
-    : inside_(std::make_unique<inside>(std::move(store), options)) {}
+    : inside_(detail::make_owned<inside>(std::move(store), options)) {}
 CAIRN_BODY safetensors_writer_base::safetensors_writer_base(const safetensors_writer_base& other)
-    : inside_(std::make_unique<inside>(*other.inside_)) {}
+    : inside_(detail::make_owned<inside>(*other.inside_)) {}
 CAIRN_BODY safetensors_writer_base::safetensors_writer_base(safetensors_writer_base&& other) noexcept =
     default;
 CAIRN_BODY safetensors_writer_base& safetensors_writer_base::operator=(const safetensors_writer_base& other) {
-  if (this != &other) inside_ = std::make_unique<inside>(*other.inside_);
+  if (this != &other) inside_ = detail::make_owned<inside>(*other.inside_);
   return *this;
 }
 CAIRN_BODY safetensors_writer_base& safetensors_writer_base::operator=(

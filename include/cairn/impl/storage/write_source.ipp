@@ -10,6 +10,7 @@
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
@@ -30,7 +31,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY std::unique_ptr<write_ring> ring_pool::take() {
+CAIRN_BODY detail::owned<write_ring> ring_pool::take() {
   {
     const std::lock_guard lock(mutex_);
     if (!free_.empty()) {
@@ -39,10 +40,10 @@ CAIRN_BODY std::unique_ptr<write_ring> ring_pool::take() {
       return ring;
     }
   }
-  return std::make_unique<write_ring>();
+  return detail::make_owned<write_ring>();
 }
 
-CAIRN_BODY void ring_pool::give_back(std::unique_ptr<write_ring> ring) noexcept {
+CAIRN_BODY void ring_pool::give_back(detail::owned<write_ring> ring) noexcept {
   const std::lock_guard lock(mutex_);
   if (free_.capacity() > free_.size()) free_.push_back(std::move(ring));
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/shared_event.hpp>
 #include <cairn/system/signals_blocked.hpp>
@@ -26,7 +27,7 @@ struct background_thread::run {
     if (body.made != nullptr) body.use(body.made, false);
   }
   static void* go(void* given) noexcept {
-    const std::unique_ptr<std::shared_ptr<run>> own(static_cast<std::shared_ptr<run>*>(given));
+    const detail::owned<std::shared_ptr<run>> own(static_cast<std::shared_ptr<run>*>(given));
     auto& r = **own;
     ::pthread_setname_np(::pthread_self(), r.name);
     r.body.use(std::exchange(r.body.made, nullptr), true);
@@ -59,7 +60,7 @@ CAIRN_BODY bool background_thread::start(const char* name, owned_body body) {
     body.use(body.made, false);
     throw;
   }
-  auto given = std::make_unique<std::shared_ptr<run>>(made);
+  auto given = detail::make_owned<std::shared_ptr<run>>(made);
   {
     const signals_blocked guard;
     if (::pthread_create(&id_, nullptr, &run::go, given.get()) != 0) return false;

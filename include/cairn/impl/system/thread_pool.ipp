@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/clocks.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/shared_calls.hpp>
 #include <cairn/system/thread_pool.hpp>
@@ -78,7 +79,7 @@ struct thread_pool::inside {
   }
 };
 
-CAIRN_BODY thread_pool::thread_pool() : in_(std::make_unique<inside>()) {}
+CAIRN_BODY thread_pool::thread_pool() : in_(detail::make_owned<inside>()) {}
 
 CAIRN_BODY thread_pool::~thread_pool() {
   if (process_.in_child()) {

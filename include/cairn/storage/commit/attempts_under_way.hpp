@@ -6,6 +6,7 @@
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <condition_variable>
 #include <cstddef>
@@ -75,7 +76,7 @@ class attempts_under_way {
   const commit_options options_;
   mutable std::mutex mutex_;
   std::map<std::pair<std::uint64_t, std::int32_t>, attempt_knowledge> known_;
-  std::unique_ptr<inside> in_;
+  detail::owned<inside> in_;
 };
 
 }  // namespace detail

@@ -3,6 +3,7 @@
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -92,8 +93,8 @@ class shared_records final : public shared_source {
         if (u.reader != reader || u.ranks != set) continue;
         const auto bytes = in.take(in.get_count(1));
         const auto& named = checkpoint_.manifest().records[u.index];
-        checkpoint_.add_record(
-            named.rank, std::make_unique<stored_record>(named, bytes, checkpoint_.record_key_of(named.rank)));
+        checkpoint_.add_record(named.rank, detail::make_owned<stored_record>(
+                                               named, bytes, checkpoint_.record_key_of(named.rank)));
       }
       in.finish();
     } catch (const wire_error&) {

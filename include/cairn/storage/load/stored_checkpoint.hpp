@@ -10,6 +10,7 @@
 #include <cairn/storage/load/byte_box.hpp>
 #include <cairn/storage/load/load_work.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -62,7 +63,7 @@ class stored_checkpoint {
   }
   /// Keeps a record for record_of() and find(), in place of one of the same rank. @pre the manifest has the
   /// rank.
-  void add_record(std::int32_t rank, std::unique_ptr<stored_record> r) noexcept {
+  void add_record(std::int32_t rank, detail::owned<stored_record> r) noexcept {
     records_[static_cast<std::size_t>(rank)] = std::move(r);
   }
   /// @pre has_record(rank)
@@ -84,7 +85,7 @@ class stored_checkpoint {
 
  private:
   cairn::manifest manifest_;
-  std::vector<std::unique_ptr<stored_record>> records_;
+  std::vector<detail::owned<stored_record>> records_;
 };
 
 namespace detail {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/stores/file/posix_file_system.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,7 @@ class shared_file_write;
 template <FileSystem F>
 class file_object_writer {
  public:
-  explicit file_object_writer(std::unique_ptr<file_write<F>> write) noexcept;
+  explicit file_object_writer(detail::owned<file_write<F>> write) noexcept;
   file_object_writer(file_object_writer&& other) noexcept;
   file_object_writer& operator=(file_object_writer&& other) noexcept;
   ~file_object_writer();
@@ -35,7 +36,7 @@ class file_object_writer {
   [[nodiscard]] int lock_descriptor() const noexcept;
 
  private:
-  std::unique_ptr<file_write<F>> write_;
+  detail::owned<file_write<F>> write_;
 };
 
 /// What basic_file_store::share and join give; see SharedObjectWriter. What is put goes through the page
@@ -43,7 +44,7 @@ class file_object_writer {
 template <FileSystem F>
 class shared_file_writer {
  public:
-  explicit shared_file_writer(std::unique_ptr<shared_file_write<F>> write) noexcept;
+  explicit shared_file_writer(detail::owned<shared_file_write<F>> write) noexcept;
   shared_file_writer(shared_file_writer&& other) noexcept;
   shared_file_writer& operator=(shared_file_writer&& other) noexcept;
   ~shared_file_writer();
@@ -56,7 +57,7 @@ class shared_file_writer {
   [[nodiscard]] std::int64_t helper_cpu() const noexcept;
 
  private:
-  std::unique_ptr<shared_file_write<F>> write_;
+  detail::owned<shared_file_write<F>> write_;
 };
 
 }  // namespace detail

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/store_reads.hpp>
 #include <cairn/stores/file/posix_file_system.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -28,7 +29,7 @@ class file_read_session {
  public:
   using store_type = basic_file_store<F>;
 
-  explicit file_read_session(std::unique_ptr<file_reader<F>> reader) noexcept;
+  explicit file_read_session(detail::owned<file_reader<F>> reader) noexcept;
   file_read_session(file_read_session&& other) noexcept;
   file_read_session& operator=(file_read_session&& other) noexcept;
   ~file_read_session();
@@ -38,7 +39,7 @@ class file_read_session {
   [[nodiscard]] read_figures figures() const noexcept;
 
  private:
-  std::unique_ptr<file_reader<F>> reader_;
+  detail::owned<file_reader<F>> reader_;
 };
 
 }  // namespace detail

@@ -6,6 +6,7 @@
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 
 #include <algorithm>
@@ -72,7 +73,7 @@ CAIRN_BODY void attempts_under_way::retry(attempt_ending ending, deadline until)
         [kept = detail::make_shared<attempt_ending>(std::move(ending))] { return kept->go(); });
   const std::lock_guard lock(mutex_);
   if (in_ == nullptr) {
-    auto made = std::make_unique<inside>();
+    auto made = detail::make_owned<inside>();
     if (!made->thread.start("cairn retry", [in = made.get()] { serve(*in); })) return;
     in_ = std::move(made);
   }
