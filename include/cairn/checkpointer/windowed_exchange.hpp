@@ -3,7 +3,9 @@
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/plan/load/read_requests.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/background_thread.hpp>
+#include <cairn/system/sorted_map.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -11,8 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <map>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -140,14 +140,14 @@ class windowed_exchange final : public read_exchange {
   }
 
   void exchange(shared_source& source, shared_window window, const read_bundles& sent, deadline until) {
-    std::map<std::int32_t, std::set<const rank_set*, by_ranks>> expected;
+    sorted_map<std::int32_t, std::vector<const rank_set*>> expected;
     std::vector<const rank_set*> sets;
     for (const auto& u : window) {
       if (u.reader == rank()) continue;
       sets.clear();
       source.sets_of(u, sets);
       for (const auto* set : sets)
-        if (set->has(rank())) expected[u.reader].insert(set);
+        if (set->has(rank()) && !detail::contains(expected[u.reader], set)) expected[u.reader].push_back(set);
     }
     // A rank that cannot have one message goes on with the others, which nobody is to wait for.
     std::exception_ptr failure;
@@ -166,6 +166,7 @@ class windowed_exchange final : public read_exchange {
         if (set->has(to)) guarded([&] { group_.send_message(to, bundle.message(), until); });
       const auto from = expected.find((rank() - s + ranks) % ranks);
       if (from == expected.end()) continue;
+      detail::sort(from->second, by_ranks());
       for (const auto* set : from->second)
         guarded([&] {
           const auto bundle = group_.take_message(from->first, until);

@@ -4,12 +4,12 @@
 #include <cairn/concepts/any_communicator.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/sorted_map.hpp>
 
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,7 +97,7 @@ class collective_messages {
       if (on_demand) {
         // Kept for the call that it is of.
         const auto text = elsewhere(from, theirs, call);
-        early_.emplace(from, std::move(frame));
+        early_.try_emplace(from, std::move(frame));
         apart_ = true;
         fail(error_id::peer_bad_message, text, {.rank = from});
       }
@@ -108,7 +108,7 @@ class collective_messages {
       }
       const auto text = elsewhere(from, theirs, call);
       // Kept: when this rank has made the calls that the other is ahead, they meet again.
-      if (theirs.epoch > call.epoch) early_.emplace(from, std::move(frame));
+      if (theirs.epoch > call.epoch) early_.try_emplace(from, std::move(frame));
       fail(error_id::peer_bad_message, text, {.rank = from});
     }
   }
@@ -116,7 +116,11 @@ class collective_messages {
  private:
   /// The next frame of a neighbour, of whatever call. Throws as the communicator does.
   [[nodiscard]] collective_frame next_frame(int from, deadline until) {
-    if (auto early = early_.extract(from); !early.empty()) return std::move(early.mapped());
+    if (const auto early = early_.find(from); early != early_.end()) {
+      auto frame = std::move(early->second);
+      early_.erase(early);
+      return frame;
+    }
     auto message = communicator_.borrow(from, until);
     try {
       return decode_frame(std::move(message), size());
@@ -176,7 +180,7 @@ class collective_messages {
       auto next = next_frame(from, until.earlier(deadline::in(std::chrono::nanoseconds(0))));
       const bool left =
           next.step == step::withdrawn && next.call.epoch == count && is_on_demand(next.call.operation);
-      if (!left) early_.emplace(from, std::move(next));
+      if (!left) early_.try_emplace(from, std::move(next));
       return left;
     } catch (const timeout_error&) {
       return false;
@@ -192,11 +196,11 @@ class collective_messages {
   any_communicator communicator_;
   std::array<std::byte, 16> run_{};
   std::uint64_t epoch_ = 0;
-  std::map<int, collective_frame> early_;
+  detail::sorted_map<int, collective_frame> early_;
   // Of on-demand calls.
   std::uint64_t on_demand_calls_ = 0;
-  std::map<int, collective_call> taken_;   ///< by child
-  std::map<int, std::uint64_t> answered_;  ///< by child: its count of one that this rank was not in
+  detail::sorted_map<int, collective_call> taken_;   ///< by child
+  detail::sorted_map<int, std::uint64_t> answered_;  ///< by child: its count of one that this rank was not in
   bool apart_ = false;
 };
 

@@ -8,11 +8,11 @@
 #include <cairn/model/state_dict.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/function_ref.hpp>
+#include <cairn/system/sorted_map.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -52,7 +52,7 @@ struct raw_bytes {
 };
 
 /// What a rank sends to all ranks of a set: one message. The message's head comes first.
-using read_bundles = std::map<const rank_set*, raw_bytes, by_ranks>;
+using read_bundles = detail::sorted_map<const rank_set*, raw_bytes, by_ranks>;
 
 /// Chooses for each read which of its ranks makes it, in stripes in turn, and sorts reads by their place in
 /// the exchange. Ranks that share reads give the same ones in the same order, and come to the same result

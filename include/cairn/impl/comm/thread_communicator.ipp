@@ -6,12 +6,12 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/sorted_map.hpp>
 
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -49,7 +49,7 @@ class thread_world {
   struct box {
     std::mutex mutex;
     std::condition_variable arrived;
-    std::map<int, std::deque<borrowed_message>> from;
+    detail::sorted_map<int, std::deque<borrowed_message>> from;
     bool taken = false;
     std::atomic<bool> lost = false;  ///< written under the mutex, read by those who wait for this rank
   };

@@ -9,6 +9,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/sorted_map.hpp>
 
 #include <unistd.h>
 
@@ -16,10 +17,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -43,8 +42,8 @@ struct trace_file::shared {
   std::int32_t rank = 0;
   std::int64_t trainer = ::getpid();
   std::int64_t step_begin = 0;
-  std::set<std::int64_t> introduced;
-  std::map<std::int64_t, cpu_sample> cpu;  // of each process, the last
+  std::vector<std::int64_t> introduced;
+  detail::sorted_map<std::int64_t, cpu_sample> cpu;  // of each process, the last
 
   void introduce(std::string& out, std::int64_t process, const char* role);
   /// Writes all spans of one save, and one slice from save() to its end.
@@ -179,7 +178,8 @@ CAIRN_BODY bool trace_file::counted(span_kind kind) noexcept {
 }
 
 CAIRN_BODY void trace_file::shared::introduce(std::string& out, std::int64_t process, const char* role) {
-  if (!introduced.insert(process).second) return;
+  if (detail::contains(introduced, process)) return;
+  introduced.push_back(process);
   put_name(out, "process_name", process, 0,
            "rank " + std::to_string(rank) + " " + role + " (" + std::to_string(process) + ")");
   for (const auto& [number, name] :

@@ -31,6 +31,7 @@
 #include <cairn/system/owned.hpp>
 #include <cairn/system/parallel.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/sorted_map.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -38,7 +39,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -62,7 +62,7 @@ struct safetensors_writer_base::inside {
 
    private:
     std::mutex mutex_;
-    std::map<std::pair<std::uint64_t, std::int32_t>, std::shared_ptr<const void>> of_;
+    detail::sorted_map<std::pair<std::uint64_t, std::int32_t>, std::shared_ptr<const void>> of_;
   };
 
   inside(any_store store, commit_options with);

@@ -7,12 +7,12 @@
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/sorted_map.hpp>
 
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -75,7 +75,7 @@ class attempts_under_way {
   const any_store store_;
   const commit_options options_;
   mutable std::mutex mutex_;
-  std::map<std::pair<std::uint64_t, std::int32_t>, attempt_knowledge> known_;
+  detail::sorted_map<std::pair<std::uint64_t, std::int32_t>, attempt_knowledge> known_;
   detail::owned<inside> in_;
 };
 

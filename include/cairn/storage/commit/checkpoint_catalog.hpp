@@ -9,10 +9,10 @@
 #include <cairn/storage/commit/step_objects.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/sorted_map.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,7 +76,7 @@ class checkpoint_catalog {
   /// The attempt of an unfinished data file or record.
   [[nodiscard]] static std::optional<save_attempt> attempt_of_unfinished(const std::string& key);
   /// The attempts of unfinished objects by step, whether their writers live or not.
-  [[nodiscard]] std::map<std::int64_t, std::vector<std::uint64_t>> begun_attempts(
+  [[nodiscard]] detail::sorted_map<std::int64_t, std::vector<std::uint64_t>> begun_attempts(
       const std::string& prefix = "step-") const;
   std::uint64_t clean_step(std::int64_t step, const run_id& run, const std::vector<std::uint64_t>& begun,
                            std::int64_t newest) const;

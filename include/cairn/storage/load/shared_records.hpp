@@ -4,13 +4,13 @@
 #include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/sorted_map.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -64,13 +64,13 @@ class shared_records final : public shared_source {
     std::vector<std::int32_t> mine;
     for (const auto& u : window)
       if (u.reader == rank_) mine.push_back(static_cast<std::int32_t>(u.index));
-    std::map<std::int32_t, std::vector<std::byte>> contents;
+    detail::sorted_map<std::int32_t, std::vector<std::byte>> contents;
     std::mutex mutex;
     bytes_read_ += fetch_(mine, [&](std::int32_t r, std::span<const std::byte> bytes) {
       const std::lock_guard lock(mutex);
       contents[r].assign(bytes.begin(), bytes.end());
     });
-    std::map<const rank_set*, wire_writer, by_ranks> texts;
+    detail::sorted_map<const rank_set*, wire_writer, by_ranks> texts;
     for (const auto& u : window) {
       if (u.reader != rank_) continue;
       auto& text = texts[u.ranks];

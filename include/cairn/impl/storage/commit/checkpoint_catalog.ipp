@@ -15,12 +15,12 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/sorted_map.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -187,9 +187,9 @@ CAIRN_BODY std::optional<save_attempt> checkpoint_catalog::attempt_of_unfinished
   return save_attempt{about->step, about->object.attempt};
 }
 
-CAIRN_BODY std::map<std::int64_t, std::vector<std::uint64_t>> checkpoint_catalog::begun_attempts(
+CAIRN_BODY detail::sorted_map<std::int64_t, std::vector<std::uint64_t>> checkpoint_catalog::begun_attempts(
     const std::string& prefix) const {
-  std::map<std::int64_t, std::vector<std::uint64_t>> found;
+  detail::sorted_map<std::int64_t, std::vector<std::uint64_t>> found;
   const auto add = [&](const std::vector<std::string>& keys) {
     for (const auto& key : keys)
       if (const auto a = attempt_of_unfinished(key))
@@ -244,7 +244,7 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const
 
 CAIRN_BODY std::uint64_t checkpoint_catalog::remove_unnamed(std::int64_t step, const manifest& m,
                                                             const run_id& run) const {
-  std::map<std::pair<std::uint64_t, std::int32_t>, std::uint32_t> files;  // of an attempt's ranks
+  detail::sorted_map<std::pair<std::uint64_t, std::int32_t>, std::uint32_t> files;  // of an attempt's ranks
   for (const auto& r : m.records)
     if (r.step == step) files[{r.attempt, r.rank}] = r.files;
   return objects_.remove_beside(step, m.attempt, detail::superseded(step, run), [&](const auto& o) {
@@ -284,7 +284,7 @@ CAIRN_BODY std::optional<std::string> checkpoint_catalog::marked_by(std::int64_t
 CAIRN_BODY std::uint64_t checkpoint_catalog::discard_leftovers(const std::string& prefix,
                                                                const run_id* run) const {
   std::uint64_t removed = 0;
-  std::map<std::pair<std::int64_t, std::uint64_t>, bool> ours;  // attempts of `run`
+  detail::sorted_map<std::pair<std::int64_t, std::uint64_t>, bool> ours;  // attempts of `run`
   for (const auto& key : store_.leftovers(prefix)) {
     const auto about = run != nullptr ? detail::unfinished_object(key) : std::nullopt;
     if (about) {

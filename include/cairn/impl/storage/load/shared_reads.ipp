@@ -18,13 +18,13 @@
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/list_view.hpp>
 #include <cairn/system/parallel.hpp>
+#include <cairn/system/sorted_map.hpp>
 #include <cairn/system/streaming_copy.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -112,7 +112,7 @@ CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<cons
     std::size_t first;  ///< of its positions
   };
   read_bundles bundles;
-  std::map<const rank_set*, std::uint64_t, by_ranks> sizes;
+  detail::sorted_map<const rank_set*, std::uint64_t, by_ranks> sizes;
   std::vector<own_read> own;
   std::vector<std::uint64_t> positions;
   for (const auto& u : window) {
@@ -124,7 +124,7 @@ CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<cons
       size += bytes;
     });
   }
-  std::map<const rank_set*, std::byte*, by_ranks> data;
+  detail::sorted_map<const rank_set*, std::byte*, by_ranks> data;
   for (const auto& [set, size] : sizes) {
     if (set->ranks.size() == 1 && set->ranks[0] == rank_) continue;
     auto& bundle = bundles[set] = raw_bytes(static_cast<std::size_t>(size));
