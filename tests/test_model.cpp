@@ -10,12 +10,16 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/shared.hpp>
+#include <cairn/system/sorted_map.hpp>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -1125,4 +1129,67 @@ TEST_CASE("a chunk_set is as large as its pattern, not as its chunks") {
   CHECK(of(61, 7, 5, 3).bytes() < 256);
   const auto big = of(61, 7, 5, 3);
   CHECK(big.size() == 61 * 7 * 5);
+}
+
+TEST_CASE("sort gives what std::stable_sort gives") {
+  std::mt19937_64 random(7);
+  for (std::size_t size = 0; size < 120; ++size)
+    for (const std::uint64_t keys : {2U, 10U, 1000U}) {
+      std::vector<std::pair<std::uint64_t, std::string>> items;
+      for (std::size_t i = 0; i < size; ++i) items.emplace_back(random() % keys, std::to_string(i));
+      const auto by_key = [](const auto& a, const auto& b) { return a.first < b.first; };
+      auto expected = items;
+      std::stable_sort(expected.begin(), expected.end(), by_key);
+      cairn::detail::sort(items, by_key);
+      CHECK(items == expected);
+      cairn::detail::sort(items, by_key);
+      CHECK(items == expected);
+    }
+}
+
+TEST_CASE("items that are erased leave the others in order") {
+  std::vector<std::string> items{"a", "b", "b", "c", "b", "d", "d"};
+  cairn::detail::erase_repeated(items);
+  CHECK(items == std::vector<std::string>{"a", "b", "c", "b", "d"});
+  CHECK(cairn::detail::erase_if(items, [](const auto& item) { return item == "b"; }) == 2);
+  CHECK(items == std::vector<std::string>{"a", "c", "d"});
+}
+
+TEST_CASE("a sorted map holds what std::map holds, at addresses that stay") {
+  std::mt19937_64 random(8);
+  cairn::detail::sorted_map<int, std::string> map;
+  std::map<int, std::string> expected;
+  std::map<int, const std::string*> addresses;
+  for (int i = 0; i < 2000; ++i) {
+    const auto key = static_cast<int>(random() % 50);
+    switch (random() % 4) {
+      case 0:
+        map.erase(key), expected.erase(key), addresses.erase(key);
+        break;
+      case 1:
+        CHECK(map.try_emplace(key, "new").second == expected.try_emplace(key, "new").second);
+        break;
+      default:
+        map[key] = expected[key] = std::to_string(i);
+    }
+    if (expected.contains(key)) addresses.try_emplace(key, &map.find(key)->second);
+    CHECK((map.find(key) != map.end()) == expected.contains(key));
+  }
+  const auto moved = std::move(map);
+  REQUIRE(moved.size() == expected.size());
+  auto next = expected.begin();
+  for (const auto& [key, value] : moved) {
+    CHECK(key == next->first);
+    CHECK(value == next->second);
+    CHECK(&value == addresses.at(key));
+    ++next;
+  }
+}
+
+TEST_CASE("a shared object may ask who owns it") {
+  struct asks : std::enable_shared_from_this<asks> {};
+  const auto object = cairn::detail::make_shared<asks>();
+  CHECK(object->shared_from_this() == object);
+  const std::shared_ptr<const void> plain = cairn::detail::make_shared<const std::string>("plain");
+  CHECK(plain.use_count() == 1);
 }
