@@ -5,7 +5,6 @@
 #include <cairn/system/deadline.hpp>
 
 #include <cstddef>
-#include <deque>
 #include <span>
 #include <vector>
 
@@ -31,7 +30,7 @@ class single_process {
  private:
   static void check_peer(int peer);
 
-  std::deque<std::vector<std::byte>> queue_;
+  std::vector<std::vector<std::byte>> queue_;
 };
 
 }  // namespace v1

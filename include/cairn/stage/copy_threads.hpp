@@ -12,7 +12,6 @@
 #include <cairn/system/thread_settings.hpp>
 
 #include <condition_variable>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -38,7 +37,7 @@ class copy_threads {
   struct shared {
     std::mutex mutex;
     std::condition_variable changed;
-    std::deque<std::shared_ptr<copy_job>> jobs;
+    std::vector<std::shared_ptr<copy_job>> jobs;
     std::vector<copy_job*> running;  // by a worker; once for each
     std::vector<background_thread> workers;
     hash_state hash;  // of the thread that calls copy

@@ -26,7 +26,7 @@ CAIRN_BODY std::vector<std::byte> single_process::receive(int from, deadline) {
   if (queue_.empty())
     fail(error_id::timeout_peer, "the only rank waits for a message that it has not sent", {.rank = 0});
   auto message = std::move(queue_.front());
-  queue_.pop_front();
+  queue_.erase(queue_.begin());
   return message;
 }
 

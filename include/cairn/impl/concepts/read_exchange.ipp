@@ -7,11 +7,11 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/function_ref.hpp>
+#include <cairn/system/sorted_map.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
 namespace cairn {
@@ -22,7 +22,7 @@ CAIRN_BODY raw_bytes::raw_bytes(std::size_t bytes) : data(new std::byte[bytes]),
 CAIRN_BODY void assign_readers(std::vector<shared_read>& reads) {
   // Short stripes: in every window of an exchange all ranks have something to read.
   constexpr auto stripe = digest_block_bytes;
-  std::unordered_map<const rank_set*, std::uint64_t> bytes_before;
+  detail::sorted_map<const rank_set*, std::uint64_t, by_ranks> bytes_before;
   for (auto& u : reads) {
     auto& before = bytes_before[u.ranks];
     const auto n = u.ranks->ranks.size();

@@ -8,10 +8,10 @@
 #include <cairn/system/shared.hpp>
 #include <cairn/system/thread_settings.hpp>
 
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -32,7 +32,7 @@ class job_queue final : public thread_work {
       running_ = true;
       {
         auto job = std::move(jobs_.front());
-        jobs_.pop_front();
+        jobs_.erase(jobs_.begin());
         lock.unlock();
         run_save_job(std::move(job));
       }
@@ -44,7 +44,7 @@ class job_queue final : public thread_work {
 
  private:
   const thread_settings settings_;
-  std::deque<save_job> jobs_;
+  std::vector<save_job> jobs_;
   bool running_ = false;
 };
 }  // namespace detail

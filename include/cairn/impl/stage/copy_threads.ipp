@@ -6,6 +6,7 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/stage/copy_job.hpp>
 #include <cairn/stage/copy_threads.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
@@ -81,11 +82,11 @@ CAIRN_BODY void copy_threads::copy(std::shared_ptr<image_fill> fill, deadline un
 
 CAIRN_BODY void copy_threads::shared::remove(const std::shared_ptr<copy_job>& job) {
   const std::lock_guard lock(mutex);
-  std::erase(jobs, job);
+  detail::erase_if(jobs, [&](const auto& each) { return each == job; });
 }
 
 CAIRN_BODY std::shared_ptr<copy_job> copy_threads::shared::take() {
-  std::erase_if(jobs, [](const auto& job) { return !job->claimable(); });
+  detail::erase_if(jobs, [](const auto& job) { return !job->claimable(); });
   for (auto& job : jobs)
     if (job->helpers_left > 0) {
       --job->helpers_left;

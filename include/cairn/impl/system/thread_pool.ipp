@@ -11,7 +11,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -35,7 +34,7 @@ struct thread_pool::job {
 struct thread_pool::inside {
   std::mutex mutex;
   std::condition_variable wake;
-  std::deque<std::shared_ptr<job>> queue;
+  std::vector<std::shared_ptr<job>> queue;
   std::vector<background_thread> threads;
   bool ending = false;
 
@@ -62,7 +61,7 @@ struct thread_pool::inside {
         wake.wait(lock, [&] { return ending || !queue.empty(); });
         if (queue.empty()) return;
         shared = std::move(queue.front());
-        queue.pop_front();
+        queue.erase(queue.begin());
       }
       {
         const std::lock_guard lock(shared->mutex);
