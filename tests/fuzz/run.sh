@@ -11,7 +11,7 @@ to them, so that it is tried in every run from then on.
 
 usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N | --runs N] [--jobs N] [--seed N] [TARGET...]
 
-  --program PATH  the fuzzer (default: build/clang-asan/tests/cairn_fuzz, which `bash tests/run.sh -R fuzz` builds)
+  --program PATH  the fuzzer (default: build/clang-asan/tests/cairn_fuzz, see below)
   --seconds N     for each target (default 30)
   --runs N        for each target this many inputs, the same ones each time on every machine: the checked-in ones, then
                   those that the seed alone makes of them. No fuzzer: nobody looks which code they reach
@@ -19,6 +19,8 @@ usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N | --runs N] [--jobs 
   --seed N        of libFuzzer's random numbers (default: CAIRN_TEST_SEED, or 1 with --runs, or another one in each
                   run; it is printed)
   TARGET          manifest record safetensors plan frame config codec s3 job (default: all)
+
+The default program is built by: cmake --preset clang-asan && cmake --build --preset clang-asan --target cairn_fuzz
 
 The status is 0 only if no target crashed and none held more than 64 MiB for an input. A crash prints the command that
 repeats it.
@@ -51,7 +53,7 @@ for number in "$seconds" "${runs:-1}" "$jobs" "$seed"; do
   [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "fuzz: '$number' is no number above 0, see --help" >&2; exit 2; }
 done
 [ ${#targets[@]} -gt 0 ] || targets=(manifest record safetensors plan frame config codec s3 job)
-[ -x "$program" ] || { echo "fuzz: there is no program $program; 'bash tests/run.sh -R fuzz' builds it" >&2; exit 2; }
+[ -x "$program" ] || { echo "fuzz: there is no program $program; 'cmake --preset clang-asan && cmake --build --preset clang-asan --target cairn_fuzz' builds it" >&2; exit 2; }
 program=$(realpath "$program")
 kept=$(dirname "$program")/fuzz
 
