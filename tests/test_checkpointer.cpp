@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: checkpoints
+// cost: 20
 // threaded
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // threaded
+// cost: 20
 // Stagers: conformance of each composition, the pool of buffers, failures, limits of memory.
 #include <cairn/checkpointer/copy_check.hpp>
 #include <cairn/concepts/any_stager.hpp>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: checkpoints
+// cost: 35
 // The Storage conformance suite on safetensors over several stores, and what damaged bytes do to loads.
 // threaded
 #include <cairn/concepts/any_storage.hpp>

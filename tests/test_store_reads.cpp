@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Large reads of file_store: any offset, length and address, from the page cache, past it or through it, with faults.
 // optimised
+// cost: 25
 // threaded
 #include <cairn/stores/basic_file_store.hpp>
 #include <cairn/stores/file_store.hpp>
