@@ -5,6 +5,7 @@
 // copy of the same bytes; what the host waits for; how fast matrix products are while copies run.
 #include <cairn/cairn.hpp>
 #include <cairn/cuda/gathering_stager.cuh>
+#include <cairn/model/image_control.hpp>
 #include <cairn/stage/heap_memory.hpp>
 
 #include <CLI/CLI.hpp>

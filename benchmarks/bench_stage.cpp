@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Staging an image: a blocking stage() of 200 tensors against a hand-written parallel copy, with and without
 // XXH3.
+#include <cairn/model/staged_image.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/system/digest.hpp>
 

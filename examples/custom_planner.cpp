@@ -6,6 +6,7 @@
 // loads cast back.
 #include <cairn/cairn.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <exception>

@@ -7,6 +7,9 @@
 #include <CLI/CLI.hpp>
 #include <cairn/cairn.hpp>
 #include <cairn/plan/glob.hpp>
+#include <cairn/storage/load/stored_record.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/names.hpp>
 
 #include <algorithm>
 #include <chrono>

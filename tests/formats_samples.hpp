@@ -2,6 +2,7 @@
 // Samples for the tests of the storage formats: fixed ones (the golden files) and random ones.
 #pragma once
 #include <algorithm>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>

@@ -4,7 +4,11 @@
 // threaded
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/stores/any_store.hpp>
+#include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared_event.hpp>
 
 #include <sys/wait.h>
 #include <unistd.h>

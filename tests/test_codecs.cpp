@@ -6,6 +6,7 @@
 #include <cairn/storage/compressed/item_frames.hpp>
 #if CAIRN_USES_ZSTD + 0
 #include <cairn/storage/compressed/zstd_codec.hpp>
+#include <cairn/system/digest.hpp>
 #endif
 
 #include <doctest/doctest.h>

@@ -4,8 +4,12 @@
 // compete.
 // threaded
 // cost: 30
+#include <cairn/model/save_journal.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/basic_file_store.hpp>

@@ -5,6 +5,7 @@
 // removes a step beside a save of it.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 
 #include "support/faulty_file_system.hpp"

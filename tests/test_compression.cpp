@@ -7,11 +7,13 @@
 #include <cairn/manage/export_safetensors.hpp>
 #include <cairn/manage/verify.hpp>
 #include <cairn/storage/compressed/compressed_storage.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 #if CAIRN_USES_ZSTD + 0
 #include <cairn/storage/compressed/zstd_codec.hpp>
+#include <cairn/system/digest.hpp>
 #endif
 
 #include <doctest/doctest.h>

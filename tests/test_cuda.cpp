@@ -6,7 +6,10 @@
 #include <cairn/cuda/basic_copy_engine.hpp>
 #include <cairn/cuda/basic_device_view.hpp>
 #include <cairn/cuda/basic_pinned.hpp>
+#include <cairn/model/image_control.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/stage/buffered_stager.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <doctest/doctest.h>
 #include <sys/syscall.h>

@@ -3,6 +3,10 @@
 #include <cairn/cairn.hpp>
 #include <cairn/concepts/any_executor.hpp>
 #include <cairn/concepts/any_observer.hpp>
+#include <cairn/model/image_control.hpp>
+#include <cairn/model/save_progress.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/storage/manifest/names.hpp>
 
 #include "support/communicator_archetype.hpp"
 #include "support/executor_conformance.hpp"

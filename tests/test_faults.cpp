@@ -4,6 +4,7 @@
 // Bad input and faults, as a trainer meets them through its checkpointer.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 
 #include "support/counting_communicator.hpp"

@@ -6,10 +6,12 @@
 #include <doctest/doctest.h>
 #include <malloc.h>
 
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_check.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/system/digest.hpp>
 #include <cairn/system/wire.hpp>
 #include <cstdlib>
 #include <formats_samples.hpp>

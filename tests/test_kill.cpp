@@ -6,6 +6,7 @@
 // the one before it, bit for bit, never an older one, and cleans up.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 
 #include "support/kill_points.hpp"

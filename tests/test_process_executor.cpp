@@ -18,6 +18,8 @@
 #include <cairn/stage/shared_memory.hpp>
 #include <cairn/stage/shared_stager.hpp>
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared_event.hpp>
 #include <cairn/system/shared_segment.hpp>
 
 #include "support/device_double.hpp"

@@ -11,6 +11,7 @@
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/memory_store.hpp>
+#include <cairn/system/digest.hpp>
 #include <cstdlib>
 #include <cstring>
 #include <deque>

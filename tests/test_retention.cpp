@@ -3,6 +3,7 @@
 // threaded
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/storage/manifest/names.hpp>
 
 #include <sys/wait.h>
 #include <unistd.h>

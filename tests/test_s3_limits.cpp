@@ -8,6 +8,7 @@
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/any_store.hpp>
 #include <cairn/stores/s3_store.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <doctest/doctest.h>
 #include <support/byte_store_conformance.hpp>

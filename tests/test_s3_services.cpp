@@ -3,6 +3,7 @@
 //
 // What services differ in: the conditions and checksums that they take, their clocks and regions, whom they
 // let in, TLS and its certificates, the dialect of Google.
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/s3_store.hpp>
 #include <cairn/stores/s3_url.hpp>

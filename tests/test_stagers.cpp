@@ -4,11 +4,16 @@
 // Stagers: conformance of each composition, the pool of buffers, failures, limits of memory.
 #include <cairn/checkpointer/copy_check.hpp>
 #include <cairn/concepts/any_stager.hpp>
+#include <cairn/model/image_control.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/stage/copy_job.hpp>
 #include <cairn/stage/memory_limits.hpp>
 #include <cairn/stage/no_staging.hpp>
+#include <cairn/system/digest.hpp>
 #include <cairn/system/process_limits.hpp>
+#include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared_event.hpp>
 
 #include <doctest/doctest.h>
 #include <support/stager_conformance.hpp>

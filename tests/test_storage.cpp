@@ -4,11 +4,15 @@
 // The Storage conformance suite on safetensors over several stores, and what damaged bytes do to loads.
 // threaded
 #include <cairn/concepts/any_storage.hpp>
+#include <cairn/concepts/read_exchange.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
+#include <cairn/system/digest.hpp>
 
 #include "support/byte_store_archetype.hpp"
 #include "support/rounds.hpp"

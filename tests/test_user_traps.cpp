@@ -3,8 +3,11 @@
 // What users do wrong, and must be told of: nothing that is committed may be something else than its step.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/model/image_control.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
+#include <cairn/storage/manifest/names.hpp>
 
 #include <sys/mman.h>
 

@@ -7,6 +7,8 @@
 #include <doctest/doctest.h>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 
 #include "support/figures.hpp"

@@ -3,6 +3,7 @@
 // What the benchmarks of devices share: memory, matrix work of a known size, and images by hand.
 #include <cairn/cuda/gathering_stager.cuh>
 #include <cairn/model/image_layout.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <cublas_v2.h>
 #include <cuda_bf16.h>

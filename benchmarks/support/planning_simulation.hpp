@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cairn/plan/default_planner.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cmath>
 #include <cstddef>

@@ -2,6 +2,8 @@
 #pragma once
 // What inspect says about a store of checkpoints and the steps in it.
 #include <cairn/cairn.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/names.hpp>
 
 #include <algorithm>
 #include <cstdint>

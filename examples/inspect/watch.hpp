@@ -2,6 +2,8 @@
 #pragma once
 // Follows the checkpoints of a store while a run saves into it.
 #include <cairn/cairn.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/names.hpp>
 
 #include <algorithm>
 #include <chrono>

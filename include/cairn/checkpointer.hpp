@@ -87,8 +87,7 @@ class checkpointer : public checkpointer_base {
   template <class First, class... Policies>
     requires(!std::same_as<std::remove_cvref_t<First>, checkpointer>)
   explicit checkpointer(First first, Policies... policies)
-      : checkpointer_base(detail::make_engine(
-            parts_of(storage_over(std::move(first)), std::tuple<Policies&...>(policies...)))) {}
+      : checkpointer_base(engine_of(storage_over(std::move(first)), std::tuple<Policies&...>(policies...))) {}
 
   using checkpointer_base::before_update;
   /// before_update() for device memory, with a stager that copies by streams (cuda::pinned_stager): work
@@ -119,6 +118,13 @@ class checkpointer : public checkpointer_base {
   static_assert(detail::check_executor<ExecutorType, typename detail::writer_of<StorageType>::type,
                                        StagerType, Overlapped>());
 
+  template <class... P>
+  static detail::engine_owner engine_of(any_storage storage, std::tuple<P&...> arguments) {
+    if constexpr (sizeof...(P) == 0 && !Overlapped)
+      return detail::make_default_engine(std::move(storage));
+    else
+      return detail::make_engine(parts_of(std::move(storage), arguments));
+  }
   template <class... P>
   static detail::engine_parts parts_of(any_storage storage, std::tuple<P&...> arguments) {
     detail::engine_parts parts{.storage = std::move(storage),

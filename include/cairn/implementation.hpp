@@ -43,6 +43,8 @@
 #include <cairn/impl/model/chunk_progression.ipp>
 #include <cairn/impl/model/chunk_set.ipp>
 #include <cairn/impl/model/extents.ipp>
+#include <cairn/impl/model/files_under_way.ipp>
+#include <cairn/impl/model/image_control.ipp>
 #include <cairn/impl/model/item.ipp>
 #include <cairn/impl/model/metadata.ipp>
 #include <cairn/impl/model/placement.ipp>
@@ -97,9 +99,11 @@
 #include <cairn/impl/storage/commit/shared_mark.ipp>
 #include <cairn/impl/storage/commit/step_objects.ipp>
 #include <cairn/impl/storage/load/load_engine.ipp>
+#include <cairn/impl/storage/load/planned_want.ipp>
 #include <cairn/impl/storage/load/reads_in_flight.ipp>
 #include <cairn/impl/storage/load/shared_reads.ipp>
 #include <cairn/impl/storage/load/stored_checkpoint.ipp>
+#include <cairn/impl/storage/load/stored_record.ipp>
 #include <cairn/impl/storage/manifest/corrupt.ipp>
 #include <cairn/impl/storage/manifest/manifest_check.ipp>
 #include <cairn/impl/storage/manifest/manifest_format.ipp>

@@ -2,6 +2,7 @@
 // expect: declares the role stager but does not model Stager
 #include <cairn/checkpointer.hpp>
 #include <cairn/execute/inline_executor.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/stores/memory_store.hpp>
 
 // A stager without prepare().

@@ -13,12 +13,17 @@
 #include <cairn/comm/shared_memory/message_ring.hpp>
 #include <cairn/execute/job_message.hpp>
 #include <cairn/execute/worker_settings.hpp>
+#include <cairn/model/chunk_codec.hpp>
+#include <cairn/model/image_backing.hpp>
+#include <cairn/model/save_journal.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/glob.hpp>
 #include <cairn/plan/load/read_requests.hpp>
 #include <cairn/storage/compressed/compressed_store.hpp>
 #include <cairn/storage/compressed/item_frames.hpp>
+#include <cairn/storage/load/planned_want.hpp>
 #include <cairn/storage/load/record_reading.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/file_store.hpp>
@@ -29,6 +34,7 @@
 #endif
 #if CAIRN_USES_ZSTD + 0
 #include <cairn/storage/compressed/zstd_codec.hpp>
+#include <cairn/system/digest.hpp>
 #else
 #include <support/codec_archetype.hpp>
 #endif

@@ -6,6 +6,7 @@
 #include <cairn/cairn.hpp>
 #include <cairn/cuda/device_loads.hpp>
 #include <cairn/cuda/gathering_stager.cuh>
+#include <cairn/model/image_control.hpp>
 
 #include <cuda_runtime.h>
 

@@ -3,6 +3,9 @@
 // What every Executor must do, and the least that is one.
 #include <cairn/concepts/executor.hpp>
 #include <cairn/execute/run_save_job.hpp>
+#include <cairn/model/image_control.hpp>
+#include <cairn/model/save_progress.hpp>
+#include <cairn/model/staged_image.hpp>
 
 #include <doctest/doctest.h>
 

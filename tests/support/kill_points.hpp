@@ -7,7 +7,9 @@
 #include <cairn/cairn.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
 
 #include <algorithm>
 #include <atomic>

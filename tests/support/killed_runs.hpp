@@ -9,6 +9,7 @@
 #include <cairn/cairn.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/execute/process_executor.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/stage/shared_memory.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>

@@ -3,11 +3,13 @@
 // Saves and loads by hand, rank after rank in one thread, with the real planner and stagers: what a
 // checkpointer does, step by step, so that a test can stop between any two steps.
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/stage/heap_memory.hpp>
 #include <cairn/stage/host_copy.hpp>
 #include <cairn/stage/no_staging.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <chrono>
 #include <cstddef>

@@ -4,6 +4,9 @@
 #include <cairn/concepts/memory.hpp>
 #include <cairn/concepts/stager.hpp>
 #include <cairn/model/cast.hpp>
+#include <cairn/model/image_backing.hpp>
+#include <cairn/model/image_control.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/stage/image_sources.hpp>
 #include <cairn/system/digest.hpp>
 

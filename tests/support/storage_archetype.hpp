@@ -4,6 +4,7 @@
 // copying, default construction, calls on temporaries, more than the concepts' functions. Generic code that
 // compiles with them asks for nothing but the concepts.
 #include <cairn/concepts/roles.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/memory_store.hpp>
 

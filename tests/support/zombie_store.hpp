@@ -5,6 +5,7 @@
 // from one request to the next, in an order that a seed chooses. One seed, one order of everything.
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/manifest_reader.hpp>
 #include <cairn/storage/manifest/names.hpp>

@@ -34,6 +34,8 @@ struct engine_parts {
 
 /// Collective. @throws usage_error (usage_bad_option); what the constructor of a checkpointer throws.
 [[nodiscard]] engine_owner make_engine(engine_parts parts);
+/// The same where no argument plays a role besides the storage.
+[[nodiscard]] engine_owner make_default_engine(any_storage storage);
 
 }  // namespace detail
 }  // namespace v1

@@ -4,6 +4,7 @@
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/plan/plan_cache.hpp>
+#include <cairn/system/digest.hpp>
 #include <cairn/system/function_ref.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>

@@ -8,7 +8,12 @@
 #include <cairn/checkpointer/unfinished_saves.hpp>
 #include <cairn/concepts/any_executor.hpp>
 #include <cairn/concepts/any_stager.hpp>
+#include <cairn/model/image_control.hpp>
+#include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_progress.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/system/background_thread.hpp>
+#include <cairn/system/clocks.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/shared.hpp>
 

@@ -2,6 +2,8 @@
 #pragma once
 #include <cairn/checkpointer/copy_check.hpp>
 #include <cairn/model/source_table.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -7,6 +7,7 @@
 #include <cairn/checkpointer/update_barrier.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/model/save_handle.hpp>
+#include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
 
 #include <algorithm>

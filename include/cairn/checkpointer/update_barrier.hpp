@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/item_positions.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/source_table.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/list_view.hpp>
 

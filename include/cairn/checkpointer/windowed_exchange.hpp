@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/read_exchange.hpp>
+#include <cairn/model/rank_set.hpp>
 #include <cairn/plan/load/read_requests.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/background_thread.hpp>

@@ -3,6 +3,7 @@
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/concepts/stager.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/system/owned.hpp>
 
 #include <concepts>

@@ -3,6 +3,7 @@
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/plan.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/shared.hpp>
 

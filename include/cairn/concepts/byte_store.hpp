@@ -3,10 +3,10 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -185,9 +185,11 @@ template <ByteStore S>
     return store.keys(prefix, parts);
   } else {
     std::vector<std::string> keys;
-    for (auto& o : store.list(prefix))
-      if (parts > static_cast<std::size_t>(std::count(o.key.begin(), o.key.end(), '/')))
-        keys.push_back(std::move(o.key));
+    for (auto& o : store.list(prefix)) {
+      std::size_t slashes = 0;
+      for (const char c : o.key) slashes += c == '/' ? 1 : 0;
+      if (slashes < parts) keys.push_back(std::move(o.key));
+    }
     return keys;
   }
 }
@@ -241,7 +243,9 @@ template <ByteStore S>
     if (!size) return true;
     if (*size != bytes.size()) return false;
     const auto there = read_whole(store, key, bytes.size());
-    if (there && !std::equal(there->begin(), there->end(), bytes.begin(), bytes.end())) return false;
+    if (there && (there->size() != bytes.size() ||
+                  (!bytes.empty() && std::memcmp(there->data(), bytes.data(), bytes.size()) != 0)))
+      return false;
     store.remove(key);
     return true;
   }

@@ -2,10 +2,13 @@
 #pragma once
 #include <cairn/concepts/memory.hpp>
 #include <cairn/concepts/stager.hpp>
+#include <cairn/model/image_backing.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/source_table.hpp>
 #include <cairn/model/staged_image.hpp>
+#include <cairn/system/callback.hpp>
 #include <cairn/system/deadline.hpp>
 
 #include <atomic>
@@ -67,7 +70,7 @@ class image_fill : public image_backing {
   /// See tells_begin().
   void begun() noexcept;
   /// See staged_image::when_begun.
-  [[nodiscard]] bool when_begun(std::function<void()> call) override;
+  [[nodiscard]] bool when_begun(detail::callback<void()> call) override;
   /// Says that the image will never be complete. An engine calls it at most once, after its last use of
   /// the sources.
   void fail(std::exception_ptr why) noexcept;
@@ -86,7 +89,7 @@ class image_fill : public image_backing {
   std::function<bool(std::uint64_t, std::uint64_t, deadline)> wanted_;
   enum class begin_state : std::uint8_t { not_told, awaited, called_for, begun };
   std::atomic<begin_state> begin_{begin_state::not_told};
-  std::function<void()> on_begun_;  // written before `called_for`
+  detail::callback<void()> on_begun_;  // written before `called_for`
   stage_options options_;
 };
 

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_writer.hpp>
+#include <cairn/model/metadata.hpp>
 #include <cairn/model/save_context.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <concepts>
 #include <memory>
+#include <utility>
 
 namespace cairn {
 inline namespace v1 {
+
+class save_progress;
 
 /// Everything that an executor needs to carry out a save on one rank. A process executor sends the
 /// description of the writer (see Portable) to its worker.

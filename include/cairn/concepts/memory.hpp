@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/model/tensor_view.hpp>

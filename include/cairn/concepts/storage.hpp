@@ -7,13 +7,14 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/model/save_announcement.hpp>
 #include <cairn/model/save_context.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/model/state_dict.hpp>
+#include <cairn/system/callback.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -193,7 +194,7 @@ struct read_options {
 };
 
 /// Returns the destination of a planned read. One thread calls it.
-using target_resolver = std::function<item_target(const read_item&)>;
+using target_resolver = detail::callback<item_target(const read_item&)>;
 
 /// Reads checkpoints.
 ///
@@ -227,7 +228,7 @@ concept StorageReader =
 
 /// Several threads call it before each read of a verify, with the number of bytes of the read. It may
 /// wait; an exception ends the verify.
-using read_gate = std::function<void(std::uint64_t)>;
+using read_gate = detail::callback<void(std::uint64_t)>;
 
 /// A StorageReader whose verify can be slowed down and ended.
 ///

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::interprocess
 #pragma once
+#include <cairn/model/image_backing.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>

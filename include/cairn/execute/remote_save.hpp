@@ -3,6 +3,9 @@
 #pragma once
 #include <cairn/concepts/executor.hpp>
 #include <cairn/execute/worker_client.hpp>
+#include <cairn/model/image_control.hpp>
+#include <cairn/model/save_progress.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/system/deadline.hpp>
 
 #include <chrono>

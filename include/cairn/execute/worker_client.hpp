@@ -5,6 +5,7 @@
 #include <cairn/execute/job_message.hpp>
 #include <cairn/execute/main_program.hpp>
 #include <cairn/execute/worker_process.hpp>
+#include <cairn/model/image_backing.hpp>
 
 #include <chrono>
 #include <cstddef>

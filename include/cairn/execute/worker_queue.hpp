@@ -4,6 +4,8 @@
 #include <cairn/execute/remote_save.hpp>
 #include <cairn/execute/save_thread.hpp>
 #include <cairn/execute/worker_client.hpp>
+#include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_progress.hpp>
 #include <cairn/system/credential_broker.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/shared.hpp>

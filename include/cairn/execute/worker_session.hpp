@@ -3,6 +3,8 @@
 #pragma once
 #include <cairn/concepts/any_writer.hpp>
 #include <cairn/execute/worker_link.hpp>
+#include <cairn/model/image_backing.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/save_context.hpp>

@@ -9,6 +9,9 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
+#if defined(CAIRN_COMPILED)
+#include <cairn/stores/file_store.hpp>
+#endif
 
 #include <cstddef>
 #include <span>
@@ -76,6 +79,17 @@ CAIRN_BODY any_observer make_default_observer() {
 CAIRN_BODY any_storage make_default_storage(any_store store, writer_origin origin) {
   return any_storage(default_storage(std::move(store), std::move(origin)));
 }
+CAIRN_BODY engine_owner make_default_engine(any_storage storage) {
+  return make_engine({.storage = std::move(storage),
+                      .planners = make_default_planners(),
+                      .stager = make_default_stager(),
+                      .executor = make_default_executor(),
+                      .communicator = make_default_communicator(),
+                      .observer = make_default_observer(),
+                      .options = {},
+                      .keep = {},
+                      .devices = nullptr});
+}
 CAIRN_BODY any_writer make_default_writer(std::span<const std::byte> description,
                                           any_store (*make)(std::span<const std::byte>)) {
   wire_reader in(description);
@@ -84,6 +98,10 @@ CAIRN_BODY any_writer make_default_writer(std::span<const std::byte> description
   return any_writer(
       safetensors_writer<any_store>(detail::make_shared<any_store>(make(in.take(in.left()))), options));
 }
+
+#if defined(CAIRN_COMPILED)
+template any_storage default_storage_over(file_store store);
+#endif
 
 }  // namespace detail
 }  // namespace v1

@@ -6,6 +6,7 @@
 #include <cairn/model/state_dict.hpp>
 #include <cairn/plan/glob.hpp>
 #include <cairn/plan/load/load_planning.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_reader.hpp>

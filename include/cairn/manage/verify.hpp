@@ -6,8 +6,13 @@
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
 #include <cairn/storage/load/load_engine.hpp>
+#include <cairn/storage/load/load_work.hpp>
+#include <cairn/storage/load/planned_want.hpp>
 #include <cairn/storage/load/record_reading.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/load/stored_record.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_check.hpp>
 #include <cairn/storage/safetensors_reader.hpp>

@@ -1,30 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/extents.hpp>
+#include <cairn/system/function_ref.hpp>
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
-
-namespace detail {
-/// Sorts a handful of elements; equal ones keep their order.
-template <class Iterator, class Less>
-constexpr void sort_few(Iterator begin, Iterator end, Less less) {
-  for (auto next = begin; next != end; ++next) {
-    const auto moved = *next;
-    auto at = next;
-    for (; at != begin && less(moved, *(at - 1)); --at) *at = *(at - 1);
-    *at = moved;
-  }
-}
-}  // namespace detail
 
 /// A box of a stored tensor and the rank that wrote it.
 struct stored_chunk {
@@ -76,9 +61,11 @@ struct chunk_progression {
   /// One step along the outermost axis: what remains when `index` of it is taken. @pre there is an axis.
   [[nodiscard]] chunk_progression slice(std::int32_t index) const noexcept;
   friend bool operator==(const chunk_progression& a, const chunk_progression& b) noexcept {
-    return a.rank == b.rank && a.first == b.first && a.axis_count == b.axis_count &&
-           std::equal(a.begin(), a.end(), b.begin());
+    return a.rank == b.rank && a.first == b.first && a.axis_count == b.axis_count && a.same_axes(b);
   }
+
+ private:
+  [[nodiscard]] bool same_axes(const chunk_progression& other) const noexcept;
 };
 
 namespace detail {
@@ -99,161 +86,10 @@ namespace detail {
 /// Takes the first (or last) slice off a progression that has axes.
 void drop_slice(chunk_progression& p, bool the_first) noexcept;
 
-/// Joins chunks and progressions that come in ascending order of rank (as do the summaries of a lower and a
-/// higher range of ranks) into few progressions. Only the last few are tried, so that each costs O(1)
-/// whatever there is; what cannot be joined any more goes to `sink(const chunk_progression&)`.
-template <class Sink>
-class progression_joiner {
- public:
-  static constexpr std::size_t window = 8;
-
-  explicit progression_joiner(Sink sink) : sink_(std::move(sink)) {}
-
-  /// Adds what is known not to join with what is there.
-  void add(const chunk_progression& p) {
-    if (open_.size() - begin_ >= window) {
-      sink_(open_[begin_++]);
-      if (begin_ == 4 * window) {
-        open_.erase(open_.begin(), open_.begin() + static_cast<std::ptrdiff_t>(begin_));
-        begin_ = 0;
-      }
-    }
-    open_.push_back(p);
-  }
-  void push(chunk_progression p) {
-    while (!join_any(p)) {
-      bool shorter = false;
-      // At the border of two ranges, rows of a mesh were cut: what lies behind the border may have been
-      // stacked before its first row was whole.
-      for (std::size_t k = open_.size(); p.axis_count > 0 && !shorter && k-- > begin_;)
-        if (open_[k].first.sizes == p.first.sizes && open_[k].rank < p.rank && extend(open_[k], p.slice(0))) {
-          drop_slice(p, true);
-          rejoin(k);
-          shorter = true;
-        }
-      if (shorter) continue;
-      // And what lies before it, though its last row was not.
-      for (std::size_t k = open_.size(); k-- > begin_;) {
-        auto& before = open_[k];
-        if (before.axis_count == 0 || !(before.first.sizes == p.first.sizes) || before.rank >= p.rank)
-          continue;
-        auto last = before.slice(before.axes[0].count - 1);
-        if (!extend(last, p)) continue;
-        drop_slice(before, false);
-        rejoin(k);
-        p = last;
-        break;
-      }
-      if (!join_any(p)) add(p);
-      return;
-    }
-  }
-  void flush() {
-    for (; begin_ < open_.size(); ++begin_) sink_(open_[begin_]);
-    open_.clear();
-    begin_ = 0;
-  }
-
- private:
-  bool join_any(const chunk_progression& p) {
-    for (std::size_t k = open_.size(); k-- > begin_;)
-      if (open_[k].first.sizes == p.first.sizes && join(open_[k], p)) {
-        rejoin(k);
-        return true;
-      }
-    return false;
-  }
-  /// What has grown may join with another one now.
-  void rejoin(std::size_t k) {
-    for (std::size_t i = open_.size(); i-- > begin_;) {
-      if (i == k || !(open_[i].first.sizes == open_[k].first.sizes)) continue;
-      const auto low = std::min(i, k);
-      const auto high = std::max(i, k);
-      if (!join(open_[low], open_[high])) continue;
-      open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(high));
-      k = low;
-      i = open_.size();
-    }
-  }
-
-  Sink sink_;
-  std::vector<chunk_progression> open_;
-  std::size_t begin_ = 0;
-};
-
-/// Visits the elements of a progression that have elements in common with a box:
-/// visit(index, stored_chunk, common box). O(axes + visits) where the boxes do not interleave.
-template <class Visit>
-class overlap_walk {
- public:
-  overlap_walk(const chunk_progression& p, const chunk& wanted, Visit& visit)
-      : p_(p), wanted_(wanted), visit_(visit) {}
-
-  void run() {
-    const auto& sizes = p_.first.sizes;
-    if (wanted_.sizes.rank() != sizes.rank() || p_.first.offsets.rank() != sizes.rank()) return;
-    std::int64_t stride = 1;
-    for (int k = p_.axis_count; k-- > 0;) {
-      order_[static_cast<std::size_t>(k)] = k;
-      strides_[static_cast<std::size_t>(k)] = stride;
-      stride *= p_.axes[static_cast<std::size_t>(k)].count;
-    }
-    // Long steps first: of what is left behind an axis, the span along its dimension is then shortest.
-    sort_few(order_.begin(), order_.begin() + p_.axis_count, [&](int a, int b) {
-      const auto x = p_.axes[static_cast<std::size_t>(a)].offset_step;
-      const auto y = p_.axes[static_cast<std::size_t>(b)].offset_step;
-      return x != y ? x > y : a < b;
-    });
-    for (int d = 0; d < sizes.rank(); ++d) {
-      if (sizes[d] == 0 || wanted_.sizes[d] == 0) return;
-      std::int64_t reach = sizes[d];
-      for (const auto& a : p_)
-        if (a.dimension == d) reach += std::int64_t{a.count - 1} * a.offset_step;
-      if (p_.first.offsets[d] >= wanted_.offsets[d] + wanted_.sizes[d] ||
-          p_.first.offsets[d] + reach <= wanted_.offsets[d])
-        return;
-    }
-    walk(0, {p_.first, p_.rank}, 0);
-  }
-
- private:
-  void walk(int level, stored_chunk at, std::int64_t index) {
-    if (level == p_.axis_count) {
-      if (const auto common = intersect(at.box, wanted_)) visit_(index, at, *common);
-      return;
-    }
-    const auto axis = static_cast<std::size_t>(order_[static_cast<std::size_t>(level)]);
-    const auto& a = p_.axes[axis];
-    std::int64_t from = 0;
-    std::int64_t to = a.count - 1;
-    const int d = a.dimension;
-    if (d >= 0) {
-      std::int64_t reach = at.box.sizes[d];
-      for (int k = level + 1; k < p_.axis_count; ++k) {
-        const auto& behind = p_.axes[static_cast<std::size_t>(order_[static_cast<std::size_t>(k)])];
-        if (behind.dimension == d) reach += std::int64_t{behind.count - 1} * behind.offset_step;
-      }
-      const auto begin = at.box.offsets[d];
-      const auto low = wanted_.offsets[d] - begin - reach + 1;  // the least offset that reaches the box
-      const auto high = wanted_.offsets[d] + wanted_.sizes[d] - 1 - begin;
-      if (high < 0) return;
-      from = low <= 0 ? 0 : (low + a.offset_step - 1) / a.offset_step;
-      to = std::min(to, high / a.offset_step);
-    }
-    for (auto i = from; i <= to; ++i) {
-      auto next = at;
-      next.rank += static_cast<std::int32_t>(i) * a.rank_step;
-      if (d >= 0) next.box.offsets.set(d, at.box.offsets[d] + i * a.offset_step);
-      walk(level + 1, next, index + i * strides_[axis]);
-    }
-  }
-
-  const chunk_progression& p_;
-  const chunk& wanted_;
-  Visit& visit_;
-  std::array<int, chunk_progression::max_axes> order_{};
-  std::array<std::int64_t, chunk_progression::max_axes> strides_{};
-};
+/// Calls visit(index, element, common box) for the elements of a progression that have elements in common with a box.
+/// O(axes + visits) where the boxes do not interleave.
+void visit_overlaps(const chunk_progression& p, const chunk& wanted,
+                    function_ref<void(std::int64_t, const stored_chunk&, const chunk&)> visit);
 
 }  // namespace detail
 }  // namespace v1

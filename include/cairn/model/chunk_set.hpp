@@ -4,10 +4,10 @@
 #include <cairn/model/extents.hpp>
 #include <cairn/system/list_view.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <vector>
 
 namespace cairn {
@@ -101,10 +101,9 @@ class chunk_set {
   void overlaps(const chunk& wanted, Visit&& visit) const {
     std::uint64_t before = 0;
     for_each_progression([&](const chunk_progression& p) {
-      const auto shifted = [&](std::int64_t index, const stored_chunk& c, const chunk& common) {
+      detail::visit_overlaps(p, wanted, [&](std::int64_t index, const stored_chunk& c, const chunk& common) {
         visit(before + static_cast<std::uint64_t>(index), c, common);
-      };
-      detail::overlap_walk<decltype(shifted)>(p, wanted, shifted).run();
+      });
       before += static_cast<std::uint64_t>(p.count());
     });
   }
@@ -156,12 +155,7 @@ class chunk_set {
 
   /// The same chunks, however they are put together. O(progressions) where they are put together alike, else
   /// O(chunks x log).
-  friend bool operator==(const chunk_set& a, const chunk_set& b) {
-    if (a.count_ != b.count_) return false;
-    const auto x = a.words_.view();
-    const auto y = b.words_.view();
-    return std::equal(x.begin(), x.end(), y.begin(), y.end()) || a.sorted() == b.sorted();
-  }
+  friend bool operator==(const chunk_set& a, const chunk_set& b) { return a.same_as(b); }
 
  private:
   static constexpr std::size_t every = 16;  ///< progressions for each mark
@@ -170,6 +164,7 @@ class chunk_set {
     std::size_t word;
   };
 
+  [[nodiscard]] bool same_as(const chunk_set& other) const;
   static chunk_progression single(const stored_chunk& c);
   void add(const chunk_progression& p);
 

@@ -2,7 +2,6 @@
 #pragma once
 #include <cairn/model/dtype.hpp>
 
-#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -52,11 +51,16 @@ class extents {
   /// Behind the last one.
   [[nodiscard]] constexpr const std::int64_t* end() const noexcept { return values_.data() + rank_; }
   friend constexpr bool operator==(const extents& a, const extents& b) noexcept {
-    return a.rank_ == b.rank_ && std::equal(a.begin(), a.end(), b.begin());
+    if (a.rank_ != b.rank_) return false;
+    for (int i = 0; i < a.rank_; ++i)
+      if (a[i] != b[i]) return false;
+    return true;
   }
   /// Lexicographic; only for sorting.
   friend constexpr bool operator<(const extents& a, const extents& b) noexcept {
-    return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+    for (int i = 0; i < a.rank_ && i < b.rank_; ++i)
+      if (a[i] != b[i]) return a[i] < b[i];
+    return a.rank_ < b.rank_;
   }
 
   /// The product of all numbers, or nothing if it is above 2^63 - 1.

@@ -3,8 +3,6 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/peer_watch.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/model/save_progress.hpp>
-#include <cairn/model/staged_image.hpp>
 
 #include <chrono>
 #include <cstdint>

@@ -2,7 +2,6 @@
 #pragma once
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_report.hpp>
-#include <cairn/model/staged_image.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -20,6 +19,9 @@
 
 namespace cairn {
 inline namespace v1 {
+
+class files_under_way;
+class image_control;
 
 /// The state of a save, which the checkpointer, the executor and handles share. Executors call set_*, each at
 /// most once and in order; calls after set_failed have no effect. Any thread.

@@ -6,9 +6,6 @@
 #include <cairn/model/placement.hpp>
 #include <cairn/model/state_entry.hpp>
 #include <cairn/model/tensor_view.hpp>
-#include <cairn/system/digest.hpp>
-#include <cairn/system/error.hpp>
-#include <cairn/system/error_ids.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -18,13 +15,13 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
 
+class digest_stream;
 class state_scope;
 
 /// Registers the state of a type that you cannot change; specialise it. A type of yours has a member instead:
@@ -55,24 +52,24 @@ inline constexpr bool always_false = false;
 /// One thread at a time. Registration costs one or two small allocations for each item.
 class state_dict {
  public:
+  state_dict() noexcept;
+  state_dict(const state_dict& other);
+  state_dict(state_dict&& other) noexcept;
+  state_dict& operator=(const state_dict& other);
+  state_dict& operator=(state_dict&& other) noexcept;
+  ~state_dict();
+
   /// Adds a whole tensor. If several ranks add the same name and shape, it is replicated. `memory`: a
   /// pointer to the elements, a container, or a tensor_view. Flags: copy_now, per_rank, optional. @throws
   /// usage_error for a bad name or shape, or a container of another size.
   template <class Memory, ItemFlag... Flags>
   void tensor(std::string_view name, Memory&& memory, const extents& shape, Flags... flags) {
-    auto e = begin_entry(name, item_kind::tensor, flags...);
-    const auto held = bind<Memory>(e, memory);
-    e.global = shape;
-    e.boxes = {whole(shape)};
-    finish_tensor(std::move(e), held);
+    add_tensor(form_of<Memory>(name, memory, flags...), shape);
   }
   /// Adds this rank's shard or flat_shard of a global tensor.
   template <class Memory, Placement P, ItemFlag... Flags>
   void tensor(std::string_view name, Memory&& memory, const P& placement, Flags... flags) {
-    auto e = begin_entry(name, item_kind::tensor, flags...);
-    const auto held = bind<Memory>(e, memory);
-    place(e, placement, held);
-    finish_tensor(std::move(e), held);
+    add_tensor(form_of<Memory>(name, memory, flags...), placement);
   }
   /// Adds a whole tensor with the shape of the view.
   template <ItemFlag... Flags>
@@ -88,12 +85,11 @@ class state_dict {
     static_assert(
         Element<T>,
         "cairn::state_dict::value: this type has no dtype; specialise cairn::dtype_for or store it as bytes");
-    auto e = begin_entry(name, item_kind::value, flags...);
-    e.type = dtype_v<T>;
-    e.boxes = {whole({})};
-    e.elements = 1;
-    e.memory.object = std::addressof(value);
-    add(std::move(e));
+    entry_form form{name};
+    form.type = dtype_v<T>;
+    form.memory.object = std::addressof(value);
+    (detail::set_flag(form.flags, flags), ...);
+    add_value(form);
   }
 
   template <class T, ItemFlag... Flags>
@@ -119,9 +115,10 @@ class state_dict {
   /// save. A load resizes it, or throws where it cannot be resized and the sizes differ. Only lvalues.
   template <detail::ByteContainer C, ItemFlag... Flags>
   void bytes(std::string_view name, C& container, Flags... flags) {
-    auto e = begin_entry(name, item_kind::bytes, flags...);
-    e.memory = detail::bind_container(container);
-    add(std::move(e));
+    entry_form form{name};
+    form.memory = detail::bind_container(container);
+    (detail::set_flag(form.flags, flags), ...);
+    add_bytes(form);
   }
 
   template <class C, ItemFlag... Flags>
@@ -173,63 +170,69 @@ class state_dict {
   [[nodiscard]] std::shared_ptr<const void> bindings() const;
 
  private:
-  static void put(digest_stream& d, const extents& e);
-  template <ItemFlag... Flags>
-  state_entry begin_entry(std::string_view name, item_kind kind, Flags... flags) {
-    if (const auto problem = name_problem(name); !problem.empty())
-      fail(error_id::usage_bad_name, "the name of an item " + std::string(problem),
-           {.item = std::string(name.substr(0, 200))});
-    state_entry e;
-    e.name = name;
-    e.kind = kind;
-    (detail::set_flag(e.flags, flags), ...);
-    return e;
-  }
-  /// Binds memory and returns its number of elements, or -1 where it does not know them.
-  template <class Memory>
-  static std::int64_t bind(state_entry& e, Memory& memory) {
+  /// What a template knows of an item; the rest is done by functions that are compiled once.
+  struct entry_form {
+    std::string_view name;
+    dtype type = dtype::u8;
+    item_flags flags = {};
+    memory_binding memory = {};
+    const tensor_view* view = nullptr;  ///< where the memory is one
+    std::int64_t held = -1;             ///< elements in the memory; -1 where it does not know them
+  };
+  template <class Memory, ItemFlag... Flags>
+  static entry_form form_of(std::string_view name, Memory& memory, Flags... flags) {
     using M = std::remove_cvref_t<Memory>;
+    entry_form form{name};
+    (detail::set_flag(form.flags, flags), ...);
     if constexpr (std::same_as<M, tensor_view>) {
-      e.type = memory.type;
-      e.memory.object = memory.data;
-      e.shape_of_memory = memory;
-      e.strided = !memory.contiguous();
-      return memory.shape.volume();
+      form.type = memory.type;
+      form.memory.object = memory.data;
+      form.view = &memory;
+      form.held = memory.shape.volume();
     } else if constexpr (std::is_pointer_v<M>) {
       static_assert(Element<std::remove_pointer_t<M>>,
                     "cairn::state_dict::tensor: pass a pointer to non-const elements that have a dtype "
                     "(specialise cairn::dtype_for), "
                     "or a cairn::tensor_view");
       if constexpr (Element<std::remove_pointer_t<M>>) {
-        e.type = dtype_v<std::remove_pointer_t<M>>;
-        e.memory.object = memory;
+        form.type = dtype_v<std::remove_pointer_t<M>>;
+        form.memory.object = memory;
       }
-      return -1;
     } else if constexpr (detail::TensorContainer<std::remove_reference_t<Memory>>) {
       static_assert(std::is_lvalue_reference_v<Memory>,
                     "cairn::state_dict::tensor: the state_dict keeps a reference to the container, so it "
                     "must be an lvalue that "
                     "outlives it; pass .data() to bind an address");
-      e.type = dtype_v<detail::element_of<std::remove_reference_t<Memory>>>;
-      e.memory = detail::bind_container(memory);
-      e.memory.resize = nullptr;
-      return static_cast<std::int64_t>(std::size(memory));
+      form.type = dtype_v<detail::element_of<std::remove_reference_t<Memory>>>;
+      form.memory = detail::bind_container(memory);
+      form.memory.resize = nullptr;
+      form.held = static_cast<std::int64_t>(std::size(memory));
     } else {
       static_assert(detail::always_false<Memory>,
                     "cairn::state_dict::tensor: the second argument must be an element pointer, a container "
                     "with data() and size() of "
                     "non-const elements, or a cairn::tensor_view");
-      return -1;
     }
+    return form;
   }
+  void add_tensor(const entry_form& form, const extents& shape);
+  void add_tensor(const entry_form& form, const shard& s);
+  void add_tensor(const entry_form& form, const flat_shard& s);
+  void add_value(const entry_form& form);
+  void add_bytes(const entry_form& form);
+  [[nodiscard]] static state_entry begin_entry(const entry_form& form, item_kind kind);
   static void place(state_entry& e, const shard& s, std::int64_t held);
   static void place(state_entry& e, const flat_shard& s, std::int64_t held);
   void finish_tensor(state_entry e, std::int64_t held);
   void add(state_entry e);
   void rebind_to(std::string_view name, void* data, dtype type);
+  static void put(digest_stream& d, const extents& e);
+  /// The number of an entry in entries_, or entries_.size().
+  [[nodiscard]] std::size_t index_of(std::string_view name) const noexcept;
+  void index(std::size_t entry);
 
   std::vector<state_entry> entries_;
-  std::unordered_map<std::string, std::size_t> index_;
+  std::vector<std::size_t> slots_;  // a hash table of the names: one more than the number of an entry, or 0
   mutable std::uint64_t structure_ = 0;
   mutable bool structure_known_ = false;
   mutable std::shared_ptr<const void> bindings_;  // made when it is asked for

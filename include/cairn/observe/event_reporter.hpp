@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_observer.hpp>
 #include <cairn/model/plan.hpp>
+#include <cairn/model/save_journal.hpp>
 
 #include <cstdio>
 #include <exception>

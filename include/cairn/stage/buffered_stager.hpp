@@ -4,6 +4,8 @@
 #include <cairn/concepts/memory.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/concepts/stager.hpp>
+#include <cairn/model/image_backing.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/stage/buffer_pool.hpp>
 #include <cairn/stage/buffered_stager_options.hpp>
 #include <cairn/stage/image_sources.hpp>

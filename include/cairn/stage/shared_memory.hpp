@@ -2,6 +2,8 @@
 // opt-in: cairn::interprocess
 #pragma once
 #include <cairn/concepts/memory.hpp>
+#include <cairn/model/image_backing.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/stage/memory_limits.hpp>
 #include <cairn/stage/prefer_node.hpp>

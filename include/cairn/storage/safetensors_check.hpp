@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/storage/commit/record_collection.hpp>
+#include <cairn/storage/load/load_work.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/load/stored_record.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/shared_file_plan.hpp>
 #include <cairn/system/algorithm.hpp>

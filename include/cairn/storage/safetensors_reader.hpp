@@ -3,12 +3,12 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/device_access.hpp>
-#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/system/callback.hpp>
 #include <cairn/system/deadline.hpp>
 
 #include <cstddef>
@@ -81,7 +81,7 @@ class safetensors_reader {
   [[nodiscard]] std::string steps_there();
   static void throw_if_late(deadline until, const std::string& key);
   std::uint64_t fetch_records(checkpoint_type& checkpoint, std::vector<std::int32_t> ranks, deadline until,
-                              const std::function<void(std::int32_t, std::span<const std::byte>)>& sink = {});
+                              detail::callback<void(std::int32_t, std::span<const std::byte>)> sink = {});
   [[nodiscard]] static std::vector<std::int32_t> ranks_of(const checkpoint_type& checkpoint,
                                                           const load_plan& plan);
   /// The records that a plan needs, each read by one of the ranks that need it.

@@ -4,6 +4,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/owned.hpp>

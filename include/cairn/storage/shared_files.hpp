@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/model/files_under_way.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors/shared_file_plan.hpp>

@@ -3,6 +3,7 @@
 #include <cairn/concepts/copy_engine.hpp>
 #include <cairn/concepts/memory.hpp>
 #include <cairn/concepts/stager.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/source_table.hpp>
@@ -38,7 +39,7 @@ CAIRN_BODY void image_fill::begun() noexcept {
   on_begun_ = nullptr;
 }
 
-CAIRN_BODY bool image_fill::when_begun(std::function<void()> call) {
+CAIRN_BODY bool image_fill::when_begun(detail::callback<void()> call) {
   auto state = begin_state::awaited;
   if (begin_.load(std::memory_order_acquire) != state) return false;
   on_begun_ = std::move(call);

@@ -5,6 +5,7 @@
 #include <cairn/model/chunk_set.hpp>
 #include <cairn/model/dtype.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/model/image_backing.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/model/metadata.hpp>

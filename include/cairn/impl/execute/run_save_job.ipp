@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/execute/run_save_job.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_progress.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/system/clocks.hpp>
 
 #include <unistd.h>
 

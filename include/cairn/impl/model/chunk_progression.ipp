@@ -2,6 +2,8 @@
 #pragma once
 #include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/system/function_ref.hpp>
+#include <cairn/system/sort_few.hpp>
 
 #include <algorithm>
 #include <array>
@@ -68,6 +70,10 @@ CAIRN_BODY chunk_progression chunk_progression::slice(std::int32_t index) const 
   s.axis_count = axis_count - 1;
   std::copy(begin() + 1, end(), s.axes.begin());
   return s;
+}
+
+CAIRN_BODY bool chunk_progression::same_axes(const chunk_progression& other) const noexcept {
+  return std::equal(begin(), end(), other.begin());
 }
 
 namespace detail {
@@ -197,6 +203,83 @@ CAIRN_BODY void drop_slice(chunk_progression& p, bool the_first) noexcept {
     p.rank = next.rank;
   }
   --p.axes[0].count;
+}
+
+class overlap_walk {
+ public:
+  using visitor = function_ref<void(std::int64_t, const stored_chunk&, const chunk&)>;
+  overlap_walk(const chunk_progression& p, const chunk& wanted, visitor visit)
+      : p_(p), wanted_(wanted), visit_(visit) {}
+
+  void run() {
+    const auto& sizes = p_.first.sizes;
+    if (wanted_.sizes.rank() != sizes.rank() || p_.first.offsets.rank() != sizes.rank()) return;
+    std::int64_t stride = 1;
+    for (int k = p_.axis_count; k-- > 0;) {
+      order_[static_cast<std::size_t>(k)] = k;
+      strides_[static_cast<std::size_t>(k)] = stride;
+      stride *= p_.axes[static_cast<std::size_t>(k)].count;
+    }
+    // Long steps first: of what is left behind an axis, the span along its dimension is then shortest.
+    sort_few(order_.begin(), order_.begin() + p_.axis_count, [&](int a, int b) {
+      const auto x = p_.axes[static_cast<std::size_t>(a)].offset_step;
+      const auto y = p_.axes[static_cast<std::size_t>(b)].offset_step;
+      return x != y ? x > y : a < b;
+    });
+    for (int d = 0; d < sizes.rank(); ++d) {
+      if (sizes[d] == 0 || wanted_.sizes[d] == 0) return;
+      std::int64_t reach = sizes[d];
+      for (const auto& a : p_)
+        if (a.dimension == d) reach += std::int64_t{a.count - 1} * a.offset_step;
+      if (p_.first.offsets[d] >= wanted_.offsets[d] + wanted_.sizes[d] ||
+          p_.first.offsets[d] + reach <= wanted_.offsets[d])
+        return;
+    }
+    walk(0, {p_.first, p_.rank}, 0);
+  }
+
+ private:
+  void walk(int level, stored_chunk at, std::int64_t index) {
+    if (level == p_.axis_count) {
+      if (const auto common = intersect(at.box, wanted_)) visit_(index, at, *common);
+      return;
+    }
+    const auto axis = static_cast<std::size_t>(order_[static_cast<std::size_t>(level)]);
+    const auto& a = p_.axes[axis];
+    std::int64_t from = 0;
+    std::int64_t to = a.count - 1;
+    const int d = a.dimension;
+    if (d >= 0) {
+      std::int64_t reach = at.box.sizes[d];
+      for (int k = level + 1; k < p_.axis_count; ++k) {
+        const auto& behind = p_.axes[static_cast<std::size_t>(order_[static_cast<std::size_t>(k)])];
+        if (behind.dimension == d) reach += std::int64_t{behind.count - 1} * behind.offset_step;
+      }
+      const auto begin = at.box.offsets[d];
+      const auto low = wanted_.offsets[d] - begin - reach + 1;  // the least offset that reaches the box
+      const auto high = wanted_.offsets[d] + wanted_.sizes[d] - 1 - begin;
+      if (high < 0) return;
+      from = low <= 0 ? 0 : (low + a.offset_step - 1) / a.offset_step;
+      to = std::min(to, high / a.offset_step);
+    }
+    for (auto i = from; i <= to; ++i) {
+      auto next = at;
+      next.rank += static_cast<std::int32_t>(i) * a.rank_step;
+      if (d >= 0) next.box.offsets.set(d, at.box.offsets[d] + i * a.offset_step);
+      walk(level + 1, next, index + i * strides_[axis]);
+    }
+  }
+
+  const chunk_progression& p_;
+  const chunk& wanted_;
+  visitor visit_;
+  std::array<int, chunk_progression::max_axes> order_{};
+  std::array<std::int64_t, chunk_progression::max_axes> strides_{};
+};
+
+CAIRN_BODY void visit_overlaps(const chunk_progression& p, const chunk& wanted,
+                               function_ref<void(std::int64_t, const stored_chunk&, const chunk&)> visit) {
+  overlap_walk(p, wanted, visit).run();
 }
 
 }  // namespace detail

@@ -3,6 +3,7 @@
 #include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/chunk_set.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/model/progression_joiner.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/list_view.hpp>
 
@@ -187,6 +188,13 @@ CAIRN_BODY std::vector<stored_chunk> chunk_set::sorted() const {
     return a.box == b.box ? a.rank < b.rank : a.box < b.box;
   });
   return out;
+}
+
+CAIRN_BODY bool chunk_set::same_as(const chunk_set& other) const {
+  if (count_ != other.count_) return false;
+  const auto mine = words_.view();
+  const auto theirs = other.words_.view();
+  return std::equal(mine.begin(), mine.end(), theirs.begin(), theirs.end()) || sorted() == other.sorted();
 }
 
 CAIRN_BODY chunk_progression chunk_set::single(const stored_chunk& c) {

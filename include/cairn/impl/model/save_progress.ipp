@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/files_under_way.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/save_report.hpp>

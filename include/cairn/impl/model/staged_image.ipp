@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/files_under_way.hpp>
+#include <cairn/model/image_backing.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
+#include <cairn/system/callback.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -14,75 +18,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <span>
-#include <string>
 #include <utility>
 
 namespace cairn {
 inline namespace v1 {
 
-CAIRN_BODY void image_control::advance(std::uint64_t watermark) noexcept {
-  watermark_.store(watermark, std::memory_order_release);
-  event_.notify();
-}
-
-CAIRN_BODY void image_control::release() noexcept {
-  std::int64_t never = 0;
-  costs_.copied_at.compare_exchange_strong(never, steady_now(), std::memory_order_relaxed);
-  copied_.store(true, std::memory_order_release);
-  event_.notify();
-}
-
-CAIRN_BODY void image_control::confirm() noexcept {
-  confirmed_.store(true, std::memory_order_release);
-  event_.notify();
-}
-
-CAIRN_BODY void image_control::fail() noexcept {
-  failed_.store(true, std::memory_order_release);
-  release();
-}
-
-CAIRN_BODY void image_control::lift_rate_limit() noexcept {
-  if (rate_limit_lifted_.exchange(true, std::memory_order_acq_rel)) return;
-  event_.notify();
-}
-
-CAIRN_BODY bool image_control::wait_for(std::uint64_t end, deadline until) {
-  return wait([&] { return watermark() >= end; }, until, "the image was not filled in time");
-}
-
-CAIRN_BODY bool image_control::wait_copied(deadline until) {
-  return wait([&] { return copied(); }, until, "the memory of training was not copied in time");
-}
-
-CAIRN_BODY bool image_control::wait_released(deadline until) {
-  return wait([&] { return released(); }, until,
-              "a save was not released in time: its memory was not copied, or nobody called before_update(), "
-              "wait() or close() after an overlapped save");
-}
-
-CAIRN_BODY void image_control::fail_with(const char* sentence) {
-  cairn::fail(error_id::timeout_staging, sentence);
-}
-
-CAIRN_BODY files_under_way::note::note(files_under_way& owner, std::string key) : owner_(&owner) {
-  const std::lock_guard lock(owner.mutex_);
-  at_ = owner.keys_.insert(owner.keys_.end(), std::move(key));
-}
-
-CAIRN_BODY files_under_way::note::~note() {
-  const std::lock_guard lock(owner_->mutex_);
-  owner_->keys_.erase(at_);
-}
-
-CAIRN_BODY std::string files_under_way::first() const {
-  const std::lock_guard lock(mutex_);
-  return keys_.empty() ? std::string() : keys_.front();
-}
+struct staged_image::reading {
+  detail::callback<std::exception_ptr(const staged_image&)> check;
+  std::atomic<bool> over{false};
+  std::exception_ptr failure;  // written before the control fails
+};
 
 CAIRN_BODY staged_image::staged_image(std::shared_ptr<const image_layout> layout,
                                       std::shared_ptr<image_control> control,
@@ -116,7 +64,23 @@ CAIRN_BODY std::exception_ptr staged_image::failure() const noexcept {
   return backing_ != nullptr ? backing_->failure() : nullptr;
 }
 
-CAIRN_BODY void staged_image::when_read(std::function<std::exception_ptr(const staged_image&)> check) {
+CAIRN_BODY bool staged_image::failed() const noexcept {
+  return control_->failed();
+}
+
+CAIRN_BODY void staged_image::gather(std::uint64_t begin, std::span<std::byte> out) const {
+  backing_->gather(begin, out);
+}
+
+CAIRN_BODY bool staged_image::when_begun(detail::callback<void()> call) const {
+  return backing_ != nullptr && backing_->when_begun(std::move(call));
+}
+
+CAIRN_BODY std::optional<shared_image> staged_image::shared() const {
+  return backing_ != nullptr ? backing_->shared() : std::nullopt;
+}
+
+CAIRN_BODY void staged_image::when_read(detail::callback<std::exception_ptr(const staged_image&)> check) {
   reading_ = detail::make_shared<reading>();
   reading_->check = std::move(check);
 }

@@ -13,18 +13,89 @@
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/shared.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
 
+CAIRN_BODY state_dict::state_dict() noexcept = default;
+CAIRN_BODY state_dict::state_dict(const state_dict& other) = default;
+CAIRN_BODY state_dict::state_dict(state_dict&& other) noexcept = default;
+CAIRN_BODY state_dict& state_dict::operator=(const state_dict& other) = default;
+CAIRN_BODY state_dict& state_dict::operator=(state_dict&& other) noexcept = default;
+CAIRN_BODY state_dict::~state_dict() = default;
+
 CAIRN_BODY const state_entry* state_dict::find(std::string_view name) const {
-  const auto found = index_.find(std::string(name));
-  return found == index_.end() ? nullptr : &entries_[found->second];
+  const auto found = index_of(name);
+  return found == entries_.size() ? nullptr : &entries_[found];
+}
+
+CAIRN_BODY std::size_t state_dict::index_of(std::string_view name) const noexcept {
+  if (slots_.empty()) return entries_.size();
+  for (auto at = static_cast<std::size_t>(digest(name));; ++at) {
+    const auto slot = slots_[at & (slots_.size() - 1)];
+    if (slot == 0) return entries_.size();
+    if (entries_[slot - 1].name == name) return slot - 1;
+  }
+}
+
+CAIRN_BODY void state_dict::index(std::size_t entry) {
+  auto at = static_cast<std::size_t>(digest(entries_[entry].name));
+  while (slots_[at & (slots_.size() - 1)] != 0) ++at;
+  slots_[at & (slots_.size() - 1)] = entry + 1;
+}
+
+CAIRN_BODY state_entry state_dict::begin_entry(const entry_form& form, item_kind kind) {
+  if (const auto problem = name_problem(form.name); !problem.empty())
+    fail(error_id::usage_bad_name, "the name of an item " + std::string(problem),
+         {.item = std::string(form.name.substr(0, 200))});
+  state_entry e;
+  e.name = form.name;
+  e.kind = kind;
+  e.type = form.type;
+  e.flags = form.flags;
+  e.memory = form.memory;
+  if (form.view != nullptr) {
+    e.shape_of_memory = *form.view;
+    e.strided = !form.view->contiguous();
+  }
+  return e;
+}
+
+CAIRN_BODY void state_dict::add_tensor(const entry_form& form, const extents& shape) {
+  auto e = begin_entry(form, item_kind::tensor);
+  e.global = shape;
+  e.boxes = {whole(shape)};
+  finish_tensor(std::move(e), form.held);
+}
+
+CAIRN_BODY void state_dict::add_tensor(const entry_form& form, const shard& s) {
+  auto e = begin_entry(form, item_kind::tensor);
+  place(e, s, form.held);
+  finish_tensor(std::move(e), form.held);
+}
+
+CAIRN_BODY void state_dict::add_tensor(const entry_form& form, const flat_shard& s) {
+  auto e = begin_entry(form, item_kind::tensor);
+  place(e, s, form.held);
+  finish_tensor(std::move(e), form.held);
+}
+
+CAIRN_BODY void state_dict::add_value(const entry_form& form) {
+  auto e = begin_entry(form, item_kind::value);
+  e.boxes = {whole({})};
+  e.elements = 1;
+  add(std::move(e));
+}
+
+CAIRN_BODY void state_dict::add_bytes(const entry_form& form) {
+  add(begin_entry(form, item_kind::bytes));
 }
 
 CAIRN_BODY std::uint64_t state_dict::structure() const {
@@ -128,12 +199,17 @@ CAIRN_BODY void state_dict::finish_tensor(state_entry e, std::int64_t held) {
 }
 
 CAIRN_BODY void state_dict::add(state_entry e) {
-  if (!index_.emplace(e.name, entries_.size()).second)
+  if (index_of(e.name) != entries_.size())
     fail(error_id::usage_duplicate_name, "a name was given twice; every item of a state_dict has its own",
          {.item = e.name});
+  std::vector<std::size_t> wider;  // 2^n slots, at least twice as many as entries
+  if (2 * (entries_.size() + 1) > slots_.size()) wider.resize(slots_.empty() ? 16 : 2 * slots_.size());
+  entries_.push_back(std::move(e));
   structure_known_ = false;
   bindings_ = nullptr;
-  entries_.push_back(std::move(e));
+  if (wider.empty()) return index(entries_.size() - 1);
+  slots_.swap(wider);
+  for (std::size_t i = 0; i < entries_.size(); ++i) index(i);
 }
 
 CAIRN_BODY void state_dict::rebind(std::string_view name, const tensor_view& view) {
@@ -149,16 +225,16 @@ CAIRN_BODY void state_dict::rebind(std::string_view name, const tensor_view& vie
       fail(error_id::usage_bad_shape, "a view of a packed type must be contiguous", {.item = e->name});
   }
   rebind_to(name, view.data, view.type);
-  auto& e = entries_[index_.find(std::string(name))->second];
+  auto& e = entries_[index_of(name)];
   e.shape_of_memory = view;
   e.strided = !view.contiguous();
 }
 
 CAIRN_BODY void state_dict::rebind_to(std::string_view name, void* data, dtype type) {
-  const auto found = index_.find(std::string(name));
-  if (found == index_.end())
+  const auto found = index_of(name);
+  if (found == entries_.size())
     fail(error_id::usage_unknown_name, "rebind: no item has this name", {.item = std::string(name)});
-  auto& e = entries_[found->second];
+  auto& e = entries_[found];
   if (e.memory.data != nullptr)
     fail(error_id::usage_bad_name,
          "rebind: the item is bound to a container, which is asked for its address at each save",

@@ -6,6 +6,7 @@
 #include <cairn/model/save_report.hpp>
 #include <cairn/observe/trace_file.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/clocks.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/shared.hpp>

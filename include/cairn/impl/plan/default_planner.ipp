@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/chunk_codec.hpp>
 #include <cairn/plan/assign/balance.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/summary/summary_codec.hpp>
+#include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/wire.hpp>
 

@@ -8,6 +8,7 @@
 #include <cairn/stage/block_copy.hpp>
 #include <cairn/stage/copy_job.hpp>
 #include <cairn/stage/image_sources.hpp>
+#include <cairn/system/clocks.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>

@@ -7,6 +7,7 @@
 #include <cairn/stage/copy_job.hpp>
 #include <cairn/stage/copy_threads.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/clocks.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>

@@ -4,6 +4,8 @@
 #include <cairn/concepts/stager.hpp>
 #include <cairn/model/dtype.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/model/image_backing.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/source_table.hpp>

@@ -17,10 +17,12 @@
 #include <cairn/storage/load/byte_box.hpp>
 #include <cairn/storage/load/load_engine.hpp>
 #include <cairn/storage/load/load_work.hpp>
+#include <cairn/storage/load/planned_want.hpp>
 #include <cairn/storage/load/record_reading.hpp>
 #include <cairn/storage/load/shared_reads.hpp>
 #include <cairn/storage/load/shared_records.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/load/stored_record.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -28,6 +30,7 @@
 #include <cairn/storage/safetensors_check.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/callback.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -160,7 +163,7 @@ CAIRN_BODY void safetensors_reader::throw_if_late(deadline until, const std::str
 
 CAIRN_BODY std::uint64_t safetensors_reader::fetch_records(
     checkpoint_type& checkpoint, std::vector<std::int32_t> ranks, deadline until,
-    const std::function<void(std::int32_t, std::span<const std::byte>)>& sink) {
+    detail::callback<void(std::int32_t, std::span<const std::byte>)> sink) {
   detail::erase_if(ranks, [&](auto r) { return checkpoint.has_record(r); });
   std::vector<detail::owned<stored_record>> records(ranks.size());
   std::atomic<std::uint64_t> bytes{0};
@@ -191,12 +194,10 @@ CAIRN_BODY std::vector<std::int32_t> safetensors_reader::ranks_of(const checkpoi
 CAIRN_BODY std::uint64_t safetensors_reader::exchange_records(checkpoint_type& checkpoint,
                                                               const load_plan& plan, std::uint64_t budget,
                                                               read_exchange& exchange, deadline until) {
-  detail::shared_records records(
-      checkpoint, exchange.wants(), exchange.rank(),
-      [&](std::vector<std::int32_t> ranks,
-          const std::function<void(std::int32_t, std::span<const std::byte>)>& sink) {
-        return fetch_records(checkpoint, std::move(ranks), until, sink);
-      });
+  detail::shared_records records(checkpoint, exchange.wants(), exchange.rank(),
+                                 [&](std::vector<std::int32_t> ranks, const detail::record_sink& sink) {
+                                   return fetch_records(checkpoint, std::move(ranks), until, sink);
+                                 });
   exchange.run(
       [&] {
         return shared_read_list{records.find_shared_reads(ranks_of(checkpoint, plan)), &records};

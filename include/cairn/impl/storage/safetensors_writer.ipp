@@ -5,6 +5,8 @@
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
+#include <cairn/model/files_under_way.hpp>
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
@@ -24,6 +26,7 @@
 #include <cairn/storage/safetensors_writer.hpp>
 #include <cairn/storage/shared_files.hpp>
 #include <cairn/storage/write_source.hpp>
+#include <cairn/system/clocks.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/block_hasher.hpp>
 #include <cairn/storage/write_source.hpp>
+#include <cairn/system/clocks.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>

@@ -9,6 +9,7 @@
 #include <cairn/plan/summary/validation.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/sort_few.hpp>
 
 #include <algorithm>
 #include <cstddef>

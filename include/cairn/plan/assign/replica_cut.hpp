@@ -4,6 +4,7 @@
 #include <cairn/model/extents.hpp>
 #include <cairn/plan/summary/replica_groups.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/sort_few.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/chunk_progression.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/sort_few.hpp>
 
 #include <algorithm>
 #include <array>

@@ -4,6 +4,7 @@
 #include <cairn/plan/summary/cover.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/sort_few.hpp>
 
 #include <algorithm>
 #include <array>

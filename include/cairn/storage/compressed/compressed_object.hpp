@@ -4,6 +4,8 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/storage/compressed/compressed_file.hpp>
 #include <cairn/storage/compressed/item_frames.hpp>
+#include <cairn/system/clocks.hpp>
+#include <cairn/system/digest.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/parallel.hpp>
 

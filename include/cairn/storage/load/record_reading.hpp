@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/load/stored_record.hpp>
 #include <cairn/storage/manifest/corrupt.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/record_format.hpp>

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/read_exchange.hpp>
+#include <cairn/model/rank_set.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/load/stored_record.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/system/callback.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/sorted_map.hpp>
@@ -22,7 +26,7 @@ inline namespace v1 {
 namespace detail {
 
 /// Gets the bytes of a rank's record, from any thread.
-using record_sink = std::function<void(std::int32_t, std::span<const std::byte>)>;
+using record_sink = callback<void(std::int32_t, std::span<const std::byte>)>;
 /// Reads the records of these ranks into the checkpoint; gives the bytes.
 using record_fetch = std::function<std::uint64_t(std::vector<std::int32_t>, const record_sink&)>;
 

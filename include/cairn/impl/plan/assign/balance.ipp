@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/metadata.hpp>
+#include <cairn/model/progression_joiner.hpp>
 #include <cairn/plan/assign/balance.hpp>
 #include <cairn/plan/assign/balancer.hpp>
 #include <cairn/plan/assign/write_assignment.hpp>

@@ -3,6 +3,7 @@
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/metadata.hpp>
+#include <cairn/model/progression_joiner.hpp>
 #include <cairn/model/rank_set.hpp>
 #include <cairn/plan/load/read_requests.hpp>
 #include <cairn/system/algorithm.hpp>

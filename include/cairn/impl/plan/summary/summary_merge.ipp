@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_progression.hpp>
+#include <cairn/model/progression_joiner.hpp>
 #include <cairn/plan/summary/summary.hpp>
 #include <cairn/plan/summary/summary_merge.hpp>
 

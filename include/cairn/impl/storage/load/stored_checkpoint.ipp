@@ -7,49 +7,56 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
-#include <cairn/model/state_dict.hpp>
-#include <cairn/model/state_entry.hpp>
 #include <cairn/model/stored_items.hpp>
-#include <cairn/storage/load/byte_box.hpp>
-#include <cairn/storage/load/load_engine.hpp>
-#include <cairn/storage/load/load_work.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/load/stored_record.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
-#include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
-#include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
-#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/owned.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
 
-CAIRN_BODY stored_record::stored_record(const manifest_record& named, std::span<const std::byte> bytes,
-                                        const std::string& key)
-    : record_(decode_record(bytes, key, named.record_digest)) {
-  if (record_.step != named.step || record_.attempt != named.attempt || record_.rank != named.rank ||
-      record_.files.size() != named.files)
-    fail(error_id::corrupt_identity, "a record is of another rank or save than the manifest says",
-         {.file = key});
-  order_.resize(record_.items.size());
-  for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<std::uint32_t>(i);
-  detail::sort(order_, [&](auto a, auto b) { return less(record_.items[a].key, record_.items[b].key); });
+struct stored_checkpoint::contents {
+  cairn::manifest manifest;
+  std::vector<detail::owned<stored_record>> records;
+};
+
+CAIRN_BODY stored_checkpoint::stored_checkpoint(cairn::manifest m)
+    : contents_(new contents{std::move(m), {}}) {
+  contents_->records.resize(contents_->manifest.records.size());
+}
+CAIRN_BODY stored_checkpoint::stored_checkpoint(stored_checkpoint&& other) noexcept = default;
+CAIRN_BODY stored_checkpoint& stored_checkpoint::operator=(stored_checkpoint&& other) noexcept = default;
+CAIRN_BODY stored_checkpoint::~stored_checkpoint() = default;
+
+CAIRN_BODY const cairn::metadata& stored_checkpoint::metadata() const noexcept {
+  return contents_->manifest.content;
 }
 
-CAIRN_BODY const record_item* stored_record::find(const item_key& key) const noexcept {
-  const auto at = std::lower_bound(order_.begin(), order_.end(), key,
-                                   [&](auto i, const item_key& k) { return less(record_.items[i].key, k); });
-  return at != order_.end() && record_.items[*at].key == key ? &record_.items[*at] : nullptr;
+CAIRN_BODY const cairn::manifest& stored_checkpoint::manifest() const noexcept {
+  return contents_->manifest;
+}
+
+CAIRN_BODY bool stored_checkpoint::has_record(std::int32_t rank) const noexcept {
+  return contents_->records[static_cast<std::size_t>(rank)] != nullptr;
+}
+
+CAIRN_BODY void stored_checkpoint::add_record(std::int32_t rank, detail::owned<stored_record> r) noexcept {
+  contents_->records[static_cast<std::size_t>(rank)] = std::move(r);
+}
+
+CAIRN_BODY const stored_record& stored_checkpoint::record_of(std::int32_t rank) const noexcept {
+  return *contents_->records[static_cast<std::size_t>(rank)];
 }
 
 CAIRN_BODY stored_chunk stored_checkpoint::chunk_of(const read_item& item) const {
@@ -60,19 +67,19 @@ CAIRN_BODY stored_chunk stored_checkpoint::chunk_of(const read_item& item) const
 }
 
 CAIRN_BODY const record_item& stored_checkpoint::find(const stored_item& item, const stored_chunk& c) const {
-  const auto& named = manifest_.records[static_cast<std::size_t>(c.rank)];
+  const auto& named = manifest().records[static_cast<std::size_t>(c.rank)];
   const auto* found = record_of(c.rank).find(key_of(file_key(item.name, item.per_rank, c.rank), c.box));
   if (found == nullptr)
     fail(error_id::corrupt_bad_value, "the record of a rank lacks an item that the manifest says it has",
          {.rank = c.rank,
           .item = item.name,
-          .file = record_key(named.step, named.rank, named.attempt, manifest_.placement),
+          .file = record_key(named.step, named.rank, named.attempt, manifest().placement),
           .expected = to_string(c.box)});
   if (item.kind != item_kind::bytes && checked_bytes(item.type, c.box.sizes) != found->bytes)
     fail(error_id::corrupt_size_mismatch, "a stored item has another size than its shape",
          {.rank = c.rank,
           .item = item.name,
-          .file = record_key(named.step, named.rank, named.attempt, manifest_.placement),
+          .file = record_key(named.step, named.rank, named.attempt, manifest().placement),
           .got = std::to_string(found->bytes)});
   return *found;
 }
@@ -83,108 +90,14 @@ CAIRN_BODY void stored_checkpoint::check_complete() const {
 }
 
 CAIRN_BODY std::string stored_checkpoint::record_key_of(std::int32_t rank) const {
-  const auto& named = manifest_.records[static_cast<std::size_t>(rank)];
-  return record_key(named.step, named.rank, named.attempt, manifest_.placement);
+  const auto& named = manifest().records[static_cast<std::size_t>(rank)];
+  return record_key(named.step, named.rank, named.attempt, manifest().placement);
 }
 
 CAIRN_BODY std::string stored_checkpoint::file_key_of(std::int32_t rank, std::uint32_t file) const {
-  const auto& named = manifest_.records[static_cast<std::size_t>(rank)];
-  return data_key(named.step, named.rank, named.attempt, file, manifest_.placement);
+  const auto& named = manifest().records[static_cast<std::size_t>(rank)];
+  return data_key(named.step, named.rank, named.attempt, file, manifest().placement);
 }
 
-namespace detail {
-
-CAIRN_BODY planned_want place_want(const stored_checkpoint& checkpoint, const read_item& item) {
-  const auto& stored = checkpoint.metadata().items[item.stored];
-  const auto c = checkpoint.chunk_of(item);
-  const auto& found = checkpoint.find(stored, c);
-  planned_want w{c.rank, &found, found.bytes, byte_box(found.bytes), {}, &stored, c.box};
-  if (stored.kind == item_kind::tensor && !item.box.empty()) {
-    const auto box = byte_box::make(stored.type, c.box, item.box);
-    if (!box)
-      fail(error_id::plan_out_of_bounds,
-           "a load plan wants a box that the stored chunk does not hold as whole bytes",
-           {.item = stored.name, .expected = to_string(c.box), .got = to_string(item.box)});
-    w.box = *box;
-  } else if (stored.kind == item_kind::tensor) {
-    w.box = byte_box(0);
-  }
-  return w;
-}
-
-CAIRN_BODY void resize_for(const state_dict& state, const read_item& item, std::uint64_t bytes) {
-  if (item.entry >= state.entries().size())
-    fail(error_id::plan_out_of_bounds, "a load plan names an entry that the state does not have");
-  const auto& e = state.entries()[item.entry];
-  if (e.memory.count(e.memory.object) == bytes) return;
-  if (e.memory.resize == nullptr)
-    fail(error_id::usage_size_changed,
-         "the stored bytes have another size than the container, which cannot be resized",
-         {.item = e.name,
-          .expected = std::to_string(bytes),
-          .got = std::to_string(e.memory.count(e.memory.object))});
-  e.memory.resize(e.memory.object, bytes);
-}
-
-CAIRN_BODY load_file file_of(const stored_checkpoint& checkpoint, std::int32_t rank, std::uint32_t file) {
-  return {checkpoint.file_key_of(rank, file), checkpoint.record_of(rank).content().files[file].bytes, rank,
-          file};
-}
-
-CAIRN_BODY load_item item_of(const stored_checkpoint& checkpoint, std::int32_t rank,
-                             const record_item& stored, std::size_t file) {
-  load_item item;
-  item.file = static_cast<std::uint32_t>(file);
-  item.offset = stored.offset;
-  item.bytes = stored.bytes;
-  item.digests = checkpoint.record_of(rank).content().blocks.data() + stored.first_block;
-  return item;
-}
-
-CAIRN_BODY load_work gather_work(const stored_checkpoint& checkpoint, std::vector<planned_want>& wants) {
-  const auto place = [](const planned_want& w) {
-    return std::tuple(w.rank, w.stored->file, w.stored->offset, w.stored);
-  };
-  detail::sort(wants, [&](const auto& a, const auto& b) { return place(a) < place(b); });
-  load_work work;
-  work.wants.reserve(wants.size());
-  for (std::size_t i = 0; i < wants.size(); ++i) {
-    const auto& w = wants[i];
-    const bool same_file =
-        i != 0 && wants[i - 1].rank == w.rank && wants[i - 1].stored->file == w.stored->file;
-    if (!same_file) work.files.push_back(file_of(checkpoint, w.rank, w.stored->file));
-    if (!same_file || wants[i - 1].stored != w.stored) {
-      work.items.push_back(item_of(checkpoint, w.rank, *w.stored, work.files.size() - 1));
-      work.items.back().name = w.item->name;
-      work.items.back().kind = w.item->kind;
-      work.items.back().type = w.item->type;
-      work.items.back().per_rank = w.item->per_rank;
-      work.items.back().box = w.stored_box;
-      work.items.back().first_want = work.wants.size();
-    }
-    ++work.items.back().wants;
-    work.wants.push_back(w.want);
-  }
-  return work;
-}
-
-CAIRN_BODY load_work all_work(const stored_checkpoint& checkpoint) {
-  load_work work;
-  for (const auto& named : checkpoint.manifest().records) {
-    const auto& r = checkpoint.record_of(named.rank).content();
-    std::vector<const record_item*> order;
-    for (const auto& i : r.items) order.push_back(&i);
-    detail::sort(order, [](const auto* a, const auto* b) {
-      return a->file != b->file ? a->file < b->file : a->offset < b->offset;
-    });
-    const auto first = work.files.size();
-    for (std::uint32_t f = 0; f < r.files.size(); ++f)
-      work.files.push_back(file_of(checkpoint, named.rank, f));
-    for (const auto* i : order) work.items.push_back(item_of(checkpoint, named.rank, *i, first + i->file));
-  }
-  return work;
-}
-
-}  // namespace detail
 }  // namespace v1
 }  // namespace cairn
