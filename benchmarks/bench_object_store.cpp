@@ -265,7 +265,6 @@ cairn::s3_store store_on(const server_process& server) {
   o.endpoint = "http://" + server.authority();
   o.region = "us-east-1";
   o.in_flight = at_once;
-  o.get_bytes = get_bytes;
   return cairn::s3_store(o, cairn::s3_credential_source::fixed(credentials));
 }
 

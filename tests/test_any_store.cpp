@@ -44,6 +44,7 @@ TEST_CASE("any_store: without a capability each function does what its contract 
   const cairn::any_store store(byte_store_archetype::over(cairn::memory_store{}));
   store.put_new("a/b", some_bytes());
   CHECK(store.reads_at_once() == 0);
+  CHECK(store.read_bytes(30) == 0);
   CHECK(store.keys("a", 1).empty());
   CHECK(store.keys("a", 2) == std::vector<std::string>{"a/b"});
   CHECK(store.keys("") == std::vector<std::string>{"a/b"});
@@ -84,6 +85,8 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     CHECK(store.live_writers("step-") == std::vector<std::string>{"step-live"});
     CHECK(store.writer_lives("lives"));
     CHECK_FALSE(cairn::any_store(not_telling_archetype{objects}).tracks_writers());
+    CHECK(cairn::any_store(sizing_archetype{objects}).reads_at_once() == 3);
+    CHECK(cairn::any_store(sizing_archetype{objects}).read_bytes(30) == 10);
   }
   SUBCASE("object writers") {
     const cairn::any_store store(announcing_archetype{objects, asked});

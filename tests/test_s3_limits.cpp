@@ -307,7 +307,10 @@ TEST_CASE("parts are as long as the object's length asks for") {
   using cairn::detail::part_bytes_for;
   constexpr std::uint64_t gib = std::uint64_t{1} << 30;
   CHECK(part_bytes_for(0, 0) == 8 * mib);
-  CHECK(part_bytes_for(100 * mib, 0) == 8 * mib);
+  CHECK(part_bytes_for(8 * mib, 0) == 8 * mib);
+  CHECK(part_bytes_for(8 * mib + 1, 0) == 5 * mib);
+  CHECK(part_bytes_for(100 * mib, 0) == 7 * mib);
+  CHECK(part_bytes_for(128 * mib, 0) == 8 * mib);
   CHECK(part_bytes_for(gib, 0) == 16 * mib);
   CHECK(part_bytes_for(gib, 7 * mib) == 7 * mib);
   for (std::uint64_t bytes = 1; bytes <= 5 * 1024 * gib; bytes = bytes * 3 + 1)

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3
+// cost: 20
 //
-// What requests an s3_store makes of a service, and when: of round trips no more than it must.
+// What requests an s3_store makes of a service, and when: of round trips no more than it must, of a length that
+// fits what the service shows, and a second one where the first is slow beside the others.
+#include <cairn/checkpointer.hpp>
 #include <cairn/stores/s3_store.hpp>
 
 #include <doctest/doctest.h>
@@ -26,6 +29,40 @@ constexpr std::size_t mib = std::size_t{1} << 20;
 cairn::s3_store store_at(const cairn::s3_options& o) {
   return cairn::s3_store(o, s3::credentials_of());
 }
+
+/// An object of 20 MiB, read in requests of one.
+struct read_bucket {
+  read_bucket() { store.put_new("object", bytes); }
+
+  void read(std::size_t first, std::size_t count, std::span<std::byte> into) {
+    const cairn::read_range range{"object", first * mib, into.first(count * mib)};
+    store.read({&range, 1});
+  }
+  [[nodiscard]] bool right(std::size_t first, std::size_t count, std::span<const std::byte> got) const {
+    return std::equal(got.begin(), got.begin() + static_cast<std::ptrdiff_t>(count * mib),
+                      bytes.begin() + static_cast<std::ptrdiff_t>(first * mib));
+  }
+  /// How many hedges it may still make; exact up to its limit of four.
+  [[nodiscard]] double hedges_left() const {
+    const auto t = store.traffic();
+    return 1 + 0.05 * static_cast<double>(t.reads) - static_cast<double>(t.hedges);
+  }
+  /// Reads until it knows how long an answer takes, and may ask for two ranges again, however busy the machine is.
+  void get_to_know() {
+    std::vector<std::byte> into(mib);
+    for (std::size_t i = 0; i < 20 || (hedges_left() < 2 && i < 60); ++i) read(i % 20, 1, into);
+    REQUIRE(hedges_left() >= 2);
+  }
+
+  s3::server server{s3::quick_server()};
+  cairn::s3_store store = [this] {
+    auto o = s3::own_bucket_at(server.endpoint());
+    o.get_bytes = mib;
+    o.part_bytes = 32 * mib;
+    return store_at(o);
+  }();
+  const std::vector<std::byte> bytes = pattern(20 * mib, 7);
+};
 
 }  // namespace
 
@@ -75,4 +112,136 @@ TEST_CASE("an object of another length than create() was told is written all the
   { const auto writer = store.create("given-up", 40 * mib); }
   CHECK(server.objects().uploads() == 0);
   CHECK_FALSE(store.size("given-up"));
+}
+
+TEST_CASE("how long a read is: each connection has its share, but waiting is a small part of its time") {
+  using cairn::detail::s3_request_bytes;
+  constexpr auto all = std::uint64_t{1} << 40;
+  // As AWS describes itself: 30 ms, 80 MB/s.
+  CHECK(s3_request_bytes(0.03, 80e6, all, 16) == 10 * mib);
+  CHECK(s3_request_bytes(0.03, 80e6, 64 * mib, 16) == 4 * mib);
+  CHECK(s3_request_bytes(0.03, 80e6, 16 * mib, 16) == 3 * mib);
+  // Near and quick: as many as run at once.
+  CHECK(s3_request_bytes(0.0002, 2e9, 16 * mib, 16) == mib);
+  CHECK(s3_request_bytes(0.0002, 2e9, all, 16) == 8 * mib);
+  // Far and slow: 50 ms, 25 MB/s.
+  CHECK(s3_request_bytes(0.05, 25e6, 64 * mib, 16) == 4 * mib);
+  CHECK(s3_request_bytes(0.05, 25e6, all, 16) == 8 * mib);
+  // Where a request is dear, few long ones.
+  CHECK(s3_request_bytes(0.2, 500e6, 64 * mib, 16) == 16 * mib);
+  CHECK(s3_request_bytes(0.2, 500e6, all, 16) == 32 * mib);
+  // One alone is not cut below what it would be for all.
+  CHECK(s3_request_bytes(0.03, 80e6, 8 * mib, 1) == 8 * mib);
+  CHECK(s3_request_bytes(0.03, 80e6, 0, 0) == 3 * mib);
+
+  cairn::detail::s3_pace pace;
+  CHECK(pace.request_bytes(all, 16) == 10 * mib);  // nothing is known
+  CHECK_FALSE(pace.slow_after(mib));
+  using namespace std::chrono_literals;
+  for (int i = 0; i < 20; ++i) pace.answered(200ms, 50 * mib, 100ms);
+  CHECK(pace.request_bytes(all, 16) == 32 * mib);
+  CHECK(pace.slow_after(50 * mib) == 900ms);
+  for (int i = 0; i < 15; ++i) pace.answered(1s, 1 * mib, 10s);  // a few that are slow change nothing
+  CHECK(pace.slow_after(50 * mib) == 900ms);
+  for (int i = 0; i < 32; ++i) pace.answered(1ms, 50 * mib, 10ms);
+  CHECK(pace.slow_after(50 * mib) == 250ms);
+}
+
+TEST_CASE("what was chosen and what was asked for is told by the store and by the report of a load") {
+  s3::server server{s3::quick_server()};
+  auto store = store_at(s3::own_bucket_at(server.endpoint()));
+  CHECK(store.traffic().reads == 0);
+  CHECK(store.traffic().request_bytes == 10 * mib);
+  CHECK(store.describe().find("at a time") == std::string::npos);
+  std::vector<float> weights(10 * mib, 1.5f);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {static_cast<std::int64_t>(weights.size())});
+  cairn::checkpointer ckpt{store, cairn::checkpointer_options{.quiet = true}};
+  ckpt.save(state, 1).wait();
+  std::fill(weights.begin(), weights.end(), 0.0f);
+  server.clear_journal();
+  const auto report = ckpt.load(state, 1);
+  CHECK(std::all_of(weights.begin(), weights.end(), [](float f) { return f == 1.5f; }));
+  const auto t = store.traffic();
+  CHECK(report.stages.requests >= 40 / 32);
+  CHECK(report.stages.requests <= t.reads);
+  CHECK(report.stages.hedges <= t.hedges);
+  CHECK(t.hedges_won <= t.hedges);
+  CHECK(static_cast<double>(t.hedges) <= 1 + 0.05 * static_cast<double>(t.reads));
+  CHECK(t.latency > 0);
+  CHECK(t.bytes_per_second > 0);
+  CHECK(t.request_bytes >= 8 * mib);
+  CHECK(t.request_bytes <= 32 * mib);
+  CHECK(store.describe().find("16 at a time") != std::string::npos);
+  std::size_t ranges = 0;
+  for (const auto& entry : server.journal())
+    if (entry.key.find("safetensors") != std::string::npos && !entry.range.empty()) ++ranges;
+  CHECK(ranges >= report.stages.requests - report.stages.hedges);
+  ckpt.close();
+}
+
+TEST_CASE("a range whose answer never comes is asked for again, and that answer is taken") {
+  read_bucket b;
+  b.get_to_know();
+  const auto before = b.store.traffic();
+  b.server.faults.add("stall GetObject first ms=600000");
+  std::vector<std::byte> into(mib);
+  b.read(5, 1, into);
+  CHECK(b.right(5, 1, into));
+  const auto t = b.store.traffic();
+  CHECK(t.reads == before.reads + 2);
+  CHECK(t.hedges == before.hedges + 1);
+  CHECK(t.hedges_won == before.hedges_won + 1);
+}
+
+TEST_CASE("a range that comes by drops is taken from the second answer, and nothing comes later") {
+  read_bucket b;
+  b.get_to_know();
+  b.server.faults.add("slow GetObject first rate=20000");
+  std::vector<std::byte> into(3 * mib);
+  const cairn::read_range ranges[] = {{"object", mib, std::span(into).first(mib / 2)},
+                                      {"object", mib + mib / 2 + 1000, std::span(into).last(mib / 4)}};
+  b.store.read(ranges);  // one request, with a gap in it
+  const auto part = [&](std::size_t at, std::size_t n) {
+    return std::equal(b.bytes.begin() + static_cast<std::ptrdiff_t>(at),
+                      b.bytes.begin() + static_cast<std::ptrdiff_t>(at + n),
+                      n == mib / 2 ? into.begin() : into.end() - static_cast<std::ptrdiff_t>(n));
+  };
+  CHECK(part(mib, mib / 2));
+  CHECK(part(mib + mib / 2 + 1000, mib / 4));
+  CHECK(b.store.traffic().hedges_won >= 1);
+  std::fill(into.begin(), into.end(), std::byte{});
+  std::vector<std::byte> other(20 * mib);
+  b.read(0, 20, other);
+  CHECK(b.right(0, 20, other));
+  CHECK(std::all_of(into.begin(), into.end(), [](std::byte x) { return x == std::byte{}; }));
+}
+
+TEST_CASE("second requests stay within their budget, whatever is slow") {
+  read_bucket b;
+  b.get_to_know();
+  b.server.faults.add("stall GetObject 1-12 ms=2000");
+  std::vector<std::byte> into(10 * mib);
+  b.read(3, 10, into);
+  CHECK(b.right(3, 10, into));
+  CHECK(b.hedges_left() >= 0);
+}
+
+TEST_CASE("a second request that fails does no harm to the first") {
+  read_bucket b;
+  b.get_to_know();
+  b.server.faults.add("slow GetObject 1 rate=300000");
+  b.server.faults.add("error GetObject 2 status=403 code=AccessDenied");
+  std::vector<std::byte> into(mib);
+  b.read(5, 1, into);
+  CHECK(b.right(5, 1, into));
+}
+
+TEST_CASE("where both requests fail, the read does, and at once") {
+  read_bucket b;
+  b.get_to_know();
+  b.server.faults.add("stall GetObject 1 ms=3000");
+  b.server.faults.add("error GetObject 2+ status=403 code=AccessDenied");
+  std::vector<std::byte> into(mib);
+  CHECK(failure_of([&] { b.read(5, 1, into); }).id == error_id::storage_permission);
 }

@@ -160,6 +160,7 @@
 #include <cairn/impl/stores/s3/object_writer.ipp>
 #include <cairn/impl/stores/s3/one_request.ipp>
 #include <cairn/impl/stores/s3/options.ipp>
+#include <cairn/impl/stores/s3/pace.ipp>
 #include <cairn/impl/stores/s3/range_reader.ipp>
 #include <cairn/impl/stores/s3/service.ipp>
 #include <cairn/impl/stores/s3/sigv4.ipp>

@@ -39,6 +39,11 @@ struct telling_archetype : extended_archetype {
   std::vector<std::string> live_writers(std::string_view prefix) & { return {std::string(prefix) + "live"}; }
   bool writer_lives(std::string_view key) & { return key == "lives"; }
 };
+struct sizing_archetype : extended_archetype {
+  using extended_archetype::extended_archetype;
+  std::size_t reads_at_once() & { return 3; }
+  std::uint64_t read_bytes(std::uint64_t total) & { return total / 3; }
+};
 struct not_telling_archetype : extended_archetype {
   using extended_archetype::extended_archetype;
   std::vector<std::string> live_writers(std::string_view) & {
@@ -174,6 +179,7 @@ struct session_heir : session_archetype {
 };
 
 static_assert(cairn::OffersReadSessions<session_archetype> && !cairn::OffersReadSessions<session_heir>);
+static_assert(cairn::SizesReads<sizing_archetype> && !cairn::SizesReads<telling_archetype>);
 static_assert(cairn::TracksWriters<telling_archetype> && cairn::MayTrackWriters<not_telling_archetype>);
 static_assert(cairn::AnnouncesWriters<announcing_archetype> &&
               cairn::AnnouncingObjectWriter<announcing_archetype::writer>);

@@ -146,6 +146,8 @@ class any_store {
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes) const;
   /// See DistantStore; 0 where the store is none.
   [[nodiscard]] std::size_t reads_at_once() const;
+  /// See SizesReads; 0 where the store does not say.
+  [[nodiscard]] std::uint64_t read_bytes(std::uint64_t total) const;
 
   // See DirectoryStore; nothing to do where the store has no directories: each of them is there and lasts.
   void make_directory(std::string_view directory) const;

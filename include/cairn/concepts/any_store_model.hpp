@@ -61,6 +61,7 @@ struct store_face {
   virtual std::size_t io_alignment() = 0;
   virtual std::size_t min_write_bytes() = 0;
   virtual std::size_t reads_at_once() = 0;
+  virtual std::uint64_t read_bytes(std::uint64_t total) = 0;
   virtual void read(std::span<const read_range> ranges) = 0;
   /// Null where the store has no sessions.
   virtual std::shared_ptr<read_session_face> begin_reads() = 0;
@@ -180,6 +181,12 @@ struct store_model final : store_face {
   std::size_t reads_at_once() override {
     if constexpr (DistantStore<S>)
       return store.reads_at_once();
+    else
+      return 0;
+  }
+  std::uint64_t read_bytes([[maybe_unused]] std::uint64_t total) override {
+    if constexpr (SizesReads<S>)
+      return store.read_bytes(total);
     else
       return 0;
   }

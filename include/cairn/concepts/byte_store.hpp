@@ -311,6 +311,15 @@ concept DistantStore = ByteStore<S> && requires(S& s) {
   { s.reads_at_once() } -> std::convertible_to<std::size_t>;
 };
 
+/// A DistantStore that knows how long its requests had better be.
+///
+/// - `read_bytes(total)`: how many bytes one of the read() calls had better ask for where `total` bytes are read by
+///   reads_at_once() of them. May be another number each time, as the store learns; at least 1.
+template <class S>
+concept SizesReads = DistantStore<S> && requires(S& s, std::uint64_t total) {
+  { s.read_bytes(total) } -> std::same_as<std::uint64_t>;
+};
+
 /// One of several writers of one host that fill an object together; SharedStore returns it. One thread at
 /// a time uses a writer; different writers may be used at once.
 ///

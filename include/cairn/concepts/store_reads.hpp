@@ -18,6 +18,8 @@ struct read_figures {
   std::uint64_t direct = 0;  ///< bytes from the device, past the page cache
   /// Processor time of other threads than those that called, in nanoseconds.
   std::int64_t helper_cpu = 0;
+  std::uint64_t requests = 0;  ///< to a service, where the store is one
+  std::uint64_t hedges = 0;    ///< of these: second ones for bytes whose first request was slow
 };
 
 /// The reads of one load, so that what had to be opened for one of them is open for the next.

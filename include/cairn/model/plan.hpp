@@ -58,6 +58,8 @@ struct read_item {
 struct load_stages {
   std::uint64_t bytes_cached = 0;  ///< of what was read: from memory of this host, such as the page cache
   std::uint64_t bytes_direct = 0;  ///< of what was read: from the device, past the page cache; in whole pages
+  std::uint64_t requests = 0;      ///< to a service such as S3's; 0 where the store is none
+  std::uint64_t hedges = 0;        ///< of these: second ones for bytes whose first request was slow
   double read_seconds = 0;         ///< reading, and waiting for it
   double verify_seconds = 0;       ///< digests of what was read
   double deliver_seconds = 0;      ///< copies and casts to where it goes; 0 for what was read straight there

@@ -4,12 +4,14 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/store_reads.hpp>
 #include <cairn/stores/s3/bucket.hpp>
 #include <cairn/stores/s3/client.hpp>
 #include <cairn/stores/s3/clock.hpp>
 #include <cairn/stores/s3/credentials.hpp>
 #include <cairn/stores/s3/object_writer.hpp>
 #include <cairn/stores/s3/options.hpp>
+#include <cairn/stores/s3/pace.hpp>
 #include <cairn/stores/s3/service.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/shared.hpp>
@@ -26,6 +28,9 @@
 
 namespace cairn {
 inline namespace v1 {
+namespace detail {
+struct s3_read_counts;
+}
 
 /// A ByteStore that keeps objects in a bucket of an S3-compatible service, by libcurl.
 ///
@@ -72,6 +77,24 @@ class s3_store {
     std::unique_ptr<detail::s3_upload> upload_;
   };
 
+  /// What begin_reads() gives; see ReadSession. It keeps the bucket's connections, and may outlive the store.
+  class read_session {
+   public:
+    using store_type = s3_store;
+    void read(std::span<const read_range> ranges);
+    /// Always false: nothing of a bucket is in memory here.
+    [[nodiscard]] bool is_cached(std::string_view, std::uint64_t, std::uint64_t) const noexcept {
+      return false;
+    }
+    [[nodiscard]] read_figures figures() const noexcept;
+
+   private:
+    friend s3_store;
+    explicit read_session(std::shared_ptr<detail::s3_bucket> bucket);
+    std::shared_ptr<detail::s3_bucket> bucket_;
+    std::shared_ptr<detail::s3_read_counts> counts_;
+  };
+
   /// Makes no request. @throws usage_bad_option
   explicit s3_store(s3_options options, s3_credential_source credentials = s3_credential_source::standard(),
                     std::shared_ptr<s3_clock> clock = detail::make_shared<s3_clock>());
@@ -88,8 +111,14 @@ class s3_store {
   [[nodiscard]] std::size_t min_write_bytes() const noexcept { return std::size_t{8} << 20; }
   /// See DistantStore.
   [[nodiscard]] std::size_t reads_at_once() const noexcept { return bucket_->client.options().in_flight; }
+  /// See SizesReads: from the latency and the bytes per second of the last answers, unless options.get_bytes says it.
+  [[nodiscard]] std::uint64_t read_bytes(std::uint64_t total) const noexcept;
 
   void read(std::span<const read_range> ranges);
+  /// See OffersReadSessions: counts the requests of a load.
+  [[nodiscard]] read_session begin_reads() const { return read_session(bucket_); }
+  /// What this store and its copies have asked the service for, and what it showed.
+  [[nodiscard]] s3_traffic traffic() const noexcept;
 
   void put_new(std::string_view key, std::span<const std::byte> bytes);
   [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes);
@@ -137,6 +166,8 @@ class s3_store {
   static constexpr std::size_t suffix_bytes = 1 + 16 + 7;
   static std::string suffix_of(const std::string& id);
   static void check_key(std::string_view key);
+  static void read_all_of(detail::s3_bucket& bucket, std::span<const read_range> ranges,
+                          detail::s3_read_counts* counts);
   [[nodiscard]] std::string full_key(std::string_view key) const;
   [[nodiscard]] std::string full_prefix(std::string_view prefix) const;
   [[noreturn]] void fail_exists(const std::string& key) const;
@@ -145,7 +176,7 @@ class s3_store {
 };
 
 static_assert(ByteStore<s3_store> && ConditionalRemove<s3_store>);
-static_assert(SelfTestingStore<s3_store>);
+static_assert(SelfTestingStore<s3_store> && SizesReads<s3_store> && OffersReadSessions<s3_store>);
 static_assert(DeadlineObjectWriter<s3_store::object_writer>);
 static_assert(Portable<s3_store>);
 

@@ -127,6 +127,10 @@ CAIRN_BODY bool any_store::remove_if(std::string_view key, std::span<const std::
 CAIRN_BODY std::size_t any_store::reads_at_once() const {
   return face_->reads_at_once();
 }
+
+CAIRN_BODY std::uint64_t any_store::read_bytes(std::uint64_t total) const {
+  return face_->read_bytes(total);
+}
 CAIRN_BODY void any_store::make_directory(std::string_view directory) const {
   face_->make_directory(directory);
 }

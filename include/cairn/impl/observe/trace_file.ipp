@@ -143,16 +143,17 @@ CAIRN_BODY void trace_file::mark(std::string_view text) noexcept {
 }
 
 CAIRN_BODY std::string trace_file::text_of(const load_stages& s) {
-  char text[480];
+  char text[560];
   std::snprintf(
       text, sizeof text,
       R"(,"bytes from the page cache":%llu,"bytes past it":%llu,"read s":%.6f,"verify s":%.6f,"deliver s":%.6f)"
       R"(,"read cpu s":%.6f,"verify cpu s":%.6f,"deliver cpu s":%.6f,"populate cpu s":%.6f)"
-      R"(,"latency s":%.6f,"reads in flight":%u)",
+      R"(,"latency s":%.6f,"reads in flight":%u,"requests":%llu,"hedges":%llu)",
       static_cast<unsigned long long>(s.bytes_cached), static_cast<unsigned long long>(s.bytes_direct),
       s.read_seconds, s.verify_seconds, s.deliver_seconds, s.read_cpu_seconds, s.verify_cpu_seconds,
       s.deliver_cpu_seconds, s.populate_cpu_seconds, s.latency_seconds,
-      static_cast<unsigned>(s.reads_in_flight));
+      static_cast<unsigned>(s.reads_in_flight), static_cast<unsigned long long>(s.requests),
+      static_cast<unsigned long long>(s.hedges));
   return text;
 }
 

@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <span>
@@ -99,9 +100,36 @@ CAIRN_BODY s3_store::object_writer s3_store::create(std::string_view key, std::u
   return object_writer(std::move(upload));
 }
 
-CAIRN_BODY void s3_store::read(std::span<const read_range> ranges) {
+CAIRN_BODY void s3_store::read_all_of(detail::s3_bucket& bucket, std::span<const read_range> ranges,
+                                      detail::s3_read_counts* counts) {
   for (const auto& r : ranges) check_key(r.key);
-  if (!ranges.empty()) detail::s3_range_reader(*bucket_, ranges).run();
+  if (!ranges.empty()) detail::s3_range_reader(bucket, ranges, counts).run();
+}
+
+CAIRN_BODY void s3_store::read(std::span<const read_range> ranges) {
+  read_all_of(*bucket_, ranges, nullptr);
+}
+
+CAIRN_BODY s3_store::read_session::read_session(std::shared_ptr<detail::s3_bucket> bucket)
+    : bucket_(std::move(bucket)), counts_(detail::make_shared<detail::s3_read_counts>()) {}
+
+CAIRN_BODY void s3_store::read_session::read(std::span<const read_range> ranges) {
+  read_all_of(*bucket_, ranges, counts_.get());
+}
+
+CAIRN_BODY read_figures s3_store::read_session::figures() const noexcept {
+  return {.requests = counts_->requests.load(), .hedges = counts_->hedges.load()};
+}
+
+CAIRN_BODY std::uint64_t s3_store::read_bytes(std::uint64_t total) const noexcept {
+  const auto& o = bucket_->client.options();
+  return o.get_bytes != 0 ? o.get_bytes : bucket_->client.service().pace.request_bytes(total, o.in_flight);
+}
+
+CAIRN_BODY s3_traffic s3_store::traffic() const noexcept {
+  auto shown = bucket_->client.service().pace.traffic();
+  shown.request_bytes = read_bytes(UINT64_MAX);
+  return shown;
 }
 
 CAIRN_BODY void s3_store::put_new(std::string_view key, std::span<const std::byte> bytes) {
@@ -213,10 +241,23 @@ CAIRN_BODY store_test_report s3_store::self_test() {
   return report;
 }
 
+/// What the service has shown and what was chosen for it, in words; "" before.
+[[nodiscard]] inline std::string s3_shown(const s3_traffic& t, std::size_t in_flight) {
+  if (t.latency <= 0 || t.bytes_per_second <= 0) return {};
+  char text[200];
+  std::snprintf(
+      text, sizeof text,
+      ", reads of up to %.0f MiB, %zu at a time (%.1f ms to the first byte, then %.0f MB/s; %llu of %llu "
+      "asked for twice)",
+      static_cast<double>(t.request_bytes) / (1 << 20), in_flight, t.latency * 1e3, t.bytes_per_second / 1e6,
+      static_cast<unsigned long long>(t.hedges), static_cast<unsigned long long>(t.reads));
+  return text;
+}
+
 CAIRN_BODY std::string s3_store::describe() const {
   const auto& o = bucket_->client.options();
   return "bucket " + o.bucket + " at " + bucket_->client.service().address.authority +
-         (o.prefix.empty() ? std::string() : " below " + o.prefix) +
+         (o.prefix.empty() ? std::string() : " below " + o.prefix) + s3_shown(traffic(), o.in_flight) +
          (keeps_removed() ? ", which keeps versions of what is removed" : "");
 }
 

@@ -142,6 +142,7 @@ class compressed_store {
   [[nodiscard]] std::string describe() const { return store().describe(); }
   [[nodiscard]] store_test_report self_test() { return store().self_test(); }
   [[nodiscard]] std::size_t reads_at_once() const { return store().reads_at_once(); }
+  [[nodiscard]] std::uint64_t read_bytes(std::uint64_t total) const { return store().read_bytes(total); }
 
   // What a store over directories offers besides.
   void make_directory(std::string_view directory) { store().make_directory(directory); }

@@ -28,6 +28,7 @@ class reads_in_flight;
 /// What two engines did, one after the other.
 inline void add(load_stages& to, const load_stages& more) noexcept {
   to.bytes_cached += more.bytes_cached, to.bytes_direct += more.bytes_direct;
+  to.requests += more.requests, to.hedges += more.hedges;
   to.read_seconds += more.read_seconds, to.read_cpu_seconds += more.read_cpu_seconds;
   to.verify_seconds += more.verify_seconds, to.verify_cpu_seconds += more.verify_cpu_seconds;
   to.deliver_seconds += more.deliver_seconds, to.deliver_cpu_seconds += more.deliver_cpu_seconds;
@@ -78,7 +79,7 @@ class load_engine {
 
   // What one thread reads at once: it stays in a cache that cores share until it is verified and delivered.
   static constexpr std::uint64_t max_batch = std::uint64_t{2} << 20;
-  // Where each request costs a round trip.
+  // Where each request costs a round trip, and the store has no number of its own.
   static constexpr std::uint64_t max_distant_batch = std::uint64_t{8} << 20;
   // Where latency shows.
   static constexpr std::uint64_t max_in_flight = 64;
@@ -154,6 +155,7 @@ class load_engine {
   std::uint64_t max_used_ = 0;          ///< of a buffer by one batch
   bool buffered_ = false;               ///< some block is not direct
   std::uint64_t alignment_ = 1;         ///< of offsets and memory that the store reads quickly
+  std::uint64_t max_batch_bytes_ = digest_block_bytes;
   std::uint64_t batch_bytes_ = digest_block_bytes;
   std::vector<needed_block> blocks_;
   std::vector<std::size_t> batches_;  ///< first block of each, and the end

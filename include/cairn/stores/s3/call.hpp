@@ -37,7 +37,14 @@ class s3_call final : public http_call {
   // --- After the call has ended.
   [[nodiscard]] bool fine() const noexcept { return fine_; }
   /// Ended, and not fine; may be asked while other calls of the group still run.
-  [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool failed() const noexcept { return ended_.load(std::memory_order_acquire) == ended_badly; }
+  /// Ended, and fine; may be asked like failed().
+  [[nodiscard]] bool succeeded() const noexcept {
+    return ended_.load(std::memory_order_acquire) == ended_well;
+  }
+  /// How long the attempt that runs has run; nothing between two of them, before the first and after the last. Any
+  /// thread.
+  [[nodiscard]] std::optional<std::chrono::nanoseconds> waited() const noexcept;
   /// An attempt before the last, or the last, may have been carried out although its answer did not come.
   [[nodiscard]] bool uncertain() const noexcept { return uncertain_; }
   [[nodiscard]] const s3_refusal& refusal() const noexcept { return refusal_; }
@@ -107,7 +114,9 @@ class s3_call final : public http_call {
   bool uncertain_ = false;
   bool unencrypted_ = false;
   bool fine_ = false;
-  std::atomic<bool> failed_{false};
+  enum how_it_ended : std::uint8_t { not_ended, ended_well, ended_badly };
+  std::atomic<how_it_ended> ended_{not_ended};
+  std::atomic<std::int64_t> attempt_began_{0};  // on the steady clock; 0: none runs
   std::uint64_t epoch_ = 0;
   credential_cache::taken taken_;
   std::optional<std::uint64_t> refused_credentials_;

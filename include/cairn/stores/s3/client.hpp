@@ -32,7 +32,7 @@ class s3_client {
  public:
   s3_client(s3_options options, s3_credential_source credentials, std::shared_ptr<s3_clock> clock);
 
-  [[nodiscard]] s3_service& service() noexcept { return *service_; }
+  [[nodiscard]] s3_service& service() const noexcept { return *service_; }
   /// Under which this process answers workers that ask for credentials.
   [[nodiscard]] std::uint64_t answering_number();
   [[nodiscard]] const s3_options& options() const noexcept { return service_->options; }
@@ -42,6 +42,8 @@ class s3_client {
   /// Begins a call of a group.
   [[nodiscard]] std::shared_ptr<s3_call> begin(s3_request request, const std::shared_ptr<call_group>& group,
                                                std::function<void(const s3_call&)> on_end = {});
+  /// How many more requests could run at once, and one at least.
+  [[nodiscard]] std::size_t idle() const noexcept;
   void cancel(s3_call& call) noexcept { transport_.cancel(call); }
   /// Makes a request and waits for its end, whatever that is.
   [[nodiscard]] std::shared_ptr<s3_call> run(s3_request request);

@@ -51,6 +51,8 @@ class call_group {
   /// of the owner's until they have ended: each ends by its own deadline, or within moments once it is
   /// cancelled.
   void wait(std::size_t most = 0);
+  /// The same for `time` at most; false if more of them still run.
+  [[nodiscard]] bool wait_for(std::size_t most, std::chrono::nanoseconds time);
   /// False if some still run at the deadline; their owner cancels them, and waits.
   [[nodiscard]] bool wait_until(const s3_deadline& until);
   [[nodiscard]] std::size_t running();
@@ -85,8 +87,10 @@ class http_call {
   // Of the last attempt.
   http_end end = http_end::unmade;
   long status = 0;
-  name_values answer_headers;  ///< names in lower case
-  std::string detail;          ///< what the transport says of a failure
+  name_values answer_headers;                 ///< names in lower case
+  std::string detail;                         ///< what the transport says of a failure
+  std::chrono::nanoseconds to_first_byte{0};  ///< of the answer, after the request went out
+  std::chrono::nanoseconds after_it{0};       ///< of the answer, after that
   certificate_problem certificate = certificate_problem::none;
 
   /// Makes the next attempt's request. What it throws ends the call as unmade.

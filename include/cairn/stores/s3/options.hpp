@@ -84,7 +84,7 @@ struct s3_options {
 
   std::uint64_t part_bytes = 0;  ///< of a multipart upload; 0: from the object's length, 8 MiB to 5 GiB
   std::size_t in_flight = 16;    ///< requests at a time, of all objects of this store together; 1 to 256
-  std::uint64_t get_bytes = std::uint64_t{8} << 20;   ///< most bytes that one ranged GET asks for
+  std::uint64_t get_bytes = 0;   ///< most bytes that one ranged GET asks for; 0: from what the service shows
   std::uint64_t gap_bytes = std::uint64_t{32} << 10;  ///< ranges closer than this are fetched together
 
   /// For making a connection; then another one is tried.

@@ -3,6 +3,7 @@
 #pragma once
 #include <cairn/stores/s3/clock.hpp>
 #include <cairn/stores/s3/options.hpp>
+#include <cairn/stores/s3/pace.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
 
 #include <atomic>
@@ -36,6 +37,9 @@ struct s3_service final : credential_provider {
 
   /// To a worker process that asks for credentials, other ones than those of the number that it names.
   [[nodiscard]] secret_bytes answer(std::span<const std::byte> question) override;
+
+  s3_pace pace;                       ///< any thread
+  std::atomic<std::size_t> calls{0};  ///< that were begun and have not ended
 
   retry_bucket retries;
 };

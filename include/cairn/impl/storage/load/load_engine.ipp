@@ -61,8 +61,9 @@ CAIRN_BODY load_engine::load_engine(const any_store& store, const load_work& wor
     batch = max_distant_batch;
   }
   threads_ = std::clamp<std::uint64_t>(memory_budget / digest_block_bytes, 1, threads);
-  batch_bytes_ = std::clamp<std::uint64_t>(memory_budget / threads_, digest_block_bytes, batch) /
-                 digest_block_bytes * digest_block_bytes;
+  max_batch_bytes_ = std::max<std::uint64_t>(memory_budget / threads_, digest_block_bytes) /
+                     digest_block_bytes * digest_block_bytes;
+  batch_bytes_ = std::min(max_batch_bytes_, batch);
   // A store that says how many it wants is taken at its word.
   max_threads_ = at_once != 0 ? threads_
                               : std::clamp<std::uint64_t>(memory_budget / batch_bytes_, threads_,
@@ -82,6 +83,11 @@ CAIRN_BODY std::uint64_t load_engine::run(list_view<const block_place> blocks, b
 
 CAIRN_BODY std::uint64_t load_engine::read_blocks() {
   if (blocks_.empty()) return 0;
+  std::uint64_t total = 0;
+  for (const auto& b : blocks_) total += end_of(b) - begin_of(b);
+  if (const auto wanted = store_.read_bytes(total); wanted != 0)
+    batch_bytes_ = std::min(max_batch_bytes_,
+                            (wanted + digest_block_bytes - 1) / digest_block_bytes * digest_block_bytes);
   find_batches();
   const auto steps = batches_.size() - 1;
   threads_ = std::min<std::uint64_t>(threads_, steps);
@@ -361,6 +367,7 @@ CAIRN_BODY load_stages load_engine::stages() const {
   const auto seconds = [](std::int64_t nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); };
   load_stages s;
   s.bytes_cached = from.cached, s.bytes_direct = from.direct;
+  s.requests = from.requests, s.hedges = from.hedges;
   s.read_seconds = seconds(reading_.wall.load());
   s.read_cpu_seconds = seconds(reading_.cpu.load() + from.helper_cpu - helper_cpu_before_);
   s.verify_seconds = seconds(verifying_.wall.load());

@@ -209,6 +209,7 @@ CAIRN_BODY load_stages shared_blocks::stages() const {
   auto all = stages_;
   const auto from = reads_.figures();  // of the session, so of all engines together
   all.bytes_cached = from.cached, all.bytes_direct = from.direct;
+  all.requests = from.requests, all.hedges = from.hedges;
   return all;
 }
 

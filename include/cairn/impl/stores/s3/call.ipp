@@ -48,9 +48,17 @@ CAIRN_BODY s3_call::s3_call(std::shared_ptr<s3_service> service, http_transport&
   may_be_silent = request_.completes;
 }
 
+CAIRN_BODY std::optional<std::chrono::nanoseconds> s3_call::waited() const noexcept {
+  const auto began = attempt_began_.load(std::memory_order_relaxed);
+  if (began == 0) return std::nullopt;
+  return std::chrono::steady_clock::now().time_since_epoch() - std::chrono::nanoseconds(began);
+}
+
 CAIRN_BODY void s3_call::prepare() {
   try {
     make();
+    const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
+    attempt_began_.store(now.count(), std::memory_order_relaxed);
   } catch (...) {
     unmade_ = std::current_exception();
     throw;
@@ -58,6 +66,7 @@ CAIRN_BODY void s3_call::prepare() {
 }
 
 CAIRN_BODY std::optional<std::chrono::nanoseconds> s3_call::judge() {
+  attempt_began_.store(0, std::memory_order_relaxed);
   const auto pause = verdict();
   fine_ = !pause && fine_;
   return pause;
@@ -67,7 +76,9 @@ CAIRN_BODY void s3_call::finished() noexcept {
   for (auto& h : headers) ::OPENSSL_cleanse(h.data(), h.size());
   headers.clear();
   ::OPENSSL_cleanse(taken_.credentials.secret_key.data(), taken_.credentials.secret_key.size());
-  if (!fine_) failed_.store(true, std::memory_order_release);
+  attempt_began_.store(0, std::memory_order_relaxed);
+  ended_.store(fine_ ? ended_well : ended_badly, std::memory_order_release);
+  service_->calls.fetch_sub(1, std::memory_order_relaxed);
   if (on_end) on_end(*this);
   on_end = nullptr;
   const auto group = group_;  // the owner may drop the call as soon as it is told
@@ -189,6 +200,7 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_success() {
       note("the answer holds other bytes than those asked for");
       return retry(false);
     }
+    service_->pace.answered(to_first_byte, request_.length, after_it);
   } else if (request_.method != "HEAD" && !answer_.has_its_length()) {
     uncertain_ = true;
     note("the answer has another length than it says");

@@ -57,13 +57,20 @@ CAIRN_BODY std::shared_ptr<s3_call> s3_client::begin(s3_request request,
   auto call = detail::make_shared<s3_call>(service_, transport_, std::move(request), group);
   call->on_end = std::move(on_end);
   group->begin();
+  service_->calls.fetch_add(1, std::memory_order_relaxed);
   try {
     transport_.submit(call);
   } catch (...) {
+    service_->calls.fetch_sub(1, std::memory_order_relaxed);
     group->end();
     throw;
   }
   return call;
+}
+
+CAIRN_BODY std::size_t s3_client::idle() const noexcept {
+  const auto calls = service_->calls.load(std::memory_order_relaxed);
+  return calls < service_->options.in_flight ? service_->options.in_flight - calls : 1;
 }
 
 CAIRN_BODY std::shared_ptr<s3_call> s3_client::run(s3_request request) {

@@ -41,6 +41,14 @@ CAIRN_BODY void http_attempt::conclude(CURLcode code) noexcept {
   long status = 0;
   ::curl_easy_getinfo(easy_, CURLINFO_RESPONSE_CODE, &status);
   call_->status = status;
+  curl_off_t sent = 0;
+  curl_off_t first = 0;
+  curl_off_t all = 0;
+  ::curl_easy_getinfo(easy_, CURLINFO_PRETRANSFER_TIME_T, &sent);
+  ::curl_easy_getinfo(easy_, CURLINFO_STARTTRANSFER_TIME_T, &first);
+  ::curl_easy_getinfo(easy_, CURLINFO_TOTAL_TIME_T, &all);
+  call_->to_first_byte = std::chrono::microseconds(first - sent);
+  call_->after_it = std::chrono::microseconds(all - first);
   call_->end = refused_ ? http_end::refused : meaning(code);
   call_->certificate = certificate_problem_of(code, easy_);
   try {

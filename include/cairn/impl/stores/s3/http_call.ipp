@@ -30,6 +30,11 @@ CAIRN_BODY void call_group::wait(std::size_t most) {
   ended_.wait(lock, [&] { return running_ <= most; });
 }
 
+CAIRN_BODY bool call_group::wait_for(std::size_t most, std::chrono::nanoseconds time) {
+  std::unique_lock lock(mutex_);
+  return ended_.wait_for(lock, time, [&] { return running_ <= most; });
+}
+
 CAIRN_BODY bool call_group::wait_until(const s3_deadline& until) {
   std::unique_lock lock(mutex_);
   return until.wait(ended_, lock, [&] { return running_ == 0; });

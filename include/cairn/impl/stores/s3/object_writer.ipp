@@ -41,8 +41,11 @@ namespace detail {
 CAIRN_BODY std::uint64_t part_bytes_for(std::uint64_t bytes, std::uint64_t wanted) noexcept {
   constexpr std::uint64_t mib = std::uint64_t{1} << 20;
   constexpr std::uint64_t max_parts = 10'000;
-  // Few enough bytes that many connections share an object, and few enough parts.
-  const auto by_length = std::clamp((bytes / 64 + mib - 1) / mib * mib, 8 * mib, 16 * mib);
+  // Few enough bytes that many connections share an object, and few enough parts. What has 8 MiB at most is one
+  // request, which takes a third of the round trips.
+  const bool some_parts = bytes > 8 * mib && bytes < 128 * mib;
+  const auto by_length = some_parts ? std::clamp((bytes / 16 + mib - 1) / mib * mib, 5 * mib, 8 * mib)
+                                    : std::clamp((bytes / 64 + mib - 1) / mib * mib, 8 * mib, 16 * mib);
   const auto least = (bytes / max_parts + mib) / mib * mib;
   return std::min(std::max(wanted != 0 ? wanted : by_length, bytes == 0 ? 0 : least), std::uint64_t{5} << 30);
 }

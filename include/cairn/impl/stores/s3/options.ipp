@@ -141,7 +141,8 @@ CAIRN_BODY s3_address resolve(s3_options& o) {
   if (o.part_bytes != 0 && (o.part_bytes < least_part || o.part_bytes > max_part))
     fail_s3_option("part_bytes is 5 MiB to 5 GiB, or 0");
   if (o.in_flight == 0 || o.in_flight > 256) fail_s3_option("in_flight is 1 to 256");
-  if (o.get_bytes < (1u << 16) || o.get_bytes > max_part) fail_s3_option("get_bytes is 64 KiB to 5 GiB");
+  if (o.get_bytes != 0 && (o.get_bytes < (1u << 16) || o.get_bytes > max_part))
+    fail_s3_option("get_bytes is 64 KiB to 5 GiB, or 0");
   if (o.gap_bytes > (1u << 20)) fail_s3_option("gap_bytes is at most 1 MiB");
   if (o.connect_timeout.count() <= 0 || o.stalled_after.count() <= 0 || o.timeout.count() <= 0 ||
       o.completion_timeout.count() <= 0 || o.first_pause.count() < 0 || o.max_pause < o.first_pause)

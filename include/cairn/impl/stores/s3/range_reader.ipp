@@ -15,8 +15,10 @@
 #include <cairn/system/shared.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
@@ -98,31 +100,85 @@ CAIRN_BODY void s3_range_reader::check_bounds() const {
 
 CAIRN_BODY std::shared_ptr<s3_call> s3_range_reader::fetch() {
   const auto group = detail::make_shared<call_group>();
-  std::vector<std::shared_ptr<s3_call>> calls;
+  std::vector<flight> flights;
+  std::shared_ptr<s3_call> failed;
   try {
-    for (auto& r : requests()) calls.push_back(bucket_.client.begin(std::move(r), group));
+    auto all = requests();
+    flights.reserve(all.size());
+    for (auto& r : all) {
+      flights.push_back({bucket_.client.begin(std::move(r), group)});
+      bucket_.client.service().pace.asked();
+      if (counts_ != nullptr) counts_->requests.fetch_add(1, std::memory_order_relaxed);
+    }
+    for (auto left = flights.size(); left != 0 && !failed; left = group->running()) {
+      if (!group->wait_for(left - 1, std::chrono::milliseconds(50))) hedge_slow(flights, group);
+      end_needless(flights);
+      failed = first_failure(flights);  // which ends the others
+    }
   } catch (...) {
-    for (const auto& c : calls) bucket_.client.cancel(*c);
+    cancel_all(flights);
     group->wait();
     throw;
   }
-  std::shared_ptr<s3_call> failed;
-  for (auto left = calls.size(); left != 0 && !failed;) {
-    group->wait(left - 1);  // the first failure ends the others
-    left = group->running();
-    failed = first_failure(calls);
-    if (left == 0) break;
-  }
-  if (failed)
-    for (const auto& c : calls) bucket_.client.cancel(*c);
+  if (failed) cancel_all(flights);
   group->wait();
-  return failed ? failed : first_failure(calls);
+  if (!failed) failed = first_failure(flights);
+  if (!failed) take_hedges(flights);
+  return failed;
 }
 
-CAIRN_BODY std::shared_ptr<s3_call> s3_range_reader::first_failure(
-    const std::vector<std::shared_ptr<s3_call>>& calls) {
-  for (const auto& c : calls)
-    if (c->failed()) return c;
+CAIRN_BODY void s3_range_reader::hedge_slow(std::vector<flight>& flights,
+                                            const std::shared_ptr<call_group>& group) {
+  auto& pace = bucket_.client.service().pace;
+  for (auto& f : flights) {
+    const auto waited = f.call->waited();
+    if (f.hedge || !waited) continue;
+    const auto& first = f.call->request();
+    const auto limit = pace.slow_after(first.length);
+    // Without its ETag the second request might find another object than the first.
+    if (!limit || *waited < *limit || objects_.at(first.key).etag.empty()) continue;
+    if (!pace.take_hedge()) return;
+    auto again = first;
+    f.room.resize(static_cast<std::size_t>(again.length));
+    again.pieces = {{f.room.data(), f.room.size()}};
+    f.hedge = bucket_.client.begin(std::move(again), group);
+    pace.asked();
+    if (counts_ == nullptr) continue;
+    counts_->requests.fetch_add(1, std::memory_order_relaxed);
+    counts_->hedges.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+CAIRN_BODY void s3_range_reader::end_needless(const std::vector<flight>& flights) noexcept {
+  for (const auto& f : flights) {
+    if (!f.hedge) continue;
+    if (f.call->succeeded()) bucket_.client.cancel(*f.hedge);
+    if (f.hedge->succeeded()) bucket_.client.cancel(*f.call);
+  }
+}
+
+CAIRN_BODY void s3_range_reader::cancel_all(const std::vector<flight>& flights) noexcept {
+  for (const auto& f : flights) {
+    bucket_.client.cancel(*f.call);
+    if (f.hedge) bucket_.client.cancel(*f.hedge);
+  }
+}
+
+CAIRN_BODY void s3_range_reader::take_hedges(std::vector<flight>& flights) {
+  for (auto& f : flights) {
+    if (!f.call->failed()) continue;
+    const auto* from = f.room.data();
+    for (const auto& piece : f.call->request().pieces) {
+      if (piece.to != nullptr && piece.bytes != 0) std::memcpy(piece.to, from, piece.bytes);
+      from += piece.bytes;
+    }
+    bucket_.client.service().pace.hedge_won();
+  }
+}
+
+CAIRN_BODY std::shared_ptr<s3_call> s3_range_reader::first_failure(const std::vector<flight>& flights) {
+  for (const auto& f : flights)
+    if (f.call->failed() && (!f.hedge || f.hedge->failed())) return f.call;
   return nullptr;
 }
 
@@ -134,7 +190,12 @@ CAIRN_BODY std::vector<s3_request> s3_range_reader::requests() const {
   detail::sort(sorted, [](const auto* a, const auto* b) {
     return a->key != b->key ? a->key < b->key : a->offset < b->offset;
   });
-  const auto most = bucket_.client.options().get_bytes;
+  std::uint64_t total = 0;
+  for (const auto* r : sorted) total += r->destination.size();
+  const auto& client = bucket_.client;
+  const auto most = client.options().get_bytes != 0
+                        ? client.options().get_bytes
+                        : client.service().pace.request_bytes(total, client.idle());
   const auto gap = bucket_.client.options().gap_bytes;
   std::vector<s3_request> out;
   const read_range* last = nullptr;
