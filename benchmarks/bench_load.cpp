@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -208,9 +209,18 @@ class load_benchmark {
       });
     };
     const auto direct = [&] { return timed([&] { cairn_bench::read_direct({&by_hand, 1}); }); };
-    const auto peer = [&] { return options_.peers.empty() ? 0.0 : peer_seconds(by_hand.path); };
+    std::map<std::string, bool> there{{"safetensors", true}, {"hf", true}, {"dcp", true}};
+    const auto by = [&](const char* peer) {
+      return [&, peer] {
+        if (options_.peers.empty() || !there[peer]) return 0.0;
+        const auto seconds = peer_seconds(peer, by_hand.path);
+        there[peer] = seconds > 0;
+        return seconds;
+      };
+    };
     (void)ours(), (void)hashed(), (void)copied(), (void)direct();
-    const auto seconds = cairn_bench::interleaved(options_.pairs, ours, hashed, copied, direct, peer);
+    const auto seconds = cairn_bench::interleaved(options_.pairs, ours, hashed, copied, direct,
+                                                  by("safetensors"), by("hf"), by("dcp"));
     const auto name =
         std::string("load_") + (options_.warm ? "warm" : "cold") + (options_.new_memory ? "/new_memory" : "");
     const auto against = [&](std::size_t rival, const char* what, double goal) {
@@ -222,18 +232,18 @@ class load_benchmark {
     against(1, "/twin=pread+XXH3", options_.warm && !options_.new_memory ? 0.87 : 0);
     if (options_.warm) against(2, "/twin=copy+XXH3", options_.new_memory ? 0 : 0.87);
     if (!options_.warm) against(3, "/twin=O_DIRECT", options_.new_memory ? 0.87 : 0.9);
-    if (!options_.peers.empty()) against(4, "/peer=safetensors", options_.warm ? 1.0 : 1.2);
+    if (options_.peers.empty()) return;
+    const double goal = options_.warm ? 1.0 : 1.2;
+    against(4, "/peer=safetensors", goal);
+    if (there["hf"]) against(5, "/peer=PyTorch-safetensors", goal);
+    if (there["dcp"]) against(6, "/peer=PyTorch-DCP", goal);
   }
-  /// safetensors of Python, copied into arrays that are there.
-  [[nodiscard]] double peer_seconds(const std::string& path) const {
-    const auto command = "'" + options_.peers + "/bin/python3' '" + options_.script + "' '" + path + "'" +
-                         (options_.warm ? "" : " --cold") + (options_.new_memory ? " --new-memory" : "");
-    std::FILE* answer = ::popen(command.c_str(), "r");
-    double seconds = 0;
-    const int found = answer == nullptr ? 0 : std::fscanf(answer, "%lf", &seconds);
-    if (answer == nullptr || ::pclose(answer) != 0 || found != 1)
-      throw std::runtime_error("a load by Python's safetensors failed: " + command);
-    return seconds;
+  /// Of one load by another program, into memory that is there; 0 where Python lacks it.
+  [[nodiscard]] double peer_seconds(const std::string& peer, const std::string& path) const {
+    const auto command = "'" + options_.peers + "/bin/python3' '" + options_.script + "' --by " + peer +
+                         " --scratch '" + directory_.path() + "'" + (options_.warm ? "" : " --cold") +
+                         (options_.new_memory ? " --new-memory" : "") + " '" + path + "'";
+    return cairn_bench::numbers_of(command, 1).at(0);
   }
   /// Each of four ranks loads what it saved, from the page cache.
   void measure_ranks_warm() {
@@ -436,7 +446,7 @@ int main(int argc, char** argv) {
   app.add_flag("--warm", o.warm, "From the page cache, by one rank and by four");
   app.add_flag("--new-memory", o.new_memory, "Into memory that was not touched before, in pages of 4 KiB");
   app.add_option("--peers", o.peers,
-                 "A virtual environment of Python with safetensors, which is measured, too");
-  app.add_option("--script", o.script, "What runs safetensors: benchmarks/load_peer.py");
+                 "A virtual environment of Python with safetensors and PyTorch, which are measured, too");
+  app.add_option("--script", o.script, "What runs them: benchmarks/load_peer.py");
   return cairn_bench::run_program(app, argc, argv, [&] { load_benchmark(o).run(); });
 }

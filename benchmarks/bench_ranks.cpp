@@ -4,7 +4,8 @@
 // Ranks as processes of one host: a save of replicated and sharded state against one process that saves the
 // same, a load of replicated state that shares its reads against one in which every rank reads for itself
 // (over shared memory and over MPI), a reduction against MPI's, what many saves leave behind, and overlapped saves
-// by worker processes against those by threads, with 1, 2 and 4 ranks: until durable, and the worst that blocked.
+// by worker processes against those by threads, with 1, 2 and 4 ranks: until durable, and the worst that blocked,
+// with how often another thread was given the processor meanwhile.
 //   bench_ranks [--bytes 1GiB] [--ranks 4] [--pairs 7] [--only save|load|reduce|many|overlapped] [--overlapped 100]
 //     [--directory DIR] [--json FILE]
 #include <cairn/checkpointer.hpp>
@@ -18,6 +19,7 @@
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -595,6 +597,13 @@ auto overlapped_checkpointer(const std::string& directory, any_transport transpo
                              std::move(transport),         cairn::checkpointer_options{.quiet = true}};
 }
 
+/// How often another thread was given the processor of the calling one so far, which could have gone on.
+long preempted() {
+  rusage use{};
+  ::getrusage(RUSAGE_THREAD, &use);
+  return use.ru_nivcsw;
+}
+
 /// Each rank has its part of o.bytes. A turn is one save: told are the seconds that training was blocked, and those
 /// until it was committed. Training between save() and before_update() is a pause: ranks here are more than cores.
 void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
@@ -616,9 +625,13 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
       ckpt->resume(*state);
       return [state, ckpt, pass = 0.5](int turn, int, std::array<double, 8>& told) mutable {
         cairn::save_handle handle;
+        const auto before_save = preempted();
         told[0] = cairn_bench::seconds_of([&] { handle = ckpt->save(*state, turn); });
+        told[2] = static_cast<double>(preempted() - before_save);
         std::this_thread::sleep_for(std::chrono::duration<double>(pass));
+        const auto before_update = preempted();
         told[0] += cairn_bench::seconds_of([&] { ckpt->before_update(); });
+        told[2] += static_cast<double>(preempted() - before_update);
         handle.wait();
         const auto r = handle.report();
         told[1] = r.committed_seconds;
@@ -629,6 +642,8 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
   auto threads = group("thread");
   auto processes = group("process", cairn::shared_stager{}, cairn::process_executor{});
   std::vector<double> blocked[2];
+  std::vector<double> undisturbed[2];  // of each rank's save in which the scheduler took no processor from it
+  std::vector<double> preemptions[2];  // of the rank that was blocked longest
   std::vector<double> durable[2];
   for (int turn = -2; turn < o.overlapped; ++turn)
     for (int k = 0; k < 2; ++k) {
@@ -636,13 +651,15 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
       auto& ranks = which == 0 ? threads : processes;
       ranks.turn();
       if (turn < 0) continue;  // plans, buffers and workers are there then
-      double longest = 0;
+      std::size_t longest = 0;
       double last = 0;
       for (std::size_t rank = 0; rank < static_cast<std::size_t>(size); ++rank) {
-        longest = std::max(longest, ranks.told(0, rank));
+        if (ranks.told(0, rank) > ranks.told(0, longest)) longest = rank;
+        if (!(ranks.told(2, rank) > 0)) undisturbed[which].push_back(ranks.told(0, rank));
         last = std::max(last, ranks.told(1, rank));
       }
-      blocked[which].push_back(longest);
+      blocked[which].push_back(ranks.told(0, longest));
+      preemptions[which].push_back(ranks.told(2, longest));
       durable[which].push_back(last);
     }
   const auto name = "overlapped/" + std::to_string(size) + "_ranks/" + cairn_bench::size_text(o.bytes);
@@ -652,8 +669,17 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
     const auto by = name + (which == 0 ? "/thread" : "/process");
     const auto all = samples(blocked[which]);
     report.add_against(by + "/blocked", all, "s", 1e-4, at_most(1));
-    report.add_against(by + "/blocked/worst-of-" + std::to_string(o.overlapped), samples({all.sorted.back()}),
-                       "s", 1e-4, at_most(1));
+    const auto worst =
+        std::max_element(blocked[which].begin(), blocked[which].end()) - blocked[which].begin();
+    const auto of = by + "/blocked/worst-of-" + std::to_string(o.overlapped);
+    report.add_against(of, samples({all.sorted.back()}), "s", 1e-4, at_most(1));
+    // What is the machine's and what is cairn's: a rank that another thread pushes aside waits for that one.
+    report.add(of + "/preemptions", preemptions[which][static_cast<std::size_t>(worst)], "");
+    if (!undisturbed[which].empty())
+      report.add_against(of + "/not-preempted", samples({samples(undisturbed[which]).sorted.back()}), "s",
+                         1e-4, at_most(1));
+    report.add(by + "/blocked/preempted-saves",
+               static_cast<double>(o.overlapped) * size - static_cast<double>(undisturbed[which].size()), "");
   }
 }
 

@@ -71,9 +71,14 @@ void compute(double seconds) {
   cairn_bench::keep(x);
 }
 
+struct storage_options : cairn_bench::program_options {
+  std::string peers;
+  std::string script = "benchmarks/save_peer.py";
+};
+
 class storage_benchmark {
  public:
-  explicit storage_benchmark(const cairn_bench::program_options& o)
+  explicit storage_benchmark(const storage_options& o)
       : options_(o),
         directory_(o.directory),
         memory_(o.bytes, o.tensors),
@@ -174,6 +179,7 @@ class storage_benchmark {
         [&] {
           return timed_then_removed([&] { cairn_bench::write_plainly(file, copy.data(), copy.size()); });
         });
+    compare_with_peers(rest[0].durable, seconds[0]);
     const auto bytes = memory_.bytes();
     report_.add("durable_write" + size_ + "/twin=O_DIRECT",
                 make_pairs(rates(bytes, rest[0].written), rates(copy.size(), seconds[4])), "B/s",
@@ -189,6 +195,24 @@ class storage_benchmark {
                 make_pairs(seconds[2], seconds[3]), "s", at_most(1.15));
     report_.add("until_durable" + size_ + "/twin=digests_in_copy",
                 make_pairs(rest[0].durable, rest[1].durable), "s", at_most(1.05));
+  }
+
+  /// PyTorch's distributed checkpoint, as often as ours was measured: until durable, and what training waits.
+  void compare_with_peers(const std::vector<double>& durable, const std::vector<double>& blocked) {
+    if (options_.peers.empty()) return;
+    const auto command = "'" + options_.peers + "/bin/python3' '" + options_.script + "' --bytes " +
+                         std::to_string(memory_.bytes()) + " --tensors " + std::to_string(options_.tensors) +
+                         " --scratch '" + directory_.path() + "'";
+    std::vector<double> theirs[2];
+    while (theirs[0].size() < durable.size()) {
+      const auto seconds = cairn_bench::numbers_of(command, 2);
+      if (!(seconds[0] > 0)) return;
+      for (std::size_t i = 0; i < 2; ++i) theirs[i].push_back(seconds[i]);
+    }
+    report_.add("until_durable" + size_ + "/peer=PyTorch-DCP", make_pairs(durable, theirs[0]), "s",
+                at_most(0.5));
+    report_.add("blocking_save" + size_ + "/peer=PyTorch-DCP-async", make_pairs(blocked, theirs[1]), "s",
+                at_most(1));
   }
 
   void measure_overlapped() {
@@ -234,7 +258,7 @@ class storage_benchmark {
     return spans;
   }
 
-  cairn_bench::program_options options_;
+  storage_options options_;
   cairn_bench::scratch directory_;
   cairn_bench::bench_state memory_;
   cairn::state_dict state_;
@@ -247,7 +271,11 @@ class storage_benchmark {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return cairn_bench::benchmark_main(
-      argc, argv, "bench_storage", "What a save costs: durable writes, the stall of training, memory.",
-      [](const cairn_bench::program_options& o) { storage_benchmark(o).run(); });
+  storage_options o;
+  CLI::App app{"What a save costs: durable writes, the stall of training, memory.", "bench_storage"};
+  cairn_bench::add_state_options(app, o);
+  cairn_bench::add_directory_option(app, o);
+  app.add_option("--peers", o.peers, "A virtual environment of Python with PyTorch, which is measured, too");
+  app.add_option("--script", o.script, "What runs it: benchmarks/save_peer.py");
+  return cairn_bench::run_program(app, argc, argv, [&] { storage_benchmark(o).run(); });
 }

@@ -5,6 +5,7 @@
 #include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cairn/model/state_dict.hpp>
 
@@ -76,6 +77,20 @@ int benchmark_main(int argc, char** argv, const char* name, const char* what, Ru
   add_state_options(app, o);
   add_directory_option(app, o);
   return run_program(app, argc, argv, [&] { run(o); });
+}
+
+/// What a program that stands for another library prints: so many numbers. Zeros where it exits with 77, as it lacks
+/// what it takes. @throws std::runtime_error
+inline std::vector<double> numbers_of(const std::string& command, std::size_t count) {
+  std::vector<double> numbers(count, 0.0);
+  std::FILE* answer = ::popen(command.c_str(), "r");
+  if (answer == nullptr) throw std::runtime_error("it does not start: " + command);
+  std::size_t found = 0;
+  while (found < count && std::fscanf(answer, "%lf", &numbers[found]) == 1) ++found;
+  const int status = ::pclose(answer);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) return std::vector<double>(count, 0.0);
+  if (status != 0 || found != count) throw std::runtime_error("it failed: " + command);
+  return numbers;
 }
 
 /// A fresh directory on a disk, removed with all that is in it. @throws std::runtime_error
