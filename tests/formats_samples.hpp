@@ -82,7 +82,7 @@ inline cairn::safetensors_header golden_header() {
                {"rng@rank00001", dtype::u8, {3}, 40, 43, {0}, {3}, true}};
   return h;
 }
-/// Its data: 1.0f to 6.0f, four bfloat16, 0.5, three bytes.
+/// The data of that file: 1.0f to 6.0f, four bfloat16, 0.5, three bytes.
 inline bytes golden_data() {
   cairn::wire_writer out;
   for (int i = 1; i <= 6; ++i) out.put(static_cast<float>(i));
@@ -114,7 +114,7 @@ inline std::string random_name(dice& d, std::size_t number) {
   return name + "#" + std::to_string(number);
 }
 
-/// A grid of random pieces whose ranks grow along random dimensions, or (one time in four) irregular pieces.
+/// A grid of random chunks whose ranks grow along random dimensions, or (one time in four) irregular chunks.
 inline cairn::stored_item random_tensor(dice& d, std::string name, std::int32_t world) {
   cairn::stored_item item;
   item.name = std::move(name);
@@ -220,7 +220,7 @@ inline cairn::record random_record(dice& d) {
   return r;
 }
 
-/// Puts the right digests into a record that a test has changed, as a hostile writer would.
+/// Makes the digests of a record right again that a test has changed, as a hostile writer would.
 inline void seal_record(bytes& record) {
   const auto put = [&](std::size_t at, std::uint64_t value) { std::memcpy(record.data() + at, &value, 8); };
   put(88, cairn::digest(std::span<const std::byte>{record}.subspan(128)));

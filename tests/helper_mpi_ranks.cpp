@@ -3,7 +3,7 @@
 //
 // What test_mpi.py starts with mpirun, on each rank:
 //   helper_mpi_ranks suite DIR     the conformance suite and more; 4 ranks save in DIR, fewer resume from it
-//   helper_mpi_ranks killed DIR    rank 2 kills itself; each other one writes into DIR what it was told
+//   helper_mpi_ranks killed DIR    rank 2 kills itself; each other one writes the error that it got into DIR
 //   helper_mpi_ranks plain         one rank: what is said before, without and after a proper initialisation
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
@@ -85,7 +85,7 @@ int world_size() {
 bytes large(int mark) {
   return bytes(1U << 20, static_cast<std::byte>('a' + mark));
 }
-/// Of all ranks, over the trainer's own communicator: none of them is in a call of cairn's.
+/// A barrier over the trainer's own communicator, so that no rank is in a call of cairn's.
 void meet() {
   MPI_Barrier(MPI_COMM_WORLD);
 }
@@ -347,7 +347,7 @@ TEST_CASE("8 ranks save and load, fewer resume") {
       training.fill(next);
       const int before = sends;
       ckpt.save(training.state, next).wait();
-      CHECK(sends == before);  // resume planned: a save sends no message
+      CHECK(sends == before);  // resume has planned already: this save sends no message
       training.spoil();
     }
     ckpt.load(training.state, 2);
@@ -361,7 +361,7 @@ TEST_CASE("8 ranks save and load, fewer resume") {
 
 namespace {
 
-/// A file that appears as a whole.
+/// Writes a file that appears as a whole.
 void tell(const std::string& name, const std::string& text) {
   const auto path = directory + "/" + name;
   std::ofstream(path + ".part") << text;
@@ -377,12 +377,12 @@ int killed() {
     // Ranks 0 and 3 wait for the dead one themselves; rank 0 tells rank 1.
     told = caught([&] { all.barrier(all.rank() == 1 ? ample() : deadline::in(8s)); }).what();
   }
-  // Nor can a new communicator be made without it.
+  // A new communicator cannot be made without the dead rank, either.
   told += "\n";
   told += caught([&] { mpi_communicator(MPI_COMM_WORLD, deadline::in(100ms)); }).what();
   tell(std::to_string(world_rank()), told);
-  // mpirun may end the others with the first that goes without MPI_Finalize, which would wait for the dead
-  // one.
+  // End without MPI_Finalize, which would wait for the dead rank. mpirun may then end the other ranks as
+  // well.
   const auto until = ample();
   for (const char* each : {"/0", "/1", "/3"})
     while (::access((directory + each).c_str(), F_OK) != 0 && !until.passed()) ::usleep(1000);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the program made of the pages' code stands on; see pages.py.
+// What the program that pages.py makes of the pages' code needs.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -39,8 +39,7 @@ struct example {
   void (*run)(const std::string& directory);
 };
 
-/// Runs each example with an empty directory of its own, which is the working directory, too; the exit
-/// status.
+/// Runs each example in an empty directory of its own, and returns the exit status.
 inline int run(std::initializer_list<example> examples) {
   int failures = 0;
   for (const auto& each : examples) {

@@ -65,7 +65,7 @@ inline cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t h, cublasOperatio
     return d.put(
         lock, s,
         {[=, factor = *alpha, keep = *beta] {
-           // All that a matrix says it has must be there.
+           // Checks that the memory of a matrix is as large as its shape says.
            const auto there = [&](const float* at, int columns, int ld, int rows, long long stride) {
              const auto floats = (count - 1) * stride + (columns - 1) * static_cast<long long>(ld) + rows;
              return emulated_cuda::devices::get().holds_now(at,

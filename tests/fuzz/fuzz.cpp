@@ -81,7 +81,7 @@ void demand(bool holds, const char* what) {
   std::fprintf(stderr, "broken promise: %s\n", what);
   std::abort();
 }
-/// What the call gives, or nothing where it refused with an Error. Anything else that it throws ends the run.
+/// What the call returns, or nothing where it throws an Error. Any other exception ends the run.
 template <class Error, class Call>
 auto accepted(Call&& call) -> std::optional<decltype(call())> {
   try {
@@ -1295,7 +1295,7 @@ void change(bytes& content, const std::vector<bytes>& all, cairn_test::dice& d) 
     case 1:
       if (left != 0) *at = static_cast<std::byte>(d.roll(256));
       return;
-    case 2: {  // a number that is none too good, or one that is as the content is
+    case 2: {  // a number that is likely to be wrong, or one that the content has
       const std::uint64_t odd[] = {0,          1,          0x7f,           0x80, 0xff,
                                    0x7fffffff, 0x80000000, content.size(), left, std::uint64_t{1} << 40,
                                    UINT64_MAX, INT64_MAX,  d.word(),       some, UINT64_MAX - some};
@@ -1368,12 +1368,12 @@ void change(bytes& content, const std::vector<bytes>& all, cairn_test::dice& d) 
     current = all[static_cast<std::size_t>(d.roll(static_cast<std::int64_t>(all.size())))];
     for (auto changes = 1 + d.roll(d.roll(4) == 0 ? 12 : 3); changes > 0; --changes) change(current, all, d);
     if (current.size() > (1u << 16)) current.resize(1u << 16);
-    if (d.roll(8) != 0) seal(chosen->name, current);  // wrong digests must be met, too
+    if (d.roll(8) != 0) seal(chosen->name, current);  // wrong digests must be tried, too
     read();
   }
   std::fprintf(stderr, "stat::number_of_executed_units: %llu\n",
                static_cast<unsigned long long>(runs + all.size()));
-  std::exit(0);  // where leaks are told
+  std::exit(0);  // which reports leaks
 }
 
 }  // namespace
@@ -1399,7 +1399,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t most,
                                                unsigned seed) {
   size = LLVMFuzzerMutate(data, size, most);
-  if (seed % 8 == 0) return size;  // wrong digests must be met, too
+  if (seed % 8 == 0) return size;  // wrong digests must be tried, too
   auto* first = reinterpret_cast<std::byte*>(data);
   bytes content(first, first + size);
   seal(chosen->name, content);

@@ -92,7 +92,7 @@ struct on_device {
       if (m != nullptr) (void)gpu::deallocate(m);
     cudaStreamDestroy(stream);
   }
-  /// Training goes on: the memory of these items is overwritten in the order of the stream.
+  /// Overwrites the memory of these items in the order of the stream, as training does.
   void change(bool early) {
     for (std::size_t i = 0; i < memories.size(); ++i) {
       if (c.memories[i].early != early) continue;
@@ -193,7 +193,7 @@ TEST_CASE("a checkpointer over the device: the stream waits, and what is committ
     std::vector<float> wanted(count);
     std::memset(wanted.data(), step, count * sizeof(float));
     CHECK(std::memcmp(read.data(), wanted.data(), count * sizeof(float)) == 0);
-    // And into memory of the device, which the last step has overwritten.
+    // Load into memory of the device as well, which the last step has overwritten.
     cairn::state_dict there;
     there.tensor("weights", cairn::cuda::device_view(weights, cairn::dtype::f32, {count}));
     reader.load(there, step);
@@ -235,7 +235,7 @@ TEST_CASE("an error that the program has not asked for is none of a save, and st
     const auto image = stager.stage(d.c.layout, d.c.sources, {true, true}, soon());
     CHECK(first_difference(read_image(image), d.c.image) == -1);
   }
-  // Nor does an event that is not reached yet take its place.
+  // An event that is not reached yet does not replace it, either.
   cudaEvent_t event = nullptr;
   REQUIRE(gpu::make_event(event) == gpu::success);
   std::atomic<bool> go{false};
@@ -269,7 +269,7 @@ TEST_CASE("memory of the host is refused where memory of a device is meant") {
 
 namespace {
 
-/// Holds a stream until it is let go; at the latest, and then `late`, where somebody waits for the stream.
+/// Holds a stream until it is released, or until somebody waits for the stream: then `late`.
 class held_stream {
  public:
   explicit held_stream(cudaStream_t s) {
@@ -280,7 +280,7 @@ class held_stream {
       changed_.notify_all();
     });
   }
-  /// Whether it was held until now.
+  /// Whether the stream was held until now.
   bool let_go() {
     std::unique_lock lock(mutex_);
     go_ = true;

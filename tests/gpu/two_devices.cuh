@@ -40,7 +40,7 @@ inline std::string contexts() {
   return found;
 }
 
-/// What a rank of the second device has.
+/// The memory of a rank on the second device.
 struct on_second_device {
   on_second_device() {
     REQUIRE(gpu::use_device(1) == gpu::success);
@@ -52,7 +52,7 @@ struct on_second_device {
     (void)cudaStreamDestroy(stream);
     (void)cudaFree(weights);
   }
-  /// Whatever device the calling thread has.
+  /// Works with any current device of the calling thread.
   void train(int value) const {
     std::thread([&] {
       CHECK(cudaSetDevice(1) == cudaSuccess);

@@ -44,7 +44,7 @@ class byte_store_archetype {
     cairn::memory_store::object_writer inner_;
   };
 
-  /// The one way to have one.
+  /// The only way to make one.
   static byte_store_archetype over(cairn::memory_store inner) {
     return byte_store_archetype(std::move(inner));
   }

@@ -138,7 +138,7 @@ struct cached_file_system : cairn::posix_file_system {
 };
 
 static_assert(cairn::CachingFileSystem<cached_file_system>);
-/// Reads in its own way: nothing may pass it by.
+/// Reads in its own way: no read may go past it.
 struct derived_file_system : cairn::posix_file_system {
   [[nodiscard]] std::int64_t pread(int, void*, std::size_t, std::uint64_t) const { return -EIO; }
 };

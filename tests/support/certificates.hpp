@@ -35,7 +35,7 @@ struct identity {
 };
 
 /// A certificate of `name` ("localhost" where it is for a server), signed by `by`; by itself, for an
-/// authority, where that is nothing. It holds from an hour before now, or where `expired` until then.
+/// authority, where that is nothing. It is valid from an hour ago for a day; where `expired`, it was valid until an hour ago.
 inline identity make_identity(const std::string& name, const identity* by = nullptr, bool expired = false) {
   identity made;
   made.key.reset(EVP_EC_gen("P-256"));

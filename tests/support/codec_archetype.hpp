@@ -18,7 +18,7 @@ class codec_archetype {
  public:
   static constexpr std::uint16_t id = 0xfffe;
 
-  /// The one way to have one.
+  /// The only way to make one.
   static codec_archetype make() { return {}; }
   codec_archetype(const codec_archetype&) = delete;
   codec_archetype& operator=(const codec_archetype&) = delete;

@@ -120,12 +120,12 @@ codec_bytes encode_checked(const C& codec, cairn::dtype type, std::span<const st
   return {to.span().begin(), to.span().begin() + static_cast<std::ptrdiff_t>(size)};
 }
 
-/// What came of decoding hostile bytes. Bytes outside of the destination that were touched are a failure.
+/// Decodes hostile bytes and returns what came of it. Fails where bytes outside of the destination change.
 enum class decoded { right, others, refused };
 template <class C>
 decoded decode_checked(const C& codec, cairn::dtype type, const codec_bytes& from,
                        std::span<const std::byte> right, std::size_t size) {
-  // Exactly as long as it is, so that a sanitizer sees what is read behind it.
+  // Copied into memory of exactly this length, so that a sanitizer sees reads behind it.
   const std::unique_ptr<std::byte[]> exact(new std::byte[from.size()]);
   if (!from.empty()) std::memcpy(exact.get(), from.data(), from.size());
   guarded_bytes to(size, 3);
@@ -161,7 +161,7 @@ void codec_conformance(Make&& make, MakeOther&& make_other) {
           const auto encoded = encode_checked(codec, type, from);
           above += encoded.size() > codec.bound(size);
           wrong += decode_checked(codec, type, encoded, from, size) != decoded::right;
-          // Whatever the options were.
+          // Any options decode what any other options encoded.
           wrong += decode_checked(other, type, encoded, from, size) != decoded::right;
         }
     }
@@ -245,7 +245,7 @@ void codec_conformance(Make&& make, MakeOther&& make_other) {
         const std::size_t size = 3001;
         const auto from = make_contents(kind, type, size);
         const auto encoded = encode_checked(codec, type, from);
-        // Each bit of the beginning, which says how to go on, then some of all.
+        // Each bit of the beginning, which describes the rest, then some bits of all.
         for (std::size_t bit = 0; bit < std::min<std::size_t>(24, encoded.size()) * 8; ++bit) {
           auto flipped = encoded;
           flipped[bit / 8] ^= std::byte{1} << (bit % 8);

@@ -36,7 +36,7 @@ inline std::string text_of(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Throws on the rank where something is not so.
+/// Throws on the rank where the condition does not hold.
 inline void expect(bool good, const std::string& what) {
   if (!good) throw std::logic_error(what);
 }
@@ -118,7 +118,7 @@ TEST_CASE_TEMPLATE_DEFINE("Communicator conformance", Env, communicator_conforma
   }
   SUBCASE("10 MiB in one message") {
     CHECK_NOTHROW(env.run([size](auto& comm) {
-      // In turn, so that a transport whose send waits for the receiver passes as well.
+      // In turn, so that a transport whose send waits for the receiver passes, too.
       const int next = (comm.rank() + 1) % size;
       const int previous = (comm.rank() + size - 1) % size;
       if (comm.rank() == 0) comm.send(next, large_message(0), ample());

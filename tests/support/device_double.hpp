@@ -49,7 +49,7 @@ class device_double {
 
   // --- What a test does -----------------------------------------------------------------------------------
 
-  /// Everything is new; what the streams still have is done first.
+  /// Resets all state, after the streams have done what they still have.
   static void reset(std::uint32_t seed) {
     auto& w = world();
     synchronize();
@@ -97,13 +97,13 @@ class device_double {
     const std::lock_guard lock(world().mutex);
     return world().given.size();
   }
-  /// What is put into a stream from now on is refused, and spoils the capture; so does what CUDA calls unsafe
-  /// of any thread whose mode is not relaxed.
+  /// From now on work that is put into a stream is refused and invalidates the capture; so are calls that
+  /// CUDA calls unsafe, of any thread whose mode is not relaxed.
   static void begin_capture(stream_type s) {
     const std::lock_guard lock(world().mutex);
     s->capturing = true, s->capture_broken = false;
   }
-  /// False if the capture was spoilt.
+  /// False if the capture was invalidated.
   static bool end_capture(stream_type s) {
     const std::lock_guard lock(world().mutex);
     s->capturing = false;
@@ -125,19 +125,19 @@ class device_double {
     const std::lock_guard lock(world().mutex);
     return world().calls;
   }
-  /// Copies stay in their streams until they are let go.
+  /// Copies stay in their streams until they are released.
   static void hold_copies(bool hold) {
     const std::lock_guard lock(world().mutex);
     world().held = hold;
     world().let_through = no_limit;
     world().changed.notify_all();
   }
-  /// So many more are let through, words among them; the rest stays.
+  /// Lets so many more copies run, words among them; the rest stays.
   static void hold_copies_after(std::uint64_t more) {
     const std::lock_guard lock(world().mutex);
     world().let_through = more;
   }
-  /// Kernels do not begin until they are let go.
+  /// Kernels do not begin until they are released.
   static void hold_kernels(bool hold) {
     const std::lock_guard lock(world().mutex);
     world().kernels_held = hold;
@@ -414,7 +414,7 @@ class device_double {
       return success;
     });
   }
-  /// What the kernel does, by the host, late.
+  /// The work of the kernel, done by the host, late.
   static int gather(std::span<const cairn::cuda::gather_range> parts,
                     std::span<const cairn::cuda::gather_box> boxes, std::byte* staging,
                     stream_type s) noexcept {
@@ -643,7 +643,7 @@ class device_double {
     static state w;
     return w;
   }
-  /// What a thread may not do during a capture of anybody, unless it says that it knows.
+  /// Calls that a thread may not make during any capture, unless its capture mode is relaxed.
   template <class Work>
   static int slow_call(Work&& work) noexcept {
     ++slow();
@@ -673,7 +673,7 @@ class device_double {
     auto& w = world();
     std::unique_lock lock(w.mutex);
     if (w.broken != 0) {
-      // What runs ends before anybody can tell that the device is gone.
+      // Work that runs ends before a call can report that the device is gone.
       w.changed.wait(lock, [&] { return !w.busy(); });
       return w.broken;
     }

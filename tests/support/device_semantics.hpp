@@ -62,7 +62,7 @@ void device_semantics() {
     [[nodiscard]] std::byte* at_host() const { return host.bytes().data(); }
     [[nodiscard]] bool arrived() const { return std::memcmp(at_host(), content.data(), content.size()) == 0; }
   };
-  // Holds a stream until it is let go, or goes itself.
+  // Holds a stream until it is released, or until this object is destroyed.
   struct holder {
     explicit holder(stream_type s) {
       Hooks::launch(s, [flag = go] {
@@ -128,7 +128,7 @@ void device_semantics() {
     Hooks::launch(a, [&] { first.store(true); });
     good(R::record(e, a));
     good(R::wait(b, e));
-    // Recorded anew where nothing is: b still waits for the first.
+    // Recorded again where nothing is enqueued: b still waits for the first record.
     stream_type c{};
     good(R::make_stream(c));
     good(R::record(e, c));
@@ -286,7 +286,7 @@ void device_semantics() {
     good(R::deallocate(meanwhile));
     good(R::capturing(a, yes));
     CHECK_FALSE(yes);
-    // Who does not know of it ends it.
+    // A thread that does not relax its mode ends the capture.
     Hooks::begin_capture(a);
     CHECK(R::query(e) != R::success);
     CHECK_FALSE(Hooks::end_capture(a));

@@ -24,8 +24,7 @@
 
 namespace cairn_test {
 
-/// A StorageWriter that writes down what it is told to do, and fails where it is told to. Its jobs can be
-/// held at a gate.
+/// A StorageWriter that notes its calls and fails where a test says so. Its jobs can be held at a gate.
 class scripted_writer {
  public:
   struct script {
@@ -33,7 +32,7 @@ class scripted_writer {
     std::condition_variable changed;
     std::vector<std::string> calls;
     std::string fail_in;   ///< the name of the call that throws
-    bool foreign = false;  ///< throws what is no cairn::error
+    bool foreign = false;  ///< throws an exception that is no cairn::error
     bool gate_open = true;
     void open_gate() {
       {
@@ -102,7 +101,7 @@ class executor_archetype {
 };
 static_assert(cairn::ExecutorFor<executor_archetype, scripted_writer>);
 
-// One requirement broken at a time.
+// Each breaks one requirement.
 struct executor_without_drain : executor_archetype {
   void drain(cairn::deadline) & {}
 };

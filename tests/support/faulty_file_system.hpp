@@ -121,7 +121,7 @@ class faulty_file_system {
   [[nodiscard]] int duplicate(int file) {
     return around(file_call::duplicate, [&] { return inner_.duplicate(file); });
   }
-  /// Closes in any case, as Linux does.
+  /// Closes the descriptor also where it reports an error, as Linux does.
   [[nodiscard]] int close(int file) {
     const entered guard;
     {

@@ -47,7 +47,7 @@ class store_faults {
     bool after = false;             ///< after the call was carried out, else instead of it or before it
     bool for_ever = false;          ///< and all later ones of the kind
     std::string key_contains = {};  ///< only calls about such keys count
-    std::function<void(std::string_view key)> action;  ///< what it throws, the call throws
+    std::function<void(std::string_view key)> action;  ///< the call throws what it throws
   };
   void add(plan p) {
     const std::lock_guard lock(mutex_);

@@ -13,7 +13,7 @@
 
 namespace cairn_test {
 
-/// CAIRN_TEST_SEED, or always the same.
+/// The number in CAIRN_TEST_SEED, or a constant.
 inline std::uint64_t test_seed() {
   const char* text = std::getenv("CAIRN_TEST_SEED");
   return text != nullptr ? std::strtoull(text, nullptr, 10) : 20'240'601u;

@@ -26,7 +26,7 @@ void run_gpt_ranks(std::size_t ranks, Body body) {
       try {
         body(others);
       } catch (...) {
-        // Before `others` goes: its end makes the other ranks fail, too.
+        // Rethrow before `others` is destroyed: its end makes the other ranks fail, too.
         const std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
       }

@@ -76,7 +76,7 @@ class kill_watch : public file_watch {
     if (happens(moment::mark, file_call::sync, name)) strike(name);
   }
 
-  /// For marks that are set where no watch is at hand.
+  /// Where a mark is set without a watch at hand: the watch of this process.
   static inline kill_watch* of_this_process = nullptr;
   static void mark_here(const std::string& name) {
     if (of_this_process != nullptr) of_this_process->mark(name);
@@ -85,7 +85,7 @@ class kill_watch : public file_watch {
  protected:
   /// Counts a call that changes the disk.
   virtual std::uint64_t count() = 0;
-  /// The moment has come; may return where this process is to live on.
+  /// Called when the moment has come; returns where this process is to live on.
   virtual void strike(const std::string& where) = 0;
 
  private:
@@ -135,7 +135,7 @@ class kill_watch : public file_watch {
   std::atomic<bool> tearing_ = false;
 };
 
-/// Tells when a tensor is being copied.
+/// A planner whose source of `weights` marks when that is being copied.
 struct telling_planner : cairn::basic_planner<telling_planner> {
   using base = cairn::basic_planner<telling_planner>;
   using base::resolve;
@@ -197,7 +197,7 @@ inline std::string litter(const std::string& root, bool marks) {
     if (named.count(key) != 0 || quarantine.count(key.substr(0, key.find('/'))) != 0) continue;
     if (marks && key.find("/aborted.") != std::string::npos) continue;
     if (key.find('/') == std::string::npos && notes::step_of(key))
-      continue;  // of a run that goes on, or was killed
+      continue;  // belongs to a run that goes on or was killed
     found += key + " ";
   }
   return found;

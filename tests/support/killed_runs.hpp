@@ -70,10 +70,10 @@ inline constexpr way_of_saving ways_of_saving[] = {
 inline constexpr int ways = 5;  ///< without worker processes
 inline constexpr int way_of_workers = 5;
 
-/// What was killed first: a rank, or its worker alone, without which the ranks go on.
+/// What is killed first: a rank, or its worker alone, without which the ranks go on.
 enum class blow : std::uint8_t { none, rank, worker };
 
-/// What the ranks of a run tell.
+/// What the ranks of a run report.
 struct run_log {
   struct rank_log {
     static constexpr std::int64_t not_yet = -2, nothing = -1;
@@ -137,7 +137,7 @@ struct run_order {
 
   [[nodiscard]] bool may_be_late() const { return timeout < std::chrono::minutes(1); }
 
-  // What a broken library would do, for tests of the checks.
+  // Errors that a broken library would make, to test the checks.
   bool tells_too_early = false;  ///< a step counts as acknowledged before it is saved
   bool removes_nothing = false;
 };
@@ -204,7 +204,7 @@ inline run_order decode_order(std::span<const std::byte> bytes) {
 
 /// How it ended.
 struct run_end {
-  bool struck = false;  ///< the moment to kill came
+  bool struck = false;  ///< somebody was killed
   int killed = 0;       ///< ranks
   std::string trouble;  ///< what must never be; else empty
 };
@@ -258,7 +258,7 @@ class either_stager {
 };
 
 using process_communicator = cairn::shared_memory_communicator;
-/// Ranks that find each other by the name of their job.
+/// Ranks that meet by the name of their job.
 class process_world {
  public:
   explicit process_world(int size) : process_world(size, make_job()) {}
@@ -308,7 +308,7 @@ class run_watch final : public kill_watch {
                    : order_.victims == 0 || (order_.victims >> rank_ & 1u) != 0)
       end();
   }
-  /// If it still is one.
+  /// The process id, if the process still runs.
   static void kill_worker(::pid_t worker) {
     if (worker <= 0) return;
     std::ifstream line("/proc/" + std::to_string(worker) + "/cmdline");
@@ -327,7 +327,7 @@ class run_watch final : public kill_watch {
 
 using watched_store = cairn::basic_file_store<watched_file_system<>>;
 
-/// The log and the order of a run, in a process that is a program of its own. As long as it.
+/// The log and the order of a run, in a process that is a program of its own; valid until that ends.
 class run_memory {
  public:
   /// Of the run of that number, or null if it is over.
@@ -473,7 +473,7 @@ class rank_run {
           mark("memory is free", step);
           pending.push_back(*saved);
         }
-        // Training goes on while the save is under way.
+        // Train on while the save is under way.
         if (step < until) update(ckpt, toy);
         if (saved && order_.waits) {
           try {
@@ -483,7 +483,7 @@ class rank_run {
             raise_to(log_.acknowledged, step);
             mark("committed", step);
           } catch (const cairn::error& e) {
-            // One that lost its worker fails, and no other.
+            // A save that lost its worker fails, and no other.
             if (log_.struck != blow::worker || failed_) throw;
             failed_ = true;
             pending.pop_back();
@@ -552,10 +552,10 @@ class rank_run {
   std::string root_;
   std::string log_path_;
   bool resumed_ = false;
-  bool failed_ = false;  // a save whose worker was killed
+  bool failed_ = false;  // a save failed since its worker was killed
 };
 
-/// A rank's life in its process, from the moment when the gate is closed at its other end.
+/// Runs a rank in its process, from the moment when the other end of the gate is closed.
 inline void live_as_rank(const run_order& order, run_log& log, int rank, const std::string& root,
                          const std::string& log_path, const process_world& world, int gate) {
   char nothing = 0;
@@ -699,8 +699,8 @@ class run_keeper {
     log_ = new (memory) run_log;
     log_->run = ++runs;
   }
-  /// In the process of a rank: the same program again, since a worker can only be started by one that is no
-  /// mere fork.
+  /// In the process of a rank: starts the same program again, since a worker can only be started by one that
+  /// is no mere fork.
   [[noreturn]] void become_rank(int rank, const std::string& root, const std::string& job, int gate,
                                 int life) const {
     ::fcntl(gate, F_SETFD, 0);

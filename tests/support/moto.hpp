@@ -55,7 +55,7 @@ class moto_server {
   }
   [[nodiscard]] std::string endpoint() const { return "http://127.0.0.1:" + std::to_string(port_); }
 
-  /// One for the whole program, begun when first asked for.
+  /// The server of the whole program, started at the first call.
   static moto_server& shared() {
     static moto_server server;
     return server;

@@ -48,7 +48,7 @@ class nccl_double : public device_double {
     n.transfers = 0;
     n.open_fails_on = -1;
   }
-  /// What this rank has put into its stream never finds its other half.
+  /// Transfers that this rank has put into its stream never meet the other rank's.
   static void hang(int rank) {
     const std::lock_guard lock(nccl().mutex);
     nccl().hung.insert(rank);
@@ -62,7 +62,7 @@ class nccl_double : public device_double {
     const std::lock_guard lock(nccl().mutex);
     nccl().open_fails_on = rank;
   }
-  /// Aborts do not return until they are let go.
+  /// Aborts do not return until they are released.
   static void hold_aborts(bool hold) {
     const std::lock_guard lock(nccl().mutex);
     nccl().aborts_held = hold;
@@ -78,7 +78,8 @@ class nccl_double : public device_double {
     const std::lock_guard lock(nccl().mutex);
     return nccl().comms.size();
   }
-  /// Something was done that NCCL leaves undefined: halves of different lengths, calls while one goes on.
+  /// True where something was done that NCCL leaves undefined: two lengths for one transfer, calls at the
+  /// same time.
   static bool misused() {
     const std::lock_guard lock(nccl().mutex);
     return nccl().misused;
@@ -155,12 +156,12 @@ class nccl_double : public device_double {
           ++at;
           continue;
         }
-        // What came so far is there.
+        // Write the bytes that came so far.
         if (!(*at)->sends) std::memset((*at)->data, 0x66, (*at)->bytes / 2 + 1);
         ended.push_back(*at);
         at = n.waiting.erase(at);
       }
-      // Arrivals that are still in the stream find no communicator.
+      // Transfers that are still in the stream find no communicator.
       for (const auto& op : n.launched)
         if (op->of == c) op->of = nullptr, ended.push_back(op);
       std::erase_if(n.comms, [&](const auto& each) { return each.get() == c; });
@@ -200,7 +201,7 @@ class nccl_double : public device_double {
     int size = 0;
     int device = 0;
     int error = 0;
-    std::shared_ptr<operation> due;  ///< told, and not yet in the stream
+    std::shared_ptr<operation> due;  ///< asked for, and not in the stream yet
     int polls = 0;                   ///< until it is
   };
   struct all {
@@ -246,7 +247,7 @@ class nccl_double : public device_double {
       return in_progress;
     });
   }
-  /// A stream has come to one half of a transfer.
+  /// Called when a stream has come to its side of a transfer.
   static void arrive(const std::shared_ptr<operation>& op) {
     std::shared_ptr<operation> other;
     {

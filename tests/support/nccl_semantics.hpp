@@ -142,7 +142,7 @@ void nccl_semantics(int size) {
             nccl_rank<R> me(size, rank, id);
             if (rank < 2 && size > 1) {
               const auto content = static_cast<unsigned char>(40 + round);
-              // There and back; each half waits in the stream for the other one.
+              // There and back; each side waits in its stream for the other one.
               for (int sender = 0; sender < 2; ++sender) {
                 if (rank == sender)
                   me.send(1 - rank, static_cast<unsigned char>(content + sender));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The real file system, but for one answer: as network file systems, FUSE and old kernels give them.
+// The real file system with one odd answer, as network file systems, FUSE and old kernels give them.
 #include <cairn/stores/file/posix_file_system.hpp>
 
 #include <fcntl.h>

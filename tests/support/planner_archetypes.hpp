@@ -96,7 +96,7 @@ static_assert(cairn::LoadPlanner<load_planner_archetype>);
 static_assert(!cairn::LoadPlanner<save_planner_archetype>);
 static_assert(!cairn::SavePlanner<load_planner_archetype>);
 
-// One requirement broken at a time.
+// Each breaks one requirement.
 struct without_fingerprint : save_planner_archetype {
   std::uint64_t fingerprint() = delete;
 };

@@ -173,7 +173,7 @@ inline void check_whole(const std::vector<cairn::save_plan>& plans, const cairn:
     if (n > 1) CHECK(stored.items[n - 2].name < name);
     CHECK(said == item);
     if (item.per_rank || item.kind == cairn::item_kind::bytes) continue;
-    // Counted element by element, which is slow and cannot be wrong.
+    // Count element by element: slow, but simple enough to be right.
     std::vector<int> times(static_cast<std::size_t>(item.global.volume()));
     for (const auto& c : item.chunks) {
       REQUIRE(cairn::inside(c.box, item.global));

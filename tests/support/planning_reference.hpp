@@ -15,7 +15,7 @@
 
 namespace cairn_test {
 
-/// Who writes what, one box after another.
+/// The plain assignment of boxes to ranks, one box after another.
 struct written_box {
   std::string name;
   cairn::chunk box;

@@ -83,7 +83,7 @@ class rank_process {
       text.remove_prefix(static_cast<std::size_t>(n));
     }
   }
-  /// Words in memory that all ranks and the test share, zero at first.
+  /// Numbers in memory that all ranks and the test share, zero at first.
   [[nodiscard]] std::atomic<std::uint32_t>& word(std::size_t i) const { return words_[i]; }
   /// Waits until the word has the value. @throws std::runtime_error after some minutes
   void await(std::size_t i, std::uint32_t value) const {
@@ -249,7 +249,7 @@ class process_ranks {
         }
         only_hung = only_hung && has(each, WSTOPPED);
         list.push_back({each.watch, POLLIN, 0});
-        list.push_back({each.out, POLLIN, 0});  // a rank that says much would wait for us
+        list.push_back({each.out, POLLIN, 0});  // a rank that prints much would block
       }
       if (list.empty()) return;
       const bool late = std::chrono::steady_clock::now() >= end;
@@ -259,7 +259,7 @@ class process_ranks {
         ::kill(each.pid, SIGKILL);
         take_end(each);
       }
-      // A process that stops wakes nobody.
+      // The end of a process that was stopped wakes nobody: ask for it.
       static_cast<void>(::poll(list.data(), list.size(), 10));
       for (auto& each : running_)
         if (!each.ended) drain_or_close(each);

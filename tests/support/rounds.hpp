@@ -11,7 +11,7 @@ inline std::uint64_t rounds(std::uint64_t usual, std::uint64_t longer = 10) {
   return std::getenv("CAIRN_TEST_LONG") != nullptr ? usual * longer : usual;
 }
 
-/// Whether what takes long is tried, too.
+/// Whether slow cases are run, too.
 inline bool long_run() {
   return std::getenv("CAIRN_TEST_LONG") != nullptr;
 }

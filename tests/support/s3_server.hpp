@@ -236,7 +236,7 @@ class server {
   }
   bool keep_pace(pacer& pace, std::size_t bytes) {
     if (pace.bytes_per_second == 0) return true;
-    // A sleep that took too long is made up for.
+    // A sleep that took too long is compensated by the next ones.
     pace.next = std::max(pace.next, clock::now() - std::chrono::milliseconds(20)) +
                 std::chrono::nanoseconds(static_cast<std::int64_t>(
                     1e9 * static_cast<double>(bytes) / static_cast<double>(pace.bytes_per_second)));
@@ -437,7 +437,7 @@ class server {
       reset(socket);
       return false;
     }
-    // Who is to die gets no further, however long it takes until it does.
+    // A process that is about to be killed waits here until it is.
     const std::string kills = kind == "kill" ? met->text("at") : std::string();
     if (kills.empty() ? dying_.load() : dying_.exchange(true)) return false;
     if (kills == "head") {

@@ -98,7 +98,7 @@ class world_save {
     return writer_.write(context(rank), image(rank), until);
   }
   void commit(cairn::deadline until = soon()) { writer_.commit(context(0), world_.stored, until); }
-  /// All of it.
+  /// Does the whole save.
   void run() {
     for (int r = 0; r < size(); ++r) write(r);
     commit();

@@ -23,8 +23,8 @@
 namespace cairn_test {
 
 /// The script is the file `script` in a directory of the test: `<call> <before|after> <part of the key>
-/// <kill|hold>`; it is carried out once. `hold`: opens the fifo `held` (somebody comes by) and then waits at
-/// the fifo `go`.
+/// <kill|hold>`; it is carried out once. `hold`: opens the fifo `held`, so that the test knows, and then
+/// waits at the fifo `go`.
 class scripted_store : public faulty_store<cairn::file_store> {
   using base = faulty_store<cairn::file_store>;
 
@@ -54,7 +54,7 @@ class scripted_store : public faulty_store<cairn::file_store> {
     if (::rename((scripts + "/new").c_str(), (scripts + "/script").c_str()) != 0)
       throw std::runtime_error("no script");
   }
-  /// Returns when somebody is at the other end of the fifo.
+  /// Returns when the other end of the fifo is open.
   static void meet(const std::string& fifo, int way) {
     const int file = ::open(fifo.c_str(), way | O_CLOEXEC);
     if (file < 0) throw std::runtime_error("cannot open " + fifo);

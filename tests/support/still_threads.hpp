@@ -25,7 +25,7 @@ inline bool other_threads_sleep() {
     std::ifstream file("/proc/self/task/" + name + "/stat");
     const std::string text(std::istreambuf_iterator<char>(file), {});
     const auto state = text.rfind(") ");
-    // One that has ended meanwhile holds nothing.
+    // A thread that has ended meanwhile holds no lock.
     if (state != std::string::npos && text.find_first_of("SZX", state + 2) != state + 2) all = false;
   }
   ::closedir(tasks);

@@ -99,7 +99,7 @@ class storage_archetype : move_only {
 
  public:
   using cairn_role = cairn::role::storage;
-  /// The one way to have one.
+  /// The only way to make one.
   static storage_archetype over(cairn::memory_store objects) { return storage_archetype(std::move(objects)); }
   storage_writer_archetype writer() & { return storage_writer_archetype(inner_.writer()); }
   storage_reader_archetype reader() & { return storage_reader_archetype(inner_.reader()); }

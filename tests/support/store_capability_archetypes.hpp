@@ -173,7 +173,7 @@ struct session_archetype : extended_archetype {
   session begin_reads() & { return session(objects); }
   cairn::memory_store objects;
 };
-/// Reads in its own way: the sessions of its base would pass that by.
+/// Reads in its own way: sessions of its base would not come here.
 struct session_heir : session_archetype {
   using session_archetype::session_archetype;
 };

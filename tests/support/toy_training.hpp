@@ -50,7 +50,7 @@ class toy_training {
     loader_ = position(updates_);
     make_generator();
   }
-  /// What a rank does that has come new, after a resume; true if it was new.
+  /// Called after a resume: gives a rank that no earlier run had its generator; true if it is one.
   bool join() {
     std::uint64_t seen = 0;
     std::memcpy(&seen, generator_.data(), sizeof seen);
@@ -59,7 +59,7 @@ class toy_training {
     return true;
   }
   [[nodiscard]] std::int64_t updates() const { return static_cast<std::int64_t>(updates_); }
-  /// What is not as after `n` updates, or nothing.
+  /// Says what differs from the state after `n` updates; empty: nothing.
   [[nodiscard]] std::string wrong(std::int64_t n) {
     std::string found;
     each([&](const auto& value, std::uint64_t which, std::int64_t index) {

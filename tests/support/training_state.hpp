@@ -47,7 +47,7 @@ class training_state {
     rate = static_cast<double>(step) / 7;
     loader = "position " + std::to_string(step * 1'000'003);
   }
-  /// What training does to its memory when it has it back.
+  /// Overwrites the memory, as training does when it may change it.
   void spoil() { fill(-1); }
   /// True if every bit is that of the step.
   [[nodiscard]] bool is(std::int64_t step) {

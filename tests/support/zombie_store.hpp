@@ -40,7 +40,7 @@ namespace cairn_test {
 struct zombie_rules {
   bool looks_are_fresh = true;  ///< a client that was told "nothing there" is not told so again from a cache
   bool publishing_is_atomic = true;      ///< of several who publish under one key, one is told that it won
-  bool manifests_die_with_marks = true;  ///< none takes effect after its attempt's mark was cleaned away, or
+  bool manifests_die_with_marks = true;  ///< none takes effect after its attempt's mark was removed, or
                                          ///< its checkpoint removed
   bool removals_compare = true;          ///< remove_if() looks at what it removes when it takes effect
 };
@@ -135,7 +135,7 @@ class zombie_world {
     if (fate == 3) cairn::fail(cairn::error_id::storage_unavailable, "the answer was lost", {.file = key});
     return answer;
   }
-  /// A request that looks.
+  /// A request that only reads.
   template <class Look>
   auto look(const std::string& key, Look look) {
     turn();
@@ -152,7 +152,7 @@ class zombie_world {
     if (!answer) unseen[key] = below(4);
     return answer;
   }
-  /// Told where CAIRN_TEST_TRACE is set, with the client.
+  /// Printed where CAIRN_TEST_TRACE is set, with the client.
   void trace(const std::string& what) const {
     static const bool wanted = std::getenv("CAIRN_TEST_TRACE") != nullptr;
     if (!wanted) return;
@@ -178,7 +178,7 @@ class zombie_world {
     bool dead = false;
     std::map<std::string, std::uint64_t, std::less<>> unseen;
   };
-  /// Only one goes on at a time: on one CPU they take turns soonest.
+  /// Only one client runs at a time: on one CPU they switch fastest.
   struct one_cpu {
     one_cpu() {
       cpu_set_t one;

@@ -57,7 +57,7 @@ inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long v
 
 namespace emulated_cuda {
 
-/// Saves what a call has to keep on this stack, and goes on with another one.
+/// Saves the registers on this stack and switches to another one.
 #if defined(__x86_64__)
 [[gnu::naked, gnu::noinline]] inline void switch_stacks(void**, void*) {
   asm volatile(
@@ -107,7 +107,7 @@ class block {
       ++ended_;
     }
   }
-  /// Gives the CPU to whoever can go on.
+  /// Switches to a thread that can go on.
   void go_on() {
     if (ready_.empty() && begun_ < count_) {
       if (idle_.empty()) idle_.push_back(make());
@@ -164,7 +164,7 @@ class block {
     made->bytes = stack_bytes;
     made->stack = static_cast<std::byte*>(::mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE,
                                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    auto** top = reinterpret_cast<void**>(made->stack + stack_bytes) - 1;  // as a call leaves it
+    auto** top = reinterpret_cast<void**>(made->stack + stack_bytes) - 1;  // as a call leaves the stack
     *--top = reinterpret_cast<void*>(&begin_fiber);
     for (int i = 0; i < 6; ++i) *--top = nullptr;
     made->saved = top;
@@ -210,7 +210,7 @@ cudaError_t put_kernel(stream* to, dim3 grid, dim3 threads, std::size_t shared, 
   });
 }
 
-/// What `<<<...>>>` is: its error is told by cudaGetLastError().
+/// What `<<<...>>>` becomes; cudaGetLastError() returns its error.
 template <class Kernel>
 class launch {
  public:

@@ -79,8 +79,8 @@ class devices {
   }
   [[nodiscard]] int count() const { return static_cast<int>(defaults_.size()); }
 
-  /// Runs a call as all of them run: one at a time, refused once a device has failed, its error kept, and
-  /// with a context on the current device, which it makes.
+  /// Runs a call of the runtime: one at a time, refused once a device has failed. Keeps its error, and makes
+  /// a context on the current device.
   template <class Work>
   cudaError_t call(Work&& work) {
     std::unique_lock lock(mutex_);
@@ -92,7 +92,7 @@ class devices {
     if (status != cudaSuccess && !in_the_driver) last_error = status;
     return status;
   }
-  /// A call that CUDA calls potentially unsafe: it spoils captures that it must not run beside.
+  /// A call that CUDA calls potentially unsafe: it invalidates captures in other threads.
   template <class Work>
   cudaError_t unsafe_call(Work&& work) {
     return call([&](std::unique_lock<std::mutex>& lock) {
@@ -147,8 +147,8 @@ class devices {
     streams_.erase(s);
     changed_.notify_all();
   }
-  /// What is put into a stream that is captured becomes a part of a graph, and no graph is ever launched.
-  /// Where the stream's queue is full, the caller waits until there is room.
+  /// Work that is put into a stream that is captured becomes a part of a graph, and no graph is ever
+  /// launched. Where the stream's queue is full, the caller waits until there is room.
   cudaError_t put(std::unique_lock<std::mutex>& lock, stream* s, operation o) {
     if (s->capture == cudaStreamCaptureStatusInvalidated) return cudaErrorStreamCaptureInvalidated;
     if (s->capture == cudaStreamCaptureStatusActive) {
@@ -193,7 +193,7 @@ class devices {
     ::mprotect(begin, room, PROT_READ | PROT_WRITE);
     std::memset(begin, 0xff, std::min<std::size_t>(room, std::size_t{64} << 20));
     if (key_ >= 0) ::pkey_mprotect(begin, room, PROT_READ | PROT_WRITE, key_);
-    // As near to its end as its alignment allows.
+    // Place it as near to the end of the pages as its alignment allows.
     std::byte* const data = begin + (room - bytes) / alignment * alignment;
 #ifdef EMULATED_CUDA_POISONS
     __asan_poison_memory_region(begin, static_cast<std::size_t>(data - begin));
@@ -205,7 +205,7 @@ class devices {
   bool free(void* data) {
     const auto at = allocated_.find(static_cast<std::byte*>(data));
     if (at == allocated_.end()) return false;
-    // Its addresses are never given again.
+    // Addresses are never used again.
     const auto begin = reinterpret_cast<std::uintptr_t>(data) / page * page;
     const auto end = (reinterpret_cast<std::uintptr_t>(data) + at->second.bytes + page - 1) / page * page;
 #ifdef EMULATED_CUDA_POISONS
@@ -233,8 +233,7 @@ class devices {
     const auto* const found = within(allocated_, data, 0);
     return found != nullptr ? found->device : -1;
   }
-  /// Whether a kernel on this device may be given this address; for a stream's thread while it does
-  /// something.
+  /// Whether a kernel on this device may use this address; called by a stream's thread while it works.
   bool reaches_now(const void* data, int device) {
     const std::lock_guard lock(mutex_);
     return data == nullptr || device_of(data) == device || pinned(data, 0);
@@ -309,7 +308,7 @@ class devices {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::set<stream*> streams_;  ///< that may be named
+  std::set<stream*> streams_;  ///< not destroyed yet
   std::set<stream*> all_;      ///< also those that are destroyed and not yet through
   std::set<event*> events_;
   std::vector<stream*> defaults_;  ///< of each device

@@ -38,7 +38,7 @@ struct rows {
                   static_cast<const std::byte*>(from) + r * from_pitch, width);
   }
 };
-/// What a stream will do for a copy.
+/// The work of a stream for one copy.
 struct checked_copy {
   cudaError_t status = cudaSuccess;
   std::function<void()> run = nullptr;
@@ -55,7 +55,7 @@ inline checked_copy check(devices& d, const rows& c, cudaMemcpyKind kind) {
     return {cudaErrorInvalidValue};
   if (from_device != d.holds(c.from, from_device ? from_bytes : 0)) return {cudaErrorInvalidValue};
   if (kind == cudaMemcpyHostToDevice && !d.pinned(c.from, from_bytes)) {
-    if (d.pinned(c.from, 1)) return {cudaErrorInvalidValue};  // goes beyond what was registered
+    if (d.pinned(c.from, 1)) return {cudaErrorInvalidValue};  // reaches beyond what was registered
     const auto kept = std::make_shared<std::vector<std::byte>>(c.width * c.count);
     rows{kept->data(), c.width, c.from, c.from_pitch, c.width, c.count}.copy();
     return {cudaSuccess,
