@@ -148,7 +148,7 @@ TEST_CASE("any_store: each capability is reached through the handle") {
   }
 }
 
-/// Counts what is asked of it, over a handle.
+/// Counts the calls that come through a handle.
 struct counting_handle : cairn::any_store {
   using cairn::any_store::any_store;
   std::optional<std::uint64_t> size(std::string_view key) {

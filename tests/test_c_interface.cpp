@@ -52,7 +52,7 @@ bool told(const std::string& part) {
   return std::string(cairn_error_message()).find(part) != std::string::npos;
 }
 
-/// What a rank of a C trainer holds.
+/// The state of one rank of a C trainer.
 struct rank_memory {
   std::vector<float> weights = std::vector<float>(12);
   std::vector<float> moment;        ///< a range of [3, 4], flattened
@@ -294,7 +294,8 @@ TEST_CASE("C: registrations that cannot be are refused, and remembered") {
     CHECK(run(trainer.ckpt) == expected);
     const std::string why = cairn_error_message();
     CHECK(why.find("[cairn.usage.") == 0);
-    // A trainer that looks only at resume is told the same; nothing is saved beside what is missing.
+    // A trainer that checks only resume gets the same error; nothing is saved while a registration is
+    // missing.
     float later = 0;
     CHECK(cairn_value(trainer.ckpt, "later", &later, cairn_f32, 0) == 0);
     std::int64_t step = 9;

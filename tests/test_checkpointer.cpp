@@ -113,7 +113,7 @@ cairn::error_fields fields_of(const std::exception_ptr& failure) {
   }
 }
 
-/// Time that passes only by waiting for it.
+/// A clock that advances only when somebody waits on it.
 struct counting_clock : cairn::rate_clock {
   time_point now() noexcept override { return begin + std::chrono::nanoseconds(passed.load()); }
   void wait(cairn::shared_event&, std::uint32_t, time_point until) noexcept override {
@@ -125,7 +125,7 @@ struct counting_clock : cairn::rate_clock {
   time_point begin = cairn::deadline::clock::now();
   std::atomic<std::int64_t> passed{0};
 };
-/// Time that does not pass: what waits for it goes on only when the limit is lifted.
+/// A clock that stands still: whoever waits on it goes on only when the limit is lifted.
 struct stopped_clock : cairn::rate_clock {
   time_point now() noexcept override { return begin; }
   void wait(cairn::shared_event& word, std::uint32_t seen, time_point) noexcept override {
@@ -135,7 +135,7 @@ struct stopped_clock : cairn::rate_clock {
   time_point begin = cairn::deadline::clock::now();
   std::atomic<int> waits{0};
 };
-/// A stager whose copying stops after its first MiB, until somebody waits for it.
+/// A stager that stops copying after its first MiB until somebody waits for the copy.
 cairn::heap_stager stopping_stager(const std::shared_ptr<stopped_clock>& clock) {
   return cairn::heap_stager{{}, cairn::host_copy{{.threads = 2, .bytes_per_second = 1, .clock = clock}}};
 }
@@ -555,7 +555,7 @@ TEST_CASE("any_checkpointer holds one") {
   auto handle = ckpt.save(t.state, 4);
   ckpt.before_update();
   handle.wait();
-  // Its options are those of any checkpointer.
+  // It takes the options of any checkpointer.
   const auto part = ckpt.load(t.state, 4, cairn::only{"weights"}, cairn::partial);
   CHECK(part.bytes == 50 * 700 * sizeof(float));
   CHECK(ckpt.load(t.state, 4, {"weights"}, false).bytes == part.bytes);
@@ -655,7 +655,7 @@ TEST_CASE(
           if (together && rank == odd_one) CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
         }
       }
-      // Nothing has parted: what needs messages works, and what needs none.
+      // The ranks are still in step: calls with messages work, and calls without.
       auto cached = ckpt.save(t.state, 5);
       cached.wait();
       CHECK(cached.report().plan_cached);
@@ -1050,7 +1050,7 @@ TEST_CASE("checked finds memory that changed before it was copied, names it, and
     must_fail(ended(handle), "loader");
     *at_stage = nullptr;
 
-    // What save() has copied may change at once; the saved values are the old ones.
+    // Memory that save() has copied may change at once; the saved values are the old ones.
     t.loader = before.loader;
     t.weights[6] = before.weights[6];
     *at_submit = change_small;

@@ -131,7 +131,7 @@ struct disturbed {
   }
 };
 
-/// Who calls with it looks once, and does not wait.
+/// A deadline that has passed: the call looks once and does not wait.
 cairn::deadline at_once() {
   return cairn::deadline::in({});
 }
@@ -446,7 +446,7 @@ TEST_CASE("remove takes all of a checkpoint, quarantine none of it") {
   }
 }
 
-/// Lets a rank look once; true if it says that the checkpoint is committed.
+/// Lets a rank look once; true if it reports the checkpoint as committed.
 bool looks(disturbed& d, const world_save<cairn::safetensors_writer<store>>& save, int rank) {
   return !failure_of([&] { d.writer.await_commit(save.context(rank), cairn::deadline::in({})); }).id;
 }
@@ -639,7 +639,7 @@ TEST_CASE("in a large world, one rank makes the step's directory, and makes it d
     coordinator_comes = false;
     options.directory_timeout = std::chrono::milliseconds(20);
   }
-  const auto storage_of = [&] {  // ranks are processes: none knows what another has made durable
+  const auto storage_of = [&] {  // ranks stand for processes: none knows what another has made durable
     return cairn::safetensors_storage<watched_store>(
         watched_store(scratch.path(), {}, watched_file_system<>(watch)), options);
   };
@@ -814,7 +814,7 @@ TEST_CASE("ranks that share files touch their directory as often as there are fi
   using watched_store = cairn::basic_file_store<watched_file_system<>>;
   const auto watch = std::make_shared<name_watch>();
   const ranks state(world);
-  const auto storage_of = [&] {  // ranks are processes: none knows what another has made durable
+  const auto storage_of = [&] {  // ranks stand for processes: none knows what another has made durable
     return cairn::safetensors_storage<watched_store>(
         watched_store(scratch.path(), {}, watched_file_system<>(watch)),
         {.ranks_per_file = per_file,
@@ -849,9 +849,8 @@ TEST_CASE("ranks that share files touch their directory as often as there are fi
   CHECK(watch->calls(file_call::rename) == files + 1);
   CHECK(watch->calls(file_call::link) + watch->calls(file_call::unlink) == 0);
   CHECK(10 * (files + 1) <= 11 * files);
-  // One fsync for the name of each file, and beside them: the step's directory is made, it is made durable,
-  // whether the root is (once in the life of a process), and the manifest's name. No rank does again what the
-  // coordinator did.
+  // One fsync for the name of each file. Besides: making the step's directory, making it durable, checking
+  // the root (once in a process), and the manifest's name. No rank repeats what the coordinator did.
   constexpr int beside = 4;
   const int operations = watch->calls(file_call::make_directory) + watch->calls(file_call::sync_directory) +
                          watch->calls(file_call::remove_directory);
@@ -897,7 +896,7 @@ TEST_CASE("the coordinator notes that the manifest's name lasts; who sees no not
     REQUIRE(fs.close(directory) == 0);
     return s.mode;
   };
-  // Who may read and write stays.
+  // Permissions stay as they are.
   const auto record = mode_of(cairn::record_key(5, 0, save.context(0).attempt));
   CHECK((record & 01000u) == 0);
   CHECK(mode_of(cairn::manifest_key(5)) == (record | (noted ? 01000u : 0u)));

@@ -136,7 +136,7 @@ TEST_CASE("a fault that lasts, from any call of a save on: all ranks hear of it,
       const auto heal = [&] {
         for (auto& d : w.disks) d.heal();
       };
-      // Where it is unknown whether the manifest came to stand, nothing is said before that is known.
+      // Where it is unknown whether the manifest was published, nothing is reported before that is known.
       const bool unknown = row.error == EIO || row.call == file_call::sync;
       const auto o = w.save(2, [&] {
         if (unknown) heal();
@@ -271,7 +271,7 @@ TEST_CASE("a manifest that lands after its save failed is a checkpoint for nobod
   std::vector<std::byte> late;
   auto save = d.save(2);
   save.write(0);
-  // The request is told as failed, and held up.
+  // The request is reported as failed, and takes effect later.
   d.faults->add(
       {.kind = store_call::publish_new, .after = true, .key_contains = "manifest", .action = [&](auto) {
          late = d.objects.read_all(cairn::manifest_key(2), 1 << 20).value();
@@ -313,7 +313,7 @@ TEST_CASE("a mark that comes after the commit takes nothing away") {
 }
 
 TEST_CASE("what takes a manifest away takes only the one that it looked at") {
-  // Another run commits between the look and the removal.
+  // Another run commits between the check and the removal.
   for (const bool aside : {false, true}) {
     CAPTURE(aside);
     by_hand d;

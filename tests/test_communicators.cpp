@@ -290,7 +290,7 @@ TEST_CASE("a rank that fails is named on all ranks, with its error's type") {
         (void)all.scatter(root, pieces, ample(), failure(all.rank()));
       }));
       check_all(world.run([&](auto& all) { all.barrier(ample(), failure(all.rank())); }));
-      // The next call is as good as ever.
+      // The next call works.
       check_none(world.run([&](auto& all) {
         expect(text_of(all.tree_reduce_broadcast(letter(all.rank()), concatenate, ample())) == letters(size),
                "fold");
@@ -372,7 +372,7 @@ TEST_CASE("ranks that do not come are named on all others soon after the deadlin
     }
     CHECK(world.time().last() <= passed.time_point() + 1s);
 
-    // It comes late: it learns that it was given up (or, as the root, finds all parts), and the next
+    // The late rank learns that the others gave it up (or, as the root, finds all parts), and the next
     // collective has all ranks again.
     const auto late = world.run([&](auto& all) {
       if (all.epoch() == 0) (void)fold(all);
@@ -417,7 +417,8 @@ TEST_CASE("no rank is given up before the deadline") {
 }
 
 TEST_CASE("a rank whose deadline is later than its parent's says for whom it waits") {
-  // Rank 3 is a child of 2, which is one of 0. Rank 0 gives up first, and must not take rank 2 for absent.
+  // Rank 3 is a child of 2, and 2 is a child of 0. Rank 0 gives up first, and must not count rank 2 as
+  // absent.
   std::vector<std::shared_ptr<message_counts>> counts;
   thread_ranks<counting_communicator<cairn::thread_communicator>> world(4, [&](auto comm) {
     return counting_communicator(std::move(comm), counts.emplace_back(std::make_shared<message_counts>()));
@@ -428,7 +429,7 @@ TEST_CASE("a rank whose deadline is later than its parent's says for whom it wai
   const auto thrown = world.run([&](auto& all) {
     // Rank 1 has come, and rank 2 has said that it waits.
     if (all.rank() == 0) await([&] { return counts[1]->sent > 0 && counts[2]->sent > 0; });
-    // It comes when it is given up, so that rank 2 does not wait for its own deadline.
+    // It comes when rank 0 has given it up, so that rank 2 does not wait for its own deadline.
     if (all.rank() == 3) await([&] { return counts[0]->sent == 2; });
     all.barrier(all.rank() == 0 ? deadline::in(1ms) : ample());
   });
@@ -443,7 +444,7 @@ TEST_CASE("a rank that is known to be gone is named at once") {
     CAPTURE(lost);
     thread_ranks<> world(5);
     world.group().lose(lost);
-    // Without a deadline: only the knowledge that it is gone ends the wait.
+    // Without a deadline: the wait ends only because the rank is known to be gone.
     const auto thrown = world.run([](auto& all) { all.barrier(deadline::never()); });
     for (const auto& each : thrown) {
       const auto e = caught<cairn::peer_error>(each);
@@ -485,7 +486,7 @@ TEST_CASE("ranks that call in different order are told who is where") {
     thread_ranks<> world(2);
     const auto alone = world.run([](auto& all) { all.barrier(deadline::in(0ns)); }, {0});
     CHECK(caught<cairn::timeout_error>(alone[1]).fields().rank == 0);
-    static_cast<void>(world.at(0).communicator().receive(1, ample()));  // as if that call had never been
+    static_cast<void>(world.at(0).communicator().receive(1, ample()));  // drops the message of that call
     const auto thrown = world.run([](auto& all) { all.barrier(deadline::in(0ns)); }, {0});
     CHECK(thrown[1] != nullptr);
     const auto behind = world.run([](auto& all) { all.barrier(ample()); }, {1});
@@ -703,7 +704,7 @@ TEST_CASE("a thread_group knows its ranks") {
     second.send(0, bytes_of("last words"), ample());
     first.send(1, bytes_of("never read"), ample());
   }
-  // What it had said is heard; then it is gone, until somebody takes the rank again.
+  // The message that it had sent is received; then it is gone, until somebody takes the rank again.
   CHECK(text_of(first.receive(1, ample())) == "last words");
   CHECK_THROWS_AS((void)first.receive(1, ample()), cairn::peer_error);
   CHECK_THROWS_AS(first.send(1, bytes_of("x"), ample()), cairn::peer_error);
@@ -926,7 +927,7 @@ bytes said(int from, int to, int round) {
     message[i] = static_cast<std::byte>((i * 31 + static_cast<std::size_t>(from * 5 + to * 3 + round)) >> 3);
   return message;
 }
-/// Everybody with everybody: in a ring where all send first, and in pairs.
+/// Every rank with every rank: in a ring where all send first, and in pairs.
 void talk(nccl_communicator& comm, int rounds) {
   const int size = comm.size();
   const int me = comm.rank();
@@ -974,7 +975,7 @@ TEST_CASE("ranks that all send at once go on, and collectives by NCCL are those 
         expect(gathered[static_cast<std::size_t>(r)] == said(r, 0, 3), "all_gather");
       expect(text_of(all.tree_reduce_broadcast(letter(rank), concatenate, ample())) == letters(5), "fold");
       all.barrier(ample());
-      // Nobody leaves while another one still listens.
+      // No rank leaves while another still receives.
       *world.at(rank) = std::move(all.communicator().get<nccl_communicator>());
     }));
   }
@@ -1120,7 +1121,7 @@ TEST_CASE(
       });
   }
   const auto e = caught<cairn::error>(thrown[1]);
-  // Unless it came too late for even the name.
+  // Unless the message came too late even for the name.
   CHECK(
       (e.id() == error_id::peer_failed || e.id() == error_id::timeout_peer || e.id() == error_id::peer_lost));
   if (e.id() == error_id::peer_failed)
@@ -1172,7 +1173,7 @@ TEST_CASE("a rank that dies in a transfer is lost to those who wait for it, and 
       }
     }
     if (comm.rank() == 2) {
-      // The transfer has begun, or not: it is the same to both.
+      // Both results are right, whether or not the transfer has begun.
       world.group.lose(1);
       comm.send(0, bytes_of("well?"), ample());
     }

@@ -74,13 +74,13 @@ TEST_CASE("files are compressed, have their own extension, and the manifest name
   const auto opened = reader.open(4, bytes);
   for (const auto& item : opened.metadata().items) CHECK(item.codec == codec::id);
 
-  // Whoever has not the codec is told so, before anything is read.
+  // A reader without the codec says so before it reads anything.
   auto plain = cairn::safetensors_storage{s.objects}.reader();
   const auto why = failure_of([&] { (void)plain.open(4, bytes); });
   CHECK(why.id == error_id::corrupt_unsupported_feature);
   CHECK(why.text.find("codec " + std::to_string(codec::id)) != std::string::npos);
 
-  // Whoever has not the codec can still clean up.
+  // A process without the codec can still clean up.
   auto cleaner = cairn::safetensors_storage{s.objects}.writer();
   cleaner.remove(4);
   CHECK(s.objects.list("").empty());
@@ -220,7 +220,7 @@ TEST_CASE("verification names every damaged frame's item, and copies and exports
     return found;
   };
   CHECK(listed(s.objects) == listed(other));
-  // What is exported is what was saved, in one piece, whatever it was compressed with.
+  // The export has what was saved, in one file, whatever codec it was compressed with.
   cairn::memory_store model;
   auto reader = good.reader();
   const auto exported = cairn::export_safetensors(reader, 4, model, {.memory_bytes = 1u << 20});
@@ -248,7 +248,7 @@ TEST_CASE("verification names every damaged frame's item, and copies and exports
         CHECK_FALSE(d.unreadable);
         CHECK(cairn::to_string(d).find(key) != std::string::npos);
       }
-      // A damaged source is not committed anywhere.
+      // A damaged source is not committed at the target.
       if (i != 0) continue;
       cairn::memory_store never;
       const auto why = failure_of(
@@ -284,7 +284,7 @@ TEST_CASE("cut, longer, exchanged and missing compressed files are told apart fr
   CHECK(is_corrupt(s.load()));
 }
 
-/// Puts other numbers in the end of a compressed file, with a digest that is right.
+/// Changes numbers at the end of a compressed file, and makes the digest right again.
 std::vector<std::byte> with_trailer(std::vector<std::byte> file, std::size_t at, std::uint64_t value,
                                     std::size_t bytes = 8) {
   auto* end = file.data() + file.size() - 64;

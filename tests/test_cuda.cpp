@@ -74,7 +74,7 @@ struct on_devices {
     memories.resize(c.sources.size());
     for (std::size_t i = 0; i < c.sources.size(); ++i) {
       auto& view = c.sources[i].view;
-      if (view.data == nullptr || c.sources[i].cast != nullptr) continue;  // those stay on the host
+      if (view.data == nullptr || c.sources[i].cast != nullptr) continue;  // these stay on the host
       const int device = two_devices ? static_cast<int>(i % 2) : 0;
       const auto offset = view.data - c.memories[i].bytes.data();
       memories[i] = std::make_unique<gpu::memory>(device, c.memories[i].bytes.size());
@@ -101,7 +101,7 @@ struct on_devices {
     options.batch_bytes = batch_bytes;
     return stager_type(cairn::buffered_stager_options{}, engine(options));
   }
-  /// Training goes on: kernels on the compute streams overwrite the memory of these items.
+  /// Kernels on the compute streams overwrite the memory of these items, as training does.
   void change(bool early) {
     for (std::size_t i = 0; i < memories.size(); ++i) {
       if (c.memories[i].early != early) continue;
@@ -176,7 +176,7 @@ TEST_CASE("tensors on devices: the image is what they were at save(), however la
     const bool two = seed % 2 == 0;
     on_devices d(seed % 3 == 0 ? large_and_small(seed) : random_case(seed), two);
     auto stager = d.make_stager();
-    // What was given to the compute stream before save() is part of what is saved, also when it comes late.
+    // Work that was put into the compute stream before save() is part of the save, also when it runs late.
     gpu::hold_kernels(true);
     d.train();
     gpu::hold_copies(seed % 4 == 1);
@@ -293,7 +293,7 @@ TEST_CASE(
   auto image = stager.stage(d.c.layout, d.c.sources, {true, true}, soon());
   gpu::begin_capture(d.streams[0]);
   CHECK(refused_while_capturing([&] { stager.before_update(d.streams[0], 0, soon()); }));
-  // The rest is put into the streams, is asked about and ends while the next step is captured.
+  // The rest of the copies is enqueued, polled and ended while the next step is captured.
   gpu::hold_copies(false);
   CHECK(image.control()->wait_copied(soon()));
   CHECK(gpu::end_capture(d.streams[0]));
@@ -408,7 +408,7 @@ TEST_CASE("checked{} finds memory of a device that a kernel changes before its c
     std::exception_ptr why;
     const auto save_and_change = [&](std::int64_t step, std::size_t device, std::byte* at) {
       const auto handle = checkpoints.save(state, step);
-      // A kernel on the stream that trains, which nobody told to wait.
+      // A kernel on the stream that trains, which was not made to wait.
       std::atomic<bool> changed{at == nullptr};
       if (at != nullptr)
         gpu::launch(streams[device], [at, &changed] {
@@ -474,7 +474,7 @@ TEST_CASE("an error of a device names the call, the device and the item that was
     checkpoints.save(state, 0).wait();
     checkpoints.before_update();
     std::set<std::string> calls;
-    // Twice each: a thread that could not go back to the device that it had asks less the next time.
+    // Twice each: a thread that could not restore its device makes fewer calls the next time.
     for (std::uint64_t i = 0; i < 80; ++i) {
       gpu::fail(1 + i / 2, gpu::invalid_value);
       const auto handle = checkpoints.save(state, static_cast<std::int64_t>(i + 1));
@@ -496,7 +496,7 @@ TEST_CASE("an error of a device names the call, the device and the item that was
     }
     for (const char* call : {"cudaMemcpyAsync", "cudaEventRecord", "cudaStreamWaitEvent"})
       CHECK_MESSAGE(calls.contains(call), std::string(call));
-    checkpoints.save(state, 1000).wait();  // else close() would tell of the last that failed
+    checkpoints.save(state, 1000).wait();  // else close() would throw the error of the last one
     checkpoints.close();
   }
 }
@@ -730,7 +730,7 @@ TEST_CASE("the k-th call fails, once or for ever: a typed error, nothing is read
           }
           if (failed) CHECK((id == error_id::storage_device || id == error_id::storage_limit));
           through = gpu::calls() < k;
-          // Training's memory may go, and what is not broken for ever works again.
+          // The memory of training may be freed, and a device without a sticky error works again.
           if (status == gpu::invalid_value) {
             gpu::fail(0, 0);
             const auto image = stager.stage(d->c.layout, d->c.sources, {false, true}, soon());
@@ -781,8 +781,8 @@ TEST_CASE("an image is not released while its stream has yet to write the word t
 
 TEST_CASE("a device that does not copy in time: the deadline, and the buffer is not given away meanwhile") {
   bool late = false;
-  // A thread that is stopped for long may look at the clock when the device has copied after all; then once
-  // more.
+  // A thread that is stopped for long may look at the clock when the device has copied after all: then try
+  // again.
   for (std::uint32_t attempt = 0; attempt < 50 && !late; ++attempt) {
     gpu::reset(7 + attempt);
     std::exception_ptr told;  // outlives the stager, see above
@@ -832,12 +832,12 @@ struct one_tensor {
     options.compute = {{0, stream}};
     options.drain_limit = std::chrono::milliseconds(100);
   }
-  /// What the stream was given never gets on.
+  /// Work in the stream never ends.
   void hang() {
     gpu::hold_kernels(true);
     gpu::launch(stream, [] {});
   }
-  /// It does after all; what was left behind gives everything back.
+  /// The work ends after all; what was left behind frees everything.
   ~one_tensor() {
     gpu::hold_kernels(false);
     const auto until = soon();
@@ -895,7 +895,7 @@ TEST_CASE(
     std::exception_ptr told;
     std::optional<cairn::save_handle> save;
     bool thrown = false;
-    // On a machine that rests for long, an earlier wait may end by this timeout; then once more.
+    // On a machine that pauses for long, an earlier wait may end by this timeout: then try again.
     for (int attempt = 0; attempt < 50 && !thrown; ++attempt) try {
         cairn::checkpointer checkpoints{
             store, stager_type({}, engine(t.options)), cairn::overlapped{},
@@ -1017,7 +1017,7 @@ TEST_CASE("buffers are pinned with the device in use that the stager was made wi
   };
   REQUIRE(gpu::use_device(1) == gpu::success);
   pinned memory;
-  CHECK(device_afterwards(memory) == 1);  // to go back would have made a context on device 0
+  CHECK(device_afterwards(memory) == 1);  // restoring device 0 would have made a context there
   CHECK(gpu::contexts() == std::set<int>{1});
   // A stager that was made before the program chose its device pins there all the same.
   REQUIRE(gpu::use_device(0) == gpu::success);
@@ -1070,7 +1070,7 @@ TEST_CASE("a rank has a context on its own device and on no other, whatever thre
 
 namespace {
 
-/// Heap memory that asks, when it is freed, what is still pinned.
+/// Heap memory that notes, when it is freed, what is still pinned.
 struct asking_memory : cairn::heap_memory {
   struct block_type : cairn::heap_memory::block_type {
     explicit block_type(cairn::heap_memory::block_type block)
@@ -1105,7 +1105,7 @@ TEST_CASE("a buffer is unpinned before it is freed, wherever it was moved to") {
   CHECK(gpu::pinned_ranges() == 3);
   blocks.clear();
   CHECK(gpu::pinned_ranges() == 0);
-  // A block that was freed had been unpinned: of three, two were left, then one, then none.
+  // Each block was unpinned before it was freed: of three pins, two were left, then one, then none.
   CHECK(asking_memory::pinned_when_freed == std::vector<std::size_t>{3, 2, 1, 0});
 }
 

@@ -38,7 +38,7 @@ using device_loads = cairn::cuda::basic_device_loads<gpu>;
 using loads_options = cairn::cuda::basic_device_loads_options<gpu>;
 using storage = cairn::safetensors_storage<cairn::memory_store>;
 
-/// What element k of a tensor is, in every job.
+/// The value of element k of a tensor, in every job.
 float value_of(int tensor, std::int64_t k) {
   return static_cast<float>((k * 2654435761 + tensor * 40503) % 8388593);
 }
@@ -123,7 +123,7 @@ struct placed {
     const auto bytes = memory.bytes();
     std::fill(bytes.begin(), bytes.end(), with);
   }
-  /// Kernels of training that were launched before a load and come late write to the memory, too.
+  /// Kernels of training that were launched before a load and run late write to the memory, too.
   void launch_fill(std::byte with) {
     const cairn::cuda::device_in_use<gpu> use(view.device);
     const auto bytes = memory.bytes();
@@ -220,7 +220,7 @@ TEST_CASE("what four ranks saved is on the devices of one, bit by bit, however l
     options.pinned_bytes = std::uint64_t{1 + seed % 3 * 5} << 20;
     {
       on_devices d(seed);
-      // What training had launched before ends first.
+      // Work that training launched before ends first.
       gpu::hold_kernels(true);
       d.each([](placed& p, int) { p.launch_fill(std::byte{0x5a}); });
       std::jthread device([seed] {
@@ -278,7 +278,7 @@ TEST_CASE("the k-th call fails, once or for ever: a typed error, nothing is unde
 TEST_CASE("a device that does not copy: the load ends by the deadline, and the ring outlives the copies") {
   constexpr auto timeout = std::chrono::milliseconds(100);
   bool late = false;
-  // Where a thread is stopped for long, a load may be early or late for other reasons; then once more.
+  // Where a thread is stopped for long, a load may be early or late for other reasons: then try again.
   for (std::uint32_t attempt = 0; attempt < 50 && !late; ++attempt) {
     gpu::reset(5 + attempt);
     std::exception_ptr told;
@@ -288,7 +288,7 @@ TEST_CASE("a device that does not copy: the load ends by the deadline, and the r
       gpu::hold_copies(true);
       std::jthread device_again([&] {
         while (!over && gpu::copies_waiting() == 0) std::this_thread::yield();
-        // Its deadline began before. After it, the load waits for what it gave to the device.
+        // Its deadline began before. After the deadline the load waits for copies that it has enqueued.
         const auto until = cairn::deadline::in(2 * timeout);
         while (!over && !until.passed()) std::this_thread::yield();
         late = gpu::copies_waiting() != 0;
@@ -555,7 +555,7 @@ TEST_CASE("ranks that share reads load to their devices, with casts, as each wou
           same = same && got[static_cast<std::size_t>(k)] == static_cast<double>(value_of(4, k));
         CHECK(same);
       }
-      // Once for all, not once for each.
+      // Once for all loads, not once for each.
       CHECK(bytes_read < 2 * large * sizeof(float));
     }
     check_nothing_left();

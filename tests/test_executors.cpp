@@ -85,7 +85,7 @@ struct observer_that_may_throw : observer_archetype {
 };
 static_assert(!cairn::Observer<observer_that_may_throw>);
 
-/// Asks for everything that an observer may ask for.
+/// An observer with every option that observers have.
 struct asking_observer {
   using cairn_role = cairn::role::observer;
   static constexpr bool wants_spans = true;
@@ -162,7 +162,7 @@ struct any_archetype_env {
 TEST_CASE_TEMPLATE_INVOKE(cairn_test::executor_conformance, inline_env, thread_env, archetype_env, any_env,
                           any_archetype_env);
 
-// What an executor may say besides, and what is none of it.
+// What an executor may offer besides, and near misses.
 struct prepared_executor : cairn_test::executor_archetype {
   explicit prepared_executor(int& calls) : executor_archetype(executor_archetype::make()), prepared(&calls) {}
   void prepare() & { ++*prepared; }

@@ -76,7 +76,7 @@ cairn::checkpointer_options patient(std::chrono::nanoseconds timeout = seconds(6
   return options;
 }
 
-/// What a checkpointer told; shared with its copies.
+/// The events that a checkpointer reported; shared with its copies.
 class listener {
  public:
   using cairn_role = cairn::role::observer;
@@ -303,7 +303,7 @@ TEST_CASE("2,000 random flips of data: each is an error of load, or the bits tha
     if (e.id == error_id::corrupt_digest && e.fields.file == files[f])
       ++found;
     else if (!e.id && s.t.is(2))
-      ++beside;  // in the header, which load does not believe, or in the padding
+      ++beside;  // in the header, which load does not use, or in the padding
     else
       FAIL_CHECK("byte " << at << " of " << files[f] << ": " << e.text);
   }
@@ -466,7 +466,7 @@ TEST_CASE("a read-only store: it loads and resumes, damage is passed over, saves
   CHECK_MESSAGE(refused.text.find("cairn::read_only") != std::string::npos, refused.text);
   CHECK(thrown_by([&] { ckpt.prepare(t.state); }).id == error_id::storage_permission);
   CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
-  ckpt.load(t.state, 1);  // without being told that it only reads
+  ckpt.load(t.state, 1);  // without a warning that it only reads
   CHECK(t.is(1));
   CHECK(thrown_by([&] { ckpt.save(t.state, 3).wait(); }).id == error_id::storage_permission);
   t.fill(7);
@@ -642,7 +642,7 @@ TEST_CASE("a run that cleans leaves the marks of one alone that is just looking 
     dead.leave_mark(run);
   }
   CHECK(other.clean(another) == 2);
-  // Of another host, whose locks may not be seen here: by the clock.
+  // A run of another host, whose locks may not be seen here: judged by the clock.
   const auto leave = [&](std::int64_t age) {
     cairn::wire_writer about;
     about.put(static_cast<std::int64_t>(std::time(nullptr) - age)).put(std::string("another host"));
@@ -858,7 +858,7 @@ TEST_CASE("a rank that does not come to plan is named on all others by the deadl
   none_failed(p.ranks(3, [&](int rank, communicator comm) {
     training_state t(rank, 3, small);
     auto options = patient();
-    if (rank == 0) options.peer_timeout = seconds(1);  // it gives up, and tells rank 1
+    if (rank == 0) options.peer_timeout = seconds(1);  // it gives up and sends rank 1 the failure
     auto ckpt = p.open(std::move(comm), options);
     if (rank == 2) return others_done.wait();
     // Rank 1 has sent its part: nothing else is awaited than that of rank 2.

@@ -56,7 +56,7 @@ bytes golden(const std::string& name, const bytes& content) {
 }
 
 bool same(const record& a, const record& b) {
-  // A record's bytes are all that it says.
+  // Records are compared by their bytes.
   return encode_record(a) == encode_record(b);
 }
 
@@ -184,7 +184,8 @@ TEST_CASE("manifests come back as they were") {
     const auto back = decode_manifest(encoded, "m");
     CHECK(cairn_test::same(m, back));
     CHECK(encode_manifest(back) == encoded);
-    CHECK(encode_manifest(m, encoded.size()) == encoded);  // what no reader would take is not written
+    // A manifest that no reader would accept is not written.
+    CHECK(encode_manifest(m, encoded.size()) == encoded);
     CHECK_THROWS_AS(static_cast<void>(encode_manifest(m, encoded.size() - 1)), cairn::storage_error);
   }
 }
@@ -427,7 +428,7 @@ TEST_CASE("an item of a manifest is made when it is asked for, and nothing else 
   CHECK(items.made() == 1);
   CHECK(cairn_test::same(opened, m));
   CHECK(items.made() == 1000);
-  // A damaged definition that nobody asks for harms nobody.
+  // A damaged definition is no error as long as nobody asks for it.
   auto bad = encoded;
   std::uint64_t definitions = 0;
   std::memcpy(&definitions, bad.data() + 128 + 32 + 8, 8);

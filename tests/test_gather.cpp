@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: checkpoints
 // threaded
-// What becomes of one rank that comes to a save alone: with a save that gathers on rank 0, as many trainers
+// What happens to one rank that comes to a save alone: with a save that gathers on rank 0, as many trainers
 // write it, and with cairn's. docs/gather.md shows parts of this file.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
@@ -41,7 +41,7 @@ void on_each_rank(Body body) {
     if (each) std::rethrow_exception(each);
 }
 
-/// Counts a latch down at the end of a scope, also where an exception leaves it: nobody waits for ever.
+/// Counts a latch down at the end of a scope, also after an exception, so that nobody waits for ever.
 struct at_end {
   std::latch& latch;
   bool done = false;
@@ -93,7 +93,7 @@ TEST_CASE("a save that gathers stands still where a rank does not come") {
     const std::vector<float> shard(numbers, 1.0f);
     gather_save(comm, shard, write, cairn::deadline::in(std::chrono::minutes(5)));
     if (comm.rank() != 0) {
-      others_may_end.wait();  // alive, but in a step of its own
+      others_may_end.wait();  // alive, but not in a save
       return;
     }
     const at_end end{others_may_end};

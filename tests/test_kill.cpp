@@ -50,7 +50,7 @@ constexpr std::uint64_t thinned = CAIRN_TEST_ADDRESS_SANITIZED ? 4 : 1;
 constexpr cairn::file_store_options small_requests{.write_bytes = 64u << 10};
 constexpr training_sizes sizes{.weights = 40'000};
 
-/// What the victim tells; shared memory, so that it survives its death.
+/// What the killed run reports, in shared memory that outlives it.
 struct told {
   std::atomic<std::int64_t> begun = 0;         ///< the last step that was given to save()
   std::atomic<std::int64_t> acknowledged = 0;  ///< the last step whose handle said that it is committed
@@ -240,7 +240,7 @@ class past {
   }
 
  private:
-  // Kills need no disk: what was written stays.
+  // A kill loses no write, so memory serves as well as a disk.
   scratch_directory directory_{fs::exists("/dev/shm") ? "/dev/shm" : nullptr};
 };
 

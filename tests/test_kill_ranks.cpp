@@ -58,7 +58,7 @@ class dice {
   std::mt19937_64 from_;
 };
 
-// Kills need no disk: what was written stays.
+// A kill loses no write, so memory serves as well as a disk.
 const char* fast_directory() {
   return fs::exists("/dev/shm") ? "/dev/shm" : nullptr;
 }
@@ -79,13 +79,13 @@ class history {
   history(run_keeper& keeper, std::string root) : keeper_(keeper), root_(std::move(root)) {}
 
   [[nodiscard]] const std::string& root() const { return root_; }
-  /// Told of a run that was made elsewhere.
+  /// Adds a run that was made elsewhere.
   void is_committed(std::int64_t step, int world) {
     promised_ = begun_ = std::max(promised_, step);
     writers_[step] = world;
   }
 
-  /// A run that is to be killed. False if it came to its end before.
+  /// Starts a run that is to be killed. False if it ended before.
   bool kill(run_order order) {
     begin_to_kill(std::move(order));
     return killed();
@@ -182,7 +182,7 @@ class history {
   void note(const run_log& log, const run_order& order, const run_end& end) {
     promised_ = std::max<std::int64_t>(promised_, log.acknowledged);
     begun_ = std::max<std::int64_t>(begun_, log.begun);
-    // Some ranks may have resumed and saved while others were still at it.
+    // Some ranks may have resumed and saved while others were still resuming.
     auto resumed = run_log::rank_log::not_yet;
     for (int r = 0; r < order.world; ++r) resumed = std::max(resumed, log.rank[r].resumed.load());
     while_resuming_ = order.resumes && end.struck && resumed == run_log::rank_log::not_yet;
@@ -473,7 +473,7 @@ TEST_CASE(
       in_resume += h.killed_while_resuming();
       ranks += static_cast<std::uint64_t>(h.ranks_killed());
       world = d.world_but(world);
-      // Now and then the next run is killed as well, while it cleans.
+      // Sometimes the next run is killed as well, while it cleans up.
       if (struck && d.roll(4) == 0) {
         auto again = make_order();
         if (!again.at_time) again.plan.change = 1 + d.roll(30);
@@ -515,7 +515,7 @@ TEST_CASE("ranks and workers that are killed while workers save lose nothing; ra
     cells = {cells.at(std::strtoull(one, nullptr, 10))};
   } else {
     shuffle_cells(cells);
-    // Each kind of death in turn, and a death alone where it is likely to be a worker's.
+    // Each kind of death in turn; only one process dies where that is likely to be a worker.
     std::vector<cell> kinds[3];
     for (const auto& c : cells) kinds[c.dies].push_back(c);
     std::stable_partition(kinds[cell::one].begin(), kinds[cell::one].end(),

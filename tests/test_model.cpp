@@ -1022,7 +1022,7 @@ TEST_CASE("a chunk_set is the list that it was made of") {
     CAPTURE(round);
     const random_mesh mesh(random);
     auto list = mesh.chunks();
-    // Now and then what no mesh would give: other ranks, chunks left out, chunks twice.
+    // Sometimes chunks that no mesh gives: other ranks, chunks left out, chunks twice.
     for (int k = round % 4 == 0 ? 5 : 0; k-- > 0 && !list.empty();) {
       const auto at = static_cast<std::size_t>(roll(static_cast<std::int64_t>(list.size())));
       if (k == 0) list.push_back(list[at]);

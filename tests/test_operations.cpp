@@ -48,7 +48,7 @@ namespace {
 using namespace cairn_test;
 using cairn::error_id;
 
-/// What `work` gives in a child process, whose limits, user and signals it may change.
+/// The result of `work` in a child process, whose limits, user and signals it may change.
 std::string in_child(const std::function<std::string()>& work) {
   int ends[2];
   REQUIRE(::pipe(ends) == 0);
@@ -99,7 +99,7 @@ void limit(Resource resource, rlim_t value) {
   if (::setrlimit(resource, &both) != 0) throw std::runtime_error("setrlimit failed");
 }
 
-/// Root is above some limits: becomes a user that nobody else is.
+/// Some limits do not hold for root: becomes a user that nobody else is.
 void become_nobody() {
   if (::geteuid() == 0 && (::setgid(61'321) != 0 || ::setuid(61'321) != 0))
     throw std::runtime_error("setuid failed");
@@ -472,7 +472,7 @@ TEST_CASE("a file that appears asks to stop, and is looked for now and then only
     CHECK(stop.requested());
     CHECK(stop.signal() == 0);
     CHECK(std::filesystem::remove(path));
-    CHECK(stop.requested());  // what was asked for is asked for
+    CHECK(stop.requested());  // a request stays, whatever happens to the file
     CHECK(stop.count() == 1);
   }
   const cairn::stop_signal seldom({SIGUSR1}, {path, std::chrono::hours(1)});
@@ -605,7 +605,7 @@ TEST_CASE(
   handle.wait();
   CHECK(other.time_to_save().has_value());
   CHECK(handle.report().suggested_interval_seconds == 0);
-  // A save that fails teaches nothing.
+  // A save that fails changes no estimate.
   const auto before = other.time_to_save();
   const auto again = other.save(state, 1);
   CHECK(error_of([&] { again.wait(); }).starts_with("storage.already_committed|"));
@@ -724,7 +724,7 @@ TEST_CASE("two states resume at the newest step that both have and that loads in
     CHECK(run.policy.list() == steps{10, 20});
     CHECK(run.critic.list() == steps{10, 20});
   }
-  // No step in common and more than one checkpoint: never from zero without being told.
+  // No step in common and more than one checkpoint: an error, not a start from zero.
   {
     actor_critic run(root);
     run.critic.remove(10);
@@ -771,7 +771,7 @@ TEST_CASE("a trace opens as JSON at any moment, and tells the parts of a save, l
     ckpt.before_update();
     next.wait();
   }
-  // The list has no end: a comma follows the last event.
+  // The list is not closed: a comma follows the last event.
   const auto command = cairn_test::python() + R"( -c '
 import json, sys
 events = json.loads(open(sys.argv[1]).read() + "{}]")[:-1]

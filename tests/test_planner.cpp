@@ -559,7 +559,7 @@ TEST_CASE("sources are kept while the bindings are the same, unless the planner 
   CHECK(bound.sources()[1].view.data == address(pointed.data()));
   CHECK(bound.sources()[2].view.data == address(blob.data()));
   CHECK(bound.bytes_sizes() == std::vector<std::uint64_t>{blob.size()});
-  CHECK(first[0].view.data == address(other.data()));  // who holds the earlier ones is not disturbed
+  CHECK(first[0].view.data == address(other.data()));  // holders of the earlier sources keep them
 
   // An error on the way leaves nothing behind.
   blob.pop_back();
@@ -937,7 +937,7 @@ TEST_CASE("what is no checkpoint is refused, as by the reference, and is named")
           i.bytes = cairn::bytes_of(i.type, i.box.volume());
         break;
     }
-    // A definition twice on a rank that holds nothing of a tensor with elements says nothing new.
+    // A definition that a rank without elements of the tensor gives twice changes nothing.
     cairn_test::reference_planner reference(group.plans, {});
     cairn::default_planner planner;
     const auto all = cairn_test::merged(planner, group.plans, 0, world, random);

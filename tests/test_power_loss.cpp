@@ -119,7 +119,7 @@ class site_watch final : public file_watch {
            : contains(path, "manifest.")  ? site::manifest_bytes
                                           : site::mark_bytes;
   }
-  /// What this thread did last; a directory that was there already is fsynced as a new one.
+  /// What this thread did last; a directory that existed already is fsynced as a new one is.
   static site& last_change() {
     thread_local site last = site::new_directory;
     return last;
@@ -170,7 +170,7 @@ struct run {
       REQUIRE(std::any_of(acknowledged.begin(), acknowledged.end(),
                           [&](const auto& a) { return a.step == step; }));
   }
-  /// Goes on where the power was lost.
+  /// Starts the next run on what the power loss left.
   explicit run(recording_file_system after) : disk(std::move(after)), watch(std::make_shared<site_watch>()) {
     {
       cairn::thread_group group{1};
@@ -334,7 +334,7 @@ TEST_CASE("after a power loss at any moment, what was committed loads, and all t
     }
     CHECK(r.notes == 3);
     look(r, static_cast<std::size_t>(rounds(4, 15)));
-    // The next runs meet what was left: they clean, resume, save and remove, and the power is lost again.
+    // The next runs find what was left: they clean up, resume, save and remove, and the power is lost again.
     std::mt19937_64 from(seed);
     for (std::uint64_t again = 0; again < rounds(1, 8) && failures == 0; ++again) {
       const auto cuts = r.disk.cuts(static_cast<std::size_t>(from() % r.disk.operations()), 4, seed);

@@ -71,7 +71,7 @@
 #include <thread>
 #include <vector>
 
-/// Of the runtime of address and leak sanitizers.
+/// A function of the runtime of the address and leak sanitizers.
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes() __attribute__((weak));
 
 namespace {
@@ -102,7 +102,7 @@ std::vector<::pid_t> children() {
   std::sort(found.begin(), found.end());
   return found;
 }
-/// Waits, a minute at most, until something is so that threads bring about which are on their way.
+/// Waits, a minute at most, until threads that are running have made a condition true.
 template <class Condition>
 bool comes_true(Condition&& condition) {
   for (const auto until = cairn::deadline::in(std::chrono::minutes(1)); !condition();) {
@@ -117,7 +117,7 @@ std::string proc_file(::pid_t process, const std::string& name) {
   text << file.rdbuf();
   return text.str();
 }
-/// Those of them that are workers, and live.
+/// The children that are workers and live.
 std::vector<::pid_t> workers() {
   auto found = children();
   std::erase_if(found, [](::pid_t process) {
@@ -192,7 +192,7 @@ void check_good_or_skipped(::pid_t child, const char* why) {
     CHECK(status == 0);
 }
 
-// A rank whose trainer is gone may have a worker that writes on: a save does not end for that.
+// The worker of a rank whose trainer is gone may write on: that ends no save.
 static_assert(!cairn::EndsWithProcess<cairn::process_executor>);
 static_assert(cairn::EndsWithProcess<cairn::thread_executor> &&
               cairn::EndsWithProcess<cairn::inline_executor>);
@@ -253,7 +253,7 @@ struct layers {
   }
 };
 
-/// Time that does not pass: what waits for it goes on only when its limit is lifted.
+/// A clock that stands still: whoever waits on it goes on only when the limit is lifted.
 struct stopped_clock : cairn::rate_clock {
   time_point now() noexcept override { return begin; }
   void wait(cairn::shared_event& word, std::uint32_t seen, time_point) noexcept override {
@@ -272,7 +272,7 @@ auto make_scripted(const std::string& directory) {
                              cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
                              cairn::checkpointer_options{.quiet = true}};
 }
-/// What a run is warned of.
+/// The warnings of a run.
 struct warnings_told {
   using cairn_role = cairn::role::observer;
   std::shared_ptr<std::string> texts = std::make_shared<std::string>();
@@ -289,7 +289,7 @@ auto make_queuing(const std::string& directory) {
                                                          .handover_timeout = std::chrono::minutes(5),
                                                          .quiet = true}};
 }
-/// What a run is told of saves of earlier ones.
+/// The events about saves of earlier runs.
 struct earlier_told {
   using cairn_role = cairn::role::observer;
   using event = cairn::observation::event;
@@ -365,7 +365,7 @@ int trainer(const std::string& directory, const std::string& line, const std::st
     for (;;) ::pause();
   scripted_store::wait_held(directory);
   if (end == "forks") {
-    // The child has the parent's checkpointer and goes as any program goes.
+    // The child has the parent's checkpointer and exits as any program does.
     cairn_test::await_still_threads();
     const ::pid_t child = ::fork();
     if (child == 0) std::exit(7);
@@ -505,7 +505,7 @@ int device_trainer(const std::string& directory, const std::string& line, const 
   const auto save = ckpt.save(state, 2);
   for (int d = 0; d < 2; ++d) ckpt.before_update(streams[d], d);
   update(3);
-  // A stream has waited for the copies, and nobody for the worker.
+  // A stream has waited for the copies, and nothing for the worker.
   save.wait_handed_over();
   if (copied == "all") save.wait_released();
   if (save.released() != (copied == "all")) return 1;
@@ -538,7 +538,7 @@ started start_trainer(const std::string& directory, const std::string& line = at
     ::dup2(out[1], STDOUT_FILENO);
     const rlimit no_core{0, 0};
     ::setrlimit(RLIMIT_CORE, &no_core);
-    // Those that exit in the middle leave what their threads hold.
+    // Processes that exit in the middle leak what their threads hold.
     const char* options = std::getenv("ASAN_OPTIONS");
     ::setenv("ASAN_OPTIONS", ((options != nullptr ? options : "") + std::string(":detect_leaks=0")).c_str(),
              1);
@@ -661,7 +661,7 @@ std::uint64_t huge_kib_at(const std::byte* address) {
 
 TEST_CASE("shared memory is there when it was allocated, in huge pages where the kernel makes them") {
   constexpr std::uint64_t huge = std::uint64_t{2} << 20;
-  // Whether it does is asked with one piece of memory by hand.
+  // Find out with one block of memory whether the kernel does.
   cairn::shared_segment probe(huge);
   probe.allocate();
   std::memset(probe.bytes().data(), 1, huge);
@@ -889,7 +889,7 @@ TEST_CASE("items are waited for, changes are found and limits hold in a worker p
     run.update(1);
     auto first = ckpt.save(run.state, 1);
     CHECK_FALSE(first.released());
-    // What is no tensor was copied by save() itself, and may change at once.
+    // Values and bytes were copied by save() itself and may change at once.
     run.seen = -1, run.blob = "of the next step", generator.assign(9, 0);
     for (const char* name : {"table", "moments", "weights"}) ckpt.before_update(name);
     run.update(2);
@@ -1073,7 +1073,7 @@ TEST_CASE(
     } else {
       REQUIRE(hit.failed());
       CHECK(id_of(hit.failure()) == cairn::error_id::peer_lost);
-      // Once the record stands, the trainer does what is left.
+      // Once the record is there, the trainer does the rest.
       CHECK((at.find("rank") != at.npos || at.starts_with("size") || at.starts_with("put_new")));
     }
     CHECK(newest(scratch.path() + "/store") == last);
@@ -1085,7 +1085,7 @@ TEST_CASE(
     CHECK(workers().size() == 1);
     CHECK(children().size() == children_before + 1);  // nothing is left of the one that was killed
   }
-  // Between two saves: that costs none of them.
+  // Killed between two saves: neither fails.
   const auto idle = workers().at(0);
   ::kill(idle, SIGKILL);
   REQUIRE(ends(idle));
@@ -1127,8 +1127,8 @@ TEST_CASE("a trainer that is killed after its image was released does not take t
     const int status = status_of(run.process);
     CHECK(WIFSIGNALED(status));
     CHECK(WTERMSIG(status) == death.signal);
-    // Whoever means the worker itself, as a batch system that ends all processes of a job: it alone can
-    // commit now, and one that was stopped would not end.
+    // A signal to the worker itself, as from a batch system that ends all processes of a job: the worker
+    // alone can commit now, and a stopped one would not end.
     for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGALRM, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP,
                              SIGTTIN, SIGTTOU, SIGXCPU, SIGXFSZ})
       CHECK(::kill(run.worker, signal) == 0);
@@ -1171,7 +1171,7 @@ TEST_CASE("a worker sees the end of its trainer whatever children that left, and
     if (!each.line.empty()) scripted_store::let_go(scratch.path());
     CHECK((each.end == "closed" ? WIFEXITED(status) && WEXITSTATUS(status) == 0 : WIFSIGNALED(status)));
     CHECK(ends(run.worker));
-    // Whoever reads what the run says gets its end.
+    // A reader of the run's output gets its end.
     pollfd one{stderr_of_run.get(), 0, 0};
     CHECK(::poll(&one, 1, 60'000) == 1);
     for (const auto child : left) {
@@ -1418,7 +1418,7 @@ TEST_CASE(
     "a run that resumes while a worker of the one before still writes waits for it and takes its "
     "checkpoint" *
     not_threaded) {
-  // The third had not confirmed its memory: its worker gives the save up.
+  // The third save was not confirmed: its worker gives it up.
   const char* const ends_of_trainers[] = {"killed", "killed", "before it confirms"};
   const char* const lines[] = {"write after rank hold", at_manifest, "write before rank hold"};
   for (int i = 0; i < 3; ++i) {
@@ -1559,7 +1559,7 @@ TEST_CASE(
     return id_of(save.failure());
   };
   CHECK(failure() == cairn::error_id::usage_no_worker);
-  // What is no message at all, and the head of one that never comes whole.
+  // Bytes that are no message, and the head of one that never comes whole.
   script("head -c 4000 /dev/zero >&3; exec sleep 100");
   CHECK(failure() == cairn::error_id::peer_bad_message);
   script("printf 'CNRW\\143\\000\\002\\000' >&3; head -c 24 /dev/zero >&3; exec sleep 100");
@@ -1624,7 +1624,7 @@ TEST_CASE("a worker refuses what is no message, and no job, and goes on" * not_t
   int pair[2];
   REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
   {
-    // A trainer of another version: the worker says so, and goes.
+    // A trainer of another version: the worker reports it and ends.
     const ::pid_t child = ::fork();
     if (child == 0) {
       ::dup2(pair[1], worker_socket);
@@ -1683,7 +1683,8 @@ TEST_CASE("memory that cannot be had is an error before anything is copied" * no
   const int status = status_of(child);
   CHECK(status == 0);
 
-  // In a whole life: the save that finds no memory fails, and the next one, which finds some, does not.
+  // In the process's whole life: the save that finds no memory fails, and the next one, which finds some,
+  // does not.
   const scratch_directory scratch;
   const auto save = [&] {
     trained run;

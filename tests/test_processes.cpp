@@ -265,7 +265,7 @@ TEST_CASE("a late message of an earlier call is dropped") {
       expect(got == std::string(what) + std::string(what) + std::string(what), "a fold of " + got);
     };
     if (me.rank() == 2) me.await(0, 2);  // it comes when the others have given up
-    // Rank 0 gives up, and tells rank 1.
+    // Rank 0 gives up and sends rank 1 the failure.
     me.say(outcome_of([&] { fold("old", me.rank() == 0 ? deadline::in(8s) : ample()); }) + "; ");
     ++me.word(0);
     me.await(0, 3);
@@ -319,7 +319,7 @@ TEST_CASE("a rank that is killed in a collective is named on all others") {
     CAPTURE(victim);
     const auto job = job_name();
     process_ranks ranks(4);
-    // In its merge, where it has children; else between two calls.
+    // During its merge where it has children; else between two calls.
     const bool parent = victim % 2 == 0;
     ranks.kill_at(victim, parent ? "merge" : "call", 2);
     const auto ends = ranks.run([&](rank_process& me) {
@@ -355,7 +355,7 @@ TEST_CASE("a rank that hangs is named by the deadline on all others") {
       me.point("call");
       all.barrier(ample());
       me.point("call");
-      // Who waits for the victim itself gives up, and tells the others, whose timeout is longer.
+      // Ranks that wait for the victim itself give up and tell the others, whose timeout is longer.
       me.say(outcome_of([&] { all.barrier(me.rank() == 0 || victim == 0 ? deadline::in(8s) : ample()); }));
     });
   }
@@ -426,7 +426,7 @@ TEST_CASE("ranks that are killed at any system call while they meet leave nothin
   const auto job = job_name();
   for (const int victim : {0, 1}) {
     int n = 0;
-    // A machine so slow that no two ever meet in time must not keep this test for ever.
+    // Ends the test on a machine so slow that no two ranks ever meet in time.
     for (bool killed = true; killed && n < 300; n += sanitized || n >= 60 ? 3 : 1) {
       CAPTURE(victim);
       CAPTURE(n);
@@ -468,7 +468,7 @@ TEST_CASE("a child of fork() is none of the ranks, and its death is not theirs")
       int status = 0;
       ::waitpid(child, &status, 0);
       expect(WIFEXITED(status) && WEXITSTATUS(status) == 7, "the child did not refuse");
-      // One that lives on must not keep this rank alive for the others.
+      // A child that lives on must not keep this rank alive for the others.
       const auto orphan = ::fork();
       if (orphan == 0) {
         while (::getppid() != 1 && me.word(1) == 0) ::usleep(1000);
@@ -630,7 +630,7 @@ TEST_CASE("pieces that were damaged in any way are refused, and never become ano
   }
   memory.resize(static_cast<std::size_t>(counters.written.load()));
   CHECK(cairn::detail::read_pieces(memory) == sent);
-  // Where a message may end unnoticed: between pieces.
+  // Where a message may be cut unnoticed: between pieces.
   const auto is_part = [&](const std::deque<bytes>& got) {
     return got.size() <= sent.size() && std::equal(got.begin(), got.end(), sent.begin());
   };
@@ -771,7 +771,7 @@ TEST_CASE("strangers at the door keep no rank out") {
       call(&hello, sizeof hello);
       me.say(answer());
     }
-    // One who is let in, and never sits down.
+    // A rank that is admitted and never attaches.
     const rendezvous_hello hello{.rank = 1, .size = 2};
     call(&hello, sizeof hello);
     me.say(answer());
@@ -825,7 +825,7 @@ TEST_CASE("a rank takes nothing from a false rank 0") {
       message_of([] { shared_world world(file_descriptor(::open("/proc/self/exe", O_RDONLY)), 2); });
   CHECK(regular == bad + "its size may change (rank 0)");
 
-  // One that says nothing, nonsense, or a welcome without memory.
+  // A false rank 0 that sends nothing, nonsense, or a welcome without memory.
   for (const std::string_view what : {"", "nonsense", "welcome"}) {
     CAPTURE(what);
     const auto job = job_name();
@@ -884,7 +884,7 @@ std::vector<rank_end> train(process_ranks& ranks, const std::string& directory, 
   });
 }
 
-/// Comes by the point "data" where it sends what was read from a store.
+/// Passes the point "data" before it sends what was read from a store.
 struct dying_communicator {
   using cairn_role = cairn::role::communicator;
   shared_memory_communicator inner;
@@ -1081,7 +1081,7 @@ TEST_CASE(
   };
   CHECK_MESSAGE(check(), told());
   CHECK(told().find("records of 4 ranks") != std::string::npos);
-  // A box whose place was told wrongly would be seen.
+  // A box with a wrong place would be noticed.
   auto wrong = expected;
   auto& digit = wrong[wrong.find("\"hex\": \"") + 8];
   digit = digit == '0' ? '1' : '0';
@@ -1142,7 +1142,7 @@ TEST_CASE("many saves take no more memory, descriptors and threads than few") {
       if (step == 20) first = resources::now();
     }
     auto last = resources::now();
-    // A thread that has ended is on the list a little longer.
+    // A thread that has ended stays on the list for a moment.
     for (const auto until = ample();
          !until.passed() && (last.descriptors > first.descriptors || last.threads > first.threads);) {
       ::usleep(1000);

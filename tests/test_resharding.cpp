@@ -527,7 +527,7 @@ TEST_CASE("mistakes of a user's planner are errors that name the item") {
 
 namespace {
 
-/// What was read from a store, and what shall go wrong there.
+/// Counts what is read from a store, and makes reads fail.
 struct read_counts {
   std::atomic<std::uint64_t> data = 0;
   std::atomic<std::uint64_t> records = 0;
@@ -815,11 +815,11 @@ TEST_CASE("a load of the same checkpoint into a state of the same structure is p
       must(report.bytes == first.bytes && report.bytes_read == first.bytes_read, "and reads the same");
       must(load(2), "another checkpoint is planned");
       must(!load(1) && !load(2), "both plans are kept");
-      // The state of one rank alone is another one: it plans, the others need not, and all load.
+      // One rank has another state: it plans, the others need not, and all load.
       std::vector<float> more(4);
       must(load(1, r == 1 ? &more : nullptr) == (r == 1), "a rank whose state has changed plans alone");
       must(report.missing.size() == (r == 1 ? 1 : 0), "and tells what it misses");
-      // What is saved anew under an old number is another checkpoint.
+      // A checkpoint that is saved again under its number is another one.
       c.remove(2);
       table t("columns", r, 3);
       t.fill();

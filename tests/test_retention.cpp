@@ -36,7 +36,7 @@ namespace {
 
 using cairn_test::scratch_directory;
 
-/// Where nothing has to survive a power loss.
+/// Options without fsync, where nothing has to survive a power loss.
 const char* memory_disk() {
   return std::filesystem::exists("/dev/shm") ? "/dev/shm" : nullptr;
 }
@@ -188,7 +188,7 @@ TEST_CASE("a step that was passed over keeps its data beside a new save of that 
   for (const auto& key : passed) CHECK(std::count(now.begin(), now.end(), key) == 1);
   const auto aside = cairn::step_directory(2) + "/manifest.damaged.0";
   REQUIRE(std::count(now.begin(), now.end(), aside) == 1);
-  // The mount is well again: the old one comes back by its name.
+  // The mount works again: the old checkpoint comes back by its name.
   replace(data, good);
   replace(cairn::manifest_key(2), *store.read_all(aside, 1u << 20));
   next.load(t.state, 2);
@@ -386,7 +386,7 @@ TEST_CASE("the lease of a process that died holds nobody up, and nothing is left
   CHECK(trainer.list() == steps{3});
   cairn::checkpointer next{store, quiet};
   CHECK(next.resume(t.state) == 3);
-  next.close();  // which takes back the note of its restart
+  next.close();  // which removes the note of its restart
   CHECK(names_in(directory.path()) == std::vector<std::string>{"step-00000003"});
 }
 
@@ -703,7 +703,7 @@ TEST_CASE("keep_last(n, verified) removes a predecessor when the newer one was r
   ckpt.save(t.state, 2).wait();
   begun.get_future().wait();
   CHECK(ckpt.list() == steps{1, 2});
-  // Training goes on, and nothing goes as long as nothing newer is verified.
+  // Train on: nothing is removed as long as nothing newer is verified.
   ckpt.save(t.state, 3).wait();
   ckpt.save(t.state, 4).wait();
   CHECK(ckpt.list() == steps{1, 2, 3, 4});

@@ -36,7 +36,7 @@ struct bucket {
   s3::server server{s3::quick_server()};
   std::chrono::seconds timeout{20};
 
-  /// As a process finds it that begins: no connection, nothing known.
+  /// The store as a new process opens it: no connection, nothing cached.
   [[nodiscard]] cairn::safetensors_storage<cairn::s3_store> storage() const {
     auto o = s3::bucket_at(server.endpoint());
     o.checksums = cairn::s3_checksum::none;
@@ -85,7 +85,7 @@ told_failure save(bucket& b, const small_state& what,
 }
 
 enum class found { nothing, all_of_it };
-/// What a reader finds that meets no faults. Anything but all or nothing is a failure of the test.
+/// What a reader without faults finds. Anything but all or nothing fails the test.
 found look(bucket& b, const small_state& what) {
   auto storage = b.storage();
   auto reader = storage.reader();
@@ -297,7 +297,7 @@ TEST_CASE("whatever a service does while a checkpoint is loaded: the right bytes
 TEST_CASE("thirty in a hundred requests meet a fault: no save is acknowledged that does not load") {
   bucket b;
   b.timeout = std::chrono::minutes(10);  // on a clock whose pauses take no time
-  // What a service does on a bad day, and goes on to work; those that last are among the scripts above.
+  // Faults of a service that still works; faults that last are among the scripts above.
   std::vector<std::string> passing;
   for (const auto* kind : {"error * all status=500 code=InternalError",
                            "error * all status=503 code=SlowDown retry_after=1",

@@ -229,7 +229,7 @@ TEST_CASE("the process whose memory is counted" * doctest::skip()) {
 
 TEST_CASE("memory beyond the image is that of the parts in flight, never of the whole object") {
   s3::server server{s3::quick_server()};
-  server.faults.add("delay UploadPart all ms=20");  // who sends is quicker than who takes
+  server.faults.add("delay UploadPart all ms=20");  // the sender is faster than the server
   ::setenv(measured_variable, server.endpoint().c_str(), 1);
   std::string program = "/proc/self/exe";
   std::string all = "--no-skip";
@@ -438,7 +438,7 @@ TEST_CASE("resharding fetches what is wanted, and one block more for a rank's ra
 
 // --- Time --------------------------------------------------------------------------------------------------
 
-/// Chance is the same number each time.
+/// Every random number is the same.
 struct fixed_chance : quick_clock {
   explicit fixed_chance(double value) : chance(value) {}
   [[nodiscard]] double random() noexcept override { return chance; }

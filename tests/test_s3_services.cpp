@@ -435,7 +435,7 @@ TEST_CASE("credentials come from the environment or a file's profile, read again
   const auto old = failure(with(from::environment()));
   CHECK(old.id == error_id::storage_permission);
 
-  // What would begin another header is not sent.
+  // A value that would begin another header is not sent.
   for (const auto* key_id : {"AKID\r\nx-amz-acl: public-read", "", "two words"}) {
     const auto why = failure(with(from::fixed({key_id, "secret-of-all", "", 0})));
     CHECK(why.id == error_id::storage_permission);
@@ -580,7 +580,7 @@ TEST_CASE("a container's credentials: its token is read anew, and nobody else is
   const auto before = container.requests();
   CHECK(none_from(from::container()).id == error_id::storage_permission);
   CHECK(container.requests() == before + 2);
-  // Where it is set and fails, the next source is not asked: that would be somebody else's role.
+  // Where a source is set and fails, the next one is not asked: it would give another role.
   environment.set("AWS_EC2_METADATA_SERVICE_ENDPOINT", container.url());
   environment.set("AWS_EC2_METADATA_DISABLED", "");
   CHECK(none_from(from::standard()).text.find("the container's end point") != std::string::npos);
@@ -718,7 +718,7 @@ TEST_CASE("a service checks CRC-64/NVME of each part and of the whole object, or
       if (told) CHECK(*told == cairn::detail::checksum_text(crc64(big ? large : small)));
     }
   }
-  // A server that has other bytes than those that it was sent.
+  // A server that stores other bytes than it was sent.
   s3::server server{service()};
   auto o = where(server.endpoint());
   o.checksums = cairn::s3_checksum::crc64nvme;
@@ -843,7 +843,7 @@ TEST_CASE("Google's dialect: saved in parts, loaded, committed once, cleaned") {
   some_state loaded(0);
   load_world(reader, 7, {&loaded.all});
   CHECK(loaded.weights == one.weights);
-  // Another job commits the same step: it is told, and what stands stays.
+  // Another job commits the same step: it gets an error, and the first checkpoint stays.
   const some_state two(2);
   world_save other(writer, {&two.all}, 7, {3, 4});
   const auto why = failure_of([&] { other.run(); });

@@ -297,7 +297,7 @@ TEST_CASE("moto's token service gives a web identity credentials that sign") {
   for (const auto& [name, value] : variables) ::unsetenv(name);
 }
 
-/// What one fault did to a request; a typed error is an answer, anything else is not.
+/// What one fault did to a request. A typed error is right, any other exception is not.
 template <class Call>
 std::optional<cairn::error_id> attempt(Call call) {
   const auto began = std::chrono::steady_clock::now();
@@ -733,7 +733,7 @@ TEST_CASE("killed at any named point of a save, a run goes on from the checkpoin
       int status = 0;
       REQUIRE(::waitpid(child, &status, 0) == child);
       CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
-      REQUIRE(server.await_silence());  // what was on its way has come or never will
+      REQUIRE(server.await_silence());  // requests that were under way have come or never will
       server.faults.clear();
       server.revive();
       step += point.committed ? 1 : 0;
@@ -747,8 +747,7 @@ TEST_CASE("killed at any named point of a save, a run goes on from the checkpoin
       }
       REQUIRE(server.await_silence());
       CHECK(server.objects().uploads() == 0);
-      // Nothing but whole checkpoints, of which a run that is killed may not have removed some, and marks,
-      // which a late writer would meet.
+      // Only whole checkpoints, some of which a killed run may not have removed, and marks for late writers.
       if (name.starts_with("probe")) ++probes;
       std::size_t others = 0;
       const auto keys = server.objects().keys("bucket");

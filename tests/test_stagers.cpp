@@ -470,7 +470,7 @@ TEST_CASE("units cut an image without gaps, between items and between blocks") {
   CHECK(detail::cut_into_ranges(*many_small(7).layout, false).size() <= 4);
 }
 
-/// Time that passes only by waiting for it.
+/// A clock that advances only when somebody waits on it.
 struct own_time : rate_clock {
   time_point now() noexcept override { return at; }
   void wait(shared_event&, std::uint32_t, time_point until) noexcept override { at = std::max(at, until); }

@@ -76,7 +76,7 @@ struct on_device {
     REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     for (std::size_t i = 0; i < c.sources.size(); ++i) {
       auto& view = c.sources[i].view;
-      if (view.data == nullptr || c.sources[i].cast != nullptr) continue;  // those stay on the host
+      if (view.data == nullptr || c.sources[i].cast != nullptr) continue;  // these stay on the host
       const auto& bytes = c.memories[i].bytes;
       const auto offset = view.data - bytes.data();
       REQUIRE(gpu::allocate(memories[i], bytes.size()) == gpu::success);
