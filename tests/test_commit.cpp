@@ -521,7 +521,7 @@ TEST_CASE("in a large world, no rank is needed for the records of others") {
   CHECK(d.holds(5, state, 10));
 }
 
-TEST_CASE("in a large world, a failure is told to all at once, with its rank") {
+TEST_CASE("in a large world, all ranks learn of a failure at once, with its rank") {
   disturbed d(4);
   const ranks state(10);
   world_save save(d.writer, state.states(), 5);

@@ -454,7 +454,7 @@ TEST_CASE("a rank that is known to be gone is named at once") {
   }
 }
 
-TEST_CASE("ranks that call in different order are told who is where") {
+TEST_CASE("ranks that call in different order learn which rank is in which call") {
   SUBCASE("another operation") {
     thread_ranks<> world(2);
     const auto thrown = world.run([](auto& all) {
@@ -1134,7 +1134,7 @@ TEST_CASE(
                   cairn::usage_error);
 }
 
-TEST_CASE("an abort that never returns holds nobody up, and what it may use is kept until it does") {
+TEST_CASE("an abort that never returns delays nobody, and what it may use is kept until it does") {
   {
     nccl_ranks world(2, {.min_bytes = 1, .buffer_bytes = 300'000, .abort_timeout = 20ms});
     nccl::hang(0);

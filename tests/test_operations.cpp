@@ -462,7 +462,7 @@ TEST_CASE("stop_signal notes number, time and count; the former handlers are not
   REQUIRE(::sigaction(SIGUSR1, &before, nullptr) == 0);
 }
 
-TEST_CASE("a file that appears asks to stop, and is looked for now and then only") {
+TEST_CASE("a stop file asks to stop, and is looked for at intervals only") {
   const cairn_test::scratch_directory scratch;
   const auto path = scratch.path() + "/stop";
   {

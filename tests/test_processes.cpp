@@ -453,7 +453,7 @@ TEST_CASE("ranks that are killed at any system call while they meet leave nothin
   }
 }
 
-TEST_CASE("a child of fork() is none of the ranks, and its death is not theirs") {
+TEST_CASE("a child of fork() is no rank, and its end is noticed by none") {
   const nothing_left after;
   const auto job = job_name();
   const auto ends = process_ranks(2).run([&](rank_process& me) {
@@ -518,7 +518,7 @@ TEST_CASE("the second of two jobs of one name is told that the first one runs") 
       "[cairn.timeout.peer] rank 0 did not let this rank in by the deadline: a job of this name runs"));
 }
 
-TEST_CASE("ranks of other worlds, and two for one place, are sent away") {
+TEST_CASE("ranks of other worlds, and a second rank for one place, are refused") {
   const nothing_left after;
   // Rank 0 waits for the ranks that do not come, the others as long as it takes.
   const auto timeout_of = [](int rank) { return rank == 0 ? 8s : 60s; };
@@ -731,7 +731,7 @@ TEST_CASE("a peer that writes garbage into shared memory is named, and harms nob
   }
 }
 
-TEST_CASE("strangers at the door keep no rank out") {
+TEST_CASE("connections that are no rank's keep no rank out") {
   const nothing_left after;
   const auto job = job_name();
   const auto ends = process_ranks(3).run([&](rank_process& me) {

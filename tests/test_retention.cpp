@@ -314,7 +314,7 @@ TEST_CASE("resume takes a newer checkpoint where all that it listed were removed
   CHECK(trainer.list() == steps{3});
 }
 
-TEST_CASE("of one who takes a lease and one who removes, exactly one gets his way") {
+TEST_CASE("of a reader that takes a lease and a run that removes, exactly one succeeds") {
   const scratch_directory directory(memory_disk());
   const cairn::file_store store{directory.path()};
   cairn::checkpointer trainer{store, quiet};
@@ -359,7 +359,7 @@ TEST_CASE("of one who takes a lease and one who removes, exactly one gets his wa
   CHECK(names_in(directory.path()).empty());
 }
 
-TEST_CASE("the lease of a process that died holds nobody up, and nothing is left of it") {
+TEST_CASE("the lease of a process that died delays nobody, and nothing is left of it") {
   const scratch_directory directory(memory_disk());
   const cairn::file_store store{directory.path()};
   small_state t(1);
@@ -390,7 +390,7 @@ TEST_CASE("the lease of a process that died holds nobody up, and nothing is left
   CHECK(names_in(directory.path()) == std::vector<std::string>{"step-00000003"});
 }
 
-TEST_CASE("who may not write reads without a lease, and is told so once") {
+TEST_CASE("a reader without the right to write reads without a lease, and is warned once") {
   const scratch_directory directory(memory_disk());
   const cairn::file_store store{directory.path()};
   small_state t(1);
@@ -714,7 +714,7 @@ TEST_CASE("keep_last(n, verified) removes a predecessor when the newer one was r
   CHECK(ear.warnings() == 0);
 }
 
-TEST_CASE("a checkpoint that does not verify is told with its file, and its predecessor stays") {
+TEST_CASE("a checkpoint that does not verify is reported with its file, and its predecessor stays") {
   const cairn::memory_store memory;
   const auto faults = std::make_shared<cairn_test::store_faults>();
   const scrub_ear ear;

@@ -563,7 +563,7 @@ struct warnings {
 };
 }  // namespace
 
-TEST_CASE("a checkpoint that a bucket does not let go stays whole, is told once, and holds up no other") {
+TEST_CASE("a checkpoint that a bucket refuses to remove stays whole, is reported once, and delays no other") {
   auto options = strict();
   options.objects.terms.locked = "step-00000001/";
   s3::server server{options};

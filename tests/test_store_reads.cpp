@@ -233,7 +233,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a kernel that says wrongly that all is cached is believed a few times for each file") {
+TEST_CASE("a kernel that says wrongly that all is cached is asked only a few times for each file") {
   cached_fixture f;
   f.fs.cache->says_all = true;
   auto reads = f.s.begin_reads();

@@ -249,7 +249,7 @@ TEST_CASE("memory that is gone when a checkpointer is closed fails the save and 
   CHECK_FALSE(handle.committed());
 }
 
-TEST_CASE("one item is told of as one, two as two") {
+TEST_CASE("a warning about one item is in the singular, about two in the plural") {
   cairn::memory_store store;
   model m;
   cairn::checkpointer ckpt{store, listener(), quiet()};
