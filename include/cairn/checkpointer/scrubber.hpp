@@ -37,7 +37,7 @@ class scrubber {
   scrubber& operator=(const scrubber&) = delete;
   ~scrubber() { static_cast<void>(stop(deadline::in(std::chrono::nanoseconds(0)))); }
 
-  /// `job` may hold what it needs; it is let go at the latest when this stops.
+  /// `job` may own what it needs; it is destroyed at the latest when this stops.
   void ask(std::int64_t step, work job) {
     const std::lock_guard lock(state_->mutex);
     if (state_->stopping) return;

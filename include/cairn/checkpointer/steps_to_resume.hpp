@@ -14,8 +14,8 @@ inline namespace v1 {
 namespace detail {
 
 /// For rank 0: ends what saves of earlier runs have left, having waited for those that processes still carry
-/// out, and lists the steps that are committed then, ascending. A store that refuses the cleaning is told of,
-/// and listed.
+/// out, and lists the steps that are committed then, ascending. A store that refuses the cleaning is
+/// reported, and listed.
 [[nodiscard]] inline std::vector<std::int64_t> clean_and_list(save_services& shared, const run_id& run,
                                                               const checkpointer_options& options) {
   if (options.read_only) return shared.reader().list();

@@ -193,7 +193,7 @@ class collective_tree {
   [[nodiscard]] outcome await(const collective_call& call, step wanted, int from, deadline until,
                               deadline word, function_ref<void(const outcome&)> tell) {
     outcome result;
-    outcome known;  // whom the neighbour was waiting for when it was last heard of
+    outcome known;  // the ranks that the neighbour waited for when its last message came
     known.add_absent(from, false);
     auto next = wanted == step::up ? until.earlier(word) : until;
     messages_.guard(result, [&] {

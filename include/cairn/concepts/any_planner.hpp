@@ -182,7 +182,7 @@ class any_load_planner {
   // See LoadPlanner.
   [[nodiscard]] load_plan plan(const state_dict& state, const metadata& stored, const load_request& request);
   [[nodiscard]] item_target resolve(const state_dict& state, const metadata& stored, const read_item& item);
-  /// See FingerprintedLoadPlanner; nothing where the planner is none, so that its plans are not kept.
+  /// See FingerprintedLoadPlanner; nothing where the planner does not model it; its plans are not kept then.
   [[nodiscard]] std::optional<std::uint64_t> fingerprint() const;
 
  private:

@@ -144,7 +144,7 @@ class any_store {
                                               std::size_t parts = detail::any_parts) const;
   /// See ConditionalRemove; by a look before where the store has none.
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes) const;
-  /// See DistantStore; 0 where the store is none.
+  /// See DistantStore; 0 where the store does not model it.
   [[nodiscard]] std::size_t reads_at_once() const;
   /// See SizesReads; 0 where the store does not say.
   [[nodiscard]] std::uint64_t read_bytes(std::uint64_t total) const;
@@ -158,14 +158,15 @@ class any_store {
   void note_durable(std::string_view key) const noexcept;
   [[nodiscard]] bool is_noted_durable(std::string_view key) const;
 
-  /// Whether the store is a TracksWriters; where it is none, no writer is known to live.
+  /// Whether the store models TracksWriters; where it does not, no writer is known to live.
   [[nodiscard]] bool tracks_writers() const;
   [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix) const;
   [[nodiscard]] bool writer_lives(std::string_view key) const;
   /// See AnnouncesWriters; false where the store says nothing of it.
   [[nodiscard]] bool announces_writers() const;
 
-  /// Whether the store is a SharedStore; where it is none, the next two throw usage_error (usage_bad_option).
+  /// Whether the store models SharedStore; where it does not, the next two throw usage_error
+  /// (usage_bad_option).
   [[nodiscard]] bool shares() const;
   [[nodiscard]] shared_object_writer share(std::string_view key, std::uint64_t tag) const;
   [[nodiscard]] std::optional<shared_object_writer> join(std::string_view key, std::uint64_t tag) const;

@@ -54,7 +54,7 @@ struct read_session_face {
   virtual read_figures figures() = 0;
 };
 
-/// The functions of a store of any type, with what stands for the capabilities that it lacks; see any_store.
+/// The functions of a store of any type, with defaults for the capabilities that it lacks; see any_store.
 struct store_face {
   virtual ~store_face() = default;
   virtual detail::owned<object_face> create(std::string_view key, std::uint64_t size_hint) = 0;

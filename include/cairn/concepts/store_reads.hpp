@@ -43,9 +43,9 @@ concept ReadSession = std::movable<R> && requires(R& r, std::span<const read_ran
 
 /// A ByteStore that opens objects in order to read them, and can keep them open.
 ///
-/// - `begin_reads()`: a ReadSession, which keeps what it needs of the store alive and lets go of it with its end. Its
-///   `store_type` is the type of the store: a class that derives from a store and reads in its own way inherits no
-///   sessions that would pass it by.
+/// - `begin_reads()`: a ReadSession, which keeps what it needs of the store alive until it is destroyed. Its
+///   `store_type` is the type of the store: a class that derives from a store and reads in its own way does not inherit
+///   sessions that would bypass it.
 template <class S>
 concept OffersReadSessions = ByteStore<S> && requires(S& s) {
   { s.begin_reads() } -> ReadSession;

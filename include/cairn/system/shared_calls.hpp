@@ -19,7 +19,8 @@ class shared_calls {
       : count_(count), call_(call) {}
   /// Returns when no call is left to begin: all were begun, or one threw. Any thread.
   void take_part(std::size_t thread) noexcept;
-  /// The first exception of a call, which ends with whoever catches it, not on a thread that lets go of this later.
+  /// Throws the first exception of a call. It is destroyed where it is caught, not by a thread that releases this
+  /// later.
   /// @pre all that took part have returned
   void throw_failure();
 

@@ -120,7 +120,7 @@ void identify(record_identity& r, const save_context& c) noexcept;
 
 /// "ranks 3, 5 and 7", at most 16 of them.
 [[nodiscard]] std::string ranks_text(list_view<const std::int32_t> ranks);
-/// The error for a rank that waits for others in vain; `what` follows its name.
+/// The error about a rank that others waited for until the deadline; `what` follows its name.
 [[noreturn]] void fail_absent(const save_context& c, std::int32_t rank, std::string_view what,
                               const std::string& file);
 [[noreturn]] void fail_missing(const save_context& c, list_view<const std::int32_t> missing);

@@ -26,7 +26,7 @@ struct compression_options {
   /// KiB to 256 MiB. Loads verify, and share among ranks, blocks of 1 MiB. Larger frames are decoded once
   /// for each batch of blocks that they overlap, and compress better by at most 1 %.
   std::uint64_t frame_bytes = std::uint64_t{1} << 20;
-  /// The number of threads that encode for one writer; at least 1. The training thread is none of them.
+  /// The number of threads that encode for one writer; at least 1. The training thread is not among them.
   std::size_t threads = 1;
 };
 

@@ -119,8 +119,8 @@ concept FileSystem =
 /// - `start_writing_back(file, offset, bytes)`: begins to send what was written to the device, and waits for as much of
 ///   it as the device's queue is too short for. -ENOSYS, -EINVAL, -ESPIPE, -EOPNOTSUPP where the file system cannot;
 ///   those and -ENOSPC, which a later sync tells, are no failure of a write, other errors are.
-/// - `caching_type`: the class itself. One that derives from it and reads in its own way is none of these, so that its
-///   reads are not passed by: it names itself where it has these functions, too.
+/// - `caching_type`: the class itself. A class that derives from it and reads in its own way does not model this, so
+///   that its reads are not bypassed: it names itself where it has these functions, too.
 template <class F>
 concept CachingFileSystem =
     FileSystem<F> && requires(F& f, int handle, void* to, std::size_t n, std::uint64_t offset) {

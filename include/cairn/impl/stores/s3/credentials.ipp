@@ -58,7 +58,7 @@ CAIRN_BODY s3_credentials s3_credential_source::get(bool refused) const {
   if (kind_ == kind::callback) {
     try {
       found = get_();
-    } catch (...) {  // its words may hold a secret
+    } catch (...) {  // its text may hold a secret
       fail(error_id::storage_permission, "the callback that gives the credentials of the object store threw");
     }
   }

@@ -123,7 +123,7 @@ CAIRN_BODY std::optional<s3_credentials> credentials_of_instance(bool required) 
   const auto token = ask_once({.method = "PUT",
                                .url = base + "/latest/api/token",
                                .headers = {"X-aws-ec2-metadata-token-ttl-seconds: 21600"}});
-  // On a machine that is none of AWS's nothing answers, or something that knows nothing of it.
+  // On a machine outside of AWS nothing answers, or something else does.
   if ((!token || token->status != 200) && !required) return std::nullopt;
   if (!token || token->status != 200 || token->body.empty() || !header_safe(token->body))
     fail_fetching(

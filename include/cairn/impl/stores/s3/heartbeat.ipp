@@ -32,7 +32,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// How often a sign of life is given, and the age of one that is none any more.
+/// How often a heartbeat is written, and after which age it counts no more.
 inline constexpr std::chrono::seconds heartbeat_interval{8};
 
 inline constexpr std::chrono::seconds heartbeat_timeout{30};
