@@ -74,6 +74,7 @@ void compute(double seconds) {
 struct storage_options : cairn_bench::program_options {
   std::string peers;
   std::string script = "benchmarks/save_peer.py";
+  cairn::file_store_options store;
 };
 
 class storage_benchmark {
@@ -101,8 +102,8 @@ class storage_benchmark {
   template <class... Policies>
   auto make(cairn::checkpointer_options o, Policies... policies) {
     o.quiet = true;
-    return cairn::checkpointer(cairn::file_store{directory_.path() + "/checkpoints"}, std::move(o),
-                               std::move(policies)...);
+    return cairn::checkpointer(cairn::file_store{directory_.path() + "/checkpoints", options_.store},
+                               std::move(o), std::move(policies)...);
   }
   /// Removes what was saved, so that the disk does not fill.
   template <class Checkpointer>
@@ -277,5 +278,9 @@ int main(int argc, char** argv) {
   cairn_bench::add_directory_option(app, o);
   app.add_option("--peers", o.peers, "A virtual environment of Python with PyTorch, which is measured, too");
   app.add_option("--script", o.script, "What runs it: benchmarks/save_peer.py");
+  app.add_option("--write-bytes", o.store.write_bytes, "See file_store_options")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--writes-in-flight", o.store.writes_in_flight, "See file_store_options")
+      ->check(CLI::Range(1, 1024));
   return cairn_bench::run_program(app, argc, argv, [&] { storage_benchmark(o).run(); });
 }
