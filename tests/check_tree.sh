@@ -38,6 +38,7 @@ declare -A may_include=(
   [comm/mpi]="system model concepts"
   [comm/nccl]="system model concepts stage cuda"
   [cuda]="system model concepts stage"
+  [tiers]="system model concepts stage storage"
   # A face for another language holds a checkpointer of any composition.
   [interop]="system model concepts any_checkpointer.hpp"
   # What is done with whole checkpoints: verifying, copying, exporting.

@@ -58,7 +58,9 @@ using save_planner_for = pick_t<role::planner, pick_t<role::save_planner, defaul
 template <class... A>
 using load_planner_for = pick_t<role::planner, pick_t<role::load_planner, default_planner, A...>, A...>;
 template <class... A>
-using stager_for = pick_t<role::stager, heap_stager, A...>;
+using tier_for = pick_t<role::tier, void, A...>;
+template <class... A>
+using stager_for = pick_t<role::stager, typename stager_of_tier<heap_stager, tier_for<A...>>::type, A...>;
 template <class... A>
 using executor_for = pick_t<role::executor, thread_executor, A...>;
 template <class... A>
@@ -73,7 +75,7 @@ inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
 ///
 /// `checkpointer ckpt{file_store{"checkpoints"}, policies...};` The first argument is a ByteStore or a
 /// Storage; the others are policies that declare their roles, in any order: a planner, stager, executor,
-/// communicator, observer, overlapped{}, keep_last(n), read_sharing::off, checked{}, read_only{},
+/// communicator, observer, overlapped{}, local_tier{...}, persist{...}, keep_last(n), read_sharing::off, checked{}, read_only{},
 /// cuda::device_loads{}, checkpointer_options{...}. Every policy has a default.
 /// `checkpointer_for<file_store, mpi_communicator>` names the type.
 ///
@@ -127,9 +129,11 @@ class checkpointer : public checkpointer_base {
   }
   template <class... P>
   static detail::engine_parts parts_of(any_storage storage, std::tuple<P&...> arguments) {
+    static_assert(detail::check_tier<detail::tier_for<P...>>());
+    const auto tier = take_tier(arguments);
     detail::engine_parts parts{.storage = std::move(storage),
                                .planners = take_planners(arguments),
-                               .stager = take_stager(arguments),
+                               .stager = tier != nullptr ? tier->stager() : take_stager(arguments),
                                .executor = take_executor(arguments),
                                .communicator = take_communicator(arguments),
                                .observer = take_observer(arguments),
@@ -137,7 +141,10 @@ class checkpointer : public checkpointer_base {
                                .keep = {},
                                .overlapped = Overlapped,
                                .checked = false,
-                               .devices = take_devices(arguments)};
+                               .devices = take_devices(arguments),
+                               .tier = tier};
+    if constexpr (detail::count_of<role::persist, P...> == 1)
+      parts.persisting = detail::take<role::persist, persist, P...>(arguments);
     if constexpr (detail::count_of<role::check, P...> == 1)
       parts.checked = detail::take<role::check, cairn::checked, P...>(arguments).on;
     if constexpr (detail::count_of<role::read_sharing, P...> == 1)
@@ -174,6 +181,14 @@ class checkpointer : public checkpointer_base {
       return any_stager(detail::take<role::stager, StagerType, P...>(arguments));
     else
       return detail::make_default_stager();
+  }
+  template <class... P>
+  static std::shared_ptr<image_tier> take_tier([[maybe_unused]] std::tuple<P&...> arguments) {
+    if constexpr (detail::count_of<role::tier, P...> == 1)
+      return detail::make_shared<detail::tier_for<P...>>(
+          detail::take<role::tier, detail::tier_for<P...>, P...>(arguments));
+    else
+      return nullptr;
   }
   template <class... P>
   static any_executor take_executor(std::tuple<P&...> arguments) {

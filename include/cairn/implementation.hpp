@@ -142,6 +142,9 @@
 #include <cairn/impl/system/thread_pool.ipp>
 #include <cairn/impl/system/thread_settings.ipp>
 #include <cairn/impl/system/wire.ipp>
+#include <cairn/impl/tiers/held_record.ipp>
+#include <cairn/impl/tiers/held_store.ipp>
+#include <cairn/impl/tiers/tier_files.ipp>
 #if defined(CAIRN_COMPILED_S3)
 #include <cairn/impl/stores/s3/answer.ipp>
 #include <cairn/impl/stores/s3/bucket.ipp>
@@ -179,6 +182,9 @@
 #include <cairn/impl/execute/worker_process.ipp>
 #include <cairn/impl/execute/worker_session.ipp>
 #include <cairn/impl/execute/worker_settings.ipp>
+#include <cairn/impl/tiers/local_tier.ipp>
+#include <cairn/impl/tiers/tier_slots.ipp>
+#include <cairn/impl/tiers/tier_stager.ipp>
 #endif
 #if defined(CAIRN_COMPILED_MPI)
 #include <cairn/impl/comm/mpi_communicator.ipp>

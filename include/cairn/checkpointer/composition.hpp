@@ -4,6 +4,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/executor.hpp>
+#include <cairn/concepts/image_tier.hpp>
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/planner.hpp>
 #include <cairn/concepts/roles.hpp>
@@ -53,6 +54,8 @@ inline constexpr bool arguments_fit =
     count_of<role::save_planner, Arguments...> + count_of<role::planner, Arguments...> <= 1 &&
     count_of<role::load_planner, Arguments...> + count_of<role::planner, Arguments...> <= 1 &&
     count_of<role::store, Arguments...> + count_of<role::storage, Arguments...> == 0 &&
+    count_of<role::stager, Arguments...> + count_of<role::tier, Arguments...> <= 1 &&
+    count_of<role::persist, Arguments...> <= count_of<role::tier, Arguments...> &&
     (... && (count_of<typename role_of<std::remove_cvref_t<Arguments>>::type, Arguments...> <= 1));
 
 // One sentence for each misuse; the concept's own diagnosis, which names the missing expression, follows it.
@@ -86,6 +89,17 @@ constexpr bool check_arguments() {
                 "cairn::checkpointer: read_only is given twice; pass one");
   static_assert(count_of<role::devices, Arguments...> <= 1,
                 "cairn::checkpointer: two arguments play the role devices; pass one");
+  static_assert(count_of<role::tier, Arguments...> <= 1,
+                "cairn::checkpointer: two arguments play the role tier; pass one");
+  static_assert(count_of<role::persist, Arguments...> <= 1,
+                "cairn::checkpointer: persist is given twice; pass one");
+  static_assert(
+      count_of<role::tier, Arguments...> == 0 || count_of<role::stager, Arguments...> == 0,
+      "cairn::checkpointer: a tier brings its own stager, whose images it holds; leave the stager out");
+  static_assert(
+      count_of<role::persist, Arguments...> == 0 || count_of<role::tier, Arguments...> != 0,
+      "cairn::checkpointer: persist says which of the saves that a tier holds go to the store; pass "
+      "a tier, such as cairn::local_tier, or leave persist out");
   static_assert(count_of<role::check, Arguments...> <= 1,
                 "cairn::checkpointer: checked is given twice; pass one");
   static_assert(count_of<role::store, Arguments...> + count_of<role::storage, Arguments...> == 0,
@@ -150,6 +164,25 @@ constexpr bool check_stager() {
                   "the lines below for the missing "
                   "member; docs/concepts.md#stager)");
   }
+  return true;
+}
+/// The stager that no argument plays: the tier's, where there is one.
+template <class Other, class T>
+struct stager_of_tier {
+  using type = Other;
+};
+template <class Other, class T>
+  requires Tier<T>
+struct stager_of_tier<Other, T> {
+  using type = typename T::stager_type;
+};
+template <class T>
+constexpr bool check_tier() {
+  if constexpr (!std::is_void_v<T>)
+    static_assert(
+        Tier<T>,
+        "cairn::checkpointer: an argument declares the role tier but does not model Tier: derive it from "
+        "cairn::image_tier, and name its stager_type. See docs/concepts.md#tier");
   return true;
 }
 template <class C>

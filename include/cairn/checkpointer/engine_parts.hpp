@@ -9,6 +9,7 @@
 #include <cairn/concepts/any_stager.hpp>
 #include <cairn/concepts/any_storage.hpp>
 #include <cairn/concepts/device_access.hpp>
+#include <cairn/concepts/image_tier.hpp>
 
 #include <memory>
 #include <optional>
@@ -29,7 +30,9 @@ struct engine_parts {
   std::optional<keep_last> keep;
   bool overlapped = false;
   bool checked = false;
-  std::shared_ptr<device_access> devices;  ///< null: the stager's, where it brings any
+  std::shared_ptr<device_access> devices;      ///< null: the stager's, where it brings any
+  std::shared_ptr<image_tier> tier = nullptr;  ///< whose images the stager fills; null: none
+  std::optional<persist> persisting = {};
 };
 
 /// Collective. @throws usage_error (usage_bad_option); what the constructor of a checkpointer throws.

@@ -7,9 +7,11 @@
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/any_reader.hpp>
 #include <cairn/concepts/device_access.hpp>
+#include <cairn/concepts/image_tier.hpp>
 #include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/load/read_requests.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -31,18 +33,19 @@ namespace detail {
 class loader {
  public:
   loader(std::shared_ptr<save_services> services, collectives& group, const checkpointer_options& options,
-         std::shared_ptr<device_access> devices)
+         std::shared_ptr<device_access> devices, std::shared_ptr<image_tier> tier)
       : services_(std::move(services)),
         group_(group),
         options_(options),
         devices_(std::move(devices)),
+        tier_(std::move(tier)),
         cache_(options.cached_plans, options.cached_plan_bytes) {}
 
   /// Collective: throws on all ranks what one of them throws.
   load_report load(any_load_planner& planner, const state_dict& state, std::int64_t step,
                    load_request request) {
     load_report report;
-    const auto verdict = attempt(planner, state, step, std::move(request), report);
+    const auto verdict = attempt(planner, state, step, std::move(request), report, nullptr);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
     services_->set_base_step(step);
     services_->report().loaded(step, report);
@@ -51,7 +54,7 @@ class loader {
   }
 
   /// Ends what earlier runs have left, and loads the newest checkpoint (of the steps `among`, where given)
-  /// that loads on all ranks; sets aside those that are damaged. Nothing where there is none. Collective.
+  /// that loads on all ranks, of the store or of the tier; sets aside those that are damaged. Nothing where there is none. Collective.
   /// @throws storage_error (storage_nothing_loads); what would keep another checkpoint from loading, too.
   std::optional<std::int64_t> resume(any_load_planner& planner, const state_dict& state, const run_id& run,
                                      const std::vector<std::int64_t>* among) {
@@ -65,14 +68,24 @@ class loader {
                                   },
                                   peers()),
                               &crash_looping);
-    auto avoided = avoid(steps, crash_looping);
+    auto held = among == nullptr ? held_by_tier() : std::vector<held_step>();
+    std::vector<held_step> bad;
+    const auto with_held = [&](std::vector<std::int64_t> all) {
+      for (const auto& h : held) {
+        auto at = all.end();
+        while (at != all.begin() && at[-1] > h.step) --at;
+        if (at == all.begin() || at[-1] != h.step) all.insert(at, h.step);
+      }
+      return all;
+    };
+    auto avoided = avoid(with_held(steps), crash_looping);
     const auto most = static_cast<std::size_t>(options_.max_fallback);
     const auto until = deadline::in(options_.timeout);
     std::vector<std::int64_t> passed;
     std::string reasons;
     bool found = false;
     while (passed.size() <= most) {
-      const auto step = newest(steps, among, passed, avoided);
+      const auto step = newest(with_held(steps), among, passed, avoided);
       if (!avoided.empty() && (!step || passed.size() + avoided.size() > most)) {
         avoided.clear();  // nothing else loads
         continue;
@@ -80,8 +93,14 @@ class loader {
       if (!step) break;
       found = true;
       load_report report;
-      const auto verdict = attempt_to_resume(planner, state, *step, report);
+      held_step tried;
+      bool from_tier = false;
+      for (const auto& h : held)
+        if (h.step == *step) tried = h, from_tier = true;  // the newest of that step is the last
+      const auto verdict = attempt_to_resume(planner, state, *step, report, from_tier ? &tried : nullptr);
       if (verdict.outcome == load_outcome::loaded) {
+        if (group_.rank() == 0) withdraw_from_tier(*step, bad);
+        report.from_tier = from_tier;
         services_->set_base_step(*step);
         services_->report().loaded(*step, report);
         report_kept_items(report, *step);
@@ -91,6 +110,12 @@ class loader {
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
+      if (from_tier) {  // the store may have it
+        std::erase(held, tried);
+        bad.push_back(tried);
+        services_->report().fell_back(*step, "as the local tier holds it: " + why);
+        continue;
+      }
       if (may_be_gone(verdict.failure) && !until.passed()) {
         // Removed since it was listed: there may be newer ones instead.
         steps = decode_steps(read_once(
@@ -106,7 +131,7 @@ class loader {
     }
     if (found)
       fail(error_id::storage_nothing_loads,
-           "checkpoints exist and none of the newest " + std::to_string(passed.size()) +
+           "checkpoints exist and none of the newest " + std::to_string(passed.size() + bad.size()) +
                " loads; nothing was overwritten; repair the store, load(state, step) another one, or choose "
                "another directory to begin anew: " +
                reasons);
@@ -137,9 +162,9 @@ class loader {
     }
   }
   load_verdict attempt_to_resume(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                                 load_report& report) {
+                                 load_report& report, const held_step* held) {
     try {
-      return attempt(planner, state, step, {}, report);
+      return attempt(planner, state, step, {}, report, held);
     } catch (const peer_error&) {
       throw;
     } catch (const timeout_error&) {
@@ -148,14 +173,16 @@ class loader {
       return {outcome_of(std::current_exception()), std::current_exception()};
     }
   }
+  /// `held`: the save that the tier holds; null: the checkpoint of the store.
   load_verdict attempt(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                       load_request request, load_report& report) {
+                       load_request request, load_report& report, const held_step* held) {
     request.rank = group_.rank();
     request.world_size = group_.size();
     checkpoint_lease reading;  // of rank 0, for all of them: until every rank has ended
     const auto manifest = read_once(
         group_,
         [&] {
+          if (held != nullptr) return tier_->reader(*held).fetch(step);
           if (!options_.read_only)
             reading = services_->lease(step, deadline::in(options_.peer_timeout / 2), true);
           return services_->reader().fetch(step);
@@ -163,7 +190,9 @@ class loader {
         peers());
     std::exception_ptr failure;
     try {
-      report = load_part(planner, state, step, manifest, request);
+      // What a tier holds is read without messages: a rank that cannot leaves none of them waiting.
+      report = load_part(planner, state, step, manifest, request,
+                         held != nullptr ? tier_->reader(*held) : services_->reader());
     } catch (...) {
       failure = std::current_exception();
     }
@@ -227,10 +256,9 @@ class loader {
   /// where the ranks share what several want: then all read together, and it ends alike on all ranks where one
   /// fails, but for what fails after the last exchange.
   load_report load_part(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                        std::span<const std::byte> manifest, const load_request& request) {
+                        std::span<const std::byte> manifest, const load_request& request, any_reader reader) {
     const auto begin = deadline::clock::now();
     const auto until = deadline::in(options_.timeout);
-    auto& reader = services_->reader();
     std::optional<any_checkpoint> opened;
     load_plan plan;
     const auto open = [&] {
@@ -300,6 +328,47 @@ class loader {
     plan.report.plan_seconds = seconds;
     return plan;
   }
+  /// What the tier holds of all its ranks; the same on all of ours.
+  [[nodiscard]] std::vector<held_step> held_by_tier() {
+    if (tier_ == nullptr) return {};
+    const auto bytes = read_once(
+        group_,
+        [&] {
+          std::vector<std::string> damaged;
+          wire_writer out;
+          std::vector<held_step> found;
+          try {
+            found = tier_->held(damaged);
+          } catch (const error& e) {
+            damaged.emplace_back(e.what());
+          }
+          for (const auto& text : damaged) services_->report().warned(text);
+          out.put(static_cast<std::uint64_t>(found.size()));
+          for (const auto& h : found)
+            out.put(h.step).put(h.run.high).put(h.run.low).put(h.attempt).put(h.world_size);
+          return out.take();
+        },
+        peers());
+    wire_reader in(bytes);
+    std::vector<held_step> held(in.get_count(36));
+    for (auto& h : held) {
+      h.step = in.get<std::int64_t>(), h.run.high = in.get<std::uint64_t>(),
+      h.run.low = in.get<std::uint64_t>();
+      h.attempt = in.get<std::uint64_t>(), h.world_size = in.get<std::int32_t>();
+    }
+    return held;
+  }
+  /// The run goes on from this step: the tier gives up what was held after it, and what cannot be loaded.
+  void withdraw_from_tier(std::int64_t step, const std::vector<held_step>& bad) noexcept {
+    if (tier_ == nullptr) return;
+    try {
+      for (const auto& each : bad) tier_->withdraw(each);
+      tier_->withdraw_after(step);
+    } catch (...) {
+      services_->report().warned("the local tier still has saves that are newer than the one of this run",
+                                 std::current_exception());
+    }
+  }
   [[nodiscard]] bool quarantine(std::int64_t step) noexcept {
     try {
       return services_->writer().quarantine(step);
@@ -312,6 +381,7 @@ class loader {
   collectives& group_;
   const checkpointer_options& options_;
   std::shared_ptr<device_access> devices_;
+  std::shared_ptr<image_tier> tier_;  // null: none
   load_plan_cache cache_;
 };
 

@@ -91,6 +91,17 @@ struct read_only {
   using cairn_role = role::access;
 };
 
+/// With a local_tier: only each n-th save goes on to the store, the others end when they are held. A save that
+/// would go there while an earlier one is still being written is only held, and the next one goes instead, so
+/// that the store's delays and failures cost training nothing; to decide this, each such save sends one small
+/// message from rank to rank. close() writes the last save to the store. Pass it as any argument, the same on
+/// all ranks.
+struct persist {
+  using cairn_role = role::persist;
+  /// At least 1.
+  std::uint64_t every = 1;
+};
+
 /// Copies tensors while the next forward and backward run: save() returns at once, and the memory of
 /// tensors must not change until before_update() has returned. Pass it as any argument.
 struct overlapped {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/agreement.hpp>
 #include <cairn/checkpointer/copy_check.hpp>
+#include <cairn/checkpointer/held_saves.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/save_plans.hpp>
 #include <cairn/checkpointer/save_services.hpp>
@@ -14,6 +15,7 @@
 #include <cairn/model/staged_image.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/clocks.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/shared.hpp>
 
@@ -37,11 +39,11 @@ class save_path {
   save_path(const checkpointer_options& options, bool overlapped, bool checked, collectives& group,
             std::shared_ptr<save_services> services, unfinished_saves& saves, std::string place,
             any_save_planner planner, any_stager stager, any_executor executor,
-            std::shared_ptr<device_access> devices)
+            std::shared_ptr<device_access> devices, owned<held_saves> held)
       : options_(options),
         overlapped_(overlapped),
         checked_(checked),
-        digests_in_copy_(checked ||
+        digests_in_copy_(checked || held != nullptr ||
                          !options.checksum_in_writer.value_or(!overlapped && !executor.runs_in_caller())),
         group_(group),
         services_(std::move(services)),
@@ -50,6 +52,7 @@ class save_path {
         plans_(std::move(planner), options),
         devices_(std::move(devices)),
         stager_(std::move(stager)),
+        held_(std::move(held)),
         executor_(std::move(executor)) {}
   ~save_path() { finish_preparation(); }
   save_path(const save_path&) = delete;
@@ -71,6 +74,7 @@ class save_path {
     const auto planned = plans_.plan(state, group_, services_->writer(), peer_deadline(), cached);
     const auto layout = plans_.lay_out(*planned, state, group_, services_->writer());
     saves_.learn(state, *planned->plan, layout);
+    if (held_ != nullptr) held_->check_room(group_, *layout, peer_deadline());
     try {
       executor_.prepare();
       prepare_buffers(layout, planned->sources->sources());
@@ -80,6 +84,40 @@ class save_path {
   }
   /// Waits until what prepare() began has ended.
   void finish_preparation() { preparation_.join(); }
+
+  /// Opens the tier, where there is one. Collective.
+  void open_tier(const std::string& job) {
+    if (held_ != nullptr) held_->open(group_, run_, job, peer_deadline());
+  }
+  /// At the end of a job: the last save goes to the store, where it was only held.
+  void persist_last() {
+    auto job = held_ == nullptr ? std::nullopt : held_->take_newest();
+    if (!job) return;
+    auto report = job->progress->report();
+    report.persisted = true;
+    const auto progress = detail::make_shared<save_progress>(report.step);
+    progress->set_place(group_.rank(), place_of_step_);
+    progress->set_image(job->image.control(), job->image.files());
+    progress->note([&](save_report& r) { r = report; });
+    progress->on_end([shared = services_](save_report& r, const std::exception_ptr& why) {
+      shared->ended(r, why, nullptr);
+    });
+    saves_.make_room();
+    services_->begun(report.step);
+    saves_.add_last(progress);
+    const auto context = job->context;
+    job->progress = progress;
+    try {
+      executor_.submit(std::move(*job));
+    } catch (...) {
+      services_->writer().abort(context, std::current_exception());
+      progress->set_failed(std::current_exception());
+    }
+  }
+  /// The job has ended in order, and the store has its last save.
+  void end_tier() noexcept {
+    if (held_ != nullptr) held_->end();
+  }
 
   save_handle save(const state_dict& state, std::int64_t step) {
     attempt save;
@@ -98,6 +136,7 @@ class save_path {
       return save_handle(save.progress);
     }
     plan(save, state);
+    save.persisted = held_ == nullptr || held_->goes_on(group_, peer_deadline());
     staged_image image;
     try {
       image = stage(save);
@@ -112,8 +151,9 @@ class save_path {
     begin(save, image);
     const auto control = image.control();
     try {
-      executor_.submit(
-          save_job{services_->writer(), save.context, std::move(image), save.planned->stored, save.progress});
+      save_job job{services_->writer(), save.context, std::move(image), save.planned->stored, save.progress};
+      if (held_ != nullptr) held_->hold(job, save.planned->digest, !save.persisted);
+      if (save.persisted) executor_.submit(std::move(job));
     } catch (...) {
       control->fail();
       abort(save);
@@ -145,6 +185,7 @@ class save_path {
     source_table sources;
     std::int64_t copy_begin = 0;
     save_report cost;
+    bool persisted = true;
   };
 
   /// In a handler: what is handled ends the save on all ranks.
@@ -184,7 +225,8 @@ class save_path {
     {
       const span_note span(save.journal.get(), span_kind::wait);
       finish_preparation();
-      if (options_.when_busy == busy_policy::block) saves_.wait_for_earlier();
+      if (options_.when_busy == busy_policy::block && (held_ == nullptr || !held_->decoupled()))
+        saves_.wait_for_earlier();
     }
     save.cost.wait_seconds = seconds_since(wait_begin);
     std::shared_ptr<const copy_check> check;
@@ -210,6 +252,7 @@ class save_path {
     auto& cost = save.cost;
     cost.step = save.context.step;
     cost.overlapped = overlapped_;
+    cost.persisted = save.persisted;
     for (const auto& s : save.layout->segments) cost.bytes += s.bytes;
     cost.items = save.layout->items.size();
     cost.blocked_seconds = seconds_since(save.begin);
@@ -298,7 +341,8 @@ class save_path {
   background_thread preparation_;
   std::shared_ptr<device_access> devices_;
   any_stager stager_;
-  any_executor executor_;  // last: its destructor waits for jobs, which use all of the above
+  owned<held_saves> held_;  // null: no tier
+  any_executor executor_;   // last: its destructor waits for jobs, which use all of the above
 };
 
 }  // namespace detail

@@ -100,7 +100,9 @@ class save_services : public std::enable_shared_from_this<save_services> {
   }
   /// Called once for each save, when it ends.
   void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal) noexcept {
+    if (failure == nullptr && !report.persisted) return held(report, journal);
     if (failure == nullptr) {
+      held_told_ = false;
       history_.committed(report);
       restarts_.committed(writer_, report.step, reporter_);
     }
@@ -129,6 +131,16 @@ class save_services : public std::enable_shared_from_this<save_services> {
   }
 
  private:
+  /// A save that goes to no store is held by this rank.
+  void held(const save_report& report, save_journal* journal) noexcept {
+    std::vector<save_span> spans;
+    try {
+      if (journal != nullptr) spans = journal->spans();
+    } catch (...) {  // as above
+    }
+    note(nullptr);
+    reporter_.held(report, !held_told_.exchange(true), spans);
+  }
   void note(const std::exception_ptr& failure) noexcept {
     const std::lock_guard lock(mutex_);
     failures_ = failure == nullptr ? 0 : failures_ + 1;
@@ -226,6 +238,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
   std::optional<scrubber> scrubber_;
   std::atomic<bool> unleased_told_{false};
   std::atomic<bool> refused_told_{false};
+  std::atomic<bool> held_told_{false};
   mutable std::mutex mutex_;
   int failures_ = 0;
   std::exception_ptr last_failure_;

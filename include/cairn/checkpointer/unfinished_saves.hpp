@@ -60,6 +60,12 @@ class unfinished_saves {
     saves_.add(save, deadline::in(c.longest()));
     if (overlapped_) overlap_.arm(save, image, sources);
   }
+  /// A save whose memory is released already.
+  void add_last(const std::shared_ptr<save_progress>& save) noexcept {
+    save_context c;
+    c.timeout = options_.timeout;
+    saves_.add(save, deadline::in(c.longest()));
+  }
   /// The save that close() tells of, also where it failed before it was under way.
   void set_last(std::shared_ptr<save_progress> save) noexcept { saves_.set_last(std::move(save)); }
   /// Fails the overlapped save before this one, where nobody confirmed it.

@@ -30,6 +30,7 @@ struct observation {
     wait_ended,  ///< it has ended, after `seconds`; `text` says how
     fenced,      ///< it had not after `seconds`, and can not be committed any more; `text`
     read_back,   ///< a checkpoint was read back whole in the background; `step`, `bytes`, `seconds`
+    held,        ///< a local_tier holds a save that goes to no store; `report` is complete
   };
   event kind = event::warning;
   std::int32_t rank = 0;

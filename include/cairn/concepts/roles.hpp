@@ -22,6 +22,8 @@ struct executor {};      ///< models Executor
 struct communicator {};  ///< models Communicator
 struct observer {};      ///< models Observer
 struct devices {};       ///< derived from device_access: loads into memory of devices
+struct tier {};          ///< models Tier: holds saves on this host
+struct persist {};       ///< cairn::persist
 struct overlap {};       ///< cairn::overlapped
 struct retention {};     ///< cairn::keep_last
 struct read_sharing {};  ///< cairn::read_sharing

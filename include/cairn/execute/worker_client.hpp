@@ -6,6 +6,8 @@
 #include <cairn/execute/main_program.hpp>
 #include <cairn/execute/worker_process.hpp>
 #include <cairn/model/image_backing.hpp>
+#include <cairn/model/save_progress.hpp>
+#include <cairn/model/staged_image.hpp>
 
 #include <chrono>
 #include <cstddef>

@@ -88,6 +88,7 @@ struct load_report {
   bool plan_cached = false;       ///< this rank's plan was kept from an earlier load of the same checkpoint
   double plan_seconds = 0;        ///< of `seconds`: deciding what to read, or finding the plan again
   double plan_saved_seconds = 0;  ///< that planning would have cost: what it did when the plan was made
+  bool from_tier = false;         ///< the bytes came from a local_tier, not from the store
 };
 
 /// The boxes that one rank reads.

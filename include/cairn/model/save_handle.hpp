@@ -35,6 +35,9 @@ class save_handle {
   /// The number of bytes, of report().bytes, that were handed to the store so far; also while a worker
   /// process writes.
   [[nodiscard]] std::uint64_t bytes_written() const noexcept;
+  /// True if a local_tier holds this rank's image: it survives the end of every process of this host. What is
+  /// held by all ranks, resume() finds.
+  [[nodiscard]] bool held() const noexcept;
   /// True if the checkpoint exists. Until then nothing is saved.
   [[nodiscard]] bool committed() const noexcept;
   /// True if the save was not begun, because an earlier save was under way and busy_policy::skip is set.
@@ -53,6 +56,10 @@ class save_handle {
   void wait_handed_over(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
   /// See wait_released(); until written().
   void wait_written(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
+  /// See wait_released(); until held(). @throws also the reason why the tier does not hold it. Only with a
+  /// local_tier: without one it waits for the end of the save.
+  void wait_held(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
+  /// See wait_released(); until committed(), or held() where persist{} leaves the save in the local tier.
   void wait(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
 
   /// The step that was saved.

@@ -47,8 +47,12 @@ class save_progress {
   void set_handed_over() noexcept;
   /// Says that this rank's files and record are durable. Calls the function of on_written().
   void set_written() noexcept;
+  /// A tier holds this rank's image; `why`: the reason why it does not.
+  void set_held(std::exception_ptr why) noexcept;
   /// Says that the checkpoint is committed, which ends the save.
   void set_committed() noexcept { end(outcome::committed, nullptr); }
+  /// Ends a save that goes to no store.
+  void set_held_alone() noexcept { end(outcome::held, nullptr); }
   /// Says that all ranks have decided not to begin the save.
   void set_skipped() noexcept { end(outcome::skipped, nullptr); }
   /// Ends the save with this error, which waits throw.
@@ -80,13 +84,15 @@ class save_progress {
   [[nodiscard]] bool written() const noexcept;
   /// The number of bytes, of report().bytes, that were handed to the store so far; also by a worker process.
   [[nodiscard]] std::uint64_t bytes_written() const noexcept;
+  /// True after set_held() without a reason.
+  [[nodiscard]] bool held() const noexcept;
   /// True after set_committed().
   [[nodiscard]] bool committed() const noexcept;
   /// True after set_skipped(); the save is finished() and has no failure().
   [[nodiscard]] bool skipped() const noexcept;
   /// Why the save failed; null while it is under way and where it did not.
   [[nodiscard]] std::exception_ptr failure() const noexcept;
-  /// True if the save is committed, skipped or failed: nothing changes any more.
+  /// True if the save is committed, skipped, failed or held alone: nothing changes any more.
   [[nodiscard]] bool finished() const noexcept;
   /// A copy of the report as it is now; complete when the save is finished().
   [[nodiscard]] save_report report() const;
@@ -106,6 +112,8 @@ class save_progress {
   [[nodiscard]] bool wait_handed_over(deadline until) const noexcept;
   /// Waits until written(). @throws what failed, or timeout_error (timeout_write).
   void wait_written(deadline until) const;
+  /// Waits until held(). @throws the reason why it is not, what failed, or timeout_error (timeout_staging).
+  void wait_held(deadline until) const;
   /// Waits until committed() or skipped(). @throws what failed, or timeout_error (timeout_commit).
   void wait_committed(deadline until) const;
   /// Waits until committed or failed; false at the deadline. Does not throw.
@@ -114,7 +122,7 @@ class save_progress {
   [[noreturn]] void fail_late(error_id id, const std::string& sentence) const;
 
  private:
-  enum class outcome : std::uint8_t { none, committed, failed, skipped };
+  enum class outcome : std::uint8_t { none, committed, held, failed, skipped };
 
   void end(outcome how, std::exception_ptr why) noexcept;
   // Under the lock.
@@ -145,12 +153,14 @@ class save_progress {
   std::function<void()> on_written_;
   std::function<std::exception_ptr()> check_;
   std::exception_ptr failure_;
+  std::exception_ptr not_held_;  // why
   save_report report_;
   std::shared_ptr<const place_namer> manifest_;
   int rank_ = -1;
   deadline::clock::time_point begun_;
   mutable bool told_released_ = false;
   bool handed_over_ = true;
+  bool held_ = false;
   bool written_ = false;
   bool ending_ = false;
   outcome outcome_ = outcome::none;

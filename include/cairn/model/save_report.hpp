@@ -54,6 +54,9 @@ struct save_report {
   /// The suggested time between two saves, by suggested_interval() from the cost of the last saves; 0 without
   /// checkpointer_options::mean_time_between_failures.
   double suggested_interval_seconds = 0;
+  double held_seconds = 0;  ///< from save() until a local_tier held this rank's image; 0: it does not
+  /// False for a save that persist{} left in the local tier: it goes to no store.
+  bool persisted = true;
 };
 
 }  // namespace v1

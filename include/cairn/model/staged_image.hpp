@@ -65,7 +65,8 @@ class staged_image {
   void copy_part(std::uint64_t begin, std::uint64_t end, deadline until) const;
   /// Has a thread of the stager's call `call`, which must not throw, once: when it begins to copy what is not
   /// copied yet, or the image fails. So training wakes one thread for an image, which wakes the next. False
-  /// where that thread has begun already, or there is none: then nothing is called. At most once for an image.
+  /// where that thread has begun already, or there is none, and after the first call for an image: then nothing
+  /// is called. One thread at a time.
   [[nodiscard]] bool when_begun(detail::callback<void()> call) const;
   /// Waits until training may change its memory. @throws as wait_for.
   void wait_released(deadline until) const;

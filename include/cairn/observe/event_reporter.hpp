@@ -67,6 +67,10 @@ class event_reporter {
                     static_cast<long long>(r.step), human_bytes(r.bytes).c_str(), r.committed_seconds,
                     r.blocked_seconds * 1e3, r.plan_cached ? "" : " (planned)");
       std::string line = text;
+      if (r.held_seconds > 0) {
+        std::snprintf(text, sizeof text, "; held here after %.1f ms", r.held_seconds * 1e3);
+        line += text;
+      }
       if (r.worker_start_seconds > 0) {
         std::snprintf(text, sizeof text, "; a worker was ready in %.1f ms", r.worker_start_seconds * 1e3);
         line += text;
@@ -76,6 +80,20 @@ class event_reporter {
         line += text;
       }
       return line;
+    });
+  }
+  /// Told in a line where it is the first since a commit: such saves may come with every step.
+  void held(const save_report& r, bool first, std::span<const save_span> spans = {}) noexcept {
+    observation what{observation::event::held, rank_, r.step, r.bytes, r.held_seconds, {}, &r};
+    what.spans = spans;
+    emit(what, first && rank_ == 0, [&] {
+      char text[200];
+      std::snprintf(
+          text, sizeof text,
+          "cairn: step %lld held by the local tier alone: %s by rank 0 in %.1f ms, training waited %.1f ms",
+          static_cast<long long>(r.step), human_bytes(r.bytes).c_str(), r.held_seconds * 1e3,
+          r.blocked_seconds * 1e3);
+      return std::string(text);
     });
   }
   void failed(const save_report& r, const std::exception_ptr& why,
@@ -93,7 +111,7 @@ class event_reporter {
   void loaded(std::int64_t step, const load_report& report) noexcept {
     observation what{observation::event::loaded, rank_, step, report.bytes, report.seconds, {}, nullptr};
     what.load = &report;
-    read(what, "loaded", "by rank 0");
+    read(what, report.from_tier ? "loaded from the local tier" : "loaded", "by rank 0");
   }
   void verified(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
     read({observation::event::read_back, rank_, step, bytes, seconds, {}, nullptr}, "verified", "read back");

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <boost/interprocess/mapped_region.hpp>
@@ -60,12 +61,12 @@ class shared_segment {
     identify(bytes);
     map(bytes);
   }
-  /// Maps what another process made. @throws peer_error (peer_bad_message) if it is none of these or has
-  /// another size, storage_error.
+  /// Maps what another process made, or a file of a tmpfs that only this user may open, whose size nobody
+  /// changes. @throws peer_error (peer_bad_message) if it is none of these or has another size, storage_error.
   shared_segment(detail::file_descriptor file, std::uint64_t bytes)
       : file_(detail::make_owned<detail::unforked_file>(std::move(file), detail::fork_pause())) {
     const int seals = ::fcntl(this->file(), F_GET_SEALS);
-    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+    if ((seals < 0 || (seals & F_SEAL_SHRINK) == 0) && !private_file(this->file()))
       fail(error_id::peer_bad_message,
            "the descriptor of another process is not shared memory of a fixed size");
     identify(bytes);
@@ -93,13 +94,22 @@ class shared_segment {
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
 
  private:
+  static bool private_file(int file) noexcept {
+    constexpr long tmpfs = 0x01021994;
+    struct stat s {};
+    struct statfs system {};
+    return ::fstat(file, &s) == 0 && ::fstatfs(file, &system) == 0 &&
+           static_cast<long>(system.f_type) == tmpfs && S_ISREG(s.st_mode) && s.st_uid == ::geteuid() &&
+           (s.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+  }
   void identify(std::uint64_t bytes) {
     struct stat s {};
     if (::fstat(file(), &s) != 0) detail::fail_system(errno, "shared memory could not be examined");
     if (static_cast<std::uint64_t>(s.st_size) != bytes)
       fail(error_id::peer_bad_message, "shared memory has another size than announced",
            {.expected = std::to_string(bytes), .got = std::to_string(s.st_size)});
-    id_ = s.st_ino;
+    id_ = s.st_ino ^
+          (static_cast<std::uint64_t>(s.st_dev) << 40);  // files have numbers of their own file system
   }
   /// At an address where the kernel can map huge pages as such, if the segment is large enough for one.
   void map(std::uint64_t bytes) {

@@ -43,11 +43,14 @@ class composed_engine final : public engine {
                                                      std::move(parts.observer), group_.rank(), options_,
                                                      parts.keep)),
         devices_(parts.devices != nullptr ? std::move(parts.devices) : parts.stager.device_memory()),
-        loader_(services_, group_, options_, devices_),
+        tier_(std::move(parts.tier)),
+        loader_(services_, group_, options_, devices_, tier_),
         saves_(options_, parts.overlapped, parts.checked, group_.rank(), services_, devices_),
         save_path_(options_, parts.overlapped, parts.checked, group_, services_, saves_, place_,
                    std::move(parts.planners.save), std::move(parts.stager), std::move(parts.executor),
-                   devices_) {
+                   devices_,
+                   tier_ != nullptr ? detail::make_owned<held_saves>(tier_, parts.persisting, services_)
+                                    : owned<held_saves>()) {
     const auto bytes = read_once(
         group_, [] { return make_run(); }, peer_deadline());
     wire_reader in(bytes);
@@ -57,12 +60,13 @@ class composed_engine final : public engine {
     std::memcpy(word.data(), bytes.data(), word.size());
     group_.set_run(word);
     save_path_.set_run(run_, save_path_.ends_with_process() ? group_.communicator().watch_peers() : nullptr);
+    save_path_.open_tier(place_);
   }
 
   [[nodiscard]] int rank() const override { return group_.rank(); }
   [[nodiscard]] int world_size() const override { return group_.size(); }
   [[nodiscard]] std::string describe() const override {
-    return place_ + "; saves " +
+    return place_ + (tier_ != nullptr ? "; saves are held by a tier of this host" : "") + "; saves " +
            (save_path_.overlapped() ? "overlapped with training" : "wait for the copy") + "; digests " +
            (save_path_.digests_in_copy() ? "in the pass that copies" : "by the writer") +
            (!options_.checksum_in_writer                                   ? " (chosen)"
@@ -146,7 +150,9 @@ class composed_engine final : public engine {
     saves_.check_unconfirmed();
     save_path_.finish_preparation();
     closed_ = true;
+    save_path_.persist_last();
     saves_.close();
+    save_path_.end_tier();
   }
   void shut_down(bool unwinding) noexcept override {
     saves_.shut_down(unwinding, [&] { save_path_.finish_preparation(); });
@@ -180,6 +186,7 @@ class composed_engine final : public engine {
   bool probed_ = false;
   std::shared_ptr<save_services> services_;
   std::shared_ptr<device_access> devices_;
+  std::shared_ptr<image_tier> tier_;  // null: none
   loader loader_;
   unfinished_saves saves_;
   save_path save_path_;  // last: its destructor waits for jobs, which use all of the above
@@ -199,6 +206,13 @@ CAIRN_BODY void check_options(const checkpointer_options& options, const std::op
 
 CAIRN_BODY engine_owner make_engine(engine_parts parts) {
   check_options(parts.options, parts.keep);
+  if (parts.persisting && parts.persisting->every == 0)
+    fail(error_id::usage_bad_option,
+         "persist{.every = 0} would write nothing; 1 writes every save to the store");
+  if (parts.tier != nullptr && parts.options.read_only)
+    fail(error_id::usage_bad_option,
+         "a read_only checkpointer holds nothing in a local tier: leave local_tier out; load() and resume() "
+         "read the store");
   return engine_owner(detail::make_owned<composed_engine>(std::move(parts)));
 }
 

@@ -30,6 +30,10 @@ CAIRN_BODY std::uint64_t save_handle::bytes_written() const noexcept {
   return progress_->bytes_written();
 }
 
+CAIRN_BODY bool save_handle::held() const noexcept {
+  return progress_->held();
+}
+
 CAIRN_BODY bool save_handle::committed() const noexcept {
   return progress_->committed();
 }
@@ -60,6 +64,11 @@ CAIRN_BODY void save_handle::wait_handed_over(std::chrono::nanoseconds timeout) 
 CAIRN_BODY void save_handle::wait_written(std::chrono::nanoseconds timeout) const {
   progress_->confirm(deadline::in(timeout));
   progress_->wait_written(deadline::in(timeout));
+}
+
+CAIRN_BODY void save_handle::wait_held(std::chrono::nanoseconds timeout) const {
+  progress_->confirm(deadline::in(timeout));
+  progress_->wait_held(deadline::in(timeout));
 }
 
 CAIRN_BODY void save_handle::wait(std::chrono::nanoseconds timeout) const {

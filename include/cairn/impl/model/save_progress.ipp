@@ -77,6 +77,16 @@ CAIRN_BODY void save_progress::set_written() noexcept {
   if (on_written_) on_written_();
 }
 
+CAIRN_BODY void save_progress::set_held(std::exception_ptr why) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    held_ = why == nullptr;
+    not_held_ = std::move(why);
+    if (held_) report_.held_seconds = seconds_since(begun_);
+  }
+  changed_.notify_all();
+}
+
 CAIRN_BODY void save_progress::give_up(std::exception_ptr why) noexcept {
   set_failed(std::move(why));
   const std::lock_guard lock(mutex_);
@@ -114,6 +124,11 @@ CAIRN_BODY std::uint64_t save_progress::bytes_written() const noexcept {
   const std::lock_guard lock(mutex_);
   if (written_ || image_ == nullptr) return written_ ? report_.bytes : 0;
   return std::min(report_.bytes, image_->costs().written.load(std::memory_order_relaxed));
+}
+
+CAIRN_BODY bool save_progress::held() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return held_;
 }
 
 CAIRN_BODY bool save_progress::committed() const noexcept {
@@ -188,6 +203,15 @@ CAIRN_BODY void save_progress::wait_written(deadline until) const {
   if (!wait(lock, until, [&] { return written_ || ended(); }))
     fail(error_id::timeout_write, "a save was not durable in time; it goes on in the background" + stage(),
          here());
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+CAIRN_BODY void save_progress::wait_held(deadline until) const {
+  std::unique_lock lock(mutex_);
+  if (!wait(lock, until, [&] { return held_ || not_held_ != nullptr || ended(); }))
+    fail(error_id::timeout_staging, "a save was not held by the local tier in time", here());
+  if (held_) return;
+  if (not_held_ != nullptr) std::rethrow_exception(not_held_);
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 

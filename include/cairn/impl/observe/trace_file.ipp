@@ -85,6 +85,7 @@ CAIRN_BODY void trace_file::observe(const observation& what) noexcept {
     std::string text;
     switch (what.kind) {
       case observation::event::committed:
+      case observation::event::held:
         shared_->put_save(text, what, name);
         break;
       case observation::event::failed:

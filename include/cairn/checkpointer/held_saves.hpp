@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/agreement.hpp>
+#include <cairn/checkpointer/default_types.hpp>
+#include <cairn/checkpointer/group_loading.hpp>
+#include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/save_services.hpp>
+#include <cairn/comm/collectives.hpp>
+#include <cairn/concepts/any_executor.hpp>
+#include <cairn/concepts/image_tier.hpp>
+#include <cairn/model/save_context.hpp>
+#include <cairn/model/save_progress.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/plan/plan_cache.hpp>
+#include <cairn/system/shared.hpp>
+#include <cairn/system/wire.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The saves of a checkpointer with a tier: has each one held, by a thread of its own, and chooses those that go on
+/// to the store. The thread of training. What it is given by reference outlives it.
+class held_saves {
+ public:
+  held_saves(std::shared_ptr<image_tier> tier, std::optional<persist> persisting,
+             std::shared_ptr<save_services> services)
+      : tier_(std::move(tier)),
+        persisting_(persisting),
+        services_(std::move(services)),
+        writer_(tier_->writer()),
+        holder_(make_default_executor()) {}
+
+  /// Whether saves wait for no store.
+  [[nodiscard]] bool decoupled() const noexcept { return persisting_.has_value(); }
+
+  /// Opens the tier on all ranks. Collective: throws on all of them what one of them throws.
+  void open(collectives& group, const run_id& run, const std::string& job, deadline until) {
+    const tier_user user{run, group.rank(), group.size(), job};
+    static_cast<void>(read_once(
+        group,
+        [&] {
+          tier_->open(user);
+          return std::vector<std::byte>();
+        },
+        until));
+    std::exception_ptr failure;
+    try {
+      if (group.rank() != 0) tier_->open(user);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    if (group.size() > 1)
+      group.barrier(until, failure);
+    else if (failure != nullptr)
+      std::rethrow_exception(failure);
+  }
+  /// Asks for the memory of all ranks before the first of them allocates any. Collective.
+  void check_room(collectives& group, const image_layout& layout, deadline until) {
+    const auto sum = [](std::vector<std::byte> left, std::vector<std::byte> right) {
+      return wire_writer()
+          .put(wire_reader(left).get<std::uint64_t>() + wire_reader(right).get<std::uint64_t>())
+          .take();
+    };
+    auto all = wire_writer().put(tier_->missing(layout)).take();
+    if (group.size() > 1) all = group.tree_reduce_broadcast(std::move(all), sum, until);
+    const auto bytes = wire_reader(all).get<std::uint64_t>();
+    if (bytes == 0) return;
+    static_cast<void>(read_once(
+        group,
+        [&] {
+          tier_->check_room(bytes);
+          return std::vector<std::byte>();
+        },
+        until));
+  }
+
+  /// Whether the next save goes to the store, the same on all ranks; before it is staged.
+  [[nodiscard]] bool goes_on(collectives& group, deadline until) {
+    newest_.reset();  // its image may be wanted
+    if (!persisting_) return true;
+    due_ = due_ || ++since_ >= persisting_->every;
+    if (!due_ || any_rank(group, storing_ != nullptr && !storing_->finished(), until)) return false;
+    since_ = 0, due_ = false;
+    return true;
+  }
+  /// Has the image held as soon as it is released. `alone`: the save goes to no store, and ends then.
+  void hold(save_job job, std::uint64_t plan_digest, bool alone) {
+    const auto whole = job.progress;
+    if (alone)
+      newest_.emplace(job);
+    else
+      storing_ = whole;
+    job.progress = detail::make_shared<save_progress>(job.context.step);
+    job.progress->set_image(job.image.control());
+    job.progress->on_end([whole, alone, services = services_](save_report&, const std::exception_ptr& why) {
+      whole->set_held(why);
+      if (alone && why == nullptr) return whole->set_held_alone();
+      if (alone) return whole->set_failed(why);
+      if (why != nullptr && !whole->finished())
+        services->report().warned("the local tier does not hold the save of step " +
+                                  std::to_string(whole->report().step) +
+                                  ", which goes to the store alone: " + failure_text(why));
+    });
+    try {
+      if (job.metadata != nullptr && job.metadata != planned_) {
+        tier_->keep_plan(plan_digest, *job.metadata);
+        planned_ = job.metadata;
+      }
+      job.writer = writer_;
+      const auto progress = job.progress;
+      try {
+        holder_.submit(std::move(job));
+      } catch (...) {
+        progress->set_failed(std::current_exception());
+      }
+    } catch (...) {
+      if (job.progress != nullptr) job.progress->set_failed(std::current_exception());
+    }
+  }
+  /// The last save, where it was only held: its image is kept for the store. Nothing where there is none.
+  [[nodiscard]] std::optional<save_job> take_newest() { return std::exchange(newest_, std::nullopt); }
+  /// The job has ended in order, and the store has its last save.
+  void end() noexcept {
+    newest_.reset();
+    tier_->end();
+  }
+
+ private:
+  const std::shared_ptr<image_tier> tier_;
+  const std::optional<persist> persisting_;
+  std::shared_ptr<save_services> services_;
+  any_writer writer_;
+  std::shared_ptr<const metadata> planned_;  // what the tier has of it
+  std::uint64_t since_ = 0;                  // the last save that went to the store
+  bool due_ = false;
+  std::shared_ptr<save_progress> storing_;
+  std::optional<save_job> newest_;
+  any_executor holder_;  // last: its destructor waits for saves that are being held
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_reader.hpp>
+#include <cairn/concepts/any_stager.hpp>
+#include <cairn/concepts/any_writer.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/model/image_layout.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/record.hpp>
+
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// A save that a tier holds of all its ranks.
+struct held_step {
+  /// The step that was saved.
+  std::int64_t step = 0;
+  /// The run that saved it.
+  run_id run;
+  std::uint64_t attempt = 0;    ///< see save_context::attempt
+  std::int32_t world_size = 1;  ///< the number of ranks that saved it
+  friend bool operator==(const held_step&, const held_step&) = default;
+};
+
+/// Who opens a tier.
+struct tier_user {
+  /// The run that saves from now on.
+  run_id run;
+  std::int32_t rank = 0;
+  /// The number of ranks of the run.
+  std::int32_t world_size = 1;
+  /// The name of the job's storage, by which a tier knows what is of another job.
+  std::string job;
+};
+
+/// Keeps images of saves on this host after they were staged, so that a run that is started again finds them:
+/// what cairn::checkpointer does with an argument of the role tier. A class derives from it and names the type
+/// of its stager as `stager_type`; see Tier.
+///
+/// A save is *held* by a rank when its image, with all digests, survives the end of every process. It is held
+/// when all ranks of its run hold it. A tier may give up what it holds only where a newer save is held by all
+/// ranks, so that there is always one once there was one.
+///
+/// One thread calls it, but for writer(), which a thread beside training calls. After open() it is used until
+/// the checkpointer ends.
+class image_tier {
+ public:
+  image_tier() = default;
+  virtual ~image_tier() = default;
+
+  /// The stager whose images the tier holds. Called once, before open().
+  [[nodiscard]] virtual any_stager stager() = 0;
+  /// Opens the tier for one rank: rank 0 first, the others after it has returned there.
+  /// @throws usage_error (usage_bad_option) where a tier cannot be, for what another job left there, and while
+  /// another process is this rank; storage_error (storage_not_shared) on a rank that sees another tier than
+  /// rank 0 does.
+  virtual void open(const tier_user& user) = 0;
+  /// The memory that this rank has yet to allocate before it holds images of this layout, in bytes.
+  [[nodiscard]] virtual std::uint64_t missing(const image_layout& layout) = 0;
+  /// Called by rank 0, with what all ranks have to allocate together. @throws storage_error (storage_no_space,
+  /// storage_limit, storage_out_of_memory) naming what is short.
+  virtual void check_room(std::uint64_t bytes) = 0;
+  /// Called by rank 0 before the first save of this plan is held. @throws storage_error
+  virtual void keep_plan(std::uint64_t plan_digest, const metadata& stored) = 0;
+  /// A StorageWriter whose write() waits until the image is released and then holds it; the rest of it does
+  /// nothing.
+  [[nodiscard]] virtual any_writer writer() = 0;
+
+  /// What is held, ascending by step; of one step the newest last. Called by rank 0. `damaged` gets a sentence
+  /// for each record that is there and cannot be read. @throws storage_error
+  [[nodiscard]] virtual std::vector<held_step> held(std::vector<std::string>& damaged) = 0;
+  /// A reader of this save alone. @throws corrupt_error, storage_error
+  [[nodiscard]] virtual any_reader reader(const held_step& which) = 0;
+  /// Gives up what the tier holds of a save, on all ranks. Called by rank 0. @throws storage_error
+  virtual void withdraw(const held_step& which) = 0;
+  /// Gives up all saves of earlier runs after this step. Called by rank 0. @throws storage_error
+  virtual void withdraw_after(std::int64_t step) = 0;
+  /// The job has ended in order: removes all that this rank has in the tier.
+  virtual void end() noexcept = 0;
+
+ protected:
+  image_tier(image_tier&&) noexcept = default;
+  image_tier& operator=(image_tier&&) noexcept = default;
+};
+
+/// A class that plays the role tier: derived from image_tier, with the type of its stager.
+///
+/// - `stager_type`: the Stager that stager() returns.
+template <class T>
+concept Tier =
+    std::derived_from<T, image_tier> && std::move_constructible<T> && Stager<typename T::stager_type>;
+
+}  // namespace v1
+}  // namespace cairn

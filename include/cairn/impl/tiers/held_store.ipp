@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/tiers/held_store.hpp>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+[[noreturn]] inline void fail_read_only(const std::string& place) {
+  fail(error_id::storage_permission, "nobody writes what a local tier holds", {.file = place});
+}
+/// A whole small file of a tier; nothing if there is none.
+[[nodiscard]] inline std::optional<std::vector<std::byte>> tier_file(const std::string& path) {
+  const file_descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!file.open()) {
+    if (errno == ENOENT) return std::nullopt;
+    fail_system(errno, "a file of the local tier could not be opened: " + path);
+  }
+  struct stat s {};
+  if (::fstat(file.get(), &s) != 0 || !S_ISREG(s.st_mode) || s.st_size < 0 ||
+      static_cast<std::uint64_t>(s.st_size) > max_manifest_bytes)
+    fail(error_id::corrupt_size_mismatch, "a file of the local tier is none of those that it has",
+         {.file = path});
+  std::vector<std::byte> bytes(static_cast<std::size_t>(s.st_size));
+  std::size_t at = 0;
+  while (at < bytes.size()) {
+    const auto got = ::pread(file.get(), bytes.data() + at, bytes.size() - at, static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_system(errno, "a file of the local tier could not be read: " + path);
+    if (got == 0) fail(error_id::corrupt_truncated, "a file of the local tier ends early", {.file = path});
+    at += static_cast<std::size_t>(got);
+  }
+  return bytes;
+}
+
+CAIRN_BODY void held_store::object_writer::write(std::span<const write_range>) {
+  fail_read_only("");
+}
+CAIRN_BODY void held_store::object_writer::finish() {
+  fail_read_only("");
+}
+
+CAIRN_BODY held_store::held_store(const std::string& directory, const held_step& which,
+                                  std::span<const held_name> names)
+    : describe_("local tier " + directory) {
+  auto made = std::make_shared<content>();
+  const auto missing = [&](const std::string& what) {
+    fail(error_id::corrupt_missing_file, "the local tier has lost a part of a save: " + what,
+         {.file = directory});
+  };
+  const auto put_bytes = [&](std::string key, std::vector<std::byte> bytes) {
+    object o{.bytes = std::move(bytes)};
+    o.size = o.bytes.size();
+    made->objects.insert_or_assign(std::move(key), std::move(o));
+  };
+  manifest m;
+  for (std::int32_t rank = 0; rank < which.world_size; ++rank) {
+    const auto name = std::find_if(names.begin(), names.end(), [&](const held_name& n) {
+      return n.run == which.run && n.attempt == which.attempt && n.step == which.step &&
+             n.world_size == which.world_size && n.rank == rank;
+    });
+    if (name == names.end()) missing("the record of rank " + std::to_string(rank));
+    if (rank == 0) {
+      const auto plan_path = directory + "/" + plan_name(name->plan_digest);
+      const auto plan = tier_file(plan_path);
+      if (!plan) missing(plan_path);
+      m = decode_manifest(*plan, plan_path);
+      if (m.content.world_size != which.world_size)
+        fail(error_id::corrupt_identity, "a plan of the local tier is of another number of ranks",
+             {.file = plan_path});
+      m.run = which.run, m.step = which.step, m.attempt = which.attempt;
+      m.records.clear();
+    }
+    const auto record_path = directory + "/" + to_string(*name);
+    const auto bytes = tier_file(record_path);
+    if (!bytes) missing(record_path);
+    auto held = decode_held(*bytes, *name, record_path);
+    const auto r = decode_record(held.record, record_path);
+    const auto header = decode_record_header(held.record, record_path);
+    if (!(header.run == which.run) || header.attempt != which.attempt || header.step != which.step ||
+        header.rank != rank || header.plan_digest != m.plan_digest || held.begins.size() != r.files.size())
+      fail(error_id::corrupt_identity, "a record of the local tier is of another save",
+           {.file = record_path});
+    m.records.push_back(
+        {header.step, header.attempt, header.rank, header.files, header.header_digest, header.data_bytes});
+    const auto image_path = directory + "/" + slot_name(rank, name->slot);
+    made->files.emplace_back(::open(image_path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    struct stat s {};
+    if (!made->files.back().open() || ::fstat(made->files.back().get(), &s) != 0) missing(image_path);
+    for (std::uint32_t k = 0; k < r.files.size(); ++k) {
+      const auto end = held.begins[k] + r.files[k].bytes;
+      if (end < held.begins[k] || end > static_cast<std::uint64_t>(s.st_size))
+        fail(error_id::corrupt_truncated, "an image of the local tier is shorter than its record says",
+             {.file = image_path});
+      object o{.bytes = {},
+               .file = made->files.size() - 1,
+               .begin = held.begins[k],
+               .size = r.files[k].bytes,
+               .data = true};
+      made->objects.insert_or_assign(data_key(which.step, rank, which.attempt, k), std::move(o));
+    }
+    put_bytes(record_key(which.step, rank, which.attempt), std::move(held.record));
+  }
+  put_bytes(manifest_key(which.step), encode_manifest(m));
+  content_ = std::move(made);
+}
+
+CAIRN_BODY held_store::object_writer held_store::create(std::string_view, std::uint64_t) {
+  fail_read_only(describe_);
+}
+CAIRN_BODY bool held_store::publish_new(std::string_view, std::span<const std::byte>) {
+  fail_read_only(describe_);
+}
+CAIRN_BODY void held_store::remove(std::string_view) {
+  fail_read_only(describe_);
+}
+
+CAIRN_BODY void held_store::read(std::span<const read_range> ranges) const {
+  for (const auto& range : ranges) {
+    const auto found = content_->objects.find(range.key);
+    if (found == content_->objects.end())
+      fail(error_id::storage_not_found, "the local tier does not have this file",
+           {.file = std::string(range.key)});
+    const auto& o = found->second;
+    if (range.offset > o.size || range.destination.size() > o.size - range.offset)
+      fail(error_id::corrupt_truncated, "a file of the local tier ends before what is wanted of it",
+           {.file = std::string(range.key)});
+    if (!o.data) {
+      if (!range.destination.empty())
+        std::memcpy(range.destination.data(), o.bytes.data() + range.offset, range.destination.size());
+      continue;
+    }
+    for (std::size_t at = 0; at < range.destination.size();) {
+      const auto got =
+          ::pread(content_->files[o.file].get(), range.destination.data() + at, range.destination.size() - at,
+                  static_cast<off_t>(o.begin + range.offset + at));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail_system(errno, "an image of the local tier could not be read");
+      if (got == 0)
+        fail(error_id::corrupt_truncated, "an image of the local tier has become shorter",
+             {.file = std::string(range.key)});
+      at += static_cast<std::size_t>(got);
+    }
+  }
+}
+CAIRN_BODY std::optional<std::uint64_t> held_store::size(std::string_view key) const {
+  const auto found = content_->objects.find(key);
+  if (found == content_->objects.end()) return std::nullopt;
+  return found->second.size;
+}
+CAIRN_BODY std::vector<listed_object> held_store::list(std::string_view prefix) const {
+  std::vector<listed_object> found;
+  for (const auto& [key, o] : content_->objects)
+    if (key.starts_with(prefix)) found.push_back({key, o.size});
+  return found;
+}
+CAIRN_BODY held_session held_store::begin_reads() const {
+  return held_session(*this);
+}
+CAIRN_BODY void held_session::read(std::span<const read_range> ranges) {
+  store_.read(ranges);
+  for (const auto& range : ranges) bytes_->fetch_add(range.destination.size(), std::memory_order_relaxed);
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

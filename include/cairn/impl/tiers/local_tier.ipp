@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/plan.hpp>
+#include <cairn/model/save_context.hpp>
+#include <cairn/model/staged_image.hpp>
+#include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/safetensors/safetensors_layout.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/tiers/held_record.hpp>
+#include <cairn/tiers/held_store.hpp>
+#include <cairn/tiers/local_tier.hpp>
+#include <cairn/tiers/tier_slots.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <span>
+#include <tuple>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Holds saves; see image_tier::writer().
+class tier_writer {
+ public:
+  explicit tier_writer(std::shared_ptr<tier_slots> slots) : slots_(std::move(slots)) {}
+
+  [[nodiscard]] image_layout layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,
+                                    int rank) const {
+    return safetensors_layout(plan, item_bytes, rank);
+  }
+  [[nodiscard]] std::uint64_t fingerprint() const noexcept { return 0; }
+  record write(const save_context& c, const staged_image& image, deadline until) {
+    image.wait_for(image.layout().bytes, until);
+    image.wait_released(until);
+    slots_->hold(c, image);
+    return {};
+  }
+  void commit(const save_context&, const metadata&, deadline) {}
+  void await_commit(const save_context&, deadline) {}
+  void abort(const save_context&, std::exception_ptr) noexcept {}
+  void remove(std::int64_t) {}
+  bool quarantine(std::int64_t) { return false; }
+  std::uint64_t clean(run_id) { return 0; }
+  void check_space(space_needed) {}
+
+ private:
+  std::shared_ptr<tier_slots> slots_;
+};
+static_assert(StorageWriter<tier_writer>);
+
+/// Reads what a tier holds. It models no SharingReader: each rank reads the memory of its host by itself.
+class held_reader {
+ public:
+  using checkpoint_type = safetensors_reader::checkpoint_type;
+  explicit held_reader(held_store store) : inner_(any_store(std::move(store))) {}
+  [[nodiscard]] std::vector<std::int64_t> list() { return inner_.list(); }
+  [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step) { return inner_.fetch(step); }
+  [[nodiscard]] checkpoint_type open(std::int64_t step, std::span<const std::byte> manifest_bytes) {
+    return inner_.open(step, manifest_bytes);
+  }
+  std::uint64_t read(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,
+                     const target_resolver& resolver, read_options options, deadline until) {
+    return inner_.read(checkpoint, state, plan, resolver, options, until);
+  }
+  std::uint64_t verify(checkpoint_type& checkpoint, deadline until) {
+    return inner_.verify(checkpoint, until);
+  }
+
+ private:
+  safetensors_reader inner_;
+};
+static_assert(StorageReader<held_reader>);
+
+}  // namespace detail
+
+CAIRN_BODY local_tier::local_tier(std::string directory, local_tier_options options)
+    : slots_(
+          std::make_shared<detail::tier_slots>(std::move(directory), options.keep, std::move(options.files))),
+      copy_(std::move(options.copy)) {}
+CAIRN_BODY local_tier::local_tier(local_tier&&) noexcept = default;
+CAIRN_BODY local_tier::~local_tier() = default;
+
+CAIRN_BODY any_stager local_tier::stager() {
+  return any_stager(tier_stager(slots_, copy_));
+}
+CAIRN_BODY void local_tier::open(const tier_user& user) {
+  run_ = user.run;
+  slots_->open(user);
+}
+CAIRN_BODY std::uint64_t local_tier::missing(const image_layout& layout) {
+  return slots_->missing(layout.bytes + layout.blocks * sizeof(std::uint64_t));
+}
+CAIRN_BODY void local_tier::check_room(std::uint64_t bytes) {
+  slots_->check_room(bytes);
+}
+CAIRN_BODY void local_tier::keep_plan(std::uint64_t plan_digest, const metadata& stored) {
+  slots_->keep_plan(plan_digest, stored);
+}
+CAIRN_BODY any_writer local_tier::writer() {
+  return any_writer(detail::tier_writer(slots_));
+}
+
+CAIRN_BODY std::vector<held_step> local_tier::held(std::vector<std::string>& damaged) {
+  const auto names = slots_->held_names();
+  std::map<std::tuple<std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::int32_t>, std::int32_t>
+      ranks;
+  for (const auto& n : names) ++ranks[{n.step, n.run.high, n.run.low, n.attempt, n.world_size}];
+  std::vector<held_step> found;
+  for (const auto& [key, count] : ranks) {
+    const auto& [step, high, low, attempt, world_size] = key;
+    const held_step which{step, {high, low}, attempt, world_size};
+    if (count < world_size) continue;  // some rank did not come so far
+    try {
+      const detail::held_store whole(slots_->directory(), which, names);
+      found.push_back(which);
+    } catch (const error& e) {
+      damaged.push_back("the save of step " + std::to_string(step) + " in the local tier: " + e.what());
+    }
+  }
+  return found;
+}
+CAIRN_BODY any_reader local_tier::reader(const held_step& which) {
+  return any_reader(
+      detail::held_reader(detail::held_store(slots_->directory(), which, slots_->held_names())));
+}
+CAIRN_BODY void local_tier::withdraw(const held_step& which) {
+  for (const auto& n : slots_->held_names())
+    if (n.run == which.run && n.attempt == which.attempt && n.step == which.step) slots_->remove(n);
+}
+CAIRN_BODY void local_tier::withdraw_after(std::int64_t step) {
+  for (const auto& n : slots_->held_names())
+    if (!(n.run == run_) && n.step > step) slots_->remove(n);
+}
+CAIRN_BODY void local_tier::end() noexcept {
+  slots_->end();
+}
+
+}  // namespace v1
+}  // namespace cairn

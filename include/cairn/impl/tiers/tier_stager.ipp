@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/copy_engine.hpp>
+#include <cairn/stage/image_sources.hpp>
+#include <cairn/tiers/tier_slots.hpp>
+#include <cairn/tiers/tier_stager.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Digests lie behind the image.
+[[nodiscard]] inline std::uint64_t tier_bytes_for(const image_layout& layout) noexcept {
+  return layout.bytes + layout.blocks * sizeof(std::uint64_t);
+}
+
+struct tier_fill final : image_fill {
+  template <class... Arguments>
+  explicit tier_fill(tier_slots::lease held, Arguments&&... arguments)
+      : image_fill(std::forward<Arguments>(arguments)...), lease(std::move(held)) {}
+  [[nodiscard]] std::optional<shared_image> shared() const override {
+    return lease.block().shared(this->layout().bytes);
+  }
+  tier_slots::lease lease;
+};
+
+}  // namespace detail
+
+CAIRN_BODY tier_stager::tier_stager(std::shared_ptr<detail::tier_slots> slots, host_copy_options options)
+    : slots_(std::move(slots)), engine_(std::move(options)) {}
+
+CAIRN_BODY staged_image tier_stager::stage(std::shared_ptr<const image_layout> layout,
+                                           const source_table& sources, stage_options options,
+                                           deadline until) {
+  process_.check("a stager was used in a child after fork(); make one there");
+  if (layout != fitting_layout_ || !(sources == fitting_sources_)) {
+    check_sources(*layout, sources);
+    for (const auto& source : sources) engine_.check(source);
+    fitting_layout_ = layout;
+    fitting_sources_ = sources;
+  }
+  auto lease = slots_->acquire(detail::tier_bytes_for(*layout), until);
+  auto control = controls_.make_control(lease.block());
+  const auto block = lease.block().bytes();
+  const auto image = block.first(layout->bytes);
+  std::span<std::uint64_t> digests;
+  if (layout->blocks != 0)
+    digests = {new (block.data() + layout->bytes) std::uint64_t[layout->blocks],
+               static_cast<std::size_t>(layout->blocks)};
+  auto fill = std::make_shared<detail::tier_fill>(std::move(lease), layout, sources, options, image, digests,
+                                                  control);
+  engine_.copy(fill, until);
+  return {std::move(layout), std::move(control), image, digests, options.digest, std::move(fill)};
+}
+CAIRN_BODY void tier_stager::prepare(const image_layout& layout, deadline until) {
+  process_.check("a stager was used in a child after fork(); make one there");
+  slots_->reserve(detail::tier_bytes_for(layout), until);
+}
+CAIRN_BODY int tier_stager::depth() const noexcept {
+  return slots_->depth();
+}
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/image_tier.hpp>
+#include <cairn/concepts/store_reads.hpp>
+#include <cairn/system/file_descriptor.hpp>
+#include <cairn/tiers/held_record.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+class held_session;
+
+/// One save that a local tier holds, as a ByteStore that nobody writes: the manifest, the records and the data files
+/// that it would have in a store, so that what reads a store reads it. Copies share the open files. Any thread.
+class held_store {
+ public:
+  /// What it is not: nothing is written.
+  class object_writer {
+   public:
+    void write(std::span<const write_range> parts);
+    void finish();
+  };
+  /// @throws corrupt_error where a record or the plan is missing or damaged, storage_error
+  held_store(const std::string& directory, const held_step& which, std::span<const held_name> names);
+
+  [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint);
+  [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes);
+  void read(std::span<const read_range> ranges) const;
+  [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const;
+  [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) const;
+  void remove(std::string_view key);
+  [[nodiscard]] std::string describe() const { return describe_; }
+  [[nodiscard]] held_session begin_reads() const;
+
+ private:
+  struct object {
+    std::vector<std::byte> bytes;  // of a small one
+    std::size_t file = 0;          // of a data file: where in `files`
+    std::uint64_t begin = 0;       // in that
+    std::uint64_t size = 0;
+    bool data = false;
+  };
+  struct content {
+    std::map<std::string, object, std::less<>> objects;
+    std::vector<file_descriptor> files;
+  };
+  std::shared_ptr<const content> content_;
+  std::string describe_;
+};
+
+/// The ReadSession of a held_store: all is in memory.
+class held_session {
+ public:
+  using store_type = held_store;
+  explicit held_session(held_store from)
+      : store_(std::move(from)), bytes_(std::make_unique<std::atomic<std::uint64_t>>(0)) {}
+  void read(std::span<const read_range> ranges);
+  [[nodiscard]] bool is_cached(std::string_view, std::uint64_t, std::uint64_t) const noexcept { return true; }
+  [[nodiscard]] read_figures figures() const noexcept { return {.cached = *bytes_, .direct = 0}; }
+
+ private:
+  held_store store_;
+  std::unique_ptr<std::atomic<std::uint64_t>> bytes_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/tiers/held_store.ipp>
+#endif

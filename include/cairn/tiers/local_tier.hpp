@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::interprocess
+#pragma once
+#include <cairn/concepts/image_tier.hpp>
+#include <cairn/concepts/roles.hpp>
+#include <cairn/stage/host_copy.hpp>
+#include <cairn/tiers/tier_files.hpp>
+#include <cairn/tiers/tier_stager.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+class tier_slots;
+}
+
+/// Options of a local_tier.
+struct local_tier_options {
+  /// How many saves each rank holds while the next one is copied and another one is written to the store: a rank
+  /// has `keep + 2` images. At least 1.
+  int keep = 2;
+  /// Of the threads that copy into the images.
+  host_copy_options copy = {};
+  /// For tests: who changes the records; null: the file system.
+  std::shared_ptr<tier_files> files = nullptr;
+};
+
+/// A tier in a directory of a tmpfs of this host, which survives the end of every process of the job. The stager
+/// copies straight into its files, and a save is held by one rename: no byte is copied twice, and no message is
+/// sent. Where the trainer, its worker or both are killed, resume() finds the newest step that all ranks hold, or
+/// that the store has; every block that it reads is verified, and another number of ranks may resume.
+///
+/// Pass it as an argument of checkpointer, in place of a stager, the same on all ranks, which are on one host.
+/// Without persist{} every save goes to the store as well; persist{.every = n} writes each n-th save.
+/// close() writes the last save to the store and removes the directory. What does not end with
+/// close() leaves its images there, which occupy memory until the job resumes, or somebody removes the
+/// directory.
+///
+/// The directory is one job's: it is refused for what a job with another store left there. Cost of a save beyond
+/// the copy with its digests: a listing of the directory and a small file, about 0.1 ms.
+class local_tier final : public image_tier {
+ public:
+  using cairn_role = role::tier;
+  using stager_type = tier_stager;
+
+  /// `directory`: an absolute path on a tmpfs, whose parent exists, such as /dev/shm/my-run. @throws usage_error
+  /// (usage_bad_option)
+  explicit local_tier(std::string directory, local_tier_options options = {});
+  local_tier(local_tier&&) noexcept;
+  ~local_tier() override;
+
+  // See image_tier.
+  [[nodiscard]] any_stager stager() override;
+  void open(const tier_user& user) override;
+  [[nodiscard]] std::uint64_t missing(const image_layout& layout) override;
+  void check_room(std::uint64_t bytes) override;
+  void keep_plan(std::uint64_t plan_digest, const metadata& stored) override;
+  [[nodiscard]] any_writer writer() override;
+  [[nodiscard]] std::vector<held_step> held(std::vector<std::string>& damaged) override;
+  [[nodiscard]] any_reader reader(const held_step& which) override;
+  void withdraw(const held_step& which) override;
+  void withdraw_after(std::int64_t step) override;
+  void end() noexcept override;
+
+ private:
+  std::shared_ptr<detail::tier_slots> slots_;
+  host_copy_options copy_;
+  run_id run_;
+};
+static_assert(Tier<local_tier>);
+
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_INTERPROCESS)
+#include <cairn/impl/tiers/local_tier.ipp>
+#endif

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/system/compiler.hpp>
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace cairn {
+inline namespace v1 {
+
+/// The changes of which holding a save consists, in the directory of a local tier. Tests derive from it to stop
+/// between two of them. Any thread.
+class tier_files {
+ public:
+  tier_files() = default;
+  tier_files(const tier_files&) = delete;
+  tier_files& operator=(const tier_files&) = delete;
+  virtual ~tier_files() = default;
+  /// Writes a file whole, in place of one that is there, readable by this user alone. @throws storage_error
+  virtual void put(const std::string& path, std::span<const std::byte> bytes);
+  /// Renames a file, in place of one that is there. @throws storage_error
+  virtual void rename(const std::string& from, const std::string& to);
+  /// Removes a file; no error if there is none. @throws storage_error
+  virtual void remove(const std::string& path);
+};
+
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/tiers/tier_files.ipp>
+#endif

@@ -1,0 +1,717 @@
+// SPDX-License-Identifier: Apache-2.0
+// links: cairn::interprocess
+// cost: 40
+//
+// The local tier: what is held survives the end of every process, whenever that comes; what is damaged is refused,
+// and another source of the same step is taken; the store's delays cost training nothing; nothing stays after close().
+#include <doctest/doctest.h>
+
+#include <cairn/any_checkpointer.hpp>
+#include <cairn/cairn.hpp>
+#include <cairn/comm/shared_memory_communicator.hpp>
+#include <cairn/execute/process_executor.hpp>
+#include <cairn/tiers/held_record.hpp>
+#include <cairn/tiers/local_tier.hpp>
+#include <cairn/tiers/slot_rule.hpp>
+#include <support/process_ranks.hpp>
+#include <support/sanitized.hpp>
+#include <support/scratch_directory.hpp>
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+void cairn_test_before_main(int argc, char** argv) {
+  cairn::worker_main(argc, argv);
+}
+
+namespace {
+using cairn::detail::slot_state;
+using cairn_test::process_ranks;
+using cairn_test::rank_process;
+using cairn_test::scratch_directory;
+namespace fs = std::filesystem;
+
+/// In the process of a rank, where doctest's assertions do not belong.
+void expect(bool is, const std::string& what) {
+  if (!is) throw std::runtime_error("not so: " + what);
+}
+
+// --- The rule, by all interleavings of small jobs ----------------------------------------------------------------
+
+/// One rank of the model: what its images hold, in saves counted from 1.
+struct modelled_rank {
+  struct image {
+    int held = 0;         // 0: nothing
+    int filling = 0;      // 0: no
+    bool stored = false;  // the store has not got it yet
+    auto operator<=>(const image&) const = default;
+  };
+  std::vector<image> images;
+  int called = 0;
+  auto operator<=>(const modelled_rank&) const = default;
+};
+using modelled_job = std::vector<modelled_rank>;
+
+std::set<int> complete_in(const modelled_job& job) {
+  std::set<int> all;
+  for (const auto& i : job[0].images)
+    if (i.held != 0) all.insert(i.held);
+  for (const auto& rank : job)
+    std::erase_if(all, [&](int g) {
+      return std::none_of(rank.images.begin(), rank.images.end(), [&](const auto& i) { return i.held == g; });
+    });
+  return all;
+}
+
+struct exploration {
+  std::size_t states = 0;
+  std::size_t lost = 0;     // a complete save was given up and no newer one is there
+  std::size_t blocked = 0;  // a save had no image, though the store had not all that it may have
+};
+/// `wrong`: the oldest goes, whatever the others hold.
+exploration explore(int ranks, int depth, int last, int apart, bool lossy, bool wrong) {
+  exploration found;
+  modelled_rank first;
+  first.images.resize(static_cast<std::size_t>(depth));
+  struct node {
+    modelled_job job;
+    int best;
+    auto operator<=>(const node&) const = default;
+  };
+  std::set<node> seen;
+  std::deque<node> todo{{modelled_job(static_cast<std::size_t>(ranks), first), 0}};
+  while (!todo.empty()) {
+    auto now = todo.front();
+    todo.pop_front();
+    const auto complete = complete_in(now.job);
+    const int newest = complete.empty() ? 0 : *complete.rbegin();
+    // The job may die here: what was complete once, or something newer, must be complete.
+    if (newest < now.best) {
+      ++found.lost;
+      continue;
+    }
+    now.best = newest;
+    for (auto& rank : now.job)
+      std::sort(rank.images.begin(), rank.images.end());  // which is which does not matter
+    if (!seen.insert(now).second) continue;
+    ++found.states;
+    int slowest = last;
+    for (const auto& rank : now.job) slowest = std::min(slowest, rank.called);
+    for (std::size_t r = 0; r < now.job.size(); ++r) {
+      const auto& rank = now.job[r];
+      const auto filling =
+          std::find_if(rank.images.begin(), rank.images.end(), [](const auto& i) { return i.filling; });
+      // One save at a time is copied; the next begins when it is held, or was given up.
+      if (filling == rank.images.end() && rank.called < last && rank.called < slowest + apart) {
+        std::vector<slot_state> slots;
+        std::size_t busy = 0;
+        for (const auto& i : rank.images) {
+          slots.push_back({.generation = static_cast<std::uint64_t>(i.held), .in_use = i.stored});
+          busy += i.stored;
+        }
+        std::optional<std::size_t> chosen;
+        if (wrong) {
+          for (std::size_t i = 0; i < slots.size(); ++i)
+            if (!slots[i].in_use && (!chosen || slots[i].generation < slots[*chosen].generation)) chosen = i;
+        } else {
+          chosen = cairn::detail::choose_slot(slots, static_cast<std::uint64_t>(newest));
+        }
+        if (!chosen) {
+          found.blocked += busy <= 1;
+        } else {
+          auto next = now;
+          auto& image = next.job[r].images[*chosen];
+          image = {.held = 0, .filling = ++next.job[r].called};
+          todo.push_back(next);
+        }
+      }
+      for (std::size_t i = 0; i < rank.images.size(); ++i) {
+        const auto& image = rank.images[i];
+        const auto with = [&](modelled_rank::image changed) {
+          auto next = now;
+          next.job[r].images[i] = changed;
+          todo.push_back(next);
+        };
+        if (image.filling != 0) {
+          with({.held = image.filling});
+          // The store takes one at a time.
+          if (std::none_of(rank.images.begin(), rank.images.end(), [](const auto& o) { return o.stored; }))
+            with({.held = image.filling, .stored = true});
+          if (lossy) with({});
+        }
+        if (image.stored) with({.held = image.held});
+      }
+    }
+  }
+  return found;
+}
+
+TEST_CASE(
+    "whenever a job dies, its ranks have a save in common once they had one, and no save waits for ever") {
+  for (const int keep : {1, 2})
+    for (const bool lossy : {false, true}) {
+      CAPTURE(keep);
+      CAPTURE(lossy);
+      const auto found = explore(2, keep + 2, keep == 1 ? 5 : 4, 3, lossy, false);
+      CHECK(found.states > 100);
+      CHECK(found.lost == 0);
+      CHECK(found.blocked == 0);
+    }
+  const auto three = explore(3, 3, 3, 2, false, false);
+  CHECK(three.states > 100);
+  CHECK(three.lost == 0);
+  CHECK(three.blocked == 0);
+}
+TEST_CASE("the search finds a rule that loses the common save") {
+  CHECK(explore(2, 3, 6, 5, false, true).lost > 0);
+}
+
+// --- A job ---------------------------------------------------------------------------------------------------------
+
+/// Tells each change of a tier's records to the rank, which may be killed there. Two threads make changes.
+class told_files final : public cairn::tier_files {
+ public:
+  explicit told_files(rank_process& me) : me_(me) {}
+  void put(const std::string& path, std::span<const std::byte> bytes) override {
+    around("put", [&] { tier_files::put(path, bytes); });
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    around("rename", [&] { tier_files::rename(from, to); });
+  }
+  void remove(const std::string& path) override {
+    around("remove", [&] { tier_files::remove(path); });
+  }
+
+ private:
+  template <class Change>
+  void around(const std::string& name, Change&& change) {
+    const std::lock_guard lock(mutex_);
+    me_.point("before " + name);
+    change();
+    me_.point("after " + name);
+  }
+  rank_process& me_;
+  std::mutex mutex_;
+};
+
+/// Words that the ranks of a job share with the test.
+enum word : std::size_t { resumed, passed_over, warned, from_tier, promised };
+
+class told_events {
+ public:
+  using cairn_role = cairn::role::observer;
+  explicit told_events(rank_process& me) : me_(&me) {}
+  void observe(const cairn::observation& what) noexcept {
+    if (me_->rank() != 0) return;
+    using event = cairn::observation::event;
+    if (what.kind == event::fell_back) ++me_->word(passed_over);
+    if (what.kind == event::warning) ++me_->word(warned);
+    if (what.kind == event::loaded) me_->word(from_tier) = what.load->from_tier;
+  }
+
+ private:
+  rank_process* me_;
+};
+
+struct job_places {
+  scratch_directory store;
+  scratch_directory memory{"/dev/shm"};
+  [[nodiscard]] std::string tier() const { return memory.path() + "/tier"; }
+  int runs = 0;
+};
+struct way {
+  bool overlapped = false;
+  bool worker = false;
+  std::uint64_t every = 1000;
+  int keep = 2;
+};
+
+constexpr std::int64_t elements = 60'000;
+float element(std::int64_t step, std::int64_t i) {
+  return static_cast<float>((step * 7919 + i) % 65521);
+}
+
+cairn::any_checkpointer make_checkpointer(const std::string& store, const std::string& tier,
+                                          const std::string& name, way how, rank_process& me) {
+  using namespace cairn;
+  const auto with = [&](auto... more) {
+    return any_checkpointer(checkpointer{
+        file_store{store},
+        local_tier{tier,
+                   {.keep = how.keep, .copy = {.threads = 2}, .files = std::make_shared<told_files>(me)}},
+        persist{.every = how.every}, shared_memory_communicator(name, me.rank(), me.size()), told_events(me),
+        checkpointer_options{.timeout = std::chrono::seconds(60),
+                             .peer_timeout = std::chrono::seconds(60),
+                             // The worker of a killed rank may wait for one that never had the save.
+                             .earlier_run_timeout = std::chrono::seconds(2),
+                             .quiet = true},
+        std::move(more)...});
+  };
+  if (how.worker) return with(process_executor{}, overlapped{});
+  if (how.overlapped) return with(overlapped{});
+  return with();
+}
+
+/// Trains from what it resumes until `until` steps are done, saves each step, and closes.
+void train(const std::string& store, const std::string& tier, const std::string& name, way how,
+           rank_process& me, std::int64_t until) {
+  const std::int64_t first = elements * me.rank() / me.size();
+  const std::int64_t end = elements * (me.rank() + 1) / me.size();
+  std::vector<float> part(static_cast<std::size_t>(end - first), -1.0F);
+  std::vector<float> whole(5000, -1.0F);
+  std::int64_t value = -1;
+  cairn::state_dict state;
+  state.tensor("part", part, cairn::shard{{elements}, {first}});
+  state.tensor("whole", whole, {5000});
+  state.value("value", value);
+  const auto fill = [&](std::int64_t step) {
+    for (std::size_t i = 0; i < part.size(); ++i)
+      part[i] = element(step, first + static_cast<std::int64_t>(i));
+    for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = element(step, static_cast<std::int64_t>(i));
+    value = step * 3;
+  };
+  auto ckpt = make_checkpointer(store, tier, name, how, me);
+  auto step = ckpt.resume(state).value_or(0);
+  if (step > 0) {
+    const auto part_read = part;
+    const auto whole_read = whole;
+    expect(value == step * 3, "the value is that of step " + std::to_string(step));
+    fill(step);
+    expect(part == part_read && whole == whole_read, "the tensors are those of step " + std::to_string(step));
+  }
+  if (me.rank() == 0) me.word(resumed) = static_cast<std::uint32_t>(step) + 1;
+  try {
+    while (step < until) {
+      ckpt.before_update();
+      fill(++step);
+      const auto save = ckpt.save(state, step);
+      save.wait_held();
+      expect(save.held() && save.report().held_seconds > 0, "the save is held");
+      me.word(promised + static_cast<std::size_t>(me.rank())) = static_cast<std::uint32_t>(step);
+      static_cast<void>(ckpt.any_rank(false));  // as the collectives of a training step
+    }
+    ckpt.close();
+  } catch (const cairn::peer_error&) {
+    ::kill(::getpid(), SIGKILL);  // as a launcher does when a rank is gone
+  }
+}
+
+struct outcome {
+  std::vector<cairn_test::rank_end> ends;
+  std::int64_t resumed = -1;  // -1: it did not come so far
+  std::int64_t promised = 0;  // held by all ranks, as they were told
+  std::uint32_t passed_over = 0;
+  std::uint32_t warned = 0;
+  bool from_tier = false;
+  [[nodiscard]] bool good() const {
+    return std::all_of(ends.begin(), ends.end(), [](const auto& e) { return e.good(); });
+  }
+  [[nodiscard]] std::string text() const {
+    std::string all;
+    for (const auto& e : ends) all += e.text() + "; ";
+    return all;
+  }
+};
+outcome run(job_places& places, int ranks, way how, std::int64_t until, int killed = -1,
+            const std::string& point = "", int count = 1) {
+  process_ranks processes(ranks);
+  if (killed >= 0) processes.kill_at(killed, point, count);
+  const auto name = "tier" + std::to_string(::getpid()) + "x" + std::to_string(++places.runs);
+  const auto store = places.store.path();
+  const auto tier = places.tier();
+  outcome o;
+  o.ends = processes.run([=](rank_process& me) { train(store, tier, name, how, me, until); });
+  o.resumed = static_cast<std::int64_t>(processes.word(resumed).load()) - 1;
+  o.promised = INT64_MAX;
+  for (int r = 0; r < ranks; ++r)
+    o.promised =
+        std::min<std::int64_t>(o.promised, processes.word(promised + static_cast<std::size_t>(r)).load());
+  o.passed_over = processes.word(passed_over), o.warned = processes.word(warned);
+  o.from_tier = processes.word(from_tier) != 0;
+  return o;
+}
+std::vector<std::string> left_in(const std::string& directory) {
+  std::vector<std::string> names;
+  if (!fs::exists(directory)) return names;
+  for (const auto& e : fs::directory_iterator(directory)) names.push_back(e.path().filename());
+  return names;
+}
+/// Kills a rank at a point, and resumes: what was promised, or something newer, is there. Returns whether the
+/// point came so often.
+bool kill_and_resume(int ranks, way how, int killed, const std::string& point, int count) {
+  CAPTURE(ranks);
+  CAPTURE(how.worker);
+  CAPTURE(how.overlapped);
+  CAPTURE(point);
+  CAPTURE(count);
+  job_places places;
+  const auto first = run(places, ranks, how, 6, killed, point, count);
+  CAPTURE(first.text());
+  if (first.good()) {  // the point did not come so often
+    CHECK(left_in(places.tier()).empty());
+    return false;
+  }
+  REQUIRE(first.ends[static_cast<std::size_t>(killed)].killed());
+  const auto second = run(places, ranks, how, 8);
+  CAPTURE(second.text());
+  CHECK(second.good());
+  CHECK(second.resumed >= first.promised);
+  CHECK(second.passed_over == 0);
+  CHECK(left_in(places.tier()).empty());
+  return true;
+}
+
+const std::array points{"before put",   "after put",     "before rename",
+                        "after rename", "before remove", "after remove"};
+
+TEST_CASE("a trainer that is killed at any step of holding finds the newest save that was held") {
+  int kills = 0;
+  for (const auto* point : points)
+    for (const int count : {1, 2, 3, 4, 5, 7, 9}) kills += kill_and_resume(1, {}, 0, point, count);
+  CHECK(kills >= 38);
+}
+TEST_CASE("overlapped saves are held as well, and with keep = 1") {
+  int kills = 0;
+  for (const auto* point : points)
+    for (const int count : {2, 5})
+      kills += kill_and_resume(1, {.overlapped = true, .keep = 1}, 0, point, count);
+  CHECK(kills == 12);
+}
+TEST_CASE("one of two ranks that is killed leaves a step that both hold") {
+  int kills = 0;
+  for (const auto* point : points)
+    for (const int count : {1, 3, 6}) {
+      kills += kill_and_resume(2, {}, 0, point, count);
+      kills += kill_and_resume(2, {.overlapped = true, .keep = 1}, 1, point, count);
+    }
+  CHECK(kills == 36);
+}
+TEST_CASE("with worker processes that write every second save to the store") {
+  int kills = 0;
+  for (const auto* point : {"after put", "after rename", "after remove"})
+    for (const int count : {2, 5}) kills += kill_and_resume(2, {.worker = true, .every = 2}, 0, point, count);
+  CHECK(kills == 6);
+}
+
+/// The newest save that is held, and its record of rank 0.
+cairn::detail::held_name newest_held(const std::string& tier) {
+  std::optional<cairn::detail::held_name> newest;
+  for (const auto& each : left_in(tier))
+    if (const auto name = cairn::detail::parse_held_name(each); name && name->rank == 0)
+      if (!newest || name->step > newest->step) newest = name;
+  REQUIRE(newest);
+  return *newest;
+}
+void flip(const std::string& path, std::int64_t at) {
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  REQUIRE(file >= 0);
+  unsigned char byte = 0;
+  REQUIRE(::pread(file, &byte, 1, at) == 1);
+  byte ^= 4;
+  REQUIRE(::pwrite(file, &byte, 1, at) == 1);
+  ::close(file);
+}
+/// A job that was killed as its fifth save was held.
+void killed_job(job_places& places, int ranks, way how) {
+  // The first of these renames are those of the job and of the plan.
+  const auto first = run(places, ranks, how, 100, 0, "after rename", 7);
+  CAPTURE(first.text());
+  REQUIRE(first.ends[0].killed());
+  REQUIRE(newest_held(places.tier()).step == 5);
+}
+
+TEST_CASE("a flipped bit in an image is found, and the save before it is taken") {
+  job_places places;
+  killed_job(places, 1, {});
+  const auto name = newest_held(places.tier());
+  flip(places.tier() + "/" + cairn::detail::slot_name(0, name.slot), 4096 + 100'000);
+  const auto again = run(places, 1, {}, 6);
+  CAPTURE(again.text());
+  CHECK(again.good());
+  CHECK(again.resumed == 4);
+  CHECK(again.from_tier);
+  CHECK(again.passed_over == 1);
+}
+TEST_CASE("a flipped bit anywhere in a record is found, and told") {
+  for (const std::int64_t at : {3, 9, 40, 200, 300}) {
+    CAPTURE(at);
+    job_places places;
+    killed_job(places, 1, {});
+    flip(places.tier() + "/" + to_string(newest_held(places.tier())), at);
+    const auto again = run(places, 1, {}, 6);
+    CAPTURE(again.text());
+    CHECK(again.good());
+    CHECK(again.resumed == 4);
+    CHECK(again.warned >= 1);
+  }
+}
+TEST_CASE("the same step is taken from the store before an older one is taken from the tier") {
+  job_places places;
+  {
+    process_ranks one(1);
+    const auto store = places.store.path();
+    const auto tier = places.tier();
+    const auto ends = one.run([=](rank_process& me) {
+      std::vector<float> part(elements);
+      std::vector<float> whole(5000);
+      std::int64_t value = 0;
+      cairn::state_dict state;
+      state.tensor("part", part, {elements});
+      state.tensor("whole", whole, {5000});
+      state.value("value", value);
+      cairn::checkpointer ckpt{cairn::file_store{store}, cairn::local_tier{tier},
+                               cairn::checkpointer_options{.quiet = true}};
+      for (std::int64_t step = 1; step <= 3; ++step) {
+        for (std::size_t i = 0; i < part.size(); ++i) part[i] = element(step, static_cast<std::int64_t>(i));
+        for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = element(step, static_cast<std::int64_t>(i));
+        value = step * 3;
+        const auto save = ckpt.save(state, step);
+        save.wait();  // every save goes to the store without persist{}
+        save.wait_held();
+        expect(save.committed() && save.held(), "a save is held and committed");
+      }
+      me.word(promised) = 3;
+      ::kill(::getpid(), SIGKILL);
+    });
+    REQUIRE(ends[0].killed());
+  }
+  const auto name = newest_held(places.tier());
+  REQUIRE(name.step == 3);
+  flip(places.tier() + "/" + cairn::detail::slot_name(0, name.slot), 4096 + 50'000);
+  const auto again = run(places, 1, {}, 4);
+  CAPTURE(again.text());
+  CHECK(again.good());
+  CHECK(again.resumed == 3);
+  CHECK(!again.from_tier);
+  CHECK(again.passed_over == 1);
+}
+TEST_CASE("another number of ranks resumes what is held") {
+  job_places places;
+  killed_job(places, 2, {});
+  auto last = run(places, 1, {}, 100, 0, "after rename", 4);
+  CAPTURE(last.text());
+  REQUIRE(last.ends[0].killed());
+  CHECK(last.resumed >= 4);
+  CHECK(last.from_tier);
+  const auto one = last.promised;
+  last = run(places, 3, {}, one + 4);
+  CHECK(last.resumed >= one);
+  CHECK(last.good());
+  CHECK(left_in(places.tier()).empty());
+}
+TEST_CASE("a tier is one job's") {
+  job_places places;
+  killed_job(places, 1, {});
+  scratch_directory other_store;
+  process_ranks one(1);
+  const auto store = other_store.path();
+  const auto tier = places.tier();
+  const auto ends = one.run([=](rank_process&) {
+    try {
+      cairn::checkpointer ckpt{cairn::file_store{store}, cairn::local_tier{tier},
+                               cairn::checkpointer_options{.quiet = true}};
+    } catch (const cairn::usage_error& e) {
+      expect(std::string(e.what()).find("another job") != std::string::npos, e.what());
+      return;
+    }
+    expect(false, "the tier of another job is refused");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+  CHECK(newest_held(places.tier()).step == 5);
+}
+TEST_CASE("what a local tier cannot be is refused with a sentence") {
+  scratch_directory store;
+  scratch_directory memory("/dev/shm");
+  process_ranks one(1);
+  const auto store_path = store.path();
+  const auto tier = memory.path() + "/tier";
+  const auto ends = one.run([=](rank_process&) {
+    const auto refused = [&](const std::string& directory, int keep, const std::string& says) {
+      try {
+        cairn::checkpointer ckpt{cairn::file_store{store_path}, cairn::local_tier{directory, {.keep = keep}},
+                                 cairn::checkpointer_options{.quiet = true}};
+      } catch (const cairn::usage_error& e) {
+        return expect(std::string(e.what()).find(says) != std::string::npos, e.what());
+      }
+      expect(false, directory + " is refused");
+    };
+    refused("relative", 2, "absolute path");
+    refused(tier, 0, "at least 1 image");
+    struct statfs s {};
+    constexpr long tmpfs = 0x01021994;
+    if (::statfs("/proc", &s) == 0 && static_cast<long>(s.f_type) != tmpfs) refused("/proc", 2, "tmpfs");
+    // While a process lives, it is the rank.
+    cairn::checkpointer lives{cairn::file_store{store_path}, cairn::local_tier{tier},
+                              cairn::checkpointer_options{.quiet = true}};
+    refused(tier, 2, "another process");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+TEST_CASE("memory that is short is asked for before it is taken, and named") {
+  if (CAIRN_TEST_ADDRESS_SANITIZED) return;  // which takes all addresses
+  scratch_directory store;
+  scratch_directory memory("/dev/shm");
+  process_ranks one(1);
+  const auto store_path = store.path();
+  const auto tier = memory.path() + "/tier";
+  const auto ends = one.run([=](rank_process&) {
+    std::vector<float> w(std::size_t{16} << 20);
+    cairn::state_dict state;
+    state.tensor("w", w, {static_cast<std::int64_t>(w.size())});
+    cairn::checkpointer ckpt{cairn::file_store{store_path}, cairn::local_tier{tier},
+                             cairn::checkpointer_options{.quiet = true}};
+    rlimit limit{};
+    ::getrlimit(RLIMIT_AS, &limit);
+    limit.rlim_cur = rlim_t{600} << 20;  // the four images have 256 MiB, and the process its own
+    std::FILE* status = std::fopen("/proc/self/statm", "r");
+    unsigned long pages = 0;
+    expect(status != nullptr && std::fscanf(status, "%lu", &pages) == 1, "the size of this process");
+    std::fclose(status);
+    limit.rlim_cur = rlim_t{pages} * 4096 + (rlim_t{100} << 20);
+    expect(::setrlimit(RLIMIT_AS, &limit) == 0, "a limit is set");
+    try {
+      ckpt.prepare(state);
+    } catch (const cairn::storage_error& e) {
+      expect(e.id() == cairn::error_id::storage_limit, e.what());
+      expect(std::string(e.what()).find("RLIMIT_AS") != std::string::npos, e.what());
+      for (const auto& name : left_in(tier)) expect(!name.starts_with("slot-"), "nothing is allocated");
+      return;
+    }
+    expect(false, "four images do not fit");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+
+// --- The store ---------------------------------------------------------------------------------------------------------
+
+/// A store in memory that takes no object while its gate is closed, or refuses all.
+class gated_store : public cairn::memory_store {
+ public:
+  struct gate {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool open = true;
+    bool refuses = false;
+    int waiting = 0;
+  };
+  explicit gated_store(std::shared_ptr<gate> g) : gate_(std::move(g)) {}
+  [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) {
+    std::unique_lock lock(gate_->mutex);
+    ++gate_->waiting;
+    gate_->changed.notify_all();
+    gate_->changed.wait(lock, [&] { return gate_->open; });
+    --gate_->waiting;
+    if (gate_->refuses) cairn::fail(cairn::error_id::storage_io, "the store is away");
+    return memory_store::create(key, size_hint);
+  }
+
+ private:
+  std::shared_ptr<gate> gate_;
+};
+
+TEST_CASE("while the store hangs every save is held, and the newest goes there when it answers") {
+  scratch_directory memory("/dev/shm");
+  process_ranks one(1);
+  const auto tier = memory.path() + "/tier";
+  const auto ends = one.run([=](rank_process&) {
+    std::vector<float> w(100'000);
+    cairn::state_dict state;
+    state.tensor("w", w, {100'000});
+    const auto gate = std::make_shared<gated_store::gate>();
+    gated_store store(gate);
+    cairn::checkpointer ckpt{store, cairn::local_tier{tier}, cairn::persist{.every = 3},
+                             cairn::checkpointer_options{.quiet = true}};
+    ckpt.prepare(state);
+    {
+      const std::lock_guard lock(gate->mutex);
+      gate->open = false;
+    }
+    std::vector<cairn::save_handle> saves;
+    const auto save = [&](std::int64_t step) {
+      for (auto& x : w) x = static_cast<float>(step);
+      saves.push_back(ckpt.save(state, step));
+      saves.back().wait_held();
+    };
+    for (std::int64_t step = 1; step <= 12; ++step) save(step);
+    for (std::int64_t step = 1; step <= 12; ++step) {
+      const auto& s = saves[static_cast<std::size_t>(step) - 1];
+      expect(s.held() && !s.committed() && !s.failed(), "a save is held");
+      expect(s.report().persisted == (step == 3), "the third goes to the store alone");
+      if (step != 3) s.wait();  // it has ended
+    }
+    {
+      const std::lock_guard lock(gate->mutex);
+      gate->open = true;
+    }
+    gate->changed.notify_all();
+    saves[2].wait();
+    expect(saves[2].committed(), "the third is committed when the store answers");
+    save(13);
+    saves.back().wait();
+    expect(saves.back().committed(), "the next save goes to the store");
+    save(14);
+    saves.back().wait();
+    expect(!saves.back().committed(), "and the one after it does not");
+    expect((ckpt.list() == std::vector<std::int64_t>{3, 13}), "two are committed");
+    ckpt.close();
+    expect(left_in(tier).empty(), "nothing is left in the tier");
+    cairn::checkpointer reads{store, cairn::read_only{}, cairn::checkpointer_options{.quiet = true}};
+    expect((reads.list() == std::vector<std::int64_t>{3, 13, 14}), "close() wrote the last save");
+    expect(reads.resume(state) == 14 && w[99'999] == 14.0F, "which loads");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+TEST_CASE("a store that fails costs training nothing, and the tier keeps what it did not get") {
+  scratch_directory memory("/dev/shm");
+  process_ranks one(1);
+  const auto tier = memory.path() + "/tier";
+  const auto ends = one.run([=](rank_process&) {
+    std::vector<float> w(10'000);
+    cairn::state_dict state;
+    state.tensor("w", w, {10'000});
+    const auto gate = std::make_shared<gated_store::gate>();
+    gated_store store(gate);
+    cairn::checkpointer ckpt{store, cairn::local_tier{tier}, cairn::persist{.every = 2},
+                             cairn::checkpointer_options{.quiet = true}};
+    ckpt.prepare(state);
+    gate->refuses = true;
+    for (std::int64_t step = 1; step <= 20; ++step) {
+      const auto save = ckpt.save(state, step);
+      save.wait_held();
+      if (save.report().persisted) {
+        try {
+          save.wait();
+        } catch (const cairn::storage_error&) {
+        }
+        expect(save.failed() && save.held(), "what the store did not take is held");
+      }
+    }
+    try {
+      ckpt.close();
+    } catch (const cairn::storage_error&) {
+      expect(!left_in(tier).empty(), "the tier keeps the last save");
+      return;
+    }
+    expect(false, "close() tells that the last save is not in the store");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+
+}  // namespace
