@@ -70,7 +70,9 @@ class s3_pace {
   mutable std::mutex mutex_;
   last_ones latencies_;
   last_ones rates_;
-  double hedges_left_ = 1;
+  static constexpr std::uint32_t reads_for_a_hedge = 20;
+  static constexpr std::uint32_t hedges_saved_up = 4;
+  std::uint32_t credit_ = reads_for_a_hedge;  // a read adds one, a hedge takes those of 20
   std::uint64_t reads_ = 0;
   std::uint64_t hedges_ = 0;
   std::uint64_t won_ = 0;

@@ -40,7 +40,7 @@ CAIRN_BODY double s3_pace::last_ones::median(std::size_t least) const noexcept {
 CAIRN_BODY void s3_pace::asked() noexcept {
   const std::lock_guard lock(mutex_);
   ++reads_;
-  hedges_left_ = std::min(4.0, hedges_left_ + 0.05);
+  credit_ = std::min(hedges_saved_up * reads_for_a_hedge, credit_ + 1);
 }
 
 CAIRN_BODY void s3_pace::answered(std::chrono::nanoseconds first_byte, std::uint64_t bytes,
@@ -70,8 +70,8 @@ CAIRN_BODY std::optional<std::chrono::nanoseconds> s3_pace::slow_after(std::uint
 
 CAIRN_BODY bool s3_pace::take_hedge() noexcept {
   const std::lock_guard lock(mutex_);
-  if (hedges_left_ < 1) return false;
-  hedges_left_ -= 1;
+  if (credit_ < reads_for_a_hedge) return false;
+  credit_ -= reads_for_a_hedge;
   ++hedges_;
   return true;
 }
