@@ -4,6 +4,7 @@
 // that ByteStore asks for and keeps every promise of theirs, and nothing else: cairn::file_store is the one that
 // is quick.
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/store_errors.hpp>
 #include <cairn/system/error.hpp>
 
 #include <fcntl.h>
@@ -79,7 +80,7 @@ class plain_store {
 
   object_writer create(std::string_view key, std::uint64_t) {
     static std::atomic<unsigned> count{0};
-    if (size(key)) fail_exists(key);
+    if (size(key)) cairn::fail_object_exists(key);
     std::filesystem::create_directories(std::filesystem::path(path_of(key)).parent_path());
     auto path = root_ + "/~" + std::to_string(::getpid()) + "." + std::to_string(count++);
     const int fd = ::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
@@ -107,13 +108,8 @@ class plain_store {
     for (const auto& range : ranges) {
       const auto there = size(range.key);
       const auto wanted = range.destination.size();
-      if (!there) fail_io("open", range.key, ENOENT);
-      if (range.offset > *there || wanted > *there - range.offset)
-        cairn::fail(cairn::error_id::corrupt_truncated, "the object ends before the requested bytes",
-                    {.file = std::string(range.key),
-                     .offset = static_cast<std::int64_t>(std::min<std::uint64_t>(range.offset, INT64_MAX)),
-                     .expected = std::to_string(wanted) + " bytes",
-                     .got = std::to_string(*there - std::min(range.offset, *there)) + " bytes"});
+      if (!there) cairn::fail_no_object(range.key);
+      cairn::check_range(range, *there);
       const int fd = ::open(path_of(range.key).c_str(), O_RDONLY | O_CLOEXEC);
       if (fd < 0) fail_io("open", range.key);
       std::size_t done = 0;
@@ -159,9 +155,7 @@ class plain_store {
 
  private:
   [[nodiscard]] std::string path_of(std::string_view key) const {
-    if (!cairn::valid_key(key))
-      cairn::fail(cairn::error_id::storage_bad_key, "this is not a key of a store",
-                  {.file = std::string(key)});
+    cairn::check_key(key);
     return root_ + "/" + std::string(key);
   }
   /// The name of the key is durable: its directory, and those above it, which it may have made.
@@ -177,16 +171,12 @@ class plain_store {
     }
   }
   [[noreturn]] static void fail_io(const char* call, std::string_view key, int code = errno) {
-    if (code == EEXIST) fail_exists(key);
+    if (code == EEXIST) cairn::fail_object_exists(key);
     const auto id = code == ENOENT   ? cairn::error_id::storage_not_found
                     : code == ENOSPC ? cairn::error_id::storage_no_space
                     : code == EACCES ? cairn::error_id::storage_permission
                                      : cairn::error_id::storage_io;
     cairn::fail(id, std::string(call) + ": " + std::strerror(code), {.file = std::string(key)});
-  }
-  [[noreturn]] static void fail_exists(std::string_view key) {
-    cairn::fail(cairn::error_id::storage_exists, "an object of this key exists already; it was not touched",
-                {.file = std::string(key)});
   }
 
   std::string root_;

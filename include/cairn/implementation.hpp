@@ -34,6 +34,7 @@
 #include <cairn/impl/concepts/any_writer.ipp>
 #include <cairn/impl/concepts/copy_engine.ipp>
 #include <cairn/impl/concepts/read_exchange.ipp>
+#include <cairn/impl/concepts/store_errors.ipp>
 #include <cairn/impl/execute/run_save_job.ipp>
 #include <cairn/impl/execute/save_thread.ipp>
 #include <cairn/impl/execute/thread_executor.ipp>
@@ -124,6 +125,7 @@
 #include <cairn/impl/stores/file/posix_file_system.ipp>
 #include <cairn/impl/stores/file_store.ipp>
 #include <cairn/impl/stores/memory_store.ipp>
+#include <cairn/impl/stores/object_buffer.ipp>
 #include <cairn/impl/system/background_thread.ipp>
 #include <cairn/impl/system/backoff.ipp>
 #include <cairn/impl/system/clocks.ipp>

@@ -3,6 +3,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/store_capabilities.hpp>
+#include <cairn/concepts/store_errors.hpp>
 #include <cairn/concepts/store_reads.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/owned.hpp>
@@ -228,8 +229,8 @@ struct store_model final : store_face {
   void discard(std::string_view key) override {
     if constexpr (KeepsLeftovers<S>)
       store.discard(key);
-    else if (!valid_key(key))
-      fail(error_id::storage_bad_key, "this is not a key of a store", {.file = std::string(key)});
+    else
+      check_key(key);
   }
   std::optional<space_left> free_space() override {
     if constexpr (ReportsSpace<S>)

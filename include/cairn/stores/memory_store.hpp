@@ -2,6 +2,8 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/store_errors.hpp>
+#include <cairn/stores/object_buffer.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -34,13 +36,10 @@ class memory_store {
 
    private:
     friend memory_store;
-    object_writer(std::shared_ptr<objects> into, std::string_view key)
-        : objects_(std::move(into)), key_(key) {}
-    void must_be_open(const char* call) const;
+    object_writer(std::shared_ptr<objects> into, std::string_view key, std::uint64_t size_hint)
+        : objects_(std::move(into)), buffer_(key, size_hint) {}
     std::shared_ptr<objects> objects_;
-    std::string key_;
-    std::vector<std::byte> bytes_;
-    std::uint64_t written_ = 0;
+    object_buffer buffer_;
   };
 
   /// See SharedObjectWriter.
@@ -86,14 +85,11 @@ class memory_store {
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes);
   /// Returns none: an unfinished object ends with its writer.
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view) { return {}; }
-  void discard(std::string_view key) { check(key); }
+  void discard(std::string_view key) { check_key(key); }
   [[nodiscard]] std::optional<space_left> free_space() { return {}; }
   [[nodiscard]] std::string describe() const;
 
  private:
-  static void check(std::string_view key);
-  [[noreturn]] static void fail_exists(std::string_view key);
-
   std::shared_ptr<objects> objects_;
 };
 

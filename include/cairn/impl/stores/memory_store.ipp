@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/store_errors.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -54,37 +55,12 @@ CAIRN_BODY bool memory_store::objects::add(std::string_view key, bytes_ptr bytes
 }
 
 CAIRN_BODY void memory_store::object_writer::write(std::span<const write_range> parts) {
-  must_be_open("write");
-  for (const auto& part : parts) {
-    std::uint64_t end = 0;
-    if (__builtin_add_overflow(part.offset, std::uint64_t{part.bytes.size()}, &end) ||
-        end > bytes_.max_size()) {
-      objects_.reset();
-      fail(error_id::usage_overflow, "a range ends beyond the largest possible object", {.file = key_});
-    }
-    if (end > bytes_.size()) bytes_.resize(static_cast<std::size_t>(end));
-    if (!part.bytes.empty()) std::memcpy(bytes_.data() + part.offset, part.bytes.data(), part.bytes.size());
-    written_ += part.bytes.size();
-  }
+  buffer_.write(parts);
 }
 
 CAIRN_BODY void memory_store::object_writer::finish() {
-  must_be_open("finish");
-  const auto into = std::exchange(objects_, nullptr);
-  if (written_ != bytes_.size())
-    fail(error_id::usage_incomplete_object,
-         "each byte of an object must be written once before it is finished",
-         {.file = key_,
-          .expected = std::to_string(bytes_.size()) + " bytes",
-          .got = std::to_string(written_) + " bytes"});
-  if (!into->add(key_, detail::make_shared<const std::vector<std::byte>>(std::move(bytes_))))
-    fail_exists(key_);
-}
-
-CAIRN_BODY void memory_store::object_writer::must_be_open(const char* call) const {
-  if (!objects_)
-    fail(error_id::usage_closed,
-         std::string(call) + "() after finish() or after an error: begin a new object", {.file = key_});
+  if (!objects_->add(buffer_.key(), detail::make_shared<const std::vector<std::byte>>(buffer_.take())))
+    fail_object_exists(buffer_.key());
 }
 
 CAIRN_BODY void memory_store::shared_writer::write(std::span<const write_range> parts) {
@@ -115,7 +91,7 @@ CAIRN_BODY void memory_store::shared_writer::finish(std::uint64_t bytes) {
   const std::lock_guard lock(shared_->mutex);
   shared_->bytes.resize(static_cast<std::size_t>(bytes));
   if (!objects_->add(key_, detail::make_shared<const std::vector<std::byte>>(shared_->bytes)))
-    fail_exists(key_);
+    fail_object_exists(key_);
 }
 
 CAIRN_BODY memory_store::shared_writer& memory_store::shared_writer::operator=(
@@ -151,18 +127,18 @@ CAIRN_BODY void memory_store::shared_writer::end() noexcept {
 }
 
 CAIRN_BODY memory_store::shared_writer memory_store::share(std::string_view key, std::uint64_t tag) {
-  check(key);
-  if (objects_->find(key)) fail_exists(key);
+  check_key(key);
+  if (objects_->find(key)) fail_object_exists(key);
   auto name = std::string(key) + ":" + std::to_string(tag);
   auto bytes = detail::make_shared<shared_bytes>();
   const std::lock_guard lock(objects_->mutex);
-  if (!objects_->begun.try_emplace(name, bytes).second) fail_exists(key);
+  if (!objects_->begun.try_emplace(name, bytes).second) fail_object_exists(key);
   return {objects_, std::move(bytes), key, std::move(name), true};
 }
 
 CAIRN_BODY std::optional<memory_store::shared_writer> memory_store::join(std::string_view key,
                                                                          std::uint64_t tag) {
-  check(key);
+  check_key(key);
   auto name = std::string(key) + ":" + std::to_string(tag);
   const std::lock_guard lock(objects_->mutex);
   const auto at = objects_->begun.find(name);
@@ -171,44 +147,34 @@ CAIRN_BODY std::optional<memory_store::shared_writer> memory_store::join(std::st
 }
 
 CAIRN_BODY memory_store::object_writer memory_store::create(std::string_view key, std::uint64_t size_hint) {
-  check(key);
-  if (objects_->find(key)) fail_exists(key);
-  object_writer writer(objects_, key);
-  constexpr std::uint64_t max_reserved = std::uint64_t{1} << 30;  // a hint is no reason to run out of memory
-  writer.bytes_.reserve(static_cast<std::size_t>(std::min(size_hint, max_reserved)));
-  return writer;
+  check_key(key);
+  if (objects_->find(key)) fail_object_exists(key);
+  return {objects_, key, size_hint};
 }
 
 CAIRN_BODY void memory_store::read(std::span<const read_range> ranges) {
   for (const auto& range : ranges) {
-    check(range.key);
+    check_key(range.key);
     const auto bytes = objects_->find(range.key);
-    if (!bytes)
-      fail(error_id::storage_not_found, "there is no object of this key", {.file = std::string(range.key)});
+    if (!bytes) fail_no_object(range.key);
+    check_range(range, bytes->size());
     const auto wanted = range.destination.size();
-    if (range.offset > bytes->size() || wanted > bytes->size() - range.offset)
-      fail(error_id::corrupt_truncated, "the object ends before the requested bytes",
-           {.file = std::string(range.key),
-            .offset = static_cast<std::int64_t>(range.offset & INT64_MAX),
-            .expected = std::to_string(wanted) + " bytes",
-            .got =
-                std::to_string(range.offset > bytes->size() ? 0 : bytes->size() - range.offset) + " bytes"});
     if (wanted > 0) std::memcpy(range.destination.data(), bytes->data() + range.offset, wanted);
   }
 }
 
 CAIRN_BODY void memory_store::put_new(std::string_view key, std::span<const std::byte> bytes) {
-  if (!publish_new(key, bytes)) fail_exists(key);
+  if (!publish_new(key, bytes)) fail_object_exists(key);
 }
 
 CAIRN_BODY bool memory_store::publish_new(std::string_view key, std::span<const std::byte> bytes) {
-  check(key);
+  check_key(key);
   return objects_->add(key, detail::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end()));
 }
 
 CAIRN_BODY std::optional<std::vector<std::byte>> memory_store::read_all(std::string_view key,
                                                                         std::uint64_t cap) {
-  check(key);
+  check_key(key);
   const auto bytes = objects_->find(key);
   if (!bytes) return {};
   if (bytes->size() > cap)
@@ -220,7 +186,7 @@ CAIRN_BODY std::optional<std::vector<std::byte>> memory_store::read_all(std::str
 }
 
 CAIRN_BODY std::optional<std::uint64_t> memory_store::size(std::string_view key) {
-  check(key);
+  check_key(key);
   const auto bytes = objects_->find(key);
   if (!bytes) return {};
   return bytes->size();
@@ -236,13 +202,13 @@ CAIRN_BODY std::vector<listed_object> memory_store::list(std::string_view prefix
 }
 
 CAIRN_BODY void memory_store::remove(std::string_view key) {
-  check(key);
+  check_key(key);
   const std::lock_guard lock(objects_->mutex);
   if (const auto at = objects_->by_key.find(key); at != objects_->by_key.end()) objects_->by_key.erase(at);
 }
 
 CAIRN_BODY bool memory_store::remove_if(std::string_view key, std::span<const std::byte> bytes) {
-  check(key);
+  check_key(key);
   const std::lock_guard lock(objects_->mutex);
   const auto at = objects_->by_key.find(key);
   if (at == objects_->by_key.end()) return true;
@@ -253,19 +219,6 @@ CAIRN_BODY bool memory_store::remove_if(std::string_view key, std::span<const st
 
 CAIRN_BODY std::string memory_store::describe() const {
   return "memory of this process";
-}
-
-CAIRN_BODY void memory_store::check(std::string_view key) {
-  if (!valid_key(key))
-    fail(error_id::storage_bad_key,
-         "a key is a relative path of [A-Za-z0-9._-] and '/', without empty, '.' or '..' parts, of at most "
-         "512 bytes",
-         {.file = std::string(key.substr(0, 600))});
-}
-
-CAIRN_BODY void memory_store::fail_exists(std::string_view key) {
-  fail(error_id::storage_exists, "an object of this key exists already; it was not touched",
-       {.file = std::string(key)});
 }
 
 static_assert(SharedStore<memory_store> && ConditionalRemove<memory_store>);

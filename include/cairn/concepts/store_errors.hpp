@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/byte_store.hpp>
+
+#include <cstdint>
+#include <string_view>
+
+namespace cairn {
+inline namespace v1 {
+
+// For those who write a store: the errors that the contract of ByteStore names, with their fields.
+
+/// @throws storage_error (storage_bad_key) unless valid_key(key).
+void check_key(std::string_view key);
+/// Checks that an object of so many bytes holds a range. @throws corrupt_error (corrupt_truncated) where it ends before.
+void check_range(const read_range& range, std::uint64_t object_bytes);
+/// Throws storage_error (storage_not_found): nothing stands under a key that is read.
+[[noreturn]] void fail_no_object(std::string_view key);
+/// Throws storage_error (storage_exists): the key of a new object was taken.
+[[noreturn]] void fail_object_exists(std::string_view key);
+
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/concepts/store_errors.ipp>
+#endif
