@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/image_layout.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
 #include <cairn/storage/load/load_work.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
