@@ -11,6 +11,7 @@
 #include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/load/read_requests.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -265,7 +266,7 @@ class loader {
       opened.emplace(reader.open(step, manifest));
       plan = plan_part(planner, state, opened->metadata(), step, manifest, request);
     };
-    std::optional<windowed_exchange> exchange;
+    owned<windowed_exchange> exchange;
     if (reader.shares() && options_.sharing == read_sharing::on && group_.size() > 1) {
       auto own = collective_input::from([&] {
         open();
@@ -275,7 +276,8 @@ class loader {
         return encode_wants(
             merge_wants(decode_wants(left, group_.size()), decode_wants(right, group_.size())));
       };
-      exchange.emplace(group_, group_.tree_reduce_broadcast(std::move(own), merge, until));
+      exchange =
+          make_owned<windowed_exchange>(group_, group_.tree_reduce_broadcast(std::move(own), merge, until));
     } else {
       open();
       if (group_.size() == 1) refuse_unmatched(plan.report, state);

@@ -11,6 +11,7 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/observe/event_reporter.hpp>
 #include <cairn/observe/save_history.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -39,7 +40,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
         restarts_(rank, options.read_only ? 0 : options.max_restarts),
         rank_(rank),
         retention_(keep ? keep->count : 0, keep && keep->scrub) {
-    if (rank == 0 && keep && keep->scrub) scrubber_.emplace(keep->scrub->bytes_per_second);
+    if (rank == 0 && keep && keep->scrub) scrubber_ = make_owned<scrubber>(keep->scrub->bytes_per_second);
   }
 
   [[nodiscard]] any_writer& writer() noexcept { return writer_; }
@@ -235,7 +236,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
   int rank_;
   retention retention_;
   other_runs other_runs_;
-  std::optional<scrubber> scrubber_;
+  owned<scrubber> scrubber_;
   std::atomic<bool> unleased_told_{false};
   std::atomic<bool> refused_told_{false};
   std::atomic<bool> held_told_{false};

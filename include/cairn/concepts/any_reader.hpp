@@ -98,12 +98,12 @@ class any_reader {
       if constexpr (std::is_reference_v<decltype(opened.metadata())>) {
         return opened.metadata();
       } else {
-        if (!copy) copy.emplace(opened.metadata());
+        if (!copy) copy = detail::make_owned<cairn::metadata>(opened.metadata());
         return *copy;
       }
     }
     opened_type opened;
-    std::optional<cairn::metadata> copy;
+    detail::owned<cairn::metadata> copy;
   };
   template <class R>
   struct face_of final : face {

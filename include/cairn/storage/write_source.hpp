@@ -17,7 +17,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -103,7 +102,7 @@ class write_source {
   std::array<std::span<const std::byte>, 4> spans_;
   std::size_t count_ = 0;
   background_thread worker_;
-  std::optional<block_hasher> own_;  ///< of the thread that writes, where there is no second one
+  detail::owned<block_hasher> own_;  ///< of the thread that writes, where there is no second one
 };
 
 }  // namespace detail

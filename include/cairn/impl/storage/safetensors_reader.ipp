@@ -45,7 +45,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -109,12 +108,14 @@ CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkp
                                                          deadline until) {
   const auto share = options.memory_budget / 4;
   std::uint64_t bytes = exchange_records(checkpoint, plan, share, exchange, until);
-  std::optional<detail::load_work> work;
-  std::optional<detail::shared_blocks> blocks;
+  detail::owned<detail::load_work> work;
+  detail::owned<detail::shared_blocks> blocks;
   exchange.run(
       [&]() -> shared_read_list {
-        work.emplace(find_work(checkpoint, state, plan, resolver, options.devices));
-        blocks.emplace(store_, *work, exchange.wants(), exchange.rank(), share, until, options.devices);
+        work = detail::make_owned<detail::load_work>(
+            find_work(checkpoint, state, plan, resolver, options.devices));
+        blocks = detail::make_owned<detail::shared_blocks>(store_, *work, exchange.wants(), exchange.rank(),
+                                                           share, until, options.devices);
         auto reads = blocks->find_shared_reads();
         check_files(*work, until, blocks->files_of(reads));
         return {std::move(reads), &*blocks};

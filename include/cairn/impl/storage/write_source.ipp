@@ -59,12 +59,12 @@ CAIRN_BODY write_source::write_source(const staged_image& image, ring_pool& ring
   if (!image_.resident()) ring_ = rings_.take();
   if (image_.resident() && image_.digested()) return;
   if (image_.resident() && total_ <= first_request) {
-    own_.emplace(image_.layout(), image_.digests());
+    own_ = detail::make_owned<block_hasher>(image_.layout(), image_.digests());
     return;
   }
   if (worker_.start("cairn hash", [this] { run(); })) return;
   if (!image_.resident()) fail_for_threads("to hash");
-  own_.emplace(image_.layout(), image_.digests());
+  own_ = detail::make_owned<block_hasher>(image_.layout(), image_.digests());
 }
 
 CAIRN_BODY write_source::~write_source() {

@@ -9,12 +9,12 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -114,7 +114,7 @@ CAIRN_BODY std::vector<section_reader> find_sections(std::span<const std::byte> 
   };
   if (count > max_sections || count > (bytes.size() - manifest_header_bytes) / section_entry_bytes)
     bad("a manifest cannot have so many sections", 20);
-  std::vector<std::optional<section_reader>> found(known_sections);
+  std::vector<owned<section_reader>> found(known_sections);
   std::uint64_t position = manifest_header_bytes + std::uint64_t{count} * section_entry_bytes;
   for (std::uint32_t s = 0; s < count; ++s) {
     const auto entry_at = manifest_header_bytes + std::uint64_t{s} * section_entry_bytes;
@@ -140,7 +140,7 @@ CAIRN_BODY std::vector<section_reader> find_sections(std::span<const std::byte> 
       continue;
     }
     if (found[id - first_section]) bad("a manifest has a section twice", entry_at);
-    found[id - first_section].emplace(section, offset, file);
+    found[id - first_section] = make_owned<section_reader>(section, offset, file);
   }
   if (position != bytes.size()) bad("bytes follow the last section of a manifest", position);
   std::vector<section_reader> sections;
