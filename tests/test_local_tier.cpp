@@ -16,6 +16,8 @@
 #include <support/process_ranks.hpp>
 #include <support/sanitized.hpp>
 #include <support/scratch_directory.hpp>
+#include <support/small_disk.hpp>
+#include <support/tier_archetype.hpp>
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -29,6 +31,7 @@
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -185,10 +188,44 @@ TEST_CASE("the search finds a rule that loses the common save") {
 
 // --- A job ---------------------------------------------------------------------------------------------------------
 
-/// Tells each change of a tier's records to the rank, which may be killed there. Two threads make changes.
+/// The worker processes of this one.
+std::vector<::pid_t> workers() {
+  std::vector<::pid_t> found;
+  const auto own = std::to_string(::getpid());
+  for (const auto& process : fs::directory_iterator("/proc")) {
+    const auto name = process.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const auto text_of = [&](const char* file) {
+      std::string text;
+      std::ifstream in(process.path() / file);
+      std::getline(in, text, '\n');  // of a process that has ended meanwhile: nothing
+      return text;
+    };
+    // "number (name) state parent ...", where a name may hold anything.
+    const auto stat = text_of("stat");
+    const auto end = stat.rfind(')');
+    if (end != std::string::npos && stat.find(" " + own + " ", end) == end + 3 &&
+        text_of("cmdline").find("cairn-worker") != std::string::npos)
+      found.push_back(static_cast<::pid_t>(std::stol(name)));
+  }
+  return found;
+}
+
+/// At which change of the records a worker is killed.
+struct worker_kill {
+  std::string point = {};
+  int count = 0;
+  bool trainer_too = false;
+};
+
+/// Words that the ranks of a job share with the test.
+enum word : std::size_t { resumed, passed_over, warned, from_tier, struck, promised };
+
+/// Tells each change of a tier's records to the rank, which may be killed there, or its worker. Two threads make
+/// changes.
 class told_files final : public cairn::tier_files {
  public:
-  explicit told_files(rank_process& me) : me_(me) {}
+  told_files(rank_process& me, worker_kill kill) : me_(me), kill_(std::move(kill)) {}
   void put(const std::string& path, std::span<const std::byte> bytes) override {
     around("put", [&] { tier_files::put(path, bytes); });
   }
@@ -203,16 +240,23 @@ class told_files final : public cairn::tier_files {
   template <class Change>
   void around(const std::string& name, Change&& change) {
     const std::lock_guard lock(mutex_);
-    me_.point("before " + name);
+    point("before " + name);
     change();
-    me_.point("after " + name);
+    point("after " + name);
+  }
+  void point(const std::string& name) {
+    me_.point(name);
+    if (me_.rank() != 0 || name != kill_.point || --kill_.count != 0) return;
+    for (const auto worker : workers()) {
+      ::kill(worker, SIGKILL);
+      ++me_.word(struck);
+    }
+    if (kill_.trainer_too) ::kill(::getpid(), SIGKILL);
   }
   rank_process& me_;
+  worker_kill kill_;
   std::mutex mutex_;
 };
-
-/// Words that the ranks of a job share with the test.
-enum word : std::size_t { resumed, passed_over, warned, from_tier, promised };
 
 class told_events {
  public:
@@ -241,6 +285,7 @@ struct way {
   bool worker = false;
   std::uint64_t every = 1000;
   int keep = 2;
+  worker_kill kill = {};
 };
 
 constexpr std::int64_t elements = 60'000;
@@ -254,8 +299,9 @@ cairn::any_checkpointer make_checkpointer(const std::string& store, const std::s
   const auto with = [&](auto... more) {
     return any_checkpointer(checkpointer{
         file_store{store},
-        local_tier{tier,
-                   {.keep = how.keep, .copy = {.threads = 2}, .files = std::make_shared<told_files>(me)}},
+        local_tier{
+            tier,
+            {.keep = how.keep, .copy = {.threads = 2}, .files = std::make_shared<told_files>(me, how.kill)}},
         persist{.every = how.every}, shared_memory_communicator(name, me.rank(), me.size()), told_events(me),
         checkpointer_options{.timeout = std::chrono::seconds(60),
                              .peer_timeout = std::chrono::seconds(60),
@@ -320,6 +366,7 @@ struct outcome {
   std::uint32_t passed_over = 0;
   std::uint32_t warned = 0;
   bool from_tier = false;
+  std::uint32_t struck = 0;  // workers that were killed
   [[nodiscard]] bool good() const {
     return std::all_of(ends.begin(), ends.end(), [](const auto& e) { return e.good(); });
   }
@@ -344,7 +391,7 @@ outcome run(job_places& places, int ranks, way how, std::int64_t until, int kill
     o.promised =
         std::min<std::int64_t>(o.promised, processes.word(promised + static_cast<std::size_t>(r)).load());
   o.passed_over = processes.word(passed_over), o.warned = processes.word(warned);
-  o.from_tier = processes.word(from_tier) != 0;
+  o.from_tier = processes.word(from_tier) != 0, o.struck = processes.word(struck);
   return o;
 }
 std::vector<std::string> left_in(const std::string& directory) {
@@ -410,6 +457,48 @@ TEST_CASE("with worker processes that write every second save to the store") {
   CHECK(kills == 6);
 }
 
+/// Kills the worker of rank 0 at a point, and the trainer with it or not; resumes, and returns whether it killed one.
+bool kill_worker_and_resume(int ranks, const char* point, int count, bool trainer_too) {
+  CAPTURE(ranks);
+  CAPTURE(point);
+  CAPTURE(count);
+  CAPTURE(trainer_too);
+  job_places places;
+  const auto first = run(places, ranks,
+                         {.overlapped = true,
+                          .worker = true,
+                          .every = 2,
+                          .kill = {.point = point, .count = count, .trainer_too = trainer_too}},
+                         6);
+  CAPTURE(first.text());
+  // Without its worker the trainer goes on: what the store did not get, close() tells of.
+  if (trainer_too)
+    CHECK((first.struck == 0 || first.ends[0].killed()));
+  else
+    CHECK(first.promised == 6);
+  const auto second = run(places, ranks, {.worker = true}, 8);
+  CAPTURE(second.text());
+  CHECK(second.good());
+  CHECK(second.resumed >= first.promised);
+  CHECK(second.passed_over == 0);
+  CHECK(left_in(places.tier()).empty());
+  return first.struck != 0;
+}
+TEST_CASE("a worker that is killed at any step of holding costs no step") {
+  int kills = 0;
+  for (const auto* point : points)
+    for (const int count : {4, 7}) kills += kill_worker_and_resume(1, point, count, false);
+  CHECK(kills >= 6);
+}
+TEST_CASE("a trainer and its worker that are killed together find the newest save that was held") {
+  int kills = 0;
+  for (const auto* point : points) {
+    kills += kill_worker_and_resume(1, point, 4, true);
+    kills += kill_worker_and_resume(2, point, 6, true);
+  }
+  CHECK(kills >= 6);
+}
+
 /// The newest save that is held, and its record of rank 0.
 cairn::detail::held_name newest_held(const std::string& tier) {
   std::optional<cairn::detail::held_name> newest;
@@ -462,8 +551,8 @@ TEST_CASE("a flipped bit anywhere in a record is found, and told") {
     CHECK(again.warned >= 1);
   }
 }
-TEST_CASE("the same step is taken from the store before an older one is taken from the tier") {
-  job_places places;
+/// A job that was killed when its third save was held and committed.
+void stored_job(job_places& places) {
   {
     process_ranks one(1);
     const auto store = places.store.path();
@@ -492,8 +581,12 @@ TEST_CASE("the same step is taken from the store before an older one is taken fr
     });
     REQUIRE(ends[0].killed());
   }
+  REQUIRE(newest_held(places.tier()).step == 3);
+}
+TEST_CASE("the same step is taken from the store before an older one is taken from the tier") {
+  job_places places;
+  stored_job(places);
   const auto name = newest_held(places.tier());
-  REQUIRE(name.step == 3);
   flip(places.tier() + "/" + cairn::detail::slot_name(0, name.slot), 4096 + 50'000);
   const auto again = run(places, 1, {}, 4);
   CAPTURE(again.text());
@@ -501,6 +594,55 @@ TEST_CASE("the same step is taken from the store before an older one is taken fr
   CHECK(again.resumed == 3);
   CHECK(!again.from_tier);
   CHECK(again.passed_over == 1);
+}
+TEST_CASE("a flipped bit anywhere in the plan is found, and what the tier holds of it is not loaded") {
+  const auto flip_in_plan = [](const job_places& places, int of_ten) {
+    std::string plan;
+    for (const auto& each : left_in(places.tier()))
+      if (each.starts_with("plan.")) plan = places.tier() + "/" + each;
+    REQUIRE(!plan.empty());
+    flip(plan, static_cast<std::int64_t>(fs::file_size(plan) - 1) * of_ten / 10);
+  };
+  for (const int of_ten : {0, 1, 5, 10}) {
+    CAPTURE(of_ten);
+    job_places places;
+    stored_job(places);
+    flip_in_plan(places, of_ten);
+    const auto again = run(places, 1, {}, 4);
+    CAPTURE(again.text());
+    CHECK(again.good());
+    CHECK(again.resumed == 3);
+    CHECK(!again.from_tier);
+    CHECK(again.warned >= 1);
+  }
+  // With nothing in the store, the job does not begin anew as if there had been nothing.
+  job_places places;
+  killed_job(places, 1, {});
+  flip_in_plan(places, 5);
+  const auto again = run(places, 1, {}, 6);
+  CAPTURE(again.text());
+  CHECK(again.ends[0].code == 1);
+  CHECK(again.ends[0].said.find("nothing was overwritten") != std::string::npos);
+  CHECK(newest_held(places.tier()).step == 5);
+}
+TEST_CASE("a job that resumes its last step and has nothing left to do leaves it where it is") {
+  job_places places;
+  killed_job(places, 1, {});
+  for (int i = 0; i < 2; ++i) {
+    const auto nothing_to_do = run(places, 1, {}, 5);
+    CAPTURE(nothing_to_do.text());
+    CHECK(nothing_to_do.good());
+    CHECK(nothing_to_do.resumed == 5);
+    CHECK(newest_held(places.tier()).step == 5);
+  }
+  const auto again = run(places, 1, {}, 6);
+  CHECK(again.resumed == 5);
+  CHECK(left_in(places.tier()).empty());
+  // What the store has is not kept in memory.
+  const auto once_more = run(places, 1, {}, 6);
+  CHECK(once_more.resumed == 6);
+  CHECK(!once_more.from_tier);
+  CHECK(left_in(places.tier()).empty());
 }
 TEST_CASE("another number of ranks resumes what is held") {
   job_places places;
@@ -561,6 +703,104 @@ TEST_CASE("what a local tier cannot be is refused with a sentence") {
     cairn::checkpointer lives{cairn::file_store{store_path}, cairn::local_tier{tier},
                               cairn::checkpointer_options{.quiet = true}};
     refused(tier, 2, "another process");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+TEST_CASE("a directory with files of something else is refused, and they stay") {
+  scratch_directory store;
+  scratch_directory memory("/dev/shm");
+  for (const char* name : {"run-1.log", "plan.txt", "notes"})
+    std::ofstream(memory.path() + "/" + name) << "x";
+  process_ranks one(1);
+  const auto store_path = store.path();
+  const auto tier = memory.path();
+  const auto ends = one.run([=](rank_process&) {
+    try {
+      cairn::checkpointer ckpt{cairn::file_store{store_path}, cairn::local_tier{tier},
+                               cairn::checkpointer_options{.quiet = true}};
+    } catch (const cairn::usage_error& e) {
+      return expect(std::string(e.what()).find("something else") != std::string::npos, e.what());
+    }
+    expect(false, "a directory that is in use is refused");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+  for (const char* name : {"run-1.log", "plan.txt", "notes"}) CHECK(fs::exists(memory.path() + "/" + name));
+}
+TEST_CASE(
+    "a tmpfs that is full fails the save with a sentence; what is held stays, and the next one that fits is "
+    "held") {
+  cairn_test::small_disk disk("size=24m");
+  if (!disk.mounted()) return;
+  const auto tier = disk.path() + "/tier";
+  scratch_directory store;
+  const auto store_path = store.path();
+  const auto run_with = [&](auto body) {
+    process_ranks one(1);
+    return one.run([=](rank_process&) {
+      // Images of 6 MiB and of 10; three of the one kind fit, and one of the other in place of one of them.
+      std::vector<float> small(std::size_t{1} << 20);
+      std::vector<float> large(std::size_t{2} << 20);
+      cairn::state_dict small_state;
+      cairn::state_dict large_state;
+      small_state.tensor("w", small, {1 << 20});
+      large_state.tensor("w", large, {2 << 20});
+      cairn::checkpointer ckpt{cairn::file_store{store_path}, cairn::local_tier{tier, {.keep = 1}},
+                               cairn::persist{.every = 1000}, cairn::checkpointer_options{.quiet = true}};
+      body(ckpt, small, small_state, large_state);
+    });
+  };
+  const auto first =
+      run_with([=](auto& ckpt, std::vector<float>& small, auto& small_state, auto& large_state) {
+        const auto held = [&] {
+          std::set<std::int64_t> steps;
+          for (const auto& each : left_in(tier))
+            if (const auto name = cairn::detail::parse_held_name(each)) steps.insert(name->step);
+          return steps;
+        };
+        ckpt.prepare(small_state);
+        ckpt.save(small_state, 1).wait_held();
+        ckpt.save(small_state, 2).wait_held();
+        ckpt.save(large_state, 3).wait_held();
+        for (const std::int64_t step : {4, 5}) {
+          const auto save = ckpt.save(large_state, step);
+          try {
+            save.wait_held();
+            expect(false, "a fourth and a fifth image do not fit");
+          } catch (const cairn::storage_error& e) {
+            expect(e.id() == cairn::error_id::storage_no_space, e.what());
+            expect(std::string(e.what()).find("the size of the tmpfs") != std::string::npos, e.what());
+          }
+          expect(!save.held() && held().contains(2) && held().contains(3), "what was held stays");
+        }
+        std::fill(small.begin(), small.end(), 6.0F);
+        ckpt.save(small_state, 6).wait_held();
+        expect(held().contains(6), "the save that fits is held");
+        ::kill(::getpid(), SIGKILL);
+      });
+  CHECK_MESSAGE(first[0].killed(), first[0].text());
+  const auto second = run_with([](auto& ckpt, std::vector<float>& small, auto& small_state, auto&) {
+    expect(ckpt.resume(small_state) == 6 && small.back() == 6.0F, "the save that fitted is resumed");
+  });
+  CHECK_MESSAGE(second[0].good(), second[0].text());
+}
+TEST_CASE("plans that change with each save do not fill the memory") {
+  scratch_directory memory("/dev/shm");
+  process_ranks one(1);
+  const auto tier = memory.path() + "/tier";
+  const auto ends = one.run([=](rank_process&) {
+    cairn::checkpointer ckpt{cairn::memory_store{}, cairn::local_tier{tier, {.keep = 1}},
+                             cairn::persist{.every = 1000}, cairn::checkpointer_options{.quiet = true}};
+    std::vector<float> w(1000);
+    for (std::int64_t step = 1; step <= 20; ++step) {
+      cairn::state_dict state;
+      state.tensor("w", w.data(), {500 + step});
+      ckpt.save(state, step).wait_held();
+    }
+    std::size_t plans = 0;
+    for (const auto& each : left_in(tier)) plans += each.starts_with("plan.");
+    expect(plans >= 1 && plans <= 6, std::to_string(plans) + " plans are left of 20");
+    ckpt.close();
+    expect(left_in(tier).empty(), "nothing is left in the tier");
   });
   CHECK_MESSAGE(ends[0].good(), ends[0].text());
 }
@@ -712,6 +952,30 @@ TEST_CASE("a store that fails costs training nothing, and the tier keeps what it
     expect(false, "close() tells that the last save is not in the store");
   });
   CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+
+TEST_CASE("a tier of one's own needs what the concept names, and is asked in its order") {
+  const auto asked = std::make_shared<std::vector<std::string>>();
+  cairn::memory_store store;
+  std::vector<float> w(1000);
+  cairn::state_dict state;
+  state.tensor("w", w, {1000});
+  {
+    cairn::checkpointer ckpt{store, cairn_test::tier_archetype::make(asked), cairn::persist{.every = 2},
+                             cairn::checkpointer_options{.quiet = true}};
+    CHECK(!ckpt.resume(state));
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      const auto save = ckpt.save(state, step);
+      save.wait();
+      save.wait_held();
+      CHECK(save.held());
+      CHECK(save.committed() == (step == 2));
+    }
+    ckpt.close();
+  }
+  CHECK(*asked == std::vector<std::string>{"open 0", "room 1", "plan", "end"});
+  cairn::checkpointer reads{store, cairn::read_only{}, cairn::checkpointer_options{.quiet = true}};
+  CHECK(reads.list() == std::vector<std::int64_t>{2, 3});
 }
 
 }  // namespace

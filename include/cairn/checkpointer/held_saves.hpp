@@ -84,18 +84,27 @@ class held_saves {
         until));
   }
 
-  /// Whether the next save goes to the store, the same on all ranks; before it is staged.
-  [[nodiscard]] bool goes_on(collectives& group, deadline until) {
-    newest_.reset();  // its image may be wanted
+  /// Whether the save of this count goes to the store, the same on all ranks. Before anything of it that may fail
+  /// on one rank alone: counts are the same on all, whatever failed.
+  [[nodiscard]] bool goes_on(collectives& group, std::uint64_t save_count, deadline until) {
     if (!persisting_) return true;
-    due_ = due_ || ++since_ >= persisting_->every;
-    if (!due_ || any_rank(group, storing_ != nullptr && !storing_->finished(), until)) return false;
-    since_ = 0, due_ = false;
+    if (save_count - went_ < persisting_->every ||
+        any_rank(group, storing_ != nullptr && !storing_->finished(), until))
+      return false;
+    went_ = save_count;
     return true;
   }
+  /// The next save is to be staged, and may want the image of the last one.
+  void make_room() noexcept {
+    if (newest_) store_has_all_ = false;  // until the next one is on its way
+    newest_.reset();
+  }
+  /// Whether the store has the step that the job resumed.
+  void resumed(bool in_store) noexcept { store_has_all_ = in_store; }
   /// Has the image held as soon as it is released. `alone`: the save goes to no store, and ends then.
   void hold(save_job job, std::uint64_t plan_digest, bool alone) {
     const auto whole = job.progress;
+    store_has_all_ = true;  // when close() has succeeded
     if (alone)
       newest_.emplace(job);
     else
@@ -111,6 +120,7 @@ class held_saves {
                                   std::to_string(whole->report().step) +
                                   ", which goes to the store alone: " + failure_text(why));
     });
+    whole->begin_holding();
     try {
       if (job.metadata != nullptr && job.metadata != planned_) {
         tier_->keep_plan(plan_digest, *job.metadata);
@@ -129,20 +139,37 @@ class held_saves {
   }
   /// The last save, where it was only held: its image is kept for the store. Nothing where there is none.
   [[nodiscard]] std::optional<save_job> take_newest() { return std::exchange(newest_, std::nullopt); }
-  /// The job has ended in order, and the store has its last save.
+  /// The job has ended in order, and the store has its last save. Where it made none, and what the tier holds may
+  /// not be in the store, the tier stays as it is.
   void end() noexcept {
     newest_.reset();
+    if (!store_has_all_ && holds_some()) {
+      services_->report().warned(
+          "the local tier keeps what it holds, as this job saved nothing after it and the store may not have "
+          "it; "
+          "the next start finds it, or remove the directory of the tier");
+      return;
+    }
     tier_->end();
   }
 
  private:
+  [[nodiscard]] bool holds_some() const noexcept {
+    try {
+      std::vector<std::string> damaged;
+      return !tier_->held(damaged).empty() || !damaged.empty();
+    } catch (...) {
+      return true;
+    }
+  }
+
   const std::shared_ptr<image_tier> tier_;
   const std::optional<persist> persisting_;
   std::shared_ptr<save_services> services_;
   any_writer writer_;
   std::shared_ptr<const metadata> planned_;  // what the tier has of it
-  std::uint64_t since_ = 0;                  // the last save that went to the store
-  bool due_ = false;
+  std::uint64_t went_ = 0;                   // the count of the last save that went to the store
+  bool store_has_all_ = false;  // that the tier holds, or will have it when close() has succeeded
   std::shared_ptr<save_progress> storing_;
   std::optional<save_job> newest_;
   any_executor holder_;  // last: its destructor waits for saves that are being held

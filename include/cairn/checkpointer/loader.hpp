@@ -69,7 +69,8 @@ class loader {
                                   },
                                   peers()),
                               &crash_looping);
-    auto held = among == nullptr ? held_by_tier() : std::vector<held_step>();
+    std::string reasons;  // what the tier cannot read, first
+    auto held = among == nullptr ? held_by_tier(reasons) : std::vector<held_step>();
     std::vector<held_step> bad;
     const auto with_held = [&](std::vector<std::int64_t> all) {
       for (const auto& h : held) {
@@ -83,8 +84,7 @@ class loader {
     const auto most = static_cast<std::size_t>(options_.max_fallback);
     const auto until = deadline::in(options_.timeout);
     std::vector<std::int64_t> passed;
-    std::string reasons;
-    bool found = false;
+    bool found = !reasons.empty();
     while (passed.size() <= most) {
       const auto step = newest(with_held(steps), among, passed, avoided);
       if (!avoided.empty() && (!step || passed.size() + avoided.size() > most)) {
@@ -102,6 +102,7 @@ class loader {
       if (verdict.outcome == load_outcome::loaded) {
         if (group_.rank() == 0) withdraw_from_tier(*step, bad);
         report.from_tier = from_tier;
+        store_has_resumed_ = !from_tier || has_step(steps, *step);
         services_->set_base_step(*step);
         services_->report().loaded(*step, report);
         report_kept_items(report, *step);
@@ -136,8 +137,12 @@ class loader {
                " loads; nothing was overwritten; repair the store, load(state, step) another one, or choose "
                "another directory to begin anew: " +
                reasons);
+    store_has_resumed_ = true;
     return std::nullopt;
   }
+
+  /// Whether the last resume() took, or could have taken, what it did from the store; also where there was nothing.
+  [[nodiscard]] bool store_has_resumed() const noexcept { return store_has_resumed_; }
 
  private:
   [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_timeout); }
@@ -330,8 +335,8 @@ class loader {
     plan.report.plan_seconds = seconds;
     return plan;
   }
-  /// What the tier holds of all its ranks; the same on all of ours.
-  [[nodiscard]] std::vector<held_step> held_by_tier() {
+  /// What the tier holds of all its ranks, and what it cannot read; the same on all of ours.
+  [[nodiscard]] std::vector<held_step> held_by_tier(std::string& reasons) {
     if (tier_ == nullptr) return {};
     const auto bytes = read_once(
         group_,
@@ -344,7 +349,12 @@ class loader {
           } catch (const error& e) {
             damaged.emplace_back(e.what());
           }
-          for (const auto& text : damaged) services_->report().warned(text);
+          std::string all;
+          for (const auto& text : damaged) {
+            services_->report().warned(text);
+            all += (all.empty() ? "" : "; ") + text;
+          }
+          out.put(std::string_view(all));
           out.put(static_cast<std::uint64_t>(found.size()));
           for (const auto& h : found)
             out.put(h.step).put(h.run.high).put(h.run.low).put(h.attempt).put(h.world_size);
@@ -352,6 +362,7 @@ class loader {
         },
         peers());
     wire_reader in(bytes);
+    reasons = in.get_string();
     std::vector<held_step> held(in.get_count(36));
     for (auto& h : held) {
       h.step = in.get<std::int64_t>(), h.run.high = in.get<std::uint64_t>(),
@@ -384,6 +395,7 @@ class loader {
   const checkpointer_options& options_;
   std::shared_ptr<device_access> devices_;
   std::shared_ptr<image_tier> tier_;  // null: none
+  bool store_has_resumed_ = false;
   load_plan_cache cache_;
 };
 

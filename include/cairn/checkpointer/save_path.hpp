@@ -114,6 +114,10 @@ class save_path {
       progress->set_failed(std::current_exception());
     }
   }
+  /// Whether the store has the step that the job resumed.
+  void resumed(bool in_store) noexcept {
+    if (held_ != nullptr) held_->resumed(in_store);
+  }
   /// The job has ended in order, and the store has its last save.
   void end_tier() noexcept {
     if (held_ != nullptr) held_->end();
@@ -135,8 +139,9 @@ class save_path {
       save.progress->set_skipped();
       return save_handle(save.progress);
     }
+    save.persisted = held_ == nullptr || held_->goes_on(group_, save_count_, peer_deadline());
     plan(save, state);
-    save.persisted = held_ == nullptr || held_->goes_on(group_, peer_deadline());
+    if (held_ != nullptr) held_->make_room();
     staged_image image;
     try {
       image = stage(save);
@@ -155,7 +160,8 @@ class save_path {
       if (held_ != nullptr) held_->hold(job, save.planned->digest, !save.persisted);
       if (save.persisted) executor_.submit(std::move(job));
     } catch (...) {
-      control->fail();
+      // With a tier the image is held nevertheless.
+      if (held_ == nullptr) control->fail();
       abort(save);
       return failed(save);
     }

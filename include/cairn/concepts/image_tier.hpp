@@ -71,7 +71,8 @@ class image_tier {
   /// nothing.
   [[nodiscard]] virtual any_writer writer() = 0;
 
-  /// What is held, ascending by step; of one step the newest last. Called by rank 0. `damaged` gets a sentence
+  /// What is held, ascending by step; of one step the newest last. Called by rank 0, and by others before end().
+  /// `damaged` gets a sentence
   /// for each record that is there and cannot be read. @throws storage_error
   [[nodiscard]] virtual std::vector<held_step> held(std::vector<std::string>& damaged) = 0;
   /// A reader of this save alone. @throws corrupt_error, storage_error

@@ -47,6 +47,8 @@ class save_progress {
   void set_handed_over() noexcept;
   /// Says that this rank's files and record are durable. Calls the function of on_written().
   void set_written() noexcept;
+  /// A tier is going to hold this rank's image: set_held() comes, whatever becomes of the save.
+  void begin_holding() noexcept;
   /// A tier holds this rank's image; `why`: the reason why it does not.
   void set_held(std::exception_ptr why) noexcept;
   /// Says that the checkpoint is committed, which ends the save.
@@ -160,6 +162,7 @@ class save_progress {
   deadline::clock::time_point begun_;
   mutable bool told_released_ = false;
   bool handed_over_ = true;
+  bool holding_ = false;
   bool held_ = false;
   bool written_ = false;
   bool ending_ = false;

@@ -36,12 +36,13 @@ struct local_tier_options {
 ///
 /// Pass it as an argument of checkpointer, in place of a stager, the same on all ranks, which are on one host.
 /// Without persist{} every save goes to the store as well; persist{.every = n} writes each n-th save.
-/// close() writes the last save to the store and removes the directory. What does not end with
+/// close() writes the last save to the store and removes the directory; where the job saved nothing and resumed
+/// what only the tier has, it leaves it. What does not end with
 /// close() leaves its images there, which occupy memory until the job resumes, or somebody removes the
 /// directory.
 ///
 /// The directory is one job's: it is refused for what a job with another store left there. Cost of a save beyond
-/// the copy with its digests: a listing of the directory and a small file, about 0.1 ms.
+/// the copy with its digests: a listing of the directory and a small file.
 class local_tier final : public image_tier {
  public:
   using cairn_role = role::tier;

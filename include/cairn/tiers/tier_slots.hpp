@@ -30,7 +30,7 @@ namespace detail {
 /// What is in the directory:
 ///   job               the name of the job's storage; what is of another job is refused
 ///   run-<run>         rank 0 of that run sees this directory
-///   lock              locked for each choice of an image
+///   lock              locked for each choice of an image, and while an image becomes held
 ///   rank-00003.lock   locked as long as a process is this rank
 ///   slot-00003.1      an image, and behind it its digests; locked as long as a process has it mapped to write it
 ///   plan.<digest>     the manifest of saves of this plan, without their records
@@ -74,8 +74,9 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   [[nodiscard]] lease acquire(std::uint64_t bytes, deadline until);
   /// Allocates all images.
   void reserve(std::uint64_t bytes, deadline until);
-  /// The image of a save is complete, with its digests: from here on it is held. @throws storage_error
-  void hold(const save_context& c, const staged_image& image);
+  /// The image of a save is complete, with its digests: from here on it is held. @throws storage_error,
+  /// timeout_error (timeout_staging)
+  void hold(const save_context& c, const staged_image& image, deadline until);
 
   [[nodiscard]] int depth() const noexcept { return depth_; }
   [[nodiscard]] const std::string& directory() const noexcept { return directory_; }
@@ -114,6 +115,7 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   shared_event returned_;
   std::vector<slot> slots_;  // only grows
   bool others_have_some_ = false;
+  std::vector<std::uint64_t> plans_;  // the last that were kept, of the thread of training
 };
 
 }  // namespace detail

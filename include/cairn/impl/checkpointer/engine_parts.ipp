@@ -103,6 +103,7 @@ class composed_engine final : public engine {
     saves_.check_unconfirmed();
     probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
     const auto step = loader_.resume(load_planner_, state, run_, among);
+    save_path_.resumed(loader_.store_has_resumed());
     if (!options_.read_only) prepare(state);
     return step;
   }

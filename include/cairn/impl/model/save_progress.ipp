@@ -77,6 +77,11 @@ CAIRN_BODY void save_progress::set_written() noexcept {
   if (on_written_) on_written_();
 }
 
+CAIRN_BODY void save_progress::begin_holding() noexcept {
+  const std::lock_guard lock(mutex_);
+  holding_ = true;
+}
+
 CAIRN_BODY void save_progress::set_held(std::exception_ptr why) noexcept {
   {
     const std::lock_guard lock(mutex_);
@@ -208,7 +213,8 @@ CAIRN_BODY void save_progress::wait_written(deadline until) const {
 
 CAIRN_BODY void save_progress::wait_held(deadline until) const {
   std::unique_lock lock(mutex_);
-  if (!wait(lock, until, [&] { return held_ || not_held_ != nullptr || ended(); }))
+  // Where the store fails first, the tier may hold the save nevertheless.
+  if (!wait(lock, until, [&] { return held_ || not_held_ != nullptr || (ended() && !holding_); }))
     fail(error_id::timeout_staging, "a save was not held by the local tier in time", here());
   if (held_) return;
   if (not_held_ != nullptr) std::rethrow_exception(not_held_);

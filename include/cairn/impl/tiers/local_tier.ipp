@@ -35,7 +35,7 @@ class tier_writer {
   record write(const save_context& c, const staged_image& image, deadline until) {
     image.wait_for(image.layout().bytes, until);
     image.wait_released(until);
-    slots_->hold(c, image);
+    slots_->hold(c, image, until);
     return {};
   }
   void commit(const save_context&, const metadata&, deadline) {}
@@ -105,12 +105,16 @@ CAIRN_BODY any_writer local_tier::writer() {
 
 CAIRN_BODY std::vector<held_step> local_tier::held(std::vector<std::string>& damaged) {
   const auto names = slots_->held_names();
-  std::map<std::tuple<std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::int32_t>, std::int32_t>
-      ranks;
-  for (const auto& n : names) ++ranks[{n.step, n.run.high, n.run.low, n.attempt, n.world_size}];
+  using key =
+      std::tuple<std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::int32_t>;
+  std::map<key, std::int32_t> ranks;
+  for (const auto& n : names)
+    ++ranks[{n.step, n.run.high, n.run.low, save_count_of(n.run, n.step, n.attempt), n.attempt,
+             n.world_size}];
   std::vector<held_step> found;
-  for (const auto& [key, count] : ranks) {
-    const auto& [step, high, low, attempt, world_size] = key;
+  for (const auto& [which_save, count] : ranks) {
+    const auto& [step, high, low, save_count, attempt, world_size] = which_save;
+    static_cast<void>(save_count);  // it puts those of one run in their order
     const held_step which{step, {high, low}, attempt, world_size};
     if (count < world_size) continue;  // some rank did not come so far
     try {

@@ -51,7 +51,24 @@ namespace detail {
   }
 }
 
-/// While it lives, no other rank chooses an image.
+[[nodiscard]] inline bool has_hex_after(std::string_view text, std::string_view prefix, std::size_t digits) {
+  return text.size() == prefix.size() + digits && text.starts_with(prefix) &&
+         text.find_first_not_of("0123456789abcdef", prefix.size()) == text.npos;
+}
+[[nodiscard]] inline bool is_run_name(std::string_view text) {
+  return has_hex_after(text, "run-", 32);
+}
+[[nodiscard]] inline bool is_plan_name(std::string_view text) {
+  return has_hex_after(text, "plan.", 16);
+}
+/// Whether a tier makes files of this name.
+[[nodiscard]] inline bool is_tier_name(std::string_view text) {
+  return text == "." || text == ".." || text == "job" || text == "lock" || text.starts_with("new-") ||
+         (text.starts_with("rank-") && text.ends_with(".lock")) || is_run_name(text) || is_plan_name(text) ||
+         rank_of_slot_name(text) || parse_held_name(text);
+}
+
+/// While it lives, no other rank chooses an image, and none becomes held.
 class tier_slots::exclusion {
  public:
   exclusion(const tier_slots& of, deadline until) : file_(of.choice_->get()) {
@@ -107,6 +124,13 @@ CAIRN_BODY void tier_slots::check_job(const tier_user& user) const {
   const std::string wanted = "cairn local tier 1\n" + user.job + "\n";
   const auto there = kernel_file(path("job"));
   if (!there) {
+    for (const auto& each : names())
+      if (!is_tier_name(each))
+        fail(error_id::usage_bad_option,
+             "the directory of the local tier has files of something else: name one that is empty, or not "
+             "there "
+             "yet",
+             {.file = path(each)});
     const auto text = std::as_bytes(std::span(wanted));
     files_->put(path("new-job"), text);
     return files_->rename(path("new-job"), path("job"));
@@ -145,8 +169,7 @@ CAIRN_BODY void tier_slots::open(const tier_user& user) {
     const auto held = held_names();
     for (const auto& each : names()) {
       const auto used = [&](const held_name& h) { return plan_name(h.plan_digest) == each; };
-      if (each.starts_with("run-") ||
-          (each.starts_with("plan.") && std::none_of(held.begin(), held.end(), used)))
+      if (is_run_name(each) || (is_plan_name(each) && std::none_of(held.begin(), held.end(), used)))
         files_->remove(path(each));
     }
     files_->put(path(mark), {});
@@ -292,9 +315,9 @@ CAIRN_BODY std::shared_ptr<shared_segment> tier_slots::allocate(std::int32_t num
                                                                 std::uint64_t bytes) const {
   constexpr std::uint64_t unit = std::uint64_t{2} << 20;
   const std::uint64_t rounded = (bytes + unit - 1) / unit * unit;
-  check_room(rounded);
   const auto file_name = path(slot_name(user_.rank, number));
-  files_->remove(file_name);
+  files_->remove(file_name);  // first: a smaller one that it replaces has room that counts
+  check_room(rounded);
   file_descriptor file(::open(file_name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file.open()) fail_system(errno, "an image of the local tier could not be made: " + file_name);
   int result = ::flock(file.get(), LOCK_EX | LOCK_NB);
@@ -418,9 +441,21 @@ CAIRN_BODY void tier_slots::keep_plan(std::uint64_t plan_digest, const metadata&
     m.records.push_back({.rank = rank, .files = 1});
   files_->put(path("new-plan"), encode_manifest(m));
   files_->rename(path("new-plan"), path(plan_name(plan_digest)));
+  // A job whose plan changes with each save would fill the memory with plans. Those of saves that are not held
+  // yet are among the last of them, as each has an image.
+  plans_.push_back(plan_digest);
+  if (plans_.size() <= static_cast<std::size_t>(depth_)) return;
+  plans_.erase(plans_.begin());
+  const auto held = held_names();
+  for (const auto& each : names())
+    if (is_plan_name(each) &&
+        std::none_of(held.begin(), held.end(),
+                     [&](const held_name& h) { return plan_name(h.plan_digest) == each; }) &&
+        std::none_of(plans_.begin(), plans_.end(), [&](std::uint64_t of) { return plan_name(of) == each; }))
+      files_->remove(path(each));
 }
 
-CAIRN_BODY void tier_slots::hold(const save_context& c, const staged_image& image) {
+CAIRN_BODY void tier_slots::hold(const save_context& c, const staged_image& image, deadline until) {
   held_name name{.run = c.run,
                  .attempt = c.attempt,
                  .plan_digest = c.plan_digest,
@@ -447,6 +482,9 @@ CAIRN_BODY void tier_slots::hold(const save_context& c, const staged_image& imag
   char temporary[32];
   std::snprintf(temporary, sizeof temporary, "new-%05d", c.rank);
   files_->put(path(temporary), encode_held(name, content));
+  // Between two choices: one that did not see it could give up a save that this completes.
+  const std::lock_guard lock(mutex_);
+  const exclusion alone(*this, until);
   files_->rename(path(temporary), path(to_string(name)));
 }
 
@@ -462,7 +500,7 @@ CAIRN_BODY void tier_slots::end() noexcept {
       const auto of = rank_of_slot_name(each);
       const bool shared_one =
           user_.rank == 0 && (each == "job" || each == "lock" || each == "new-job" || each == "new-plan" ||
-                              each.starts_with("plan.") || each.starts_with("run-"));
+                              is_plan_name(each) || is_run_name(each));
       if (shared_one || (of && (*of == user_.rank || *of >= user_.world_size)) ||
           each == "rank-" + std::string(own) + ".lock" || each == "new-" + std::string(own))
         files_->remove(path(each));
