@@ -42,7 +42,7 @@ struct local_tier_options {
 /// directory.
 ///
 /// The directory is one job's: it is refused for what a job with another store left there. Cost of a save beyond
-/// the copy with its digests: a listing of the directory and a small file.
+/// the copy with its digests: a listing of the directory and a small file; see bench_tiers.
 class local_tier final : public image_tier {
  public:
   using cairn_role = role::tier;
