@@ -25,6 +25,7 @@ namespace detail {
 /// How an http_transport connects.
 struct http_settings {
   bool verify_tls = true;
+  bool direct = false;  ///< through no proxy, whatever the environment says
   std::string ca_file;
   std::chrono::milliseconds connect_timeout;
   std::chrono::seconds stalled_after;

@@ -51,6 +51,8 @@ class s3_pace {
   /// Whether a slow range may be asked for again: once, and once more for every twenty reads, of which four may be
   /// saved up. The caller makes the request, or says that it was not made.
   [[nodiscard]] bool take_hedge() noexcept;
+  /// The request was not made.
+  void return_hedge() noexcept;
   void hedge_won() noexcept;
 
   [[nodiscard]] s3_traffic traffic() const noexcept;

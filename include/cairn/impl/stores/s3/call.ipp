@@ -207,6 +207,7 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_success() {
     return retry(false);
   }
   if (request_.has_body && request_.body_hash.empty()) service_->takes_unsigned.store(true);
+  if (signing_tried_) service_->signs_bodies.store(true);
   if (with_checksum_) {
     service_->checksums_known.store(true);
     const auto theirs = told_checksum();
@@ -256,6 +257,7 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_refusal() {
       (status == 501 || is({"NotImplemented", "InvalidRequest", "InvalidArgument", "InvalidHeader"})) &&
       once(checksum_tried_)) {
     service_->checksums.store(false);
+    if (std::exchange(signing_tried_, false)) request_.body_hash.clear();  // that was not what it refused
     return std::chrono::nanoseconds(0);
   }
   if (is({"BadDigest", "XAmzContentSHA256Mismatch", "InvalidDigest", "XAmzContentChecksumMismatch",
@@ -304,7 +306,6 @@ CAIRN_BODY s3_call::pause_or_end s3_call::retry(bool use_retry_after) {
 CAIRN_BODY bool s3_call::sign_bodies() {
   const bool without = request_.has_body && request_.body_hash.empty() && service_->address.loopback;
   if (!without || service_->takes_unsigned.load() || !once(signing_tried_)) return false;
-  service_->signs_bodies.store(true);
   request_.body_hash = sha256_text(request_.body);
   return true;
 }

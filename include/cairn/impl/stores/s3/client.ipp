@@ -41,9 +41,10 @@ namespace detail {
 CAIRN_BODY s3_client::s3_client(s3_options options, s3_credential_source credentials,
                                 std::shared_ptr<s3_clock> clock)
     : service_(detail::make_shared<s3_service>(std::move(options), std::move(credentials), clock)),
-      transport_({service_->options.verify_tls, service_->options.ca_file, service_->options.connect_timeout,
-                  service_->options.stalled_after, service_->options.in_flight},
-                 std::move(clock)) {}
+      transport_(
+          {service_->options.verify_tls, service_->address.loopback, service_->options.ca_file,
+           service_->options.connect_timeout, service_->options.stalled_after, service_->options.in_flight},
+          std::move(clock)) {}
 
 CAIRN_BODY std::uint64_t s3_client::answering_number() {
   const std::lock_guard lock(mutex_);

@@ -81,6 +81,7 @@ CAIRN_BODY void http_attempt::set_up(const http_settings& settings, bool fresh_c
   ::curl_easy_setopt(e, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
   ::curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
   ::curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L);
+  if (settings.direct) must(::curl_easy_setopt(e, CURLOPT_NOPROXY, "*"));
   ::curl_easy_setopt(e, CURLOPT_TCP_KEEPALIVE, 1L);
   ::curl_easy_setopt(e, CURLOPT_DNS_CACHE_TIMEOUT, 30L);
   ::curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(settings.connect_timeout.count()));

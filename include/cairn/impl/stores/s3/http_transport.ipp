@@ -128,6 +128,8 @@ CAIRN_BODY void http_transport::end_call(http_call& call, http_end how) noexcept
 }
 
 CAIRN_BODY void http_transport::start(std::shared_ptr<http_call> call, s3_clock::time_point now) noexcept {
+  // It may have been submitted and cancelled since all that was submitted was last accepted.
+  if (call->cancel_.load()) return end_call(*call, http_end::cancelled);
   try {
     if (!call->began_) {
       call->began_ = true;

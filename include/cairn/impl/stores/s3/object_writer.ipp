@@ -71,9 +71,10 @@ CAIRN_BODY void s3_upload::begin() {
     group->wait();
     if (client.object_of(*look)) fail_exists();
   } catch (...) {
-    client.cancel(*look);
+    // That the key is taken says more than what became of the upload.
     group->wait();
     give_up();
+    if (look->fine() && client.object_of(*look)) fail_exists();
     throw;
   }
 }

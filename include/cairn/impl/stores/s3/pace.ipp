@@ -76,6 +76,12 @@ CAIRN_BODY bool s3_pace::take_hedge() noexcept {
   return true;
 }
 
+CAIRN_BODY void s3_pace::return_hedge() noexcept {
+  const std::lock_guard lock(mutex_);
+  credit_ = std::min(hedges_saved_up * reads_for_a_hedge, credit_ + reads_for_a_hedge);
+  --hedges_;
+}
+
 CAIRN_BODY void s3_pace::hedge_won() noexcept {
   const std::lock_guard lock(mutex_);
   ++won_;

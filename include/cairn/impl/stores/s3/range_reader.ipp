@@ -21,6 +21,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -110,8 +111,15 @@ CAIRN_BODY std::shared_ptr<s3_call> s3_range_reader::fetch() {
       bucket_.client.service().pace.asked();
       if (counts_ != nullptr) counts_->requests.fetch_add(1, std::memory_order_relaxed);
     }
+    using clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds between_looks(50);
+    auto looked = clock::now();
     for (auto left = flights.size(); left != 0 && !failed; left = group->running()) {
-      if (!group->wait_for(left - 1, std::chrono::milliseconds(50))) hedge_slow(flights, group);
+      // Others may go on ending while some are slow.
+      if (!group->wait_for(left - 1, between_looks) || clock::now() - looked >= between_looks) {
+        hedge_slow(flights, group);
+        looked = clock::now();
+      }
       end_needless(flights);
       failed = first_failure(flights);  // which ends the others
     }
@@ -138,10 +146,16 @@ CAIRN_BODY void s3_range_reader::hedge_slow(std::vector<flight>& flights,
     // Without its ETag the second request might find another object than the first.
     if (!limit || *waited < *limit || objects_.at(first.key).etag.empty()) continue;
     if (!pace.take_hedge()) return;
-    auto again = first;
-    f.room.resize(static_cast<std::size_t>(again.length));
-    again.pieces = {{f.room.data(), f.room.size()}};
-    f.hedge = bucket_.client.begin(std::move(again), group);
+    try {
+      auto again = first;
+      f.room.resize(static_cast<std::size_t>(again.length));
+      again.pieces = {{f.room.data(), f.room.size()}};
+      f.hedge = bucket_.client.begin(std::move(again), group);
+    } catch (const std::bad_alloc&) {  // the first request may bring the range all the same
+      f.room = std::vector<std::byte>();
+      pace.return_hedge();
+      return;
+    }
     pace.asked();
     if (counts_ == nullptr) continue;
     counts_->requests.fetch_add(1, std::memory_order_relaxed);
@@ -178,7 +192,12 @@ CAIRN_BODY void s3_range_reader::take_hedges(std::vector<flight>& flights) {
 
 CAIRN_BODY std::shared_ptr<s3_call> s3_range_reader::first_failure(const std::vector<flight>& flights) {
   for (const auto& f : flights)
-    if (f.call->failed() && (!f.hedge || f.hedge->failed())) return f.call;
+    if (f.call->failed() && (!f.hedge || f.hedge->failed())) {
+      // A definite answer says more than none.
+      const bool by_hedge =
+          f.hedge && f.hedge->end == http_end::answered && f.call->end != http_end::answered;
+      return by_hedge ? f.hedge : f.call;
+    }
   return nullptr;
 }
 
