@@ -177,6 +177,8 @@ class any_store {
   [[nodiscard]] store_test_report self_test() const;
   /// The store below all LayeredStores; this one where it lies over no other.
   [[nodiscard]] any_store innermost() const;
+  /// See LayeredStore.
+  [[nodiscard]] bool is_layered() const;
 
  protected:
   /// See Portable. @throws usage_error (usage_bad_option) where the store is not

@@ -176,6 +176,10 @@ CAIRN_BODY bool any_store::decodes(std::uint16_t codec) const {
 CAIRN_BODY store_test_report any_store::self_test() const {
   return face_->self_test();
 }
+CAIRN_BODY bool any_store::is_layered() const {
+  return face_->inner() != nullptr;
+}
+
 CAIRN_BODY any_store any_store::innermost() const {
   auto found = *this;
   while (auto below = found.face_->inner()) found.face_ = std::move(below);

@@ -124,7 +124,7 @@ class load_engine {
   /// `held`: what `bounce` is, if it is one of a device_load. Casts take the end of it, down from `scratch`.
   void read_batch(std::size_t first, std::size_t last, std::byte* bounce, held_buffer* held,
                   std::byte* scratch);
-  /// Reads the beginning of the first batch alone, some times, where it is not in memory.
+  /// Reads a little of some batches alone, one after another, where it is not in memory.
   void measure_latency(std::byte* bounce, reads_in_flight& wanted);
   /// Gives the memory of the host that a block goes to its pages.
   void populate(const needed_block& p) noexcept;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/clocks.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -27,7 +28,10 @@ class stage_watch {
   /// What was done since the last call is of this stage, and may have waited.
   void count(stage_time& stage) noexcept {
     const auto wall = steady_now() - wall_;
-    add(stage, wall, thread_cpu_now() - cpu_);
+    const auto now = thread_cpu_now();
+    // count_busy() may have taken time without a processor for time with one.
+    add(stage, wall, std::clamp<std::int64_t>(now - cpu_, 0, std::max<std::int64_t>(wall, 0)));
+    cpu_ = now;
   }
   /// The same of what waits for nothing, for so many bytes.
   void count_busy(stage_time& stage, std::uint64_t bytes) noexcept {

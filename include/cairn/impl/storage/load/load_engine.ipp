@@ -85,15 +85,16 @@ CAIRN_BODY std::uint64_t load_engine::read_blocks() {
   if (blocks_.empty()) return 0;
   std::uint64_t total = 0;
   for (const auto& b : blocks_) total += end_of(b) - begin_of(b);
-  if (const auto wanted = store_.read_bytes(total); wanted != 0)
-    batch_bytes_ = std::min(max_batch_bytes_,
-                            (wanted + digest_block_bytes - 1) / digest_block_bytes * digest_block_bytes);
+  if (const auto wanted = std::min(store_.read_bytes(total), max_batch_bytes_); wanted != 0)
+    batch_bytes_ = (wanted + digest_block_bytes - 1) / digest_block_bytes * digest_block_bytes;
   find_batches();
   const auto steps = batches_.size() - 1;
   threads_ = std::min<std::uint64_t>(threads_, steps);
+  // What a gate or the decoding of a frame takes would look like latency.
+  const bool shows_latency = gate_ == nullptr && !store_.is_layered();
   // More begin only where there is enough to do for them.
-  reads_in_flight wanted(static_cast<std::size_t>(threads_),
-                         static_cast<std::size_t>(std::min<std::uint64_t>(max_threads_, steps / 4)));
+  const auto most_wanted = shows_latency ? std::min<std::uint64_t>(max_threads_, steps / 4) : threads_;
+  reads_in_flight wanted(static_cast<std::size_t>(threads_), static_cast<std::size_t>(most_wanted));
   // Room for the bytes that alignment adds before and behind the blocks of a batch.
   const auto room =
       static_cast<std::size_t>((std::max(batch_bytes_, max_used_) + 4 * alignment_ + page - 1) / page * page);
@@ -137,17 +138,19 @@ CAIRN_BODY std::uint64_t load_engine::read_blocks() {
 }
 
 CAIRN_BODY void load_engine::measure_latency(std::byte* bounce, reads_in_flight& wanted) {
-  const auto& p = blocks_.front();
-  const auto from = extent_of(p);
-  const auto begin = item_of(p).offset + begin_of(p);
-  const std::string_view key = file_of(p).key;
   constexpr auto bytes = reads_in_flight::small_bytes;
-  if (from.end - from.begin < reads_in_flight::small_requests * bytes) return;
-  if (!stored_ && reads_.is_cached(key, from.begin, from.end - from.begin)) return;
-  auto* const to = (p.direct != nullptr ? p.direct : bounce + p.at) - (begin - from.begin);
+  constexpr auto requests = static_cast<std::size_t>(reads_in_flight::small_requests);
   stage_watch watch;
-  for (std::uint64_t i = 0; i < reads_in_flight::small_requests; ++i) {
-    const read_range range{key, from.begin + i * bytes, {to + i * bytes, static_cast<std::size_t>(bytes)}};
+  // Far from each other: what follows a read comes from memory where the system reads ahead.
+  for (std::size_t i = 0; i < requests; ++i) {
+    const auto& p = blocks_[batches_[i * (batches_.size() - 1) / requests]];
+    const auto from = extent_of(p);
+    const auto begin = item_of(p).offset + begin_of(p);
+    const std::string_view key = file_of(p).key;
+    if (from.end - from.begin < bytes) continue;
+    if (!stored_ && reads_.is_cached(key, from.begin, from.end - from.begin)) continue;
+    auto* const to = (p.direct != nullptr ? p.direct : bounce + p.at) - (begin - from.begin);
+    const read_range range{key, from.begin, {to, static_cast<std::size_t>(bytes)}};
     const auto before = steady_now();
     read_ranges({&range, 1}, stored_, watch);
     wanted.small_took(steady_now() - before);
