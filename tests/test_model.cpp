@@ -11,6 +11,7 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/callback.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/sorted_map.hpp>
@@ -18,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -1175,6 +1177,8 @@ TEST_CASE("a sorted map holds what std::map holds, at addresses that stay") {
     if (expected.contains(key)) addresses.try_emplace(key, &map.find(key)->second);
     CHECK((map.find(key) != map.end()) == expected.contains(key));
   }
+  auto& same = map;
+  map = std::move(same);
   const auto moved = std::move(map);
   REQUIRE(moved.size() == expected.size());
   auto next = expected.begin();
@@ -1184,6 +1188,26 @@ TEST_CASE("a sorted map holds what std::map holds, at addresses that stay") {
     CHECK(&value == addresses.at(key));
     ++next;
   }
+}
+
+namespace {
+int one_more(int number) {
+  return number + 1;
+}
+}  // namespace
+
+TEST_CASE("a callback of an empty function holds nothing") {
+  using callback = cairn::detail::callback<int(int)>;
+  int (*none)(int) = nullptr;
+  CHECK_FALSE(callback(none));
+  CHECK_FALSE(callback(std::function<int(int)>()));
+  const std::function<int(int)> constant;
+  CHECK_FALSE(callback(constant));
+  CHECK(callback(std::function<int(int)>(one_more))(1) == 2);
+  CHECK(callback(one_more)(1) == 2);
+  CHECK(callback(&one_more)(1) == 2);
+  CHECK(callback([](int number) { return number + 1; })(1) == 2);
+  CHECK(callback([by = 2](int number) { return number + by; })(1) == 3);
 }
 
 TEST_CASE("a shared object may ask who owns it") {

@@ -8,6 +8,7 @@
 #include <cairn/model/staged_image.hpp>
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/stage/copy_job.hpp>
+#include <cairn/stage/copy_threads.hpp>
 #include <cairn/stage/memory_limits.hpp>
 #include <cairn/stage/no_staging.hpp>
 #include <cairn/system/digest.hpp>
@@ -362,6 +363,25 @@ TEST_CASE("a copy that is not done at the deadline fails the image, and reads no
     CHECK(t.control->failed());
     CHECK(t.control->watermark() == 0);
   }
+}
+
+TEST_CASE("an image that must wait for another does not promise to tell when its copying begins") {
+  case_maker make(23);
+  make.segment(4096);
+  for (int i = 0; i < 2; ++i) make.tensor(dtype::u8, {1'200'000}).tensor(dtype::u8, {777}, true);
+  const auto c = make.make();
+  test_fill first(c, true);
+  test_fill second(c, true);
+  int calls = 0;
+  {
+    detail::copy_threads threads(1, std::make_shared<rate_limiter>(1));  // which the destructor lifts
+    threads.copy(first.fill, soon());
+    threads.copy(second.fill, soon());
+    CHECK_FALSE(first.control->copied());
+    CHECK_FALSE(second.fill->when_begun([&] { ++calls; }));
+  }
+  CHECK(second.control->copied());
+  CHECK(calls == 0);
 }
 
 TEST_CASE("who waits for the copying of an image is called once, when a thread takes it up or it ends") {

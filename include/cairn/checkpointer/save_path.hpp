@@ -325,9 +325,13 @@ class save_path {
       const std::shared_ptr<save_services>& services, std::string place) {
     return detail::make_shared<const save_progress::place_namer>(
         [services = std::weak_ptr(services), place = std::move(place)](std::int64_t step) {
-          const auto storage = services.lock();
-          auto name = storage != nullptr ? storage->writer().location_of(step) : std::string();
-          return name.empty() ? place : name;
+          try {
+            const auto storage = services.lock();
+            auto name = storage != nullptr ? storage->writer().location_of(step) : std::string();
+            if (!name.empty()) return name;
+          } catch (...) {  // the error of the save tells more
+          }
+          return place;
         });
   }
   [[nodiscard]] deadline peer_deadline() const noexcept { return deadline::in(options_.peer_timeout); }

@@ -34,7 +34,10 @@ class unconfirmed_check {
   void begin(std::shared_ptr<const cached_plan> planned, const std::shared_ptr<const image_layout>& layout,
              const source_table& sources) {
     if (layout != layout_ || !(sources == sources_)) {
-      if (layout != layout_) choose(*layout);
+      if (layout != layout_) {
+        layout_ = nullptr;  // where memory runs out below, the next save chooses again
+        choose(*layout);
+      }
       layout_ = layout;
       sources_ = sources;
       for (auto& p : probes_) p.at = address(p);
@@ -74,7 +77,7 @@ class unconfirmed_check {
 
  private:
   static constexpr std::size_t probe_bytes = 64;
-  static constexpr std::uint64_t max_probes = 16;
+  static constexpr std::uint64_t max_probes = 64;
   static constexpr std::string_view changed =
       "an overlapped save was not followed by before_update(), and the memory of an item changed since "
       "save(), so maybe while it was copied: nothing of the save was published; call before_update() before "

@@ -180,7 +180,8 @@ concept ReportsLiveSaves = StorageWriter<W> && requires(W& w, run_id run) {
 /// A StorageWriter that names, for messages, the place of a checkpoint.
 ///
 /// - `location_of(step)`: returns the key of the object whose publication commits the checkpoint of a step. Asked
-///   for an error about a deadline alone. Any thread.
+///   for an error about a deadline alone. Any thread, under a lock of the save: it must not block, nor ask
+///   handles of saves. Where it throws, the message names the storage instead.
 template <class W>
 concept LocatesCheckpoints = StorageWriter<W> && requires(W& w, std::int64_t step) {
   { w.location_of(step) } -> std::convertible_to<std::string>;

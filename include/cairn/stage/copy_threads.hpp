@@ -44,6 +44,8 @@ class copy_threads {
     bool stopping = false;
 
     void remove(const std::shared_ptr<copy_job>& job);
+    // Whether the threads have nothing to copy.
+    [[nodiscard]] bool idle();
     // The first job that another thread may join; jobs without anything to claim are dropped on the way.
     std::shared_ptr<copy_job> take();
     void run(hash_state& own) noexcept;

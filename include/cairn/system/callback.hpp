@@ -23,15 +23,19 @@ class callback<Result(Arguments...)> {
   /// Holds nothing, and must not be called.
   callback() noexcept = default;
   callback(std::nullptr_t) noexcept {}
-  /// Holds a copy of `callable`. Allocates once.
+  /// Holds a copy of `callable`; nothing of a null pointer or an empty std::function. Allocates once.
   template <class Callable>
     requires(!std::same_as<std::remove_cvref_t<Callable>, callback> &&
              std::is_invocable_r_v<Result, std::decay_t<Callable>&, Arguments...>)
-  callback(Callable&& callable)
-      : held_(std::make_shared<std::decay_t<Callable>>(std::forward<Callable>(callable))),
-        call_([](void* held, Arguments... arguments) -> Result {
-          return (*static_cast<std::decay_t<Callable>*>(held))(std::forward<Arguments>(arguments)...);
-        }) {}
+  callback(Callable&& callable) {
+    using stored = std::decay_t<Callable>;
+    if constexpr (may_be_empty<std::remove_reference_t<Callable>>)
+      if (!static_cast<bool>(callable)) return;
+    held_ = std::make_shared<stored>(std::forward<Callable>(callable));
+    call_ = [](void* held, Arguments... arguments) -> Result {
+      return (*static_cast<stored*>(held))(std::forward<Arguments>(arguments)...);
+    };
+  }
 
   /// True if it holds a callable.
   [[nodiscard]] explicit operator bool() const noexcept { return held_ != nullptr; }
@@ -42,6 +46,14 @@ class callback<Result(Arguments...)> {
   }
 
  private:
+  /// Pointers, and what can be emptied by nullptr and asked whether it is: a closure cannot.
+  template <class Callable>
+  static constexpr bool may_be_empty =
+      std::is_pointer_v<Callable> || requires(std::remove_const_t<Callable>& c) {
+        c = nullptr;
+        static_cast<bool>(c);
+      };
+
   std::shared_ptr<void> held_;
   Result (*call_)(void*, Arguments...) = nullptr;
 };

@@ -47,6 +47,7 @@ class sorted_map {
   sorted_map() noexcept = default;
   sorted_map(sorted_map&& other) noexcept : entries_(std::move(other.entries_)) {}
   sorted_map& operator=(sorted_map&& other) noexcept {
+    if (this == &other) return *this;
     clear();
     entries_.swap(other.entries_);
     return *this;

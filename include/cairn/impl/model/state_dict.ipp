@@ -27,7 +27,9 @@ inline namespace v1 {
 CAIRN_BODY state_dict::state_dict() noexcept = default;
 CAIRN_BODY state_dict::state_dict(const state_dict& other) = default;
 CAIRN_BODY state_dict::state_dict(state_dict&& other) noexcept = default;
-CAIRN_BODY state_dict& state_dict::operator=(const state_dict& other) = default;
+CAIRN_BODY state_dict& state_dict::operator=(const state_dict& other) {
+  return *this = state_dict(other);
+}
 CAIRN_BODY state_dict& state_dict::operator=(state_dict&& other) noexcept = default;
 CAIRN_BODY state_dict::~state_dict() = default;
 

@@ -55,7 +55,8 @@ CAIRN_BODY void copy_threads::copy(std::shared_ptr<image_fill> fill, deadline un
   // Without overlap the calling thread copies, too.
   const int helpers = overlapped ? threads_ : threads_ - 1;
   auto& filled = *fill;
-  if (overlapped) filled.tells_begin();
+  // Behind another image it may begin late, and whoever waits for its begin would not see its save fail.
+  if (overlapped && state_->idle()) filled.tells_begin();
   auto ranges = ranges_of(fill->shared_layout(), overlapped);
   if (overlapped && parts_ == nullptr) parts_ = detail::make_shared<part_copying>();
   auto job = detail::make_shared<copy_job>(std::move(fill), std::move(ranges), helpers, limit_, parts_);
@@ -84,6 +85,12 @@ CAIRN_BODY void copy_threads::copy(std::shared_ptr<image_fill> fill, deadline un
 CAIRN_BODY void copy_threads::shared::remove(const std::shared_ptr<copy_job>& job) {
   const std::lock_guard lock(mutex);
   detail::erase_if(jobs, [&](const auto& each) { return each == job; });
+}
+
+CAIRN_BODY bool copy_threads::shared::idle() {
+  const std::lock_guard lock(mutex);
+  return running.empty() &&
+         std::none_of(jobs.begin(), jobs.end(), [](const auto& job) { return job->claimable(); });
 }
 
 CAIRN_BODY std::shared_ptr<copy_job> copy_threads::shared::take() {

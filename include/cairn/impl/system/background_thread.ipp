@@ -20,7 +20,7 @@ inline namespace v1 {
 namespace detail {
 
 struct background_thread::run {
-  run(const char* name_of_it, owned_body body_of_it) noexcept : name(name_of_it), body(body_of_it) {}
+  explicit run(const char* name_of_it) noexcept : name(name_of_it) {}
   run(const run&) = delete;
   run& operator=(const run&) = delete;
   ~run() {
@@ -37,7 +37,7 @@ struct background_thread::run {
   }
 
   const char* name;
-  owned_body body;
+  owned_body body{};
   std::atomic<bool> over{false};
   shared_event ended;
 };
@@ -55,11 +55,12 @@ CAIRN_BODY background_thread& background_thread::operator=(background_thread&& o
 CAIRN_BODY bool background_thread::start(const char* name, owned_body body) {
   std::shared_ptr<run> made;
   try {
-    made = detail::make_shared<run>(name, body);
+    made = detail::make_shared<run>(name);
   } catch (...) {
     body.use(body.made, false);
     throw;
   }
+  made->body = body;  // from here its destructor destroys it
   auto given = detail::make_owned<std::shared_ptr<run>>(made);
   {
     const signals_blocked guard;

@@ -17,6 +17,7 @@ struct record_item;
 struct stored_item;
 
 /// A checkpoint that was opened: its manifest, and the records that were needed so far. One thread at a time.
+/// One that was moved from may only be assigned to or destroyed.
 class stored_checkpoint {
  public:
   explicit stored_checkpoint(cairn::manifest m);

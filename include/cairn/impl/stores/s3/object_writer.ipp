@@ -209,7 +209,8 @@ CAIRN_BODY void s3_upload::send(std::map<std::uint64_t, waiting_part>::iterator 
   s3_request r{.method = "PUT", .key = key_};
   r.query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", id_}};
   bucket_->client.set_body(r, std::move(pieces), checksums_);
-  auto buffer = detail::make_shared<std::unique_ptr<part_buffers::buffer>>(std::move(which->second.buffer));
+  auto buffer = detail::make_shared<std::unique_ptr<part_buffers::buffer>>();
+  *buffer = std::move(which->second.buffer);
   parts_.erase(which);
   const bool copied = *buffer != nullptr;
   copied_ = copied_ || copied;
