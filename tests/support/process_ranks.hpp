@@ -232,8 +232,9 @@ class process_ranks {
   }
   static bool has(const running& each, int what) {
     siginfo_t info{};
-    return ::waitid(P_PID, static_cast<id_t>(each.pid), &info, what | WNOHANG | WNOWAIT) != 0 ||
-           info.si_pid != 0;
+    if (::waitid(P_PID, static_cast<id_t>(each.pid), &info, what | WNOHANG | WNOWAIT) == 0)
+      return info.si_pid != 0;
+    return what == WEXITED;  // one that has ended just now is not stopped: the next look finds its end
   }
   /// Waits until all have ended.
   void reap(std::chrono::milliseconds timeout) {
