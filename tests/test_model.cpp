@@ -1207,6 +1207,9 @@ TEST_CASE("a callback of an empty function holds nothing") {
   CHECK(callback(one_more)(1) == 2);
   CHECK(callback(&one_more)(1) == 2);
   CHECK(callback([](int number) { return number + 1; })(1) == 2);
+  int asked = 0;
+  cairn::detail::callback<void(int)>([&](int number) { return asked = number; })(3);
+  CHECK(asked == 3);
   CHECK(callback([by = 2](int number) { return number + by; })(1) == 3);
 }
 

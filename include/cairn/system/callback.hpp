@@ -33,7 +33,10 @@ class callback<Result(Arguments...)> {
       if (!static_cast<bool>(callable)) return;
     held_ = std::make_shared<stored>(std::forward<Callable>(callable));
     call_ = [](void* held, Arguments... arguments) -> Result {
-      return (*static_cast<stored*>(held))(std::forward<Arguments>(arguments)...);
+      if constexpr (std::is_void_v<Result>)
+        static_cast<void>((*static_cast<stored*>(held))(std::forward<Arguments>(arguments)...));
+      else
+        return (*static_cast<stored*>(held))(std::forward<Arguments>(arguments)...);
     };
   }
 
