@@ -635,6 +635,7 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
         handle.wait();
         const auto r = handle.report();
         told[1] = r.committed_seconds;
+        told[3] = r.before_update_seconds;
         pass = 2 * r.copying.seconds + 0.05;
       };
     });
@@ -644,6 +645,7 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
   std::vector<double> blocked[2];
   std::vector<double> undisturbed[2];  // of each rank's save in which the scheduler took no processor from it
   std::vector<double> preemptions[2];  // of the rank that was blocked longest
+  std::vector<double> waits[2];        // of that rank, for the rest of the copy
   std::vector<double> durable[2];
   for (int turn = -2; turn < o.overlapped; ++turn)
     for (int k = 0; k < 2; ++k) {
@@ -660,6 +662,7 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
       }
       blocked[which].push_back(ranks.told(0, longest));
       preemptions[which].push_back(ranks.told(2, longest));
+      waits[which].push_back(ranks.told(3, longest));
       durable[which].push_back(last);
     }
   const auto name = "overlapped/" + std::to_string(size) + "_ranks/" + cairn_bench::size_text(o.bytes);
@@ -675,6 +678,7 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
     report.add_against(of, samples({all.sorted.back()}), "s", 1e-4, at_most(1));
     // What is the machine's and what is cairn's: a rank that another thread pushes aside waits for that one.
     report.add(of + "/preemptions", preemptions[which][static_cast<std::size_t>(worst)], "");
+    report.add(of + "/waited-for-the-copy", waits[which][static_cast<std::size_t>(worst)], "s");
     if (!undisturbed[which].empty())
       report.add_against(of + "/not-preempted", samples({samples(undisturbed[which]).sorted.back()}), "s",
                          1e-4, at_most(1));

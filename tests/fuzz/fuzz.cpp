@@ -654,7 +654,7 @@ void read_answer(unsigned kind, input in) {
       cairn::s3_credential_source::fixed({"key", "secret-of-the-key", "", 0}),
       std::make_shared<cairn_test::quick_clock>());
   static cairn::detail::http_transport transport(
-      {true, "", std::chrono::seconds(1), std::chrono::seconds(1), 4}, service->clock);
+      {true, true, "", std::chrono::seconds(1), std::chrono::seconds(1), 4}, service->clock);
   if (in.size() < 2) return;
   std::vector<std::byte> wanted(16, std::byte{0xAA});
   cairn::detail::s3_request request{.method = "GET", .key = "k", .max_answer = 4096};
