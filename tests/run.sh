@@ -11,7 +11,7 @@ usage: bash tests/run.sh [--quick | --full | --soak [MINUTES]] [-R REGEX] [--job
 
   (nothing)   every test under AddressSanitizer and UndefinedBehaviorSanitizer (clang), each fuzz target with the same
               inputs each time, the threaded ones under ThreadSanitizer
-              (clang), the examples in an optimised build (g++); benchmarks compiled; headers, compile-fail cases, consumers, format. About 15 minutes on 2 cores from a fresh clone.
+              (clang), the examples in an optimised build (g++); benchmarks compiled; headers, compile-fail cases, consumers, format. About 17 minutes on 2 cores from a fresh clone.
   --quick     one build without sanitizers, and no headers, compile-fail cases or consumers.
   --full      everything on g++ and clang, with every sanitizer, the slow tests, and ten times as many random cases. Up to an hour on 2 cores.
   --soak [MINUTES]
