@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/compiler.hpp>
+#include <cairn/system/sort_few.hpp>
 
 #include <cstddef>
 #include <type_traits>
@@ -23,17 +24,7 @@ struct less {
 
 template <class T, class Before>
 void merge_sort(T* items, std::size_t count, std::vector<T>& room, Before& before) {
-  if (count <= 12) {
-    for (std::size_t next = 1; next < count; ++next) {
-      if (!before(items[next], items[next - 1])) continue;
-      T moved = static_cast<T&&>(items[next]);
-      std::size_t to = next;
-      do items[to] = static_cast<T&&>(items[to - 1]);
-      while (--to > 0 && before(moved, items[to - 1]));
-      items[to] = static_cast<T&&>(moved);
-    }
-    return;
-  }
+  if (count <= 12) return sort_few(items, items + count, before);
   const std::size_t half = count / 2;
   merge_sort(items, half, room, before);
   merge_sort(items + half, count - half, room, before);

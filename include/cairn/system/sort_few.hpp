@@ -2,17 +2,21 @@
 #pragma once
 #include <cairn/system/compiler.hpp>
 
+#include <utility>
+
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-/// Sorts a handful of elements; equal ones keep their order.
+/// Sorts a handful of elements, which are moved; equal ones keep their order.
 template <class Iterator, class Less>
-constexpr void sort_few(Iterator begin, Iterator end, Less less) {
+constexpr void sort_few(Iterator begin, Iterator end, Less&& less) {
   for (auto next = begin; next != end; ++next) {
-    const auto moved = *next;
+    if (next == begin || !less(*next, *(next - 1))) continue;
+    auto moved = std::move(*next);
     auto at = next;
-    for (; at != begin && less(moved, *(at - 1)); --at) *at = *(at - 1);
-    *at = moved;
+    do *at = std::move(*(at - 1));
+    while (--at != begin && less(moved, *(at - 1)));
+    *at = std::move(moved);
   }
 }
 }  // namespace detail

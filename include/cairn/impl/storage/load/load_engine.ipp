@@ -93,8 +93,8 @@ CAIRN_BODY std::uint64_t load_engine::read_blocks() {
   // What a gate or the decoding of a frame takes would look like latency.
   const bool shows_latency = gate_ == nullptr && !store_.is_layered();
   // More begin only where there is enough to do for them.
-  const auto most_wanted = shows_latency ? std::min<std::uint64_t>(max_threads_, steps / 4) : threads_;
-  reads_in_flight wanted(static_cast<std::size_t>(threads_), static_cast<std::size_t>(most_wanted));
+  const auto max_reads = shows_latency ? std::min<std::uint64_t>(max_threads_, steps / 4) : threads_;
+  reads_in_flight wanted(static_cast<std::size_t>(threads_), static_cast<std::size_t>(max_reads));
   // Room for the bytes that alignment adds before and behind the blocks of a batch.
   const auto room =
       static_cast<std::size_t>((std::max(batch_bytes_, max_used_) + 4 * alignment_ + page - 1) / page * page);
