@@ -37,6 +37,7 @@ declare -A may_include=(
   [comm/shared_memory]="system model concepts"
   [comm/mpi]="system model concepts"
   [comm/nccl]="system model concepts stage cuda"
+  [links]="system model concepts"
   [cuda]="system model concepts stage"
   [tiers]="system model concepts stage storage"
   # A face for another language holds a checkpointer of any composition.

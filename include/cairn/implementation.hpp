@@ -26,6 +26,7 @@
 #include <cairn/impl/comm/thread_communicator.ipp>
 #include <cairn/impl/concepts/any_communicator.ipp>
 #include <cairn/impl/concepts/any_executor.ipp>
+#include <cairn/impl/concepts/any_peer_link.ipp>
 #include <cairn/impl/concepts/any_planner.ipp>
 #include <cairn/impl/concepts/any_reader.ipp>
 #include <cairn/impl/concepts/any_stager.ipp>
@@ -38,6 +39,8 @@
 #include <cairn/impl/execute/run_save_job.ipp>
 #include <cairn/impl/execute/save_thread.ipp>
 #include <cairn/impl/execute/thread_executor.ipp>
+#include <cairn/impl/links/offer_table.ipp>
+#include <cairn/impl/links/thread_link.ipp>
 #include <cairn/impl/manage/resume_together.ipp>
 #include <cairn/impl/manage/stop_signal.ipp>
 #include <cairn/impl/model/cast.ipp>

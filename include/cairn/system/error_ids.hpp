@@ -83,6 +83,8 @@ enum class error_id : std::uint16_t {
   peer_failed = 601,
   peer_lost = 602,
   peer_bad_message = 603,
+  peer_not_offered = 604,
+  peer_refused = 605,
 };
 
 /// The name that stands in messages and documents, such as "plan.overlap".
@@ -216,6 +218,10 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "peer.lost";
     case error_id::peer_bad_message:
       return "peer.bad_message";
+    case error_id::peer_not_offered:
+      return "peer.not_offered";
+    case error_id::peer_refused:
+      return "peer.refused";
   }
   return "unknown";
 }
