@@ -25,7 +25,7 @@ SOURCES = {p.stem: p for p in [*(ROOT / "benchmarks/compile").glob("*.cpp"), ROO
 TWIN = "json_twin"
 LIBRARY = "library"  # all bodies in one file
 MODES = {"header_only": [], "compiled": ["-DCAIRN_COMPILED"]}
-COMPONENTS = ["-DCAIRN_COMPILED_S3", "-DCAIRN_COMPILED_ZSTD", "-DCAIRN_COMPILED_INTERPROCESS", "-DCAIRN_COMPILED_MPI"]
+COMPONENTS = ["-DCAIRN_COMPILED_S3", "-DCAIRN_COMPILED_ZSTD", "-DCAIRN_COMPILED_PARITY", "-DCAIRN_COMPILED_INTERPROCESS", "-DCAIRN_COMPILED_MPI"]
 # What a program includes besides cairn; it is left out where that is not installed.
 NEEDS = {"whole_job": ["mpi", "curl/curl.h", "openssl/evp.h", "expat.h", "boost/interprocess/mapped_region.hpp"]}
 

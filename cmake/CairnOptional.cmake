@@ -3,12 +3,13 @@
 #   cairn::interprocess   Boost.Interprocess: ranks as processes of one host
 #   cairn::mpi            MPI
 #   cairn::zstd           zstd
+#   cairn::parity         ISA-L: parity of images on several hosts
 #   cairn::s3             libcurl, OpenSSL's libcrypto and Expat: object storage
 #   cairn::cuda           the CUDA toolkit's runtime: memory of GPUs
 #   cairn::nccl           NCCL 2.19 or later, and the CUDA toolkit's runtime: messages from GPU to GPU
 #   cairn::torch          libtorch, where Torch_DIR (a variable of CMake or of the environment) or CMAKE_PREFIX_PATH leads to it
 
-set(cairn_optional_components interprocess mpi zstd s3 cuda nccl torch)
+set(cairn_optional_components interprocess mpi zstd parity s3 cuda nccl torch)
 
 # cairn_find_optional(COMPONENT): makes cairn::COMPONENT where what it needs is found; in cairn_optional_missing, a sentence where not.
 macro(cairn_find_optional component)
@@ -52,6 +53,20 @@ macro(cairn_find_optional component)
         set(cairn_optional_links cairn::zstd_library)
       else()
         set(cairn_optional_missing "cairn::zstd needs zstd (Debian and Ubuntu: apt-get install libzstd-dev)")
+      endif()
+    elseif("${component}" STREQUAL "parity")
+      find_path(CAIRN_ISAL_INCLUDE_DIR isa-l.h)
+      find_library(CAIRN_ISAL_LIBRARY isal)
+      mark_as_advanced(CAIRN_ISAL_INCLUDE_DIR CAIRN_ISAL_LIBRARY)
+      if(CAIRN_ISAL_INCLUDE_DIR AND CAIRN_ISAL_LIBRARY)
+        if(NOT TARGET cairn::isal_library)
+          add_library(cairn::isal_library UNKNOWN IMPORTED GLOBAL)
+          set_target_properties(cairn::isal_library PROPERTIES
+            IMPORTED_LOCATION "${CAIRN_ISAL_LIBRARY}" INTERFACE_INCLUDE_DIRECTORIES "${CAIRN_ISAL_INCLUDE_DIR}")
+        endif()
+        set(cairn_optional_links cairn::isal_library)
+      else()
+        set(cairn_optional_missing "cairn::parity needs ISA-L (Debian and Ubuntu: apt-get install libisal-dev)")
       endif()
     elseif("${component}" STREQUAL "s3")
       find_package(CURL 7.85 QUIET)

@@ -140,7 +140,7 @@ list_bodies() {
     lists[${component:-core}]+="#include <${path#include/}>"$'\n'
   done < <(find include/cairn/impl -name '*.ipp' | sort)
   printf '%s' "${lists[core]:-}"
-  for each in s3 zstd interprocess mpi; do
+  for each in s3 zstd parity interprocess mpi; do
     [ -z "${lists[$each]:-}" ] || printf '#if defined(CAIRN_COMPILED_%s)\n%s#endif\n' "${each^^}" "${lists[$each]}"
   done
 }

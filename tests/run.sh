@@ -154,7 +154,7 @@ finish_python() {
 
 begin_phase "packages"
 packages=(g++ cmake ninja-build ccache pkg-config python3 libxxhash-dev rapidjson-dev doctest-dev libcli11-dev libboost-dev)
-[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16 llvm-16 libopenmpi-dev openmpi-bin libzstd-dev
+[ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16 llvm-16 libopenmpi-dev openmpi-bin libzstd-dev libisal-dev
   libcurl4-openssl-dev libssl-dev libexpat1-dev doxygen)
 [ "$mode" != full ] || packages+=(clang-tidy-16)
 # Only faster: not worth an installation where all that is needed is there.

@@ -3,7 +3,7 @@
 #pragma once
 /// The bodies of cairn, for exactly one file of a program whose files are all compiled with -DCAIRN_COMPILED (the CMake
 /// target cairn::contracts sets it), so that the others parse contracts alone. Link cairn::compiled instead, and
-/// there is no such file. With CAIRN_COMPILED_S3, _ZSTD, _INTERPROCESS or _MPI this file has the bodies of these, too.
+/// there is no such file. With CAIRN_COMPILED_S3, _ZSTD, _PARITY, _INTERPROCESS or _MPI this file has the bodies of these, too.
 #include <cairn/system/compiler.hpp>
 
 #if !defined(CAIRN_COMPILED)
@@ -147,8 +147,13 @@
 #include <cairn/impl/system/thread_pool.ipp>
 #include <cairn/impl/system/thread_settings.ipp>
 #include <cairn/impl/system/wire.ipp>
+#include <cairn/impl/tiers/block_table.ipp>
+#include <cairn/impl/tiers/failure_groups.ipp>
 #include <cairn/impl/tiers/held_record.ipp>
 #include <cairn/impl/tiers/held_store.ipp>
+#include <cairn/impl/tiers/partner_copies.ipp>
+#include <cairn/impl/tiers/redundancy_checks.ipp>
+#include <cairn/impl/tiers/strip_reader.ipp>
 #include <cairn/impl/tiers/tier_files.ipp>
 #if defined(CAIRN_COMPILED_S3)
 #include <cairn/impl/stores/s3/answer.ipp>
@@ -175,6 +180,9 @@
 #include <cairn/impl/stores/s3/xml.ipp>
 #include <cairn/impl/stores/s3_store.ipp>
 #include <cairn/impl/stores/s3_url.ipp>
+#endif
+#if defined(CAIRN_COMPILED_PARITY)
+#include <cairn/impl/tiers/parity.ipp>
 #endif
 #if defined(CAIRN_COMPILED_INTERPROCESS)
 #include <cairn/impl/comm/shared_memory_communicator.ipp>

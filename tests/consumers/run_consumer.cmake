@@ -23,7 +23,7 @@ if(WAY MATCHES "^find_")
   # As docs/install.md prints it: nothing of cairn's own programs is configured, and nothing is built but cairn::compiled.
   set(compiled "")
   if(WAY STREQUAL "find_compiled")
-    set(compiled -DCAIRN_BUILD_COMPILED=ON ${options} -DCAIRN_WITH_ZSTD=OFF)
+    set(compiled -DCAIRN_BUILD_COMPILED=ON ${options} -DCAIRN_WITH_ZSTD=OFF -DCAIRN_WITH_PARITY=OFF)
     foreach(component IN ITEMS S3 INTERPROCESS MPI)
       if(NOT COMPONENTS)
         list(APPEND compiled -DCAIRN_WITH_${component}=OFF)

@@ -29,6 +29,7 @@ is_usable() {
     libopenmpi-dev) has_command mpicxx ;;
     openmpi-bin) has_command mpirun ;;
     libzstd-dev) has_header zstd.h && has_library zstd ;;
+    libisal-dev) has_header isa-l.h && has_library isal ;;
     libcurl4-openssl-dev) has_header curl/curl.h && has_library curl ;;
     libssl-dev) has_header openssl/evp.h && has_library crypto ;;
     libexpat1-dev) has_header expat.h && has_library expat ;;

@@ -24,6 +24,7 @@ struct observer {};      ///< models Observer
 struct devices {};       ///< derived from device_access: loads into memory of devices
 struct tier {};          ///< models Tier: holds saves on this host
 struct persist {};       ///< cairn::persist
+struct redundancy {};    ///< models Redundancy: what ranks keep of one another's images
 struct overlap {};       ///< cairn::overlapped
 struct retention {};     ///< cairn::keep_last
 struct read_sharing {};  ///< cairn::read_sharing
