@@ -404,6 +404,20 @@ TEST_CASE("who waits for the copying of an image is called once, when a thread t
     job.work(hash, false);
     CHECK(t.control->copied());
   }
+  SUBCASE("two who wait") {
+    test_fill t(c, true);
+    t.fill->tells_begin();
+    detail::copy_job job(t.fill, 0);
+    job.work(hash, true);
+    int others = 0;
+    REQUIRE(t.fill->when_begun([&] { ++others; }));
+    REQUIRE(t.fill->when_begun(call));
+    CHECK((calls == 0 && others == 0));
+    job.begun();
+    job.begun();
+    CHECK(others == 1);
+    job.work(hash, false);
+  }
   SUBCASE("copied by those who wait for it") {
     test_fill t(c, true);
     t.fill->tells_begin();

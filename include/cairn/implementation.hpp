@@ -154,6 +154,7 @@
 #include <cairn/impl/tiers/partner_copies.ipp>
 #include <cairn/impl/tiers/redundancy_checks.ipp>
 #include <cairn/impl/tiers/strip_reader.ipp>
+#include <cairn/impl/tiers/tier_directory.ipp>
 #include <cairn/impl/tiers/tier_files.ipp>
 #if defined(CAIRN_COMPILED_S3)
 #include <cairn/impl/stores/s3/answer.ipp>

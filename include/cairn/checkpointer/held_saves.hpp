@@ -15,6 +15,7 @@
 #include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -143,6 +144,8 @@ class held_saves {
   /// not be in the store, the tier stays as it is.
   void end() noexcept {
     newest_.reset();
+    // The store may have had a save before it was held.
+    static_cast<void>(holder_.drain(deadline::in(holding_timeout)));
     if (!store_has_all_ && holds_some()) {
       services_->report().warned(
           "the local tier keeps what it holds, as this job saved nothing after it and the store may not have "
@@ -154,6 +157,7 @@ class held_saves {
   }
 
  private:
+  static constexpr std::chrono::seconds holding_timeout{30};
   [[nodiscard]] bool holds_some() const noexcept {
     try {
       std::vector<std::string> damaged;

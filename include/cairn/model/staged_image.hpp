@@ -65,9 +65,8 @@ class staged_image {
   void copy_part(std::uint64_t begin, std::uint64_t end, deadline until) const;
   /// Has a thread of the stager's call `call`, which must not throw, once: when it begins to copy what is not
   /// copied yet, or copying fails; not earlier because the save was given up. So training wakes one thread
-  /// for an image, which wakes the next. False where that thread has begun already, is busy with an earlier
-  /// image, or there is none, and after the first call for an image: then nothing is called. One thread at a
-  /// time.
+  /// for an image, which wakes the others. False where that thread has begun already, is busy with an earlier
+  /// image, or there is none: then nothing is called. One thread at a time.
   [[nodiscard]] bool when_begun(detail::callback<void()> call) const;
   /// Waits until training may change its memory. @throws as wait_for.
   void wait_released(deadline until) const;

@@ -39,6 +39,8 @@ struct held_name {
 [[nodiscard]] std::optional<std::int32_t> rank_of_slot_name(std::string_view text);
 /// "plan.0123456789abcdef"
 [[nodiscard]] std::string plan_name(std::uint64_t plan_digest);
+/// "plan.0123456789abcdef.2"
+[[nodiscard]] std::string second_plan_name(std::uint64_t plan_digest);
 
 /// What a record in a tier says.
 struct held_record {

@@ -25,8 +25,12 @@ struct slot_state {
 /// are apart, and the newest generation that is not complete goes: never the newest complete one, so that the ranks
 /// always have one in common. The choice, and giving up what the image held, is one step that no other rank's
 /// choice comes between; else two ranks could give up what each takes for safe with the other.
+///
+/// `early`: no save waits for the image yet, so that only one that holds nothing, or an older save than the newest
+/// complete one, is given: the others may still become complete.
 [[nodiscard]] inline std::optional<std::size_t> choose_slot(std::span<const slot_state> slots,
-                                                            std::uint64_t newest_complete) noexcept {
+                                                            std::uint64_t newest_complete,
+                                                            bool early = false) noexcept {
   std::optional<std::size_t> chosen;
   const auto better = [&](std::size_t i) {
     if (!chosen) return true;
@@ -39,9 +43,13 @@ struct slot_state {
     if (now_old != other_old) return other_old;
     return now_old ? other.generation < now.generation : other.generation > now.generation;
   };
+  const auto may_go = [&](const slot_state& s) {
+    if (s.in_use) return false;
+    if (s.generation == 0) return true;
+    return early ? s.generation < newest_complete : s.generation != newest_complete;
+  };
   for (std::size_t i = 0; i < slots.size(); ++i)
-    if (!slots[i].in_use && (slots[i].generation == 0 || slots[i].generation != newest_complete) && better(i))
-      chosen = i;
+    if (may_go(slots[i]) && better(i)) chosen = i;
   return chosen;
 }
 

@@ -8,8 +8,7 @@
 #include <cairn/stage/shared_memory.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/shared_event.hpp>
-#include <cairn/system/unforked_file.hpp>
-#include <cairn/tiers/held_record.hpp>
+#include <cairn/tiers/tier_directory.hpp>
 #include <cairn/tiers/tier_files.hpp>
 
 #include <cstddef>
@@ -24,20 +23,10 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// The images of one rank in the directory of a local tier, and the records that say what they hold. Any thread,
-/// after open().
+/// The images of one rank in the directory of a local tier. Any thread, after open().
 ///
-/// What is in the directory:
-///   job               the name of the job's storage; what is of another job is refused
-///   run-<run>         rank 0 of that run sees this directory
-///   lock              locked for each choice of an image, and while an image becomes held
-///   rank-00003.lock   locked as long as a process is this rank
-///   slot-00003.1      an image, and behind it its digests; locked as long as a process has it mapped to write it
-///   plan.<digest>     the manifest of saves of this plan, without their records
-///   new-00003         a record that is being written
-///   held.<...>        a record: the image that it names is held
-/// An image is held from the rename of its record on, and no more from the removal of its record on, which comes
-/// before its bytes change.
+/// While nothing waits for it, the image of the next save is chosen and freed as soon as one is held, so that a save
+/// finds one ready.
 class tier_slots : public std::enable_shared_from_this<tier_slots> {
  public:
   /// @throws usage_error (usage_bad_option)
@@ -65,8 +54,6 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   /// See image_tier.
   void open(const tier_user& user);
   [[nodiscard]] std::uint64_t missing(std::uint64_t bytes);
-  void check_room(std::uint64_t bytes) const;
-  void keep_plan(std::uint64_t plan_digest, const metadata& stored);
   void end() noexcept;
 
   /// Waits for an image of at least so many bytes; what it held is given up. @throws timeout_error
@@ -79,12 +66,7 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   void hold(const save_context& c, const staged_image& image, deadline until);
 
   [[nodiscard]] int depth() const noexcept { return depth_; }
-  [[nodiscard]] const std::string& directory() const noexcept { return directory_; }
-  /// All records that are there, of all ranks. @throws storage_error
-  [[nodiscard]] std::vector<held_name> held_names() const;
-  /// Removes a record, so that its image is held no more.
-  void remove(const held_name& name) const { files_->remove(path(to_string(name))); }
-  [[nodiscard]] std::string path(const std::string& name) const { return directory_ + "/" + name; }
+  [[nodiscard]] tier_directory& directory() noexcept { return directory_; }
 
  private:
   struct slot {
@@ -92,30 +74,26 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
     std::shared_ptr<shared_segment> memory = nullptr;  // null: none
     bool in_use = false;
   };
-  class exclusion;
 
-  void make_directory() const;
-  void check_job(const tier_user& user) const;
   void adopt();
   [[nodiscard]] bool linked(const slot& s) const noexcept;
+  // Both under the lock and the exclusion.
+  [[nodiscard]] std::optional<std::size_t> choose(std::uint64_t bytes, bool early);
+  void choose_next() noexcept;
   [[nodiscard]] std::optional<std::size_t> take(std::uint64_t bytes, deadline until);
   void remove_of_lost_ranks(const std::vector<held_name>& names, std::uint64_t newest_complete,
                             const std::vector<std::uint64_t>& generations) const;
   [[nodiscard]] std::shared_ptr<shared_segment> allocate(std::int32_t number, std::uint64_t bytes) const;
   void give_back(std::size_t index) noexcept;
-  [[nodiscard]] std::vector<std::string> names() const;
 
-  const std::string directory_;
+  tier_directory directory_;
   const int depth_;
-  const std::shared_ptr<tier_files> files_;
-  tier_user user_;
-  std::unique_ptr<unforked_file> alive_;   // the lock of this rank
-  std::unique_ptr<unforked_file> choice_;  // the lock of choices
   std::mutex mutex_;
   shared_event returned_;
-  std::vector<slot> slots_;  // only grows
+  std::vector<slot> slots_;           // only grows
+  std::optional<std::size_t> ready_;  // of the next save; in use
+  std::uint64_t bytes_ = 0;           // of the last image
   bool others_have_some_ = false;
-  std::vector<std::uint64_t> plans_;  // the last that were kept, of the thread of training
 };
 
 }  // namespace detail

@@ -40,12 +40,23 @@ CAIRN_BODY void image_fill::begun() noexcept {
 }
 
 CAIRN_BODY bool image_fill::when_begun(detail::callback<void()> call) {
-  auto state = begin_state::awaited;
-  if (begin_.load(std::memory_order_acquire) != state) return false;
+  auto state = begin_.load(std::memory_order_acquire);
+  bool had_one = false;
+  if (state == begin_state::called_for) {
+    // Taken back, so that nobody calls it while another one is added.
+    if (!begin_.compare_exchange_strong(state, begin_state::awaited, std::memory_order_acq_rel)) return false;
+    had_one = true;
+    call = [before = std::move(on_begun_), call = std::move(call)] { before(), call(); };
+  } else if (state != begin_state::awaited) {
+    return false;
+  }
   on_begun_ = std::move(call);
+  state = begin_state::awaited;
   if (begin_.compare_exchange_strong(state, begin_state::called_for, std::memory_order_acq_rel)) return true;
+  // It has begun meanwhile.
+  if (had_one) on_begun_();
   on_begun_ = nullptr;
-  return false;
+  return had_one;
 }
 
 CAIRN_BODY void image_fill::fail(std::exception_ptr why) noexcept {

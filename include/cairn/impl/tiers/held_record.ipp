@@ -64,6 +64,9 @@ CAIRN_BODY std::string plan_name(std::uint64_t plan_digest) {
   std::snprintf(text, sizeof text, "plan.%016" PRIx64, plan_digest);
   return text;
 }
+CAIRN_BODY std::string second_plan_name(std::uint64_t plan_digest) {
+  return plan_name(plan_digest) + ".2";
+}
 
 CAIRN_BODY std::vector<std::byte> encode_held(const held_name& name, const held_record& content) {
   wire_writer out;

@@ -6,6 +6,7 @@
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/tiers/held_store.hpp>
+#include <cairn/tiers/tier_directory.hpp>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -23,28 +24,24 @@ namespace detail {
 [[noreturn]] inline void fail_read_only(const std::string& place) {
   fail(error_id::storage_permission, "nobody writes what a local tier holds", {.file = place});
 }
-/// A whole small file of a tier; nothing if there is none.
-[[nodiscard]] inline std::optional<std::vector<std::byte>> tier_file(const std::string& path) {
-  const file_descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!file.open()) {
-    if (errno == ENOENT) return std::nullopt;
-    fail_system(errno, "a file of the local tier could not be opened: " + path);
+/// The manifest of a plan, from one of its two files. @throws corrupt_error, storage_error
+[[nodiscard]] inline manifest plan_of(const std::string& directory, std::uint64_t plan_digest) {
+  const auto decode = [&](const std::string& name) {
+    const auto path = directory + "/" + name;
+    const auto bytes = tier_file(path);
+    if (!bytes)
+      fail(error_id::corrupt_missing_file, "the local tier has lost the plan of a save", {.file = path});
+    auto m = decode_manifest(*bytes, path);
+    if (m.plan_digest != plan_digest)
+      fail(error_id::corrupt_identity, "a plan of the local tier lies under another name than its own",
+           {.file = path});
+    return m;
+  };
+  try {
+    return decode(plan_name(plan_digest));
+  } catch (const corrupt_error&) {
+    return decode(second_plan_name(plan_digest));
   }
-  struct stat s {};
-  if (::fstat(file.get(), &s) != 0 || !S_ISREG(s.st_mode) || s.st_size < 0 ||
-      static_cast<std::uint64_t>(s.st_size) > max_manifest_bytes)
-    fail(error_id::corrupt_size_mismatch, "a file of the local tier is none of those that it has",
-         {.file = path});
-  std::vector<std::byte> bytes(static_cast<std::size_t>(s.st_size));
-  std::size_t at = 0;
-  while (at < bytes.size()) {
-    const auto got = ::pread(file.get(), bytes.data() + at, bytes.size() - at, static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail_system(errno, "a file of the local tier could not be read: " + path);
-    if (got == 0) fail(error_id::corrupt_truncated, "a file of the local tier ends early", {.file = path});
-    at += static_cast<std::size_t>(got);
-  }
-  return bytes;
 }
 
 CAIRN_BODY void held_store::object_writer::write(std::span<const write_range>) {
@@ -75,13 +72,10 @@ CAIRN_BODY held_store::held_store(const std::string& directory, const held_step&
     });
     if (name == names.end()) missing("the record of rank " + std::to_string(rank));
     if (rank == 0) {
-      const auto plan_path = directory + "/" + plan_name(name->plan_digest);
-      const auto plan = tier_file(plan_path);
-      if (!plan) missing(plan_path);
-      m = decode_manifest(*plan, plan_path);
+      m = plan_of(directory, name->plan_digest);
       if (m.content.world_size != which.world_size)
         fail(error_id::corrupt_identity, "a plan of the local tier is of another number of ranks",
-             {.file = plan_path});
+             {.file = directory + "/" + plan_name(name->plan_digest)});
       m.run = which.run, m.step = which.step, m.attempt = which.attempt;
       m.records.clear();
     }

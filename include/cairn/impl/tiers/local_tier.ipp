@@ -94,17 +94,17 @@ CAIRN_BODY std::uint64_t local_tier::missing(const image_layout& layout) {
   return slots_->missing(layout.bytes + layout.blocks * sizeof(std::uint64_t));
 }
 CAIRN_BODY void local_tier::check_room(std::uint64_t bytes) {
-  slots_->check_room(bytes);
+  slots_->directory().check_room(bytes);
 }
 CAIRN_BODY void local_tier::keep_plan(std::uint64_t plan_digest, const metadata& stored) {
-  slots_->keep_plan(plan_digest, stored);
+  slots_->directory().keep_plan(plan_digest, stored, static_cast<std::size_t>(slots_->depth()));
 }
 CAIRN_BODY any_writer local_tier::writer() {
   return any_writer(detail::tier_writer(slots_));
 }
 
 CAIRN_BODY std::vector<held_step> local_tier::held(std::vector<std::string>& damaged) {
-  const auto names = slots_->held_names();
+  const auto names = slots_->directory().held_names();
   using key =
       std::tuple<std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::int32_t>;
   std::map<key, std::int32_t> ranks;
@@ -118,7 +118,7 @@ CAIRN_BODY std::vector<held_step> local_tier::held(std::vector<std::string>& dam
     const held_step which{step, {high, low}, attempt, world_size};
     if (count < world_size) continue;  // some rank did not come so far
     try {
-      const detail::held_store whole(slots_->directory(), which, names);
+      const detail::held_store whole(slots_->directory().path(), which, names);
       found.push_back(which);
     } catch (const error& e) {
       damaged.push_back("the save of step " + std::to_string(step) + " in the local tier: " + e.what());
@@ -127,16 +127,17 @@ CAIRN_BODY std::vector<held_step> local_tier::held(std::vector<std::string>& dam
   return found;
 }
 CAIRN_BODY any_reader local_tier::reader(const held_step& which) {
-  return any_reader(
-      detail::held_reader(detail::held_store(slots_->directory(), which, slots_->held_names())));
+  return any_reader(detail::held_reader(
+      detail::held_store(slots_->directory().path(), which, slots_->directory().held_names())));
 }
 CAIRN_BODY void local_tier::withdraw(const held_step& which) {
-  for (const auto& n : slots_->held_names())
-    if (n.run == which.run && n.attempt == which.attempt && n.step == which.step) slots_->remove(n);
+  for (const auto& n : slots_->directory().held_names())
+    if (n.run == which.run && n.attempt == which.attempt && n.step == which.step)
+      slots_->directory().remove_record(n);
 }
 CAIRN_BODY void local_tier::withdraw_after(std::int64_t step) {
-  for (const auto& n : slots_->held_names())
-    if (!(n.run == run_) && n.step > step) slots_->remove(n);
+  for (const auto& n : slots_->directory().held_names())
+    if (!(n.run == run_) && n.step > step) slots_->directory().remove_record(n);
 }
 CAIRN_BODY void local_tier::end() noexcept {
   slots_->end();

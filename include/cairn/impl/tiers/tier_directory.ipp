@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/stage/memory_limits.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/system/backoff.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/process_limits.hpp>
+#include <cairn/tiers/tier_directory.hpp>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <span>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// A file of this directory, made where there is none, for this process alone to lock.
+[[nodiscard]] inline std::unique_ptr<unforked_file> open_unforked(const std::string& path) {
+  const fork_pause pause;
+  file_descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file.open()) fail_system(errno, "a file of the local tier could not be opened: " + path);
+  return std::make_unique<unforked_file>(std::move(file), pause);
+}
+[[nodiscard]] inline bool lock_by(int file, deadline until) {
+  for (backoff pause(std::chrono::microseconds(20), std::chrono::milliseconds(20));;) {
+    if (::flock(file, LOCK_EX | LOCK_NB) == 0) return true;
+    if (errno != EWOULDBLOCK && errno != EINTR)
+      fail_system(errno, "a file of the local tier could not be locked");
+    if (!pause.wait(until)) return false;
+  }
+}
+
+[[nodiscard]] inline bool has_hex_after(std::string_view text, std::string_view prefix, std::size_t digits) {
+  return text.size() == prefix.size() + digits && text.starts_with(prefix) &&
+         text.find_first_not_of("0123456789abcdef", prefix.size()) == text.npos;
+}
+[[nodiscard]] inline bool is_run_name(std::string_view text) {
+  return has_hex_after(text, "run-", 32);
+}
+[[nodiscard]] inline bool is_plan_name(std::string_view text) {
+  if (text.ends_with(".2")) text.remove_suffix(2);
+  return has_hex_after(text, "plan.", 16);
+}
+/// Whether `text` is one of the two files of a plan.
+[[nodiscard]] inline bool is_of_plan(std::string_view text, std::uint64_t plan_digest) {
+  return text == plan_name(plan_digest) || text == second_plan_name(plan_digest);
+}
+/// Whether a tier makes files of this name.
+[[nodiscard]] inline bool is_tier_name(std::string_view text) {
+  return text == "." || text == ".." || text == "job" || text == "lock" || text.starts_with("new-") ||
+         (text.starts_with("rank-") && text.ends_with(".lock")) || is_run_name(text) || is_plan_name(text) ||
+         rank_of_slot_name(text) || parse_held_name(text);
+}
+[[nodiscard]] inline std::string numbered(const char* format, std::int32_t rank) {
+  char text[32];
+  std::snprintf(text, sizeof text, format, rank);
+  return text;
+}
+
+CAIRN_BODY std::optional<std::vector<std::byte>> tier_file(const std::string& path) {
+  const file_descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!file.open()) {
+    if (errno == ENOENT) return std::nullopt;
+    fail_system(errno, "a file of the local tier could not be opened: " + path);
+  }
+  struct stat s {};
+  if (::fstat(file.get(), &s) != 0 || !S_ISREG(s.st_mode) || s.st_size < 0 ||
+      static_cast<std::uint64_t>(s.st_size) > max_manifest_bytes)
+    fail(error_id::corrupt_size_mismatch, "a file of the local tier is none of those that it has",
+         {.file = path});
+  std::vector<std::byte> bytes(static_cast<std::size_t>(s.st_size));
+  std::size_t at = 0;
+  while (at < bytes.size()) {
+    const auto got = ::pread(file.get(), bytes.data() + at, bytes.size() - at, static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_system(errno, "a file of the local tier could not be read: " + path);
+    if (got == 0) fail(error_id::corrupt_truncated, "a file of the local tier ends early", {.file = path});
+    at += static_cast<std::size_t>(got);
+  }
+  return bytes;
+}
+
+CAIRN_BODY tier_directory::exclusion::exclusion(const tier_directory& of, deadline until)
+    : file_(of.choice_->get()) {
+  if (!lock_by(file_, until))
+    fail(error_id::timeout_staging, "another rank of this host keeps the local tier locked; is it stopped?",
+         {.file = of.path("lock")});
+}
+CAIRN_BODY tier_directory::exclusion::~exclusion() {
+  ::flock(file_, LOCK_UN);
+}
+
+CAIRN_BODY tier_directory::tier_directory(std::string directory, std::shared_ptr<tier_files> files)
+    : directory_(std::move(directory)),
+      files_(files != nullptr ? std::move(files) : std::make_shared<tier_files>()) {
+  if (directory_.empty() || directory_.front() != '/')
+    fail(error_id::usage_bad_option,
+         "the directory of a local tier is an absolute path, such as /dev/shm/my-run", {.file = directory_});
+}
+
+CAIRN_BODY void tier_directory::make() const {
+  if (::mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST)
+    fail_system(errno, "the directory of the local tier could not be made: " + directory_);
+  // Others may write in /dev/shm: what they put in the place of the directory is not followed.
+  const file_descriptor opened(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  if (!opened.open() && (errno == ELOOP || errno == ENOTDIR))
+    fail(error_id::usage_bad_option,
+         "the directory of a local tier is a link to another place, or no directory: name the place itself, "
+         "or remove what is there",
+         {.file = directory_});
+  constexpr long tmpfs = 0x01021994;
+  struct statfs system {};
+  struct stat s {};
+  if (!opened.open() || ::fstatfs(opened.get(), &system) != 0 || ::fstat(opened.get(), &s) != 0)
+    fail_system(errno, "the directory of the local tier could not be examined: " + directory_);
+  if (static_cast<long>(system.f_type) != tmpfs)
+    fail(error_id::usage_bad_option,
+         "a local tier lies on a tmpfs, in memory that outlives its processes, and this directory does not: "
+         "take one in /dev/shm, or mount a tmpfs for it (docs/tiers.md)",
+         {.file = directory_});
+  if (s.st_uid != ::geteuid() || (s.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    fail(error_id::usage_bad_option,
+         "the directory of a local tier belongs to the user of the job, and nobody else may write there "
+         "(chmod 700)",
+         {.file = directory_});
+}
+
+CAIRN_BODY void tier_directory::check_job() const {
+  const std::string wanted = "cairn local tier 2\n" + user_.job + "\n";
+  const auto there = kernel_file(path("job"));
+  if (!there) {
+    for (const auto& each : names())
+      if (!is_tier_name(each))
+        fail(error_id::usage_bad_option,
+             "the directory of the local tier has files of something else: name one that is empty, or not "
+             "there yet",
+             {.file = path(each)});
+    const auto text = std::as_bytes(std::span(wanted));
+    files_->put(path("new-job"), text);
+    return files_->rename(path("new-job"), path("job"));
+  }
+  if (*there != wanted)
+    fail(
+        error_id::usage_bad_option,
+        "the directory of the local tier has what another job, or another version of cairn, left there: give "
+        "each job a directory of its own, or remove this one",
+        {.file = directory_, .expected = user_.job, .got = there->substr(0, 300)});
+}
+
+CAIRN_BODY void tier_directory::open(const tier_user& user) {
+  user_ = user;
+  char name[64];
+  std::snprintf(name, sizeof name, "run-%016llx%016llx", static_cast<unsigned long long>(user.run.high),
+                static_cast<unsigned long long>(user.run.low));
+  const std::string mark = name;
+  if (user.rank == 0)
+    make();
+  else if (::access(path(mark).c_str(), F_OK) != 0)
+    fail(error_id::storage_not_shared,
+         "a rank does not see the local tier of rank 0: all ranks of a job with a local tier are on one host",
+         {.rank = user.rank, .file = directory_});
+  const auto own = path(numbered("rank-%05d.lock", user.rank));
+  alive_ = open_unforked(own);
+  if (!lock_by(alive_->get(), deadline::in(std::chrono::seconds(3))))
+    fail(error_id::usage_bad_option,
+         "another process is this rank of the local tier: give each job a directory of its own, and end the "
+         "job before it is started again",
+         {.rank = user.rank, .file = own});
+  choice_ = open_unforked(path("lock"));
+  if (user.rank != 0) return;
+  check_job();
+  const auto held = held_names();
+  for (const auto& each : names()) {
+    const auto used = [&](const held_name& h) { return is_of_plan(each, h.plan_digest); };
+    if (is_run_name(each) || (is_plan_name(each) && std::none_of(held.begin(), held.end(), used)))
+      files_->remove(path(each));
+  }
+  files_->put(path(mark), {});
+}
+
+CAIRN_BODY std::vector<std::string> tier_directory::names() const {
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::opendir(directory_.c_str()),
+                                                    [](DIR* d) { return ::closedir(d); });
+  if (listing == nullptr) fail_system(errno, "the local tier could not be listed: " + directory_);
+  std::vector<std::string> found;
+  while (const auto* entry = ::readdir(listing.get())) found.emplace_back(entry->d_name);
+  return found;
+}
+CAIRN_BODY std::vector<held_name> tier_directory::held_names() const {
+  const std::lock_guard lock(mutex_);
+  if (known_) return *known_;
+  std::vector<held_name> found;
+  for (const auto& each : names())
+    if (const auto name = parse_held_name(each)) found.push_back(*name);
+  if (user_.world_size == 1 && alive_ != nullptr) known_ = found;
+  return found;
+}
+
+CAIRN_BODY void tier_directory::put_record(const held_name& name, const held_record& content) const {
+  files_->put(path(numbered("new-%05d", name.rank)), encode_held(name, content));
+}
+CAIRN_BODY void tier_directory::publish_record(const held_name& name) const {
+  const std::lock_guard lock(mutex_);
+  if (known_) known_->reserve(known_->size() + 1);
+  files_->rename(path(numbered("new-%05d", name.rank)), path(to_string(name)));
+  if (known_) known_->push_back(name);
+}
+CAIRN_BODY void tier_directory::remove_record(const held_name& name) const {
+  files_->remove(path(to_string(name)));
+  const std::lock_guard lock(mutex_);
+  if (known_) std::erase(*known_, name);
+}
+
+CAIRN_BODY void tier_directory::keep_plan(std::uint64_t plan_digest, const metadata& stored,
+                                          std::size_t most) {
+  manifest m;
+  m.plan_digest = plan_digest;
+  m.content = stored;
+  // Those of a save take their places when it is read.
+  for (std::int32_t rank = 0; rank < stored.world_size; ++rank)
+    m.records.push_back({.rank = rank, .files = 1});
+  const auto bytes = encode_manifest(m);
+  for (const auto& name : {second_plan_name(plan_digest), plan_name(plan_digest)}) {
+    files_->put(path("new-plan"), bytes);
+    files_->rename(path("new-plan"), path(name));
+  }
+  // A job whose plan changes with each save would fill the memory with plans. Those of saves that are not held
+  // yet are among the last of them, as each has an image.
+  plans_.push_back(plan_digest);
+  if (plans_.size() <= most) return;
+  plans_.erase(plans_.begin());
+  const auto held = held_names();
+  for (const auto& each : names())
+    if (is_plan_name(each) &&
+        std::none_of(held.begin(), held.end(),
+                     [&](const held_name& h) { return is_of_plan(each, h.plan_digest); }) &&
+        std::none_of(plans_.begin(), plans_.end(), [&](std::uint64_t of) { return is_of_plan(each, of); }))
+      files_->remove(path(each));
+}
+
+CAIRN_BODY void tier_directory::check_room(std::uint64_t bytes) const {
+  if (bytes == 0) return;
+  struct statvfs tier {};
+  if (::statvfs(directory_.c_str(), &tier) != 0)
+    fail_system(errno, "the local tier could not be examined: " + directory_);
+  const auto free = static_cast<std::uint64_t>(tier.f_bavail) * tier.f_frsize;
+  const auto most = static_cast<std::uint64_t>(tier.f_blocks) * tier.f_frsize;
+  memory_room room = room_for_memory();
+  // A tmpfs without a size of its own has no blocks.
+  if (most != 0)
+    room.take(free, most, "the size of the tmpfs (mount -o remount,size=...)", error_id::storage_no_space);
+  if (bytes <= room.bytes) return;
+  fail(room.id,
+       "the images of the local tier in " + directory_ + " cannot be allocated: " + std::to_string(bytes) +
+           " bytes are needed and " + std::to_string(room.bytes) + " are free; the limit is " + room.limit +
+           " of " + std::to_string(room.most) +
+           " bytes. Raise it, keep fewer images (each rank has keep + 2), or leave local_tier out",
+       {.file = directory_,
+        .expected = std::to_string(bytes) + " bytes",
+        .got = std::to_string(room.bytes) + " bytes"});
+}
+
+CAIRN_BODY void tier_directory::end() noexcept {
+  if (alive_ == nullptr) return;
+  try {
+    for (const auto& h : held_names())
+      if (h.rank == user_.rank || h.rank >= user_.world_size) remove_record(h);
+    for (const auto& each : names()) {
+      const auto of = rank_of_slot_name(each);
+      const bool shared_one =
+          user_.rank == 0 && (each == "job" || each == "lock" || each == "new-job" || each == "new-plan" ||
+                              is_plan_name(each) || is_run_name(each));
+      if (shared_one || (of && (*of == user_.rank || *of >= user_.world_size)) ||
+          each == numbered("rank-%05d.lock", user_.rank) || each == numbered("new-%05d", user_.rank))
+        files_->remove(path(each));
+    }
+    static_cast<void>(::rmdir(directory_.c_str()));  // by the last rank, for which it is empty
+  } catch (...) {                                    // what is left is taken over by the next run
+  }
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/image_tier.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/unforked_file.hpp>
+#include <cairn/tiers/held_record.hpp>
+#include <cairn/tiers/tier_files.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// A whole small file of a tier; nothing if there is none. @throws storage_error, corrupt_error
+[[nodiscard]] std::optional<std::vector<std::byte>> tier_file(const std::string& path);
+
+/// The directory of a local tier as one rank sees it: whose it is, its locks, and the small files beside the images.
+/// Any thread, after open().
+///
+/// What is in the directory:
+///   job               the name of the job's storage; what is of another job is refused
+///   run-<run>         rank 0 of that run sees this directory
+///   lock              locked for each choice of an image, and while an image becomes held
+///   rank-00003.lock   locked as long as a process is this rank
+///   slot-00003.1      an image, and behind it its digests; locked as long as a process has it mapped to write it
+///   plan.<digest>     the manifest of saves of this plan, without their records
+///   plan.<digest>.2   the same once more, as all saves of the plan need it
+///   new-00003         a record that is being written
+///   held.<...>        a record: the image that it names is held
+/// An image is held from the rename of its record on, and no more from the removal of its record on, which comes
+/// before its bytes change.
+class tier_directory {
+ public:
+  /// @throws usage_error (usage_bad_option)
+  tier_directory(std::string directory, std::shared_ptr<tier_files> files);
+
+  /// While it lives, no other rank chooses an image, and none becomes held.
+  class exclusion {
+   public:
+    /// @throws timeout_error (timeout_staging)
+    exclusion(const tier_directory& of, deadline until);
+    exclusion(const exclusion&) = delete;
+    exclusion& operator=(const exclusion&) = delete;
+    ~exclusion();
+
+   private:
+    int file_;
+  };
+
+  /// See image_tier::open.
+  void open(const tier_user& user);
+  [[nodiscard]] const tier_user& user() const noexcept { return user_; }
+  [[nodiscard]] const std::string& path() const noexcept { return directory_; }
+  [[nodiscard]] std::string path(const std::string& name) const { return directory_ + "/" + name; }
+  [[nodiscard]] tier_files& files() const noexcept { return *files_; }
+
+  /// The names of all files. @throws storage_error
+  [[nodiscard]] std::vector<std::string> names() const;
+  /// All records that are there, of all ranks. A rank that is alone lists them once. @throws storage_error
+  [[nodiscard]] std::vector<held_name> held_names() const;
+  /// Writes a record, which has no name yet. One thread at a time.
+  void put_record(const held_name& name, const held_record& content) const;
+  /// Gives the record that was put its name: its image is held.
+  void publish_record(const held_name& name) const;
+  /// Removes a record, so that its image is held no more.
+  void remove_record(const held_name& name) const;
+  /// See image_tier::keep_plan. `most`: so many of the last plans stay, though nothing is held of them yet.
+  void keep_plan(std::uint64_t plan_digest, const metadata& stored, std::size_t most);
+  /// See image_tier::check_room.
+  void check_room(std::uint64_t bytes) const;
+  /// Removes all that this rank has, and what ranks have that this run has not.
+  void end() noexcept;
+
+ private:
+  void make() const;
+  void check_job() const;
+
+  const std::string directory_;
+  const std::shared_ptr<tier_files> files_;
+  tier_user user_;
+  std::unique_ptr<unforked_file> alive_;   // the lock of this rank
+  std::unique_ptr<unforked_file> choice_;  // the lock of choices
+  mutable std::mutex mutex_;
+  mutable std::optional<std::vector<held_name>> known_;  // by a rank that is alone: nobody else changes them
+  std::vector<std::uint64_t> plans_;                     // the last that were kept, of the thread of training
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/tiers/tier_directory.ipp>
+#endif
