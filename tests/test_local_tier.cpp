@@ -290,7 +290,8 @@ class told_events {
 struct job_places {
   scratch_directory store;
   scratch_directory memory{"/dev/shm"};
-  [[nodiscard]] std::string tier() const { return memory.path() + "/tier"; }
+  std::string host = "tier";  // each has a memory of its own
+  [[nodiscard]] std::string tier() const { return memory.path() + "/" + host; }
   int runs = 0;
 };
 struct way {
@@ -531,12 +532,13 @@ void flip(const std::string& path, std::int64_t at) {
   ::close(file);
 }
 /// A job that was killed as its fifth save was held.
-void killed_job(job_places& places, int ranks, way how) {
+void killed_job(job_places& places, int ranks, way how, std::int64_t resumed_at = 0) {
   // The first of these renames are those of the job and of the two files of the plan.
   const auto first = run(places, ranks, how, 100, 0, "after rename", 8);
   CAPTURE(first.text());
   REQUIRE(first.ends[0].killed());
-  REQUIRE(newest_held(places.tier()).step == 5);
+  REQUIRE(first.resumed == resumed_at);
+  REQUIRE(newest_held(places.tier()).step == resumed_at + 5);
 }
 
 TEST_CASE("a flipped bit in an image is found, and the save before it is taken") {
@@ -670,6 +672,124 @@ TEST_CASE("an image whose process was killed before it had the memory is no imag
   CHECK(again.resumed == 5);
   CHECK(!fs::exists(places.tier() + "/" + cairn::detail::slot_name(0, 17)));
 }
+// --- What was left behind ------------------------------------------------------------------------------------------
+
+TEST_CASE("a tier that stayed behind while the job went on elsewhere is not resumed, and says so") {
+  for (const bool had_begun : {false, true}) {
+    CAPTURE(had_begun);
+    job_places places;
+    if (had_begun) {
+      const auto before = run(places, 1, {}, 1);
+      REQUIRE(before.good());  // the store has step 1
+    }
+    killed_job(places, 1, {}, had_begun ? 1 : 0);
+    const auto behind = newest_held(places.tier()).step;
+    places.host = "elsewhere";
+    const auto elsewhere = run(places, 1, {}, 3);
+    CAPTURE(elsewhere.text());
+    REQUIRE(elsewhere.good());
+    CHECK(elsewhere.resumed == (had_begun ? 1 : 0));
+    CHECK(!elsewhere.from_tier);
+    places.host = "tier";
+    REQUIRE(behind > 3);
+    const auto back = run(places, 1, {}, 100, 0, "before rename", 1);
+    CAPTURE(back.text());
+    CHECK(back.resumed == 3);
+    CHECK(!back.from_tier);
+    CHECK(back.warned >= 1);
+    // Nothing of it is left for the next start either.
+    const auto again = run(places, 1, {}, 4);
+    CAPTURE(again.text());
+    CHECK(again.good());
+    CHECK(again.resumed == 3);
+    CHECK(left_in(places.tier()).empty());
+  }
+}
+TEST_CASE("what another host held and nobody has is no reason to give up what this one holds") {
+  job_places places;
+  killed_job(places, 1, {});
+  places.host = "elsewhere";
+  const auto elsewhere = run(places, 1, {}, 100, 0, "after rename", 5);
+  CAPTURE(elsewhere.text());
+  REQUIRE(elsewhere.ends[0].killed());
+  places.host = "tier";
+  const auto back = run(places, 1, {}, 6);
+  CAPTURE(back.text());
+  CHECK(back.good());
+  CHECK(back.resumed == 5);
+  CHECK(back.from_tier);
+}
+TEST_CASE(
+    "a job that is killed again and again goes on from what each run held, whoever saved the newest "
+    "checkpoint") {
+  job_places places;
+  REQUIRE(run(places, 1, {}, 1).good());
+  std::int64_t resumed_at = 1;
+  for (int i = 0; i < 4; ++i) {
+    CAPTURE(i);
+    const auto next = run(places, 1, {}, 100, 0, "after rename", 7);
+    CAPTURE(next.text());
+    REQUIRE(next.ends[0].killed());
+    CHECK(next.resumed >= resumed_at);
+    CHECK(next.from_tier == (i != 0));
+    resumed_at = std::max(next.promised, next.resumed + 1);
+  }
+  const auto last = run(places, 1, {}, resumed_at + 2);
+  CAPTURE(last.text());
+  CHECK(last.good());
+  CHECK(last.resumed >= resumed_at);
+}
+TEST_CASE(
+    "after load() of an older step the saves that follow it are resumed, not those that were given up") {
+  for (const bool same_run : {true, false}) {
+    CAPTURE(same_run);
+    job_places places;
+    process_ranks one(1);
+    const auto store = places.store.path();
+    const auto tier = places.tier();
+    const auto train_with = [&](auto body) {
+      const auto ends = one.run([=](rank_process&) {
+        std::vector<float> w(30'000);
+        cairn::state_dict state;
+        state.tensor("w", w, {30'000});
+        cairn::checkpointer ckpt{cairn::file_store{store}, cairn::local_tier{tier},
+                                 cairn::persist{.every = 4}, cairn::checkpointer_options{.quiet = true}};
+        const auto save = [&](std::int64_t step, float value) {
+          std::fill(w.begin(), w.end(), value);
+          const auto handle = ckpt.save(state, step);
+          handle.wait_held();
+          handle.wait();
+        };
+        body(ckpt, state, w, save);
+      });
+      return ends[0];
+    };
+    const auto first = train_with([=](auto& ckpt, auto& state, auto&, auto& save) {
+      for (std::int64_t step = 1; step <= 6; ++step) save(step, static_cast<float>(step));  // the store has 4
+      if (same_run) {
+        ckpt.load(state, 4);
+        save(5, 50.0F);
+      }
+      ::kill(::getpid(), SIGKILL);
+    });
+    REQUIRE(first.killed());
+    if (!same_run) {
+      const auto second = train_with([=](auto& ckpt, auto& state, auto&, auto& save) {
+        ckpt.load(state, 4);
+        save(5, 50.0F);
+        ::kill(::getpid(), SIGKILL);
+      });
+      REQUIRE(second.killed());
+    }
+    const auto last = train_with([](auto& ckpt, auto& state, auto& w, auto&) {
+      expect(ckpt.resume(state) == 5, "the save after load() is resumed");
+      expect(w.front() == 50.0F && w.back() == 50.0F, "with its values");
+      ckpt.close();
+    });
+    CHECK_MESSAGE(last.good(), last.text());
+  }
+}
+
 TEST_CASE("a job that resumes its last step and has nothing left to do leaves it where it is") {
   job_places places;
   killed_job(places, 1, {});
@@ -1027,7 +1147,7 @@ TEST_CASE("a tier of one's own needs what the concept names, and is asked in its
     }
     ckpt.close();
   }
-  CHECK(*asked == std::vector<std::string>{"open 0", "room 1", "plan", "end"});
+  CHECK(*asked == std::vector<std::string>{"open 0", "from -1", "room 1", "plan", "end"});
   cairn::checkpointer reads{store, cairn::read_only{}, cairn::checkpointer_options{.quiet = true}};
   CHECK(reads.list() == std::vector<std::int64_t>{2, 3});
 }

@@ -38,7 +38,9 @@ class tier_archetype final : public cairn::image_tier {
     cairn::fail(cairn::error_id::corrupt_missing_file, "this tier keeps nothing");
   }
   void withdraw(const cairn::held_step&) override { asked_->push_back("withdraw"); }
-  void withdraw_after(std::int64_t step) override { asked_->push_back("after " + std::to_string(step)); }
+  void go_on_from(const cairn::tier_base& base) override {
+    asked_->push_back("from " + std::to_string(base.step.value_or(-1)));
+  }
   void end() noexcept override { asked_->push_back("end"); }
 
  private:

@@ -100,6 +100,15 @@ class held_saves {
     if (newest_) store_has_all_ = false;  // until the next one is on its way
     newest_.reset();
   }
+  /// What the job has loaded, on rank 0: the saves to come go on from it. `resumed`: it is at its beginning.
+  void go_on_from(std::optional<tier_base> base, bool resumed) noexcept {
+    if (!base) return;
+    base_ = std::move(base);
+    if (resumed) try {
+        tell_base();
+      } catch (...) {  // the first save tries again, and tells
+      }
+  }
   /// Whether the store has the step that the job resumed.
   void resumed(bool in_store) noexcept { store_has_all_ = in_store; }
   /// Has the image held as soon as it is released. `alone`: the save goes to no store, and ends then.
@@ -123,6 +132,7 @@ class held_saves {
     });
     whole->begin_holding();
     try {
+      tell_base();
       if (job.metadata != nullptr && job.metadata != planned_) {
         tier_->keep_plan(plan_digest, *job.metadata);
         planned_ = job.metadata;
@@ -158,6 +168,13 @@ class held_saves {
 
  private:
   static constexpr std::chrono::seconds holding_timeout{30};
+  void tell_base() {
+    if (!base_) return;
+    // Nothing that was saved before becomes held after it.
+    static_cast<void>(holder_.drain(deadline::in(holding_timeout)));
+    tier_->go_on_from(*base_);
+    base_.reset();
+  }
   [[nodiscard]] bool holds_some() const noexcept {
     try {
       std::vector<std::string> damaged;
@@ -172,6 +189,7 @@ class held_saves {
   std::shared_ptr<save_services> services_;
   any_writer writer_;
   std::shared_ptr<const metadata> planned_;  // what the tier has of it
+  std::optional<tier_base> base_;            // of the saves to come, where they have none yet
   std::uint64_t went_ = 0;                   // the count of the last save that went to the store
   bool store_has_all_ = false;  // that the tier holds, or will have it when close() has succeeded
   std::shared_ptr<save_progress> storing_;

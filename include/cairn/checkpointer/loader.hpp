@@ -3,6 +3,7 @@
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/steps_to_resume.hpp>
+#include <cairn/checkpointer/tier_recovery.hpp>
 #include <cairn/checkpointer/windowed_exchange.hpp>
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/any_reader.hpp>
@@ -12,7 +13,6 @@
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/load/read_requests.hpp>
 #include <cairn/system/owned.hpp>
-#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -39,7 +39,7 @@ class loader {
         group_(group),
         options_(options),
         devices_(std::move(devices)),
-        tier_(std::move(tier)),
+        tier_(std::move(tier), services_, group),
         cache_(options.cached_plans, options.cached_plan_bytes) {}
 
   /// Collective: throws on all ranks what one of them throws.
@@ -49,6 +49,7 @@ class loader {
     const auto verdict = attempt(planner, state, step, std::move(request), report, nullptr);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
     services_->set_base_step(step);
+    tier_.loaded(step, nullptr);
     services_->report().loaded(step, report);
     report_kept_items(report, step);
     return report;
@@ -70,8 +71,8 @@ class loader {
                                   peers()),
                               &crash_looping);
     std::string reasons;  // what the tier cannot read, first
-    auto held = among == nullptr ? held_by_tier(reasons) : std::vector<held_step>();
-    std::vector<held_step> bad;
+    auto held = among == nullptr ? tier_.find(steps, reasons, peers()) : std::vector<held_step>();
+    std::size_t refused = 0;  // of the tier
     const auto with_held = [&](std::vector<std::int64_t> all) {
       for (const auto& h : held) {
         auto at = all.end();
@@ -100,7 +101,7 @@ class loader {
         if (h.step == *step) tried = h, from_tier = true;  // the newest of that step is the last
       const auto verdict = attempt_to_resume(planner, state, *step, report, from_tier ? &tried : nullptr);
       if (verdict.outcome == load_outcome::loaded) {
-        if (group_.rank() == 0) withdraw_from_tier(*step, bad);
+        tier_.loaded(*step, from_tier ? &tried : nullptr);
         report.from_tier = from_tier;
         store_has_resumed_ = !from_tier || has_step(steps, *step);
         services_->set_base_step(*step);
@@ -114,7 +115,8 @@ class loader {
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
       if (from_tier) {  // the store may have it
         std::erase(held, tried);
-        bad.push_back(tried);
+        tier_.refused(tried);
+        ++refused;
         services_->report().fell_back(*step, "as the local tier holds it: " + why);
         continue;
       }
@@ -133,16 +135,19 @@ class loader {
     }
     if (found)
       fail(error_id::storage_nothing_loads,
-           "checkpoints exist and none of the newest " + std::to_string(passed.size() + bad.size()) +
+           "checkpoints exist and none of the newest " + std::to_string(passed.size() + refused) +
                " loads; nothing was overwritten; repair the store, load(state, step) another one, or choose "
                "another directory to begin anew: " +
                reasons);
     store_has_resumed_ = true;
+    if (among == nullptr) tier_.loaded(std::nullopt, nullptr);
     return std::nullopt;
   }
 
   /// Whether the last resume() took, or could have taken, what it did from the store; also where there was nothing.
   [[nodiscard]] bool store_has_resumed() const noexcept { return store_has_resumed_; }
+  /// See tier_recovery.
+  [[nodiscard]] std::optional<tier_base> take_base() noexcept { return tier_.take_base(); }
 
  private:
   [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_timeout); }
@@ -188,7 +193,7 @@ class loader {
     const auto manifest = read_once(
         group_,
         [&] {
-          if (held != nullptr) return tier_->reader(*held).fetch(step);
+          if (held != nullptr) return tier_.reader(*held).fetch(step);
           if (!options_.read_only)
             reading = services_->lease(step, deadline::in(options_.peer_timeout / 2), true);
           return services_->reader().fetch(step);
@@ -198,7 +203,7 @@ class loader {
     try {
       // What a tier holds is read without messages: a rank that cannot leaves none of them waiting.
       report = load_part(planner, state, step, manifest, request,
-                         held != nullptr ? tier_->reader(*held) : services_->reader());
+                         held != nullptr ? tier_.reader(*held) : services_->reader());
     } catch (...) {
       failure = std::current_exception();
     }
@@ -335,53 +340,6 @@ class loader {
     plan.report.plan_seconds = seconds;
     return plan;
   }
-  /// What the tier holds of all its ranks, and what it cannot read; the same on all of ours.
-  [[nodiscard]] std::vector<held_step> held_by_tier(std::string& reasons) {
-    if (tier_ == nullptr) return {};
-    const auto bytes = read_once(
-        group_,
-        [&] {
-          std::vector<std::string> damaged;
-          wire_writer out;
-          std::vector<held_step> found;
-          try {
-            found = tier_->held(damaged);
-          } catch (const error& e) {
-            damaged.emplace_back(e.what());
-          }
-          std::string all;
-          for (const auto& text : damaged) {
-            services_->report().warned(text);
-            all += (all.empty() ? "" : "; ") + text;
-          }
-          out.put(std::string_view(all));
-          out.put(static_cast<std::uint64_t>(found.size()));
-          for (const auto& h : found)
-            out.put(h.step).put(h.run.high).put(h.run.low).put(h.attempt).put(h.world_size);
-          return out.take();
-        },
-        peers());
-    wire_reader in(bytes);
-    reasons = in.get_string();
-    std::vector<held_step> held(in.get_count(36));
-    for (auto& h : held) {
-      h.step = in.get<std::int64_t>(), h.run.high = in.get<std::uint64_t>(),
-      h.run.low = in.get<std::uint64_t>();
-      h.attempt = in.get<std::uint64_t>(), h.world_size = in.get<std::int32_t>();
-    }
-    return held;
-  }
-  /// The run goes on from this step: the tier gives up what was held after it, and what cannot be loaded.
-  void withdraw_from_tier(std::int64_t step, const std::vector<held_step>& bad) noexcept {
-    if (tier_ == nullptr) return;
-    try {
-      for (const auto& each : bad) tier_->withdraw(each);
-      tier_->withdraw_after(step);
-    } catch (...) {
-      services_->report().warned("the local tier still has saves that are newer than the one of this run",
-                                 std::current_exception());
-    }
-  }
   [[nodiscard]] bool quarantine(std::int64_t step) noexcept {
     try {
       return services_->writer().quarantine(step);
@@ -394,7 +352,7 @@ class loader {
   collectives& group_;
   const checkpointer_options& options_;
   std::shared_ptr<device_access> devices_;
-  std::shared_ptr<image_tier> tier_;  // null: none
+  tier_recovery tier_;
   bool store_has_resumed_ = false;
   load_plan_cache cache_;
 };

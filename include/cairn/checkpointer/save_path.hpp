@@ -114,6 +114,10 @@ class save_path {
       progress->set_failed(std::current_exception());
     }
   }
+  /// See held_saves.
+  void go_on_from(std::optional<tier_base> base, bool resumed) noexcept {
+    if (held_ != nullptr) held_->go_on_from(std::move(base), resumed);
+  }
   /// Whether the store has the step that the job resumed.
   void resumed(bool in_store) noexcept {
     if (held_ != nullptr) held_->resumed(in_store);

@@ -10,6 +10,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,18 @@ struct held_step {
   run_id run;
   std::uint64_t attempt = 0;    ///< see save_context::attempt
   std::int32_t world_size = 1;  ///< the number of ranks that saved it
+  /// See tier_base::runs of the run that saved it; nothing where it had neither resumed nor loaded.
+  std::optional<std::vector<run_id>> runs = std::nullopt;
   friend bool operator==(const held_step&, const held_step&) = default;
+};
+
+/// What a run goes on from.
+struct tier_base {
+  /// The checkpoint that it resumed or loaded last; nothing where there was none.
+  std::optional<std::int64_t> step;
+  /// The runs whose saves it knows of: those that led to that checkpoint, and the one that saved the newest of
+  /// the store. What another run commits is newer than this one.
+  std::vector<run_id> runs;
 };
 
 /// Who opens a tier.
@@ -79,8 +91,10 @@ class image_tier {
   [[nodiscard]] virtual any_reader reader(const held_step& which) = 0;
   /// Gives up what the tier holds of a save, on all ranks. Called by rank 0. @throws storage_error
   virtual void withdraw(const held_step& which) = 0;
-  /// Gives up all saves of earlier runs after this step. Called by rank 0. @throws storage_error
-  virtual void withdraw_after(std::int64_t step) = 0;
+  /// The saves to come go on from here: gives up all saves after base.step, and tells base.runs with those that
+  /// are held from now on. Called by rank 0, before the first save after each load; nothing is being held then.
+  /// @throws storage_error
+  virtual void go_on_from(const tier_base& base) = 0;
   /// The job has ended in order: removes all that this rank has in the tier.
   virtual void end() noexcept = 0;
 

@@ -44,8 +44,9 @@ struct held_name {
 
 /// What a record in a tier says.
 struct held_record {
-  std::vector<std::uint64_t> begins;  ///< of the record's files, in the image
-  std::vector<std::byte> record;      ///< as encode_record() gives it
+  std::vector<std::uint64_t> begins;                       ///< of the record's files, in the image
+  std::vector<std::byte> record;                           ///< as encode_record() gives it
+  std::optional<std::vector<run_id>> runs = std::nullopt;  ///< see tier_base::runs; of rank 0
 };
 [[nodiscard]] std::vector<std::byte> encode_held(const held_name& name, const held_record& content);
 /// @throws corrupt_error naming the file unless the bytes are those of the record of this name.

@@ -45,6 +45,8 @@ class held_store {
   void remove(std::string_view key);
   [[nodiscard]] std::string describe() const { return describe_; }
   [[nodiscard]] held_session begin_reads() const;
+  /// See held_step::runs.
+  [[nodiscard]] const std::optional<std::vector<run_id>>& runs() const noexcept { return content_->runs; }
 
  private:
   struct object {
@@ -57,6 +59,7 @@ class held_store {
   struct content {
     std::map<std::string, object, std::less<>> objects;
     std::vector<file_descriptor> files;
+    std::optional<std::vector<run_id>> runs;
   };
   std::shared_ptr<const content> content_;
   std::string describe_;

@@ -64,13 +64,12 @@ class local_tier final : public image_tier {
   [[nodiscard]] std::vector<held_step> held(std::vector<std::string>& damaged) override;
   [[nodiscard]] any_reader reader(const held_step& which) override;
   void withdraw(const held_step& which) override;
-  void withdraw_after(std::int64_t step) override;
+  void go_on_from(const tier_base& base) override;
   void end() noexcept override;
 
  private:
   std::shared_ptr<detail::tier_slots> slots_;
   host_copy_options copy_;
-  run_id run_;
 };
 static_assert(Tier<local_tier>);
 

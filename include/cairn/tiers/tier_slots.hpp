@@ -61,6 +61,8 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   [[nodiscard]] lease acquire(std::uint64_t bytes, deadline until);
   /// Allocates all images.
   void reserve(std::uint64_t bytes, deadline until);
+  /// Says which runs the saves to come go on from; see held_record.
+  void set_runs(std::vector<run_id> runs);
   /// The image of a save is complete, with its digests: from here on it is held. @throws storage_error,
   /// timeout_error (timeout_staging)
   void hold(const save_context& c, const staged_image& image, deadline until);
@@ -94,6 +96,7 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   std::optional<std::size_t> ready_;  // of the next save; in use
   std::uint64_t bytes_ = 0;           // of the last image
   bool others_have_some_ = false;
+  std::optional<std::vector<run_id>> runs_;
 };
 
 }  // namespace detail

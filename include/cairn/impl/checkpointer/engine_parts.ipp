@@ -96,7 +96,9 @@ class composed_engine final : public engine {
 
   load_report load(const state_dict& state, std::int64_t step, load_request request) override {
     saves_.check_unconfirmed();
-    return loader_.load(load_planner_, state, step, std::move(request));
+    auto report = loader_.load(load_planner_, state, step, std::move(request));
+    save_path_.go_on_from(loader_.take_base(), false);
+    return report;
   }
   std::optional<std::int64_t> resume(const state_dict& state,
                                      const std::vector<std::int64_t>* among) override {
@@ -104,6 +106,7 @@ class composed_engine final : public engine {
     probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
     const auto step = loader_.resume(load_planner_, state, run_, among);
     save_path_.resumed(loader_.store_has_resumed());
+    save_path_.go_on_from(loader_.take_base(), true);
     if (!options_.read_only) prepare(state);
     return step;
   }

@@ -14,7 +14,7 @@ namespace detail {
 
 // Little-endian: "cairnhld", then the version.
 inline constexpr std::uint64_t held_magic = 0x646c686e72696163;
-inline constexpr std::uint32_t held_version = 1;
+inline constexpr std::uint32_t held_version = 2;
 
 CAIRN_BODY std::string to_string(const held_name& name) {
   char text[200];
@@ -74,6 +74,11 @@ CAIRN_BODY std::vector<std::byte> encode_held(const held_name& name, const held_
   out.put(static_cast<std::uint64_t>(content.begins.size()));
   for (const auto begin : content.begins) out.put(begin);
   out.put(static_cast<std::uint64_t>(content.record.size())).raw(content.record);
+  out.put(static_cast<std::uint8_t>(content.runs.has_value()));
+  if (content.runs) {
+    out.put(static_cast<std::uint64_t>(content.runs->size()));
+    for (const auto& run : *content.runs) out.put(run.high).put(run.low);
+  }
   return out.put(digest(out.view())).take();
 }
 CAIRN_BODY held_record decode_held(std::span<const std::byte> bytes, const held_name& name,
@@ -96,6 +101,10 @@ CAIRN_BODY held_record decode_held(std::span<const std::byte> bytes, const held_
     for (auto& begin : content.begins) begin = in.get<std::uint64_t>();
     const auto record = in.take(in.get_count(1));
     content.record.assign(record.begin(), record.end());
+    if (in.get<std::uint8_t>() != 0) {
+      content.runs.emplace(in.get_count(2 * sizeof(std::uint64_t)));
+      for (auto& run : *content.runs) run.high = in.get<std::uint64_t>(), run.low = in.get<std::uint64_t>();
+    }
     static_cast<void>(in.get<std::uint64_t>());
     in.finish();
   } catch (const wire_error& e) {

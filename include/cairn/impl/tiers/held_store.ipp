@@ -107,6 +107,7 @@ CAIRN_BODY held_store::held_store(const std::string& directory, const held_step&
                .data = true};
       made->objects.insert_or_assign(data_key(which.step, rank, which.attempt, k), std::move(o));
     }
+    if (rank == 0) made->runs = std::move(held.runs);
     put_bytes(record_key(which.step, rank, which.attempt), std::move(held.record));
   }
   put_bytes(manifest_key(which.step), encode_manifest(m));

@@ -87,7 +87,6 @@ CAIRN_BODY any_stager local_tier::stager() {
   return any_stager(tier_stager(slots_, copy_));
 }
 CAIRN_BODY void local_tier::open(const tier_user& user) {
-  run_ = user.run;
   slots_->open(user);
 }
 CAIRN_BODY std::uint64_t local_tier::missing(const image_layout& layout) {
@@ -115,11 +114,12 @@ CAIRN_BODY std::vector<held_step> local_tier::held(std::vector<std::string>& dam
   for (const auto& [which_save, count] : ranks) {
     const auto& [step, high, low, save_count, attempt, world_size] = which_save;
     static_cast<void>(save_count);  // it puts those of one run in their order
-    const held_step which{step, {high, low}, attempt, world_size};
+    held_step which{step, {high, low}, attempt, world_size};
     if (count < world_size) continue;  // some rank did not come so far
     try {
       const detail::held_store whole(slots_->directory().path(), which, names);
-      found.push_back(which);
+      which.runs = whole.runs();
+      found.push_back(std::move(which));
     } catch (const error& e) {
       damaged.push_back("the save of step " + std::to_string(step) + " in the local tier: " + e.what());
     }
@@ -135,9 +135,10 @@ CAIRN_BODY void local_tier::withdraw(const held_step& which) {
     if (n.run == which.run && n.attempt == which.attempt && n.step == which.step)
       slots_->directory().remove_record(n);
 }
-CAIRN_BODY void local_tier::withdraw_after(std::int64_t step) {
+CAIRN_BODY void local_tier::go_on_from(const tier_base& base) {
   for (const auto& n : slots_->directory().held_names())
-    if (!(n.run == run_) && n.step > step) slots_->directory().remove_record(n);
+    if (!base.step || n.step > *base.step) slots_->directory().remove_record(n);
+  slots_->set_runs(base.runs);
 }
 CAIRN_BODY void local_tier::end() noexcept {
   slots_->end();

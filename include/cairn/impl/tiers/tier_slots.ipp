@@ -286,7 +286,12 @@ CAIRN_BODY void tier_slots::end() noexcept {
   directory_.end();
 }
 
+CAIRN_BODY void tier_slots::set_runs(std::vector<run_id> runs) {
+  const std::lock_guard lock(mutex_);
+  runs_ = std::move(runs);
+}
 CAIRN_BODY void tier_slots::hold(const save_context& c, const staged_image& image, deadline until) {
+  held_record content;
   held_name name{.run = c.run,
                  .attempt = c.attempt,
                  .plan_digest = c.plan_digest,
@@ -304,10 +309,11 @@ CAIRN_BODY void tier_slots::hold(const save_context& c, const staged_image& imag
            "a clean-up of /dev/shm when its user logs out (RemoveIPC of systemd-logind)",
            {.rank = c.rank, .file = directory_.path()});
     name.slot = found->number;
+    content.runs = runs_;
   }
   auto r = record_of(image.layout(), image.digests());
   identify(r, c);
-  held_record content{.begins = {}, .record = encode_record(r)};
+  content.record = encode_record(r);
   for (const auto& s : image.layout().segments) content.begins.push_back(s.begin);
   directory_.put_record(name, content);
   // Between two choices: one that did not see it could give up a save that this completes.

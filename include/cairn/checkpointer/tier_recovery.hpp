@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/group_loading.hpp>
+#include <cairn/checkpointer/save_services.hpp>
+#include <cairn/concepts/image_tier.hpp>
+#include <cairn/system/wire.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What a job may resume from its tier, and what its saves go on from then. The thread of training. `group` outlives
+/// it.
+///
+/// A tier may have stayed behind on a host while the job went on elsewhere. Each save that is held names the runs that
+/// its own run knows of: where another run has made the newest checkpoint of the store, the job has been there since.
+class tier_recovery {
+ public:
+  /// `tier`: null: none.
+  tier_recovery(std::shared_ptr<image_tier> tier, std::shared_ptr<save_services> services, collectives& group)
+      : tier_(std::move(tier)), services_(std::move(services)), group_(group) {}
+
+  /// What the tier holds of all its ranks and the job may resume, ascending by step; the same on all of ours.
+  /// `stored`: the steps of the store, ascending. `reasons`: gets what cannot be read.
+  [[nodiscard]] std::vector<held_step> find(const std::vector<std::int64_t>& stored, std::string& reasons,
+                                            deadline until) {
+    if (tier_ == nullptr) return {};
+    const auto bytes = read_once(
+        group_, [&] { return look(stored); }, until);
+    wire_reader in(bytes);
+    reasons = in.get_string();
+    std::vector<held_step> held(in.get_count(36));
+    for (auto& h : held) {
+      h.step = in.get<std::int64_t>(), h.run.high = in.get<std::uint64_t>(),
+      h.run.low = in.get<std::uint64_t>();
+      h.attempt = in.get<std::uint64_t>(), h.world_size = in.get<std::int32_t>();
+    }
+    return held;
+  }
+  /// A reader of a save that find() told.
+  [[nodiscard]] any_reader reader(const held_step& which) { return tier_->reader(which); }
+  /// This save does not load.
+  void refused(const held_step& which) { given_up_.push_back(which); }
+
+  /// The job goes on from this step of the store, or, `from`, of the tier; nothing: it begins.
+  void loaded(std::optional<std::int64_t> step, const held_step* from) noexcept {
+    if (tier_ == nullptr || group_.rank() != 0) return;
+    try {
+      const auto given_up = std::exchange(given_up_, {});
+      for (const auto& each : given_up) tier_->withdraw(each);
+    } catch (...) {
+      services_->report().warned("the local tier still has saves that are not loaded",
+                                 std::current_exception());
+    }
+    tier_base base{.step = step, .runs = {}};
+    const auto earlier = std::exchange(known_runs_, {});
+    if (from != nullptr) know(from->run);
+    try {
+      auto& reader = services_->reader();
+      if (step && from == nullptr) know(reader.run_of(*step));
+      if (const auto stored = reader.list(); !stored.empty() && (from != nullptr || stored.back() != step))
+        know(reader.run_of(stored.back()));
+    } catch (...) {  // what is held may then be taken for older than a checkpoint that is as it was
+      services_->report().warned(
+          "the store does not tell who saved its newest checkpoint: where the job does not commit another "
+          "one, "
+          "its next start may pass over what the local tier holds",
+          std::current_exception());
+    }
+    for (const auto& run : earlier) know(run);
+    base.runs = known_runs_;
+    base_ = std::move(base);
+  }
+  /// What the saves to come go on from, once after each load; nothing but on rank 0.
+  [[nodiscard]] std::optional<tier_base> take_base() noexcept { return std::exchange(base_, std::nullopt); }
+
+ private:
+  static constexpr std::size_t max_runs = 64;
+
+  /// On rank 0.
+  [[nodiscard]] std::vector<std::byte> look(const std::vector<std::int64_t>& stored) {
+    std::vector<std::string> damaged;
+    try {
+      held_ = tier_->held(damaged);
+    } catch (const error& e) {
+      damaged.emplace_back(e.what());
+    }
+    std::string all;
+    for (const auto& text : damaged) {
+      services_->report().warned(text);
+      all += (all.empty() ? "" : "; ") + text;
+    }
+    wire_writer out;
+    out.put(std::string_view(all));
+    const auto found = descending_from(stored);
+    out.put(static_cast<std::uint64_t>(found.size()));
+    for (const auto& h : found)
+      out.put(h.step).put(h.run.high).put(h.run.low).put(h.attempt).put(h.world_size);
+    return out.take();
+  }
+  /// Of what is held, what is not older than the newest checkpoint of the store; tells of the rest.
+  [[nodiscard]] std::vector<held_step> descending_from(const std::vector<std::int64_t>& stored) {
+    if (held_.empty() || stored.empty()) return held_;
+    std::optional<run_id> newest;
+    for (auto step = stored.rbegin(); step != stored.rend() && !newest; ++step) try {
+        newest = services_->reader().run_of(*step);
+        if (!newest) return held_;  // the storage does not tell
+      } catch (const error&) {      // a checkpoint that is damaged
+      }
+    if (!newest) return held_;
+    std::vector<held_step> found;
+    for (const auto& h : held_) {
+      if (h.run == *newest || !h.runs || detail::contains(*h.runs, *newest)) {
+        found.push_back(h);
+        continue;
+      }
+      given_up_.push_back(h);
+      if (h.step > stored.back())
+        services_->report().warned(
+            "step " + std::to_string(h.step) +
+            " in the local tier is not resumed: the job went on elsewhere since, and another run committed "
+            "step " +
+            std::to_string(stored.back()) + " of the store");
+    }
+    return found;
+  }
+  void know(const std::optional<run_id>& run) {
+    if (!run) return;
+    const auto add = [&](const run_id& each) {
+      if (known_runs_.size() < max_runs && !detail::contains(known_runs_, each)) known_runs_.push_back(each);
+    };
+    add(*run);
+    for (const auto& h : held_)
+      if (h.run == *run && h.runs)
+        for (const auto& each : *h.runs) add(each);
+  }
+
+  const std::shared_ptr<image_tier> tier_;
+  const std::shared_ptr<save_services> services_;
+  collectives& group_;
+  // Of rank 0.
+  std::vector<held_step> held_;      // all, as they were found
+  std::vector<held_step> given_up_;  // that are not loaded
+  std::vector<run_id> known_runs_;   // see tier_base::runs
+  std::optional<tier_base> base_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
