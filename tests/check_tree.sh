@@ -29,6 +29,8 @@ declare -A may_include=(
   [storage/safetensors]="system model concepts storage/manifest"
   [storage/commit]="system model concepts storage/manifest storage/safetensors"
   [storage/load]="system model concepts storage/manifest storage/safetensors storage/commit"
+  # Files of others: their boxes are checked as those of plans are.
+  [storage/foreign]="system model concepts storage/safetensors storage/load plan/summary"
   [storage/compressed]="system model concepts storage"
   [stores]="system model concepts"
   [stores/file]="system model concepts"

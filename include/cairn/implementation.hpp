@@ -81,6 +81,7 @@
 #include <cairn/impl/plan/summary/summary_codec.ipp>
 #include <cairn/impl/plan/summary/summary_merge.ipp>
 #include <cairn/impl/plan/summary/validation.ipp>
+#include <cairn/impl/safetensors_files.ipp>
 #include <cairn/impl/stage/copy_job.ipp>
 #include <cairn/impl/stage/copy_threads.ipp>
 #include <cairn/impl/stage/heap_memory.ipp>
@@ -102,6 +103,11 @@
 #include <cairn/impl/storage/commit/restart_notes.ipp>
 #include <cairn/impl/storage/commit/shared_mark.ipp>
 #include <cairn/impl/storage/commit/step_objects.ipp>
+#include <cairn/impl/storage/foreign/foreign_checkpoint.ipp>
+#include <cairn/impl/storage/foreign/foreign_listing.ipp>
+#include <cairn/impl/storage/foreign/foreign_reader.ipp>
+#include <cairn/impl/storage/foreign/refusing_writer.ipp>
+#include <cairn/impl/storage/foreign/weight_map.ipp>
 #include <cairn/impl/storage/load/load_engine.ipp>
 #include <cairn/impl/storage/load/planned_want.ipp>
 #include <cairn/impl/storage/load/reads_in_flight.ipp>

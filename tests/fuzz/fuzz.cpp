@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // uses: cairn::zstd cairn::s3
 // One libFuzzer program for everything that cairn reads from outside; CAIRN_FUZZ_TARGET chooses: manifest,
-// record, safetensors, plan, frame, config, codec, s3, job. What is refused must be refused by the typed
+// record, safetensors, files, plan, frame, config, codec, s3, job. What is refused must be refused by the typed
 // error of its reader; what is accepted must be written again as it was read. tests/fuzz/run.sh starts it.
 //
 //   CAIRN_FUZZ_SEEDS=tests/fuzz/corpus fuzz    writes the first inputs of every target there, and ends
@@ -19,6 +19,7 @@
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/glob.hpp>
 #include <cairn/plan/load/read_requests.hpp>
+#include <cairn/safetensors_files.hpp>
 #include <cairn/storage/compressed/compressed_store.hpp>
 #include <cairn/storage/compressed/item_frames.hpp>
 #include <cairn/storage/load/planned_want.hpp>
@@ -207,6 +208,65 @@ void read_safetensors(input in) {
     demand(a.key == b.key && a.type == b.type && a.shape == b.shape && a.begin == b.begin && a.end == b.end,
            "an entry of a header is written as it was read");
   }
+}
+
+/// Safetensors files of others: files and an index as a store has them, each with two bytes of length before it, the
+/// index first; or, where the first byte is 255, headers as one rank hands them to the others.
+void read_files(input in) {
+  if (in.empty()) return;
+  cairn::memory_store store;
+  const auto choice = static_cast<unsigned>(in[0]);
+  in = in.subspan(1);
+  auto reader = cairn::safetensors_files(store).reader();
+  const auto opened = accepted<cairn::error>([&]() -> cairn::foreign_checkpoint {
+    if (choice == 255) return reader.open(0, in);
+    for (unsigned i = 0; i <= 4 && in.size() >= 2; ++i) {
+      const auto wanted = static_cast<std::size_t>(in[0]) | static_cast<std::size_t>(in[1]) << 8;
+      const auto file = in.subspan(2, std::min(wanted, in.size() - 2));
+      in = in.subspan(2 + file.size());
+      if (i != 0 || choice % 2 == 1)
+        store.put_new(i == 0 ? "model.safetensors.index.json"
+                             : std::string(1, static_cast<char>('a' + i)) + ".safetensors",
+                      file);
+    }
+    return reader.open(0, reader.fetch(0));
+  });
+  if (!opened) return;
+  std::uint64_t tensors = 0;
+  std::uint64_t files = 0;
+  for (const auto& f : opened->files()) files += f.bytes;
+  for (std::uint32_t i = 0; i < opened->metadata().items.size(); ++i) {
+    const auto& item = opened->metadata().items[i];
+    std::uint64_t bytes = 0;
+    for (std::uint64_t c = 0; c < item.chunks.size(); ++c) {
+      const auto& place = opened->place_of(i, c);
+      const auto& file = opened->files()[place.file];
+      demand(place.box == item.chunks[c].box, "a chunk has its place");
+      demand(place.offset <= file.bytes && place.bytes <= file.bytes - place.offset,
+             "a place lies in its file");
+      bytes += place.bytes;
+    }
+    demand(bytes == cairn::checked_bytes(item.type, item.global), "a tensor is there once, as a whole");
+    tensors += bytes;
+  }
+  if (choice == 255) return;
+  demand(tensors <= files, "no more is loaded than the files have");
+  std::vector<bytes> memory;
+  cairn::state_dict state;
+  for (const auto& item : opened->metadata().items) {
+    memory.emplace_back(static_cast<std::size_t>(cairn::checked_bytes(item.type, item.global).value()));
+    state.tensor(item.name, cairn::contiguous_view(memory.back().data(), item.type, item.global));
+  }
+  cairn::default_planner planner;
+  auto checkpoint = reader.open(0, reader.fetch(0));
+  const auto plan = planner.plan(state, checkpoint.metadata(), {});
+  const auto until = cairn::deadline::never();
+  const auto read = reader.read(
+      checkpoint, state, plan,
+      [&](const cairn::read_item& item) { return planner.resolve(state, checkpoint.metadata(), item); },
+      {.memory_budget = 2 << 20}, until);
+  demand(read == tensors, "every byte of a tensor is read once");
+  demand(reader.verify(checkpoint, until) >= tensors, "what was opened verifies");
 }
 
 /// What planning may do with a summary: a value, or a refusal that says why.
@@ -885,10 +945,16 @@ struct target {
   const char* name;
   void (*read)(input);
 };
-constexpr target targets[] = {
-    {"manifest", read_manifest}, {"record", read_record}, {"safetensors", read_safetensors},
-    {"plan", read_plan},         {"frame", read_frame},   {"config", read_config},
-    {"codec", read_codec},       {"s3", read_s3},         {"job", read_job}};
+constexpr target targets[] = {{"manifest", read_manifest},
+                              {"record", read_record},
+                              {"safetensors", read_safetensors},
+                              {"files", read_files},
+                              {"plan", read_plan},
+                              {"frame", read_frame},
+                              {"config", read_config},
+                              {"codec", read_codec},
+                              {"s3", read_s3},
+                              {"job", read_job}};
 const target* chosen = nullptr;
 
 // --- The first inputs
@@ -977,6 +1043,42 @@ void write_seeds(const std::string& root) {
   cairn::wire_writer other;
   other.put(std::uint64_t{8}).put(std::uint64_t{plain.size()}).raw(bytes_of(plain));
   put("safetensors", "plain", other.take());
+
+  // Two rows of a tensor in each of two files, a scalar, and an index that names both.
+  const auto file_with = [&](std::string json, std::size_t data) {
+    cairn::wire_writer file;
+    file.put(std::uint64_t{json.size()}).raw(bytes_of(json)).raw(bytes(data, std::byte{7}));
+    return file.take();
+  };
+  const auto half = [&](const char* offset, const char* more, std::size_t data) {
+    return file_with(std::string(R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"w\":{\"saved_offsets\":[)") +
+                         offset + R"(,0]}}"},)" +
+                         R"("w":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]})" + more + "}",
+                     data);
+  };
+  const auto first_half = half("0", "", 12);
+  const auto second_half = half("2", "", 12);
+  const auto plain_file = file_with(
+      R"({"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"e":{"dtype":"U8","shape":[0,2],"data_offsets":[4,4]}})",
+      4);
+  const auto put_files = [&](const char* name, std::uint8_t choice, std::initializer_list<bytes> files) {
+    bytes all{std::byte{choice}};
+    for (const auto& f : files) {
+      all.push_back(std::byte(f.size() % 256));
+      all.push_back(std::byte(f.size() / 256));
+      all.insert(all.end(), f.begin(), f.end());
+    }
+    put("files", name, all);
+  };
+  put_files("parts", 0, {{}, first_half, second_half, plain_file});
+  put_files("index", 1,
+            {bytes_of(R"({"metadata":{"total_size":4},"weight_map":{"s":"b.safetensors"}})"), plain_file,
+             plain_file});
+  std::vector<cairn::detail::foreign_header> headers;
+  for (const auto* f : {&first_half, &second_half, &plain_file})
+    headers.push_back({"f" + std::to_string(headers.size()), "k", f->size(),
+                       bytes(f->begin(), f->end() - (f == &plain_file ? 4 : 12))});
+  put("files", "headers", with_first(255, cairn::detail::encode_headers(headers, {}, {})));
 
   std::vector<float> values(24);
   std::string blob = "blob";
@@ -1387,9 +1489,9 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
   for (const auto& t : targets)
     if (wanted != nullptr && std::strcmp(t.name, wanted) == 0) chosen = &t;
   if (chosen == nullptr) {
-    std::fprintf(
-        stderr,
-        "CAIRN_FUZZ_TARGET must be one of: manifest record safetensors plan frame config codec s3 job\n");
+    std::fprintf(stderr,
+                 "CAIRN_FUZZ_TARGET must be one of: manifest record safetensors files plan frame config "
+                 "codec s3 job\n");
     std::_Exit(2);
   }
   if (const char* order = std::getenv("CAIRN_FUZZ_FIXED")) run_fixed(order);

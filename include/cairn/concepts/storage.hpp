@@ -275,5 +275,12 @@ concept Storage = std::movable<S> && requires(S& s) {
   { s.describe() } -> std::convertible_to<std::string>;
 };
 
+/// A Storage from which checkpoints are only loaded, such as files of another program: a checkpointer over it is
+/// cairn::read_only without being told so.
+///
+/// - `is_read_only`: a constant, true.
+template <class S>
+concept ReadOnlyStorage = Storage<S> && requires { requires S::is_read_only; };
+
 }  // namespace v1
 }  // namespace cairn

@@ -33,7 +33,7 @@ struct load_item {
   std::uint32_t file = 0;
   std::uint64_t offset = 0;  ///< in the file
   std::uint64_t bytes = 0;
-  const std::uint64_t* digests = nullptr;  ///< of its blocks
+  const std::uint64_t* digests = nullptr;  ///< of its blocks; null: not known, not verified
   std::string_view name;
   std::size_t first_want = 0;
   std::size_t wants = 0;  ///< 0: verify it all

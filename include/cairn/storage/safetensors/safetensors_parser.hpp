@@ -38,6 +38,12 @@ class safetensors_events final : public json_events {
   std::vector<safetensors_entry> entries;
   std::vector<std::pair<std::string, std::string>> metadata;
   bool has_metadata = false;
+  std::string unknown_dtype;  ///< why a text was refused: this one is no dtype
+
+  /// The tensor that was read last, for messages; empty where there was none.
+  [[nodiscard]] std::string last_key() const {
+    return entries.empty() ? std::string() : entries.back().key.substr(0, 200);
+  }
 
   const char* begin_object() override;
   const char* key(std::string_view text) override;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/planner.hpp>
+#include <cairn/model/item.hpp>
 #include <cairn/plan/glob.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/summary/cover.hpp>
@@ -74,7 +75,10 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
   const auto at = *found;
   const auto* item = &stored_.items[at];
   known_[at] = true;
-  if (item->kind != e.kind) {
+  // Stored alike: which of the two it was called matters to nobody, and files of others do not tell.
+  const bool both_scalars = item->kind != item_kind::bytes && e.kind != item_kind::bytes &&
+                            item->global.rank() == 0 && e.global.rank() == 0;
+  if (item->kind != e.kind && !both_scalars) {
     mismatch(e, error_id::plan_kind_mismatch, "the checkpoint holds an item of another kind",
              std::string(name_of(e.kind)), std::string(name_of(item->kind)));
     return;

@@ -328,25 +328,27 @@ CAIRN_BODY void load_engine::take_block(const needed_block& p, std::byte* at, he
   const auto& item = item_of(p);
   const std::span<std::byte> block(at, static_cast<std::size_t>(end_of(p) - begin_of(p)));
   bytes_.fetch_add(block.size(), std::memory_order_relaxed);
-  const auto expected = item.digests[p.block];
-  auto got = digest(block);
-  watch.count_busy(verifying_, block.size());
-  if (got != expected && !stored_ && reads_.figures().cached != 0) {
-    const read_range range{file_of(p).key, item.offset + begin_of(p), block};
-    read_ranges({&range, 1}, true, watch);
-    bytes_.fetch_add(block.size(), std::memory_order_relaxed);
-    got = digest(block);
+  if (item.digests != nullptr) {
+    const auto expected = item.digests[p.block];
+    auto got = digest(block);
     watch.count_busy(verifying_, block.size());
+    if (got != expected && !stored_ && reads_.figures().cached != 0) {
+      const read_range range{file_of(p).key, item.offset + begin_of(p), block};
+      read_ranges({&range, 1}, true, watch);
+      bytes_.fetch_add(block.size(), std::memory_order_relaxed);
+      got = digest(block);
+      watch.count_busy(verifying_, block.size());
+    }
+    if (got != expected)
+      fail(error_id::corrupt_digest,
+           "a block of a data file is damaged: its bytes are not what was written, or memory was changed "
+           "while it was copied, which cairn::checked{} finds when it saves",
+           {.item = std::string(item.name),
+            .file = work_.files[item.file].key,
+            .offset = static_cast<std::int64_t>(item.offset + begin_of(p)),
+            .expected = digest_text(expected),
+            .got = digest_text(got)});
   }
-  if (got != expected)
-    fail(error_id::corrupt_digest,
-         "a block of a data file is damaged: its bytes are not what was written, or memory was changed "
-         "while it was copied, which cairn::checked{} finds when it saves",
-         {.item = std::string(item.name),
-          .file = work_.files[item.file].key,
-          .offset = static_cast<std::int64_t>(item.offset + begin_of(p)),
-          .expected = digest_text(expected),
-          .got = digest_text(got)});
   bool delivered = sink_ != nullptr;
   for (std::size_t k = 0; k < item.wants; ++k) {
     const auto& w = work_.wants[item.first_want + k];

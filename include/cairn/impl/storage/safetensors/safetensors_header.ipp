@@ -241,8 +241,11 @@ CAIRN_BODY safetensors_header decode_safetensors_header(std::span<const std::byt
   text = text.substr(0, text.find_last_not_of(' ') + 1);
   detail::safetensors_events events;
   if (const auto problem = detail::parse_json(text, events); problem.what != nullptr)
-    corrupt(error_id::corrupt_bad_json, "the header of a safetensors file " + std::string(problem.what), file,
-            8 + problem.offset);
+    fail(error_id::corrupt_bad_json, "the header of a safetensors file " + std::string(problem.what),
+         {.item = events.last_key(),
+          .file = std::string(file),
+          .offset = static_cast<std::int64_t>(8 + problem.offset),
+          .got = events.unknown_dtype});
   if (text.back() != '}')
     corrupt(error_id::corrupt_bad_json, "the header of a safetensors file is padded with more than spaces",
             file, 8 + text.size() - 1);

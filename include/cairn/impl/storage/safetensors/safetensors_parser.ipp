@@ -96,7 +96,10 @@ CAIRN_BODY const char* safetensors_events::string(std::string_view text) {
   }
   if (field_ != field::dtype) return "has a text where none belongs";
   const auto type = dtype_from_name(text);
-  if (!type) return "has a tensor of an unknown dtype";
+  if (!type) {
+    unknown_dtype = text.substr(0, 64);
+    return "has a tensor of a dtype that cairn does not know";
+  }
   entries.back().type = *type;
   return nullptr;
 }
