@@ -8,6 +8,7 @@
 //     --clock-offset=SECONDS  --opaque-etags  --no-signatures
 //     --no-conditions (If-None-Match is ignored)  --refuse-conditions (... answered with 501)
 //     --refuse-checksums (501)  --ignore-checksums  --google (the dialect of Google Cloud Storage)
+//     --all-addresses  serves clients on other hosts, too
 //     --fault='KIND REQUEST WHEN [NAME=VALUE]...' (again and again; see support/s3_server_faults.hpp)
 //     --port-file=PATH  the port is written there, too
 //     --commands        commands come on its standard input, one a line, each answered by lines that end with
@@ -140,6 +141,8 @@ int main(int argc, char** argv) {
         options.clock_offset_seconds = signed_number(value);
       else if (name == "--opaque-etags")
         options.objects.opaque_etags = true;
+      else if (name == "--all-addresses")
+        options.all_addresses = true;
       else if (name == "--no-signatures")
         options.check_signatures = false;
       else if (name == "--no-conditions")

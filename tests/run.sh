@@ -21,6 +21,9 @@ usage: bash tests/run.sh [--quick | --full | --soak [MINUTES]] [-R REGEX] [--job
   --seed N    random cases begin with this seed (default: always the same one; with --soak, and where --full fuzzes, another one each time).
   --jobs N    programs built and tests run at a time (default: the number of cores).
 
+The tests of clusters need root and nftables; those of NFS also what `tests/cluster/box install --instances` installs, an NFS server
+among it, which is never installed unasked. They are skipped without these.
+
 test_torch is left out unless the environment's Torch_DIR leads to libtorch, for which nothing is installed:
   Torch_DIR=/usr/lib/x86_64-linux-gnu/cmake/Torch bash tests/run.sh --quick -R torch   (Debian's libtorch-dev)
   Torch_DIR=.../site-packages/torch/share/cmake/Torch bash tests/run.sh --quick -R torch   (pip's torch)
@@ -156,7 +159,7 @@ begin_phase "packages"
 packages=(g++ cmake ninja-build ccache pkg-config python3 libxxhash-dev rapidjson-dev doctest-dev libcli11-dev libboost-dev)
 [ "$mode" = quick ] || packages+=(clang-16 libclang-rt-16-dev clang-format-16 llvm-16 libopenmpi-dev openmpi-bin libzstd-dev libisal-dev
   libcurl4-openssl-dev libssl-dev libexpat1-dev doxygen)
-[ "$mode" != full ] || packages+=(clang-tidy-16)
+[ "$mode" != full ] || packages+=(clang-tidy-16 nftables)
 # Only faster: not worth an installation where all that is needed is there.
 [ "$mode" = quick ] || has_command clang++-16 || packages+=(lld-16)
 install_missing "${packages[@]}"

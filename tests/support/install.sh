@@ -33,6 +33,7 @@ is_usable() {
     libcurl4-openssl-dev) has_header curl/curl.h && has_library curl ;;
     libssl-dev) has_header openssl/evp.h && has_library crypto ;;
     libexpat1-dev) has_header expat.h && has_library expat ;;
+    nftables) has_command nft || [ -x /usr/sbin/nft ] ;;
     *) has_command "$1" ;;
   esac
 }

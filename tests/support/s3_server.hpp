@@ -42,6 +42,7 @@ struct server_options {
   std::chrono::microseconds latency{0};   ///< before each answer, and before a connection's first request
   std::uint64_t bytes_per_second = 0;     ///< of each connection, each way; 0: no limit
   std::int64_t clock_offset_seconds = 0;  ///< the server's clock is ahead by this
+  bool all_addresses = false;  ///< of this host, for clients elsewhere; else the loopback interface
 };
 
 /// One request as the server saw it.
@@ -84,14 +85,14 @@ class server {
     }
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_addr.s_addr = htonl(options_.all_addresses ? INADDR_ANY : INADDR_LOOPBACK);
     address.sin_port = htons(options_.port);
     socklen_t length = sizeof address;
     if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
         ::listen(listener_, 256) != 0 ||
         ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
       if (listener_ >= 0) ::close(listener_);
-      throw std::runtime_error("the S3 server cannot listen on 127.0.0.1");
+      throw std::runtime_error("the S3 server cannot listen");
     }
     port_ = ntohs(address.sin_port);
     acceptor_ = std::thread([this] { accept_all(); });

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs commands in an instance of box, over its second network card, which no fault of the first one touches.
+
+instance.py serve ADDRESS           in the instance: serves until it is killed
+instance.py call ADDRESS COMMAND... on the head: runs COMMAND there; what it prints is printed, its status is this one's
+"""
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+PORT = 1
+END = b"\0box: status "  # what the server says last
+
+
+def answer(connection):
+    with connection:
+        asked = connection.makefile("rb").readline()
+        if not asked:
+            return
+        asked = json.loads(asked)
+        try:
+            # The command writes to the connection itself; it is the leader of a session, so that all of it can be ended.
+            process = subprocess.Popen(asked["command"], stdin=subprocess.DEVNULL, stdout=connection, stderr=connection,
+                                       env={**os.environ, **asked["environment"]}, start_new_session=True)
+        except OSError as e:
+            connection.sendall(f"box: {asked['command'][0]}: {e.strerror}\n".encode() + END + b"127\n")
+            return
+        ended = threading.Event()
+
+        def watch():  # who asked has gone: so does the command
+            hears = select.poll()
+            hears.register(connection, select.POLLRDHUP | select.POLLHUP)
+            while not ended.is_set():
+                if hears.poll(200):
+                    if not ended.is_set():
+                        try:
+                            os.killpg(process.pid, signal.SIGKILL)
+                        except ProcessLookupError:
+                            pass
+                    return
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        status = process.wait()
+        ended.set()
+        watcher.join()
+        try:
+            connection.sendall(END + b"%d\n" % (status if status >= 0 else 128 - status))
+        except OSError:
+            pass
+
+
+def serve(address):
+    server = socket.create_server((address, PORT), backlog=16)
+    while True:
+        connection, _ = server.accept()
+        threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+
+def call(address, command):
+    passed = {k: v for k, v in os.environ.items() if k.startswith("CAIRN_") and k != "CAIRN_BOX"}
+    try:
+        connection = socket.create_connection((address, PORT), timeout=5)
+    except OSError as e:
+        sys.exit(f"box: the instance does not answer: {e}")
+    connection.settimeout(None)
+    connection.sendall(json.dumps({"command": command, "environment": passed}).encode() + b"\n")
+    held = b""
+    while True:
+        data = connection.recv(65536)
+        if not data:
+            sys.stdout.buffer.write(held)
+            sys.stdout.flush()
+            sys.exit("box: the instance was lost")
+        held += data
+        at = held.find(END)
+        if at >= 0 and held.endswith(b"\n", at + len(END)):
+            sys.stdout.buffer.write(held[:at])
+            sys.stdout.flush()
+            sys.exit(int(held[at + len(END):]))
+        keep = len(END) + 8 if at < 0 else len(held) - at
+        sys.stdout.buffer.write(held[:-keep])
+        sys.stdout.flush()
+        held = held[-keep:]
+
+
+if sys.argv[1] == "serve":
+    serve(sys.argv[2])
+else:
+    call(sys.argv[2], sys.argv[3:])
