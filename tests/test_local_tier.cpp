@@ -8,6 +8,7 @@
 
 #include <cairn/any_checkpointer.hpp>
 #include <cairn/cairn.hpp>
+#include <cairn/checkpointer/persist_schedule.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/execute/process_executor.hpp>
 #include <cairn/tiers/held_record.hpp>
@@ -29,6 +30,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -1124,6 +1126,154 @@ TEST_CASE("a store that fails costs training nothing, and the tier keeps what it
       return;
     }
     expect(false, "close() tells that the last save is not in the store");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+
+TEST_CASE("with strict, a store that fails is an error of the next save, once, which is held all the same") {
+  scratch_directory memory("/dev/shm");
+  process_ranks one(1);
+  const auto tier = memory.path() + "/tier";
+  const auto ends = one.run([=](rank_process&) {
+    std::vector<float> w(10'000);
+    cairn::state_dict state;
+    state.tensor("w", w, {10'000});
+    const auto gate = std::make_shared<gated_store::gate>();
+    gated_store store(gate);
+    cairn::checkpointer ckpt{store, cairn::local_tier{tier}, cairn::persist{.every = 2, .strict = true},
+                             cairn::checkpointer_options{.quiet = true}};
+    ckpt.prepare(state);
+    gate->refuses = true;
+    ckpt.save(state, 1).wait();
+    const auto failed = ckpt.save(state, 2);
+    try {
+      failed.wait();
+      expect(false, "the store refuses");
+    } catch (const cairn::storage_error&) {
+    }
+    gate->refuses = false;
+    try {
+      static_cast<void>(ckpt.save(state, 3));
+      expect(false, "the next save throws what the store said");
+    } catch (const cairn::storage_error& e) {
+      expect(std::string(e.what()).find("the store is away") != std::string::npos, e.what());
+    }
+    ckpt.save(state, 4).wait();
+    expect((ckpt.list() == std::vector<std::int64_t>{4}), "the next one that is due goes there");
+    std::set<std::int64_t> held;
+    for (const auto& each : left_in(tier))
+      if (const auto name = cairn::detail::parse_held_name(each)) held.insert(name->step);
+    expect(held.contains(3) && held.contains(4), "what threw is held");
+    ckpt.close();
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+TEST_CASE(
+    "saves go to the store by their number, or when so much time has passed, by what all ranks agree on") {
+  using cairn::detail::persist_schedule;
+  persist_schedule third({.every = 3});
+  std::vector<std::uint64_t> went;
+  for (std::uint64_t count = 1; count <= 12; ++count)
+    if (third.asks(count) && third.goes(count, count == 6 || count == 7, 0)) went.push_back(count);
+  CHECK(went == std::vector<std::uint64_t>{3, 8, 11});
+  // Saves at every second, then ten times as often.
+  persist_schedule minute({.every = 1, .seconds = 60});
+  went.clear();
+  int asked = 0;
+  double now = 0;
+  double last = 0;
+  for (std::uint64_t count = 1; count <= 3000; ++count) {
+    now += count <= 600 ? 1 : 0.1;
+    if (!minute.asks(count)) continue;
+    ++asked;
+    if (!minute.goes(count, false, now - last)) continue;
+    CHECK(now - last >= 60);
+    CHECK(now - last <= 62);
+    last = now;
+    went.push_back(count);
+  }
+  CHECK(went.size() >= 13);
+  CHECK(asked <= 13 * 15);
+}
+/// A local tier that somebody else keeps as well.
+class shared_tier final : public cairn::image_tier {
+ public:
+  using cairn_role = cairn::role::tier;
+  using stager_type = cairn::tier_stager;
+  explicit shared_tier(std::shared_ptr<cairn::local_tier> inner) : inner_(std::move(inner)) {}
+  cairn::any_stager stager() override { return inner_->stager(); }
+  void open(const cairn::tier_user& user) override { inner_->open(user); }
+  std::uint64_t missing(const cairn::image_layout& layout) override { return inner_->missing(layout); }
+  void check_room(std::uint64_t bytes) override { inner_->check_room(bytes); }
+  void keep_plan(std::uint64_t digest, const cairn::metadata& m) override { inner_->keep_plan(digest, m); }
+  cairn::any_writer writer() override { return inner_->writer(); }
+  std::vector<cairn::held_step> held(std::vector<std::string>& damaged) override {
+    return inner_->held(damaged);
+  }
+  cairn::any_reader reader(const cairn::held_step& which) override { return inner_->reader(which); }
+  std::optional<cairn::held_image> image(const cairn::held_step& which) override {
+    return inner_->image(which);
+  }
+  void when_held(cairn::detail::callback<void(const cairn::held_step&)> call) override {
+    inner_->when_held(std::move(call));
+  }
+  void withdraw(const cairn::held_step& which) override { inner_->withdraw(which); }
+  void go_on_from(const cairn::tier_base& base) override { inner_->go_on_from(base); }
+  void end() noexcept override { inner_->end(); }
+
+ private:
+  std::shared_ptr<cairn::local_tier> inner_;
+};
+TEST_CASE(
+    "who copies images elsewhere is told of each save that is held, and has its bytes until it lets them "
+    "go") {
+  scratch_directory memory("/dev/shm");
+  process_ranks one(1);
+  const auto path = memory.path() + "/tier";
+  const auto ends = one.run([=](rank_process&) {
+    const auto tier = std::make_shared<cairn::local_tier>(path, cairn::local_tier_options{.keep = 2});
+    std::mutex mutex;
+    std::vector<cairn::held_step> told;
+    tier->when_held([&](const cairn::held_step& which) {
+      const std::lock_guard lock(mutex);
+      told.push_back(which);
+    });
+    const auto newest_told = [&] {
+      const std::lock_guard lock(mutex);
+      return told.back();
+    };
+    std::vector<float> w(100'000);
+    cairn::state_dict state;
+    state.tensor("w", w, {100'000});
+    cairn::checkpointer ckpt{cairn::memory_store{}, shared_tier(tier), cairn::persist{.every = 1000},
+                             cairn::checkpointer_options{.quiet = true}};
+    const auto save = [&](std::int64_t step) {
+      std::fill(w.begin(), w.end(), static_cast<float>(step));
+      ckpt.save(state, step).wait();
+    };
+    save(1);
+    const auto first = newest_told();
+    expect(first.step == 1 && first.world_size == 1, "the first save is told");
+    {
+      const auto image = tier->image(first);
+      expect(image && image->digests.size() == 1 && !image->plan.empty() && !image->description.empty(),
+             "what is held can be read");
+      const auto has = [&](float value) {
+        std::size_t found = 0;
+        for (std::size_t at = 0; at + sizeof value <= image->bytes.size(); at += sizeof value)
+          found += std::memcmp(image->bytes.data() + at, &value, sizeof value) == 0;
+        return found;
+      };
+      expect(has(1.0F) == 100'000, "it has the bytes of the first save");
+      for (std::int64_t step = 2; step <= 9; ++step) save(step);
+      expect(has(1.0F) == 100'000, "eight saves later it has them still");
+      expect(tier->image(first).has_value(), "and the first save is still held");
+    }
+    for (std::int64_t step = 10; step <= 14; ++step) save(step);
+    expect(!tier->image(first), "it was given up then");
+    expect(tier->image(newest_told()).has_value(), "the newest is held");
+    ckpt.close();
+    expect(left_in(path).empty(), "nothing is left in the tier");
   });
   CHECK_MESSAGE(ends[0].good(), ends[0].text());
 }

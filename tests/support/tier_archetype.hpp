@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +38,8 @@ class tier_archetype final : public cairn::image_tier {
   cairn::any_reader reader(const cairn::held_step&) override {
     cairn::fail(cairn::error_id::corrupt_missing_file, "this tier keeps nothing");
   }
+  std::optional<cairn::held_image> image(const cairn::held_step&) override { return std::nullopt; }
+  void when_held(cairn::detail::callback<void(const cairn::held_step&)>) override {}
   void withdraw(const cairn::held_step&) override { asked_->push_back("withdraw"); }
   void go_on_from(const cairn::tier_base& base) override {
     asked_->push_back("from " + std::to_string(base.step.value_or(-1)));

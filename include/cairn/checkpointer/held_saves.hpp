@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/checkpointer/agreement.hpp>
 #include <cairn/checkpointer/default_types.hpp>
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/persist_schedule.hpp>
 #include <cairn/checkpointer/save_services.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/any_executor.hpp>
@@ -15,6 +15,7 @@
 #include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +38,7 @@ class held_saves {
              std::shared_ptr<save_services> services)
       : tier_(std::move(tier)),
         persisting_(persisting),
+        schedule_(persisting.value_or(persist{})),
         services_(std::move(services)),
         writer_(tier_->writer()),
         holder_(make_default_executor()) {}
@@ -86,14 +88,35 @@ class held_saves {
   }
 
   /// Whether the save of this count goes to the store, the same on all ranks. Before anything of it that may fail
-  /// on one rank alone: counts are the same on all, whatever failed.
-  [[nodiscard]] bool goes_on(collectives& group, std::uint64_t save_count, deadline until) {
+  /// on one rank alone: counts are the same on all, whatever failed. `written_until`: the deadline of a save before
+  /// it that must be written.
+  [[nodiscard]] bool goes_on(collectives& group, std::uint64_t save_count, deadline until,
+                             deadline written_until) {
     if (!persisting_) return true;
-    if (save_count - went_ < persisting_->every ||
-        any_rank(group, storing_ != nullptr && !storing_->finished(), until))
-      return false;
-    went_ = save_count;
+    if (!schedule_.asks(save_count)) return false;
+    if (persisting_->strict && storing_ != nullptr) static_cast<void>(storing_->wait_finished(written_until));
+    const auto later = [](std::vector<std::byte> left, std::vector<std::byte> right) {
+      wire_reader a(left);
+      wire_reader b(right);
+      const auto busy = std::max(a.get<std::uint8_t>(), b.get<std::uint8_t>());
+      return wire_writer().put(busy).put(std::max(a.get<double>(), b.get<double>())).take();
+    };
+    auto all = wire_writer()
+                   .put(static_cast<std::uint8_t>(storing_ != nullptr && !storing_->finished()))
+                   .put(seconds_since(went_at_))
+                   .take();
+    if (group.size() > 1) all = group.tree_reduce_broadcast(std::move(all), later, until);
+    wire_reader in(all);
+    const bool busy = in.get<std::uint8_t>() != 0;
+    if (!schedule_.goes(save_count, busy, in.get<double>())) return false;
+    went_at_ = deadline::clock::now();
     return true;
+  }
+  /// Where the store counts: throws, once, what kept the last save from it.
+  void throw_failure_of_store() {
+    if (!persisting_ || !persisting_->strict || storing_ == nullptr || !storing_->finished()) return;
+    if (const auto done = std::exchange(storing_, nullptr); done->failure() != nullptr)
+      std::rethrow_exception(done->failure());
   }
   /// The next save is to be staged, and may want the image of the last one.
   void make_room() noexcept {
@@ -186,11 +209,13 @@ class held_saves {
 
   const std::shared_ptr<image_tier> tier_;
   const std::optional<persist> persisting_;
+  persist_schedule schedule_;
+  deadline::clock::time_point went_at_ =
+      deadline::clock::now();  // the last save to the store, or the beginning
   std::shared_ptr<save_services> services_;
   any_writer writer_;
   std::shared_ptr<const metadata> planned_;  // what the tier has of it
   std::optional<tier_base> base_;            // of the saves to come, where they have none yet
-  std::uint64_t went_ = 0;                   // the count of the last save that went to the store
   bool store_has_all_ = false;  // that the tier holds, or will have it when close() has succeeded
   std::shared_ptr<save_progress> storing_;
   std::optional<save_job> newest_;

@@ -91,15 +91,22 @@ struct read_only {
   using cairn_role = role::access;
 };
 
-/// With a local_tier: only each n-th save goes on to the store, the others end when they are held. A save that
-/// would go there while an earlier one is still being written is only held, and the next one goes instead, so
-/// that the store's delays and failures cost training nothing; to decide this, each such save sends one small
-/// message from rank to rank. close() writes the last save to the store. Pass it as any argument, the same on
-/// all ranks.
+/// With a local_tier: only some saves go on to the store, the others end when they are held. A save that would go
+/// there while an earlier one is still being written is only held, and the next one goes instead, so that the
+/// store's delays and failures cost training nothing; to decide this, each such save sends one small message from
+/// rank to rank. close() writes the last save to the store. Pass it as any argument, the same on all ranks. How
+/// fast a rank writes is an option of the executor (bytes_per_second).
 struct persist {
   using cairn_role = role::persist;
-  /// At least 1.
+  /// Each n-th save goes, or the first that may after it; at least 1. 1: the newest, whenever the store has the one
+  /// before it.
   std::uint64_t every = 1;
+  /// A save goes at the earliest so many seconds after the one that went before it, or after the beginning; 0: it
+  /// does not depend on time. To agree on it, the ranks send a few small messages in that time.
+  double seconds = 0;
+  /// What the store does counts: a save that is due waits until the one before it is written, and save() throws
+  /// what kept one from being committed, once, after it has begun its own.
+  bool strict = false;
 };
 
 /// Copies tensors while the next forward and backward run: save() returns at once, and the memory of

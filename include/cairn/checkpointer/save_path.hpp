@@ -143,7 +143,8 @@ class save_path {
       save.progress->set_skipped();
       return save_handle(save.progress);
     }
-    save.persisted = held_ == nullptr || held_->goes_on(group_, save_count_, peer_deadline());
+    save.persisted = held_ == nullptr ||
+                     held_->goes_on(group_, save_count_, peer_deadline(), deadline::in(options_.timeout));
     plan(save, state);
     if (held_ != nullptr) held_->make_room();
     staged_image image;
@@ -304,6 +305,7 @@ class save_path {
                " have by now), and has begun this save all the same: who catches this trains on without a "
                "checkpoint until one succeeds. The last failure: " +
                services_->last_failure());
+    if (held_ != nullptr) held_->throw_failure_of_store();
     return save_handle(progress);
   }
   void prepare_buffers(const std::shared_ptr<const image_layout>& layout, const source_table& sources) {

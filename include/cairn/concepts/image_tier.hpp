@@ -7,10 +7,14 @@
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/system/callback.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,6 +43,16 @@ struct tier_base {
   std::vector<run_id> runs;
 };
 
+/// The image of one rank as a tier holds it, for who copies it elsewhere. As long as it or a copy of it lives, the
+/// tier leaves the memory as it is, and has one image less for saves.
+struct held_image {
+  std::span<const std::byte> bytes;              ///< all of it, not verified; see image_layout
+  std::vector<std::uint64_t> digests;            ///< of its blocks, in the order of image_layout::items
+  std::vector<std::byte> description;            ///< the tier's record of it: files, items and digests
+  std::vector<std::byte> plan;                   ///< the manifest of its plan, which all ranks have in common
+  std::shared_ptr<const void> memory = nullptr;  ///< keeps `bytes`
+};
+
 /// Who opens a tier.
 struct tier_user {
   /// The run that saves from now on.
@@ -58,7 +72,7 @@ struct tier_user {
 /// when all ranks of its run hold it. A tier may give up what it holds only where a newer save is held by all
 /// ranks, so that there is always one once there was one.
 ///
-/// One thread calls it, but for writer(), which a thread beside training calls. After open() it is used until
+/// One thread calls it, but for image(), and for writer(), which a thread beside training calls. After open() it is used until
 /// the checkpointer ends.
 class image_tier {
  public:
@@ -89,6 +103,11 @@ class image_tier {
   [[nodiscard]] virtual std::vector<held_step> held(std::vector<std::string>& damaged) = 0;
   /// A reader of this save alone. @throws corrupt_error, storage_error
   [[nodiscard]] virtual any_reader reader(const held_step& which) = 0;
+  /// This rank's image of a save; nothing where it is held no more. Any thread. @throws corrupt_error, storage_error
+  [[nodiscard]] virtual std::optional<held_image> image(const held_step& which) = 0;
+  /// Calls `call`, which must not throw and is quick, for each save that this rank holds from now on, in the thread
+  /// that holds it. Before open().
+  virtual void when_held(detail::callback<void(const held_step&)> call) = 0;
   /// Gives up what the tier holds of a save, on all ranks. Called by rank 0. @throws storage_error
   virtual void withdraw(const held_step& which) = 0;
   /// The saves to come go on from here: gives up all saves after base.step, and tells base.runs with those that

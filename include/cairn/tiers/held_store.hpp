@@ -3,6 +3,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/image_tier.hpp>
 #include <cairn/concepts/store_reads.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/tiers/held_record.hpp>
 
@@ -23,6 +24,14 @@ inline namespace v1 {
 namespace detail {
 
 class held_session;
+
+/// The manifest of a plan in a local tier.
+struct tier_plan {
+  std::vector<std::byte> bytes;
+  manifest content;
+};
+/// Reads it from one of its two files. @throws corrupt_error, storage_error
+[[nodiscard]] tier_plan plan_in_tier(const std::string& directory, std::uint64_t plan_digest);
 
 /// One save that a local tier holds, as a ByteStore that nobody writes: the manifest, the records and the data files
 /// that it would have in a store, so that what reads a store reads it. Copies share the open files. Any thread.

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,8 @@ class local_tier final : public image_tier {
   [[nodiscard]] any_writer writer() override;
   [[nodiscard]] std::vector<held_step> held(std::vector<std::string>& damaged) override;
   [[nodiscard]] any_reader reader(const held_step& which) override;
+  [[nodiscard]] std::optional<held_image> image(const held_step& which) override;
+  void when_held(detail::callback<void(const held_step&)> call) override;
   void withdraw(const held_step& which) override;
   void go_on_from(const tier_base& base) override;
   void end() noexcept override;

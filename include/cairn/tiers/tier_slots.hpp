@@ -6,6 +6,7 @@
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/stage/shared_memory.hpp>
+#include <cairn/system/callback.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/shared_event.hpp>
 #include <cairn/tiers/tier_directory.hpp>
@@ -16,7 +17,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -31,6 +34,24 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
  public:
   /// @throws usage_error (usage_bad_option)
   tier_slots(std::string directory, int keep, std::shared_ptr<tier_files> files);
+
+  /// Keeps what an image holds from being given up, until it ends.
+  class pin {
+   public:
+    pin(std::shared_ptr<tier_slots> owner, std::size_t slot, std::shared_ptr<shared_segment> memory) noexcept
+        : owner_(std::move(owner)), slot_(slot), memory_(std::move(memory)) {}
+    pin(const pin&) = delete;
+    pin& operator=(const pin&) = delete;
+    ~pin();
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return memory_->bytes(); }
+
+   private:
+    std::shared_ptr<tier_slots> owner_;
+    std::size_t slot_;
+    std::shared_ptr<shared_segment> memory_;
+  };
+  /// Null where this rank does not hold the save any more.
+  [[nodiscard]] std::shared_ptr<const pin> pin_image(const held_name& name, deadline until);
 
   /// The right to one image, until its save neither fills nor writes it any more.
   class lease {
@@ -61,6 +82,8 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   [[nodiscard]] lease acquire(std::uint64_t bytes, deadline until);
   /// Allocates all images.
   void reserve(std::uint64_t bytes, deadline until);
+  /// See image_tier.
+  void when_held(callback<void(const held_step&)> call) { held_call_ = std::move(call); }
   /// Says which runs the saves to come go on from; see held_record.
   void set_runs(std::vector<run_id> runs);
   /// The image of a save is complete, with its digests: from here on it is held. @throws storage_error,
@@ -75,6 +98,7 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
     std::int32_t number = 0;
     std::shared_ptr<shared_segment> memory = nullptr;  // null: none
     bool in_use = false;
+    int pins = 0;  // what it holds is being read
   };
 
   void adopt();
@@ -97,6 +121,7 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   std::uint64_t bytes_ = 0;           // of the last image
   bool others_have_some_ = false;
   std::optional<std::vector<run_id>> runs_;
+  callback<void(const held_step&)> held_call_;
 };
 
 }  // namespace detail

@@ -213,6 +213,9 @@ CAIRN_BODY engine_owner make_engine(engine_parts parts) {
   if (parts.persisting && parts.persisting->every == 0)
     fail(error_id::usage_bad_option,
          "persist{.every = 0} would write nothing; 1 writes every save to the store");
+  if (parts.persisting && !(parts.persisting->seconds >= 0 && parts.persisting->seconds < 1e9))
+    fail(error_id::usage_bad_option, "persist{.seconds} is a number of seconds, 0 or more",
+         {.got = std::to_string(parts.persisting->seconds)});
   if (parts.tier != nullptr && parts.options.read_only)
     fail(error_id::usage_bad_option,
          "a read_only checkpointer holds nothing in a local tier: leave local_tier out; load() and resume() "

@@ -24,18 +24,17 @@ namespace detail {
 [[noreturn]] inline void fail_read_only(const std::string& place) {
   fail(error_id::storage_permission, "nobody writes what a local tier holds", {.file = place});
 }
-/// The manifest of a plan, from one of its two files. @throws corrupt_error, storage_error
-[[nodiscard]] inline manifest plan_of(const std::string& directory, std::uint64_t plan_digest) {
+CAIRN_BODY tier_plan plan_in_tier(const std::string& directory, std::uint64_t plan_digest) {
   const auto decode = [&](const std::string& name) {
     const auto path = directory + "/" + name;
-    const auto bytes = tier_file(path);
+    auto bytes = tier_file(path);
     if (!bytes)
       fail(error_id::corrupt_missing_file, "the local tier has lost the plan of a save", {.file = path});
     auto m = decode_manifest(*bytes, path);
     if (m.plan_digest != plan_digest)
       fail(error_id::corrupt_identity, "a plan of the local tier lies under another name than its own",
            {.file = path});
-    return m;
+    return tier_plan{std::move(*bytes), std::move(m)};
   };
   try {
     return decode(plan_name(plan_digest));
@@ -72,7 +71,7 @@ CAIRN_BODY held_store::held_store(const std::string& directory, const held_step&
     });
     if (name == names.end()) missing("the record of rank " + std::to_string(rank));
     if (rank == 0) {
-      m = plan_of(directory, name->plan_digest);
+      m = plan_in_tier(directory, name->plan_digest).content;
       if (m.content.world_size != which.world_size)
         fail(error_id::corrupt_identity, "a plan of the local tier is of another number of ranks",
              {.file = directory + "/" + plan_name(name->plan_digest)});

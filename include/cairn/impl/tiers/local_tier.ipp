@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/tiers/held_record.hpp>
@@ -12,6 +14,7 @@
 #include <cairn/tiers/tier_slots.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <map>
 #include <span>
@@ -129,6 +132,39 @@ CAIRN_BODY std::vector<held_step> local_tier::held(std::vector<std::string>& dam
 CAIRN_BODY any_reader local_tier::reader(const held_step& which) {
   return any_reader(detail::held_reader(
       detail::held_store(slots_->directory().path(), which, slots_->directory().held_names())));
+}
+CAIRN_BODY std::optional<held_image> local_tier::image(const held_step& which) {
+  auto& directory = slots_->directory();
+  for (const auto& n : directory.held_names()) {
+    if (!(n.run == which.run) || n.attempt != which.attempt || n.step != which.step ||
+        n.rank != directory.user().rank)
+      continue;
+    const auto pinned = slots_->pin_image(n, deadline::in(std::chrono::seconds(30)));
+    if (pinned == nullptr) return std::nullopt;
+    const auto file = directory.path(to_string(n));
+    auto bytes = detail::tier_file(file);
+    if (!bytes) return std::nullopt;
+    const auto held = detail::decode_held(*bytes, n, file);
+    auto r = decode_record(held.record, file);
+    if (held.begins.size() != r.files.size())
+      fail(error_id::corrupt_identity, "a record of the local tier is of another save", {.file = file});
+    std::uint64_t end = 0;
+    for (std::size_t k = 0; k < r.files.size(); ++k) end = std::max(end, held.begins[k] + r.files[k].bytes);
+    end = (end + image_alignment - 1) / image_alignment * image_alignment;
+    const auto memory = pinned->bytes();
+    if (end > memory.size())
+      fail(error_id::corrupt_truncated, "an image of the local tier is shorter than its record says",
+           {.file = file});
+    return held_image{.bytes = memory.first(end),
+                      .digests = std::move(r.blocks),
+                      .description = std::move(*bytes),
+                      .plan = detail::plan_in_tier(directory.path(), n.plan_digest).bytes,
+                      .memory = pinned};
+  }
+  return std::nullopt;
+}
+CAIRN_BODY void local_tier::when_held(detail::callback<void(const held_step&)> call) {
+  slots_->when_held(std::move(call));
 }
 CAIRN_BODY void local_tier::withdraw(const held_step& which) {
   for (const auto& n : slots_->directory().held_names())

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/populate.hpp>
@@ -125,7 +126,7 @@ CAIRN_BODY std::optional<std::size_t> tier_slots::choose(std::uint64_t bytes, bo
   std::vector<slot_state> states;
   std::size_t allocated = 0;
   for (const auto& s : slots_) {
-    slot_state state{.in_use = s.in_use,
+    slot_state state{.in_use = s.in_use || s.pins != 0,
                      .allocated = s.memory != nullptr && s.memory->bytes().size() >= bytes && linked(s)};
     allocated += s.memory != nullptr;
     for (const auto& h : held)
@@ -263,6 +264,26 @@ CAIRN_BODY void tier_slots::reserve(std::uint64_t bytes, deadline until) {
   const tier_directory::exclusion alone(directory_, until);
   choose_next();
 }
+CAIRN_BODY std::shared_ptr<const tier_slots::pin> tier_slots::pin_image(const held_name& name,
+                                                                        deadline until) {
+  const std::lock_guard lock(mutex_);
+  const tier_directory::exclusion alone(directory_, until);
+  const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) {
+    return s.number == name.slot && s.memory != nullptr;
+  });
+  if (found == slots_.end() || !contains(directory_.held_names(), name)) return nullptr;
+  auto made = std::make_shared<pin>(this->shared_from_this(),
+                                    static_cast<std::size_t>(found - slots_.begin()), found->memory);
+  ++found->pins;
+  return made;
+}
+CAIRN_BODY tier_slots::pin::~pin() {
+  {
+    const std::lock_guard lock(owner_->mutex_);
+    --owner_->slots_[slot_].pins;
+  }
+  owner_->returned_.notify();
+}
 CAIRN_BODY tier_slots::lease::~lease() {
   if (owner_ != nullptr) owner_->give_back(slot_);
 }
@@ -316,11 +337,14 @@ CAIRN_BODY void tier_slots::hold(const save_context& c, const staged_image& imag
   content.record = encode_record(r);
   for (const auto& s : image.layout().segments) content.begins.push_back(s.begin);
   directory_.put_record(name, content);
-  // Between two choices: one that did not see it could give up a save that this completes.
-  const std::lock_guard lock(mutex_);
-  const tier_directory::exclusion alone(directory_, until);
-  directory_.publish_record(name);
-  choose_next();
+  {
+    // Between two choices: one that did not see it could give up a save that this completes.
+    const std::lock_guard lock(mutex_);
+    const tier_directory::exclusion alone(directory_, until);
+    directory_.publish_record(name);
+    choose_next();
+  }
+  if (held_call_) held_call_({c.step, c.run, c.attempt, c.world_size});
 }
 
 }  // namespace detail
