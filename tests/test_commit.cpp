@@ -5,6 +5,7 @@
 // threaded
 // cost: 30
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
@@ -828,7 +829,7 @@ TEST_CASE("ranks that share files touch their directory as often as there are fi
   // One that begins a file, and one that joins it.
   std::array<std::shared_ptr<cairn::save_journal>, 2> journals;
   for (std::size_t r = 0; r < journals.size(); ++r)
-    images[r].trace_to(journals[r] = std::make_shared<cairn::save_journal>());
+    images[r].notes().journal = journals[r] = std::make_shared<cairn::save_journal>();
   std::vector<std::jthread> others;
   std::atomic<int> committed{0};
   for (int r = 0; r < world; ++r)

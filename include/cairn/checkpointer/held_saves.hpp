@@ -144,6 +144,7 @@ class held_saves {
       storing_ = whole;
     job.progress = detail::make_shared<save_progress>(job.context.step);
     job.progress->set_image(job.image.control());
+    job.image.carry_notes_of(job.progress);
     job.progress->on_end([whole, alone, services = services_](save_report&, const std::exception_ptr& why) {
       whole->set_held(why);
       if (alone && why == nullptr) return whole->set_held_alone();

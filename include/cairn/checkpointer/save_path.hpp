@@ -11,6 +11,7 @@
 #include <cairn/concepts/any_stager.hpp>
 #include <cairn/model/image_control.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/system/background_thread.hpp>
@@ -97,7 +98,8 @@ class save_path {
     report.persisted = true;
     const auto progress = detail::make_shared<save_progress>(report.step);
     progress->set_place(group_.rank(), place_of_step_);
-    progress->set_image(job->image.control(), job->image.files());
+    progress->set_image(job->image.control());
+    job->image.carry_notes_of(progress);
     progress->note([&](save_report& r) { r = report; });
     progress->on_end([shared = services_](save_report& r, const std::exception_ptr& why) {
       shared->ended(r, why, nullptr);
@@ -129,11 +131,12 @@ class save_path {
 
   save_handle save(const state_dict& state, std::int64_t step) {
     attempt save;
-    if (services_->report().wants_spans()) save.journal = detail::make_shared<save_journal>();
     ++save_count_;  // first: where a rank alone runs out of memory, the next attempt is the same on all
     if (step < 0)
       fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
     save.progress = detail::make_shared<save_progress>(step);
+    if (services_->report().wants_spans())
+      save.progress->notes().journal = detail::make_shared<save_journal>();
     save.progress->set_place(group_.rank(), place_of_step_);
     save.context = {
         run_,  step, attempt_of(run_, step, save_count_), 0, group_.rank(), group_.size(), options_.timeout,
@@ -188,7 +191,6 @@ class save_path {
   struct attempt {
     const deadline::clock::time_point begin = deadline::clock::now();
     const std::int64_t cpu_begin = thread_cpu_now();
-    std::shared_ptr<save_journal> journal;
     std::shared_ptr<save_progress> progress;
     save_context context;
     std::shared_ptr<const cached_plan> planned;
@@ -197,6 +199,8 @@ class save_path {
     std::int64_t copy_begin = 0;
     save_report cost;
     bool persisted = true;
+
+    [[nodiscard]] save_journal* journal() const noexcept { return progress->notes().journal.get(); }
   };
 
   /// In a handler: what is handled ends the save on all ranks.
@@ -205,7 +209,7 @@ class save_path {
   }
   void plan(attempt& save, const state_dict& state) {
     try {
-      const span_note span(save.journal.get(), span_kind::plan);
+      const span_note span(save.journal(), span_kind::plan);
       const auto others_write = [&] { return services_->writer().other_writing_rank(save.context); };
       save.planned = plans_.plan(state, group_, services_->writer(), peer_deadline(), save.cost.plan_cached,
                                  others_write);
@@ -221,10 +225,10 @@ class save_path {
       save.sources = save.planned->sources->sources();
       saves_.learn(state, *save.planned->plan, save.layout);
       saves_.make_room();
-      save.progress->on_end(
-          [shared = services_, journal = save.journal](save_report& report, const std::exception_ptr& why) {
-            shared->ended(report, why, journal.get());
-          });
+      save.progress->on_end([shared = services_, &notes = save.progress->notes()](
+                                save_report& report, const std::exception_ptr& why) {
+        shared->ended(report, why, notes.journal.get());
+      });
     } catch (...) {
       // The others may have planned from their caches, and learn it so.
       abort(save);
@@ -234,7 +238,7 @@ class save_path {
   staged_image stage(attempt& save) {
     const auto wait_begin = deadline::clock::now();
     {
-      const span_note span(save.journal.get(), span_kind::wait);
+      const span_note span(save.journal(), span_kind::wait);
       finish_preparation();
       if (options_.when_busy == busy_policy::block && (held_ == nullptr || !held_->decoupled()))
         saves_.wait_for_earlier();
@@ -247,7 +251,7 @@ class save_path {
     saves_.before_copying(save.planned, save.layout, save.sources);
     const auto stage_begin = deadline::clock::now();
     save.copy_begin = steady_now();
-    const span_note span(save.journal.get(), span_kind::stage);
+    const span_note span(save.journal(), span_kind::stage);
     auto image =
         stager_.stage(save.layout, save.sources, {.overlapped = overlapped_, .digest = digests_in_copy_},
                       deadline::in(options_.timeout));
@@ -259,7 +263,8 @@ class save_path {
   void begin(attempt& save, staged_image& image) {
     const auto control = image.control();
     if (overlapped_) control->require_confirmation();
-    save.progress->set_image(control, image.files());
+    save.progress->set_image(control);
+    image.carry_notes_of(save.progress);
     auto& cost = save.cost;
     cost.step = save.context.step;
     cost.overlapped = overlapped_;
@@ -269,9 +274,8 @@ class save_path {
     cost.blocked_seconds = seconds_since(save.begin);
     cost.copying = {::getpid(), image.resident() ? save.layout->bytes : 0, 0,
                     1e-9 * static_cast<double>(thread_cpu_now() - save.cpu_begin)};
-    save.progress->set_copying(save.copy_begin, image.digested() ? span_kind::copy_and_hash : span_kind::copy,
-                               save.journal);
-    image.trace_to(save.journal);
+    save.progress->set_copying(save.copy_begin,
+                               image.digested() ? span_kind::copy_and_hash : span_kind::copy);
     save.progress->note([&](save_report& r) { r = cost; });
     services_->begun(save.context.step);
     saves_.begin(save.progress, image, save.sources);

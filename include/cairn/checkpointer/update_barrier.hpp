@@ -3,6 +3,7 @@
 #include <cairn/checkpointer/item_positions.hpp>
 #include <cairn/model/image_control.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/source_table.hpp>
 #include <cairn/model/staged_image.hpp>
@@ -55,8 +56,7 @@ class update_barrier {
     const auto begin = deadline::clock::now();
     bool handed_over = false;
     {
-      const auto journal = save->journal();
-      const span_note span(journal.get(), span_kind::before_update);
+      const span_note span(save->notes().journal.get(), span_kind::before_update);
       save->wait_released(until);
       handed_over = save->wait_handed_over(deadline::in(handover).earlier(until));
     }
@@ -185,8 +185,7 @@ class update_barrier {
                        list_view<const item_positions::part> parts, deadline until) {
     const auto begin = deadline::clock::now();
     {
-      const auto journal = save.journal();
-      const span_note span(journal.get(), span_kind::before_update);
+      const span_note span(save.notes().journal.get(), span_kind::before_update);
       if (image.resident())
         for (const auto& part : parts) image.copy_part(part.begin, part.end, until);
       else

@@ -6,6 +6,7 @@
 #include <cairn/execute/main_program.hpp>
 #include <cairn/execute/worker_process.hpp>
 #include <cairn/model/image_backing.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
 
@@ -71,7 +72,7 @@ class worker_client {
     out.put(static_cast<std::uint64_t>(writer.size())).raw(writer);
     encode(out, job.context);
     out.put(static_cast<std::uint8_t>(job.image.digested()));
-    out.put(static_cast<std::uint8_t>(job.progress->journal() != nullptr));
+    out.put(static_cast<std::uint8_t>(job.progress->notes().journal != nullptr));
     // What planning cached is the same object at the next save: it crosses once.
     const auto& layout = job.image.shared_layout();
     const bool new_layout = layout != layout_;

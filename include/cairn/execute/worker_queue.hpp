@@ -5,6 +5,7 @@
 #include <cairn/execute/save_thread.hpp>
 #include <cairn/execute/worker_client.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/system/credential_broker.hpp>
 #include <cairn/system/file_descriptor.hpp>
@@ -36,7 +37,7 @@ inline void note_worker(save_progress& progress, wire_reader& in, ::pid_t worker
   const auto share = decode_share(in, worker, spans);
   in.finish();
   progress.note([&](save_report& r) { r.writing = share; });
-  if (const auto journal = progress.journal()) journal->append(spans);
+  if (const auto& journal = progress.notes().journal) journal->append(spans);
 }
 
 /// Answers what a worker asks: the number of the question, and the answer or why there is none.

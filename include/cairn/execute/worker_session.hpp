@@ -72,6 +72,7 @@ class worker_session {
   [[nodiscard]] worker_request decode(wire_reader& in, std::vector<file_descriptor> descriptors);
   /// How fast writers may write from now on; 0: no limit.
   void limit_writing(std::uint64_t bytes_per_second) { rate_limiter_ = make_rate_limiter(bytes_per_second); }
+  [[nodiscard]] const std::shared_ptr<rate_limiter>& write_limit() const noexcept { return rate_limiter_; }
   [[nodiscard]] bool trainer_gone() const noexcept;
   /// The save that decode() gave last has ended.
   void ended() noexcept;

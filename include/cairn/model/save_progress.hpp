@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
@@ -20,7 +21,6 @@
 namespace cairn {
 inline namespace v1 {
 
-class files_under_way;
 class image_control;
 
 /// The state of a save, which the checkpointer, the executor and handles share. Executors call set_*, each at
@@ -33,13 +33,12 @@ class save_progress {
   using place_namer = std::function<std::string(std::int64_t step)>;
   /// The rank, and what names the file that commits the checkpoint, for errors about deadlines.
   void set_place(int rank, std::shared_ptr<const place_namer> manifest);
-  /// The image whose control tells released() and bytes_written(), and the files that errors about deadlines
-  /// name.
-  void set_image(std::shared_ptr<image_control> control, std::shared_ptr<files_under_way> files = nullptr);
-  /// When copying began, and what it was; for the report and the journal. Null: nobody wants to know more.
-  void set_copying(std::int64_t begun, span_kind how, std::shared_ptr<save_journal> journal);
-  /// Null unless somebody wants to know.
-  [[nodiscard]] std::shared_ptr<save_journal> journal() const;
+  /// The control of the image, by which released() and bytes_written() know how far the save is.
+  void set_image(std::shared_ptr<image_control> control);
+  /// When copying began, and what it was; for the report and the journal.
+  void set_copying(std::int64_t begun, span_kind how);
+  /// What this save carries beside its bytes, also by its image; see save_notes.
+  [[nodiscard]] save_notes& notes() noexcept { return notes_; }
   /// For executors that hand saves to other processes, when they take one in; set_handed_over() when that
   /// process has it.
   void await_handover() noexcept;
@@ -144,11 +143,10 @@ class save_progress {
   [[nodiscard]] std::string stage() const;
   [[nodiscard]] error_fields here() const;
 
+  save_notes notes_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::shared_ptr<image_control> image_;
-  std::shared_ptr<files_under_way> files_;
-  std::shared_ptr<save_journal> journal_;
   std::int64_t copying_since_ = 0;
   span_kind copying_ = span_kind::copy;
   std::function<void(save_report&, const std::exception_ptr&)> on_end_;

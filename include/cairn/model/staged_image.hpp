@@ -15,11 +15,10 @@
 namespace cairn {
 inline namespace v1 {
 
-class files_under_way;
 class image_backing;
 class image_control;
-class rate_limiter;
-class save_journal;
+class save_progress;
+struct save_notes;
 struct shared_image;
 
 /// The bytes of one rank's save, in the layout of its files: a lease on a stager's buffers, or a view of
@@ -41,12 +40,10 @@ class staged_image {
   [[nodiscard]] bool failed() const noexcept;
   /// The state that stager, writer and handles share; it outlives the image where they keep it.
   [[nodiscard]] const std::shared_ptr<image_control>& control() const noexcept { return control_; }
-  /// The journal in which writers record their spans; null unless an observer asks for them.
-  [[nodiscard]] save_journal* journal() const noexcept { return journal_.get(); }
-  /// Sets the journal of this copy of the image; copies that are made later have it, too.
-  void trace_to(std::shared_ptr<save_journal> journal) noexcept { journal_ = std::move(journal); }
-  /// The list of files that writers are writing.
-  [[nodiscard]] const std::shared_ptr<files_under_way>& files() const noexcept { return files_; }
+  /// What the save carries beside its bytes: the notes of its save_progress, or the image's own.
+  [[nodiscard]] save_notes& notes() const noexcept { return *notes_; }
+  /// Makes this copy of the image, and copies of it, carry the notes of a save, which they keep alive.
+  void carry_notes_of(const std::shared_ptr<save_progress>& save) noexcept;
   /// True if bytes() may be used; false if only gather() may.
   [[nodiscard]] bool resident() const noexcept { return !memory_.empty() || layout_->bytes == 0; }
   /// All bytes of the image, aligned to image_alignment; only those below the watermark may be read.
@@ -74,10 +71,6 @@ class staged_image {
   [[nodiscard]] std::exception_ptr failure() const noexcept;
   /// Where another process finds the image; nothing where it cannot.
   [[nodiscard]] std::optional<shared_image> shared() const;
-  /// For executors, before they give the image to its writer: sets the limit for writing; null: no limit.
-  void limit_writing(std::shared_ptr<rate_limiter> limit) noexcept { write_limit_ = std::move(limit); }
-  /// For writers: the limit from which they acquire before they write; null where there is none.
-  [[nodiscard]] rate_limiter* write_limit() const noexcept { return write_limit_.get(); }
   /// For images that stay in training memory, before they are given to a writer: called when that has read
   /// all, with the digests complete; what it answers fails the image.
   void when_read(detail::callback<std::exception_ptr(const staged_image&)> check);
@@ -90,9 +83,7 @@ class staged_image {
   std::shared_ptr<const image_layout> layout_;
   std::shared_ptr<image_control> control_;
   std::shared_ptr<image_backing> backing_;
-  std::shared_ptr<files_under_way> files_;
-  std::shared_ptr<save_journal> journal_;
-  std::shared_ptr<rate_limiter> write_limit_;
+  std::shared_ptr<save_notes> notes_;
   struct reading;
   std::shared_ptr<reading> reading_;
   std::span<const std::byte> memory_;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
-#include <cairn/model/files_under_way.hpp>
 #include <cairn/model/image_control.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
@@ -114,7 +114,7 @@ class shared_files_writing {
   /// @throws peer_error (peer_lost) naming a rank that does not come by the deadline; the reason of an abort.
   record run(ring_pool& rings) {
     {
-      const span_note span(image_.journal(), span_kind::await);
+      const span_note span(image_.notes().journal.get(), span_kind::await);
       files_.push_back(open(0));
       make_plan();
       for (std::uint32_t k = 1; k < plan_.files.size(); ++k) files_.push_back(open(k));
@@ -124,23 +124,23 @@ class shared_files_writing {
     for (const auto& file : files_)
       image_.control()->costs().write_cpu.fetch_add(file.helper_cpu(), std::memory_order_relaxed);
     {
-      const span_note span(image_.journal(), span_kind::await);
+      const span_note span(image_.notes().journal.get(), span_kind::await);
       image_.wait_released(until_);
     }
     auto r = write_record();
     {
-      const span_note span(image_.journal(), span_kind::sync);
+      const span_note span(image_.notes().journal.get(), span_kind::sync);
       for (auto& f : files_) f.sync();
     }
     shared_rendezvous meeting(files_[0], c_.attempt);
     meeting.tell_done(self_);
     if (self_ != 0) return r;
     {
-      const span_note span(image_.journal(), span_kind::await);
+      const span_note span(image_.notes().journal.get(), span_kind::await);
       for (std::uint32_t m = 1; m < members_; ++m)
         wait(m, "did not write its part", [&] { return meeting.is_done(m); });
     }
-    const span_note span(image_.journal(), span_kind::sync);
+    const span_note span(image_.notes().journal.get(), span_kind::sync);
     finish();
     return r;
   }
@@ -169,7 +169,7 @@ class shared_files_writing {
     }
   }
   [[nodiscard]] writer open(std::uint32_t k) {
-    const files_under_way::note note(*image_.files(), key(k));
+    const files_under_way::note note(image_.notes().files, key(k));
     if (self_ == 0) return protocol_.store().share(key(k), c_.attempt);
     std::optional<writer> joined;
     wait(0, "did not begin the file that it shares", [&] {
@@ -219,7 +219,7 @@ class shared_files_writing {
     std::size_t item = 0;
     for (const auto& segment : layout.segments) {
       const auto end = segment.begin + segment.bytes;
-      const files_under_way::note note(*image_.files(), key(0));
+      const files_under_way::note note(image_.notes().files, key(0));
       for (auto at = segment.begin; at < end;) {
         if (until_.passed())
           fail(error_id::timeout_write, "the checkpoint was not written in time",
@@ -241,7 +241,7 @@ class shared_files_writing {
           position = span_end;
         }
         {
-          const span_note span(image_.journal(), span_kind::write, position - at);
+          const span_note span(image_.notes().journal.get(), span_kind::write, position - at);
           for (std::size_t f = 0; f < files_.size(); ++f) {
             if (!parts[f].empty()) files_[f].write(parts[f]);
             parts[f].clear();
@@ -256,7 +256,7 @@ class shared_files_writing {
     source.finish();
   }
   [[nodiscard]] record write_record() {
-    const span_note span(image_.journal(), span_kind::record);
+    const span_note span(image_.notes().journal.get(), span_kind::record);
     auto r = record_of(image_.layout(), image_.digests());
     r.files.clear();
     for (const auto& f : plan_.files) r.files.push_back({f.bytes});
@@ -275,7 +275,7 @@ class shared_files_writing {
     protocol_.check_open(c_);
     finished_ = files_.size();
     for (auto k = files_.size(); k-- > 0;) {
-      const files_under_way::note note(*image_.files(), key(static_cast<std::uint32_t>(k)));
+      const files_under_way::note note(image_.notes().files, key(static_cast<std::uint32_t>(k)));
       files_[k].put(0, plan_.files[k].header);
       files_[k].finish(plan_.files[k].bytes);
     }

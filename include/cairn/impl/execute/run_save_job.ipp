@@ -3,6 +3,7 @@
 #include <cairn/execute/run_save_job.hpp>
 #include <cairn/model/image_control.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/system/clocks.hpp>
@@ -42,7 +43,7 @@ class writing_costs {
 
 CAIRN_BODY void run_save_job(save_job job) noexcept {
   auto& writer = job.writer;
-  const auto journal = job.progress->journal();
+  auto* const journal = job.progress->notes().journal.get();
   detail::writing_costs costs(job.image);
   const auto begin = journal != nullptr ? steady_now() : 0;
   const auto note = [&] {
@@ -57,7 +58,7 @@ CAIRN_BODY void run_save_job(save_job job) noexcept {
     costs.note_in(*job.progress);
     job.progress->set_written();
     {
-      const span_note span(journal.get(), span_kind::commit);
+      const span_note span(journal, span_kind::commit);
       if (job.context.coordinator())
         writer.commit(job.context, *job.metadata, deadline::in(job.context.timeout));
       else

@@ -3,6 +3,8 @@
 #include <cairn/execute/run_save_job.hpp>
 #include <cairn/execute/save_thread.hpp>
 #include <cairn/execute/thread_executor.hpp>
+#include <cairn/model/save_notes.hpp>
+#include <cairn/model/save_progress.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared.hpp>
@@ -61,7 +63,7 @@ CAIRN_BODY thread_executor& thread_executor::operator=(thread_executor&&) noexce
 CAIRN_BODY thread_executor::~thread_executor() = default;
 
 CAIRN_BODY void thread_executor::submit(save_job job) {
-  job.image.limit_writing(limit_);
+  job.progress->notes().write_limit = limit_;
   thread_->submit(std::move(job));
 }
 CAIRN_BODY bool thread_executor::drain(deadline until) {

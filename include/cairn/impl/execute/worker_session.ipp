@@ -14,6 +14,7 @@
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/model/staged_image.hpp>
@@ -183,7 +184,6 @@ CAIRN_BODY worker_request worker_session::decode(wire_reader& in, std::vector<fi
       layout_, shared, bytes.subspan(image.offset, layout_->bytes),
       {reinterpret_cast<std::uint64_t*>(bytes.data() + digests), static_cast<std::size_t>(layout_->blocks)},
       digested, detail::make_shared<remote_backing>(*this, request.number, image_memory));
-  request.image.limit_writing(rate_limiter_);
   return request;
 }
 
@@ -241,15 +241,16 @@ CAIRN_BODY std::shared_ptr<shared_segment> worker_session::segment(const shared_
 CAIRN_BODY void serve_request(worker_session& session, worker_request& request, writer_maker maker) {
   auto writer = session.writer(maker, request.writer);
   auto progress = detail::make_shared<save_progress>(request.context.step);
-  const auto journal = request.traced ? detail::make_shared<save_journal>() : nullptr;
-  request.image.trace_to(journal);
-  progress->set_copying(0, span_kind::copy, journal);
+  auto& notes = progress->notes();
+  if (request.traced) notes.journal = detail::make_shared<save_journal>();
+  notes.write_limit = session.write_limit();
+  request.image.carry_notes_of(progress);
   // All CPU time of this process from here on is this save's.
   const auto cpu = process_cpu_now();
   const auto told = [&](wire_writer out) {
     auto share = progress->report().writing;
     share.cpu_seconds = 1e-9 * static_cast<double>(process_cpu_now() - cpu);
-    encode(out, share, journal != nullptr ? journal->take() : std::vector<save_span>());
+    encode(out, share, notes.journal != nullptr ? notes.journal->take() : std::vector<save_span>());
     return out.take();
   };
   progress->on_written([&] { session.say(frame_kind::written, told({})); });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/files_under_way.hpp>
 #include <cairn/model/image_control.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/model/staged_image.hpp>
@@ -33,24 +33,15 @@ CAIRN_BODY void save_progress::set_place(int rank, std::shared_ptr<const place_n
   manifest_ = std::move(manifest);
 }
 
-CAIRN_BODY void save_progress::set_image(std::shared_ptr<image_control> control,
-                                         std::shared_ptr<files_under_way> files) {
+CAIRN_BODY void save_progress::set_image(std::shared_ptr<image_control> control) {
   const std::lock_guard lock(mutex_);
   image_ = std::move(control);
-  files_ = std::move(files);
 }
 
-CAIRN_BODY void save_progress::set_copying(std::int64_t begun, span_kind how,
-                                           std::shared_ptr<save_journal> journal) {
+CAIRN_BODY void save_progress::set_copying(std::int64_t begun, span_kind how) {
   const std::lock_guard lock(mutex_);
   copying_since_ = begun;
   copying_ = how;
-  journal_ = std::move(journal);
-}
-
-CAIRN_BODY std::shared_ptr<save_journal> save_progress::journal() const {
-  const std::lock_guard lock(mutex_);
-  return journal_;
 }
 
 CAIRN_BODY void save_progress::await_handover() noexcept {
@@ -272,7 +263,8 @@ CAIRN_BODY void save_progress::note_copying() noexcept {
   const auto end = costs.copied_at.load(std::memory_order_relaxed);
   if (report_.copying.bytes == 0 || end <= copying_since_) return;
   report_.copying.seconds = 1e-9 * static_cast<double>(end - copying_since_);
-  if (journal_ != nullptr) journal_->add(copying_, copying_since_, end, report_.copying.bytes);
+  if (auto* const journal = notes_.journal.get())
+    journal->add(copying_, copying_since_, end, report_.copying.bytes);
 }
 
 CAIRN_BODY std::string save_progress::stage() const {
@@ -281,7 +273,7 @@ CAIRN_BODY std::string save_progress::stage() const {
 }
 
 CAIRN_BODY error_fields save_progress::here() const {
-  auto file = written_ || files_ == nullptr ? std::string() : files_->first();
+  auto file = written_ ? std::string() : notes_.files.first();
   return {.rank = rank_,
           .item = "step " + std::to_string(report_.step),
           .file = file.empty() && manifest_ != nullptr ? (*manifest_)(report_.step) : std::move(file)};

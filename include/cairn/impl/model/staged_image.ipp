@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/files_under_way.hpp>
 #include <cairn/model/image_backing.hpp>
 #include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
+#include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/system/callback.hpp>
 #include <cairn/system/deadline.hpp>
@@ -39,10 +40,14 @@ CAIRN_BODY staged_image::staged_image(std::shared_ptr<const image_layout> layout
     : layout_(std::move(layout)),
       control_(std::move(control)),
       backing_(std::move(backing)),
-      files_(detail::make_shared<files_under_way>()),
+      notes_(detail::make_shared<save_notes>()),
       memory_(memory),
       digests_(digests),
       digested_(digested) {}
+
+CAIRN_BODY void staged_image::carry_notes_of(const std::shared_ptr<save_progress>& save) noexcept {
+  notes_ = std::shared_ptr<save_notes>(save, &save->notes());
+}
 
 CAIRN_BODY void staged_image::wait_for(std::uint64_t end, deadline until) const {
   if (!control_->wait_for(end, until)) rethrow();

@@ -5,7 +5,6 @@
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
-#include <cairn/model/files_under_way.hpp>
 #include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
@@ -14,6 +13,7 @@
 #include <cairn/model/save_announcement.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
@@ -190,7 +190,7 @@ CAIRN_BODY record safetensors_writer_base::inside::write(const save_context& c, 
   std::size_t finished = 0;
   try {
     auto r = write_files(c, image, until, finished);
-    const span_note span(image.journal(), span_kind::record);
+    const span_note span(image.notes().journal.get(), span_kind::record);
     protocol_.publish(c, r);
     return r;
   } catch (...) {
@@ -302,7 +302,7 @@ CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_contex
     for (std::uint32_t k = 0; k < layout.segments.size(); ++k) {
       const auto& segment = layout.segments[k];
       const auto key = data_key(c.step, c.rank, c.attempt, k, protocol_.placement(c));
-      const files_under_way::note note(*image.files(), key);
+      const files_under_way::note note(image.notes().files, key);
       files.push_back(protocol_.store().create(key, segment.bytes));
       files.back().until(until);
       for (std::uint64_t at = segment.begin; at < segment.begin + segment.bytes;) {
@@ -316,7 +316,7 @@ CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_contex
           offset += span.size();
         }
         {
-          const span_note span(image.journal(), span_kind::write, segment.begin + offset - at);
+          const span_note span(image.notes().journal.get(), span_kind::write, segment.begin + offset - at);
           // The memory of a resident image stays as it is until write() ends.
           image.resident() ? files.back().write_stable(parts) : files.back().write(parts);
         }
@@ -332,10 +332,10 @@ CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_contex
   for (const auto& file : files)
     image.control()->costs().write_cpu.fetch_add(file.helper_cpu(), std::memory_order_relaxed);
   {
-    const span_note span(image.journal(), span_kind::sync);
+    const span_note span(image.notes().journal.get(), span_kind::sync);
     finish(c, image, files, finished);
   }
-  const span_note span(image.journal(), span_kind::await);
+  const span_note span(image.notes().journal.get(), span_kind::await);
   image.wait_released(until);
   auto written = record_of(layout, image.digests());
   if (protocol_.store().tracks_writers())
@@ -351,7 +351,7 @@ CAIRN_BODY void safetensors_writer_base::inside::finish(const save_context& c, c
   detail::parallel_for(files.size(), 4, [&](std::size_t i, std::size_t thread) {
     const auto cpu = thread_cpu_now();
     const files_under_way::note note(
-        *image.files(), data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i), place));
+        image.notes().files, data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i), place));
     files[i].finish();
     if (thread != 0)
       image.control()->costs().write_cpu.fetch_add(thread_cpu_now() - cpu, std::memory_order_relaxed);

@@ -3,6 +3,7 @@
 #include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/save_journal.hpp>
+#include <cairn/model/save_notes.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/block_hasher.hpp>
 #include <cairn/storage/write_source.hpp>
@@ -77,7 +78,7 @@ CAIRN_BODY write_source::~write_source() {
 CAIRN_BODY list_view<const std::span<const std::byte>> write_source::next(std::uint64_t begin,
                                                                           std::uint64_t end) {
   count_ = 0;
-  if (auto* const limit = image_.write_limit()) end = limited(*limit, begin, end);
+  if (auto* const limit = image_.notes().write_limit.get()) end = limited(*limit, begin, end);
   if (ring_) {
     // Slots hold consecutive ranges of the image, also across the ends of segments.
     std::uint64_t stop = std::min(end, begin + 2 * write_ring::slot_bytes);
@@ -132,7 +133,7 @@ CAIRN_BODY void write_source::add(std::span<const std::byte> s) noexcept {
 CAIRN_BODY std::uint64_t write_source::wait_ready(std::uint64_t end) {
   if (image_.resident() && image_.digested()) {
     if (const auto there = image_.control()->watermark(); there >= end && !image_.failed()) return there;
-    const span_note span(image_.journal(), span_kind::await);
+    const span_note span(image_.notes().journal.get(), span_kind::await);
     image_.wait_for(end, until_);
     return image_.control()->watermark();
   }
@@ -141,7 +142,7 @@ CAIRN_BODY std::uint64_t write_source::wait_ready(std::uint64_t end) {
     hash_here(end);
     return end;
   }
-  const span_note span(image_.journal(), span_kind::await);
+  const span_note span(image_.notes().journal.get(), span_kind::await);
   for (;;) {
     const auto seen = event_.current();
     if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
@@ -153,7 +154,7 @@ CAIRN_BODY std::uint64_t write_source::wait_ready(std::uint64_t end) {
 
 CAIRN_BODY void write_source::hash_here(std::uint64_t end) {
   image_.wait_for(end, until_);
-  const span_note span(image_.journal(), span_kind::hash, end - own_->position());
+  const span_note span(image_.notes().journal.get(), span_kind::hash, end - own_->position());
   own_->feed(image_.bytes().subspan(static_cast<std::size_t>(own_->position()),
                                     static_cast<std::size_t>(end - own_->position())));
   ready_.store(end, std::memory_order_release);
@@ -171,7 +172,7 @@ CAIRN_BODY void write_source::hash_all() noexcept {
     for (std::uint64_t at = 0; at < total_;) {
       const auto end = std::min(total_, at + write_ring::slot_bytes);
       if (!wait_filled(end)) return;
-      const span_note span(image_.journal(), what, end - at);
+      const span_note span(image_.notes().journal.get(), what, end - at);
       if (ring_) {
         const auto to = ring_->slot(at / write_ring::slot_bytes).first(static_cast<std::size_t>(end - at));
         image_.gather(at, to);
