@@ -585,16 +585,16 @@ TEST_CASE("a container's credentials: its token is read anew, and nobody else is
   environment.set("AWS_EC2_METADATA_DISABLED", "");
   CHECK(none_from(from::standard()).text.find("the container's end point") != std::string::npos);
 
-  using cairn::detail::may_be_asked;
+  using cairn::detail::is_allowed_endpoint;
   for (const auto* fine :
        {"https://example.com/x", "http://127.0.0.1:80/", "http://127.9.9.9", "http://localhost:1/x",
         "http://169.254.170.2/x", "http://169.254.170.23/v1", "http://[::1]:80/", "http://[fd00:ec2::23]/v1"})
-    CHECK_MESSAGE(may_be_asked(fine), fine);
+    CHECK_MESSAGE(is_allowed_endpoint(fine), fine);
   for (const auto* not_fine :
        {"http://example.com/", "http://169.254.169.254/", "http://127.0.0.1@example.com/", "http://10.0.0.1/",
         "http://localhost.example.com/", "ftp://127.0.0.1/", "http://[fe80::1]/", "http://[::1]x/",
         "http://2130706433/", "", "file:///etc/passwd"})
-    CHECK_FALSE_MESSAGE(may_be_asked(not_fine), not_fine);
+    CHECK_FALSE_MESSAGE(is_allowed_endpoint(not_fine), not_fine);
   const auto asked = container.requests();
   environment.set("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://example.com/");
   CHECK(none_from(from::standard()).text.find("FULL_URI must be https://") != std::string::npos);

@@ -795,7 +795,7 @@ void read_s3(input in) {
     case 3:
       static_cast<void>(cairn::s3_credential_source::in_profile(text, "default"));
       static_cast<void>(cairn::detail::credential_json::read(text));
-      static_cast<void>(cairn::detail::may_be_asked(text));
+      static_cast<void>(cairn::detail::is_allowed_endpoint(text));
       return;
     case 4: {
       std::string decoded;

@@ -31,7 +31,7 @@ class earlier_runs {
     for (backoff polling(std::chrono::milliseconds(1), std::chrono::milliseconds(250)); !alive.empty();) {
       for (const auto& a : alive) {
         if (find(a.step, a.attempt) != nullptr) continue;
-        seen_.push_back({a.step, a.attempt});
+        attempts_.push_back({a.step, a.attempt});
         if (timeout.count() > 0)
           reporter.earlier(observation::event::wait_began, a.step, 0,
                            "is being saved by a process of an earlier run: waiting for it, at most " +
@@ -40,18 +40,18 @@ class earlier_runs {
       if (!polling.wait(until)) break;
       alive = writer.live_saves(run);
       const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
-      for (auto& s : seen_)
+      for (auto& s : attempts_)
         if (!s.ended &&
             !detail::any_of(alive, [&](const auto& a) { return a.step == s.step && a.attempt == s.attempt; }))
           s.ended = true, s.seconds = now;
     }
     const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
-    for (auto& s : seen_)
+    for (auto& s : attempts_)
       if (!s.ended) s.seconds = now;
   }
   /// `cleaned`: what lived was ended for good; `steps`: those that are committed now.
-  void tell(bool cleaned, const std::vector<std::int64_t>& steps, event_reporter& reporter) const {
-    for (const auto& s : seen_) {
+  void report(bool cleaned, const std::vector<std::int64_t>& steps, event_reporter& reporter) const {
+    for (const auto& s : attempts_) {
       const auto after = " after " + seconds_text(s.seconds);
       if (detail::contains(steps, s.step))
         reporter.earlier(observation::event::wait_ended, s.step, s.seconds,
@@ -67,14 +67,14 @@ class earlier_runs {
   }
 
  private:
-  struct seen {
+  struct other_attempt {
     std::int64_t step;
     std::uint64_t attempt;
     bool ended = false;
     double seconds = 0;
   };
-  [[nodiscard]] const seen* find(std::int64_t step, std::uint64_t attempt) const noexcept {
-    for (const auto& s : seen_)
+  [[nodiscard]] const other_attempt* find(std::int64_t step, std::uint64_t attempt) const noexcept {
+    for (const auto& s : attempts_)
       if (s.step == step && s.attempt == attempt) return &s;
     return nullptr;
   }
@@ -84,7 +84,7 @@ class earlier_runs {
     return text;
   }
 
-  std::vector<seen> seen_;
+  std::vector<other_attempt> attempts_;
 };
 
 }  // namespace detail

@@ -82,13 +82,13 @@ class loader {
       return all;
     };
     auto avoided = avoid(with_held(steps), crash_looping);
-    const auto most = static_cast<std::size_t>(options_.max_fallback);
+    const auto max_skipped = static_cast<std::size_t>(options_.max_fallback);
     const auto until = deadline::in(options_.timeout);
     std::vector<std::int64_t> passed;
     bool found = !reasons.empty();
-    while (passed.size() <= most) {
+    while (passed.size() <= max_skipped) {
       const auto step = newest(with_held(steps), among, passed, avoided);
-      if (!avoided.empty() && (!step || passed.size() + avoided.size() > most)) {
+      if (!avoided.empty() && (!step || passed.size() + avoided.size() > max_skipped)) {
         avoided.clear();  // nothing else loads
         continue;
       }
@@ -234,12 +234,12 @@ class loader {
   }
   /// What a load left as it was: the first of them by name, and how many.
   void report_kept_items(const load_report& report, std::int64_t step) {
-    constexpr std::size_t told = 5;
+    constexpr std::size_t max_named = 5;
     const auto first_of = [&](const std::vector<std::string>& names, auto&& text) {
       std::string all;
-      for (std::size_t i = 0; i < names.size() && i < told; ++i)
+      for (std::size_t i = 0; i < names.size() && i < max_named; ++i)
         all.append(i == 0 ? ": " : ", ").append(text(names[i]));
-      if (names.size() > told) all += " and " + std::to_string(names.size() - told) + " more";
+      if (names.size() > max_named) all += " and " + std::to_string(names.size() - max_named) + " more";
       return all;
     };
     const auto count = [](std::size_t n, const char* one, const char* more) {

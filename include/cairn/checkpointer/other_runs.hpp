@@ -29,7 +29,7 @@ class other_runs {
     if (!reader.reports_runs()) return;
     const std::lock_guard lock(mutex_);
     own_.push_back(committed);
-    if (told_ || ++commits_ < next_) return;
+    if (warned_ || ++commits_ < next_) return;
     next_ = commits_ * 2;
     const auto& there = listing.steps();
     if (!known_) {  // it began without resume(): what comes from now on is seen
@@ -40,7 +40,7 @@ class other_runs {
       if (has_step(*known_, step) || has_step(own_, step)) continue;
       const auto run = reader.run_of(step);
       if (run == reader.run_of(committed)) continue;
-      told_ = true;
+      warned_ = true;
       return reporter.warned(
           "run " + to_string(*run) + " commits into the same store while this run does: step " +
           std::to_string(step) +
@@ -57,7 +57,7 @@ class other_runs {
   std::vector<std::int64_t> own_;  ///< committed since the last look
   std::uint64_t commits_ = 0;
   std::uint64_t next_ = 1;
-  bool told_ = false;
+  bool warned_ = false;
 };
 
 }  // namespace detail

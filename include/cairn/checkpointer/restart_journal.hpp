@@ -105,13 +105,13 @@ struct avoided_steps {
   std::vector<std::int64_t> newer;  ///< of these, those newer than all others, newest first
   bool all_crash_looping = false;   ///< then none is avoided
 };
-/// `steps` ascending, of which at most `most` are tried.
+/// `steps` ascending, of which at most `max_tried` are tried.
 [[nodiscard]] inline avoided_steps choose_avoided(const std::vector<std::int64_t>& steps,
                                                   const std::vector<std::int64_t>& crash_looping,
-                                                  std::size_t most) {
+                                                  std::size_t max_tried) {
   avoided_steps chosen;
   std::size_t others = 0;
-  for (auto step = steps.rbegin(); step != steps.rend() && most > 0; ++step, --most) {
+  for (auto step = steps.rbegin(); step != steps.rend() && max_tried > 0; ++step, --max_tried) {
     if (!detail::contains(crash_looping, *step)) {
       ++others;
       continue;

@@ -69,7 +69,7 @@ class retention {
   /// After a commit, where `there` is committed, ascending.
   [[nodiscard]] choice choose(const std::vector<std::int64_t>& there) {
     const std::lock_guard lock(mutex_);
-    for (auto* steps : {&line_, &told_, &leased_, &verified_})
+    for (auto* steps : {&line_, &reported_, &leased_, &verified_})
       detail::erase_if(*steps, [&](auto s) { return !has_step(there, s); });
     choice chosen;
     std::size_t counted = 0;
@@ -80,8 +80,8 @@ class retention {
       for (std::size_t i = 0; i < oldest; ++i)
         if (line_[i] < newest_ && line_[i] != base_step_) chosen.remove.push_back(line_[i]);
     for (const auto s : there)
-      if (!has_step(line_, s) && !has_step(under_way_, s) && !has_step(told_, s)) {
-        told_.push_back(s);
+      if (!has_step(line_, s) && !has_step(under_way_, s) && !has_step(reported_, s)) {
+        reported_.push_back(s);
         chosen.other_lines.push_back(s);
       }
     return chosen;
@@ -106,7 +106,7 @@ class retention {
   std::mutex mutex_;
   std::vector<std::int64_t> line_;
   std::vector<std::int64_t> under_way_;  ///< begun by this run and not ended
-  std::vector<std::int64_t> told_;       ///< steps of other lines that were reported
+  std::vector<std::int64_t> reported_;   ///< steps of other lines that were reported
   std::vector<std::int64_t> leased_;     ///< would go, and stay while they are read
   std::vector<std::int64_t> verified_;
   std::optional<std::int64_t> base_step_;

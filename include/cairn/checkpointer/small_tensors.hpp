@@ -13,9 +13,9 @@ inline namespace v1 {
 namespace detail {
 
 /// Bounds what is copied before save() returns for no other reason than that it is small: as long as those
-/// tensors are more than `most` bytes together, the size below which a tensor counts as small is halved, from
+/// tensors are more than `max_bytes` bytes together, the size below which a tensor counts as small is halved, from
 /// always_copied_below on. The others are copied like large ones. O(items).
-inline void bound_small_tensors(image_layout& layout, const save_plan& plan, std::uint64_t most) {
+inline void bound_small_tensors(image_layout& layout, const save_plan& plan, std::uint64_t max_bytes) {
   const auto is_small = [&](const item_placement& at) {
     const auto& item = plan.items.at(at.item);
     return at.early && item.kind == item_kind::tensor && !item.flags.copy_now && !item.flags.per_rank &&
@@ -29,9 +29,9 @@ inline void bound_small_tensors(image_layout& layout, const save_plan& plan, std
     of_bits[static_cast<std::size_t>(std::bit_width(at.bytes))] += at.bytes;
     sum += at.bytes;
   }
-  if (sum <= most) return;
+  if (sum <= max_bytes) return;
   std::size_t bits = of_bits.size() - 1;
-  while (sum > most) sum -= of_bits[bits--];
+  while (sum > max_bytes) sum -= of_bits[bits--];
   for (auto& at : layout.items)
     if (is_small(at) && at.bytes >= std::uint64_t{1} << bits) at.early = false;
 }

@@ -32,7 +32,7 @@ namespace detail {
     shared.report().warned(std::string("what interrupted saves left could not be removed: ") + e.what());
   }
   auto steps = shared.reader().list();
-  earlier.tell(cleaned, steps, shared.report());
+  earlier.report(cleaned, steps, shared.report());
   shared.found_at_start(steps);
   return steps;
 }

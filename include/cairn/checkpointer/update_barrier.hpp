@@ -202,7 +202,7 @@ class update_barrier {
   }
   /// @pre locked
   [[nodiscard]] bool unconfirmed_here() const {
-    return save_ != nullptr && left_ != 0 && !image_.control()->confirmed() && !save_->told_released();
+    return save_ != nullptr && left_ != 0 && !image_.control()->confirmed() && !save_->release_observed();
   }
   /// @pre locked; all is copied, or about to be.
   void confirm(deadline until) {

@@ -94,7 +94,7 @@ struct outcome {
 
 inline constexpr std::uint32_t collective_magic = 0x4D4D4343;  // "CCMM"
 inline constexpr std::uint16_t collective_version = 2;
-inline constexpr std::size_t max_absent_told = 1024;
+inline constexpr std::size_t max_absent_named = 1024;
 /// The longest value in a message: what remains of max_message_bytes beside the frame.
 inline constexpr std::size_t max_collective_bytes = max_message_bytes - 64;
 
@@ -148,9 +148,10 @@ inline constexpr std::size_t max_collective_bytes = max_message_bytes - 64;
     return out.take();
   }
   out.put(what.failed_rank).put(static_cast<std::uint64_t>(what.failure.size())).raw(what.failure);
-  const auto told = std::min(what.absent.size(), max_absent_told);
-  out.put(static_cast<std::uint64_t>(told));
-  for (const auto& each : list_view(what.absent).first(told)) out.put(each.rank).put(std::uint8_t{each.lost});
+  const auto shown = std::min(what.absent.size(), max_absent_named);
+  out.put(static_cast<std::uint64_t>(shown));
+  for (const auto& each : list_view(what.absent).first(shown))
+    out.put(each.rank).put(std::uint8_t{each.lost});
   return out.take();
 }
 
@@ -201,7 +202,7 @@ struct collective_frame {
     frame.what.add_failure(failed, {failure.begin(), failure.end()});
   }
   const auto absent = in.get_count(5);
-  if (absent > max_absent_told) in.fail_here("more absent ranks are named than allowed");
+  if (absent > max_absent_named) in.fail_here("more absent ranks are named than allowed");
   for (std::size_t i = 0; i < absent; ++i) {
     const auto rank = in.get<std::int32_t>();
     check_rank(rank);

@@ -60,7 +60,7 @@ class collective_messages {
   }
 
   /// Who is gone: the peer, or this rank itself where the transport says so.
-  [[nodiscard]] int gone(const peer_error& e, int peer) const {
+  [[nodiscard]] int lost_rank(const peer_error& e, int peer) const {
     return e.fields().rank == rank() ? rank() : peer;
   }
 
@@ -73,7 +73,7 @@ class collective_messages {
         what.add_absent(to, false);
       } catch (const peer_error& e) {
         if (e.id() != error_id::peer_lost) throw;
-        what.add_absent(gone(e, to), true);
+        what.add_absent(lost_rank(e, to), true);
       }
     });
   }

@@ -129,7 +129,7 @@ class collective_tree {
         }
       });
     }
-    const bool told_ok = mine.ok();
+    const bool all_well = mine.ok();
     outcome below;
     // The largest part of the tree first; who is known to be absent last, so that nobody waits behind them.
     for (const bool missing : {false, true}) {
@@ -137,11 +137,11 @@ class collective_tree {
         const int to = children[i].rank;
         if (detail::contains(unreachable, to) != missing) continue;
         if (!is_here(children[i])) continue;
-        if (!told_ok) messages[i] = encode_frame(addressed(children[i]), step::down, mine, {});
+        if (!all_well) messages[i] = encode_frame(addressed(children[i]), step::down, mine, {});
         messages_.send(below, to, messages[i], wait.down(missing ? 0 : depth + 1));
       }
     }
-    if (told_ok) mine.add_failures(std::move(below));
+    if (all_well) mine.add_failures(std::move(below));
     if (!mine.ok()) raise(mine, call);
     return std::move(mine.value);
   }
@@ -188,10 +188,10 @@ class collective_tree {
         list_view(list).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
   }
 
-  /// Waits for a neighbour's outcome. While a wait for a child lasts, `tell(absent)` says so to the parent:
+  /// Waits for a neighbour's outcome. While a wait for a child lasts, `report(absent)` says so to the parent:
   /// that this rank is here, and for whom it waits.
   [[nodiscard]] outcome await(const collective_call& call, step wanted, int from, deadline until,
-                              deadline word, function_ref<void(const outcome&)> tell) {
+                              deadline word, function_ref<void(const outcome&)> report) {
     outcome result;
     outcome known;  // the ranks that the neighbour waited for when its last message came
     known.add_absent(from, false);
@@ -214,11 +214,11 @@ class collective_tree {
           if (next_look_.passed()) check_peers();
         } catch (const peer_error& e) {
           if (e.id() != error_id::peer_lost) throw;
-          result.add_absent(messages_.gone(e, from), true);
+          result.add_absent(messages_.lost_rank(e, from), true);
           return;
         }
         next = until;
-        tell(known);
+        report(known);
       }
     });
     return result;

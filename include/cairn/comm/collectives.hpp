@@ -117,8 +117,8 @@ class collectives {
              std::is_invocable_v<Look&>
   [[nodiscard]] std::vector<std::byte> on_demand_reduce(collective_input own, Merge merge, deadline until,
                                                         Look look) {
-    const function_ref<void()> asked(look);
-    return reduce_on_demand(std::move(own), merge, until, &asked);
+    const function_ref<void()> check(look);
+    return reduce_on_demand(std::move(own), merge, until, &check);
   }
   /// As barrier(), after an on_demand_reduce() that gave this rank a value.
   void on_demand_barrier(deadline until, std::exception_ptr failure = nullptr);

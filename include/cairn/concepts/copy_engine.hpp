@@ -75,7 +75,7 @@ class image_fill : public image_backing {
   /// the sources.
   void fail(std::exception_ptr why) noexcept;
   [[nodiscard]] std::exception_ptr failure() const noexcept override {
-    return told_.load(std::memory_order_acquire) ? failure_ : nullptr;
+    return failure_set_.load(std::memory_order_acquire) ? failure_ : nullptr;
   }
 
  private:
@@ -85,10 +85,10 @@ class image_fill : public image_backing {
   std::span<std::byte> memory_;
   std::span<std::uint64_t> digests_;
   std::exception_ptr failure_;
-  std::atomic<bool> told_{false};
+  std::atomic<bool> failure_set_{false};
   std::function<bool(std::uint64_t, std::uint64_t, deadline)> wanted_;
-  enum class begin_state : std::uint8_t { not_told, awaited, called_for, begun };
-  std::atomic<begin_state> begin_{begin_state::not_told};
+  enum class begin_state : std::uint8_t { not_reported, awaited, called_for, begun };
+  std::atomic<begin_state> begin_{begin_state::not_reported};
   detail::callback<void()> on_begun_;  // written before `called_for`
   stage_options options_;
 };

@@ -252,7 +252,7 @@ class basic_copy_engine {
         // Images are filled in the order of their saves; all queues are in that order.
         auto first = transfers.front();
         lock.unlock();
-        const bool ended = first->go_on();
+        const bool ended = first->proceed();
         first.reset();
         lock.lock();
         if (ended)

@@ -138,14 +138,14 @@ class basic_pinned {
                "; free memory of this machine, raise the memory limit of the container, or choose "
                "cuda::unpinned::accept",
            {.expected = std::to_string(bytes) + " pinned bytes", .got = R::name_of(status)});
-    if (!std::exchange(told_, true))
+    if (!std::exchange(warned_, true))
       std::fprintf(stderr, "cairn: %s; it is used unpinned, which is slower\n", sentence.c_str());
   }
 
   M memory_;
   pinned_options options_;
   int device_ = 0;
-  bool told_ = false;
+  bool warned_ = false;
 };
 
 }  // namespace cuda

@@ -85,7 +85,7 @@ class copy_queue {
     stream_mark<R> made{owned_event<R>(device_)};
     const std::lock_guard lock(mutex_);
     if (word_ != nullptr) {
-      const int status = R::write_word(word_there_, written_ + 1, side_);
+      const int status = R::write_word(device_word_, written_ + 1, side_);
       // Where the first one fails, events tell how far the stream is.
       if (written_ == 0 && status != R::success) {
         word_ = nullptr;
@@ -109,7 +109,7 @@ class copy_queue {
   void make_word() {
     try {
       page_.emplace(basic_pinned<heap_memory, R>().allocate(sizeof *word_));
-      if (R::device_address(page_->bytes().data(), word_there_) != R::success) return;
+      if (R::device_address(page_->bytes().data(), device_word_) != R::success) return;
       word_ = new (page_->bytes().data()) std::atomic<std::uint32_t>(0);
     } catch (const error&) {
       // Events tell.
@@ -123,7 +123,7 @@ class copy_queue {
   std::byte* staging_ = nullptr;
   std::uint64_t staging_wanted_;
   std::optional<typename basic_pinned<heap_memory, R>::block_type> page_;
-  std::byte* word_there_ = nullptr;             // the word, as the device sees it
+  std::byte* device_word_ = nullptr;            // the word, as the device sees it
   std::atomic<std::uint32_t>* word_ = nullptr;  // in the page; null: events tell
   std::uint32_t written_ = 0;
 };

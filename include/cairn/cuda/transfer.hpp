@@ -81,7 +81,7 @@ class transfer {
 
   /// Does what can be done without waiting: puts the next copies into the streams, looks how far they are.
   /// True once the transfer has ended. Fails instead of throwing.
-  [[nodiscard]] bool go_on() noexcept {
+  [[nodiscard]] bool proceed() noexcept {
     if (ended()) return true;
     try {
       if (failure_ == nullptr && given_up_.load(std::memory_order_acquire))
@@ -98,7 +98,7 @@ class transfer {
     }
     if (failure_ == nullptr || ended()) return ended();
     const bool over = drained();
-    if ((over || left_behind_.load(std::memory_order_acquire)) && !std::exchange(told_, true))
+    if ((over || left_behind_.load(std::memory_order_acquire)) && !std::exchange(failure_reported_, true))
       fill_->fail(failure_);
     if (over) end();
     return over;
@@ -223,10 +223,10 @@ class transfer {
     if (queues_.size() != 1) device.emplace(view.device);
     const bool together = view.contiguous();
     if constexpr (GatheringRuntime<R>) {
-      const bool goes_on = !parts.empty() && parts.back().to + parts.back().bytes == to &&
-                           parts.back().from + parts.back().bytes == view.data + first;
+      const bool adjacent = !parts.empty() && parts.back().to + parts.back().bytes == to &&
+                            parts.back().from + parts.back().bytes == view.data + first;
       // Elements that are no whole bytes have no box.
-      const bool gathered = together ? last - first < gather_below_ && !goes_on
+      const bool gathered = together ? last - first < gather_below_ && !adjacent
                                      : gather_below_ != 0 && bits_of(view.type) % 8 == 0;
       if (gathered && gatherings_[at].add(view, first, last, to)) return;
     }
@@ -354,7 +354,7 @@ class transfer {
   std::size_t next_ = 0;
   std::size_t done_ = 0;
   std::exception_ptr failure_;
-  bool told_ = false;
+  bool failure_reported_ = false;
   std::atomic<bool> given_up_{false};
   std::atomic<bool> left_behind_{false};
   std::atomic<bool> enqueued_{false};

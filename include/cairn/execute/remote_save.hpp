@@ -47,7 +47,7 @@ class remote_save {
   /// The worker that had it is gone, and had not begun it.
   void take_back() noexcept {
     number_.reset();
-    told_failure_ = false;
+    failure_sent_ = false;
   }
   /// The bytes of this rank are durable.
   void written() noexcept {
@@ -89,10 +89,10 @@ class remote_save {
   }
   /// Why its image will not be complete, if that is so, for the worker that has it: once.
   [[nodiscard]] std::exception_ptr unreported_failure() noexcept {
-    if (told_failure_ || !number_ || !control_->failed()) return nullptr;
+    if (failure_sent_ || !number_ || !control_->failed()) return nullptr;
     auto why = progress().failure();
     if (why == nullptr) why = job_.image.failure();
-    told_failure_ = why != nullptr;
+    failure_sent_ = why != nullptr;
     return why;
   }
 
@@ -103,7 +103,7 @@ class remote_save {
   std::optional<std::uint64_t> number_;
   std::optional<deadline> end_;
   bool written_ = false;
-  bool told_failure_ = false;
+  bool failure_sent_ = false;
 };
 
 }  // namespace detail

@@ -97,11 +97,11 @@ class worker_client {
     if (announced >= 0) descriptors.push_back(announced);
     out.put(
         static_cast<std::uint8_t>((new_image ? 1 : 0) | (new_control ? 2 : 0) | (announced >= 0 ? 4 : 0)));
-    std::vector<std::uint64_t> gone;
+    std::vector<std::uint64_t> freed;
     for (const auto& [id, segment] : known_)
-      if (segment.expired()) gone.push_back(id);
-    out.put(static_cast<std::uint64_t>(gone.size()));
-    for (const auto id : gone) out.put(id), known_.erase(id);
+      if (segment.expired()) freed.push_back(id);
+    out.put(static_cast<std::uint64_t>(freed.size()));
+    for (const auto id : freed) out.put(id), known_.erase(id);
     try {
       process_.link().send(frame_kind::job, out.view(), until, descriptors);
     } catch (const usage_error&) {

@@ -103,7 +103,7 @@ class verification {
     if (!stopped_.load(std::memory_order_relaxed) && options_.stop && options_.stop()) stopped_ = true;
     return stopped_.load(std::memory_order_relaxed);
   }
-  void tell(damage d) {
+  void report(damage d) {
     const std::lock_guard lock(mutex_);
     ++report_.damages;
     report_.unreadable += d.unreadable;
@@ -137,7 +137,7 @@ class verification {
       } catch (const error& e) {
         auto d = describe(e, key, rank);
         d.what += "; what this rank wrote cannot be checked without its record";
-        tell(std::move(d));
+        report(std::move(d));
       }
     });
     for (std::size_t i = 0; i < records.size(); ++i) {
@@ -158,7 +158,7 @@ class verification {
       } catch (const error& e) {
         // A part of the manifest itself is looked at only once.
         if (first == 0 || e.fields().rank >= 0)
-          tell(describe(e, manifest_key(checkpoint_.manifest().step), e.fields().rank));
+          report(describe(e, manifest_key(checkpoint_.manifest().step), e.fields().rank));
       }
     }
   }
@@ -197,21 +197,21 @@ class verification {
         const auto size = store_.size(file.key);
         if (!size) {
           readable = false;
-          tell({"a data file of the checkpoint is not there", {}, file.key, -1, 0, file.rank});
+          report({"a data file of the checkpoint is not there", {}, file.key, -1, 0, file.rank});
           return;
         }
         if (*size != file.bytes)
-          tell({"a data file has another size than when it was written: " + std::to_string(*size) +
-                    " bytes instead of " + std::to_string(file.bytes),
-                {},
-                file.key,
-                static_cast<std::int64_t>(std::min(*size, file.bytes)),
-                0,
-                file.rank});
+          report({"a data file has another size than when it was written: " + std::to_string(*size) +
+                      " bytes instead of " + std::to_string(file.bytes),
+                  {},
+                  file.key,
+                  static_cast<std::int64_t>(std::min(*size, file.bytes)),
+                  0,
+                  file.rank});
         else if (!shared || has_all_records(file.rank))
           check_header_of(file, shared);
       } catch (const error& e) {
-        tell(describe(e, file.key, file.rank));
+        report(describe(e, file.key, file.rank));
       }
     });
   }
@@ -278,7 +278,7 @@ class verification {
     std::optional<damage> last;  // grows while blocks of one item that follow each other are damaged alike
     std::size_t last_item = 0;
     const auto flush = [&] {
-      if (last) tell(std::move(*last));
+      if (last) report(std::move(*last));
       last.reset();
     };
     for (const auto& ref : b.blocks) {
@@ -325,8 +325,8 @@ class verification {
   void lost(std::size_t i) {
     const auto& [stored, index] = items_[i];
     const auto& file = files_[index].file;
-    tell({"lost with its file", name_of_item(file.rank, stored->key), file.key,
-          static_cast<std::int64_t>(stored->offset), stored->bytes, file.rank});
+    report({"lost with its file", name_of_item(file.rank, stored->key), file.key,
+            static_cast<std::int64_t>(stored->offset), stored->bytes, file.rank});
   }
   /// Records know items by digests; the manifest knows their names.
   [[nodiscard]] std::string name_of_item(std::int32_t rank, const item_key& key) {

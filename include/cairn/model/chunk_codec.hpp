@@ -80,7 +80,7 @@ class compact_reader {
   explicit compact_reader(std::span<const std::byte> bytes) noexcept
       : begin_(bytes.data()), at_(begin_), end_(begin_ + bytes.size()) {}
 
-  /// The next number; the second form refuses one above `most`.
+  /// The next number; the second form refuses one above `max_number`.
   [[nodiscard]] std::uint64_t number() {
     if (at_ != end_ && (*at_ & std::byte{128}) == std::byte{0}) return static_cast<std::uint64_t>(*at_++);
     if (left() >= 8) {
@@ -109,9 +109,9 @@ class compact_reader {
       }
     }
   }
-  [[nodiscard]] std::uint64_t number(std::uint64_t most) {
+  [[nodiscard]] std::uint64_t number(std::uint64_t max_number) {
     const auto value = number();
-    if (value > most) fail_here("a number is higher than allowed");
+    if (value > max_number) fail_here("a number is higher than allowed");
     return value;
   }
   /// The next number, which must fit a positive int64.
@@ -197,7 +197,7 @@ inline void decode_single_box(compact_reader& in, list_view<std::int64_t> number
 /// What follows the head.
 inline void decode_progression_body(compact_reader& in, std::uint64_t head, int dimensions,
                                     chunk_progression& p) {
-  constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max());
+  constexpr auto max_number = static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max());
   p.rank = static_cast<std::int32_t>(head >> 3);
   p.axis_count = static_cast<std::int32_t>(head & 7);
   if (p.axis_count > chunk_progression::max_axes) in.fail_here("a progression has too many axes");
@@ -206,10 +206,10 @@ inline void decode_progression_body(compact_reader& in, std::uint64_t head, int 
   for (int d = 0; d < dimensions; ++d) p.first.sizes.set(d, in.signed_number());
   for (int k = 0; k < p.axis_count; ++k) {
     auto& a = p.axes[static_cast<std::size_t>(k)];
-    const auto count = in.number(most << 4 | 15);
+    const auto count = in.number(max_number << 4 | 15);
     a.count = static_cast<std::int32_t>(count >> 4);
     a.dimension = static_cast<std::int32_t>(count & 15) - 1;
-    a.rank_step = static_cast<std::int32_t>(in.number(most));
+    a.rank_step = static_cast<std::int32_t>(in.number(max_number));
     a.offset_step = a.dimension >= 0 ? in.signed_number() : 0;
   }
   if (const auto* what = detail::progression_problem(p)) in.fail_here(what);

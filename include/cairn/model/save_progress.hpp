@@ -78,7 +78,7 @@ class save_progress {
   /// For handles: a caller that gets true may change the memory.
   [[nodiscard]] bool released() const noexcept;
   /// Whether some caller learned that the memory may change.
-  [[nodiscard]] bool told_released() const noexcept;
+  [[nodiscard]] bool release_observed() const noexcept;
   /// True if another process has the save, if none is to take it, or if the save has ended.
   [[nodiscard]] bool handed_over() const noexcept;
   /// True after set_written(), unless the save failed afterwards.
@@ -158,7 +158,7 @@ class save_progress {
   std::shared_ptr<const place_namer> manifest_;
   int rank_ = -1;
   deadline::clock::time_point begun_;
-  mutable bool told_released_ = false;
+  mutable bool release_observed_ = false;
   bool handed_over_ = true;
   bool holding_ = false;
   bool held_ = false;

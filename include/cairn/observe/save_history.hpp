@@ -44,16 +44,16 @@ class save_history {
   /// saves, plus what is left of those under way. Returns nothing before the first commit.
   [[nodiscard]] std::optional<std::chrono::duration<double>> until_committed(
       list_view<const std::shared_ptr<save_progress>> saves) const {
-    double most = 0;
+    double longest_save = 0;
     {
       const std::lock_guard lock(mutex_);
       if (count_ == 0) return {};
-      most = longest();
+      longest_save = longest();
     }
-    double sum = most;
+    double sum = longest_save;
     for (const auto& save : saves)
       if (!save->finished())
-        sum += std::max(0.0, most - (seconds_since(save->begun()) - save->report().wait_seconds));
+        sum += std::max(0.0, longest_save - (seconds_since(save->begun()) - save->report().wait_seconds));
     return std::chrono::duration<double>(sum);
   }
 
@@ -64,9 +64,9 @@ class save_history {
   };
   [[nodiscard]] std::size_t kept() const noexcept { return std::min(count_, costs_.size()); }
   [[nodiscard]] double longest() const noexcept {
-    double most = 0;
-    for (std::size_t i = 0; i < kept(); ++i) most = std::max(most, costs_[i].durable);
-    return most;
+    double longest_save = 0;
+    for (std::size_t i = 0; i < kept(); ++i) longest_save = std::max(longest_save, costs_[i].durable);
+    return longest_save;
   }
 
   const std::chrono::duration<double> mean_time_between_failures_;

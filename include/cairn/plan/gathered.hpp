@@ -34,7 +34,8 @@ namespace detail {
 [[nodiscard]] std::vector<save_plan> plans_of_all(const gathered_plans& global, int world_size);
 /// What plans that were created will store. @throws plan_error if they are not a whole checkpoint, or
 /// store something else than was said.
-[[nodiscard]] metadata metadata_of_plans(metadata said, const std::vector<save_plan>& plans, int world_size);
+[[nodiscard]] metadata metadata_of_plans(metadata stated, const std::vector<save_plan>& plans,
+                                         int world_size);
 /// What a rank writes of the plan that was created for it.
 [[nodiscard]] save_plan plan_of_rank(save_plan mine, const metadata& stored, int rank);
 }  // namespace detail

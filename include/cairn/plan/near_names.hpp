@@ -24,7 +24,7 @@ class near_names {
   [[nodiscard]] std::string text() const;
 
  private:
-  static constexpr std::size_t most = 3;
+  static constexpr std::size_t max_names = 3;
   static constexpr std::size_t longest = 200;
 
   /// Characters to add, drop or change, where `*` stands for any; a name in another scope is one away.

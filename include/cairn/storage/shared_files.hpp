@@ -56,14 +56,14 @@ class shared_rendezvous {
     return m;
   }
   /// `begin`: the end of the message of the rank before.
-  void tell(std::uint32_t member, std::uint64_t begin, std::span<const std::byte> bytes) {
+  void post(std::uint32_t member, std::uint64_t begin, std::span<const std::byte> bytes) {
     cell c{attempt_, begin, begin + bytes.size(), 0};
     c.check = check_of(c, bytes);
     file_.put(begin, bytes);
     file_.put(at(member), std::as_bytes(std::span(&c, 1)));
   }
   /// Says that the bytes of a member are durable.
-  void tell_done(std::uint32_t member) {
+  void post_done(std::uint32_t member) {
     cell c{attempt_, begin_of_messages, begin_of_messages, 0};
     c.check = check_of(c, {});
     file_.put(at(done + member), std::as_bytes(std::span(&c, 1)));
@@ -133,7 +133,7 @@ class shared_files_writing {
       for (auto& f : files_) f.sync();
     }
     shared_rendezvous meeting(files_[0], c_.attempt);
-    meeting.tell_done(self_);
+    meeting.post_done(self_);
     if (self_ != 0) return r;
     {
       const span_note span(image_.notes().journal.get(), span_kind::await);
@@ -188,7 +188,7 @@ class shared_files_writing {
     using message = shared_rendezvous::message;
     std::vector<message> messages;
     for (std::uint32_t m = 0; m < members_; ++m) {
-      if (m == self_) meeting.tell(m, m == 0 ? meeting.begin_of_messages : messages.back().end, own.view());
+      if (m == self_) meeting.post(m, m == 0 ? meeting.begin_of_messages : messages.back().end, own.view());
       std::optional<message> found;
       wait(m, "did not tell what it writes", [&] { return (found = meeting.find(m)).has_value(); });
       messages.push_back(std::move(*found));

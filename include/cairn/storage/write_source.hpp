@@ -73,7 +73,7 @@ class write_source {
  private:
   static constexpr std::uint64_t first_request = std::uint64_t{1} << 20;
   static constexpr std::uint64_t least = std::uint64_t{8} << 20;
-  static constexpr std::uint64_t most = std::uint64_t{64} << 20;
+  static constexpr std::uint64_t max_span_bytes = std::uint64_t{64} << 20;
   static constexpr std::uint64_t unit = std::uint64_t{1} << 20;
 
   /// The end of what may be written next, when it may be written.

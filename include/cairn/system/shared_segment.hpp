@@ -44,10 +44,12 @@ class shared_segment {
  public:
   /// Memory that is not there yet: see allocate(). @throws storage_error
   explicit shared_segment(std::uint64_t bytes) {
-    rlimit most{};
-    if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY && bytes > most.rlim_cur)
+    rlimit file_limit{};
+    if (::getrlimit(RLIMIT_FSIZE, &file_limit) == 0 && file_limit.rlim_cur != RLIM_INFINITY &&
+        bytes > file_limit.rlim_cur)
       fail(error_id::storage_limit, "the limit of file sizes is below the size of shared memory (ulimit -f)",
-           {.expected = std::to_string(bytes) + " bytes", .got = std::to_string(most.rlim_cur) + " bytes"});
+           {.expected = std::to_string(bytes) + " bytes",
+            .got = std::to_string(file_limit.rlim_cur) + " bytes"});
     {
       const detail::fork_pause pause;
       detail::file_descriptor made(::memfd_create("cairn", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -134,7 +134,7 @@ class nccl_pipeline {
   [[nodiscard]] bool opened() {
     const relaxed_capture_mode<R> guard;
     const device_in_use<R> use(parts_->device);
-    if (going_on("ncclCommInitRankConfig")) return false;
+    if (is_in_progress("ncclCommInitRankConfig")) return false;
     for (auto* buffer : parts_->buffers) {
       void* handle = nullptr;  // what is registered ends with the communicator
       (void)R::register_buffer(parts_->comm, buffer, buffer_bytes_, handle);
@@ -158,7 +158,7 @@ class nccl_pipeline {
     const relaxed_capture_mode<R> guard;
     const device_in_use<R> use(parts_->device);
     if (launching_) {
-      if (going_on(call())) return false;
+      if (is_in_progress(call())) return false;
       launched();
       return true;
     }
@@ -167,7 +167,7 @@ class nccl_pipeline {
       const int status = R::query(parts_->reached[half]->get());
       if (status == R::success) {
         // An operation that NCCL gave up is over, too.
-        (void)going_on(call());
+        (void)is_in_progress(call());
         if (to_ != nullptr)
           std::memcpy(to_ + finished_ * buffer_bytes_, parts_->pages[half]->bytes().data(),
                       piece_size(finished_));
@@ -175,7 +175,7 @@ class nccl_pipeline {
         return true;
       }
       if (status != R::not_ready) check(status, "cudaEventQuery (a copy of a message)");
-      (void)going_on(call());
+      (void)is_in_progress(call());
     }
     if (issued_ == pieces_ || issued_ - finished_ == 2) return false;
     issue();
@@ -213,7 +213,7 @@ class nccl_pipeline {
     }
     if (status != R::in_progress) check(status, call());
     launching_ = true;
-    if (!going_on(call())) launched();
+    if (!is_in_progress(call())) launched();
   }
   /// The operation is in the stream: what comes after it may be put there.
   void launched() {
@@ -227,7 +227,7 @@ class nccl_pipeline {
     ++issued_;
   }
   /// Whether NCCL has not yet done what it was told; throws what it met.
-  [[nodiscard]] bool going_on(const char* what) {
+  [[nodiscard]] bool is_in_progress(const char* what) {
     int now = R::success;
     check(R::state(parts_->comm, now), "ncclCommGetAsyncError");
     if (now == R::in_progress) return true;

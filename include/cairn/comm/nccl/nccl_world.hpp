@@ -80,7 +80,7 @@ class nccl_world {
     int to;
     std::uint64_t id;
     std::span<const std::byte> bytes;
-    bool said = false;        ///< an offer was sent
+    bool offered = false;     ///< an offer was sent
     bool by_control = false;  ///< NCCL does not carry it
     bool done = false;
   };
@@ -199,31 +199,31 @@ class nccl_world {
         if (nccl_.with(peer))
           offers_.put(peer, {frame.id, frame.bytes, false});
         else
-          tell(peer, nccl_opcode::by_control, frame.id);
+          notify(peer, nccl_opcode::by_control, frame.id);
         return;
       case nccl_opcode::give:
         if (peer >= rank_) wrong("the higher rank begins");
         if (nccl_.with(peer))
           starts_.put(peer, {frame.id, frame.bytes, false, frame.ticket});
         else
-          tell(peer, nccl_opcode::by_control, frame.id);
+          notify(peer, nccl_opcode::by_control, frame.id);
         return;
       case nccl_opcode::take:
         if (peer >= rank_) wrong("the higher rank begins");
         if (is_out && !out_->by_control && nccl_.with(peer))
           starts_.put(peer, {frame.id, out_->bytes.size(), true, frame.ticket});
         else
-          tell(peer, nccl_opcode::cancel, frame.id, frame.ticket);
+          notify(peer, nccl_opcode::cancel, frame.id, frame.ticket);
         return;
       case nccl_opcode::ready:
         if (!promised || transfer_->moving || peer < rank_) return;  // it was cancelled meanwhile
-        if (tell(peer, nccl_opcode::go, frame.id, frame.ticket)) begin();
+        if (notify(peer, nccl_opcode::go, frame.id, frame.ticket)) begin();
         return;
       case nccl_opcode::go:
         if (promised && !transfer_->moving && peer < rank_)
           begin();
         else
-          tell(peer, nccl_opcode::aborted, frame.id);
+          notify(peer, nccl_opcode::aborted, frame.id);
         return;
       case nccl_opcode::received:
         if (!promised || !transfer_->moving || !transfer_->what.mine) return;
@@ -252,7 +252,7 @@ class nccl_world {
 
   // --- Transfers
 
-  bool tell(int peer, nccl_opcode word, std::uint64_t id, std::uint64_t ticket = 0) {
+  bool notify(int peer, nccl_opcode word, std::uint64_t id, std::uint64_t ticket = 0) {
     return say(peer, encode_nccl_frame(word, id, 0, ticket), deadline::in(grace));
   }
   bool say(int peer, std::span<const std::byte> frame, deadline until) {
@@ -264,7 +264,7 @@ class nccl_world {
   void retract() {
     const auto t = std::exchange(transfer_, std::nullopt);
     if (!t->what.mine && nccl_.with(t->peer)) offers_.put(t->peer, t->what);
-    tell(t->peer, nccl_opcode::cancel, t->what.id, t->what.ticket);
+    notify(t->peer, nccl_opcode::cancel, t->what.id, t->what.ticket);
   }
   /// Answers what others wait for, where NCCL is used no more.
   void decline_all() {
@@ -272,7 +272,7 @@ class nccl_world {
     const auto starts = starts_.take_all();
     for (const auto* each : {&offers, &starts})
       for (const auto& [peer, what] : *each)
-        if (!what.mine && !peers_.lost(peer)) tell(peer, nccl_opcode::by_control, what.id);
+        if (!what.mine && !peers_.lost(peer)) notify(peer, nccl_opcode::by_control, what.id);
   }
   /// What can be done without waiting. `leaving`: this call has what it came for, nothing new begins.
   bool act(deadline until, bool leaving) {
@@ -281,7 +281,7 @@ class nccl_world {
     if (nccl_.pipeline() == nullptr) decline_all();
     if (out_ != nullptr && !out_->done && out_->by_control && !transfer_ && !peers_.lost(out_->to)) {
       nccl_.refuse_message(out_->to, out_->bytes.size());
-      if (out_->said && out_->to < rank_) tell(out_->to, nccl_opcode::cancel, out_->id);
+      if (out_->offered && out_->to < rank_) notify(out_->to, nccl_opcode::cancel, out_->id);
       send_by_control(*out_, until);
       return true;
     }
@@ -293,8 +293,8 @@ class nccl_world {
     if (leaving) return false;
     // Own messages and those of others in turn: else who sends and sends would keep all others waiting.
     const bool others = !starts_.empty() || !offers_.empty();
-    if (out_ != nullptr && !out_->done && !out_->said && (!others || !mine_last_)) {
-      out_->said = true;
+    if (out_ != nullptr && !out_->done && !out_->offered && (!others || !mine_last_)) {
+      out_->offered = true;
       mine_last_ = true;
       const nccl_request mine{out_->id, out_->bytes.size(), true};
       if (out_->to > rank_)
@@ -312,8 +312,8 @@ class nccl_world {
       if (wanted)
         promise(peer, what, nccl_opcode::ready, until);
       else
-        tell(peer, what.mine ? nccl_opcode::cancel : nccl_opcode::by_control, what.id,
-             what.mine ? what.ticket : 0);
+        notify(peer, what.mine ? nccl_opcode::cancel : nccl_opcode::by_control, what.id,
+               what.mine ? what.ticket : 0);
       return true;
     }
     const auto [peer, what] = offers_.take(turn_);
@@ -355,7 +355,7 @@ class nccl_world {
     }
     const auto t = std::exchange(transfer_, std::nullopt);
     peers_.arrived(t->peer, *t->place, t->what.id);
-    tell(t->peer, nccl_opcode::received, t->what.id, t->what.ticket);
+    notify(t->peer, nccl_opcode::received, t->what.id, t->what.ticket);
     return true;
   }
   /// this rank no longer uses NCCL. A message that this rank was sending goes by control; of one that it
@@ -372,7 +372,7 @@ class nccl_world {
     nccl_.give_up(std::move(why), t ? t->peer : rank_);
     try {
       // Before the abort, which may take long: the other half waits on its device.
-      if (t && !peers_.lost(t->peer)) tell(t->peer, nccl_opcode::aborted, t->what.id);
+      if (t && !peers_.lost(t->peer)) notify(t->peer, nccl_opcode::aborted, t->what.id);
     } catch (...) {
       // It finds out by its deadline.
     }
@@ -397,8 +397,8 @@ class nccl_world {
       } else if (transfer_) {
         retract();
       }
-      if (out_ != nullptr && !out_->done && out_->said && out_->to < rank_ && !peers_.lost(out_->to))
-        tell(out_->to, nccl_opcode::cancel, out_->id);
+      if (out_ != nullptr && !out_->done && out_->offered && out_->to < rank_ && !peers_.lost(out_->to))
+        notify(out_->to, nccl_opcode::cancel, out_->id);
     } catch (...) {
       // The peer finds out by its deadline.
     }

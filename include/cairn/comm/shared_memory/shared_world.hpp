@@ -83,10 +83,12 @@ class shared_world {
   /// Rank 0 makes it.
   shared_world(int size, std::size_t ring_bytes) : layout_{static_cast<std::size_t>(size), ring_bytes} {
     const auto bytes = layout_.total();
-    rlimit most{};
-    if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY && bytes > most.rlim_cur)
+    rlimit file_limit{};
+    if (::getrlimit(RLIMIT_FSIZE, &file_limit) == 0 && file_limit.rlim_cur != RLIM_INFINITY &&
+        bytes > file_limit.rlim_cur)
       fail(error_id::storage_limit, "the limit of file sizes is below what the ranks share (ulimit -f)",
-           {.expected = std::to_string(bytes) + " bytes", .got = std::to_string(most.rlim_cur) + " bytes"});
+           {.expected = std::to_string(bytes) + " bytes",
+            .got = std::to_string(file_limit.rlim_cur) + " bytes"});
     file_ = file_descriptor(::memfd_create("cairn-ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!file_.open()) fail_system(errno, "the memory that ranks share could not be made");
     if (::ftruncate(file_.get(), static_cast<off_t>(bytes)) != 0)

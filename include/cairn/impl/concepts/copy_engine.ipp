@@ -61,7 +61,8 @@ CAIRN_BODY bool image_fill::when_begun(detail::callback<void()> call) {
 
 CAIRN_BODY void image_fill::fail(std::exception_ptr why) noexcept {
   failure_ = std::move(why);
-  told_.store(true, std::memory_order_release);  // the control may have failed before, without a reason
+  failure_set_.store(true,
+                     std::memory_order_release);  // the control may have failed before, without a reason
   control_->fail();
   begun();
 }

@@ -247,13 +247,13 @@ CAIRN_BODY void serve_request(worker_session& session, worker_request& request, 
   request.image.carry_notes_of(progress);
   // All CPU time of this process from here on is this save's.
   const auto cpu = process_cpu_now();
-  const auto told = [&](wire_writer out) {
+  const auto with_costs = [&](wire_writer out) {
     auto share = progress->report().writing;
     share.cpu_seconds = 1e-9 * static_cast<double>(process_cpu_now() - cpu);
     encode(out, share, notes.journal != nullptr ? notes.journal->take() : std::vector<save_span>());
     return out.take();
   };
-  progress->on_written([&] { session.say(frame_kind::written, told({})); });
+  progress->on_written([&] { session.say(frame_kind::written, with_costs({})); });
   {
     const auto shown = shown_worker(writer, request.context);
     run_save_job({writer, request.context, std::move(request.image), std::move(request.metadata), progress});
@@ -261,9 +261,9 @@ CAIRN_BODY void serve_request(worker_session& session, worker_request& request, 
   request.announced = file_descriptor();  // first: what is held alive cannot be removed
   if (session.trainer_gone()) writer.retract(request.context);
   if (const auto why = progress->failure())
-    session.say(frame_kind::failed, told(std::move(wire_writer().raw(encode_failure(why)))));
+    session.say(frame_kind::failed, with_costs(std::move(wire_writer().raw(encode_failure(why)))));
   else
-    session.say(frame_kind::committed, told({}));
+    session.say(frame_kind::committed, with_costs({}));
 }
 
 }  // namespace detail

@@ -97,13 +97,13 @@ CAIRN_BODY void save_progress::on_end(std::function<void(save_report&, const std
 CAIRN_BODY bool save_progress::released() const noexcept {
   const std::lock_guard lock(mutex_);
   const bool is = image_ != nullptr ? image_->copied() : ended();
-  if (is) told_released_ = true;
+  if (is) release_observed_ = true;
   return is;
 }
 
-CAIRN_BODY bool save_progress::told_released() const noexcept {
+CAIRN_BODY bool save_progress::release_observed() const noexcept {
   const std::lock_guard lock(mutex_);
-  return told_released_;
+  return release_observed_;
 }
 
 CAIRN_BODY bool save_progress::handed_over() const noexcept {

@@ -44,14 +44,14 @@ inline metadata metadata_of_created(const plan_summary& created, int world_size)
 }
 
 /// @throws plan_error (plan_disagreement) if a planner's metadata is not what its plans write.
-inline void check_metadata(metadata said, const metadata& made) {
+inline void check_metadata(metadata stated, const metadata& made) {
   const auto by_name = [](const stored_item& a, const stored_item& b) { return a.name < b.name; };
-  if (!said.items.empty()) detail::sort(&said.items[0], said.items.size(), by_name);
-  for (std::size_t n = 0; n < std::max(said.items.size(), made.items.size()); ++n) {
-    if (n < said.items.size() && n < made.items.size() && said.items[n] == made.items[n]) continue;
+  if (!stated.items.empty()) detail::sort(&stated.items[0], stated.items.size(), by_name);
+  for (std::size_t n = 0; n < std::max(stated.items.size(), made.items.size()); ++n) {
+    if (n < stated.items.size() && n < made.items.size() && stated.items[n] == made.items[n]) continue;
     fail(error_id::plan_disagreement,
          "the metadata of create_global_plan is not what its plans write, beginning with this item",
-         {.item = n < made.items.size() ? made.items[n].name : said.items[n].name});
+         {.item = n < made.items.size() ? made.items[n].name : stated.items[n].name});
   }
 }
 
@@ -100,13 +100,13 @@ CAIRN_BODY std::vector<save_plan> plans_of_all(const gathered_plans& global, int
   return plans;
 }
 
-CAIRN_BODY metadata metadata_of_plans(metadata said, const std::vector<save_plan>& plans, int world_size) {
+CAIRN_BODY metadata metadata_of_plans(metadata stated, const std::vector<save_plan>& plans, int world_size) {
   plan_summary summary;
   for (int r = 0; r < world_size; ++r)
     summary = merge_summaries(std::move(summary), summarise_plan(plans[static_cast<std::size_t>(r)], r));
   validate_created(summary, world_size);
   auto made = metadata_of_created(summary, world_size);
-  check_metadata(std::move(said), made);
+  check_metadata(std::move(stated), made);
   return made;
 }
 

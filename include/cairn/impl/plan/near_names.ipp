@@ -24,9 +24,9 @@ CAIRN_BODY void near_names::offer(std::string_view name) {
   if (away > limit_) return;
   const auto at = std::upper_bound(found_.begin(), found_.end(), away,
                                    [](std::size_t d, const auto& f) { return d < f.first; });
-  if (at == found_.end() && found_.size() == most) return;
+  if (at == found_.end() && found_.size() == max_names) return;
   found_.insert(at, {away, std::string(name)});
-  if (found_.size() > most) found_.pop_back();
+  if (found_.size() > max_names) found_.pop_back();
 }
 
 CAIRN_BODY std::string near_names::text() const {

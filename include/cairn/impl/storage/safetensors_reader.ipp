@@ -151,9 +151,9 @@ CAIRN_BODY std::uint64_t safetensors_reader::verify(checkpoint_type& checkpoint,
 CAIRN_BODY std::string safetensors_reader::steps_there() {
   const auto steps = list();
   if (steps.empty()) return "nor of any other";
-  constexpr std::size_t most = 8;
-  std::string text = steps.size() > most ? "which has ... " : "which has ";
-  for (auto i = steps.size() > most ? steps.size() - most : 0; i < steps.size(); ++i)
+  constexpr std::size_t max_named = 8;
+  std::string text = steps.size() > max_named ? "which has ... " : "which has ";
+  for (auto i = steps.size() > max_named ? steps.size() - max_named : 0; i < steps.size(); ++i)
     text += std::to_string(steps[i]) + (i + 1 == steps.size() ? "" : ", ");
   return text;
 }

@@ -269,11 +269,11 @@ CAIRN_BODY void safetensors_writer_base::inside::held_objects::keep(const save_c
 }
 
 CAIRN_BODY void safetensors_writer_base::inside::held_objects::release(const save_context& c) noexcept {
-  std::shared_ptr<const void> gone;
+  std::shared_ptr<const void> released;
   const std::lock_guard lock(mutex_);
   const auto at = of_.find({c.attempt, c.rank});
   if (at == of_.end()) return;
-  gone = std::move(at->second);
+  released = std::move(at->second);
   of_.erase(at);
 }
 

@@ -96,7 +96,7 @@ CAIRN_BODY list_view<const std::span<const std::byte>> write_source::next(std::u
   }
   const auto wanted = std::min(end, begin + least);
   auto there = wait_ready(wanted);
-  there = std::min({there, end, begin + most});
+  there = std::min({there, end, begin + max_span_bytes});
   if (there < end) there = std::max(wanted, there / unit * unit);
   add(image_.bytes().subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(there - begin)));
   return {spans_.data(), count_};

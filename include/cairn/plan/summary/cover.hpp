@@ -170,7 +170,7 @@ class box_search {
                                                                 const indices& among) const {
     std::vector<std::int64_t> best;
     int dimension = -1;
-    std::size_t most = 0;
+    std::size_t max_inside = 0;
     for (int d = 0; d < outer.sizes.rank(); ++d) {
       const auto begin = outer.offsets[d];
       const auto end = begin + outer.sizes[d];
@@ -178,7 +178,7 @@ class box_search {
       for (const auto i : among)
         for (const auto at : {boxes_[i].offsets[d], boxes_[i].offsets[d] + boxes_[i].sizes[d]})
           if (at > begin && at < end) inside.push_back(at);
-      if (inside.size() > most) most = inside.size(), dimension = d, best = std::move(inside);
+      if (inside.size() > max_inside) max_inside = inside.size(), dimension = d, best = std::move(inside);
     }
     if (dimension < 0) return std::nullopt;
     const auto middle = best.begin() + static_cast<std::ptrdiff_t>(best.size() / 2);

@@ -193,11 +193,11 @@ struct replica_groups {
     }
     return true;
   }
-  /// Every box for itself. False if there would be more than `most`.
-  bool expand(std::int64_t most) {
+  /// Every box for itself. False if there would be more than `max_members`.
+  bool expand(std::int64_t max_members) {
     std::int64_t count = 0;
     for (const auto& m : members)
-      if (__builtin_add_overflow(count, m.p.count(), &count) || count > most) return false;
+      if (__builtin_add_overflow(count, m.p.count(), &count) || count > max_members) return false;
     std::vector<held_boxes> all;
     all.reserve(static_cast<std::size_t>(count));
     chunk_progression one;
@@ -213,13 +213,13 @@ struct replica_groups {
   }
   /// Finds the groups of the members, which are boxes of a tensor of this shape. Boxes of which none is there
   /// twice are found without sorting them. False if they are no partition of the tensor.
-  bool find(const chunk& outer, std::int64_t most) {
+  bool find(const chunk& outer, std::int64_t max_members) {
     all_alone();
     if (tile(outer)) return true;
     if (members.size() < 2) return false;
     if (by_boxes() && tile(outer)) return true;
     const bool single = detail::all_of(members, [](const held_boxes& m) { return m.p.axis_count == 0; });
-    return !single && expand(most) && (static_cast<void>(by_boxes()), tile(outer));
+    return !single && expand(max_members) && (static_cast<void>(by_boxes()), tile(outer));
   }
 };
 

@@ -49,7 +49,7 @@ class attempt_ending {
   [[nodiscard]] bool go() noexcept;
 
  private:
-  [[nodiscard]] bool go_on();
+  [[nodiscard]] bool try_to_end();
   /// Whether this attempt's manifest exists; nothing where that is unknown.
   [[nodiscard]] std::optional<bool> committed() const noexcept;
   /// True if others have ended the attempt already, so that nobody needs to be told.
@@ -61,7 +61,7 @@ class attempt_ending {
   }
   [[nodiscard]] bool large() const noexcept { return c_.world_size > block_ranks_; }
 
-  void tell();
+  void tell_others();
   /// Publishes the failure as this rank's record, unless it has one.
   void report();
   /// Removes the record. Even where nothing can be written, the coordinator sees that it is gone. @pre
@@ -83,9 +83,9 @@ class attempt_ending {
   save_context c_;
   std::exception_ptr failure_;
   attempt_knowledge known_;
-  bool told_ = false;    ///< this rank's record is its failure
-  bool marked_ = false;  ///< the attempt is marked as ended
-  bool fenced_ = false;  ///< nothing of the attempt is, or can be, committed
+  bool failure_recorded_ = false;  ///< this rank's record is its failure
+  bool marked_ = false;            ///< the attempt is marked as ended
+  bool fenced_ = false;            ///< nothing of the attempt is, or can be, committed
   bool removed_ = false;
 };
 

@@ -71,7 +71,7 @@ class checkpoint_catalog {
   [[nodiscard]] std::optional<std::vector<std::byte>> manifest_bytes(std::int64_t step) const;
   /// Removes the manifest with the bytes of manifest_bytes(). False if there is another manifest now.
   [[nodiscard]] bool remove_manifest(std::int64_t step, const std::vector<std::byte>& bytes) const;
-  static void add_begun(std::vector<detail::seen_attempt>& attempts, const std::vector<std::uint64_t>& begun,
+  static void add_begun(std::vector<detail::found_attempt>& attempts, const std::vector<std::uint64_t>& begun,
                         std::optional<std::uint64_t> but);
   /// The attempt of an unfinished data file or record.
   [[nodiscard]] static std::optional<save_attempt> attempt_of_unfinished(const std::string& key);

@@ -89,18 +89,18 @@ struct step_object {
 [[nodiscard]] std::string claim_key(std::int64_t step, int n);
 /// Parses a key; nothing for names that cairn does not make. `directory_bytes`: the length of the step's
 /// directory with its slash.
-[[nodiscard]] std::optional<step_object> known_object(std::string_view key, std::size_t directory_bytes);
+[[nodiscard]] std::optional<step_object> parse_object(std::string_view key, std::size_t directory_bytes);
 /// The final key of an unfinished object, if its key has the form "<key>.<something>".
 [[nodiscard]] std::optional<parsed_key> unfinished_object(std::string_view key) noexcept;
 
 /// An attempt that has objects in a step's directory.
-struct seen_attempt {
+struct found_attempt {
   std::uint64_t attempt = 0;
   bool marked = false;    ///< aborted for good
   std::size_t files = 0;  ///< data and records
 };
-[[nodiscard]] std::vector<seen_attempt> attempts_in(const std::vector<step_object>& objects,
-                                                    std::optional<std::uint64_t> but);
+[[nodiscard]] std::vector<found_attempt> attempts_in(const std::vector<step_object>& objects,
+                                                     std::optional<std::uint64_t> but);
 
 /// True if attempt_of() returns this attempt for one of the first million saves of this run.
 [[nodiscard]] inline bool made_by(const run_id& run, std::int64_t step, std::uint64_t attempt) {
@@ -124,7 +124,7 @@ void identify(record_identity& r, const save_context& c) noexcept;
 [[noreturn]] void fail_absent(const save_context& c, std::int32_t rank, std::string_view what,
                               const std::string& file);
 [[noreturn]] void fail_missing(const save_context& c, list_view<const std::int32_t> missing);
-[[noreturn]] void fail_gone(const save_context& c, list_view<const std::int32_t> gone);
+[[noreturn]] void fail_lost(const save_context& c, list_view<const std::int32_t> lost);
 /// @throws plan_error naming those of `ranks` whose record is not of this save or plan.
 void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,
                      list_view<const record_header> headers);

@@ -70,7 +70,7 @@ class record_collection {
  private:
   /// @throws peer_error (peer_lost) if the record of a rank will never come.
   void end_if_lost();
-  [[nodiscard]] std::vector<std::int32_t> there_in_small_world(std::uint64_t poll) const;
+  [[nodiscard]] std::vector<std::int32_t> probe_small_world(std::uint64_t poll) const;
   /// Reads the records of missing ranks that a listing shows.
   [[nodiscard]] std::vector<std::int32_t> listed() const;
   void take(const std::vector<std::int32_t>& there);

@@ -149,9 +149,9 @@ class compressed_object {
 
   void encode_tasks() {
     const auto threads = std::max<std::size_t>(options_.threads, 1);
-    const std::size_t most = threads == 1 ? 1 : 8 * threads;
+    const std::size_t max_batch = threads == 1 ? 1 : 8 * threads;
     for (std::size_t done = 0; done < tasks_.size();) {
-      const auto count = std::min(most, tasks_.size() - done);
+      const auto count = std::min(max_batch, tasks_.size() - done);
       if (places_.size() < count) places_.resize(count);
       std::atomic<std::int64_t> cpu{0};
       parallel_for(count, threads, [&](std::size_t i, std::size_t thread) {

@@ -284,15 +284,16 @@ frame_index encode_frames(const C& codec, dtype type, std::span<const std::byte>
   const auto each = static_cast<std::size_t>(options.frame_bytes);
   const std::size_t frames = item.size() / each + (item.size() % each != 0);
   // Two frames for a thread, so that one that is quickly encoded does not leave its thread idle.
-  const std::size_t most = std::min(frames, options.threads > frames / 2 ? frames : 2 * options.threads);
+  const std::size_t max_places =
+      std::min(frames, options.threads > frames / 2 ? frames : 2 * options.threads);
   struct place {
     std::unique_ptr<std::byte[]> bytes;
     std::size_t room = 0;
     std::size_t size = 0;
   };
-  std::vector<place> places(most);
+  std::vector<place> places(max_places);
   for (std::size_t done = 0; done < frames;) {
-    const std::size_t count = std::min(most, frames - done);
+    const std::size_t count = std::min(max_places, frames - done);
     detail::parallel_for(count, options.threads, [&](std::size_t i, std::size_t) {
       const auto begin = (done + i) * each;
       const auto part = item.subspan(begin, std::min(each, item.size() - begin));

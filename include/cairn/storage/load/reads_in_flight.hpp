@@ -20,9 +20,9 @@ class reads_in_flight {
   static constexpr std::uint64_t small_bytes = std::uint64_t{64} << 10;
   static constexpr int small_requests = 3;
 
-  /// `first`: at the beginning. `most`: at most; what is not more than `first` asks for no more.
-  reads_in_flight(std::size_t first, std::size_t most) noexcept
-      : count_(first), max_(most), settled_(most <= first) {}
+  /// `first`: at the beginning. `max`: at most; what is not more than `first` asks for no more.
+  reads_in_flight(std::size_t first, std::size_t max) noexcept
+      : count_(first), max_(max), settled_(max <= first) {}
 
   /// Whether more than now may be wanted: then the latency is worth measuring.
   [[nodiscard]] bool is_open() const noexcept { return !settled_; }
@@ -42,8 +42,8 @@ class reads_in_flight {
   bool settled_;
   std::int64_t latency_ = 0;
   // What large reads came to when their number was last changed.
-  std::int64_t seen_nanoseconds_ = 0;
-  std::uint64_t seen_reads_ = 0;
+  std::int64_t last_nanoseconds_ = 0;
+  std::uint64_t last_reads_ = 0;
 };
 
 }  // namespace detail

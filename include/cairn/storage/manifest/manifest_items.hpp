@@ -283,10 +283,10 @@ inline void get_runs(compact_reader& in, list_view<std::uint64_t> values) {
   try {
     compact_reader in(section.bytes());
     std::vector<std::uint64_t> column(world);
-    const auto get = [&](std::uint64_t most, auto&& take) {
+    const auto get = [&](std::uint64_t max_value, auto&& take) {
       get_runs(in, column);
       for (std::size_t r = 0; r < world; ++r) {
-        if (column[r] > most) in.fail_here("a number is higher than allowed");
+        if (column[r] > max_value) in.fail_here("a number is higher than allowed");
         take(records[r], column[r]);
       }
     };

@@ -82,12 +82,12 @@ struct transfer {
 template <FileSystem F>
 [[nodiscard]] transfer write_fully(F& fs, int file, const std::byte* from, std::size_t bytes,
                                    std::uint64_t offset) {
-  constexpr std::size_t most = std::size_t{1} << 30;  // Linux moves at most 0x7ffff000 bytes at once
+  constexpr std::size_t max_bytes = std::size_t{1} << 30;  // Linux moves at most 0x7ffff000 bytes at once
   transfer t;
   int idle = 0;
   while (t.done < bytes) {
     const auto rest = static_cast<std::size_t>(bytes - t.done);
-    const auto n = fs.pwrite(file, from + t.done, rest < most ? rest : most, offset + t.done);
+    const auto n = fs.pwrite(file, from + t.done, rest < max_bytes ? rest : max_bytes, offset + t.done);
     if (n > 0 && static_cast<std::uint64_t>(n) <= rest) {
       t.done += static_cast<std::uint64_t>(n);
       idle = 0;
@@ -108,12 +108,12 @@ template <FileSystem F>
 /// Reads until `bytes` are there or the file ends.
 template <FileSystem F>
 [[nodiscard]] transfer read_fully(F& fs, int file, std::byte* to, std::size_t bytes, std::uint64_t offset) {
-  constexpr std::size_t most = std::size_t{1} << 30;
+  constexpr std::size_t max_bytes = std::size_t{1} << 30;
   transfer t;
   int idle = 0;
   while (t.done < bytes) {
     const auto rest = static_cast<std::size_t>(bytes - t.done);
-    const auto n = fs.pread(file, to + t.done, rest < most ? rest : most, offset + t.done);
+    const auto n = fs.pread(file, to + t.done, rest < max_bytes ? rest : max_bytes, offset + t.done);
     if (n == 0) return t;
     if (n > 0 && static_cast<std::uint64_t>(n) <= rest) {
       t.done += static_cast<std::uint64_t>(n);

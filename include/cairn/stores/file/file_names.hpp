@@ -80,11 +80,11 @@ class file_names {
         fail_io(-r, "reading of the directory", tree_.path_of(here));
       const auto depth =
           here.empty() ? 1 : 2 + static_cast<std::size_t>(std::count(here.begin(), here.end(), '/'));
-      for (const auto& [name, told] : entries) {
+      for (const auto& [name, listed_kind] : entries) {
         const auto key = here.empty() ? name : here + '/' + name;
         const std::string_view begins(key);
         if (!begins.starts_with(prefix) && !prefix.starts_with(key + '/')) continue;
-        auto kind = told;
+        auto kind = listed_kind;
         if (!kind) {
           file_status s;
           const int r = tree_.fs.status_at(directory.get(), name.c_str(), s);

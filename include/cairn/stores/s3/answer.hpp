@@ -30,7 +30,8 @@ struct s3_refusal {
 };
 
 /// A server's words for a message: short, printable, without what only the signer may know.
-[[nodiscard]] std::string told_text(std::string_view text, std::size_t most, const s3_credentials& known);
+[[nodiscard]] std::string printable_text(std::string_view text, std::size_t max_bytes,
+                                         const s3_credentials& known);
 
 /// What an Error document says.
 [[nodiscard]] s3_refusal refusal_in(const xml_element& e, const s3_credentials& known);

@@ -95,7 +95,7 @@ class s3_call final : public http_call {
 
   [[nodiscard]] bool google() const noexcept { return service_->options.dialect == s3_dialect::google; }
   /// The checksum that the server computed of what it received, where it tells.
-  [[nodiscard]] std::optional<std::string_view> told_checksum() const;
+  [[nodiscard]] std::optional<std::string_view> stated_checksum() const;
 
   void note(std::string_view what) { last_failure_ = what; }
 

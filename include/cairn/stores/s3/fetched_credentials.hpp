@@ -62,7 +62,7 @@ class credential_json final : public json_events {
 [[nodiscard]] std::optional<s3_credentials> credentials_of_instance(bool required);
 
 /// True where a container's end point may be asked: over TLS, or on this host or link, as AWS's SDKs have it.
-[[nodiscard]] bool may_be_asked(std::string_view url);
+[[nodiscard]] bool is_allowed_endpoint(std::string_view url);
 
 /// Of a container's task or pod (ECS, EKS Pod Identity).
 [[nodiscard]] std::optional<s3_credentials> credentials_of_container();

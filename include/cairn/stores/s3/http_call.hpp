@@ -47,12 +47,12 @@ class call_group {
  public:
   void begin();
   void end() noexcept;
-  /// Returns when at most `most` of them still run. It has no deadline, since libcurl reads and writes memory
+  /// Returns when at most `max_running` of them still run. It has no deadline, since libcurl reads and writes memory
   /// of the owner's until they have ended: each ends by its own deadline, or within moments once it is
   /// cancelled.
-  void wait(std::size_t most = 0);
+  void wait(std::size_t max_running = 0);
   /// The same for `time` at most; false if more of them still run.
-  [[nodiscard]] bool wait_for(std::size_t most, std::chrono::nanoseconds time);
+  [[nodiscard]] bool wait_for(std::size_t max_running, std::chrono::nanoseconds time);
   /// False if some still run at the deadline; their owner cancels them, and waits.
   [[nodiscard]] bool wait_until(const s3_deadline& until);
   [[nodiscard]] std::size_t running();

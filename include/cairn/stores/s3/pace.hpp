@@ -37,7 +37,7 @@ inline constexpr double assumed_rate = 80e6;
 class s3_pace {
  public:
   /// A ranged GET is begun.
-  void asked() noexcept;
+  void request_begun() noexcept;
   /// An answer of `bytes` bytes: from the request to its first byte, and from that to its end.
   void answered(std::chrono::nanoseconds first_byte, std::uint64_t bytes,
                 std::chrono::nanoseconds rest) noexcept;
@@ -60,7 +60,7 @@ class s3_pace {
  private:
   static constexpr std::size_t kept = 32;
   static constexpr std::size_t enough = 8;
-  static constexpr std::uint64_t tells_a_rate = std::uint64_t{1} << 20;
+  static constexpr std::uint64_t min_bytes_for_rate = std::uint64_t{1} << 20;
   struct last_ones {
     std::array<double, kept> values{};
     std::uint64_t count = 0;

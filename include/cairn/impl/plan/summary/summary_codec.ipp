@@ -23,9 +23,10 @@ inline constexpr std::size_t max_shared_names = std::size_t{16} << 20;
 [[nodiscard]] inline std::size_t shared_prefix(std::string_view before, std::string_view name,
                                                std::size_t names_so_far) noexcept {
   if (names_so_far > max_shared_names) return 0;
-  const auto most = std::min(before.size(), name.size());
+  const auto shorter = std::min(before.size(), name.size());
   return static_cast<std::size_t>(
-      std::mismatch(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(most), name.begin()).first -
+      std::mismatch(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(shorter), name.begin())
+          .first -
       before.begin());
 }
 

@@ -57,20 +57,20 @@ CAIRN_BODY attempt_ending::attempt_ending(const any_store& store, const commit_o
 
 CAIRN_BODY bool attempt_ending::go() noexcept {
   try {
-    return go_on();
+    return try_to_end();
   } catch (...) {  // out of memory
     return false;
   }
 }
 
-CAIRN_BODY bool attempt_ending::go_on() {
+CAIRN_BODY bool attempt_ending::try_to_end() {
   if (!fenced_) {
     if (committed() == true) return true;
     look_for_end();
-    tell();
+    tell_others();
     if (!fenced_ && (unnamed() || alone_commits())) {
       removed_ = remove();
-      tell();  // again: the files' space is free now
+      tell_others();  // again: the files' space is free now
     }
   }
   if (marked_ && !fenced_) {
@@ -81,8 +81,8 @@ CAIRN_BODY bool attempt_ending::go_on() {
     fenced_ = true;
   }
   if (fenced_) removed_ = remove();
-  if (!fenced_ && !told_ && !c_.coordinator() && unnamed()) signal();
-  return removed_ && (fenced_ || (told_ && !c_.coordinator()));
+  if (!fenced_ && !failure_recorded_ && !c_.coordinator() && unnamed()) signal();
+  return removed_ && (fenced_ || (failure_recorded_ && !c_.coordinator()));
 }
 
 CAIRN_BODY std::optional<bool> attempt_ending::committed() const noexcept {
@@ -106,7 +106,7 @@ CAIRN_BODY void attempt_ending::look_for_end() noexcept {
 }
 
 CAIRN_BODY bool attempt_ending::unnamed() const noexcept {
-  if (told_) return true;
+  if (failure_recorded_) return true;
   if (place_.shared() || !known_.here || known_.record) return false;
   try {
     return !store_.size(record_key(c_.step, c_.rank, c_.attempt, place_));
@@ -115,13 +115,13 @@ CAIRN_BODY bool attempt_ending::unnamed() const noexcept {
   }
 }
 
-CAIRN_BODY void attempt_ending::tell() {
+CAIRN_BODY void attempt_ending::tell_others() {
   // Where ranks share files, no rank has a record of its own.
-  if (!marked_ && !fenced_ && !told_ && !place_.shared()) report();
+  if (!marked_ && !fenced_ && !failure_recorded_ && !place_.shared()) report();
   // A rank whose record is a failure is in no manifest; else the attempt as a whole must be ended. In a
   // large world the mark is seen sooner than the record.
-  if (marked_ || fenced_ || (told_ && !c_.coordinator() && !large())) return;
-  const bool of_rank = (told_ && large()) || place_.shared();
+  if (marked_ || fenced_ || (failure_recorded_ && !c_.coordinator() && !large())) return;
+  const bool of_rank = (failure_recorded_ && large()) || place_.shared();
   marked_ = objects_.mark(c_.step, c_.attempt, of_rank ? failure_of_rank(failure_, c_.rank) : failure_);
 }
 
@@ -131,7 +131,7 @@ CAIRN_BODY void attempt_ending::report() {
     record_identity identity;
     identify(identity, c_);
     store_.put_new(key, encode_failure_record(identity, failure_));
-    told_ = true;
+    failure_recorded_ = true;
     return;
   } catch (const storage_error& e) {
     if (e.id() != error_id::storage_exists) return;
@@ -142,7 +142,7 @@ CAIRN_BODY void attempt_ending::report() {
     std::array<std::byte, record_header_bytes> bytes;
     const read_range range{key, 0, bytes};
     store_.read({&range, 1});
-    told_ = decode_record_header(bytes, key).failed;
+    failure_recorded_ = decode_record_header(bytes, key).failed;
   } catch (...) {
   }
 }
@@ -180,7 +180,7 @@ CAIRN_BODY bool attempt_ending::remove_all() {
 
 CAIRN_BODY bool attempt_ending::remove_own() {
   bool all = true;
-  const auto gone = [&](const std::string& key) {
+  const auto missing = [&](const std::string& key) {
     try {
       if (!store_.size(key)) return true;
       store_.remove(key);
@@ -189,13 +189,14 @@ CAIRN_BODY bool attempt_ending::remove_own() {
     }
     return false;
   };
-  if (!told_ && !place_.shared() && c_.rank != 0)
-    (void)gone(record_key(c_.step, c_.rank, c_.attempt, place_));
+  if (!failure_recorded_ && !place_.shared() && c_.rank != 0)
+    (void)missing(record_key(c_.step, c_.rank, c_.attempt, place_));
   // Files that are begun at once get their numbers in any order, so gaps are possible.
   if (place_.first_of(c_.rank) == c_.rank)
     for (std::uint32_t k = 0, misses = 0; misses < 4 && all; ++k)
-      if (gone(data_key(c_.step, c_.rank, c_.attempt, k, place_))) ++misses;
-  if (large() && c_.rank % block_ranks_ == 0) (void)gone(records_key(c_.step, c_.rank, c_.attempt, place_));
+      if (missing(data_key(c_.step, c_.rank, c_.attempt, k, place_))) ++misses;
+  if (large() && c_.rank % block_ranks_ == 0)
+    (void)missing(records_key(c_.step, c_.rank, c_.attempt, place_));
   return all;
 }
 

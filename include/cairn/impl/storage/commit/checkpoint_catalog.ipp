@@ -167,7 +167,7 @@ CAIRN_BODY bool checkpoint_catalog::remove_manifest(std::int64_t step,
   return true;
 }
 
-CAIRN_BODY void checkpoint_catalog::add_begun(std::vector<detail::seen_attempt>& attempts,
+CAIRN_BODY void checkpoint_catalog::add_begun(std::vector<detail::found_attempt>& attempts,
                                               const std::vector<std::uint64_t>& begun,
                                               std::optional<std::uint64_t> but) {
   for (const auto attempt : begun) {

@@ -77,7 +77,7 @@ CAIRN_BODY std::string claim_key(std::int64_t step, int n) {
   return step_directory(step) + "/" + std::string(claim_prefix) + std::to_string(n);
 }
 
-CAIRN_BODY std::optional<step_object> known_object(std::string_view key, std::size_t directory_bytes) {
+CAIRN_BODY std::optional<step_object> parse_object(std::string_view key, std::size_t directory_bytes) {
   const auto name = key.substr(directory_bytes);
   if (const auto parsed = parse_placed_object(name))
     return step_object{std::string(key), *parsed, true, false};
@@ -93,13 +93,13 @@ CAIRN_BODY std::optional<parsed_key> unfinished_object(std::string_view key) noe
   return std::nullopt;
 }
 
-CAIRN_BODY std::vector<seen_attempt> attempts_in(const std::vector<step_object>& objects,
-                                                 std::optional<std::uint64_t> but) {
-  std::vector<seen_attempt> found;
+CAIRN_BODY std::vector<found_attempt> attempts_in(const std::vector<step_object>& objects,
+                                                  std::optional<std::uint64_t> but) {
+  std::vector<found_attempt> found;
   for (const auto& o : objects) {
     if ((!o.is_file() && !o.is_mark()) || o.name.attempt == but) continue;
     auto at = detail::find_if(found, [&](const auto& a) { return a.attempt == o.name.attempt; });
-    if (at == found.end()) at = found.insert(at, seen_attempt{o.name.attempt, false, 0});
+    if (at == found.end()) at = found.insert(at, found_attempt{o.name.attempt, false, 0});
     at->marked |= o.is_mark();
     at->files += o.is_file();
   }
@@ -184,11 +184,11 @@ CAIRN_BODY void fail_missing(const save_context& c, list_view<const std::int32_t
        {.rank = missing.front()});
 }
 
-CAIRN_BODY void fail_gone(const save_context& c, list_view<const std::int32_t> gone) {
+CAIRN_BODY void fail_lost(const save_context& c, list_view<const std::int32_t> lost) {
   fail(error_id::peer_lost,
-       "step " + std::to_string(c.step) + " was not committed: " + ranks_text(gone) +
-           (gone.size() == 1 ? " is gone, and its part" : " are gone, and their part") + " was not written",
-       {.rank = gone.front()});
+       "step " + std::to_string(c.step) + " was not committed: " + ranks_text(lost) +
+           (lost.size() == 1 ? " is gone, and its part" : " are gone, and their part") + " was not written",
+       {.rank = lost.front()});
 }
 
 CAIRN_BODY void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,

@@ -175,7 +175,7 @@ CAIRN_BODY void commit_protocol::end_if_coordinator_is_lost(const save_context& 
   if (c.peers == nullptr || !c.peers->is_gone(0)) return;
   // What it did before it was gone is visible to requests that begin now.
   objects_.throw_if_aborted(c.step, c.attempt);
-  if (!store_.size(key)) detail::fail_gone(c, std::vector<std::int32_t>{0});
+  if (!store_.size(key)) detail::fail_lost(c, std::vector<std::int32_t>{0});
 }
 
 CAIRN_BODY void commit_protocol::wait_for_ended_manifest(const save_context& c, const file_placement& place,

@@ -145,7 +145,7 @@ CAIRN_BODY std::vector<record_header> record_collection::collect(deadline until)
   poll_backoff pause(c_.attempt, c_.rank);
   for (std::uint64_t poll = 0;; ++poll) {
     if (block_ranks_ == 0) {
-      take(there_in_small_world(poll));
+      take(probe_small_world(poll));
     } else {
       std::vector<std::int32_t> own;
       for (const auto rank : missing_)
@@ -174,18 +174,18 @@ CAIRN_BODY std::vector<record_header> record_collection::collect(deadline until)
 CAIRN_BODY void record_collection::end_if_lost() {
   if (c_.peers == nullptr || !ask_for_peers_.passed()) return;
   ask_for_peers_ = deadline::in(std::chrono::milliseconds(20));
-  std::vector<std::int32_t> gone;
+  std::vector<std::int32_t> lost;
   for (const auto rank : missing_)
-    if (c_.peers->is_gone(rank)) gone.push_back(rank);
-  if (gone.empty()) return;
+    if (c_.peers->is_gone(rank)) lost.push_back(rank);
+  if (lost.empty()) return;
   // What they did before they were gone is visible to requests that begin now.
-  take(gone.size() < max_misses ? probe_records(store_, c_, place_, gone) : listed());
-  detail::erase_if(gone,
+  take(lost.size() < max_misses ? probe_records(store_, c_, place_, lost) : listed());
+  detail::erase_if(lost,
                    [&](auto rank) { return !std::binary_search(missing_.begin(), missing_.end(), rank); });
-  if (!gone.empty()) fail_gone(c_, gone);
+  if (!lost.empty()) fail_lost(c_, lost);
 }
 
-CAIRN_BODY std::vector<std::int32_t> record_collection::there_in_small_world(std::uint64_t poll) const {
+CAIRN_BODY std::vector<std::int32_t> record_collection::probe_small_world(std::uint64_t poll) const {
   // Listings of network file systems may lag behind: ask for the names themselves now and then.
   if (missing_.size() <= max_misses || poll % 16 == 15) {
     auto there = probe_records(store_, c_, place_, missing_);

@@ -31,7 +31,7 @@ CAIRN_BODY std::vector<step_object> step_objects::objects_of(std::int64_t step) 
   const auto directory = step_directory(step) + "/";
   std::vector<step_object> found;
   for (const auto& key : store_.keys(directory))
-    if (auto known = known_object(key, directory.size())) found.push_back(std::move(*known));
+    if (auto known = parse_object(key, directory.size())) found.push_back(std::move(*known));
   return found;
 }
 

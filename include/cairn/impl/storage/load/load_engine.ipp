@@ -99,12 +99,12 @@ CAIRN_BODY std::uint64_t load_engine::read_blocks() {
   const auto room =
       static_cast<std::size_t>((std::max(batch_bytes_, max_used_) + 4 * alignment_ + page - 1) / page * page);
   const bool own_memory = buffered_ && devices_ == nullptr;
-  const auto most = wanted.is_open() ? max_threads_ : threads_;
-  if (const auto bytes = room * static_cast<std::size_t>(most); own_memory && memory_->size() < bytes)
+  const auto max_readers = wanted.is_open() ? max_threads_ : threads_;
+  if (const auto bytes = room * static_cast<std::size_t>(max_readers); own_memory && memory_->size() < bytes)
     *memory_ = large_buffer(bytes);
 
   std::vector<background_thread> others;
-  others.reserve(static_cast<std::size_t>(most));
+  others.reserve(static_cast<std::size_t>(max_readers));
   shared_calls* all = nullptr;
   const auto take_step = [&](std::size_t i, std::size_t thread) {
     if (until_.passed())

@@ -15,13 +15,13 @@ CAIRN_BODY void reads_in_flight::small_took(std::int64_t nanoseconds) noexcept {
 
 CAIRN_BODY void reads_in_flight::large_took(std::int64_t nanoseconds, std::uint64_t reads) noexcept {
   // Those that began with fewer beside them say little: twice as many as are under way are waited for.
-  const auto more = reads - seen_reads_;
+  const auto more = reads - last_reads_;
   if (settled_ || latency_ == 0 || more < 2 * count_) return;
-  const auto each = (nanoseconds - seen_nanoseconds_) / static_cast<std::int64_t>(more);
+  const auto each = (nanoseconds - last_nanoseconds_) / static_cast<std::int64_t>(more);
   if (each < 2 * latency_) count_ = std::min(2 * count_, max_);
   settled_ = each >= 2 * latency_ || count_ == max_;
-  seen_nanoseconds_ = nanoseconds;
-  seen_reads_ = reads;
+  last_nanoseconds_ = nanoseconds;
+  last_reads_ = reads;
 }
 
 }  // namespace detail

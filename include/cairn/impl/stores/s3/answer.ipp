@@ -20,7 +20,8 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY std::string told_text(std::string_view text, std::size_t most, const s3_credentials& known) {
+CAIRN_BODY std::string printable_text(std::string_view text, std::size_t max_bytes,
+                                      const s3_credentials& known) {
   for (const auto* secret : {&known.secret_key, &known.session_token}) {
     if (secret->size() < 4) continue;
     // Also a piece of it, since a long token does not fit into a message; and before the message is cut.
@@ -28,13 +29,13 @@ CAIRN_BODY std::string told_text(std::string_view text, std::size_t most, const 
     if (text.find(piece) != std::string::npos) return "(withheld)";
   }
   std::string out;
-  for (const char c : text.substr(0, most)) out += c >= ' ' && c <= '~' ? c : '?';
+  for (const char c : text.substr(0, max_bytes)) out += c >= ' ' && c <= '~' ? c : '?';
   return out;
 }
 
 CAIRN_BODY s3_refusal refusal_in(const xml_element& e, const s3_credentials& known) {
-  return {told_text(e.text_of("Code"), 64, known), told_text(e.text_of("Message"), 200, known),
-          told_text(e.text_of("RequestId"), 128, known), told_text(e.text_of("Region"), 64, known)};
+  return {printable_text(e.text_of("Code"), 64, known), printable_text(e.text_of("Message"), 200, known),
+          printable_text(e.text_of("RequestId"), 128, known), printable_text(e.text_of("Region"), 64, known)};
 }
 
 CAIRN_BODY void s3_answer::clear() noexcept {
@@ -48,13 +49,13 @@ CAIRN_BODY void s3_answer::clear() noexcept {
 CAIRN_BODY bool s3_answer::receive(std::span<const std::byte> bytes) {
   if (call_.status == 206 && !request_.pieces.empty()) return place(bytes);
   const bool good = call_.status / 100 == 2;
-  const auto most = !good                     ? max_error_bytes
-                    : request_.pieces.empty() ? request_.max_answer
-                                              : std::uint64_t{0};
-  if (bytes.size() > most - std::min<std::uint64_t>(kept_.size(), most)) {
-    std::uint64_t told = 0;
-    if (const auto length = call_.header("content-length")) (void)parse_decimal(*length, told);
-    too_long_ = told;
+  const auto max_bytes = !good                     ? max_error_bytes
+                         : request_.pieces.empty() ? request_.max_answer
+                                                   : std::uint64_t{0};
+  if (bytes.size() > max_bytes - std::min<std::uint64_t>(kept_.size(), max_bytes)) {
+    std::uint64_t announced = 0;
+    if (const auto length = call_.header("content-length")) (void)parse_decimal(*length, announced);
+    too_long_ = announced;
     return false;
   }
   kept_.insert(kept_.end(), bytes.begin(), bytes.end());
@@ -64,8 +65,8 @@ CAIRN_BODY bool s3_answer::receive(std::span<const std::byte> bytes) {
 CAIRN_BODY bool s3_answer::has_its_length() const {
   const auto length = call_.header("content-length");
   if (!length) return true;
-  std::uint64_t told = 0;
-  return parse_decimal(*length, told) && told == kept_.size();
+  std::uint64_t announced = 0;
+  return parse_decimal(*length, announced) && announced == kept_.size();
 }
 
 CAIRN_BODY bool s3_answer::right_range() {

@@ -77,8 +77,8 @@ CAIRN_BODY std::optional<s3_object> s3_bucket::known(const std::string& key) {
 
 CAIRN_BODY void s3_bucket::learn(const std::string& key, s3_object o) {
   const std::lock_guard lock(mutex_);
-  constexpr std::size_t most = 8192;
-  if (known_.size() >= most) known_.clear();
+  constexpr std::size_t max_known = 8192;
+  if (known_.size() >= max_known) known_.clear();
   known_.insert_or_assign(key, std::move(o));
 }
 

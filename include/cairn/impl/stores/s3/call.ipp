@@ -210,7 +210,7 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_success() {
   if (signing_tried_) service_->signs_bodies.store(true);
   if (with_checksum_) {
     service_->checksums_known.store(true);
-    const auto theirs = told_checksum();
+    const auto theirs = stated_checksum();
     if (theirs && *theirs != request_.body_checksum) {
       note("the server computed another checksum of what it received");
       return ++bad_digests_ < 3 ? retry(false) : std::nullopt;
@@ -233,9 +233,9 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_refusal() {
   }
   if (const auto id = header(google() ? "x-guploader-uploadid" : "x-amz-request-id");
       id && refusal_.request_id.empty())
-    refusal_.request_id = told_text(*id, 128, taken_.credentials);
+    refusal_.request_id = printable_text(*id, 128, taken_.credentials);
   if (const auto region = header("x-amz-bucket-region"))
-    refusal_.region = told_text(*region, 64, taken_.credentials);
+    refusal_.region = printable_text(*region, 64, taken_.credentials);
   const auto& code = refusal_.code;
   note("status " + std::to_string(status) + (code.empty() ? std::string() : " " + code));
   const auto is = [&](std::initializer_list<std::string_view> codes) {
@@ -319,7 +319,7 @@ CAIRN_BODY bool s3_call::adopt_time() {
   return true;
 }
 
-CAIRN_BODY std::optional<std::string_view> s3_call::told_checksum() const {
+CAIRN_BODY std::optional<std::string_view> s3_call::stated_checksum() const {
   const auto name = checksum_header(service_->options);
   if (!google()) return header(name);
   for (const auto& [n, value] : answer_headers) {  // several of them, or several in one

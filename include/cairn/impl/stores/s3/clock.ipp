@@ -47,10 +47,10 @@ CAIRN_BODY std::chrono::nanoseconds retry_bucket::take(s3_clock::time_point now)
 
 CAIRN_BODY std::chrono::nanoseconds jittered(std::chrono::nanoseconds first, std::chrono::nanoseconds longest,
                                              std::size_t retries, double random) noexcept {
-  const auto most = std::min(static_cast<double>(longest.count()),
-                             static_cast<double>(first.count()) *
-                                 std::exp2(static_cast<double>(std::min<std::size_t>(retries, 40))));
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(most * random));
+  const auto max_pause = std::min(static_cast<double>(longest.count()),
+                                  static_cast<double>(first.count()) *
+                                      std::exp2(static_cast<double>(std::min<std::size_t>(retries, 40))));
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(max_pause * random));
 }
 
 }  // namespace detail

@@ -49,7 +49,7 @@ CAIRN_BODY std::string environment_text(const char* name) {
 }
 
 /// What may be said of an answer: its status, and an error's code, of which nobody makes a secret.
-[[nodiscard]] inline std::string told_status(const std::optional<one_answer>& answer,
+[[nodiscard]] inline std::string status_text(const std::optional<one_answer>& answer,
                                              std::string_view code = {}) {
   if (!answer) return "no answer in time";
   std::string out = "status " + std::to_string(answer->status);
@@ -108,7 +108,7 @@ CAIRN_BODY const char* credential_json::other() {
   if (answer && answer->status == 200 && read && !read->found.access_key.empty() &&
       !read->found.secret_key.empty())
     return std::move(read->found);
-  fail_fetching(whose, told_status(answer, read ? read->code : std::string()));
+  fail_fetching(whose, status_text(answer, read ? read->code : std::string()));
 }
 
 CAIRN_BODY std::optional<s3_credentials> credentials_of_instance(bool required) {
@@ -129,22 +129,22 @@ CAIRN_BODY std::optional<s3_credentials> credentials_of_instance(bool required) 
     fail_fetching(
         "the metadata service of this machine gives no token (IMDSv2); for a container its hop limit must be "
         "2",
-        told_status(token));
+        status_text(token));
   const std::string header = "X-aws-ec2-metadata-token: " + token->body;
   const auto roles = base + "/latest/meta-data/iam/security-credentials/";
   const auto names = ask_once({.url = roles, .headers = {header}});
   if (names && names->status == 404) {
     if (!required) return std::nullopt;
-    fail_fetching("this machine has no IAM role", told_status(names));
+    fail_fetching("this machine has no IAM role", status_text(names));
   }
   auto role = names && names->status == 200 ? names->body.substr(0, names->body.find_first_of("\r\n")) : "";
   if (role.empty() || role.size() > 256)
-    fail_fetching("the metadata service of this machine does not name its role", told_status(names));
+    fail_fetching("the metadata service of this machine does not name its role", status_text(names));
   return credentials_in(ask_once({.url = roles + percent_encoded(role, false), .headers = {header}}),
                         "the metadata service gave none for this machine's role");
 }
 
-CAIRN_BODY bool may_be_asked(std::string_view url) {
+CAIRN_BODY bool is_allowed_endpoint(std::string_view url) {
   if (url.starts_with("https://")) return true;
   if (!url.starts_with("http://")) return false;
   url.remove_prefix(7);
@@ -171,7 +171,7 @@ CAIRN_BODY std::optional<s3_credentials> credentials_of_container() {
   auto url = environment_text("AWS_CONTAINER_CREDENTIALS_FULL_URI");
   if (relative.empty() && url.empty()) return std::nullopt;
   if (!relative.empty()) url = "http://169.254.170.2" + relative;
-  if (!may_be_asked(url) || !header_safe(url) || (!relative.empty() && relative.front() != '/'))
+  if (!is_allowed_endpoint(url) || !header_safe(url) || (!relative.empty() && relative.front() != '/'))
     fail_fetching(
         "AWS_CONTAINER_CREDENTIALS_FULL_URI must be https://, or http:// to this host or to the addresses of "
         "ECS "
@@ -242,7 +242,7 @@ CAIRN_BODY std::optional<s3_credentials> credentials_of_web_identity() {
   }
   fail_fetching(
       "the token service gave no credentials for the role of AWS_ROLE_ARN (AssumeRoleWithWebIdentity)",
-      told_status(last, code));
+      status_text(last, code));
 }
 
 }  // namespace detail

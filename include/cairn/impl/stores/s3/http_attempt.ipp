@@ -156,9 +156,9 @@ CAIRN_BODY certificate_problem http_attempt::certificate_problem_of(CURLcode cod
 CAIRN_BODY std::size_t http_attempt::on_header(char* data, std::size_t, std::size_t bytes,
                                                void* self) noexcept {
   auto& a = *static_cast<http_attempt*>(self);
-  constexpr std::size_t most = 64u << 10;
+  constexpr std::size_t max_header_bytes = 64u << 10;
   a.header_bytes_ += bytes;
-  if (a.header_bytes_ > most) return 0;
+  if (a.header_bytes_ > max_header_bytes) return 0;
   try {
     std::string_view line(data, bytes);
     while (!line.empty() && (line.back() == '\n' || line.back() == '\r')) line.remove_suffix(1);

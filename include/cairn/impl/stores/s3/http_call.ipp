@@ -25,14 +25,14 @@ CAIRN_BODY void call_group::end() noexcept {
   ended_.notify_all();
 }
 
-CAIRN_BODY void call_group::wait(std::size_t most) {
+CAIRN_BODY void call_group::wait(std::size_t max_running) {
   std::unique_lock lock(mutex_);
-  ended_.wait(lock, [&] { return running_ <= most; });
+  ended_.wait(lock, [&] { return running_ <= max_running; });
 }
 
-CAIRN_BODY bool call_group::wait_for(std::size_t most, std::chrono::nanoseconds time) {
+CAIRN_BODY bool call_group::wait_for(std::size_t max_running, std::chrono::nanoseconds time) {
   std::unique_lock lock(mutex_);
-  return ended_.wait_for(lock, time, [&] { return running_ <= most; });
+  return ended_.wait_for(lock, time, [&] { return running_ <= max_running; });
 }
 
 CAIRN_BODY bool call_group::wait_until(const s3_deadline& until) {

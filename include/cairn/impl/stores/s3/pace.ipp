@@ -20,10 +20,10 @@ CAIRN_BODY std::uint64_t s3_request_bytes(double latency, double bytes_per_secon
   constexpr double mib = 1 << 20;
   const double while_it_waits = latency * bytes_per_second;
   const double least = std::clamp(while_it_waits, mib, 16 * mib);
-  const double most = std::clamp(4 * while_it_waits, 8 * mib, 32 * mib);
+  const double max_bytes = std::clamp(4 * while_it_waits, 8 * mib, 32 * mib);
   const double share =
       static_cast<double>(total) / static_cast<double>(std::max<std::size_t>(connections, 1));
-  const auto bytes = static_cast<std::uint64_t>(std::clamp(share, least, most));
+  const auto bytes = static_cast<std::uint64_t>(std::clamp(share, least, max_bytes));
   constexpr auto whole = std::uint64_t{1} << 20;
   return (bytes + whole - 1) / whole * whole;
 }
@@ -37,7 +37,7 @@ CAIRN_BODY double s3_pace::last_ones::median(std::size_t least) const noexcept {
   return *middle;
 }
 
-CAIRN_BODY void s3_pace::asked() noexcept {
+CAIRN_BODY void s3_pace::request_begun() noexcept {
   const std::lock_guard lock(mutex_);
   ++reads_;
   credit_ = std::min(hedges_saved_up * reads_for_a_hedge, credit_ + 1);
@@ -48,7 +48,7 @@ CAIRN_BODY void s3_pace::answered(std::chrono::nanoseconds first_byte, std::uint
   const auto seconds = [](std::chrono::nanoseconds n) { return std::chrono::duration<double>(n).count(); };
   const std::lock_guard lock(mutex_);
   latencies_.add(seconds(first_byte));
-  if (bytes >= tells_a_rate) rates_.add(static_cast<double>(bytes) / std::max(seconds(rest), 1e-6));
+  if (bytes >= min_bytes_for_rate) rates_.add(static_cast<double>(bytes) / std::max(seconds(rest), 1e-6));
 }
 
 CAIRN_BODY std::uint64_t s3_pace::request_bytes(std::uint64_t total, std::size_t connections) const noexcept {
@@ -63,7 +63,7 @@ CAIRN_BODY std::optional<std::chrono::nanoseconds> s3_pace::slow_after(std::uint
   const std::lock_guard lock(mutex_);
   const auto latency = latencies_.median(enough);
   const auto rate = rates_.median(enough);
-  if (latency <= 0 || (rate <= 0 && bytes >= tells_a_rate)) return std::nullopt;
+  if (latency <= 0 || (rate <= 0 && bytes >= min_bytes_for_rate)) return std::nullopt;
   const auto usual = latency + static_cast<double>(bytes) / (rate > 0 ? rate : assumed_rate);
   return std::chrono::nanoseconds(static_cast<std::int64_t>(std::clamp(3 * usual, 0.25, 3600.0) * 1e9));
 }

@@ -108,7 +108,7 @@ CAIRN_BODY std::shared_ptr<s3_call> s3_range_reader::fetch() {
     flights.reserve(all.size());
     for (auto& r : all) {
       flights.push_back({bucket_.client.begin(std::move(r), group)});
-      bucket_.client.service().pace.asked();
+      bucket_.client.service().pace.request_begun();
       if (counts_ != nullptr) counts_->requests.fetch_add(1, std::memory_order_relaxed);
     }
     using clock = std::chrono::steady_clock;
@@ -156,7 +156,7 @@ CAIRN_BODY void s3_range_reader::hedge_slow(std::vector<flight>& flights,
       pace.return_hedge();
       return;
     }
-    pace.asked();
+    pace.request_begun();
     if (counts_ == nullptr) continue;
     counts_->requests.fetch_add(1, std::memory_order_relaxed);
     counts_->hedges.fetch_add(1, std::memory_order_relaxed);
@@ -212,9 +212,9 @@ CAIRN_BODY std::vector<s3_request> s3_range_reader::requests() const {
   std::uint64_t total = 0;
   for (const auto* r : sorted) total += r->destination.size();
   const auto& client = bucket_.client;
-  const auto most = client.options().get_bytes != 0
-                        ? client.options().get_bytes
-                        : client.service().pace.request_bytes(total, client.idle());
+  const auto max_get = client.options().get_bytes != 0
+                           ? client.options().get_bytes
+                           : client.service().pace.request_bytes(total, client.idle());
   const auto gap = bucket_.client.options().gap_bytes;
   std::vector<s3_request> out;
   const read_range* last = nullptr;
@@ -223,10 +223,10 @@ CAIRN_BODY std::vector<s3_request> s3_range_reader::requests() const {
     std::uint64_t done = 0;
     if (last != nullptr && last->key == r->key && r->offset >= in_object() &&
         r->offset - in_object() <= gap &&
-        r->offset - in_object() <= most - std::min(most, out.back().length)) {
+        r->offset - in_object() <= max_get - std::min(max_get, out.back().length)) {
       auto& back = out.back();
       const auto between = r->offset - in_object();
-      const auto n = std::min<std::uint64_t>(most - back.length - between, r->destination.size());
+      const auto n = std::min<std::uint64_t>(max_get - back.length - between, r->destination.size());
       if (n == r->destination.size() || between == 0) {
         if (n != 0) {
           if (between != 0) back.pieces.push_back({nullptr, static_cast<std::size_t>(between)});
@@ -237,7 +237,7 @@ CAIRN_BODY std::vector<s3_request> s3_range_reader::requests() const {
       }
     }
     while (done < r->destination.size()) {
-      const auto n = std::min<std::uint64_t>(most, r->destination.size() - done);
+      const auto n = std::min<std::uint64_t>(max_get, r->destination.size() - done);
       s3_request next{.method = "GET", .key = key_of(*r)};
       const auto& etag = objects_.at(next.key).etag;
       if (!etag.empty()) next.headers.emplace_back("if-match", etag);
