@@ -161,8 +161,8 @@ class simulated_worlds {
     }
     if (!growth_.empty())
       growth_ = "From " + std::to_string(first) + " to " + std::to_string(last) +
-                " ranks the critical path grows so many times as fast as log2(ranks): " + growth_ +
-                " (at most 1.3 is wanted).\n";
+                " ranks, the growth of the critical path divided by the growth of log2(ranks) is " + growth_ +
+                " (the goal is at most 1.3).\n";
   }
   void write(const std::string& json, const std::string& chart, const std::string& table) {
     report_.write(json);
