@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Sees that every public name has a comment, as Doxygen reads the headers.
+"""Sees that every public name has a comment, as Doxygen reads the headers, and that Doxygen understands all comments.
 
 usage: reference.py DOXYGEN DOXYFILE XML_FOLDER
        reference.py --self-test DOXYGEN
@@ -116,6 +116,13 @@ def undocumented(names):
     return problems
 
 
+def misread(log):
+    """Doxygen's warnings about comments. It also warns of C++ that it cannot parse, which is no fault of a comment."""
+    not_about_comments = ("no matching file member found", "no matching class member found", "while parsing initializer list")
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line for line in dict.fromkeys(lines) if ": warning: " in line and not any(s in line for s in not_about_comments)]
+
+
 def self_test(doxygen):
     with tempfile.TemporaryDirectory() as scratch:
         root = pathlib.Path(scratch)
@@ -123,13 +130,13 @@ def self_test(doxygen):
             "namespace cairn { inline namespace v1 {\n/// Good.\nstruct good { int member; struct inner {}; };\n"
             "struct bad {};\nvoid call(int);\n/// Calls.\nvoid call(long);\nint silent();\n"
             "namespace detail { struct hidden {}; }\n/// A tag.\nstruct tag_t {};\ninline constexpr tag_t tag{};\n"
-            "class shut { struct its_own {}; };\n"
+            "class shut { struct its_own {}; };\n/// Of @nothing that is known.\nstruct puzzling {};\n"
             "/// A concept.\ntemplate <class T> concept Asks = requires(T& t) { t.asked(1); };\n"
             "/// Base.\nstruct base { void of_base(); };\n"
             "/// Derived.\nstruct derived : base {\n  derived();\n  void asked(int);\n  void mute();\n  /// Says.\n  void says();\n"
             "  void says(int);\n  int depth = 1;  ///< how deep\n  int width = 2;\n private:\n  int hidden;\n};\n} }\n")
         (root / "Doxyfile").write_text(
-            f"INPUT = {root}/a.hpp\nOUTPUT_DIRECTORY = {root}\nEXTRACT_ALL = YES\nQUIET = YES\nWARNINGS = NO\n"
+            f"INPUT = {root}/a.hpp\nOUTPUT_DIRECTORY = {root}\nEXTRACT_ALL = YES\nQUIET = YES\nWARN_LOGFILE = {root}/warnings\n"
             "INLINE_INHERITED_MEMB = YES\nGENERATE_HTML = NO\nGENERATE_LATEX = NO\nGENERATE_XML = YES\nJAVADOC_AUTOBRIEF = YES\n")
         subprocess.run([doxygen, str(root / "Doxyfile")], check=True)
         problems = undocumented(public_names(root / "xml"))
@@ -139,6 +146,8 @@ def self_test(doxygen):
         assert silent == {"cairn::base": ["of_base"], "cairn::derived": ["width", "mute"], "cairn::good": ["member"]}, silent
         told = unexplained(silent_members(root / "xml"))
         assert len(told) == 4 and "cairn::derived::mute has no comment" in told[2], told
+        warned = misread(root / "warnings")
+        assert len(warned) == 1 and "unknown command '@nothing'" in warned[0], warned
     print("reference.py: notices what it should")
 
 
@@ -163,7 +172,8 @@ def main(arguments):
     if len(names) < 300:
         print(f"only {len(names)} names were found in {arguments[2]}")
         return 1
-    problems = undocumented(names) + unexplained(silent_members(arguments[2]))
+    warnings = re.search(r"^WARN_LOGFILE *= *(.+)$", pathlib.Path(arguments[1]).read_text(), re.MULTILINE).group(1)
+    problems = undocumented(names) + unexplained(silent_members(arguments[2])) + misread(pathlib.Path(warnings))
     for problem in problems:
         print(problem)
     print(f"{len(names)} public names and their members, {len(problems)} problems")

@@ -118,8 +118,8 @@ class checkpointer_base {
   /// Removes a checkpoint. No error if there is none.
   /// @throws storage_error (storage_leased) naming who reads it; it removes nothing then.
   void remove(std::int64_t step) { engine_.open().remove(step); }
-  /// Renames the manifest of this checkpoint to manifest.damaged.<n>: the checkpoint no longer exists,
-  /// but no data is lost. False if the store is read-only. No error if there is none.
+  /// Renames the manifest of this checkpoint to `manifest.damaged.0`, or a higher number: the checkpoint no longer
+  /// exists, but no data is lost. False if the store is read-only. No error if there is none.
   bool quarantine(std::int64_t step) { return engine_.open().quarantine(step); }
 
   /// Estimates how long a save() that begins now takes until it is committed: the longest of the last

@@ -142,7 +142,7 @@ template <class M>
 /// buffers are left out. Buffers are copied before an overlapped save() returns, for forward changes running
 /// statistics.
 ///
-/// `module`: a ::torch::nn::Module, a shared_ptr to one, or a holder such as ::torch::nn::Linear. Register
+/// `module`: a `torch::nn::Module`, a shared_ptr to one, or a holder such as `torch::nn::Linear`. Register
 /// after `to(device)` and after tying weights: both give parameters other memory. The module must outlive the
 /// saves and loads; on several ranks the same name is a replica, as with data parallel training.
 /// @throws as view_of and state_dict::tensor do, naming the parameter.

@@ -372,8 +372,7 @@ class verification {
 /// and for compressed items (with the reader of a compressed_storage) also of their frames. It does not
 /// stop at the first damage, but calls `options.found` for each with the item, the file and the offset,
 /// and goes on to the end. Reads in parallel and changes nothing; it may run while a job trains and while
-/// others verify.
-/// @param manifest_bytes the manifest; empty: read it from the store
+/// others verify. `manifest_bytes`: the manifest; empty: it is read from the store.
 /// @throws storage_error: storage_not_committed if there is no such checkpoint, storage_unavailable where the
 /// store no longer answers
 inline verify_report verify_checkpoint(safetensors_reader& reader, std::int64_t step,

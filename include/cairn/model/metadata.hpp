@@ -20,8 +20,8 @@ struct metadata {
   [[nodiscard]] const stored_item* find(std::string_view name) const { return items.find(name); }
 };
 
-/// Identifies a box of an item within a rank's record: digests of the key in the data file (name, or
-/// name@rank00003) and of the box.
+/// Identifies a box of an item within a rank's record: digests of the key in the data file (`name`, or
+/// `name@rank00003` for an item that each rank has) and of the box.
 struct item_key {
   std::uint64_t name = 0;  ///< digest of the key in the data file
   std::uint64_t box = 0;   ///< digest of the box

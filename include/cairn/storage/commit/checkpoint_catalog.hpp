@@ -47,8 +47,8 @@ class checkpoint_catalog {
   /// meantime stays.
   void remove(std::int64_t step) const;
 
-  /// Renames the manifest of a checkpoint to `manifest.damaged.<n>`: the checkpoint no longer exists, but
-  /// no data is lost. False if the store refuses the change.
+  /// Renames the manifest of a checkpoint to `manifest.damaged.0`, or a higher number: the checkpoint no longer
+  /// exists, but no data is lost. False if the store refuses the change.
   [[nodiscard]] bool quarantine(std::int64_t step) const;
 
   /// Returns the attempts of other runs, in steps that are not committed, that have a live writer, as far
