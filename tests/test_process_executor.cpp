@@ -26,6 +26,7 @@
 #include "support/figures.hpp"
 #include "support/kill_points.hpp"
 #include "support/memory_group.hpp"
+#include "support/processes.hpp"
 #include "support/rounds.hpp"
 #include "support/sanitized.hpp"
 #include "support/scratch_directory.hpp"
@@ -33,6 +34,7 @@
 #include "support/stager_conformance.hpp"
 #include "support/still_threads.hpp"
 #include "support/thread_policy.hpp"
+#include "support/worker_trainers.hpp"
 
 #include <doctest/doctest.h>
 
@@ -71,126 +73,13 @@
 #include <thread>
 #include <vector>
 
-/// A function of the runtime of the address and leak sanitizers.
-extern "C" std::size_t __sanitizer_get_current_allocated_bytes() __attribute__((weak));
-
 namespace {
-using cairn_test::scratch_directory;
-using cairn_test::scripted_store;
+using namespace cairn_test;
 
 constexpr bool under_tsan = CAIRN_TEST_THREAD_SANITIZED;
 /// Of cases that ThreadSanitizer is not for: they fork beside threads, kill, change memory while it is
 /// copied, or take long there.
 const doctest::skip not_threaded(under_tsan);
-
-/// The children of this process, those that have ended and that nobody waited for, too. Whichever thread
-/// started them, and whether or not it has ended.
-std::vector<::pid_t> children() {
-  std::vector<::pid_t> found;
-  const auto own = std::to_string(::getpid());
-  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
-    const auto name = process.path().filename().string();
-    ::pid_t number = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), number).ec != std::errc()) continue;
-    // "number (name) state parent ...", where a name may hold anything.
-    std::ifstream file(process.path() / "stat");
-    std::string stat;
-    std::getline(file, stat, '\0');  // an iterator would throw where the process ends meanwhile
-    const auto end = stat.rfind(')');
-    if (end != std::string::npos && stat.find(" " + own + " ", end) == end + 3) found.push_back(number);
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
-/// Waits, a minute at most, until threads that are running have made a condition true.
-template <class Condition>
-bool comes_true(Condition&& condition) {
-  for (const auto until = cairn::deadline::in(std::chrono::minutes(1)); !condition();) {
-    if (until.passed()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
-std::string proc_file(::pid_t process, const std::string& name) {
-  std::ifstream file("/proc/" + std::to_string(process) + "/" + name);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-/// The children that are workers and live.
-std::vector<::pid_t> workers() {
-  auto found = children();
-  std::erase_if(found, [](::pid_t process) {
-    return proc_file(process, "cmdline").find("cairn-worker") == std::string::npos;
-  });
-  return found;
-}
-/// A line of /proc/PROCESS/status that is a number, such as "VmRSS" in KiB.
-long status_of(::pid_t process, const std::string& name) {
-  std::ifstream file("/proc/" + std::to_string(process) + "/status");
-  long value = -1;
-  for (std::string word; file >> word;)
-    if (word == name + ":") file >> value;
-  return value;
-}
-/// What this process holds: what it allocated, where a sanitizer that keeps freed memory for a while tells
-/// it.
-long allocated_kib() {
-  if (__sanitizer_get_current_allocated_bytes != nullptr)
-    return static_cast<long>(__sanitizer_get_current_allocated_bytes() / 1024);
-  return status_of(::getpid(), "VmRSS");
-}
-std::ptrdiff_t files_of(::pid_t process) {
-  return std::distance(std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/fd"), {});
-}
-/// What the descriptors of a process lead to, by their numbers.
-std::map<int, std::string> files_by_number(::pid_t process) {
-  std::map<int, std::string> found;
-  for (const auto& each : std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/fd")) {
-    std::error_code gone;
-    const auto target = std::filesystem::read_symlink(each.path(), gone);
-    if (!gone) found[std::stoi(each.path().filename())] = target;
-  }
-  return found;
-}
-/// What a program that this process starts would get of its descriptors beyond those of `before`.
-std::string inherited_beyond(const std::map<int, std::string>& before) {
-  std::string found;
-  for (const auto& [number, target] : files_by_number(::getpid())) {
-    if (before.contains(number)) continue;
-    const int flags = ::fcntl(number, F_GETFD);
-    if (flags >= 0 && (flags & FD_CLOEXEC) == 0) found += target + '\n';
-  }
-  return found;
-}
-std::size_t open_files() {
-  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
-}
-/// Whether a process, which need not be a child, ends within four minutes: this machine may be busy.
-bool ends(::pid_t process) {
-  const auto file = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
-  if (file < 0) return errno == ESRCH;
-  pollfd one{file, POLLIN, 0};
-  const bool ended = ::poll(&one, 1, 240'000) == 1;
-  ::close(file);
-  return ended;
-}
-/// The status of a child, which must end by itself.
-int status_of(::pid_t child) {
-  if (!ends(child)) ::kill(child, SIGKILL);
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  return status;
-}
-/// A child that must end well, or with the status 77 where it cannot do its work: `why` says then what that
-/// needs.
-void check_good_or_skipped(::pid_t child, const char* why) {
-  const int status = status_of(child);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-    MESSAGE(why);
-  else
-    CHECK(status == 0);
-}
 
 // The worker of a rank whose trainer is gone may write on: that ends no save.
 static_assert(!cairn::EndsWithProcess<cairn::process_executor>);
@@ -202,439 +91,7 @@ struct shared_env {
   [[nodiscard]] cairn::shared_stager make() const { return {}; }
 };
 
-struct trained {
-  std::vector<float> weights = std::vector<float>(300'000);
-  std::vector<double> moments = std::vector<double>(50'000);
-  std::string blob = "loader";
-  std::int64_t seen = 0;
-  cairn::state_dict state;
-  trained() {
-    state.tensor("weights", weights, {300, 1000});
-    state.tensor("moments", moments, {50'000});
-    state.bytes("blob", blob);
-    state.value("seen", seen);
-  }
-  void update(std::int64_t step) {
-    std::iota(weights.begin(), weights.end(), static_cast<float>(step));
-    std::iota(moments.begin(), moments.end(), static_cast<double>(step) * 0.5);
-    blob = "loader at " + std::to_string(step);
-    seen = step;
-  }
-  [[nodiscard]] bool is_of(std::int64_t step) const {
-    trained other;
-    other.update(step);
-    return weights == other.weights && moments == other.moments && blob == other.blob && seen == step;
-  }
-};
-
-/// A training whose next state depends on every bit of the one before.
-struct layers {
-  std::array<std::vector<float>, 5> weights;
-  std::vector<std::uint8_t> generator = std::vector<std::uint8_t>(40, 1);
-  std::string blob = "at ";
-  cairn::state_dict state;
-  layers() {
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      weights[i].resize(70'001);
-      std::iota(weights[i].begin(), weights[i].end(), static_cast<float>(i));
-      state.tensor("layer" + std::to_string(i), weights[i], {70'001});
-    }
-    state.bytes("blob", blob);
-    state.bytes("generator", generator, cairn::per_rank);
-  }
-  void update(std::size_t i) {
-    auto* const w = weights[i].data();
-    const auto noise = static_cast<float>(generator[i]);
-    for (std::size_t k = 0; k < weights[i].size(); ++k) w[k] = w[k] * 0.875f + noise;
-  }
-  void end_update() {
-    for (auto& g : generator) g = static_cast<std::uint8_t>(g * 5 + 3);
-    blob += static_cast<char>('a' + generator[0] % 26);
-  }
-};
-
-/// A clock that stands still: whoever waits on it goes on only when the limit is lifted.
-struct stopped_clock : cairn::rate_clock {
-  time_point now() noexcept override { return begin; }
-  void wait(cairn::shared_event& word, std::uint32_t seen, time_point) noexcept override {
-    word.wait(seen, cairn::deadline::never());
-  }
-  time_point begin = cairn::deadline::clock::now();
-};
-
-template <class... Policies>
-auto make(const std::string& directory, Policies... policies) {
-  return cairn::checkpointer{cairn::file_store{directory}, cairn::shared_stager{}, std::move(policies)...,
-                             cairn::checkpointer_options{.quiet = true}};
-}
-auto make_scripted(const std::string& directory) {
-  return cairn::checkpointer{scripted_store{cairn::file_store{directory + "/store"}, directory},
-                             cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
-                             cairn::checkpointer_options{.quiet = true}};
-}
-/// The warnings of a run.
-struct warnings_told {
-  using cairn_role = cairn::role::observer;
-  std::shared_ptr<std::string> texts = std::make_shared<std::string>();
-  void observe(const cairn::observation& o) noexcept {
-    if (o.kind == cairn::observation::event::warning) *texts += o.text;
-  }
-};
-/// Begins a save while earlier ones are under way: three at once.
-auto make_queuing(const std::string& directory) {
-  return cairn::checkpointer{scripted_store{cairn::file_store{directory + "/store"}, directory},
-                             cairn::shared_stager{cairn::buffered_stager_options{.depth = 3}},
-                             cairn::process_executor{}, cairn::overlapped{},
-                             cairn::checkpointer_options{.when_busy = cairn::busy_policy::queue,
-                                                         .handover_timeout = std::chrono::minutes(5),
-                                                         .quiet = true}};
-}
-/// The events about saves of earlier runs.
-struct earlier_told {
-  using cairn_role = cairn::role::observer;
-  using event = cairn::observation::event;
-  std::shared_ptr<std::vector<event>> kinds = std::make_shared<std::vector<event>>();
-  std::function<void()> on_waiting = {};
-  void observe(const cairn::observation& o) noexcept {
-    if (o.kind < event::wait_began) return;
-    kinds->push_back(o.kind);
-    if (o.kind == event::wait_began && on_waiting) on_waiting();
-  }
-};
-auto make_next(const std::string& store, earlier_told told, std::chrono::nanoseconds timeout) {
-  return cairn::checkpointer{cairn::file_store{store}, std::move(told),
-                             cairn::checkpointer_options{.earlier_run_timeout = timeout, .quiet = true}};
-}
-std::int64_t newest(const std::string& store, std::chrono::nanoseconds timeout = std::chrono::seconds(60)) {
-  trained got;
-  auto reader = make_next(store, {}, timeout);
-  const auto step = reader.resume(got.state);
-  if (!step) return -1;
-  REQUIRE(got.is_of(*step));
-  return *step;
-}
-cairn::error_id id_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const cairn::error& e) {
-    return e.id();
-  }
-}
-std::string text_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-}
-template <class Call>
-cairn::error_id refusal(Call&& call) {
-  try {
-    call();
-  } catch (const cairn::error& e) {
-    return e.id();
-  }
-  FAIL("nothing was thrown");
-  return {};
-}
-
-// --- Trainers that are processes of their own, and are killed
-// ------------------------------------------------
-
-/// Saves step 1 and lets it commit, saves step 2 while its worker does what the line says, tells the worker's
-/// number, and ends in some way when the worker is held; or waits to be killed.
-int trainer(const std::string& directory, const std::string& line, const std::string& end) {
-  const bool confirms = end != "before it confirms";
-  trained run;
-  auto ckpt = cairn::checkpointer{scripted_store{cairn::file_store{directory + "/store"}, directory},
-                                  cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
-                                  cairn::checkpointer_options{.quiet = true}};
-  static_cast<void>(ckpt.resume(run.state));
-  run.update(1);
-  ckpt.save(run.state, 1).wait();
-  run.update(2);
-  scripted_store::write(directory, line);
-  const auto save = ckpt.save(run.state, 2);
-  if (confirms) {
-    ckpt.before_update();
-    run.update(3);
-  }
-  std::printf("%d\n", static_cast<int>(workers().at(0)));
-  std::fflush(stdout);
-  if (end == "killed" || !confirms)
-    for (;;) ::pause();
-  scripted_store::wait_held(directory);
-  if (end == "forks") {
-    // The child has the parent's checkpointer and exits as any program does.
-    cairn_test::await_still_threads();
-    const ::pid_t child = ::fork();
-    if (child == 0) std::exit(7);
-    int status = 0;
-    if (::waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 7) ::_exit(1);
-    scripted_store::let_go(directory);
-    save.wait();
-    return 0;
-  }
-  if (end == "throws") throw std::runtime_error("nobody catches this");
-  if (end == "exits") std::exit(0);
-  if (end == "exits quickly") ::_exit(0);
-  return 0;  // waits in the destructor
-}
-
-/// A child that lives on until it is killed, as the data loaders of a framework do: by fork(), or by a call
-/// of the kernel that no handler of fork() sees. Returns when it runs.
-::pid_t leave_child(bool handled) {
-  int ready[2];
-  if (::pipe2(ready, O_CLOEXEC) != 0) return -1;
-  cairn_test::await_still_threads();
-  const auto child =
-      handled ? ::fork() : static_cast<::pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, 0));
-  if (child == 0) {
-    ::alarm(1200);
-    for (const int each : {0, 1, 2}) ::close(each);
-    static_cast<void>(!::write(ready[1], "r", 1));
-    for (;;) ::pause();
-  }
-  char c = 0;
-  const bool runs = ::read(ready[0], &c, 1) == 1;
-  for (const int each : ready) ::close(each);
-  return runs ? child : -1;
-}
-
-/// Leaves children behind beside a save, tells the worker's number, and ends in some way or waits to be
-/// killed. Its stderr is the pipe "errors", its children are named in "children".
-int forking_trainer(const std::string& directory, const std::string& line, const std::string& end) {
-  ::close(STDERR_FILENO);
-  if (::open((directory + "/errors").c_str(), O_WRONLY) != STDERR_FILENO) return 2;
-  const auto before = files_by_number(::getpid());
-  {
-    trained run;
-    auto ckpt = make_scripted(directory);
-    run.update(1);
-    const auto first = ckpt.save(run.state, 1);
-    ckpt.before_update();
-    first.wait();
-    const auto handled = leave_child(true);
-    std::ofstream(directory + "/children") << handled << ' ' << leave_child(false) << '\n';
-    for (const auto& [number, target] : files_by_number(handled))
-      if (!before.contains(number) && (target.starts_with("socket:") || target.find("memfd:") != target.npos))
-        return 3;
-    if (proc_file(handled, "maps").find("memfd:") != std::string::npos) return 4;
-    if (!line.empty()) scripted_store::write(directory, line);
-    if (end != "closed") {
-      run.update(2);
-      static_cast<void>(ckpt.save(run.state, 2));
-      if (end == "killed") ckpt.before_update();
-    }
-    std::printf("%d\n", static_cast<int>(workers().at(0)));
-    std::fflush(stdout);
-    if (end != "closed")
-      for (;;) ::pause();
-    ckpt.close();
-  }
-  return workers().empty() ? 0 : 1;
-}
-
-/// Saves step 3 while its worker does with step 2 what the line says, tells the worker's number, and waits to
-/// be killed.
-int queuing_trainer(const std::string& directory, const std::string& line) {
-  trained run;
-  auto ckpt = make_queuing(directory);
-  run.update(1);
-  ckpt.save(run.state, 1).wait();
-  scripted_store::write(directory, line);
-  for (const std::int64_t step : {2, 3}) {
-    run.update(step);
-    static_cast<void>(ckpt.save(run.state, step));
-    ckpt.before_update();
-  }
-  run.update(4);
-  std::printf("%d\n", static_cast<int>(workers().at(0)));
-  std::fflush(stdout);
-  for (;;) ::pause();
-}
-
-/// The same from the memory of two devices, which have copied all of step 2 when it is told, or some, or
-/// none of it and never will.
-int device_trainer(const std::string& directory, const std::string& line, const std::string& copied) {
-  using gpu = cairn_test::device_double;
-  gpu::reset(1);
-  trained run;
-  gpu::memory weights(0, run.weights.size() * sizeof(float));
-  gpu::memory moments(1, run.moments.size() * sizeof(double));
-  gpu::stream_type streams[2];
-  cairn::cuda::basic_copy_engine_options<gpu> options;
-  options.batch_bytes = 64 << 10;
-  for (int d = 0; d < 2; ++d) {
-    const cairn::cuda::device_in_use<gpu> use(d);
-    if (gpu::make_stream(streams[d]) != gpu::success) return 1;
-    options.compute.push_back({d, streams[d]});
-  }
-  const auto update = [&](std::int64_t step) {
-    run.update(step);
-    gpu::launch(streams[0], [&, w = run.weights] {
-      std::ranges::copy(std::as_bytes(std::span(w)), weights.bytes().begin());
-    });
-    gpu::launch(streams[1], [&, m = run.moments] {
-      std::ranges::copy(std::as_bytes(std::span(m)), moments.bytes().begin());
-    });
-  };
-  cairn::state_dict state;
-  const auto add = [&](const char* name, gpu::memory& on, int device, cairn::dtype type,
-                       const cairn::extents& shape) {
-    auto view = cairn::contiguous_view(on.bytes().data(), type, shape);
-    view.space = cairn::memory_space::device, view.device = device;
-    state.tensor(name, view);
-  };
-  add("weights", weights, 0, cairn::dtype::f32, {300, 1000});
-  add("moments", moments, 1, cairn::dtype::f64, {50'000});
-  state.bytes("blob", run.blob);
-  state.value("seen", run.seen);
-  using engine = cairn::cuda::basic_copy_engine<gpu>;
-  cairn::checkpointer ckpt{
-      scripted_store{cairn::file_store{directory + "/store"}, directory},
-      cairn::buffered_stager<cairn::cuda::basic_pinned<cairn::shared_memory, gpu>, engine>({},
-                                                                                           engine(options)),
-      cairn::process_executor{}, cairn::overlapped{}, cairn::checkpointer_options{.quiet = true}};
-  update(1);
-  ckpt.save(state, 1).wait();
-  update(2);
-  if (copied == "none") gpu::hold_copies(true);
-  if (copied == "some") gpu::hold_copies_after(9);
-  if (!line.empty()) scripted_store::write(directory, line);
-  const auto save = ckpt.save(state, 2);
-  for (int d = 0; d < 2; ++d) ckpt.before_update(streams[d], d);
-  update(3);
-  // A stream has waited for the copies, and nothing for the worker.
-  save.wait_handed_over();
-  if (copied == "all") save.wait_released();
-  if (save.released() != (copied == "all")) return 1;
-  std::printf("%d\n", static_cast<int>(workers().at(0)));
-  std::fflush(stdout);
-  for (;;) ::pause();
-}
-
-struct started {
-  ::pid_t process = 0;
-  ::pid_t worker = 0;
-};
-/// The calls of a worker to its store in a save, in their order.
-constexpr const char* steps_of_a_worker[] = {
-    "size before manifest",        "create before rank",        "create after rank",
-    "write before rank",           "write after rank",          "finish before rank",
-    "finish after rank",           "put_new before record",     "put_new after record",
-    "read before record",          "read after record",         "list before step",
-    "publish_new before manifest", "publish_new after manifest"};
-constexpr const char* at_manifest = "publish_new before manifest hold";
-started start_trainer(const std::string& directory, const std::string& line = at_manifest,
-                      const char* end = "killed", const char* role = "--trainer", int terminal = -1) {
-  int out[2];
-  REQUIRE(::pipe2(out, O_CLOEXEC) == 0);
-  started s;
-  cairn_test::await_still_threads();
-  s.process = ::fork();
-  if (s.process == 0) {
-    if (terminal < 0 || ::setsid() < 0 || ::ioctl(terminal, TIOCSCTTY, 0) != 0) ::setpgid(0, 0);
-    ::dup2(out[1], STDOUT_FILENO);
-    const rlimit no_core{0, 0};
-    ::setrlimit(RLIMIT_CORE, &no_core);
-    // Processes that exit in the middle leak what their threads hold.
-    const char* options = std::getenv("ASAN_OPTIONS");
-    ::setenv("ASAN_OPTIONS", ((options != nullptr ? options : "") + std::string(":detect_leaks=0")).c_str(),
-             1);
-    ::execl("/proc/self/exe", "trainer", role, directory.c_str(), line.c_str(), end, nullptr);
-    ::_exit(127);
-  }
-  ::close(out[1]);
-  std::string number;
-  char c = 0;
-  while (::read(out[0], &c, 1) == 1 && c != '\n') number += c;
-  ::close(out[0]);
-  REQUIRE(std::from_chars(number.data(), number.data() + number.size(), s.worker).ec == std::errc());
-  return s;
-}
-
-/// Saves when the file of this program is gone, and when another one has its name.
-int saves_without_its_file(const std::string& directory) {
-  char self[4096] = {};
-  if (::readlink("/proc/self/exe", self, sizeof self - 1) <= 0 || ::unlink(self) != 0) return 2;
-  trained run;
-  auto ckpt = make(directory + "/store", cairn::process_executor{});
-  run.update(1);
-  ckpt.save(run.state, 1).wait();
-  std::ofstream(self) << "another program";
-  ::kill(workers().at(0), SIGKILL);
-  run.update(2);
-  try {
-    ckpt.save(run.state, 2).wait();
-  } catch (const cairn::error&) {  // of the worker that was killed
-  }
-  run.update(3);
-  ckpt.save(run.state, 3).wait();
-  return 0;
-}
-
-/// In a memory control group: the save that needs more than is left there fails, the next one that has room
-/// does not, and neither process is killed.
-int saves_in_a_group(const std::string& directory, const cairn_test::memory_group& group) {
-  constexpr std::uint64_t mib = 1 << 20;
-  trained run;
-  auto ckpt = make(directory, cairn::process_executor{});
-  run.update(1);
-  ckpt.save(run.state, 1).wait();
-  const auto worker = workers();
-  run.blob.assign(64 * mib, 'x');
-  if (!group.limit_to(group.usage() + 24 * mib)) return 10;
-  const auto failed = ckpt.save(run.state, 2);
-  if (!failed.failed() || id_of(failed.failure()) != cairn::error_id::storage_limit) return 11;
-  if (text_of(failed.failure()).find(group.folder()) == std::string::npos) return 12;
-  if (!group.limit_to(std::uint64_t{1} << 50)) return 13;
-  run.update(3);
-  run.blob.assign(64 * mib, 'y');
-  ckpt.save(run.state, 3).wait();
-  if (workers() != worker) return 14;
-  return ckpt.list() == std::vector<std::int64_t>{1, 3} ? 0 : 15;
-}
-
-/// Where /dev/shm is one page, and full.
-int saves_without_shm(const std::string& directory) {
-  if ((::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
-      ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-      ::mount("none", "/dev/shm", "tmpfs", 0, "size=4k") != 0)
-    return 77;
-  if (std::ofstream("/dev/shm/full") << std::string(8192, 'x') << std::flush) return 10;
-  trained run;
-  auto ckpt = make(directory, cairn::process_executor{}, cairn::overlapped{});
-  static_cast<void>(ckpt.resume(run.state));
-  run.update(1);
-  ckpt.save(run.state, 1).wait();
-  trained got;
-  ckpt.load(got.state, 1);
-  return got.is_of(1) ? 0 : 11;
-}
-
 }  // namespace
-
-/// Called by main() before anything else.
-void cairn_test_before_main(int argc, char** argv) {
-  const std::string role = argc > 1 ? argv[1] : "";
-  if (role == "--forgets") {
-    try {
-      cairn::process_executor executor;
-    } catch (const cairn::usage_error& e) {
-      std::_Exit(e.id() == cairn::error_id::usage_no_worker && workers().empty() ? 0 : 1);
-    }
-    std::_Exit(1);
-  }
-  cairn::worker_main(argc, argv);
-  if (role == "--trainer") std::exit(trainer(argv[2], argv[3], argv[4]));
-  if (role == "--forking-trainer") std::exit(forking_trainer(argv[2], argv[3], argv[4]));
-  if (role == "--queuing-trainer") std::exit(queuing_trainer(argv[2], argv[3]));
-  if (role == "--device-trainer") std::_Exit(device_trainer(argv[2], argv[3], argv[4]));
-  if (role == "--without-its-file") std::_Exit(saves_without_its_file(argv[2]));
-  if (role == "--without-shm") std::_Exit(saves_without_shm(argv[2]));
-  if (role == "--in-a-group") std::_Exit(saves_in_a_group(argv[2], {argv[3], argv[4] == std::string("2")}));
-}
 
 TEST_CASE("shared_stager is a stager" * not_threaded) {
   cairn_test::stager_conformance(shared_env{});
@@ -796,8 +253,8 @@ TEST_CASE("one worker serves all saves, and leaves nothing behind") {
       if (step == 10) after_ten = open_files();
     }
     CHECK(workers() == first);
-    CHECK(comes_true([&] { return open_files() <= after_ten; }));
-    CHECK(comes_true([&] { return files_of(first[0]) <= 16; }));
+    CHECK(eventually([&] { return open_files() <= after_ten; }));
+    CHECK(eventually([&] { return files_of(first[0]) <= 16; }));
     CHECK(ckpt.list() == std::vector<std::int64_t>{39, 40});
     ckpt.close();
   }
@@ -864,6 +321,17 @@ TEST_CASE("a last save whose memory changed without before_update is not committ
   CHECK(id_of(handle.failure()) == cairn::error_id::usage_before_update_missing);
   CHECK(newest(scratch.path()) == 1);
 }
+
+namespace {
+/// A clock that stands still: whoever waits on it goes on only when the limit is lifted.
+struct stopped_clock : cairn::rate_clock {
+  time_point now() noexcept override { return begin; }
+  void wait(cairn::shared_event& word, std::uint32_t seen, time_point) noexcept override {
+    word.wait(seen, cairn::deadline::never());
+  }
+  time_point begin = cairn::deadline::clock::now();
+};
+}  // namespace
 
 TEST_CASE("items are waited for, changes are found and limits hold in a worker process, too") {
   const scratch_directory scratch;
@@ -950,6 +418,32 @@ TEST_CASE("a worker writes what was copied so far while the rest is not copied y
 }
 
 namespace {
+/// A training whose next state depends on every bit of the one before.
+struct layers {
+  std::array<std::vector<float>, 5> weights;
+  std::vector<std::uint8_t> generator = std::vector<std::uint8_t>(40, 1);
+  std::string blob = "at ";
+  cairn::state_dict state;
+  layers() {
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      weights[i].resize(70'001);
+      std::iota(weights[i].begin(), weights[i].end(), static_cast<float>(i));
+      state.tensor("layer" + std::to_string(i), weights[i], {70'001});
+    }
+    state.bytes("blob", blob);
+    state.bytes("generator", generator, cairn::per_rank);
+  }
+  void update(std::size_t i) {
+    auto* const w = weights[i].data();
+    const auto noise = static_cast<float>(generator[i]);
+    for (std::size_t k = 0; k < weights[i].size(); ++k) w[k] = w[k] * 0.875f + noise;
+  }
+  void end_update() {
+    for (auto& g : generator) g = static_cast<std::uint8_t>(g * 5 + 3);
+    blob += static_cast<char>('a' + generator[0] % 26);
+  }
+};
+
 /// Trains to `last` from what is in memory, with a save at every second update.
 template <class Checkpointer>
 void train_on(Checkpointer ckpt, layers& run, std::int64_t last) {
@@ -1124,7 +618,7 @@ TEST_CASE("a trainer that is killed after its image was released does not take t
     } else {
       ::kill(death.whom == by::group ? -run.process : run.process, death.signal);
     }
-    const int status = status_of(run.process);
+    const int status = exit_status_of(run.process);
     CHECK(WIFSIGNALED(status));
     CHECK(WTERMSIG(status) == death.signal);
     // A signal to the worker itself, as from a batch system that ends all processes of a job: the worker
@@ -1167,7 +661,7 @@ TEST_CASE("a worker sees the end of its trainer whatever children that left, and
       if (!each.line.empty()) scripted_store::wait_held(scratch.path());
       ::kill(run.process, SIGKILL);
     }
-    const int status = status_of(run.process);
+    const int status = exit_status_of(run.process);
     if (!each.line.empty()) scripted_store::let_go(scratch.path());
     CHECK((each.end == "closed" ? WIFEXITED(status) && WEXITSTATUS(status) == 0 : WIFSIGNALED(status)));
     CHECK(ends(run.worker));
@@ -1205,7 +699,7 @@ TEST_CASE("training goes on only when its worker has the save, but not for ever"
       held();
       if (how == way::staged && !in_time) return;
       // This thread waits for the worker to have the save, or has found that it needs not, and joins.
-      CHECK(comes_true(asleep));
+      CHECK(eventually(asleep));
       if (!in_time) return;
       let_go = true;
       scripted_store::let_go(scratch.path());
@@ -1236,7 +730,7 @@ TEST_CASE("training goes on only when its worker has the save, but not for ever"
           .handover_timeout = in_time ? std::chrono::nanoseconds(std::chrono::minutes(5))
                                       : std::chrono::nanoseconds(std::chrono::milliseconds(1)),
           .quiet = true};
-      warnings_told told;
+      recorded_warnings told;
       if (how == way::staged) {
         cairn::checkpointer ckpt{store, cairn::shared_stager{}, cairn::process_executor{}, told, options};
         try_it(ckpt, how, scratch, in_time);
@@ -1254,7 +748,7 @@ TEST_CASE("a trainer that is killed with two saves released takes neither with i
   const auto run = start_trainer(scratch.path(), at_manifest, "killed", "--queuing-trainer");
   scripted_store::wait_held(scratch.path());  // with step 2
   ::kill(run.process, SIGKILL);
-  CHECK(WIFSIGNALED(status_of(run.process)));
+  CHECK(WIFSIGNALED(exit_status_of(run.process)));
   scripted_store::let_go(scratch.path());
   CHECK(ends(run.worker));
   CHECK(newest(scratch.path() + "/store") == 3);
@@ -1336,7 +830,7 @@ TEST_CASE(
       scripted_store::wait_held(scratch.path());
       // The trainer first: it would do the rest of the save of a worker that is gone.
       ::kill(run.process, SIGKILL);
-      CHECK(WIFSIGNALED(status_of(run.process)));
+      CHECK(WIFSIGNALED(exit_status_of(run.process)));
       if (worker_too)
         ::kill(run.worker, SIGKILL);
       else
@@ -1367,7 +861,7 @@ TEST_CASE(
     const std::string way = how;
     const bool waits = way == "forks" || way == "returns";
     if (way == "returns") scripted_store::let_go(scratch.path());
-    const int status = status_of(run.process);
+    const int status = exit_status_of(run.process);
     if (way == "throws")
       CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));
     else
@@ -1387,7 +881,7 @@ TEST_CASE("a trainer that is killed before it confirmed its memory: nothing of t
   const auto run = start_trainer(scratch.path(), "write before rank hold", "before it confirms");
   scripted_store::wait_held(scratch.path());
   ::kill(run.process, SIGKILL);
-  CHECK(WIFSIGNALED(status_of(run.process)));
+  CHECK(WIFSIGNALED(exit_status_of(run.process)));
   scripted_store::let_go(scratch.path());
   CHECK(ends(run.worker));
   CHECK(newest(scratch.path() + "/store") == 1);
@@ -1405,7 +899,7 @@ TEST_CASE(
     const auto run = start_trainer(scratch.path(), all ? at_manifest : "", copied, "--device-trainer");
     if (all) scripted_store::wait_held(scratch.path());
     ::kill(run.process, SIGKILL);
-    CHECK(WIFSIGNALED(status_of(run.process)));
+    CHECK(WIFSIGNALED(exit_status_of(run.process)));
     if (all) scripted_store::let_go(scratch.path());
     CHECK(ends(run.worker));
     CHECK(newest(scratch.path() + "/store") == (all ? 2 : 1));
@@ -1428,14 +922,14 @@ TEST_CASE(
     const auto run = start_trainer(scratch.path(), lines[i], ends_of_trainers[i]);
     scripted_store::wait_held(scratch.path());
     ::kill(run.process, SIGKILL);
-    CHECK(WIFSIGNALED(status_of(run.process)));
-    earlier_told told{.on_waiting = [&] { scripted_store::let_go(scratch.path()); }};
+    CHECK(WIFSIGNALED(exit_status_of(run.process)));
+    earlier_run_events told{.on_waiting = [&] { scripted_store::let_go(scratch.path()); }};
     const auto kinds = told.kinds;
     auto ckpt = make_next(scratch.path() + "/store", told, std::chrono::seconds(60));
     trained next;
     CHECK(ckpt.resume(next.state) == left);
     CHECK(next.is_of(left));
-    using event = earlier_told::event;
+    using event = earlier_run_events::event;
     CHECK(*kinds == std::vector{event::wait_began, event::wait_ended});
     CHECK(ends(run.worker));
   }
@@ -1447,9 +941,9 @@ TEST_CASE("a run that resumes waits for a save, too, that the worker of the one 
   const auto run = start_trainer(scratch.path(), at_manifest, "killed", "--queuing-trainer");
   scripted_store::wait_held(scratch.path());  // with step 2; step 3 is in its queue
   ::kill(run.process, SIGKILL);
-  CHECK(WIFSIGNALED(status_of(run.process)));
+  CHECK(WIFSIGNALED(exit_status_of(run.process)));
   int waits = 0;
-  earlier_told told{.on_waiting = [&] {
+  earlier_run_events told{.on_waiting = [&] {
     if (++waits == 2) scripted_store::let_go(scratch.path());
   }};
   const auto kinds = told.kinds;
@@ -1457,7 +951,7 @@ TEST_CASE("a run that resumes waits for a save, too, that the worker of the one 
   trained next;
   CHECK(ckpt.resume(next.state) == 3);
   CHECK(next.is_of(3));
-  using event = earlier_told::event;
+  using event = earlier_run_events::event;
   CHECK(*kinds == std::vector{event::wait_began, event::wait_began, event::wait_ended, event::wait_ended});
   CHECK(ends(run.worker));
   CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2, 3});
@@ -1475,13 +969,13 @@ TEST_CASE(
     const auto run = start_trainer(scratch.path(), line);
     scripted_store::wait_held(scratch.path());
     ::kill(run.process, SIGKILL);
-    CHECK(WIFSIGNALED(status_of(run.process)));
-    earlier_told told;
+    CHECK(WIFSIGNALED(exit_status_of(run.process)));
+    earlier_run_events told;
     auto ckpt = make_next(scratch.path() + "/store", told, std::chrono::milliseconds(20));
     trained next;
     CHECK(ckpt.resume(next.state) == 1);
     CHECK(next.is_of(1));
-    using event = earlier_told::event;
+    using event = earlier_run_events::event;
     CHECK(*told.kinds == std::vector{event::wait_began, event::fenced});
     CHECK(newest(scratch.path() + "/store", {}) == 1);  // a second run takes nothing back
     scripted_store::let_go(scratch.path());
@@ -1499,12 +993,12 @@ TEST_CASE("programs that are no workers are refused with a sentence" * not_threa
     ::execl("/proc/self/exe", "trainer", "--forgets", nullptr);
     ::_exit(127);
   }
-  const int status = status_of(child);
+  const int status = exit_status_of(child);
   CHECK(status == 0);
 
-  CHECK(refusal([] { cairn::process_executor(cairn::worker_program{"/no/such/program"}); }) ==
+  CHECK(error_thrown_by([] { cairn::process_executor(cairn::worker_program{"/no/such/program"}); }) ==
         cairn::error_id::usage_no_worker);
-  CHECK(refusal([] { cairn::process_executor({.worker = {.nice = 99}}); }) ==
+  CHECK(error_thrown_by([] { cairn::process_executor({.worker = {.nice = 99}}); }) ==
         cairn::error_id::usage_bad_option);
   const scratch_directory scratch;
   trained run;
@@ -1524,7 +1018,7 @@ TEST_CASE("a program whose file is removed or replaced while it runs goes on sav
     ::execl(copy.c_str(), "trainer", "--without-its-file", scratch.path().c_str(), nullptr);
     ::_exit(127);
   }
-  const int status = status_of(child);
+  const int status = exit_status_of(child);
   CHECK(status == 0);
   CHECK(newest(scratch.path() + "/store") == 3);
 }
@@ -1616,7 +1110,7 @@ TEST_CASE("a worker refuses what is no message, and no job, and goes on" * not_t
   worker.end(until);
   CHECK(ends(id));
 
-  CHECK(refusal([&] {
+  CHECK(error_thrown_by([&] {
           worker_process stranger;
           stranger.start("/proc/self/exe", {this_program().build + 1, {}}, until);
         }) == cairn::error_id::usage_no_worker);
@@ -1641,7 +1135,7 @@ TEST_CASE("a worker refuses what is no message, and no job, and goes on" * not_t
     const auto why = text_of(decode_failure(in));
     const auto said = "another version (expected " + std::to_string(worker_protocol) + ", got 99)";
     CHECK_MESSAGE(why.find(said) != std::string::npos, why);
-    CHECK(status_of(child) == 0);
+    CHECK(exit_status_of(child) == 0);
     ::close(pair[1]);
   }
   REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
@@ -1651,7 +1145,7 @@ TEST_CASE("a worker refuses what is no message, and no job, and goes on" * not_t
     const auto raw = std::as_bytes(std::span(&header, 1));
     REQUIRE(::write(writer.get(), raw.data(), raw.size()) == static_cast<ssize_t>(raw.size()));
     REQUIRE(::write(writer.get(), garbage.data(), bytes) == static_cast<ssize_t>(bytes));
-    return refusal([&] { static_cast<void>(reader.receive(until)); });
+    return error_thrown_by([&] { static_cast<void>(reader.receive(until)); });
   };
   CHECK(received({.magic = 1}, 0) == cairn::error_id::peer_bad_message);
   CHECK(received({.version = 99}, 0) == cairn::error_id::peer_bad_message);
@@ -1660,12 +1154,12 @@ TEST_CASE("a worker refuses what is no message, and no job, and goes on" * not_t
   CHECK(received({.kind = static_cast<frame_kind>(77)}, 0) == cairn::error_id::peer_bad_message);
   CHECK(received({.bytes = 10, .digest = 1}, 10) == cairn::error_id::peer_bad_message);
   writer.close();
-  CHECK(refusal([&] { static_cast<void>(reader.receive(until)); }) == cairn::error_id::peer_lost);
+  CHECK(error_thrown_by([&] { static_cast<void>(reader.receive(until)); }) == cairn::error_id::peer_lost);
 }
 
 TEST_CASE("memory that cannot be had is an error before anything is copied" * not_threaded) {
   cairn::shared_memory memory;
-  CHECK(refusal([&] { static_cast<void>(memory.allocate(std::uint64_t{1} << 50)); }) ==
+  CHECK(error_thrown_by([&] { static_cast<void>(memory.allocate(std::uint64_t{1} << 50)); }) ==
         cairn::error_id::storage_out_of_memory);
   cairn_test::await_still_threads();
   const ::pid_t child = ::fork();
@@ -1680,7 +1174,7 @@ TEST_CASE("memory that cannot be had is an error before anything is copied" * no
     }
     std::_Exit(2);
   }
-  const int status = status_of(child);
+  const int status = exit_status_of(child);
   CHECK(status == 0);
 
   // In the process's whole life: the save that finds no memory fails, and the next one, which finds some,
@@ -1771,7 +1265,7 @@ TEST_CASE(
     }
     std::_Exit(2);
   }
-  const int status = status_of(child);
+  const int status = exit_status_of(child);
   CHECK(status == 0);
   one.update(3), two.update(4);
   a = first->save(one.state, 3);
@@ -1886,7 +1380,7 @@ TEST_CASE("a thousand saves leave memory, descriptors, threads and processes whe
     }
     CHECK(workers() == worker);
     const std::vector<long> slack{0, 0, 256, 0, 0, 4096};
-    const bool stayed = comes_true([&] {
+    const bool stayed = eventually([&] {
       kept = now();
       for (std::size_t i = 0; i < kept.size(); ++i)
         if (kept[i] > there[i] + slack[i]) return false;
@@ -1900,4 +1394,25 @@ TEST_CASE("a thousand saves leave memory, descriptors, threads and processes whe
   }
   CHECK(children() == children_before);
   ::setenv("ASAN_OPTIONS", before.c_str(), 1);
+}
+
+/// Called by main() before anything else.
+void cairn_test_before_main(int argc, char** argv) {
+  const std::string role = argc > 1 ? argv[1] : "";
+  if (role == "--forgets") {
+    try {
+      cairn::process_executor executor;
+    } catch (const cairn::usage_error& e) {
+      std::_Exit(e.id() == cairn::error_id::usage_no_worker && workers().empty() ? 0 : 1);
+    }
+    std::_Exit(1);
+  }
+  cairn::worker_main(argc, argv);
+  if (role == "--trainer") std::exit(trainer(argv[2], argv[3], argv[4]));
+  if (role == "--forking-trainer") std::exit(forking_trainer(argv[2], argv[3], argv[4]));
+  if (role == "--queuing-trainer") std::exit(queuing_trainer(argv[2], argv[3]));
+  if (role == "--device-trainer") std::_Exit(device_trainer(argv[2], argv[3], argv[4]));
+  if (role == "--without-its-file") std::_Exit(saves_without_its_file(argv[2]));
+  if (role == "--without-shm") std::_Exit(saves_without_shm(argv[2]));
+  if (role == "--in-a-group") std::_Exit(saves_in_a_group(argv[2], {argv[3], argv[4] == std::string("2")}));
 }
