@@ -212,7 +212,7 @@ TEST_CASE("C: a second close is refused and does no harm") {
   CHECK(cairn_save(trainer.ckpt, 1) == number(error_id::usage_closed));
 }
 
-TEST_CASE("C: opening that fails gives null and says why") {
+TEST_CASE("C: a failed open returns null and says why") {
   CHECK(cairn_open(nullptr) == nullptr);
   CHECK(std::strlen(cairn_error_message()) > 0);
   const auto throws = [](auto what) {
@@ -235,7 +235,7 @@ TEST_CASE("C: opening that fails gives null and says why") {
   CHECK_FALSE(told("network"));
 }
 
-TEST_CASE("C: registrations that cannot be are refused, and remembered") {
+TEST_CASE("C: impossible registrations are refused, and remembered") {
   const cairn_test::scratch_directory scratch;
   std::array<double, 4> memory{};
   const std::array<std::int64_t, 9> sizes{2, 2, 1, 1, 1, 1, 1, 1, 1};
@@ -316,7 +316,7 @@ TEST_CASE("C: registrations that cannot be are refused, and remembered") {
   CHECK(cairn_close(&trainer.ckpt) == 0);
 }
 
-TEST_CASE("C: another order of calls is refused") {
+TEST_CASE("C: calls in the wrong order are refused") {
   const cairn_test::scratch_directory scratch;
   one_tensor trainer(scratch.path());
   CHECK(cairn_before_update(trainer.ckpt) == 0);
@@ -333,7 +333,7 @@ TEST_CASE("C: another order of calls is refused") {
   CHECK(cairn_save(trainer.ckpt, 1) == number(error_id::usage_wrong_order));
 }
 
-TEST_CASE("C: errors of saves, of loads and of the end") {
+TEST_CASE("C: errors of saves, loads and close are reported") {
   const cairn_test::scratch_directory scratch;
   std::array<unsigned char, 6> blob{1, 2, 3, 4, 5, 6};
   std::int64_t step = 0;
@@ -363,7 +363,7 @@ TEST_CASE("C: errors of saves, of loads and of the end") {
   CHECK(step == 0);
 }
 
-TEST_CASE("C: memory that moves is given its new address") {
+TEST_CASE("C: memory that moves can be rebound to its new address") {
   const cairn_test::scratch_directory scratch;
   std::array<unsigned char, 2> blob{1, 2}, moved_blob{3, 4};
   double value = 1, moved_value = 2;
@@ -408,7 +408,7 @@ TEST_CASE("C: memory that moves is given its new address") {
   CHECK(value == 2.0);
 }
 
-TEST_CASE("C: the message is that of this thread's last failure") {
+TEST_CASE("C: the message describes this thread's last failure") {
   CHECK(cairn_save(nullptr, 1) != 0);
   CHECK(told("cairn_close"));
   std::string elsewhere = "?";

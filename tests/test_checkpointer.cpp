@@ -511,7 +511,7 @@ TEST_CASE("misuse gives usage errors and loses nothing") {
   }
 }
 
-TEST_CASE("only what is asked for is loaded") {
+TEST_CASE("load reads only the items that it is asked for") {
   cairn::memory_store store;
   training t;
   cairn::checkpointer ckpt{store, quiet};
@@ -579,7 +579,7 @@ TEST_CASE("a worker makes the store of a URL again from what the writer over it 
   CHECK(again.fingerprint() == writer.fingerprint());
 }
 
-TEST_CASE("a type is named by its policies in any order") {
+TEST_CASE("policies in any order name the same type") {
   using one = cairn::checkpointer_for<cairn::memory_store, cairn::overlapped, cairn::no_staging,
                                       cairn::thread_communicator>;
   using other = cairn::checkpointer_for<cairn::memory_store, cairn::thread_communicator,

@@ -24,7 +24,7 @@ namespace {
 using namespace cairn;
 using namespace cairn_test;
 
-TEST_CASE("the least codec is a codec") {
+TEST_CASE("the smallest codec is a codec") {
   const auto make = [] { return codec_archetype::make(); };
   codec_conformance(make, make);
 }
@@ -400,7 +400,7 @@ TEST_CASE("zstd: weights become shorter, and planes are why") {
   CHECK(ratio(with, dtype::u8, contents::text) < 0.01);
 }
 
-TEST_CASE("zstd: what does not compress takes one byte more") {
+TEST_CASE("zstd: incompressible bytes take one byte more") {
   for (const std::size_t size : {0u, 1u, 63u, 64u, 1000u, 300'000u}) {
     const auto from = make_contents(contents::random, dtype::f32, size);
     const auto encoded = encode_checked(zstd_codec{}, dtype::f32, from);
@@ -456,7 +456,7 @@ codec_bytes as_whole(codec_bytes frame) {
   return frame;
 }
 
-TEST_CASE("zstd: frames that claim what is not there are refused, and cost nothing") {
+TEST_CASE("zstd: frames that claim missing bytes are refused, and cost nothing") {
   const zstd_codec codec;
   const codec_bytes zeros(std::size_t{4} << 20);
   const auto plain = zstd_frame(zeros, [](ZSTD_CCtx*) {});

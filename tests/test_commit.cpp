@@ -222,7 +222,7 @@ TEST_CASE("ranks that never report are named at the deadline") {
   }
 }
 
-TEST_CASE("a coordinator that says nothing is noticed") {
+TEST_CASE("the other ranks notice a coordinator that says nothing") {
   disturbed d;
   const ranks state(2);
   world_save save(d.writer, state.states(), 5);
@@ -243,7 +243,7 @@ TEST_CASE("a coordinator that says nothing is noticed") {
   }
 }
 
-TEST_CASE("ranks with another plan, run or world are named") {
+TEST_CASE("ranks that have another plan, run or world are named") {
   disturbed d;
   const ranks state(3);
   world_save save(d.writer, state.states(), 5);
@@ -265,7 +265,7 @@ TEST_CASE("ranks with another plan, run or world are named") {
   CHECK(d.reader.list().empty());
 }
 
-TEST_CASE("of two attempts exactly one is committed, and the other's files go") {
+TEST_CASE("exactly one of two attempts is committed, and the files of the other are removed") {
   disturbed d;
   const ranks one(2, 1);
   const ranks two(2, 2);
@@ -914,7 +914,7 @@ TEST_CASE("the coordinator notes that the manifest's name lasts; who sees no not
   CHECK(storage_of().store().list("").empty());
 }
 
-TEST_CASE("ranks that share files: who fails or does not come is named on all, and nothing is left") {
+TEST_CASE("ranks that share files: a rank that fails or does not come is named on all, and nothing is left") {
   shared_world d({.ranks_per_file = 2});
   const ranks state(4);
   world_save save(d.writer, state.states(), 5);

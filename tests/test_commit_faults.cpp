@@ -105,7 +105,7 @@ struct two_ranks {
 
 }  // namespace
 
-TEST_CASE("a fault that lasts, from any call of a save on: all ranks hear of it, and its bytes go, at once") {
+TEST_CASE("a lasting fault from any call of a save on: all ranks learn of it, and its bytes go, at once") {
   struct row {
     int error;
     file_call call;
@@ -256,7 +256,7 @@ TEST_CASE("remove waits for a save of that step by the same checkpointer") {
   CHECK(objects.list("step-00000005").empty());
 }
 
-TEST_CASE("a coordinator whose own data is gone, as by rm, commits nothing") {
+TEST_CASE("a coordinator whose own data was removed commits nothing") {
   by_hand d;
   auto save = d.save(5);
   save.write(0);
@@ -265,7 +265,7 @@ TEST_CASE("a coordinator whose own data is gone, as by rm, commits nothing") {
   CHECK(d.reader.list().empty());
 }
 
-TEST_CASE("a manifest that lands after its save failed is a checkpoint for nobody, and blocks nothing") {
+TEST_CASE("a manifest that arrives after its save failed is no checkpoint, and blocks nothing") {
   by_hand d;
   d.save(1).run();
   std::vector<std::byte> late;
@@ -312,7 +312,7 @@ TEST_CASE("a mark that comes after the commit takes nothing away") {
   CHECK(d.loads(5));
 }
 
-TEST_CASE("what takes a manifest away takes only the one that it looked at") {
+TEST_CASE("a manifest is removed only if it is the one that was looked at") {
   // Another run commits between the check and the removal.
   for (const bool aside : {false, true}) {
     CAPTURE(aside);

@@ -241,7 +241,7 @@ TEST_CASE("a collective costs two messages for each rank, and the depth is logar
   }
 }
 
-TEST_CASE("large values pass") {
+TEST_CASE("large values are passed through") {
   thread_ranks<> world(5);
   check_none(world.run([](auto& all) {
     expect(same_bytes(all.broadcast(3, large_message(all.rank()), ample()), large_message(3)),
@@ -299,7 +299,7 @@ TEST_CASE("a rank that fails is named on all ranks, with its error's type") {
   }
 }
 
-TEST_CASE("of several failures the lowest rank's is thrown on all ranks") {
+TEST_CASE("if several ranks fail, all ranks throw the failure of the lowest one") {
   thread_ranks<> world(8);
   const auto thrown = world.run([](auto& all) {
     const int me = all.rank();
@@ -756,7 +756,7 @@ TEST_CASE("threads lend each other messages, in order with those that they send"
   }
 }
 
-TEST_CASE("what a communicator offers besides, it offers also where its type is chosen at run time") {
+TEST_CASE("a communicator whose type is chosen at run time keeps its capabilities") {
   cairn::thread_group group(2);
   const auto until = ample();
   const std::shared_ptr<std::byte[]> data(new std::byte[3]{std::byte{1}, std::byte{2}, std::byte{3}});
@@ -1035,7 +1035,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what NCCL reports in the background: by the control communicator, or refused by name") {
+TEST_CASE("errors that NCCL reports in the background: the control communicator takes over, or a refusal") {
   {
     nccl_ranks world(3);
     nccl::break_links();

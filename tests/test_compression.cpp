@@ -86,7 +86,7 @@ TEST_CASE("files are compressed, have their own extension, and the manifest name
   CHECK(s.objects.list("").empty());
 }
 
-TEST_CASE("a store may hold both: what was not compressed is read as it is") {
+TEST_CASE("a store may hold both: checkpoints that are not compressed are read as they are") {
   cairn::memory_store objects;
   const sample_world first(2, 1), second(2, 2);
   auto plain = cairn::safetensors_storage{objects}.writer();

@@ -858,8 +858,7 @@ struct one_tensor {
 
 }  // namespace
 
-TEST_CASE(
-    "a stream that never gets on: the stager is destroyed all the same, and the buffer outlives the copies") {
+TEST_CASE("a stream without progress: the stager can be destroyed, and the buffer outlives the copies") {
   gpu::reset(20);
   one_tensor t;
   std::exception_ptr told;
@@ -884,7 +883,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a program ends although a stream of its device never gets on, whether or not it was told to wait") {
+    "a program ends although a stream of its device makes no progress, with and without before_update") {
   for (const bool ordered : {false, true}) {
     CAPTURE(ordered);
     gpu::reset(21);
@@ -1234,7 +1233,7 @@ TEST_CASE("a view asks on which device its memory lies, but for one without elem
   gpu::reset(23);
 }
 
-TEST_CASE("what an engine refuses") {
+TEST_CASE("an engine refuses options and tensors that it cannot handle") {
   gpu::reset(10);
   engine e;
   cairn::item_source source;

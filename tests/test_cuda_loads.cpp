@@ -212,7 +212,7 @@ void check_nothing_left() {
 
 }  // namespace
 
-TEST_CASE("what four ranks saved is on the devices of one, bit by bit, however late copies and kernels are") {
+TEST_CASE("one rank loads onto its devices what four ranks saved, bit by bit, however late the copies are") {
   for (std::uint32_t seed = 1; seed <= rounds(6); ++seed) {
     CAPTURE(seed);
     gpu::reset(seed);
@@ -473,7 +473,7 @@ TEST_CASE("a damaged block does not reach the device") {
   check_nothing_left();
 }
 
-TEST_CASE("what a load to devices refuses, by name") {
+TEST_CASE("a load to devices names the item that it refuses") {
   gpu::reset(7);
   placed there(0, {large}, 1, 1);
   {

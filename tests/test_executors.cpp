@@ -98,7 +98,7 @@ struct refusing_observer : asking_observer {
 static_assert(cairn::wants_spans<asking_observer> && cairn::wants_began<asking_observer>);
 static_assert(!cairn::wants_spans<refusing_observer> && !cairn::wants_spans<observer_archetype>);
 
-TEST_CASE("any_observer tells its observer, and asks for what that asks for") {
+TEST_CASE("any_observer passes events on, and wants the ones that its observer wants") {
   int seen = 0;
   cairn::any_observer held(observer_archetype::make(seen));
   held.observe({});
@@ -182,7 +182,7 @@ static_assert(!cairn::NeedsSharedImages<cairn::thread_executor> && !cairn::Needs
 static_assert(cairn::PreparesEarly<prepared_executor> && !cairn::PreparesEarly<prepare_gives_something> &&
               !cairn::PreparesEarly<cairn_test::executor_archetype>);
 
-TEST_CASE("a handle of an executor offers what that one offers besides, and nothing where it does not") {
+TEST_CASE("a handle of an executor has the capabilities of its executor, and no others") {
   int prepared = 0;
   cairn::any_executor prepares{prepared_executor(prepared)};
   prepares.prepare();

@@ -282,7 +282,7 @@ TEST_CASE("every damaged, cut, missing or exchanged record is an error of load, 
   CHECK(s.t.is(2));
 }
 
-TEST_CASE("2,000 random flips of data: each is an error of load, or the bits that load are right") {
+TEST_CASE("2,000 random bit flips in data: each makes load fail, or the loaded bits are right") {
   saved_twice s;
   auto ckpt = s.open();
   std::mt19937_64 random(seed());
@@ -312,7 +312,7 @@ TEST_CASE("2,000 random flips of data: each is an error of load, or the bits tha
   CHECK(found >= 1'000);
 }
 
-TEST_CASE("a data file that is missing, shorter, longer, or of another step is told and passed over") {
+TEST_CASE("a data file that is missing, shorter, longer, or of another step is reported and passed over") {
   saved_twice s;
   auto ckpt = s.open();
   const auto keys = s.keys("step-00000002", ".safetensors");
@@ -491,7 +491,7 @@ void on_ranks(int n, Body body) {
 }
 }  // namespace
 
-TEST_CASE("who only reads changes nothing in a store that could be written, and saves nothing") {
+TEST_CASE("a read-only checkpointer changes nothing in a writable store, and saves nothing") {
   const scratch_directory directory;
   {
     double value = 0;
@@ -623,7 +623,7 @@ TEST_CASE("a run that sees commits of another one names it once, and is silent a
   one.close(), other.close();
 }
 
-TEST_CASE("a run that cleans leaves the marks of one alone that is just looking for them") {
+TEST_CASE("a run that cleans up keeps the marks that another run is just looking for") {
   const scratch_directory directory;
   cairn::file_store shared{directory.path()};
   const auto storage = cairn::safetensors_storage{shared};
@@ -958,7 +958,7 @@ TEST_CASE("an exception while an overlapped save is not confirmed: nothing is co
   CHECK(p.keys("manifest").empty());
 }
 
-TEST_CASE("what cannot be noted of restarts harms nothing; on a store that is only read nobody hears of it") {
+TEST_CASE("failed notes of restarts do no harm, and a read-only store is not asked for them") {
   for (const auto id : {error_id::storage_io, error_id::storage_permission}) {
     place p;
     training_state t(0, 1, small);

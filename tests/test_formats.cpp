@@ -90,7 +90,7 @@ TEST_CASE("names are made from numbers and parsed back") {
   }
 }
 
-TEST_CASE("what the makers of names do not make is not parsed") {
+TEST_CASE("only names that cairn makes are parsed") {
   for (const char* text :
        {"", "step-", "step-1", "step-0000120", "step-000001200", "step--0000001", "step-0000120a",
         "Step-00001200", "step-00001200/", " step-00001200", "step-9223372036854775808",
@@ -232,7 +232,7 @@ TEST_CASE("a mesh of two dimensions is a progression, also with the ranks along 
   CHECK(with(false, true) > with(false, false) + 20);
 }
 
-TEST_CASE("content that is not that of a checkpoint is not written") {
+TEST_CASE("a writer refuses content that is not that of a checkpoint") {
   const auto refused = [](auto change) {
     auto m = golden_manifest();
     change(m);

@@ -173,7 +173,7 @@ TEST_CASE("gpt: going on from a copied state on another number of ranks gives th
   CHECK(state == whole);
 }
 
-TEST_CASE("gpt: every kept part of the state matters") {
+TEST_CASE("gpt: training depends on every part of the saved state") {
   whole_state whole;
   const std::vector<double> expected = train(1, 0, 6, whole)[0];
   whole_state kept;

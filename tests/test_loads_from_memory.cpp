@@ -174,7 +174,7 @@ TEST_CASE("an observer and a trace tell where the bytes of a load came from") {
     CHECK(text.find('"' + std::string(name) + "\":") != std::string::npos);
 }
 
-TEST_CASE("ranks that share what they read tell of their own reads") {
+TEST_CASE("ranks that share reads report their own reads") {
   fixture f;
   f.fs.cache->all = true;
   const cairn::thread_group group{2};
@@ -270,7 +270,8 @@ TEST_CASE("a damaged block is found, whichever way it comes, and a verification 
   }
 }
 
-TEST_CASE("what memory has wrong is asked of the device before a checkpoint is called damaged") {
+TEST_CASE(
+    "bytes that are wrong in the page cache are read from the device before a checkpoint is called damaged") {
   fixture f;
   f.fs.cache->all = true;
   f.fs.cache->flips = true;
@@ -284,7 +285,7 @@ TEST_CASE("what memory has wrong is asked of the device before a checkpoint is c
   CHECK_THROWS_AS((void)f.load(), cairn::corrupt_error);
 }
 
-TEST_CASE("a file that was cut is told, whichever way it comes") {
+TEST_CASE("a truncated file is reported, whichever way it is read") {
   for (const bool cached : {false, true}) {
     fixture f;
     f.fs.cache->all = cached;

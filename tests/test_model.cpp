@@ -536,7 +536,7 @@ TEST_CASE("objects register themselves under a prefix") {
   CHECK(state.find("block.notes")->flags.per_rank);
 }
 
-TEST_CASE("the structure tells everything that plans depend on, and nothing else") {
+TEST_CASE("the structure has everything that plans depend on, and nothing else") {
   std::vector<float> w(16), v(16);
   std::vector<std::int32_t> i(16);
   std::string text = "a";
@@ -608,7 +608,7 @@ TEST_CASE("errors cross processes as data and come out as the same type") {
   CHECK(cairn::error_name(static_cast<error_id>(999)) == "unknown");
 }
 
-TEST_CASE("wire: what was put comes back, and hostile input ends in wire_error") {
+TEST_CASE("wire: values come back as they were put, and hostile input ends in wire_error") {
   cairn::wire_writer out;
   out.put(std::uint8_t{7}).put(std::int64_t{-5}).put(2.5).put("text").put(dtype::f32).put(std::uint64_t{3});
   const auto bytes = out.take();
@@ -777,7 +777,7 @@ void round_trip(const cairn::tensor_view& view) {
 }
 }  // namespace
 
-TEST_CASE("DLPack: what is exported is imported as it was, and given back once") {
+TEST_CASE("DLPack: an exported tensor is imported unchanged, and given back once") {
   std::array<std::byte, 4096> memory{};
   for (int number = 0; number <= static_cast<int>(cairn::last_dtype); ++number) {
     const auto type = static_cast<dtype>(number);
@@ -848,7 +848,7 @@ TEST_CASE("DLPack: strides may be missing, the beginning may have an offset, and
   CHECK(cairn::dlpack::view_of(t.tensor()).contiguous());
 }
 
-TEST_CASE("DLPack: what cannot be a view is refused with a sentence, and given back once all the same") {
+TEST_CASE("DLPack: a tensor that cannot be a view is refused with a sentence, and still given back once") {
   struct hostile {
     const char* title;
     void (*spoil)(counted_tensor&);
@@ -1094,7 +1094,7 @@ TEST_CASE("a chunk_set is the list that it was made of") {
   CHECK(apart > 0);
 }
 
-TEST_CASE("a digest_stream gives the digest of all that was put, in one piece") {
+TEST_CASE("a digest_stream gives the same digest as all its input at once") {
   std::mt19937_64 random(29);
   for (const std::size_t longest : {40U, 3000U, 100'000U}) {
     cairn::digest_stream stream;
@@ -1196,7 +1196,7 @@ int one_more(int number) {
 }
 }  // namespace
 
-TEST_CASE("a callback of an empty function holds nothing") {
+TEST_CASE("a callback made of an empty function is empty") {
   using callback = cairn::detail::callback<int(int)>;
   int (*none)(int) = nullptr;
   CHECK_FALSE(callback(none));

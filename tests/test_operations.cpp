@@ -204,7 +204,7 @@ TEST_CASE(
   CHECK((s.st_mode & 07777u) == 02750u);
 }
 
-TEST_CASE("an unfinished file is never open to more than was asked for") {
+TEST_CASE("an unfinished file never has more permissions than the options give") {
   const scratch_directory directory;
   const umask_set mask(0);
   cairn::file_store store{directory.path(), {.file_mode = 0600}};
@@ -324,7 +324,7 @@ TEST_CASE("threads: where none can be started to digest, the one that writes doe
   check_says(said, {"saved"});
 }
 
-TEST_CASE("threads: what cannot be prepared is told of, and left to the first save") {
+TEST_CASE("threads: a preparation that fails is reported, and left to the first save") {
   const auto said = in_child([&] {
     std::vector<float> weights(1'000, 1.5f);
     cairn::state_dict state;

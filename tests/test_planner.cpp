@@ -645,7 +645,7 @@ TEST_CASE("planners whose types are chosen at run time") {
   }
 }
 
-TEST_CASE("the plan cache forgets what was used longest ago") {
+TEST_CASE("the plan cache drops the plan that was used longest ago") {
   cairn::plan_cache cache(2);
   const auto key = [](std::uint64_t s) { return cairn::plan_key{s, 1, 2, 4, 3}; };
   const auto plan = [](std::uint64_t d) {
@@ -679,7 +679,7 @@ TEST_CASE("the plan cache forgets what was used longest ago") {
   CHECK(!none.find(key(1)));
 }
 
-TEST_CASE("the plan cache forgets what exceeds its bytes, but for the last plan") {
+TEST_CASE("the plan cache drops plans that exceed its bytes, except the last one") {
   cairn::plan_cache cache(4, 100);
   const auto key = [](std::uint64_t s) { return cairn::plan_key{s, 1, 2, 4, 3}; };
   const auto put = [&](std::uint64_t s, std::size_t bytes) {
@@ -897,7 +897,7 @@ TEST_CASE("boxes of one item on sets of ranks that overlap are balanced box by b
   CHECK(written_by(planner, plans, made) == expected);
 }
 
-TEST_CASE("what is no checkpoint is refused, as by the reference, and is named") {
+TEST_CASE("files that are no checkpoint are refused and named, as by the reference") {
   const auto seed = cairn_test::seed_or(29);
   std::mt19937_64 random(seed);
   const auto roll = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };

@@ -94,7 +94,7 @@ struct run {
 
 }  // namespace
 
-TEST_CASE("what was acknowledged survives every state after a power loss") {
+TEST_CASE("acknowledged objects survive every state after a power loss") {
   const run r;
   CHECK(r.fs.open_handles() == 0);
   std::size_t states = 0;
@@ -116,7 +116,7 @@ TEST_CASE("each fsync is needed: without any one of them some state loses someth
   }
 }
 
-TEST_CASE("who loses publish_new may rely on the winner's bytes, also before the winner comes to its fsync") {
+TEST_CASE("the loser of publish_new may rely on the winner's bytes, also before the winner's fsync") {
   for (const bool mutated : {false, true}) {
     recording_file_system fs;
     store s{"data", small_requests, fs};
@@ -135,7 +135,7 @@ TEST_CASE("who loses publish_new may rely on the winner's bytes, also before the
   }
 }
 
-TEST_CASE("a repeated remove makes the first one durable, also where the directory is gone") {
+TEST_CASE("a repeated remove makes the first one durable, even where the directory is gone") {
   recording_file_system fs;
   store s{"data", small_requests, fs};
   s.put_new("step/only", pattern(10, 1));
@@ -149,7 +149,7 @@ TEST_CASE("a repeated remove makes the first one durable, also where the directo
   }
 }
 
-TEST_CASE("a state is a file system of its own on which work goes on") {
+TEST_CASE("a state after a power loss is a file system on which work goes on") {
   const run r;
   const auto cuts = r.fs.cuts(r.fs.operations() / 2, 5, 7);
   for (const auto& cut : cuts) {

@@ -756,7 +756,7 @@ TEST_CASE("a trainer that is killed with two saves released takes neither with i
   CHECK(cairn_test::litter(scratch.path() + "/store", false) == "");
 }
 
-TEST_CASE("of several saves that a worker has, each has its own end") {
+TEST_CASE("each of several saves that a worker has ends on its own") {
   const scratch_directory scratch;
   trained run;
   auto ckpt = make_queuing(scratch.path());
@@ -1092,7 +1092,7 @@ TEST_CASE("a worker program of its own serves the writers that it names, and say
   CHECK(newest(scratch.path() + "/store") == 7);
 }
 
-TEST_CASE("a worker refuses what is no message, and no job, and goes on" * not_threaded) {
+TEST_CASE("a worker refuses bytes that are no message or no job, and goes on" * not_threaded) {
   using namespace cairn::detail;
   worker_process worker;
   const auto until = cairn::deadline::in(std::chrono::minutes(1));

@@ -212,7 +212,7 @@ TEST_CASE("ranks that send more than a ring holds to each other at once do not w
   }));
 }
 
-TEST_CASE("a message that was given up in its middle never comes, those after it do") {
+TEST_CASE("a message that was given up half-way never arrives, and later ones do") {
   const nothing_left after;
   const auto job = job_name();
   const auto ends = process_ranks(2).run([&](rank_process& me) {
@@ -453,7 +453,7 @@ TEST_CASE("ranks that are killed at any system call while they meet leave nothin
   }
 }
 
-TEST_CASE("a child of fork() is no rank, and its end is noticed by none") {
+TEST_CASE("a child of fork() is no rank, and no rank notices its end") {
   const nothing_left after;
   const auto job = job_name();
   const auto ends = process_ranks(2).run([&](rank_process& me) {
@@ -492,7 +492,7 @@ TEST_CASE("a child of fork() is no rank, and its end is noticed by none") {
 
 // --- Names, sizes, memory
 
-TEST_CASE("what cannot be a job is refused") {
+TEST_CASE("impossible jobs are refused") {
   const auto tried = [](std::string_view job, int rank, int size, cairn::shared_memory_options options = {}) {
     return outcome_of([&] { shared_memory_communicator comm(job, rank, size, options); });
   };
@@ -507,7 +507,7 @@ TEST_CASE("what cannot be a job is refused") {
     CHECK(tried(job_name(), 0, 1, {.ring_bytes = ring}) == "usage.bad_option -1");
 }
 
-TEST_CASE("the second of two jobs of one name is told that the first one runs") {
+TEST_CASE("the second of two jobs of one name gets an error that the first one runs") {
   const nothing_left after;
   const auto job = job_name();
   const shared_memory_communicator first(job, 0, 1);
@@ -617,7 +617,7 @@ TEST_CASE("a host without memory, or low limits, is a storage error") {
 
 // --- Hostile bytes
 
-TEST_CASE("pieces that were damaged in any way are refused, and never become another message") {
+TEST_CASE("damaged parts of a message are refused, and never become another message") {
   // What a writer makes: three messages, one of them in several pieces.
   bytes memory(4096);
   cairn::detail::ring_counters counters;
@@ -731,7 +731,7 @@ TEST_CASE("a peer that writes garbage into shared memory is named, and harms nob
   }
 }
 
-TEST_CASE("connections that are no rank's keep no rank out") {
+TEST_CASE("connections that belong to no rank keep no rank out") {
   const nothing_left after;
   const auto job = job_name();
   const auto ends = process_ranks(3).run([&](rank_process& me) {
@@ -855,7 +855,7 @@ TEST_CASE("a rank takes nothing from a false rank 0") {
   }
 }
 
-TEST_CASE("a communicator that was moved from says so") {
+TEST_CASE("a communicator that was moved from throws an error that says so") {
   shared_memory_communicator comm(job_name(), 0, 1);
   auto moved = std::move(comm);
   CHECK(moved.size() == 1);
@@ -1089,7 +1089,7 @@ TEST_CASE(
   CHECK_FALSE(check());
 }
 
-TEST_CASE("processes read a checkpoint once together, and a rank that dies meanwhile is named") {
+TEST_CASE("processes read a checkpoint once together, and a rank that dies in the meantime is named") {
   const nothing_left after;
   const scratch_directory directory;
   const training_sizes sizes{.weights = 1'300'000, .rows = 4'100, .moments = 1'003};

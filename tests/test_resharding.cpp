@@ -298,7 +298,7 @@ cairn::load_plan plan_alone(const cairn::state_dict& state, const cairn::metadat
 
 }  // namespace
 
-TEST_CASE("what does not fit is refused by its name, and only reported where the load is partial") {
+TEST_CASE("an item that does not fit is refused by name, and only reported in a partial load") {
   small_checkpoint c;
   cairn::state_dict state;
   std::vector<float> w(16);
@@ -743,7 +743,7 @@ TEST_CASE("any sharding loads by shared reads into any other") {
   }
 }
 
-TEST_CASE("what one rank cannot read ends a shared load on all ranks alike") {
+TEST_CASE("if one rank cannot read, a shared load ends with the same error on all ranks") {
   const auto store = saved_by_rows(4);
   const auto load = [&](std::uint64_t memory) {
     return on_ranks(

@@ -197,7 +197,7 @@ TEST_CASE("a step that was passed over keeps its data beside a new save of that 
   for (const auto& key : keys(2)) CHECK(key.find("/aborted.") != std::string::npos);  // for late writers
 }
 
-TEST_CASE("of two runs in one directory, neither removes what the other has committed") {
+TEST_CASE("two runs in one directory do not remove what the other has committed") {
   cairn::memory_store store;
   small_state t;
   cairn::checkpointer ahead{store, cairn::keep_last(1), quiet};
@@ -219,7 +219,7 @@ TEST_CASE("keep_last(0) is refused") {
   }
 }
 
-TEST_CASE("what a reader has a lease on stays until the lease ends, and remove() names who reads") {
+TEST_CASE("a leased checkpoint stays until the lease ends, and remove() names the readers") {
   const scratch_directory directory(memory_disk());
   const cairn::file_store store{directory.path()};
   small_state t;
@@ -314,7 +314,7 @@ TEST_CASE("resume takes a newer checkpoint where all that it listed were removed
   CHECK(trainer.list() == steps{3});
 }
 
-TEST_CASE("of a reader that takes a lease and a run that removes, exactly one succeeds") {
+TEST_CASE("if a reader takes a lease while a run removes the checkpoint, exactly one of them succeeds") {
   const scratch_directory directory(memory_disk());
   const cairn::file_store store{directory.path()};
   cairn::checkpointer trainer{store, quiet};
@@ -742,7 +742,7 @@ TEST_CASE("a checkpoint that does not verify is reported with its file, and its 
   CHECK(ckpt.list() == steps{3});
 }
 
-TEST_CASE("close gives up what is being verified within a limit of bandwidth, and removes nothing") {
+TEST_CASE("close gives up a verification that is under way, and removes nothing") {
   cairn::memory_store memory;
   const scrub_ear ear;
   {

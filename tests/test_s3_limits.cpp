@@ -277,7 +277,7 @@ TEST_CASE("sixteen parts are under way at a time, if nothing else is said, on co
   CHECK(store.size("object") == parts * part);
 }
 
-TEST_CASE("a part is sent as soon as it is there, while the rest is still awaited") {
+TEST_CASE("a part is sent as soon as its bytes are there, before the rest") {
   s3::server server{s3::quick_server()};
   auto store = store_with(s3::own_bucket_at(server.endpoint()));
   const auto bytes = pattern(2 * part + 7, 2);
@@ -505,8 +505,7 @@ TEST_CASE("retries of all requests together take tokens, which come back at thei
   CHECK(clock->now() - begun >= milliseconds(4'999));
 }
 
-TEST_CASE(
-    "a request that fails and fails ends by its deadline, or by its attempts, with what the server said") {
+TEST_CASE("a request that keeps failing ends by its deadline or its attempts, with the server's answer") {
   s3::server server{s3::quick_server()};
   server.faults.add("error PutObject all status=503 code=ServiceUnavailable");
   auto o = s3::own_bucket_at(server.endpoint());
@@ -547,7 +546,7 @@ TEST_CASE(
   CHECK(window.limit() == 16);
 }
 
-TEST_CASE("what waits behind parts that are never answered gives up at the save's deadline") {
+TEST_CASE("a part that waits behind unanswered ones gives up at the save's deadline") {
   std::vector<float> weights(4 * part / sizeof(float), 1);
   cairn::state_dict state;
   state.tensor("weights", weights, {static_cast<std::int64_t>(weights.size())});

@@ -69,7 +69,7 @@ struct read_bucket {
 
 }  // namespace
 
-TEST_CASE("a long object is looked for while its upload begins: one round trip for both") {
+TEST_CASE("a long object is looked up while its upload begins: both take one round trip") {
   s3::server server{s3::quick_server()};
   auto store = store_at(s3::own_bucket_at(server.endpoint()));
   const auto bytes = pattern(11 * mib + 5, 3);
@@ -101,7 +101,7 @@ TEST_CASE("a long object is looked for while its upload begins: one round trip f
         error_id::storage_permission);
 }
 
-TEST_CASE("an object of another length than create() was told is written all the same") {
+TEST_CASE("an object of another length than create() was given is written nevertheless") {
   s3::server server{s3::quick_server()};
   auto store = store_at(s3::own_bucket_at(server.endpoint()));
   for (const std::size_t size : {std::size_t{0}, std::size_t{100}, 5 * mib, 5 * mib + 1, 11 * mib}) {
@@ -157,7 +157,7 @@ TEST_CASE("how long a read is: each connection has its share, but waiting is a s
   CHECK(pace.slow_after(50 * mib) == 250ms);
 }
 
-TEST_CASE("what was chosen and what was asked for is told by the store and by the report of a load") {
+TEST_CASE("the store and the report of a load give the chosen request sizes and the requests") {
   s3::server server{s3::quick_server()};
   auto store = store_at(s3::own_bucket_at(server.endpoint()));
   CHECK(store.traffic().reads == 0);
@@ -227,7 +227,7 @@ TEST_CASE("a range that comes by drops is taken from the second answer, and noth
   CHECK(std::all_of(into.begin(), into.end(), [](std::byte x) { return x == std::byte{}; }));
 }
 
-TEST_CASE("second requests stay within their budget, whatever is slow") {
+TEST_CASE("repeated requests stay within their budget, whatever is slow") {
   read_bucket b;
   b.get_to_know();
   b.server.faults.add("stall GetObject 1-12 ms=2000");

@@ -110,7 +110,7 @@ TEST_CASE("whether a service heeds conditions is found out once, and one that do
   }
 }
 
-TEST_CASE("what goes to a service on this host is not hashed, unless the options or the service want it") {
+TEST_CASE("bytes for a service on this host are not hashed, unless the options or the service want it") {
   for (const auto* proxy : {"http_proxy", "all_proxy", "ALL_PROXY"}) ::unsetenv(proxy);
   const auto bytes = pattern((11u << 20) + 5, 4);
   for (const bool refused : {false, true}) {
@@ -193,7 +193,7 @@ TEST_CASE("a service's clock that is wrong is followed, and another region's buc
   CHECK(why.text.find("region ap-south-1: set s3_options::region") != std::string::npos);
 }
 
-TEST_CASE("what a bucket's terms ask for is said by every request that must say it, and by no other") {
+TEST_CASE("every request that must carry a bucket's terms carries them, and no other does") {
   auto options = service();
   options.objects.terms.requester_pays = true;
   options.objects.terms.must_encrypt = "aws:kms";
@@ -253,8 +253,7 @@ TEST_CASE("what a bucket's terms ask for is said by every request that must say 
   for (const auto& key : server.objects().keys("bucket")) CHECK(key == "team/large");
 }
 
-TEST_CASE(
-    "a service that reads over the encryption that was asked for is found out before anything is committed") {
+TEST_CASE("a service that ignores the requested encryption is detected before anything is committed") {
   auto options = service();
   options.objects.terms.ignores_encryption = true;
   s3::server server{options};
@@ -296,7 +295,7 @@ TEST_CASE(
   CHECK(why.text.find("step-00000001/manifest.cairn") != std::string::npos);
 }
 
-TEST_CASE("terms that cannot be kept are refused when the store is made, also where a URL says them") {
+TEST_CASE("impossible terms are refused when the store is made, also in a URL") {
   const auto refused = [](auto change, std::string_view because) {
     CAPTURE(because);
     auto o = where("http://127.0.0.1:1");
@@ -545,7 +544,7 @@ TEST_CASE(
   CHECK(machine.requests() == asked);
 }
 
-TEST_CASE("a container's credentials: its token is read anew, and nobody else is told it") {
+TEST_CASE("a container's credentials: its token is read anew, and sent to nobody else") {
   bare_environment environment;
   scratch_directory directory;
   std::atomic<int> status{200};
@@ -731,7 +730,7 @@ TEST_CASE("a service checks CRC-64/NVME of each part and of the whole object, or
   CHECK(server.objects().uploads() == 0);
 }
 
-TEST_CASE("TLS: a server is believed whose certificate is right, and others are errors that say what to do") {
+TEST_CASE("TLS: a server with a valid certificate is trusted, and others are errors that say what to do") {
   scratch_directory directory;
   const auto authority = make_identity("an authority for tests");
   const auto stranger = make_identity("an authority that nobody trusts");
@@ -781,7 +780,7 @@ TEST_CASE("TLS: a server is believed whose certificate is right, and others are 
   CHECK(store_at(careless).size("unsigned") == bytes.size());
 }
 
-TEST_CASE("TLS: a server that does not speak it is an error that says so") {
+TEST_CASE("TLS: a server without TLS is an error that says so") {
   const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;

@@ -200,7 +200,7 @@ TEST_CASE("checksums are those of RFC 3720") {
   CHECK(cairn::detail::checksum_text(0x46DD794Eu) == "Rt15Tg==");
 }
 
-TEST_CASE("a big object is an upload of several parts, copied or from where it lies") {
+TEST_CASE("a big object is uploaded in several parts, copied or sent from where they lie") {
   cairn::s3_store store{on_moto("big/"), credentials()};
   const auto bytes = pattern((18u << 20) + 777, 3);
   for (const bool lasting : {false, true}) {
@@ -251,7 +251,8 @@ TEST_CASE("moto keeps what is asked of encryption and class, and confirms it") {
   }
 }
 
-TEST_CASE("moto's bucket with versions: removed is gone, told as kept, and may be written again") {
+TEST_CASE(
+    "moto's bucket with versions: a removed object is gone, reported as kept, and can be written again") {
   cairn::detail::s3_client client(on_moto(""), credentials(), std::make_shared<cairn::s3_clock>());
   auto o = on_moto("run/");
   o.bucket = "with-versions";
@@ -354,7 +355,7 @@ constexpr fault_kind of_ranges[] = {{"short_range", "", true},
                                     {"changed", "", false}};
 
 TEST_CASE(
-    "faults of one kind, in one request, at its first time, later and for ever: right, or a typed error") {
+    "one kind of fault in one request, at first, later and for ever: the right bytes or a typed error") {
   s3::server server{strict()};
   int met = 0;
   int number = 0;

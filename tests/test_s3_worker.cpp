@@ -308,7 +308,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("announcements are seen while their process lives, those of other hosts while signs of it come") {
+TEST_CASE("announcements count while their process lives, and those of other hosts while heartbeats come") {
   s3::server server{service()};
   const auto key = "step-00000002/rank-00000.0000000000000001.record.begun";
   auto store = reader(server, first);

@@ -384,7 +384,7 @@ TEST_CASE("an image that must wait for another does not promise to tell when its
   CHECK(calls == 0);
 }
 
-TEST_CASE("who waits for the copying of an image is called once, when a thread takes it up or it ends") {
+TEST_CASE("the callback of an image is called once, when a thread begins to copy it or its copying ends") {
   case_maker make(22);
   make.segment(4096);
   for (int i = 0; i < 2; ++i) make.tensor(dtype::u8, {1'200'000}).tensor(dtype::u8, {777}, true);
@@ -542,7 +542,7 @@ TEST_CASE("a pace is kept on average, lets a little pass at once, and is lifted 
   CHECK(rate_limiter(std::uint64_t{1} << 40).slice() == 8 << 20);
 }
 
-TEST_CASE("what was copied is compared with what was there: casts, strides, blocks, digests or none") {
+TEST_CASE("the copy is compared with the source: casts, strides, blocks, with digests and without") {
   auto c = random_case(41);
   auto planned = std::make_shared<cached_plan>();
   auto plan = std::make_shared<save_plan>();
@@ -748,7 +748,7 @@ TEST_CASE("prepare takes what the budget has left, and neither waits nor frees w
   CHECK(memory.held->most <= budget.limit());
 }
 
-TEST_CASE("many stagers at once stay within the budget, and all of them come to their turn") {
+TEST_CASE("many stagers at once stay within the budget, and each gets its turn") {
   metered_memory memory;
   const memory_budget budget{1u << 17};
   std::atomic<int> whole{0};

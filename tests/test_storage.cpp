@@ -162,7 +162,7 @@ TEST_CASE("a handle describes its writer as the writer itself says, where it say
   CHECK(writer.description() == std::vector<std::byte>{std::byte{7}});
 }
 
-TEST_CASE("a handle over the least writer and reader has the fallback of each thing that they may offer") {
+TEST_CASE("a handle over the smallest writer and reader has a fallback for each capability") {
   cairn::memory_store objects;
   auto least = storage_archetype::over(objects);
   cairn::any_writer writer(least.writer());
@@ -186,7 +186,7 @@ TEST_CASE("a handle over the least writer and reader has the fallback of each th
   CHECK_FALSE(reader.run_of(1).has_value());
 }
 
-TEST_CASE("a handle offers what its writer and its reader offer besides") {
+TEST_CASE("a handle has the capabilities of its writer and its reader") {
   scratch_directory directory;
   cairn::safetensors_storage real{cairn::file_store{directory.path() + "/checkpoints"}};
   cairn::any_writer writer(real.writer());
@@ -421,7 +421,7 @@ TEST_CASE("any grid loads into any other, with any budget") {
   }
 }
 
-TEST_CASE("a cast is applied to what is read, also to a part with strides") {
+TEST_CASE("a cast is applied to the bytes that are read, also for a part with strides") {
   cairn::safetensors_storage storage{cairn::memory_store{}};
   auto writer = storage.writer();
   auto reader = storage.reader();
@@ -465,7 +465,7 @@ TEST_CASE("a cast is applied to what is read, also to a part with strides") {
   }
 }
 
-TEST_CASE("layout: aligned without holes, one box of a tensor in a file, ten thousand items at once") {
+TEST_CASE("layout: aligned, without holes, one box of a tensor in each file, also with ten thousand items") {
   cairn::save_plan plan;
   std::vector<std::uint64_t> bytes;
   std::mt19937 random(3);

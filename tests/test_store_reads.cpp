@@ -126,7 +126,7 @@ TEST_CASE("where direct reads are refused, stop early or are interrupted, the by
   f.check_all();
 }
 
-TEST_CASE("a large range beyond the end of a file is told, and an endless interruption ends") {
+TEST_CASE("a large range beyond the end of a file is an error, and so is an endless interruption") {
   fixture f;
   std::vector<std::byte> memory(object_bytes + 1);
   for (const std::size_t offset :
@@ -143,7 +143,7 @@ TEST_CASE("a large range beyond the end of a file is told, and an endless interr
   CHECK_THROWS_AS((void)f.right(0, object_bytes, 0), cairn::storage_error);
 }
 
-TEST_CASE("what is in the page cache comes from there, to any address, and nothing is read past it") {
+TEST_CASE("cached bytes come from the page cache, to any address, and nothing is read past it") {
   for (const std::size_t most : {SIZE_MAX, std::size_t{5000}}) {
     cached_fixture f;
     f.fs.cache->all = true;
@@ -166,7 +166,7 @@ TEST_CASE("what is in the page cache comes from there, to any address, and nothi
   CHECK(reads.figures().direct == 0);
 }
 
-TEST_CASE("of a file that is cached in part each request takes the way that has it") {
+TEST_CASE("each request for a partly cached file reads from where its bytes are") {
   cached_fixture f;
   f.fs.cache->add(mebibyte, mebibyte);              // all of the second request
   f.fs.cache->add(2 * mebibyte, mebibyte * 3 / 4);  // the beginning of the third

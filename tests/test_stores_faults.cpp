@@ -447,7 +447,8 @@ TEST_CASE("a file larger than ulimit -f is an error and no signal") {
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-TEST_CASE("a full disk: told at once with what is needed and free, nothing left over, and work goes on") {
+TEST_CASE(
+    "a full disk is reported at once with what is needed and free, nothing is left over, and work goes on") {
   const small_disk disk("size=4m");
   if (!disk.mounted()) return;
   for (const bool direct : {true, false}) {
@@ -489,7 +490,7 @@ TEST_CASE("a disk without inodes is full too") {
   CHECK(s.free_space()->objects == 0);
 }
 
-TEST_CASE("a read-only store is read, and says so when written") {
+TEST_CASE("a read-only store can be read, and a write is an error that says why") {
   const small_disk disk("size=4m");
   if (!disk.mounted()) return;
   cairn::file_store s{disk.path()};
@@ -584,7 +585,7 @@ TEST_CASE("a file store tests what checkpoints rely on, and leaves nothing behin
             .single_writer);
 }
 
-TEST_CASE("a self-test that others clean beside finds nothing wrong") {
+TEST_CASE("a self-test finds nothing wrong while others clean up") {
   const scratch_directory directory;
   std::atomic<bool> over{false};
   std::thread cleaner([&] {

@@ -271,7 +271,7 @@ TEST_CASE("a warning about one item is in the singular, about two in the plural"
   CHECK(has(missing({1, 2}), "ranks 1, 2 did not report that their part is written"));
 }
 
-TEST_CASE("a pattern that matches nothing is an error that names it and what is near") {
+TEST_CASE("a pattern that matches nothing is an error that names it and similar names") {
   cairn::memory_store store;
   model m;
   cairn::checkpointer ckpt{store, listener(), quiet()};
@@ -306,7 +306,7 @@ TEST_CASE("a pattern that matches nothing is an error that names it and what is 
   CHECK(has(e->what(), "near it: head.weight"));
 }
 
-TEST_CASE("of several ranks, a pattern is an error that no rank has a match for") {
+TEST_CASE("a pattern that matches on no rank is an error on all ranks") {
   cairn::memory_store store;
   cairn::thread_group group{2};
   const auto rank = [&](int r) {
@@ -370,7 +370,7 @@ TEST_CASE("a partial load names what kept its value, and what the checkpoint has
   CHECK(told.warnings().size() == 3);
 }
 
-TEST_CASE("a destructor says what it could not know of a last save") {
+TEST_CASE("a destructor warns that it could not check the memory of a last save") {
   cairn::memory_store store;
   model m;
   const listener told;

@@ -270,7 +270,8 @@ found try_schedules(std::uint64_t count, const zombie_rules& rules, bool crowded
 
 }  // namespace
 
-TEST_CASE("zombies: requests that go astray, and clients that die, lose nothing that was told as committed") {
+TEST_CASE(
+    "zombies: lost and late requests and clients that die lose nothing that was reported as committed") {
   for (const bool crowded : {false, true}) {
     const auto f = try_schedules(rounds(1000, 50), {}, crowded);
     CHECK_MESSAGE(f.wrong.empty(), f.wrong);
@@ -279,7 +280,7 @@ TEST_CASE("zombies: requests that go astray, and clients that die, lose nothing 
   }
 }
 
-TEST_CASE("zombies: where a store does not keep what the protocols rely on, the model finds what is lost") {
+TEST_CASE("zombies: without a property that the protocols rely on, the model finds a loss") {
   struct row {
     std::string broken;
     zombie_rules rules;
