@@ -186,15 +186,15 @@ class load_benchmark {
   template <class Load>
   void compare_more(const bench_state& saved, const bench_state& copy, const read_file& by_hand,
                     Load&& load) {
-    const auto prepare = [&] {
-      if (options_.new_memory) copy.forget();
+    const auto cold_or_warm = [&] {
       if (options_.warm)
         cairn_bench::make_warm(by_hand.path);
       else
         cairn_bench::make_cold(by_hand.path);
     };
     const auto timed = [&](auto&& work) {
-      prepare();
+      if (options_.new_memory) copy.forget();
+      cold_or_warm();
       return cairn_bench::seconds_of(work);
     };
     const auto ours = [&] { return timed(load); };
@@ -218,9 +218,15 @@ class load_benchmark {
         return seconds;
       };
     };
+    // Into memory that the way before it has touched, in pages of the same size.
+    const auto touched = [&] {
+      if (!options_.new_memory) return 0.0;
+      cold_or_warm();
+      return cairn_bench::seconds_of(load);
+    };
     (void)ours(), (void)hashed(), (void)copied(), (void)direct();
     const auto seconds = cairn_bench::interleaved(options_.pairs, ours, hashed, copied, direct,
-                                                  by("safetensors"), by("hf"), by("dcp"));
+                                                  by("safetensors"), by("hf"), by("dcp"), touched);
     const auto name =
         std::string("load_") + (options_.warm ? "warm" : "cold") + (options_.new_memory ? "/new_memory" : "");
     const auto against = [&](std::size_t rival, const char* what, double goal) {
@@ -232,6 +238,14 @@ class load_benchmark {
     against(1, "/twin=pread+XXH3", options_.warm && !options_.new_memory ? 0.87 : 0);
     if (options_.warm) against(2, "/twin=copy+XXH3", options_.new_memory ? 0 : 0.87);
     if (!options_.warm) against(3, "/twin=O_DIRECT", options_.new_memory ? 0.87 : 0.9);
+    if (options_.new_memory) {
+      const auto seldom_more = options_.warm ? cairn_bench::goal{} : at_most(1.15);
+      report_.add(name + size_ + "/of-touched", cairn_bench::make_pairs(seconds[0], seconds[7]), "s",
+                  seldom_more);
+      report_.add_against(name + size_ + "/of-touched/slowest-of-" + std::to_string(options_.pairs),
+                          cairn_bench::samples({cairn_bench::samples(seconds[0]).sorted.back()}), "s",
+                          cairn_bench::samples(seconds[7]).median(), seldom_more);
+    }
     if (options_.peers.empty()) return;
     const double goal = options_.warm ? 1.0 : 1.2;
     against(4, "/peer=safetensors", goal);

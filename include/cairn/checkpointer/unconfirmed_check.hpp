@@ -28,9 +28,7 @@ namespace detail {
 /// of the memory without a word on it. One thread at a time.
 class unconfirmed_check {
  public:
-  /// When a save begins, before anything is copied. Keeps a few bytes of what is copied late: memory that is
-  /// changed as a whole before the first of it is copied would be copied as a whole. Microseconds, O(1) where
-  /// layout and sources are those of before.
+  /// When a save begins. O(1) where layout and sources are those of before; keep() follows.
   void begin(std::shared_ptr<const cached_plan> planned, const std::shared_ptr<const image_layout>& layout,
              const source_table& sources) {
     if (layout != layout_ || !(sources == sources_)) {
@@ -43,9 +41,12 @@ class unconfirmed_check {
       for (auto& p : probes_) p.at = address(p);
     }
     planned_ = std::move(planned);
-    // Each lies in memory that nobody has touched for long: training waits for all of it at once, not for one
-    // after the other.
+    // Each lies in memory that nobody has touched for long: it comes while save() does other things.
     for (const auto& p : probes_) __builtin_prefetch(p.at);
+  }
+  /// Before save() returns, after begin(). Keeps a few bytes of what is copied late: memory that is changed as a
+  /// whole before the first of it is copied would be copied as a whole.
+  void keep() noexcept {
     for (auto& p : probes_)
       if (p.at != nullptr) std::memcpy(p.bytes.data(), p.at, probe_bytes);
   }
@@ -77,7 +78,8 @@ class unconfirmed_check {
 
  private:
   static constexpr std::size_t probe_bytes = 64;
-  static constexpr std::uint64_t max_probes = 64;
+  // Each may cost training a page of memory that a host of virtual machines has to look for.
+  static constexpr std::uint64_t max_probes = 16;
   static constexpr std::string_view changed =
       "an overlapped save was not followed by before_update(), and the memory of an item changed since "
       "save(), so maybe while it was copied: nothing of the save was published; call before_update() before "

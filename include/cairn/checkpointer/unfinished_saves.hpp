@@ -58,7 +58,9 @@ class unfinished_saves {
     save_context c;
     c.timeout = options_.timeout;
     saves_.add(save, deadline::in(c.longest()));
-    if (overlapped_) overlap_.arm(save, image, sources);
+    if (!overlapped_) return;
+    overlap_.arm(save, image, sources);
+    if (!checked_) unconfirmed_check_.keep();
   }
   /// A save whose memory is released already.
   void add_last(const std::shared_ptr<save_progress>& save) noexcept {

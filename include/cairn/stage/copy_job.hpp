@@ -63,6 +63,9 @@ class copy_job {
   /// True if there may be something to claim.
   [[nodiscard]] bool claimable() const noexcept;
 
+  /// Whether all is copied, or the job has failed.
+  [[nodiscard]] bool has_ended() const noexcept { return ended_.load(std::memory_order_acquire); }
+
   /// A thread that training does not wait for takes the job up.
   void begun() noexcept { fill_->begun(); }
 

@@ -68,7 +68,7 @@ CAIRN_BODY void copy_threads::copy(std::shared_ptr<image_fill> fill, deadline un
       const auto wanted = weak.lock();  // null when all is copied
       return wanted != nullptr && wanted->copy_part(begin, end, timeout);
     });
-  if (helpers > 0) {
+  if (helpers > 0 && !job->has_ended()) {
     try {
       start(job, helpers, overlapped);
     } catch (...) {
