@@ -21,6 +21,7 @@
 #include <cairn/impl/checkpointer.ipp>
 #include <cairn/impl/checkpointer/engine.ipp>
 #include <cairn/impl/checkpointer/engine_parts.ipp>
+#include <cairn/impl/checkpointer/item_reading.ipp>
 #include <cairn/impl/comm/collectives.ipp>
 #include <cairn/impl/comm/single_process.ipp>
 #include <cairn/impl/comm/thread_communicator.ipp>
@@ -41,6 +42,7 @@
 #include <cairn/impl/execute/thread_executor.ipp>
 #include <cairn/impl/links/offer_table.ipp>
 #include <cairn/impl/links/thread_link.ipp>
+#include <cairn/impl/load_options.ipp>
 #include <cairn/impl/manage/resume_together.ipp>
 #include <cairn/impl/manage/stop_signal.ipp>
 #include <cairn/impl/model/cast.ipp>

@@ -4,11 +4,14 @@
 #include <cairn/checkpointer/load_options.hpp>
 #include <cairn/concepts/planner.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
+#include <cairn/model/dtype.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/state_dict.hpp>
+#include <cairn/model/stored_items.hpp>
 
 #include <chrono>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -71,13 +74,17 @@ class checkpointer_base {
   }
 
   /// Restores the state in place from the checkpoint of `step`, on any number of ranks. Options:
-  /// cairn::only{patterns}, cairn::partial. Moves and removes nothing in the store.
+  /// cairn::only{patterns}, cairn::partial; rename, convert, pad and cut of <cairn/load_options.hpp>. Moves and removes
+  /// nothing in the store.
   /// @throws the same error on all ranks; the contents of the state are unspecified then.
   template <class... Options>
-    requires((std::same_as<Options, only> || std::same_as<Options, partial_t>) && ...)
-  load_report load(const state_dict& state, std::int64_t step, Options... options) {
+  load_report load(const state_dict& state, std::int64_t step, const Options&... options) {
+    static_assert((LoadOption<Options> && ...),
+                  "cairn::checkpointer::load: an argument behind the step is no option of a load: "
+                  "cairn::only{\"model.*\"}, "
+                  "cairn::partial, or one of <cairn/load_options.hpp> (rename, convert, pad, cut)");
     load_request request;
-    (add(request, std::move(options)), ...);
+    if constexpr ((LoadOption<Options> && ...)) (options.add_to(request), ...);
     return engine_.open().load(state, step, std::move(request));
   }
 
@@ -89,6 +96,38 @@ class checkpointer_base {
     request.only = std::move(patterns);
     request.strict = strict;
     return engine_.open().load(state, step, std::move(request));
+  }
+
+  /// What the checkpoint of `step` holds: names, kinds, dtypes, shapes. Reads no data. Collective. @throws
+  /// storage_error, corrupt_error
+  [[nodiscard]] stored_items items(std::int64_t step) { return engine_.open().items(step); }
+
+  /// The elements of one item of the checkpoint of `step`, in row-major order, without a state; items() tells its shape.
+  /// Of a per-rank item, this rank's. Bytes and booleans are read as std::uint8_t or std::byte; with cairn::convert{} of
+  /// <cairn/load_options.hpp> other dtypes as T. Collective: each rank gets the whole item, which must fit into its
+  /// memory. What it reads is no step from which this run goes on.
+  /// @throws usage_error (usage_unknown_name), plan_error (plan_dtype_mismatch), corrupt_error, storage_error
+  template <class T, class... Options>
+  [[nodiscard]] std::vector<T> read(std::string_view name, std::int64_t step, const Options&... options) {
+    constexpr bool readable = Element<T> && !std::same_as<T, bool>;
+    static_assert(readable,
+                  "cairn::checkpointer::read: elements are numbers of one dtype, such as float or "
+                  "cairn::bf16; booleans "
+                  "and bytes are read as std::uint8_t");
+    static_assert(
+        (LoadOption<Options> && ...),
+        "cairn::checkpointer::read: an argument behind the step is no option, such as cairn::convert{} of "
+        "<cairn/load_options.hpp>");
+    std::vector<T> elements;
+    if constexpr (readable && (LoadOption<Options> && ...)) {
+      load_request request;
+      (options.add_to(request), ...);
+      engine_.open().read_item(name, step, dtype_v<T>, std::move(request), [&](std::size_t count) -> void* {
+        elements.resize(count);
+        return elements.data();
+      });
+    }
+    return elements;
   }
 
   /// Restores the newest checkpoint that loads on all ranks, and prepares saves. Returns its step, or
@@ -157,12 +196,6 @@ class checkpointer_base {
   ~checkpointer_base() = default;
 
   detail::engine_owner engine_;
-
- private:
-  static void add(load_request& request, only patterns) {
-    for (auto& p : patterns.patterns) request.only.push_back(std::move(p));
-  }
-  static void add(load_request& request, partial_t) noexcept { request.strict = false; }
 };
 
 }  // namespace v1

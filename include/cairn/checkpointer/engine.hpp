@@ -2,9 +2,11 @@
 #pragma once
 #include <cairn/concepts/planner.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
+#include <cairn/model/dtype.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/state_dict.hpp>
+#include <cairn/model/stored_items.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/fork_guard.hpp>
 #include <cairn/system/function_ref.hpp>
@@ -13,6 +15,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -50,6 +53,10 @@ class engine {
   virtual load_report load(const state_dict& state, std::int64_t step, load_request request) = 0;
   virtual std::optional<std::int64_t> resume(const state_dict& state,
                                              const std::vector<std::int64_t>* among) = 0;
+  [[nodiscard]] virtual stored_items items(std::int64_t step) = 0;
+  /// `allocate(elements)` gives memory for elements of a dtype.
+  virtual void read_item(std::string_view name, std::int64_t step, dtype type, load_request request,
+                         function_ref<void*(std::size_t)> allocate) = 0;
   [[nodiscard]] virtual std::vector<std::int64_t> list() = 0;
   [[nodiscard]] virtual checkpoint_lease lease(std::int64_t step) = 0;
   virtual void remove(std::int64_t step) = 0;

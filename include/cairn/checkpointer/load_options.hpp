@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/system/compiler.hpp>
+#include <cairn/concepts/planner.hpp>
 
+#include <concepts>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -9,6 +10,15 @@
 
 namespace cairn {
 inline namespace v1 {
+
+/// An option of load().
+///
+/// - `add_to(request)`: adds what it says to what the other options say. @throws usage_error where they do not fit
+///   together.
+template <class O>
+concept LoadOption = std::copyable<O> && requires(const O& option, load_request& request) {
+  { option.add_to(request) } -> std::same_as<void>;
+};
 
 /// For load: loads only items whose name matches one of the patterns (`*` any text, `?` one character):
 /// `cairn::only{"model.*"}`. A pattern that matches no item of the state or the checkpoint is an error
@@ -18,10 +28,15 @@ struct only {
   explicit only(std::vector<std::string> list) : patterns(std::move(list)) {}
   /// What the names must match, one of them; empty: every name.
   std::vector<std::string> patterns;
+  void add_to(load_request& request) const {
+    for (const auto& p : patterns) request.only.push_back(p);
+  }
 };
 /// For load: missing, unexpected and mismatched items are no error, but are in the report and in a line
 /// on stderr.
-struct partial_t {};
+struct partial_t {
+  void add_to(load_request& request) const noexcept { request.strict = false; }
+};
 /// See partial_t.
 inline constexpr partial_t partial{};
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/group_loading.hpp>
+#include <cairn/checkpointer/item_reading.hpp>
 #include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/steps_to_resume.hpp>
 #include <cairn/checkpointer/tier_recovery.hpp>
@@ -9,6 +10,7 @@
 #include <cairn/concepts/any_reader.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/plan/load/load_changes.hpp>
 #include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/load/read_requests.hpp>
@@ -146,6 +148,42 @@ class loader {
 
   /// Whether the last resume() took, or could have taken, what it did from the store; also where there was nothing.
   [[nodiscard]] bool store_has_resumed() const noexcept { return store_has_resumed_; }
+  /// What a checkpoint of the store holds. Collective.
+  stored_items items(std::int64_t step) {
+    const auto manifest = read_once(
+        group_, [&] { return services_->reader().fetch(step); }, peers());
+    auto reader = services_->reader();
+    auto opened = reader.open(step, manifest);
+    return opened.metadata().items;
+  }
+
+  /// Reads one item of a checkpoint of the store into memory that `allocate` gives. Collective: throws on all ranks
+  /// what one of them throws.
+  void read_item(const std::string& name, std::int64_t step, dtype type, load_request request,
+                 function_ref<void*(std::size_t)> allocate) {
+    request.rank = group_.rank();
+    request.world_size = group_.size();
+    request.strict = false;
+    checkpoint_lease reading;
+    const auto manifest = read_once(
+        group_,
+        [&] {
+          if (!options_.read_only)
+            reading = services_->lease(step, deadline::in(options_.peer_timeout / 2), true);
+          return services_->reader().fetch(step);
+        },
+        peers());
+    std::exception_ptr failure;
+    try {
+      read_one_item(services_->reader(), name, step, manifest, type, request, options_, allocate);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    load_report none;
+    const auto verdict = agree_on_load(group_, failure, none, false, deadline::in(options_.timeout));
+    if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
+  }
+
   /// See tier_recovery.
   [[nodiscard]] std::optional<tier_base> take_base() noexcept { return tier_.take_base(); }
 
@@ -293,9 +331,15 @@ class loader {
       if (group_.size() == 1) refuse_unmatched(plan.report, state);
     }
     const metadata& stored = opened->metadata();
-    const target_resolver resolver = [&](const read_item& item) {
-      return planner.resolve(state, stored, item);
+    const auto* changes = request.changes.get();
+    const target_resolver resolver = [&](const cairn::read_item& item) {
+      auto target = planner.resolve(state, stored, item);
+      if (changes != nullptr)
+        convert_target(*changes, state.entries()[item.entry], stored.items[item.stored], target);
+      return target;
     };
+    for (const auto& rest : plan.fills)
+      changes->fill(state.entries()[rest.entry].name, planner.resolve(state, stored, rest).view);
     const auto copies = devices_ == nullptr ? nullptr : devices_->begin_load(options_.load_memory);
     load_stages stages;
     const read_options how{.memory_budget = options_.load_memory, .devices = copies.get(), .stages = &stages};
@@ -323,7 +367,9 @@ class loader {
                       .rank = request.rank,
                       .strict = request.strict,
                       .only = request.only};
-    const auto fingerprint = planner.fingerprint();
+    auto fingerprint = planner.fingerprint();
+    if (request.changes != nullptr)
+      fingerprint.reset();  // the key does not hold it, and such loads are not repeated
     if (fingerprint) {
       key.planner = *fingerprint;
       if (const auto found = cache_.find(key, manifest)) {

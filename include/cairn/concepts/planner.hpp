@@ -7,7 +7,9 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -64,6 +66,8 @@ concept SavePlanner =
 template <class P>
 inline constexpr bool resolves_by_binding = false;
 
+class load_changes;
+
 /// What a load restores, and for which rank.
 struct load_request {
   int rank = 0;
@@ -72,6 +76,9 @@ struct load_request {
   bool strict = true;  ///< missing, unexpected, mismatched or uncovered items are errors
   std::vector<std::string>
       only;  ///< patterns with * and ?; empty: everything. Others are neither read nor reported
+  /// Other names, dtypes and sizes that a checkpoint may have, see <cairn/load_options.hpp>; null: none. A planner that
+  /// does not derive from basic_planner asks it itself.
+  std::shared_ptr<const load_changes> changes = nullptr;
 };
 
 /// Decides what each rank reads, and into which memory.

@@ -80,8 +80,12 @@ struct load_report {
   std::vector<std::string> unexpected;  ///< in the checkpoint, not in the state
   std::vector<std::string> mismatched;  ///< "name: sentence": dtype, shape, kind, or uncovered boxes
   std::vector<std::string> unmatched;   ///< patterns of the request that no item has; sorted
-  std::uint64_t bytes = 0;              ///< of the state that were filled
-  std::uint64_t bytes_read = 0;         ///< fetched from the store
+  // What load options did on this rank:
+  std::vector<std::string> renamed;    ///< "name: the name in the checkpoint"
+  std::vector<std::string> converted;  ///< "name: F32 to BF16"
+  std::vector<std::string> resized;    ///< "name: [50257, 768] to [50304, 768]"
+  std::uint64_t bytes = 0;             ///< of the state that were filled
+  std::uint64_t bytes_read = 0;        ///< fetched from the store
   /// How long the load took on this rank.
   double seconds = 0;
   load_stages stages;             ///< of the tensors; zeros where the storage does not tell
@@ -95,6 +99,8 @@ struct load_report {
 struct load_plan {
   /// What this rank reads.
   std::vector<read_item> items;
+  /// Boxes of the state that the checkpoint has nothing for, which a load option fills; `chunk` is not used.
+  std::vector<read_item> fills;
   /// What fits and what does not; the load adds bytes and seconds.
   load_report report;
 };

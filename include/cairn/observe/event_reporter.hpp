@@ -143,7 +143,16 @@ class event_reporter {
       std::snprintf(text, sizeof text, "cairn: step %lld %s: %s %s in %.3f s",
                     static_cast<long long>(what.step), done, human_bytes(what.bytes).c_str(), how,
                     what.seconds);
-      return std::string(text);
+      std::string line = text;
+      const auto tell = [&](std::size_t count, const char* did) {
+        if (count != 0) line += "; " + std::to_string(count) + (count == 1 ? " item " : " items ") + did;
+      };
+      if (const auto* report = what.load; report != nullptr) {
+        tell(report->renamed.size(), "renamed");
+        tell(report->converted.size(), "converted");
+        tell(report->resized.size(), "padded or cut");
+      }
+      return line;
     });
   }
   template <class Body>

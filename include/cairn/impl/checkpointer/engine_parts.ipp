@@ -111,6 +111,11 @@ class composed_engine final : public engine {
     return step;
   }
 
+  [[nodiscard]] stored_items items(std::int64_t step) override { return loader_.items(step); }
+  void read_item(std::string_view name, std::int64_t step, dtype type, load_request request,
+                 function_ref<void*(std::size_t)> allocate) override {
+    loader_.read_item(std::string(name), step, type, std::move(request), allocate);
+  }
   [[nodiscard]] std::vector<std::int64_t> list() override {
     return decode_steps(read_once(
         group_, [&] { return encode_steps(services_->reader().list()); }, peer_deadline()));

@@ -61,6 +61,9 @@ class load_planning {
   void add_own(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored);
   void add_bytes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored);
   void add_boxes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored);
+  /// The parts of a wanted box that lie outside of the stored tensor.
+  void add_fills(std::uint32_t index, std::uint32_t part, const stored_item& item, std::uint32_t stored,
+                 chunk wanted);
 
   const metadata& stored_;
   const load_request& request_;

@@ -35,6 +35,9 @@ class foreign_reader {
   explicit foreign_reader(any_store store, std::optional<detail::foreign_listing> listing = {})
       : store_(std::move(store)), listing_(std::move(listing)) {}
 
+  /// The store from which it reads.
+  [[nodiscard]] const any_store& store() const noexcept { return store_; }
+
   /// The one step that there is.
   [[nodiscard]] std::vector<std::int64_t> list() { return {0}; }
   /// Lists the files, if that was not done yet, and reads all headers. @throws storage_error, corrupt_error

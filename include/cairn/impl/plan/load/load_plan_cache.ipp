@@ -48,7 +48,8 @@ CAIRN_BODY std::size_t load_plan_cache::bytes() const noexcept {
 CAIRN_BODY std::size_t load_plan_cache::bytes_of(const load_plan& plan) noexcept {
   auto sum = plan.items.size() * sizeof(read_item);
   for (const auto* names :
-       {&plan.report.missing, &plan.report.unexpected, &plan.report.mismatched, &plan.report.unmatched})
+       {&plan.report.missing, &plan.report.unexpected, &plan.report.mismatched, &plan.report.unmatched,
+        &plan.report.renamed, &plan.report.converted, &plan.report.resized})
     for (const auto& n : *names) sum += sizeof n + n.size();
   return sum;
 }

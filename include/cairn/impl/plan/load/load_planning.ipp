@@ -3,6 +3,7 @@
 #include <cairn/concepts/planner.hpp>
 #include <cairn/model/item.hpp>
 #include <cairn/plan/glob.hpp>
+#include <cairn/plan/load/load_changes.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/summary/cover.hpp>
 #include <cairn/system/algorithm.hpp>
@@ -67,7 +68,9 @@ CAIRN_BODY bool load_planning::wants(std::string_view name) {
 
 CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, const std::string& stored_name,
                                    dtype stored_type, bool castable) {
-  const auto found = stored_.items.index_of(stored_name);
+  const auto* changes = request_.changes.get();
+  auto found = changes != nullptr ? changes->find(stored_.items, stored_name) : std::nullopt;
+  if (!found) found = stored_.items.index_of(stored_name);
   if (!found) {
     miss(e);
     return;
@@ -75,6 +78,7 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
   const auto at = *found;
   const auto* item = &stored_.items[at];
   known_[at] = true;
+  if (item->name != stored_name) plan_.report.renamed.push_back(e.name + ": " + item->name);
   // Stored alike: which of the two it was called matters to nobody, and files of others do not tell.
   const bool both_scalars = item->kind != item_kind::bytes && e.kind != item_kind::bytes &&
                             item->global.rank() == 0 && e.global.rank() == 0;
@@ -89,10 +93,13 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
     return;
   }
   if (e.kind != item_kind::bytes) {
-    if (item->type != stored_type) {
+    const bool converted = item->type != stored_type && changes != nullptr && changes->converts(e.name);
+    if (converted)
+      castable = item->type == e.type || changes->conversion(e.name, item->type, e.type) != nullptr;
+    if (item->type != stored_type && !converted) {
       mismatch(e, error_id::plan_dtype_mismatch,
-               "the checkpoint has another dtype; register memory of that dtype, or leave the item out with "
-               "cairn::partial; docs/errors.md shows how to convert it",
+               "the checkpoint has another dtype; register memory of that dtype, convert it with "
+               "cairn::convert{}, or leave the item out with cairn::partial",
                std::string(name_of(stored_type)), std::string(name_of(item->type)));
       return;
     }
@@ -101,11 +108,22 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
                std::string(name_of(e.type)), std::string(name_of(item->type)));
       return;
     }
+    if (converted && item->type != e.type)
+      plan_.report.converted.push_back(e.name + ": " + std::string(name_of(item->type)) + " to " +
+                                       std::string(name_of(e.type)));
     if (!(item->global == e.global)) {
-      mismatch(e, error_id::plan_shape_mismatch,
-               "the checkpoint has another global shape; give the tensor that shape, or leave it out with "
-               "cairn::partial (how it is cut over ranks does not matter)",
-               to_string(e.global), to_string(item->global));
+      if (changes != nullptr && !item->per_rank && changes->resizes(e.name, item->global, e.global)) {
+        plan_.report.resized.push_back(e.name + ": " + to_string(item->global) + " to " +
+                                       to_string(e.global));
+        add_boxes(e, index, *item, static_cast<std::uint32_t>(at));
+        return;
+      }
+      mismatch(
+          e, error_id::plan_shape_mismatch,
+          "the checkpoint has another global shape; give the tensor that shape, change its size with "
+          "cairn::pad or cairn::cut, or leave it out with cairn::partial (how it is cut over ranks does not "
+          "matter)",
+          to_string(e.global), to_string(item->global));
       return;
     }
   }
@@ -185,10 +203,18 @@ CAIRN_BODY void load_planning::add_bytes(const state_entry& e, std::uint32_t ind
 CAIRN_BODY void load_planning::add_boxes(const state_entry& e, std::uint32_t index, const stored_item& item,
                                          std::uint32_t stored) {
   const auto before = plan_.items.size();
+  const auto fills_before = plan_.fills.size();
   for (std::uint32_t part = 0; part < e.boxes.size(); ++part) {
-    const auto& wanted = e.boxes[part];
+    auto wanted = e.boxes[part];
+    if (!inside(wanted, item.global)) {
+      add_fills(index, part, item, stored, wanted);
+      const auto there = intersect(wanted, whole(item.global));
+      if (!there) continue;
+      wanted = *there;
+    }
     if (!find_overlaps(item, wanted, overlaps_)) {
       plan_.items.resize(before);
+      plan_.fills.resize(fills_before);
       std::vector<chunk> boxes;
       for (const auto& c : item.chunks) boxes.push_back(c.box);
       const auto missing = box_search(boxes).uncovered(wanted);
@@ -201,6 +227,21 @@ CAIRN_BODY void load_planning::add_boxes(const state_entry& e, std::uint32_t ind
       return;
     }
     for (const auto& p : overlaps_) plan_.items.push_back({stored, p.chunk, index, part, p.box});
+  }
+}
+
+CAIRN_BODY void load_planning::add_fills(std::uint32_t index, std::uint32_t part, const stored_item& item,
+                                         std::uint32_t stored, chunk wanted) {
+  // Dimension after dimension: what lies behind the stored part of it, and then the rest.
+  for (int d = 0; d < item.global.rank() && !wanted.empty(); ++d) {
+    const auto end = wanted.offsets[d] + wanted.sizes[d];
+    const auto from = std::max(wanted.offsets[d], std::min(item.global[d], end));
+    if (from == end) continue;
+    auto rest = wanted;
+    rest.offsets.set(d, from);
+    rest.sizes.set(d, end - from);
+    plan_.fills.push_back({stored, 0, index, part, rest});
+    wanted.sizes.set(d, from - wanted.offsets[d]);
   }
 }
 

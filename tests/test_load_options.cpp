@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+// What options of a load change: names, dtypes, sizes; on one rank and on several.
+#include <doctest/doctest.h>
+
+#include <cairn/checkpointer.hpp>
+#include <cairn/comm/thread_communicator.hpp>
+#include <cairn/load_options.hpp>
+#include <cairn/stores/memory_store.hpp>
+#include <support/planner_conformance.hpp>
+
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using cairn::dtype;
+using cairn::error_id;
+using cairn::extents;
+using cairn_test::failure_of;
+
+// The least that is an option of a load.
+struct least_option {
+  void add_to(cairn::load_request& request) const& { request.strict = false; }
+};
+struct changes_itself {
+  void add_to(cairn::load_request& request) { request.strict = false; }
+};
+static_assert(cairn::LoadOption<least_option> && !cairn::LoadOption<changes_itself> &&
+              !cairn::LoadOption<int>);
+static_assert(cairn::LoadOption<cairn::only> && cairn::LoadOption<cairn::partial_t> &&
+              cairn::LoadOption<cairn::rename> && cairn::LoadOption<cairn::convert> &&
+              cairn::LoadOption<cairn::pad> && cairn::LoadOption<cairn::cut>);
+
+namespace {
+
+cairn::checkpointer_options quiet() {
+  return {.timeout = std::chrono::seconds(60), .peer_timeout = std::chrono::seconds(60), .quiet = true};
+}
+std::vector<float> floats(std::size_t count, float seed = 0) {
+  std::vector<float> values(count);
+  std::iota(values.begin(), values.end(), seed);
+  return values;
+}
+/// A checkpoint of step 1 with whole tensors of one dimension.
+template <class T>
+cairn::memory_store saved(std::vector<std::pair<std::string, std::vector<T>>> tensors) {
+  cairn::memory_store store;
+  cairn::state_dict state;
+  for (auto& [name, values] : tensors)
+    state.tensor(name, values.data(), {static_cast<std::int64_t>(values.size())});
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.save(state, 1);
+  ckpt.close();
+  return store;
+}
+/// What a tensor of From becomes in one of To.
+template <class To, class From>
+std::vector<To> converted(std::vector<From> values, const cairn::convert& how) {
+  const auto store = saved<From>({{"x", values}});
+  std::vector<To> read(values.size());
+  cairn::state_dict state;
+  state.tensor("x", read, {static_cast<std::int64_t>(read.size())});
+  cairn::checkpointer ckpt{store, quiet()};
+  const auto report = ckpt.load(state, 1, how);
+  CHECK(report.converted.size() == 1);
+  return read;
+}
+template <class T>
+std::vector<unsigned> bits_of(const std::vector<T>& values) {
+  std::vector<unsigned> bits;
+  for (const auto& v : values) bits.push_back(v.bits);
+  return bits;
+}
+
+TEST_CASE("items are found under other names, the first one that is there") {
+  const auto store = saved<float>({{"model.layers.0.attn.w", floats(4, 1)},
+                                   {"model.layers.1.attn.w", floats(4, 2)},
+                                   {"wte.weight", floats(3, 7)},
+                                   {"same", floats(2, 9)}});
+  std::vector<float> a(4), b(4), head(3), wte(3), same(2);
+  cairn::state_dict state;
+  state.tensor("blocks.0.w", a, {4});
+  state.tensor("blocks.1.w", b, {4});
+  state.tensor("head", head, {3});
+  state.tensor("wte", wte, {3});
+  state.tensor("same", same, {2});
+  cairn::checkpointer ckpt{store, quiet()};
+  const cairn::rename names{{"model.*.attn.w", "none.*.w"},
+                            {"model.layers.*.attn.w", "blocks.*.w"},
+                            {{"lm_head.weight", "wte.weight"}, "head"},
+                            {"wte.weight", "wte"}};
+  const auto report = ckpt.load(state, 1, names);
+  CHECK(a == floats(4, 1));
+  CHECK(b == floats(4, 2));
+  CHECK(head == floats(3, 7));
+  CHECK(wte == floats(3, 7));
+  CHECK(same == floats(2, 9));
+  CHECK(report.renamed == std::vector<std::string>{"blocks.0.w: model.layers.0.attn.w",
+                                                   "blocks.1.w: model.layers.1.attn.w", "head: wte.weight",
+                                                   "wte: wte.weight"});
+  CHECK(report.missing.empty());
+  // What no rule finds is missing, as without them; what they took is not unexpected.
+  const auto missing = failure_of([&] {
+    (void)ckpt.load(state, 1, cairn::rename{{"model.layers.*.attn.w", "blocks.*.w"}});
+  });
+  CHECK(missing.id() == error_id::plan_missing_item);
+  // Two options are two sets of rules, the first one first.
+  (void)ckpt.load(state, 1, cairn::rename{{"model.layers.*.attn.w", "blocks.*.w"}}, cairn::only{"blocks.*"});
+  (void)ckpt.load(state, 1, cairn::rename{{"wte.*", "wt*"}}, cairn::partial);
+  CHECK(failure_of([] { (void)cairn::rename{{"a.*", "b"}}; }).id() == error_id::usage_bad_option);
+  CHECK(failure_of([] {
+          (void)cairn::rename(std::vector<cairn::rename_rule>{{std::vector<std::string>{}, "b"}});
+        }).id() == error_id::usage_bad_option);
+}
+
+TEST_CASE("what a star stands for is the same on both sides, several in order") {
+  const auto store = saved<float>({{"a.1.b.2.c", floats(1, 3)}, {"x", floats(1, 4)}});
+  std::vector<float> read(1);
+  const auto loads = [&](const char* stored, const char* name, const char* in_state) {
+    read.assign(1, 0);
+    cairn::state_dict state;
+    state.tensor(in_state, read, {1});
+    cairn::checkpointer ckpt{store, quiet()};
+    (void)ckpt.load(state, 1, cairn::rename{{stored, name}}, cairn::partial);
+    return read[0] == 3;
+  };
+  CHECK(loads("a.*.b.*.c", "*/*", "1/2"));
+  CHECK(loads("a.*.b.*.c", "in.*.of.*.end", "in.1.of.2.end"));
+  CHECK(!loads("a.*.b.*.c", "in.*.of.*.end", "in.2.of.1.end"));
+  CHECK(loads("*.b.2.c", "*", "a.1"));
+  CHECK(loads("a*", "z*", "z.1.b.2.c"));
+  CHECK(!loads("a*", "z*c", "z.1.b.2.d"));
+  CHECK(loads("a.1.b.2.c", "w", "w"));
+}
+
+TEST_CASE("dtypes are converted where it is asked for, and nowhere else") {
+  const auto store = saved<float>({{"x", {1.5f, -2, 70000, 1e-30f}}, {"y", {1}}});
+  std::vector<cairn::bf16> x(4);
+  std::vector<float> y(1);
+  cairn::state_dict state;
+  state.tensor("x", x, {4});
+  state.tensor("y", y, {1});
+  cairn::checkpointer ckpt{store, quiet()};
+  const auto refused = failure_of([&] { (void)ckpt.load(state, 1); });
+  CHECK(refused.id() == error_id::plan_dtype_mismatch);
+  CHECK(std::string(refused.what()).find("cairn::convert") != std::string::npos);
+  CHECK(failure_of([&] { (void)ckpt.load(state, 1, cairn::convert{"y"}); }).id() ==
+        error_id::plan_dtype_mismatch);
+  const auto report = ckpt.load(state, 1, cairn::convert{"x"});
+  CHECK(report.converted == std::vector<std::string>{"x: F32 to BF16"});
+  CHECK(bits_of(x) == std::vector<unsigned>{0x3fc0, 0xc000, 0x4789, 0x0da2});
+  // Nothing to do, nothing told.
+  CHECK(ckpt.load(state, 1, cairn::convert{"y"}, cairn::partial).converted.empty());
+  std::vector<std::int32_t> whole(4);
+  cairn::state_dict integers;
+  integers.tensor("x", whole, {4});
+  CHECK(failure_of([&] { (void)ckpt.load(integers, 1, cairn::convert{}, cairn::only{"x"}); }).id() ==
+        error_id::plan_no_cast);
+}
+
+TEST_CASE("numbers that a dtype has no room for are infinite, or the largest that it has") {
+  const auto infinity = std::numeric_limits<float>::infinity();
+  const auto nan = std::numeric_limits<float>::quiet_NaN();
+  const cairn::convert largest(cairn::overflow::largest);
+  CHECK(bits_of(converted<cairn::f16, float>({65504, 65520, -1e9f, infinity, 0.5f}, cairn::convert{})) ==
+        std::vector<unsigned>{0x7bff, 0x7c00, 0xfc00, 0x7c00, 0x3800});
+  CHECK(bits_of(converted<cairn::f16, float>({65504, 65520, -1e9f, infinity, 0.5f}, largest)) ==
+        std::vector<unsigned>{0x7bff, 0x7bff, 0xfbff, 0x7bff, 0x3800});
+  CHECK(bits_of(converted<cairn::f16, float>({nan}, largest))[0] % 0x8000 > 0x7c00);
+  CHECK(converted<float, double>({1e300, -1e300, 0.1}, largest) ==
+        std::vector<float>{std::numeric_limits<float>::max(), -std::numeric_limits<float>::max(), 0.1f});
+  CHECK(converted<double, float>({0.1f, infinity}, largest) ==
+        std::vector<double>{static_cast<double>(0.1f), std::numeric_limits<double>::infinity()});
+  // F8: 448 and 57344 are the largest; half a unit more is as far from the next, which is even or none.
+  CHECK(bits_of(converted<cairn::f8_e4m3, float>(
+            {0, 1, 448, 464, 465, -1000, 0x1p-9f, 0x1p-10f, 0x1.8p-10f, 17}, cairn::convert{})) ==
+        std::vector<unsigned>{0, 0x38, 0x7e, 0x7e, 0x7f, 0xff, 1, 0, 1, 0x58});
+  CHECK(bits_of(converted<cairn::f8_e4m3, float>({465, -1000, infinity}, largest)) ==
+        std::vector<unsigned>{0x7e, 0xfe, 0x7e});
+  CHECK(bits_of(converted<cairn::f8_e5m2, float>({1, 57344, 61439, 61440, -infinity, 0x1p-16f},
+                                                 cairn::convert{})) ==
+        std::vector<unsigned>{0x3c, 0x7b, 0x7b, 0x7c, 0xfc, 1});
+  CHECK(bits_of(converted<cairn::f8_e5m2, float>({61440, -infinity}, largest)) ==
+        std::vector<unsigned>{0x7b, 0xfb});
+  // Every code that is a number is itself after a way to floats and back.
+  std::vector<cairn::f8_e4m3> small;
+  std::vector<cairn::f8_e5m2> other;
+  for (unsigned code = 0; code < 256; ++code) {
+    if ((code & 0x7f) != 0x7f) small.push_back({static_cast<std::uint8_t>(code)});
+    if ((code & 0x7f) <= 0x7c) other.push_back({static_cast<std::uint8_t>(code)});
+  }
+  CHECK(bits_of(converted<cairn::f8_e4m3>(converted<float>(small, cairn::convert{}), cairn::convert{})) ==
+        bits_of(small));
+  CHECK(bits_of(converted<cairn::f8_e5m2>(converted<cairn::f16>(other, cairn::convert{}),
+                                          cairn::convert{})) == bits_of(other));
+  CHECK(std::isnan(converted<float, cairn::f8_e4m3>({{0x7f}}, cairn::convert{})[0]));
+}
+
+TEST_CASE("a long tensor is converted in the pass that delivers it") {
+  const auto values = floats(700'001);
+  const auto store = saved<float>({{"x", values}});
+  std::vector<double> read(values.size());
+  cairn::state_dict state;
+  state.tensor("x", read, {700'001});
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.load(state, 1, cairn::convert{});
+  for (std::size_t i = 0; i < read.size(); ++i)
+    if (read[i] != static_cast<double>(values[i])) FAIL("element " << i << " is another one");
+}
+
+/// A vocabulary of 10 words of 3 numbers, saved as step 1.
+cairn::memory_store vocabulary() {
+  cairn::memory_store store;
+  auto words = floats(30);
+  cairn::state_dict state;
+  state.tensor("wte", words, {10, 3});
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.save(state, 1);
+  ckpt.close();
+  return store;
+}
+
+TEST_CASE("a vocabulary is padded or cut, by any number of ranks") {
+  const auto store = vocabulary();
+  for (const int world : {1, 2, 3, 7}) {
+    for (const std::int64_t rows : {8, 10, 14, 21}) {
+      CAPTURE(world);
+      CAPTURE(rows);
+      std::vector<float> all(static_cast<std::size_t>(rows * 3), -5);
+      const cairn::thread_group group(world);
+      std::vector<std::string> wrong(static_cast<std::size_t>(world));
+      std::vector<std::jthread> ranks;
+      for (int rank = 0; rank < world; ++rank)
+        ranks.emplace_back([&, rank] {
+          try {
+            const auto begin = rows * rank / world;
+            const auto size = rows * (rank + 1) / world - begin;
+            cairn::state_dict state;
+            state.tensor("wte", all.data() + begin * 3, cairn::shard{{rows, 3}, {begin, 0}, {size, 3}});
+            cairn::checkpointer ckpt{store, group.communicator(rank), quiet()};
+            const auto report =
+                ckpt.load(state, 1, cairn::pad{"w*", 0, 0.25}, cairn::cut{"w*", 0}, cairn::convert{});
+            if (report.resized.size() != (rows == 10 ? 0u : 1u))
+              wrong[static_cast<std::size_t>(rank)] = "report";
+            ckpt.close();
+          } catch (const std::exception& e) {
+            wrong[static_cast<std::size_t>(rank)] = e.what();
+          }
+        });
+      ranks.clear();
+      for (const auto& text : wrong) CHECK(text == "");
+      for (std::size_t i = 0; i < all.size(); ++i)
+        if (all[i] != (i < 30 ? static_cast<float>(i) : 0.25f)) FAIL("element " << i << " is " << all[i]);
+    }
+  }
+}
+
+TEST_CASE("what is padded and how is said for each dimension") {
+  const auto store = vocabulary();
+  const auto load = [&](const extents& shape, auto... options) {
+    std::vector<float> all(static_cast<std::size_t>(shape.volume()), -5);
+    cairn::state_dict state;
+    state.tensor("wte", all, shape);
+    cairn::checkpointer ckpt{store, quiet()};
+    (void)ckpt.load(state, 1, options...);
+    return all;
+  };
+  const auto refused = [&](const extents& shape, auto... options) {
+    return failure_of([&] { (void)load(shape, options...); }).id() == error_id::plan_shape_mismatch;
+  };
+  CHECK(refused({12, 3}));
+  CHECK(refused({12, 3}, cairn::cut{"wte", 0}));
+  CHECK(refused({8, 3}, cairn::pad{"wte", 0}));
+  CHECK(refused({12, 3}, cairn::pad{"wte", 1}));
+  CHECK(refused({12, 3}, cairn::pad{"other", 0}));
+  CHECK(refused({12, 4}, cairn::pad{"wte", 0}));
+  CHECK(refused({30}, cairn::pad{"wte", 0}));
+  const auto kept = load({12, 3}, cairn::pad{"wte", 0, cairn::keep_rest});
+  CHECK((kept[29] == 29 && kept[30] == -5 && kept[35] == -5));
+  const auto both = load({12, 4}, cairn::pad{"wte", 0}, cairn::pad{"wte", 1});
+  for (std::int64_t row = 0; row < 12; ++row)
+    for (std::int64_t column = 0; column < 4; ++column)
+      CHECK(both[static_cast<std::size_t>(row * 4 + column)] ==
+            (row < 10 && column < 3 ? static_cast<float>(row * 3 + column) : 0.0f));
+  const auto narrow = load({12, 2}, cairn::pad{"wte", 0}, cairn::cut{"wte", 1});
+  CHECK((narrow[0] == 0 && narrow[1] == 1 && narrow[2] == 3 && narrow[19] == 28 && narrow[20] == 0));
+  CHECK(failure_of([] { (void)cairn::pad{"wte", -1}; }).id() == error_id::usage_bad_option);
+  CHECK(failure_of([] { (void)cairn::cut{"wte", 8}; }).id() == error_id::usage_bad_option);
+}
+
+TEST_CASE("a rest is filled with a number that its dtype has") {
+  const auto store = saved<std::uint8_t>({{"x", {1, 2}}});
+  std::vector<std::uint8_t> read(4, 9);
+  cairn::state_dict state;
+  state.tensor("x", read, {4});
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.load(state, 1, cairn::pad{"x", 0, 200});
+  CHECK(read == std::vector<std::uint8_t>{1, 2, 200, 200});
+  for (const double value : {256.0, -1.0, 0.5, std::numeric_limits<double>::quiet_NaN()})
+    CHECK(failure_of([&] {
+            (void)ckpt.load(state, 1, cairn::pad{"x", 0, value});
+          }).id() == error_id::usage_bad_option);
+}
+
+TEST_CASE("options are for one load: what is saved has the state's names and dtypes") {
+  const auto store = saved<float>({{"old.x", floats(5)}});
+  std::vector<cairn::f16> x(6);
+  cairn::state_dict state;
+  state.tensor("new.x", x, {6});
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.load(state, 1, cairn::rename{{"old.*", "new.*"}}, cairn::convert{}, cairn::pad{"*", 0, 1});
+  const auto first = x;
+  CHECK(bits_of(first) == std::vector<unsigned>{0, 0x3c00, 0x4000, 0x4200, 0x4400, 0x3c00});
+  (void)ckpt.save(state, 2).wait();
+  x.assign(6, {});
+  CHECK(ckpt.resume(state) == 2);
+  CHECK(bits_of(x) == bits_of(first));
+  // The plan of a load without options is not that of one with them.
+  CHECK(failure_of([&] { (void)ckpt.load(state, 1); }).id() == error_id::plan_missing_item);
+}
+
+TEST_CASE("what a checkpoint holds, and one item of it, without a state") {
+  cairn::memory_store store;
+  auto w = floats(6, 1);
+  double rate = 0.5;
+  bool mask[3] = {true, false, true};
+  std::string blob = "opaque";
+  {
+    cairn::state_dict state;
+    state.tensor("w", w, {2, 3});
+    state.value("rate", rate);
+    state.tensor("mask", mask, {3});
+    state.bytes("blob", blob);
+    cairn::checkpointer ckpt{store, quiet()};
+    (void)ckpt.save(state, 4);
+    ckpt.close();
+  }
+  cairn::checkpointer ckpt{store, quiet()};
+  const auto items = ckpt.items(4);
+  REQUIRE(items.size() == 4);
+  CHECK(items.find("w")->global == extents{2, 3});
+  CHECK(items.find("rate")->kind == cairn::item_kind::value);
+  CHECK(ckpt.read<float>("w", 4) == w);
+  CHECK(ckpt.read<double>("rate", 4) == std::vector<double>{0.5});
+  CHECK(ckpt.read<std::uint8_t>("mask", 4) == std::vector<std::uint8_t>{1, 0, 1});
+  const auto opaque = ckpt.read<std::uint8_t>("blob", 4);
+  CHECK(std::string(opaque.begin(), opaque.end()) == blob);
+  CHECK(ckpt.read<double>("w", 4, cairn::convert{}) == std::vector<double>{1, 2, 3, 4, 5, 6});
+  CHECK(failure_of([&] { (void)ckpt.read<double>("w", 4); }).id() == error_id::plan_dtype_mismatch);
+  CHECK(failure_of([&] { (void)ckpt.read<std::int32_t>("w", 4, cairn::convert{}); }).id() ==
+        error_id::plan_no_cast);
+  CHECK(failure_of([&] { (void)ckpt.read<float>("blob", 4, cairn::convert{}); }).id() ==
+        error_id::plan_dtype_mismatch);
+  const auto unknown = failure_of([&] { (void)ckpt.read<float>("x", 4); });
+  CHECK(unknown.id() == error_id::usage_unknown_name);
+  CHECK(failure_of([&] { (void)ckpt.items(5); }).id() == error_id::storage_not_committed);
+  CHECK(failure_of([&] { (void)ckpt.read<float>("w", 5); }).id() == error_id::storage_not_committed);
+}
+
+TEST_CASE("each rank reads a whole item, or its own of those that each rank has") {
+  cairn::memory_store store;
+  const auto run = [&](int world, auto body) {
+    const cairn::thread_group group(world);
+    std::vector<std::string> wrong(static_cast<std::size_t>(world));
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < world; ++rank)
+      ranks.emplace_back([&, rank] {
+        try {
+          cairn::checkpointer ckpt{store, group.communicator(rank), quiet()};
+          body(ckpt, rank);
+          ckpt.close();
+        } catch (const std::exception& e) {
+          wrong[static_cast<std::size_t>(rank)] = e.what();
+        }
+      });
+    ranks.clear();
+    return wrong;
+  };
+  const auto none = [](int world) { return std::vector<std::string>(static_cast<std::size_t>(world)); };
+  CHECK(run(3, [&](auto& ckpt, int rank) {
+          auto rows = floats(4, static_cast<float>(4 * rank));
+          std::vector<std::int32_t> own{rank, rank + 10};
+          cairn::state_dict state;
+          state.tensor("w", rows, cairn::shard{{6, 2}, {2 * rank, 0}});
+          state.tensor("own", own, {2}, cairn::per_rank);
+          (void)ckpt.save(state, 1).wait();
+        }) == none(3));
+  CHECK(run(2, [&](auto& ckpt, int rank) {
+          if (ckpt.items(1).size() != 2) throw std::runtime_error("items");
+          if (ckpt.template read<float>("w", 1) != floats(12)) throw std::runtime_error("w");
+          if (ckpt.template read<std::int32_t>("own", 1) != std::vector<std::int32_t>{rank, rank + 10})
+            throw std::runtime_error("own");
+        }) == none(2));
+  // A rank that has none of its own ends the call on all of them.
+  for (const auto& text : run(4, [&](auto& ckpt, int) { (void)ckpt.template read<std::int32_t>("own", 1); }))
+    CHECK(text.find("plan.missing_item") != std::string::npos);
+}
+
+}  // namespace
