@@ -5,6 +5,7 @@
 
 #include "support/byte_store_conformance.hpp"
 #include "support/faulty_file_system.hpp"
+#include "support/nfs_client_file_system.hpp"
 #include "support/odd_file_system.hpp"
 #include "support/recording_file_system.hpp"
 #include "support/rounds.hpp"
@@ -553,6 +554,11 @@ TEST_CASE("a file store tests what checkpoints rely on, and leaves nothing behin
       {oddity::unknown_kind, verdict::weaker, "known: fuse.cloudfs: checkpoints were never tried on it"},
       {oddity::kernel_view, verdict::unusable, "proc: it is a view of the kernel and keeps no files"},
       {oddity::full, verdict::weaker, "a file can be made: No space left"},
+      {oddity::mounted_nfs, verdict::right, ""},
+      {oddity::mounted_nocto, verdict::single_job, "an open asks the server: mounted with nocto: what other"},
+      {oddity::mounted_local_locks, verdict::weaker, "other hosts: mounted with local_lock=all: whether a w"},
+      {oddity::mounted_soft, verdict::weaker, "requests wait for the server: mounted with soft: a server"},
+      {oddity::mounted_lustre, verdict::weaker, "locks reach other hosts: not mounted with flock: whether"},
   };
   const scratch_directory directory;
   // Made by an earlier store: a directory whose entry is not known to be durable yet is synced anyway.
@@ -583,6 +589,82 @@ TEST_CASE("a file store tests what checkpoints rely on, and leaves nothing behin
                 .description())
             .self_test()
             .single_writer);
+}
+
+TEST_CASE("on NFS no name of the client's own stands beside an object, nor keeps a directory from going") {
+  const scratch_directory directory;
+  nfs_client_file_system fs;
+  cairn::basic_file_store<nfs_client_file_system> s{directory.path() + "/root", {}, fs};
+  const auto names = [&](const char* where) {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(directory.path() + where))
+      found.push_back(entry.path().filename().string());
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  {
+    auto writer = s.create("step/data", 0);
+    writer.finish();
+    // What a client that loses power now leaves: the object, and a name that a cleaner knows.
+    const auto there = names("/root/step");
+    REQUIRE(there.size() == 2);
+    CHECK(there[0] == "data");
+    CHECK(cairn::detail::is_part_name(there[1]));
+    CHECK(s.writer_lives("step/data"));
+    CHECK(s.leftovers("").empty());
+  }
+  CHECK(names("/root/step") == std::vector<std::string>{"data"});
+  CHECK_FALSE(s.writer_lives("step/data"));
+  s.put_new("step/more", pattern(10));
+  CHECK_FALSE(s.publish_new("step/more", {}));
+  CHECK(names("/root/step") == std::vector<std::string>{"data", "more"});
+  s.remove("step/data");
+  CHECK(s.remove_if("step/more", pattern(10)));
+  CHECK(names("/root").empty());
+
+  const auto left = "step/data." + std::string(16, 'a') + ".part";
+  s.make_directory("step");
+  static_cast<void>(::close(::open((directory.path() + "/root/" + left).c_str(), O_CREAT | O_WRONLY, 0600)));
+  CHECK(s.leftovers("") == std::vector<std::string>{left});
+  s.discard(left);
+  CHECK(names("/root").empty());
+}
+
+TEST_CASE("what a server has forgotten is opened anew, three times at most") {
+  const scratch_directory directory;
+  faulty_file_system<> fs;
+  real_store s{directory.path() + "/root", small_requests, fs};
+  s.put_new("step/a", pattern(100));
+  const std::vector<std::pair<file_call, std::vector<std::string>>> rows = {
+      {file_call::open_directory, {"list", "keys", "size", "read", "put", "remove"}},
+      {file_call::open, {"read", "put"}},
+      {file_call::status, {"list", "size", "read"}},
+      {file_call::pread, {"read"}},
+      {file_call::list, {"list", "keys"}},
+      {file_call::unlink, {"remove"}},
+  };
+  for (const auto& [call, works] : rows)
+    for (const auto& work : works)
+      for (const bool for_ever : {false, true}) {
+        CAPTURE(static_cast<int>(call));
+        CAPTURE(work);
+        if (!s.size("step/a")) s.put_new("step/a", pattern(100));
+        fs.fail({.call = call, .error = ESTALE, .for_ever = for_ever});
+        bool right = work == "put" || work == "remove";
+        const auto id = thrown([&] {
+          if (work == "list") right = keys_of(s.list("")) == std::vector<std::string>{"step/a"};
+          if (work == "keys") right = s.keys("", 2) == std::vector<std::string>{"step/a"};
+          if (work == "size") right = s.size("step/a") == 100;
+          if (work == "read") right = s.read_all("step/a", 100) == pattern(100);
+          if (work == "put") s.put_new("step/b", pattern(10));
+          if (work == "remove") s.remove("step/a");
+        });
+        CHECK(fs.hits() >= 1);
+        fs.heal();
+        CHECK(id.has_value() == for_ever);
+        CHECK((right || for_ever));
+        if (work == "put") s.remove("step/b");
+      }
 }
 
 TEST_CASE("a self-test finds nothing wrong while others clean up") {

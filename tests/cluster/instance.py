@@ -2,13 +2,15 @@
 """Runs commands in an instance of box, over its second network card, which no fault of the first one touches.
 
 instance.py serve ADDRESS           in the instance: serves until it is killed
-instance.py call ADDRESS COMMAND... on the head: runs COMMAND there; what it prints is printed, its status is this one's
+instance.py call ADDRESS COMMAND... on the head: runs COMMAND there; what it prints is printed, its status is this one's.
+                                    What comes in by a pipe is its input, but for the end.
 """
 import json
 import os
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -19,13 +21,17 @@ END = b"\0box: status "  # what the server says last
 
 def answer(connection):
     with connection:
-        asked = connection.makefile("rb").readline()
-        if not asked:
-            return
+        asked = b""
+        while not asked.endswith(b"\n"):  # not a byte more: the rest is the command's input
+            byte = connection.recv(1)
+            if not byte:
+                return
+            asked += byte
         asked = json.loads(asked)
         try:
             # The command writes to the connection itself; it is the leader of a session, so that all of it can be ended.
-            process = subprocess.Popen(asked["command"], stdin=subprocess.DEVNULL, stdout=connection, stderr=connection,
+            process = subprocess.Popen(asked["command"], stdin=connection if asked["input"] else subprocess.DEVNULL,
+                                       stdout=connection, stderr=connection,
                                        env={**os.environ, **asked["environment"]}, start_new_session=True)
         except OSError as e:
             connection.sendall(f"box: {asked['command'][0]}: {e.strerror}\n".encode() + END + b"127\n")
@@ -69,20 +75,32 @@ def call(address, command):
     except OSError as e:
         sys.exit(f"box: the instance does not answer: {e}")
     connection.settimeout(None)
-    connection.sendall(json.dumps({"command": command, "environment": passed}).encode() + b"\n")
+    piped = stat.S_ISFIFO(os.fstat(0).st_mode)
+    connection.sendall(json.dumps({"command": command, "environment": passed, "input": piped}).encode() + b"\n")
+
+    def pass_on():
+        while True:
+            data = os.read(0, 65536)
+            if not data:
+                return
+            connection.sendall(data)
+
+    if piped:
+        threading.Thread(target=pass_on, daemon=True).start()
     held = b""
     while True:
         data = connection.recv(65536)
         if not data:
             sys.stdout.buffer.write(held)
             sys.stdout.flush()
-            sys.exit("box: the instance was lost")
+            print("box: the instance was lost", file=sys.stderr, flush=True)
+            os._exit(1)
         held += data
         at = held.find(END)
         if at >= 0 and held.endswith(b"\n", at + len(END)):
             sys.stdout.buffer.write(held[:at])
             sys.stdout.flush()
-            sys.exit(int(held[at + len(END):]))
+            os._exit(int(held[at + len(END):]))  # whatever waits for more input
         keep = len(END) + 8 if at < 0 else len(held) - at
         sys.stdout.buffer.write(held[:-keep])
         sys.stdout.flush()

@@ -32,6 +32,11 @@ enum class oddity {
   names_remembered_absent,  // a name that was looked for and absent stays so for this client
   unknown_kind,
   kernel_view,
+  mounted_nfs,  // with options that are right
+  mounted_nocto,
+  mounted_local_locks,
+  mounted_soft,
+  mounted_lustre,  // without flock
   full
 };
 
@@ -92,6 +97,17 @@ struct odd_file_system : cairn::posix_file_system {
     const int r = posix_file_system::kind(file, out);
     if (odd == oddity::unknown_kind) out.name = "fuse.cloudfs";
     if (odd == oddity::kernel_view) out.name = "proc";
+    if (odd >= oddity::mounted_nfs && odd <= oddity::mounted_soft) {
+      out.name = "nfs4";
+      out.options = odd == oddity::mounted_nocto         ? "rw,hard,nocto,local_lock=none"
+                    : odd == oddity::mounted_local_locks ? "rw,hard,local_lock=all"
+                    : odd == oddity::mounted_soft        ? "rw,soft,local_lock=none"
+                                                         : "rw,hard,local_lock=none";
+    }
+    if (odd == oddity::mounted_lustre) {
+      out.name = "lustre";
+      out.options = "rw,lazystatfs";
+    }
     return r;
   }
 

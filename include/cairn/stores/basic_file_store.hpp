@@ -241,16 +241,12 @@ std::optional<std::uint64_t> basic_file_store<F>::size(std::string_view key) {
 template <FileSystem F>
 std::vector<listed_object> basic_file_store<F>::list(std::string_view prefix) {
   std::vector<listed_object> found;
-  detail::file_names(*tree_).visit(prefix,
-                                   [&](auto& directory, const std::string& key, const std::string& name) {
-                                     if (detail::is_part_name(name) || !valid_key(key)) return;
-                                     file_status s;
-                                     const int r = tree_->fs.status_at(directory.get(), name.c_str(), s);
-                                     if (r == 0 && s.kind == file_kind::regular)
-                                       found.push_back({key, s.bytes});
-                                     if (r != 0 && r != -ENOENT)
-                                       detail::fail_io(-r, "stat", tree_->path_of(key));
-                                   });
+  detail::file_names(*tree_).visit(
+      prefix, [&](auto& directory, const std::string& key, const std::string& name) {
+        if (detail::is_part_name(name) || !valid_key(key)) return;
+        const auto s = detail::file_names(*tree_).status_in(directory, name, key);
+        if (s && s->kind == file_kind::regular) found.push_back({key, s->bytes});
+      });
   detail::sort(found, [](const auto& a, const auto& b) { return a.key < b.key; });
   return found;
 }
@@ -277,7 +273,7 @@ void basic_file_store<F>::remove(std::string_view key) {
 template <FileSystem F>
 bool basic_file_store<F>::remove_if(std::string_view key, std::span<const std::byte> bytes) {
   file_status opened;
-  const auto file = detail::file_names(*tree_).status_opened(key, opened);
+  auto file = detail::file_names(*tree_).status_opened(key, opened);
   if (!file) {
     if (detail::file_names(*tree_).occupied(key))
       detail::fail_io(EIO, "open of a file that is to be removed", tree_->path_of(key));
@@ -289,7 +285,7 @@ bool basic_file_store<F>::remove_if(std::string_view key, std::span<const std::b
   if (there && !std::equal(there->begin(), there->end(), bytes.begin(), bytes.end())) return false;
   if (const auto now = detail::file_names(*tree_).status(key); now && now->identity != opened.identity)
     return false;
-  detail::file_names(*tree_).unlink(key);
+  detail::file_names(*tree_).unlink(key, std::move(file));
   return true;
 }
 
@@ -341,13 +337,13 @@ void basic_file_store<F>::discard(std::string_view key) {
   file_status s;
   if (tree_->fs.status_at(directory.get(), std::string(where.name).c_str(), s) == -ENOENT)
     return detail::file_names(*tree_).unlink(key);
-  const auto file = detail::file_names(*tree_).lockable(
+  auto file = detail::file_names(*tree_).lockable(
       directory, std::string(where.name));  // kept, so that nobody else takes it for his
   if (!file)
     fail(error_id::storage_exists,
          "the unfinished object belongs to a writer that lives: it was not discarded",
          {.file = tree_->path_of(key)});
-  detail::file_names(*tree_).unlink(key);
+  detail::file_names(*tree_).unlink(key, std::move(file));
 }
 
 template <FileSystem F>

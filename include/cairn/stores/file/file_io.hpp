@@ -55,6 +55,15 @@ template <class Call>
   return result;
 }
 
+/// Calls `call` again where a server does not know what it was asked about (ESTALE): another host has removed or
+/// replaced it, and `call` opens it anew by its name. At most three times.
+template <class Call>
+[[nodiscard]] int opened_anew(Call call) {
+  int result = call();
+  for (int i = 1; result == -ESTALE && i < 3; ++i) result = call();
+  return result;
+}
+
 /// A file that grows beyond ulimit -f raises SIGXFSZ, whose default ends the process. While one of these
 /// lives, the signal is blocked on this thread, so that the call returns EFBIG; what was raised meanwhile is
 /// taken away again. Nothing of the process changes: no handler, no other thread.

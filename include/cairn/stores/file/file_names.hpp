@@ -31,13 +31,25 @@ class file_names {
 
   [[nodiscard]] std::optional<file_status> status(std::string_view key) {
     const auto where = split(key);
-    int error = 0;
-    const auto directory = tree_.open_directory(where.directory, error);
     file_status s;
-    if (error == 0) error = tree_.fs.status_at(directory.get(), std::string(where.name).c_str(), s);
+    const int error = opened_anew([&] {
+      int r = 0;
+      const auto directory = tree_.open_directory(where.directory, r);
+      return r < 0 ? r : tree_.fs.status_at(directory.get(), std::string(where.name).c_str(), s);
+    });
     if (error == -ENOENT || error == -ENOTDIR) return {};
     if (error < 0) fail_io(-error, "stat", tree_.path_of(key));
     return s;
+  }
+  /// The same of an entry of an open directory.
+  [[nodiscard]] std::optional<file_status> status_in(const handle& directory, const std::string& name,
+                                                     const std::string& key) {
+    file_status s;
+    const int r = tree_.fs.status_at(directory.get(), name.c_str(), s);
+    if (r == 0) return s;
+    if (r == -ESTALE) return status(key);
+    if (r != -ENOENT) fail_io(-r, "stat", tree_.path_of(key));
+    return {};
   }
   [[nodiscard]] bool occupied(std::string_view key) { return status(key).has_value(); }
 
@@ -71,13 +83,17 @@ class file_names {
       const auto here = std::move(waiting.back());
       waiting.pop_back();
       int error = 0;
-      const auto directory = tree_.open_directory(here, error);
+      handle directory;
+      std::vector<directory_entry> entries;
+      const int listed = opened_anew([&] {
+        entries.clear();
+        directory = tree_.open_directory(here, error);
+        return error < 0 ? error : tree_.fs.list(directory.get(), entries);
+      });
       if (error == -ENOTDIR && here.empty()) tree_.fail_for_file(tree_.root);
       if (error == -ENOENT || error == -ENOTDIR || error == -ELOOP) continue;
       if (error < 0) fail_io(-error, "open of the directory", tree_.path_of(here));
-      std::vector<directory_entry> entries;
-      if (const int r = tree_.fs.list(directory.get(), entries); r != 0)
-        fail_io(-r, "reading of the directory", tree_.path_of(here));
+      if (listed != 0) fail_io(-listed, "reading of the directory", tree_.path_of(here));
       const auto depth =
           here.empty() ? 1 : 2 + static_cast<std::size_t>(std::count(here.begin(), here.end(), '/'));
       for (const auto& [name, listed_kind] : entries) {
@@ -86,11 +102,9 @@ class file_names {
         if (!begins.starts_with(prefix) && !prefix.starts_with(key + '/')) continue;
         auto kind = listed_kind;
         if (!kind) {
-          file_status s;
-          const int r = tree_.fs.status_at(directory.get(), name.c_str(), s);
-          if (r == -ENOENT) continue;
-          if (r != 0) fail_io(-r, "stat", tree_.path_of(key));
-          kind = s.kind;
+          const auto s = status_in(directory, name, key);
+          if (!s) continue;
+          kind = s->kind;
         }
         if (kind == file_kind::directory && depth < parts && valid_key(key)) waiting.push_back(key);
         if (kind == file_kind::regular && begins.starts_with(prefix)) visit_file(directory, key, name);
@@ -113,10 +127,18 @@ class file_names {
     return r >= 0 && tree_.fs.try_lock(r) == -EAGAIN;
   }
 
-  void unlink(std::string_view key) {
+  /// `held`: the open file, if it is, which is closed once it has lost its name: on NFS its directory is not
+  /// empty before.
+  void unlink(std::string_view key, handle held = {}) {
     auto where = split(key);
     int error = 0;
-    auto directory = tree_.open_directory(where.directory, error);
+    handle directory;
+    const int r = opened_anew([&] {
+      directory = tree_.open_directory(where.directory, error);
+      return error < 0 ? error : uninterrupted([&] {
+        return tree_.fs.unlink_at(directory.get(), std::string(where.name).c_str());
+      });
+    });
     // Gone with its directory: what removed that may not have come to its fsync yet.
     while ((error == -ENOENT || error == -ENOTDIR) && !where.directory.empty()) {
       where = split(where.directory);
@@ -125,9 +147,8 @@ class file_names {
     }
     if (error == -ENOENT) return;
     if (error < 0) fail_io(-error, "open of the directory", tree_.path_of(where.directory));
-    auto r =
-        uninterrupted([&] { return tree_.fs.unlink_at(directory.get(), std::string(where.name).c_str()); });
     if (r != 0 && r != -ENOENT) fail_io(-r, "unlink", tree_.path_of(key));
+    static_cast<void>(held.close());
     tree_.sync_directory(directory, tree_.path_of(where.directory));
     prune(where.directory);
   }

@@ -69,22 +69,13 @@ class file_reader {
 
   [[nodiscard]] std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) {
     tree_.check_key(key);
-    int error = 0;
-    const auto file = open_object(key, error);
-    if (error == -ENOENT || error == -ENOTDIR) return {};
-    if (error < 0) fail_io(-error, "open", tree_.path_of(key));
-    file_status s;
-    if (const int r = tree_.fs.status(file.get(), s); r != 0) fail_io(-r, "stat", tree_.path_of(key));
-    if (s.bytes > cap)
-      fail(error_id::corrupt_size_mismatch, "the object is longer than it can be",
-           {.file = tree_.path_of(key),
-            .expected = "at most " + std::to_string(cap) + " bytes",
-            .got = std::to_string(s.bytes) + " bytes"});
-    std::vector<std::byte> bytes(static_cast<std::size_t>(s.bytes));
-    const auto t = read_fully(tree_.fs, file.get(), bytes.data(), bytes.size(), 0);
-    if (t.error != 0) fail_io(t.error, "pread", tree_.path_of(key), static_cast<std::int64_t>(t.done));
-    if (t.done < bytes.size()) fail_truncated(key, 0, bytes.size(), t.done);
-    return bytes;
+    for (int attempt = 1;; ++attempt) {
+      try {
+        return read_all_once(key, cap);
+      } catch (const stale&) {
+        if (attempt == 3) throw;
+      }
+    }
   }
 
  private:
@@ -103,6 +94,25 @@ class file_reader {
     std::size_t bytes;
     std::uint64_t range_end;
   };
+
+  [[nodiscard]] std::optional<std::vector<std::byte>> read_all_once(std::string_view key, std::uint64_t cap) {
+    int error = 0;
+    const auto file = open_object(key, error);
+    if (error == -ENOENT || error == -ENOTDIR) return {};
+    if (error < 0) fail_reading(-error, "open", key, -1);
+    file_status s;
+    if (const int r = tree_.fs.status(file.get(), s); r != 0) fail_reading(-r, "stat", key, -1);
+    if (s.bytes > cap)
+      fail(error_id::corrupt_size_mismatch, "the object is longer than it can be",
+           {.file = tree_.path_of(key),
+            .expected = "at most " + std::to_string(cap) + " bytes",
+            .got = std::to_string(s.bytes) + " bytes"});
+    std::vector<std::byte> bytes(static_cast<std::size_t>(s.bytes));
+    const auto t = read_fully(tree_.fs, file.get(), bytes.data(), bytes.size(), 0);
+    if (t.error != 0) fail_reading(t.error, "pread", key, static_cast<std::int64_t>(t.done));
+    if (t.done < bytes.size()) fail_truncated(key, 0, bytes.size(), t.done);
+    return bytes;
+  }
 
   /// Opens a regular file for reading; negative errno in `error`, -ENOENT also for what is no regular file.
   [[nodiscard]] handle open_object(std::string_view key, int& error, int flags = 0) {

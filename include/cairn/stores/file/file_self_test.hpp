@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -85,8 +86,47 @@ class file_self_test {
     else
       note("a kind of file system that is known", verdict::right,
            kind.name + (known == file_system_support::tried ? "" : ", by its documents: it was not tried"));
+    judge_mount(kind);
     report_.kind = std::move(kind.name);
     report_.from = std::move(kind.mounted);
+  }
+
+  /// What other hosts do is not seen from here, but what this mount was told is.
+  void judge_mount(const file_system_kind& kind) {
+    const auto first_of = [&](std::initializer_list<const char*> options) -> std::string {
+      for (const auto* option : options)
+        if (is_mounted_with(kind, option)) return option;
+      return {};
+    };
+    const char* own_locks =
+        "whether a writer on another host lives is not seen: a run that resumes ends its save at once "
+        "instead "
+        "of waiting for it; leave this option out";
+    if (kind.options.empty()) return;
+    if (kind.name == "lustre") {
+      const bool shared = is_mounted_with(kind, "flock");
+      note("locks reach other hosts", shared ? verdict::right : verdict::weaker,
+           shared ? "mounted with flock" : "not mounted with flock",
+           "whether a writer on another host lives is not seen: a run that resumes ends its save at once "
+           "instead "
+           "of waiting for it; mount with flock");
+    }
+    if (kind.name != "nfs" && kind.name != "nfs4") return;
+    const auto local = first_of({"local_lock=all", "local_lock=posix", "nolock"});
+    note("locks reach other hosts", local.empty() ? verdict::right : verdict::weaker,
+         local.empty() ? "they are the server's" : "mounted with " + local, own_locks);
+    const bool old = is_mounted_with(kind, "nocto");
+    note("an open asks the server", old ? verdict::single_job : verdict::right,
+         old ? "mounted with nocto" : "not mounted with nocto",
+         "what other hosts made or removed is seen late, and two jobs could commit one step: leave nocto "
+         "out, or "
+         "say file_store_options{.single_writer = true} where one job alone writes");
+    const auto soft = first_of({"soft", "softerr"});
+    note(
+        "requests wait for the server", soft.empty() ? verdict::right : verdict::weaker,
+        soft.empty() ? "mounted with hard" : "mounted with " + soft,
+        "a server that is away for longer than timeo and retrans say fails the save that is under way: mount "
+        "with hard");
   }
 
   /// A file that did not exist, locked where that can be: what try_lock() said, or the error of making it.

@@ -14,6 +14,7 @@ struct file_system_kind {
   std::uint64_t type = 0;  ///< f_type of statfs
   std::string name;        ///< as mount calls it: "ext4", "nfs4", "fuse.sshfs"; else "type 0x..."
   std::string mounted;     ///< "SOURCE on DIRECTORY (OPTIONS)"; empty where the system does not tell
+  std::string options;     ///< those of the mount and of the file system, with commas between; empty likewise
 };
 
 namespace detail {
@@ -23,6 +24,9 @@ namespace detail {
 
 /// Fills in what /proc/self/mountinfo says of a mount; leaves `kind` as it is where it says nothing.
 void look_up_mount(std::uint64_t mount, file_system_kind& kind);
+
+/// Whether this is one of the options of its mount.
+[[nodiscard]] bool is_mounted_with(const file_system_kind& kind, std::string_view option);
 
 /// How well a kind of file system is known to carry checkpoints.
 enum class file_system_support : std::uint8_t {

@@ -132,13 +132,17 @@ struct file_tree {
 
   /// Opens an existing directory below the root; negative errno in `error`.
   [[nodiscard]] file_handle<F> open_directory(std::string_view directory, int& error) {
-    error = uninterrupted([&] { return fs.open_directory(root.c_str()); });
-    file_handle<F> here(fs, error);
-    for_each_part(directory, [&](const std::string& part) {
-      if (error < 0) return false;
-      error = uninterrupted([&] { return fs.open_directory_at(here.get(), part.c_str()); });
-      if (error >= 0) here = file_handle<F>(fs, error);
-      return error >= 0;
+    file_handle<F> here;
+    error = opened_anew([&] {
+      int r = uninterrupted([&] { return fs.open_directory(root.c_str()); });
+      here = file_handle<F>(fs, r);
+      for_each_part(directory, [&](const std::string& part) {
+        if (r < 0) return false;
+        r = uninterrupted([&] { return fs.open_directory_at(here.get(), part.c_str()); });
+        if (r >= 0) here = file_handle<F>(fs, r);
+        return r >= 0;
+      });
+      return r;
     });
     if (error < 0) return {};
     error = 0;
@@ -247,19 +251,20 @@ struct file_tree {
   }
 
  private:
-  /// A handle, or -ENOENT if it vanished meanwhile.
+  /// A handle, or -ENOENT if it, or what it is to be in, vanished meanwhile.
   int open_or_make(const file_handle<F>& parent, const std::string& name, const std::string& path) {
     int r = uninterrupted([&] { return fs.open_directory_at(parent.get(), name.c_str()); });
     if (r == -ENOENT) {
       r = uninterrupted([&] {
         return fs.make_directory_at(parent.get(), name.c_str(), options.directory_mode.value_or(0777));
       });
-      if (r == -ENOENT) return r;
+      if (r == -ENOENT || r == -ESTALE) return -ENOENT;
       if (r != 0 && r != -EEXIST) fail_at(-r, "mkdir", path, parent);
       const bool made = r == 0;
       r = uninterrupted([&] { return fs.open_directory_at(parent.get(), name.c_str()); });
       if (made && r >= 0 && options.directory_mode) set_directory_mode(r, path);
     }
+    if (r == -ESTALE) return -ENOENT;
     if (r < 0 && r != -ENOENT) fail_at(-r, "open of the directory", path, parent);
     return r;
   }
@@ -279,7 +284,7 @@ struct file_tree {
   file_handle<F> make_root() { return make_path(root, 0); }
 
   file_handle<F> make_path(const std::string& path, int depth) {
-    int r = uninterrupted([&] { return fs.open_directory(path.c_str()); });
+    int r = opened_anew([&] { return uninterrupted([&] { return fs.open_directory(path.c_str()); }); });
     if (r >= 0) {
       file_handle<F> here(fs, r);
       // Who made it may not have come to its fsync yet; a parent that this user cannot open was not made by

@@ -39,7 +39,8 @@ class part_file {
       if (r == -EEXIST && number)
         fail(error_id::storage_exists, "another writer has begun this file", {.file = path()});
       if (r == -EEXIST) continue;
-      if (r == -ENOENT) {  // the directory was empty, and somebody removed it
+      if (r == -ENOENT ||
+          r == -ESTALE) {  // the directory was empty, and somebody, or another host, removed it
         directory_ = {};
         continue;
       }
@@ -96,6 +97,7 @@ class part_file {
         lock_(std::move(other.lock_)),
         identity_(other.identity_),
         linked_(std::exchange(other.linked_, false)),
+        published_(other.published_),
         process_(other.process_) {}
   part_file& operator=(part_file&& other) noexcept {
     if (this != &other) {
@@ -107,6 +109,7 @@ class part_file {
       lock_ = std::move(other.lock_);
       identity_ = other.identity_;
       linked_ = std::exchange(other.linked_, false);
+      published_ = other.published_;
       process_ = other.process_;
       tree_ = std::move(other.tree_);  // last: what the handles call lives there
     }
@@ -159,14 +162,20 @@ class part_file {
       }
     }
     if (r != 0) tree_->fail_at(-r, call, final_path, directory_);
-    if (by_link) static_cast<void>(fs.unlink_at(directory_.get(), name_.c_str()));
-    linked_ = false;
+    // On NFS the other name stays until the lock is given up: a client keeps a file that is open when it loses
+    // its name under a name of its own (.nfs...), which stays for ever where the client loses power.
+    linked_ = by_link;
+    published_ = true;
     tree_->sync_directory(directory_, final_path);
     return true;
   }
 
  private:
   void abandon() noexcept {
+    if (published_) {
+      static_cast<void>(file_.close());
+      static_cast<void>(lock_.close());
+    }
     if (linked_ && !process_.in_child())  // the file is the parent's
       static_cast<void>(tree_->fs.unlink_at(directory_.get(), name_.c_str()));
     linked_ = false;
@@ -181,7 +190,8 @@ class part_file {
   file_handle<F> file_;
   file_handle<F> lock_;
   file_identity identity_;
-  bool linked_ = false;
+  bool linked_ = false;     // its name is there, for abandon() to remove
+  bool published_ = false;  // it has its final name
   detail::fork_guard process_;
 };
 

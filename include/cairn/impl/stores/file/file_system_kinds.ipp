@@ -50,9 +50,15 @@ CAIRN_BODY void look_up_mount(std::uint64_t mount, file_system_kind& kind) {
     line.remove_prefix(line.starts_with("- ") ? 2 : dash + 3);
     kind.name = word();
     const std::string source(word());
-    kind.mounted = source + " on " + directory + " (" + options + "; " + std::string(word()) + ")";
+    const std::string own(word());
+    kind.mounted = source + " on " + directory + " (" + options + "; " + own + ")";
+    kind.options = options + "," + own;
     return;
   }
+}
+
+CAIRN_BODY bool is_mounted_with(const file_system_kind& kind, std::string_view option) {
+  return ("," + kind.options + ",").find("," + std::string(option) + ",") != std::string::npos;
 }
 
 CAIRN_BODY file_system_support support_of(std::string_view name) {
