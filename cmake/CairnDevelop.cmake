@@ -7,6 +7,14 @@ target_compile_options(cairn_warnings INTERFACE
   $<$<BOOL:${CAIRN_WERROR}>:-Werror>
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fconcepts-diagnostics-depth=4>)
 
+# Relative to where compilers run: the compiler cache takes the option as it is, for every clone.
+set(cairn_profiled "")
+if(CMAKE_CXX_FLAGS MATCHES "-fprofile-instr-generate")
+  file(RELATIVE_PATH cairn_profiled "${CMAKE_BINARY_DIR}" "${CMAKE_CURRENT_LIST_DIR}/profiled.txt")
+  set(cairn_profiled "-fprofile-list=${cairn_profiled}")
+  target_compile_options(cairn_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${cairn_profiled}>")
+endif()
+
 # Where programs are not optimised, as that compiles fastest, this optimises what most of their time goes into.
 set(CAIRN_COMPILED_OPTIONS "" CACHE STRING "Further options of the compiler for cairn::compiled and the libraries beside it")
 separate_arguments(cairn_compiled_options UNIX_COMMAND "${CAIRN_COMPILED_OPTIONS}")
@@ -139,7 +147,7 @@ function(cairn_precompiled name)
     COMMAND "${CMAKE_COMMAND}" -E create_symlink "$<TARGET_OBJECTS:${name}_header>" "${path}.pch"
     DEPENDS "$<TARGET_OBJECTS:${name}_header>" VERBATIM)
   add_custom_command(OUTPUT "${path}.o"
-    COMMAND "${CMAKE_CXX_COMPILER}" ${flags} -std=c++20 -Wno-unused-command-line-argument -fpch-codegen -c "${path}.pch" -o "${path}.o"
+    COMMAND "${CMAKE_CXX_COMPILER}" ${flags} ${cairn_profiled} -std=c++20 -Wno-unused-command-line-argument -fpch-codegen -c "${path}.pch" -o "${path}.o"
     DEPENDS "${path}.pch" "$<TARGET_OBJECTS:${name}_header>" VERBATIM)
   add_custom_target(${name}_pch DEPENDS "${path}.pch")
   add_custom_target(${name}_object DEPENDS "${path}.o")
