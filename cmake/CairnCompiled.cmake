@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # The two other ways to take cairn than header-only:
 #   cairn::compiled         a static library of the bodies of core; its users parse contracts alone
-#   cairn::compiled_s3, _zstd, _parity, _interprocess, _mpi    the same of what cairn::s3 ... bring, with cairn::compiled and cairn::s3
+#   cairn::compiled_s3, _zstd, _parity, _interprocess, _mpi, _links    the same of what cairn::s3 ... bring, with cairn::compiled and cairn::s3
 #   cairn::contracts        contracts alone; the bodies are in one file of the user's, which includes <cairn/implementation.hpp>
 # Nothing of it is built unless something links it, or CAIRN_BUILD_COMPILED asks for it.
 
-set(cairn_compiled_components s3 zstd parity interprocess mpi)
+set(cairn_compiled_components s3 zstd parity interprocess mpi links)
 
 add_library(cairn_contracts INTERFACE)
 add_library(cairn::contracts ALIAS cairn_contracts)

@@ -5,11 +5,12 @@
 #   cairn::zstd           zstd
 #   cairn::parity         ISA-L: parity of images on several hosts
 #   cairn::s3             libcurl, OpenSSL's libcrypto and Expat: object storage
+#   cairn::links          OpenSSL 3.0 or later: peer links over TLS
 #   cairn::cuda           the CUDA toolkit's runtime: memory of GPUs
 #   cairn::nccl           NCCL 2.19 or later, and the CUDA toolkit's runtime: messages from GPU to GPU
 #   cairn::torch          libtorch, where Torch_DIR (a variable of CMake or of the environment) or CMAKE_PREFIX_PATH leads to it
 
-set(cairn_optional_components interprocess mpi zstd parity s3 cuda nccl torch)
+set(cairn_optional_components interprocess mpi zstd parity s3 links cuda nccl torch)
 
 # cairn_find_optional(COMPONENT): makes cairn::COMPONENT where what it needs is found; in cairn_optional_missing, a sentence where not.
 macro(cairn_find_optional component)
@@ -77,6 +78,14 @@ macro(cairn_find_optional component)
         set(cairn_optional_links CURL::libcurl OpenSSL::Crypto EXPAT::EXPAT)
       else()
         set(cairn_optional_missing "cairn::s3 needs libcurl 7.85 or later, OpenSSL and Expat (Debian and Ubuntu: apt-get install libcurl4-openssl-dev libssl-dev libexpat1-dev)")
+      endif()
+    elseif("${component}" STREQUAL "links")
+      find_package(OpenSSL 3.0 QUIET COMPONENTS SSL Crypto)
+      if(TARGET OpenSSL::SSL AND TARGET OpenSSL::Crypto AND OPENSSL_VERSION VERSION_GREATER_EQUAL 3.0)
+        set_property(TARGET OpenSSL::SSL OpenSSL::Crypto PROPERTY IMPORTED_GLOBAL TRUE)
+        set(cairn_optional_links OpenSSL::SSL OpenSSL::Crypto)
+      else()
+        set(cairn_optional_missing "cairn::links needs OpenSSL 3.0 or later (Debian and Ubuntu: apt-get install libssl-dev)")
       endif()
     elseif("${component}" STREQUAL "cuda")
       # The runtime alone: no compiler of device code is asked for.

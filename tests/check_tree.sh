@@ -39,7 +39,7 @@ declare -A may_include=(
   [comm/shared_memory]="system model concepts"
   [comm/mpi]="system model concepts"
   [comm/nccl]="system model concepts stage cuda"
-  [links]="system model concepts"
+  [links]="system model concepts comm/collectives.hpp"
   [cuda]="system model concepts stage"
   [tiers]="system model concepts stage storage"
   # A face for another language holds a checkpointer of any composition.
@@ -142,7 +142,7 @@ list_bodies() {
     lists[${component:-core}]+="#include <${path#include/}>"$'\n'
   done < <(find include/cairn/impl -name '*.ipp' | sort)
   printf '%s' "${lists[core]:-}"
-  for each in s3 zstd parity interprocess mpi; do
+  for each in s3 zstd parity interprocess mpi links; do
     [ -z "${lists[$each]:-}" ] || printf '#if defined(CAIRN_COMPILED_%s)\n%s#endif\n' "${each^^}" "${lists[$each]}"
   done
 }

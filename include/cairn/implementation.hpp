@@ -3,7 +3,8 @@
 #pragma once
 /// The bodies of cairn, for exactly one file of a program whose files are all compiled with -DCAIRN_COMPILED (the CMake
 /// target cairn::contracts sets it), so that the others parse contracts alone. Link cairn::compiled instead, and
-/// there is no such file. With CAIRN_COMPILED_S3, _ZSTD, _PARITY, _INTERPROCESS or _MPI this file has the bodies of these, too.
+/// there is no such file. With CAIRN_COMPILED_S3, _ZSTD, _PARITY, _INTERPROCESS, _MPI or _LINKS this file has the bodies of these,
+/// too.
 #include <cairn/system/compiler.hpp>
 
 #if !defined(CAIRN_COMPILED)
@@ -40,6 +41,7 @@
 #include <cairn/impl/execute/run_save_job.ipp>
 #include <cairn/impl/execute/save_thread.ipp>
 #include <cairn/impl/execute/thread_executor.ipp>
+#include <cairn/impl/links/link_frame.ipp>
 #include <cairn/impl/links/offer_table.ipp>
 #include <cairn/impl/links/thread_link.ipp>
 #include <cairn/impl/load_options.ipp>
@@ -210,6 +212,14 @@
 #endif
 #if defined(CAIRN_COMPILED_MPI)
 #include <cairn/impl/comm/mpi_communicator.ipp>
+#endif
+#if defined(CAIRN_COMPILED_LINKS)
+#include <cairn/impl/links/link_client.ipp>
+#include <cairn/impl/links/link_key.ipp>
+#include <cairn/impl/links/link_server.ipp>
+#include <cairn/impl/links/link_sockets.ipp>
+#include <cairn/impl/links/secure_socket.ipp>
+#include <cairn/impl/links/tls_link.ipp>
 #endif
 // bodies: end
 

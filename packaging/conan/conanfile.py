@@ -12,6 +12,7 @@ from conan.tools.files import copy, load
 # What each component of find_package(cairn) needs.
 COMPONENTS = {
     "interprocess": ["boost/[>=1.74 <2]"],
+    "links": ["openssl/[>=3 <4]"],
     "mpi": ["openmpi/[>=4.1 <5]"],
     "parity": ["isa-l/[>=2.30 <3]"],
     "s3": ["libcurl/[>=7.85 <9]", "openssl/[>=3 <4]", "expat/[>=2.4 <3]"],
@@ -52,7 +53,7 @@ class Cairn(ConanFile):
         toolchain = CMakeToolchain(self)
         toolchain.cache_variables["CAIRN_INSTALL"] = True
         toolchain.cache_variables["CAIRN_BUILD_COMPILED"] = bool(self.options.compiled)
-        for component in ("interprocess", "mpi", "zstd", "parity", "s3", "cuda", "nccl", "torch"):
+        for component in ("interprocess", "mpi", "zstd", "parity", "s3", "links", "cuda", "nccl", "torch"):
             # Headers need nothing here: what they need is found when a project asks for it.
             built = self.options.compiled and self.options.get_safe(component)
             toolchain.cache_variables[f"CAIRN_WITH_{component.upper()}"] = "ON" if built else "OFF"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // uses: cairn::zstd cairn::s3
 // One libFuzzer program for everything that cairn reads from outside; CAIRN_FUZZ_TARGET chooses: manifest,
-// record, safetensors, files, plan, frame, config, codec, s3, job. What is refused must be refused by the typed
+// record, safetensors, files, plan, frame, config, codec, s3, job, link. What is refused must be refused by the typed
 // error of its reader; what is accepted must be written again as it was read. tests/fuzz/run.sh starts it.
 //
 //   CAIRN_FUZZ_SEEDS=tests/fuzz/corpus fuzz    writes the first inputs of every target there, and ends
@@ -13,6 +13,7 @@
 #include <cairn/comm/shared_memory/message_ring.hpp>
 #include <cairn/execute/job_message.hpp>
 #include <cairn/execute/worker_settings.hpp>
+#include <cairn/links/link_frame.hpp>
 #include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/image_backing.hpp>
 #include <cairn/model/save_journal.hpp>
@@ -941,20 +942,31 @@ void read_job(input in) {
   }
 }
 
+/// What peers say to each other over links: each is written again as it was read, byte for byte.
+void read_link(input in) {
+  using namespace cairn::detail;
+  const auto same = [&](input again) { return std::equal(again.begin(), again.end(), in.begin(), in.end()); };
+  if (const auto request = decode_request(in)) {
+    demand(request_bytes(in.first(request_head_bytes)) == in.size(),
+           "the head of a request tells its length");
+    demand(in.size() <= max_request_bytes, "a request is short");
+    demand(same(encode(*request)), "a request that was read is written as it was");
+  }
+  if (const auto answer = decode_answer(in))
+    demand(same(encode(*answer)), "an answer that was read is written as it was");
+  if (const auto address = decode_address(in))
+    demand(same(encode(*address)), "an address that was read is written as it was");
+}
+
 struct target {
   const char* name;
   void (*read)(input);
 };
-constexpr target targets[] = {{"manifest", read_manifest},
-                              {"record", read_record},
-                              {"safetensors", read_safetensors},
-                              {"files", read_files},
-                              {"plan", read_plan},
-                              {"frame", read_frame},
-                              {"config", read_config},
-                              {"codec", read_codec},
-                              {"s3", read_s3},
-                              {"job", read_job}};
+constexpr target targets[] = {
+    {"manifest", read_manifest}, {"record", read_record}, {"safetensors", read_safetensors},
+    {"files", read_files},       {"plan", read_plan},     {"frame", read_frame},
+    {"config", read_config},     {"codec", read_codec},   {"s3", read_s3},
+    {"job", read_job},           {"link", read_link}};
 const target* chosen = nullptr;
 
 // --- The first inputs
@@ -1196,6 +1208,19 @@ void write_seeds(const std::string& root) {
     gathered.insert(gathered.end(), piece.begin(), piece.end());
   }
   put("job", "gathered", with_first(4 + 5, gathered));
+
+  put("link", "fetch",
+      cairn::detail::encode(cairn::detail::link_request{.what = cairn::detail::link_request::kind::fetch,
+                                                        .plain_bulk = true,
+                                                        .link = 7,
+                                                        .offset = 4096,
+                                                        .length = 1 << 20,
+                                                        .key = {"image", 12}}));
+  put("link", "hello", cairn::detail::encode(cairn::detail::link_request{.link = 7}));
+  const auto answer = cairn::detail::encode(cairn::detail::link_answer{.bytes = 1 << 30});
+  put("link", "answer", {answer.begin(), answer.end()});
+  put("link", "address",
+      cairn::detail::encode(cairn::detail::link_address{7, 40001, {"10.0.0.3", "fd00::3"}}));
 
   // Weights of two dtypes, and text; each as it is and encoded.
   const auto sized_item = [](unsigned choice, cairn::dtype type, std::size_t size, input rest) {

@@ -5,7 +5,7 @@ set -uo pipefail
 usage() {
   cat <<'END'
 Fuzzes what cairn reads from outside: manifests, records, safetensors headers and files, plan messages, frames of collectives and of
-shared memory, what users configure, compressed items, answers of object stores, and messages between trainer and worker. Inputs that reach new code are kept
+shared memory, what users configure, compressed items, answers of object stores, messages between trainer and worker, and what peers say over links. Inputs that reach new code are kept
 beside the program and used again; the checked-in ones are in tests/fuzz/corpus, and one that the fuzzer fails on is added
 to them, so that it is tried in every run from then on.
 
@@ -18,7 +18,7 @@ usage: bash tests/fuzz/run.sh [--program PATH] [--seconds N | --runs N] [--jobs 
   --jobs N        targets at a time (default: the number of cores)
   --seed N        of libFuzzer's random numbers (default: CAIRN_TEST_SEED, or 1 with --runs, or another one in each
                   run; it is printed)
-  TARGET          manifest record safetensors files plan frame config codec s3 job (default: all)
+  TARGET          manifest record safetensors files plan frame config codec s3 job link (default: all)
 
 The default program is built by: cmake --preset clang-asan && cmake --build --preset clang-asan --target cairn_fuzz
 
@@ -41,7 +41,7 @@ while [ $# -gt 0 ]; do
       shift
       ;;
     -h | --help) usage; exit 0 ;;
-    manifest | record | safetensors | files | plan | frame | config | codec | s3 | job) targets+=("$1") ;;
+    manifest | record | safetensors | files | plan | frame | config | codec | s3 | job | link) targets+=("$1") ;;
     *) echo "fuzz: there is no option or target '$1', see --help" >&2; exit 2 ;;
   esac
   shift
@@ -52,7 +52,7 @@ fresh_seed=$((RANDOM * 32768 + RANDOM + 1))
 for number in "$seconds" "${runs:-1}" "$jobs" "$seed"; do
   [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "fuzz: '$number' is no number above 0, see --help" >&2; exit 2; }
 done
-[ ${#targets[@]} -gt 0 ] || targets=(manifest record safetensors files plan frame config codec s3 job)
+[ ${#targets[@]} -gt 0 ] || targets=(manifest record safetensors files plan frame config codec s3 job link)
 [ -x "$program" ] || { echo "fuzz: there is no program $program; 'cmake --preset clang-asan && cmake --build --preset clang-asan --target cairn_fuzz' builds it" >&2; exit 2; }
 program=$(realpath "$program")
 kept=$(dirname "$program")/fuzz

@@ -30,7 +30,7 @@ import threading
 
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror"]
 # What says that the bodies of core, and of what is opted into, lie in libraries.
-COMPILED = ["-DCAIRN_COMPILED", "-DCAIRN_COMPILED_S3", "-DCAIRN_COMPILED_ZSTD", "-DCAIRN_COMPILED_PARITY", "-DCAIRN_COMPILED_INTERPROCESS", "-DCAIRN_COMPILED_MPI"]
+COMPILED = ["-DCAIRN_COMPILED", "-DCAIRN_COMPILED_S3", "-DCAIRN_COMPILED_ZSTD", "-DCAIRN_COMPILED_PARITY", "-DCAIRN_COMPILED_INTERPROCESS", "-DCAIRN_COMPILED_MPI", "-DCAIRN_COMPILED_LINKS"]
 UMBRELLA = "cairn/cairn.hpp"
 CLASS = r"\b(?:class|struct)\s+(?:\[\[[^\]]*\]\]\s*)?(?:alignas\([^)]*\)\s*)?(\w+)(?:\s+final)?\s*"
 

@@ -5,7 +5,7 @@ set(SOURCE_PATH "${CURRENT_PORT_DIR}/../../..")
 # Header-only, the components need nothing at build time: cairn's package finds what they need when a project asks for them. The
 # feature `compiled` has the bodies of those that are features, too, in static libraries.
 set(options -DCAIRN_INSTALL=ON -DCAIRN_WITH_CUDA=OFF -DCAIRN_WITH_NCCL=OFF -DCAIRN_WITH_TORCH=OFF)
-foreach(component IN ITEMS interprocess mpi zstd parity s3)
+foreach(component IN ITEMS interprocess mpi zstd parity s3 links)
   string(TOUPPER "CAIRN_WITH_${component}" option)
   if("compiled" IN_LIST FEATURES AND component IN_LIST FEATURES)
     list(APPEND options -D${option}=ON)
