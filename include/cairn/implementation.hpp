@@ -161,8 +161,12 @@
 #include <cairn/impl/tiers/failure_groups.ipp>
 #include <cairn/impl/tiers/held_record.ipp>
 #include <cairn/impl/tiers/held_store.ipp>
+#include <cairn/impl/tiers/kept_piece.ipp>
+#include <cairn/impl/tiers/link_reader.ipp>
+#include <cairn/impl/tiers/lost_images.ipp>
 #include <cairn/impl/tiers/partner_copies.ipp>
 #include <cairn/impl/tiers/redundancy_checks.ipp>
+#include <cairn/impl/tiers/redundancy_engine.ipp>
 #include <cairn/impl/tiers/strip_reader.ipp>
 #include <cairn/impl/tiers/tier_directory.ipp>
 #include <cairn/impl/tiers/tier_files.ipp>

@@ -56,6 +56,7 @@ inline constexpr bool arguments_fit =
     count_of<role::store, Arguments...> + count_of<role::storage, Arguments...> == 0 &&
     count_of<role::stager, Arguments...> + count_of<role::tier, Arguments...> <= 1 &&
     count_of<role::persist, Arguments...> <= count_of<role::tier, Arguments...> &&
+    count_of<role::redundancy, Arguments...> == 0 &&
     (... && (count_of<typename role_of<std::remove_cvref_t<Arguments>>::type, Arguments...> <= 1));
 
 // One sentence for each misuse; the concept's own diagnosis, which names the missing expression, follows it.
@@ -100,6 +101,9 @@ constexpr bool check_arguments() {
       count_of<role::persist, Arguments...> == 0 || count_of<role::tier, Arguments...> != 0,
       "cairn::checkpointer: persist says which of the saves that a tier holds go to the store; pass "
       "a tier, such as cairn::local_tier, or leave persist out");
+  static_assert(count_of<role::redundancy, Arguments...> == 0,
+                "cairn::checkpointer: partner copies and parity are not made by it; use a "
+                "cairn::redundancy_engine (docs/tiers.md)");
   static_assert(count_of<role::check, Arguments...> <= 1,
                 "cairn::checkpointer: checked is given twice; pass one");
   static_assert(count_of<role::store, Arguments...> + count_of<role::storage, Arguments...> == 0,

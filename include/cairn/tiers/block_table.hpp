@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/model/image_layout.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <cstddef>
@@ -42,10 +41,8 @@ class block_table {
 
 /// Digests `bytes` in blocks of digest_block_bytes.
 [[nodiscard]] block_table blocks_of(std::span<const std::byte> bytes);
-/// The table of an image that is complete, from the digests that it has (staged_image::digests); what lies between its
-/// items is read.
-[[nodiscard]] block_table blocks_of(const image_layout& layout, std::span<const std::uint64_t> digests,
-                                    std::span<const std::byte> image);
+/// Adds the blocks of bytes that have no digests yet.
+void add_blocks(block_table& table, std::span<const std::byte> bytes);
 void encode(wire_writer& out, const block_table& table);
 /// @throws wire_error
 [[nodiscard]] block_table decode_block_table(wire_reader& in);

@@ -37,7 +37,7 @@ struct bad_source {
 /// each byte of a source once. One thread.
 class strip_reader {
  public:
-  /// `tables`: one entry for each member. All outlive the reader.
+  /// `tables`: one entry for each member. All outlive the reader, also what `read` refers to.
   strip_reader(const any_redundancy& by, std::span<const member_tables> tables, read_member read)
       : by_(by), tables_(tables), read_(read) {}
 

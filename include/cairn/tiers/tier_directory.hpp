@@ -35,6 +35,8 @@ namespace detail {
 ///   plan.<digest>.2   the same once more, as all saves of the plan need it
 ///   new-00003         a record that is being written
 ///   held.<...>        a record: the image that it names is held
+///   piece-00003.1     what a rank keeps of the images of others, see redundancy_engine
+///   kept.<...>        a record: the piece that it names is kept
 /// An image is held from the rename of its record on, and no more from the removal of its record on, which comes
 /// before its bytes change.
 class tier_directory {

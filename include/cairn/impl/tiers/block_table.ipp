@@ -16,8 +16,7 @@ CAIRN_BODY bool block_table::fits(std::size_t block, std::span<const std::byte> 
   return bytes.size() == end(block) - begin(block) && digest(bytes) == digests_[block];
 }
 
-/// The blocks of what has no digests yet.
-inline void add_blocks(block_table& table, std::span<const std::byte> bytes) {
+CAIRN_BODY void add_blocks(block_table& table, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto part = bytes.first(std::min<std::size_t>(bytes.size(), digest_block_bytes));
     table.add(part.size(), digest(part));
@@ -29,21 +28,6 @@ CAIRN_BODY block_table blocks_of(std::span<const std::byte> bytes) {
   add_blocks(table, bytes);
   return table;
 }
-CAIRN_BODY block_table blocks_of(const image_layout& layout, std::span<const std::uint64_t> digests,
-                                 std::span<const std::byte> image) {
-  block_table table;
-  for (const auto& item : layout.items) {
-    if (item.begin > table.bytes())
-      add_blocks(table, image.subspan(table.bytes(), item.begin - table.bytes()));
-    auto block = item.first_block;
-    for (std::uint64_t at = 0; at < item.bytes; at += digest_block_bytes)
-      table.add(std::min(digest_block_bytes, item.bytes - at), digests[block++]);
-  }
-  if (layout.bytes > table.bytes())
-    add_blocks(table, image.subspan(table.bytes(), layout.bytes - table.bytes()));
-  return table;
-}
-
 CAIRN_BODY void encode(wire_writer& out, const block_table& table) {
   out.put(static_cast<std::uint64_t>(table.ends_.size()));
   for (std::size_t i = 0; i < table.ends_.size(); ++i)

@@ -7,6 +7,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/process_limits.hpp>
+#include <cairn/tiers/kept_piece.hpp>
 #include <cairn/tiers/tier_directory.hpp>
 
 #include <dirent.h>
@@ -63,7 +64,8 @@ namespace detail {
 [[nodiscard]] inline bool is_tier_name(std::string_view text) {
   return text == "." || text == ".." || text == "job" || text == "lock" || text.starts_with("new-") ||
          (text.starts_with("rank-") && text.ends_with(".lock")) || is_run_name(text) || is_plan_name(text) ||
-         rank_of_slot_name(text) || parse_held_name(text);
+         rank_of_slot_name(text) || parse_held_name(text) || rank_of_piece_name(text) ||
+         parse_kept_name(text);
 }
 [[nodiscard]] inline std::string numbered(const char* format, std::int32_t rank) {
   char text[32];
@@ -280,7 +282,9 @@ CAIRN_BODY void tier_directory::end() noexcept {
     for (const auto& h : held_names())
       if (h.rank == user_.rank || h.rank >= user_.world_size) remove_record(h);
     for (const auto& each : names()) {
-      const auto of = rank_of_slot_name(each);
+      auto of = rank_of_slot_name(each);
+      if (!of) of = rank_of_piece_name(each);
+      if (const auto kept = parse_kept_name(each)) of = kept->rank;
       const bool shared_one =
           user_.rank == 0 && (each == "job" || each == "lock" || each == "new-job" || each == "new-plan" ||
                               is_plan_name(each) || is_run_name(each));

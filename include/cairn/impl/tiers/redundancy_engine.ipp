@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/save_context.hpp>
+#include <cairn/system/background_thread.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/file_descriptor.hpp>
+#include <cairn/tiers/failure_groups.hpp>
+#include <cairn/tiers/kept_piece.hpp>
+#include <cairn/tiers/link_reader.hpp>
+#include <cairn/tiers/redundancy_engine.hpp>
+#include <cairn/tiers/slot_rule.hpp>
+#include <cairn/tiers/strip_reader.hpp>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What a rank offers of save n: under these names and the generation n.
+inline constexpr const char* head_offer = "cairn.head";
+inline constexpr const char* image_offer = "cairn.image";
+inline constexpr const char* done_offer = "cairn.done";  // its piece is kept
+/// One byte: it has given up the pieces of this save, because another one came, or it failed.
+inline constexpr const char* gave_up_offer = "cairn.gave_up";
+inline constexpr std::byte gave_up_for_newer{0};
+inline constexpr std::byte gave_up_failed{1};
+
+/// A newer save is there, here or on a peer, before all members have come to this one; or the engine ends.
+struct superseded {};
+
+}  // namespace detail
+
+struct redundancy_engine::state {
+  using clock = std::chrono::steady_clock;
+  /// A save that gets pieces.
+  struct work {
+    held_image image = {};
+    detail::held_name name = {};
+    std::uint64_t save = 0;
+    clock::time_point begin = {};
+  };
+  /// One of the pieces that this rank has room for.
+  struct slot {
+    std::int32_t number = 0;
+    std::uint64_t save = 0;  // 0: none
+    detail::held_name record = {};
+  };
+
+  state(any_peer_link& to, any_redundancy redundancy, std::string where, redundancy_options given)
+      : link(to), by(std::move(redundancy)), directory(std::move(where)), options(std::move(given)) {
+    if (options.files == nullptr) options.files = std::make_shared<tier_files>();
+  }
+
+  [[nodiscard]] std::string path(const std::string& name) const { return directory + "/" + name; }
+
+  /// What earlier runs left: their pieces stay until newer ones are complete.
+  void adopt() {
+    for (const auto& each : detail::names_in_tier(directory)) {
+      if (const auto name = detail::parse_kept_name(each); name && name->rank == link.rank())
+        earlier.push_back(*name);
+      if (detail::rank_of_piece_name(each) == link.rank()) files_there.push_back(each);
+    }
+    for (std::int32_t number = 0; slots.size() < 2; ++number)
+      if (std::none_of(earlier.begin(), earlier.end(), [&](const auto& e) { return e.slot == number; }))
+        slots.push_back({.number = number});
+    for (const auto& each : files_there)
+      if (std::none_of(earlier.begin(), earlier.end(),
+                       [&](const auto& e) { return detail::piece_name(e.rank, e.slot) == each; }))
+        options.files->remove(path(each));
+    files_there.clear();
+  }
+  void forget_earlier() {
+    for (const auto& each : earlier) {
+      options.files->remove(path(detail::kept_record_name(each)));
+      options.files->remove(path(detail::piece_name(each.rank, each.slot)));
+    }
+    earlier.clear();
+  }
+
+  /// Room for a piece; what it held is given up first.
+  [[nodiscard]] detail::file_descriptor open_piece(slot& to, std::uint64_t bytes) const {
+    const auto name = path(detail::piece_name(link.rank(), to.number));
+    detail::file_descriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!file.open()) detail::fail_system(errno, "a piece could not be made: " + name);
+    int result = 0;
+    if (bytes != 0) do {
+        result = ::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes));
+      } while (result != 0 && errno == EINTR);
+    if (result != 0)
+      detail::fail_system(errno, "there is no room for the piece that a rank keeps for others: " + name);
+    return file;
+  }
+  static void write_all(int file, std::uint64_t at, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const auto put = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(at));
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) detail::fail_system(errno, "a piece could not be written");
+      at += static_cast<std::uint64_t>(put);
+      bytes = bytes.subspan(static_cast<std::size_t>(put));
+    }
+  }
+
+  /// Waits until the peer offers this. @throws superseded, what await_offer() throws, timeout_error
+  std::uint64_t await(int peer, const offer_key& key, deadline until, bool until_newer) {
+    for (;;) {
+      if (ending() || (until_newer && has_newer())) throw detail::superseded();
+      try {
+        return link.await_offer(peer, key, deadline::in(std::chrono::milliseconds(50)).earlier(until));
+      } catch (const timeout_error&) {
+        if (until.passed()) throw;
+      }
+      check_goes_on(peer, key.generation);
+    }
+  }
+  /// @throws superseded, peer_error where the peer has given up the pieces of this save
+  void check_goes_on(int peer, std::uint64_t save) {
+    std::byte why{};
+    const fetch_range byte{.offset = 0, .destination = {&why, 1}};
+    try {
+      static_cast<void>(link.fetch(peer, {detail::gave_up_offer, save}, std::span(&byte, 1),
+                                   deadline::in(options.block_timeout)));
+    } catch (const peer_error& e) {
+      if (e.id() == error_id::peer_not_offered) return;
+      throw;
+    }
+    if (why == detail::gave_up_for_newer) throw detail::superseded();
+    fail(error_id::peer_failed, "rank " + std::to_string(peer) + " failed to make the pieces of this save",
+         {.rank = static_cast<std::int32_t>(peer)});
+  }
+  [[nodiscard]] bool ending() const { return ended.load(std::memory_order_acquire); }
+  [[nodiscard]] bool has_newer() const {
+    const std::lock_guard lock(mutex);
+    return waiting.has_value();
+  }
+
+  [[nodiscard]] std::vector<detail::image_head> heads_of_all(const detail::held_name& own_name,
+                                                             std::uint64_t save,
+                                                             std::span<const std::byte> own, deadline until) {
+    std::vector<detail::image_head> heads;
+    for (const auto rank : set) {
+      if (rank == link.rank()) {
+        heads.push_back(detail::decode_head(own, directory));
+        continue;
+      }
+      const offer_key key{detail::head_offer, save};
+      std::vector<std::byte> bytes(static_cast<std::size_t>(await(rank, key, until, true)));
+      const fetch_range all{.offset = 0, .destination = bytes};
+      static_cast<void>(
+          link.fetch(rank, key, std::span(&all, 1), deadline::in(options.block_timeout).earlier(until)));
+      heads.push_back(detail::decode_head(bytes, "rank " + std::to_string(rank)));
+      const auto& of = heads.back().name;
+      if (!(of.run == own_name.run) || of.attempt != own_name.attempt || of.step != own_name.step ||
+          of.plan_digest != own_name.plan_digest || of.world_size != own_name.world_size || of.rank != rank)
+        fail(error_id::peer_bad_message, "a rank offers the image of another save than the one that it names",
+             {.rank = rank});
+    }
+    return heads;
+  }
+
+  /// Makes the pieces of a save. @throws superseded; anything else costs this save its pieces
+  void make(const held_image& image, const detail::held_name& name, std::uint64_t save,
+            redundancy_report& report) {
+    const auto until = deadline::in(options.timeout);
+    const auto head = detail::encode_head(detail::head_of(image));
+    const std::span<const std::byte> parts[] = {head, image.bytes};
+    const offer_key head_key{detail::head_offer, save};
+    const offer_key image_key{detail::image_offer, save};
+    /// Nobody reads the image when this has ended.
+    struct offers {
+      any_peer_link& link;
+      const offer_key& head;
+      const offer_key& image;
+      ~offers() {
+        link.withdraw(head, deadline::in(std::chrono::seconds(1)));
+        link.withdraw(image, deadline::in(std::chrono::seconds(1)));
+      }
+    } offered{link, head_key, image_key};
+    link.offer(image_key, std::span(&parts[1], 1));
+    link.offer(head_key, std::span(&parts[0], 1));
+
+    detail::kept_piece content;
+    content.heads = heads_of_all(name, save, head, until);
+    const auto own = static_cast<std::int32_t>(std::find(set.begin(), set.end(), link.rank()) - set.begin());
+    content.member = own;
+    const auto members = content.set();
+    content.made_by = detail::fingerprint_of(by, members, own);
+    const auto strips = by.encoding(members, own);
+    const auto bytes = by.overhead(members, own);
+
+    auto& to = choose();
+    const auto file = open_piece(to, bytes);
+    std::vector<detail::member_tables> tables;
+    for (const auto& each : content.heads) tables.push_back({.image = each.blocks, .piece = {}});
+    {
+      detail::link_reader source(link,
+                                 {.ranks = {set.begin(), set.end()},
+                                  .image = image_key,
+                                  .piece = {},
+                                  .timeout = options.block_timeout.count(),
+                                  .until = until},
+                                 strips, tables);
+      const auto read = [&](const member_range& from, std::span<std::byte> out) {
+        return source.read(from, out);
+      };
+      detail::strip_reader reader(by, tables, read);
+      std::vector<std::byte> block(static_cast<std::size_t>(std::min(bytes, digest_block_bytes)) + 64);
+      const auto skipped = (64 - reinterpret_cast<std::uintptr_t>(block.data()) % 64) % 64;  // for fast sums
+      for (std::uint64_t at = 0; at < bytes; at += digest_block_bytes) {
+        if (ending()) throw detail::superseded();
+        const auto part = std::span(block).subspan(
+            skipped, static_cast<std::size_t>(std::min(bytes - at, digest_block_bytes)));
+        if (const auto bad = reader.compute(strips, at, part)) {
+          const auto rank = set[static_cast<std::size_t>(bad->member)];
+          if (bad->gone)
+            fail(error_id::peer_lost,
+                 "the image of rank " + std::to_string(rank) + " could not be fetched: " + source.failure(),
+                 {.rank = rank});
+          fail(error_id::corrupt_digest,
+               "a block of the image of rank " + std::to_string(rank) +
+                   " is not what was saved, or was damaged on its way",
+               {.rank = rank, .offset = static_cast<std::int64_t>(bad->begin)});
+        }
+        content.blocks.add(part.size(), digest(part));
+        write_all(file.get(), at, part);
+        report.fetched_bytes = source.fetched();
+      }
+    }
+    report.kept_bytes = bytes;
+    keep(to, name, save, content);
+
+    tell({detail::done_offer, save}, {});
+    for (const auto rank : set)
+      if (rank != link.rank()) static_cast<void>(await(rank, {detail::done_offer, save}, until, false));
+    newest_complete = save;
+    forget_earlier();
+  }
+
+  /// Tells the others, also those who come late to it.
+  void tell(offer_key key, std::span<const std::byte> what) {
+    link.offer(key, std::span(&what, 1));
+    told.push_back(std::move(key));
+    if (told.size() > 16) {
+      link.withdraw(told.front(), deadline::in(std::chrono::seconds(1)));
+      told.pop_front();
+    }
+  }
+  void tell_gave_up(std::uint64_t save, const std::byte& why) noexcept {
+    try {
+      tell({detail::gave_up_offer, save}, {&why, 1});
+    } catch (...) {  // the others wait until their deadline
+    }
+  }
+
+  [[nodiscard]] slot& choose() {
+    std::vector<detail::slot_state> states;
+    for (const auto& each : slots) states.push_back({.generation = each.save});
+    const auto chosen = detail::choose_slot(states, newest_complete);
+    auto& to = slots[chosen.value_or(0)];
+    if (to.save != 0) options.files->remove(path(detail::kept_record_name(to.record)));
+    to.save = 0;
+    return to;
+  }
+  void keep(slot& to, const detail::held_name& of, std::uint64_t save,
+            const detail::kept_piece& content) const {
+    auto name = of;
+    name.slot = to.number;
+    const auto temporary = path("new-piece-" + std::to_string(link.rank()));
+    options.files->put(temporary, detail::encode_kept(name, content));
+    options.files->rename(temporary, path(detail::kept_record_name(name)));
+    to.record = name;
+    to.save = save;
+  }
+
+  void run() {
+    for (;;) {
+      work now;
+      {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return ending() || waiting; });
+        if (ending()) return;
+        now = std::move(*waiting);
+        waiting.reset();
+      }
+      redundancy_report report;
+      try {
+        make(now.image, now.name, now.save, report);
+        report.state = redundancy_state::redundant;
+      } catch (const detail::superseded&) {
+        report.state = redundancy_state::superseded;
+        tell_gave_up(now.save, detail::gave_up_for_newer);
+      } catch (const std::exception& e) {
+        tell_gave_up(now.save, detail::gave_up_failed);
+        report.state = redundancy_state::failed;
+        report.why = e.what();
+      }
+      report.seconds = std::chrono::duration<double>(clock::now() - now.begin).count();
+      // What it had kept before is let go without the lock.
+      if (report.state == redundancy_state::redundant) std::swap(newest_redundant, now.image);
+      now.image = {};
+      end(now.save, std::move(report));
+    }
+  }
+  void end(std::uint64_t save, redundancy_report report) {
+    {
+      const std::lock_guard lock(mutex);
+      reports[save] = std::move(report);
+      while (reports.size() > 64) reports.erase(reports.begin());
+    }
+    changed.notify_all();
+  }
+
+  any_peer_link& link;
+  const any_redundancy by;
+  const std::string directory;
+  redundancy_options options;
+  std::vector<std::int32_t> set;
+  std::atomic<bool> ended{false};
+
+  mutable std::mutex mutex;
+  mutable std::condition_variable changed;
+  std::optional<work> waiting;
+  std::map<std::uint64_t, redundancy_report> reports;
+
+  // Of the thread.
+  std::vector<slot> slots;
+  std::vector<detail::held_name> earlier;
+  std::vector<std::string> files_there;
+  std::uint64_t newest_complete = 0;
+  held_image newest_redundant;
+  std::deque<offer_key> told;
+  detail::background_thread thread;
+};
+
+CAIRN_BODY redundancy_engine::redundancy_engine(any_peer_link& link, any_redundancy by,
+                                                std::span<const std::string> groups, std::string directory,
+                                                redundancy_options options)
+    : state_(std::make_unique<state>(link, std::move(by), std::move(directory), std::move(options))) {
+  auto& s = *state_;
+  if (s.by.every < 1)
+    fail(error_id::usage_bad_option, "pieces are made of every save, or of each second, third, ... one",
+         {.expected = "every is at least 1", .got = std::to_string(s.by.every)});
+  if (groups.size() != static_cast<std::size_t>(link.size()))
+    fail(error_id::usage_bad_option, "each rank of a job names its failure group",
+         {.expected = std::to_string(link.size()), .got = std::to_string(groups.size())});
+  for (auto& each : form_sets(groups, s.by.set_count(link.size()), s.by.tolerated()))
+    if (std::find(each.begin(), each.end(), link.rank()) != each.end()) s.set = std::move(each);
+  s.adopt();
+  if (!s.thread.start("cairn-redundant", [made = &s] { made->run(); }))
+    fail(error_id::storage_limit, "there is no thread for the pieces of saves: the system gives no more");
+}
+CAIRN_BODY redundancy_engine::~redundancy_engine() {
+  auto& s = *state_;
+  {
+    const std::lock_guard lock(s.mutex);
+    s.ended.store(true, std::memory_order_release);
+  }
+  s.changed.notify_all();
+  s.thread.join();
+  for (const auto& key : s.told) s.link.withdraw(key, deadline::in(std::chrono::seconds(1)));
+}
+
+CAIRN_BODY void redundancy_engine::hold(held_image image) {
+  auto& s = *state_;
+  const auto name = detail::name_of(image);
+  const auto save = save_count_of(name.run, name.step, name.attempt);
+  if (!is_due(save)) return;
+  std::optional<state::work> before =
+      state::work{.image = std::move(image), .name = name, .save = save, .begin = state::clock::now()};
+  {
+    const std::lock_guard lock(s.mutex);
+    before.swap(s.waiting);
+    s.reports[save] = {};
+  }
+  if (before) s.end(before->save, {.state = redundancy_state::superseded});
+  s.changed.notify_all();
+}
+CAIRN_BODY bool redundancy_engine::is_due(std::uint64_t save_count) const noexcept {
+  return save_count % static_cast<std::uint64_t>(state_->by.every) == 0;
+}
+CAIRN_BODY std::optional<redundancy_report> redundancy_engine::report(std::uint64_t save_count) const {
+  const std::lock_guard lock(state_->mutex);
+  const auto found = state_->reports.find(save_count);
+  if (found == state_->reports.end()) return std::nullopt;
+  return found->second;
+}
+CAIRN_BODY std::optional<redundancy_report> redundancy_engine::wait(std::uint64_t save_count,
+                                                                    deadline until) const {
+  std::unique_lock lock(state_->mutex);
+  const auto ended = [&] {
+    const auto found = state_->reports.find(save_count);
+    return found != state_->reports.end() && found->second.state != redundancy_state::pending;
+  };
+  if (until.time_point() == deadline::clock::time_point::max())
+    state_->changed.wait(lock, ended);
+  else
+    static_cast<void>(state_->changed.wait_until(lock, until.time_point(), ended));
+  const auto found = state_->reports.find(save_count);
+  if (found == state_->reports.end()) return std::nullopt;
+  return found->second;
+}
+CAIRN_BODY const std::vector<std::int32_t>& redundancy_engine::set() const noexcept {
+  return state_->set;
+}
+CAIRN_BODY void redundancy_engine::remove_pieces() noexcept {
+  auto& s = *state_;
+  {
+    const std::lock_guard lock(s.mutex);
+    s.ended.store(true, std::memory_order_release);
+  }
+  s.changed.notify_all();
+  s.thread.join();
+  try {
+    s.forget_earlier();
+    for (const auto& each : s.slots) {
+      if (each.save != 0) s.options.files->remove(s.path(detail::kept_record_name(each.record)));
+      s.options.files->remove(s.path(detail::piece_name(s.link.rank(), each.number)));
+    }
+    s.options.files->remove(s.path("new-piece-" + std::to_string(s.link.rank())));
+  } catch (...) {  // what is left is taken over by the next run
+  }
+}
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_peer_link.hpp>
+#include <cairn/concepts/any_redundancy.hpp>
+#include <cairn/concepts/image_tier.hpp>
+#include <cairn/tiers/tier_files.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// How the making of pieces ended, or that it has not.
+enum class redundancy_state : std::uint8_t {
+  pending,     ///< it waits, or its pieces are being made
+  redundant,   ///< all members of the set keep their pieces: so many may be lost as the redundancy tolerates
+  superseded,  ///< it goes without pieces: a newer save came before the work on it had begun
+  failed,      ///< it goes without pieces, for a reason that is told
+};
+
+/// What a redundancy_engine tells of one save.
+struct redundancy_report {
+  redundancy_state state = redundancy_state::pending;  ///< how it ended
+  std::string why = {};                                ///< of `failed`: a sentence
+  double seconds = 0;                                  ///< from hold() to the end
+  std::uint64_t fetched_bytes = 0;                     ///< from other ranks
+  std::uint64_t kept_bytes = 0;                        ///< of the piece of this rank
+};
+
+/// Options of a redundancy_engine.
+struct redundancy_options {
+  /// How long the members of a set wait for one another, for one save.
+  std::chrono::nanoseconds timeout = std::chrono::seconds(60);
+  /// How long one block of 1 MiB may be on its way, and the longest that the end of the engine waits for.
+  std::chrono::nanoseconds block_timeout = std::chrono::seconds(5);
+  /// For tests: who changes the records; null: the file system.
+  std::shared_ptr<tier_files> files = nullptr;
+};
+
+/// Makes the pieces of saves that are held, beside training: a thread of its own fetches what the others hold over a
+/// PeerLink, verifies each block, computes the piece that this rank keeps while the next blocks are on their way, and
+/// keeps it in the directory of the rank's tier: piece-<rank>.<n>, and by one rename its record kept.<...>. No message
+/// of the trainer's communicator is sent.
+///
+/// Of every `every` saves one is taken. Newest wins: while the pieces of one are made, or the others have not come to
+/// it, only the newest of those behind it waits. What a peer does that is slow, wrong or gone costs the pieces of that
+/// save, and a report. The pieces of a save are given up when those of a newer one are complete on all members, and
+/// the image of the newest such save stays as it is until then: what pieces are good for needs it.
+///
+/// One thread at a time calls hold(); any thread the rest.
+class redundancy_engine {
+ public:
+  /// `groups[rank]`: the failure group of each rank of the job, see failure_group; the same on all ranks.
+  /// `directory`: of this rank's tier. The link outlives the engine.
+  /// @throws usage_error (usage_bad_option) where no such sets can be made (see form_sets), and for `every` below 1;
+  /// storage_error
+  redundancy_engine(any_peer_link& link, any_redundancy by, std::span<const std::string> groups,
+                    std::string directory, redundancy_options options = {});
+  redundancy_engine(const redundancy_engine&) = delete;
+  redundancy_engine& operator=(const redundancy_engine&) = delete;
+  /// Ends what is under way. What was kept stays.
+  ~redundancy_engine();
+
+  /// A save is held by this rank: its image (image_tier::image). Returns at once. Saves come in the order in which they
+  /// were made; those between two that are due are let go. @throws corrupt_error where the image has no record
+  void hold(held_image image);
+  /// Whether this save (see save_count_of) is one of those that get pieces.
+  [[nodiscard]] bool is_due(std::uint64_t save_count) const noexcept;
+  /// What became of a save, one of the last 64 that were due; nothing of others.
+  [[nodiscard]] std::optional<redundancy_report> report(std::uint64_t save_count) const;
+  /// Waits until it has ended, at most until the deadline; else the same.
+  [[nodiscard]] std::optional<redundancy_report> wait(std::uint64_t save_count, deadline until) const;
+  /// The ranks of the set of this one, which has this one, too.
+  [[nodiscard]] const std::vector<std::int32_t>& set() const noexcept;
+  /// Removes the pieces that this rank keeps: the job has ended in order. Nothing is held after it.
+  void remove_pieces() noexcept;
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
+};
+
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/tiers/redundancy_engine.ipp>
+#endif
