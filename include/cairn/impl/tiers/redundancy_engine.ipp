@@ -39,7 +39,7 @@ inline constexpr std::byte gave_up_for_newer{0};
 inline constexpr std::byte gave_up_failed{1};
 
 /// A newer save is there, here or on a peer, before all members have come to this one; or the engine ends.
-struct superseded {};
+struct passed_over {};
 
 }  // namespace detail
 
@@ -113,10 +113,10 @@ struct redundancy_engine::state {
     }
   }
 
-  /// Waits until the peer offers this. @throws superseded, what await_offer() throws, timeout_error
+  /// Waits until the peer offers this. @throws passed_over, what await_offer() throws, timeout_error
   std::uint64_t await(int peer, const offer_key& key, deadline until, bool until_newer) {
     for (;;) {
-      if (ending() || (until_newer && has_newer())) throw detail::superseded();
+      if (ending() || (until_newer && has_newer())) throw detail::passed_over();
       try {
         return link.await_offer(peer, key, deadline::in(std::chrono::milliseconds(50)).earlier(until));
       } catch (const timeout_error&) {
@@ -125,7 +125,7 @@ struct redundancy_engine::state {
       check_goes_on(peer, key.generation);
     }
   }
-  /// @throws superseded, peer_error where the peer has given up the pieces of this save
+  /// @throws passed_over, peer_error where the peer has given up the pieces of this save
   void check_goes_on(int peer, std::uint64_t save) {
     std::byte why{};
     const fetch_range byte{.offset = 0, .destination = {&why, 1}};
@@ -136,7 +136,7 @@ struct redundancy_engine::state {
       if (e.id() == error_id::peer_not_offered) return;
       throw;
     }
-    if (why == detail::gave_up_for_newer) throw detail::superseded();
+    if (why == detail::gave_up_for_newer) throw detail::passed_over();
     fail(error_id::peer_failed, "rank " + std::to_string(peer) + " failed to make the pieces of this save",
          {.rank = static_cast<std::int32_t>(peer)});
   }
@@ -170,7 +170,7 @@ struct redundancy_engine::state {
     return heads;
   }
 
-  /// Makes the pieces of a save. @throws superseded; anything else costs this save its pieces
+  /// Makes the pieces of a save. @throws passed_over; anything else costs this save its pieces
   void make(const held_image& image, const detail::held_name& name, std::uint64_t save,
             redundancy_report& report) {
     const auto until = deadline::in(options.timeout);
@@ -219,7 +219,7 @@ struct redundancy_engine::state {
       std::vector<std::byte> block(static_cast<std::size_t>(std::min(bytes, digest_block_bytes)) + 64);
       const auto skipped = (64 - reinterpret_cast<std::uintptr_t>(block.data()) % 64) % 64;  // for fast sums
       for (std::uint64_t at = 0; at < bytes; at += digest_block_bytes) {
-        if (ending()) throw detail::superseded();
+        if (ending()) throw detail::passed_over();
         const auto part = std::span(block).subspan(
             skipped, static_cast<std::size_t>(std::min(bytes - at, digest_block_bytes)));
         if (const auto bad = reader.compute(strips, at, part)) {
@@ -298,7 +298,7 @@ struct redundancy_engine::state {
       try {
         make(now.image, now.name, now.save, report);
         report.state = redundancy_state::redundant;
-      } catch (const detail::superseded&) {
+      } catch (const detail::passed_over&) {
         report.state = redundancy_state::superseded;
         tell_gave_up(now.save, detail::gave_up_for_newer);
       } catch (const std::exception& e) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
