@@ -250,6 +250,13 @@ class told_files final : public cairn::tier_files {
   void remove(const std::string& path) override {
     around("remove", [&] { tier_files::remove(path); });
   }
+  void write(const std::string& path, int file, std::uint64_t offset,
+             std::span<const std::byte> bytes) override {
+    around("write", [&] { tier_files::write(path, file, offset, bytes); });
+  }
+  void sync(const std::string& path, int file) override {
+    around("sync", [&] { tier_files::sync(path, file); });
+  }
 
  private:
   template <class Change>
@@ -292,8 +299,10 @@ class told_events {
 struct job_places {
   scratch_directory store;
   scratch_directory memory{"/dev/shm"};
+  scratch_directory disk;
+  bool on_disk = false;
   std::string host = "tier";  // each has a memory of its own
-  [[nodiscard]] std::string tier() const { return memory.path() + "/" + host; }
+  [[nodiscard]] std::string tier() const { return (on_disk ? disk : memory).path() + "/" + host; }
   int runs = 0;
 };
 struct way {
@@ -302,6 +311,7 @@ struct way {
   std::uint64_t every = 1000;
   int keep = 2;
   worker_kill kill = {};
+  bool on_disk = false;
 };
 
 constexpr std::int64_t elements = 60'000;
@@ -398,6 +408,7 @@ outcome run(job_places& places, int ranks, way how, std::int64_t until, int kill
   if (killed >= 0) processes.kill_at(killed, point, count);
   const auto name = "tier" + std::to_string(::getpid()) + "x" + std::to_string(++places.runs);
   const auto store = places.store.path();
+  places.on_disk = how.on_disk;
   const auto tier = places.tier();
   outcome o;
   o.ends = processes.run([=](rank_process& me) { train(store, tier, name, how, me, until); });
@@ -471,6 +482,18 @@ TEST_CASE("with worker processes that write every second save to the store") {
   for (const auto* point : {"after put", "after rename", "after remove"})
     for (const int count : {2, 5}) kills += kill_and_resume(2, {.worker = true, .every = 2}, 0, point, count);
   CHECK(kills == 6);
+}
+
+TEST_CASE("a tier on a disk holds as well, whoever is killed at any step of it") {
+  int kills = 0;
+  for (const auto* point : {"before write", "after write", "before sync", "after sync", "before rename",
+                            "after rename", "after put", "before remove"})
+    for (const int count : {1, 4, 6}) {
+      kills += kill_and_resume(1, {.keep = 1, .on_disk = true}, 0, point, count);
+      if (count == 4) kills += kill_and_resume(2, {.overlapped = true, .on_disk = true}, 1, point, count);
+    }
+  kills += kill_and_resume(1, {.worker = true, .every = 2, .on_disk = true}, 0, "after rename", 6);
+  CHECK(kills >= 26);
 }
 
 /// Kills the worker of rank 0 at a point, and the trainer with it or not; resumes, and returns whether it killed one.
@@ -554,6 +577,20 @@ TEST_CASE("a flipped bit in an image is found, and the save before it is taken")
   CHECK(again.resumed == 4);
   CHECK(again.from_tier);
   CHECK(again.passed_over == 1);
+}
+TEST_CASE("a flipped bit in an image on a disk is found, and the save before it is taken") {
+  job_places places;
+  const way how{.on_disk = true};
+  killed_job(places, 1, how);
+  const auto name = newest_held(places.tier());
+  flip(places.tier() + "/" + cairn::detail::slot_name(0, name.slot), 4096 + 100'000);
+  const auto again = run(places, 1, how, 6);
+  CAPTURE(again.text());
+  CHECK(again.good());
+  CHECK(again.resumed == 4);
+  CHECK(again.from_tier);
+  CHECK(again.passed_over == 1);
+  CHECK(left_in(places.tier()).empty());
 }
 TEST_CASE("a flipped bit anywhere in a record is found, and told") {
   for (const std::int64_t at : {3, 9, 40, 200, 300}) {
@@ -1201,6 +1238,7 @@ class shared_tier final : public cairn::image_tier {
   using cairn_role = cairn::role::tier;
   using stager_type = cairn::tier_stager;
   explicit shared_tier(std::shared_ptr<cairn::local_tier> inner) : inner_(std::move(inner)) {}
+  std::string describe() const override { return inner_->describe(); }
   cairn::any_stager stager() override { return inner_->stager(); }
   void open(const cairn::tier_user& user) override { inner_->open(user); }
   std::uint64_t missing(const cairn::image_layout& layout) override { return inner_->missing(layout); }
@@ -1251,7 +1289,10 @@ TEST_CASE(
       std::fill(w.begin(), w.end(), static_cast<float>(step));
       ckpt.save(state, step).wait();
     };
+    ckpt.prepare(state);
     save(1);
+    expect(ckpt.describe().find("a local tier in " + path + " (in memory, pages of ") != std::string::npos,
+           ckpt.describe());
     const auto first = newest_told();
     expect(first.step == 1 && first.world_size == 1, "the first save is told");
     {

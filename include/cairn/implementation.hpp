@@ -158,6 +158,7 @@
 #include <cairn/impl/system/thread_settings.ipp>
 #include <cairn/impl/system/wire.ipp>
 #include <cairn/impl/tiers/block_table.ipp>
+#include <cairn/impl/tiers/disk_image.ipp>
 #include <cairn/impl/tiers/failure_groups.ipp>
 #include <cairn/impl/tiers/held_record.ipp>
 #include <cairn/impl/tiers/held_store.ipp>

@@ -28,6 +28,7 @@ class tier_archetype final : public cairn::image_tier {
   tier_archetype(tier_archetype&&) noexcept = default;
   void operator&() const = delete;
 
+  std::string describe() const override { return "a tier that keeps nothing"; }
   cairn::any_stager stager() override { return cairn::any_stager(cairn::heap_stager{}); }
   void open(const cairn::tier_user& user) override { asked_->push_back("open " + std::to_string(user.rank)); }
   std::uint64_t missing(const cairn::image_layout&) override { return 1; }

@@ -79,6 +79,8 @@ class image_tier {
   image_tier() = default;
   virtual ~image_tier() = default;
 
+  /// What it is and where, for messages: "a local tier in /dev/shm/run (memory)". Any thread, after open().
+  [[nodiscard]] virtual std::string describe() const = 0;
   /// The stager whose images the tier holds. Called once, before open().
   [[nodiscard]] virtual any_stager stager() = 0;
   /// Opens the tier for one rank: rank 0 first, the others after it has returned there.

@@ -89,6 +89,12 @@ class held_session {
   std::unique_ptr<std::atomic<std::uint64_t>> bytes_;
 };
 
+/// What these records hold of all their ranks, ascending by step; of one step the newest last. `damaged` gets a
+/// sentence for each save that is there and cannot be read.
+[[nodiscard]] std::vector<held_step> complete_saves(const std::string& directory,
+                                                    std::span<const held_name> names,
+                                                    std::vector<std::string>& damaged);
+
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn

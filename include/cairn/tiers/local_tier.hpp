@@ -32,7 +32,8 @@ struct local_tier_options {
 
 /// A tier in a directory of a tmpfs of this host, which survives the end of every process of the job. The stager
 /// copies straight into its files, and a save is held by one rename: no byte is copied twice, and no message is
-/// sent. Where the trainer, its worker or both are killed, resume() finds the newest step that all ranks hold, or
+/// sent. In a directory on a disk of this host, a thread writes the images there, and what is held survives the loss of
+/// power as well. Where the trainer, its worker or both are killed, resume() finds the newest step that all ranks hold, or
 /// that the store has; every block that it reads is verified, and another number of ranks may resume.
 ///
 /// Pass it as an argument of checkpointer, in place of a stager, the same on all ranks, which are on one host.
@@ -49,13 +50,14 @@ class local_tier final : public image_tier {
   using cairn_role = role::tier;
   using stager_type = tier_stager;
 
-  /// `directory`: an absolute path on a tmpfs, whose parent exists, such as /dev/shm/my-run. @throws usage_error
+  /// `directory`: an absolute path on a tmpfs or a disk, whose parent exists, such as /dev/shm/my-run. @throws usage_error
   /// (usage_bad_option)
   explicit local_tier(std::string directory, local_tier_options options = {});
   local_tier(local_tier&&) noexcept;
   ~local_tier() override;
 
   // See image_tier.
+  [[nodiscard]] std::string describe() const override;
   [[nodiscard]] any_stager stager() override;
   void open(const tier_user& user) override;
   [[nodiscard]] std::uint64_t missing(const image_layout& layout) override;

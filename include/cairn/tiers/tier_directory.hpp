@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,7 +39,8 @@ namespace detail {
 ///   piece-00003.1     what a rank keeps of the images of others, see redundancy_engine
 ///   kept.<...>        a record: the piece that it names is kept
 /// An image is held from the rename of its record on, and no more from the removal of its record on, which comes
-/// before its bytes change.
+/// before its bytes change. On a disk that rename is durable before the lock is free: a choice of another rank counts
+/// on it.
 class tier_directory {
  public:
   /// @throws usage_error (usage_bad_option)
@@ -63,6 +65,9 @@ class tier_directory {
   [[nodiscard]] const std::string& path() const noexcept { return directory_; }
   [[nodiscard]] std::string path(const std::string& name) const { return directory_ + "/" + name; }
   [[nodiscard]] tier_files& files() const noexcept { return *files_; }
+  /// Whether it lies on a disk, so that images are written there; else they lie in memory, which is a tmpfs. After
+  /// open().
+  [[nodiscard]] bool on_disk() const noexcept { return on_disk_; }
 
   /// The names of all files. @throws storage_error
   [[nodiscard]] std::vector<std::string> names() const;
@@ -82,12 +87,20 @@ class tier_directory {
   void end() noexcept;
 
  private:
-  void make() const;
+  // True where it was not there.
+  bool make() const;
+  void look_at_place();
   void check_job() const;
+  void put_durably(const std::string& temporary, const std::string& name,
+                   std::span<const std::byte> bytes) const;
+  // On a disk, for files that were put, and for names.
+  void sync_file(const std::string& path) const;
+  void sync_names() const;
 
   const std::string directory_;
   const std::shared_ptr<tier_files> files_;
   tier_user user_;
+  bool on_disk_ = false;
   std::unique_ptr<unforked_file> alive_;   // the lock of this rank
   std::unique_ptr<unforked_file> choice_;  // the lock of choices
   mutable std::mutex mutex_;

@@ -3,6 +3,7 @@
 #include <cairn/system/compiler.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -23,6 +24,12 @@ class tier_files {
   virtual void rename(const std::string& from, const std::string& to);
   /// Removes a file; no error if there is none. @throws storage_error
   virtual void remove(const std::string& path);
+  /// On a disk: writes bytes of an image into its file, which is open. @throws storage_error
+  virtual void write(const std::string& path, int file, std::uint64_t offset,
+                     std::span<const std::byte> bytes);
+  /// On a disk: what was done to this file, or to the names in this directory, survives a loss of power from here
+  /// on. `file`: its descriptor; negative: it is opened. @throws storage_error
+  virtual void sync(const std::string& path, int file);
 };
 
 }  // namespace v1

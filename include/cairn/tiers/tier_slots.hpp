@@ -43,7 +43,10 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
     pin(const pin&) = delete;
     pin& operator=(const pin&) = delete;
     ~pin();
-    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return memory_->bytes(); }
+    /// None on a disk.
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
+      return memory_ != nullptr ? memory_->bytes() : std::span<std::byte>();
+    }
 
    private:
     std::shared_ptr<tier_slots> owner_;
@@ -86,12 +89,14 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   void when_held(callback<void(const held_step&)> call) { held_call_ = std::move(call); }
   /// Says which runs the saves to come go on from; see held_record.
   void set_runs(std::vector<run_id> runs);
-  /// The image of a save is complete, with its digests: from here on it is held. @throws storage_error,
+  /// Waits until the image of a save is complete, with its digests, and on a disk writes it: from here on it is held. @throws storage_error,
   /// timeout_error (timeout_staging)
   void hold(const save_context& c, const staged_image& image, deadline until);
 
   [[nodiscard]] int depth() const noexcept { return depth_; }
   [[nodiscard]] tier_directory& directory() noexcept { return directory_; }
+  /// Of the memory that images have; 0: there is none yet.
+  [[nodiscard]] std::uint64_t page_bytes();
 
  private:
   struct slot {
@@ -100,8 +105,10 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
     bool in_use = false;
     int pins = 0;  // what it holds is being read
   };
+  class chosen_slot;
 
   void adopt();
+  [[nodiscard]] std::int32_t slot_of(const staged_image& image, std::int32_t rank);
   [[nodiscard]] bool linked(const slot& s) const noexcept;
   // Both under the lock and the exclusion.
   [[nodiscard]] std::optional<std::size_t> choose(std::uint64_t bytes, bool early);

@@ -5,7 +5,9 @@
 #include <cairn/concepts/stager.hpp>
 #include <cairn/stage/host_copy.hpp>
 #include <cairn/stage/shared_memory.hpp>
+#include <cairn/stage/shared_stager.hpp>
 #include <cairn/system/fork_guard.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <memory>
 
@@ -15,7 +17,8 @@ namespace detail {
 class tier_slots;
 }
 
-/// The Stager of a local_tier: threads copy into the images of the tier, which another process can map.
+/// The Stager of a local_tier: threads copy into the images of the tier, which another process can map; where the tier
+/// lies on a disk, into two images in memory, of which it is written.
 class tier_stager {
  public:
   using cairn_role = role::stager;
@@ -31,9 +34,12 @@ class tier_stager {
   [[nodiscard]] int depth() const noexcept;
 
  private:
+  [[nodiscard]] shared_stager& memory();
   std::shared_ptr<detail::tier_slots> slots_;
   shared_memory controls_;
   host_copy engine_;
+  host_copy_options options_;
+  detail::owned<shared_stager> memory_;  // for a tier on a disk
   detail::fork_guard process_;
   std::shared_ptr<const image_layout> fitting_layout_;
   source_table fitting_sources_;

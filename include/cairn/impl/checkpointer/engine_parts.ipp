@@ -66,7 +66,7 @@ class composed_engine final : public engine {
   [[nodiscard]] int rank() const override { return group_.rank(); }
   [[nodiscard]] int world_size() const override { return group_.size(); }
   [[nodiscard]] std::string describe() const override {
-    return place_ + (tier_ != nullptr ? "; saves are held by a tier of this host" : "") + "; saves " +
+    return place_ + (tier_ != nullptr ? "; saves are held by " + tier_->describe() : "") + "; saves " +
            (save_path_.overlapped() ? "overlapped with training" : "wait for the copy") + "; digests " +
            (save_path_.digests_in_copy() ? "in the pass that copies" : "by the writer") +
            (!options_.checksum_in_writer                                   ? " (chosen)"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/save_context.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -15,6 +16,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <tuple>
 #include <utility>
 
 namespace cairn {
@@ -168,6 +171,32 @@ CAIRN_BODY held_session held_store::begin_reads() const {
 CAIRN_BODY void held_session::read(std::span<const read_range> ranges) {
   store_.read(ranges);
   for (const auto& range : ranges) bytes_->fetch_add(range.destination.size(), std::memory_order_relaxed);
+}
+
+CAIRN_BODY std::vector<held_step> complete_saves(const std::string& directory,
+                                                 std::span<const held_name> names,
+                                                 std::vector<std::string>& damaged) {
+  using key =
+      std::tuple<std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::int32_t>;
+  std::map<key, std::int32_t> ranks;
+  for (const auto& n : names)
+    ++ranks[{n.step, n.run.high, n.run.low, save_count_of(n.run, n.step, n.attempt), n.attempt,
+             n.world_size}];
+  std::vector<held_step> found;
+  for (const auto& [which_save, count] : ranks) {
+    const auto& [step, high, low, save_count, attempt, world_size] = which_save;
+    static_cast<void>(save_count);  // it puts those of one run in their order
+    held_step which{step, {high, low}, attempt, world_size};
+    if (count < world_size) continue;  // some rank did not come so far
+    try {
+      const held_store whole(directory, which, names);
+      which.runs = whole.runs();
+      found.push_back(std::move(which));
+    } catch (const error& e) {
+      damaged.push_back("the save of step " + std::to_string(step) + " in the local tier: " + e.what());
+    }
+  }
+  return found;
 }
 
 }  // namespace detail

@@ -8,6 +8,7 @@
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/tiers/disk_image.hpp>
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/held_store.hpp>
 #include <cairn/tiers/local_tier.hpp>
@@ -16,9 +17,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <map>
 #include <span>
-#include <tuple>
 #include <utility>
 
 namespace cairn {
@@ -36,8 +35,6 @@ class tier_writer {
   }
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return 0; }
   record write(const save_context& c, const staged_image& image, deadline until) {
-    image.wait_for(image.layout().bytes, until);
-    image.wait_released(until);
     slots_->hold(c, image, until);
     return {};
   }
@@ -86,6 +83,13 @@ CAIRN_BODY local_tier::local_tier(std::string directory, local_tier_options opti
 CAIRN_BODY local_tier::local_tier(local_tier&&) noexcept = default;
 CAIRN_BODY local_tier::~local_tier() = default;
 
+CAIRN_BODY std::string local_tier::describe() const {
+  const auto& directory = slots_->directory();
+  if (directory.on_disk()) return "a local tier in " + directory.path() + " (on a disk of this host)";
+  const auto page = slots_->page_bytes();
+  return "a local tier in " + directory.path() + " (in memory" +
+         (page == 0 ? std::string() : ", pages of " + std::to_string(page >> 10) + " KiB") + ")";
+}
 CAIRN_BODY any_stager local_tier::stager() {
   return any_stager(tier_stager(slots_, copy_));
 }
@@ -106,28 +110,8 @@ CAIRN_BODY any_writer local_tier::writer() {
 }
 
 CAIRN_BODY std::vector<held_step> local_tier::held(std::vector<std::string>& damaged) {
-  const auto names = slots_->directory().held_names();
-  using key =
-      std::tuple<std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::int32_t>;
-  std::map<key, std::int32_t> ranks;
-  for (const auto& n : names)
-    ++ranks[{n.step, n.run.high, n.run.low, save_count_of(n.run, n.step, n.attempt), n.attempt,
-             n.world_size}];
-  std::vector<held_step> found;
-  for (const auto& [which_save, count] : ranks) {
-    const auto& [step, high, low, save_count, attempt, world_size] = which_save;
-    static_cast<void>(save_count);  // it puts those of one run in their order
-    held_step which{step, {high, low}, attempt, world_size};
-    if (count < world_size) continue;  // some rank did not come so far
-    try {
-      const detail::held_store whole(slots_->directory().path(), which, names);
-      which.runs = whole.runs();
-      found.push_back(std::move(which));
-    } catch (const error& e) {
-      damaged.push_back("the save of step " + std::to_string(step) + " in the local tier: " + e.what());
-    }
-  }
-  return found;
+  const auto& directory = slots_->directory();
+  return detail::complete_saves(directory.path(), directory.held_names(), damaged);
 }
 CAIRN_BODY any_reader local_tier::reader(const held_step& which) {
   return any_reader(detail::held_reader(
@@ -151,15 +135,22 @@ CAIRN_BODY std::optional<held_image> local_tier::image(const held_step& which) {
     std::uint64_t end = 0;
     for (std::size_t k = 0; k < r.files.size(); ++k) end = std::max(end, held.begins[k] + r.files[k].bytes);
     end = (end + image_alignment - 1) / image_alignment * image_alignment;
-    const auto memory = pinned->bytes();
-    if (end > memory.size())
+    held_image found{.bytes = pinned->bytes(),
+                     .digests = std::move(r.blocks),
+                     .description = std::move(*bytes),
+                     .plan = detail::plan_in_tier(directory.path(), n.plan_digest).bytes,
+                     .memory = pinned};
+    if (directory.on_disk()) {
+      auto read = std::make_shared<const std::vector<std::byte>>(
+          detail::read_disk_image(directory.path(detail::slot_name(n.rank, n.slot)), end));
+      found.bytes = *read;
+      found.memory = std::move(read);
+    }
+    if (end > found.bytes.size())
       fail(error_id::corrupt_truncated, "an image of the local tier is shorter than its record says",
            {.file = file});
-    return held_image{.bytes = memory.first(end),
-                      .digests = std::move(r.blocks),
-                      .description = std::move(*bytes),
-                      .plan = detail::plan_in_tier(directory.path(), n.plan_digest).bytes,
-                      .memory = pinned};
+    found.bytes = found.bytes.first(end);
+    return found;
   }
   return std::nullopt;
 }

@@ -22,7 +22,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <span>
+#include <iterator>
 #include <utility>
 
 namespace cairn {
@@ -114,8 +114,9 @@ CAIRN_BODY tier_directory::tier_directory(std::string directory, std::shared_ptr
          "the directory of a local tier is an absolute path, such as /dev/shm/my-run", {.file = directory_});
 }
 
-CAIRN_BODY void tier_directory::make() const {
-  if (::mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST)
+CAIRN_BODY bool tier_directory::make() const {
+  const bool made = ::mkdir(directory_.c_str(), 0700) == 0;
+  if (!made && errno != EEXIST)
     fail_system(errno, "the directory of the local tier could not be made: " + directory_);
   // Others may write in /dev/shm: what they put in the place of the directory is not followed.
   const file_descriptor opened(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
@@ -124,21 +125,47 @@ CAIRN_BODY void tier_directory::make() const {
          "the directory of a local tier is a link to another place, or no directory: name the place itself, "
          "or remove what is there",
          {.file = directory_});
-  constexpr long tmpfs = 0x01021994;
-  struct statfs system {};
   struct stat s {};
-  if (!opened.open() || ::fstatfs(opened.get(), &system) != 0 || ::fstat(opened.get(), &s) != 0)
+  if (!opened.open() || ::fstat(opened.get(), &s) != 0)
     fail_system(errno, "the directory of the local tier could not be examined: " + directory_);
-  if (static_cast<long>(system.f_type) != tmpfs)
-    fail(error_id::usage_bad_option,
-         "a local tier lies on a tmpfs, in memory that outlives its processes, and this directory does not: "
-         "take one in /dev/shm, or mount a tmpfs for it (docs/tiers.md)",
-         {.file = directory_});
   if (s.st_uid != ::geteuid() || (s.st_mode & (S_IWGRP | S_IWOTH)) != 0)
     fail(error_id::usage_bad_option,
          "the directory of a local tier belongs to the user of the job, and nobody else may write there "
          "(chmod 700)",
          {.file = directory_});
+  return made;
+}
+
+CAIRN_BODY void tier_directory::look_at_place() {
+  constexpr std::uint64_t tmpfs = 0x01021994;
+  // ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, and what containers have in front of one of them
+  constexpr std::uint64_t disks[] = {0xEF53,     0x58465342, 0x9123683E, 0xF2F52010,
+                                     0x2FC12FC1, 0xCA451A4E, 0x794C7630};
+  struct statfs system {};
+  if (::statfs(directory_.c_str(), &system) != 0)
+    fail_system(errno, "the directory of the local tier could not be examined: " + directory_);
+  const auto type = static_cast<std::uint64_t>(system.f_type) & 0xFFFFFFFF;
+  on_disk_ = std::find(std::begin(disks), std::end(disks), type) != std::end(disks);
+  if (type != tmpfs && !on_disk_)
+    fail(
+        error_id::usage_bad_option,
+        "a local tier lies on a tmpfs, in memory that outlives its processes, or on a disk of this host, and "
+        "this directory does neither: take one in /dev/shm, or mount a tmpfs for it (docs/tiers.md)",
+        {.file = directory_});
+}
+
+CAIRN_BODY void tier_directory::sync_file(const std::string& path) const {
+  if (on_disk_) files_->sync(path, -1);
+}
+CAIRN_BODY void tier_directory::sync_names() const {
+  if (on_disk_) files_->sync(directory_, -1);
+}
+CAIRN_BODY void tier_directory::put_durably(const std::string& temporary, const std::string& name,
+                                            std::span<const std::byte> bytes) const {
+  files_->put(path(temporary), bytes);
+  sync_file(path(temporary));
+  files_->rename(path(temporary), path(name));
+  sync_names();
 }
 
 CAIRN_BODY void tier_directory::check_job() const {
@@ -151,9 +178,7 @@ CAIRN_BODY void tier_directory::check_job() const {
              "the directory of the local tier has files of something else: name one that is empty, or not "
              "there yet",
              {.file = path(each)});
-    const auto text = std::as_bytes(std::span(wanted));
-    files_->put(path("new-job"), text);
-    return files_->rename(path("new-job"), path("job"));
+    return put_durably("new-job", "job", std::as_bytes(std::span(wanted)));
   }
   if (*there != wanted)
     fail(
@@ -169,12 +194,16 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
   std::snprintf(name, sizeof name, "run-%016llx%016llx", static_cast<unsigned long long>(user.run.high),
                 static_cast<unsigned long long>(user.run.low));
   const std::string mark = name;
+  bool made = false;
   if (user.rank == 0)
-    make();
+    made = make();
   else if (::access(path(mark).c_str(), F_OK) != 0)
     fail(error_id::storage_not_shared,
          "a rank does not see the local tier of rank 0: all ranks of a job with a local tier are on one host",
          {.rank = user.rank, .file = directory_});
+  look_at_place();
+  if (made && on_disk_)
+    files_->sync(directory_.substr(0, std::max<std::size_t>(directory_.rfind('/'), 1)), -1);
   const auto own = path(numbered("rank-%05d.lock", user.rank));
   alive_ = open_unforked(own);
   if (!lock_by(alive_->get(), deadline::in(std::chrono::seconds(3))))
@@ -213,12 +242,15 @@ CAIRN_BODY std::vector<held_name> tier_directory::held_names() const {
 }
 
 CAIRN_BODY void tier_directory::put_record(const held_name& name, const held_record& content) const {
-  files_->put(path(numbered("new-%05d", name.rank)), encode_held(name, content));
+  const auto temporary = path(numbered("new-%05d", name.rank));
+  files_->put(temporary, encode_held(name, content));
+  sync_file(temporary);
 }
 CAIRN_BODY void tier_directory::publish_record(const held_name& name) const {
   const std::lock_guard lock(mutex_);
   if (known_) known_->reserve(known_->size() + 1);
   files_->rename(path(numbered("new-%05d", name.rank)), path(to_string(name)));
+  sync_names();
   if (known_) known_->push_back(name);
 }
 CAIRN_BODY void tier_directory::remove_record(const held_name& name) const {
@@ -236,10 +268,8 @@ CAIRN_BODY void tier_directory::keep_plan(std::uint64_t plan_digest, const metad
   for (std::int32_t rank = 0; rank < stored.world_size; ++rank)
     m.records.push_back({.rank = rank, .files = 1});
   const auto bytes = encode_manifest(m);
-  for (const auto& name : {second_plan_name(plan_digest), plan_name(plan_digest)}) {
-    files_->put(path("new-plan"), bytes);
-    files_->rename(path("new-plan"), path(name));
-  }
+  put_durably("new-plan", second_plan_name(plan_digest), bytes);
+  put_durably("new-plan", plan_name(plan_digest), bytes);
   // A job whose plan changes with each save would fill the memory with plans. Those of saves that are not held
   // yet are among the last of them, as each has an image.
   plans_.push_back(plan_digest);
@@ -261,10 +291,11 @@ CAIRN_BODY void tier_directory::check_room(std::uint64_t bytes) const {
     fail_system(errno, "the local tier could not be examined: " + directory_);
   const auto free = static_cast<std::uint64_t>(tier.f_bavail) * tier.f_frsize;
   const auto most = static_cast<std::uint64_t>(tier.f_blocks) * tier.f_frsize;
-  memory_room room = room_for_memory();
+  memory_room room = on_disk_ ? memory_room() : room_for_memory();
   // A tmpfs without a size of its own has no blocks.
   if (most != 0)
-    room.take(free, most, "the size of the tmpfs (mount -o remount,size=...)", error_id::storage_no_space);
+    room.take(free, most, on_disk_ ? "the disk" : "the size of the tmpfs (mount -o remount,size=...)",
+              error_id::storage_no_space);
   if (bytes <= room.bytes) return;
   fail(room.id,
        "the images of the local tier in " + directory_ + " cannot be allocated: " + std::to_string(bytes) +

@@ -7,6 +7,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/populate.hpp>
+#include <cairn/tiers/disk_image.hpp>
 #include <cairn/tiers/slot_rule.hpp>
 #include <cairn/tiers/tier_slots.hpp>
 
@@ -51,6 +52,11 @@ CAIRN_BODY void tier_slots::adopt() {
     if (std::any_of(slots_.begin(), slots_.end(),
                     [&](const slot& s) { return s.number == *number && s.memory != nullptr; }))
       continue;
+    if (directory_.on_disk()) {
+      if (std::none_of(slots_.begin(), slots_.end(), [&](const slot& s) { return s.number == *number; }))
+        slots_.push_back({.number = *number});
+      continue;
+    }
     file_descriptor file(::open(directory_.path(each).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
     if (!file.open()) continue;
     if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -234,6 +240,7 @@ CAIRN_BODY tier_slots::lease tier_slots::acquire(std::uint64_t bytes, deadline u
   }
 }
 CAIRN_BODY void tier_slots::reserve(std::uint64_t bytes, deadline until) {
+  if (directory_.on_disk()) return;
   std::vector<std::int32_t> numbers;
   {
     const std::lock_guard lock(mutex_);
@@ -270,7 +277,7 @@ CAIRN_BODY std::shared_ptr<const tier_slots::pin> tier_slots::pin_image(const he
   const std::lock_guard lock(mutex_);
   const tier_directory::exclusion alone(directory_, until);
   const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) {
-    return s.number == name.slot && s.memory != nullptr;
+    return s.number == name.slot && (s.memory != nullptr || directory_.on_disk());
   });
   if (found == slots_.end() || !contains(directory_.held_names(), name)) return nullptr;
   auto made = std::make_shared<pin>(this->shared_from_this(),
@@ -299,9 +306,23 @@ CAIRN_BODY void tier_slots::give_back(std::size_t index) noexcept {
 CAIRN_BODY std::uint64_t tier_slots::missing(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   std::uint64_t missing = static_cast<std::uint64_t>(depth_) * bytes;
-  for (const auto& s : slots_)
-    if (s.memory != nullptr) missing -= std::min<std::uint64_t>({missing, bytes, s.memory->bytes().size()});
+  for (const auto& s : slots_) {
+    std::uint64_t there = s.memory != nullptr ? s.memory->bytes().size() : 0;
+    struct stat file {};
+    if (directory_.on_disk() &&
+        ::stat(directory_.path(slot_name(directory_.user().rank, s.number)).c_str(), &file) == 0)
+      there = static_cast<std::uint64_t>(file.st_size);
+    missing -= std::min<std::uint64_t>({missing, bytes, there});
+  }
   return missing;
+}
+CAIRN_BODY std::uint64_t tier_slots::page_bytes() {
+  const std::lock_guard lock(mutex_);
+  struct stat file {};  // a tmpfs tells huge pages as the size of its blocks
+  for (const auto& s : slots_)
+    if (s.memory != nullptr && ::fstat(s.memory->file(), &file) == 0)
+      return static_cast<std::uint64_t>(file.st_blksize);
+  return 0;
 }
 CAIRN_BODY void tier_slots::end() noexcept {
   const std::lock_guard lock(mutex_);
@@ -312,6 +333,27 @@ CAIRN_BODY void tier_slots::set_runs(std::vector<run_id> runs) {
   const std::lock_guard lock(mutex_);
   runs_ = std::move(runs);
 }
+/// The file of a disk that a save is written into, until it is held or was given up.
+class tier_slots::chosen_slot {
+ public:
+  chosen_slot(tier_slots& of, std::optional<std::size_t> index) : of_(of), index_(index.value_or(0)) {
+    if (!index)
+      fail(error_id::timeout_staging, "no image of the local tier is free: all of them are being read",
+           {.file = of.directory_.path()});
+    const std::lock_guard lock(of_.mutex_);
+    number_ = of_.slots_[index_].number;
+  }
+  chosen_slot(const chosen_slot&) = delete;
+  chosen_slot& operator=(const chosen_slot&) = delete;
+  ~chosen_slot() { of_.give_back(index_); }
+  [[nodiscard]] std::int32_t number() const noexcept { return number_; }
+
+ private:
+  tier_slots& of_;
+  std::size_t index_;
+  std::int32_t number_ = 0;
+};
+
 CAIRN_BODY void tier_slots::hold(const save_context& c, const staged_image& image, deadline until) {
   held_record content;
   held_name name{.run = c.run,
@@ -320,23 +362,24 @@ CAIRN_BODY void tier_slots::hold(const save_context& c, const staged_image& imag
                  .step = c.step,
                  .world_size = c.world_size,
                  .rank = c.rank};
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) {
-      return s.in_use && s.memory != nullptr && s.memory->bytes().data() == image.bytes().data();
-    });
-    if (found == slots_.end() || !linked(*found))
-      fail(error_id::storage_not_found,
-           "the image of a save is no more in the local tier: its file was removed by somebody else, such as "
-           "a clean-up of /dev/shm when its user logs out (RemoveIPC of systemd-logind)",
-           {.rank = c.rank, .file = directory_.path()});
-    name.slot = found->number;
-    content.runs = runs_;
+  std::optional<chosen_slot> written;
+  if (directory_.on_disk()) {
+    written.emplace(*this, take(image.layout().bytes, until));
+    name.slot = written->number();
+    write_disk_image(directory_.files(), directory_.path(slot_name(c.rank, name.slot)), image, until);
+  } else {
+    image.wait_for(image.layout().bytes, until);
+    image.wait_released(until);
+    name.slot = slot_of(image, c.rank);
   }
   auto r = record_of(image.layout(), image.digests());
   identify(r, c);
   content.record = encode_record(r);
   for (const auto& s : image.layout().segments) content.begins.push_back(s.begin);
+  {
+    const std::lock_guard lock(mutex_);
+    content.runs = runs_;
+  }
   directory_.put_record(name, content);
   {
     // Between two choices: one that did not see it could give up a save that this completes.
@@ -346,6 +389,18 @@ CAIRN_BODY void tier_slots::hold(const save_context& c, const staged_image& imag
     choose_next();
   }
   if (held_call_) held_call_({c.step, c.run, c.attempt, c.world_size});
+}
+CAIRN_BODY std::int32_t tier_slots::slot_of(const staged_image& image, std::int32_t rank) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const slot& s) {
+    return s.in_use && s.memory != nullptr && s.memory->bytes().data() == image.bytes().data();
+  });
+  if (found == slots_.end() || !linked(*found))
+    fail(error_id::storage_not_found,
+         "the image of a save is no more in the local tier: its file was removed by somebody else, such as "
+         "a clean-up of /dev/shm when its user logs out (RemoveIPC of systemd-logind)",
+         {.rank = rank, .file = directory_.path()});
+  return found->number;
 }
 
 }  // namespace detail

@@ -35,12 +35,13 @@ struct tier_fill final : image_fill {
 }  // namespace detail
 
 CAIRN_BODY tier_stager::tier_stager(std::shared_ptr<detail::tier_slots> slots, host_copy_options options)
-    : slots_(std::move(slots)), engine_(std::move(options)) {}
+    : slots_(std::move(slots)), engine_(options), options_(std::move(options)) {}
 
 CAIRN_BODY staged_image tier_stager::stage(std::shared_ptr<const image_layout> layout,
                                            const source_table& sources, stage_options options,
                                            deadline until) {
   process_.check("a stager was used in a child after fork(); make one there");
+  if (slots_->directory().on_disk()) return memory().stage(std::move(layout), sources, options, until);
   if (layout != fitting_layout_ || !(sources == fitting_sources_)) {
     check_sources(*layout, sources);
     for (const auto& source : sources) engine_.check(source);
@@ -62,7 +63,13 @@ CAIRN_BODY staged_image tier_stager::stage(std::shared_ptr<const image_layout> l
 }
 CAIRN_BODY void tier_stager::prepare(const image_layout& layout, deadline until) {
   process_.check("a stager was used in a child after fork(); make one there");
+  if (slots_->directory().on_disk()) return memory().prepare(layout, until);
   slots_->reserve(detail::tier_bytes_for(layout), until);
+}
+CAIRN_BODY shared_stager& tier_stager::memory() {
+  if (!memory_)
+    memory_ = detail::make_owned<shared_stager>(buffered_stager_options{.depth = 2}, host_copy(options_));
+  return *memory_;
 }
 CAIRN_BODY int tier_stager::depth() const noexcept {
   return slots_->depth();
