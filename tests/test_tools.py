@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# needs: train_gpt evaluate inspect verify copy export_safetensors doctor helper_s3_server
+# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors doctor helper_s3_server
 """The programs for checkpoints by URL, as a user calls them: training, inspecting, verifying, copying and exporting, on
 directories and on the scripted S3 server.
 
-usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS DOCTOR HELPER_S3_SERVER
+usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DOCTOR HELPER_S3_SERVER
 """
 
 import glob
@@ -28,7 +28,7 @@ from python import programs
 from python.programs import expect
 from python.scripted_server import ScriptedServer
 
-TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, DOCTOR, SERVER = (os.path.abspath(path) for path in sys.argv[1:9])
+TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DOCTOR, SERVER = (os.path.abspath(path) for path in sys.argv[1:10])
 TEXT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "LICENSE")
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--text", TEXT]
 FINE, FAILED, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE = range(6)
@@ -323,12 +323,33 @@ def check_export(root, directory, server):
     run(EXPORT, directory, root + "/none", "--items", "nothing", status=NOTHING_THERE)
 
 
+def check_import(root, server):
+    """What was exported comes back as a checkpoint, from and to directories and buckets."""
+    model, back = root + "/model", root + "/imported"
+    expected = {}
+    for path in glob.glob(model + "/*.safetensors"):
+        expected.update(load_file(path))
+    expect(run(IMPORT, model, back, "--step", 9), rf"^step 9  {len(expected)} tensors, .*, committed$")
+    expect(run(VERIFY, back), "every digest is right")
+    got = whole_tensors(back + "/step-00000009")
+    assert got.keys() == expected.keys()
+    assert all(got[name].tobytes() == tensor.tobytes() and got[name].shape == tensor.shape for name, tensor in expected.items())
+    run(IMPORT, model, back, "--step", 9, status=UNREADABLE)  # it is there
+    run(IMPORT, server.url("exported"), server.url("imported"))
+    run(VERIFY, server.url("imported"))
+    run(IMPORT, root + "/nowhere", back, status=NOTHING_THERE)
+    run(IMPORT, model, back, "--items", "nothing", status=NOTHING_THERE)
+    damaged = sorted(glob.glob(model + "/*.safetensors"))[0]
+    os.truncate(damaged, os.path.getsize(damaged) - 1)
+    run(IMPORT, model, root + "/of-damaged", status=DAMAGED)
+
+
 def check_installation(root):
     """Installed under names that say whose they are, which they call themselves, with manual pages."""
     build = os.path.dirname(os.path.dirname(INSPECT))
     subprocess.run(["cmake", "--install", build, "--component", "cairn_tools", "--prefix", root + "/prefix"], check=True,
                    stdout=subprocess.DEVNULL)
-    names = ["cairn-" + name for name in ("copy", "doctor", "export", "inspect", "verify")]
+    names = ["cairn-" + name for name in ("copy", "doctor", "export", "import", "inspect", "verify")]
     assert sorted(os.listdir(root + "/prefix/bin")) == names, os.listdir(root + "/prefix/bin")
     for name in names:
         program = f"{root}/prefix/bin/{name}"
@@ -352,6 +373,7 @@ def main():
         check_copy(root, directory, server)
         check_kills(root, directory, server)
         check_export(root, directory, server)
+        check_import(root, server)
     server.close()
 
 

@@ -45,6 +45,7 @@
 #include <cairn/impl/links/offer_table.ipp>
 #include <cairn/impl/links/thread_link.ipp>
 #include <cairn/impl/load_options.ipp>
+#include <cairn/impl/manage/import_safetensors.ipp>
 #include <cairn/impl/manage/resume_together.ipp>
 #include <cairn/impl/manage/stop_signal.ipp>
 #include <cairn/impl/model/cast.ipp>

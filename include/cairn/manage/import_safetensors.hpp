@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/storage/foreign/foreign_reader.hpp>
+#include <cairn/system/callback.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Options of an import.
+struct import_options {
+  std::int64_t step = 0;           ///< of the checkpoint that is made
+  std::vector<std::string> items;  ///< globs of the names to import; empty: all
+  /// Called by one thread at a time with the bytes read so far and the bytes in all.
+  detail::callback<void(std::uint64_t done, std::uint64_t all)> progress = {};
+  /// Called between reads, by several threads; true ends the import early.
+  detail::callback<bool()> stop = {};
+};
+
+/// The result of an import.
+struct import_report {
+  /// Tensors of the checkpoint.
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;  ///< of tensors
+  std::uint64_t files = 0;  ///< data files that were written
+  bool complete = true;     ///< false: `stop` said so; nothing was committed
+};
+
+/// Makes a checkpoint of safetensors files that something else wrote, in a store: with digests, so that every later
+/// load verifies it. Each file becomes the part of one rank; any number of ranks loads it. Streams: memory is 24 MiB a
+/// file that is copied at a time (four), whatever the size of the model. The checkpoint is committed as every save is;
+/// ended before, nothing is there but files that the next run into this store removes.
+///
+///   cairn::any_store target(cairn::file_store{"checkpoints"});
+///   cairn::import_safetensors(cairn::safetensors_files{"models/llama"}.reader(), target);
+///
+/// @throws corrupt_error, storage_error: storage_already_committed where there is a checkpoint of this step; usage_error
+/// (usage_unknown_name) where no tensor is selected
+[[nodiscard]] import_report import_safetensors(foreign_reader from, any_store target,
+                                               const import_options& options = {});
+
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/manage/import_safetensors.ipp>
+#endif

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoints that are made of somebody else's safetensors: what arrives, and what ends an import.
+#include <doctest/doctest.h>
+
+#include <cairn/checkpointer.hpp>
+#include <cairn/manage/import_safetensors.hpp>
+#include <cairn/safetensors_files.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/stores/memory_store.hpp>
+#include <support/planner_conformance.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+using cairn::error_id;
+using cairn::extents;
+using cairn_test::failure_of;
+
+namespace {
+
+std::vector<float> floats(std::int64_t count, float seed = 0) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  std::iota(values.begin(), values.end(), seed);
+  return values;
+}
+struct part {
+  std::string key;
+  extents shape;
+  float seed = 0;
+  extents offsets = {};
+  extents global = {};
+  bool sharded = false;
+};
+/// A file of floats that count up from the seed of each tensor.
+void put(cairn::memory_store& store, const std::string& key, const std::vector<part>& parts) {
+  cairn::safetensors_header header;
+  std::vector<std::byte> data;
+  for (const auto& p : parts) {
+    cairn::safetensors_entry e;
+    e.key = p.key, e.type = cairn::dtype::f32, e.shape = p.shape;
+    e.sharded = p.sharded, e.saved_offsets = p.offsets, e.global_shape = p.global;
+    const auto values = floats(p.shape.volume(), p.seed);
+    e.begin = data.size();
+    data.resize(data.size() + values.size() * sizeof(float));
+    if (!values.empty()) std::memcpy(data.data() + e.begin, values.data(), values.size() * sizeof(float));
+    e.end = data.size();
+    header.entries.push_back(std::move(e));
+  }
+  auto file = cairn::encode_safetensors_header(header, 8);
+  file.insert(file.end(), data.begin(), data.end());
+  store.put_new(key, file);
+}
+cairn::memory_store model() {
+  cairn::memory_store store;
+  put(store, "a.safetensors",
+      {{"w", {2, 700'000}, 0, {0, 0}, {3, 700'000}, true}, {"bias", {5}, 7, {0}, {5}, true}});
+  put(store, "b.safetensors", {{"w", {1, 700'000}, 1'400'000, {2, 0}, {3, 700'000}, true}});
+  put(store, "c.safetensors", {{"scale", {}, 3}, {"empty", {0, 4}}, {"small", {3}, 9}});
+  return store;
+}
+cairn::checkpointer_options quiet() {
+  return {.timeout = std::chrono::seconds(60), .peer_timeout = std::chrono::seconds(60), .quiet = true};
+}
+
+TEST_CASE("what is imported is a checkpoint with digests, which loads as any other") {
+  const auto source = model();
+  cairn::memory_store store;
+  std::uint64_t told = 0;
+  cairn::import_options options;
+  options.step = 12;
+  options.progress = [&](std::uint64_t done, std::uint64_t) { told = std::max(told, done); };
+  const auto report =
+      cairn::import_safetensors(cairn::safetensors_files(source).reader(), cairn::any_store(store), options);
+  CHECK(report.complete);
+  CHECK(report.tensors == 5);
+  CHECK(report.files == 3);
+  CHECK(report.bytes == (2'100'000u + 5 + 1 + 3) * 4);
+  CHECK(told == report.bytes);
+  cairn::safetensors_reader reader{cairn::any_store(store)};
+  auto opened = reader.open(12, reader.fetch(12));
+  CHECK(reader.verify(opened, cairn::deadline::never()) > report.bytes);
+  std::vector<float> w(2'100'000), bias(5), small(3), empty;
+  float scale = 0;
+  cairn::state_dict state;
+  state.tensor("w", w, {3, 700'000});
+  state.tensor("bias", bias, {5});
+  state.tensor("small", small, {3});
+  state.tensor("empty", empty, {0, 4});
+  state.value("scale", scale);
+  cairn::checkpointer ckpt{store, quiet()};
+  CHECK(ckpt.resume(state) == 12);
+  CHECK((w == floats(2'100'000) && bias == floats(5, 7) && small == floats(3, 9) && scale == 3));
+  // It goes on from there as from any checkpoint.
+  (void)ckpt.save(state, 13).wait();
+  CHECK(ckpt.list() == std::vector<std::int64_t>{12, 13});
+  options.step = 13;
+  CHECK(failure_of([&] {
+          (void)cairn::import_safetensors(cairn::safetensors_files(source).reader(), cairn::any_store(store),
+                                          options);
+        }).id() == error_id::storage_already_committed);
+}
+
+TEST_CASE("of the tensors, those that are wanted") {
+  const auto source = model();
+  cairn::memory_store store;
+  cairn::import_options options;
+  options.items = {"s*", "bias"};
+  const auto report =
+      cairn::import_safetensors(cairn::safetensors_files(source).reader(), cairn::any_store(store), options);
+  CHECK(report.tensors == 3);
+  CHECK(report.files == 2);
+  cairn::checkpointer ckpt{store, quiet()};
+  CHECK(ckpt.items(0).size() == 3);
+  CHECK(ckpt.read<float>("bias", 0) == floats(5, 7));
+  options.items = {"none"};
+  CHECK(failure_of([&] {
+          (void)cairn::import_safetensors(cairn::safetensors_files(source).reader(), cairn::any_store(store),
+                                          options);
+        }).id() == error_id::usage_unknown_name);
+}
+
+TEST_CASE("an import that was ended leaves no checkpoint, and the next one makes it") {
+  const auto source = model();
+  cairn::memory_store store;
+  const auto reader = cairn::safetensors_files(source).reader();
+  std::atomic<int> asked{0};
+  cairn::import_options options;
+  options.stop = [&] { return ++asked > 2; };
+  CHECK(!cairn::import_safetensors(reader, cairn::any_store(store), options).complete);
+  cairn::checkpointer looks{store, quiet(), cairn::read_only{}};
+  CHECK(looks.list().empty());
+  CHECK(cairn::import_safetensors(reader, cairn::any_store(store)).complete);
+  CHECK(looks.list() == std::vector<std::int64_t>{0});
+}
+
+TEST_CASE("of what is damaged nothing is made") {
+  auto source = model();
+  cairn::memory_store store;
+  const auto bytes = source.read_all("b.safetensors", 1u << 30).value();
+  source.remove("b.safetensors");
+  source.put_new("b.safetensors", std::span(bytes).first(bytes.size() - 1));
+  const auto refused = failure_of([&] {
+    (void)cairn::import_safetensors(cairn::safetensors_files(source).reader(), cairn::any_store(store));
+  });
+  CHECK(refused.kind() == cairn::error_kind::corrupt);
+  CHECK(refused.fields().file == "b.safetensors");
+  CHECK(store.list("").empty());
+}
+
+}  // namespace
