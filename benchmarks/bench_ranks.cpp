@@ -5,7 +5,7 @@
 // same, a load of replicated state that shares its reads against one in which every rank reads for itself
 // (over shared memory and over MPI), a reduction against MPI's, what many saves leave behind, and overlapped saves
 // by worker processes against those by threads, with 1, 2 and 4 ranks: until durable, and the worst that blocked,
-// with how often another thread was given the processor meanwhile.
+// with how often another thread was given the processor meanwhile, and what the machine adds to as much other work.
 //   bench_ranks [--bytes 1GiB] [--ranks 4] [--pairs 7] [--only save|load|reduce|many|overlapped] [--overlapped 100]
 //     [--directory DIR] [--json FILE]
 #include <cairn/checkpointer.hpp>
@@ -30,6 +30,7 @@
 #include <chrono>
 #include <concepts>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -604,6 +605,21 @@ long preempted() {
   return use.ru_nivcsw;
 }
 
+/// What the machine adds to 50 us of work that reads 16 places of memory that nobody has touched for a while, as a
+/// save() does: seconds.
+double machine_adds(const cairn_bench::bench_state& memory) {
+  constexpr double work = 50e-6;
+  constexpr std::size_t places = 16;
+  const auto begin = deadline::clock::now();
+  unsigned sum = 0;
+  for (std::size_t i = 0; i < places; ++i)
+    sum += std::to_integer<unsigned>(*(memory.place(0) + memory.bytes() / places * i));
+  cairn_bench::keep(sum);
+  while (cairn::seconds_since(begin) < work) {
+  }
+  return cairn::seconds_since(begin) - work;
+}
+
 /// Each rank has its part of o.bytes. A turn is one save: told are the seconds that training was blocked, and those
 /// until it was committed. Training between save() and before_update() is a pause: ranks here are more than cores.
 void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
@@ -623,7 +639,8 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
                                           decltype(policies)()...);
       auto ckpt = std::make_shared<decltype(made)>(std::move(made));
       ckpt->resume(*state);
-      return [state, ckpt, pass = 0.5](int turn, int, std::array<double, 8>& told) mutable {
+      return [state, ckpt, &memory = shards[static_cast<std::size_t>(rank)], pass = 0.5](
+                 int turn, int, std::array<double, 8>& told) mutable {
         cairn::save_handle handle;
         const auto before_save = preempted();
         told[0] = cairn_bench::seconds_of([&] { handle = ckpt->save(*state, turn); });
@@ -636,6 +653,8 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
         const auto r = handle.report();
         told[1] = r.committed_seconds;
         told[3] = r.before_update_seconds;
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        told[4] = machine_adds(memory);
         pass = 2 * r.copying.seconds + 0.05;
       };
     });
@@ -647,6 +666,7 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
   std::vector<double> preemptions[2];  // of the rank that was blocked longest
   std::vector<double> waits[2];        // of that rank, for the rest of the copy
   std::vector<double> durable[2];
+  std::vector<double> machine[2];
   for (int turn = -2; turn < o.overlapped; ++turn)
     for (int k = 0; k < 2; ++k) {
       const auto which = static_cast<std::size_t>((turn + 2 + k) % 2);
@@ -657,6 +677,7 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
       double last = 0;
       for (std::size_t rank = 0; rank < static_cast<std::size_t>(size); ++rank) {
         if (ranks.told(0, rank) > ranks.told(0, longest)) longest = rank;
+        machine[which].push_back(ranks.told(4, rank));
         if (!(ranks.told(2, rank) > 0)) undisturbed[which].push_back(ranks.told(0, rank));
         last = std::max(last, ranks.told(1, rank));
       }
@@ -678,6 +699,7 @@ void bench_overlapped(const options& o, int size, cairn_bench::report& report) {
     report.add_against(of, samples({all.sorted.back()}), "s", 1e-4, at_most(1));
     // What is the machine's and what is cairn's: a rank that another thread pushes aside waits for that one.
     report.add(of + "/preemptions", preemptions[which][static_cast<std::size_t>(worst)], "");
+    report.add(of + "/machine-adds-to-50us", samples(machine[which]).sorted.back(), "s");
     report.add(of + "/waited-for-the-copy", waits[which][static_cast<std::size_t>(worst)], "s");
     if (!undisturbed[which].empty())
       report.add_against(of + "/not-preempted", samples({samples(undisturbed[which]).sorted.back()}), "s",
