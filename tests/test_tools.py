@@ -95,14 +95,14 @@ def same(one, other):
 
 
 def check_options(root):
-    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, DOCTOR):
+    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DOCTOR):
         expect(run(program, "--help"), r"(?s)Usage: .*s3://BUCKET/PREFIX")
         expect(run(program, "--sideways", status=WRONG_OPTIONS), "sideways|required")
-    for program in (INSPECT, VERIFY, COPY, EXPORT, DOCTOR):
+    for program in (INSPECT, VERIFY, COPY, EXPORT, IMPORT, DOCTOR):
         told = run(program, "--help")
         for number in range(6):
             expect(told, rf"\b{number} ")
-        more = [root + "/other"] if program in (COPY, EXPORT) else []
+        more = [root + "/other"] if program in (COPY, EXPORT, IMPORT) else []
         run(program, root + "/nothing", *more, status=NOTHING_THERE)
         told = run(program, "s3://user:secret-word@bucket/x", *more, status=WRONG_OPTIONS)
         assert "secret-word" not in told, told
