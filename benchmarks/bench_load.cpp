@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a load costs from a cold cache: as it was saved, resharded from rows to columns, replicated, with and
-// without sharing what is read, and a verification. With --warm what it costs where the page cache has the files.
+// without sharing what is read, and a verification. With --warm what it costs where the page cache has the files. And
+// what a load of somebody else's safetensors costs beside one of cairn's own.
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
+#include <cairn/safetensors_files.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 
@@ -17,6 +20,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <span>
@@ -169,6 +173,7 @@ class load_benchmark {
     c.load(loaded, 1);
     check_equal(memory, copy);
 
+    measure_foreign(memory, copy, paths[0], [&] { c.load(loaded, 1); });
     if (options_.warm || options_.new_memory || !options_.peers.empty()) {
       compare_more(memory, copy, by_hand, [&] { c.load(loaded, 1); });
       c.close();
@@ -182,6 +187,64 @@ class load_benchmark {
       (void)reader.verify(opened, cairn::deadline::never());
     });
     c.close();
+  }
+
+  /// A file as others write it, whose data begins anywhere, beside cairn's own load, and, where there is one, the copy in
+  /// place by Python's safetensors.
+  template <class Load>
+  void measure_foreign(const bench_state& memory, bench_state& copy, const std::string& own,
+                       Load&& load_own) {
+    const auto path = directory_.path() + "/foreign.safetensors";
+    cairn::safetensors_header header;
+    header.metadata.emplace_back("format", "pt");
+    std::uint64_t end = 0;
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      cairn::safetensors_entry e;
+      e.key = bench_state::name(i), e.type = cairn::dtype::f32;
+      e.shape = {rows_[i], bench_state::columns};
+      e.begin = end, e.end = end += memory.size(i);
+      header.entries.push_back(std::move(e));
+    }
+    const auto head = cairn::encode_safetensors_header(header, 8);
+    std::ofstream file(path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(head.data()), static_cast<std::streamsize>(head.size()));
+    for (std::size_t i = 0; i < rows_.size(); ++i)
+      file.write(reinterpret_cast<const char*>(memory.place(i)),
+                 static_cast<std::streamsize>(memory.size(i)));
+    if (!file.flush()) throw std::runtime_error("the file of another program could not be written");
+    file.close();
+    cairn::checkpointer foreign{cairn::safetensors_files(path), quiet()};
+    const auto loaded = copy.whole();
+    copy.clear();
+    foreign.load(loaded, cairn::safetensors_files::step);
+    check_equal(memory, copy);
+    const auto timed = [&](const std::string& what, auto&& work) {
+      if (options_.new_memory) copy.forget();
+      options_.warm ? cairn_bench::make_warm(what) : cairn_bench::make_cold(what);
+      return cairn_bench::seconds_of(work);
+    };
+    const auto theirs = [&] {
+      return timed(path, [&] { foreign.load(loaded, cairn::safetensors_files::step); });
+    };
+    const auto ours = [&] { return timed(own, load_own); };
+    const auto peer = [&] { return options_.peers.empty() ? 0.0 : peer_seconds("safetensors", path); };
+    (void)theirs(), (void)ours();
+    const auto seconds = cairn_bench::interleaved(options_.pairs, theirs, ours, peer);
+    const auto name = std::string("load_") + (options_.warm ? "warm" : "cold") +
+                      (options_.new_memory ? "/new_memory" : "") + "/foreign" + size_;
+    const auto against = [&](std::size_t rival, const char* what, cairn_bench::goal goal) {
+      report_.add(name + what,
+                  cairn_bench::make_pairs(cairn_bench::rates(memory.bytes(), seconds[0]),
+                                          cairn_bench::rates(memory.bytes(), seconds[rival])),
+                  "B/s", goal);
+    };
+    against(1, "/of-own", at_least(0.9));
+    if (!options_.peers.empty()) against(2, "/peer=safetensors", at_least(options_.warm ? 1.0 : 1.2));
+    foreign.close();
+    std::remove(path.c_str());
+    copy.clear();
+    load_own();
+    check_equal(memory, copy);
   }
 
   /// A load from the page cache or not, into memory that was touched or not, beside copies by hand and other programs.
