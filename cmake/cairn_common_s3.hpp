@@ -3,6 +3,8 @@
 // With CAIRN_PRECOMPILE, what is compiled once for all programs that know object storage, after
 // cairn_common.hpp; and CLI11, as the programs among them read their command lines.
 #if __has_include(<CLI/CLI.hpp>)
+// A precompiled header emits every inline function, and one of libstdc++'s <filesystem> calls what its library keeps to itself.
+#define CLI11_HAS_FILESYSTEM 0
 #include <CLI/CLI.hpp>
 #endif
 #include <cairn/manage/copy.hpp>
