@@ -20,14 +20,17 @@
 #include <cairn/system/error.hpp>
 
 #include <doctest/doctest.h>
+#include <support/rounds.hpp>
 #include <support/scratch_directory.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -54,7 +57,7 @@ std::vector<std::byte> file_bytes(const fs::path& path) {
   REQUIRE(file.good());
   return bytes;
 }
-void flip(const fs::path& path, std::uint64_t at) {
+[[maybe_unused]] void flip(const fs::path& path, std::uint64_t at) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(static_cast<std::streamoff>(at));
   const auto byte = static_cast<char>(file.get() ^ 0x10);
@@ -66,7 +69,7 @@ void flip(const fs::path& path, std::uint64_t at) {
 /// A job whose hosts have a rank and a tier each. Its saves are what a local tier would hold of them.
 class job {
  public:
-  explicit job(int hosts) : group(hosts) {
+  explicit job(int hosts) : group(hosts), slots(static_cast<std::size_t>(hosts)) {
     for (int rank = 0; rank < hosts; ++rank) {
       groups.push_back("host-" + std::to_string(rank));
       fs::create_directory(tier(rank));
@@ -89,20 +92,22 @@ class job {
       engines.push_back(std::make_unique<redundancy_engine>(links[static_cast<std::size_t>(rank)], by, groups,
                                                             tier(rank), options));
   }
-  /// What rank's tier holds of save n: its image, its record and the plan; of the three saves before it, too.
-  held_image held(int rank, std::uint64_t n) {
+  /// Save n of a rank, in a file with a header, one item, and what makes the image a whole number of pages.
+  [[nodiscard]] held_image made(int rank, std::uint64_t n, std::int32_t slot = 0) const {
     const auto step = static_cast<std::int64_t>(10 * n);
-    held_name name{.run = run,
-                   .attempt = attempt_of(run, step, n),
-                   .plan_digest = 77,
-                   .step = step,
-                   .world_size = ranks(),
-                   .rank = rank,
-                   .slot = static_cast<std::int32_t>(n % 4)};
+    const held_name name{.run = run,
+                         .attempt = attempt_of(run, step, n),
+                         .plan_digest = 77,
+                         .step = step,
+                         .world_size = ranks(),
+                         .rank = rank,
+                         .slot = slot};
     std::mt19937_64 random(n * 1000 + static_cast<std::uint64_t>(rank));
     auto image = std::make_shared<std::vector<std::byte>>(image_bytes(rank));
-    for (auto& b : *image) b = static_cast<std::byte>(random());
-    // A file with a header, one item, and what makes the image a whole number of pages.
+    for (std::size_t at = 0; at < image->size(); at += sizeof(std::uint64_t)) {
+      const std::uint64_t number = random();
+      std::memcpy(image->data() + at, &number, sizeof number);
+    }
     cairn::record r;
     r.run = run, r.attempt = name.attempt, r.step = step, r.rank = rank, r.world_size = ranks(),
     r.plan_digest = 77;
@@ -117,27 +122,50 @@ class job {
                 .bytes = item.size(),
                 .digest = digest_of_blocks(r.blocks),
                 .first_block = 0}};
-    auto description = detail::encode_held(name, {.begins = {0}, .record = encode_record(r)});
     manifest plan;
     plan.plan_digest = 77;
     plan.content.world_size = ranks();
     for (int each = 0; each < ranks(); ++each) plan.records.push_back({.rank = each, .files = 1});
-    const auto plan_bytes = encode_manifest(plan);
-    tier_files files;
-    for (const auto& each : detail::names_in_tier(tier(rank)))
-      if (const auto other = detail::parse_held_name(each); other && other->slot == name.slot)
-        files.remove(tier(rank) + "/" + each);
-    files.put(tier(rank) + "/" + detail::slot_name(rank, name.slot), *image);
-    files.put(tier(rank) + "/" + detail::plan_name(77), plan_bytes);
-    files.put(tier(rank) + "/" + detail::to_string(name), description);
     return {.bytes = *image,
             .digests = r.blocks,
-            .description = std::move(description),
-            .plan = plan_bytes,
+            .description = detail::encode_held(name, {.begins = {0}, .record = encode_record(r)}),
+            .plan = encode_manifest(plan),
             .memory = image};
   }
+  /// The same, held in the tier of the rank's host, which keeps two saves and what somebody still has.
+  held_image held(int rank, std::uint64_t n) {
+    auto& own = slots[static_cast<std::size_t>(rank)];
+    std::map<std::int64_t, held_name> there;
+    for (const auto& each : detail::names_in_tier(tier(rank)))
+      if (const auto name = detail::parse_held_name(each); name && name->rank == rank)
+        there[name->step] = *name;
+    if (const auto before = there.find(static_cast<std::int64_t>(10 * n)); before != there.end()) {
+      auto image = made(rank, n, before->second.slot);
+      CHECK(std::ranges::equal(
+          file_bytes(fs::path(tier(rank)) / detail::slot_name(rank, before->second.slot)), image.bytes));
+      own[before->second.slot] = image.memory;
+      return image;
+    }
+    tier_files files;
+    std::set<std::int32_t> taken;
+    int newer = 0;
+    for (auto name = there.rbegin(); name != there.rend(); ++name)
+      if (++newer <= 2 || !own[name->second.slot].expired())
+        taken.insert(name->second.slot);
+      else
+        files.remove(tier(rank) + "/" + detail::to_string(name->second));
+    std::int32_t slot = 0;
+    while (taken.contains(slot) || !own[slot].expired()) ++slot;
+    auto image = made(rank, n, slot);
+    own[slot] = image.memory;
+    files.put(tier(rank) + "/" + detail::slot_name(rank, slot), image.bytes);
+    for (const auto& name : {detail::plan_name(77), detail::second_plan_name(77)})
+      files.put(tier(rank) + "/" + name, image.plan);
+    files.put(tier(rank) + "/" + detail::to_string(detail::name_of(image)), image.description);
+    return image;
+  }
   [[nodiscard]] std::size_t image_bytes(int rank) const {
-    return (std::size_t{5} << 19) + static_cast<std::size_t>(rank) * 4096 * 5;
+    return small ? 20'480 : (std::size_t{5} << 19) + static_cast<std::size_t>(rank) * 4096 * 5;
   }
   redundancy_engine& engine(int rank) { return *engines[static_cast<std::size_t>(rank)]; }
   /// All hold a save, and wait for its end.
@@ -161,10 +189,12 @@ class job {
     }
   }
 
+  bool small = false;
   scratch_directory scratch;
   thread_link_group group;
   std::vector<std::string> groups;
   std::vector<any_peer_link> links;
+  std::vector<std::map<std::int32_t, std::weak_ptr<const void>>> slots;  // who still has what lies there
   std::vector<std::unique_ptr<redundancy_engine>> engines;
 };
 
@@ -197,7 +227,7 @@ std::vector<std::string> check_rebuilt(job& of, const std::set<int>& lost, const
   CHECK(again->lost.empty());
   CHECK(fs::exists(into / detail::plan_name(77)));
   for (const int rank : lost) {
-    const auto wanted = of.held(rank, n);  // the same as it was
+    const auto wanted = of.made(rank, n);
     CHECK(std::ranges::equal(file_bytes(into / detail::slot_name(rank, 0)), wanted.bytes));
     const auto was = detail::name_of(wanted);
     auto name = was;
@@ -257,7 +287,7 @@ TEST_CASE("parity: any two hosts of six may be lost, and a wrong block beside on
     for (int b = a + 1; b < 6; ++b) CHECK(check_rebuilt(of, {a, b}, by, 1).empty());
 
   // A bit of an image that is left: found, and made up for.
-  flip(fs::path(of.tier(3)) / detail::slot_name(3, 1), 1'000'000);
+  flip(fs::path(of.tier(3)) / detail::slot_name(3, 0), 1'000'000);
   CHECK_FALSE(check_rebuilt(of, {0}, by, 1).empty());
   // Its own image can be made again as well.
   auto step = newest(of.tiers_without({}), by);
@@ -267,7 +297,7 @@ TEST_CASE("parity: any two hosts of six may be lost, and a wrong block beside on
   fs::create_directory(into);
   std::vector<std::string> notes;
   rebuild_lost_images(of.tiers_without({}), by, *step, into.string(), notes);
-  CHECK(std::ranges::equal(file_bytes(into / detail::slot_name(3, 0)), of.held(3, 1).bytes));
+  CHECK(std::ranges::equal(file_bytes(into / detail::slot_name(3, 0)), of.made(3, 1).bytes));
 
   // A bit of a piece; and the record of another one.
   for (const auto& each : detail::names_in_tier(of.tier(4)))
@@ -493,6 +523,71 @@ TEST_CASE("an engine ends while its save waits for others") {
   of.engine(0).hold(of.held(0, 1));
   of.engines.clear();
   CHECK(detail::names_in_tier(of.tier(0)).size() > 2);
+}
+
+TEST_CASE("once a step is redundant, one is that survives any host, whatever links and hosts do") {
+  std::mt19937_64 random(29);
+  const any_redundancy pairs(partner_copies{});
+#if CAIRN_USES_PARITY + 0
+  const any_redundancy sets(
+      parity{.data = 2, .losses = 1});  // two sets of three: what one agrees on, the other must know
+#else
+  const any_redundancy sets = pairs;
+#endif
+  for (const auto* by : {&pairs, &sets}) {
+    job of(6);
+    of.small = true;
+    of.start(*by);
+    std::uint64_t newest_redundant = 0;
+    const auto note = [&](std::uint64_t n) {
+      bool any = false;
+      for (int rank = 0; rank < of.ranks(); ++rank)
+        any = any || of.engine(rank).wait(n, in_time())->state == redundancy_state::redundant;
+      if (any) newest_redundant = std::max(newest_redundant, n);
+    };
+    for (std::uint64_t n = 1; n <= cairn_test::rounds(25, 40); ++n) {
+      CAPTURE(n);
+      const auto any_rank = [&] {
+        return static_cast<int>(random() % static_cast<std::uint64_t>(of.ranks()));
+      };
+      if (random() % 2 == 0)
+        of.group.disturb(any_rank(), any_rank(),
+                         {.what = link_fault::kind::cut, .after = random() % 200'000});
+      for (int rank = 0; rank < of.ranks(); ++rank) of.engine(rank).hold(of.held(rank, n));
+      const int lost = any_rank();
+      const bool dies = random() % 3 == 0;
+      if (dies) of.group.lose(lost);
+      note(n);
+      // Were this the end of the job, and of any host:
+      const auto step = newest(of.tiers_without({lost}), *by);
+      if (newest_redundant != 0) {
+        REQUIRE(step);
+        REQUIRE(step->which.step >= static_cast<std::int64_t>(10 * newest_redundant));
+      }
+      if (!dies) continue;
+      // It is, and its host comes back empty.
+      of.engines.clear();
+      of.slots[static_cast<std::size_t>(lost)].clear();
+      fs::remove_all(of.tier(lost));
+      fs::create_directory(of.tier(lost));
+      for (int a = 0; a < of.ranks(); ++a)
+        for (int b = 0; b < of.ranks(); ++b) of.group.disturb(a, b, {});
+      for (int rank = 0; rank < of.ranks(); ++rank) {
+        of.links[static_cast<std::size_t>(rank)] =
+            any_peer_link(thread_link_group(1).link(0));  // the old one ends
+        of.links[static_cast<std::size_t>(rank)] = any_peer_link(of.group.link(rank));
+      }
+      of.start(*by);
+      if (!step) continue;
+      std::vector<std::string> notes;
+      rebuild_lost_images(of.tiers_without({lost}), *by, *step, of.tier(lost), notes);
+      const auto resumed = static_cast<std::uint64_t>(step->which.step / 10);
+      for (int rank = 0; rank < of.ranks(); ++rank) of.engine(rank).hold(of.held(rank, resumed));
+      of.check_redundant(resumed);
+      newest_redundant = resumed;
+    }
+    CHECK(newest_redundant > 0);
+  }
 }
 
 }  // namespace

@@ -169,6 +169,7 @@
 #include <cairn/impl/tiers/partner_copies.ipp>
 #include <cairn/impl/tiers/redundancy_checks.ipp>
 #include <cairn/impl/tiers/redundancy_engine.ipp>
+#include <cairn/impl/tiers/save_votes.ipp>
 #include <cairn/impl/tiers/strip_reader.ipp>
 #include <cairn/impl/tiers/tier_directory.ipp>
 #include <cairn/impl/tiers/tier_files.ipp>

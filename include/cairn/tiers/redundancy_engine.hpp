@@ -19,8 +19,8 @@ inline namespace v1 {
 
 /// How the making of pieces ended, or that it has not.
 enum class redundancy_state : std::uint8_t {
-  pending,     ///< it waits, or its pieces are being made
-  redundant,   ///< all members of the set keep their pieces: so many may be lost as the redundancy tolerates
+  pending,  ///< it waits, or its pieces are being made
+  redundant,  ///< all ranks of the job keep their pieces: of each set so many may be lost as the redundancy tolerates
   superseded,  ///< it goes without pieces: a newer save came before the work on it had begun
   failed,      ///< it goes without pieces, for a reason that is told
 };
@@ -36,7 +36,7 @@ struct redundancy_report {
 
 /// Options of a redundancy_engine.
 struct redundancy_options {
-  /// How long the members of a set wait for one another, for one save.
+  /// How long the ranks of a job wait for one another, for one save.
   std::chrono::nanoseconds timeout = std::chrono::seconds(60);
   /// How long one block of 1 MiB may be on its way, and the longest that the end of the engine waits for.
   std::chrono::nanoseconds block_timeout = std::chrono::seconds(5);
@@ -51,8 +51,9 @@ struct redundancy_options {
 ///
 /// Of every `every` saves one is taken. Newest wins: while the pieces of one are made, or the others have not come to
 /// it, only the newest of those behind it waits. What a peer does that is slow, wrong or gone costs the pieces of that
-/// save, and a report. The pieces of a save are given up when those of a newer one are complete on all members, and
-/// the image of the newest such save stays as it is until then: what pieces are good for needs it.
+/// save, and a report. The pieces of a save are given up when those of a newer one are complete on all ranks of the job,
+/// which tell each other over the links, and the image of the newest such save stays as it is until then: what pieces are
+/// good for needs it. So there is a step that survives the loss of hosts, once there was one.
 ///
 /// One thread at a time calls hold(); any thread the rest.
 class redundancy_engine {

@@ -9,6 +9,7 @@
 #include <cairn/tiers/kept_piece.hpp>
 #include <cairn/tiers/link_reader.hpp>
 #include <cairn/tiers/redundancy_engine.hpp>
+#include <cairn/tiers/save_votes.hpp>
 #include <cairn/tiers/slot_rule.hpp>
 #include <cairn/tiers/strip_reader.hpp>
 
@@ -19,7 +20,6 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
-#include <deque>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -33,13 +33,9 @@ namespace detail {
 inline constexpr const char* head_offer = "cairn.head";
 inline constexpr const char* image_offer = "cairn.image";
 inline constexpr const char* done_offer = "cairn.done";  // its piece is kept
-/// One byte: it has given up the pieces of this save, because another one came, or it failed.
-inline constexpr const char* gave_up_offer = "cairn.gave_up";
-inline constexpr std::byte gave_up_for_newer{0};
-inline constexpr std::byte gave_up_failed{1};
 
-/// A newer save is there, here or on a peer, before all members have come to this one; or the engine ends.
-struct passed_over {};
+/// This rank has its piece, and does not know whether all ranks of the job have theirs.
+struct unknown_end {};
 
 }  // namespace detail
 
@@ -60,7 +56,12 @@ struct redundancy_engine::state {
   };
 
   state(any_peer_link& to, any_redundancy redundancy, std::string where, redundancy_options given)
-      : link(to), by(std::move(redundancy)), directory(std::move(where)), options(std::move(given)) {
+      : link(to),
+        by(std::move(redundancy)),
+        directory(std::move(where)),
+        options(std::move(given)),
+        votes(to, options.block_timeout,
+              [this](bool until_newer) { return ending() || (until_newer && has_newer()); }) {
     if (options.files == nullptr) options.files = std::make_shared<tier_files>();
   }
 
@@ -113,33 +114,6 @@ struct redundancy_engine::state {
     }
   }
 
-  /// Waits until the peer offers this. @throws passed_over, what await_offer() throws, timeout_error
-  std::uint64_t await(int peer, const offer_key& key, deadline until, bool until_newer) {
-    for (;;) {
-      if (ending() || (until_newer && has_newer())) throw detail::passed_over();
-      try {
-        return link.await_offer(peer, key, deadline::in(std::chrono::milliseconds(50)).earlier(until));
-      } catch (const timeout_error&) {
-        if (until.passed()) throw;
-      }
-      check_goes_on(peer, key.generation);
-    }
-  }
-  /// @throws passed_over, peer_error where the peer has given up the pieces of this save
-  void check_goes_on(int peer, std::uint64_t save) {
-    std::byte why{};
-    const fetch_range byte{.offset = 0, .destination = {&why, 1}};
-    try {
-      static_cast<void>(link.fetch(peer, {detail::gave_up_offer, save}, std::span(&byte, 1),
-                                   deadline::in(options.block_timeout)));
-    } catch (const peer_error& e) {
-      if (e.id() == error_id::peer_not_offered) return;
-      throw;
-    }
-    if (why == detail::gave_up_for_newer) throw detail::passed_over();
-    fail(error_id::peer_failed, "rank " + std::to_string(peer) + " failed to make the pieces of this save",
-         {.rank = static_cast<std::int32_t>(peer)});
-  }
   [[nodiscard]] bool ending() const { return ended.load(std::memory_order_acquire); }
   [[nodiscard]] bool has_newer() const {
     const std::lock_guard lock(mutex);
@@ -156,7 +130,7 @@ struct redundancy_engine::state {
         continue;
       }
       const offer_key key{detail::head_offer, save};
-      std::vector<std::byte> bytes(static_cast<std::size_t>(await(rank, key, until, true)));
+      std::vector<std::byte> bytes(static_cast<std::size_t>(votes.await(rank, key, until, true)));
       const fetch_range all{.offset = 0, .destination = bytes};
       static_cast<void>(
           link.fetch(rank, key, std::span(&all, 1), deadline::in(options.block_timeout).earlier(until)));
@@ -241,27 +215,34 @@ struct redundancy_engine::state {
     report.kept_bytes = bytes;
     keep(to, name, save, content);
 
-    tell({detail::done_offer, save}, {});
+    votes.tell({detail::done_offer, save}, {});
     for (const auto rank : set)
-      if (rank != link.rank()) static_cast<void>(await(rank, {detail::done_offer, save}, until, false));
+      if (rank != link.rank()) static_cast<void>(votes.await(rank, {detail::done_offer, save}, until, false));
+    end_of_votes(votes.agree(save, until));
+    complete(save);
+  }
+  static void end_of_votes(detail::save_votes::outcome end) {
+    if (end == detail::save_votes::outcome::unknown) throw detail::unknown_end();
+    if (end == detail::save_votes::outcome::given_up)
+      fail(error_id::peer_failed, "other ranks of the job gave up the pieces of this save");
+  }
+  void complete(std::uint64_t save) {
     newest_complete = save;
     forget_earlier();
   }
-
-  /// Tells the others, also those who come late to it.
-  void tell(offer_key key, std::span<const std::byte> what) {
-    link.offer(key, std::span(&what, 1));
-    told.push_back(std::move(key));
-    if (told.size() > 16) {
-      link.withdraw(told.front(), deadline::in(std::chrono::seconds(1)));
-      told.pop_front();
+  /// An earlier save of this rank may be the one that the others rely on. @throws peer_error as long as that is not known
+  void settle_unknown() {
+    if (!unknown) return;
+    const auto end = votes.ask(unknown->save);
+    if (end == detail::save_votes::outcome::unknown)
+      fail(error_id::peer_lost, "it is not known yet whether all ranks have their pieces of step " +
+                                    std::to_string(unknown->name.step) + ": this one goes without");
+    if (end == detail::save_votes::outcome::complete) {
+      complete(unknown->save);
+      newest_redundant = std::move(unknown->image);
+      this->end(unknown->save, {.state = redundancy_state::redundant});
     }
-  }
-  void tell_gave_up(std::uint64_t save, const std::byte& why) noexcept {
-    try {
-      tell({detail::gave_up_offer, save}, {&why, 1});
-    } catch (...) {  // the others wait until their deadline
-    }
+    unknown.reset();
   }
 
   [[nodiscard]] slot& choose() {
@@ -295,22 +276,32 @@ struct redundancy_engine::state {
         waiting.reset();
       }
       redundancy_report report;
+      bool keeps_unknown = false;
       try {
+        settle_unknown();
         make(now.image, now.name, now.save, report);
         report.state = redundancy_state::redundant;
       } catch (const detail::passed_over&) {
         report.state = redundancy_state::superseded;
-        tell_gave_up(now.save, detail::gave_up_for_newer);
+        votes.tell_gave_up(now.save, true);
+      } catch (const detail::unknown_end&) {
+        keeps_unknown = true;
+        report.state = redundancy_state::failed;
+        report.why = "this rank has its piece, and has not heard in time whether all ranks have theirs";
       } catch (const std::exception& e) {
-        tell_gave_up(now.save, detail::gave_up_failed);
+        votes.tell_gave_up(now.save, false);
         report.state = redundancy_state::failed;
         report.why = e.what();
       }
       report.seconds = std::chrono::duration<double>(clock::now() - now.begin).count();
-      // What it had kept before is let go without the lock.
-      if (report.state == redundancy_state::redundant) std::swap(newest_redundant, now.image);
-      now.image = {};
-      end(now.save, std::move(report));
+      const auto save = now.save;
+      // What was kept before is let go without the lock.
+      if (report.state == redundancy_state::redundant)
+        newest_redundant = std::move(now.image);
+      else if (keeps_unknown)
+        unknown = std::move(now);
+      now = {};
+      end(save, std::move(report));
     }
   }
   void end(std::uint64_t save, redundancy_report report) {
@@ -340,7 +331,8 @@ struct redundancy_engine::state {
   std::vector<std::string> files_there;
   std::uint64_t newest_complete = 0;
   held_image newest_redundant;
-  std::deque<offer_key> told;
+  std::optional<work> unknown;  // its image stays, too
+  detail::save_votes votes;
   detail::background_thread thread;
 };
 
@@ -369,7 +361,6 @@ CAIRN_BODY redundancy_engine::~redundancy_engine() {
   }
   s.changed.notify_all();
   s.thread.join();
-  for (const auto& key : s.told) s.link.withdraw(key, deadline::in(std::chrono::seconds(1)));
 }
 
 CAIRN_BODY void redundancy_engine::hold(held_image image) {

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/system/error.hpp>
+#include <cairn/tiers/save_votes.hpp>
+
+#include <string>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+inline constexpr const char* gave_up_offer = "cairn.gave_up";  // one byte: which of the two
+inline constexpr const char* vote_offer = "cairn.vote";  // this rank and those below it have their pieces
+inline constexpr const char* complete_offer = "cairn.complete";  // all have
+inline constexpr std::byte gave_up_for_newer{0};
+inline constexpr std::byte gave_up_failed{1};
+inline constexpr std::chrono::milliseconds vote_wait{50};
+
+CAIRN_BODY save_votes::~save_votes() {
+  for (const auto& key : told_) link_.withdraw(key, deadline::in(std::chrono::seconds(1)));
+}
+CAIRN_BODY bool save_votes::is_offered(int peer, const offer_key& key, std::span<std::byte> what) {
+  const fetch_range range{.offset = 0, .destination = what};
+  try {
+    static_cast<void>(
+        link_.fetch(peer, key, std::span(&range, what.empty() ? 0 : 1), deadline::in(block_timeout_)));
+    return true;
+  } catch (const peer_error& e) {
+    if (e.id() == error_id::peer_not_offered) return false;
+    throw;
+  }
+}
+CAIRN_BODY std::uint64_t save_votes::await(int peer, const offer_key& key, deadline until, bool until_newer) {
+  for (;;) {
+    if (interrupted_(until_newer)) throw passed_over();
+    try {
+      return link_.await_offer(peer, key, deadline::in(vote_wait).earlier(until));
+    } catch (const timeout_error&) {
+      if (until.passed()) throw;
+    }
+    std::byte why{};
+    if (!is_offered(peer, {gave_up_offer, key.generation}, {&why, 1})) continue;
+    if (why == gave_up_for_newer) throw passed_over();
+    fail(error_id::peer_failed, "rank " + std::to_string(peer) + " failed to make the pieces of this save",
+         {.rank = peer});
+  }
+}
+CAIRN_BODY void save_votes::tell(offer_key key, std::span<const std::byte> what) {
+  link_.offer(key, std::span(&what, 1));
+  told_.push_back(std::move(key));
+  if (told_.size() > 64) {
+    link_.withdraw(told_.front(), deadline::in(std::chrono::seconds(1)));
+    told_.pop_front();
+  }
+}
+CAIRN_BODY void save_votes::tell_gave_up(std::uint64_t save, bool for_newer) noexcept {
+  try {
+    tell({gave_up_offer, save}, {for_newer ? &gave_up_for_newer : &gave_up_failed, 1});
+  } catch (...) {  // it was told before, or the others wait until their deadline
+  }
+}
+
+CAIRN_BODY save_votes::outcome save_votes::agree(std::uint64_t save, deadline until) {
+  for (int child = link_.rank() * 8 + 1; child <= link_.rank() * 8 + 8 && child < link_.size(); ++child)
+    static_cast<void>(await(child, {vote_offer, save}, until, false));
+  if (link_.rank() == 0) {
+    tell({complete_offer, save}, {});
+    return outcome::complete;
+  }
+  tell({vote_offer, save}, {});
+  while (!interrupted_(false)) {
+    try {
+      static_cast<void>(
+          link_.await_offer(parent(), {complete_offer, save}, deadline::in(vote_wait).earlier(until)));
+    } catch (const timeout_error&) {
+    } catch (const error&) {
+      break;
+    }
+    if (const auto end = ask(save); end != outcome::unknown || until.passed()) return end;
+  }
+  return outcome::unknown;
+}
+CAIRN_BODY save_votes::outcome save_votes::ask(std::uint64_t save) noexcept {
+  try {
+    if (is_offered(parent(), {complete_offer, save}, {})) {
+      tell({complete_offer, save}, {});
+      return outcome::complete;
+    }
+    std::byte why{};
+    if (is_offered(parent(), {gave_up_offer, save}, {&why, 1})) {
+      tell_gave_up(save, why == gave_up_for_newer);
+      return outcome::given_up;
+    }
+  } catch (...) {  // it does not answer
+  }
+  return outcome::unknown;
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
