@@ -411,6 +411,25 @@ TEST_CASE("a peer that sends what is no request is closed, and the others go on"
   CHECK(job.at(1).counts().strangers == 0);
 }
 
+TEST_CASE("more connections of peers than max_connections are refused, until there is room") {
+  tls_job job(2, {.address = "127.0.0.1", .max_connections = 2});
+  offer_one(job.at(1), image_key, {});
+  {
+    std::vector<std::unique_ptr<hand_made_peer>> peers;
+    for (int i = 0; i < 2; ++i) {
+      peers.push_back(std::make_unique<hand_made_peer>(job.key, stranger(job.ports[1]).release(),
+                                                       secure_socket::side::client));
+      REQUIRE(peers.back()->handshake);
+    }
+    await([&] { return job.at(1).counts().accepted == 2; });
+    const auto e = ends([&] { job.at(0).fetch(1, image_key, {}, ample_time()); });
+    CHECK_MESSAGE(e.id == error_id::peer_refused, e.text);
+    CHECK(job.at(1).counts().refused > 0);
+    CHECK(job.at(1).counts().accepted == 2);
+  }
+  await([&] { return !ends([&] { job.at(0).fetch(1, image_key, {}, ample_time()); }).id; });
+}
+
 TEST_CASE("a peer that asks and does not read holds up neither a withdrawal nor others, and is dropped") {
   tls_job job(2, {.address = "127.0.0.1", .threads = 1, .lost_after = 3s});
   auto image = numbered_bytes(std::size_t{32} << 20, 1);

@@ -26,6 +26,9 @@ class tls_context {
   tls_context& operator=(const tls_context&) = delete;
   ~tls_context();
 
+  /// Whether OpenSSL has what a bulk_tag needs; it lacks Poly1305 where it is confined to FIPS 140.
+  [[nodiscard]] bool has_tags() const noexcept;
+
  private:
   friend class secure_socket;
   friend class bulk_tag;
@@ -76,7 +79,7 @@ class secure_socket {
 class bulk_tag {
  public:
   using tag = std::array<std::byte, bulk_tag_bytes>;
-  /// @pre socket.trusted() @throws std::bad_alloc
+  /// @pre socket.trusted(), context.has_tags() @throws std::bad_alloc
   bulk_tag(const tls_context& context, secure_socket& socket);
   ~bulk_tag();
   /// Begins the next block. @throws std::bad_alloc

@@ -229,8 +229,9 @@ struct link_client::inside {
       if (!refused_by.empty())
         fail(error_id::peer_refused,
              "a peer ended the connection before both had proved to be of this job; see that all ranks have "
-             "the key of the "
-             "same run, and that no other program listens there",
+             "the key of the same run, that no other program listens there, and that the peer has fewer than "
+             "its "
+             "max_connections",
              {.rank = rank, .got = refused_by});
       gone.store(true, std::memory_order_relaxed);
       fail(error_id::peer_lost,

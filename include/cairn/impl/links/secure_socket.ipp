@@ -185,8 +185,12 @@ CAIRN_BODY tls_context::tls_context(const link_key& key) : in_(detail::make_owne
   });
   ::BIO_meth_set_ctrl(in_->wire,
                       [](BIO*, int command, long, void*) -> long { return command == BIO_CTRL_FLUSH; });
-  need((in_->poly1305 = ::EVP_MAC_fetch(nullptr, "POLY1305", nullptr)) != nullptr);
-  need((in_->hmac = ::EVP_MAC_fetch(nullptr, "HMAC", nullptr)) != nullptr);
+  in_->poly1305 = ::EVP_MAC_fetch(nullptr, "POLY1305", nullptr);
+  in_->hmac = ::EVP_MAC_fetch(nullptr, "HMAC", nullptr);
+  ::ERR_clear_error();
+}
+CAIRN_BODY bool tls_context::has_tags() const noexcept {
+  return in_->poly1305 != nullptr && in_->hmac != nullptr;
 }
 CAIRN_BODY tls_context::~tls_context() = default;
 

@@ -104,7 +104,8 @@ CAIRN_BODY tls_link::tls_link(tls_link_port port, const link_key& key, int rank,
   const auto size = static_cast<int>(addresses.size());
   detail::check_peer(rank, size);
   const auto& o = port.in_->options;
-  const bool plain = o.bulk == bulk_protection::authenticated;
+  // Without tags here, both ends encrypt.
+  const bool plain = o.bulk == bulk_protection::authenticated && in_->context.has_tags();
   const detail::link_client_options to_peers{plain, o.connections, o.handshake_timeout, o.lost_after};
   in_->clients.reserve(addresses.size());
   for (int peer = 0; peer < size; ++peer) {
