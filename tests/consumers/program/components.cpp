@@ -41,7 +41,7 @@ int main(int argc, char** argv) try {
     throw std::runtime_error("what a worker saved does not load");
   ckpt.close();
   cairn::tls_link_port port({.address = "127.0.0.1"});
-  const std::vector addresses{port.address()};
+  const std::vector<std::vector<std::byte>> addresses{port.address()};
   cairn::tls_link link(std::move(port), cairn::link_key::random(), 0, addresses);
   const std::span<const std::byte> parts[] = {std::as_bytes(std::span(weights))};
   link.offer({"weights", 1}, parts);
