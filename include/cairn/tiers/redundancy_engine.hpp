@@ -46,7 +46,7 @@ struct redundancy_options {
 
 /// Makes the pieces of saves that are held, beside training: a thread of its own fetches what the others hold over a
 /// PeerLink, verifies each block, computes the piece that this rank keeps while the next blocks are on their way, and
-/// keeps it in the directory of the rank's tier: piece-<rank>.<n>, and by one rename its record kept.<...>. No message
+/// keeps it in the directory of the rank's tier: piece-00003.1, and by one rename its record kept.<...>. No message
 /// of the trainer's communicator is sent.
 ///
 /// Of every `every` saves one is taken. Newest wins: while the pieces of one are made, or the others have not come to
