@@ -217,6 +217,36 @@ TEST_CASE("a long tensor is converted in the pass that delivers it") {
     if (read[i] != static_cast<double>(values[i])) FAIL("element " << i << " is another one");
 }
 
+TEST_CASE("ranks that share what they read convert what they get") {
+  const auto values = floats(600'000);
+  const auto store = saved<float>({{"x", values}});
+  for (const auto sharing : {cairn::read_sharing::on, cairn::read_sharing::off}) {
+    constexpr int world = 3;
+    const cairn::thread_group group(world);
+    std::vector<std::string> wrong(world);
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < world; ++rank)
+      ranks.emplace_back([&, rank] {
+        try {
+          std::vector<double> read(values.size());
+          cairn::state_dict state;
+          state.tensor("y", read, {600'000});
+          cairn::checkpointer ckpt{store, group.communicator(rank), sharing, quiet()};
+          const auto report = ckpt.load(state, 1, cairn::rename{{"x", "y"}}, cairn::convert{});
+          if (report.renamed.size() != 1 || report.converted.size() != 1)
+            wrong[static_cast<std::size_t>(rank)] = "report";
+          for (std::size_t i = 0; i < read.size(); ++i)
+            if (read[i] != static_cast<double>(values[i])) wrong[static_cast<std::size_t>(rank)] = "elements";
+          ckpt.close();
+        } catch (const std::exception& e) {
+          wrong[static_cast<std::size_t>(rank)] = e.what();
+        }
+      });
+    ranks.clear();
+    for (const auto& text : wrong) CHECK(text == "");
+  }
+}
+
 /// A vocabulary of 10 words of 3 numbers, saved as step 1.
 cairn::memory_store vocabulary() {
   cairn::memory_store store;
