@@ -2,8 +2,8 @@
 // uses: cairn::s3 cairn::zstd
 //
 // Shows what a store of checkpoints holds, whoever wrote it: the checkpoints, and of one the items with
-// their shards, files and digests. Reads everything and checks it, or waits for new checkpoints. Changes
-// nothing.
+// their shards, files and digests; of a local tier, the saves that it holds. Reads everything and checks it, or
+// waits for new checkpoints. Changes nothing.
 #include <CLI/CLI.hpp>
 #include <cairn/cairn.hpp>
 #include <cairn/plan/glob.hpp>
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "inspect/steps.hpp"
+#include "inspect/tier.hpp"
 #include "inspect/watch.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -176,6 +177,13 @@ exit_status inspect(const inspect_options& options) {
     }
     if (there == std::filesystem::file_type::regular) {
       std::fprintf(stderr, "%s: %s is a file; give the directory that holds the checkpoints\n",
+                   tools::program_name(), options.url.c_str());
+      return tools::wrong_options;
+    }
+    if (const auto job = inspecting::job_of_tier(*directory); !job.empty()) {
+      if (!options.watch && options.step < 0 && options.items.empty())
+        return inspecting::print_tier(*directory, job, options.verify);
+      std::fprintf(stderr, "%s: %s is a local tier, of which only --verify can be asked\n",
                    tools::program_name(), options.url.c_str());
       return tools::wrong_options;
     }

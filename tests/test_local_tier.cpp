@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::interprocess
+// needs: inspect
 // cost: 40
 //
 // The local tier: what is held survives the end of every process, whenever that comes; what is damaged is refused,
@@ -14,6 +15,7 @@
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/local_tier.hpp>
 #include <cairn/tiers/slot_rule.hpp>
+#include <paths.hpp>
 #include <support/process_ranks.hpp>
 #include <support/sanitized.hpp>
 #include <support/scratch_directory.hpp>
@@ -23,6 +25,7 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/vfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,6 +33,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -660,6 +664,39 @@ void flip_in_plan(const job_places& places, int of_ten, bool first, bool second)
       flip(plan, static_cast<std::int64_t>(fs::file_size(plan) - 1) * of_ten / 10);
   }
   REQUIRE(files == 2);
+}
+/// What the program inspect prints of a tier, and its exit status.
+std::pair<std::string, int> inspected(const std::string& tier, const std::string& more = "") {
+  const auto command = cairn_test::program("inspect") + " '" + tier + "' " + more + " 2>&1";
+  std::FILE* out = ::popen(command.c_str(), "r");
+  REQUIRE(out != nullptr);
+  std::string text;
+  std::array<char, 4096> part{};
+  for (std::size_t got = 0; (got = std::fread(part.data(), 1, part.size(), out)) > 0;)
+    text.append(part.data(), got);
+  const int status = ::pclose(out);
+  return {text, WIFEXITED(status) ? WEXITSTATUS(status) : -1};
+}
+TEST_CASE("inspect tells what a tier holds, and finds a flipped bit") {
+  job_places places;
+  killed_job(places, 2, {});
+  const auto [text, status] = inspected(places.tier(), "--verify");
+  CAPTURE(text);
+  CHECK(status == 0);
+  CHECK(text.find("a local tier of ") != std::string::npos);
+  CHECK(text.find("step 4  held  2 ranks  ") != std::string::npos);
+  CHECK(text.find("every digest is right") != std::string::npos);
+  std::optional<cairn::detail::held_name> four;
+  for (const auto& each : left_in(places.tier()))
+    if (const auto name = cairn::detail::parse_held_name(each); name && name->rank == 1 && name->step == 4)
+      four = name;
+  REQUIRE(four);
+  flip(places.tier() + "/" + cairn::detail::slot_name(1, four->slot), 4096 + 50'000);
+  const auto [again, found] = inspected(places.tier(), "--verify");
+  CAPTURE(again);
+  CHECK(found == 4);
+  CHECK(again.find("step 4  damaged: ") != std::string::npos);
+  CHECK(inspected(places.tier(), "--step 4").second == 2);
 }
 TEST_CASE("a flipped bit in one file of the plan costs nothing") {
   for (const int of_ten : {0, 5, 10})
