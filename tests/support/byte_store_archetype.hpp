@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The least that satisfies ByteStore. It withholds what stores usually have: copying, default construction,
-// comparison, a writer that can be copied, a description that is exactly std::string, and every function that is
-// optional. Generic code that compiles with it asks for nothing but the concept.
+// The smallest type that satisfies ByteStore. It withholds what stores usually have: copying, default
+// construction, comparison, a writer that can be copied, a description that is exactly std::string, and every
+// function that is optional. Generic code that compiles with it asks for nothing but the concept.
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 

@@ -5,8 +5,7 @@
 //
 //   struct memory_environment {
 //     cairn::memory_store store;
-//     cairn::memory_store make() { return store; }  // each call: a handle on the same, at first empty
-//     objects
+//     cairn::memory_store make() { return store; }  // each call: a handle on the same objects, at first none
 //   };
 //   TEST_CASE_TEMPLATE_INVOKE(byte_store_conformance, memory_environment);
 //

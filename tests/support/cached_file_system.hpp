@@ -22,7 +22,7 @@
 
 namespace cairn_test {
 
-/// Of all files alike.
+/// These hold for all files.
 struct cache_model {
   static constexpr std::uint64_t page = 4096;
 

@@ -25,7 +25,7 @@ struct identity {
   key_pointer key;
   certificate_pointer certificate;
 
-  /// Writes the certificate, not the key, as PEM.
+  /// Writes the certificate, without the key, as PEM.
   void write(const std::string& path) const {
     std::FILE* const file = std::fopen(path.c_str(), "w");
     const bool fine = file != nullptr && PEM_write_X509(file, certificate.get()) == 1;
@@ -34,8 +34,8 @@ struct identity {
   }
 };
 
-/// A certificate of `name` ("localhost" where it is for a server), signed by `by`; by itself, for an
-/// authority, where that is nothing. It is valid from an hour ago for a day; where `expired`, it was valid until an hour ago.
+/// A certificate of `name` ("localhost" for a server), signed by `by`, or by itself where `by` is null, as
+/// for an authority. It is valid from an hour ago for a day; where `expired`, it was valid until an hour ago.
 inline identity make_identity(const std::string& name, const identity* by = nullptr, bool expired = false) {
   identity made;
   made.key.reset(EVP_EC_gen("P-256"));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The least that satisfies Codec. It withholds what codecs usually have: copying, default construction, a
-// bound that leaves room, a byte for an empty input, calls on anything but a const lvalue. Generic code that
-// compiles with it asks for nothing but the concept.
+// The smallest type that satisfies Codec. It withholds what codecs usually have: copying, default
+// construction, a bound that leaves room, a byte for an empty input, calls on anything but a const lvalue.
+// Generic code that compiles with it asks for nothing but the concept.
 #include <cairn/concepts/codec.hpp>
 #include <cairn/system/error.hpp>
 

@@ -31,7 +31,7 @@ enum class contents { random, zeros, equal, weights, counter, text };
 inline constexpr contents all_contents[] = {contents::random,  contents::zeros,   contents::equal,
                                             contents::weights, contents::counter, contents::text};
 
-/// A normal distribution as elements of 2 bytes (bf16), 4 or 8; of others as bf16.
+/// A normal distribution as elements of 4 or 8 bytes, or of 2 bytes (bf16) for any other size.
 inline codec_bytes normal_weights(std::size_t width, std::size_t size, std::uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal(0, 0.02);
@@ -120,7 +120,7 @@ codec_bytes encode_checked(const C& codec, cairn::dtype type, std::span<const st
   return {to.span().begin(), to.span().begin() + static_cast<std::ptrdiff_t>(size)};
 }
 
-/// Decodes hostile bytes and returns what came of it. Fails where bytes outside of the destination change.
+/// Decodes hostile bytes and returns the outcome. Fails if bytes outside of the destination change.
 enum class decoded { right, others, refused };
 template <class C>
 decoded decode_checked(const C& codec, cairn::dtype type, const codec_bytes& from,

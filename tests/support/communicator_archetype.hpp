@@ -10,8 +10,8 @@
 
 namespace cairn_test {
 
-/// The least that models Communicator: nothing that the concept does not ask for may be used on it. A world
-/// of one rank, in which nothing is ever sent.
+/// The smallest model of Communicator: nothing that the concept does not ask for may be used on it. It is a
+/// world of one rank, in which nothing is ever sent.
 class communicator_archetype {
  public:
   struct number {
@@ -42,7 +42,7 @@ static_assert(cairn::Communicator<communicator_archetype> &&
               !cairn::ZeroCopyCommunicator<communicator_archetype> &&
               !cairn::DetectsLostPeers<communicator_archetype>);
 
-/// The least that models ZeroCopyCommunicator: it lends to itself.
+/// The smallest model of ZeroCopyCommunicator: it lends to itself.
 class lending_archetype : public communicator_archetype {
  public:
   static lending_archetype make() { return lending_archetype(communicator_archetype::make()); }
@@ -55,7 +55,7 @@ class lending_archetype : public communicator_archetype {
 };
 static_assert(cairn::ZeroCopyCommunicator<lending_archetype>);
 
-/// The least that models DetectsLostPeers.
+/// The smallest model of DetectsLostPeers.
 class watching_archetype : public communicator_archetype {
  public:
   struct watch {

@@ -18,11 +18,13 @@
 /// The conformance suite of Communicator. An Env gives one world:
 ///
 ///     struct env {
-///       int size();                          // of the world, at least 1
-///       template <class Body> void run(Body body);  // body(communicator&) once on each rank, at the same
-///       time;
-///     };                                     // rethrows, or tells in an exception of its own, what a rank
-///     threw
+///       // The size of the world, at least 1.
+///       int size();
+///       // Runs body(communicator&) once on each rank, at the same time. Rethrows what a rank threw, or
+/// throws an
+///       // exception of its own that says it.
+///       template <class Body> void run(Body body);
+///     };
 ///
 /// and is run with `TEST_CASE_TEMPLATE_INVOKE(communicator_conformance, env);`. The bodies check by throwing,
 /// so that ranks may be threads or processes.
@@ -66,7 +68,7 @@ inline std::vector<std::byte> large_message(int rank) {
   return bytes;
 }
 
-/// As ==, which compares one byte after another.
+/// The same as ==, which compares byte by byte and is slow without optimisation.
 inline bool same_bytes(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }

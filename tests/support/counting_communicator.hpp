@@ -12,7 +12,7 @@
 
 namespace cairn_test {
 
-/// What went through a counting_communicator; several may share one. Any thread may read it.
+/// The counts of a counting_communicator; several communicators may share them. Any thread may read them.
 struct message_counts {
   std::atomic<std::uint64_t> sent = 0;
   std::atomic<std::uint64_t> sent_bytes = 0;

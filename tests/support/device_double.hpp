@@ -66,7 +66,7 @@ class device_double {
     w.kernels = 0, w.copies = 0, w.words = 0;
     for (auto& s : w.streams) s->capturing = s->capture_broken = false;
   }
-  /// Devices have no memory left to give; drivers cannot write words.
+  /// Lets devices have no memory left; lets drivers be unable to write words.
   static void out_of_device_memory(bool yes) {
     const std::lock_guard lock(world().mutex);
     world().no_memory = yes;
@@ -79,7 +79,7 @@ class device_double {
     const std::lock_guard lock(world().mutex);
     world().no_pins = yes;
   }
-  /// Kernels that gathered, and copies that were put into streams, since reset.
+  /// The numbers of kernels that gathered and of copies that were put into streams, since reset.
   static std::uint64_t kernels_launched() {
     const std::lock_guard lock(world().mutex);
     return world().kernels;
@@ -88,7 +88,7 @@ class device_double {
     const std::lock_guard lock(world().mutex);
     return world().copies;
   }
-  /// Words that were put into streams since reset.
+  /// The number of words that were put into streams since reset.
   static std::uint64_t words_told() {
     const std::lock_guard lock(world().mutex);
     return world().words;
@@ -143,7 +143,7 @@ class device_double {
     world().kernels_held = hold;
     world().changed.notify_all();
   }
-  /// Copies that wait in streams.
+  /// The number of copies that wait in streams.
   static std::size_t copies_waiting() {
     auto& w = world();
     const std::lock_guard lock(w.mutex);
@@ -189,7 +189,8 @@ class device_double {
     const std::lock_guard lock(world().mutex);
     return world().contexts;
   }
-  /// Calls of this thread that take long: that make streams, give or pin memory, load kernels.
+  /// The number of slow calls of this thread: those that make streams, allocate or pin memory, or load
+  /// kernels.
   static int slow_calls() { return slow(); }
   static std::size_t live_events() {
     const std::lock_guard lock(world().mutex);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What every Executor must do, and the least that is one.
+// What every Executor must do, and the smallest one.
 #include <cairn/concepts/executor.hpp>
 #include <cairn/execute/run_save_job.hpp>
 #include <cairn/model/image_control.hpp>
@@ -85,7 +85,8 @@ class scripted_writer {
 };
 static_assert(cairn::StorageWriter<scripted_writer>);
 
-/// The least that satisfies Executor: no default constructor, no copies; runs jobs in the caller.
+/// The smallest type that satisfies Executor: it has no default constructor and no copies, and runs jobs in
+/// the caller.
 class executor_archetype {
  public:
   template <class>
@@ -117,7 +118,7 @@ static_assert(cairn::Executor<executor_that_accepts_nothing> &&
               !cairn::ExecutorFor<executor_that_accepts_nothing, scripted_writer>);
 static_assert(!cairn::Executor<executor_that_answers>);
 
-/// An image without bytes that is released, or stays in training memory.
+/// An image without bytes, which is released or stays in training memory.
 inline cairn::staged_image empty_image(std::shared_ptr<cairn::image_control> control) {
   auto layout = std::make_shared<const cairn::image_layout>();
   return {std::move(layout), std::move(control), {}, {}, true, nullptr};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The seed of random tests, and their figures: told, and appended as one line of JSON to the file that
-// CAIRN_TEST_FIGURES names.
+// The seed of random tests, and their figures, which are printed and appended as one line of JSON to the file
+// that CAIRN_TEST_FIGURES names.
 #include <doctest/doctest.h>
 
 #include <cstdint>

@@ -85,7 +85,7 @@ class kill_watch : public file_watch {
  protected:
   /// Counts a call that changes the disk.
   virtual std::uint64_t count() = 0;
-  /// Called when the moment has come; returns where this process is to live on.
+  /// Called when the moment has come; returns if this process is to live on.
   virtual void strike(const std::string& where) = 0;
 
  private:
@@ -170,8 +170,8 @@ class telling_engine {
 };
 using telling_stager = cairn::buffered_stager<cairn::heap_memory, telling_engine>;
 
-/// What should not be there after a resume, or nothing; notes of restarts may be. `marks`: whether marks of
-/// ended attempts may be.
+/// An object that should not exist after a resume, or nothing. Notes of restarts may exist. `marks`: whether
+/// marks of ended attempts may, too.
 inline std::string litter(const std::string& root, bool marks) {
   using notes = cairn::detail::restart_notes;
   cairn::file_store s{root};
@@ -210,10 +210,10 @@ struct named_point {
   bool staged = false;  ///< only where images are staged
 };
 
-/// Of a run that resumes where a `past` was left and saves the steps 20 and 30 with keep_last(2): the past
-/// has the checkpoints of 11 and 12, a damaged one of 15, and at 25 the pieces of two saves that were killed.
-/// `shares`: two ranks share each file, in the past, too; points of what is not there then are left out, and
-/// those of the meeting in a file come in.
+/// The points of a run that resumes in a directory with a `past` and saves the steps 20 and 30 with
+/// keep_last(2). The past has the checkpoints of 11 and 12, a damaged one of 15, and at 25 what two killed
+/// saves have left. `shares`: two ranks share each file, in the past, too; then points that do not exist are
+/// left out, and those of the rendezvous in a file are added.
 inline std::vector<named_point> named_points(bool shares = false) {
   constexpr auto before = moment::before;
   constexpr auto after = moment::after;

@@ -202,7 +202,7 @@ inline run_order decode_order(std::span<const std::byte> bytes) {
   return o;
 }
 
-/// How it ended.
+/// How the run ended.
 struct run_end {
   bool struck = false;  ///< somebody was killed
   int killed = 0;       ///< ranks
@@ -330,7 +330,7 @@ using watched_store = cairn::basic_file_store<watched_file_system<>>;
 /// The log and the order of a run, in a process that is a program of its own; valid until that ends.
 class run_memory {
  public:
-  /// Of the run of that number, or null if it is over.
+  /// The log of the run of that number, or null if that run is over.
   static run_memory* find(const std::string& path, std::uint64_t run) {
     static std::map<std::uint64_t, std::unique_ptr<run_memory>> known;
     auto& found = known[run];
@@ -356,7 +356,7 @@ class run_memory {
   run_order order_;
 };
 
-/// A watched store that crosses to a worker, where the same run watches it. `log`: where the run's log is.
+/// A watched store that is sent to a worker, where the same run watches it. `log`: where the run's log is.
 class crossing_store : public watched_store {
  public:
   using cairn_role = cairn::role::store;
@@ -435,7 +435,7 @@ inline cairn::any_checkpointer make_checkpointer(const run_order& order, crossin
                              options};
 }
 
-/// One rank.
+/// Runs one rank.
 class rank_run {
  public:
   /// `log_path`: where a worker finds the log; for ways with workers.
@@ -575,7 +575,7 @@ inline constexpr std::string_view rank_role = "--killed-rank";
 
 }  // namespace detail
 
-/// What the main program of a test with worker processes begins with: does not return in a worker or a rank.
+/// The first call in main() of a test with worker processes; it does not return in a worker or a rank.
 inline void serve_killed_runs(int argc, char** argv) {
   cairn::worker_main(argc, argv);
   if (argc != 9 || argv[1] != detail::rank_role) return;
@@ -596,8 +596,8 @@ inline void serve_killed_runs(int argc, char** argv) {
   ::_exit(0);
 }
 
-/// Starts runs and tells of the last one. The process has no threads. With workers, its main program begins
-/// with serve_killed_runs().
+/// Starts runs and gives the outcome of the last one. The process has no threads. With workers, its main
+/// program begins with serve_killed_runs().
 class run_keeper {
  public:
   run_keeper() { renew(); }
@@ -685,7 +685,7 @@ class run_keeper {
  private:
   using clock = std::chrono::steady_clock;
 
-  /// Another log: a worker that outlives its rank still has the one of its run.
+  /// Begins another log, because a worker that outlives its rank still has the one of its run.
   void renew() {
     static std::uint64_t runs = 0;
     if (log_ != nullptr) {
@@ -699,8 +699,7 @@ class run_keeper {
     log_ = new (memory) run_log;
     log_->run = ++runs;
   }
-  /// In the process of a rank: starts the same program again, since a worker can only be started by one that
-  /// is no mere fork.
+  /// In the process of a rank: starts the same program again, since a mere fork cannot start a worker.
   [[noreturn]] void become_rank(int rank, const std::string& root, const std::string& job, int gate,
                                 int life) const {
     ::fcntl(gate, F_SETFD, 0);
@@ -785,7 +784,7 @@ class run_keeper {
       if (log_->rank[rank].trouble[0] != 0) end.trouble += std::string(log_->rank[rank].trouble) + "; ";
     }
     if (hung) end.trouble += "ranks did not end in time; ";
-    // Those that are to die do so before the next run begins: nobody cleans up after a later death.
+    // Processes that are to die do so before the next run begins: nobody cleans up after a later death.
     if (log_->struck == blow::rank && ways_of_saving[order.way].in_process && !order.workers_outlive &&
         !wait_for_workers(true))
       end.trouble += "a worker did not end; ";

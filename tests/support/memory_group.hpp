@@ -15,7 +15,7 @@ namespace cairn_test {
 
 class memory_group {
  public:
-  /// Below the group of this process, or as near to it as one can be made.
+  /// Makes a group below that of this process, or as near to it as possible.
   memory_group() {
     bool second = false;
     std::ifstream groups("/proc/self/cgroup");
@@ -44,7 +44,7 @@ class memory_group {
     }
     folder_.clear();
   }
-  /// Of a process that is in it.
+  /// For a process that is in the group.
   memory_group(std::string folder, bool second)
       : folder_(std::move(folder)),
         limit_(second ? "/memory.max" : "/memory.limit_in_bytes"),
@@ -52,7 +52,7 @@ class memory_group {
         owned_(false) {}
   memory_group(const memory_group&) = delete;
   memory_group& operator=(const memory_group&) = delete;
-  /// Waits for what is in it to end.
+  /// Waits until the processes in it have ended.
   ~memory_group() {
     if (!owned_ || !made()) return;
     for (int i = 0; ::rmdir(folder_.c_str()) != 0 && i < 1000; ++i)

@@ -53,7 +53,7 @@ class nccl_double : public device_double {
     const std::lock_guard lock(nccl().mutex);
     nccl().hung.insert(rank);
   }
-  /// Transfers fail half way, which both ranks find out by polling.
+  /// Lets transfers fail half-way, which both ranks find out by polling.
   static void break_links() {
     const std::lock_guard lock(nccl().mutex);
     nccl().broken_links = true;
@@ -62,7 +62,7 @@ class nccl_double : public device_double {
     const std::lock_guard lock(nccl().mutex);
     nccl().open_fails_on = rank;
   }
-  /// Aborts do not return until they are released.
+  /// Lets aborts not return until they are released.
   static void hold_aborts(bool hold) {
     const std::lock_guard lock(nccl().mutex);
     nccl().aborts_held = hold;

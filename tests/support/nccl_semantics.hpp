@@ -66,7 +66,7 @@ class nccl_rank {
   }
   /// Puts the wait for a message into the stream.
   void receive(int from) { begun(R::receive(comm_, buffer_, bytes, from, stream_), "receive"); }
-  /// Whether all that was put into the stream is over, soon.
+  /// Whether all work of the stream ends soon.
   [[nodiscard]] bool reached() {
     if (R::record(event_, stream_) != R::success) return false;
     const auto until = nccl_timeout();
@@ -94,7 +94,7 @@ class nccl_rank {
     nccl_expect(status == R::success,
                 std::string(call) + ": " + R::name_of(status) + ": " + R::text_of(status));
   }
-  /// Nothing else is called before NCCL has done what it was told.
+  /// Waits until NCCL has done what it was told, before anything else is called.
   void complete(const char* call) {
     const auto until = nccl_timeout();
     int now = R::in_progress;
@@ -119,8 +119,8 @@ class nccl_rank {
 };
 
 /// What cairn relies on of NCCL: the double passes it in every run of the tests, and NCCL's own where there
-/// are GPUs. Of one rank that it opens and aborts, as often as it is told to; of several, on a device each,
-/// also what goes from one to the other, and that an abort frees a stream from a message that never comes.
+/// are GPUs. With one rank it checks opening and aborting, several times; with several ranks, on a device
+/// each, also messages from one to another, and that an abort frees a stream from a message that never comes.
 template <cairn::cuda::NcclRuntime R>
 void nccl_semantics(int size) {
   for (int round = 0; round < 2; ++round) {

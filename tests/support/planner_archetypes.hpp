@@ -12,7 +12,7 @@
 
 namespace cairn_test {
 
-/// The least that satisfies SavePlanner: it saves whole tensors from rank 0 alone.
+/// The smallest type that satisfies SavePlanner: it saves whole tensors from rank 0 alone.
 struct save_planner_archetype {
   struct summary_type {
     cairn::save_plan plan;
@@ -63,7 +63,7 @@ struct save_planner_archetype {
   std::uint64_t fingerprint() const { return 1; }
 };
 
-/// The least that satisfies LoadPlanner: whole tensors that one rank wrote whole.
+/// The smallest type that satisfies LoadPlanner: it loads whole tensors that one rank wrote whole.
 struct load_planner_archetype {
   load_planner_archetype(const load_planner_archetype&) = delete;
   load_planner_archetype(load_planner_archetype&&) = default;

@@ -27,7 +27,7 @@ inline std::uint64_t seed_or(std::uint64_t otherwise) {
   return chosen != nullptr ? std::strtoull(chosen, nullptr, 10) : otherwise;
 }
 
-/// Runs work that must throw a cairn::error; the error.
+/// Runs work that must throw a cairn::error, and returns the error.
 template <class Work>
 cairn::error failure_of(Work&& work) {
   try {
@@ -122,7 +122,7 @@ struct simulated_storage {
       REQUIRE(chunks.emplace(key{item.name, rank, item.box}, std::move(bytes)).second);
     }
   }
-  /// Reads what a plan says into a state; how many bytes were read.
+  /// Reads what a plan says into a state, and returns the number of bytes that were read.
   template <class Planner>
   std::uint64_t read(Planner& planner, const cairn::state_dict& state, const cairn::metadata& stored,
                      const cairn::load_plan& plan) const {

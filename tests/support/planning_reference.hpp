@@ -26,8 +26,8 @@ struct written_box {
   }
 };
 
-/// What cairn::default_planner must come to, made in the obvious way: all plans of all ranks in one place, a
-/// list of holders for each box, one number for each rank's load.
+/// The result that cairn::default_planner must reach, computed in the obvious way: all plans of all ranks in
+/// one place, a list of holders for each box, one number for each rank's load.
 class reference_planner {
  public:
   reference_planner(const std::vector<cairn::save_plan>& plans, const cairn::default_planner_options& options)
@@ -51,7 +51,7 @@ class reference_planner {
       if (broken_.empty() && !whole_tensor(item)) broken_ = name;
   }
 
-  /// An item that makes the plans no checkpoint, if there is one.
+  /// The name of an item because of which the plans make no checkpoint, if there is one.
   [[nodiscard]] const std::string& broken() const { return broken_; }
 
   [[nodiscard]] std::vector<written_box> plan() {
@@ -144,7 +144,7 @@ class reference_planner {
     return cairn::detail::grain_of(i.type, s.box.sizes, s.bytes,
                                    std::min(options_.min_chunk_bytes, s.bytes / 2));
   }
-  /// The largest first, each to the first of the ranks with the least.
+  /// The largest box goes first, each to the first of the ranks with the least load.
   void give_whole(std::vector<shared_box> boxes, const std::vector<std::int32_t>& ranks) {
     std::stable_sort(boxes.begin(), boxes.end(),
                      [](const shared_box& a, const shared_box& b) { return a.bytes > b.bytes; });
@@ -153,8 +153,8 @@ class reference_planner {
             *std::min_element(ranks.begin(), ranks.end(), [&](auto a, auto b) { return load(a) < load(b); }),
             s.bytes);
   }
-  /// All boxes end to end: each of as many of the ranks with the least as get a piece takes the next part,
-  /// until it has what raises it to the level of all.
+  /// Lays all boxes end to end. The ranks with the least load, as many as get a part, each take the next
+  /// part, which raises their load to the same level.
   void cut_line(const std::vector<shared_box>& boxes, const std::vector<std::int32_t>& ranks) {
     if (boxes.empty()) return;
     std::uint64_t bytes = 0;
@@ -176,7 +176,7 @@ class reference_planner {
     std::size_t box = 0;
     std::int64_t at = 0;
     for (std::size_t k = 0; k < count; ++k) {
-      // What the others got too much or too little of is spread over all that are left.
+      // Where earlier ranks got too much or too little, the difference is spread over all that are left.
       const auto wanted =
           std::accumulate(quotas.begin() + static_cast<std::ptrdiff_t>(k), quotas.end(), std::int64_t{0});
       auto open = quotas[k] + (left - wanted) / static_cast<std::int64_t>(count - k);
@@ -272,7 +272,7 @@ class random_group {
     if (i.bytes == 0) i.box = cairn::whole(cairn::extents::zeros(global.rank()));
     plans[static_cast<std::size_t>(rank)].items.push_back(std::move(i));
   }
-  /// Each axis of the mesh cuts a dimension, or copies; all of it from a random rank on.
+  /// Each axis of the mesh cuts a dimension, or copies; the mesh begins at a random rank.
   void add_mesh(const std::string& name) {
     const auto global = shape();
     std::vector<std::pair<int, std::int64_t>> axes;  // dimension, count
@@ -299,7 +299,7 @@ class random_group {
       add(first + r, name, global, box);
     }
   }
-  /// Pieces of the first dimension, each on some ranks.
+  /// Cuts the first dimension; each part is on some ranks.
   void add_scattered(const std::string& name) {
     auto global = shape();
     if (global.rank() == 0) global = {5};

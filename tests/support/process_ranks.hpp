@@ -50,7 +50,7 @@ struct rank_end {
   }
 };
 
-/// What is to happen to a rank where its body comes by a named point for the `count`-th time.
+/// What is to happen to a rank when its body reaches a named point for the `count`-th time.
 struct rank_event {
   enum what_t { kill, hang };
   int rank = -1;
@@ -142,18 +142,18 @@ class process_ranks {
   }
   [[nodiscard]] std::atomic<std::uint32_t>& word(std::size_t i) const { return words_[i]; }
 
-  /// body(rank_process&) on each rank at the same time; how each ended, in rank order.
+  /// Runs body(rank_process&) on all ranks at the same time; returns how each ended, in the order of ranks.
   template <class Body>
   std::vector<rank_end> run(Body body) {
     start(body);
     return finish();
   }
-  /// The two halves of run(), for what the test does meanwhile.
+  /// The two halves of run(), for tests that do something in between.
   template <class Body>
   void start(Body body) {
     for (int rank = 0; rank < size_; ++rank) start_one(rank, body);
   }
-  /// Starts one rank alone; its end is given by finish() in the order of starts.
+  /// Starts one rank alone; finish() returns its end, in the order of starts.
   template <class Body>
   void start_one(int rank, Body body) {
     std::array<int, 2> ends{};
@@ -260,7 +260,7 @@ class process_ranks {
         ::kill(each.pid, SIGKILL);
         take_end(each);
       }
-      // The end of a process that was stopped wakes nobody: ask for it.
+      // The end of a process that was stopped wakes nobody, so it is asked for.
       static_cast<void>(::poll(list.data(), list.size(), 10));
       for (auto& each : running_)
         if (!each.ended) drain_or_close(each);

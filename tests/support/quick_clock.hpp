@@ -8,7 +8,7 @@
 
 namespace cairn_test {
 
-/// A clock on which no pause takes time, and chance that is the same each time.
+/// A clock on which no pause takes time, and random numbers that are the same each time.
 struct quick_clock : cairn::s3_clock {
   [[nodiscard]] time_point now() noexcept override {
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(skipped.load());

@@ -3,12 +3,12 @@
 // A file system in memory that records each operation and can say what may be left of it after a power loss.
 //
 // The rules are the weakest that a Linux file system may have:
-//   - data: what was written or truncated since the last fsync of the file is there or not, each operation by
-//   itself,
-//     also torn at 512 B; a directory's fsync says nothing about the data of the files in it;
-//   - names: each name of a directory is as it was at the directory's last fsync or at any moment since, each
-//   name by
-//     itself: also a rename may have done only one half; a file's fsync says nothing about its name;
+//   - data: each write and truncation since the last fsync of the file is there or not, independently of the
+//     others, and may be torn at 512 B; a directory's fsync says nothing about the data of the files in it;
+//   - names: each name of a directory is as it was at the directory's last fsync or at any moment since,
+//     independently of the others: a rename may have done only one half; a file's fsync says nothing about
+// its
+//     name;
 //   - what was fsynced before stays.
 //
 //   recording_file_system fs;
@@ -115,7 +115,7 @@ class recording_file_system {
     return all;
   }
 
-  /// What stands on the disk after the cut, as a file system of its own with nothing open and nothing
+  /// The contents of the disk after the cut, as a file system of its own with nothing open and nothing
   /// recorded.
   [[nodiscard]] recording_file_system after(const cut& how) const {
     const std::lock_guard lock(model_->mutex);

@@ -21,8 +21,8 @@ inline server_options quick_server() {
   return o;
 }
 
-/// The bucket of a server. No request is made twice because this machine is busy: one that is given up here
-/// may still be carried out there, later.
+/// The bucket of a server. Its timeouts are so long that no request is repeated only because this machine is
+/// busy: a request that is given up here may still be carried out there, later.
 inline cairn::s3_options bucket_at(const std::string& endpoint) {
   cairn::s3_options o;
   o.bucket = "bucket";
@@ -33,14 +33,14 @@ inline cairn::s3_options bucket_at(const std::string& endpoint) {
   return o;
 }
 
-/// The same where nobody else writes.
+/// The same for a bucket in which nobody else writes.
 inline cairn::s3_options own_bucket_at(const std::string& endpoint) {
   auto o = bucket_at(endpoint);
   o.exclusive = cairn::s3_exclusive::assumed;
   return o;
 }
 
-/// What `key` opens; without it, what a server accepts that was told nothing.
+/// The credentials with this `key`; without it, those that a server accepts by default.
 inline cairn::s3_credential_source credentials_of(const credentials& key = {}) {
   return cairn::s3_credential_source::fixed({key.access_key, key.secret_key, key.session_token, 0});
 }

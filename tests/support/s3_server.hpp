@@ -136,12 +136,12 @@ class server {
     const std::lock_guard lock(mutex_);
     options_.latency = latency;
   }
-  /// In place of those that were accepted.
+  /// Replaces the credentials that are accepted.
   void set_credentials(std::vector<credentials> accepted) {
     const std::lock_guard lock(mutex_);
     options_.signatures.accepted = std::move(accepted);
   }
-  /// Holds every request of which a client has seen a byte of the answer, or that it has no answer.
+  /// Has every request of which a client has seen a byte of the answer, or has seen that there is none.
   [[nodiscard]] std::vector<journal_entry> journal() const {
     const std::lock_guard lock(mutex_);
     return journal_;
@@ -171,7 +171,7 @@ class server {
     bool ended = false;
   };
 
-  /// Holds a stream of bytes back to so many a second.
+  /// Slows a stream down to so many bytes a second.
   struct pacer {
     std::uint64_t bytes_per_second = 0;
     clock::time_point next{};
@@ -221,8 +221,8 @@ class server {
     return !stopping_;
   }
   bool pause(std::chrono::microseconds time) { return time.count() == 0 || pause_until(clock::now() + time); }
-  /// Until so many requests wait here, with this one, or release(), or the time is over; false when the
-  /// server ends first.
+  /// Waits until so many requests wait here, including this one, or until release(), or until the time is
+  /// over; false if the server ends first.
   bool gather(std::uint64_t count, std::uint64_t milliseconds) {
     std::unique_lock lock(mutex_);
     const auto round = gather_round_;
@@ -621,8 +621,8 @@ class server {
     }
   }
 
-  /// Before anything that a client can notice, so that none knows more than the journal, and once more at the
-  /// request's end.
+  /// Called before anything that a client can notice, so that none knows more than the journal, and once more
+  /// at the request's end.
   void record(journal_entry& entry) {
     const std::lock_guard lock(mutex_);
     if (entry.number == 0) {

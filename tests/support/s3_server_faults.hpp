@@ -28,8 +28,7 @@
 /// - reset_in_reply: the work is done, the answer ends after=BYTES of its body (default: half of it)
 /// - hang_up: the connection is closed after a good answer that did not say so
 /// - error_in_200: code=InternalError, status 200; done=1: although the work is done
-/// - whitespace: spaces for ms=N before the result; then=error|cut|done: an error, nothing more, or the
-/// result
+/// - whitespace: spaces for ms=N before the result; then=error|cut|done: an error, nothing, or the result
 /// - empty: a good status without a body; nothing is done; done=1: although it is
 /// - garbage: body=html|bomb|nested|cut|huge|binary with status=200; nothing is done
 /// - slow: the answer comes with rate=BYTES a second
@@ -137,7 +136,7 @@ class fault_script {
     percent_ = 0;
   }
 
-  /// What this request meets; counts it.
+  /// The fault that this request meets; counts the request.
   std::optional<fault> next(const http_request& request) {
     const std::lock_guard lock(mutex_);
     std::optional<fault> out;

@@ -12,7 +12,7 @@
 /// requests and replies are translated here.
 namespace cairn_test::s3 {
 
-/// Makes it a request to S3; the error to answer where Google would refuse it.
+/// Turns it into a request to S3; returns the error to answer if Google would refuse it.
 inline std::optional<http_reply> from_google(http_request& request) {
   if (request.method == "POST" && request.header("content-length") == nullptr) {
     http_reply page;

@@ -27,7 +27,7 @@ class running_hash {
   running_hash& operator=(const running_hash&) = delete;
   ~running_hash() { EVP_MD_CTX_free(context_); }
   void add(std::string_view data) { EVP_DigestUpdate(context_, data.data(), data.size()); }
-  /// The raw bytes; once.
+  /// The raw bytes; may be called once.
   std::string finish() {
     std::array<unsigned char, EVP_MAX_MD_SIZE> out{};
     unsigned int size = 0;

@@ -146,7 +146,7 @@ inline std::string_view reason_of(int status) {
   }
 }
 
-/// Also for characters that XML cannot hold: a client that wants those asks for encoding-type=url.
+/// Escapes also characters that XML cannot hold: a client that wants those asks for encoding-type=url.
 inline std::string xml_escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -198,7 +198,7 @@ inline http_reply error_reply(int status, std::string_view code, std::string_vie
   return reply;
 }
 
-/// What a client sends: elements with text; attributes are read over.
+/// The XML that a client sends: elements with text; attributes are ignored.
 struct xml_node {
   std::string name;
   std::string text;
@@ -218,7 +218,7 @@ struct xml_node {
 class xml_reader {
  public:
   explicit xml_reader(std::string_view text) : text_(text) {}
-  /// Nothing where it is not one well-formed element.
+  /// Returns nothing if it is not one well-formed element.
   std::optional<xml_node> read() {
     skip_space();
     if (text_.substr(at_, 5) == "<?xml") {

@@ -42,7 +42,7 @@ class object_table {
  public:
   object_rules rules;
 
-  /// What the request does, done. `now` is the server's clock.
+  /// Carries the request out. `now` is the server's clock.
   http_reply perform(http_request& request, std::time_t now) {
     const std::lock_guard lock(mutex_);
     now_ = now;
@@ -111,12 +111,12 @@ class object_table {
     if (at == objects_.end()) return std::nullopt;
     return at->second.data.range(0, at->second.data.size());
   }
-  /// As if somebody else had written it.
+  /// Stores an object as if another client had written it.
   void put_behind_the_back(const std::string& bucket, const std::string& key, std::string data) {
     const std::lock_guard lock(mutex_);
     store(bucket, key, one_piece(std::move(data)), {}, quoted(hex_of("other" + std::to_string(++counter_))));
   }
-  /// The ETag becomes another, the bytes stay.
+  /// Changes the ETag, and keeps the bytes.
   void touch(const std::string& bucket, const std::string& key) {
     const std::lock_guard lock(mutex_);
     const auto at = objects_.find({bucket, key});
@@ -205,7 +205,7 @@ class object_table {
     return std::nullopt;
   }
 
-  /// Content-MD5 and x-amz-checksum-* against the body.
+  /// Compares Content-MD5 and x-amz-checksum-* with the body.
   std::optional<http_reply> refuse_checksums(const http_request& request) const {
     if (const auto* md5 = request.header("content-md5")) {
       const auto raw = from_base64(*md5);
@@ -277,7 +277,7 @@ class object_table {
     }
     return out;
   }
-  /// What an answer says of the object that it made.
+  /// Adds to an answer what it says about the object that was made.
   static void confirm_encryption(const name_values& kept, http_reply& reply) {
     for (const auto& [name, value] : kept)
       if (name.starts_with("x-amz-server-side-encryption")) reply.set(name, value);
@@ -352,7 +352,7 @@ class object_table {
     return reply;
   }
 
-  /// [begin, end), empty where it is read over; or nothing where it cannot be satisfied.
+  /// [begin, end), empty if the header is ignored; nothing if it cannot be satisfied.
   static std::optional<std::pair<std::uint64_t, std::uint64_t>> range_of(std::string_view text,
                                                                          std::uint64_t size) {
     static constexpr std::string_view unit = "bytes=";

@@ -113,7 +113,7 @@ class world_save {
   cairn::save_context base_;
 };
 
-/// Loads a checkpoint into one rank's state; the bytes read.
+/// Loads a checkpoint into one rank's state; returns the number of bytes that were read.
 template <class Reader>
 std::uint64_t load_rank(Reader& reader, typename Reader::checkpoint_type& checkpoint,
                         const cairn::state_dict& state, int rank, int world,

@@ -11,7 +11,7 @@ namespace cairn_test {
 /// A new, empty directory, removed with all that is in it.
 class scratch_directory {
  public:
-  /// Below `where`, or below TMPDIR (/tmp).
+  /// Makes it below `where`, or below TMPDIR (/tmp).
   explicit scratch_directory(const char* where = nullptr) {
     const char* base = where != nullptr ? where : std::getenv("TMPDIR");
     path_ = std::string(base != nullptr ? base : "/tmp") + "/cairn-test.XXXXXX";

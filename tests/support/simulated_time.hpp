@@ -16,8 +16,9 @@
 
 namespace cairn_test {
 
-/// A time that goes on only while all ranks that are here wait for a message: then the wait whose deadline is
-/// the first ends, of several the lowest rank's. How long a thread runs or rests makes no difference.
+/// A time that advances only while all present ranks wait for a message. Then the wait with the earliest
+/// deadline ends, or that of the lowest rank if several are equal. How long a thread runs or rests makes no
+/// difference.
 class simulated_time {
  public:
   /// `ranks` have come, and will leave().
@@ -124,7 +125,7 @@ class timed_ranks {
       : time_(std::make_shared<simulated_time>()), ranks_(size, [this](cairn::thread_communicator comm) {
           return timed_communicator(std::move(comm), time_);
         }) {}
-  /// As thread_ranks::run().
+  /// The same as thread_ranks::run().
   template <class Body>
   std::vector<std::exception_ptr> run(Body body, const std::vector<int>& absent = {}) {
     time_->begin(ranks_.size() - static_cast<int>(absent.size()));

@@ -27,7 +27,7 @@
 #include <thread>
 #include <vector>
 
-// What every Stager must do, and the least types that are a Stager, a Memory and a CopyEngine.
+// What every Stager must do, and the smallest Stager, Memory and CopyEngine.
 namespace cairn_test {
 
 inline cairn::deadline soon() {
@@ -46,7 +46,7 @@ struct stager_case {
   std::vector<std::byte> image;
   std::vector<std::uint64_t> digests;
 
-  /// Training goes on: the memory of these items is overwritten.
+  /// Overwrites the memory of these items, as training does when it goes on.
   void change(bool early) {
     for (auto& m : memories)
       if (m.early == early) std::fill(m.bytes.begin(), m.bytes.end(), std::byte{0xa5});
@@ -239,7 +239,7 @@ inline void add_strided(case_maker& make) {
   }
   make.strided(types[make.any(4)], cairn::extents(sizes), strides, make.any(4) == 0);
 }
-/// Twelve of them, with contiguous ones between.
+/// Twelve such views, with contiguous ones between them.
 inline stager_case make_strided_case(std::uint32_t seed) {
   case_maker make(seed);
   make.segment(4096 + make.any(99));
@@ -250,7 +250,7 @@ inline stager_case make_strided_case(std::uint32_t seed) {
   return make.make();
 }
 
-/// A case of its own, with the same contents.
+/// A separate case with the same contents.
 inline stager_case copy_of(const stager_case& made) {
   stager_case c = made;
   for (std::size_t i = 0; i < c.sources.size(); ++i)
@@ -549,7 +549,7 @@ class least_engine {
 };
 static_assert(cairn::CopyEngine<least_engine, least_memory>);
 
-// The least that offers what is optional, each by itself.
+// The smallest types with one optional capability each.
 
 struct least_preparing_engine : least_engine {
   explicit least_preparing_engine(std::size_t& count) : least_engine(1), prepared(&count) {}

@@ -32,9 +32,9 @@ inline bool other_threads_sleep() {
   return all;
 }
 
-/// Before a fork() whose child allocates: returns when all other threads, which have nothing to do, sleep.
-/// One that still cleans up may hold a lock of the sanitizer's allocator, which the child would wait for
-/// without end.
+/// For the moment before a fork() whose child allocates: returns when all other threads, which have nothing
+/// to do, sleep. A thread that still cleans up may hold a lock of the sanitizer's allocator, for which the
+/// child would wait for ever.
 inline void await_still_threads() {
   const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(4);
   for (int still = 0; still < 3; still = other_threads_sleep() ? still + 1 : 0) {

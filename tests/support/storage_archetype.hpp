@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The least that satisfies Storage, StorageWriter and StorageReader. They withhold what the real ones have:
-// copying, default construction, calls on temporaries, more than the concepts' functions. Generic code that
-// compiles with them asks for nothing but the concepts.
+// The smallest types that satisfy Storage, StorageWriter and StorageReader. They withhold what the real ones
+// have: copying, default construction, calls on temporaries, more than the concepts' functions. Generic code
+// that compiles with them asks for nothing but the concepts.
 #include <cairn/concepts/roles.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/safetensors_storage.hpp>

@@ -5,8 +5,8 @@
 //
 //   struct in_memory {
 //     cairn::memory_store objects;
-//     auto make() { return cairn::safetensors_storage{objects}; }  // each call: a handle on the same, at
-//     first empty
+//     // Each call gives a handle on the same storage, which is empty at first.
+//     auto make() { return cairn::safetensors_storage{objects}; }
 //   };
 //   TEST_CASE_TEMPLATE_INVOKE(storage_conformance, in_memory);
 #include "saved_world.hpp"
@@ -35,7 +35,7 @@ void fill_with(std::vector<T>& list, std::size_t count, Make make) {
   for (std::size_t i = 0; i < count; ++i) to[i] = static_cast<T>(make(i));
 }
 
-/// Bit by bit: far faster than == where nothing is inlined.
+/// Compares bytes, which is far faster than == where nothing is inlined.
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);

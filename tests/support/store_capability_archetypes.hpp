@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The least that satisfies each concept of <cairn/concepts/store_capabilities.hpp> and store_reads.hpp: a byte_store_archetype with the
-// functions of one capability. Generic code that compiles with them asks for nothing but the concept.
+// The smallest type for each concept of <cairn/concepts/store_capabilities.hpp> and store_reads.hpp: a
+// byte_store_archetype with the functions of one capability. Generic code that compiles with them asks for
+// nothing but the concept.
 #include <cairn/concepts/store_capabilities.hpp>
 #include <cairn/concepts/store_reads.hpp>
 
@@ -22,7 +23,7 @@
 
 namespace cairn_test {
 
-/// What the archetypes were asked.
+/// Records what the archetypes were asked.
 struct asked_capabilities {
   int announced = 0;
   std::map<std::string, std::vector<std::byte>> shared;

@@ -25,7 +25,7 @@ struct stored_sample {
     auto writer = storage.writer();
     world_save(writer, saved.states(), 4).run();
   }
-  /// As another process finds the store: nothing of it is known yet.
+  /// The store as another process finds it, which knows nothing of it yet.
   [[nodiscard]] auto afresh() { return Make{}(objects); }
   [[nodiscard]] std::vector<std::string> keys(std::string_view ending) {
     std::vector<std::string> found;

@@ -31,7 +31,8 @@ class thread_ranks {
     return at(rank).communicator().template get<Communicator>();
   }
 
-  /// body(collectives&) on each rank at the same time, but for those in `absent`; what each threw, or null.
+  /// Runs body(collectives&) on all ranks at the same time, except those in `absent`; returns what each
+  /// threw, or null.
   template <class Body>
   std::vector<std::exception_ptr> run(Body body, const std::vector<int>& absent = {}) {
     std::vector<std::exception_ptr> thrown(ranks_.size());

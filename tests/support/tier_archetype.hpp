@@ -17,7 +17,7 @@
 
 namespace cairn_test {
 
-/// The least that models Tier: it keeps nothing, and tells a list what it was asked for.
+/// The smallest model of Tier: it keeps nothing, and records in a list what it was asked for.
 class tier_archetype final : public cairn::image_tier {
  public:
   using cairn_role = cairn::role::tier;

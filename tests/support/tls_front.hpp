@@ -19,8 +19,8 @@
 
 namespace cairn_test {
 
-/// TLS in front of a server on this host: what comes to its port is decrypted and handed on, a thread for
-/// each connection. Needs libssl.
+/// TLS in front of a server on this host: it decrypts what comes to its port and passes it on, with a thread
+/// for each connection. Needs libssl.
 class tls_front {
  public:
   tls_front(const identity& who, std::uint16_t behind)

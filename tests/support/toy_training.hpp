@@ -50,7 +50,8 @@ class toy_training {
     loader_ = position(updates_);
     make_generator();
   }
-  /// Called after a resume: gives a rank that no earlier run had its generator; true if it is one.
+  /// Called after a resume: gives a rank that no earlier run had its generator; returns whether it is such a
+  /// rank.
   bool join() {
     std::uint64_t seen = 0;
     std::memcpy(&seen, generator_.data(), sizeof seen);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The state of one rank of a small training whose every bit follows from the step: whatever is loaded can be
-// told to be that of a step, or not.
+// The state of one rank of a small training whose every bit follows from the step, so that a test can tell
+// whether a loaded state is that of a step.
 #include <cairn/model/state_dict.hpp>
 
 #include <cstddef>

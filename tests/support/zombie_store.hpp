@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A store in memory as several clients see it whose requests go astray: an answer is lost, a request takes
-// effect after it was told as failed, or a second time; and a scheduler that lets one client go on at a time,
-// from one request to the next, in an order that a seed chooses. One seed, one order of everything.
+// A store in memory as several clients see it, whose requests may go wrong: an answer is lost, or a request
+// takes effect after it was reported as failed, or a second time. A scheduler lets one client advance at a
+// time, from one request to the next, in an order that a seed chooses: one seed gives one order of
+// everything.
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
@@ -36,7 +37,7 @@
 
 namespace cairn_test {
 
-/// What the protocols rely on, and what may be taken from them.
+/// The properties that the protocols rely on, each of which a test may take away.
 struct zombie_rules {
   bool looks_are_fresh = true;  ///< a client that was told "nothing there" is not told so again from a cache
   bool publishing_is_atomic = true;      ///< of several who publish under one key, one is told that it won
@@ -45,7 +46,7 @@ struct zombie_rules {
   bool removals_compare = true;          ///< remove_if() looks at what it removes when it takes effect
 };
 
-/// A client that is to end says so by this: nothing of it is done any more.
+/// Thrown in a client that is killed: it does nothing more.
 struct client_killed {};
 
 class zombie_world {
@@ -55,8 +56,8 @@ class zombie_world {
 
   zombie_world(std::uint64_t seed, const zombie_rules& rules) : rules_(rules), random_(seed) {}
 
-  /// One in so many requests goes astray, so many wait at most until they take effect; of the clients that
-  /// are killed see below. 0: none.
+  /// `astray`: one in so many requests goes wrong. `killed`: at one in so many requests its client is killed.
+  /// 0: none.
   std::uint64_t astray = 0;
   std::uint64_t killed = 0;
 
@@ -97,7 +98,7 @@ class zombie_world {
     while (!late_.empty()) take_effect(below(late_.size()), below(2) == 0);
   }
 
-  /// Where another client may go on. @throws client_killed
+  /// A place where another client may advance. @throws client_killed
   void turn() {
     auto* self = here();
     if (self == nullptr) return;
@@ -178,7 +179,7 @@ class zombie_world {
     bool dead = false;
     std::map<std::string, std::uint64_t, std::less<>> unseen;
   };
-  /// Only one client runs at a time: on one CPU they switch fastest.
+  /// Only one client runs at a time, and on one CPU they switch fastest.
   struct one_cpu {
     one_cpu() {
       cpu_set_t one;
@@ -195,7 +196,7 @@ class zombie_world {
     std::function<void()> effect;
     std::optional<std::pair<std::int64_t, std::uint64_t>> manifest = {};  ///< whose it puts
   };
-  /// Time goes on only while somebody waits.
+  /// Time advances only while somebody waits.
   class time_of_client final : public cairn::detail::simulated_waits {
    public:
     explicit time_of_client(zombie_world& world) : world_(world) {}
@@ -253,7 +254,7 @@ class zombie_world {
   std::binary_semaphore all_ended_{0};
 };
 
-/// The world as one client's store. Copies are the same client's.
+/// The world as the store of one client; copies belong to the same client.
 class zombie_store {
   using bytes = zombie_world::bytes;
 

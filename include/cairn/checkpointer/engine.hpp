@@ -72,7 +72,7 @@ class engine {
 class engine_owner {
  public:
   engine_owner() noexcept = default;
-  /// Of this process. @pre not null
+  /// Owns an engine of this process. @pre not null
   explicit engine_owner(detail::owned<engine> made) noexcept;
   engine_owner(engine_owner&& other) noexcept;
   engine_owner& operator=(engine_owner&& other) noexcept;

@@ -109,7 +109,7 @@ class item_positions {
   }
   /// Whether a name has items on this rank that are copied late.
   [[nodiscard]] bool is_late(std::size_t i) const { return first_[i] != first_[i + 1]; }
-  /// Those items, of all names; and which are those of consecutive names.
+  /// The parts of the items of all names; parts_of() says which belong to consecutive names.
   [[nodiscard]] const std::shared_ptr<const std::vector<part>>& parts() const noexcept { return parts_; }
   [[nodiscard]] range parts_of(range names) const { return {first_[names.first], first_[names.last]}; }
 

@@ -99,7 +99,7 @@ class restart_journal {
   run_id run_;
 };
 
-/// Of the newest checkpoints, those that resume() tries only when no other loads.
+/// Those of the newest checkpoints that resume() tries only when no other loads.
 struct avoided_steps {
   std::vector<std::int64_t> steps;
   std::vector<std::int64_t> newer;  ///< of these, those newer than all others, newest first

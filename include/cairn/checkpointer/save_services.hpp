@@ -103,7 +103,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
   void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal) noexcept {
     if (failure == nullptr && !report.persisted) return held(report, journal);
     if (failure == nullptr) {
-      held_told_ = false;
+      held_reported_ = false;
       history_.committed(report);
       restarts_.committed(writer_, report.step, reporter_);
     }
@@ -140,7 +140,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
     } catch (...) {  // as above
     }
     note(nullptr);
-    reporter_.held(report, !held_told_.exchange(true), spans);
+    reporter_.held(report, !held_reported_.exchange(true), spans);
   }
   void note(const std::exception_ptr& failure) noexcept {
     const std::lock_guard lock(mutex_);
@@ -203,7 +203,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
       retention_.removed(step);
     } catch (const storage_error& e) {
       if (e.id() == error_id::storage_permission) {  // a lock perhaps, of this one alone
-        if (!refused_told_.exchange(true))
+        if (!refused_reported_.exchange(true))
           reporter_.warned("the checkpoint of step " + std::to_string(step) +
                            " would go now and stays, others still go: " + e.what());
         return;
@@ -215,7 +215,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
     }
   }
   void warn_unleased(const std::string& why) noexcept {
-    if (!unleased_told_.exchange(true))
+    if (!unleased_reported_.exchange(true))
       reporter_.warned("checkpoints are read without a lease, another process may remove one meanwhile: " +
                        why);
   }
@@ -237,9 +237,9 @@ class save_services : public std::enable_shared_from_this<save_services> {
   retention retention_;
   other_runs other_runs_;
   owned<scrubber> scrubber_;
-  std::atomic<bool> unleased_told_{false};
-  std::atomic<bool> refused_told_{false};
-  std::atomic<bool> held_told_{false};
+  std::atomic<bool> unleased_reported_{false};
+  std::atomic<bool> refused_reported_{false};
+  std::atomic<bool> held_reported_{false};
   mutable std::mutex mutex_;
   int failures_ = 0;
   std::exception_ptr last_failure_;

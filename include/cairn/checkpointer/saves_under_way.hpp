@@ -20,7 +20,7 @@ namespace detail {
 /// of training.
 class saves_under_way {
  public:
-  /// So that the next add() throws nothing.
+  /// Makes room, so that the next add() throws nothing.
   void make_room() { saves_.reserve(saves_.size() + 1); }
   /// `until`: when nobody waits for it, nor for those before it, any more. @pre make_room()
   void add(std::shared_ptr<save_progress> save, deadline until) noexcept {

@@ -39,7 +39,7 @@ class unfinished_saves {
         devices_(std::move(devices)) {}
 
   [[nodiscard]] const saves_under_way& all() const noexcept { return saves_; }
-  /// So that the next begin() throws nothing for want of memory.
+  /// Makes room, so that the next begin() throws nothing for want of memory.
   void make_room() { saves_.make_room(); }
 
   /// What items the next save has, and where they lie.
@@ -87,7 +87,7 @@ class unfinished_saves {
   }
   /// Changes of this device's memory come after the copies of the last save.
   void ordered_by_device(int device, deadline until) { overlap_.confirm(device, until); }
-  /// Of a save that the process which carries it out did not have in time; null: there is none.
+  /// Warns of a save that the process which carries it out did not have in time; null: there is none.
   void warn_late(const std::shared_ptr<save_progress>& save) {
     if (save == nullptr || options_.handover_timeout.count() == 0) return;
     services_->report().warned(
@@ -155,7 +155,7 @@ class unfinished_saves {
 
  private:
   static constexpr std::chrono::nanoseconds copies_at_an_end = std::chrono::minutes(1);
-  /// Of a verify in the background, once it is to end: for a read that is under way.
+  /// How long the end of a verification in the background waits for a read that is under way.
   static constexpr std::chrono::seconds longest_end{10};
 
   /// In a handler.

@@ -162,8 +162,8 @@ class collective_tree {
     left.insert(left.end(), right.begin(), right.end());
     return left;
   }
-  /// Of the value that comes down, what `count` ranks from messages_.rank() + `first` on get; in `made` where it is none of
-  /// its bytes.
+  /// The part of the value that comes down which `count` ranks from messages_.rank() + `first` on get; it
+  /// lies in `made` if it is not a range of the value.
   [[nodiscard]] bytes_view share(const collective_call& call, bytes_view value, int first, int count,
                                  std::vector<std::byte>& made) const {
     switch (call.operation) {

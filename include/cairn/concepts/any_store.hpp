@@ -32,7 +32,7 @@ concept StoreHandle = requires { typename S::handle_type; } && std::same_as<type
 /// functions may be called by several threads at once, as those of the store. Each call costs a virtual
 /// one.
 ///
-/// Of a capability that the store lacks, each function says what it does instead.
+/// Each function of a capability says what it does if the store lacks the capability.
 class any_store {
  public:
   using handle_type = any_store;

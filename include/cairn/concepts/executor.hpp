@@ -24,7 +24,7 @@ struct save_job {
   /// The bytes to write. The job keeps their memory until it has ended.
   staged_image image;
   std::shared_ptr<const cairn::metadata> metadata;  ///< on the coordinator; null elsewhere
-  /// Where the executor says how far the job is; the handle of the save reads it.
+  /// The executor says here how far the job is; the handle of the save reads it.
   std::shared_ptr<save_progress> progress;
 };
 

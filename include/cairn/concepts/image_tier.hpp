@@ -53,7 +53,7 @@ struct held_image {
   std::shared_ptr<const void> memory = nullptr;  ///< keeps `bytes`
 };
 
-/// Who opens a tier.
+/// The rank that opens a tier.
 struct tier_user {
   /// The run that saves from now on.
   run_id run;

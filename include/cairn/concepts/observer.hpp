@@ -43,8 +43,8 @@ struct observation {
   const save_report* report = nullptr;  ///< of saves that ended
   const save_handle* save = nullptr;    ///< of `began`; copy it to keep it
   const load_report* load = nullptr;    ///< of `loaded`
-  /// Of saves that ended, where the observer asks: what was done when, in all processes, in no order. Valid
-  /// during the call.
+  /// For saves that ended, if the observer wants spans: what was done when, in all processes, in no order.
+  /// Valid during the call.
   std::span<const save_span> spans = {};
 };
 

@@ -18,7 +18,7 @@ class owned_event {
   explicit owned_event(int device) : device_(device) {
     check_call<R>(R::make_event(event_), "cudaEventCreate (making an event)", device);
   }
-  /// Of an event that is there.
+  /// Owns an event that was made.
   owned_event(typename R::event_type event, int device) noexcept : event_(event), device_(device) {}
   owned_event(owned_event&& other) noexcept
       : event_(other.event_), device_(std::exchange(other.device_, -1)) {}

@@ -139,8 +139,8 @@ class transfer {
 
  private:
   static constexpr std::uint64_t polls_without_query = 64;
-  /// Of one image: each costs a few calls, and a stream takes about a thousand before it lets its callers
-  /// wait.
+  /// The most batches of one image: each costs a few calls, and a stream takes about a thousand before it
+  /// lets its callers wait.
   static constexpr std::uint64_t max_batches = 64;
   using image_range = cairn::detail::image_range;
 

@@ -21,7 +21,7 @@ struct main_program {
   }
 };
 
-/// Of this process. Cost: microseconds.
+/// The main program of this process. Cost: microseconds.
 [[nodiscard]] main_program this_program();
 
 /// The argument that makes a program a worker, and the descriptor of its socket.

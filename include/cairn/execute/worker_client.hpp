@@ -24,7 +24,7 @@ inline namespace v1 {
 
 namespace detail {
 
-/// The worker of one executor and what it was told already. One thread at a time.
+/// The worker of one executor, and what was sent to it already. One thread at a time.
 class worker_client {
  public:
   worker_client(process_executor_options options, std::string program, bool same_program)

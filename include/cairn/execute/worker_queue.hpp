@@ -198,7 +198,7 @@ class worker_work final : public thread_work {
   /// Starts the worker; a failure is told by the first save.
   void prepare() noexcept override { start_worker_ = true; }
   void add(save_job job) override { added_.push_back(detail::make_shared<remote_save>(std::move(job))); }
-  /// Also where it waits for the worker's words.
+  /// Wakes the thread also where it waits for a message of the worker.
   void wake() noexcept override {
     static_cast<void>(::eventfd_write(interrupt_.get(), 1));
     changed.notify_all();

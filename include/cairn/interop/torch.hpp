@@ -259,8 +259,8 @@ struct optimizer_state<::torch::optim::SGD> {
 /// libtorch creates this state in the first step, which would leave resume nothing to load into. So it is
 /// created here, for each parameter with requires_grad that has none, as the first step would (zeros, in the
 /// layout of the parameter): call it before resume; training that starts from it computes the same numbers.
-/// Of SGD with dampening it cannot be created: take one step first; parameters without a gradient in it have
-/// no state then.
+/// The state of SGD with dampening cannot be created: take one step first. Parameters without a gradient in
+/// that step then have no state.
 ///
 /// `module`: as for register_module; it must hold all parameters of the optimizer. Both must outlive the
 /// saves and loads. Register again, in a new state_dict, after add_param_group, zeroing or loading the

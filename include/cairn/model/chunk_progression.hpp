@@ -50,7 +50,7 @@ struct chunk_progression {
 
   /// Chunks, replicas counted. Below 2^31: every one has its own rank.
   [[nodiscard]] std::int64_t count() const noexcept;
-  /// Of the element in the far corner, which has the highest rank.
+  /// The rank of the element in the far corner, which is the highest.
   [[nodiscard]] std::int64_t last_rank() const noexcept;
   /// The box in the far corner: all of the others lie between this one and the first.
   [[nodiscard]] chunk last_box() const noexcept;

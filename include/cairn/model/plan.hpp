@@ -53,8 +53,9 @@ struct read_item {
 };
 
 /// How a rank's part of a load came about: where its bytes came from, and what its threads did, all of them together.
-/// Of a file_store both numbers of bytes are 0 where nothing goes past the page cache: with direct_io = false, without
-/// O_DIRECT, of requests of less than 64 KiB. What is read again because memory had it wrong is in neither.
+/// For a file_store both numbers of bytes are 0 where nothing goes past the page cache: with direct_io =
+/// false, without O_DIRECT, and for requests of less than 64 KiB. Bytes that are read again because memory
+/// had them wrong are in neither.
 struct load_stages {
   std::uint64_t bytes_cached = 0;  ///< of what was read: from memory of this host, such as the page cache
   std::uint64_t bytes_direct = 0;  ///< of what was read: from the device, past the page cache; in whole pages
@@ -68,7 +69,8 @@ struct load_stages {
   double verify_cpu_seconds = 0;    ///< digests
   double deliver_cpu_seconds = 0;   ///< copies and casts
   double populate_cpu_seconds = 0;  ///< giving memory that was not touched before its pages
-  /// Of a small read with no other beside it, the quickest of a few; 0: it was not measured, as where the load is short.
+  /// The time of a small read with no other beside it, the fastest of a few; 0: it was not measured, as in a
+  /// short load.
   double latency_seconds = 0;
   std::uint32_t reads_in_flight = 0;  ///< the most reads that were under way at once
 };

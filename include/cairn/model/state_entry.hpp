@@ -32,7 +32,7 @@ struct state_entry {
   /// Unique in its state.
   std::string name;
   item_kind kind = item_kind::tensor;
-  /// Of its elements; u8 for bytes.
+  /// The type of its elements; u8 for bytes.
   dtype type = dtype::u8;
   extents global;  ///< shape of the whole tensor; empty for values; not used for bytes
   item_flags flags;

@@ -16,7 +16,7 @@ enum class memory_space : std::uint8_t { host = 0, pinned, device };
 /// A view of a tensor: address, element type, shape, strides. Owns nothing; trivially copyable.
 struct tensor_view {
   std::byte* data = nullptr;  ///< of element [0, 0, ...]
-  /// Of its elements.
+  /// The type of its elements.
   dtype type = dtype::u8;
   extents shape;
   std::array<std::int64_t, extents::max_rank>

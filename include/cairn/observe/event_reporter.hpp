@@ -160,7 +160,7 @@ class event_reporter {
     try {
       body();
     } catch (...) {
-      // Telling is never worth more than what is told.
+      // A report that fails must not end what it reports.
     }
   }
   template <class Line>

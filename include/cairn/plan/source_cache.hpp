@@ -26,9 +26,9 @@ class source_cache {
 
   /// What the last refresh() found; empty before. Copies stay as they are.
   [[nodiscard]] const source_table& sources() const noexcept { return sources_; }
-  /// Of the plan's bytes items alone, in order: they may differ from save to save.
+  /// The sizes of the plan's bytes items, in order: they may differ from save to save.
   [[nodiscard]] const std::vector<std::uint64_t>& bytes_sizes() const noexcept { return bytes_sizes_; }
-  /// Of all items, as stored.
+  /// The sizes of all items, as stored.
   [[nodiscard]] std::vector<std::uint64_t> stored_sizes(const save_plan& plan) const;
 
  private:

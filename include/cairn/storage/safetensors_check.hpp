@@ -23,7 +23,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Not one bit of a header may differ from what the writer makes of its entries. @throws corrupt_error
+/// Checks that every bit of a header is what the writer makes of its entries. @throws corrupt_error
 inline void check_encoding(safetensors_header header, std::span<const std::byte> bytes,
                            const load_file& file) {
   if (detail::any_of(header.entries, [](const auto& e) { return e.sharded; }))

@@ -52,8 +52,8 @@ class credential_provider {
   [[nodiscard]] virtual secret_bytes answer(std::span<const std::byte> question) = 0;
 };
 
-/// Who answers in this process, by numbers that stand in descriptions. A number alone opens nothing:
-/// questions come over the socket of a worker that this process started. Any thread.
+/// The credential providers of this process, by the numbers that are in descriptions. A number alone opens
+/// nothing: questions come over the socket of a worker that this process started. Any thread.
 class credential_broker {
  public:
   static credential_broker& here() {

@@ -41,7 +41,7 @@ class hash_state {
   hash_state();
   void reset() noexcept;
   void put(const void* bytes, std::size_t count) noexcept;
-  /// Of what was put since the last reset.
+  /// The digest of what was put since the last reset.
   [[nodiscard]] std::uint64_t value() const noexcept;
 
  private:

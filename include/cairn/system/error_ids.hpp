@@ -8,7 +8,7 @@
 namespace cairn {
 inline namespace v1 {
 
-/// Who can act on an error. Each kind has one exception class in model/error.hpp.
+/// The kinds of errors, by who can act on them. Each kind has one exception class in model/error.hpp.
 enum class error_kind : std::uint8_t { usage = 1, plan = 2, storage = 3, corrupt = 4, timeout = 5, peer = 6 };
 
 /// Stable names of everything that can go wrong: they never change their meaning, and each has a heading in

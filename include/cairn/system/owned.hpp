@@ -15,7 +15,7 @@ class owned {
   constexpr owned(decltype(nullptr)) noexcept {}
   explicit owned(T* made) noexcept : held_(made) {}
   owned(owned&& other) noexcept : held_(other.release()) {}
-  /// Of a class that T is a base of.
+  /// Takes over an object of a class that is derived from T.
   template <class Derived>
   owned(owned<Derived>&& other) noexcept : held_(other.release()) {}
   owned& operator=(owned&& other) noexcept {

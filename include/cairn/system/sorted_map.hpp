@@ -102,7 +102,7 @@ class sorted_map {
   [[nodiscard]] const entry& at_place(std::size_t at) const noexcept {
     return *static_cast<const entry*>(entries_[at]);
   }
-  /// Of the first that the key does not come after.
+  /// The place of the first element that is not less than the key.
   [[nodiscard]] std::size_t place_of(const Key& key) const noexcept {
     std::size_t begin = 0;
     for (std::size_t count = entries_.size(); count > 0;) {

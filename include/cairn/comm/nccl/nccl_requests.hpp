@@ -19,7 +19,8 @@ struct nccl_request {
   std::uint64_t ticket = 0;
 };
 
-/// Those that peers ask for, at most one of each, until they are answered in turn. Used by one thread.
+/// The transfers that peers ask for, at most one of each peer, until they are answered in turn. Used by one
+/// thread.
 class nccl_requests {
  public:
   [[nodiscard]] bool empty() const noexcept { return of_.empty(); }

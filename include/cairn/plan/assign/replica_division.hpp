@@ -162,8 +162,8 @@ class replica_division {
     detail::sort(runs_, [](const run& a, const run& b) { return a.first < b.first; });
     return (below + bytes) / takers;
   }
-  /// Of the units that are left of a box, so many that they are about `bytes`; where the box cannot be cut,
-  /// as many as are nearest to that.
+  /// How many of the units that are left of a box make about `bytes`; if the box cannot be cut there, the
+  /// nearest number.
   [[nodiscard]] std::int64_t units_of(const split_grain& grain, std::int64_t rest, std::int64_t bytes) const {
     const auto unit = static_cast<std::int64_t>(grain.unit_bytes);
     if (bytes <= 0) return 0;

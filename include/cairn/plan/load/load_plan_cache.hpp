@@ -50,7 +50,7 @@ class load_plan_cache {
   /// Drops all plans and manifests; plans that somebody holds stay valid.
   void clear() noexcept { slots_.clear(); }
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
-  /// Of memory, in plans and manifests.
+  /// The memory of the plans and manifests.
   [[nodiscard]] std::size_t bytes() const noexcept;
 
  private:

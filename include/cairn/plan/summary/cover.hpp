@@ -40,7 +40,7 @@ struct prime_field {
   }
 };
 
-/// Of the two densities by which a partition is proved.
+/// The seeds of the two densities by which a partition is proved.
 inline constexpr std::array<std::uint64_t, 2> measure_seeds{0x243f6a8885a308d3u, 0x13198a2e03707344u};
 
 /// The integral over a box of a product of one pseudo-random density a dimension: additive over disjoint

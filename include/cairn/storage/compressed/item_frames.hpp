@@ -43,8 +43,8 @@ inline namespace v1 {
 
 /// How an item is cut and by how many threads it is encoded.
 struct frame_options {
-  /// Of the item, in each frame: a power of two from 64 KiB to 256 MiB. From 1 MiB on, no digest block lies
-  /// in two frames.
+  /// The bytes of the item in each frame: a power of two from 64 KiB to 256 MiB. From 1 MiB on, no digest
+  /// block lies in two frames.
   std::uint64_t frame_bytes = std::uint64_t{4} << 20;
   std::size_t threads = 1;  ///< that encode at once, the calling one among them; at least 1
 };
@@ -77,7 +77,7 @@ class frame_index {
   /// The binary logarithm of the most bytes of the item in a frame.
   static constexpr unsigned max_frame_log = 28;
 
-  /// Of an item that is being encoded. @throws usage_error (usage_bad_option)
+  /// The index of an item that is being encoded. @throws usage_error (usage_bad_option)
   frame_index(std::uint16_t codec, dtype type, std::uint64_t decoded_bytes, std::uint64_t frame_bytes)
       : codec_(codec), type_(type), decoded_bytes_(decoded_bytes), frame_bytes_(frame_bytes) {
     if (!std::has_single_bit(frame_bytes) || frame_bytes >> min_frame_log == 0 ||

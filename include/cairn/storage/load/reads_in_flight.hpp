@@ -33,7 +33,7 @@ class reads_in_flight {
   void large_took(std::int64_t nanoseconds, std::uint64_t reads) noexcept;
   /// How many may be under way.
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
-  /// Of a small request, in nanoseconds; 0 where none was measured.
+  /// The time of a small request, in nanoseconds; 0 if it was not measured.
   [[nodiscard]] std::int64_t latency() const noexcept { return latency_; }
 
  private:

@@ -42,7 +42,7 @@ class shared_blocks final : public shared_source {
   void read_alone();
   /// From the store, by this rank.
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return bytes_read_; }
-  /// Of this rank's reads; not of what came from others.
+  /// The stages of this rank's own reads, without what came from others.
   [[nodiscard]] load_stages stages() const;
 
  private:

@@ -27,7 +27,6 @@ class section_reader {
     return take(count * sizeof(T));
   }
   [[nodiscard]] std::string_view text(std::uint64_t size);
-  void align();
   void finish() const;
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::uint64_t begin() const noexcept { return begin_; }

@@ -31,7 +31,7 @@ struct object_name {
 /// says it.
 struct file_placement {
   std::int32_t ranks_per_file = 1;  ///< so many consecutive ranks share their files, named by the first
-  /// So many share a directory in the step's; 0: all lie in the step's.
+  /// How many ranks share a directory within the step's; 0: all files lie in the step's directory.
   std::int32_t ranks_per_directory = 0;
   /// True if several ranks write into one file.
   [[nodiscard]] bool shared() const noexcept { return ranks_per_file > 1; }

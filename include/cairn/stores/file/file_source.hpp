@@ -68,8 +68,8 @@ class file_source {
 
  private:
   static constexpr std::size_t least_direct = 64u << 10;  // below, one request of the page cache is as good
-  /// So often may the page cache have less than was said, as where the kernel does not tell who may not write the
-  /// file: a read that it refuses costs as much as twenty that are not tried, and reads ahead.
+  /// How often the page cache may have less than the kernel said, as it does for users who may not write the
+  /// file. A read that the page cache refuses costs as much as twenty that are not tried, and reads ahead.
   static constexpr int max_misses = 3;
 
   /// What the page cache is asked about: it counts whole pages.

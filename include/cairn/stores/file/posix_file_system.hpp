@@ -27,7 +27,7 @@ struct file_identity {
 /// What stands under a path.
 enum class file_kind : std::uint8_t { regular, directory, other };
 
-/// What stat() tells of a path.
+/// What stat() says about a path.
 struct file_status {
   file_kind kind = file_kind::other;
   std::uint64_t bytes = 0;
@@ -189,7 +189,7 @@ class posix_file_system {
   [[nodiscard]] int list(int directory, std::vector<directory_entry>& entries) const;
   [[nodiscard]] int free_space(int file, space_left& out) const noexcept;
   [[nodiscard]] int kind(int file, file_system_kind& out) const;
-  /// Where kernel (Linux 5.14) and file system can tell; NFS and Lustre cannot.
+  /// Works where kernel (Linux 5.14) and file system can tell; NFS and Lustre cannot.
   void quotas(int file, std::vector<quota_use>& out) const;
 };
 

@@ -58,7 +58,7 @@ class s3_answer {
 
   /// It is longer than it may be; what it says its length is, or 0.
   [[nodiscard]] std::optional<std::uint64_t> too_long() const noexcept { return too_long_; }
-  /// The size that a Content-Range told of the object.
+  /// The size of the object that a Content-Range gave.
   [[nodiscard]] std::optional<std::uint64_t> object_bytes() const noexcept { return object_bytes_; }
   /// It began with other bytes than those asked for.
   [[nodiscard]] bool wrong_range() const noexcept { return wrong_range_; }

@@ -55,9 +55,8 @@ class s3_call final : public http_call {
   [[nodiscard]] const xml_element& document() const noexcept { return *document_; }
   /// The answer is longer than it may be; what it says its length is, or 0.
   [[nodiscard]] std::optional<std::uint64_t> too_long() const noexcept { return answer_.too_long(); }
-  /// The size that a Content-Range told of the object.
+  /// The size of the object that a Content-Range gave.
   [[nodiscard]] std::optional<std::uint64_t> object_bytes() const noexcept { return answer_.object_bytes(); }
-  [[nodiscard]] bool was_tls() const noexcept { return end == http_end::tls; }
   [[nodiscard]] const std::string& last_failure() const noexcept { return last_failure_; }
   [[nodiscard]] bool sent_checksum() const noexcept { return with_checksum_; }
   [[nodiscard]] std::size_t attempts() const noexcept { return attempts_; }

@@ -20,7 +20,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// What a HEAD request or a listing tells of an object.
+/// What a HEAD request or a listing says about an object.
 struct s3_object {
   std::uint64_t bytes = 0;
   std::string etag;   ///< as it was received, with its quotes
@@ -58,7 +58,7 @@ class s3_client {
 
   /// What stands under a key, or nothing.
   [[nodiscard]] std::optional<s3_object> head(const std::string& key);
-  /// What a HEAD request that has ended tells.
+  /// The result of a HEAD request that has ended.
   [[nodiscard]] std::optional<s3_object> object_of(const s3_call& call) const;
 
   /// All of an object, or nothing if there is none. @throws corrupt_size_mismatch if it is longer than `cap`.

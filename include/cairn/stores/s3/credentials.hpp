@@ -71,9 +71,9 @@ class s3_credential_source {
 
   /// The way by which credentials are found.
   [[nodiscard]] kind which() const noexcept { return kind_; }
-  /// Of a source file(): its profile; empty: AWS_PROFILE, or the default one.
+  /// The profile of a source file(); empty: AWS_PROFILE, or the default one.
   [[nodiscard]] const std::string& profile() const noexcept { return profile_; }
-  /// Of a source file(): its path; empty: AWS_SHARED_CREDENTIALS_FILE, or the usual one.
+  /// The path of a source file(); empty: AWS_SHARED_CREDENTIALS_FILE, or the usual one.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
   /// The credentials of now; `refused`: the server did not take the last ones. @throws storage_permission

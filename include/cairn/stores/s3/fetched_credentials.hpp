@@ -57,17 +57,18 @@ class credential_json final : public json_events {
   std::string key_;
 };
 
-/// Of the role of a machine, by version 2 of the metadata service: with a token, which no forged request of
-/// a proxy gets. `required`: a machine without is an error.
+/// The credentials of the machine's role, from version 2 of the metadata service: with a token, which no
+/// forged request of a proxy gets. `required`: a machine without a role is an error.
 [[nodiscard]] std::optional<s3_credentials> credentials_of_instance(bool required);
 
 /// True where a container's end point may be asked: over TLS, or on this host or link, as AWS's SDKs have it.
 [[nodiscard]] bool is_allowed_endpoint(std::string_view url);
 
-/// Of a container's task or pod (ECS, EKS Pod Identity).
+/// The credentials of a container's task or pod (ECS, EKS Pod Identity).
 [[nodiscard]] std::optional<s3_credentials> credentials_of_container();
 
-/// Of a role that a web identity may take (IRSA on EKS, and whatever else writes a token to a file).
+/// The credentials of a role that a web identity may take (IRSA on EKS, and whatever else writes a token to a
+/// file).
 [[nodiscard]] std::optional<s3_credentials> credentials_of_web_identity();
 
 }  // namespace detail

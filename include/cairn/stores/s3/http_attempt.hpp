@@ -36,7 +36,7 @@ struct http_settings {
 /// it stays at its address while libcurl has its handle.
 class http_attempt {
  public:
-  /// Of a call that is prepared. @throws std::bad_alloc
+  /// Begins an attempt of a call that is prepared. @throws std::bad_alloc
   http_attempt(std::shared_ptr<http_call> call, const http_settings& settings, bool fresh_connection);
   http_attempt(const http_attempt&) = delete;
   http_attempt& operator=(const http_attempt&) = delete;

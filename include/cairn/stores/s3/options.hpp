@@ -89,7 +89,7 @@ struct s3_options {
 
   /// For making a connection; then another one is tried.
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(10);
-  /// Of less than 1 KiB/s: another connection is tried.
+  /// After so long with less than 1 KiB/s, another connection is tried.
   std::chrono::seconds stalled_after = std::chrono::seconds(30);
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< over all attempts of a request
   /// For putting together an upload.

@@ -23,7 +23,7 @@ namespace detail {
 inline constexpr std::int64_t max_single_boxes = std::int64_t{1} << 26;
 
 /// The most boxes that are looked at for a message about what is wrong.
-inline constexpr std::int64_t max_told_boxes = std::int64_t{1} << 22;
+inline constexpr std::int64_t max_listed_boxes = std::int64_t{1} << 22;
 
 CAIRN_BODY std::string ranks_text(const std::vector<std::int32_t>& ranks) {
   if (ranks.empty()) return "ranks";
@@ -42,7 +42,7 @@ CAIRN_BODY std::string ranks_text(const std::vector<std::int32_t>& ranks) {
 
 CAIRN_BODY std::vector<std::int32_t> summary_error::ranks(const chunk* box) const {
   std::vector<std::int32_t> out;
-  std::int64_t left = max_told_boxes;
+  std::int64_t left = max_listed_boxes;
   const auto add = [&](const chunk_progression& p) {
     left -= p.count();
     for (std::int64_t i = 0; left >= 0 && i < p.count(); ++i) {
@@ -107,7 +107,7 @@ CAIRN_BODY void summary_error::definitions(std::size_t other) const {
 
 CAIRN_BODY void summary_error::tiling() const {
   std::vector<chunk> boxes;
-  std::int64_t left = max_told_boxes;
+  std::int64_t left = max_listed_boxes;
   summary_.for_each_box(n_, [&](const chunk_progression& p) {
     left -= p.count();
     for (std::int64_t i = 0; left >= 0 && i < p.count(); ++i) boxes.push_back(p.at(i).box);

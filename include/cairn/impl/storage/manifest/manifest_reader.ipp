@@ -29,11 +29,6 @@ CAIRN_BODY std::string_view section_reader::text(std::uint64_t size) {
   return {reinterpret_cast<const char*>(take(size)), static_cast<std::size_t>(size)};
 }
 
-CAIRN_BODY void section_reader::align() {
-  while (at_ % 8 != 0)
-    if (left() == 0 || *take(1) != std::byte{0}) bad("the padding of a manifest's columns is not zero");
-}
-
 CAIRN_BODY void section_reader::finish() const {
   if (left() != 0) bad("a section of a manifest is longer than its columns");
 }
