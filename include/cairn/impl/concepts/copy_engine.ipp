@@ -41,22 +41,22 @@ CAIRN_BODY void image_fill::begun() noexcept {
 
 CAIRN_BODY bool image_fill::when_begun(detail::callback<void()> call) {
   auto state = begin_.load(std::memory_order_acquire);
-  bool had_one = false;
+  detail::callback<void()> earlier;
   if (state == begin_state::called_for) {
     // Taken back, so that nobody calls it while another one is added.
     if (!begin_.compare_exchange_strong(state, begin_state::awaited, std::memory_order_acq_rel)) return false;
-    had_one = true;
-    call = [before = std::move(on_begun_), call = std::move(call)] { before(), call(); };
+    earlier = std::move(on_begun_);
+    call = [earlier, call = std::move(call)] { earlier(), call(); };
   } else if (state != begin_state::awaited) {
     return false;
   }
   on_begun_ = std::move(call);
   state = begin_state::awaited;
   if (begin_.compare_exchange_strong(state, begin_state::called_for, std::memory_order_acq_rel)) return true;
-  // It has begun meanwhile.
-  if (had_one) on_begun_();
+  // It has begun meanwhile, and called nobody. `call` is not called here: its owner holds the lock that it takes.
   on_begun_ = nullptr;
-  return had_one;
+  if (earlier) earlier();
+  return false;
 }
 
 CAIRN_BODY void image_fill::fail(std::exception_ptr why) noexcept {
