@@ -207,11 +207,11 @@ CAIRN_BODY std::optional<std::vector<std::byte>> s3_client::get_all(const std::s
   if (!call->fine() && call->end == http_end::answered && call->status == 404 &&
       call->refusal().code != "NoSuchBucket")
     return std::nullopt;
-  if (const auto answer_bytes = call->too_long(); answer_bytes && call->status / 100 == 2)
+  if (const auto stated_length = call->too_long(); stated_length && call->status / 100 == 2)
     fail(error_id::corrupt_size_mismatch, "the object is longer than it can be",
          {.file = place(key),
           .expected = "at most " + std::to_string(cap) + " bytes",
-          .got = *answer_bytes != 0 ? std::to_string(*answer_bytes) + " bytes" : "more"});
+          .got = *stated_length != 0 ? std::to_string(*stated_length) + " bytes" : "more"});
   require(*call, "reading of an object");
   return call->take_answer();
 }
