@@ -122,7 +122,7 @@ class checkpointer : public checkpointer_base {
 
   template <class... P>
   static detail::engine_owner engine_of(any_storage storage, std::tuple<P&...> arguments) {
-    if constexpr (sizeof...(P) == 0 && !Overlapped && !ReadOnlyStorage<StorageType>)
+    if constexpr (sizeof...(P) == 0 && !Overlapped && !detail::is_read_only<StorageType>)
       return detail::make_default_engine(std::move(storage));
     else
       return detail::make_engine(parts_of(std::move(storage), arguments));
@@ -149,7 +149,7 @@ class checkpointer : public checkpointer_base {
       parts.checked = detail::take<role::check, cairn::checked, P...>(arguments).on;
     if constexpr (detail::count_of<role::read_sharing, P...> == 1)
       parts.options.sharing = detail::take<role::read_sharing, read_sharing, P...>(arguments);
-    if constexpr (detail::count_of<role::access, P...> == 1 || ReadOnlyStorage<StorageType>)
+    if constexpr (detail::count_of<role::access, P...> == 1 || detail::is_read_only<StorageType>)
       parts.options.read_only = true;
     if constexpr (detail::count_of<role::retention, P...> == 1)
       parts.keep = detail::take<role::retention, keep_last, P...>(arguments);

@@ -10,6 +10,7 @@
 #include <cairn/concepts/any_writer.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
+#include <cairn/concepts/storage.hpp>
 #include <cairn/system/shared.hpp>
 
 #include <concepts>
@@ -90,6 +91,12 @@ class default_writer_over : public any_writer {
   void description() const
     requires(!Portable<Store>);
 };
+
+/// Whether a storage is for loads alone; the default one is not, and is not asked, as its page need not be there.
+template <class Storage>
+inline constexpr bool is_read_only = ReadOnlyStorage<Storage>;
+template <ByteStore Store>
+inline constexpr bool is_read_only<safetensors_storage<Store>> = false;
 
 /// The writer of a storage, as executors are asked about it.
 template <class Storage>
