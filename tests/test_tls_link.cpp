@@ -304,7 +304,7 @@ TEST_CASE("a stranger gets nothing, learns nothing, is counted and dropped") {
   auto peer =
       link_to(job.ports[1], job.key, job.addresses[1], {.address = "127.0.0.1", .handshake_timeout = 240s});
   CHECK(fetch_one(peer, 1, image_key, 0, image.size()) == image);
-  CHECK(job.at(1).counts().accepted > 0);
+  await([&] { return job.at(1).counts().accepted > 0; });
 }
 
 TEST_CASE("a flood of strangers leaves room for peers") {
@@ -450,6 +450,20 @@ TEST_CASE("a peer that asks and does not read holds up neither a withdrawal nor 
   job.at(1).withdraw({"other", 1}, ample_time());
   std::fill(image.begin(), image.end(), std::byte{0});  // its memory is free
   await([&] { return job.at(1).counts().refused == 3; });
+}
+
+TEST_CASE("several connections share a large fetch, and one serves small ones") {
+  for (const auto bulk : {cairn::bulk_protection::encrypted, cairn::bulk_protection::authenticated}) {
+    tls_job job(2, {.address = "127.0.0.1", .bulk = bulk});
+    const auto image = numbered_bytes((std::size_t{30} << 20) + 12345, 1);
+    offer_one(job.at(1), image_key, image);
+    for (int i = 0; i < 3; ++i) CHECK(fetch_one(job.at(0), 1, image_key, 77, 1000).size() == 1000);
+    await([&] { return job.at(1).counts().accepted == 1; });
+    CHECK(std::memcmp(fetch_one(job.at(0), 1, image_key, 1, image.size() - 1).data(), image.data() + 1,
+                      image.size() - 1) == 0);
+    CHECK(job.at(1).counts().accepted <= 4);
+    CHECK(job.at(1).counts().bytes == 3000 + image.size() - 1);
+  }
 }
 
 TEST_CASE("many waits for offers take no thread each") {

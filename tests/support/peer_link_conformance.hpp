@@ -109,6 +109,20 @@ TEST_CASE_TEMPLATE_DEFINE("PeerLink conformance", Env, peer_link_conformance) {
     }
     CHECK(env.at(0).fetch(1, key, {}, ample_time()) == 300'000);
   }
+  SUBCASE("many small ranges") {
+    const auto all = numbered_bytes(300'000, 1);
+    offer_one(env.at(1), key, all);
+    std::vector<std::vector<std::byte>> got;
+    for (std::size_t i = 0; i < 3000; ++i) got.emplace_back(i % 50);
+    std::vector<cairn::fetch_range> ranges;
+    for (std::size_t i = 0; i < got.size(); ++i) ranges.push_back({i * 7919 % 299'000, got[i]});
+    CHECK(env.at(0).fetch(1, key, ranges, ample_time()) == 300'000);
+    std::size_t wrong = 0;
+    for (const auto& range : ranges)
+      wrong += !range.destination.empty() && std::memcmp(range.destination.data(), all.data() + range.offset,
+                                                         range.destination.size()) != 0;
+    CHECK(wrong == 0);
+  }
   SUBCASE("an offer without bytes is one") {
     env.at(2).offer(key, {});
     CHECK(env.at(0).await_offer(2, key, ample_time()) == 0);
@@ -198,7 +212,7 @@ TEST_CASE_TEMPLATE_DEFINE("PeerLink conformance", Env, peer_link_conformance) {
   SUBCASE("a withdrawal in the middle of fetches") {
     // Each fetch gives all of the bytes as they were offered, or says that they were withdrawn; with no time for
     // those that have begun, which are cut off.
-    const std::size_t size = 3'000'000;
+    const std::size_t size = 9'000'000;
     for (std::uint64_t round = 0; round < 6; ++round) {
       auto all = numbered_bytes(size, round);
       const auto good = all;

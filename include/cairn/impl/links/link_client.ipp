@@ -299,7 +299,9 @@ CAIRN_BODY std::uint64_t link_client::fetch(const offer_key& key, std::span<cons
   auto& in = *in_;
   // Long enough that the time between two requests does not count, short enough that connections share small fetches.
   constexpr std::size_t piece_bytes = std::size_t{4} << 20;
-  constexpr std::size_t requests_ahead = 2;
+  // Of large pieces the next one is asked for, and of small ones so many that the way there and back does not count; as
+  // few as fit into a socket that the peer does not read at that time.
+  constexpr std::size_t bytes_ahead = 2 * piece_bytes, requests_ahead = 32;
   std::vector<fetch_piece> pieces;
   for (const auto& range : ranges)
     for (std::size_t at = 0; at < range.destination.size(); at += piece_bytes)
@@ -337,10 +339,16 @@ CAIRN_BODY std::uint64_t link_client::fetch(const offer_key& key, std::span<cons
                   .key = key},
                  until);
       };
+      const auto asked_for = [&] {
+        std::size_t sum = 0;
+        for (const auto number : mine) sum += pieces[number].destination.size();
+        return sum;
+      };
       for (const auto number : mine) ask(number);
       // What was asked for is read even where it is of no use, so that the connection can be used again.
       while (!mine.empty()) {
-        while (mine.size() < requests_ahead && refused == link_answer::status::ok && one_more())
+        while (mine.size() < requests_ahead && asked_for() < bytes_ahead &&
+               refused == link_answer::status::ok && one_more())
           ask(mine.back());
         const auto answer = peer.answer(until);
         const auto destination = pieces[mine.front()].destination;
@@ -358,7 +366,10 @@ CAIRN_BODY std::uint64_t link_client::fetch(const offer_key& key, std::span<cons
     if (refused != link_answer::status::ok) fail_not_offered(in.rank, key);
     end.well = true;
   };
-  const auto connections = std::min(pieces.size(), std::max<std::size_t>(in.options.connections, 1));
+  std::uint64_t wanted = 0;
+  for (const auto& piece : pieces) wanted += piece.destination.size();
+  const auto connections = static_cast<std::size_t>(
+      std::clamp<std::uint64_t>((wanted + piece_bytes - 1) / piece_bytes, 1, in.options.connections));
   if (connections == 1)
     work(0);
   else
