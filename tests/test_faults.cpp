@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: checkpoints
 // threaded
+// cost: 15
 // Bad input and faults, as a trainer meets them through its checkpointer.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>

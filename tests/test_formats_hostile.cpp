@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// cost: 10
 // What the storage formats refuse: every flipped bit and every cut of a manifest and a record, and every
 // class of hostile input, with right digests where the writer is hostile. Whatever is read, the answer is a
 // value that keeps the promises of the format or a corrupt_error, and memory stays in proportion to the

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // threaded
 // optimised
+// cost: 12
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: files
+// cost: 10
 #include <doctest/doctest.h>
 
 #include <algorithm>

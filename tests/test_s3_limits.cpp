@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3
+// cost: 15
 //
 // What an s3_store takes: memory beside the image, requests at a time, bytes for those that are wanted, and
 // time for what fails. Memory is what operator new and libcurl have taken, counted in a process of its own:

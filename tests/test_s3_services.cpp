@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3 OpenSSL::SSL
+// cost: 15
 //
 // What services differ in: the conditions and checksums that they take, their clocks and regions, whom they
 // let in, TLS and its certificates, the dialect of Google.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3
+// cost: 40
 //
 // The S3 store against moto, an implementation that shares nothing with ours; the signer against AWS's
 // published examples and against botocore.

@@ -2,6 +2,7 @@
 // The ByteStore conformance suite on every store, and what the concept refuses.
 // threaded
 // optimised
+// cost: 13
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>

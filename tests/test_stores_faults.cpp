@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// cost: 15
 // Every system call of file_store fails in turn, once and for ever; and the faults of real file systems.
 #include <cairn/stores/basic_file_store.hpp>
 #include <cairn/stores/file_store.hpp>
