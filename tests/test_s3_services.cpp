@@ -781,6 +781,31 @@ TEST_CASE("TLS: a server with a valid certificate is trusted, and others are err
   CHECK(store_at(careless).size("unsigned") == bytes.size());
 }
 
+TEST_CASE("TLS: a new connection goes on with the session of an earlier one") {
+  scratch_directory directory;
+  const auto authority = make_identity("an authority for tests");
+  authority.write(directory.path() + "/authority.pem");
+  s3::server server{service()};
+  tls_front front{make_identity("localhost", &authority), server.port()};
+  auto o = where("https://localhost:" + std::to_string(front.port()));
+  o.ca_file = directory.path() + "/authority.pem";
+  o.get_bytes = 1u << 20;
+  auto store = store_at(o);
+  const auto bytes = pattern(8u << 20, 3);
+  write(store, "object", bytes);
+  CHECK(store.size("object") == bytes.size());
+  // None of them is answered before all have come, each on a connection of its own.
+  constexpr int at_once = 8;
+  server.faults.add("gather GetObject 1-8 count=8 ms=60000");
+  std::vector<std::byte> read(bytes.size());
+  const cairn::read_range all{"object", 0, read};
+  store.read({&all, 1});
+  CHECK(read == bytes);
+  CHECK(server.count("GetObject") == at_once);
+  // The first new one does; others that begin at once may find its session taken, as TLS 1.3 uses each ticket once.
+  CHECK(front.resumed_sessions() > 0);
+}
+
 TEST_CASE("TLS: a server without TLS is an error that says so") {
   const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <mutex>
@@ -52,6 +53,10 @@ class tls_front {
     SSL_CTX_free(context_);
   }
   [[nodiscard]] std::uint16_t port() const { return port_; }
+  /// The connections for which certificates were exchanged, and those that went on with a session. Counted before the
+  /// first byte is handed on.
+  [[nodiscard]] int full_handshakes() const { return full_; }
+  [[nodiscard]] int resumed_sessions() const { return resumed_; }
 
  private:
   static sockaddr_in here(std::uint16_t port) {
@@ -83,9 +88,11 @@ class tls_front {
   void serve(int socket, int inner) {
     SSL* const tls = SSL_new(context_);
     const auto address = here(behind_);
-    if (tls != nullptr && SSL_set_fd(tls, socket) == 1 && SSL_accept(tls) == 1 &&
-        ::connect(inner, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
-      carry(tls, socket, inner);
+    if (tls != nullptr && SSL_set_fd(tls, socket) == 1 && SSL_accept(tls) == 1) {
+      ++(SSL_session_reused(tls) == 1 ? resumed_ : full_);
+      if (::connect(inner, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
+        carry(tls, socket, inner);
+    }
     if (tls != nullptr) SSL_free(tls);
     const std::lock_guard lock(mutex_);
     sockets_.remove(socket);
@@ -123,6 +130,8 @@ class tls_front {
   SSL_CTX* context_;
   int listener_ = -1;
   std::uint16_t port_ = 0;
+  std::atomic<int> full_{0};
+  std::atomic<int> resumed_{0};
   std::mutex mutex_;
   bool stopping_ = false;
   std::list<int> sockets_;

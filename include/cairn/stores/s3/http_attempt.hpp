@@ -30,6 +30,7 @@ struct http_settings {
   std::chrono::milliseconds connect_timeout;
   std::chrono::seconds stalled_after;
   std::size_t max_at_once = 16;
+  CURLSH* sessions = nullptr;  ///< of TLS, which new connections go on with; of the transport's thread
 };
 
 /// One attempt of a call by libcurl: what it sends, what comes, and how it ended. Of the transport's thread;

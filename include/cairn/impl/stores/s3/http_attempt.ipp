@@ -88,6 +88,7 @@ CAIRN_BODY void http_attempt::set_up(const http_settings& settings, bool fresh_c
   ::curl_easy_setopt(e, CURLOPT_SSL_VERIFYPEER, settings.verify_tls ? 1L : 0L);
   ::curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, settings.verify_tls ? 2L : 0L);
   if (!settings.ca_file.empty()) must(::curl_easy_setopt(e, CURLOPT_CAINFO, settings.ca_file.c_str()));
+  if (settings.sessions != nullptr) ::curl_easy_setopt(e, CURLOPT_SHARE, settings.sessions);
   if (!call_->may_be_silent) {
     ::curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, 1024L);
     ::curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, static_cast<long>(settings.stalled_after.count()));

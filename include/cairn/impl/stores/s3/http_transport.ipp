@@ -32,6 +32,9 @@ CAIRN_BODY http_transport::http_transport(http_settings settings, std::shared_pt
   if (initialised != CURLE_OK) fail(error_id::storage_io, "libcurl could not be initialised");
   multi_ = ::curl_multi_init();
   if (multi_ == nullptr) throw std::bad_alloc();
+  // libcurl keeps TLS sessions with each request: connections of other requests would exchange certificates again.
+  settings_.sessions = ::curl_share_init();
+  ::curl_share_setopt(settings_.sessions, CURLSHOPT_SHARE, CURL_LOCK_DATA_SSL_SESSION);
   ::curl_multi_setopt(multi_, CURLMOPT_MAXCONNECTS, static_cast<long>(settings_.max_at_once + 4));
   ::curl_multi_setopt(multi_, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
 }
@@ -45,6 +48,7 @@ CAIRN_BODY http_transport::~http_transport() {
   ::curl_multi_wakeup(multi_);
   thread_.join();  // within moments: libcurl never waits for the network
   ::curl_multi_cleanup(multi_);
+  ::curl_share_cleanup(settings_.sessions);
 }
 
 CAIRN_BODY void http_transport::submit(std::shared_ptr<http_call> call) {
