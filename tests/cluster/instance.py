@@ -101,10 +101,11 @@ def call(address, command):
             sys.stdout.buffer.write(held[:at])
             sys.stdout.flush()
             os._exit(int(held[at + len(END):]))  # whatever waits for more input
-        keep = len(END) + 8 if at < 0 else len(held) - at
-        sys.stdout.buffer.write(held[:-keep])
+        # All but what may be the beginning of the end.
+        sure = at if at >= 0 else next((i for i in range(max(0, len(held) - len(END)), len(held)) if END.startswith(held[i:])), len(held))
+        sys.stdout.buffer.write(held[:sure])
         sys.stdout.flush()
-        held = held[-keep:]
+        held = held[sure:]
 
 
 if sys.argv[1] == "serve":
