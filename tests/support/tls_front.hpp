@@ -53,9 +53,7 @@ class tls_front {
     SSL_CTX_free(context_);
   }
   [[nodiscard]] std::uint16_t port() const { return port_; }
-  /// The connections for which certificates were exchanged, and those that went on with a session. Counted before the
-  /// first byte is handed on.
-  [[nodiscard]] int full_handshakes() const { return full_; }
+  /// The connections that went on with the session of an earlier one. Counted before the first byte is handed on.
   [[nodiscard]] int resumed_sessions() const { return resumed_; }
 
  private:
@@ -89,7 +87,7 @@ class tls_front {
     SSL* const tls = SSL_new(context_);
     const auto address = here(behind_);
     if (tls != nullptr && SSL_set_fd(tls, socket) == 1 && SSL_accept(tls) == 1) {
-      ++(SSL_session_reused(tls) == 1 ? resumed_ : full_);
+      resumed_ += SSL_session_reused(tls);
       if (::connect(inner, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
         carry(tls, socket, inner);
     }
@@ -130,7 +128,6 @@ class tls_front {
   SSL_CTX* context_;
   int listener_ = -1;
   std::uint16_t port_ = 0;
-  std::atomic<int> full_{0};
   std::atomic<int> resumed_{0};
   std::mutex mutex_;
   bool stopping_ = false;
