@@ -17,8 +17,10 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -141,9 +143,14 @@ CAIRN_BODY std::optional<held_image> local_tier::image(const held_step& which) {
                      .plan = detail::plan_in_tier(directory.path(), n.plan_digest).bytes,
                      .memory = pinned};
     if (directory.on_disk()) {
-      auto read = std::make_shared<const std::vector<std::byte>>(
-          detail::read_disk_image(directory.path(detail::slot_name(n.rank, n.slot)), end));
-      found.bytes = *read;
+      // The pin stays with what was read: the file is not filled again as long as somebody has the image.
+      struct pinned_copy {
+        std::shared_ptr<const void> pin;
+        std::vector<std::byte> bytes;
+      };
+      auto read = std::make_shared<const pinned_copy>(pinned_copy{
+          pinned, detail::read_disk_image(directory.path(detail::slot_name(n.rank, n.slot)), end)});
+      found.bytes = read->bytes;
       found.memory = std::move(read);
     }
     if (end > found.bytes.size())
@@ -163,11 +170,8 @@ CAIRN_BODY void local_tier::withdraw(const held_step& which) {
       slots_->directory().remove_record(n);
 }
 CAIRN_BODY void local_tier::go_on_from(const tier_base& base) {
-  auto& directory = slots_->directory();
-  for (const auto& n : directory.held_names()) {
-    const bool since = n.run == directory.user().run && save_count_of(n.run, n.step, n.attempt) > base.saves;
-    if (!since && (!base.step || n.step > *base.step)) directory.remove_record(n);
-  }
+  for (const auto& n : slots_->directory().held_names())
+    if (!base.step || n.step > *base.step) slots_->directory().remove_record(n);
   slots_->set_runs(base.runs);
 }
 CAIRN_BODY void local_tier::end() noexcept {
