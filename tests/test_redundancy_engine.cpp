@@ -66,6 +66,11 @@ std::vector<std::byte> file_bytes(const fs::path& path) {
   REQUIRE(file.good());
 }
 
+/// As in memory: the disk of the machine that tests is no part of any deadline.
+struct quick_files : tier_files {
+  void sync(const std::string&, int) override {}
+};
+
 /// A job whose hosts have a rank and a tier each. Its saves are what a local tier would hold of them.
 class job {
  public:
@@ -86,7 +91,8 @@ class job {
       if (!lost.contains(rank)) left.push_back(tier(rank));
     return left;
   }
-  void start(const any_redundancy& by, const redundancy_options& options = {}) {
+  void start(const any_redundancy& by, redundancy_options options = {}) {
+    if (options.files == nullptr) options.files = std::make_shared<quick_files>();
     engines.clear();
     for (int rank = 0; rank < ranks(); ++rank)
       engines.push_back(std::make_unique<redundancy_engine>(links[static_cast<std::size_t>(rank)], by, groups,
@@ -95,8 +101,8 @@ class job {
   /// Save n of a rank, in a file with a header, one item, and what makes the image a whole number of pages.
   [[nodiscard]] held_image made(int rank, std::uint64_t n, std::int32_t slot = 0) const {
     const auto step = static_cast<std::int64_t>(10 * n);
-    const held_name name{.run = run,
-                         .attempt = attempt_of(run, step, n),
+    const held_name name{.run = from,
+                         .attempt = attempt_of(from, step, n),
                          .plan_digest = 77,
                          .step = step,
                          .world_size = ranks(),
@@ -109,7 +115,7 @@ class job {
       std::memcpy(image->data() + at, &number, sizeof number);
     }
     cairn::record r;
-    r.run = run, r.attempt = name.attempt, r.step = step, r.rank = rank, r.world_size = ranks(),
+    r.run = from, r.attempt = name.attempt, r.step = step, r.rank = rank, r.world_size = ranks(),
     r.plan_digest = 77;
     const auto item = std::span<const std::byte>(*image).subspan(800, image->size() - 1000);
     r.files = {{.bytes = 800 + item.size()}};
@@ -190,6 +196,7 @@ class job {
   }
 
   bool small = false;
+  run_id from = run;
   scratch_directory scratch;
   thread_link_group group;
   std::vector<std::string> groups;
@@ -333,10 +340,10 @@ TEST_CASE(
   by.every = 2;
   job of(4);
   of.start(by);
-  CHECK_FALSE(of.engine(0).is_due(1));
+  CHECK_FALSE(of.engine(0).is_due(3));
   CHECK(of.engine(0).is_due(2));
-  of.engine(0).hold(of.held(0, 1));
-  CHECK_FALSE(of.engine(0).report(1));
+  of.save(1);  // the first, such as one that was resumed
+  of.check_redundant(1);
   std::vector<std::weak_ptr<const void>> first;
   for (int rank = 0; rank < 4; ++rank) {
     auto image = of.held(rank, 2);
@@ -345,6 +352,8 @@ TEST_CASE(
   }
   of.check_redundant(2);
   for (const auto& each : first) CHECK_FALSE(each.expired());
+  of.engine(0).hold(of.held(0, 3));
+  CHECK_FALSE(of.engine(0).report(3));
   of.save(4);
   of.check_redundant(4);
   for (const auto& each : first) CHECK(each.expired());
@@ -361,6 +370,34 @@ TEST_CASE("newest wins: saves that not all members have come to are passed over"
   for (const std::uint64_t n : {1u, 2u})
     CHECK(of.engine(0).wait(n, in_time())->state == redundancy_state::superseded);
   check_rebuilt(of, {1}, by, 3);
+}
+
+TEST_CASE("a save that some ranks never hold is given up by those that have their pieces of it") {
+  const any_redundancy by(partner_copies{});
+  job of(6);
+  of.start(by);
+  of.save(1);
+  of.check_redundant(1);
+  // One set makes its pieces, and waits for the others.
+  const auto set = of.engine(4).set();
+  for (const int rank : set) of.engine(rank).hold(of.held(rank, 2));
+  for (int rank = 0; rank < of.ranks(); ++rank)
+    if (std::find(set.begin(), set.end(), rank) == set.end()) of.engine(rank).hold(of.held(rank, 3));
+  for (const int rank : set) CHECK(of.engine(rank).wait(2, in_time())->state != redundancy_state::redundant);
+  for (const int rank : set) of.engine(rank).hold(of.held(rank, 3));
+  of.check_redundant(3);
+  check_rebuilt(of, {1}, by, 3);
+}
+
+TEST_CASE("the same saves of two runs do not meet") {
+  const auto by = usual();
+  job of(4);
+  of.start(by);
+  of.save(1);
+  of.check_redundant(1);
+  of.from = {.high = 0x4321, .low = 0x8765};
+  of.save(1);
+  of.check_redundant(1);
 }
 
 TEST_CASE("a link that breaks costs the pieces of one save") {
@@ -448,7 +485,7 @@ TEST_CASE("an image that is not what its digests say is found before it is in an
 }
 
 /// Fails at a rename, as a process that dies there.
-struct failing_files final : tier_files {
+struct failing_files final : quick_files {
   std::atomic<bool> fails{false};
   void rename(const std::string& from, const std::string& to) override {
     if (fails) fail(error_id::storage_io, "the disk is gone");
@@ -554,9 +591,14 @@ TEST_CASE("once a step is redundant, one is that survives any host, whatever lin
         of.group.disturb(any_rank(), any_rank(),
                          {.what = link_fault::kind::cut, .after = random() % 200'000});
       for (int rank = 0; rank < of.ranks(); ++rank) of.engine(rank).hold(of.held(rank, n));
+      if (random() % 3 == 0) {  // the next save, wherever the ranks are with this one
+        ++n;
+        for (int rank = 0; rank < of.ranks(); ++rank) of.engine(rank).hold(of.held(rank, n));
+      }
       const int lost = any_rank();
       const bool dies = random() % 3 == 0;
       if (dies) of.group.lose(lost);
+      if (n > 1 && of.engine(lost).report(n - 1)) note(n - 1);
       note(n);
       // Were this the end of the job, and of any host:
       const auto step = newest(of.tiers_without({lost}), *by);

@@ -70,9 +70,11 @@ class redundancy_engine {
   ~redundancy_engine();
 
   /// A save is held by this rank: its image (image_tier::image). Returns at once. Saves come in the order in which they
-  /// were made; those between two that are due are let go. @throws corrupt_error where the image has no record
+  /// were made; the first gets pieces, and of the others
+  /// those between two that are due are let go. @throws corrupt_error where the image has no record
   void hold(held_image image);
-  /// Whether this save (see save_count_of) is one of those that get pieces.
+  /// Whether this save (see save_count_of) is one of those that get pieces, also where it is not the first that
+  /// is held.
   [[nodiscard]] bool is_due(std::uint64_t save_count) const noexcept;
   /// What became of a save, one of the last 64 that were due; nothing of others.
   [[nodiscard]] std::optional<redundancy_report> report(std::uint64_t save_count) const;

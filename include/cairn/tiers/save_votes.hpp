@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <mutex>
 #include <span>
 
 namespace cairn {
@@ -19,7 +20,7 @@ struct passed_over {};
 /// How the ranks of a job agree, over their links, that a save has all its pieces: until each of them knows that all
 /// have theirs, none gives up what it has of the save before. Up a tree with eight children at each rank goes who has
 /// its pieces, down from rank 0 that all have; messages are offers that the others wait for, one byte or none. A rank that
-/// fails says so, and then nobody goes on waiting for it. One thread.
+/// fails says so, and then nobody goes on waiting for it. One thread; tell_gave_up() any.
 class save_votes {
  public:
   /// `interrupted(until_newer)`: whether to stop waiting, because the engine ends, or, where that is asked, because a newer
@@ -33,8 +34,10 @@ class save_votes {
   /// Waits until the peer offers something of a save; returns its size. @throws passed_over; peer_error where the peer has
   /// given up this save; what PeerLink's await_offer() throws
   std::uint64_t await(int peer, const offer_key& key, deadline until, bool until_newer);
-  /// Offers something for good, or until 64 later ones have been offered: `what` stays where it is.
-  void tell(offer_key key, std::span<const std::byte> what);
+  /// Offers something for good, or until withdraw_old() takes it back: `what` stays where it is.
+  void tell(const offer_key& key, std::span<const std::byte> what);
+  /// Withdraws what is older than the last 256 that were told, except that the newest complete save was one.
+  void withdraw_old() noexcept;
   /// Tells that this rank has given up a save: for a newer one, or because it failed.
   void tell_gave_up(std::uint64_t save, bool for_newer) noexcept;
 
@@ -55,6 +58,7 @@ class save_votes {
   any_peer_link& link_;
   std::chrono::nanoseconds block_timeout_;
   callback<bool(bool)> interrupted_;
+  std::mutex mutex_;
   std::deque<offer_key> told_;
 };
 

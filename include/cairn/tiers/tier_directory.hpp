@@ -22,6 +22,8 @@ namespace detail {
 
 /// A whole small file of a tier; nothing if there is none. @throws storage_error, corrupt_error
 [[nodiscard]] std::optional<std::vector<std::byte>> tier_file(const std::string& path);
+/// Whether a directory is of a tmpfs: what lies there ends with its host, and need not be made durable.
+[[nodiscard]] bool lies_in_memory(const std::string& directory) noexcept;
 
 /// The directory of a local tier as one rank sees it: whose it is, its locks, and the small files beside the images.
 /// Any thread, after open().

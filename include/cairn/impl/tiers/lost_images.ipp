@@ -130,6 +130,16 @@ struct surviving_set {
   return true;
 }
 
+/// Where the tier lies on a disk, durable before it has its name.
+inline void put_in_place(tier_files& files, const std::string& into, const std::string& temporary,
+                         const std::string& name, std::span<const std::byte> bytes) {
+  const bool on_disk = !lies_in_memory(into);
+  files.put(into + "/" + temporary, bytes);
+  if (on_disk) files.sync(into + "/" + temporary, -1);
+  files.rename(into + "/" + temporary, into + "/" + name);
+  if (on_disk) files.sync(into, -1);
+}
+
 /// Gives a tier both files of a plan, where it has not got them.
 inline void rebuild_plan(std::span<const std::string> directories, std::uint64_t digest,
                          const std::string& into, tier_files& files) {
@@ -138,8 +148,7 @@ inline void rebuild_plan(std::span<const std::string> directories, std::uint64_t
       const auto plan = plan_in_tier(directory, digest);
       for (const auto& name : {plan_name(digest), second_plan_name(digest)}) {
         if (::access((into + "/" + name).c_str(), F_OK) == 0) continue;
-        files.put(into + "/new-plan-rebuilt", plan.bytes);
-        files.rename(into + "/new-plan-rebuilt", into + "/" + name);
+        put_in_place(files, into, "new-plan-rebuilt", name, plan.bytes);
       }
       return;
     } catch (const corrupt_error&) {
@@ -273,9 +282,9 @@ CAIRN_BODY void rebuild_lost_images(std::span<const std::string> directories, co
     auto name = head.name;
     const auto content = detail::decode_held(head.record, name, into);
     name.slot = slot.number();
-    const auto temporary = into + "/new-rebuilt-" + std::to_string(rank);
-    files.put(temporary, detail::encode_held(name, content));
-    files.rename(temporary, into + "/" + detail::to_string(name));
+    if (!detail::lies_in_memory(into)) files.sync(into + "/" + detail::slot_name(rank, name.slot), -1);
+    detail::put_in_place(files, into, "new-rebuilt-" + std::to_string(rank), detail::to_string(name),
+                         detail::encode_held(name, content));
     slot.keep();
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/save_context.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
@@ -12,6 +13,7 @@
 #include <cairn/tiers/save_votes.hpp>
 #include <cairn/tiers/slot_rule.hpp>
 #include <cairn/tiers/strip_reader.hpp>
+#include <cairn/tiers/tier_directory.hpp>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -29,10 +31,16 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// What a rank offers of save n: under these names and the generation n.
+/// What a rank offers of a save: under these names, and the generation that generation_of() tells.
 inline constexpr const char* head_offer = "cairn.head";
 inline constexpr const char* image_offer = "cairn.image";
 inline constexpr const char* done_offer = "cairn.done";  // its piece is kept
+
+/// Save counts begin at 1 in each run: what an earlier run offered is never taken for this one. Each rank knows it of saves
+/// that it never held, too.
+[[nodiscard]] inline std::uint64_t generation_of(const run_id& run, std::uint64_t save) {
+  return attempt_of(run, 0, save);
+}
 
 /// This rank has its piece, and does not know whether all ranks of the job have theirs.
 struct unknown_end {};
@@ -46,12 +54,14 @@ struct redundancy_engine::state {
     held_image image = {};
     detail::held_name name = {};
     std::uint64_t save = 0;
+    std::uint64_t number = 0;  // of those that were held here: it grows, also over runs
     clock::time_point begin = {};
+    [[nodiscard]] std::uint64_t generation() const { return detail::generation_of(name.run, save); }
   };
   /// One of the pieces that this rank has room for.
   struct slot {
     std::int32_t number = 0;
-    std::uint64_t save = 0;  // 0: none
+    std::uint64_t work = 0;  // whose piece it holds; 0: none
     detail::held_name record = {};
   };
 
@@ -121,7 +131,7 @@ struct redundancy_engine::state {
   }
 
   [[nodiscard]] std::vector<detail::image_head> heads_of_all(const detail::held_name& own_name,
-                                                             std::uint64_t save,
+                                                             std::uint64_t generation,
                                                              std::span<const std::byte> own, deadline until) {
     std::vector<detail::image_head> heads;
     for (const auto rank : set) {
@@ -129,8 +139,12 @@ struct redundancy_engine::state {
         heads.push_back(detail::decode_head(own, directory));
         continue;
       }
-      const offer_key key{detail::head_offer, save};
-      std::vector<std::byte> bytes(static_cast<std::size_t>(votes.await(rank, key, until, true)));
+      const offer_key key{detail::head_offer, generation};
+      const auto size = votes.await(rank, key, until, true);
+      if (size > detail::max_manifest_bytes)
+        fail(error_id::peer_bad_message, "a rank offers a description of its image that is too long",
+             {.rank = rank, .got = std::to_string(size) + " bytes"});
+      std::vector<std::byte> bytes(static_cast<std::size_t>(size));
       const fetch_range all{.offset = 0, .destination = bytes};
       static_cast<void>(
           link.fetch(rank, key, std::span(&all, 1), deadline::in(options.block_timeout).earlier(until)));
@@ -145,13 +159,14 @@ struct redundancy_engine::state {
   }
 
   /// Makes the pieces of a save. @throws passed_over; anything else costs this save its pieces
-  void make(const held_image& image, const detail::held_name& name, std::uint64_t save,
+  void make(const held_image& image, const detail::held_name& name, std::uint64_t save, std::uint64_t number,
             redundancy_report& report) {
     const auto until = deadline::in(options.timeout);
     const auto head = detail::encode_head(detail::head_of(image));
     const std::span<const std::byte> parts[] = {head, image.bytes};
-    const offer_key head_key{detail::head_offer, save};
-    const offer_key image_key{detail::image_offer, save};
+    const auto generation = detail::generation_of(name.run, save);
+    const offer_key head_key{detail::head_offer, generation};
+    const offer_key image_key{detail::image_offer, generation};
     /// Nobody reads the image when this has ended.
     struct offers {
       any_peer_link& link;
@@ -166,7 +181,7 @@ struct redundancy_engine::state {
     link.offer(head_key, std::span(&parts[0], 1));
 
     detail::kept_piece content;
-    content.heads = heads_of_all(name, save, head, until);
+    content.heads = heads_of_all(name, generation, head, until);
     const auto own = static_cast<std::int32_t>(std::find(set.begin(), set.end(), link.rank()) - set.begin());
     content.member = own;
     const auto members = content.set();
@@ -213,32 +228,34 @@ struct redundancy_engine::state {
       }
     }
     report.kept_bytes = bytes;
-    keep(to, name, save, content);
+    if (on_disk) options.files->sync(path(detail::piece_name(link.rank(), to.number)), file.get());
+    keep(to, name, number, content);
 
-    votes.tell({detail::done_offer, save}, {});
+    votes.tell({detail::done_offer, generation}, {});
     for (const auto rank : set)
-      if (rank != link.rank()) static_cast<void>(votes.await(rank, {detail::done_offer, save}, until, false));
-    end_of_votes(votes.agree(save, until));
-    complete(save);
+      if (rank != link.rank())
+        static_cast<void>(votes.await(rank, {detail::done_offer, generation}, until, false));
+    end_of_votes(votes.agree(generation, until));
+    complete(number);
   }
   static void end_of_votes(detail::save_votes::outcome end) {
     if (end == detail::save_votes::outcome::unknown) throw detail::unknown_end();
     if (end == detail::save_votes::outcome::given_up)
       fail(error_id::peer_failed, "other ranks of the job gave up the pieces of this save");
   }
-  void complete(std::uint64_t save) {
-    newest_complete = save;
+  void complete(std::uint64_t number) {
+    newest_complete = number;
     forget_earlier();
   }
   /// An earlier save of this rank may be the one that the others rely on. @throws peer_error as long as that is not known
   void settle_unknown() {
     if (!unknown) return;
-    const auto end = votes.ask(unknown->save);
+    const auto end = votes.ask(unknown->generation());
     if (end == detail::save_votes::outcome::unknown)
       fail(error_id::peer_lost, "it is not known yet whether all ranks have their pieces of step " +
                                     std::to_string(unknown->name.step) + ": this one goes without");
     if (end == detail::save_votes::outcome::complete) {
-      complete(unknown->save);
+      complete(unknown->number);
       newest_redundant = std::move(unknown->image);
       this->end(unknown->save, {.state = redundancy_state::redundant});
     }
@@ -247,22 +264,24 @@ struct redundancy_engine::state {
 
   [[nodiscard]] slot& choose() {
     std::vector<detail::slot_state> states;
-    for (const auto& each : slots) states.push_back({.generation = each.save});
+    for (const auto& each : slots) states.push_back({.generation = each.work});
     const auto chosen = detail::choose_slot(states, newest_complete);
     auto& to = slots[chosen.value_or(0)];
-    if (to.save != 0) options.files->remove(path(detail::kept_record_name(to.record)));
-    to.save = 0;
+    if (to.work != 0) options.files->remove(path(detail::kept_record_name(to.record)));
+    to.work = 0;
     return to;
   }
-  void keep(slot& to, const detail::held_name& of, std::uint64_t save,
+  void keep(slot& to, const detail::held_name& of, std::uint64_t number,
             const detail::kept_piece& content) const {
     auto name = of;
     name.slot = to.number;
     const auto temporary = path("new-piece-" + std::to_string(link.rank()));
     options.files->put(temporary, detail::encode_kept(name, content));
+    if (on_disk) options.files->sync(temporary, -1);
     options.files->rename(temporary, path(detail::kept_record_name(name)));
+    if (on_disk) options.files->sync(directory, -1);
     to.record = name;
-    to.save = save;
+    to.work = number;
   }
 
   void run() {
@@ -275,21 +294,22 @@ struct redundancy_engine::state {
         now = std::move(*waiting);
         waiting.reset();
       }
+      votes.withdraw_old();
       redundancy_report report;
       bool keeps_unknown = false;
       try {
         settle_unknown();
-        make(now.image, now.name, now.save, report);
+        make(now.image, now.name, now.save, now.number, report);
         report.state = redundancy_state::redundant;
       } catch (const detail::passed_over&) {
         report.state = redundancy_state::superseded;
-        votes.tell_gave_up(now.save, true);
+        votes.tell_gave_up(now.generation(), true);
       } catch (const detail::unknown_end&) {
         keeps_unknown = true;
         report.state = redundancy_state::failed;
         report.why = "this rank has its piece, and has not heard in time whether all ranks have theirs";
       } catch (const std::exception& e) {
-        votes.tell_gave_up(now.save, false);
+        votes.tell_gave_up(now.generation(), false);
         report.state = redundancy_state::failed;
         report.why = e.what();
       }
@@ -318,12 +338,18 @@ struct redundancy_engine::state {
   const std::string directory;
   redundancy_options options;
   std::vector<std::int32_t> set;
+  bool on_disk = false;
   std::atomic<bool> ended{false};
 
   mutable std::mutex mutex;
   mutable std::condition_variable changed;
   std::optional<work> waiting;
   std::map<std::uint64_t, redundancy_report> reports;
+
+  // Of hold().
+  std::optional<detail::held_name> held_last;
+  std::uint64_t held_save = 0;
+  std::uint64_t held_count = 0;
 
   // Of the thread.
   std::vector<slot> slots;
@@ -350,6 +376,7 @@ CAIRN_BODY redundancy_engine::redundancy_engine(any_peer_link& link, any_redunda
   for (auto& each : form_sets(groups, s.by.set_count(link.size()), s.by.tolerated()))
     if (std::find(each.begin(), each.end(), link.rank()) != each.end()) s.set = std::move(each);
   s.adopt();
+  s.on_disk = !detail::lies_in_memory(s.directory);
   if (!s.thread.start("cairn-redundant", [made = &s] { made->run(); }))
     fail(error_id::storage_limit, "there is no thread for the pieces of saves: the system gives no more");
 }
@@ -367,15 +394,30 @@ CAIRN_BODY void redundancy_engine::hold(held_image image) {
   auto& s = *state_;
   const auto name = detail::name_of(image);
   const auto save = save_count_of(name.run, name.step, name.attempt);
-  if (!is_due(save)) return;
-  std::optional<state::work> before =
-      state::work{.image = std::move(image), .name = name, .save = save, .begin = state::clock::now()};
+  // A host that is new keeps no pieces: the step that was resumed gets them, whatever its number.
+  if (!is_due(save) && s.held_last) return;
+  // What this rank will never make pieces of, the others need not wait for.
+  if (s.held_last && s.held_last->run == name.run && s.held_save < save) {
+    const auto begin = std::max(s.held_save + 1, save - std::min<std::uint64_t>(save, 64));
+    for (auto missed = begin; missed < save; ++missed)
+      if (is_due(missed)) s.votes.tell_gave_up(detail::generation_of(name.run, missed), true);
+  }
+  s.held_last = name;
+  s.held_save = save;
+  std::optional<state::work> before = state::work{.image = std::move(image),
+                                                  .name = name,
+                                                  .save = save,
+                                                  .number = ++s.held_count,
+                                                  .begin = state::clock::now()};
   {
     const std::lock_guard lock(s.mutex);
     before.swap(s.waiting);
     s.reports[save] = {};
   }
-  if (before) s.end(before->save, {.state = redundancy_state::superseded});
+  if (before && before->generation() != detail::generation_of(name.run, save)) {
+    s.votes.tell_gave_up(before->generation(), true);
+    s.end(before->save, {.state = redundancy_state::superseded});
+  }
   s.changed.notify_all();
 }
 CAIRN_BODY bool redundancy_engine::is_due(std::uint64_t save_count) const noexcept {
@@ -416,7 +458,7 @@ CAIRN_BODY void redundancy_engine::remove_pieces() noexcept {
   try {
     s.forget_earlier();
     for (const auto& each : s.slots) {
-      if (each.save != 0) s.options.files->remove(s.path(detail::kept_record_name(each.record)));
+      if (each.work != 0) s.options.files->remove(s.path(detail::kept_record_name(each.record)));
       s.options.files->remove(s.path(detail::piece_name(s.link.rank(), each.number)));
     }
     s.options.files->remove(s.path("new-piece-" + std::to_string(s.link.rank())));

@@ -3,6 +3,9 @@
 #include <cairn/system/error.hpp>
 #include <cairn/tiers/save_votes.hpp>
 
+#include <algorithm>
+#include <iterator>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -46,12 +49,27 @@ CAIRN_BODY std::uint64_t save_votes::await(int peer, const offer_key& key, deadl
          {.rank = peer});
   }
 }
-CAIRN_BODY void save_votes::tell(offer_key key, std::span<const std::byte> what) {
-  link_.offer(key, std::span(&what, 1));
-  told_.push_back(std::move(key));
-  if (told_.size() > 64) {
-    link_.withdraw(told_.front(), deadline::in(std::chrono::seconds(1)));
-    told_.pop_front();
+CAIRN_BODY void save_votes::tell(const offer_key& key, std::span<const std::byte> what) {
+  const std::lock_guard lock(mutex_);
+  told_.push_back(key);  // before it is offered: nothing fails after that
+  try {
+    link_.offer(key, std::span(&what, 1));
+  } catch (...) {
+    told_.pop_back();
+    throw;
+  }
+}
+CAIRN_BODY void save_votes::withdraw_old() noexcept {
+  for (std::unique_lock lock(mutex_); told_.size() > 256; lock.lock()) {
+    // Who does not know yet how the newest complete save ended asks for it, however late.
+    const auto newest = std::find_if(told_.rbegin(), told_.rend(),
+                                     [](const offer_key& key) { return key.name == complete_offer; });
+    auto oldest = told_.begin();
+    if (newest != told_.rend() && std::prev(newest.base()) == oldest) ++oldest;
+    const auto key = std::move(*oldest);
+    told_.erase(oldest);
+    lock.unlock();  // it may wait for somebody who reads it
+    link_.withdraw(key, deadline::in(std::chrono::seconds(1)));
   }
 }
 CAIRN_BODY void save_votes::tell_gave_up(std::uint64_t save, bool for_newer) noexcept {
@@ -74,7 +92,7 @@ CAIRN_BODY save_votes::outcome save_votes::agree(std::uint64_t save, deadline un
       static_cast<void>(
           link_.await_offer(parent(), {complete_offer, save}, deadline::in(vote_wait).earlier(until)));
     } catch (const timeout_error&) {
-    } catch (const error&) {
+    } catch (...) {  // the others may rely on this rank's vote: nothing takes it back
       break;
     }
     if (const auto end = ask(save); end != outcome::unknown || until.passed()) return end;
