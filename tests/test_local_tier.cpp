@@ -38,6 +38,7 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -1339,7 +1340,9 @@ class shared_tier final : public cairn::image_tier {
  public:
   using cairn_role = cairn::role::tier;
   using stager_type = cairn::tier_stager;
-  explicit shared_tier(std::shared_ptr<cairn::local_tier> inner) : inner_(std::move(inner)) {}
+  explicit shared_tier(std::shared_ptr<cairn::local_tier> inner,
+                       std::function<void()> before_going_on = nullptr)
+      : inner_(std::move(inner)), before_going_on_(std::move(before_going_on)) {}
   std::string describe() const override { return inner_->describe(); }
   cairn::any_stager stager() override { return inner_->stager(); }
   void open(const cairn::tier_user& user) override { inner_->open(user); }
@@ -1358,12 +1361,118 @@ class shared_tier final : public cairn::image_tier {
     inner_->when_held(std::move(call));
   }
   void withdraw(const cairn::held_step& which) override { inner_->withdraw(which); }
-  void go_on_from(const cairn::tier_base& base) override { inner_->go_on_from(base); }
+  void go_on_from(const cairn::tier_base& base) override {
+    if (before_going_on_) before_going_on_();
+    inner_->go_on_from(base);
+  }
   void end() noexcept override { inner_->end(); }
 
  private:
   std::shared_ptr<cairn::local_tier> inner_;
+  std::function<void()> before_going_on_;
 };
+TEST_CASE("a rank that holds the first save after a load before rank 0 does keeps it") {
+  scratch_directory memory("/dev/shm");
+  scratch_directory store;
+  process_ranks two(2);
+  const auto path = memory.path() + "/tier";
+  const auto store_path = store.path();
+  const auto name = "tierload" + std::to_string(::getpid());
+  const auto ends = two.run([=](rank_process& me) {
+    constexpr std::size_t rank_1_holds = 0;
+    const auto tier = std::make_shared<cairn::local_tier>(path, cairn::local_tier_options{.keep = 2});
+    std::vector<float> w(10'000);
+    cairn::state_dict state;
+    state.tensor("w", w, cairn::shard{{20'000}, {10'000 * me.rank()}});
+    cairn::checkpointer ckpt{
+        cairn::file_store{store_path}, shared_tier(tier, [&] { me.await(rank_1_holds, 1); }),
+        cairn::persist{.every = 1}, cairn::shared_memory_communicator(name, me.rank(), me.size()),
+        cairn::checkpointer_options{.quiet = true}};
+    ckpt.save(state, 1).wait();
+    ckpt.save(state, 2).wait();
+    ckpt.load(state, 1);
+    const auto save = ckpt.save(state, 3);
+    save.wait_held();
+    if (me.rank() == 1) me.word(rank_1_holds) = 1;
+    static_cast<void>(ckpt.any_rank(false));
+    if (me.rank() == 0) {
+      std::vector<std::string> damaged;
+      const auto held = tier->held(damaged);
+      expect(std::any_of(held.begin(), held.end(), [](const auto& each) { return each.step == 3; }),
+             "both ranks hold the save after the load");
+      expect(damaged.empty(), "nothing is damaged");
+    }
+    static_cast<void>(ckpt.any_rank(false));
+    ckpt.close();
+  });
+  for (const auto& each : ends) CHECK_MESSAGE(each.good(), each.text());
+}
+/// Of which the next sync of a directory fails where it is told so.
+class failing_names final : public cairn::tier_files {
+ public:
+  explicit failing_names(std::string directory) : directory_(std::move(directory)) {}
+  void sync(const std::string& path, int file) override {
+    if (path == directory_ && fails.exchange(false))
+      cairn::fail(cairn::error_id::storage_io, "the names cannot be synced");
+    tier_files::sync(path, file);
+  }
+  std::atomic<bool> fails{false};
+
+ private:
+  const std::string directory_;
+};
+TEST_CASE("a save whose name a disk does not take is not held, and not found") {
+  if (!tiers_can_lie_here()) return;
+  scratch_directory disk;
+  process_ranks one(1);
+  const auto path = disk.path() + "/tier";
+  const auto ends = one.run([=](rank_process&) {
+    const auto files = std::make_shared<failing_names>(path);
+    std::vector<float> w(10'000);
+    cairn::state_dict state;
+    state.tensor("w", w, {10'000});
+    cairn::checkpointer ckpt{cairn::memory_store{}, cairn::local_tier{path, {.keep = 2, .files = files}},
+                             cairn::persist{.every = 1000}, cairn::checkpointer_options{.quiet = true}};
+    const auto held = [&] {
+      std::set<std::int64_t> steps;
+      for (const auto& each : left_in(path))
+        if (const auto record = cairn::detail::parse_held_name(each)) steps.insert(record->step);
+      return steps;
+    };
+    ckpt.save(state, 1).wait_held();
+    files->fails = true;
+    const auto save = ckpt.save(state, 2);
+    try {
+      save.wait_held();
+      expect(false, "the failure is told");
+    } catch (const cairn::storage_error&) {
+    }
+    expect(!save.held() && held() == std::set<std::int64_t>{1}, "what failed is not found");
+    ckpt.save(state, 3).wait_held();
+    expect(held() == std::set<std::int64_t>{1, 3}, "the next one is held");
+    ckpt.close();
+    expect(left_in(path).empty(), "nothing is left in the tier");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+TEST_CASE("close() removes the files as well that a killed run was writing") {
+  scratch_directory memory("/dev/shm");
+  process_ranks one(1);
+  const auto path = memory.path() + "/tier";
+  const auto ends = one.run([=](rank_process&) {
+    std::vector<float> w(10'000);
+    cairn::state_dict state;
+    state.tensor("w", w, {10'000});
+    cairn::checkpointer ckpt{cairn::memory_store{}, cairn::local_tier{path}, cairn::persist{.every = 1000},
+                             cairn::checkpointer_options{.quiet = true}};
+    ckpt.save(state, 1).wait_held();
+    for (const auto* each : {"new-00000", "new-piece-0", "new-rebuilt-0", "new-piece-3", "new-plan-rebuilt"})
+      std::ofstream(path + "/" + each) << "half";
+    ckpt.close();
+    expect(!fs::exists(path), "the directory is gone");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
 TEST_CASE(
     "who copies images elsewhere is told of each save that is held, and has its bytes until it lets them "
     "go") {

@@ -149,6 +149,28 @@ cairn::tls_link link_to(std::uint16_t port, const cairn::link_key& key, const st
   const std::vector<std::vector<std::byte>> addresses{own.address(), behind(peer, port)};
   return {std::move(own), key, 0, addresses};
 }
+/// Another server at the same port of another address of this host, 127.0.0.2; null where somebody has it.
+template <class Serve>
+std::unique_ptr<own_server> beside(std::uint16_t port, Serve serve) {
+  auto at = loopback(port);
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+  try {
+    return std::make_unique<own_server>(serve, at);
+  } catch (const std::runtime_error& e) {
+    MESSAGE("skipped: " << e.what());
+    return nullptr;
+  }
+}
+/// A link of rank 0 of two, whose way to rank 1 leads to this port of 127.0.0.2 first and of 127.0.0.1 then.
+cairn::tls_link link_by_two(std::uint16_t port, const cairn::link_key& key,
+                            const std::vector<std::byte>& peer) {
+  auto to = cairn::detail::decode_address(peer).value();
+  to.port = port;
+  to.hosts = {"127.0.0.2", "127.0.0.1"};
+  cairn::tls_link_port own({.address = "127.0.0.1", .handshake_timeout = 240s});
+  const std::vector<std::vector<std::byte>> addresses{own.address(), encode(to)};
+  return {std::move(own), key, 0, addresses};
+}
 
 const cairn::offer_key image_key{"image", 1};
 
@@ -254,23 +276,73 @@ TEST_CASE("links over IPv6") {
 }
 
 TEST_CASE("another link that listens at an address of a peer is none") {
-  tls_job job(3);
-  const auto image = numbered_bytes(1000, 1);
-  offer_one(job.at(1), image_key, image);
-  // The first address is that of rank 2 on another host, as each host has 172.17.0.1: the next one is taken.
-  auto address = cairn::detail::decode_address(job.addresses[1]).value();
-  const own_server other([&](file_descriptor connected) {
+  tls_job job(2);
+  const auto key = job.key;
+  // That of rank 2 on another host, as each host has 172.17.0.1.
+  const auto serve = [&key](file_descriptor connected) {
     ::fcntl(connected.get(), F_SETFL, O_NONBLOCK);
-    hand_made_peer server(job.key, std::move(connected), secure_socket::side::server);
+    hand_made_peer server(key, std::move(connected), secure_socket::side::server);
     std::array<std::byte, cairn::detail::request_head_bytes> hello;
     if (server.handshake && server.read(hello))
       server.write(encode(link_answer{.what = link_answer::status::other_link}));
     std::byte end;
     static_cast<void>(server.read({&end, 1}));
+  };
+  SUBCASE("where it is the only one") {
+    const own_server other(serve);
+    auto link = link_to(other.port(), key, job.addresses[1]);
+    const auto e = ends([&] { link.fetch(1, image_key, {}, ample_time()); });
+    CHECK_MESSAGE(e.id == error_id::peer_lost, e.text);
+    CHECK(e.rank == 1);
+  }
+  SUBCASE("and the next address is taken, by several connections at once as well") {
+    const auto other = beside(job.ports[1], serve);
+    if (other == nullptr) return;
+    const auto image = numbered_bytes(std::size_t{20} << 20, 1);
+    offer_one(job.at(1), image_key, image);
+    for (const std::size_t bytes : {std::size_t{1000}, image.size()}) {
+      auto link = link_by_two(job.ports[1], key, job.addresses[1]);
+      const std::vector<std::byte> wanted(image.begin(), image.begin() + static_cast<std::ptrdiff_t>(bytes));
+      CHECK(fetch_one(link, 1, image_key, 0, bytes) == wanted);
+    }
+  }
+}
+
+TEST_CASE("a peer that ended is lost, though another program refuses at one of its addresses") {
+  // Nobody listens at the port, and nobody else gets it.
+  const file_descriptor bound(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  auto at = loopback(0);
+  socklen_t size = sizeof at;
+  REQUIRE(::bind(bound.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0);
+  REQUIRE(::getsockname(bound.get(), reinterpret_cast<sockaddr*>(&at), &size) == 0);
+  const auto port = ntohs(at.sin_port);
+  const auto other = beside(port, [](file_descriptor connected) {
+    static_cast<void>(!::send(connected.get(), "220 mail ready\r\n", 16, MSG_NOSIGNAL));
   });
-  auto link = link_to(other.port(), job.key, job.addresses[1]);
+  if (other == nullptr) return;
+  const tls_job job(2);
+  auto link = link_by_two(port, job.key, job.addresses[1]);
   const auto e = ends([&] { link.fetch(1, image_key, {}, ample_time()); });
   CHECK_MESSAGE(e.id == error_id::peer_lost, e.text);
+  CHECK(link.is_gone(1));
+}
+
+TEST_CASE("bytes outside of TLS that nobody asked for are refused") {
+  tls_job job(2);
+  const own_server other([&](file_descriptor connected) {
+    ::fcntl(connected.get(), F_SETFL, O_NONBLOCK);
+    hand_made_peer server(job.key, std::move(connected), secure_socket::side::server);
+    std::array<std::byte, cairn::detail::request_head_bytes> head;
+    if (!server.handshake || !server.read(head) || !server.write(encode(link_answer{})) || !server.read(head))
+      return;
+    server.write(encode(link_answer{.plain_bulk = true, .bytes = 10}));
+    std::byte more;
+    while (server.read({&more, 1})) {
+    }
+  });
+  auto link = link_to(other.port(), job.key, job.addresses[1]);
+  const auto e = ends([&] { static_cast<void>(fetch_one(link, 1, image_key, 0, 10)); });
+  CHECK_MESSAGE(e.id == error_id::peer_bad_message, e.text);
   CHECK(e.rank == 1);
 }
 

@@ -91,8 +91,8 @@ inline sockaddr_in loopback(std::uint16_t port) {
 /// A connection to a port of this host, by hand.
 class stranger {
  public:
-  explicit stranger(std::uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    const auto at = loopback(port);
+  explicit stranger(std::uint16_t port) : stranger(loopback(port)) {}
+  explicit stranger(const sockaddr_in& at) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0)
       throw std::runtime_error("a stranger cannot connect");
   }
@@ -121,18 +121,18 @@ class stranger {
   cairn::detail::file_descriptor socket_;
 };
 
-/// A port of this host on which serve(connection) is called for each connection in turn, by a thread of its own.
+/// A port of this host, of 127.0.0.1 where it is not told, on which serve(connection) is called for each connection in turn, by a thread of its own.
 class own_server {
  public:
   template <class Serve>
-  explicit own_server(Serve serve) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    auto at = loopback(0);
+  explicit own_server(Serve serve, sockaddr_in at = loopback(0))
+      : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     socklen_t size = sizeof at;
     if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0 ||
         ::listen(socket_.get(), 16) != 0 ||
         ::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&at), &size) != 0)
       throw std::runtime_error("a test's own server has no port");
-    port_ = ntohs(at.sin_port);
+    at_ = at;
     thread_ = std::thread([this, serve] {
       const cairn::detail::signals_blocked no_pipe;  // OpenSSL's own sockets raise SIGPIPE
       for (;;) {
@@ -145,17 +145,17 @@ class own_server {
   ~own_server() {
     ended_ = true;
     try {
-      const stranger last(port_);  // so that accept() returns
+      const stranger last(at_);  // so that accept() returns
       thread_.join();
     } catch (const std::exception&) {
       std::terminate();
     }
   }
-  [[nodiscard]] std::uint16_t port() const { return port_; }
+  [[nodiscard]] std::uint16_t port() const { return ntohs(at_.sin_port); }
 
  private:
   cairn::detail::file_descriptor socket_;
-  std::uint16_t port_ = 0;
+  sockaddr_in at_{};
   std::atomic<bool> ended_{false};
   std::thread thread_;
 };

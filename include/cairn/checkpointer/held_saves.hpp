@@ -89,9 +89,9 @@ class held_saves {
 
   /// Whether the save of this count goes to the store, the same on all ranks. Before anything of it that may fail
   /// on one rank alone: counts are the same on all, whatever failed. `written_until`: the deadline of a save before
-  /// it that must be written.
-  [[nodiscard]] bool goes_on(collectives& group, std::uint64_t save_count, deadline until,
-                             deadline written_until) {
+  /// it that must be written; what the ranks tell each other then takes up to `peer_timeout`.
+  [[nodiscard]] bool goes_on(collectives& group, std::uint64_t save_count,
+                             std::chrono::nanoseconds peer_timeout, deadline written_until) {
     if (!persisting_) return true;
     if (!schedule_.asks(save_count)) return false;
     if (persisting_->strict && storing_ != nullptr) static_cast<void>(storing_->wait_finished(written_until));
@@ -105,7 +105,8 @@ class held_saves {
                    .put(static_cast<std::uint8_t>(storing_ != nullptr && !storing_->finished()))
                    .put(seconds_since(went_at_))
                    .take();
-    if (group.size() > 1) all = group.tree_reduce_broadcast(std::move(all), later, until);
+    if (group.size() > 1)
+      all = group.tree_reduce_broadcast(std::move(all), later, deadline::in(peer_timeout));
     wire_reader in(all);
     const bool busy = in.get<std::uint8_t>() != 0;
     if (!schedule_.goes(save_count, busy, in.get<double>())) return false;

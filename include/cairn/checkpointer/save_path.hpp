@@ -118,6 +118,7 @@ class save_path {
   }
   /// See held_saves.
   void go_on_from(std::optional<tier_base> base, bool resumed) noexcept {
+    if (base) base->saves = save_count_;
     if (held_ != nullptr) held_->go_on_from(std::move(base), resumed);
   }
   /// Whether the store has the step that the job resumed.
@@ -146,8 +147,8 @@ class save_path {
       save.progress->set_skipped();
       return save_handle(save.progress);
     }
-    save.persisted = held_ == nullptr ||
-                     held_->goes_on(group_, save_count_, peer_deadline(), deadline::in(options_.timeout));
+    save.persisted = held_ == nullptr || held_->goes_on(group_, save_count_, options_.peer_timeout,
+                                                        deadline::in(options_.timeout));
     plan(save, state);
     if (held_ != nullptr) held_->make_room();
     staged_image image;

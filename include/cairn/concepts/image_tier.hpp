@@ -41,6 +41,8 @@ struct tier_base {
   /// The runs whose saves it knows of: those that led to that checkpoint, and the one that saved the newest of
   /// the store. What another run commits is newer than this one.
   std::vector<run_id> runs;
+  /// The saves that this run had begun by then; see save_count_of. A rank may hold the next one before rank 0 tells.
+  std::uint64_t saves = 0;
 };
 
 /// The image of one rank as a tier holds it, for who copies it elsewhere. As long as it or a copy of it lives, the
@@ -113,7 +115,8 @@ class image_tier {
   /// Gives up what the tier holds of a save, on all ranks. Called by rank 0. @throws storage_error
   virtual void withdraw(const held_step& which) = 0;
   /// The saves to come go on from here: gives up all saves after base.step, and tells base.runs with those that
-  /// are held from now on. Called by rank 0, before the first save after each load; nothing is being held then.
+  /// are held from now on. Called by rank 0, before its first save after each load; other
+  /// ranks may hold theirs already, which stay (base.saves).
   /// @throws storage_error
   virtual void go_on_from(const tier_base& base) = 0;
   /// The job has ended in order: removes all that this rank has in the tier.

@@ -57,6 +57,7 @@ class link_connection {
     }
   }
   void ask(const link_request& request, deadline until) {
+    asked_for_plain_ = request.plain_bulk;
     const auto bytes = encode(request);
     for (std::size_t done = 0; done < bytes.size();) {
       const auto progress = socket_.write(std::span(bytes).subspan(done));
@@ -69,7 +70,7 @@ class link_connection {
     answer_frame frame;
     read(frame, until, patient);
     const auto got = decode_answer(frame);
-    if (!got)
+    if (!got || (got->plain_bulk && !asked_for_plain_))
       fail_bad("an answer of a peer is not one of a link; see that all ranks run the same version of cairn");
     return *got;
   }
@@ -145,6 +146,7 @@ class link_connection {
   const tls_context& context_;
   secure_socket socket_;
   std::optional<bulk_tag> tag_;
+  bool asked_for_plain_ = false;
   int rank_;
   std::string where_;
   std::chrono::nanoseconds lost_after_;
@@ -187,15 +189,25 @@ struct link_client::inside {
     backoff pauses(std::chrono::milliseconds(5), std::chrono::milliseconds(500));
     for (int attempt = 1;; ++attempt) {
       std::string refused_by, lost_at;
+      // Once: others who connect at the same time change it, and each address is to be asked.
+      const auto first = good_host.load(std::memory_order_relaxed);
       for (std::size_t i = 0; i < address.hosts.size(); ++i) {
-        const auto first = good_host.load(std::memory_order_relaxed);
         const auto number = (first + i) % address.hosts.size();
+        const auto leave = [&] {
+          auto expected = number;
+          good_host.compare_exchange_strong(expected, (number + 1) % address.hosts.size(),
+                                            std::memory_order_relaxed);
+        };
         const auto& host = address.hosts[number];
         const auto where = host + " port " + std::to_string(address.port);
-        const auto limit = until.earlier(deadline::in(options.handshake_timeout));
+        // An address that swallows what is sent there leaves time for those after it.
+        const auto addresses_left = static_cast<std::int64_t>(address.hosts.size() - i);
+        const auto limit =
+            until.earlier(deadline::in(std::min(options.handshake_timeout, until.left() / addresses_left)));
         int why = 0;
         auto connected = connect_to(host, address.port, limit, why);
         if (!connected.open()) {
+          leave();
           if (until.passed()) fail_late(where);
           lost_at += (lost_at.empty() ? "" : ", ") + where + ": " + std::generic_category().message(why);
           continue;
@@ -209,15 +221,20 @@ struct link_client::inside {
             continue;
           }
           made->ask({.link = address.link}, limit);
-          if (made->answer(limit).what != link_answer::status::ok) continue;  // another link of this job
+          if (made->answer(limit).what != link_answer::status::ok) {  // another link of this job
+            leave();
+            continue;
+          }
           good_host.store(number, std::memory_order_relaxed);
           gone.store(false, std::memory_order_relaxed);
           return made;
         } catch (const timeout_error&) {
+          leave();
           if (until.passed()) throw;
           lost_at += (lost_at.empty() ? "" : ", ") + where + ": no answer";
         } catch (const peer_error& e) {
           if (e.id() != error_id::peer_lost) throw;
+          leave();
           lost_at += (lost_at.empty() ? "" : ", ") + where + ": it ended the connection";
         }
       }
@@ -226,13 +243,15 @@ struct link_client::inside {
         if (!pauses.wait(until)) fail_late(refused_by);
         continue;
       }
-      if (!refused_by.empty())
+      // Who refuses may be of another job, at an address that this host has as well: the peer may be at the other one.
+      if (!refused_by.empty() && lost_at.empty())
         fail(error_id::peer_refused,
              "a peer ended the connection before both had proved to be of this job; see that all ranks have "
              "the key of the same run, that no other program listens there, and that the peer has fewer than "
              "its "
              "max_connections",
              {.rank = rank, .got = refused_by});
+      if (!refused_by.empty()) lost_at += ", " + refused_by + ": it refused";
       gone.store(true, std::memory_order_relaxed);
       fail(error_id::peer_lost,
            "a peer cannot be reached; its process or host ended, or a firewall is between",

@@ -264,6 +264,7 @@ struct bulk_tag::inside {
 
 CAIRN_BODY bulk_tag::bulk_tag(const tls_context& context, secure_socket& socket)
     : in_(detail::make_owned<inside>()) {
+  if (!context.has_tags()) throw std::bad_alloc();  // OpenSSL asks the missing ones without looking
   static const char label[] = "EXPORTER-cairn-link-bulk";
   if (::SSL_export_keying_material(socket.in_->ssl, in_->secret, sizeof in_->secret, label, sizeof label - 1,
                                    nullptr, 0, 0) != 1)

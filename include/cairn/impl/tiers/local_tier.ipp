@@ -170,8 +170,11 @@ CAIRN_BODY void local_tier::withdraw(const held_step& which) {
       slots_->directory().remove_record(n);
 }
 CAIRN_BODY void local_tier::go_on_from(const tier_base& base) {
-  for (const auto& n : slots_->directory().held_names())
-    if (!base.step || n.step > *base.step) slots_->directory().remove_record(n);
+  auto& directory = slots_->directory();
+  for (const auto& n : directory.held_names()) {
+    const bool since = n.run == directory.user().run && save_count_of(n.run, n.step, n.attempt) > base.saves;
+    if (!since && (!base.step || n.step > *base.step)) directory.remove_record(n);
+  }
   slots_->set_runs(base.runs);
 }
 CAIRN_BODY void local_tier::end() noexcept {

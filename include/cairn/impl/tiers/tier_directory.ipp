@@ -20,9 +20,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <iterator>
+#include <optional>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace cairn {
@@ -60,9 +65,22 @@ namespace detail {
 [[nodiscard]] inline bool is_of_plan(std::string_view text, std::uint64_t plan_digest) {
   return text == plan_name(plan_digest) || text == second_plan_name(plan_digest);
 }
+/// Whether `text` is a file that is written before it gets its name.
+[[nodiscard]] inline bool is_unfinished(std::string_view text) {
+  return text.starts_with("new-");
+}
+/// The rank that writes such a file, "new-00003" or "new-piece-3"; nothing where it is no rank's own.
+[[nodiscard]] inline std::optional<std::int32_t> rank_of_unfinished(std::string_view text) {
+  const auto digits = text.substr(text.rfind('-') + 1);
+  std::int32_t rank = 0;
+  const auto* const end = digits.data() + digits.size();
+  const auto read = std::from_chars(digits.data(), end, rank);
+  if (digits.empty() || read.ec != std::errc() || read.ptr != end) return std::nullopt;
+  return rank;
+}
 /// Whether a tier makes files of this name.
 [[nodiscard]] inline bool is_tier_name(std::string_view text) {
-  return text == "." || text == ".." || text == "job" || text == "lock" || text.starts_with("new-") ||
+  return text == "." || text == ".." || text == "job" || text == "lock" || is_unfinished(text) ||
          (text.starts_with("rank-") && text.ends_with(".lock")) || is_run_name(text) || is_plan_name(text) ||
          rank_of_slot_name(text) || parse_held_name(text) || rank_of_piece_name(text) ||
          parse_kept_name(text);
@@ -256,7 +274,17 @@ CAIRN_BODY void tier_directory::publish_record(const held_name& name) const {
   const std::lock_guard lock(mutex_);
   if (known_) known_->reserve(known_->size() + 1);
   files_->rename(path(numbered("new-%05d", name.rank)), path(to_string(name)));
-  sync_names();
+  try {
+    sync_names();
+  } catch (...) {
+    // The save failed: nobody is to find it.
+    known_.reset();
+    try {
+      files_->remove(path(to_string(name)));
+    } catch (...) {  // the first failure tells more
+    }
+    throw;
+  }
   if (known_) known_->push_back(name);
 }
 CAIRN_BODY void tier_directory::remove_record(const held_name& name) const {
@@ -322,11 +350,12 @@ CAIRN_BODY void tier_directory::end() noexcept {
       auto of = rank_of_slot_name(each);
       if (!of) of = rank_of_piece_name(each);
       if (const auto kept = parse_kept_name(each)) of = kept->rank;
-      const bool shared_one =
-          user_.rank == 0 && (each == "job" || each == "lock" || each == "new-job" || each == "new-plan" ||
-                              is_plan_name(each) || is_run_name(each));
+      const auto unfinished = is_unfinished(each);
+      if (unfinished) of = rank_of_unfinished(each);
+      const bool shared_one = user_.rank == 0 && (each == "job" || each == "lock" || (unfinished && !of) ||
+                                                  is_plan_name(each) || is_run_name(each));
       if (shared_one || (of && (*of == user_.rank || *of >= user_.world_size)) ||
-          each == numbered("rank-%05d.lock", user_.rank) || each == numbered("new-%05d", user_.rank))
+          each == numbered("rank-%05d.lock", user_.rank))
         files_->remove(path(each));
     }
     static_cast<void>(::rmdir(directory_.c_str()));  // by the last rank, for which it is empty
