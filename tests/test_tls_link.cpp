@@ -12,6 +12,9 @@
 #include <cairn/links/link_frame.hpp>
 #include <cairn/links/secure_socket.hpp>
 #include <cairn/links/tls_link.hpp>
+#include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/owned.hpp>
+#include <cairn/system/unforked_file.hpp>
 #include <paths.hpp>
 #include <support/certificates.hpp>
 #include <support/link_peers.hpp>
@@ -98,7 +101,11 @@ std::string client_hello() {
 /// A peer by hand, which has the key.
 struct hand_made_peer {
   hand_made_peer(const cairn::link_key& key, file_descriptor connected, secure_socket::side side)
-      : context(key), socket(context, std::move(connected), side) {
+      : context(key),
+        socket(context,
+               cairn::detail::make_owned<cairn::detail::unforked_file>(std::move(connected),
+                                                                       cairn::detail::fork_pause()),
+               side) {
     handshake = until_it_moves([&] { return socket.handshake(); });
   }
   template <class Call>

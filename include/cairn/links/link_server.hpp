@@ -3,9 +3,9 @@
 #pragma once
 #include <cairn/links/offer_table.hpp>
 #include <cairn/links/secure_socket.hpp>
-#include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/fork_guard.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/unforked_file.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -40,7 +40,7 @@ struct link_server_counts {
 class link_server {
  public:
   /// The table and the context outlive it. @throws storage_error where the system gives no thread or descriptor
-  link_server(file_descriptor listening, const tls_context& context, offer_table& offers,
+  link_server(owned<unforked_file> listening, const tls_context& context, offer_table& offers,
               const link_server_options& options);
   link_server(const link_server&) = delete;
   link_server& operator=(const link_server&) = delete;

@@ -3,7 +3,8 @@
 #pragma once
 #include <cairn/links/link_frame.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/owned.hpp>
+#include <cairn/system/unforked_file.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -15,18 +16,19 @@ namespace detail {
 
 /// Listens for TCP connections: at a numeric address, or where it is empty at all addresses of this host, IPv4 and
 /// IPv6; at the first free one of `ports` ports from `first_port` on, 0: at one that the system chooses. Fills in
-/// hosts and port of `told`.
+/// hosts and port of `told`. No child of fork() keeps it.
 /// @throws usage_error (usage_bad_option) where the address is none of this host, or no port is free; storage_error
-[[nodiscard]] file_descriptor listen_at(const std::string& address, std::uint16_t first_port,
-                                        std::uint16_t ports, link_address& told);
+[[nodiscard]] owned<unforked_file> listen_at(const std::string& address, std::uint16_t first_port,
+                                             std::uint16_t ports, link_address& told);
 
 /// Makes a connected socket one that does not block, sends at once, and learns by itself of an end of the other host
 /// after about `lost_after`.
 void prepare_socket(int number, std::chrono::nanoseconds lost_after) noexcept;
 
-/// A connection to a numeric address. @throws nothing but std::bad_alloc; -1 and errno in `why` where there is none
-[[nodiscard]] file_descriptor connect_to(const std::string& host, std::uint16_t port, deadline until,
-                                         int& why);
+/// A connection to a numeric address, which no child of fork() keeps. @throws nothing but std::bad_alloc; null and
+/// errno in `why` where there is none
+[[nodiscard]] owned<unforked_file> connect_to(const std::string& host, std::uint16_t port, deadline until,
+                                              int& why);
 
 }  // namespace detail
 }  // namespace v1

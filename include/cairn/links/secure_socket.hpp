@@ -3,8 +3,8 @@
 #pragma once
 #include <cairn/links/link_frame.hpp>
 #include <cairn/links/link_key.hpp>
-#include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/unforked_file.hpp>
 
 #include <array>
 #include <cstddef>
@@ -49,7 +49,7 @@ class secure_socket {
  public:
   enum class side : std::uint8_t { client, server };
   /// @throws std::bad_alloc
-  secure_socket(const tls_context& context, file_descriptor connected, side which);
+  secure_socket(const tls_context& context, owned<unforked_file> connected, side which);
   ~secure_socket();
 
   [[nodiscard]] int number() const noexcept;

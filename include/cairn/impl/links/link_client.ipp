@@ -9,9 +9,9 @@
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/thread_pool.hpp>
+#include <cairn/system/unforked_file.hpp>
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -39,7 +39,7 @@ namespace detail {
 /// connection ends, timeout_error (timeout_peer) at the deadline; it is of no use afterwards.
 class link_connection {
  public:
-  link_connection(const tls_context& with, file_descriptor connected, int rank, std::string where,
+  link_connection(const tls_context& with, owned<unforked_file> connected, int rank, std::string where,
                   std::chrono::nanoseconds lost_after)
       : context_(with),
         socket_(with, std::move(connected), secure_socket::side::client),
@@ -206,13 +206,13 @@ struct link_client::inside {
             until.earlier(deadline::in(std::min(options.handshake_timeout, until.left() / addresses_left)));
         int why = 0;
         auto connected = connect_to(host, address.port, limit, why);
-        if (!connected.open()) {
+        if (connected == nullptr) {
           leave();
           if (until.passed()) fail_late(where);
           lost_at += (lost_at.empty() ? "" : ", ") + where + ": " + std::generic_category().message(why);
           continue;
         }
-        prepare_socket(connected.get(), options.lost_after);
+        prepare_socket(connected->get(), options.lost_after);
         try {
           auto made = detail::make_owned<link_connection>(context, std::move(connected), rank, where,
                                                           options.lost_after);

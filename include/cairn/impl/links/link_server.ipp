@@ -43,7 +43,7 @@ enum class link_wait : std::uint8_t { readable, writable, offer, turn, never };
 
 /// A connection that a link_server has accepted. One thread at a time goes on with it.
 struct link_server::connection {
-  connection(const tls_context& with, file_descriptor connected)
+  connection(const tls_context& with, owned<unforked_file> connected)
       : context(with), socket(with, std::move(connected), secure_socket::side::server) {}
 
   /// Goes on as far as it can. `never`: it is to be closed.
@@ -268,16 +268,16 @@ struct link_server::connection {
 };
 
 struct link_server::inside {
-  inside(file_descriptor listening, const tls_context& with, offer_table& served,
+  inside(owned<unforked_file> listening, const tls_context& with, offer_table& served,
          const link_server_options& told)
       : context(with),
         offers(served),
         options(told),
-        listener(std::move(listening), fork_pause()),
+        listener(std::move(listening)),
         poller(::epoll_create1(EPOLL_CLOEXEC)),
         stop(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!poller.open() || !stop.open()) fail_system(errno, "a link has no descriptors for its connections");
-    if (!control(EPOLL_CTL_ADD, listener.get(), EPOLLIN | EPOLLONESHOT, of_listener) ||
+    if (!control(EPOLL_CTL_ADD, listener->get(), EPOLLIN | EPOLLONESHOT, of_listener) ||
         !control(EPOLL_CTL_ADD, stop.get(), EPOLLIN, of_stop))
       fail_system(errno, "a link cannot wait for its connections");
   }
@@ -308,16 +308,23 @@ struct link_server::inside {
     }
   }
 
+  /// Null, and errno as it is, where nobody waits.
+  [[nodiscard]] owned<unforked_file> accept_one() {
+    const fork_pause pause;
+    file_descriptor made(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!made.open()) return nullptr;
+    return detail::make_owned<unforked_file>(std::move(made), pause);
+  }
   void accept_some() {
     for (int i = 0; i < 16; ++i) {
-      file_descriptor made(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!made.open()) {
+      auto made = accept_one();
+      if (made == nullptr) {
         if (errno == EINTR || errno == ECONNABORTED) continue;
         // Where descriptors ran out, the next sweep looks again.
         if (errno != EAGAIN && errno != EWOULDBLOCK) return;
         break;
       }
-      prepare_socket(made.get(), options.lost_after);
+      prepare_socket(made->get(), options.lost_after);
       std::vector<std::shared_ptr<connection>> closed;  // after the lock
       const std::lock_guard lock(mutex);
       if (strangers_here >= options.max_strangers) evict(closed);
@@ -325,7 +332,7 @@ struct link_server::inside {
         refused.fetch_add(1, std::memory_order_relaxed);
         continue;
       }
-      const int number = made.get();
+      const int number = made->get();
       auto added = detail::make_shared<connection>(context, std::move(made));
       added->due = deadline::in(options.handshake_timeout).time_point();
       const auto id = next_id++;
@@ -336,7 +343,7 @@ struct link_server::inside {
     rearm_listener();
   }
   void rearm_listener() noexcept {
-    control(EPOLL_CTL_MOD, listener.get(), EPOLLIN | EPOLLONESHOT, of_listener);
+    control(EPOLL_CTL_MOD, listener->get(), EPOLLIN | EPOLLONESHOT, of_listener);
   }
 
   /// Makes room for a stranger: the one that came first goes, which is one that does not speak, where there is any.
@@ -419,7 +426,7 @@ struct link_server::inside {
   const tls_context& context;
   offer_table& offers;
   const link_server_options options;
-  unforked_file listener;
+  owned<unforked_file> listener;
   file_descriptor poller, stop;
   std::atomic<bool> ended{false};
   std::atomic<std::uint64_t> strangers{0}, refused{0}, accepted{0}, bytes{0};
@@ -432,7 +439,7 @@ struct link_server::inside {
   std::vector<background_thread> threads;
 };
 
-CAIRN_BODY link_server::link_server(file_descriptor listening, const tls_context& context,
+CAIRN_BODY link_server::link_server(owned<unforked_file> listening, const tls_context& context,
                                     offer_table& offers, const link_server_options& options)
     : in_(detail::make_owned<inside>(std::move(listening), context, offers, options)) {
   in_->threads.reserve(options.threads);

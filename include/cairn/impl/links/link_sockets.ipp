@@ -5,6 +5,8 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/owned.hpp>
+#include <cairn/system/unforked_file.hpp>
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -85,8 +87,16 @@ inline std::vector<std::string> own_addresses() {
   return four;
 }
 
-CAIRN_BODY file_descriptor listen_at(const std::string& address, std::uint16_t first_port,
-                                     std::uint16_t ports, link_address& told) {
+/// A socket of this family; null, and errno as it is, where the system gives none.
+inline owned<unforked_file> tcp_socket(int family) {
+  const fork_pause pause;
+  file_descriptor made(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!made.open()) return nullptr;
+  return detail::make_owned<unforked_file>(std::move(made), pause);
+}
+
+CAIRN_BODY owned<unforked_file> listen_at(const std::string& address, std::uint16_t first_port,
+                                          std::uint16_t ports, link_address& told) {
   int why = 0;
   for (const bool only_ipv4 : {false, true}) {
     for (std::uint32_t i = 0; i < std::max<std::uint32_t>(ports, 1); ++i) {
@@ -95,23 +105,23 @@ CAIRN_BODY file_descriptor listen_at(const std::string& address, std::uint16_t f
       if (!at.set(address, static_cast<std::uint16_t>(port), only_ipv4))
         fail(error_id::usage_bad_option, "a link listens at a numeric IPv4 or IPv6 address",
              {.got = address});
-      file_descriptor made(::socket(at.get()->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-      if (!made.open()) {
+      auto made = tcp_socket(at.get()->sa_family);
+      if (made == nullptr) {
         why = errno;
         break;
       }
       const int on = 1, off = 0;
-      ::setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+      ::setsockopt(made->get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
       if (address.empty() && !only_ipv4)
-        ::setsockopt(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-      if (::bind(made.get(), at.get(), at.size) != 0 || ::listen(made.get(), 128) != 0) {
+        ::setsockopt(made->get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+      if (::bind(made->get(), at.get(), at.size) != 0 || ::listen(made->get(), 128) != 0) {
         why = errno;
         if (why == EADDRINUSE) continue;
         break;
       }
       sockaddr_storage is{};
       socklen_t size = sizeof is;
-      if (::getsockname(made.get(), reinterpret_cast<sockaddr*>(&is), &size) != 0)
+      if (::getsockname(made->get(), reinterpret_cast<sockaddr*>(&is), &size) != 0)
         fail_system(errno, "the port of a link is not known");
       if (is.ss_family == AF_INET) {
         sockaddr_in four;
@@ -152,21 +162,22 @@ CAIRN_BODY void prepare_socket(int number, std::chrono::nanoseconds lost_after) 
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
 }
 
-CAIRN_BODY file_descriptor connect_to(const std::string& host, std::uint16_t port, deadline until, int& why) {
+CAIRN_BODY owned<unforked_file> connect_to(const std::string& host, std::uint16_t port, deadline until,
+                                           int& why) {
   socket_address at;
   why = EINVAL;
   if (!at.set(host, port)) return {};
-  file_descriptor made(::socket(at.get()->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  auto made = tcp_socket(at.get()->sa_family);
   why = errno;
-  if (!made.open()) return {};
-  if (::connect(made.get(), at.get(), at.size) == 0) return made;
+  if (made == nullptr) return {};
+  if (::connect(made->get(), at.get(), at.size) == 0) return made;
   why = errno;
   if (why != EINPROGRESS && why != EINTR) return {};
   why = ETIMEDOUT;
-  if (!poll_one(made.get(), POLLOUT, until)) return {};
+  if (!poll_one(made->get(), POLLOUT, until)) return {};
   socklen_t size = sizeof why;
-  if (::getsockopt(made.get(), SOL_SOCKET, SO_ERROR, &why, &size) != 0) why = errno;
-  return why == 0 ? std::move(made) : file_descriptor();
+  if (::getsockopt(made->get(), SOL_SOCKET, SO_ERROR, &why, &size) != 0) why = errno;
+  return why == 0 ? std::move(made) : nullptr;
 }
 
 }  // namespace detail

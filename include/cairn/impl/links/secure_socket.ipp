@@ -4,7 +4,6 @@
 #include <cairn/links/link_key.hpp>
 #include <cairn/links/secure_socket.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/unforked_file.hpp>
 
@@ -52,7 +51,7 @@ struct tls_context::inside {
 };
 
 struct secure_socket::inside {
-  inside(file_descriptor connected, side which) : socket(std::move(connected), fork_pause()), is(which) {}
+  inside(owned<unforked_file> connected, side which) : socket(std::move(connected)), is(which) {}
   inside(const inside&) = delete;
   inside& operator=(const inside&) = delete;
   ~inside() { ::SSL_free(ssl); }
@@ -65,13 +64,13 @@ struct secure_socket::inside {
   }
   ssize_t receive(void* into, std::size_t bytes) const noexcept {
     ssize_t got;
-    do got = ::recv(socket.get(), into, bytes, 0);
+    do got = ::recv(socket->get(), into, bytes, 0);
     while (got < 0 && errno == EINTR);
     return got;
   }
   ssize_t send(const void* from, std::size_t bytes) const noexcept {
     ssize_t put;
-    do put = ::send(socket.get(), from, bytes, MSG_NOSIGNAL);
+    do put = ::send(socket->get(), from, bytes, MSG_NOSIGNAL);
     while (put < 0 && errno == EINTR);
     return put;
   }
@@ -85,7 +84,8 @@ struct secure_socket::inside {
     return {socket_progress::state::ended, 0};
   }
 
-  unforked_file socket;  // so that the other end learns of this process's end, whatever children it has
+  owned<unforked_file>
+      socket;  // so that the other end learns of this process's end, whatever children it has
   side is;
   bool trusted = false;
   SSL* ssl = nullptr;
@@ -194,7 +194,8 @@ CAIRN_BODY bool tls_context::has_tags() const noexcept {
 }
 CAIRN_BODY tls_context::~tls_context() = default;
 
-CAIRN_BODY secure_socket::secure_socket(const tls_context& context, file_descriptor connected, side which)
+CAIRN_BODY secure_socket::secure_socket(const tls_context& context, owned<unforked_file> connected,
+                                        side which)
     : in_(detail::make_owned<inside>(std::move(connected), which)) {
   auto* const ssl = in_->ssl = ::SSL_new(context.in_->context);
   BIO* const bio = ssl != nullptr ? ::BIO_new(context.in_->wire) : nullptr;
@@ -210,7 +211,7 @@ CAIRN_BODY secure_socket::secure_socket(const tls_context& context, file_descrip
 CAIRN_BODY secure_socket::~secure_socket() = default;
 
 CAIRN_BODY int secure_socket::number() const noexcept {
-  return in_->socket.get();
+  return in_->socket->get();
 }
 CAIRN_BODY bool secure_socket::trusted() const noexcept {
   return in_->trusted;

@@ -12,10 +12,10 @@
 #include <cairn/links/tls_link.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/fork_guard.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/thread_pool.hpp>
+#include <cairn/system/unforked_file.hpp>
 
 #include <openssl/crypto.h>
 
@@ -38,7 +38,7 @@ inline namespace v1 {
 struct tls_link_port::inside {
   tls_link_options options;
   detail::link_address told;
-  detail::file_descriptor listener;
+  detail::owned<detail::unforked_file> listener;
 };
 
 namespace detail {
@@ -56,6 +56,18 @@ inline void check(const tls_link_options& o) {
     refuse("tls_link_options::handshake_timeout is longer than nothing", "no time");
   if (o.max_connections < 1 || o.max_strangers < 1)
     refuse("tls_link_options::max_connections and max_strangers are at least 1", "0");
+}
+/// The key that rank 0 has put before its address, which is left.
+inline link_key take_link_key(std::vector<std::byte>& first) {
+  std::array<std::byte, 32> bytes{};
+  if (first.size() < bytes.size())
+    fail(error_id::peer_bad_message, "rank 0 did not send the key of the links", {.rank = 0});
+  std::copy_n(first.begin(), bytes.size(), bytes.begin());
+  ::OPENSSL_cleanse(first.data(), bytes.size());
+  first.erase(first.begin(), first.begin() + static_cast<std::ptrdiff_t>(bytes.size()));
+  const link_key shared(bytes);
+  ::OPENSSL_cleanse(bytes.data(), bytes.size());
+  return shared;
 }
 }  // namespace detail
 
@@ -146,16 +158,17 @@ CAIRN_BODY tls_link tls_link::connect(collectives& job, const tls_link_options& 
     failure = std::current_exception();
   }
   auto all = failure != nullptr ? job.all_gather(failure, until) : job.all_gather(std::move(own), until);
-  auto& first = all.front();
-  std::array<std::byte, 32> bytes{};
-  if (first.size() < bytes.size())
-    fail(error_id::peer_bad_message, "rank 0 did not send the key of the links", {.rank = 0});
-  std::copy_n(first.begin(), bytes.size(), bytes.begin());
-  ::OPENSSL_cleanse(first.data(), bytes.size());
-  first.erase(first.begin(), first.begin() + static_cast<std::ptrdiff_t>(bytes.size()));
-  const link_key shared(bytes);
-  ::OPENSSL_cleanse(bytes.data(), bytes.size());
-  return tls_link(std::move(*port), shared, job.rank(), all);
+  std::optional<tls_link> made;
+  failure = nullptr;
+  try {
+    const auto shared = detail::take_link_key(all.front());
+    made.emplace(std::move(*port), shared, job.rank(), all);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  // A rank alone may have had no thread or no memory left.
+  job.barrier(until, failure);
+  return std::move(*made);
 }
 
 CAIRN_BODY int tls_link::rank() const noexcept {
