@@ -327,6 +327,69 @@ TEST_CASE("what is padded and how is said for each dimension") {
   CHECK(failure_of([] { (void)cairn::cut{"wte", 8}; }).id() == error_id::usage_bad_option);
 }
 
+TEST_CASE("each dimension is filled as its own rule says") {
+  cairn::memory_store store;
+  auto values = floats(4, 5);
+  cairn::state_dict saved_state;
+  saved_state.tensor("wte", values, {2, 2});
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.save(saved_state, 1);
+  std::vector<float> read(12, -5);
+  cairn::state_dict state;
+  state.tensor("wte", read, {3, 4});
+  (void)ckpt.load(state, 1, cairn::pad{"*", 0, 1.0}, cairn::pad{"wte", 1});
+  CHECK(read == std::vector<float>{5, 6, 0, 0, 7, 8, 0, 0, 1, 1, 1, 1});
+  read.assign(12, -5);
+  (void)ckpt.load(state, 1, cairn::pad{"wte", 0, cairn::keep_rest}, cairn::pad{"wte", 1, 0.5});
+  CHECK(read == std::vector<float>{5, 6, 0.5f, 0.5f, 7, 8, 0.5f, 0.5f, -5, -5, -5, -5});
+}
+
+TEST_CASE("a number that a floating-point dtype does not have is refused, not made infinite") {
+  const auto store = saved<float>({{"x", {1, 2}}});
+  cairn::checkpointer ckpt{store, quiet()};
+  const auto fills = [&](auto element, double value) {
+    std::vector<decltype(element)> read(3);
+    cairn::state_dict state;
+    state.tensor("x", read, {3});
+    try {
+      (void)ckpt.load(state, 1, cairn::convert{}, cairn::pad{"x", 0, value});
+      return true;
+    } catch (const cairn::error& e) {
+      CHECK(e.id() == error_id::usage_bad_option);
+      return false;
+    }
+  };
+  CHECK(fills(cairn::f16{}, 60000));
+  CHECK(!fills(cairn::f16{}, 1e6));
+  CHECK(fills(cairn::f16{}, std::numeric_limits<double>::infinity()));
+  CHECK(fills(cairn::f8_e4m3{}, 448));
+  CHECK(!fills(cairn::f8_e4m3{}, 1000));
+  CHECK(!fills(float{}, 1e300));
+  CHECK(fills(double{}, 1e300));
+}
+
+TEST_CASE("a rank whose rest cannot be filled ends the load on all ranks") {
+  const auto store = saved<std::uint8_t>({{"x", {1, 2}}});
+  const cairn::thread_group group(2);
+  std::vector<std::string> wrong(2);
+  std::vector<std::jthread> ranks;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.emplace_back([&, rank] {
+      try {
+        // Only the second rank has what lies behind the stored part.
+        std::vector<std::uint8_t> read(2);
+        cairn::state_dict state;
+        state.tensor("x", read.data(), cairn::shard{{4}, {2 * rank}, {2}});
+        cairn::checkpointer ckpt{store, group.communicator(rank), cairn::read_sharing::on, quiet()};
+        (void)ckpt.load(state, 1, cairn::pad{"x", 0, 256.0});
+      } catch (const std::exception& e) {
+        wrong[static_cast<std::size_t>(rank)] = e.what();
+      }
+    });
+  ranks.clear();
+  for (const auto& text : wrong) CHECK(text.find("usage.bad_option") != std::string::npos);
+}
+
 TEST_CASE("a rest is filled with a number that its dtype has") {
   const auto store = saved<std::uint8_t>({{"x", {1, 2}}});
   std::vector<std::uint8_t> read(4, 9);
@@ -384,6 +447,7 @@ TEST_CASE("what a checkpoint holds, and one item of it, without a state") {
   CHECK(ckpt.read<std::uint8_t>("mask", 4) == std::vector<std::uint8_t>{1, 0, 1});
   const auto opaque = ckpt.read<std::uint8_t>("blob", 4);
   CHECK(std::string(opaque.begin(), opaque.end()) == blob);
+  CHECK(ckpt.read<float>("weight", 4, cairn::rename{{"w", "weight"}}) == w);
   CHECK(ckpt.read<double>("w", 4, cairn::convert{}) == std::vector<double>{1, 2, 3, 4, 5, 6});
   CHECK(failure_of([&] { (void)ckpt.read<double>("w", 4); }).id() == error_id::plan_dtype_mismatch);
   CHECK(failure_of([&] { (void)ckpt.read<std::int32_t>("w", 4, cairn::convert{}); }).id() ==

@@ -1516,7 +1516,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
   if (chosen == nullptr) {
     std::fprintf(stderr,
                  "CAIRN_FUZZ_TARGET must be one of: manifest record safetensors files plan frame config "
-                 "codec s3 job\n");
+                 "codec s3 job link\n");
     std::_Exit(2);
   }
   if (const char* order = std::getenv("CAIRN_FUZZ_FIXED")) run_fixed(order);

@@ -18,9 +18,9 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Gives a destination the conversion that a load was asked for: its planner may know none, or another one.
+/// Gives a destination the conversion that a load was asked for, where its plan says so; else the planner's own stays.
 void convert_target(const load_changes& changes, const state_entry& e, const stored_item& item,
-                    item_target& target);
+                    const read_item& wanted, item_target& target);
 
 /// This rank's part of checkpointer_base::read(): one item of a checkpoint whose manifest is there. Sends no message.
 void read_one_item(any_reader reader, const std::string& name, std::int64_t step,

@@ -310,9 +310,19 @@ class loader {
     const auto until = deadline::in(options_.timeout);
     std::optional<any_checkpoint> opened;
     load_plan plan;
+    const auto* changes = request.changes.get();
+    decltype(devices_->begin_load(options_.load_memory)) copies = nullptr;
+    // All that can fail on one rank before the ranks read together.
     const auto open = [&] {
       opened.emplace(reader.open(step, manifest));
       plan = plan_part(planner, state, opened->metadata(), step, manifest, request);
+      if (group_.size() == 1) refuse_unmatched(plan.report, state);
+      for (auto rest : plan.fills) {
+        const auto dimension = static_cast<int>(std::exchange(rest.chunk, 0u));
+        changes->fill(state.entries()[rest.entry].name, dimension,
+                      planner.resolve(state, opened->metadata(), rest).view);
+      }
+      if (devices_ != nullptr) copies = devices_->begin_load(options_.load_memory);
     };
     owned<windowed_exchange> exchange;
     if (reader.shares() && options_.sharing == read_sharing::on && group_.size() > 1) {
@@ -328,19 +338,14 @@ class loader {
           make_owned<windowed_exchange>(group_, group_.tree_reduce_broadcast(std::move(own), merge, until));
     } else {
       open();
-      if (group_.size() == 1) refuse_unmatched(plan.report, state);
     }
     const metadata& stored = opened->metadata();
-    const auto* changes = request.changes.get();
     const target_resolver resolver = [&](const cairn::read_item& item) {
       auto target = planner.resolve(state, stored, item);
       if (changes != nullptr)
-        convert_target(*changes, state.entries()[item.entry], stored.items[item.stored], target);
+        convert_target(*changes, state.entries()[item.entry], stored.items[item.stored], item, target);
       return target;
     };
-    for (const auto& rest : plan.fills)
-      changes->fill(state.entries()[rest.entry].name, planner.resolve(state, stored, rest).view);
-    const auto copies = devices_ == nullptr ? nullptr : devices_->begin_load(options_.load_memory);
     load_stages stages;
     const read_options how{.memory_budget = options_.load_memory, .devices = copies.get(), .stages = &stages};
     plan.report.bytes_read = exchange

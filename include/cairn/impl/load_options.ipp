@@ -242,23 +242,18 @@ class chosen_changes final : public load_changes {
       if (stored[d] != wanted[d] && resize_of(name, d, wanted[d] > stored[d]) == nullptr) return false;
     return true;
   }
-  void fill(std::string_view name, const tensor_view& rest) const override {
-    std::optional<double> value = 0;
-    for (const auto& rule : resizing)
-      if (rule.longer && glob_matches(rule.items, name)) {
-        value = rule.fill;
-        break;
-      }
-    if (!value) return;
+  void fill(std::string_view name, int dimension, const tensor_view& rest) const override {
+    const auto* rule = resize_of(name, dimension, true);
+    if (rule == nullptr || !rule->fill) return;
     if (rest.space != memory_space::host)
       fail(error_id::usage_bad_option,
            "the CPU does not write device memory: pad this item with cairn::keep_rest, and fill the rest on "
            "the device",
            {.item = std::string(name)});
     std::array<std::byte, 8> element{};
-    if (!encode_element(*value, rest.type, element))
+    if (!encode_element(*rule->fill, rest.type, element))
       fail(error_id::usage_bad_option,
-           "an item of this dtype is not padded with a number: use cairn::keep_rest",
+           "an item of this dtype is not padded with this number: use another one, or cairn::keep_rest",
            {.item = std::string(name), .got = std::string(name_of(rest.type))});
     const auto width = static_cast<std::size_t>(bits_of(rest.type) / 8);
     for_each_run(rest, 0, rest.bytes(), [&](std::byte* to, std::uint64_t bytes, std::uint64_t) {
@@ -315,8 +310,13 @@ class chosen_changes final : public load_changes {
         break;
     }
     const auto cast = conversion_between<false>(dtype::f64, type);
-    if (cast != nullptr) cast(reinterpret_cast<const std::byte*>(&value), out.data(), 1);
-    return cast != nullptr || (value == 0 && granule_of(type) == 1);  // zeros are zeros in all
+    const auto back = conversion_between<false>(type, dtype::f64);
+    if (cast == nullptr || back == nullptr)  // zeros are zeros in all but this one, which has none
+      return value == 0 && granule_of(type) == 1 && type != dtype::f8_e8m0;
+    cast(reinterpret_cast<const std::byte*>(&value), out.data(), 1);
+    double made = 0;
+    back(out.data(), reinterpret_cast<std::byte*>(&made), 1);
+    return std::isnan(made) == std::isnan(value) && std::isinf(made) == std::isinf(value);
   }
 };
 

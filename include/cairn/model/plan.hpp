@@ -50,6 +50,7 @@ struct read_item {
   std::uint32_t entry = 0;   ///< index in state_dict::entries()
   std::uint32_t part = 0;    ///< index in state_entry::boxes
   cairn::chunk box;          ///< what is wanted, in coordinates of the global tensor; inside of both
+  bool converted = false;    ///< by the conversion that a load option asks for, not by the planner's cast
 };
 
 /// How a rank's part of a load came about: where its bytes came from, and what its threads did, all of them together.
@@ -101,7 +102,8 @@ struct load_report {
 struct load_plan {
   /// What this rank reads.
   std::vector<read_item> items;
-  /// Boxes of the state that the checkpoint has nothing for, which a load option fills; `chunk` is not used.
+  /// Boxes of the state that the checkpoint has nothing for, which a load option fills; `chunk` is the dimension in
+  /// which the state is longer there.
   std::vector<read_item> fills;
   /// What fits and what does not; the load adds bytes and seconds.
   load_report report;

@@ -35,9 +35,10 @@ inline namespace v1 {
 namespace detail {
 
 CAIRN_BODY void convert_target(const load_changes& changes, const state_entry& e, const stored_item& item,
-                               item_target& target) {
-  if (item.kind != item_kind::bytes && item.type != target.view.type && changes.converts(e.name))
-    target.cast = changes.conversion(e.name, item.type, target.view.type);
+                               const read_item& wanted, item_target& target) {
+  if (!wanted.converted || item.type == target.view.type) return;
+  if (const auto cast = changes.conversion(e.name, item.type, target.view.type); cast != nullptr)
+    target.cast = cast;
 }
 
 CAIRN_BODY void read_one_item(any_reader reader, const std::string& name, std::int64_t step,
@@ -47,6 +48,8 @@ CAIRN_BODY void read_one_item(any_reader reader, const std::string& name, std::i
   auto opened = reader.open(step, manifest);
   const auto& stored = opened.metadata();
   const auto* item = stored.find(name);
+  if (request.changes != nullptr)
+    if (const auto renamed = request.changes->find(stored.items, name)) item = &stored.items[*renamed];
   if (item == nullptr) {
     near_names similar(name);
     stored.items.for_each_name(
@@ -94,7 +97,8 @@ CAIRN_BODY void read_one_item(any_reader reader, const std::string& name, std::i
   const target_resolver resolver = [&](const read_item& wanted) {
     auto target = planner.resolve(state, stored, wanted);
     if (request.changes != nullptr)
-      convert_target(*request.changes, state.entries()[wanted.entry], stored.items[wanted.stored], target);
+      convert_target(*request.changes, state.entries()[wanted.entry], stored.items[wanted.stored], wanted,
+                     target);
     return target;
   };
   (void)reader.read(opened, state, plan, resolver, {.memory_budget = options.load_memory},

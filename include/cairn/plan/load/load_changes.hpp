@@ -33,9 +33,9 @@ class load_changes {
   /// True if an item may be stored with another shape: longer or shorter in dimensions for which a rule says so.
   [[nodiscard]] virtual bool resizes(std::string_view name, const extents& stored,
                                      const extents& wanted) const = 0;
-  /// Writes what no stored element is for, or leaves it as it is. @throws usage_error for memory that the CPU does not
-  /// write
-  virtual void fill(std::string_view name, const tensor_view& rest) const = 0;
+  /// Writes what no stored element is for, or leaves it as it is; `dimension`: in which the state is longer there.
+  /// @throws usage_error for memory that the CPU does not write, and for a number that the dtype does not have
+  virtual void fill(std::string_view name, int dimension, const tensor_view& rest) const = 0;
 
  private:
   friend detail::chosen_changes;

@@ -69,7 +69,7 @@ CAIRN_BODY bool load_planning::wants(std::string_view name) {
 CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, const std::string& stored_name,
                                    dtype stored_type, bool castable) {
   const auto* changes = request_.changes.get();
-  auto found = changes != nullptr ? changes->find(stored_.items, stored_name) : std::nullopt;
+  auto found = changes != nullptr ? changes->find(stored_.items, e.name) : std::nullopt;
   if (!found) found = stored_.items.index_of(stored_name);
   if (!found) {
     miss(e);
@@ -92,8 +92,13 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
              e.flags.per_rank ? "per_rank" : "not per_rank", item->per_rank ? "per_rank" : "not per_rank");
     return;
   }
+  const auto before = plan_.items.size();
+  bool converted = false;
+  const auto mark_converted = [&] {
+    for (auto i = before; i < plan_.items.size(); ++i) plan_.items[i].converted = converted;
+  };
   if (e.kind != item_kind::bytes) {
-    const bool converted = item->type != stored_type && changes != nullptr && changes->converts(e.name);
+    converted = item->type != stored_type && changes != nullptr && changes->converts(e.name);
     if (converted)
       castable = item->type == e.type || changes->conversion(e.name, item->type, e.type) != nullptr;
     if (item->type != stored_type && !converted) {
@@ -116,6 +121,7 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
         plan_.report.resized.push_back(e.name + ": " + to_string(item->global) + " to " +
                                        to_string(e.global));
         add_boxes(e, index, *item, static_cast<std::uint32_t>(at));
+        mark_converted();
         return;
       }
       mismatch(
@@ -134,6 +140,7 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
     add_bytes(e, index, *item, stored_index);
   else
     add_boxes(e, index, *item, stored_index);
+  mark_converted();
 }
 
 CAIRN_BODY load_plan load_planning::finish() {
@@ -240,7 +247,7 @@ CAIRN_BODY void load_planning::add_fills(std::uint32_t index, std::uint32_t part
     auto rest = wanted;
     rest.offsets.set(d, from);
     rest.sizes.set(d, end - from);
-    plan_.fills.push_back({stored, 0, index, part, rest});
+    plan_.fills.push_back({stored, static_cast<std::uint32_t>(d), index, part, rest});
     wanted.sizes.set(d, from - wanted.offsets[d]);
   }
 }
