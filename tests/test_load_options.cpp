@@ -333,7 +333,7 @@ TEST_CASE("each dimension is filled as its own rule says") {
   cairn::state_dict saved_state;
   saved_state.tensor("wte", values, {2, 2});
   cairn::checkpointer ckpt{store, quiet()};
-  (void)ckpt.save(saved_state, 1);
+  (void)ckpt.save(saved_state, 1).wait();
   std::vector<float> read(12, -5);
   cairn::state_dict state;
   state.tensor("wte", read, {3, 4});

@@ -221,6 +221,18 @@ TEST_CASE("an index says which files are meant, and which of two tensors") {
     }
     load(cairn::safetensors_files{snapshot});
   }
+  SUBCASE("what nobody can read and the index does not name is nobody's business") {
+    put(at("old (1).safetensors"), "none");
+    REQUIRE(::symlink("nowhere", at("gone.safetensors").c_str()) == 0);
+    load(cairn::safetensors_files{directory.path()});
+    load(cairn::safetensors_files{at("model.safetensors.index.json")});
+  }
+  SUBCASE("what the index names and is a link to nothing is missing") {
+    REQUIRE(::unlink(at("model-00002-of-00002.safetensors").c_str()) == 0);
+    REQUIRE(::symlink("nowhere", at("model-00002-of-00002.safetensors").c_str()) == 0);
+    CHECK(failure_of([&] { load(cairn::safetensors_files{directory.path()}); }).id() ==
+          error_id::corrupt_missing_file);
+  }
   SUBCASE("another index beside it leaves it open which is meant") {
     put(at("other.safetensors.index.json"), R"({"weight_map": {}})");
     load(cairn::safetensors_files{directory.path()});  // model.safetensors.index.json is the usual one

@@ -47,6 +47,9 @@ struct frees_text {
   if (real == nullptr) fail_path(path, errno);
   return real.get();
 }
+[[nodiscard]] inline bool resolves(const std::string& path) {
+  return std::unique_ptr<char, frees_text>(::realpath(path.c_str(), nullptr)) != nullptr;
+}
 [[nodiscard]] inline bool is_directory(const std::string& path) {
   struct stat s {};
   if (::stat(path.c_str(), &s) != 0) fail_path(path, errno);
@@ -90,13 +93,20 @@ CAIRN_BODY safetensors_files::located safetensors_files::locate(const std::vecto
   if (paths.empty()) fail(error_id::usage_bad_option, "safetensors_files needs a directory or files");
   const auto choose_in = [&](const std::string& directory) {
     std::vector<detail::foreign_name> names;
-    for (const auto& name : detail::names_in(directory))
-      names.push_back(detail::name_at(directory + "/" + name));
+    for (const auto& name : detail::names_in(directory)) names.push_back({name, directory + "/" + name});
     return names;
+  };
+  // Beside an index may lie what it does not name and nobody can read: whoever reads the index misses what it names.
+  const auto resolve_files = [&] {
+    if (!listing.index.name.empty())
+      std::erase_if(listing.files, [](const auto& f) { return !detail::resolves(f.key); });
+    for (auto& f : listing.files) f.key = detail::resolved(f.key);
   };
   const auto& first = paths.front();
   if (paths.size() == 1 && detail::is_directory(first)) {
     listing = detail::choose_files(choose_in(first), first);
+    resolve_files();
+    if (!listing.index.name.empty()) listing.index.key = detail::resolved(listing.index.key);
   } else if (paths.size() == 1 && first.ends_with(".json")) {
     const auto index = detail::name_at(first);
     const auto slash = first.rfind('/');
@@ -104,6 +114,7 @@ CAIRN_BODY safetensors_files::located safetensors_files::locate(const std::vecto
     std::erase_if(names, [](const auto& n) { return !n.name.ends_with(".safetensors"); });
     listing = detail::choose_files(std::move(names), first);
     listing.index = index;
+    resolve_files();
   } else {
     for (const auto& path : paths) {
       if (detail::is_directory(path))
@@ -119,8 +130,12 @@ CAIRN_BODY safetensors_files::located safetensors_files::locate(const std::vecto
   std::string root = all.front()->key.substr(0, all.front()->key.rfind('/') + 1);
   for (const auto* f : all)
     while (!f->key.starts_with(root)) root.resize(root.rfind('/', root.size() - 2) + 1);
-  for (auto* f : all) {
-    f->key.erase(0, root.size());
+  for (auto* f : all) f->key.erase(0, root.size());
+  if (!listing.index.name.empty()) {
+    std::erase_if(listing.files, [](const auto& f) { return !valid_key(f.key); });
+    all.assign(1, &listing.index);
+  }
+  for (const auto* f : all) {
     if (!valid_key(f->key))
       fail(error_id::usage_bad_option,
            "the path of a safetensors file has characters that are none of [A-Za-z0-9._-]: give it another "
