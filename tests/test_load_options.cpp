@@ -5,13 +5,16 @@
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/load_options.hpp>
+#include <cairn/plan/default_planner.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <support/planner_conformance.hpp>
 
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <numeric>
@@ -366,6 +369,39 @@ TEST_CASE("a number that a floating-point dtype does not have is refused, not ma
   CHECK(!fills(cairn::f8_e4m3{}, 1000));
   CHECK(!fills(float{}, 1e300));
   CHECK(fills(double{}, 1e300));
+}
+
+/// Has floats as integers in checkpoints, under other names.
+struct integer_planner : cairn::basic_planner<integer_planner> {
+  [[nodiscard]] std::optional<std::string> stored_name(const cairn::state_entry& e) const {
+    return "model." + e.name;
+  }
+  [[nodiscard]] dtype stored_dtype(const cairn::state_entry& e) const {
+    return e.type == dtype::f32 ? dtype::i32 : e.type;
+  }
+  [[nodiscard]] cairn::cast_function cast_between(dtype from, dtype to) const {
+    if (from != dtype::i32 || to != dtype::f32) return nullptr;
+    return [](const std::byte* in, std::byte* out, std::size_t elements) noexcept {
+      for (std::size_t i = 0; i < elements; ++i) {
+        std::int32_t whole = 0;
+        std::memcpy(&whole, in + i * sizeof whole, sizeof whole);
+        const auto made = static_cast<float>(whole);
+        std::memcpy(out + i * sizeof made, &made, sizeof made);
+      }
+    };
+  }
+};
+
+TEST_CASE("a planner's own names and conversions stay beside the options") {
+  const auto store = saved<std::int32_t>({{"model.x", {1, -2, 3}}, {"old.y", {7}}});
+  std::vector<float> x(3), y(1);
+  cairn::state_dict state;
+  state.tensor("x", x, {3});
+  state.tensor("y", y, {1});
+  cairn::checkpointer ckpt{store, integer_planner{}, quiet()};
+  (void)ckpt.load(state, 1, cairn::convert{}, cairn::rename{{"old.y", "y"}});
+  CHECK(x == std::vector<float>{1, -2, 3});
+  CHECK(y == std::vector<float>{7});
 }
 
 TEST_CASE("a rank whose rest cannot be filled ends the load on all ranks") {
