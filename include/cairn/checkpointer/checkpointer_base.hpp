@@ -104,8 +104,9 @@ class checkpointer_base {
 
   /// The elements of one item of the checkpoint of `step`, in row-major order, without a state; items() tells its shape.
   /// Of a per-rank item, this rank's. Bytes and booleans are read as std::uint8_t or std::byte; with cairn::convert{} of
-  /// <cairn/load_options.hpp> other dtypes as T. Collective: each rank gets the whole item, which must fit into its
-  /// memory. What it reads is no step from which this run goes on.
+  /// <cairn/load_options.hpp> other dtypes as T; cairn::rename says what `name` stands for, and cairn::pad and cut change
+  /// nothing: an item has the shape that the checkpoint says. Collective: each rank gets the whole
+  /// item, which must fit into its memory. What it reads is no step from which this run goes on.
   /// @throws usage_error (usage_unknown_name), plan_error (plan_dtype_mismatch), corrupt_error, storage_error
   template <class T, class... Options>
   [[nodiscard]] std::vector<T> read(std::string_view name, std::int64_t step, const Options&... options) {
