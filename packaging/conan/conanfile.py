@@ -41,7 +41,9 @@ class Cairn(ConanFile):
 
     def requirements(self):
         # A consumer links and includes them: the headers are all of cairn.
-        for needed in ["xxhash/[>=0.8 <1]", "rapidjson/cci.20230929"] + [n for c in COMPONENTS if self.options.get_safe(c) for n in COMPONENTS[c]]:
+        needs = [n for c in COMPONENTS if self.options.get_safe(c) for n in COMPONENTS[c]]
+        # Conan refuses what is asked for twice: two components may need the same library.
+        for needed in dict.fromkeys(["xxhash/[>=0.8 <1]", "rapidjson/cci.20230929", *needs]):
             self.requires(needed, transitive_headers=True, transitive_libs=True)
 
     def validate(self):

@@ -23,10 +23,11 @@ class persist_schedule {
     next_ = count + 1;
     if (busy) return false;
     if (seconds < how_.seconds) {
-      // Asked again at half of the way, by the pace until here: a few messages for each save that goes.
-      const double each = seconds / static_cast<double>(count - went_);
-      const double left = (how_.seconds - seconds) / std::max(each, 1e-9);
-      next_ = count + static_cast<std::uint64_t>(std::clamp(left / 2, 1.0, 1e6));
+      // Asked again at half of the way, by the pace until here: a few messages for each save that goes. Never later
+      // than after as many saves again, as the pace may fall.
+      const auto saves = static_cast<double>(count - went_);
+      const double left = (how_.seconds - seconds) / std::max(seconds / saves, 1e-9);
+      next_ = count + static_cast<std::uint64_t>(std::clamp(left / 2, 1.0, saves));
       return false;
     }
     went_ = count;
