@@ -58,9 +58,6 @@ struct kept_piece {
 /// The rank of a piece's name; nothing for any other text.
 [[nodiscard]] std::optional<std::int32_t> rank_of_piece_name(std::string_view text);
 
-/// The names in a directory. @throws storage_error
-[[nodiscard]] std::vector<std::string> names_in_tier(const std::string& directory);
-
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -32,6 +33,23 @@ class tier_files {
   virtual void sync(const std::string& path, int file);
 };
 
+namespace detail {
+
+/// Gives a file of a directory its name when it is whole: writes it under the name `temporary`, and renames it.
+/// `on_disk`: bytes and name survive a loss of power when this returns. @throws storage_error
+void put_durably(tier_files& files, const std::string& directory, const std::string& temporary,
+                 const std::string& name, std::span<const std::byte> bytes, bool on_disk);
+/// The names in a directory. @throws storage_error
+[[nodiscard]] std::vector<std::string> names_in_tier(const std::string& directory);
+/// What read_exactly() returns where the file ends before what is wanted.
+inline constexpr int file_has_ended = -1;
+/// Fills `out` from this offset of a file on. Returns 0, file_has_ended, or the errno.
+[[nodiscard]] int read_exactly(int file, std::uint64_t offset, std::span<std::byte> out) noexcept;
+/// Gives the first bytes of a file their room, so that no write to them, nor to memory that they are mapped to, finds none.
+/// Returns 0 or the errno.
+[[nodiscard]] int allocate_file(int file, std::uint64_t bytes) noexcept;
+
+}  // namespace detail
 }  // namespace v1
 }  // namespace cairn
 

@@ -23,7 +23,7 @@ CAIRN_BODY void write_disk_image(tier_files& files, const std::string& path, con
   file_descriptor file(::open(path.c_str(), flags | O_DIRECT, 0600));
   if (!file.open() && errno == EINVAL) file = file_descriptor(::open(path.c_str(), flags, 0600));
   if (!file.open()) fail_system(errno, "an image of the local tier could not be made: " + path);
-  if (::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) != 0 && errno == ENOSPC)
+  if (allocate_file(file.get(), bytes) == ENOSPC)
     fail_system(ENOSPC, "an image of the local tier could not be allocated: " + path);
   for (std::uint64_t at = 0; at < bytes;) {
     const auto end = std::min(bytes, at + piece);
@@ -39,15 +39,11 @@ CAIRN_BODY std::vector<std::byte> read_disk_image(const std::string& path, std::
   const file_descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!file.open()) fail_system(errno, "an image of the local tier could not be opened: " + path);
   std::vector<std::byte> read(bytes);
-  for (std::size_t at = 0; at < read.size();) {
-    const auto got = ::pread(file.get(), read.data() + at, read.size() - at, static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail_system(errno, "an image of the local tier could not be read: " + path);
-    if (got == 0)
-      fail(error_id::corrupt_truncated, "an image of the local tier is shorter than its record says",
-           {.file = path});
-    at += static_cast<std::size_t>(got);
-  }
+  const int code = read_exactly(file.get(), 0, read);
+  if (code == file_has_ended)
+    fail(error_id::corrupt_truncated, "an image of the local tier is shorter than its record says",
+         {.file = path});
+  if (code != 0) fail_system(code, "an image of the local tier could not be read: " + path);
   return read;
 }
 

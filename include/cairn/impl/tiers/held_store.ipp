@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <map>
 #include <tuple>
@@ -141,17 +140,11 @@ CAIRN_BODY void held_store::read(std::span<const read_range> ranges) const {
         std::memcpy(range.destination.data(), o.bytes.data() + range.offset, range.destination.size());
       continue;
     }
-    for (std::size_t at = 0; at < range.destination.size();) {
-      const auto got =
-          ::pread(content_->files[o.file].get(), range.destination.data() + at, range.destination.size() - at,
-                  static_cast<off_t>(o.begin + range.offset + at));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) fail_system(errno, "an image of the local tier could not be read");
-      if (got == 0)
-        fail(error_id::corrupt_truncated, "an image of the local tier has become shorter",
-             {.file = std::string(range.key)});
-      at += static_cast<std::size_t>(got);
-    }
+    const int code = read_exactly(content_->files[o.file].get(), o.begin + range.offset, range.destination);
+    if (code == file_has_ended)
+      fail(error_id::corrupt_truncated, "an image of the local tier has become shorter",
+           {.file = std::string(range.key)});
+    if (code != 0) fail_system(code, "an image of the local tier could not be read");
   }
 }
 CAIRN_BODY std::optional<std::uint64_t> held_store::size(std::string_view key) const {

@@ -3,17 +3,12 @@
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/wire.hpp>
 #include <cairn/tiers/kept_piece.hpp>
 
-#include <dirent.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
-#include <memory>
 #include <utility>
 
 namespace cairn {
@@ -167,15 +162,6 @@ CAIRN_BODY std::optional<std::int32_t> rank_of_piece_name(std::string_view text)
       rank < 0 || slot < 0 || piece_name(rank, slot) != text)
     return std::nullopt;
   return rank;
-}
-
-CAIRN_BODY std::vector<std::string> names_in_tier(const std::string& directory) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::opendir(directory.c_str()),
-                                                    [](DIR* d) { return ::closedir(d); });
-  if (listing == nullptr) fail_system(errno, "a tier could not be listed: " + directory);
-  std::vector<std::string> found;
-  while (const auto* entry = ::readdir(listing.get())) found.emplace_back(entry->d_name);
-  return found;
 }
 
 }  // namespace detail

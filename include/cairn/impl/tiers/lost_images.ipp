@@ -118,28 +118,6 @@ struct surviving_set {
   return kept;
 }
 
-/// Whether as many bytes could be read: a file that is too short has lost them.
-[[nodiscard]] inline bool read_exactly(int file, std::uint64_t begin, std::span<std::byte> out) {
-  while (!out.empty()) {
-    const auto got = ::pread(file, out.data(), out.size(), static_cast<off_t>(begin));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    begin += static_cast<std::uint64_t>(got);
-    out = out.subspan(static_cast<std::size_t>(got));
-  }
-  return true;
-}
-
-/// Where the tier lies on a disk, durable before it has its name.
-inline void put_in_place(tier_files& files, const std::string& into, const std::string& temporary,
-                         const std::string& name, std::span<const std::byte> bytes) {
-  const bool on_disk = !lies_in_memory(into);
-  files.put(into + "/" + temporary, bytes);
-  if (on_disk) files.sync(into + "/" + temporary, -1);
-  files.rename(into + "/" + temporary, into + "/" + name);
-  if (on_disk) files.sync(into, -1);
-}
-
 /// Gives a tier both files of a plan, where it has not got them.
 inline void rebuild_plan(std::span<const std::string> directories, std::uint64_t digest,
                          const std::string& into, tier_files& files) {
@@ -148,7 +126,7 @@ inline void rebuild_plan(std::span<const std::string> directories, std::uint64_t
       const auto plan = plan_in_tier(directory, digest);
       for (const auto& name : {plan_name(digest), second_plan_name(digest)}) {
         if (::access((into + "/" + name).c_str(), F_OK) == 0) continue;
-        put_in_place(files, into, "new-plan-rebuilt", name, plan.bytes);
+        put_durably(files, into, "new-plan-rebuilt", name, plan.bytes, !lies_in_memory(into));
       }
       return;
     } catch (const corrupt_error&) {
@@ -169,16 +147,12 @@ class new_slot {
       if (errno != EEXIST) fail_system(errno, "an image of the local tier could not be made: " + path_);
     }
     // All of it before it is mapped: what is not there would be SIGBUS when it is touched.
-    int result = 0;
-    if (bytes != 0) do {
-        result = ::fallocate(file_.get(), 0, 0, static_cast<off_t>(bytes));
-      } while (result != 0 && errno == EINTR);
-    if (result == 0 && bytes != 0) {
+    int code = allocate_file(file_.get(), bytes);
+    if (code == 0 && bytes != 0) {
       mapped_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
-      if (mapped_ == MAP_FAILED) mapped_ = nullptr;
+      if (mapped_ == MAP_FAILED) mapped_ = nullptr, code = errno;
     }
-    if (result != 0 || (bytes != 0 && mapped_ == nullptr)) {
-      const int code = errno;
+    if (code != 0) {
       static_cast<void>(::unlink(path_.c_str()));
       fail_system(code, "there is no room in the local tier for an image that is rebuilt: " + path_);
     }
@@ -268,7 +242,8 @@ CAIRN_BODY void rebuild_lost_images(std::span<const std::string> directories, co
             (from.piece ? detail::piece_name(name.rank, name.slot) : detail::slot_name(name.rank, name.slot));
         file = detail::file_descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
       }
-      return file.open() && detail::read_exactly(file.get(), from.begin, out);
+      // A file that is too short, or cannot be read, has lost them.
+      return file.open() && detail::read_exactly(file.get(), from.begin, out) == 0;
     };
     detail::new_slot slot(into, rank, head.blocks.bytes());
     const auto report =
@@ -282,9 +257,10 @@ CAIRN_BODY void rebuild_lost_images(std::span<const std::string> directories, co
     auto name = head.name;
     const auto content = detail::decode_held(head.record, name, into);
     name.slot = slot.number();
-    if (!detail::lies_in_memory(into)) files.sync(into + "/" + detail::slot_name(rank, name.slot), -1);
-    detail::put_in_place(files, into, "new-rebuilt-" + std::to_string(rank), detail::to_string(name),
-                         detail::encode_held(name, content));
+    const bool on_disk = !detail::lies_in_memory(into);
+    if (on_disk) files.sync(into + "/" + detail::slot_name(rank, name.slot), -1);
+    detail::put_durably(files, into, "new-rebuilt-" + std::to_string(rank), detail::to_string(name),
+                        detail::encode_held(name, content), on_disk);
     slot.keep();
   }
 }

@@ -101,27 +101,13 @@ struct redundancy_engine::state {
     earlier.clear();
   }
 
-  /// Room for a piece; what it held is given up first.
-  [[nodiscard]] detail::file_descriptor open_piece(slot& to, std::uint64_t bytes) const {
-    const auto name = path(detail::piece_name(link.rank(), to.number));
+  /// Room for a piece; what its file held has been given up.
+  [[nodiscard]] static detail::file_descriptor open_piece(const std::string& name, std::uint64_t bytes) {
     detail::file_descriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!file.open()) detail::fail_system(errno, "a piece could not be made: " + name);
-    int result = 0;
-    if (bytes != 0) do {
-        result = ::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes));
-      } while (result != 0 && errno == EINTR);
-    if (result != 0)
-      detail::fail_system(errno, "there is no room for the piece that a rank keeps for others: " + name);
+    if (const int code = detail::allocate_file(file.get(), bytes); code != 0)
+      detail::fail_system(code, "there is no room for the piece that a rank keeps for others: " + name);
     return file;
-  }
-  static void write_all(int file, std::uint64_t at, std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const auto put = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(at));
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) detail::fail_system(errno, "a piece could not be written");
-      at += static_cast<std::uint64_t>(put);
-      bytes = bytes.subspan(static_cast<std::size_t>(put));
-    }
   }
 
   [[nodiscard]] bool ending() const { return ended.load(std::memory_order_acquire); }
@@ -190,7 +176,8 @@ struct redundancy_engine::state {
     const auto bytes = by.overhead(members, own);
 
     auto& to = choose();
-    const auto file = open_piece(to, bytes);
+    const auto piece = path(detail::piece_name(link.rank(), to.number));
+    const auto file = open_piece(piece, bytes);
     std::vector<detail::member_tables> tables;
     for (const auto& each : content.heads) tables.push_back({.image = each.blocks, .piece = {}});
     {
@@ -223,12 +210,12 @@ struct redundancy_engine::state {
                {.rank = rank, .offset = static_cast<std::int64_t>(bad->begin)});
         }
         content.blocks.add(part.size(), digest(part));
-        write_all(file.get(), at, part);
+        options.files->write(piece, file.get(), at, part);
         report.fetched_bytes = source.fetched();
       }
     }
     report.kept_bytes = bytes;
-    if (on_disk) options.files->sync(path(detail::piece_name(link.rank(), to.number)), file.get());
+    if (on_disk) options.files->sync(piece, file.get());
     keep(to, name, number, content);
 
     votes.tell({detail::done_offer, generation}, {});
@@ -275,11 +262,8 @@ struct redundancy_engine::state {
             const detail::kept_piece& content) const {
     auto name = of;
     name.slot = to.number;
-    const auto temporary = path("new-piece-" + std::to_string(link.rank()));
-    options.files->put(temporary, detail::encode_kept(name, content));
-    if (on_disk) options.files->sync(temporary, -1);
-    options.files->rename(temporary, path(detail::kept_record_name(name)));
-    if (on_disk) options.files->sync(directory, -1);
+    detail::put_durably(*options.files, directory, "new-piece-" + std::to_string(link.rank()),
+                        detail::kept_record_name(name), detail::encode_kept(name, content), on_disk);
     to.record = name;
     to.work = number;
   }

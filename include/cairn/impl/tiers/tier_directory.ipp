@@ -10,7 +10,6 @@
 #include <cairn/tiers/kept_piece.hpp>
 #include <cairn/tiers/tier_directory.hpp>
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -103,14 +102,10 @@ CAIRN_BODY std::optional<std::vector<std::byte>> tier_file(const std::string& pa
     fail(error_id::corrupt_size_mismatch, "a file of the local tier is none of those that it has",
          {.file = path});
   std::vector<std::byte> bytes(static_cast<std::size_t>(s.st_size));
-  std::size_t at = 0;
-  while (at < bytes.size()) {
-    const auto got = ::pread(file.get(), bytes.data() + at, bytes.size() - at, static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail_system(errno, "a file of the local tier could not be read: " + path);
-    if (got == 0) fail(error_id::corrupt_truncated, "a file of the local tier ends early", {.file = path});
-    at += static_cast<std::size_t>(got);
-  }
+  const int code = read_exactly(file.get(), 0, bytes);
+  if (code == file_has_ended)
+    fail(error_id::corrupt_truncated, "a file of the local tier ends early", {.file = path});
+  if (code != 0) fail_system(code, "a file of the local tier could not be read: " + path);
   return bytes;
 }
 
@@ -186,10 +181,7 @@ CAIRN_BODY void tier_directory::sync_names() const {
 }
 CAIRN_BODY void tier_directory::put_durably(const std::string& temporary, const std::string& name,
                                             std::span<const std::byte> bytes) const {
-  files_->put(path(temporary), bytes);
-  sync_file(path(temporary));
-  files_->rename(path(temporary), path(name));
-  sync_names();
+  detail::put_durably(*files_, directory_, temporary, name, bytes, on_disk_);
 }
 
 CAIRN_BODY void tier_directory::check_job() const {
@@ -248,12 +240,7 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
 }
 
 CAIRN_BODY std::vector<std::string> tier_directory::names() const {
-  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::opendir(directory_.c_str()),
-                                                    [](DIR* d) { return ::closedir(d); });
-  if (listing == nullptr) fail_system(errno, "the local tier could not be listed: " + directory_);
-  std::vector<std::string> found;
-  while (const auto* entry = ::readdir(listing.get())) found.emplace_back(entry->d_name);
-  return found;
+  return names_in_tier(directory_);
 }
 CAIRN_BODY std::vector<held_name> tier_directory::held_names() const {
   const std::lock_guard lock(mutex_);

@@ -3,6 +3,7 @@
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/tiers/tier_files.hpp>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -10,8 +11,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -56,5 +59,41 @@ CAIRN_BODY void tier_files::sync(const std::string& path, int file) {
     detail::fail_system(errno, "a file of the local tier could not be made durable: " + path);
 }
 
+namespace detail {
+
+CAIRN_BODY void put_durably(tier_files& files, const std::string& directory, const std::string& temporary,
+                            const std::string& name, std::span<const std::byte> bytes, bool on_disk) {
+  const auto unfinished = directory + "/" + temporary;
+  files.put(unfinished, bytes);
+  if (on_disk) files.sync(unfinished, -1);
+  files.rename(unfinished, directory + "/" + name);
+  if (on_disk) files.sync(directory, -1);
+}
+CAIRN_BODY std::vector<std::string> names_in_tier(const std::string& directory) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::opendir(directory.c_str()),
+                                                    [](DIR* d) { return ::closedir(d); });
+  if (listing == nullptr) fail_system(errno, "the local tier could not be listed: " + directory);
+  std::vector<std::string> found;
+  while (const auto* entry = ::readdir(listing.get())) found.emplace_back(entry->d_name);
+  return found;
+}
+CAIRN_BODY int read_exactly(int file, std::uint64_t offset, std::span<std::byte> out) noexcept {
+  while (!out.empty()) {
+    const auto got = ::pread(file, out.data(), out.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got < 0 ? errno : file_has_ended;
+    offset += static_cast<std::uint64_t>(got);
+    out = out.subspan(static_cast<std::size_t>(got));
+  }
+  return 0;
+}
+CAIRN_BODY int allocate_file(int file, std::uint64_t bytes) noexcept {
+  if (bytes == 0) return 0;
+  while (::fallocate(file, 0, 0, static_cast<off_t>(bytes)) != 0)
+    if (errno != EINTR) return errno;
+  return 0;
+}
+
+}  // namespace detail
 }  // namespace v1
 }  // namespace cairn

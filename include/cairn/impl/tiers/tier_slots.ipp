@@ -194,13 +194,9 @@ CAIRN_BODY std::shared_ptr<shared_segment> tier_slots::allocate(std::int32_t num
   directory_.check_room(rounded);
   file_descriptor file(::open(file_name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file.open()) fail_system(errno, "an image of the local tier could not be made: " + file_name);
-  int result = ::flock(file.get(), LOCK_EX | LOCK_NB);
   // All of it before it is mapped: what is not there would be SIGBUS when it is touched.
-  if (result == 0) do {
-      result = ::fallocate(file.get(), 0, 0, static_cast<off_t>(rounded));
-    } while (result != 0 && errno == EINTR);
-  if (result != 0) {
-    const int code = errno;
+  const int code = ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 ? errno : allocate_file(file.get(), rounded);
+  if (code != 0) {
     static_cast<void>(::unlink(file_name.c_str()));
     if (code == ENOSPC) directory_.check_room(rounded);
     fail_system(code, "an image of the local tier could not be allocated: " + file_name);
