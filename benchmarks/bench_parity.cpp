@@ -7,10 +7,10 @@
 #include <isa-l.h>
 #include <cairn/concepts/any_redundancy.hpp>
 #include <cairn/links/thread_link.hpp>
+#include <cairn/redundancy/link_reader.hpp>
+#include <cairn/redundancy/parity.hpp>
+#include <cairn/redundancy/strip_reader.hpp>
 #include <cairn/system/digest.hpp>
-#include <cairn/tiers/link_reader.hpp>
-#include <cairn/tiers/parity.hpp>
-#include <cairn/tiers/strip_reader.hpp>
 
 #include <sys/mman.h>
 

@@ -4,13 +4,13 @@
 // cost: 5
 // What ranks keep of one another's images: conformance of each Redundancy, how ranks are divided into sets, and blocks of
 // images that are verified.
-#include <cairn/tiers/failure_groups.hpp>
-#include <cairn/tiers/partner_copies.hpp>
+#include <cairn/redundancy/failure_groups.hpp>
+#include <cairn/redundancy/partner_copies.hpp>
 #if CAIRN_USES_PARITY + 0
-#include <cairn/tiers/parity.hpp>
+#include <cairn/redundancy/parity.hpp>
 #endif
+#include <cairn/redundancy/strip_reader.hpp>
 #include <cairn/system/digest.hpp>
-#include <cairn/tiers/strip_reader.hpp>
 
 #include <doctest/doctest.h>
 #include <support/redundancy_archetype.hpp>

@@ -6,15 +6,15 @@
 // hosts that are rebuilt from what the other hosts have. Hosts are directories and failure groups, ranks have a thread each.
 #include <cairn/links/thread_link.hpp>
 #include <cairn/model/save_context.hpp>
+#include <cairn/redundancy/kept_piece.hpp>
+#include <cairn/redundancy/lost_images.hpp>
+#include <cairn/redundancy/partner_copies.hpp>
+#include <cairn/redundancy/redundancy_engine.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
-#include <cairn/tiers/kept_piece.hpp>
-#include <cairn/tiers/lost_images.hpp>
-#include <cairn/tiers/partner_copies.hpp>
-#include <cairn/tiers/redundancy_engine.hpp>
 #if CAIRN_USES_PARITY + 0
-#include <cairn/tiers/parity.hpp>
+#include <cairn/redundancy/parity.hpp>
 #endif
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>

@@ -7,13 +7,13 @@
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/links/thread_link.hpp>
-#include <cairn/tiers/kept_piece.hpp>
+#include <cairn/redundancy/kept_piece.hpp>
+#include <cairn/redundancy/lost_images.hpp>
+#include <cairn/redundancy/partner_copies.hpp>
+#include <cairn/redundancy/redundancy_engine.hpp>
 #include <cairn/tiers/local_tier.hpp>
-#include <cairn/tiers/lost_images.hpp>
-#include <cairn/tiers/partner_copies.hpp>
-#include <cairn/tiers/redundancy_engine.hpp>
 #if CAIRN_USES_PARITY + 0
-#include <cairn/tiers/parity.hpp>
+#include <cairn/redundancy/parity.hpp>
 #endif
 
 #include <doctest/doctest.h>

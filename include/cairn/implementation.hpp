@@ -86,6 +86,16 @@
 #include <cairn/impl/plan/summary/summary_codec.ipp>
 #include <cairn/impl/plan/summary/summary_merge.ipp>
 #include <cairn/impl/plan/summary/validation.ipp>
+#include <cairn/impl/redundancy/block_table.ipp>
+#include <cairn/impl/redundancy/failure_groups.ipp>
+#include <cairn/impl/redundancy/kept_piece.ipp>
+#include <cairn/impl/redundancy/link_reader.ipp>
+#include <cairn/impl/redundancy/lost_images.ipp>
+#include <cairn/impl/redundancy/partner_copies.ipp>
+#include <cairn/impl/redundancy/redundancy_checks.ipp>
+#include <cairn/impl/redundancy/redundancy_engine.ipp>
+#include <cairn/impl/redundancy/save_votes.ipp>
+#include <cairn/impl/redundancy/strip_reader.ipp>
 #include <cairn/impl/safetensors_files.ipp>
 #include <cairn/impl/stage/copy_job.ipp>
 #include <cairn/impl/stage/copy_threads.ipp>
@@ -158,19 +168,9 @@
 #include <cairn/impl/system/thread_pool.ipp>
 #include <cairn/impl/system/thread_settings.ipp>
 #include <cairn/impl/system/wire.ipp>
-#include <cairn/impl/tiers/block_table.ipp>
 #include <cairn/impl/tiers/disk_image.ipp>
-#include <cairn/impl/tiers/failure_groups.ipp>
 #include <cairn/impl/tiers/held_record.ipp>
 #include <cairn/impl/tiers/held_store.ipp>
-#include <cairn/impl/tiers/kept_piece.ipp>
-#include <cairn/impl/tiers/link_reader.ipp>
-#include <cairn/impl/tiers/lost_images.ipp>
-#include <cairn/impl/tiers/partner_copies.ipp>
-#include <cairn/impl/tiers/redundancy_checks.ipp>
-#include <cairn/impl/tiers/redundancy_engine.ipp>
-#include <cairn/impl/tiers/save_votes.ipp>
-#include <cairn/impl/tiers/strip_reader.ipp>
 #include <cairn/impl/tiers/tier_directory.ipp>
 #include <cairn/impl/tiers/tier_files.ipp>
 #if defined(CAIRN_COMPILED_S3)
@@ -200,7 +200,7 @@
 #include <cairn/impl/stores/s3_url.ipp>
 #endif
 #if defined(CAIRN_COMPILED_PARITY)
-#include <cairn/impl/tiers/parity.ipp>
+#include <cairn/impl/redundancy/parity.ipp>
 #endif
 #if defined(CAIRN_COMPILED_INTERPROCESS)
 #include <cairn/impl/comm/shared_memory_communicator.ipp>

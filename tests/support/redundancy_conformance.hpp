@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_redundancy.hpp>
+#include <cairn/redundancy/strip_reader.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/tiers/strip_reader.hpp>
 
 #include <doctest/doctest.h>
 #include <support/rounds.hpp>

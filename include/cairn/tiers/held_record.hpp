@@ -42,6 +42,15 @@ struct held_name {
 /// "plan.0123456789abcdef.2"
 [[nodiscard]] std::string second_plan_name(std::uint64_t plan_digest);
 
+/// The name of the record of the piece that a rank keeps for a save: "kept." and what follows in to_string(held_name).
+[[nodiscard]] std::string kept_record_name(const held_name& name);
+/// The reverse of it; nothing for any other text.
+[[nodiscard]] std::optional<held_name> parse_kept_name(std::string_view text);
+/// "piece-00003.1"
+[[nodiscard]] std::string piece_name(std::int32_t rank, std::int32_t slot);
+/// The rank of a piece's name; nothing for any other text.
+[[nodiscard]] std::optional<std::int32_t> rank_of_piece_name(std::string_view text);
+
 /// What a record in a tier says.
 struct held_record {
   std::vector<std::uint64_t> begins;                       ///< of the record's files, in the image

@@ -68,6 +68,27 @@ CAIRN_BODY std::string second_plan_name(std::uint64_t plan_digest) {
   return plan_name(plan_digest) + ".2";
 }
 
+CAIRN_BODY std::string kept_record_name(const held_name& name) {
+  return "kept" + to_string(name).substr(4);
+}
+CAIRN_BODY std::optional<held_name> parse_kept_name(std::string_view text) {
+  if (!text.starts_with("kept.")) return std::nullopt;
+  return parse_held_name("held" + std::string(text.substr(4)));
+}
+CAIRN_BODY std::string piece_name(std::int32_t rank, std::int32_t slot) {
+  char text[64];
+  std::snprintf(text, sizeof text, "piece-%05" PRId32 ".%" PRId32, rank, slot);
+  return text;
+}
+CAIRN_BODY std::optional<std::int32_t> rank_of_piece_name(std::string_view text) {
+  std::int32_t rank = 0;
+  std::int32_t slot = 0;
+  if (std::sscanf(std::string(text.substr(0, 64)).c_str(), "piece-%" SCNd32 ".%" SCNd32, &rank, &slot) != 2 ||
+      rank < 0 || slot < 0 || piece_name(rank, slot) != text)
+    return std::nullopt;
+  return rank;
+}
+
 CAIRN_BODY std::vector<std::byte> encode_held(const held_name& name, const held_record& content) {
   wire_writer out;
   out.put(held_magic).put(held_version).put(to_string(name));

@@ -7,7 +7,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/process_limits.hpp>
-#include <cairn/tiers/kept_piece.hpp>
+#include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/tier_directory.hpp>
 
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/redundancy/link_reader.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/tiers/link_reader.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/save_context.hpp>
+#include <cairn/redundancy/failure_groups.hpp>
+#include <cairn/redundancy/kept_piece.hpp>
+#include <cairn/redundancy/link_reader.hpp>
+#include <cairn/redundancy/redundancy_engine.hpp>
+#include <cairn/redundancy/save_votes.hpp>
+#include <cairn/redundancy/strip_reader.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
-#include <cairn/tiers/failure_groups.hpp>
-#include <cairn/tiers/kept_piece.hpp>
-#include <cairn/tiers/link_reader.hpp>
-#include <cairn/tiers/redundancy_engine.hpp>
-#include <cairn/tiers/save_votes.hpp>
 #include <cairn/tiers/slot_rule.hpp>
-#include <cairn/tiers/strip_reader.hpp>
 #include <cairn/tiers/tier_directory.hpp>
 
 #include <fcntl.h>

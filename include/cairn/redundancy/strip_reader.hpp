@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_redundancy.hpp>
+#include <cairn/redundancy/block_table.hpp>
 #include <cairn/system/function_ref.hpp>
-#include <cairn/tiers/block_table.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -79,5 +79,5 @@ rebuild_report rebuild_image(const any_redundancy& by, const redundancy_set& set
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/tiers/strip_reader.ipp>
+#include <cairn/impl/redundancy/strip_reader.ipp>
 #endif

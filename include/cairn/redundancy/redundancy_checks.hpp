@@ -20,5 +20,5 @@ void check_set(const redundancy_set& set, std::int32_t member, int tolerated);
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/tiers/redundancy_checks.ipp>
+#include <cairn/impl/redundancy/redundancy_checks.ipp>
 #endif

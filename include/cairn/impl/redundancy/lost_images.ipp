@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/save_context.hpp>
+#include <cairn/redundancy/kept_piece.hpp>
+#include <cairn/redundancy/lost_images.hpp>
+#include <cairn/redundancy/strip_reader.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/tiers/held_store.hpp>
-#include <cairn/tiers/kept_piece.hpp>
-#include <cairn/tiers/lost_images.hpp>
-#include <cairn/tiers/strip_reader.hpp>
 #include <cairn/tiers/tier_directory.hpp>
 #include <cairn/tiers/tier_files.hpp>
 

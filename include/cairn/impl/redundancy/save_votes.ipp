@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/redundancy/save_votes.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/tiers/save_votes.hpp>
 
 #include <algorithm>
 #include <iterator>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/redundancy/redundancy_checks.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/tiers/redundancy_checks.hpp>
 
 #include <string>
 

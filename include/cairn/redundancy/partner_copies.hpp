@@ -37,5 +37,5 @@ static_assert(Redundancy<partner_copies>);
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/tiers/partner_copies.ipp>
+#include <cairn/impl/redundancy/partner_copies.ipp>
 #endif

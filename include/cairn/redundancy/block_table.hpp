@@ -52,5 +52,5 @@ void encode(wire_writer& out, const block_table& table);
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/tiers/block_table.ipp>
+#include <cairn/impl/redundancy/block_table.ipp>
 #endif

@@ -67,5 +67,5 @@ class save_votes {
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/tiers/save_votes.ipp>
+#include <cairn/impl/redundancy/save_votes.ipp>
 #endif

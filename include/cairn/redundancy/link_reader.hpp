@@ -2,7 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_peer_link.hpp>
 #include <cairn/concepts/any_redundancy.hpp>
-#include <cairn/tiers/strip_reader.hpp>
+#include <cairn/redundancy/strip_reader.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -52,5 +52,5 @@ class link_reader {
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/tiers/link_reader.ipp>
+#include <cairn/impl/redundancy/link_reader.ipp>
 #endif

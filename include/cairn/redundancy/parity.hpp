@@ -45,5 +45,5 @@ static_assert(Redundancy<parity>);
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED_PARITY)
-#include <cairn/impl/tiers/parity.ipp>
+#include <cairn/impl/redundancy/parity.ipp>
 #endif

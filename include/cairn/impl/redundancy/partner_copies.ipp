@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/tiers/partner_copies.hpp>
-#include <cairn/tiers/redundancy_checks.hpp>
+#include <cairn/redundancy/partner_copies.hpp>
+#include <cairn/redundancy/redundancy_checks.hpp>
 
 #include <cstring>
 

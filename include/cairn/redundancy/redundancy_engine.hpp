@@ -94,5 +94,5 @@ class redundancy_engine {
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/tiers/redundancy_engine.ipp>
+#include <cairn/impl/redundancy/redundancy_engine.ipp>
 #endif

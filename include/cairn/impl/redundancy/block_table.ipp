@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/redundancy/block_table.hpp>
 #include <cairn/system/digest.hpp>
-#include <cairn/tiers/block_table.hpp>
 
 #include <algorithm>
 

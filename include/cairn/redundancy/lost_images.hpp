@@ -41,5 +41,5 @@ void rebuild_lost_images(std::span<const std::string> directories, const any_red
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/tiers/lost_images.ipp>
+#include <cairn/impl/redundancy/lost_images.ipp>
 #endif

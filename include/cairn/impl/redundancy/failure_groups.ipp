@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/redundancy/failure_groups.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/tiers/failure_groups.hpp>
 
 #include <unistd.h>
 

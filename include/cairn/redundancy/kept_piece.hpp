@@ -2,15 +2,13 @@
 #pragma once
 #include <cairn/concepts/any_redundancy.hpp>
 #include <cairn/concepts/image_tier.hpp>
-#include <cairn/tiers/block_table.hpp>
+#include <cairn/redundancy/block_table.hpp>
 #include <cairn/tiers/held_record.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace cairn {
@@ -49,19 +47,10 @@ struct kept_piece {
 [[nodiscard]] kept_piece decode_kept(std::span<const std::byte> bytes, const held_name& name,
                                      const std::string& file);
 
-/// The name of the record of the piece that a rank keeps for a save: "kept." and what follows in to_string(held_name).
-[[nodiscard]] std::string kept_record_name(const held_name& name);
-/// The reverse of it; nothing for any other text.
-[[nodiscard]] std::optional<held_name> parse_kept_name(std::string_view text);
-/// "piece-00003.1"
-[[nodiscard]] std::string piece_name(std::int32_t rank, std::int32_t slot);
-/// The rank of a piece's name; nothing for any other text.
-[[nodiscard]] std::optional<std::int32_t> rank_of_piece_name(std::string_view text);
-
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/tiers/kept_piece.ipp>
+#include <cairn/impl/redundancy/kept_piece.ipp>
 #endif

@@ -26,5 +26,5 @@ inline namespace v1 {
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/tiers/failure_groups.ipp>
+#include <cairn/impl/redundancy/failure_groups.ipp>
 #endif

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/redundancy/kept_piece.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/wire.hpp>
-#include <cairn/tiers/kept_piece.hpp>
 
 #include <algorithm>
-#include <cinttypes>
-#include <cstdio>
 #include <utility>
 
 namespace cairn {
@@ -141,27 +139,6 @@ CAIRN_BODY kept_piece decode_kept(std::span<const std::byte> bytes, const held_n
     content.blocks = decode_block_table(in);
   });
   return content;
-}
-
-CAIRN_BODY std::string kept_record_name(const held_name& name) {
-  return "kept" + to_string(name).substr(4);
-}
-CAIRN_BODY std::optional<held_name> parse_kept_name(std::string_view text) {
-  if (!text.starts_with("kept.")) return std::nullopt;
-  return parse_held_name("held" + std::string(text.substr(4)));
-}
-CAIRN_BODY std::string piece_name(std::int32_t rank, std::int32_t slot) {
-  char text[64];
-  std::snprintf(text, sizeof text, "piece-%05" PRId32 ".%" PRId32, rank, slot);
-  return text;
-}
-CAIRN_BODY std::optional<std::int32_t> rank_of_piece_name(std::string_view text) {
-  std::int32_t rank = 0;
-  std::int32_t slot = 0;
-  if (std::sscanf(std::string(text.substr(0, 64)).c_str(), "piece-%" SCNd32 ".%" SCNd32, &rank, &slot) != 2 ||
-      rank < 0 || slot < 0 || piece_name(rank, slot) != text)
-    return std::nullopt;
-  return rank;
 }
 
 }  // namespace detail

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/redundancy/parity.hpp>
+#include <cairn/redundancy/redundancy_checks.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/tiers/parity.hpp>
-#include <cairn/tiers/redundancy_checks.hpp>
 
 #include <isa-l.h>
 
