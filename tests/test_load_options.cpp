@@ -6,6 +6,8 @@
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/load_options.hpp>
 #include <cairn/plan/default_planner.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <support/planner_conformance.hpp>
 
@@ -42,6 +44,9 @@ static_assert(cairn::LoadOption<least_option> && !cairn::LoadOption<changes_itse
 static_assert(cairn::LoadOption<cairn::only> && cairn::LoadOption<cairn::partial_t> &&
               cairn::LoadOption<cairn::rename> && cairn::LoadOption<cairn::convert> &&
               cairn::LoadOption<cairn::pad> && cairn::LoadOption<cairn::cut>);
+static_assert(cairn::StateLoadOption<cairn::only> && cairn::StateLoadOption<cairn::partial_t> &&
+              cairn::StateLoadOption<cairn::pad> && cairn::StateLoadOption<cairn::cut> &&
+              !cairn::StateLoadOption<least_option> && !cairn::StateLoadOption<cairn::convert>);
 
 namespace {
 
@@ -494,6 +499,23 @@ TEST_CASE("what a checkpoint holds, and one item of it, without a state") {
   CHECK(unknown.id() == error_id::usage_unknown_name);
   CHECK(failure_of([&] { (void)ckpt.items(5); }).id() == error_id::storage_not_committed);
   CHECK(failure_of([&] { (void)ckpt.read<float>("w", 5); }).id() == error_id::storage_not_committed);
+}
+
+TEST_CASE("reading an item asks for no memory that only a manifest claims") {
+  auto store = saved<float>({{"w", floats(6)}});
+  const auto key = cairn::manifest_key(1);
+  auto m = cairn::open_manifest(store.read_all(key, 1 << 20).value(), key);
+  auto item = std::as_const(m.content.items)[0];
+  item.global = {std::int64_t{1} << 44};  // 64 TiB
+  item.chunks = {{{{0}, item.global}, 0}};
+  cairn::stored_items claimed;
+  claimed.push_back(item);
+  m.content.items = claimed;
+  store.remove(key);
+  REQUIRE(store.publish_new(key, cairn::encode_manifest(m)));
+  cairn::checkpointer ckpt{store, quiet()};
+  CHECK(ckpt.items(1).find("w")->global == extents{std::int64_t{1} << 44});
+  CHECK(failure_of([&] { (void)ckpt.read<float>("w", 1); }).id() == error_id::corrupt_bad_value);
 }
 
 TEST_CASE("each rank reads a whole item, or its own of those that each rank has") {

@@ -78,6 +78,7 @@ inline constexpr keep_rest_t keep_rest{};
 /// cut over ranks as any tensor is.
 class pad {
  public:
+  static constexpr bool concerns_state = true;
   /// Items whose name in the state matches the pattern; dimension 0 is the first.
   /// @throws usage_error (usage_bad_option) for a dimension that no tensor has
   pad(std::string items, int dimension, double fill = 0);
@@ -93,6 +94,7 @@ class pad {
 /// For load: tensors may be shorter in one dimension in the state than in the checkpoint; what lies behind is not read.
 class cut {
  public:
+  static constexpr bool concerns_state = true;
   /// See pad.
   cut(std::string items, int dimension);
   void add_to(load_request& request) const;

@@ -104,9 +104,10 @@ class checkpointer_base {
 
   /// The elements of one item of the checkpoint of `step`, in row-major order, without a state; items() tells its shape.
   /// Of a per-rank item, this rank's. Bytes and booleans are read as std::uint8_t or std::byte; with cairn::convert{} of
-  /// <cairn/load_options.hpp> other dtypes as T; cairn::rename says what `name` stands for, and cairn::pad and cut change
-  /// nothing: an item has the shape that the checkpoint says. Collective: each rank gets the whole
-  /// item, which must fit into its memory. What it reads is no step from which this run goes on.
+  /// <cairn/load_options.hpp> other dtypes as T; cairn::rename says what `name` stands for. Options that say something
+  /// about a state (only, partial, pad, cut) are refused: an item has the shape that the checkpoint says. Collective:
+  /// each rank gets the whole item, which must fit into its memory; none is asked for before files are found that
+  /// have as many bytes. What it reads is no step from which this run goes on.
   /// @throws usage_error (usage_unknown_name), plan_error (plan_dtype_mismatch), corrupt_error, storage_error
   template <class T, class... Options>
   [[nodiscard]] std::vector<T> read(std::string_view name, std::int64_t step, const Options&... options) {
@@ -119,8 +120,13 @@ class checkpointer_base {
         (LoadOption<Options> && ...),
         "cairn::checkpointer::read: an argument behind the step is no option, such as cairn::convert{} of "
         "<cairn/load_options.hpp>");
+    static_assert(
+        !(StateLoadOption<Options> || ...),
+        "cairn::checkpointer::read: only, partial, pad and cut say something about a state, which read "
+        "does not have: an item is read whole, with the shape that items(step) tells; load it into a state "
+        "to pad or cut it");
     std::vector<T> elements;
-    if constexpr (readable && (LoadOption<Options> && ...)) {
+    if constexpr (readable && ((LoadOption<Options> && !StateLoadOption<Options>)&&...)) {
       load_request request;
       (options.add_to(request), ...);
       engine_.open().read_item(name, step, dtype_v<T>, std::move(request), [&](std::size_t count) -> void* {

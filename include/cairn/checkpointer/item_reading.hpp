@@ -22,7 +22,8 @@ namespace detail {
 void convert_target(const load_changes& changes, const state_entry& e, const stored_item& item,
                     const read_item& wanted, item_target& target);
 
-/// This rank's part of checkpointer_base::read(): one item of a checkpoint whose manifest is there. Sends no message.
+/// This rank's part of checkpointer_base::read(): one item of a checkpoint whose manifest is there. Sends no message. Calls
+/// allocate() at most once, when the reader asks where the first bytes go.
 void read_one_item(any_reader reader, const std::string& name, std::int64_t step,
                    std::span<const std::byte> manifest, dtype type, const load_request& request,
                    const checkpointer_options& options, function_ref<void*(std::size_t)> allocate);

@@ -20,10 +20,18 @@ concept LoadOption = std::copyable<O> && requires(const O& option, load_request&
   { option.add_to(request) } -> std::same_as<void>;
 };
 
+/// A LoadOption that says something about a state: which of its items are loaded, whether all must be there, or how
+/// long they are. read() of one item, which has no state, refuses it.
+///
+/// - `concerns_state`: a constant, true.
+template <class O>
+concept StateLoadOption = LoadOption<O> && requires { requires O::concerns_state; };
+
 /// For load: loads only items whose name matches one of the patterns (`*` any text, `?` one character):
 /// `cairn::only{"model.*"}`. A pattern that matches no item of the state or the checkpoint is an error
 /// (usage_unknown_name).
 struct only {
+  static constexpr bool concerns_state = true;
   only(std::initializer_list<std::string> list) : patterns(list) {}
   explicit only(std::vector<std::string> list) : patterns(std::move(list)) {}
   /// What the names must match, one of them; empty: every name.
@@ -35,6 +43,7 @@ struct only {
 /// For load: missing, unexpected and mismatched items are no error, but are in the report and in a line
 /// on stderr.
 struct partial_t {
+  static constexpr bool concerns_state = true;
   void add_to(load_request& request) const noexcept { request.strict = false; }
 };
 /// See partial_t.

@@ -164,18 +164,10 @@ class loader {
     request.rank = group_.rank();
     request.world_size = group_.size();
     request.strict = false;
-    checkpoint_lease reading;
-    const auto manifest = read_once(
-        group_,
-        [&] {
-          if (!options_.read_only)
-            reading = services_->lease(step, deadline::in(options_.peer_timeout / 2), true);
-          return services_->reader().fetch(step);
-        },
-        peers());
+    const auto opened = fetch(step, nullptr);
     std::exception_ptr failure;
     try {
-      read_one_item(services_->reader(), name, step, manifest, type, request, options_, allocate);
+      read_one_item(services_->reader(), name, step, opened.manifest, type, request, options_, allocate);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -222,25 +214,35 @@ class loader {
       return {outcome_of(std::current_exception()), std::current_exception()};
     }
   }
-  /// `held`: the save that the tier holds; null: the checkpoint of the store.
-  load_verdict attempt(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                       load_request request, load_report& report, const held_step* held) {
-    request.rank = group_.rank();
-    request.world_size = group_.size();
-    checkpoint_lease reading;  // of rank 0, for all of them: until every rank has ended
-    const auto manifest = read_once(
+  /// A checkpoint whose manifest all ranks have, and which stays until all of them have read it.
+  struct fetched_checkpoint {
+    std::vector<std::byte> manifest;
+    checkpoint_lease lease;  ///< of rank 0, for all of them
+  };
+  /// `held`: the save that the tier holds; null: the checkpoint of the store. Collective.
+  fetched_checkpoint fetch(std::int64_t step, const held_step* held) {
+    fetched_checkpoint c;
+    c.manifest = read_once(
         group_,
         [&] {
           if (held != nullptr) return tier_.reader(*held).fetch(step);
           if (!options_.read_only)
-            reading = services_->lease(step, deadline::in(options_.peer_timeout / 2), true);
+            c.lease = services_->lease(step, deadline::in(options_.peer_timeout / 2), true);
           return services_->reader().fetch(step);
         },
         peers());
+    return c;
+  }
+  /// See fetch().
+  load_verdict attempt(any_load_planner& planner, const state_dict& state, std::int64_t step,
+                       load_request request, load_report& report, const held_step* held) {
+    request.rank = group_.rank();
+    request.world_size = group_.size();
+    const auto opened = fetch(step, held);
     std::exception_ptr failure;
     try {
       // What a tier holds is read without messages: a rank that cannot leaves none of them waiting.
-      report = load_part(planner, state, step, manifest, request,
+      report = load_part(planner, state, step, opened.manifest, request,
                          held != nullptr ? tier_.reader(*held) : services_->reader());
     } catch (...) {
       failure = std::current_exception();

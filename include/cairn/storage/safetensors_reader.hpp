@@ -87,10 +87,12 @@ class safetensors_reader {
   /// The records that a plan needs, each read by one of the ranks that need it.
   std::uint64_t exchange_records(checkpoint_type& checkpoint, const load_plan& plan, std::uint64_t budget,
                                  read_exchange& exchange, deadline until);
-  /// What a plan wants of which files; gives bytes items their size. @pre the records are there.
-  [[nodiscard]] static detail::load_work find_work(const checkpoint_type& checkpoint, const state_dict& state,
-                                                   const load_plan& plan, const target_resolver& resolver,
-                                                   device_load* devices);
+  /// What a plan wants of which files, not yet where it goes. @pre the records are there.
+  [[nodiscard]] static detail::load_work find_work(const checkpoint_type& checkpoint, const load_plan& plan);
+  /// Says where it goes; gives bytes items their size.
+  static void find_targets(detail::load_work& work, const checkpoint_type& checkpoint,
+                           const state_dict& state, const load_plan& plan, const target_resolver& resolver,
+                           device_load* devices);
   /// Before the first byte is read.
   void check_files(const detail::load_work& work, deadline until, const std::vector<bool>& wanted);
   std::uint64_t check_header(const checkpoint_type& checkpoint, const detail::load_file& file);

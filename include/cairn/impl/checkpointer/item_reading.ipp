@@ -28,6 +28,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -74,16 +75,18 @@ CAIRN_BODY void read_one_item(any_reader reader, const std::string& name, std::i
   flags.per_rank = item->per_rank;
   std::vector<std::byte> blob;
   state_dict state;
-  if (is_bytes) {
+  const auto elements = item->global.checked_volume();
+  if (!elements) fail(error_id::corrupt_bad_value, "the size of an item overflows", {.item = name});
+  const auto memory_at = [&](void* data) {
+    return contiguous_view(data, as_it_is ? item->type : type, item->global);
+  };
+  // A shape costs nothing to claim: the memory is asked for when the reader has found files that have the bytes.
+  bool allocated = false;
+  std::byte no_memory_yet{};
+  if (is_bytes)
     state.bytes(name, blob, flags);
-  } else {
-    const auto elements = item->global.checked_volume();
-    if (!elements) fail(error_id::corrupt_bad_value, "the size of an item overflows", {.item = name});
-    state.tensor(name,
-                 contiguous_view(allocate(static_cast<std::size_t>(*elements)), as_it_is ? item->type : type,
-                                 item->global),
-                 flags);
-  }
+  else
+    state.tensor(name, memory_at(&no_memory_yet), flags);
   load_planning planning(stored, request);
   planning.add(state.entries()[0], 0, name, state.entries()[0].type, true);
   const auto plan = planning.finish();
@@ -95,6 +98,8 @@ CAIRN_BODY void read_one_item(any_reader reader, const std::string& name, std::i
          {.item = name});
   default_planner planner;
   const target_resolver resolver = [&](const read_item& wanted) {
+    if (!is_bytes && !std::exchange(allocated, true))
+      state.rebind(name, memory_at(allocate(static_cast<std::size_t>(*elements))));
     auto target = planner.resolve(state, stored, wanted);
     if (request.changes != nullptr)
       convert_target(*request.changes, state.entries()[wanted.entry], stored.items[wanted.stored], wanted,

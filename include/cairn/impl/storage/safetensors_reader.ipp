@@ -93,8 +93,10 @@ CAIRN_BODY std::uint64_t safetensors_reader::read(checkpoint_type& checkpoint, c
                                                   const load_plan& plan, const target_resolver& resolver,
                                                   read_options options, deadline until) {
   const auto bytes = fetch_records(checkpoint, ranks_of(checkpoint, plan), until);
-  const auto work = find_work(checkpoint, state, plan, resolver, options.devices);
+  auto work = find_work(checkpoint, plan);
   check_files(work, until, std::vector<bool>(work.files.size(), true));
+  // Only now: destinations may be allocated by what the checkpoint claims, and these files have the bytes.
+  find_targets(work, checkpoint, state, plan, resolver, options.devices);
   detail::load_engine engine(store_, work, options.memory_budget, until, options.devices);
   const auto read = engine.run();
   if (options.stages != nullptr) detail::add(*options.stages, engine.stages());
@@ -112,8 +114,8 @@ CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkp
   detail::owned<detail::shared_blocks> blocks;
   exchange.run(
       [&]() -> shared_read_list {
-        work = detail::make_owned<detail::load_work>(
-            find_work(checkpoint, state, plan, resolver, options.devices));
+        work = detail::make_owned<detail::load_work>(find_work(checkpoint, plan));
+        find_targets(*work, checkpoint, state, plan, resolver, options.devices);
         blocks = detail::make_owned<detail::shared_blocks>(store_, *work, exchange.wants(), exchange.rank(),
                                                            share, until, options.devices);
         auto reads = blocks->find_shared_reads();
@@ -208,22 +210,34 @@ CAIRN_BODY std::uint64_t safetensors_reader::exchange_records(checkpoint_type& c
 }
 
 CAIRN_BODY detail::load_work safetensors_reader::find_work(const checkpoint_type& checkpoint,
-                                                           const state_dict& state, const load_plan& plan,
-                                                           const target_resolver& resolver,
-                                                           device_load* devices) {
+                                                           const load_plan& plan) {
   std::vector<detail::planned_want> wants;
   wants.reserve(plan.items.size());
-  for (const auto& item : plan.items) {
-    auto planned = detail::place_want(checkpoint, item);
-    const auto& stored = checkpoint.metadata().items[item.stored];
-    if (stored.kind == item_kind::bytes) detail::resize_for(state, item, planned.bytes);
-    if (planned.box.bytes() == 0) continue;
-    const auto target = resolver(item);
-    planned.want =
-        detail::make_want(planned.box, stored.type, target.view, target.cast, stored.name, devices);
-    wants.push_back(std::move(planned));
+  for (std::uint32_t i = 0; i < plan.items.size(); ++i) {
+    auto planned = detail::place_want(checkpoint, plan.items[i]);
+    planned.want.planned = i;
+    if (planned.want.box.bytes() != 0) wants.push_back(std::move(planned));
   }
   return detail::gather_work(checkpoint, wants);
+}
+
+CAIRN_BODY void safetensors_reader::find_targets(detail::load_work& work, const checkpoint_type& checkpoint,
+                                                 const state_dict& state, const load_plan& plan,
+                                                 const target_resolver& resolver, device_load* devices) {
+  constexpr auto none = static_cast<std::size_t>(-1);
+  std::vector<std::size_t> want_of(plan.items.size(), none);
+  for (std::size_t k = 0; k < work.wants.size(); ++k) want_of[work.wants[k].planned] = k;
+  for (std::uint32_t i = 0; i < plan.items.size(); ++i) {  // in the order of the plan
+    const auto& item = plan.items[i];
+    const auto& stored = checkpoint.metadata().items[item.stored];
+    if (stored.kind == item_kind::bytes)
+      detail::resize_for(state, item, want_of[i] == none ? 0 : work.wants[want_of[i]].box.bytes());
+    if (want_of[i] == none) continue;
+    auto& want = work.wants[want_of[i]];
+    const auto target = resolver(item);
+    want = detail::make_want(want.box, stored.type, target.view, target.cast, stored.name, devices);
+    want.planned = i;
+  }
 }
 
 CAIRN_BODY void safetensors_reader::check_files(const detail::load_work& work, deadline until,

@@ -26,6 +26,7 @@ struct load_want {
   std::uint64_t from = 1;        ///< bytes of an element in the file, where there is a cast
   std::uint64_t to = 1;          ///< and in memory
   std::uint64_t target_run = 0;  ///< contiguous bytes of the target, from multiples of itself on
+  std::uint32_t planned = 0;     ///< index in the items of the plan
   [[nodiscard]] bool on_device() const noexcept { return target.space == memory_space::device; }
 };
 /// A stored item of which something is wanted, or all of it without a destination.
@@ -60,7 +61,7 @@ struct load_work {
 /// @throws usage_error where the target does not fit.
 [[nodiscard]] inline load_want make_want(const byte_box& box, dtype stored, const tensor_view& target,
                                          cast_function cast, std::string_view name, device_load* devices) {
-  load_want w{box, target, cast, 1, 1, 0};
+  load_want w{box, target, cast, 1, 1, 0, 0};
   if (cast != nullptr) {
     w.from = bits_of(stored) / 8;
     w.to = bits_of(target.type) / 8;

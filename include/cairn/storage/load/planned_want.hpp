@@ -24,8 +24,7 @@ struct planned_want {
   std::int32_t rank = 0;
   const record_item* stored = nullptr;
   std::uint64_t bytes = 0;  ///< of the stored item
-  byte_box box{0};
-  load_want want;
+  load_want want;           ///< its target is not known yet
   const stored_item* item = nullptr;
   chunk stored_box;
 };

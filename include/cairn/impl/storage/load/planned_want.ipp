@@ -37,16 +37,17 @@ CAIRN_BODY planned_want place_want(const stored_checkpoint& checkpoint, const re
   const auto& stored = checkpoint.metadata().items[item.stored];
   const auto c = checkpoint.chunk_of(item);
   const auto& found = checkpoint.find(stored, c);
-  planned_want w{c.rank, &found, found.bytes, byte_box(found.bytes), {}, &stored, c.box};
+  planned_want w{c.rank, &found, found.bytes, {}, &stored, c.box};
+  w.want.box = byte_box(found.bytes);
   if (stored.kind == item_kind::tensor && !item.box.empty()) {
     const auto box = byte_box::make(stored.type, c.box, item.box);
     if (!box)
       fail(error_id::plan_out_of_bounds,
            "a load plan wants a box that the stored chunk does not hold as whole bytes",
            {.item = stored.name, .expected = to_string(c.box), .got = to_string(item.box)});
-    w.box = *box;
+    w.want.box = *box;
   } else if (stored.kind == item_kind::tensor) {
-    w.box = byte_box(0);
+    w.want.box = byte_box(0);
   }
   return w;
 }
