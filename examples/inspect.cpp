@@ -23,6 +23,7 @@
 #include <system_error>
 #include <vector>
 
+#include "inspect/json.hpp"
 #include "inspect/steps.hpp"
 #include "inspect/tier.hpp"
 #include "inspect/watch.hpp"
@@ -46,6 +47,7 @@ struct inspect_options {
   std::string url;
   std::int64_t step = -1;
   bool verify = false;
+  bool json = false;
   bool watch = false;
   inspecting::watch_options watching;
   std::vector<std::string> items;
@@ -68,22 +70,30 @@ std::string ranks_text(const cairn::chunk_set& chunks) {
 }
 
 /// One line for each checkpoint.
-exit_status print_list(const std::string& url, store_type& store, reader_type& reader) {
+exit_status print_list(const std::string& url, store_type& store, reader_type& reader, bool json) {
   const auto steps = reader.list();
   exit_status status = steps.empty() ? tools::nothing_there : tools::fine;
-  std::printf("%s in %s\n", count_text(steps.size(), "checkpoint").c_str(), url.c_str());
+  if (!json) std::printf("%s in %s\n", count_text(steps.size(), "checkpoint").c_str(), url.c_str());
   for (const auto step : steps) {
     try {
       const auto checkpoint = open(reader, step);
       const auto damage = damage_listed(store, checkpoint.manifest());
       if (!damage.empty()) status = tools::damaged;
+      if (json) {
+        inspecting::print_json(inspecting::json_of(checkpoint.manifest(), damage));
+        continue;
+      }
       std::printf("%s%s\n", summary(checkpoint.manifest()).c_str(),
                   damage.empty() ? "" : ("  damaged: " + damage).c_str());
     } catch (const cairn::corrupt_error& error) {
       status = tools::damaged;
-      std::printf("step %lld  damaged: %s\n", static_cast<long long>(step), error.what());
+      if (json)
+        inspecting::print_json(tools::json_object().step("step", step).text("damaged", error.what()));
+      else
+        std::printf("step %lld  damaged: %s\n", static_cast<long long>(step), error.what());
     }
   }
+  if (json) return status;
   for (const auto step : uncommitted_steps(store, steps)) {
     const auto why = interruption(store, step);
     std::printf("step %lld  %s\n", static_cast<long long>(step),
@@ -92,9 +102,10 @@ exit_status print_list(const std::string& url, store_type& store, reader_type& r
   return status;
 }
 
-void print_item(const reader_type::checkpoint_type& checkpoint, const cairn::stored_item& item) {
+void print_item(const reader_type::checkpoint_type& checkpoint, const cairn::stored_item& item, bool json) {
   std::uint64_t bytes = 0;
   for (const auto& chunk : item.chunks) bytes += checkpoint.find(item, chunk).bytes;
+  if (json) return inspecting::print_json(inspecting::json_of(item, bytes));
   const std::string shape = item.kind == cairn::item_kind::tensor ? cairn::to_string(item.global) : "";
   const std::string kind = std::string(item.per_rank ? "per-rank " : "") + std::string(name_of(item.kind));
   const std::string type = item.kind == cairn::item_kind::bytes ? "" : std::string(name_of(item.type));
@@ -113,9 +124,28 @@ void print_item(const reader_type::checkpoint_type& checkpoint, const cairn::sto
   }
 }
 
+/// What annotate() said, a line each. Texts of several lines go on one.
+void print_annotations(const cairn::metadata& content) {
+  if (content.state_version != 0)
+    std::printf("version of the state %lld\n", static_cast<long long>(content.state_version));
+  if (!content.annotations.empty()) std::printf("\nannotations\n");
+  for (const auto& a : content.annotations) {
+    std::string value = a.value.text();
+    if (a.value.kind() == cairn::annotation_kind::boolean)
+      value = a.value.integer() != 0 ? "true" : "false";
+    else if (a.value.kind() == cairn::annotation_kind::integer)
+      value = std::to_string(a.value.integer());
+    else if (a.value.kind() == cairn::annotation_kind::real)
+      value = tools::number_text(*a.value.number());
+    for (auto& c : value)
+      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+    std::printf("%-28s %s\n", a.name.c_str(), value.c_str());
+  }
+}
+
 /// Everything about one checkpoint, or about those of its items that match a pattern; false if none does.
 bool print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
-                      const std::vector<std::string>& patterns) {
+                      const std::vector<std::string>& patterns, bool json) {
   auto checkpoint = open(reader, step);
   reader.load_records(checkpoint, cairn::deadline::never());
   const cairn::manifest& m = checkpoint.manifest();
@@ -124,10 +154,17 @@ bool print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
     return std::fprintf(stderr, "%s: no item of step %lld matches --items\n", tools::program_name(),
                         static_cast<long long>(step)),
            false;
-  std::printf("%s\nrun %s, attempt %016llx\n\nitems\n", summary(m).c_str(), cairn::to_string(m.run).c_str(),
-              static_cast<unsigned long long>(m.attempt));
+  if (json) {
+    inspecting::print_json(inspecting::json_of(m, ""));
+  } else {
+    std::printf("%s\nrun %s, attempt %016llx\n", summary(m).c_str(), cairn::to_string(m.run).c_str(),
+                static_cast<unsigned long long>(m.attempt));
+    print_annotations(m.content);
+    std::printf("\nitems\n");
+  }
   for (const auto& item : m.content.items)
-    if (wanted(item)) print_item(checkpoint, item);
+    if (wanted(item)) print_item(checkpoint, item, json);
+  if (json) return true;
   std::printf("\nfiles\n");
   const bool encoded = std::any_of(m.codecs.begin(), m.codecs.end(), [](auto codec) { return codec != 0; });
   for (const auto& record : m.records) {
@@ -193,7 +230,7 @@ exit_status inspect(const inspect_options& options) {
   reader_type reader = storage.reader();
   if (options.watch) return inspecting::watch(options.url, store, reader, options.watching);
   const bool one = options.step >= 0 || !options.items.empty();
-  if (!one && !options.verify) return print_list(options.url, store, reader);
+  if (!one && !options.verify) return print_list(options.url, store, reader, options.json);
   auto steps = reader.list();
   if (options.step >= 0) steps = {options.step};
   if (steps.empty()) {
@@ -201,7 +238,8 @@ exit_status inspect(const inspect_options& options) {
     return tools::nothing_there;
   }
   if (!one) return verify(reader, steps);
-  if (!print_checkpoint(store, reader, steps.back(), options.items)) return tools::nothing_there;
+  if (!print_checkpoint(store, reader, steps.back(), options.items, options.json))
+    return tools::nothing_there;
   if (!options.verify) return tools::fine;
   std::printf("\n");
   return verify(reader, {steps.back()});
@@ -233,12 +271,16 @@ int main(int argc, char** argv) {
   auto* verify =
       app.add_flag("--verify", options.verify,
                    "read every byte of all checkpoints, or of that of --step, and check the digests");
+  app.add_flag("--json", options.json,
+               std::string(tools::json_help) + ": a checkpoint, or that of --step and its items")
+      ->excludes(verify);
   auto* watch = app.add_flag("--watch", options.watch,
                              "follow a run: a line for each checkpoint, each save in progress, each stale "
                              "attempt, and the age of\nthe newest checkpoint; ends with Ctrl-C or SIGTERM")
                     ->excludes(step)
                     ->excludes(items)
-                    ->excludes(verify);
+                    ->excludes(verify)
+                    ->excludes("--json");
   app.add_option("--until", options.watching.until,
                  "end --watch when this step, or a later one, is committed")
       ->check(CLI::NonNegativeNumber)

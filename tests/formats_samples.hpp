@@ -2,6 +2,7 @@
 // Samples for the tests of the storage formats: fixed ones (the golden files) and random ones.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
@@ -69,6 +70,15 @@ inline cairn::manifest golden_manifest() {
                      {"rng", item_kind::bytes, dtype::u8, {}, true, {all(0), all(1)}},
                      item_of("wte", dtype::f32, {4, 3}, {{{{0, 0}, {2, 3}}, 0}, {{{2, 0}, {2, 3}}, 1}})};
   m.records = {{1200, m.attempt, 0, 1, 0x5555, 4136}, {1200, m.attempt, 1, 2, 0x6666, 8232}};
+  return m;
+}
+
+/// The same with what is said of a checkpoint: one of each kind, and the version of its state.
+inline cairn::manifest golden_annotated_manifest() {
+  auto m = golden_manifest();
+  m.content.state_version = 3;
+  m.content.annotations = {
+      {"commit", "00c0ffee"}, {"final", true}, {"loss", 2.3125}, {"samples_seen", 12800}};
   return m;
 }
 
@@ -167,6 +177,24 @@ inline cairn::manifest random_manifest(dice& d) {
   for (std::int32_t r = 0; r < world; ++r)
     m.records.push_back({m.step - d.roll(m.step + 1), d.word(), r, static_cast<std::uint32_t>(d.roll(5)),
                          d.word(), d.word()});
+  if (d.roll(2) == 0) m.content.state_version = d.roll(1000);
+  for (auto n = d.roll(3) == 0 ? d.roll(static_cast<std::int64_t>(cairn::max_annotations) + 1) : 0;
+       n-- > 0;) {
+    const auto name = random_name(d, static_cast<std::size_t>(n));
+    switch (d.roll(4)) {
+      case 0:
+        m.content.annotations.set(name, static_cast<std::int64_t>(d.word()));
+        break;
+      case 1:
+        m.content.annotations.set(name, std::bit_cast<double>(d.word()));
+        break;
+      case 2:
+        m.content.annotations.set(name, d.roll(2) == 0);
+        break;
+      default:
+        m.content.annotations.set(name, random_name(d, 7) + "\n");
+    }
+  }
   const auto items = static_cast<std::size_t>(d.roll(30));
   for (std::size_t i = 0; i < items; ++i) {
     auto item = random_tensor(d, random_name(d, i), world);
@@ -193,7 +221,8 @@ inline cairn::manifest random_manifest(dice& d) {
 inline bool same(const cairn::manifest& a, const cairn::manifest& b) {
   return a.run == b.run && a.step == b.step && a.attempt == b.attempt && a.plan_digest == b.plan_digest &&
          a.content.world_size == b.content.world_size && a.content.items == b.content.items &&
-         a.records == b.records && a.unix_time == b.unix_time && a.placement == b.placement;
+         a.records == b.records && a.unix_time == b.unix_time && a.placement == b.placement &&
+         a.content.state_version == b.content.state_version && a.content.annotations == b.content.annotations;
 }
 
 inline cairn::record random_record(dice& d) {

@@ -1192,3 +1192,28 @@ TEST_CASE("checked finds what changed directly after an overlapped save") {
     CHECK(table[300'000] == 7);
   }
 }
+
+TEST_CASE("what is said about a save stands in its manifest alone, and rank 0 says it") {
+  const cairn::memory_store store;
+  run_ranks(2, [&](cairn::thread_communicator comm) {
+    const int rank = comm.rank();
+    cairn::checkpointer ckpt{store, std::move(comm), cairn::checkpointer_options{.quiet = true}};
+    double value = 1;
+    cairn::state_dict state;
+    state.value("value", value);
+    ckpt.annotate({{"by", rank}, {"loss", 3.5}});
+    ckpt.annotate({{"loss", 2.25}});
+    ckpt.save(state, 1).wait();
+    ckpt.save(state, 2).wait();  // of which nothing was said
+    ckpt.annotate({{"lost", true}});
+    CHECK_THROWS_AS((void)ckpt.save(state, -1), cairn::usage_error);
+    ckpt.annotate({{"commit", "abc"}});
+    ckpt.save(state, 3).wait();
+    CHECK(ckpt.annotations(1) == cairn::annotations{{"by", 0}, {"loss", 2.25}});
+    CHECK(ckpt.annotations(2).empty());
+    CHECK(ckpt.annotations(3) == cairn::annotations{{"commit", "abc"}});
+    CHECK_THROWS_AS((void)ckpt.annotations(4), cairn::storage_error);
+    ckpt.close();
+    CHECK_THROWS_AS(ckpt.annotate({{"late", 1}}), cairn::usage_error);
+  });
+}

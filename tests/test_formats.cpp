@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -336,6 +337,10 @@ TEST_CASE("the golden manifest is written byte for byte and read back") {
   const auto stored = encode_manifest(golden_manifest());
   CHECK(golden("v2.manifest.cairn", stored) == stored);
   CHECK(cairn_test::same(decode_manifest(stored, "v2.manifest.cairn"), golden_manifest()));
+  // With a section that readers of 2.0 skip.
+  const auto annotated = encode_manifest(golden_annotated_manifest());
+  CHECK(golden("v2.1.manifest.cairn", annotated) == annotated);
+  CHECK(cairn_test::same(decode_manifest(annotated, "v2.1.manifest.cairn"), golden_annotated_manifest()));
 }
 
 TEST_CASE("a reader that was written from the description alone reads manifests") {
@@ -365,6 +370,19 @@ TEST_CASE("a reader that was written from the description alone reads manifests"
           static_cast<unsigned long long>(r.data_bytes), static_cast<unsigned long long>(r.record_digest));
       text += line;
     }
+    if (m.content.state_version != 0 || !m.content.annotations.empty())
+      text += "state version " + std::to_string(m.content.state_version) + "\n";
+    for (const auto& a : m.content.annotations) {
+      char bits[32];
+      std::snprintf(
+          bits, sizeof bits, "%016llx",
+          static_cast<unsigned long long>(std::bit_cast<std::uint64_t>(a.value.number().value_or(0))));
+      text += a.name + ": " +
+              (a.value.kind() == annotation_kind::text   ? "text " + a.value.text()
+               : a.value.kind() == annotation_kind::real ? "real " + std::string(bits)
+                                                         : std::to_string(a.value.integer())) +
+              "\n";
+    }
     return text;
   };
   const auto check = [&](const bytes& stored, const manifest& m) {
@@ -377,6 +395,7 @@ TEST_CASE("a reader that was written from the description alone reads manifests"
                           .c_str()) == 0);
   };
   check(read_file(source_dir() + "/tests/golden/v2.manifest.cairn"), golden_manifest());
+  check(read_file(source_dir() + "/tests/golden/v2.1.manifest.cairn"), golden_annotated_manifest());
   dice d(8);
   for (int i = 0; i < 3; ++i) {
     const auto m = random_manifest(d);

@@ -197,6 +197,7 @@ void mutate(const bytes& good, int rounds, std::uint64_t seed, Seal seal, Accept
 
 TEST_CASE("every flipped bit, cut and trailing byte of a manifest is noticed") {
   every_bit_and_cut(encode_manifest(golden_manifest()), accepts_manifest);
+  every_bit_and_cut(encode_manifest(golden_annotated_manifest()), accepts_manifest);
 }
 TEST_CASE("every flipped bit, cut and trailing byte of a record is noticed") {
   every_bit_and_cut(encode_record(golden_record()), accepts_record);

@@ -9,6 +9,7 @@ usage: test_inspect.py INSPECT FIRST_SAVE
 import contextlib
 import fcntl
 import glob
+import json
 import os
 import re
 import shutil
@@ -53,6 +54,12 @@ def check_statuses(root):
     expect(run(INSPECT, directory), "^3 checkpoints in ")
     run(INSPECT, directory, "--verify")
     run(INSPECT, directory, "--step", 2, "--items", "w*", "--verify")
+    listed = [json.loads(line) for line in run(INSPECT, directory, "--json").splitlines()]
+    assert [(c["step"], c["items"], c["annotations"]) for c in listed] == [(s, 2, {}) for s in (1, 2, 3)], listed
+    items = [json.loads(line) for line in run(INSPECT, directory, "--step", 2, "--json").splitlines()][1:]
+    assert [(i["item"], i["dtype"], i.get("shape")) for i in items] == [
+        ("learning_rate", "F64", None), ("weights", "F32", [512, 64])], items
+    run(INSPECT, directory, "--json", "--verify", status=WRONG_OPTIONS)
     run(INSPECT, directory, "--step", 9, status=NOTHING_THERE)
     run(INSPECT, directory, "--items", "none", status=NOTHING_THERE)
     run(INSPECT, status=WRONG_OPTIONS)

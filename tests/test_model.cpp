@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cairn/interop/dlpack.hpp>
+#include <cairn/model/annotations.hpp>
 #include <cairn/model/cast.hpp>
 #include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/metadata.hpp>
@@ -692,6 +693,74 @@ TEST_CASE("plans as messages") {
   CHECK(cairn::digest_of(other) == cairn::digest_of(plan));
   other.items[0].box.offsets = {1, 0};
   CHECK(cairn::digest_of(other) != cairn::digest_of(plan));
+}
+
+TEST_CASE("annotations are typed, small and sorted, and a bad one changes nothing") {
+  cairn::annotations said{{"loss", 2.5f}, {"commit", "abc"}, {"final", false}, {"seen", std::uint32_t{7}}};
+  CHECK(said.size() == 4);
+  CHECK(said.begin()->name == "commit");
+  CHECK(said.find("commit")->text() == "abc");
+  CHECK(said.find("loss")->number() == 2.5);
+  CHECK(said.find("seen")->number() == 7.0);
+  CHECK(said.find("final")->kind() == cairn::annotation_kind::boolean);
+  CHECK_FALSE(said.find("final")->number());
+  CHECK(said.find("los") == nullptr);
+  said.merge({{"loss", 1}, {"a", "\n\t\xc3\xa9"}});
+  CHECK(said.find("loss")->integer() == 1);
+  CHECK(said.size() == 5);
+  const auto before = said;
+  const auto refuses = [&](std::string_view name, cairn::annotation_value value) {
+    const auto id = failure_of([&] { said.set(name, value); }).id();
+    CHECK(said == before);
+    return id;
+  };
+  CHECK(refuses("", 1) == error_id::usage_bad_name);
+  CHECK(refuses("a\n", 1) == error_id::usage_bad_name);
+  CHECK(refuses(std::string(257, 'x'), 1) == error_id::usage_bad_name);
+  CHECK(refuses("b", "\xff") == error_id::usage_bad_option);
+  CHECK(refuses("b", std::string(cairn::max_annotation_bytes, 'x')) == error_id::usage_bad_option);
+  CHECK(failure_of([] { (void)cairn::annotation_value(~std::uint64_t{0}); }).id() ==
+        error_id::usage_bad_option);
+  CHECK(failure_of([] {
+          (void)cairn::annotations{{"a", 1}, {"a", 2}};
+        }).id() == error_id::usage_duplicate_name);
+  CHECK(failure_of([&] {
+          said.merge({{"new", 1}, {"z", std::string(65'530, 'x')}});
+        }).id() == error_id::usage_bad_option);
+  CHECK(said == before);
+  for (auto i = said.size(); i < cairn::max_annotations; ++i) said.set("n" + std::to_string(i), -1);
+  CHECK(failure_of([&] { said.set("one more", 1); }).id() == error_id::usage_bad_option);
+  said.set("n63", 1);
+  // What is not a number of anybody's is kept bit by bit, and equal to itself.
+  CHECK(cairn::annotation_value(std::nan("")) == cairn::annotation_value(std::nan("")));
+  CHECK_FALSE(cairn::annotation_value(1) == cairn::annotation_value(1.0));
+
+  cairn::compact_writer out;
+  encode(out, said);
+  cairn::compact_reader in(out.view());
+  CHECK(cairn::decode_annotations(in) == said);
+  in.finish();
+  const auto hostile = [](std::initializer_list<int> bytes) {
+    std::vector<std::byte> all;
+    for (const int b : bytes) all.push_back(static_cast<std::byte>(b));
+    cairn::compact_reader bad(all);
+    try {
+      (void)cairn::decode_annotations(bad);
+    } catch (const cairn::wire_error&) {
+      return true;
+    }
+    return false;
+  };
+  CHECK_FALSE(hostile({1, 1, 'a', 3, 1}));
+  CHECK(hostile({1, 1, 'a', 3, 2}));                      // neither true nor false
+  CHECK(hostile({1, 1, 'a', 4, 1}));                      // a kind that nobody knows
+  CHECK(hostile({65}));                                   // too many
+  CHECK(hostile({2, 1, 'b', 3, 1, 1, 'a', 3, 1}));        // out of order
+  CHECK(hostile({2, 1, 'a', 3, 1, 1, 'a', 3, 1}));        // twice
+  CHECK(hostile({1, 1, '\n', 3, 1}));                     // a name that breaks a line
+  CHECK(hostile({1, 1, 'a', 0, 1, 0xff}));                // not UTF-8
+  CHECK(hostile({1, 1, 'a', 0, 0x81, 0x80, 0x04, 'x'}));  // longer than all may be
+  CHECK(hostile({1, 1, 'a', 1, 0, 0, 0}));                // cut
 }
 
 TEST_CASE("metadata is found by name") {

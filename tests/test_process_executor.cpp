@@ -245,6 +245,7 @@ TEST_CASE("one worker serves all saves, and leaves nothing behind") {
     for (std::int64_t step = 2; step <= 40; ++step) {
       run.update(step);
       if (step % 7 == 0) run.blob.assign(static_cast<std::size_t>(step) * 10'000, 'x');  // a larger buffer
+      ckpt.annotate({{"step", step}});
       auto save = ckpt.save(run.state, step);
       CHECK(inherited_beyond(numbers_before) == "");
       save.wait();
@@ -256,6 +257,8 @@ TEST_CASE("one worker serves all saves, and leaves nothing behind") {
     CHECK(eventually([&] { return open_files() <= after_ten; }));
     CHECK(eventually([&] { return files_of(first[0]) <= 16; }));
     CHECK(ckpt.list() == std::vector<std::int64_t>{39, 40});
+    CHECK(ckpt.annotations(39) == cairn::annotations{{"step", 39}});
+    CHECK(ckpt.annotations(40) == cairn::annotations{{"step", 40}});
     ckpt.close();
   }
   CHECK(children() == children_before);

@@ -141,6 +141,7 @@ def check_training(root, server):
     expect(run(INSPECT, bucket), "^3 checkpoints in s3://bucket/team/run")
     assert evaluated(bucket) == evaluated("file:" + resumed) == held_out(ends[0])
     expect(run(INSPECT, bucket, "--step", 4, "--items", "adam.m"), r"^adam\.m +tensor .*4 chunks, ranks 0-3$")
+    expect(run(INSPECT, bucket, "--step", 4), r"^annotations\nloss +\d\.\d+$")
     expect(run(INSPECT, bucket, "--watch", "--until", 6), "^step 6  ")
     told = run(VERIFY, bucket)
     assert len(re.findall("^step [246]  every digest is right: ", told, re.MULTILINE)) == 3, told

@@ -176,6 +176,7 @@ std::uint64_t train(const run_options& options, group& others, typename Platform
     }
     if (step % options.every == 0 || step == options.steps) {
       state.collect(step);
+      checkpointer.annotate({{"loss", loss}});
       save_stall =
           milliseconds_of([&] { last = checkpointer.save(state.dict(), static_cast<std::int64_t>(step)); });
       if (kill && kill->moment() == kill_moment::before_release && step == kill->step()) kill->kill(others);

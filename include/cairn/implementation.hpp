@@ -48,6 +48,7 @@
 #include <cairn/impl/manage/import_safetensors.ipp>
 #include <cairn/impl/manage/resume_together.ipp>
 #include <cairn/impl/manage/stop_signal.ipp>
+#include <cairn/impl/model/annotations.ipp>
 #include <cairn/impl/model/cast.ipp>
 #include <cairn/impl/model/chunk_progression.ipp>
 #include <cairn/impl/model/chunk_set.ipp>

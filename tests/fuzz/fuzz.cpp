@@ -1006,6 +1006,7 @@ void write_seeds(const std::string& root) {
   };
   cairn_test::dice d(7);
   put("manifest", "golden-2", cairn::encode_manifest(cairn_test::golden_manifest()));
+  put("manifest", "golden-2.1", cairn::encode_manifest(cairn_test::golden_annotated_manifest()));
   for (const char* name : {"random-2.1", "random-2.2", "random-2.3"})
     put("manifest", name, cairn::encode_manifest(cairn_test::random_manifest(d)));
   put("record", "golden", cairn::encode_record(cairn_test::golden_record()));

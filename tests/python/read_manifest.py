@@ -59,7 +59,7 @@ def sections_of(data, count):
     at, found = 128 + 32 * count, {}
     for s in range(count):
         number, flags, offset, size, _ = struct.unpack_from("<IIQQQ", data, 128 + 32 * s)
-        require(offset == at and flags == 1 and offset + size <= len(data), "a section does not follow the one before")
+        require(offset == at and flags == (number in (7, 8, 9)) and offset + size <= len(data), "a section does not follow the one before")
         found[number] = data[offset:offset + size]
         at = offset + size
         while at % 8:
@@ -129,6 +129,24 @@ def records_of(section, world):
     return zip(*columns)
 
 
+def said(section):
+    """The version of the state, and lines for the annotations."""
+    data = Bytes(section)
+    version, lines = data.number(), []
+    for _ in range(data.number()):
+        name, kind = data.take(data.number()).decode(), data.take(1)[0]
+        require(kind <= 3, "an unknown kind of annotation")
+        if kind == 0:
+            value = "text " + data.take(data.number()).decode()
+        elif kind == 2:
+            value = f"real {data.fixed('Q')[0]:016x}"
+        else:
+            value = data.fixed("q")[0] if kind == 1 else data.take(1)[0]
+        lines.append(f"{name}: {value}")
+    data.finish()
+    return [f"state version {version}"] + lines
+
+
 def main(path):
     with open(path, "rb") as file:
         data = file.read()
@@ -143,6 +161,8 @@ def main(path):
         print(f"{name}: {what}: " + ", ".join(f"rank {r} {o} {s}" for r, o, s in sorted(chunks)))
     for rank, (step, attempt, files, size, digest) in enumerate(records_of(sections[9], world)):
         print(f"record of rank {rank}: step {step}, attempt {attempt:016x}, {files} files, {size} bytes, {digest:x}")
+    for line in said(sections[10]) if 10 in sections else []:
+        print(line)
 
 
 if __name__ == "__main__":

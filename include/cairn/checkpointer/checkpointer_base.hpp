@@ -3,6 +3,7 @@
 #include <cairn/checkpointer/engine.hpp>
 #include <cairn/checkpointer/load_options.hpp>
 #include <cairn/concepts/planner.hpp>
+#include <cairn/model/annotations.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/dtype.hpp>
 #include <cairn/model/save_handle.hpp>
@@ -25,8 +26,8 @@ inline namespace v1 {
 /// The calls of cairn::checkpointer, which composes a checkpointer, and of cairn::any_checkpointer, which
 /// holds one of any composition.
 ///
-/// Collective: all ranks call the constructor, prepare, save, load, resume, list, remove, quarantine and
-/// any_rank in the same order, by one thread at a time; only these use the communicator. Any thread may
+/// Collective: all ranks call the constructor, prepare, save, load, resume, items, annotations, read, list, lease, remove,
+/// quarantine and any_rank in the same order, by one thread at a time; only these use the communicator. Any thread may
 /// call before_update() and use handles. close() waits for this rank's saves.
 ///
 /// Movable, not copyable. After a move from it every call throws usage_error (usage_closed), except
@@ -52,6 +53,14 @@ class checkpointer_base {
   /// the handle, and wait() and close() throw it. After `max_consecutive_failures` failed saves it throws
   /// usage_error (usage_too_many_failures), after its own save has begun.
   save_handle save(const state_dict& state, std::int64_t step) { return engine_.open().save(state, step); }
+
+  /// Says something about the checkpoint that the next save() makes, such as a commit hash, a loss or how many samples
+  /// were seen: `ckpt.annotate({{"commit", "abc"}, {"loss", 2.31}})`. Several calls add up; a name that is given again
+  /// gets the later value. Stands in the manifest, for that checkpoint alone: the next save() takes it, whatever
+  /// becomes of it, and what is to stand in every checkpoint is given before every save. With several ranks
+  /// that of rank 0 counts, and the other ranks may say nothing. Sends no message. The same thread as save().
+  /// @throws usage_error (usage_bad_name, usage_bad_option); nothing was added then
+  void annotate(const cairn::annotations& said) { engine_.open().annotate(said); }
 
   /// For overlapped saves: call it in each step, before training changes the memory. Returns when the
   /// last save has copied the memory of training and, with a worker process, the worker has the save (see
@@ -101,6 +110,10 @@ class checkpointer_base {
   /// What the checkpoint of `step` holds: names, kinds, dtypes, shapes. Reads no data. Collective. @throws
   /// storage_error, corrupt_error
   [[nodiscard]] stored_items items(std::int64_t step) { return engine_.open().items(step); }
+
+  /// What annotate() said about the checkpoint of `step`; empty where it said nothing. Reads the manifest of the store alone,
+  /// also where a tier holds the step. Collective. @throws storage_error (storage_not_committed), corrupt_error
+  [[nodiscard]] cairn::annotations annotations(std::int64_t step) { return engine_.open().annotations(step); }
 
   /// The elements of one item of the checkpoint of `step`, in row-major order, without a state; items() tells its shape.
   /// Of a per-rank item, this rank's. Bytes and booleans are read as std::uint8_t or std::byte; with cairn::convert{} of

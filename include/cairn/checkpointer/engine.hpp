@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/planner.hpp>
+#include <cairn/model/annotations.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/dtype.hpp>
 #include <cairn/model/plan.hpp>
@@ -54,6 +55,8 @@ class engine {
   virtual std::optional<std::int64_t> resume(const state_dict& state,
                                              const std::vector<std::int64_t>* among) = 0;
   [[nodiscard]] virtual stored_items items(std::int64_t step) = 0;
+  virtual void annotate(const cairn::annotations& said) = 0;
+  [[nodiscard]] virtual cairn::annotations annotations(std::int64_t step) = 0;
   /// `allocate(elements)` gives memory for elements of a dtype.
   virtual void read_item(std::string_view name, std::int64_t step, dtype type, load_request request,
                          function_ref<void*(std::size_t)> allocate) = 0;

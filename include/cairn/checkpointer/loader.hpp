@@ -156,6 +156,14 @@ class loader {
     auto opened = reader.open(step, manifest);
     return opened.metadata().items;
   }
+  /// What was said about a checkpoint of the store. Collective.
+  cairn::annotations annotations(std::int64_t step) {
+    const auto manifest = read_once(
+        group_, [&] { return services_->reader().fetch(step); }, peers());
+    auto reader = services_->reader();
+    auto opened = reader.open(step, manifest);
+    return opened.metadata().annotations;
+  }
 
   /// Reads one item of a checkpoint of the store into memory that `allocate` gives. Collective: throws on all ranks
   /// what one of them throws.

@@ -9,6 +9,7 @@
 #include <cairn/checkpointer/unfinished_saves.hpp>
 #include <cairn/concepts/any_executor.hpp>
 #include <cairn/concepts/any_stager.hpp>
+#include <cairn/model/annotations.hpp>
 #include <cairn/model/image_control.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_notes.hpp>
@@ -130,8 +131,12 @@ class save_path {
     if (held_ != nullptr) held_->end();
   }
 
+  /// Joins what the next save() says about its checkpoint.
+  void annotate(const annotations& said) { said_.merge(said); }
+
   save_handle save(const state_dict& state, std::int64_t step) {
     attempt save;
+    auto said = std::exchange(said_, {});  // whatever becomes of this save: it is not about the next one
     ++save_count_;  // first: where a rank alone runs out of memory, the next attempt is the same on all
     if (step < 0)
       fail(error_id::usage_bad_option, "a checkpoint's number is negative", {.got = std::to_string(step)});
@@ -142,6 +147,7 @@ class save_path {
     save.context = {
         run_,  step, attempt_of(run_, step, save_count_), 0, group_.rank(), group_.size(), options_.timeout,
         peers_};
+    if (!said.empty()) save.context.annotations = detail::make_shared<const annotations>(std::move(said));
     saves_.give_up_unconfirmed();
     if (options_.when_busy == busy_policy::skip && any_rank(group_, saves_.all().any(), peer_deadline())) {
       save.progress->set_skipped();
@@ -359,6 +365,7 @@ class save_path {
   run_id run_;
   std::shared_ptr<const peer_watch> peers_;
   std::uint64_t save_count_ = 0;
+  annotations said_;  ///< about the checkpoint of the next save
   background_thread preparation_;
   std::shared_ptr<device_access> devices_;
   any_stager stager_;

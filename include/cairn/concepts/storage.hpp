@@ -42,7 +42,7 @@ struct space_needed {
 ///    publishes them. Calls image.read_completely() when it no longer needs the bytes.
 /// 3. `commit(context, metadata, deadline)`, on the coordinator: collects the records of all ranks,
 ///    checks that they agree, and publishes the checkpoint as its last step; the checkpoint exists from
-///    then on. Throws the failure that a rank's record reports, with that rank in the fields; peer_error
+///    then on. What context.annotations says joins what the metadata says. Throws the failure that a rank's record reports, with that rank in the fields; peer_error
 ///    naming the ranks whose record is missing at the deadline; plan_error (plan_disagreement) naming
 ///    ranks; storage_error (storage_already_committed) if another attempt won. `await_commit(context,
 ///    deadline)`, on the other ranks: returns when the checkpoint exists. Throws the coordinator's reason

@@ -71,6 +71,12 @@ inline constexpr std::size_t max_item_name = 4096;
 /// The key of a rank's own item in a data file: "rng@rank00003".
 [[nodiscard]] std::string per_rank_key(std::string_view name, int rank);
 
+namespace detail {
+/// The bytes of the character with which a text in UTF-8 begins; 0 where it begins with none. @pre not empty
+[[nodiscard]] std::size_t utf8_bytes(std::string_view text) noexcept;
+[[nodiscard]] bool is_utf8(std::string_view text) noexcept;
+}  // namespace detail
+
 /// Why a name is not valid, or an empty text. Names are printable UTF-8 of 1 to 4096 bytes, not
 /// "__metadata__" (reserved by safetensors), and do not end in "@rank" and digits (used for per-rank items).
 [[nodiscard]] std::string_view name_problem(std::string_view name) noexcept;

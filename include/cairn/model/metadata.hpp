@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/annotations.hpp>
 #include <cairn/model/extents.hpp>
 #include <cairn/model/stored_items.hpp>
 
@@ -15,6 +16,12 @@ struct metadata {
   std::int32_t world_size = 1;
   /// What the checkpoint holds, sorted by name.
   stored_items items;
+  /// The version of the user's state; 0: none was given. See state_dict::version.
+  std::int64_t state_version = 0;
+  /// What was said about the checkpoint when it was saved.
+  cairn::annotations annotations = {};
+  /// When it was committed, in seconds since 1970, of a checkpoint that was read; 0: not known.
+  std::int64_t committed_at = 0;
 
   /// The item with a name, or nullptr. O(log n); reads nothing else of a manifest. @throws corrupt_error
   [[nodiscard]] const stored_item* find(std::string_view name) const { return items.find(name); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/annotations.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/peer_watch.hpp>
 #include <cairn/model/record.hpp>
@@ -27,6 +28,8 @@ struct save_context {
   /// Tells which ranks are lost, where their loss means that their record will never come; null where
   /// nobody knows. Not sent to a worker process, since a lost rank's worker may live on.
   std::shared_ptr<const peer_watch> peers = nullptr;
+  /// What is said about the checkpoint, beside what the metadata says; null: nothing. Those of the coordinator count.
+  std::shared_ptr<const cairn::annotations> annotations = nullptr;
 
   /// How long the other ranks wait for the coordinator after they have written. The coordinator may still
   /// write, and then waits for records, at most `timeout` each; so it gives up first, and its error names

@@ -112,6 +112,13 @@ class composed_engine final : public engine {
   }
 
   [[nodiscard]] stored_items items(std::int64_t step) override { return loader_.items(step); }
+  void annotate(const cairn::annotations& said) override {
+    check_writable();
+    save_path_.annotate(said);
+  }
+  [[nodiscard]] cairn::annotations annotations(std::int64_t step) override {
+    return loader_.annotations(step);
+  }
   void read_item(std::string_view name, std::int64_t step, dtype type, load_request request,
                  function_ref<void*(std::size_t)> allocate) override {
     loader_.read_item(std::string(name), step, type, std::move(request), allocate);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/execute/job_message.hpp>
+#include <cairn/model/annotations.hpp>
 #include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/chunk_set.hpp>
 #include <cairn/model/dtype.hpp>
@@ -17,11 +18,13 @@
 #include <cairn/model/staged_image.hpp>
 #include <cairn/model/stored_items.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -30,6 +33,9 @@ inline namespace v1 {
 CAIRN_BODY void encode(wire_writer& out, const save_context& c) {
   out.put(c.run.high).put(c.run.low).put(c.step).put(c.attempt).put(c.plan_digest).put(c.rank);
   out.put(c.world_size).put(static_cast<std::int64_t>(c.timeout.count()));
+  compact_writer said;
+  encode(said, c.annotations != nullptr ? *c.annotations : annotations());
+  out.put(static_cast<std::uint64_t>(said.size())).raw(said.view());
 }
 
 CAIRN_BODY save_context decode_save_context(wire_reader& in) {
@@ -40,6 +46,10 @@ CAIRN_BODY save_context decode_save_context(wire_reader& in) {
   c.world_size = in.get<std::int32_t>(), c.timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
   if (c.step < 0 || c.world_size < 1 || c.rank < 0 || c.rank >= c.world_size || c.timeout.count() <= 0)
     in.fail_here("a save's rank, step or timeout is impossible");
+  compact_reader said(in.take(in.get_count(1)));
+  if (auto list = decode_annotations(said); !list.empty())
+    c.annotations = detail::make_shared<const annotations>(std::move(list));
+  said.finish();
   return c;
 }
 
@@ -89,7 +99,7 @@ CAIRN_BODY image_layout decode_image_layout(wire_reader& in) {
 }
 
 CAIRN_BODY void encode(wire_writer& out, const metadata& m) {
-  out.put(m.world_size).put(static_cast<std::uint64_t>(m.items.size()));
+  out.put(m.world_size).put(m.state_version).put(static_cast<std::uint64_t>(m.items.size()));
   for (const auto& i : m.items) {
     out.put(i.name).put(i.kind).put(i.type).put(static_cast<std::uint8_t>(i.per_rank));
     encode(out, i.global);
@@ -102,6 +112,8 @@ CAIRN_BODY void encode(wire_writer& out, const metadata& m) {
 CAIRN_BODY metadata decode_metadata(wire_reader& in) {
   metadata m;
   m.world_size = in.get<std::int32_t>();
+  m.state_version = in.get<std::int64_t>();
+  if (m.state_version < 0) in.fail_here("the version of a state is negative");
   m.items.resize(in.get_count(16));
   for (auto& i : m.items) {
     i.name = in.get_string(max_item_name);

@@ -17,6 +17,36 @@ CAIRN_BODY std::string per_rank_key(std::string_view name, int rank) {
   return std::string(name) + suffix;
 }
 
+namespace detail {
+
+CAIRN_BODY std::size_t utf8_bytes(std::string_view text) noexcept {
+  const auto c = static_cast<unsigned char>(text[0]);
+  const std::size_t more = c < 0x80                ? 0
+                           : c >= 0xc2 && c < 0xe0 ? 1
+                           : c >= 0xe0 && c < 0xf0 ? 2
+                           : c >= 0xf0 && c < 0xf5 ? 3
+                                                   : 9;
+  if (more >= text.size()) return 0;
+  for (std::size_t k = 1; k <= more; ++k) {
+    const auto next = static_cast<unsigned char>(text[k]);
+    const unsigned char low = k > 1 ? 0x80 : c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
+    const unsigned char high = k > 1 ? 0xbf : c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+    if (next < low || next > high) return 0;
+  }
+  return more + 1;
+}
+
+CAIRN_BODY bool is_utf8(std::string_view text) noexcept {
+  while (!text.empty()) {
+    const auto bytes = utf8_bytes(text);
+    if (bytes == 0) return false;
+    text.remove_prefix(bytes);
+  }
+  return true;
+}
+
+}  // namespace detail
+
 CAIRN_BODY std::string_view name_problem(std::string_view name) noexcept {
   if (name.empty()) return "is empty";
   if (name.size() > max_item_name) return "is longer than 4096 bytes";
@@ -24,19 +54,9 @@ CAIRN_BODY std::string_view name_problem(std::string_view name) noexcept {
   for (std::size_t i = 0; i < name.size();) {
     const auto c = static_cast<unsigned char>(name[i]);
     if (c < 0x20 || c == 0x7f) return "has a control character";
-    std::size_t more = c < 0x80                ? 0
-                       : c >= 0xc2 && c < 0xe0 ? 1
-                       : c >= 0xe0 && c < 0xf0 ? 2
-                       : c >= 0xf0 && c < 0xf5 ? 3
-                                               : 9;
-    if (more == 9 || i + more >= name.size()) return "is not UTF-8";
-    for (std::size_t k = 1; k <= more; ++k) {
-      const auto next = static_cast<unsigned char>(name[i + k]);
-      const unsigned char low = k > 1 ? 0x80 : c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
-      const unsigned char high = k > 1 ? 0xbf : c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
-      if (next < low || next > high) return "is not UTF-8";
-    }
-    i += more + 1;
+    const auto bytes = detail::utf8_bytes(name.substr(i));
+    if (bytes == 0) return "is not UTF-8";
+    i += bytes;
   }
   const auto digits = name.find_last_not_of("0123456789");
   if (digits != std::string_view::npos && digits + 1 < name.size() &&

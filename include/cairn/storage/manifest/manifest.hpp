@@ -47,7 +47,7 @@ namespace detail {
 
 inline constexpr std::string_view manifest_magic = "cairnman";
 inline constexpr std::uint16_t manifest_major = 2;
-inline constexpr std::uint16_t manifest_minor = 0;
+inline constexpr std::uint16_t manifest_minor = 1;  ///< of one with a section that readers may skip; else 0
 inline constexpr std::size_t manifest_header_bytes = 128;
 inline constexpr std::size_t section_entry_bytes = 32;
 inline constexpr std::uint32_t max_sections = 64;
@@ -57,9 +57,11 @@ inline constexpr std::uint32_t section_required = 1;
 inline constexpr std::uint32_t feature_placement = 1;
 inline constexpr std::int32_t max_ranks_per_file = 64;
 
-/// Sections, all required, in this order: names, definitions, records.
+/// Sections in this order: names, definitions, records, which are required; what is said of the checkpoint, where
+/// anything is.
 inline constexpr std::uint32_t first_section = 7;
-inline constexpr std::size_t known_sections = 3;
+inline constexpr std::size_t known_sections = 4;
+inline constexpr std::size_t required_sections = 3;
 /// Items whose names are told by what they add to the one before.
 inline constexpr std::size_t names_in_block = 16;
 

@@ -58,7 +58,7 @@ struct manifest_counts {
 [[nodiscard]] manifest_counts decode_manifest_header(std::span<const std::byte> bytes, std::string_view file,
                                                      manifest& m);
 
-/// The known sections, by id - first_section. They lie one after another, so that no byte is without meaning.
+/// The known sections, by id - first_section; empty ones for those that are not required and not there. They lie one after another, so that no byte is without meaning.
 [[nodiscard]] std::vector<section_reader> find_sections(std::span<const std::byte> bytes,
                                                         std::string_view file, std::uint32_t count);
 

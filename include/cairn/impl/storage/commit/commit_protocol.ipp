@@ -88,6 +88,7 @@ CAIRN_BODY void commit_protocol::commit(const save_context& c, const metadata& c
     m.attempt = c.attempt;
     m.plan_digest = c.plan_digest;
     m.content = content;
+    if (c.annotations != nullptr) m.content.annotations.merge(*c.annotations);
     m.placement = placement(c);
     m.unix_time = static_cast<decltype(m.unix_time)>(std::time(nullptr));
     detail::record_collection records(store_, objects_, c, placement(c), block_ranks(c));

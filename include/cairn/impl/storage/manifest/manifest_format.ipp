@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/model/annotations.hpp>
 #include <cairn/model/chunk_codec.hpp>
 #include <cairn/model/chunk_set.hpp>
 #include <cairn/model/extents.hpp>
@@ -107,7 +108,27 @@ inline void put_table(wire_writer& out, const std::vector<std::size_t>& begins,
   wire_writer defined;
   defined.put(static_cast<std::uint32_t>(begins.size()));
   put_table(defined, begins, definitions.view());
-  return {named.take(), defined.take(), encode_records(m.records)};
+  compact_writer said;
+  if (m.content.state_version != 0 || !m.content.annotations.empty()) {
+    said.number(m.content.state_version);
+    encode(said, m.content.annotations);
+  }
+  return {named.take(), defined.take(), encode_records(m.records), said.take()};
+}
+
+/// What manifest_sections() put into the last section.
+inline void read_said(const section_reader& section, metadata& content, std::string_view file) {
+  if (section.bytes().empty()) return;
+  try {
+    compact_reader in(section.bytes());
+    content.state_version = in.signed_number();
+    content.annotations = decode_annotations(in);
+    in.finish();
+  } catch (const wire_error& e) {
+    fail(error_id::corrupt_bad_value,
+         std::string("what a manifest says of its checkpoint is damaged: ") + e.what(),
+         {.file = std::string(file), .offset = static_cast<std::int64_t>(section.begin() + e.offset)});
+  }
 }
 
 }  // namespace detail
@@ -121,7 +142,10 @@ CAIRN_BODY std::vector<std::byte> encode_manifest(const manifest& m, std::uint64
          {.item = m.content.items[problem.item].name});
   if (m.content.items.size() > UINT32_MAX)
     fail(error_id::storage_limit, "a manifest cannot hold more than 2^32 - 1 items");
-  const auto sections = detail::manifest_sections(m);
+  if (m.content.state_version < 0)
+    fail(error_id::plan_bad_message, "a manifest cannot be written: the version of its state is negative");
+  const auto all = detail::manifest_sections(m);
+  const std::span sections(all.data(), all.back().empty() ? detail::required_sections : all.size());
   std::uint64_t bytes = detail::manifest_header_bytes;
   for (const auto& s : sections) bytes += detail::section_entry_bytes + detail::aligned_8(s.size());
   if (bytes > max_bytes)
@@ -134,7 +158,8 @@ CAIRN_BODY std::vector<std::byte> encode_manifest(const manifest& m, std::uint64
   wire_writer body;
   std::uint64_t at = detail::manifest_header_bytes + sections.size() * detail::section_entry_bytes;
   for (std::size_t s = 0; s < sections.size(); ++s) {
-    body.put(static_cast<std::uint32_t>(detail::first_section + s)).put(detail::section_required);
+    body.put(static_cast<std::uint32_t>(detail::first_section + s));
+    body.put(s < detail::required_sections ? detail::section_required : 0u);
     body.put(at).put(static_cast<std::uint64_t>(sections[s].size())).put(digest(sections[s]));
     at += detail::aligned_8(sections[s].size());
   }
@@ -144,7 +169,8 @@ CAIRN_BODY std::vector<std::byte> encode_manifest(const manifest& m, std::uint64
   }
   wire_writer out;
   out.raw(std::as_bytes(std::span{detail::manifest_magic.data(), detail::manifest_magic.size()}));
-  out.put(detail::manifest_major).put(detail::manifest_minor);
+  out.put(detail::manifest_major);
+  out.put(sections.size() > detail::required_sections ? detail::manifest_minor : std::uint16_t{0});
   const bool placed = !(m.placement == file_placement{});
   out.put(placed ? detail::feature_placement : 0U).put(std::uint32_t{0});  // required, optional features
   out.put(static_cast<std::uint32_t>(sections.size())).put(at);
@@ -173,6 +199,8 @@ CAIRN_BODY manifest read_manifest(std::span<const std::byte> bytes, std::string_
                                                 file, later ? std::move(*owned) : std::vector<std::byte>());
   if (!later) items->check_definitions();
   m.codecs = items->codecs();
+  read_said(sections[3], m.content, file);
+  m.content.committed_at = m.unix_time;
   m.content.items = stored_items(std::move(items));
   if (!later) m.content.items = stored_items(m.content.items);
   return m;

@@ -139,9 +139,9 @@ CAIRN_BODY std::vector<section_reader> find_sections(std::span<const std::byte> 
   }
   if (position != bytes.size()) bad("bytes follow the last section of a manifest", position);
   std::vector<section_reader> sections;
-  for (auto& section : found) {
-    if (!section) bad("a manifest lacks a section", manifest_header_bytes);
-    sections.push_back(*section);
+  for (std::size_t s = 0; s < found.size(); ++s) {
+    if (!found[s] && s < required_sections) bad("a manifest lacks a section", manifest_header_bytes);
+    sections.push_back(found[s] ? *found[s] : section_reader(std::span<const std::byte>(), position, file));
   }
   return sections;
 }

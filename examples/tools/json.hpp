@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What programs print with --json: an object on each line.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+namespace tools {
+
+/// For --help.
+inline constexpr const char* json_help = "results as JSON, an object on each line";
+
+/// A text between quotation marks. Bytes that are no UTF-8 go as they are.
+inline std::string json_text(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') out += '\\';
+    if (byte >= 0x20) {
+      out += c;
+    } else {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(byte));
+      out += escaped;
+    }
+  }
+  return out + '"';
+}
+
+/// One object, member by member.
+class json_object {
+ public:
+  json_object& text(std::string_view name, std::string_view value) { return raw(name, json_text(value)); }
+  json_object& number(std::string_view name, std::uint64_t value) { return raw(name, std::to_string(value)); }
+  json_object& step(std::string_view name, std::int64_t value) { return raw(name, std::to_string(value)); }
+  json_object& truth(std::string_view name, bool value) { return raw(name, value ? "true" : "false"); }
+  /// All digits; null where it is no number or infinite, which JSON cannot say.
+  json_object& real(std::string_view name, double value) {
+    char digits[40];
+    std::snprintf(digits, sizeof digits, "%.17g", value);
+    return raw(name, std::isfinite(value) ? digits : "null");
+  }
+  /// A value that is JSON already.
+  json_object& raw(std::string_view name, std::string_view value) {
+    members_ += members_.empty() ? "" : ", ";
+    members_.append(json_text(name)).append(": ").append(value);
+    return *this;
+  }
+  [[nodiscard]] std::string line() const { return "{" + members_ + "}"; }
+
+ private:
+  std::string members_;
+};
+
+}  // namespace tools
