@@ -184,7 +184,7 @@ class zombie_world {
     one_cpu() {
       cpu_set_t one;
       CPU_ZERO(&one);
-      CPU_SET(::sched_getcpu(), &one);
+      CPU_SET(static_cast<std::size_t>(::sched_getcpu()), &one);
       if (::sched_getaffinity(0, sizeof before, &before) == 0) ::sched_setaffinity(0, sizeof one, &one);
     }
     ~one_cpu() { ::sched_setaffinity(0, sizeof before, &before); }

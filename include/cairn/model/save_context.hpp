@@ -15,7 +15,7 @@ inline namespace v1 {
 /// Identifies one save on one rank. Plain data, except for `peers`.
 struct save_context {
   /// The run that saves.
-  run_id run;
+  run_id run = {};
   /// The step that is saved.
   std::int64_t step = 0;
   /// The same on all ranks, different for every save of every run; see attempt_of.
