@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <string_view>
 
+#include "tools/json.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -38,22 +38,6 @@ const char* name_of(verdict v) {
   return "unusable";
 }
 
-std::string json_text(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') out += '\\';
-    if (byte >= 0x20) {
-      out += c;
-    } else {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(byte));
-      out += escaped;
-    }
-  }
-  return out + '"';
-}
-
 /// A directory is looked at as it is: none is made.
 tools::store_type open(const doctor_arguments& arguments) {
   if (const auto directory = tools::directory_of(arguments.url))
@@ -69,17 +53,19 @@ tools::exit_status examine(const doctor_arguments& arguments, tools::terminal& l
   const bool refused =
       report.has(verdict::unusable) || (report.has(verdict::single_job) && !report.single_writer);
   if (arguments.json) {
-    std::string text = "{\"store\": " + json_text(store.describe()) +
-                       ", \"kind\": " + json_text(report.kind) + ", \"mounted\": " + json_text(report.from) +
-                       ", \"single_writer\": " + (report.single_writer ? "true" : "false") +
-                       ", \"usable\": " + (refused ? "false" : "true");
-    if (space) text += ", \"free_bytes\": " + std::to_string(space->bytes);
-    text += ", \"points\": [";
+    std::string points;
     for (const auto& p : report.points)
-      text += std::string(&p == report.points.data() ? "" : ", ") + "{\"what\": " + json_text(p.what) +
-              ", \"outcome\": " + json_text(name_of(p.outcome)) + ", \"seen\": " + json_text(p.seen) +
-              ", \"follows\": " + json_text(p.follows) + "}";
-    lines.say(text + "]}");
+      points += (points.empty() ? "" : ", ") + tools::json_object()
+                                                   .text("what", p.what)
+                                                   .text("outcome", name_of(p.outcome))
+                                                   .text("seen", p.seen)
+                                                   .text("follows", p.follows)
+                                                   .line();
+    tools::json_object all;
+    all.text("store", store.describe()).text("kind", report.kind).text("mounted", report.from);
+    all.truth("single_writer", report.single_writer).truth("usable", !refused);
+    if (space) all.number("free_bytes", space->bytes);
+    lines.say(all.raw("points", "[" + points + "]").line());
   } else {
     lines.say(store.describe());
     if (!report.from.empty()) lines.say("mounted: " + report.from);
@@ -109,7 +95,7 @@ int main(int argc, char** argv) {
   app.add_option("url", arguments.url, "where checkpoints are to be")->required()->option_text("URL");
   app.add_flag("--single-writer", arguments.single_writer,
                "judge a directory as where one job alone writes (file_store_options::single_writer)");
-  app.add_flag("--json", arguments.json, "one line of JSON");
+  app.add_flag("--json", arguments.json, tools::json_help);
   return tools::run_program(app, argc, argv,
                             [&](tools::terminal& lines) { return examine(arguments, lines); });
 }

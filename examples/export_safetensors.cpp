@@ -99,13 +99,5 @@ int main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::PositiveNumber)
       ->option_text("SIZE=5GB");
-  return tools::run_program(app, argc, argv, [&](tools::terminal& lines) {
-    try {
-      return run(arguments, lines);
-    } catch (const cairn::usage_error& error) {
-      if (error.id() != cairn::error_id::usage_unknown_name) throw;
-      lines.complain(error.what());
-      return tools::nothing_there;
-    }
-  });
+  return tools::run_program(app, argc, argv, [&](tools::terminal& lines) { return run(arguments, lines); });
 }

@@ -71,13 +71,5 @@ int main(int argc, char** argv) {
   app.add_option("--items", arguments.options.items,
                  "only tensors whose name matches, such as 'model.*' (default: all)")
       ->option_text("GLOB ...");
-  return tools::run_program(app, argc, argv, [&](tools::terminal& lines) {
-    try {
-      return run(arguments, lines);
-    } catch (const cairn::usage_error& error) {
-      if (error.id() != cairn::error_id::usage_unknown_name) throw;
-      lines.complain(error.what());
-      return tools::nothing_there;
-    }
-  });
+  return tools::run_program(app, argc, argv, [&](tools::terminal& lines) { return run(arguments, lines); });
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors doctor helper_s3_server
+# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors diff stat doctor helper_s3_server
 """The programs for checkpoints by URL, as a user calls them: training, inspecting, verifying, copying and exporting, on
 directories and on the scripted S3 server.
 
-usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DOCTOR HELPER_S3_SERVER
+usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DIFF STAT DOCTOR HELPER_S3_SERVER
 """
 
 import glob
@@ -22,16 +22,18 @@ import time
 
 import numpy
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from python import programs
 from python.programs import expect
 from python.scripted_server import ScriptedServer
 
-TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DOCTOR, SERVER = (os.path.abspath(path) for path in sys.argv[1:10])
+TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, DOCTOR, SERVER = (
+    os.path.abspath(path) for path in sys.argv[1:12])
 TEXT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "LICENSE")
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--text", TEXT]
-FINE, FAILED, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE = range(6)
+FINE, FAILED, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE, _, NOT_FINITE = range(8)
+DIFFERENT, TROUBLE = 1, 2  # of diff alone
 ACCESS, SECRET = "AKIDCAIRNTESTS", "scripted/secret+key=of~the.tests"
 
 for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
@@ -95,10 +97,10 @@ def same(one, other):
 
 
 def check_options(root):
-    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DOCTOR):
+    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, DOCTOR):
         expect(run(program, "--help"), r"(?s)Usage: .*s3://BUCKET/PREFIX")
         expect(run(program, "--sideways", status=WRONG_OPTIONS), "sideways|required")
-    for program in (INSPECT, VERIFY, COPY, EXPORT, IMPORT, DOCTOR):
+    for program in (INSPECT, VERIFY, COPY, EXPORT, IMPORT, STAT, DOCTOR):
         told = run(program, "--help")
         for number in range(6):
             expect(told, rf"\b{number} ")
@@ -106,6 +108,7 @@ def check_options(root):
         run(program, root + "/nothing", *more, status=NOTHING_THERE)
         told = run(program, "s3://user:secret-word@bucket/x", *more, status=WRONG_OPTIONS)
         assert "secret-word" not in told, told
+    run(DIFF, root + "/nothing", root + "/nothing", status=TROUBLE)
     assert not os.path.exists(root + "/nothing")
 
 
@@ -345,12 +348,63 @@ def check_import(root, server):
     run(IMPORT, model, root + "/of-damaged", status=DAMAGED)
 
 
+def check_diff(root, directory, server):
+    """Steps of a run, runs of other ranks, copies and exports, on directories and buckets."""
+    expect(run(DIFF, directory, server.url("to-export")), "^equal: 27 items; 0 bytes read$")
+    steps = [directory + "/step-00000002", directory + "/step-00000004/"]
+    told = run(DIFF, *steps, status=DIFFERENT)
+    expect(told, r"^model\.wte  content  F32 \[256, 16\]  1 of 1 block$")
+    expect(told, r"^\d+ of 27 items differ; 0 bytes read$")
+    assert run(DIFF, directory, server.url("to-export"), "--step-a", 2, "--step-b", 4, status=DIFFERENT) == told
+    expected = [whole_tensors(directory + f"/step-0000000{step}") for step in (2, 4)]
+    lines = [json.loads(line) for line in run(DIFF, *steps, "--values", "--json", status=DIFFERENT).splitlines()]
+    assert not lines[-1]["equal"] and lines[-1]["differing_items"] == len(lines) - 1
+    for line in lines[:-1]:
+        if line["item"] not in expected[0] or "largest_absolute" not in line:
+            continue
+        a, b = (side[line["item"]].astype(numpy.float64) for side in expected)
+        assert line["differing_elements"] == numpy.count_nonzero(a != b), line
+        assert line["largest_absolute"] == numpy.max(numpy.abs(a - b)), line
+    # What other ranks wrote, and what was exported, is read and compared.
+    one = root + "/on-one-rank"
+    train(one, 1, 2)
+    expect(run(DIFF, steps[0], one, "--items", "model.*", "adam.*"), r"^equal: \d+ items; \d.* read$")
+    run(EXPORT, directory, root + "/of-four", "--step", 4)
+    expect(run(DIFF, root + "/of-four", steps[1], "--items", "model.*", "adam.*"), "^equal: ")
+    told = run(DIFF, root + "/of-four/model-00001-of-00001.safetensors", steps[1], "--only", "rng", status=DIFFERENT)
+    expect(told, "^rng  only in B  4 ranks, ")
+    run(DIFF, root + "/broken", directory, "--step-a", 4, status=TROUBLE)
+
+
+def check_stat(root, directory):
+    expected = whole_tensors(directory + "/step-00000004")
+    lines = [json.loads(line) for line in run(STAT, directory, "--json").splitlines()]
+    assert lines[-1]["step"] == 4 and lines[-1]["items"] == len(lines) - 1 and lines[-1]["nan"] == 0
+    for line in lines[:-1]:
+        values = expected[line["item"]].astype(numpy.float64)
+        assert line["shape"] == list(values.shape) and line["numbers"] == values.size, line
+        assert line["min"] == values.min() and line["max"] == values.max(), line
+        assert line["zeros"] == numpy.count_nonzero(values == 0), line
+        for ours, theirs in (("mean", values.mean()), ("std", values.std()), ("norm", numpy.linalg.norm(values.ravel()))):
+            assert abs(line[ours] - theirs) <= 1e-12 * max(1, abs(theirs)), (ours, theirs, line)
+    expect(run(STAT, directory + "/step-00000002", "--items", "model.wte"), r"^model\.wte +F32 +\[256, 16\] +-?[\d.]+ ")
+    run(STAT, directory, "--items", "nothing", status=NOTHING_THERE)
+    run(STAT, root + "/broken", status=DAMAGED)
+    odd = root + "/odd.safetensors"
+    save_file({"mask": numpy.array([0, -numpy.inf], numpy.float32), "x": numpy.ones(3, numpy.float16)}, odd)
+    run(STAT, odd)
+    expect(run(STAT, odd, "--fail-on", "inf", status=NOT_FINITE), "^stat: 0 items with NaN, 1 item with infinities$")
+    save_file({"x": numpy.array([1, numpy.nan], numpy.float32)}, odd)
+    expect(run(STAT, odd, status=NOT_FINITE), "^stat: 1 item with NaN, 0 items with infinities$")
+    run(STAT, odd, "--fail-on", "none")
+
+
 def check_installation(root):
     """Installed under names that say whose they are, which they call themselves, with manual pages."""
     build = os.path.dirname(os.path.dirname(INSPECT))
     subprocess.run(["cmake", "--install", build, "--component", "cairn_tools", "--prefix", root + "/prefix"], check=True,
                    stdout=subprocess.DEVNULL)
-    names = ["cairn-" + name for name in ("copy", "doctor", "export", "import", "inspect", "verify")]
+    names = ["cairn-" + name for name in ("copy", "diff", "doctor", "export", "import", "inspect", "stat", "verify")]
     assert sorted(os.listdir(root + "/prefix/bin")) == names, os.listdir(root + "/prefix/bin")
     for name in names:
         program = f"{root}/prefix/bin/{name}"
@@ -374,6 +428,8 @@ def main():
         check_copy(root, directory, server)
         check_kills(root, directory, server)
         check_export(root, directory, server)
+        check_diff(root, directory, server)
+        check_stat(root, directory)
         check_import(root, server)
     server.close()
 

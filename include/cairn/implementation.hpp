@@ -45,8 +45,13 @@
 #include <cairn/impl/links/offer_table.ipp>
 #include <cairn/impl/links/thread_link.ipp>
 #include <cairn/impl/load_options.ipp>
+#include <cairn/impl/manage/compare.ipp>
+#include <cairn/impl/manage/element_reads.ipp>
+#include <cairn/impl/manage/element_values.ipp>
 #include <cairn/impl/manage/import_safetensors.ipp>
+#include <cairn/impl/manage/readable_checkpoint.ipp>
 #include <cairn/impl/manage/resume_together.ipp>
+#include <cairn/impl/manage/statistics.ipp>
 #include <cairn/impl/manage/stop_signal.ipp>
 #include <cairn/impl/model/annotations.ipp>
 #include <cairn/impl/model/cast.ipp>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
-#include <cairn/model/placement.hpp>
+#include <cairn/manage/element_reads.hpp>
+#include <cairn/model/extents.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/plan/glob.hpp>
-#include <cairn/plan/load/load_planning.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
@@ -86,13 +86,6 @@ class safetensors_export {
     std::uint64_t bytes;
   };
   using file = std::vector<tensor>;
-  /// Elements of a tensor that lie in the buffer.
-  struct slab {
-    std::byte* at;
-    std::vector<chunk> boxes;
-    std::vector<std::uint64_t> begins;  ///< of the boxes, in bytes from `at`
-  };
-
   /// The tensors in the order of their names, cut into files; in each by falling size of their elements.
   [[nodiscard]] std::vector<file> find_files() {
     std::vector<file> files;
@@ -158,16 +151,18 @@ class safetensors_export {
     // Buffer by buffer, whatever lies in it: a part of a tensor, or many small ones.
     std::uint64_t at = head.size();
     std::uint64_t filled = 0;
-    std::vector<slab> slabs;
-    load_plan plan;
+    element_reads wanted(checkpoint_.metadata(), [&](const load_plan& plan, const target_resolver& resolver) {
+      return reader_.read(checkpoint_, state_dict(), plan, resolver,
+                          {.memory_budget = options_.memory_bytes / 2}, deadline::never());
+    });
     const auto flush = [&] {
       if (filled == 0) return true;
       if (options_.stop && options_.stop()) return false;
-      fill(plan, slabs);
+      (void)wanted.read();
       const write_range part{at, {buffer_.data(), static_cast<std::size_t>(filled)}};
       writer.write({&part, 1});
       at += filled, done_ += filled;
-      filled = 0, slabs.clear(), plan.items.clear();
+      filled = 0;
       if (options_.progress) options_.progress(done_, all_);
       return true;
     };
@@ -182,7 +177,7 @@ class safetensors_export {
           continue;
         }
         const auto count = std::min(room, elements - begin);
-        want(t, begin, count, buffer_.data() + filled, slabs, plan);
+        wanted.want(t.stored, whole(t.shape), begin, count, buffer_.data() + filled);
         filled += bytes_of(t.type, static_cast<std::int64_t>(count));
         begin += count;
       }
@@ -191,37 +186,6 @@ class safetensors_export {
     writer.finish();
     return true;
   }
-  void want(const tensor& t, std::uint64_t begin, std::uint64_t count, std::byte* to,
-            std::vector<slab>& slabs, load_plan& plan) const {
-    const auto& item = std::as_const(checkpoint_.metadata().items)[t.stored];
-    slab s{
-        to, boxes_of_range(t.shape, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(count)), {}};
-    std::uint64_t at = 0;
-    for (std::uint32_t b = 0; b < s.boxes.size(); ++b) {
-      s.begins.push_back(at);
-      at += bytes_of(t.type, s.boxes[b].volume());
-      std::vector<chunk_overlap> overlaps;
-      if (!find_overlaps(item, s.boxes[b], overlaps))
-        fail(error_id::corrupt_bad_value, "the chunks of a tensor do not cover it", {.item = item.name});
-      for (const auto& p : overlaps)
-        plan.items.push_back({t.stored, p.chunk, static_cast<std::uint32_t>(slabs.size()), b, p.box});
-    }
-    slabs.push_back(std::move(s));
-  }
-  void fill(const load_plan& plan, const std::vector<slab>& slabs) {
-    const auto resolver = [&](const read_item& wanted) {
-      const auto& s = slabs[wanted.entry];
-      const auto& box = s.boxes[wanted.part];
-      const auto& item = std::as_const(checkpoint_.metadata().items)[wanted.stored];
-      auto inner = wanted.box;
-      for (int d = 0; d < inner.offsets.rank(); ++d) inner.offsets.set(d, inner.offsets[d] - box.offsets[d]);
-      const auto view = contiguous_view(s.at + s.begins[wanted.part], item.type, box.sizes);
-      return item_target{subview(view, inner)};
-    };
-    (void)reader_.read(checkpoint_, state_dict(), plan, resolver,
-                       {.memory_budget = options_.memory_bytes / 2}, deadline::never());
-  }
-
   void put_index(const std::vector<file>& files) {
     std::vector<std::pair<std::string, std::size_t>> names;
     for (std::size_t i = 0; i < files.size(); ++i)

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/storage.hpp>
+#include <cairn/model/metadata.hpp>
+#include <cairn/model/plan.hpp>
+#include <cairn/storage/foreign/foreign_reader.hpp>
+#include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
+
+#include <cstdint>
+#include <optional>
+
+namespace cairn {
+inline namespace v1 {
+
+/// One checkpoint that is open for reading, whoever wrote it: of cairn, with digests, or safetensors files of others,
+/// without. What compare_checkpoints() and measure_checkpoint() look at. One thread at a time.
+class readable_checkpoint {
+ public:
+  /// A checkpoint of cairn. @throws storage_error: storage_not_committed where there is none; corrupt_error
+  readable_checkpoint(safetensors_reader reader, std::int64_t step);
+  /// What something else wrote; its step is 0. @throws storage_error, corrupt_error
+  explicit readable_checkpoint(foreign_reader files);
+
+  /// What it holds, as long as this object lives.
+  [[nodiscard]] const cairn::metadata& metadata() const noexcept;
+  /// Its number.
+  [[nodiscard]] std::int64_t step() const noexcept { return step_; }
+  /// Its records, which have the digests; null where something else than cairn wrote it. Reads those that were not
+  /// read yet. @throws corrupt_error, storage_error
+  [[nodiscard]] const stored_checkpoint* with_records();
+  /// Reads parts of tensors. What has digests is verified before it is delivered. Returns the bytes read.
+  /// @throws corrupt_error, storage_error
+  std::uint64_t read(const load_plan& plan, const target_resolver& resolver, std::uint64_t memory_bytes);
+
+ private:
+  std::int64_t step_ = 0;
+  std::optional<safetensors_reader> reader_;
+  std::optional<stored_checkpoint> stored_;
+  std::optional<foreign_reader> files_;
+  std::optional<foreign_checkpoint> foreign_;
+};
+
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/manage/readable_checkpoint.ipp>
+#endif

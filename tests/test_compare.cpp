@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+// group: files
+// Comparing two checkpoints, and measuring the numbers of one: what digests decide, what is read, and every dtype.
+#include <doctest/doctest.h>
+
+#include <cairn/checkpointer.hpp>
+#include <cairn/comm/thread_communicator.hpp>
+#include <cairn/manage/compare.hpp>
+#include <cairn/manage/statistics.hpp>
+#include <cairn/safetensors_files.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/stores/memory_store.hpp>
+#include <support/planner_conformance.hpp>
+#include <support/thread_ranks.hpp>
+
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+using cairn::difference_kind;
+using cairn::dtype;
+using cairn::extents;
+using cairn_test::failure_of;
+
+namespace {
+
+constexpr std::int64_t rows = 1200, columns = 1024;  // 4.7 MiB of floats
+
+cairn::checkpointer_options quiet() {
+  return {.timeout = std::chrono::seconds(60), .peer_timeout = std::chrono::seconds(60), .quiet = true};
+}
+cairn::readable_checkpoint opened(const cairn::memory_store& store) {
+  return {cairn::safetensors_reader(cairn::any_store(store)), 1};
+}
+std::vector<float> weights() {
+  std::vector<float> w(static_cast<std::size_t>(rows * columns));
+  for (std::size_t i = 0; i < w.size(); ++i) w[i] = static_cast<float>(i % 4099) * 0.25f - 500;
+  return w;
+}
+
+/// A checkpoint of `ranks` ranks: a tensor whose rows they share, one that is whole, bytes, and a number of each rank.
+void save(const cairn::memory_store& store, int ranks, const std::vector<float>& w,
+          const std::string& text = "text", bool of_ranks = true) {
+  cairn_test::thread_ranks<> world(ranks);
+  const auto thrown = world.run([&](cairn::collectives& all) {
+    auto& comm = world.communicator(all.rank());
+    const auto begin = rows * comm.rank() / ranks, end = rows * (comm.rank() + 1) / ranks;
+    std::vector<float> part(w.begin() + begin * columns, w.begin() + end * columns);
+    std::vector<double> small{1.5, -2.5, 0.0};
+    auto bytes = std::vector<std::byte>(text.size());
+    std::memcpy(bytes.data(), text.data(), text.size());
+    double own = 10.0 + comm.rank();
+    cairn::state_dict state;
+    state.tensor("w", part, cairn::shard{{rows, columns}, {begin, 0}, {end - begin, columns}});
+    state.tensor("small", small, {3});
+    state.bytes("bytes", bytes);
+    if (of_ranks) state.value("own", own, cairn::per_rank);
+    cairn::checkpointer ckpt{store, std::move(comm), quiet()};
+    (void)ckpt.save(state, 1).wait();
+  });
+  for (const auto& t : thrown)
+    if (t) std::rethrow_exception(t);
+}
+
+TEST_CASE("checkpoints that are alike are equal by their digests, and others by their bytes") {
+  const auto w = weights();
+  cairn::memory_store two, again, three;
+  save(two, 2, w);
+  save(again, 2, w);
+  save(three, 3, w);
+  auto a = opened(two), b = opened(again), c = opened(three);
+  const auto same = cairn::compare_checkpoints(a, b);
+  CHECK(same.equal());
+  CHECK(same.items == 4);
+  CHECK(same.by_digests == 4);
+  CHECK(same.bytes_read == 0);
+  std::uint64_t told = 0;
+  cairn::compare_options options;
+  options.items = {"w", "small", "bytes"};
+  options.progress = [&](std::uint64_t done, std::uint64_t) { told = done; };
+  for (const auto memory : {std::uint64_t{1} << 20, std::uint64_t{1} << 30}) {
+    options.memory_bytes = memory;
+    const auto other = cairn::compare_checkpoints(a, c, options);
+    CHECK(other.equal());
+    CHECK(other.by_digests == 2);
+    CHECK(other.bytes_read >= 2 * w.size() * sizeof(float));
+    CHECK(told == w.size() * sizeof(float) + 3 * 8);
+  }
+  const auto ranks = cairn::compare_checkpoints(a, c);
+  REQUIRE(ranks.differences.size() == 1);
+  CHECK(ranks.differences[0].name == "own");
+  CHECK(ranks.differences[0].kind == difference_kind::shape);
+  CHECK(ranks.differences[0].a == "2 ranks, F64 []");
+  options.stop = [] { return true; };
+  CHECK(!cairn::compare_checkpoints(a, c, options).complete);
+}
+
+TEST_CASE("of what differs, the blocks and the numbers are told") {
+  auto w = weights();
+  cairn::memory_store two, other, three;
+  save(two, 2, w);
+  w[5] += 0.5f;                                   // in the first block
+  w[600 * 1024 + 7] = -w[600 * 1024 + 7] + 1000;  // in the first block of the second rank
+  w[1199 * 1024] = std::numeric_limits<float>::quiet_NaN();
+  save(other, 2, w, "next");
+  save(three, 3, w, "next");
+  auto a = opened(two), b = opened(other), c = opened(three);
+  cairn::compare_options options;
+  const auto blocks = cairn::compare_checkpoints(a, b, options);
+  REQUIRE(blocks.differences.size() == 2);
+  CHECK(blocks.differences[0].name == "bytes");
+  CHECK(blocks.differences[0].differing == 1);
+  CHECK(blocks.differences[1].name == "w");
+  CHECK(blocks.differences[1].kind == difference_kind::content);
+  CHECK(blocks.differences[1].differing == 3);
+  CHECK(blocks.differences[1].blocks == 6);
+  CHECK(blocks.bytes_read == 0);
+  options.values = true;
+  const auto values = cairn::compare_checkpoints(a, b, options);
+  CHECK(values.bytes_read < 2 * 3 * 1024 * 1024 + 100'000);
+  const auto of_other_ranks = cairn::compare_checkpoints(a, c, options);
+  for (const auto* report : {&values, &of_other_ranks}) {
+    const auto& v = report->differences.back().values;
+    CHECK(report->differences.back().has_values);
+    CHECK(v.differing == 3);
+    CHECK(v.nan == 1);
+    const auto was = static_cast<double>(weights()[600 * 1024 + 7]);
+    CHECK(v.largest_absolute == std::fabs(1000 - 2 * was));
+    CHECK(v.largest_relative ==
+          doctest::Approx(std::fabs(1000 - 2 * was) / std::max(std::fabs(was), std::fabs(1000 - was))));
+  }
+}
+
+TEST_CASE("items, kinds, shapes and dtypes that differ are told, and numbers across dtypes") {
+  cairn::memory_store one, two;
+  std::vector<float> f{1, 2, 3, 4};
+  std::vector<double> d{1, 2, 3, 4.5};
+  std::vector<std::byte> bytes(4);
+  float value = 3;
+  const auto put = [](const cairn::memory_store& store, cairn::state_dict& state) {
+    cairn::checkpointer ckpt{store, quiet()};
+    (void)ckpt.save(state, 1).wait();
+  };
+  {
+    cairn::state_dict state;
+    state.tensor("kind", f, {4});
+    state.tensor("old", f, {4});
+    state.tensor("shape", f, {4});
+    state.tensor("type", f, {4});
+    state.value("value", value);
+    state.tensor("zero", f, {4});
+    put(one, state);
+  }
+  std::vector<float> single{3}, negative{1, 2, 3, 4};
+  {
+    cairn::state_dict state;
+    state.bytes("kind", bytes);
+    state.tensor("new", f, {4});
+    state.tensor("shape", f, {2, 2});
+    state.tensor("type", d, {4});
+    state.tensor("value", single, extents{});
+    state.tensor("zero", negative, {4});
+    put(two, state);
+  }
+  auto a = opened(one), b = opened(two);
+  cairn::compare_options options;
+  options.values = true;
+  const auto report = cairn::compare_checkpoints(a, b, options);
+  std::string text;
+  for (const auto& x : report.differences)
+    text += x.name + " " + std::string(name_of(x.kind)) + " " + x.a + "|" + x.b + "\n";
+  CHECK(text ==
+        "kind kind F32 [4]|bytes\n"
+        "new only in B |F32 [4]\n"
+        "old only in A F32 [4]|\n"
+        "shape shape F32 [4]|F32 [2, 2]\n"
+        "type dtype F32 [4]|F64 [4]\n");
+  CHECK(report.items == 7);
+  const auto& v = report.differences.back().values;
+  CHECK((v.elements == 4 && v.differing == 1 && v.largest_absolute == 0.5));
+}
+
+/// What measure_checkpoint() says of one tensor of these bytes.
+cairn::value_statistics measured(dtype type, std::vector<std::uint8_t> bytes) {
+  cairn::memory_store store;
+  const auto elements = static_cast<std::int64_t>(bytes.size() * 8 / cairn::bits_of(type));
+  cairn::state_dict state;
+  state.tensor("x", cairn::contiguous_view(bytes.data(), type, {elements}));
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.save(state, 1).wait();
+  auto from = opened(store);
+  return cairn::measure_checkpoint(from, {}).values;
+}
+template <class T>
+std::vector<std::uint8_t> bytes_of_values(const std::vector<T>& values) {
+  std::vector<std::uint8_t> bytes(values.size() * sizeof(T));
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+TEST_CASE("numbers of every dtype are measured") {
+  struct known {
+    dtype type;
+    std::vector<std::uint8_t> bytes;
+    double min, max;
+    std::uint64_t nan, infinite, zeros;
+  };
+  const std::vector<known> all{
+      {dtype::boolean, {0, 1, 1, 0}, 0, 1, 0, 0, 2},
+      {dtype::u8, {0, 255, 7, 1}, 0, 255, 0, 0, 1},
+      {dtype::i8, {0x80, 0x7f, 0}, -128, 127, 0, 0, 1},
+      {dtype::i16, bytes_of_values<std::int16_t>({-32768, 5}), -32768, 5, 0, 0, 0},
+      {dtype::u16, bytes_of_values<std::uint16_t>({65535, 5}), 5, 65535, 0, 0, 0},
+      {dtype::i32, bytes_of_values<std::int32_t>({-7, 5}), -7, 5, 0, 0, 0},
+      {dtype::u32, bytes_of_values<std::uint32_t>({4294967295u, 5}), 5, 4294967295.0, 0, 0, 0},
+      {dtype::i64, bytes_of_values<std::int64_t>({-7, 1}), -7, 1, 0, 0, 0},
+      {dtype::u64, bytes_of_values<std::uint64_t>({UINT64_MAX, 1}), 1, 0x1p64, 0, 0, 0},
+      {dtype::f16, bytes_of_values<std::uint16_t>({0x7bff, 0xbc00, 0x7c00, 0x7e01, 0x8000}), -1, 65504, 1, 1,
+       1},
+      {dtype::bf16, bytes_of_values<std::uint16_t>({0x3fc0, 0xc000, 0xff80, 0x7fc0}), -2, 1.5, 1, 1, 0},
+      {dtype::f32, bytes_of_values<float>({-1e30f, 2, INFINITY, NAN}), -1e30f, 2, 1, 1, 0},
+      {dtype::f64, bytes_of_values<double>({-1e300, 2, -INFINITY, NAN}), -1e300, 2, 1, 1, 0},
+      {dtype::c64, bytes_of_values<float>({1, -2, 0, 4}), -2, 4, 0, 0, 1},
+      {dtype::f8_e5m2, {0x7b, 0xfb, 0x7c, 0xfc, 0x7d, 0x01}, -57344, 57344, 1, 2, 0},
+      {dtype::f8_e4m3, {0x7e, 0xfe, 0x7f, 0xff, 0x80, 0x01}, -448, 448, 2, 0, 1},
+      {dtype::f8_e8m0, {0, 127, 254, 255}, 0x1p-127, 0x1p127, 1, 0, 0},
+      {dtype::f6_e2m3, {0x5f, 0xf0, 0x07}, -7.5, 7.5, 0, 0, 0},
+      {dtype::f6_e3m2, {0x1f, 0xf8, 0x83}, -28, 28, 0, 0, 2},
+      {dtype::f4, {0xf7, 0x08}, -6, 6, 0, 0, 2},
+  };
+  REQUIRE(all.size() == static_cast<std::size_t>(cairn::last_dtype) + 1);
+  for (const auto& k : all) {
+    CAPTURE(name_of(k.type));
+    const auto v = measured(k.type, k.bytes);
+    CHECK(v.min == k.min);
+    CHECK(v.max == k.max);
+    CHECK(v.nan == k.nan);
+    CHECK(v.infinite == k.infinite);
+    CHECK(v.zeros == k.zeros);
+    CHECK(v.numbers == v.finite + v.nan + v.infinite);
+  }
+}
+
+TEST_CASE("what is measured does not depend on how ranks cut it, nor on memory") {
+  auto w = weights();
+  w[70'000] = -std::numeric_limits<float>::infinity();
+  cairn::memory_store stores[2];
+  save(stores[0], 1, w);
+  save(stores[1], 3, w);
+  double sum = 0, squares = 0;
+  for (const auto x : w)
+    if (std::isfinite(x))
+      sum += static_cast<double>(x), squares += static_cast<double>(x) * static_cast<double>(x);
+  std::vector<cairn::value_statistics> found;
+  for (auto& store : stores)
+    for (const auto memory : {std::uint64_t{1} << 20, std::uint64_t{64} << 20}) {
+      auto from = opened(store);
+      cairn::statistics_options options;
+      options.memory_bytes = memory;
+      std::string names;
+      options.found = [&](const cairn::item_statistics& item) {
+        names += item.name + " ";
+        if (item.name == "w") found.push_back(item.values);
+        if (item.name == "own") CHECK(item.values.numbers == item.ranks);
+      };
+      const auto report = cairn::measure_checkpoint(from, options);
+      CHECK(names == "own small w ");
+      CHECK((report.items == 3 && report.left_out == 1));
+      CHECK((report.nan_items == 0 && report.infinite_items == 1));
+    }
+  REQUIRE(found.size() == 4);
+  for (const auto& v : found) {
+    CHECK(std::bit_cast<std::uint64_t>(v.mean) == std::bit_cast<std::uint64_t>(found[0].mean));
+    CHECK(std::bit_cast<std::uint64_t>(v.deviations) == std::bit_cast<std::uint64_t>(found[0].deviations));
+    CHECK(std::bit_cast<std::uint64_t>(v.squares) == std::bit_cast<std::uint64_t>(found[0].squares));
+  }
+  const auto& v = found[0];
+  CHECK((v.numbers == w.size() && v.finite == w.size() - 1 && v.infinite == 1));
+  const auto mean = sum / static_cast<double>(v.finite);
+  CHECK(v.mean == doctest::Approx(mean));
+  CHECK(v.norm() == doctest::Approx(std::sqrt(squares)));
+  CHECK(v.deviation() == doctest::Approx(std::sqrt(squares / static_cast<double>(v.finite) - mean * mean)));
+}
+
+TEST_CASE("what is read is verified, and safetensors of others are compared and measured as well") {
+  const auto w = weights();
+  cairn::memory_store store;
+  save(store, 2, w, "text", false);
+  cairn::memory_store files;
+  for (const auto& object : store.list("step-00000001/"))
+    if (object.key.ends_with(".safetensors"))
+      files.put_new(object.key.substr(object.key.rfind('/') + 1),
+                    store.read_all(object.key, object.bytes).value());
+  cairn::readable_checkpoint foreign(cairn::safetensors_files(files).reader());
+  auto own = opened(store);
+  cairn::compare_options options;
+  options.items = {"w", "small"};
+  const auto report = cairn::compare_checkpoints(own, foreign, options);
+  CHECK(report.equal());
+  CHECK(report.bytes_read >= 2 * w.size() * sizeof(float));
+  cairn::statistics_options only;
+  only.items = {"w"};
+  CHECK(cairn::measure_checkpoint(foreign, only).values.mean ==
+        cairn::measure_checkpoint(own, only).values.mean);
+  for (const auto& object : store.list("step-00000001/"))
+    if (object.key.ends_with(".safetensors")) {
+      auto bytes = store.read_all(object.key, object.bytes).value();
+      bytes[bytes.size() / 2] ^= std::byte{1};
+      store.remove(object.key);
+      store.put_new(object.key, bytes);
+      break;
+    }
+  auto damaged = opened(store);
+  CHECK(failure_of([&] { (void)cairn::measure_checkpoint(damaged, {}); }).kind() ==
+        cairn::error_kind::corrupt);
+}
+
+}  // namespace
