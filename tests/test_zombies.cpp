@@ -63,7 +63,8 @@ TEST_CASE("zombies: without a property that the protocols rely on, the model fin
   };
   for (const auto& row : rows) {
     CAPTURE(row.broken);
-    const auto f = try_schedules(20'000, row.rules, true, row.soon);
+    // With any seed: the rarest of these losses is seen about once in 10,000 schedules.
+    const auto f = try_schedules(200'000, row.rules, true, row.soon);
     CHECK(!f.wrong.empty());
     MESSAGE(row.broken << ": after " << f.schedules << " schedules, " << f.wrong);
   }
