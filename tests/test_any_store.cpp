@@ -56,6 +56,8 @@ TEST_CASE("any_store: without a capability each function does what its contract 
   CHECK(store.live_writers("").empty());
   CHECK_FALSE(store.writer_lives("a/b"));
   CHECK_FALSE(store.shares());
+  CHECK_FALSE(store.links());
+  CHECK_THROWS_AS(store.link("a/b", "a/c"), cairn::usage_error);
   CHECK_THROWS_AS((void)store.share("s", 1), cairn::usage_error);
   CHECK_THROWS_AS((void)store.join("s", 1), cairn::usage_error);
   CHECK(store.decodes(0));
@@ -95,6 +97,14 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     CHECK(asked->announced == 1);
     CHECK(cairn::any_store(locked_archetype{objects}).create("x", 0).lock_descriptor() == 7);
     CHECK(cairn::any_store(counting_archetype{objects}).create("x", 0).helper_cpu() == 21);
+  }
+  SUBCASE("second keys") {
+    const cairn::any_store store(linking_archetype{objects});
+    CHECK(store.links());
+    CHECK_FALSE(cairn::any_store(not_linking_archetype{objects}).links());
+    store.put_new("a", some_bytes());
+    store.link("a", "b");
+    CHECK(store.read_all("b", 10) == some_bytes());
   }
   SUBCASE("shared objects") {
     const cairn::any_store store(sharing_archetype{objects, asked});

@@ -60,6 +60,7 @@
 #include <cairn/impl/model/extents.ipp>
 #include <cairn/impl/model/files_under_way.ipp>
 #include <cairn/impl/model/image_control.ipp>
+#include <cairn/impl/model/image_layout.ipp>
 #include <cairn/impl/model/item.ipp>
 #include <cairn/impl/model/metadata.ipp>
 #include <cairn/impl/model/placement.ipp>
@@ -129,6 +130,7 @@
 #include <cairn/impl/storage/foreign/foreign_reader.ipp>
 #include <cairn/impl/storage/foreign/refusing_writer.ipp>
 #include <cairn/impl/storage/foreign/weight_map.ipp>
+#include <cairn/impl/storage/linked_files.ipp>
 #include <cairn/impl/storage/load/load_engine.ipp>
 #include <cairn/impl/storage/load/planned_want.ipp>
 #include <cairn/impl/storage/load/reads_in_flight.ipp>

@@ -434,6 +434,35 @@ TEST_CASE_TEMPLATE_DEFINE("ByteStore conformance", Environment, byte_store_confo
     }
   }
 
+  if constexpr (cairn::LinksObjects<store_type>) {
+    SUBCASE("an object with a second key: both stand, and each goes alone") {
+      const auto bytes = pattern(300'001, 3);
+      auto other = environment.make();
+      write_object(store, "l/one", bytes);
+      other.link("l/one", "l/m/two");
+      CHECK(store.read_all("l/m/two", 1u << 20) == bytes);
+      CHECK(store.size("l/m/two") == bytes.size());
+      CHECK(keys_of(store.list("l/")) == std::vector<std::string>{"l/m/two", "l/one"});
+      store.put_new("l/three", pattern(5));
+      CHECK(thrown([&] { other.link("l/one", "l/three"); }) == error_id::storage_exists);
+      CHECK(store.read_all("l/three", 10) == pattern(5));
+      CHECK(thrown([&] { other.link("l/none", "l/four"); }) == error_id::storage_not_found);
+      CHECK(thrown([&] { other.link("n/one", "l/four"); }) == error_id::storage_not_found);
+      CHECK(thrown([&] { other.link("l/one", "../four"); }) == error_id::storage_bad_key);
+      CHECK(thrown([&] { other.link("/one", "l/four"); }) == error_id::storage_bad_key);
+      store.remove("l/one");
+      CHECK(thrown([&] { other.link("l/one", "l/four"); }) == error_id::storage_not_found);
+      CHECK(store.read_all("l/m/two", 1u << 20) == bytes);
+      other.link("l/m/two", "l/one");
+      store.remove("l/m/two");
+      CHECK(read_range(store, "l/one", 300'000, 1) == std::vector<std::byte>{bytes.back()});
+      store.put_new("l/empty", {});
+      other.link("l/empty", "l/none");
+      CHECK(store.size("l/none") == 0);
+      CHECK(store.leftovers("").empty());
+    }
+  }
+
   if constexpr (cairn::SharedStore<store_type>) {
     SUBCASE("an object that several writers fill") {
       const auto bytes = pattern(300'001);

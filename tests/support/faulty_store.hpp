@@ -4,6 +4,7 @@
 // the k-th call of a kind, or at the k-th of all. Also the hook for tests that kill a process at a named
 // point of a save.
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/store_capabilities.hpp>
 #include <cairn/system/error.hpp>
 
 #include <array>
@@ -35,6 +36,7 @@ enum class store_call : std::uint8_t {
   remove,
   leftovers,
   discard,
+  link,
   any  ///< every call counts
 };
 
@@ -183,6 +185,12 @@ class faulty_store {
     requires cairn::ConditionalRemove<Inner>
   {
     return faults_->around(store_call::remove, key, [&] { return inner_.remove_if(key, bytes); });
+  }
+  /// The key that counts is that of the new object.
+  void link(std::string_view from, std::string_view to)
+    requires cairn::LinksObjects<Inner>
+  {
+    faults_->around(store_call::link, to, [&] { inner_.link(from, to); });
   }
   std::vector<std::string> leftovers(std::string_view prefix) {
     return faults_->around(store_call::leftovers, prefix, [&] { return inner_.leftovers(prefix); });

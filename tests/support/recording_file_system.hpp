@@ -302,10 +302,15 @@ class recording_file_system {
     return 0;
   }
   [[nodiscard]] int link_at(int directory, const char* from, const char* to) const {
+    return link_across(directory, from, directory, to);
+  }
+  [[nodiscard]] int clone(int, int) const { return -EOPNOTSUPP; }
+  [[nodiscard]] int link_across(int old_directory, const char* from, int directory, const char* to) const {
     const std::lock_guard lock(model_->mutex);
+    const auto inode = model_->find(model_->at(old_directory), from);
     const auto in = model_->at(directory);
-    const auto inode = model_->find(in, from);
-    if (inode == 0) return -ENOENT;
+    if (in == 0) return -EBADF;
+    if (inode == 0 || model_->nodes[in].links == 0) return -ENOENT;
     if (model_->find(in, to) != 0) return -EEXIST;
     ++model_->nodes[inode].links;
     model_->nodes[in].names[to] = inode;

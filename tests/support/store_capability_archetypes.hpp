@@ -138,6 +138,16 @@ struct not_sharing_archetype : sharing_archetype {
   bool shares() & { return false; }
 };
 
+struct linking_archetype : extended_archetype {
+  explicit linking_archetype(const cairn::memory_store& store) : extended_archetype(store), objects(store) {}
+  void link(std::string_view from, std::string_view to) & { objects.link(from, to); }
+  cairn::memory_store objects;
+};
+struct not_linking_archetype : linking_archetype {
+  using linking_archetype::linking_archetype;
+  bool links() & { return false; }
+};
+
 struct layered_archetype : extended_archetype {
   layered_archetype(const cairn::memory_store& own, telling_archetype below)
       : extended_archetype(own), inner_(std::move(below)) {}
@@ -186,6 +196,8 @@ static_assert(cairn::AnnouncesWriters<announcing_archetype> &&
               cairn::AnnouncingObjectWriter<announcing_archetype::writer>);
 static_assert(cairn::LockedObjectWriter<locked_writer> && cairn::CountsHelperCpu<counting_writer>);
 static_assert(cairn::SharedStore<sharing_archetype> && cairn::MayShare<not_sharing_archetype>);
+static_assert(cairn::LinksObjects<linking_archetype> && !cairn::MayLink<linking_archetype> &&
+              cairn::MayLink<not_linking_archetype>);
 static_assert(cairn::LayeredStore<layered_archetype> && cairn::DecodingStore<decoding_archetype>);
 
 }  // namespace cairn_test

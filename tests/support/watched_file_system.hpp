@@ -110,6 +110,17 @@ class watched_file_system {
     return around(file_call::link, path_at(directory, to),
                   [&] { return inner_.link_at(directory, from, to); });
   }
+  [[nodiscard]] int link_across(int old_directory, const char* from, int directory, const char* to)
+    requires cairn::LinkingFileSystem<Inner>
+  {
+    return around(file_call::link, path_at(directory, to),
+                  [&] { return inner_.link_across(old_directory, from, directory, to); });
+  }
+  [[nodiscard]] int clone(int from, int to)
+    requires cairn::LinkingFileSystem<Inner>
+  {
+    return inner_.clone(from, to);
+  }
   [[nodiscard]] int unlink_at(int directory, const char* name) {
     return around(file_call::unlink, path_at(directory, name),
                   [&] { return inner_.unlink_at(directory, name); });

@@ -81,14 +81,25 @@ class copy_check {
                                 : digest(image.bytes().subspan(static_cast<std::size_t>(place.begin + at),
                                                                static_cast<std::size_t>(bytes)));
       if (got == digests_[block]) return true;
-      const auto& item = planned_->plan->items.at(place.item);
-      failure = make_failure(
-          id, sentence,
-          {.rank = rank_,
-           .item = item.name,
-           .offset = static_cast<std::int64_t>(at),
-           .got = item.kind != item_kind::tensor || item.box == whole(item.global) ? std::string()
-                                                                                   : to_string(item.box)});
+      failure = changed(place, at, id, sentence);
+      return false;
+    });
+    return failure;
+  }
+  /// What of the items that are looked at was otherwise when `earlier` was made, likewise.
+  /// @pre that looked at the same items
+  [[nodiscard]] std::exception_ptr compare(const copy_check& earlier, error_id id,
+                                           std::string_view sentence) const {
+    std::vector<std::uint64_t> before;
+    earlier.each_block([&](const item_placement&, std::uint64_t, std::uint64_t, std::size_t block) {
+      before.push_back(earlier.digests_[block]);
+      return true;
+    });
+    std::exception_ptr failure;
+    std::size_t next = 0;
+    each_block([&](const item_placement& place, std::uint64_t at, std::uint64_t, std::size_t block) {
+      if (next < before.size() && before[next++] == digests_[block]) return true;
+      failure = changed(place, at, id, sentence);
       return false;
     });
     return failure;
@@ -103,6 +114,17 @@ class copy_check {
   }
 
  private:
+  [[nodiscard]] std::exception_ptr changed(const item_placement& place, std::uint64_t at, error_id id,
+                                           std::string_view sentence) const {
+    const auto& item = planned_->plan->items.at(place.item);
+    return make_failure(
+        id, sentence,
+        {.rank = rank_,
+         .item = item.name,
+         .offset = static_cast<std::int64_t>(at),
+         .got = item.kind != item_kind::tensor || item.box == whole(item.global) ? std::string()
+                                                                                 : to_string(item.box)});
+  }
   /// Calls `visit(place, first byte in the item, bytes, index of the digest)` until it answers false.
   template <class Visit>
   void each_block(Visit&& visit) const {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/agreement.hpp>
 #include <cairn/checkpointer/copy_check.hpp>
+#include <cairn/checkpointer/frozen_saves.hpp>
 #include <cairn/checkpointer/held_saves.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/save_plans.hpp>
@@ -130,6 +131,8 @@ class save_path {
   void end_tier() noexcept {
     if (held_ != nullptr) held_->end();
   }
+  /// Before a load changes memory.
+  void before_load() noexcept { frozen_->forget(); }
 
   /// Joins what the next save() says about its checkpoint.
   void annotate(const annotations& said) { said_.merge(said); }
@@ -202,6 +205,7 @@ class save_path {
     save_context context;
     std::shared_ptr<const cached_plan> planned;
     std::shared_ptr<const image_layout> layout;
+    std::shared_ptr<const image_layout> whole;  // with what is linked, where the layout is without
     source_table sources;
     std::int64_t copy_begin = 0;
     save_report cost;
@@ -228,14 +232,22 @@ class save_path {
     if (save.cost.plan_cached) save.cost.plan_saved_seconds = save.planned->seconds;
     save.context.plan_digest = save.planned->digest;
     try {
-      save.layout = plans_.lay_out(*save.planned, state, group_, services_->writer());
+      save.whole = plans_.lay_out(*save.planned, state, group_, services_->writer());
+      save.layout = save.whole;
+      if (held_ == nullptr) {  // the image of a tier is whole
+        if (checked_ && !frozen_check_.comparable(*save.whole)) frozen_->forget();
+        save.layout = frozen_->choose(save.whole, save.context);
+        frozen_->begun(save.context);
+      }
       save.sources = save.planned->sources->sources();
       saves_.learn(state, *save.planned->plan, save.layout);
       saves_.make_room();
-      save.progress->on_end([shared = services_, &notes = save.progress->notes()](
-                                save_report& report, const std::exception_ptr& why) {
-        shared->ended(report, why, notes.journal.get());
-      });
+      save.progress->on_end(
+          [shared = services_, &notes = save.progress->notes(), frozen = frozen_,
+           attempt = save.context.attempt](save_report& report, const std::exception_ptr& why) {
+            frozen->ended(attempt, why);
+            shared->ended(report, why, notes.journal.get());
+          });
     } catch (...) {
       // The others may have planned from their caches, and learn it so.
       abort(save);
@@ -255,6 +267,7 @@ class save_path {
     if (checked_)
       check = detail::make_shared<const copy_check>(save.planned, save.layout, save.sources, group_.rank(),
                                                     devices_.get(), deadline::in(options_.timeout));
+    if (checked_ && held_ == nullptr) check_frozen(save);
     saves_.before_copying(save.planned, save.layout, save.sources);
     const auto stage_begin = deadline::clock::now();
     save.copy_begin = steady_now();
@@ -265,6 +278,14 @@ class save_path {
     save.cost.stage_seconds = seconds_since(stage_begin);
     if (check != nullptr) compare_with(check, image, save.progress);
     return image;
+  }
+  /// @throws usage_error (usage_memory_changed) where a frozen item is not what it was
+  void check_frozen(const attempt& save) {
+    auto why = frozen_check_.look(save.planned, save.whole, save.sources, group_.rank(), devices_.get(),
+                                  !save.layout->linked.empty(), deadline::in(options_.timeout));
+    if (why == nullptr) return;
+    frozen_->forget();
+    std::rethrow_exception(why);
   }
   /// From here on the save is under way.
   void begin(attempt& save, staged_image& image) {
@@ -277,7 +298,8 @@ class save_path {
     cost.overlapped = overlapped_;
     cost.persisted = save.persisted;
     for (const auto& s : save.layout->segments) cost.bytes += s.bytes;
-    cost.items = save.layout->items.size();
+    for (const auto& f : save.layout->linked) cost.linked_bytes += f.bytes;
+    cost.items = save.whole->items.size();
     cost.blocked_seconds = seconds_since(save.begin);
     cost.copying = {::getpid(), image.resident() ? save.layout->bytes : 0, 0,
                     1e-9 * static_cast<double>(thread_cpu_now() - save.cpu_begin)};
@@ -362,6 +384,8 @@ class save_path {
   unfinished_saves& saves_;
   const std::shared_ptr<const save_progress::place_namer> place_of_step_;
   save_plans plans_;
+  const std::shared_ptr<frozen_saves> frozen_ = detail::make_shared<frozen_saves>();
+  frozen_check frozen_check_;
   run_id run_;
   std::shared_ptr<const peer_watch> peers_;
   std::uint64_t save_count_ = 0;

@@ -171,6 +171,10 @@ class any_store {
   [[nodiscard]] shared_object_writer share(std::string_view key, std::uint64_t tag) const;
   [[nodiscard]] std::optional<shared_object_writer> join(std::string_view key, std::uint64_t tag) const;
 
+  /// Whether the store models LinksObjects; where it does not, link() throws usage_error (usage_bad_option).
+  [[nodiscard]] bool links() const;
+  void link(std::string_view from, std::string_view to) const;
+
   /// See DecodingStore; true for 0 alone where the store decodes nothing.
   [[nodiscard]] bool decodes(std::uint16_t codec) const;
   /// See SelfTestingStore; an empty report where the store tries nothing.

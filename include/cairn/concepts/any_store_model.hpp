@@ -90,6 +90,8 @@ struct store_face {
   virtual bool shares() = 0;
   virtual detail::owned<shared_object_face> share(std::string_view key, std::uint64_t tag) = 0;
   virtual detail::owned<shared_object_face> join(std::string_view key, std::uint64_t tag) = 0;
+  virtual bool links() = 0;
+  virtual void link(std::string_view from, std::string_view to) = 0;
   virtual bool decodes(std::uint16_t codec) = 0;
   virtual std::vector<std::byte> description() = 0;
   virtual store_test_report self_test() = 0;
@@ -308,6 +310,18 @@ struct store_model final : store_face {
     } else {
       fail_to_share();
     }
+  }
+  bool links() override {
+    if constexpr (MayLink<S>)
+      return store.links();
+    else
+      return LinksObjects<S>;
+  }
+  void link([[maybe_unused]] std::string_view from, [[maybe_unused]] std::string_view to) override {
+    if constexpr (LinksObjects<S>)
+      store.link(from, to);
+    else
+      fail(error_id::usage_bad_option, "this store cannot give an object a second key", {.file = describe()});
   }
   bool decodes(std::uint16_t codec) override {
     if constexpr (DecodingStore<S>)

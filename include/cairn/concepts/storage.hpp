@@ -159,15 +159,6 @@ concept AnnouncesSaves = StorageWriter<W> && requires(W& w, const save_context& 
   { w.retract(context) } noexcept -> std::same_as<void>;
 };
 
-/// One attempt to save a step.
-struct save_attempt {
-  /// The step of the save.
-  std::int64_t step = 0;
-  /// The number that tells attempts at one step apart.
-  std::uint64_t attempt = 0;
-  bool operator==(const save_attempt&) const = default;
-};
-
 /// A StorageWriter that knows which attempts are still being carried out.
 ///
 /// - `live_saves(run)`: returns the attempts of other runs that a process still carries out; none where

@@ -83,6 +83,26 @@ concept MayShare = SharedStore<S> && requires(S& s) {
   { s.shares() } -> std::same_as<bool>;
 };
 
+/// A ByteStore that gives the bytes of a finished object to a second key without sending them again: by a link, or by
+/// a copy that the store makes itself.
+///
+/// - `link(from, to)`: from then on `to` is an object of its own with the bytes of `from`, durable when the call returns
+///   and seen whole or not at all; it stays when `from` is removed. Throws storage_not_found if there is no `from`,
+///   storage_exists if there is a `to`, which is not touched; a failed call leaves nothing under `to`. It may take as
+///   long as the store needs to copy the object.
+template <class S>
+concept LinksObjects = ByteStore<S> && requires(S& s, std::string_view from, std::string_view to) {
+  { s.link(from, to) } -> std::same_as<void>;
+};
+
+/// A LinksObjects that knows only at run time whether it can link objects, such as a layer over an any_store.
+///
+/// - `links()`: whether it can; constant. Where it is false, cairn does not call link().
+template <class S>
+concept MayLink = LinksObjects<S> && requires(S& s) {
+  { s.links() } -> std::same_as<bool>;
+};
+
 /// A ByteStore over another one, which changes the bytes of some objects, for example by compression.
 ///
 /// - `inner()`: returns a reference to the other store, which lives as long as this one. Leases are held

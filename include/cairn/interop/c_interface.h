@@ -66,7 +66,8 @@ typedef enum cairn_dtype {
 typedef enum cairn_flag {
   cairn_copy_now = 1,  ///< a large tensor that forward or backward changes: copied before cairn_save returns
   cairn_per_rank = 2,  ///< one for each rank: rank r reads back item r
-  cairn_optional = 4   ///< may be missing from a checkpoint: then it keeps its value
+  cairn_optional = 4,  ///< may be missing from a checkpoint: then it keeps its value
+  cairn_frozen = 8     ///< never changes, a promise: stored once, and linked by the saves after that
 } cairn_flag;
 
 /// Opens the checkpoints in a directory, which all ranks see. Defined by the program, in the .cpp file that

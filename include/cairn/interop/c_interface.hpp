@@ -128,12 +128,14 @@ inline cairn_checkpointer& c_checkpointer(cairn_checkpointer* ckpt) {
 }
 
 inline item_flags c_flags(unsigned flags) {
-  if ((flags & ~(unsigned{cairn_copy_now} | unsigned{cairn_per_rank} | unsigned{cairn_optional})) != 0)
+  if ((flags & ~(unsigned{cairn_copy_now} | unsigned{cairn_per_rank} | unsigned{cairn_optional} |
+                 unsigned{cairn_frozen})) != 0)
     fail(error_id::usage_bad_option, "the flags of an item have a bit without a meaning",
          {.got = std::to_string(flags)});
   return {.copy_now = (flags & cairn_copy_now) != 0,
           .per_rank = (flags & cairn_per_rank) != 0,
-          .optional = (flags & cairn_optional) != 0};
+          .optional = (flags & cairn_optional) != 0,
+          .frozen = (flags & cairn_frozen) != 0};
 }
 
 inline dtype c_dtype(cairn_dtype type) {

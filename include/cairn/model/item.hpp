@@ -26,6 +26,8 @@ struct item_flags {
   bool per_rank = false;
   /// See optional_t.
   bool optional = false;
+  /// See frozen_t.
+  bool frozen = false;
   friend bool operator==(const item_flags&, const item_flags&) = default;
 };
 
@@ -42,11 +44,17 @@ inline constexpr per_rank_t per_rank{};
 struct optional_t {};
 /// See optional_t.
 inline constexpr optional_t optional{};
+/// Flags an item that never changes, such as the weights under an adapter: a promise. Where the store can link
+/// objects, saves write it once, into files of its own, which later saves link: they neither copy nor hash it. See
+/// docs/frozen-items.md. checkpointer's checked{} looks whether the promise is kept.
+struct frozen_t {};
+/// See frozen_t.
+inline constexpr frozen_t frozen{};
 
 /// One of the tags above, or item_flags that were made at run time.
 template <class F>
 concept ItemFlag = std::same_as<F, copy_now_t> || std::same_as<F, per_rank_t> ||
-                   std::same_as<F, optional_t> || std::same_as<F, item_flags>;
+                   std::same_as<F, optional_t> || std::same_as<F, frozen_t> || std::same_as<F, item_flags>;
 
 namespace detail {
 inline void set_flag(item_flags& f, copy_now_t) noexcept {
@@ -58,10 +66,14 @@ inline void set_flag(item_flags& f, per_rank_t) noexcept {
 inline void set_flag(item_flags& f, optional_t) noexcept {
   f.optional = true;
 }
+inline void set_flag(item_flags& f, frozen_t) noexcept {
+  f.frozen = true;
+}
 inline void set_flag(item_flags& f, item_flags more) noexcept {
   f.copy_now |= more.copy_now;
   f.per_rank |= more.per_rank;
   f.optional |= more.optional;
+  f.frozen |= more.frozen;
 }
 }  // namespace detail
 

@@ -8,9 +8,19 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
+
+/// One attempt to save a step.
+struct save_attempt {
+  /// The step of the save.
+  std::int64_t step = 0;
+  /// The number that tells attempts at one step apart.
+  std::uint64_t attempt = 0;
+  bool operator==(const save_attempt&) const = default;
+};
 
 /// Identifies one save on one rank. Plain data, except for `peers`.
 struct save_context {
@@ -30,6 +40,8 @@ struct save_context {
   std::shared_ptr<const peer_watch> peers = nullptr;
   /// What is said about the checkpoint, beside what the metadata says; null: nothing. Those of the coordinator count.
   std::shared_ptr<const cairn::annotations> annotations = nullptr;
+  /// Earlier saves of this run on this rank, the one to try first first, whose files the image's linked files are.
+  std::vector<save_attempt> link_from = {};
 
   /// How long the other ranks wait for the coordinator after they have written. The coordinator may still
   /// write, and then waits for records, at most `timeout` each; so it gives up first, and its error names

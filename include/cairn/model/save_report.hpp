@@ -57,6 +57,8 @@ struct save_report {
   double held_seconds = 0;  ///< from save() until a local_tier held this rank's image; 0: it does not
   /// False for a save that persist{} left in the local tier: it goes to no store.
   bool persisted = true;
+  /// Of files of frozen items that were linked instead of copied and written; not in `bytes`.
+  std::uint64_t linked_bytes = 0;
 };
 
 }  // namespace v1

@@ -60,8 +60,8 @@ class state_dict {
   ~state_dict();
 
   /// Adds a whole tensor. If several ranks add the same name and shape, it is replicated. `memory`: a
-  /// pointer to the elements, a container, or a tensor_view. Flags: copy_now, per_rank, optional. @throws
-  /// usage_error for a bad name or shape, or a container of another size.
+  /// pointer to the elements, a container, or a tensor_view. Flags: copy_now, per_rank, optional, frozen.
+  /// @throws usage_error for a bad name or shape, or a container of another size.
   template <class Memory, ItemFlag... Flags>
   void tensor(std::string_view name, Memory&& memory, const extents& shape, Flags... flags) {
     add_tensor(form_of<Memory>(name, memory, flags...), shape);

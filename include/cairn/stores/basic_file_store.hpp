@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The bodies of basic_file_store, for any file system: see there.
+#include <cairn/stores/file/file_link.hpp>
 #include <cairn/stores/file/file_names.hpp>
 #include <cairn/stores/file/file_reader.hpp>
 #include <cairn/stores/file/file_self_test.hpp>
@@ -262,6 +263,12 @@ std::vector<std::string> basic_file_store<F>::keys(std::string_view prefix, std:
       parts);
   detail::sort(found);
   return found;
+}
+
+template <FileSystem F>
+void basic_file_store<F>::link(std::string_view from, std::string_view to) {
+  tree_->check_key(from), tree_->check_key(to);
+  detail::file_link<F>(tree_, from, to).run();
 }
 
 template <FileSystem F>

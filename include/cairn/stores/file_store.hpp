@@ -103,6 +103,10 @@ class basic_file_store {
   /// See ListsKeys.
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t parts);
 
+  /// See LinksObjects: a hard link; where the file system refuses one, a file that shares the blocks of the other one
+  /// (FICLONE), else a copy. Hard links share owner, times and permission bits.
+  void link(std::string_view from, std::string_view to);
+
   /// Removes also the directories above the file that become empty, except the root.
   void remove(std::string_view key);
 

@@ -80,6 +80,8 @@ class memory_store {
   [[nodiscard]] std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap);
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key);
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix);
+  /// See LinksObjects: both keys share the bytes.
+  void link(std::string_view from, std::string_view to);
   void remove(std::string_view key);
   /// See ConditionalRemove.
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes);

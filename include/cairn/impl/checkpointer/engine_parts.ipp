@@ -96,6 +96,7 @@ class composed_engine final : public engine {
 
   load_report load(const state_dict& state, std::int64_t step, load_request request) override {
     saves_.check_unconfirmed();
+    save_path_.before_load();
     auto report = loader_.load(load_planner_, state, step, std::move(request));
     save_path_.go_on_from(loader_.take_base(), false);
     return report;
@@ -103,6 +104,7 @@ class composed_engine final : public engine {
   std::optional<std::int64_t> resume(const state_dict& state,
                                      const std::vector<std::int64_t>* among) override {
     saves_.check_unconfirmed();
+    save_path_.before_load();
     probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
     const auto step = loader_.resume(load_planner_, state, run_, among);
     save_path_.resumed(loader_.store_has_resumed());

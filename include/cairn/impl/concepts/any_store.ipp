@@ -170,6 +170,12 @@ CAIRN_BODY std::optional<any_store::shared_object_writer> any_store::join(std::s
   if (joined == nullptr) return std::nullopt;
   return shared_object_writer(std::move(joined));
 }
+CAIRN_BODY bool any_store::links() const {
+  return face_->links();
+}
+CAIRN_BODY void any_store::link(std::string_view from, std::string_view to) const {
+  face_->link(from, to);
+}
 CAIRN_BODY bool any_store::decodes(std::uint16_t codec) const {
   return face_->decodes(codec);
 }
@@ -191,7 +197,7 @@ CAIRN_BODY std::vector<std::byte> any_store::inner_description() const {
 
 static_assert(ByteStore<any_store> && ConditionalRemove<any_store> && ListsKeys<any_store> &&
               DurabilityHints<any_store> && MayTrackWriters<any_store> && MayShare<any_store> &&
-              DecodingStore<any_store>);
+              MayLink<any_store> && DecodingStore<any_store>);
 
 }  // namespace v1
 }  // namespace cairn

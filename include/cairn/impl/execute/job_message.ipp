@@ -36,6 +36,8 @@ CAIRN_BODY void encode(wire_writer& out, const save_context& c) {
   compact_writer said;
   encode(said, c.annotations != nullptr ? *c.annotations : annotations());
   out.put(static_cast<std::uint64_t>(said.size())).raw(said.view());
+  out.put(static_cast<std::uint64_t>(c.link_from.size()));
+  for (const auto& from : c.link_from) out.put(from.step).put(from.attempt);
 }
 
 CAIRN_BODY save_context decode_save_context(wire_reader& in) {
@@ -50,6 +52,11 @@ CAIRN_BODY save_context decode_save_context(wire_reader& in) {
   if (auto list = decode_annotations(said); !list.empty())
     c.annotations = detail::make_shared<const annotations>(std::move(list));
   said.finish();
+  c.link_from.resize(in.get_count(16));
+  for (auto& from : c.link_from) {
+    from.step = in.get<std::int64_t>(), from.attempt = in.get<std::uint64_t>();
+    if (from.step < 0) in.fail_here("a save links files of an impossible step");
+  }
   return c;
 }
 
@@ -58,6 +65,8 @@ CAIRN_BODY void encode(wire_writer& out, const image_layout& layout) {
   out.put(static_cast<std::uint64_t>(layout.segments.size()));
   for (const auto& s : layout.segments)
     out.put(s.begin).put(s.bytes).put(static_cast<std::uint64_t>(s.header.size())).raw(s.header);
+  out.put(static_cast<std::uint64_t>(layout.linked.size()));
+  for (const auto& f : layout.linked) out.put(f.bytes).put(f.items).put(f.contents).put(f.header);
   out.put(static_cast<std::uint64_t>(layout.items.size()));
   for (const auto& i : layout.items) {
     out.put(i.item).put(i.segment).put(i.begin).put(i.bytes).put(i.first_block);
@@ -80,6 +89,11 @@ CAIRN_BODY image_layout decode_image_layout(wire_reader& in) {
         s.header.size() > s.bytes)
       in.fail_here("a segment is outside of its image");
     end = s.begin + s.bytes;
+  }
+  layout.linked.resize(in.get_count(32));
+  for (auto& f : layout.linked) {
+    f.bytes = in.get<std::uint64_t>(), f.items = in.get<std::uint64_t>();
+    f.contents = in.get<std::uint64_t>(), f.header = in.get<std::uint64_t>();
   }
   layout.items.resize(in.get_count(49));
   end = 0;

@@ -51,7 +51,8 @@ CAIRN_BODY void run_save_job(save_job job) noexcept {
     if (journal != nullptr) journal->add(span_kind::save, begin, steady_now());
   };
   try {
-    writer.check_space({job.image.layout().bytes, job.image.layout().segments.size() + 2});
+    const auto& layout = job.image.layout();
+    writer.check_space({layout.bytes, layout.segments.size() + layout.linked.size() + 2});
     static_cast<void>(writer.write(job.context, job.image, deadline::in(job.context.timeout)));
     job.image = staged_image();
     costs.durable();

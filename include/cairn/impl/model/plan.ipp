@@ -31,13 +31,13 @@ CAIRN_BODY extents decode_extents(wire_reader& in) {
 }
 
 CAIRN_BODY void encode(wire_writer& out, const item_flags& f) {
-  out.put(static_cast<std::uint8_t>(f.copy_now | f.per_rank << 1 | f.optional << 2));
+  out.put(static_cast<std::uint8_t>(f.copy_now | f.per_rank << 1 | f.optional << 2 | f.frozen << 3));
 }
 
 CAIRN_BODY item_flags decode_flags(wire_reader& in) {
   const auto bits = in.get<std::uint8_t>();
-  if (bits > 7) in.fail_here("unknown flags");
-  return {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
+  if (bits > 15) in.fail_here("unknown flags");
+  return {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0};
 }
 
 CAIRN_BODY void encode(wire_writer& out, const save_plan& plan) {

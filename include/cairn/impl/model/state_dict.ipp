@@ -105,6 +105,7 @@ CAIRN_BODY std::uint64_t state_dict::structure() const {
   digest_stream d;
   for (const auto& e : entries_) {
     d.put(e.name).put(e.kind).put(e.type).put(e.flags.copy_now).put(e.flags.per_rank).put(e.flags.optional);
+    d.put(e.flags.frozen);
     put(d, e.global);
     d.put(static_cast<std::uint64_t>(e.boxes.size()));
     for (const auto& b : e.boxes) put(d, b.offsets), put(d, b.sizes);

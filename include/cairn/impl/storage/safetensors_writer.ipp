@@ -21,6 +21,7 @@
 #include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
 #include <cairn/storage/commit/shared_mark.hpp>
+#include <cairn/storage/linked_files.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_writer.hpp>
@@ -75,6 +76,8 @@ struct safetensors_writer_base::inside {
   [[nodiscard]] detail::restart_notes restart_notes() const noexcept {
     return detail::restart_notes(protocol_.store());
   }
+  /// Whether files of frozen items are linked. Files that ranks share hold items of all of them.
+  [[nodiscard]] bool links() const { return options_.ranks_per_file == 1 && protocol_.store().links(); }
   record write(const save_context& c, const staged_image& image, deadline until);
   record write_shared(const save_context& c, const staged_image& image, deadline until);
   record write_files(const save_context& c, const staged_image& image, deadline until, std::size_t& finished);
@@ -117,7 +120,7 @@ CAIRN_BODY safetensors_writer_base::~safetensors_writer_base() = default;
 CAIRN_BODY image_layout safetensors_writer_base::layout(const save_plan& plan,
                                                         std::span<const std::uint64_t> item_bytes,
                                                         int rank) const {
-  return safetensors_layout(plan, item_bytes, rank);
+  return safetensors_layout(plan, item_bytes, rank, inside_->links());
 }
 CAIRN_BODY int safetensors_writer_base::other_writing_rank(const save_context& c) noexcept {
   return inside_->protocol_.other_writing_rank(c);
@@ -178,7 +181,7 @@ CAIRN_BODY commit_options safetensors_writer_base::described(std::span<const std
 }
 
 CAIRN_BODY std::uint64_t safetensors_writer_base::fingerprint() const noexcept {
-  return digest("safetensors 1");
+  return digest(inside_->links() ? "safetensors 1, frozen items apart" : "safetensors 1");
 }
 
 CAIRN_BODY record safetensors_writer_base::inside::write(const save_context& c, const staged_image& image,
@@ -335,9 +338,18 @@ CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_contex
     const span_note span(image.notes().journal.get(), span_kind::sync);
     finish(c, image, files, finished);
   }
+  const auto place = protocol_.placement(c);
+  detail::linked_files linked(protocol_.store(), place, c, layout.linked,
+                              static_cast<std::uint32_t>(layout.segments.size()));
+  if (!layout.linked.empty()) {
+    const span_note span(image.notes().journal.get(), span_kind::sync);
+    finished = layout.segments.size() + layout.linked.size();
+    linked.link();
+  }
   const span_note span(image.notes().journal.get(), span_kind::await);
   image.wait_released(until);
   auto written = record_of(layout, image.digests());
+  linked.add_to(written);
   if (protocol_.store().tracks_writers())
     held_->keep(c, detail::make_shared<std::vector<object>>(std::move(files)));
   return written;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/store_capabilities.hpp>
 #include <cairn/concepts/store_errors.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <cairn/system/error.hpp>
@@ -201,6 +202,13 @@ CAIRN_BODY std::vector<listed_object> memory_store::list(std::string_view prefix
   return found;
 }
 
+CAIRN_BODY void memory_store::link(std::string_view from, std::string_view to) {
+  check_key(from), check_key(to);
+  auto bytes = objects_->find(from);
+  if (!bytes) fail_no_object(from);
+  if (!objects_->add(to, std::move(bytes))) fail_object_exists(to);
+}
+
 CAIRN_BODY void memory_store::remove(std::string_view key) {
   check_key(key);
   const std::lock_guard lock(objects_->mutex);
@@ -221,7 +229,7 @@ CAIRN_BODY std::string memory_store::describe() const {
   return "memory of this process";
 }
 
-static_assert(SharedStore<memory_store> && ConditionalRemove<memory_store>);
+static_assert(SharedStore<memory_store> && ConditionalRemove<memory_store> && LinksObjects<memory_store>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -121,6 +121,16 @@ class compressed_store {
     store().remove(key);
   }
 
+  /// See MayLink: the compressed file, where the object is one.
+  [[nodiscard]] bool links() const { return store().links(); }
+  void link(std::string_view from, std::string_view to) {
+    if (is_data(from) && is_data(to)) {
+      forget(to);
+      if (store().size(compressed_key(from))) return store().link(compressed_key(from), compressed_key(to));
+    }
+    store().link(from, to);
+  }
+
   void put_new(std::string_view key, std::span<const std::byte> bytes) { store().put_new(key, bytes); }
   [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes) {
     return store().publish_new(key, bytes);

@@ -32,11 +32,12 @@ namespace detail {
 /// The image of what one rank writes, as safetensors files: segment k of the image is file k. The j-th box of
 /// a tensor goes to file j, so that a file holds at most one box of a tensor. Data begins at a multiple of
 /// 4096 bytes of its file. A plan without items gives no file. `item_bytes[i]` is the stored size of item i
-/// now. Pure; cost a few microseconds for each item.
+/// now. `frozen_apart`: frozen items are in files of their own, behind the others, by the same rule. Pure; cost a few microseconds for each item.
 /// @throws usage_error on sizes that do not fit the items' shapes, storage_error (storage_limit) where a
 /// header exceeds what the format allows.
 [[nodiscard]] image_layout safetensors_layout(const save_plan& plan,
-                                              std::span<const std::uint64_t> item_bytes, int rank);
+                                              std::span<const std::uint64_t> item_bytes, int rank,
+                                              bool frozen_apart = false);
 
 /// The record of an image whose digests are complete: what is where in this rank's files.
 [[nodiscard]] record record_of(const image_layout& image, std::span<const std::uint64_t> digests);

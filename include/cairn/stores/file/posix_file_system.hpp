@@ -130,6 +130,17 @@ concept CachingFileSystem =
       requires std::same_as<typename F::caching_type, F>;
     };
 
+/// What a FileSystem may offer besides: files that share their blocks.
+///
+/// - `link_across(old_directory, old_name, directory, name)`: as link_at, from one directory into another.
+/// - `clone(from, to)`: the open empty file `to` gets the bytes of `from`, without a copy of its blocks (FICLONE). Any
+///   error: it got none of them.
+template <class F>
+concept LinkingFileSystem = FileSystem<F> && requires(F& f, int handle, const char* name) {
+  { f.link_across(handle, name, handle, name) } -> std::same_as<int>;
+  { f.clone(handle, handle) } -> std::same_as<int>;
+};
+
 /// The Linux system calls themselves; stateless.
 class posix_file_system {
  public:
@@ -177,6 +188,9 @@ class posix_file_system {
   [[nodiscard]] int change_mode(int file, unsigned mode) const noexcept;
   [[nodiscard]] int rename_new_at(int directory, const char* from, const char* to) const noexcept;
   [[nodiscard]] int link_at(int directory, const char* from, const char* to) const noexcept;
+  [[nodiscard]] int link_across(int old_directory, const char* old_name, int directory,
+                                const char* name) const noexcept;
+  [[nodiscard]] int clone(int from, int to) const noexcept;
   [[nodiscard]] int unlink_at(int directory, const char* name) const noexcept;
   [[nodiscard]] int remove_directory_at(int directory, const char* name) const noexcept;
   [[nodiscard]] int try_lock(int file) const noexcept;
@@ -193,7 +207,7 @@ class posix_file_system {
   void quotas(int file, std::vector<quota_use>& out) const;
 };
 
-static_assert(CachingFileSystem<posix_file_system>);
+static_assert(CachingFileSystem<posix_file_system> && LinkingFileSystem<posix_file_system>);
 
 }  // namespace v1
 }  // namespace cairn

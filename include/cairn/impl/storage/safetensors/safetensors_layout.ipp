@@ -41,7 +41,7 @@ namespace detail {
 }  // namespace detail
 
 CAIRN_BODY image_layout safetensors_layout(const save_plan& plan, std::span<const std::uint64_t> item_bytes,
-                                           int rank) {
+                                           int rank, bool frozen_apart) {
   const auto count = plan.items.size();
   if (item_bytes.size() != count || count > UINT32_MAX)
     fail(error_id::usage_bad_option, "a layout needs one size for each item of the plan",
@@ -54,18 +54,21 @@ CAIRN_BODY image_layout safetensors_layout(const save_plan& plan, std::span<cons
   };
   std::vector<place> order;
   order.reserve(count);
-  std::unordered_map<std::string_view, std::uint32_t> boxes_before;
+  constexpr auto frozen_files_from = std::uint64_t{1} << 32;
+  std::unordered_map<std::string_view, std::uint64_t> boxes_before;
   boxes_before.reserve(count);
-  std::uint32_t files = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
     const auto& item = plan.items[i];
-    const auto file = boxes_before[item.name]++;
-    files = std::max(files, file + 1);
+    // Frozen ones come last, so that what is left without them is the beginning of the image.
+    const auto file = boxes_before[item.name]++ + (frozen_apart && item.flags.frozen ? frozen_files_from : 0);
     const auto in_file =
         detail::alignment_class(item.type) * 2U + (detail::copied_early(item, item_bytes[i]) ? 0U : 1U);
-    order.push_back({std::uint64_t{file} * 16 + in_file, i});
+    order.push_back({file * 16 + in_file, i});
   }
   detail::sort(order, [](const place& a, const place& b) { return a.order < b.order; });
+  std::size_t files = 0;
+  for (std::size_t i = 0; i < order.size(); ++i)
+    if (i == 0 || order[i].order / 16 != order[i - 1].order / 16) ++files;
 
   image_layout image;
   image.segments.reserve(files);
@@ -112,6 +115,7 @@ CAIRN_BODY image_layout safetensors_layout(const save_plan& plan, std::span<cons
     }
     image_segment segment;
     segment.begin = image.bytes;
+    segment.frozen = file >= frozen_files_from;
     segment.header = encode_safetensors_header(header, image_alignment);
     segment.bytes = segment.header.size() + position;
     for (auto i = first; i < image.items.size(); ++i)

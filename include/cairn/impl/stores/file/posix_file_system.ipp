@@ -9,6 +9,7 @@
 #include <linux/fs.h>
 #include <linux/quota.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -278,6 +279,15 @@ CAIRN_BODY int posix_file_system::change_mode(int file, unsigned mode) const noe
 
 CAIRN_BODY int posix_file_system::link_at(int directory, const char* from, const char* to) const noexcept {
   return detail::system_code(::linkat(directory, from, directory, to, 0));
+}
+
+CAIRN_BODY int posix_file_system::link_across(int old_directory, const char* old_name, int directory,
+                                              const char* name) const noexcept {
+  return detail::system_code(::linkat(old_directory, old_name, directory, name, 0));
+}
+
+CAIRN_BODY int posix_file_system::clone(int from, int to) const noexcept {
+  return detail::system_code(::ioctl(to, FICLONE, from));
 }
 
 CAIRN_BODY int posix_file_system::unlink_at(int directory, const char* name) const noexcept {

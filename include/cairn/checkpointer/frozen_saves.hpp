@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/copy_check.hpp>
+#include <cairn/model/image_layout.hpp>
+#include <cairn/model/save_context.hpp>
+#include <cairn/model/source_table.hpp>
+#include <cairn/system/algorithm.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/shared.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Which saves of one checkpointer have the files of frozen items that a later save can link. Each rank decides for
+/// itself: what is in its files concerns no other rank. Any thread.
+class frozen_saves {
+ public:
+  /// What a save that was laid out like this puts into its image: where the newest committed save of this rank has the
+  /// same files of frozen items, everything else; then `c` says where those files are. Later saves that are still under
+  /// way are named before it, since their end may have the older one removed.
+  [[nodiscard]] std::shared_ptr<const image_layout> choose(const std::shared_ptr<const image_layout>& whole,
+                                                           save_context& c) {
+    const std::lock_guard lock(mutex_);
+    look_at(whole);
+    if (files_.empty()) return whole;
+    std::vector<save_attempt> from;
+    for (auto i = saves_.rbegin(); i != saves_.rend(); ++i) {
+      if (i->files == files_) from.push_back(i->attempt);
+      if (!i->committed) continue;
+      if (i->files != files_) break;
+      if (rest_ == nullptr) rest_ = detail::make_shared<const image_layout>(with_linked_files(*whole));
+      c.link_from = std::move(from);
+      return rest_;
+    }
+    return whole;
+  }
+  /// A save that `choose` was asked for is under way.
+  void begun(const save_context& c) {
+    const std::lock_guard lock(mutex_);
+    saves_.push_back({{c.step, c.attempt}, files_, !c.link_from.empty(), false});
+  }
+  /// It has ended.
+  void ended(std::uint64_t attempt, const std::exception_ptr& failure) noexcept {
+    const std::lock_guard lock(mutex_);
+    const auto at = detail::find_if(saves_, [&](const save& s) { return s.attempt.attempt == attempt; });
+    if (at == saves_.end()) return;
+    if (failure == nullptr) {
+      at->committed = true;
+      saves_.erase(saves_.begin(), last_committed());
+    } else if (at->linked && are_gone(failure)) {
+      saves_.clear();
+    } else {
+      saves_.erase(at);
+    }
+  }
+  /// The next save writes frozen items anew: memory may have other values than it had.
+  void forget() noexcept {
+    const std::lock_guard lock(mutex_);
+    saves_.clear();
+  }
+
+ private:
+  struct save {
+    save_attempt attempt;
+    std::vector<linked_file> files;
+    bool linked;
+    bool committed;
+  };
+  void look_at(const std::shared_ptr<const image_layout>& whole) {
+    if (whole_ == whole) return;
+    files_ = frozen_files(*whole);
+    rest_ = nullptr;
+    whole_ = whole;
+  }
+  [[nodiscard]] std::vector<save>::iterator last_committed() noexcept {
+    auto found = saves_.begin();
+    for (auto i = saves_.begin(); i != saves_.end(); ++i)
+      if (i->committed) found = i;
+    return found;
+  }
+  [[nodiscard]] static bool are_gone(const std::exception_ptr& failure) noexcept {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const error& e) {
+      return e.id() == error_id::storage_not_found;
+    } catch (...) {
+      return false;
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<save> saves_;  // in the order in which they began; from the newest committed one on
+  std::shared_ptr<const image_layout> whole_;
+  std::vector<linked_file> files_;  // of whole_
+  std::shared_ptr<const image_layout> rest_;
+};
+
+/// With checked{}: whether frozen items are still what they were when they were written. One thread at a time.
+class frozen_check {
+ public:
+  /// False where the frozen items of this layout were not looked at in the save before.
+  [[nodiscard]] bool comparable(const image_layout& whole) const { return frozen_files(whole) == files_; }
+  /// Looks at them. Why they are not what they were, if that is `asked`; else null. @throws as copy_check
+  [[nodiscard]] std::exception_ptr look(std::shared_ptr<const cached_plan> planned,
+                                        const std::shared_ptr<const image_layout>& whole,
+                                        const source_table& sources, int rank, device_access* devices,
+                                        bool asked, deadline until) {
+    auto files = frozen_files(*whole);
+    if (files.empty()) return nullptr;
+    auto now = detail::make_shared<const copy_check>(
+        std::move(planned), whole, sources, rank, devices, until,
+        [whole](const item_placement& place) { return whole->segments[place.segment].frozen; });
+    auto why =
+        asked && earlier_ != nullptr
+            ? now->compare(*earlier_, error_id::usage_memory_changed,
+                           "an item that is flagged cairn::frozen has changed since it was written: nothing "
+                           "of this save was published, and the next one writes it anew; leave the flag out "
+                           "where training changes the item")
+            : nullptr;
+    earlier_ = std::move(now);
+    files_ = std::move(files);
+    return why;
+  }
+
+ private:
+  std::shared_ptr<const copy_check> earlier_;
+  std::vector<linked_file> files_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
