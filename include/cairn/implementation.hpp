@@ -62,6 +62,7 @@
 #include <cairn/impl/model/image_control.ipp>
 #include <cairn/impl/model/image_layout.ipp>
 #include <cairn/impl/model/item.ipp>
+#include <cairn/impl/model/known_blocks.ipp>
 #include <cairn/impl/model/metadata.ipp>
 #include <cairn/impl/model/placement.ipp>
 #include <cairn/impl/model/plan.ipp>
@@ -131,6 +132,7 @@
 #include <cairn/impl/storage/foreign/refusing_writer.ipp>
 #include <cairn/impl/storage/foreign/weight_map.ipp>
 #include <cairn/impl/storage/linked_files.ipp>
+#include <cairn/impl/storage/load/block_comparison.ipp>
 #include <cairn/impl/storage/load/load_engine.ipp>
 #include <cairn/impl/storage/load/planned_want.ipp>
 #include <cairn/impl/storage/load/reads_in_flight.ipp>

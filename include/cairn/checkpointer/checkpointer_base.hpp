@@ -6,6 +6,7 @@
 #include <cairn/model/annotations.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/dtype.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/model/stored_items.hpp>
@@ -23,11 +24,21 @@
 namespace cairn {
 inline namespace v1 {
 
+namespace detail {
+/// What options of a load say together.
+template <class... Options>
+[[nodiscard]] load_request request_of([[maybe_unused]] const Options&... options) {
+  load_request request;
+  if constexpr ((LoadOption<Options> && ...)) (options.add_to(request), ...);
+  return request;
+}
+}  // namespace detail
+
 /// The calls of cairn::checkpointer, which composes a checkpointer, and of cairn::any_checkpointer, which
 /// holds one of any composition.
 ///
-/// Collective: all ranks call the constructor, prepare, save, load, resume, items, annotations, read, list, lease, remove,
-/// quarantine and any_rank in the same order, by one thread at a time; only these use the communicator. Any thread may
+/// Collective: all ranks call the constructor, prepare, save, load, refresh, resume, items, annotations, read, list,
+/// lease, remove, quarantine and any_rank in the same order, by one thread at a time; only these use the communicator. Any thread may
 /// call before_update() and use handles. close() waits for this rank's saves.
 ///
 /// Movable, not copyable. After a move from it every call throws usage_error (usage_closed), except
@@ -92,9 +103,10 @@ class checkpointer_base {
                   "cairn::checkpointer::load: an argument behind the step is no option of a load: "
                   "cairn::only{\"model.*\"}, "
                   "cairn::partial, or one of <cairn/load_options.hpp> (rename, convert, pad, cut)");
-    load_request request;
-    if constexpr ((LoadOption<Options> && ...)) (options.add_to(request), ...);
-    return engine_.open().load(state, step, std::move(request));
+    static_assert(
+        !(RefreshOption<Options> || ...),
+        "cairn::checkpointer::load: cairn::verify_memory is an option of refresh(); load() reads everything");
+    return engine_.open().load(state, step, detail::request_of(options...));
   }
 
   /// load() with options that are chosen at run time. `patterns`: as cairn::only; empty for everything.
@@ -106,6 +118,29 @@ class checkpointer_base {
     request.strict = strict;
     return engine_.open().load(state, step, std::move(request));
   }
+
+  /// Brings memory to the newest checkpoint, and reads only the blocks of 1 MiB that differ from what this checkpointer
+  /// has last loaded, refreshed or saved with this state_dict or a copy of it. Any sharding; what cannot be compared
+  /// is read whole: memory that is not known, containers that have moved, tensors that are stored in other pieces than
+  /// before, and everything where the storage has no digests. The memory must be unchanged since then, which is not
+  /// looked at, unless cairn::verify_memory is given. A checkpoint of a lower number is taken as well, where it is the
+  /// newest: the run went back. Options: those of load(). Collective; each rank reads what it lacks.
+  ///
+  /// The digests that it needs take 8 bytes of memory for each MiB and some 150 for each item.
+  /// @throws the same error on all ranks: storage_error (storage_not_committed) where there is no checkpoint. Memory is as
+  /// it was where torn_items() is empty on all ranks; else the next refresh loads those items whole.
+  template <LoadOption... Options>
+  refresh_report refresh(const state_dict& state, const Options&... options) {
+    return engine_.open().refresh(state, std::nullopt, detail::request_of(options...));
+  }
+  /// refresh() to the checkpoint of `step`, which may be older than what memory holds.
+  template <LoadOption... Options>
+  refresh_report refresh(const state_dict& state, std::int64_t step, const Options&... options) {
+    return engine_.open().refresh(state, step, detail::request_of(options...));
+  }
+  /// The items that a refresh() which threw may have left partly or wholly at another step than the others, on this
+  /// rank, by name. Empty after one that succeeded, and after one that threw before it changed memory.
+  [[nodiscard]] std::vector<std::string> torn_items() { return engine_.open().torn_items(); }
 
   /// What the checkpoint of `step` holds: names, kinds, dtypes, shapes. Reads no data. Collective. @throws
   /// storage_error, corrupt_error
@@ -140,12 +175,11 @@ class checkpointer_base {
         "to pad or cut it");
     std::vector<T> elements;
     if constexpr (readable && ((LoadOption<Options> && !StateLoadOption<Options>)&&...)) {
-      load_request request;
-      (options.add_to(request), ...);
-      engine_.open().read_item(name, step, dtype_v<T>, std::move(request), [&](std::size_t count) -> void* {
-        elements.resize(count);
-        return elements.data();
-      });
+      engine_.open().read_item(name, step, dtype_v<T>, detail::request_of(options...),
+                               [&](std::size_t count) -> void* {
+                                 elements.resize(count);
+                                 return elements.data();
+                               });
     }
     return elements;
   }

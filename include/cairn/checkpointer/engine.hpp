@@ -52,6 +52,10 @@ class engine {
   /// StreamOrderedStager.
   virtual void before_update(int device, function_ref<void(any_stager&, deadline)> order) = 0;
   virtual load_report load(const state_dict& state, std::int64_t step, load_request request) = 0;
+  /// `step`: nothing for the newest.
+  virtual refresh_report refresh(const state_dict& state, std::optional<std::int64_t> step,
+                                 load_request request) = 0;
+  [[nodiscard]] virtual std::vector<std::string> torn_items() = 0;
   virtual std::optional<std::int64_t> resume(const state_dict& state,
                                              const std::vector<std::int64_t>* among) = 0;
   [[nodiscard]] virtual stored_items items(std::int64_t step) = 0;

@@ -49,5 +49,21 @@ struct partial_t {
 /// See partial_t.
 inline constexpr partial_t partial{};
 
+/// A LoadOption of refresh() alone; load(), which reads everything, refuses it.
+///
+/// - `compares`: a constant, true.
+template <class O>
+concept RefreshOption = LoadOption<O> && requires { requires O::compares; };
+
+/// For refresh: trusts no memory. It hashes what the memory holds (about 10 GB/s a core) and loads each block that is
+/// another one, and blocks of which this rank holds a part, which have no digest to compare with.
+struct verify_memory_t {
+  static constexpr bool concerns_state = true;
+  static constexpr bool compares = true;
+  void add_to(load_request& request) const noexcept { request.hash_memory = true; }
+};
+/// See verify_memory_t.
+inline constexpr verify_memory_t verify_memory{};
+
 }  // namespace v1
 }  // namespace cairn

@@ -10,11 +10,15 @@
 #include <cairn/concepts/any_reader.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/model/known_blocks.hpp>
 #include <cairn/plan/load/load_changes.hpp>
 #include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/load/read_requests.hpp>
+#include <cairn/system/algorithm.hpp>
+#include <cairn/system/callback.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -50,11 +54,40 @@ class loader {
     load_report report;
     const auto verdict = attempt(planner, state, step, std::move(request), report, nullptr);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
-    services_->set_base_step(step);
-    tier_.loaded(step, nullptr);
-    services_->report().loaded(step, report);
-    report_kept_items(report, step);
+    has_loaded(step, report);
     return report;
+  }
+
+  /// See checkpointer_base::refresh(); `step`: nothing for the newest. Collective: throws on all ranks what one of
+  /// them throws.
+  refresh_report refresh(any_load_planner& planner, const state_dict& state, const run_id& run,
+                         std::optional<std::int64_t> step, load_request request) {
+    request.rank = group_.rank();
+    request.world_size = group_.size();
+    if (saved_) remember_saved(planner, state, run, *std::exchange(saved_, std::nullopt));
+    const auto until = deadline::in(options_.timeout);
+    for (;;) {
+      const auto opened = step ? fetch(*step, nullptr) : fetch_newest(until);
+      refresh_report report;
+      report.step = opened.step;
+      const auto failure = refresh_from(planner, state, opened, request, report);
+      if (failure == nullptr) {
+        has_loaded(opened.step, report);
+        return report;
+      }
+      // Removed since it was listed: there may be newer ones instead.
+      if (step || !may_be_gone(failure) || until.passed()) std::rethrow_exception(failure);
+      const auto steps = decode_steps(read_once(
+          group_, [&] { return encode_steps(services_->reader().list()); }, peers()));
+      if (has_step(steps, opened.step)) std::rethrow_exception(failure);
+    }
+  }
+  /// See checkpointer_base::torn_items().
+  [[nodiscard]] const std::vector<std::string>& torn_items() const noexcept { return torn_; }
+  /// The memory of a state is saved as a checkpoint of this step, and training goes on: nothing else is known of it.
+  void memory_is_saved(std::int64_t step) {
+    known_.clear();
+    saved_ = step;
   }
 
   /// Ends what earlier runs have left, and loads the newest checkpoint (of the steps `among`, where given)
@@ -224,12 +257,14 @@ class loader {
   }
   /// A checkpoint whose manifest all ranks have, and which stays until all of them have read it.
   struct fetched_checkpoint {
+    std::int64_t step = 0;
     std::vector<std::byte> manifest;
     checkpoint_lease lease;  ///< of rank 0, for all of them
   };
   /// `held`: the save that the tier holds; null: the checkpoint of the store. Collective.
   fetched_checkpoint fetch(std::int64_t step, const held_step* held) {
     fetched_checkpoint c;
+    c.step = step;
     c.manifest = read_once(
         group_,
         [&] {
@@ -241,11 +276,118 @@ class loader {
         peers());
     return c;
   }
+  /// fetch() of the newest checkpoint of the store.
+  fetched_checkpoint fetch_newest(deadline until) {
+    fetched_checkpoint c;
+    c.manifest = read_once(
+        group_,
+        [&] {
+          for (;;) {
+            const auto steps = services_->reader().list();
+            if (steps.empty())
+              fail(error_id::storage_not_committed,
+                   "there is no committed checkpoint yet; cairn::follow waits for the first one");
+            try {
+              if (!options_.read_only)
+                c.lease = services_->lease(steps.back(), deadline::in(options_.peer_timeout / 2), true);
+              wire_writer out;
+              out.put(steps.back()).raw(services_->reader().fetch(steps.back()));
+              return out.take();
+            } catch (const storage_error& e) {  // removed since it was listed
+              if (e.id() != error_id::storage_not_committed || until.passed()) throw;
+            }
+          }
+        },
+        peers());
+    wire_reader in(c.manifest);
+    c.step = in.get<std::int64_t>();
+    c.manifest.erase(c.manifest.begin(), c.manifest.begin() + sizeof c.step);
+    return c;
+  }
+  /// What load() and refresh() do when all ranks have succeeded.
+  void has_loaded(std::int64_t step, const load_report& report) {
+    services_->set_base_step(step);
+    tier_.loaded(step, nullptr);
+    services_->report().loaded(step, report);
+    report_kept_items(report, step);
+  }
+  /// A refresh under way on this rank.
+  struct block_refresh {
+    block_pass pass;
+    callback<void(load_report&)> agree;  ///< the ranks agree that all are ready; what it throws, all throw
+    std::vector<std::string> changed;    ///< names of items that it changed, or was about to
+    std::vector<std::string> resized;    ///< of these, bytes that it gave another size before
+  };
+  /// What kept a rank from bringing memory to this checkpoint; null for nothing. Memory changes only when all ranks
+  /// are ready. Collective.
+  std::exception_ptr refresh_from(any_load_planner& planner, const state_dict& state,
+                                  const fetched_checkpoint& opened, const load_request& request,
+                                  refresh_report& report) {
+    block_refresh under_way;
+    under_way.pass.what = block_pass::action::compare;
+    under_way.pass.hash_memory = request.hash_memory;
+    bool asked = false;
+    bool ready = false;
+    under_way.agree = [&](load_report& planned) {
+      asked = true;
+      const auto verdict =
+          agree_on_load(group_, nullptr, planned, request.strict, deadline::in(options_.timeout));
+      if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
+      refuse_unmatched(planned, state);
+      ready = true;
+    };
+    std::exception_ptr failure;
+    try {
+      static_cast<load_report&>(report) =
+          load_part(planner, state, opened.step, opened.manifest, request, services_->reader(), &under_way);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    load_report none;
+    if (!asked || ready)
+      failure = agree_on_load(group_, failure, none, false, deadline::in(options_.timeout)).failure;
+    if (failure == nullptr) return nullptr;
+    const auto& torn = ready ? under_way.changed : under_way.resized;
+    torn_.insert(torn_.end(), torn.begin(), torn.end());
+    detail::sort(torn_);
+    detail::erase_repeated(torn_);
+    return failure;
+  }
+  /// Learns the digests of what memory has been saved as, where that was committed; else nothing is known of it.
+  /// Collective.
+  void remember_saved(any_load_planner& planner, const state_dict& state, const run_id& run,
+                      std::int64_t step) {
+    if (!services_->reader().compares_blocks()) return;
+    const auto manifest = read_once(
+        group_,
+        [&]() -> std::vector<std::byte> {
+          try {
+            auto& reader = services_->reader();
+            if (reader.run_of(step) == run) return reader.fetch(step);
+          } catch (const error&) {  // not committed, or removed: everything is read
+          }
+          return {};
+        },
+        peers());
+    if (manifest.empty()) return;
+    block_refresh nothing;
+    nothing.pass.what = block_pass::action::remember;
+    load_request request;
+    request.rank = group_.rank();
+    request.world_size = group_.size();
+    request.strict = false;
+    try {
+      load_part(planner, state, step, manifest, request, services_->reader(), &nothing);
+    } catch (...) {
+      known_.clear();
+    }
+  }
   /// See fetch().
   load_verdict attempt(any_load_planner& planner, const state_dict& state, std::int64_t step,
                        load_request request, load_report& report, const held_step* held) {
     request.rank = group_.rank();
     request.world_size = group_.size();
+    saved_.reset();
     const auto opened = fetch(step, held);
     std::exception_ptr failure;
     try {
@@ -313,9 +455,10 @@ class loader {
   }
   /// This rank's part of a load from a manifest that all ranks have: checks, plans, reads. Sends no message, but
   /// where the ranks share what several want: then all read together, and it ends alike on all ranks where one
-  /// fails, but for what fails after the last exchange.
+  /// fails, but for what fails after the last exchange. `refreshing`: each rank reads what it lacks.
   load_report load_part(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                        std::span<const std::byte> manifest, const load_request& request, any_reader reader) {
+                        std::span<const std::byte> manifest, const load_request& request, any_reader reader,
+                        block_refresh* refreshing = nullptr) {
     const auto begin = deadline::clock::now();
     const auto until = deadline::in(options_.timeout);
     std::optional<any_checkpoint> opened;
@@ -329,13 +472,15 @@ class loader {
       if (group_.size() == 1) refuse_unmatched(plan.report, state);
       for (auto rest : plan.fills) {
         const auto dimension = static_cast<int>(std::exchange(rest.chunk, 0u));
-        changes->fill(state.entries()[rest.entry].name, dimension,
-                      planner.resolve(state, opened->metadata(), rest).view);
+        const auto view = planner.resolve(state, opened->metadata(), rest).view;
+        known_.forget({range_of(view)});
+        changes->fill(state.entries()[rest.entry].name, dimension, view);
       }
       if (devices_ != nullptr) copies = devices_->begin_load(options_.load_memory);
     };
     owned<windowed_exchange> exchange;
-    if (reader.shares() && options_.sharing == read_sharing::on && group_.size() > 1) {
+    if (refreshing == nullptr && reader.shares() && options_.sharing == read_sharing::on &&
+        group_.size() > 1) {
       auto own = collective_input::from([&] {
         open();
         return encode_wants(requests_of(opened->metadata(), plan, group_.rank()));
@@ -357,12 +502,47 @@ class loader {
       return target;
     };
     load_stages stages;
-    const read_options how{.memory_budget = options_.load_memory, .devices = copies.get(), .stages = &stages};
-    plan.report.bytes_read = exchange
-                                 ? reader.read_shared(*opened, state, plan, resolver, how, *exchange, until)
-                                 : reader.read(*opened, state, plan, resolver, how, until);
+    block_pass all;
+    auto& pass = refreshing != nullptr ? refreshing->pass : all;
+    pass.known = &known_;
+    pass.state = state.bindings();
+    const auto begin_refresh = [&] {
+      if (refreshing->agree) refreshing->agree(plan.report);
+    };
+    read_options how{.memory_budget = options_.load_memory, .devices = copies.get(), .stages = &stages};
+    if (reader.compares_blocks()) {
+      how.blocks = &pass;
+      if (refreshing != nullptr) pass.ready = begin_refresh;
+    } else {
+      known_.clear();
+    }
+    const auto name_changed = [&] {
+      for (std::size_t i = 0; i < pass.changed.size(); ++i) {
+        const auto& name = state.entries()[plan.items[pass.changed[i]].entry].name;
+        refreshing->changed.push_back(name);
+        if (i < pass.resized) refreshing->resized.push_back(name);
+      }
+    };
+    try {
+      if (refreshing != nullptr && how.blocks == nullptr) {
+        for (std::uint32_t i = 0; i < plan.items.size(); ++i) pass.changed.push_back(i);
+        begin_refresh();
+      }
+      plan.report.bytes_read = exchange
+                                   ? reader.read_shared(*opened, state, plan, resolver, how, *exchange, until)
+                                   : reader.read(*opened, state, plan, resolver, how, until);
+      if (copies != nullptr) copies->finish(until);
+    } catch (...) {
+      if (refreshing != nullptr) name_changed();
+      if (copies != nullptr) known_.clear();  // some of what was delivered did not arrive
+      throw;
+    }
+    if (refreshing != nullptr) name_changed();
+    if (!torn_.empty() && pass.what != block_pass::action::remember)
+      for (const auto& item : plan.items) std::erase(torn_, state.entries()[item.entry].name);
     plan.report.stages = stages;
-    if (copies != nullptr) copies->finish(until);
+    plan.report.blocks = pass.blocks;
+    plan.report.blocks_equal = pass.equal;
     for (const auto& item : plan.items) {
       const auto& entry = state.entries()[item.entry];
       plan.report.bytes +=
@@ -416,6 +596,9 @@ class loader {
   tier_recovery tier_;
   bool store_has_resumed_ = false;
   load_plan_cache cache_;
+  known_blocks known_;
+  std::optional<std::int64_t> saved_;  ///< memory was saved so since it was loaded
+  std::vector<std::string> torn_;      ///< sorted
 };
 
 }  // namespace detail

@@ -68,6 +68,8 @@ class any_reader {
   std::uint64_t verify(any_checkpoint& checkpoint, deadline until);
   /// See GatedReader; where the reader has no gate, it is not called.
   std::uint64_t verify(any_checkpoint& checkpoint, deadline until, const read_gate& gate);
+  /// Whether the reader models ComparesBlocks; where it does not, it reads all.
+  [[nodiscard]] bool compares_blocks() const noexcept;
   /// Whether the reader models ReportsRuns.
   [[nodiscard]] bool reports_runs() const noexcept;
   /// See ReportsRuns; nothing where the reader does not tell.
@@ -87,6 +89,7 @@ class any_reader {
                                       const load_plan& plan, const target_resolver& resolver,
                                       read_options options, read_exchange& exchange, deadline until) = 0;
     virtual std::uint64_t verify(any_checkpoint::face& checkpoint, deadline until, const read_gate* gate) = 0;
+    virtual bool compares_blocks() const noexcept = 0;
     virtual bool reports_runs() const noexcept = 0;
     virtual std::optional<run_id> run_of(std::int64_t step) = 0;
   };
@@ -137,6 +140,7 @@ class any_reader {
         if (gate != nullptr) return reader.verify(inner(checkpoint), until, *gate);
       return reader.verify(inner(checkpoint), until);
     }
+    bool compares_blocks() const noexcept override { return ComparesBlocks<R>; }
     bool reports_runs() const noexcept override { return ReportsRuns<R>; }
     std::optional<run_id> run_of([[maybe_unused]] std::int64_t step) override {
       if constexpr (ReportsRuns<R>)

@@ -79,6 +79,7 @@ struct load_request {
   /// Other names, dtypes and sizes that a checkpoint may have, see <cairn/load_options.hpp>; null: none. A planner that
   /// does not derive from basic_planner asks it itself.
   std::shared_ptr<const load_changes> changes = nullptr;
+  bool hash_memory = false;  ///< of refresh(): see cairn::verify_memory
 };
 
 /// Decides what each rank reads, and into which memory.

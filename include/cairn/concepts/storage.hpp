@@ -178,11 +178,14 @@ concept LocatesCheckpoints = StorageWriter<W> && requires(W& w, std::int64_t ste
   { w.location_of(step) } -> std::convertible_to<std::string>;
 };
 
+struct block_pass;
+
 /// How a load reads.
 struct read_options {
   std::uint64_t memory_budget = std::uint64_t{256} << 20;  ///< for bounce buffers, in bytes
   device_load* devices = nullptr;  ///< writes destinations in device memory; null: they are refused
   load_stages* stages = nullptr;   ///< a reader adds what it knows of its reading; null: nobody asks
+  block_pass* blocks = nullptr;    ///< for a ComparesBlocks: which blocks memory holds; null: it reads all
 };
 
 /// Returns the destination of a planned read. One thread calls it.
@@ -248,6 +251,14 @@ concept SharingReader =
         r.read_shared(opened, state, plan, resolver, options, exchange, until)
       } -> std::same_as<std::uint64_t>;
     };
+
+/// A StorageReader that leaves out blocks that memory holds already, and remembers those that it has read. It heeds
+/// read_options::blocks in read(), and in read_shared() where it has one, see block_pass: with it, all that can fail
+/// before memory changes fails before block_pass::ready is called.
+///
+/// - `compares_blocks`: a constant, true.
+template <class R>
+concept ComparesBlocks = StorageReader<R> && requires { requires R::compares_blocks; };
 
 /// A StorageReader that knows which run committed a checkpoint.
 ///

@@ -87,15 +87,22 @@ struct load_report {
   std::vector<std::string> renamed;    ///< "name: the name in the checkpoint"
   std::vector<std::string> converted;  ///< "name: F32 to BF16"
   std::vector<std::string> resized;    ///< "name: [50257, 768] to [50304, 768]"
-  std::uint64_t bytes = 0;             ///< of the state that were filled
+  std::uint64_t bytes = 0;             ///< of the state that were filled, or that refresh() found filled
   std::uint64_t bytes_read = 0;        ///< fetched from the store
   /// How long the load took on this rank.
   double seconds = 0;
-  load_stages stages;             ///< of the tensors; zeros where the storage does not tell
-  bool plan_cached = false;       ///< this rank's plan was kept from an earlier load of the same checkpoint
-  double plan_seconds = 0;        ///< of `seconds`: deciding what to read, or finding the plan again
-  double plan_saved_seconds = 0;  ///< that planning would have cost: what it did when the plan was made
-  bool from_tier = false;         ///< the bytes came from a local_tier, not from the store
+  load_stages stages;              ///< of the tensors; zeros where the storage does not tell
+  bool plan_cached = false;        ///< this rank's plan was kept from an earlier load of the same checkpoint
+  double plan_seconds = 0;         ///< of `seconds`: deciding what to read, or finding the plan again
+  double plan_saved_seconds = 0;   ///< that planning would have cost: what it did when the plan was made
+  bool from_tier = false;          ///< the bytes came from a local_tier, not from the store
+  std::uint64_t blocks = 0;        ///< of 1 MiB or less, that refresh() compared; 0 for other loads
+  std::uint64_t blocks_equal = 0;  ///< of these, that memory had already
+};
+
+/// The result of a refresh.
+struct refresh_report : load_report {
+  std::int64_t step = -1;  ///< of the checkpoint that memory holds now
 };
 
 /// The boxes that one rank reads.

@@ -111,7 +111,11 @@ class event_reporter {
   void loaded(std::int64_t step, const load_report& report) noexcept {
     observation what{observation::event::loaded, rank_, step, report.bytes, report.seconds, {}, nullptr};
     what.load = &report;
-    read(what, report.from_tier ? "loaded from the local tier" : "loaded", "by rank 0");
+    read(what,
+         report.from_tier     ? "loaded from the local tier"
+         : report.blocks != 0 ? "refreshed"
+                              : "loaded",
+         "by rank 0");
   }
   void verified(std::int64_t step, std::uint64_t bytes, double seconds) noexcept {
     read({observation::event::read_back, rank_, step, bytes, seconds, {}, nullptr}, "verified", "read back");
@@ -151,6 +155,9 @@ class event_reporter {
         tell(report->renamed.size(), "renamed");
         tell(report->converted.size(), "converted");
         tell(report->resized.size(), "padded or cut");
+        if (report->blocks != 0)
+          line += "; " + human_bytes(report->bytes_read) + " read, " + std::to_string(report->blocks_equal) +
+                  " of " + std::to_string(report->blocks) + " blocks were there";
       }
       return line;
     });

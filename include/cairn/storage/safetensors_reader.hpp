@@ -37,6 +37,8 @@ struct load_file;
 class safetensors_reader {
  public:
   using checkpoint_type = stored_checkpoint;
+  /// See ComparesBlocks.
+  static constexpr bool compares_blocks = true;
 
   explicit safetensors_reader(any_store store) : store_(std::move(store)) {}
   template <ByteStore Store>
@@ -92,7 +94,7 @@ class safetensors_reader {
   /// Says where it goes; gives bytes items their size.
   static void find_targets(detail::load_work& work, const checkpoint_type& checkpoint,
                            const state_dict& state, const load_plan& plan, const target_resolver& resolver,
-                           device_load* devices);
+                           const read_options& options);
   /// Before the first byte is read.
   void check_files(const detail::load_work& work, deadline until, const std::vector<bool>& wanted);
   std::uint64_t check_header(const checkpoint_type& checkpoint, const detail::load_file& file);

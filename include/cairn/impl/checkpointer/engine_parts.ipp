@@ -84,6 +84,7 @@ class composed_engine final : public engine {
   }
   save_handle save(const state_dict& state, std::int64_t step) override {
     check_writable();
+    loader_.memory_is_saved(step);
     return save_path_.save(state, step);
   }
   void before_update() override { saves_.before_update(); }
@@ -101,6 +102,14 @@ class composed_engine final : public engine {
     save_path_.go_on_from(loader_.take_base(), false);
     return report;
   }
+  refresh_report refresh(const state_dict& state, std::optional<std::int64_t> step,
+                         load_request request) override {
+    saves_.check_unconfirmed();
+    auto report = loader_.refresh(load_planner_, state, run_, step, std::move(request));
+    save_path_.go_on_from(loader_.take_base(), false);
+    return report;
+  }
+  [[nodiscard]] std::vector<std::string> torn_items() override { return loader_.torn_items(); }
   std::optional<std::int64_t> resume(const state_dict& state,
                                      const std::vector<std::int64_t>* among) override {
     saves_.check_unconfirmed();

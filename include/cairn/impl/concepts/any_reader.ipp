@@ -47,6 +47,9 @@ CAIRN_BODY std::uint64_t any_reader::verify(any_checkpoint& checkpoint, deadline
                                             const read_gate& gate) {
   return face_->verify(of_this(checkpoint), until, &gate);
 }
+CAIRN_BODY bool any_reader::compares_blocks() const noexcept {
+  return face_->compares_blocks();
+}
 CAIRN_BODY bool any_reader::reports_runs() const noexcept {
   return face_->reports_runs();
 }

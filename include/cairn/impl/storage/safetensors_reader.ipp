@@ -7,6 +7,7 @@
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/item.hpp>
+#include <cairn/model/known_blocks.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
@@ -14,6 +15,7 @@
 #include <cairn/model/stored_items.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
+#include <cairn/storage/load/block_comparison.hpp>
 #include <cairn/storage/load/byte_box.hpp>
 #include <cairn/storage/load/load_engine.hpp>
 #include <cairn/storage/load/load_work.hpp>
@@ -96,10 +98,20 @@ CAIRN_BODY std::uint64_t safetensors_reader::read(checkpoint_type& checkpoint, c
   auto work = find_work(checkpoint, plan);
   check_files(work, until, std::vector<bool>(work.files.size(), true));
   // Only now: destinations may be allocated by what the checkpoint claims, and these files have the bytes.
-  find_targets(work, checkpoint, state, plan, resolver, options.devices);
-  detail::load_engine engine(store_, work, options.memory_budget, until, options.devices);
-  const auto read = engine.run();
-  if (options.stages != nullptr) detail::add(*options.stages, engine.stages());
+  find_targets(work, checkpoint, state, plan, resolver, options);
+  detail::owned<detail::block_comparison> known;
+  if (options.blocks != nullptr) {
+    known = detail::make_owned<detail::block_comparison>(work, plan, *options.blocks, until);
+    known->begin();
+  }
+  std::uint64_t read = 0;
+  if (known == nullptr || options.blocks->what != block_pass::action::remember) {
+    detail::load_engine engine(store_, work, options.memory_budget, until, options.devices);
+    const bool some = known != nullptr && options.blocks->what == block_pass::action::compare;
+    read = some ? engine.run(known->blocks()) : engine.run();
+    if (options.stages != nullptr) detail::add(*options.stages, engine.stages());
+  }
+  if (known != nullptr) known->finish();
   return bytes + read;
 }
 
@@ -112,10 +124,15 @@ CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkp
   std::uint64_t bytes = exchange_records(checkpoint, plan, share, exchange, until);
   detail::owned<detail::load_work> work;
   detail::owned<detail::shared_blocks> blocks;
+  detail::owned<detail::block_comparison> known;
   exchange.run(
       [&]() -> shared_read_list {
         work = detail::make_owned<detail::load_work>(find_work(checkpoint, plan));
-        find_targets(*work, checkpoint, state, plan, resolver, options.devices);
+        find_targets(*work, checkpoint, state, plan, resolver, options);
+        if (options.blocks != nullptr) {
+          known = detail::make_owned<detail::block_comparison>(*work, plan, *options.blocks, until);
+          known->begin();
+        }
         blocks = detail::make_owned<detail::shared_blocks>(store_, *work, exchange.wants(), exchange.rank(),
                                                            share, until, options.devices);
         auto reads = blocks->find_shared_reads();
@@ -124,6 +141,7 @@ CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkp
       },
       share, until);
   blocks->read_alone();
+  if (known != nullptr) known->finish();
   if (options.stages != nullptr) detail::add(*options.stages, blocks->stages());
   return bytes + blocks->bytes_read();
 }
@@ -223,19 +241,23 @@ CAIRN_BODY detail::load_work safetensors_reader::find_work(const checkpoint_type
 
 CAIRN_BODY void safetensors_reader::find_targets(detail::load_work& work, const checkpoint_type& checkpoint,
                                                  const state_dict& state, const load_plan& plan,
-                                                 const target_resolver& resolver, device_load* devices) {
+                                                 const target_resolver& resolver,
+                                                 const read_options& options) {
   constexpr auto none = static_cast<std::size_t>(-1);
   std::vector<std::size_t> want_of(plan.items.size(), none);
   for (std::size_t k = 0; k < work.wants.size(); ++k) want_of[work.wants[k].planned] = k;
   for (std::uint32_t i = 0; i < plan.items.size(); ++i) {  // in the order of the plan
     const auto& item = plan.items[i];
     const auto& stored = checkpoint.metadata().items[item.stored];
-    if (stored.kind == item_kind::bytes)
-      detail::resize_for(state, item, want_of[i] == none ? 0 : work.wants[want_of[i]].box.bytes());
+    if (stored.kind == item_kind::bytes) {
+      const auto bytes = want_of[i] == none ? 0 : work.wants[want_of[i]].box.bytes();
+      if (options.blocks != nullptr) detail::forget_resized(*options.blocks, state, item, i, bytes);
+      detail::resize_for(state, item, bytes);
+    }
     if (want_of[i] == none) continue;
     auto& want = work.wants[want_of[i]];
     const auto target = resolver(item);
-    want = detail::make_want(want.box, stored.type, target.view, target.cast, stored.name, devices);
+    want = detail::make_want(want.box, stored.type, target.view, target.cast, stored.name, options.devices);
     want.planned = i;
   }
 }

@@ -16,6 +16,7 @@ namespace cairn {
 inline namespace v1 {
 
 class stored_checkpoint;
+struct block_pass;
 
 namespace detail {
 
@@ -34,6 +35,10 @@ struct planned_want {
 /// Gives the destination of a bytes item the stored size. @throws usage_error where it has a fixed, other
 /// size.
 void resize_for(const state_dict& state, const read_item& item, std::uint64_t bytes);
+
+/// Says that a bytes item, the plan's of this number, gets another size, if it does: what its memory held is lost then.
+void forget_resized(block_pass& pass, const state_dict& state, const read_item& item, std::uint32_t planned,
+                    std::uint64_t bytes);
 
 [[nodiscard]] load_file file_of(const stored_checkpoint& checkpoint, std::int32_t rank, std::uint32_t file);
 [[nodiscard]] load_item item_of(const stored_checkpoint& checkpoint, std::int32_t rank,

@@ -4,6 +4,7 @@
 #include <cairn/model/chunk_set.hpp>
 #include <cairn/model/extents.hpp>
 #include <cairn/model/item.hpp>
+#include <cairn/model/known_blocks.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
@@ -64,6 +65,22 @@ CAIRN_BODY void resize_for(const state_dict& state, const read_item& item, std::
           .expected = std::to_string(bytes),
           .got = std::to_string(e.memory.count(e.memory.object))});
   e.memory.resize(e.memory.object, bytes);
+}
+
+CAIRN_BODY void forget_resized(block_pass& pass, const state_dict& state, const read_item& item,
+                               std::uint32_t planned, std::uint64_t bytes) {
+  if (item.entry >= state.entries().size()) return;  // which resize_for() says
+  const auto& e = state.entries()[item.entry];
+  const auto now = e.memory.count(e.memory.object);
+  if (now == bytes) return;
+  if (pass.what == block_pass::action::remember)
+    fail(error_id::usage_size_changed, "an item of bytes has another size than when it was saved",
+         {.item = e.name});
+  pass.changed.push_back(planned);
+  pass.resized = pass.changed.size();
+  if (now == 0 || e.memory.data == nullptr) return;
+  const auto at = reinterpret_cast<std::uintptr_t>(e.memory.data(e.memory.object));
+  pass.known->forget({{at, at + static_cast<std::uintptr_t>(now)}});
 }
 
 CAIRN_BODY load_file file_of(const stored_checkpoint& checkpoint, std::int32_t rank, std::uint32_t file) {
