@@ -37,6 +37,8 @@ declare -A may_include=(
   [stores/s3]="system model concepts"
   [comm]="system model concepts"
   [comm/shared_memory]="system model concepts"
+  # Connections of ranks are what those of links are: sockets, TLS and its key.
+  [comm/socket]="system model concepts links/link_frame.hpp links/link_key.hpp links/link_sockets.hpp links/secure_socket.hpp"
   [comm/mpi]="system model concepts"
   [comm/nccl]="system model concepts stage cuda"
   [links]="system model concepts comm/collectives.hpp"

@@ -25,6 +25,7 @@
 #include <cairn/impl/checkpointer/item_reading.ipp>
 #include <cairn/impl/comm/collectives.ipp>
 #include <cairn/impl/comm/single_process.ipp>
+#include <cairn/impl/comm/socket/socket_frame.ipp>
 #include <cairn/impl/comm/thread_communicator.ipp>
 #include <cairn/impl/concepts/any_communicator.ipp>
 #include <cairn/impl/concepts/any_executor.ipp>
@@ -231,6 +232,12 @@
 #include <cairn/impl/comm/mpi_communicator.ipp>
 #endif
 #if defined(CAIRN_COMPILED_LINKS)
+#include <cairn/impl/comm/socket/socket_connection.ipp>
+#include <cairn/impl/comm/socket/socket_job.ipp>
+#include <cairn/impl/comm/socket/socket_rendezvous.ipp>
+#include <cairn/impl/comm/socket/socket_service.ipp>
+#include <cairn/impl/comm/socket/socket_world.ipp>
+#include <cairn/impl/comm/socket_communicator.ipp>
 #include <cairn/impl/links/link_client.ipp>
 #include <cairn/impl/links/link_key.ipp>
 #include <cairn/impl/links/link_server.ipp>

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::links
+#pragma once
+#include <cairn/comm/socket/socket_frame.hpp>
+#include <cairn/links/secure_socket.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/function_ref.hpp>
+#include <cairn/system/owned.hpp>
+#include <cairn/system/unforked_file.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// A frame that has arrived.
+struct received_frame {
+  socket_frame head;
+  std::vector<std::byte> body;
+};
+
+/// One connection between two ranks, over TLS or in the clear, which carries frames both ways. Its functions are
+/// called with its mutex locked, but for those that say otherwise, and wait for nothing.
+class socket_connection {
+ public:
+  socket_connection(const tls_context& context, owned<unforked_file> connected, secure_socket::side side,
+                    bool plain);
+
+  /// Any thread, without the mutex.
+  [[nodiscard]] int number() const noexcept { return socket_.number(); }
+  /// The address of the other end. Any thread, without the mutex.
+  [[nodiscard]] const std::string& where() const noexcept { return where_; }
+
+  [[nodiscard]] socket_progress handshake() noexcept;
+  /// Reads what is there, at most about 8 MiB, and gives each whole frame to `take`, in order, until that returns false.
+  /// `ended` also for what is no frame. @throws std::bad_alloc
+  [[nodiscard]] socket_progress::state read(function_ref<bool(received_frame&&)> take, std::size_t longest);
+  /// Writes what waits. `moved`: nothing waits any more.
+  [[nodiscard]] socket_progress::state flush() noexcept;
+  /// Puts a frame behind what waits, and writes as much as it can. @throws std::bad_alloc
+  void post(const socket_frame& head, std::span<const std::byte> body);
+  /// Writes some more bytes of a message, of which `done` were written. @pre nothing waits, or `done` > 0
+  [[nodiscard]] socket_progress::state write(const socket_head& head, std::span<const std::byte> body,
+                                             std::size_t& done);
+  /// What is left of a message goes on its own. @throws std::bad_alloc
+  void leave_rest(const socket_head& head, std::span<const std::byte> body, std::size_t done);
+  [[nodiscard]] bool has_waiting() const noexcept { return waiting_at_ < waiting_.size(); }
+
+  std::mutex mutex;
+  bool in_message = false;  ///< a caller of send() has written a part of a message
+  bool trusted = false;     ///< it has proved that it is of this job
+  bool paused = false;      ///< it is not read from
+  bool pause_now = false;   ///< whether it is to be paused; of the thread that serves it
+  std::uint32_t armed = 1;  ///< the events that the thread waits for, of which EPOLLIN is 1
+  deadline::clock::time_point last_sent = deadline::clock::now();
+  // Under the mutex of the service:
+  std::uint64_t id = 0;  ///< in the service
+  int peer = -1;         ///< the rank at the other end, once that is known
+  bool star = false;     ///< the connection by which a rank came to rank 0
+  deadline::clock::time_point due = deadline::clock::time_point::max();  ///< when a stranger is given up
+  /// Steady clock, in ns: when something came last. Any thread.
+  std::atomic<std::int64_t> last_heard{0};
+
+ private:
+  socket_progress read_some(std::span<std::byte> into) noexcept;
+  socket_progress write_some(std::span<const std::byte> bytes) noexcept;
+
+  secure_socket socket_;
+  bool plain_;
+  std::string where_;
+  socket_head head_in_{};
+  std::size_t have_ = 0;  // of the head, then of the body
+  bool in_body_ = false;
+  received_frame coming_;
+  std::vector<std::byte> waiting_;
+  std::size_t waiting_at_ = 0;
+  std::uint64_t with_this_key_ = 0;
+};
+
+/// A connected socket's other end as text, without the port.
+[[nodiscard]] std::string address_of_peer(int number);
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_LINKS)
+#include <cairn/impl/comm/socket/socket_connection.ipp>
+#endif

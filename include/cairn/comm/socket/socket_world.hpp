@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// opt-in: cairn::links
+#pragma once
+#include <cairn/comm/socket/socket_service.hpp>
+#include <cairn/links/link_key.hpp>
+#include <cairn/model/peer_watch.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
+#include <cairn/system/unforked_file.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// The connections of one rank, the thread that serves them, and what has come over them. Any thread calls it, but for
+/// send() and receive(), which one thread at a time calls.
+class socket_world {
+ public:
+  /// Serves `listening`, which `told` describes, from now on.
+  /// @throws storage_error where the system gives no thread or descriptor
+  socket_world(const socket_world_options& options, const link_key& key, owned<unforked_file> listening,
+               link_address told);
+  socket_world(const socket_world&) = delete;
+  socket_world& operator=(const socket_world&) = delete;
+  /// Says goodbye to all, and waits for at most 2 s until they have heard it.
+  ~socket_world();
+
+  [[nodiscard]] int rank() const noexcept;
+  [[nodiscard]] int size() const noexcept;
+  [[nodiscard]] std::shared_ptr<const peer_watch> watch() const;
+
+  /// Rank 0: waits until all ranks have come. @throws peer_error (peer_lost), timeout_error (timeout_peer), which the
+  /// others throw, too
+  void gather(deadline until);
+  /// What a try to reach rank 0 came to.
+  struct trial {
+    bool came = false;      ///< this rank was admitted
+    bool refused = false;   ///< something is there, and has not proved to be of this job
+    std::string text = {};  ///< what was found, for people
+  };
+  /// Another rank: tries to reach rank 0 at a numeric address. @throws usage_error (usage_bad_option) where rank 0
+  /// refuses this rank
+  [[nodiscard]] trial come(const std::string& host, std::uint16_t port, std::uint64_t listener,
+                           deadline until);
+  /// After come(): waits until all ranks have come. @throws as gather() on rank 0
+  void await_begin(deadline until);
+
+  // See Communicator.
+  void send(int to, std::span<const std::byte> bytes, deadline until);
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until);
+
+ private:
+  struct dialled;
+  [[nodiscard]] dialled dial(const std::string& host, std::uint16_t port, std::uint64_t listener,
+                             deadline until);
+  [[nodiscard]] std::shared_ptr<socket_connection> connect(int to, deadline until);
+  [[nodiscard]] std::shared_ptr<socket_connection> try_connect(int to, deadline until, bool& reached,
+                                                               std::string& found);
+  void check(int peer) const;
+  [[noreturn]] void fail_lost(int peer);
+  [[noreturn]] void fail_late(int peer, const char* what);
+
+  std::shared_ptr<socket_service> in_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED_LINKS)
+#include <cairn/impl/comm/socket/socket_world.ipp>
+#endif

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/comm/socket/socket_connection.hpp>
+#include <cairn/comm/socket/socket_frame.hpp>
+#include <cairn/comm/socket/socket_service.hpp>
+#include <cairn/comm/socket/socket_world.hpp>
+#include <cairn/concepts/communicator.hpp>
+#include <cairn/links/link_sockets.hpp>
+#include <cairn/system/backoff.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/shared.hpp>
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// What a call of dial() came to.
+struct socket_world::dialled {
+  std::shared_ptr<socket_connection> connection;  ///< null where nobody answered as a rank does
+  std::optional<socket_answer> answer;
+  bool reached = false;  ///< something listens there
+  std::string text;      ///< what was found
+};
+
+CAIRN_BODY socket_world::socket_world(const socket_world_options& options, const link_key& key,
+                                      owned<unforked_file> listening, link_address told)
+    : in_(detail::make_shared<socket_service>(options, key, std::move(listening), std::move(told))) {
+  if (options.size == 1) in_->at = socket_service::phase::begun;
+}
+CAIRN_BODY socket_world::~socket_world() {
+  // The thread that may hold its locks, and use OpenSSL's objects, is in the parent: nothing is freed here.
+  if (in_->process.in_child()) static_cast<void>(new (std::nothrow) std::shared_ptr<socket_service>(in_));
+}
+
+CAIRN_BODY int socket_world::rank() const noexcept {
+  return in_->options.rank;
+}
+CAIRN_BODY int socket_world::size() const noexcept {
+  return in_->options.size;
+}
+
+/// Asks flags that outlive the service.
+struct socket_watch final : peer_watch {
+  explicit socket_watch(std::shared_ptr<socket_service::gone_flags> of) : flags(std::move(of)) {}
+  [[nodiscard]] bool is_gone(int rank) const noexcept override {
+    return rank >= 0 && static_cast<std::size_t>(rank) < flags->each.size() &&
+           flags->each[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
+  }
+  std::shared_ptr<socket_service::gone_flags> flags;
+};
+CAIRN_BODY std::shared_ptr<const peer_watch> socket_world::watch() const {
+  return detail::make_shared<socket_watch>(in_->flags);
+}
+
+// --- How ranks meet
+
+CAIRN_BODY void socket_world::gather(deadline until) {
+  auto& in = *in_;
+  for (;;) {
+    const auto seen = in.changed.current();
+    std::exception_ptr failure;
+    {
+      const std::lock_guard lock(in.mutex);
+      // Not before the others know it: this rank may leave at once.
+      if (in.all_know) return;
+      std::string missing;
+      int first = -1, count = 0;
+      for (int rank = 1; rank < size() && failure == nullptr; ++rank) {
+        const auto& p = in.peer(rank);
+        if (p.gone && in.at == socket_service::phase::gathering)
+          failure =
+              make_failure(error_id::peer_lost, "a rank ended before all ranks of the job had come: " + p.why,
+                           {.rank = rank, .item = in.options.job, .got = in.who(rank)});
+        if (p.came) continue;
+        if (first < 0) first = rank;
+        if (++count <= 16) missing += (count == 1 ? "" : ", ") + std::to_string(rank);
+      }
+      if (count > 16) missing += " and " + std::to_string(count - 16) + " more";
+      if (failure == nullptr && until.passed() && in.at == socket_service::phase::gathering)
+        failure = make_failure(error_id::timeout_peer,
+                               "ranks did not come to the job by the deadline: " + missing +
+                                   (in.last_refused.empty() ? "" : "; " + in.last_refused),
+                               {.rank = first, .item = in.options.job});
+    }
+    if (failure != nullptr) {
+      in.give_up(failure);
+      std::rethrow_exception(failure);
+    }
+    in.changed.wait(seen, until);
+  }
+}
+
+CAIRN_BODY void socket_world::await_begin(deadline until) {
+  auto& in = *in_;
+  for (;;) {
+    const auto seen = in.changed.current();
+    {
+      const std::lock_guard lock(in.mutex);
+      if (in.at == socket_service::phase::begun) return;
+      if (in.at == socket_service::phase::given_up) std::rethrow_exception(in.failure);
+      if (in.peer(0).gone)
+        fail(error_id::peer_lost, "rank 0 ended before all ranks of the job had come: " + in.peer(0).why,
+             {.rank = 0, .item = in.options.job, .got = in.who(0)});
+      if (until.passed())
+        fail(error_id::timeout_peer,
+             "ranks did not come to the job by the deadline: " +
+                 (in.waiting_for.empty() ? std::string("rank 0 has not said which") : in.waiting_for),
+             {.rank = std::max(in.first_missing, 0), .item = in.options.job});
+    }
+    in.changed.wait(seen, until);
+  }
+}
+
+CAIRN_BODY socket_world::dialled socket_world::dial(const std::string& host, std::uint16_t port,
+                                                    std::uint64_t listener, deadline until) {
+  auto& in = *in_;
+  dialled made;
+  const auto where = host + " port " + std::to_string(port);
+  const auto limit = until.earlier(deadline::in(in.options.handshake_timeout));
+  int why = 0;
+  auto connected = connect_to(host, port, limit, why);
+  if (connected == nullptr) {
+    made.text = where + ": " + std::generic_category().message(why);
+    return made;
+  }
+  made.reached = true;
+  prepare_socket(connected->get(), in.options.lost_after);
+  auto c = detail::make_shared<socket_connection>(in.context, std::move(connected),
+                                                  secure_socket::side::client, in.options.plain);
+  const std::lock_guard lock(c->mutex);  // nobody else has it yet
+  using state = socket_progress::state;
+  /// Whether the other end may go on in time.
+  const auto wait = [&](state what) {
+    return what != state::ended &&
+           poll_one(c->number(), what == state::wants_write ? POLLOUT : POLLIN, limit);
+  };
+  for (;;) {
+    const auto progress = c->handshake();
+    if (progress.what == state::moved) break;
+    if (wait(progress.what)) continue;
+    made.text = where + ": what listens there does not have the key of this job";
+    return made;
+  }
+  c->post({.what = socket_frame::kind::hello}, in.hello(listener));
+  for (auto what = c->flush(); what != state::moved; what = c->flush())
+    if (!wait(what)) {
+      made.text = where + ": it took no greeting";
+      return made;
+    }
+  while (!made.answer) {
+    bool good = true;
+    const auto what = c->read(
+        [&](received_frame&& frame) {
+          if (frame.head.what == socket_frame::kind::answer) made.answer = decode_socket_answer(frame.body);
+          good = made.answer.has_value();
+          return false;
+        },
+        max_hello_bytes);
+    if (made.answer) break;
+    if (!good || what == state::moved || !wait(what)) {
+      made.text = where + ": what listens there is no rank of cairn, or of another version";
+      return made;
+    }
+  }
+  made.connection = std::move(c);
+  return made;
+}
+
+CAIRN_BODY socket_world::trial socket_world::come(const std::string& host, std::uint16_t port,
+                                                  std::uint64_t listener, deadline until) {
+  using status = socket_answer::status;
+  auto made = dial(host, port, listener, until);
+  if (!made.answer) return {false, made.reached, made.text};
+  const auto& o = in_->options;
+  const auto refuse = [&](const char* sentence, const std::string& expected, const std::string& got) {
+    fail(error_id::usage_bad_option, sentence,
+         {.rank = o.rank, .item = o.job, .expected = expected, .got = got});
+  };
+  const auto where = host + " port " + std::to_string(port);
+  switch (made.answer->what) {
+    case status::welcome:
+      break;
+    case status::other_size:
+      refuse("rank 0 was started with another number of ranks", std::to_string(made.answer->size),
+             std::to_string(o.size));
+      break;
+    case status::no_such_rank:
+      refuse("there is no such rank", "1 to " + std::to_string(made.answer->size - 1),
+             std::to_string(o.rank));
+      break;
+    case status::taken:
+      refuse("this rank has come already: it was started twice, or one of an earlier start is still there",
+             "one process for each rank", made.answer->text);
+      break;
+    case status::other_job:
+      return {false, true, where + ": job '" + made.answer->text + "' has it"};
+    case status::other_listener:
+      return {false, true, where + ": another rank has it"};
+    case status::given_up:
+      return {false, true, where + ": rank 0 gave up to wait for the others"};
+  }
+  {
+    const std::lock_guard lock(in_->mutex);
+    in_->peer(0).place.from.hosts = {host};
+  }
+  in_->add(made.connection, 0, true);
+  return {true, false, {}};
+}
+
+// --- Messages
+
+CAIRN_BODY void socket_world::check(int peer) const {
+  in_->process.check("a communicator does not work in a child of fork(); make one there");
+  if (peer < 0 || peer >= size())
+    fail(error_id::usage_bad_option, "there is no such rank",
+         {.expected = "0 to " + std::to_string(size() - 1), .got = std::to_string(peer)});
+}
+CAIRN_BODY void socket_world::fail_lost(int peer) {
+  std::string why, who;
+  {
+    const std::lock_guard lock(in_->mutex);
+    why = in_->peer(peer).why;
+    who = in_->who(peer);
+  }
+  fail(error_id::peer_lost, "a rank is gone: " + why, {.rank = peer, .item = in_->options.job, .got = who});
+}
+CAIRN_BODY void socket_world::fail_late(int peer, const char* what) {
+  std::string text, who;
+  {
+    const std::lock_guard lock(in_->mutex);
+    who = in_->who(peer);
+    text = what;
+    if (const auto& c = in_->peer(peer).out) {
+      const auto heard = deadline::clock::time_point(
+          deadline::clock::duration(c->last_heard.load(std::memory_order_relaxed)));
+      const auto silent = deadline::clock::now() - heard;
+      if (silent > in_->options.lost_after)
+        text += "; its host answers, but its process has said nothing for " +
+                std::to_string(std::chrono::duration_cast<std::chrono::seconds>(silent).count()) +
+                " s and may be stopped";
+    }
+  }
+  fail(error_id::timeout_peer, text, {.rank = peer, .item = in_->options.job, .got = who});
+}
+
+/// Tries all addresses of a rank once; null where none of them is its.
+CAIRN_BODY std::shared_ptr<socket_connection> socket_world::try_connect(int to, deadline until, bool& reached,
+                                                                        std::string& found) {
+  auto& in = *in_;
+  link_address place;
+  {
+    const std::lock_guard lock(in.mutex);
+    const auto& p = in.peer(to);
+    if (p.out != nullptr) return p.out;
+    if (p.gone) return nullptr;
+    place = p.place.from;
+  }
+  for (const auto& host : place.hosts) {
+    auto made = dial(host, place.port, place.link, until);
+    if (made.answer && made.answer->what == socket_answer::status::welcome) {
+      in.add(made.connection, to, false);
+      return made.connection;
+    }
+    // The same address may be that of another host, or of another network.
+    reached = reached || (made.reached && !made.answer) ||
+              (made.answer && made.answer->what == socket_answer::status::given_up);
+    if (!made.text.empty()) found = made.text;
+    if (until.passed()) break;
+  }
+  return nullptr;
+}
+
+/// A connection to a rank that has none yet.
+CAIRN_BODY std::shared_ptr<socket_connection> socket_world::connect(int to, deadline until) {
+  auto& in = *in_;
+  backoff pause(std::chrono::milliseconds(20), std::chrono::milliseconds(500));
+  const auto silence = deadline::in(in.options.lost_after);
+  for (;;) {
+    bool reached = false, gone = false;
+    std::string found;
+    if (auto made = try_connect(to, until, reached, found)) return made;
+    {
+      const std::lock_guard lock(in.mutex);
+      gone = in.peer(to).gone;
+    }
+    if (gone) fail_lost(to);
+    if (silence.passed() && !reached)
+      in.lose(to, " cannot be reached: " + found);
+    else if (!pause.wait(until))
+      fail_late(to, "a rank did not answer by the deadline");
+  }
+}
+
+CAIRN_BODY void socket_world::send(int to, std::span<const std::byte> bytes, deadline until) {
+  auto& in = *in_;
+  check(to);
+  if (bytes.size() > max_message_bytes)
+    fail(error_id::usage_overflow, "a message is longer than 1 GiB", {.rank = rank()});
+  std::shared_ptr<socket_connection> c;
+  {
+    const std::lock_guard lock(in.mutex);
+    auto& p = in.peer(to);
+    if (to == rank()) {
+      p.ready.emplace_back(bytes.begin(), bytes.end());
+      return;
+    }
+    c = p.out;
+    if (p.gone) c = nullptr;
+  }
+  if (c == nullptr) c = connect(to, until);
+  const auto head = encode(socket_frame{.what = socket_frame::kind::message, .bytes = bytes.size()});
+  std::size_t done = 0;
+  bool begun = false;
+  using state = socket_progress::state;
+  for (;;) {
+    auto what = state::moved;
+    {
+      const std::lock_guard lock(c->mutex);
+      if (!begun) what = c->flush();
+      if (what == state::moved) {
+        begun = c->in_message = true;
+        what = c->write(head, bytes, done);
+      }
+      if (what == state::moved) {
+        c->in_message = false;
+        if (c->has_waiting()) static_cast<void>(c->flush());
+        in.arm(*c);
+        return;
+      }
+      if (begun && (what == state::ended || until.passed())) {
+        c->in_message = false;
+        try {
+          if (what != state::ended) c->leave_rest(head, bytes, done);
+        } catch (...) {
+          // Nothing can follow half a message.
+          ::shutdown(c->number(), SHUT_RDWR);
+        }
+        in.arm(*c);
+      }
+    }
+    if (what == state::ended) {
+      in.end(c, false);
+      fail_lost(to);
+    }
+    if (until.passed()) fail_late(to, "a rank took no message, or not all of one, by the deadline");
+    static_cast<void>(poll_one(c->number(), what == state::wants_read ? POLLIN : POLLOUT,
+                               until.earlier(deadline::in(std::chrono::milliseconds(100)))));
+  }
+}
+
+CAIRN_BODY std::vector<std::byte> socket_world::receive(int from, deadline until) {
+  auto& in = *in_;
+  check(from);
+  const auto silence = deadline::in(in.options.lost_after);
+  auto next_look = deadline::in(std::chrono::seconds(1));
+  for (;;) {
+    const auto seen = in.changed.current();
+    bool lost = false, alone = false;
+    auto next = until;
+    {
+      std::unique_lock lock(in.mutex);
+      auto& p = in.peer(from);
+      if (!p.ready.empty()) {
+        auto message = std::move(p.ready.front());
+        p.ready.pop_front();
+        if (from == rank()) return message;
+        p.ready_bytes -= message.size() + sizeof message;
+        const bool resumes = p.paused && p.ready_bytes < max_message_bytes / 2;
+        lock.unlock();
+        if (resumes) in.resume(from);
+        return message;
+      }
+      // What it sent before its end may still be under way over another connection.
+      const auto over = p.gone_at + std::chrono::seconds(1);
+      lost = p.gone && (p.open == 0 || deadline::clock::now() >= over);
+      if (p.gone) next = next.earlier(deadline::at(over));
+      alone = p.open == 0 && !p.gone && from != 0 && in.peer(0).gone;
+    }
+    if (lost) fail_lost(from);
+    if (from == rank() || until.passed())
+      fail_late(from, from == rank() ? "a rank waits for a message to itself that it has not sent"
+                                     : "no message came by the deadline");
+    // Rank 0 tells who is gone. Without it, a connection does.
+    if (alone) {
+      if (next_look.passed()) {
+        bool reached = false;
+        std::string found;
+        const auto limit = until.earlier(deadline::in(std::chrono::seconds(2)));
+        const bool here = try_connect(from, limit, reached, found) != nullptr;
+        if (!here && !reached && silence.passed()) in.lose(from, " cannot be reached: " + found);
+        next_look = deadline::in(std::chrono::seconds(1));
+        continue;
+      }
+      next = next.earlier(next_look);
+    }
+    in.changed.wait(seen, next);
+  }
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

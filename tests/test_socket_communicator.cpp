@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+// threaded
+// cost: 30
+// links: cairn::links
+//
+// Ranks over sockets: what the suite of Communicator asks, how they find each other, and what strangers, false ranks,
+// broken connections and lost processes do to them.
+#include <doctest/doctest.h>
+
+#include <cairn/comm/collectives.hpp>
+#include <cairn/comm/socket/socket_rendezvous.hpp>
+#include <cairn/comm/socket_communicator.hpp>
+#include <cairn/concepts/any_communicator.hpp>
+#include <cairn/system/backoff.hpp>
+#include <support/communicator_conformance.hpp>
+#include <support/link_peers.hpp>
+#include <support/process_ranks.hpp>
+#include <support/scratch_directory.hpp>
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace cairn_test;
+using namespace std::chrono_literals;
+using cairn::deadline;
+using cairn::error_id;
+using cairn::socket_communicator;
+using cairn::socket_job;
+using cairn::socket_options;
+
+namespace {
+
+static_assert(cairn::plays<socket_communicator, cairn::role::communicator>);
+static_assert(cairn::DetectsLostPeers<socket_communicator>);
+static_assert(!std::copy_constructible<socket_communicator>);
+static_assert(std::is_nothrow_move_constructible_v<socket_communicator>);
+
+const std::string secret = "a secret of a test, which has more than 32 characters";
+
+/// A job of this test whose ranks meet at one of 16 ports: as those that torchrun starts.
+socket_job job_at_ports(int rank, int size, const std::string& name = "test") {
+  socket_job job{.name = name, .rank = rank, .size = size, .host = "127.0.0.1"};
+  job.port = static_cast<std::uint16_t>(20000 + ::getpid() % 750 * 16);
+  job.ports = 16;
+  job.key = secret;
+  return job;
+}
+
+/// What each rank threw.
+std::vector<std::exception_ptr> run_ranks(int size, const std::function<void(int)>& body) {
+  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(size));
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (...) {
+        thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  threads.clear();
+  return thrown;
+}
+void check_none(const std::vector<std::exception_ptr>& thrown) {
+  for (const auto& each : thrown) CHECK_NOTHROW(each ? std::rethrow_exception(each) : void());
+}
+/// The error that a call throws; one of id usage_closed that says so where it throws none.
+template <class Call>
+std::unique_ptr<cairn::error> error_of(Call call) {
+  try {
+    call();
+  } catch (const cairn::error& e) {
+    return std::make_unique<cairn::error>(e);
+  }
+  return std::make_unique<cairn::error>(error_id::usage_closed, "nothing was thrown", cairn::error_fields{});
+}
+bool says(const cairn::error& e, const std::string& text) {
+  return std::string(e.what()).find(text) != std::string::npos;
+}
+
+/// Ranks that are threads of this test and meet by a file.
+template <int Size>
+struct file_env {
+  static int size() { return Size; }
+  template <class Body>
+  void run(Body body) {
+    const scratch_directory place;
+    for (const auto& each : run_ranks(Size, [&](int rank) {
+           socket_communicator comm(socket_job::in_file(place.path() + "/job", rank, Size));
+           body(comm);
+         }))
+      if (each) std::rethrow_exception(each);
+  }
+};
+/// The same at a port, in the clear, behind the handle of any communicator.
+struct plain_env {
+  static int size() { return 3; }
+  template <class Body>
+  void run(Body body) {
+    for (const auto& each : run_ranks(size(), [&](int rank) {
+           cairn::any_communicator comm(socket_communicator(
+               job_at_ports(rank, size()), {.protection = cairn::socket_protection::plaintext}));
+           body(comm);
+         }))
+      if (each) std::rethrow_exception(each);
+  }
+};
+
+/// Waits for the file of a job.
+cairn::detail::job_file await_file(const std::string& path) {
+  for (const auto until = ample();;) {
+    if (auto file = cairn::detail::read_job_file(path)) return std::move(*file);
+    if (!cairn::detail::sleep_for(1ms, until)) throw std::runtime_error("rank 0 writes no file");
+  }
+}
+
+/// A rank in a thread of its own, which makes a communicator and keeps it.
+struct rank_in_thread {
+  explicit rank_in_thread(const socket_job& job, const socket_options& options = {})
+      : thread([this, job, options] {
+          try {
+            comm.emplace(job, options);
+          } catch (...) {
+            thrown = std::current_exception();
+          }
+        }) {}
+  socket_communicator& get() {
+    if (thread.joinable()) thread.join();
+    if (thrown) std::rethrow_exception(thrown);
+    return *comm;
+  }
+  std::optional<socket_communicator> comm;
+  std::exception_ptr thrown;
+  std::jthread thread;
+};
+
+}  // namespace
+
+TEST_CASE_TEMPLATE_INVOKE(communicator_conformance, file_env<1>, file_env<2>, file_env<5>, plain_env);
+
+TEST_CASE("collectives over sockets, and connections that are made when they are needed") {
+  const scratch_directory place;
+  check_none(run_ranks(9, [&](int rank) {
+    cairn::collectives all{
+        cairn::any_communicator(socket_communicator(socket_job::in_file(place.path() + "/job", rank, 9)))};
+    for (int round = 0; round < 3; ++round) {
+      all.barrier(ample());
+      const auto text = text_of(all.broadcast(round, bytes_of("from " + std::to_string(rank)), ample()));
+      expect(text == "from " + std::to_string(round), "broadcast gave " + text);
+      const auto gathered = all.all_gather(bytes_of(std::to_string(rank)), ample());
+      for (int r = 0; r < 9; ++r)
+        expect(text_of(gathered[static_cast<std::size_t>(r)]) == std::to_string(r), "all_gather mixed ranks");
+    }
+    all.barrier(ample());
+  }));
+  // Nothing is left of how they met.
+  CHECK(::access((place.path() + "/job").c_str(), F_OK) != 0);
+}
+
+TEST_CASE("ranks that send much to each other at once do not wait for each other") {
+  const scratch_directory place;
+  check_none(run_ranks(2, [&](int rank) {
+    socket_communicator comm(socket_job::in_file(place.path() + "/job", rank, 2));
+    const std::vector<std::byte> much(std::size_t{24} << 20, static_cast<std::byte>(rank + 1));
+    comm.send(1 - rank, much, ample());
+    const auto got = comm.receive(1 - rank, ample());
+    expect(got.size() == much.size() && got.back() == static_cast<std::byte>(2 - rank), "it differs");
+  }));
+}
+
+TEST_CASE("two jobs of one secret share a range of ports, and never mix") {
+  check_none(run_ranks(6, [&](int n) {
+    const int rank = n % 3;
+    const std::string name = n < 3 ? "one" : "two";
+    socket_communicator comm(job_at_ports(rank, 3, name));
+    cairn::collectives all{cairn::any_communicator(std::move(comm))};
+    for (const auto& each : all.all_gather(bytes_of(name), ample()))
+      expect(text_of(each) == name, "a rank of another job is here");
+    all.barrier(ample());
+  }));
+}
+
+TEST_CASE(
+    "strangers, wrong secrets, false sizes and second ranks are refused, and the job begins without them") {
+  const auto port_of = [](const std::string& path) { return await_file(path).rank_0.port; };
+  const scratch_directory place;
+  const auto path = place.path() + "/job";
+  rank_in_thread zero(socket_job::in_file(path, 0, 2));
+  const auto file = await_file(path);
+
+  // One that speaks no TLS, one that says nothing it could be answered for: not a byte.
+  const stranger talks(port_of(path));
+  talks.say("GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n");
+  CHECK(talks.hear_all().empty());
+
+  // The file of another job: its key is another one.
+  const auto other = place.path() + "/other";
+  cairn::detail::write_job_file(other, {cairn::link_key::random(), file.rank_0});
+  auto e = error_of([&] { socket_communicator(socket_job::in_file(other, 1, 2), {.timeout = 300ms}); });
+  CHECK(e->id() == error_id::timeout_peer);
+  CHECK(says(*e, "does not have the key"));
+
+  e = error_of([&] { socket_communicator(socket_job::in_file(path, 1, 3)); });
+  CHECK(e->id() == error_id::usage_bad_option);
+  CHECK(says(*e, "another number of ranks"));
+
+  // Of two that say that they are rank 1, one is.
+  rank_in_thread one(socket_job::in_file(path, 1, 2));
+  zero.get(), one.get();
+  cairn::detail::write_job_file(path, file);
+  e = error_of([&] { socket_communicator(socket_job::in_file(path, 1, 2)); });
+  CHECK(e->id() == error_id::usage_bad_option);
+  CHECK(says(*e, "come already"));
+
+  one.get().send(0, bytes_of("here"), ample());
+  CHECK(text_of(zero.get().receive(1, ample())) == "here");
+}
+
+TEST_CASE("a rank without the secret is told that rank 0's address is not its job's") {
+  // A port of a program that is no rank, and closes what it does not understand.
+  const own_server other([](cairn::detail::file_descriptor) {});
+  auto job = socket_job::at("test", 1, 2, "127.0.0.1:" + std::to_string(other.port()));
+  job.key = secret;
+  const auto e = error_of([&] { socket_communicator{job}; });
+  CHECK(e->id() == error_id::peer_refused);
+  CHECK(e->fields().rank == 0);
+  CHECK(says(*e, "CAIRN_JOB_KEY"));
+  // Rank 0 finds the port taken.
+  job.rank = 0;
+  CHECK(error_of([&] { socket_communicator{job}; })->id() == error_id::usage_bad_option);
+}
+
+TEST_CASE("a rank that never comes is named, on all that came") {
+  const scratch_directory place;
+  const auto path = place.path() + "/job";
+  const auto thrown = run_ranks(3, [&](int n) {
+    if (n == 2) return;
+    socket_communicator(socket_job::in_file(path, n, 3), {.timeout = n == 0 ? 1500ms : 5000ms});
+  });
+  for (const int rank : {0, 1}) {
+    const auto e = error_of([&] { std::rethrow_exception(thrown[static_cast<std::size_t>(rank)]); });
+    CHECK(e->id() == error_id::timeout_peer);
+    if (rank == 0) {
+      CHECK(says(*e, "2"));
+      CHECK(e->fields().rank > 0);
+    }
+  }
+}
+
+TEST_CASE("a connection that is cut in the middle of a message names the rank at its other end") {
+  const scratch_directory place;
+  const auto path = place.path() + "/job", by_proxy = place.path() + "/proxy";
+  rank_in_thread zero(socket_job::in_file(path, 0, 2));
+  auto file = await_file(path);
+  const auto port = file.rank_0.port;
+  // Carries bytes both ways, and closes both ends once 4 MiB have gone to rank 0.
+  const own_server proxy([port](cairn::detail::file_descriptor from) {
+    const auto to = stranger(port).release();
+    ::fcntl(from.get(), F_SETFL, O_NONBLOCK);
+    std::vector<char> some(std::size_t{1} << 16);
+    for (std::size_t carried = 0; carried < (std::size_t{4} << 20);) {
+      pollfd both[] = {{from.get(), POLLIN, 0}, {to.get(), POLLIN, 0}};
+      if (::poll(both, 2, 60'000) <= 0) return;
+      for (int side = 0; side < 2; ++side) {
+        if (both[side].revents == 0) continue;
+        const auto got = ::recv(both[side].fd, some.data(), some.size(), 0);
+        if (got <= 0) return;
+        for (::ssize_t done = 0; done < got;) {
+          const auto put = ::send(both[1 - side].fd, some.data() + done, static_cast<std::size_t>(got - done),
+                                  MSG_NOSIGNAL);
+          if (put > 0) done += put;
+          pollfd one{both[1 - side].fd, POLLOUT, 0};
+          if (put < 0 && (errno != EAGAIN || ::poll(&one, 1, 60'000) <= 0)) return;
+        }
+        if (side == 0) carried += static_cast<std::size_t>(got);
+      }
+    }
+  });
+  file.rank_0.port = proxy.port();
+  file.rank_0.hosts = {"127.0.0.1"};
+  cairn::detail::write_job_file(by_proxy, file);
+  auto job = socket_job::in_file(by_proxy, 1, 2);
+  job.name = "job";
+  rank_in_thread one(job);
+  zero.get(), one.get();
+  one.get().send(0, bytes_of("before"), ample());
+  const auto sent = error_of([&] {
+    const std::vector<std::byte> much(std::size_t{64} << 20);
+    one.get().send(0, much, ample());
+  });
+  CHECK(sent->id() == error_id::peer_lost);
+  CHECK(sent->fields().rank == 0);
+  CHECK(text_of(zero.get().receive(1, ample())) == "before");
+  const auto got = error_of([&] { static_cast<void>(zero.get().receive(1, ample())); });
+  CHECK(got->id() == error_id::peer_lost);
+  CHECK(got->fields().rank == 1);
+  CHECK(says(*got, "closed its connection"));
+  CHECK(zero.get().watch_peers()->is_gone(1));
+}
+
+TEST_CASE("impossible jobs are refused") {
+  const auto refused = [](const socket_job& job, const socket_options& options = {}) {
+    const auto e = error_of([&] { socket_communicator(job, options); });
+    return e->id() == error_id::usage_bad_option || e->id() == error_id::usage_bad_name;
+  };
+  ::unsetenv("CAIRN_JOB_KEY");
+  auto job = job_at_ports(1, 2);
+  CHECK(refused({.name = "a job"}));
+  CHECK(refused({.name = "job", .rank = 2, .size = 2}));
+  CHECK(refused({.name = "job", .rank = 0, .size = 2}));
+  CHECK(refused(job, {.lost_after = 1s}));
+  job.key = "too short";
+  CHECK(refused(job));
+  job.key.clear();
+  const auto e = error_of([&] { socket_communicator{job}; });
+  CHECK(says(*e, "set CAIRN_JOB_KEY"));
+  CHECK_THROWS_AS(static_cast<void>(socket_job::at("job", 0, 2, "node1")), cairn::usage_error);
+  CHECK(socket_job::at("job", 0, 2, "[fd00::1]:99").host == "fd00::1");
+
+  // A directory that others may read is no place for a key.
+  const scratch_directory place;
+  ::chmod(place.path().c_str(), 0755);
+  CHECK(refused(socket_job::in_file(place.path() + "/job", 0, 2)));
+}
+
+TEST_CASE("what torchrun and srun say in the environment") {
+  struct variable {
+    variable(const char* called, const char* value) : name(called) { ::setenv(called, value, 1); }
+    ~variable() { ::unsetenv(name); }
+    const char* name;
+  };
+  CHECK_THROWS_AS(static_cast<void>(socket_job::torchrun()), cairn::usage_error);
+  {
+    const variable all[] = {{"RANK", "3"},
+                            {"WORLD_SIZE", "8"},
+                            {"MASTER_ADDR", "node1"},
+                            {"MASTER_PORT", "29400"},
+                            {"TORCHELASTIC_RUN_ID", "run-7"}};
+    const auto job = socket_job::torchrun();
+    CHECK(job.rank == 3);
+    CHECK(job.size == 8);
+    CHECK(job.host == "node1");
+    CHECK(job.ports == 16);
+    CHECK(job.port >= 20000);
+    CHECK(job.port + job.ports <= 32000);
+    CHECK(socket_job::torchrun("other").run == job.run);
+    const variable later("TORCHELASTIC_RUN_ID", "run-8");
+    CHECK(socket_job::torchrun().run != job.run);
+  }
+  CHECK_THROWS_AS(static_cast<void>(socket_job::slurm()), cairn::usage_error);
+  const variable all[] = {{"SLURM_PROCID", "1"},
+                          {"SLURM_NTASKS", "4"},
+                          {"SLURM_JOB_ID", "99"},
+                          {"SLURM_STEP_ID", "0"},
+                          {"SLURM_JOB_NODELIST", "gpu[07-09,12],login1"}};
+  CHECK(socket_job::slurm().host == "gpu07");
+  CHECK(socket_job::slurm().size == 4);
+  const variable step("SLURM_STEP_NODELIST", "rack1-[3]-ib,x");
+  CHECK(socket_job::slurm().host == "rack1-3-ib");
+  const variable alone("SLURM_STEP_NODELIST", "n1,n2");
+  CHECK(socket_job::slurm().host == "n1");
+}
+
+TEST_CASE("a process that is killed is named on all others, with its host, and what it had sent comes") {
+  const scratch_directory place;
+  const auto path = place.path() + "/job";
+  process_ranks ranks(4);
+  ranks.kill_at(2, "in training");
+  const auto ends = ranks.run([&](rank_process& me) {
+    socket_communicator comm(socket_job::in_file(path, me.rank(), 4));
+    if (me.rank() == 2) comm.send(3, bytes_of("last words"), ample());
+    me.point("in training");
+    if (me.rank() == 3) expect(text_of(comm.receive(2, ample())) == "last words", "its message differs");
+    // Each of them has a connection to it, or hears it from rank 0.
+    const auto e = error_of([&] { static_cast<void>(comm.receive(2, ample())); });
+    expect(e->id() == error_id::peer_lost && e->fields().rank == 2, std::string("not named: ") + e->what());
+    expect(says(*e, "rank 2 on "), std::string("its host is not named: ") + e->what());
+    expect(comm.watch_peers()->is_gone(2), "the watch does not know it");
+    // Before any leaves, which would be news of another kind.
+    me.word(0).fetch_add(1);
+    me.await(0, 3);
+  });
+  for (const auto& each : ends) CHECK_MESSAGE((each.good() || each.killed()), each.text());
+}
+
+TEST_CASE(
+    "a process that is stopped is named at the deadline, and one that forked leaves no child behind as a "
+    "rank") {
+  const scratch_directory place;
+  const auto path = place.path() + "/job";
+  process_ranks ranks(3);
+  ranks.hang_at(2, "stopped");
+  const auto ends = ranks.run([&](rank_process& me) {
+    socket_communicator comm(socket_job::in_file(path, me.rank(), 3));
+    if (me.rank() == 1) {
+      const auto child = ::fork();
+      if (child == 0) {
+        const auto e = error_of([&] { comm.send(0, {}, ample()); });
+        ::_exit(e->id() == error_id::usage_wrong_process ? 0 : 1);
+      }
+      int status = -1;
+      expect(::waitpid(child, &status, 0) == child && status == 0, "a child of fork() is a rank");
+    }
+    me.point("stopped");
+    cairn::collectives all{cairn::any_communicator(std::move(comm))};
+    const auto e = error_of([&] { all.barrier(deadline::in(500ms)); });
+    expect(e->id() == error_id::timeout_peer && e->fields().rank == 2,
+           std::string("not named: ") + e->what());
+    me.word(0).fetch_add(1);
+    me.await(0, 2);
+  });
+  CHECK(ends[0].good());
+  CHECK(ends[1].good());
+  CHECK(ends[2].hung);
+}
