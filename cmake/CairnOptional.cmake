@@ -5,7 +5,7 @@
 #   cairn::zstd           zstd
 #   cairn::parity         ISA-L: parity of images on several hosts
 #   cairn::s3             libcurl, OpenSSL's libcrypto and Expat: object storage
-#   cairn::links          OpenSSL 3.0 or later: peer links over TLS
+#   cairn::links          OpenSSL 3.0 or later: peer links and ranks over TLS
 #   cairn::cuda           the CUDA toolkit's runtime: memory of GPUs
 #   cairn::nccl           NCCL 2.19 or later, and the CUDA toolkit's runtime: messages from GPU to GPU
 #   cairn::torch          libtorch, where Torch_DIR (a variable of CMake or of the environment) or CMAKE_PREFIX_PATH leads to it
