@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# needs: helper_s3_server
+# needs: helper_s3_server socket_ranks
 """The cluster in a box (tests/cluster/box): its hosts and faults are what they are called, and nothing of it remains, however it
 ends. Needs root and what `box install` installs.
 
-usage: test_cluster.py HELPER_S3_SERVER
+usage: test_cluster.py HELPER_S3_SERVER SOCKET_RANKS
 """
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BOX = os.path.join(HERE, "cluster", "box")
-S3_SERVER = os.path.abspath(sys.argv[1])
+S3_SERVER, SOCKET_RANKS = map(os.path.abspath, sys.argv[1:3])
 LIMIT = 60  # seconds; nothing here waits so long unless it is wrong
 
 
@@ -235,8 +236,26 @@ def an_object_store_is_a_host():
     assert box("on", "h1", "python3", "-c", f"import socket; socket.create_connection(('{address.split(':')[0]}', {address.split(':')[1]})); print(1)") == "1\n"
 
 
+def ranks_on_sockets_name_a_lost_host():
+    shared = os.environ["CAIRN_BOX"] + "/shared"
+    program = shutil.copy(SOCKET_RANKS, shared + "/socket_ranks")  # hosts have a /tmp of their own
+    said = ["WORLD_SIZE=6", "MASTER_ADDR=h1", "MASTER_PORT=29400", "TORCHELASTIC_RUN_ID=box", "CAIRN_JOB_KEY=" + "0123456789abcdef" * 4]
+    ranks = [subprocess.Popen([BOX, "on", f"h{rank // 2 + 1}", "env", f"RANK={rank}", *said, program, shared + "/checkpoints", "1000000"],
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(6)]
+    for line in ranks[0].stdout:
+        if "step 3 committed" in line:
+            break
+    box("power-off", "h2")
+    # A save waits for half an hour for a rank that may come back: these know better.
+    for rank in (0, 1, 4, 5):
+        errors = ranks[rank].communicate(timeout=LIMIT)[1]
+        assert ranks[rank].returncode == 1 and re.search(r"cairn\.peer\.lost.*rank [23]\b", errors), (rank, ranks[rank].returncode, errors)
+    box("boot", "h2")
+
+
 def inside():
-    for part in (hosts_are_apart, frozen_hosts_stop, cuts_are_one_way, cables_are_slow, power_goes_without_a_word, an_object_store_is_a_host):
+    for part in (hosts_are_apart, frozen_hosts_stop, cuts_are_one_way, cables_are_slow, power_goes_without_a_word, an_object_store_is_a_host,
+                 ranks_on_sockets_name_a_lost_host):
         begin = time.monotonic()
         part()
         print(f"{part.__name__}: {time.monotonic() - begin:.1f} s", flush=True)
@@ -303,7 +322,7 @@ def main():
     assert done.returncode in (77, 126, 127), done  # or it may not even read the clone
     assert done.returncode != 77 or "needs root" in done.stderr, done
     assert subprocess.run([BOX, "on", "h1", "true"], stderr=subprocess.DEVNULL, check=False).returncode == 2
-    subprocess.run([BOX, "run", sys.executable, os.path.abspath(__file__), S3_SERVER], check=True, timeout=5 * LIMIT)
+    subprocess.run([BOX, "run", sys.executable, os.path.abspath(__file__), S3_SERVER, SOCKET_RANKS], check=True, timeout=5 * LIMIT)
     begin = time.monotonic()
     nothing_remains()
     print(f"nothing_remains: {time.monotonic() - begin:.1f} s", flush=True)
