@@ -78,6 +78,7 @@
 #include <cairn/impl/model/state_dict.ipp>
 #include <cairn/impl/model/state_entry.ipp>
 #include <cairn/impl/model/stored_items.ipp>
+#include <cairn/impl/model/surveyed_save.ipp>
 #include <cairn/impl/observe/progress_bar.ipp>
 #include <cairn/impl/observe/save_interval.ipp>
 #include <cairn/impl/observe/trace_file.ipp>
@@ -97,6 +98,7 @@
 #include <cairn/impl/plan/summary/validation.ipp>
 #include <cairn/impl/redundancy/block_table.ipp>
 #include <cairn/impl/redundancy/failure_groups.ipp>
+#include <cairn/impl/redundancy/image_rebuilds.ipp>
 #include <cairn/impl/redundancy/kept_piece.ipp>
 #include <cairn/impl/redundancy/link_reader.ipp>
 #include <cairn/impl/redundancy/lost_images.ipp>
@@ -182,6 +184,7 @@
 #include <cairn/impl/tiers/disk_image.ipp>
 #include <cairn/impl/tiers/held_record.ipp>
 #include <cairn/impl/tiers/held_store.ipp>
+#include <cairn/impl/tiers/spread_images.ipp>
 #include <cairn/impl/tiers/tier_directory.ipp>
 #include <cairn/impl/tiers/tier_files.ipp>
 #if defined(CAIRN_COMPILED_S3)

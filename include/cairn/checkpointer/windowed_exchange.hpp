@@ -96,7 +96,7 @@ class windowed_exchange final : public read_exchange {
     static constexpr position end() noexcept { return {UINT64_MAX, UINT64_MAX}; }
     friend constexpr auto operator<=>(const position&, const position&) noexcept = default;
   };
-  static position position_of(const shared_read& u) noexcept { return {u.before, u.ranks->digest}; }
+  static position position_of(const shared_read& u) noexcept { return {u.before, u.tie}; }
   static std::size_t index_of(const std::vector<shared_read>& reads, position limit) {
     return static_cast<std::size_t>(
         std::partition_point(reads.begin(), reads.end(),

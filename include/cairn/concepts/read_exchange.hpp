@@ -23,10 +23,12 @@ inline namespace v1 {
 
 /// Bytes that several ranks want, one of them reads, and the others get from it.
 struct shared_read {
-  const rank_set* ranks = nullptr;  ///< all that want them, the reader too
-  std::uint64_t bytes = 0;          ///< that are read
-  std::uint64_t before = 0;         ///< bytes of reads for the same ranks that come before it
-  std::uint64_t cost = 0;           ///< bytes of memory that this rank needs for it while it is exchanged
+  const rank_set* ranks = nullptr;    ///< all that want them, the reader too, unless there are holders
+  const rank_set* holders = nullptr;  ///< who can read them: none of `ranks`; null: any of `ranks`
+  std::uint64_t bytes = 0;            ///< that are read
+  std::uint64_t before = 0;           ///< bytes of reads for the same ranks that come before it
+  std::uint64_t cost = 0;             ///< bytes of memory that this rank needs for it while it is exchanged
+  std::uint64_t tie = 0;              ///< orders reads of the same `before`: of the ranks, and of the holders
   std::int32_t reader = 0;
   std::uint32_t index = 0;  ///< its number for the source that made it
 };
@@ -54,10 +56,16 @@ struct raw_bytes {
 /// What a rank sends to all ranks of a set: one message. The message's head comes first.
 using read_bundles = detail::sorted_map<const rank_set*, raw_bytes, by_ranks>;
 
-/// Chooses for each read which of its ranks makes it, in stripes in turn, and sorts reads by their place in
-/// the exchange. Ranks that share reads give the same ones in the same order, and come to the same result
-/// without a message.
+/// Chooses for each read which of its ranks, or of its holders, makes it, in stripes in turn, and sorts reads by their
+/// place in the exchange. Ranks that share reads, or read them for others, give the same ones in the same order, and come
+/// to the same result without a message.
 void assign_readers(std::vector<shared_read>& reads);
+
+/// Where not every rank can read every file: for each rank that saved, the ranks that can read its files now, as memory of
+/// the host where they are; the others get what they want of them from one of these.
+struct file_holders {
+  std::vector<std::vector<std::int32_t>> of;  ///< by the rank that saved; ascending
+};
 
 /// What all ranks of a load want. One thread at a time.
 class shared_wants {

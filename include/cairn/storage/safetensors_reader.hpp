@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/device_access.hpp>
+#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
@@ -44,6 +45,10 @@ class safetensors_reader {
   template <ByteStore Store>
   explicit safetensors_reader(std::shared_ptr<Store> store)
       : safetensors_reader(any_store(std::move(store))) {}
+  /// Of a checkpoint whose files not every rank can read: read_shared() brings them to those that cannot, of which
+  /// read() has no way. `holders` has an entry for each rank that saved.
+  safetensors_reader(any_store store, std::shared_ptr<const file_holders> holders)
+      : store_(std::move(store)), holders_(std::move(holders)) {}
 
   /// The store from which it reads.
   [[nodiscard]] const any_store& store() const noexcept { return store_; }
@@ -89,8 +94,10 @@ class safetensors_reader {
   /// The records that a plan needs, each read by one of the ranks that need it.
   std::uint64_t exchange_records(checkpoint_type& checkpoint, const load_plan& plan, std::uint64_t budget,
                                  read_exchange& exchange, deadline until);
-  /// What a plan wants of which files, not yet where it goes. @pre the records are there.
-  [[nodiscard]] static detail::load_work find_work(const checkpoint_type& checkpoint, const load_plan& plan);
+  /// What a plan wants of which files, not yet where it goes; `for_others`: and what is in the files of these ranks,
+  /// which others may want. @pre the records are there.
+  [[nodiscard]] static detail::load_work find_work(const checkpoint_type& checkpoint, const load_plan& plan,
+                                                   const std::vector<std::int32_t>& for_others = {});
   /// Says where it goes; gives bytes items their size.
   static void find_targets(detail::load_work& work, const checkpoint_type& checkpoint,
                            const state_dict& state, const load_plan& plan, const target_resolver& resolver,
@@ -100,6 +107,7 @@ class safetensors_reader {
   std::uint64_t check_header(const checkpoint_type& checkpoint, const detail::load_file& file);
 
   any_store store_;
+  std::shared_ptr<const file_holders> holders_;  ///< null: each rank can read all files
 };
 
 }  // namespace v1

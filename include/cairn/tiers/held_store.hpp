@@ -45,6 +45,9 @@ class held_store {
   };
   /// @throws corrupt_error where a record or the plan is missing or damaged, storage_error
   held_store(const std::string& directory, const held_step& which, std::span<const held_name> names);
+  /// What a directory has of one save of several: the records and data files of the images that are whole and have these
+  /// names, which are of one save. No manifest. @throws storage_error
+  held_store(const std::string& directory, std::span<const held_name> names);
 
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint);
   [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes);
@@ -58,6 +61,7 @@ class held_store {
   [[nodiscard]] const std::optional<std::vector<run_id>>& runs() const noexcept { return content_->runs; }
 
  private:
+  struct content;
   struct object {
     std::vector<std::byte> bytes;  // of a small one
     std::size_t file = 0;          // of a data file: where in `files`
@@ -70,6 +74,9 @@ class held_store {
     std::vector<file_descriptor> files;
     std::optional<std::vector<run_id>> runs;
   };
+  struct part;
+  /// Adds the image of a name. @throws corrupt_error, storage_error
+  static part add_image(content& to, const std::string& directory, const held_name& name);
   std::shared_ptr<const content> content_;
   std::string describe_;
 };

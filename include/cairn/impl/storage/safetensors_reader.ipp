@@ -127,14 +127,20 @@ CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkp
   detail::owned<detail::block_comparison> known;
   exchange.run(
       [&]() -> shared_read_list {
-        work = detail::make_owned<detail::load_work>(find_work(checkpoint, plan));
+        std::vector<std::int32_t> for_others;  // those of which somebody wants something
+        if (holders_ != nullptr)
+          for (std::int32_t r = 0; r < static_cast<std::int32_t>(holders_->of.size()); ++r)
+            if (detail::contains(holders_->of[static_cast<std::size_t>(r)], exchange.rank()) &&
+                checkpoint.has_record(r))
+              for_others.push_back(r);
+        work = detail::make_owned<detail::load_work>(find_work(checkpoint, plan, for_others));
         find_targets(*work, checkpoint, state, plan, resolver, options);
         if (options.blocks != nullptr) {
           known = detail::make_owned<detail::block_comparison>(*work, plan, *options.blocks, until);
           known->begin();
         }
         blocks = detail::make_owned<detail::shared_blocks>(store_, *work, exchange.wants(), exchange.rank(),
-                                                           share, until, options.devices);
+                                                           share, until, options.devices, holders_.get());
         auto reads = blocks->find_shared_reads();
         check_files(*work, until, blocks->files_of(reads));
         return {std::move(reads), &*blocks};
@@ -215,10 +221,12 @@ CAIRN_BODY std::vector<std::int32_t> safetensors_reader::ranks_of(const checkpoi
 CAIRN_BODY std::uint64_t safetensors_reader::exchange_records(checkpoint_type& checkpoint,
                                                               const load_plan& plan, std::uint64_t budget,
                                                               read_exchange& exchange, deadline until) {
-  detail::shared_records records(checkpoint, exchange.wants(), exchange.rank(),
-                                 [&](std::vector<std::int32_t> ranks, const detail::record_sink& sink) {
-                                   return fetch_records(checkpoint, std::move(ranks), until, sink);
-                                 });
+  detail::shared_records records(
+      checkpoint, exchange.wants(), exchange.rank(),
+      [&](std::vector<std::int32_t> ranks, const detail::record_sink& sink) {
+        return fetch_records(checkpoint, std::move(ranks), until, sink);
+      },
+      holders_.get());
   exchange.run(
       [&] {
         return shared_read_list{records.find_shared_reads(ranks_of(checkpoint, plan)), &records};
@@ -228,7 +236,8 @@ CAIRN_BODY std::uint64_t safetensors_reader::exchange_records(checkpoint_type& c
 }
 
 CAIRN_BODY detail::load_work safetensors_reader::find_work(const checkpoint_type& checkpoint,
-                                                           const load_plan& plan) {
+                                                           const load_plan& plan,
+                                                           const std::vector<std::int32_t>& for_others) {
   std::vector<detail::planned_want> wants;
   wants.reserve(plan.items.size());
   for (std::uint32_t i = 0; i < plan.items.size(); ++i) {
@@ -236,6 +245,7 @@ CAIRN_BODY detail::load_work safetensors_reader::find_work(const checkpoint_type
     planned.want.planned = i;
     if (planned.want.box.bytes() != 0) wants.push_back(std::move(planned));
   }
+  detail::add_for_others(checkpoint, for_others, wants);
   return detail::gather_work(checkpoint, wants);
 }
 

@@ -52,26 +52,75 @@ CAIRN_BODY void held_store::object_writer::finish() {
   fail_read_only("");
 }
 
+/// What a record says of its image.
+struct held_store::part {
+  record_header header;
+  std::optional<std::vector<run_id>> runs;
+};
+
+[[noreturn]] inline void fail_missing_part(const std::string& directory, const std::string& what) {
+  fail(error_id::corrupt_missing_file, "the local tier has lost a part of a save: " + what,
+       {.file = directory});
+}
+
+CAIRN_BODY held_store::part held_store::add_image(content& to, const std::string& directory,
+                                                  const held_name& name) {
+  const auto record_path = directory + "/" + to_string(name);
+  const auto bytes = tier_file(record_path);
+  if (!bytes) fail_missing_part(directory, record_path);
+  auto held = decode_held(*bytes, name, record_path);
+  const auto r = decode_record(held.record, record_path);
+  const auto header = decode_record_header(held.record, record_path);
+  if (!(header.run == name.run) || header.attempt != name.attempt || header.step != name.step ||
+      header.rank != name.rank || header.plan_digest != name.plan_digest ||
+      held.begins.size() != r.files.size())
+    fail(error_id::corrupt_identity, "a record of the local tier is of another save", {.file = record_path});
+  const auto image_path = directory + "/" + slot_name(name.rank, name.slot);
+  file_descriptor file(::open(image_path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  struct stat s {};
+  if (!file.open() || ::fstat(file.get(), &s) != 0) fail_missing_part(directory, image_path);
+  std::vector<object> files;
+  for (std::uint32_t k = 0; k < r.files.size(); ++k) {
+    const auto end = held.begins[k] + r.files[k].bytes;
+    if (end < held.begins[k] || end > static_cast<std::uint64_t>(s.st_size))
+      fail(error_id::corrupt_truncated, "an image of the local tier is shorter than its record says",
+           {.file = image_path});
+    files.push_back({.bytes = {},
+                     .file = to.files.size(),
+                     .begin = held.begins[k],
+                     .size = r.files[k].bytes,
+                     .data = true});
+  }
+  to.files.push_back(std::move(file));
+  for (std::uint32_t k = 0; k < files.size(); ++k)
+    to.objects.insert_or_assign(data_key(name.step, name.rank, name.attempt, k), std::move(files[k]));
+  object record{.bytes = std::move(held.record)};
+  record.size = record.bytes.size();
+  to.objects.insert_or_assign(record_key(name.step, name.rank, name.attempt), std::move(record));
+  return {header, std::move(held.runs)};
+}
+
+CAIRN_BODY held_store::held_store(const std::string& directory, std::span<const held_name> names)
+    : describe_("local tier " + directory) {
+  auto made = std::make_shared<content>();
+  for (const auto& name : names) try {
+      static_cast<void>(add_image(*made, directory, name));
+    } catch (const corrupt_error&) {  // who wants it finds it missing
+    }
+  content_ = std::move(made);
+}
+
 CAIRN_BODY held_store::held_store(const std::string& directory, const held_step& which,
                                   std::span<const held_name> names)
     : describe_("local tier " + directory) {
   auto made = std::make_shared<content>();
-  const auto missing = [&](const std::string& what) {
-    fail(error_id::corrupt_missing_file, "the local tier has lost a part of a save: " + what,
-         {.file = directory});
-  };
-  const auto put_bytes = [&](std::string key, std::vector<std::byte> bytes) {
-    object o{.bytes = std::move(bytes)};
-    o.size = o.bytes.size();
-    made->objects.insert_or_assign(std::move(key), std::move(o));
-  };
   manifest m;
   for (std::int32_t rank = 0; rank < which.world_size; ++rank) {
     const auto name = std::find_if(names.begin(), names.end(), [&](const held_name& n) {
       return n.run == which.run && n.attempt == which.attempt && n.step == which.step &&
              n.world_size == which.world_size && n.rank == rank;
     });
-    if (name == names.end()) missing("the record of rank " + std::to_string(rank));
+    if (name == names.end()) fail_missing_part(directory, "the record of rank " + std::to_string(rank));
     if (rank == 0) {
       m = plan_in_tier(directory, name->plan_digest).content;
       if (m.content.world_size != which.world_size)
@@ -80,38 +129,17 @@ CAIRN_BODY held_store::held_store(const std::string& directory, const held_step&
       m.run = which.run, m.step = which.step, m.attempt = which.attempt;
       m.records.clear();
     }
-    const auto record_path = directory + "/" + to_string(*name);
-    const auto bytes = tier_file(record_path);
-    if (!bytes) missing(record_path);
-    auto held = decode_held(*bytes, *name, record_path);
-    const auto r = decode_record(held.record, record_path);
-    const auto header = decode_record_header(held.record, record_path);
-    if (!(header.run == which.run) || header.attempt != which.attempt || header.step != which.step ||
-        header.rank != rank || header.plan_digest != m.plan_digest || held.begins.size() != r.files.size())
+    auto [header, runs] = add_image(*made, directory, *name);
+    if (header.plan_digest != m.plan_digest)
       fail(error_id::corrupt_identity, "a record of the local tier is of another save",
-           {.file = record_path});
+           {.file = directory + "/" + to_string(*name)});
     m.records.push_back(
         {header.step, header.attempt, header.rank, header.files, header.header_digest, header.data_bytes});
-    const auto image_path = directory + "/" + slot_name(rank, name->slot);
-    made->files.emplace_back(::open(image_path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-    struct stat s {};
-    if (!made->files.back().open() || ::fstat(made->files.back().get(), &s) != 0) missing(image_path);
-    for (std::uint32_t k = 0; k < r.files.size(); ++k) {
-      const auto end = held.begins[k] + r.files[k].bytes;
-      if (end < held.begins[k] || end > static_cast<std::uint64_t>(s.st_size))
-        fail(error_id::corrupt_truncated, "an image of the local tier is shorter than its record says",
-             {.file = image_path});
-      object o{.bytes = {},
-               .file = made->files.size() - 1,
-               .begin = held.begins[k],
-               .size = r.files[k].bytes,
-               .data = true};
-      made->objects.insert_or_assign(data_key(which.step, rank, which.attempt, k), std::move(o));
-    }
-    if (rank == 0) made->runs = std::move(held.runs);
-    put_bytes(record_key(which.step, rank, which.attempt), std::move(held.record));
+    if (rank == 0) made->runs = std::move(runs);
   }
-  put_bytes(manifest_key(which.step), encode_manifest(m));
+  object whole{.bytes = encode_manifest(m)};
+  whole.size = whole.bytes.size();
+  made->objects.insert_or_assign(manifest_key(which.step), std::move(whole));
   content_ = std::move(made);
 }
 

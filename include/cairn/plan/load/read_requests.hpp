@@ -28,8 +28,9 @@ struct wanted_item {
 using wanted_items = std::vector<wanted_item>;
 
 /// What one rank wants: boxes of the stored tensors, and the ranks whose records it needs. Per-rank items are
-/// nobody else's and left out. O(items of the plan).
-[[nodiscard]] wanted_items requests_of(const metadata& stored, const load_plan& plan, int rank);
+/// nobody else's and left out, unless `all` is wanted: then each is known by its per_rank_key(). O(items of the plan).
+[[nodiscard]] wanted_items requests_of(const metadata& stored, const load_plan& plan, int rank,
+                                       bool all = false);
 
 /// What both want; `a` is of lower ranks. O(a + b).
 [[nodiscard]] wanted_items merge_wants(wanted_items a, wanted_items b);

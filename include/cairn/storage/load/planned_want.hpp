@@ -28,9 +28,14 @@ struct planned_want {
   load_want want;           ///< its target is not known yet
   const stored_item* item = nullptr;
   chunk stored_box;
+  bool for_others = false;  ///< nothing of it goes anywhere here
 };
 
 [[nodiscard]] planned_want place_want(const stored_checkpoint& checkpoint, const read_item& item);
+
+/// Adds the stored items of these ranks as wanted by others. @pre their records are there
+void add_for_others(const stored_checkpoint& checkpoint, const std::vector<std::int32_t>& ranks,
+                    std::vector<planned_want>& wants);
 
 /// Gives the destination of a bytes item the stored size. @throws usage_error where it has a fixed, other
 /// size.

@@ -22,11 +22,13 @@ inline namespace v1 {
 namespace detail {
 
 /// The data of a load that is shared: finds the blocks that other ranks want, too, reads this rank's share of
-/// them, and takes what others have read.
+/// them, and takes what others have read. Where files have holders, each of these reads what it wants by itself, and what
+/// others want of its files, which `work` has as items without wants.
 class shared_blocks final : public shared_source {
  public:
   shared_blocks(const any_store& store, const load_work& work, shared_wants& wants, std::int32_t rank,
-                std::uint64_t budget, deadline until, device_load* devices = nullptr);
+                std::uint64_t budget, deadline until, device_load* devices = nullptr,
+                const file_holders* holders = nullptr);
 
   [[nodiscard]] std::vector<shared_read> find_shared_reads();
   /// The files that this rank reads something of.
@@ -56,6 +58,10 @@ class shared_blocks final : public shared_source {
   void put_on_devices(const load_item& item, const part& from, std::uint64_t begin,
                       std::span<const std::byte> bytes, std::uint64_t scratch_bytes);
   void add_part(const load_item& item, const wanted_box& wanted, std::vector<part>& parts) const;
+  /// The ranks that hold the file of an item; null: each rank can read it.
+  [[nodiscard]] const rank_set* holders_of(const load_item& item) const;
+  /// Leaves of the parts what others than the holders want.
+  void leave_to_others(const rank_set& holders, std::vector<part>& parts) const;
   /// What others would send must be what this rank waits for.
   void check_wants(const load_item& item, const std::vector<part>& parts) const;
   [[nodiscard]] std::uint64_t begin_of(block_place at) const noexcept {
@@ -79,6 +85,7 @@ class shared_blocks final : public shared_source {
   std::uint64_t budget_;
   deadline until_;
   device_load* devices_;
+  const file_holders* holders_;
   std::vector<std::vector<part>> parts_;  ///< of each item
   std::vector<block_place> places_;       ///< of reads, by index
   std::vector<block_place> alone_;

@@ -5,6 +5,7 @@
 #include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/storage/load/stored_record.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/callback.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/owned.hpp>
@@ -30,11 +31,13 @@ using record_sink = callback<void(std::int32_t, std::span<const std::byte>)>;
 /// Reads the records of these ranks into the checkpoint; gives the bytes.
 using record_fetch = std::function<std::uint64_t(std::vector<std::int32_t>, const record_sink&)>;
 
-/// The records of a load that is shared, as shared_blocks is for its data.
+/// The records of a load that is shared, as shared_blocks is for its data. Where files have holders, so have records: a
+/// holder reads all those of its own that anybody wants.
 class shared_records final : public shared_source {
  public:
-  shared_records(stored_checkpoint& checkpoint, shared_wants& wants, std::int32_t rank, record_fetch fetch)
-      : checkpoint_(checkpoint), wants_(wants), rank_(rank), fetch_(std::move(fetch)) {}
+  shared_records(stored_checkpoint& checkpoint, shared_wants& wants, std::int32_t rank, record_fetch fetch,
+                 const file_holders* holders = nullptr)
+      : checkpoint_(checkpoint), wants_(wants), rank_(rank), fetch_(std::move(fetch)), holders_(holders) {}
 
   /// `wanted`: the ranks whose records this rank needs, ascending. Reads those that nobody else needs.
   [[nodiscard]] std::vector<shared_read> find_shared_reads(const std::vector<std::int32_t>& wanted) {
@@ -42,6 +45,7 @@ class shared_records final : public shared_source {
     std::vector<std::int32_t> alone;
     std::vector<wanted_box> parts;
     std::vector<const rank_set*> sets;
+    if (holders_ != nullptr) return find_held_reads(wanted);
     for (const auto r : wanted) {
       wants_.overlapping(shared_wants::records_name, {{r}, {1}}, parts);
       sets.clear();
@@ -109,12 +113,44 @@ class shared_records final : public shared_source {
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return bytes_read_; }
 
  private:
+  [[nodiscard]] std::vector<shared_read> find_held_reads(const std::vector<std::int32_t>& wanted) {
+    std::vector<shared_read> reads;
+    std::vector<std::int32_t> alone;
+    std::vector<wanted_box> parts;
+    std::vector<std::int32_t> held_here;
+    for (std::int32_t r = 0; r < static_cast<std::int32_t>(holders_->of.size()); ++r) {
+      const auto* const holders = wants_.sets().of(holders_->of[static_cast<std::size_t>(r)]);
+      wants_.overlapping(shared_wants::records_name, {{r}, {1}}, parts);
+      if (parts.empty()) continue;
+      std::vector<std::int32_t> others;
+      for (const auto& p : parts) others.insert(others.end(), p.ranks->ranks.begin(), p.ranks->ranks.end());
+      detail::erase_if(others, [&](auto each) { return holders->has(each); });
+      const bool held = holders->has(rank_);
+      if (held) held_here.push_back(r);
+      if (others.empty() || (!held && !std::binary_search(wanted.begin(), wanted.end(), r))) continue;
+      shared_read u;
+      u.ranks = wants_.sets().of(std::move(others));
+      u.holders = holders;
+      u.bytes = u.cost = nominal_bytes;
+      u.index = static_cast<std::uint32_t>(r);
+      reads.push_back(u);
+    }
+    assign_readers(reads);
+    for (const auto r : held_here)  // what it reads for others it has by that
+      if (!detail::any_of(reads, [&](const shared_read& u) {
+            return u.reader == rank_ && u.index == static_cast<std::uint32_t>(r);
+          }))
+        alone.push_back(r);
+    if (!alone.empty()) bytes_read_ += fetch_(std::move(alone), {});
+    return reads;
+  }
   /// For the exchange's account: how long a record is is known to its reader alone.
   static constexpr std::uint64_t nominal_bytes = std::uint64_t{1} << 20;
   stored_checkpoint& checkpoint_;
   shared_wants& wants_;
   std::int32_t rank_;
   record_fetch fetch_;
+  const file_holders* holders_;
   std::uint64_t bytes_read_ = 0;
 };
 

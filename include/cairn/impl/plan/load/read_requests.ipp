@@ -22,8 +22,12 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY wanted_items requests_of(const metadata& stored, const load_plan& plan, int rank) {
-  std::map<std::uint32_t, std::vector<chunk>> wanted;  // by stored item
+/// What per_rank_key() adds to a name.
+inline constexpr std::size_t max_per_rank_suffix = 24;
+
+CAIRN_BODY wanted_items requests_of(const metadata& stored, const load_plan& plan, int rank, bool all_items) {
+  std::map<std::uint32_t, std::vector<chunk>> wanted;                        // by stored item
+  std::map<std::pair<std::uint32_t, std::int32_t>, std::vector<chunk>> own;  // and by the rank that saved it
   std::vector<std::int32_t> records;
   for (std::size_t i = 0; i < plan.items.size();) {
     const auto& first = plan.items[i];
@@ -54,7 +58,10 @@ CAIRN_BODY wanted_items requests_of(const metadata& stored, const load_plan& pla
     bool whole_box = all.volume() == volume;
     for (auto k = i; k < end && whole_box; ++k)
       whole_box = intersect(all, item.chunks[plan.items[k].chunk].box) == plan.items[k].box;
-    if (!item.per_rank) {
+    if (item.per_rank) {
+      for (auto k = i; k < end && all_items; ++k)
+        own[{first.stored, item.chunks[plan.items[k].chunk].rank}].push_back(plan.items[k].box);
+    } else {
       auto& boxes = wanted[first.stored];
       if (whole_box)
         boxes.push_back(all);
@@ -86,6 +93,10 @@ CAIRN_BODY wanted_items requests_of(const metadata& stored, const load_plan& pla
     out.push_back({std::string(shared_wants::records_name), {stored.world_size}, set_of(ranges)});
   for (auto& [at, boxes] : wanted)
     if (!boxes.empty()) out.push_back({stored.items[at].name, stored.items[at].global, set_of(boxes)});
+  for (auto& [at, boxes] : own) {
+    const auto& item = stored.items[at.first];
+    out.push_back({per_rank_key(item.name, at.second), item.global, set_of(boxes)});
+  }
   detail::sort(out, [](const auto& a, const auto& b) { return a.name < b.name; });
   return out;
 }
@@ -132,7 +143,7 @@ CAIRN_BODY wanted_items decode_wants(std::span<const std::byte> bytes, int world
     wanted_items wants;
     while (in.left() != 0) {
       wanted_item w;
-      w.name = in.text(static_cast<std::size_t>(in.number(max_item_name)));
+      w.name = in.text(static_cast<std::size_t>(in.number(max_item_name + max_per_rank_suffix)));
       const auto dimensions = in.byte();
       if (dimensions > extents::max_rank) in.fail_here("a shape has more than eight dimensions");
       w.global = extents::filled(dimensions, 0);

@@ -53,6 +53,17 @@ CAIRN_BODY planned_want place_want(const stored_checkpoint& checkpoint, const re
   return w;
 }
 
+CAIRN_BODY void add_for_others(const stored_checkpoint& checkpoint, const std::vector<std::int32_t>& ranks,
+                               std::vector<planned_want>& wants) {
+  for (const auto& item : checkpoint.metadata().items)
+    for (const auto rank : ranks)
+      item.chunks.of_rank(rank, [&](std::uint64_t, const stored_chunk& c) {
+        const auto& found = checkpoint.find(item, c);
+        if (found.bytes == 0) return;
+        wants.push_back({c.rank, &found, found.bytes, {}, &item, c.box, true});
+      });
+}
+
 CAIRN_BODY void resize_for(const state_dict& state, const read_item& item, std::uint64_t bytes) {
   if (item.entry >= state.entries().size())
     fail(error_id::plan_out_of_bounds, "a load plan names an entry that the state does not have");
@@ -119,6 +130,7 @@ CAIRN_BODY load_work gather_work(const stored_checkpoint& checkpoint, std::vecto
       work.items.back().box = w.stored_box;
       work.items.back().first_want = work.wants.size();
     }
+    if (w.for_others) continue;
     ++work.items.back().wants;
     work.wants.push_back(w.want);
   }

@@ -36,7 +36,7 @@ namespace detail {
 
 CAIRN_BODY shared_blocks::shared_blocks(const any_store& store, const load_work& work, shared_wants& wants,
                                         std::int32_t rank, std::uint64_t budget, deadline until,
-                                        device_load* devices)
+                                        device_load* devices, const file_holders* holders)
     : store_(store),
       reads_(store_.begin_reads()),
       work_(work),
@@ -44,20 +44,43 @@ CAIRN_BODY shared_blocks::shared_blocks(const any_store& store, const load_work&
       rank_(rank),
       budget_(budget),
       until_(until),
-      devices_(devices) {}
+      devices_(devices),
+      holders_(holders) {}
+
+CAIRN_BODY const rank_set* shared_blocks::holders_of(const load_item& item) const {
+  if (holders_ == nullptr) return nullptr;
+  return wants_.sets().of(holders_->of.at(static_cast<std::size_t>(work_.files[item.file].rank)));
+}
+CAIRN_BODY void shared_blocks::leave_to_others(const rank_set& holders, std::vector<part>& parts) const {
+  for (auto& p : parts) {
+    auto ranks = p.ranks->ranks;
+    detail::erase_if(ranks, [&](auto r) { return holders.has(r); });
+    p.ranks = wants_.sets().of(std::move(ranks));
+    p.mine = p.ranks->has(rank_);
+  }
+  detail::erase_if(parts, [](const part& p) { return p.ranks->ranks.empty(); });
+}
 
 CAIRN_BODY std::vector<shared_read> shared_blocks::find_shared_reads() {
   std::vector<shared_read> reads;
   std::vector<wanted_box> found;
   std::vector<const rank_set*> sets;
+  std::vector<block_place> read_here;  // wanted here, and held here
   parts_.resize(work_.items.size());
   for (std::uint32_t i = 0; i < work_.items.size(); ++i) {
     const auto& item = work_.items[i];
     auto& parts = parts_[i];
-    if (!item.per_rank) wants_.overlapping(item.name, item.box, found);
-    if (item.per_rank) found.clear();
+    const auto* const holders = holders_of(item);
+    const bool held = holders != nullptr && holders->has(rank_);
+    if (!item.per_rank)
+      wants_.overlapping(item.name, item.box, found);
+    else if (holders != nullptr)
+      wants_.overlapping(per_rank_key(item.name, work_.files[item.file].rank), item.box, found);
+    else
+      found.clear();
     for (const auto& f : found) add_part(item, f, parts);
     check_wants(item, parts);
+    if (holders != nullptr) leave_to_others(*holders, parts);
     std::uint64_t first = UINT64_MAX;
     std::uint64_t last = 0;
     for (std::size_t k = 0; k < item.wants; ++k) {
@@ -65,18 +88,23 @@ CAIRN_BODY std::vector<shared_read> shared_blocks::find_shared_reads() {
       first = std::min(first, box.position(0) / digest_block_bytes);
       last = std::max(last, box.position(box.bytes() - 1) / digest_block_bytes + 1);
     }
+    if (held) first = 0, last = (item.bytes + digest_block_bytes - 1) / digest_block_bytes;
     for (auto b = first; b < last; ++b) {
       const block_place at{i, b};
-      if (!wanted_here(item, at)) continue;
+      const bool wanted = wanted_here(item, at);
+      if (!wanted && !held) continue;
+      if (held && wanted) read_here.push_back(at);
       sets.clear();
       for (const auto& p : parts)
         if (part_bytes(p, at) != 0 && !detail::contains(sets, p.ranks)) sets.push_back(p.ranks);
       const auto* set = sets.empty() ? nullptr : wants_.sets().unite(sets);
-      if (set == nullptr || set->ranks.size() < 2) {
+      if (holders != nullptr && set == nullptr) continue;
+      if (set == nullptr || (holders == nullptr && set->ranks.size() < 2)) {
         alone_.push_back(at);
         continue;
       }
       shared_read u;
+      u.holders = holders;
       u.ranks = set;
       u.bytes = end_of(at) - begin_of(at);
       u.index = static_cast<std::uint32_t>(places_.size());
@@ -85,6 +113,20 @@ CAIRN_BODY std::vector<shared_read> shared_blocks::find_shared_reads() {
     }
   }
   assign_readers(reads);
+  if (!read_here.empty()) {  // what it reads for others it has by that
+    std::vector<std::vector<bool>> for_others(work_.items.size());
+    for (const auto& u : reads) {
+      const auto at = places_[u.index];
+      auto& blocks = for_others[at.item];
+      if (u.reader != rank_) continue;
+      if (blocks.size() <= at.block) blocks.resize(static_cast<std::size_t>(at.block) + 1);
+      blocks[static_cast<std::size_t>(at.block)] = true;
+    }
+    for (const auto& at : read_here)
+      if (const auto& blocks = for_others[at.item];
+          at.block >= blocks.size() || !blocks[static_cast<std::size_t>(at.block)])
+        alone_.push_back(at);
+  }
   for (auto& u : reads)
     for_each_part(u, [&](const part& p, std::uint64_t bytes) {
       if (u.reader == rank_ ? p.ranks->ranks.size() > static_cast<std::size_t>(p.mine) : p.mine)
@@ -245,7 +287,7 @@ CAIRN_BODY void shared_blocks::add_part(const load_item& item, const wanted_box&
 }
 
 CAIRN_BODY void shared_blocks::check_wants(const load_item& item, const std::vector<part>& parts) const {
-  if (item.per_rank) return;
+  if (item.per_rank && holders_ == nullptr) return;
   for (std::size_t k = 0; k < item.wants; ++k) {
     const auto& w = work_.wants[item.first_want + k];
     if (!detail::any_of(parts, [&](const part& p) { return p.mine && p.box == w.box; }))

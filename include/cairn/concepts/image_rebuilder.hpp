@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/model/surveyed_save.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// Bytes of which an image that is lost is made again.
+struct rebuild_range {
+  /// Where they are.
+  enum class kind : std::uint8_t {
+    image,   ///< in the image of the rank
+    piece,   ///< in the piece that the rank keeps
+    record,  ///< they are all that there is to know of that piece
+  };
+  std::int32_t rank = 0;  ///< that saved; it may be elsewhere now, or no more
+  kind what = kind::image;
+  std::uint64_t begin = 0;  ///< the first of them
+  std::uint64_t bytes = 0;  ///< how many; of a record, which is as long as it is: 0
+};
+
+/// What one place of a tier gives to those that rebuild images of a save. One thread.
+class rebuild_sources {
+ public:
+  virtual ~rebuild_sources() = default;
+  /// The bytes, not verified; none where they cannot be had.
+  [[nodiscard]] virtual std::vector<std::byte> read(const rebuild_range& from) = 0;
+};
+
+/// Makes one image again, in a place of a tier: asks for what it needs, part by part, verifies it, and holds the image when
+/// all of it is verified. Where it ends before that, nothing is left of it. One thread.
+class image_rebuild {
+ public:
+  virtual ~image_rebuild() = default;
+  /// What is needed next, about so many bytes of it at most, but one step at least; nothing: the image is whole.
+  /// @throws peer_error (peer_lost) naming the ranks whose loss is too much
+  [[nodiscard]] virtual std::vector<rebuild_range> next(std::uint64_t bytes) = 0;
+  /// Goes on with what next() asked for, in its order. @throws as next(); corrupt_error
+  virtual void take(std::span<const std::vector<std::byte>> parts) = 0;
+  /// Holds the image; after next() has returned nothing. Returns a sentence for each source that was wrong or gone.
+  /// @throws storage_error
+  virtual std::vector<std::string> finish() = 0;
+};
+
+/// Makes images that are lost with a place of a tier again from what others keep. `all` is what all places have of a save
+/// together. One thread calls it.
+class image_rebuilder {
+ public:
+  virtual ~image_rebuilder() = default;
+  /// Adds to `saves` the pieces that a place has. `damaged` gets a sentence for each record of a piece that cannot be
+  /// read. @throws storage_error
+  virtual void survey(const std::string& directory, std::vector<surveyed_save>& saves,
+                      std::vector<std::string>& damaged) = 0;
+  /// Why the image of this rank cannot be rebuilt, in a sentence; empty: it can, as far as records tell.
+  [[nodiscard]] virtual std::string obstacle(const surveyed_save& all, std::int32_t lost) = 0;
+  /// What this place gives to others.
+  [[nodiscard]] virtual std::unique_ptr<rebuild_sources> sources(const std::string& directory,
+                                                                 const surveyed_save& all) = 0;
+  /// Begins to rebuild the image of a rank in this place. @throws peer_error (peer_lost), storage_error
+  [[nodiscard]] virtual std::unique_ptr<image_rebuild> begin(const std::string& directory,
+                                                             const surveyed_save& all, std::int32_t lost) = 0;
+};
+
+}  // namespace v1
+}  // namespace cairn

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_redundancy.hpp>
+#include <cairn/concepts/image_rebuilder.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Rebuilds by what a Redundancy says, from pieces that a redundancy_engine has kept.
+class redundancy_rebuilder final : public image_rebuilder {
+ public:
+  explicit redundancy_rebuilder(any_redundancy by) : by_(std::move(by)) {}
+  void survey(const std::string& directory, std::vector<surveyed_save>& saves,
+              std::vector<std::string>& damaged) override;
+  [[nodiscard]] std::string obstacle(const surveyed_save& all, std::int32_t lost) override;
+  [[nodiscard]] std::unique_ptr<rebuild_sources> sources(const std::string& directory,
+                                                         const surveyed_save& all) override;
+  [[nodiscard]] std::unique_ptr<image_rebuild> begin(const std::string& directory, const surveyed_save& all,
+                                                     std::int32_t lost) override;
+
+ private:
+  any_redundancy by_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/redundancy/image_rebuilds.ipp>
+#endif
