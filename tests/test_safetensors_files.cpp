@@ -243,6 +243,32 @@ TEST_CASE("an index says which files are meant, and which of two tensors") {
     load(cairn::safetensors_files{directory.path()});
     load(cairn::safetensors_files{at("model.safetensors.index.json")});
   }
+  SUBCASE("a link that the index does not name is not followed") {
+    const auto odd = directory.path() + "/my models (2)";
+    const scratch_directory elsewhere;
+    REQUIRE(::mkdir(odd.c_str(), 0700) == 0);
+    for (const char* name : {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                             "model.safetensors.index.json"})
+      REQUIRE(::rename(at(name).c_str(), (odd + "/" + name).c_str()) == 0);
+    std::ofstream(elsewhere.path() + "/other.safetensors") << "none";
+    REQUIRE(::symlink((elsewhere.path() + "/other.safetensors").c_str(),
+                      (odd + "/other.safetensors").c_str()) == 0);
+    load(cairn::safetensors_files{odd});
+    CHECK(cairn::safetensors_files{odd}.describe().find("my models (2)") != std::string::npos);
+    load(cairn::safetensors_files{odd + "/model.safetensors.index.json"});
+  }
+  SUBCASE("an index names files of its directory, and no paths") {
+    const auto below = directory.path() + "/below";
+    REQUIRE(::mkdir(below.c_str(), 0700) == 0);
+    std::ofstream(below + "/b.safetensors") << "none";
+    for (const auto& name :
+         {std::string("../model-00001-of-00002.safetensors"), at("model-00001-of-00002.safetensors")}) {
+      std::ofstream(below + "/model.safetensors.index.json") << R"({"weight_map": {"a": ")" << name << "\"}}";
+      for (const auto& given : {below, below + "/model.safetensors.index.json"})
+        CHECK(failure_of([&] { load(cairn::safetensors_files{given}); }).id() ==
+              error_id::corrupt_missing_file);
+    }
+  }
   SUBCASE("what the index names and is a link to nothing is missing") {
     REQUIRE(::unlink(at("model-00002-of-00002.safetensors").c_str()) == 0);
     REQUIRE(::symlink("nowhere", at("model-00002-of-00002.safetensors").c_str()) == 0);

@@ -6,7 +6,8 @@
 usage: test_safetensors_files.py HELPER
 
 PyTorch's part runs where this Python has torch: its writer of Hugging Face checkpoints on several ranks, as whole
-tensors and as shards.
+tensors and as shards, of FSDP as well; that of transformers where it has them: models in one file, in several, with tied
+weights, and in the layout of its cache.
 """
 
 import json
@@ -24,6 +25,10 @@ try:
     import torch
 except ImportError:
     torch = None
+try:
+    import transformers
+except ImportError:
+    transformers = None
 
 from python.programs import run
 
@@ -98,8 +103,7 @@ def torch_tensors():
 
 def check_torch(root):
     import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
-    names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
-    expected = sorted(line(n, names[t.dtype], t.shape, bytes_of(t)) for n, t in torch_tensors().items())
+    expected = lines_of_torch(torch_tensors())
     plain = f"{root}/plain"
     mapping = {name: 1 + number % 2 for number, name in enumerate(torch_tensors())}
     dcp.save(torch_tensors(), no_dist=True,
@@ -111,6 +115,60 @@ def check_torch(root):
     assert len(os.listdir(sharded)) == 3
 
 
+def write_fsdp(rank, world, root, port):
+    """One rank of a job that trains with FSDP2 and saves what it has."""
+    import torch.distributed as dist  # pylint: disable=import-outside-toplevel
+    import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+    from torch.distributed.device_mesh import init_device_mesh  # pylint: disable=import-outside-toplevel
+    from torch.distributed.fsdp import fully_shard  # pylint: disable=import-outside-toplevel
+    dist.init_process_group("gloo", init_method=f"file://{port}", rank=rank, world_size=world)
+    model = fsdp_model()
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    dcp.save(model.state_dict(), storage_writer=dcp.HuggingFaceStorageWriter(root, save_distributed=True))
+    dist.destroy_process_group()
+
+
+def fsdp_model():
+    torch.manual_seed(11)
+    return torch.nn.Sequential(torch.nn.Linear(9, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 2, dtype=torch.bfloat16))
+
+
+def lines_of_torch(tensors):
+    names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
+    return sorted(line(n, names[t.dtype], t.shape, bytes_of(t)) for n, t in tensors.items())
+
+
+def check_fsdp(root):
+    torch.multiprocessing.spawn(write_fsdp, args=(3, root, f"{root}.rendezvous"), nprocs=3)
+    check(lines_of_torch({n: t.detach() for n, t in fsdp_model().state_dict().items()}), root)
+
+
+def check_transformers(root):
+    transformers.utils.logging.disable_progress_bar()
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=500, n_positions=64))
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=300,
+        tie_word_embeddings=False)).to(torch.bfloat16)
+    for name, model in (("gpt2", gpt2), ("llama", llama)):
+        # Of weights that are tied, one name is written.
+        seen, tensors = set(), {}
+        for key, tensor in model.state_dict().items():
+            if tensor.data_ptr() not in seen:
+                tensors[key] = tensor
+            seen.add(tensor.data_ptr())
+        for size, directory in (("20KB", f"{root}/{name}-many"), ("1GB", f"{root}/{name}-one")):
+            model.save_pretrained(directory, max_shard_size=size)
+            assert (len([f for f in os.listdir(directory) if f.endswith(".safetensors")]) > 2) == (size == "20KB")
+            check(lines_of_torch(tensors), directory)
+        snapshot, blobs = f"{root}/{name}/snapshots/0a1b", f"{root}/{name}/blobs"
+        os.makedirs(snapshot)
+        os.mkdir(blobs)
+        for number, file in enumerate(os.listdir(f"{root}/{name}-many")):
+            os.rename(f"{root}/{name}-many/{file}", f"{blobs}/{number:064x}")
+            os.symlink(f"../../blobs/{number:064x}", f"{snapshot}/{file}")
+        check(lines_of_torch(tensors), snapshot)
+
+
 def main():
     with tempfile.TemporaryDirectory() as root:
         os.mkdir(f"{root}/stock")
@@ -118,6 +176,9 @@ def main():
         if torch is not None:
             os.mkdir(f"{root}/torch")
             check_torch(f"{root}/torch")
+            check_fsdp(f"{root}/fsdp")
+        if transformers is not None:
+            check_transformers(f"{root}/transformers")
     print("what safetensors" + (" and PyTorch write" if torch is not None else " writes") + " is read as it was written")
 
 

@@ -28,8 +28,8 @@ inline namespace v1 {
 ///   base.load(state, cairn::safetensors_files::step);
 ///
 /// Of a directory: the files that its index names (model.safetensors.index.json, or the only *.safetensors.index.json);
-/// without an index, all *.safetensors in it, none of its subdirectories. Symbolic links are followed, as the cache of
-/// Hugging Face needs it. Files have no digests: a bit that flipped is not found. Copies share the store.
+/// without an index, all *.safetensors in it, none of its subdirectories. Symbolic links of what is read are followed,
+/// wherever they lead, as the cache of Hugging Face needs it; an index names files of its directory, and no paths. Files have no digests: a bit that flipped is not found. Copies share the store.
 class safetensors_files {
  public:
   using cairn_role = role::storage;
@@ -39,7 +39,7 @@ class safetensors_files {
   static constexpr std::int64_t step = 0;
 
   /// A directory, an index, or the files that belong together: safetensors_files{"a.safetensors", "b.safetensors"}.
-  /// Looks at names and links now and opens nothing; paths are resolved now.
+  /// Looks at names, links and the index now, and opens nothing else; paths are resolved now.
   /// @throws storage_error (storage_not_found), usage_error (usage_bad_option)
   safetensors_files(std::initializer_list<std::string> paths)
       : safetensors_files(std::vector<std::string>(paths)) {}

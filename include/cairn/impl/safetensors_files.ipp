@@ -4,6 +4,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/safetensors_files.hpp>
 #include <cairn/storage/foreign/foreign_listing.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -65,6 +66,19 @@ struct frees_text {
   if (errno != 0) fail_path(directory, errno);
   return names;
 }
+/// Drops what the index does not name: links among it would lead the store to wherever they point. An index that cannot
+/// be read drops nothing; whoever opens the files says what is wrong with it.
+inline void drop_unnamed(foreign_listing& listing) {
+  const auto slash = listing.index.key.rfind('/') + 1;
+  try {
+    const auto text = any_store(file_store(listing.index.key.substr(0, slash)))
+                          .read_all(listing.index.key.substr(slash), max_safetensors_json);
+    if (text)
+      keep_named(listing.files, {reinterpret_cast<const char*>(text->data()), text->size()},
+                 listing.index.name);
+  } catch (const cairn::error&) {
+  }
+}
 /// A file by its name and, as its key, its whole path; until it is known in which directory all of them lie.
 [[nodiscard]] inline foreign_name name_at(const std::string& path) {
   const auto slash = path.rfind('/');
@@ -98,15 +112,17 @@ CAIRN_BODY safetensors_files::located safetensors_files::locate(const std::vecto
   };
   // Beside an index may lie what it does not name and nobody can read: whoever reads the index misses what it names.
   const auto resolve_files = [&] {
-    if (!listing.index.name.empty())
+    if (!listing.index.name.empty()) {
+      detail::drop_unnamed(listing);
       std::erase_if(listing.files, [](const auto& f) { return !detail::resolves(f.key); });
+    }
     for (auto& f : listing.files) f.key = detail::resolved(f.key);
   };
   const auto& first = paths.front();
   if (paths.size() == 1 && detail::is_directory(first)) {
     listing = detail::choose_files(choose_in(first), first);
-    resolve_files();
     if (!listing.index.name.empty()) listing.index.key = detail::resolved(listing.index.key);
+    resolve_files();
   } else if (paths.size() == 1 && first.ends_with(".json")) {
     const auto index = detail::name_at(first);
     const auto slash = first.rfind('/');

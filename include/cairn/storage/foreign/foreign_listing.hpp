@@ -31,6 +31,9 @@ struct foreign_listing {
 /// Which names choose_files() looks at.
 [[nodiscard]] bool is_foreign_name(std::string_view name) noexcept;
 
+/// Drops the files that the text of an index does not name. `name`: of the index, for messages. @throws corrupt_error
+void keep_named(std::vector<foreign_name>& files, std::string_view index, std::string_view name);
+
 struct foreign_header;
 
 /// Reads the header of one file. @throws corrupt_error naming the file, the store's errors

@@ -80,6 +80,16 @@ CAIRN_BODY foreign_header read_header(const any_store& store, const foreign_name
   return h;
 }
 
+CAIRN_BODY void keep_named(std::vector<foreign_name>& files, std::string_view index, std::string_view name) {
+  const auto map = parse_weight_map(index, name);
+  std::vector<std::string_view> named;
+  for (const auto& [tensor, file] : map) named.push_back(file);
+  detail::sort(named);
+  detail::erase_if(files, [&](const foreign_name& f) {
+    return !std::binary_search(named.begin(), named.end(), std::string_view(f.name));
+  });
+}
+
 CAIRN_BODY std::vector<std::byte> read_headers(const any_store& store, const foreign_listing& listing) {
   std::vector<std::byte> index;
   auto files = listing.files;
@@ -89,15 +99,8 @@ CAIRN_BODY std::vector<std::byte> read_headers(const any_store& store, const for
       fail(error_id::corrupt_missing_file, "the index of safetensors files is not there",
            {.file = listing.index.name});
     index = std::move(*text);
-    const auto map =
-        parse_weight_map({reinterpret_cast<const char*>(index.data()), index.size()}, listing.index.name);
-    std::vector<std::string_view> named;
-    for (const auto& [tensor, file] : map) named.push_back(file);
-    detail::sort(named);
     // Those that are named and not there are reported with the tensor, by who takes the headers.
-    detail::erase_if(files, [&](const foreign_name& f) {
-      return !std::binary_search(named.begin(), named.end(), std::string_view(f.name));
-    });
+    keep_named(files, {reinterpret_cast<const char*>(index.data()), index.size()}, listing.index.name);
   }
   std::vector<foreign_header> headers(files.size());
   parallel_for(files.size(), static_cast<std::size_t>(load_threads()),
