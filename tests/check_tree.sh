@@ -45,7 +45,7 @@ declare -A may_include=(
   [cuda]="system model concepts stage"
   [tiers]="system model concepts stage storage"
   # Pieces lie in the directory of a tier, beside its images.
-  [redundancy]="system model concepts storage tiers"
+  [redundancy]="system model concepts storage tiers comm/collectives.hpp"
   # A face for another language holds a checkpointer of any composition.
   [interop]="system model concepts any_checkpointer.hpp"
   # What is done with whole checkpoints: verifying, copying, exporting.

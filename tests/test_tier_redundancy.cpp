@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::interprocess
 // uses: cairn::parity
-// cost: 5
-// A job whose ranks hold saves in a local tier and make pieces for one another: what one of them held is lost, is rebuilt
-// from what the others have, and resume() reads it.
+// cost: 8
+// Jobs whose hosts have each a local tier of its own, and keep pieces of one another's images: what is lost with a host is
+// rebuilt from what the others have, and resume() reads it. Ranks are threads, hosts are directories.
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/links/thread_link.hpp>
-#include <cairn/redundancy/kept_piece.hpp>
 #include <cairn/redundancy/lost_images.hpp>
 #include <cairn/redundancy/partner_copies.hpp>
-#include <cairn/redundancy/redundancy_engine.hpp>
+#include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/local_tier.hpp>
 #if CAIRN_USES_PARITY + 0
 #include <cairn/redundancy/parity.hpp>
@@ -19,6 +18,8 @@
 #include <doctest/doctest.h>
 #include <support/scratch_directory.hpp>
 
+#include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <cstddef>
@@ -27,7 +28,6 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -38,36 +38,7 @@ using namespace cairn;
 using cairn_test::scratch_directory;
 namespace fs = std::filesystem;
 
-constexpr int ranks = 3;
-constexpr int lost = 1;
-
-/// A local tier that somebody else asks for its images, too.
-class shared_tier final : public image_tier {
- public:
-  using cairn_role = role::tier;
-  using stager_type = local_tier::stager_type;
-
-  explicit shared_tier(std::shared_ptr<local_tier> tier) : tier_(std::move(tier)) {}
-  std::string describe() const override { return tier_->describe(); }
-  any_stager stager() override { return tier_->stager(); }
-  void open(const tier_user& user) override { tier_->open(user); }
-  std::uint64_t missing(const image_layout& layout) override { return tier_->missing(layout); }
-  void check_room(std::uint64_t bytes) override { tier_->check_room(bytes); }
-  void keep_plan(std::uint64_t digest, const metadata& stored) override { tier_->keep_plan(digest, stored); }
-  any_writer writer() override { return tier_->writer(); }
-  std::vector<held_step> held(std::vector<std::string>& damaged) override { return tier_->held(damaged); }
-  any_reader reader(const held_step& which) override { return tier_->reader(which); }
-  std::optional<held_image> image(const held_step& which) override { return tier_->image(which); }
-  void when_held(detail::callback<void(const held_step&)> call) override {
-    tier_->when_held(std::move(call));
-  }
-  void withdraw(const held_step& which) override { tier_->withdraw(which); }
-  void go_on_from(const tier_base& base) override { tier_->go_on_from(base); }
-  void end() noexcept override { tier_->end(); }
-
- private:
-  std::shared_ptr<local_tier> tier_;
-};
+constexpr int ranks = 4;
 
 /// Large, odd and small tensors, which the ranks divide among them.
 struct model {
@@ -90,12 +61,12 @@ struct model {
 
 /// body(rank) on a thread for each rank; the first failure is thrown.
 template <class Body>
-void on_all_ranks(const Body& body) {
+void on_all_ranks(int count, const Body& body) {
   std::exception_ptr failure;
   std::mutex mutex;
   {
     std::vector<std::jthread> threads;
-    for (int rank = 0; rank < ranks; ++rank)
+    for (int rank = 0; rank < count; ++rank)
       threads.emplace_back([&, rank] {
         try {
           body(rank);
@@ -108,114 +79,131 @@ void on_all_ranks(const Body& body) {
   if (failure) std::rethrow_exception(failure);
 }
 
-void check_lost_and_rebuilt(const any_redundancy& by) {
-  scratch_directory memory("/dev/shm");
+/// Hosts with their directories, in the order of ranks: rank 3 shares the host of rank 2 where there are three.
+struct hosts {
+  explicit hosts(int of) : count(of) {}
+  [[nodiscard]] int of_rank(int rank) const { return std::min(rank, count - 1); }
+  [[nodiscard]] std::string name(int host) const { return memory.path() + "/host-" + std::to_string(host); }
+  [[nodiscard]] std::string store() const { return disk.path() + "/store"; }
+  [[nodiscard]] std::string left() const { return memory.path() + "/left"; }
+  /// What is in memory, but for what nobody made.
+  [[nodiscard]] bool empty() const { return fs::is_empty(memory.path()); }
+  scratch_directory memory{"/dev/shm"};
   scratch_directory disk;
-  const fs::path store = fs::path(disk.path()) / "store";
-  const fs::path tier = fs::path(memory.path()) / "tier";
-  const fs::path left_tier = fs::path(memory.path()) / "left";
-  const fs::path left_store = fs::path(disk.path()) / "left";
-  const std::vector<std::string> groups{"a", "b", "c"};
-  const thread_link_group links(ranks);
-  const auto pieces = [&](int rank) { return memory.path() + "/host-" + std::to_string(rank); };
-  for (int rank = 0; rank < ranks; ++rank) fs::create_directory(pieces(rank));
-  {
-    const thread_group group(ranks);
-    std::barrier together(ranks);
-    on_all_ranks([&](int rank) {
-      bool waits = true;
-      const auto meet = [&] { together.arrive_and_wait(); };
-      try {
-        const auto own = std::make_shared<local_tier>(tier.string());
-        std::mutex mutex;
-        std::optional<held_step> newest;
-        own->when_held([&](const held_step& which) {
-          const std::lock_guard lock(mutex);
-          newest = which;
-        });
-        model m;
-        checkpointer ckpt{file_store{store.string()}, shared_tier{own}, persist{.every = 1000},
-                          group.communicator(rank), checkpointer_options{.quiet = true}};
-        static_cast<void>(ckpt.resume(m.state));
-        for (std::int64_t step = 1; step <= 3; ++step) {
-          m.train(step);
-          ckpt.save(m.state, step).wait_held();
-        }
-        meet();
-        {
-          auto link = any_peer_link(links.link(rank));
-          redundancy_engine engine(link, by, groups, pieces(rank));
-          held_step which;
-          {
-            const std::lock_guard lock(mutex);
-            which = newest.value();
-          }
-          auto image = own->image(which);
-          if (!image) fail(error_id::storage_not_found, "the image is not there");
-          const auto name = detail::name_of(*image);
-          engine.hold(std::move(*image));
-          const auto report = engine.wait(save_count_of(name.run, name.step, name.attempt),
-                                          deadline::in(std::chrono::minutes(5)));
-          if (!report || report->state != redundancy_state::redundant)
-            fail(error_id::peer_failed, report ? report->why : "there is no report");
-          meet();
-        }
-        // As the job is now, hosts are lost.
-        if (rank == 0) {
-          fs::copy(tier, left_tier, fs::copy_options::recursive);
-          fs::copy(store, left_store, fs::copy_options::recursive);
-        }
-        waits = false;
-        meet();
-        ckpt.close();
-      } catch (...) {
-        if (waits) together.arrive_and_drop();
-        throw;
-      }
-    });
-  }
-  fs::remove_all(store);
-  fs::rename(left_store, store);
-  fs::remove_all(tier);
-  fs::rename(left_tier, tier);
-  for (const auto& each : detail::names_in_tier(tier.string())) {
-    const auto held = detail::parse_held_name(each);
-    if ((held && held->rank == lost) || detail::rank_of_slot_name(each) == lost) fs::remove(tier / each);
-  }
+  int count;
+};
 
-  std::vector<std::string> left{tier.string()};
+/// The job of a rank, until a closure that is given its checkpointer returns.
+template <class R, class Body>
+void as_rank(const hosts& on, int rank, R by, const thread_group& group, const thread_link_group& links,
+             const Body& body) {
+  by.failure_group = on.name(on.of_rank(rank));
+  checkpointer ckpt{file_store{on.store()},
+                    local_tier{on.name(on.of_rank(rank)), {.copy = {.threads = 1}}},
+                    persist{.every = 1000},
+                    std::move(by),
+                    links,
+                    group.communicator(rank),
+                    checkpointer_options{.peer_timeout = std::chrono::minutes(2), .quiet = true}};
+  model m;
+  static_cast<void>(ckpt.resume(m.state));
+  body(ckpt, m);
+}
+
+/// Copies what the hosts that are left have to one place, rebuilds there what was lost, and resumes it.
+template <class R>
+void check_rebuilt(const hosts& on, const R& by, int lost, std::int64_t step) {
+  const fs::path whole = on.left() + "-whole";
+  std::vector<std::string> left;
+  std::vector<std::int32_t> lost_ranks;
   for (int rank = 0; rank < ranks; ++rank)
-    if (rank != lost) left.push_back(pieces(rank));
+    if (on.of_rank(rank) == lost) lost_ranks.push_back(rank);
+  fs::create_directory(whole);
+  for (int host = 0; host < on.count; ++host) {
+    const auto from = on.left() + "/" + std::to_string(host);
+    if (host == lost) continue;
+    left.push_back(from);
+    fs::copy(from, whole, fs::copy_options::recursive | fs::copy_options::skip_existing);
+  }
   std::vector<std::string> notes;
-  const auto steps = find_surviving_steps(left, by, notes);
+  const auto steps = find_surviving_steps(left, any_redundancy(by), notes);
   REQUIRE_FALSE(steps.empty());
-  const auto& step = steps.back();
-  CHECK(step.which.step == 3);
-  CHECK(step.lost == std::vector<std::int32_t>{lost});
-  REQUIRE(step.missing.empty());
-  rebuild_lost_images(left, by, step, tier.string(), notes);
+  const auto& newest = steps.back();
+  CHECK(newest.which.step == step);
+  CHECK(newest.lost == lost_ranks);
+  CHECK(newest.missing == "");
+  rebuild_lost_images(left, any_redundancy(by), newest, whole.string(), notes);
   CHECK(notes.empty());
 
-  const thread_group group(ranks);
-  std::vector<int> right(ranks);
-  on_all_ranks([&](int rank) {
+  const thread_group group(2);  // another number of ranks
+  std::atomic<int> right{0};
+  on_all_ranks(2, [&](int rank) {
     model m;
     model wanted;
-    wanted.train(3);
-    checkpointer ckpt{file_store{store.string()}, local_tier{tier.string()}, group.communicator(rank),
+    wanted.train(step);
+    checkpointer ckpt{file_store{on.store()}, local_tier{whole.string()}, group.communicator(rank),
                       checkpointer_options{.quiet = true}};
-    const auto resumed = ckpt.resume(m.state);
-    right[static_cast<std::size_t>(rank)] = resumed == 3 && m.tensors == wanted.tensors;
+    right += ckpt.resume(m.state) == step && m.tensors == wanted.tensors;
   });
-  for (const int each : right) CHECK(each);
+  CHECK(right == 2);
+  fs::remove_all(whole);
 }
 
-TEST_CASE("an image that is rebuilt from a partner's copy is resumed") {
-  check_lost_and_rebuilt(any_redundancy(partner_copies{}));
+template <class R>
+void check_lost_and_rebuilt(const R& by, int host_count) {
+  const hosts on(host_count);
+  const thread_group group(ranks);
+  const thread_link_group links(ranks);
+  std::barrier together(ranks);
+  std::atomic<int> wrong{0};
+  on_all_ranks(ranks, [&](int rank) {
+    bool waits = true;
+    try {
+      as_rank(on, rank, by, group, links, [&](auto& ckpt, model& m) {
+        for (std::int64_t step = 1; step <= 6; ++step) {
+          m.train(step);
+          const auto save = ckpt.save(m.state, step);
+          save.wait_held();
+          // The first that is held, and each third one.
+          const bool due = step == 1 || step % 3 == 0;
+          const bool is = save.wait_redundant(std::chrono::minutes(2));
+          const auto report = save.report();
+          wrong += is != due || save.redundant() != due || (report.redundant_seconds > 0) != due ||
+                   (report.piece_bytes > 0) != due;
+        }
+        together.arrive_and_wait();
+        if (rank == 0) {
+          fs::create_directory(on.left());
+          for (int host = 0; host < on.count; ++host)
+            fs::copy(on.name(host), on.left() + "/" + std::to_string(host), fs::copy_options::recursive);
+        }
+        waits = false;
+        together.arrive_and_wait();
+        ckpt.close();
+      });
+    } catch (...) {
+      if (waits) together.arrive_and_drop();
+      throw;
+    }
+  });
+  CHECK(wrong == 0);
+  for (int host = 0; host < on.count; ++host) CHECK_FALSE(fs::exists(on.name(host)));
+  fs::remove_all(on.store());  // close() has written the last save there
+  for (int lost = 0; lost < on.count; ++lost) {
+    CAPTURE(lost);
+    check_rebuilt(on, by, lost, 6);
+  }
+}
+
+TEST_CASE("each host that is lost is rebuilt from what its partners keep") {
+  check_lost_and_rebuilt(partner_copies{.every = 3}, 4);
+}
+TEST_CASE("a host with two ranks is rebuilt from copies on two others") {
+  check_lost_and_rebuilt(partner_copies{.every = 3}, 3);
 }
 #if CAIRN_USES_PARITY + 0
-TEST_CASE("an image that is rebuilt from parity is resumed") {
-  check_lost_and_rebuilt(any_redundancy(parity{.data = 2, .losses = 1}));
+TEST_CASE("each host that is lost is rebuilt from parity") {
+  check_lost_and_rebuilt(parity{.data = 3, .losses = 1, .every = 3}, 4);
 }
 #endif
 

@@ -75,7 +75,7 @@ inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
 ///
 /// `checkpointer ckpt{file_store{"checkpoints"}, policies...};` The first argument is a ByteStore or a
 /// Storage; the others are policies that declare their roles, in any order: a planner, stager, executor,
-/// communicator, observer, overlapped{}, local_tier{...}, persist{...}, keep_last(n), read_sharing::off, checked{}, read_only{},
+/// communicator, observer, overlapped{}, local_tier{...}, persist{...}, partner_copies{...} or parity{...} with tls_links{}, keep_last(n), read_sharing::off, checked{}, read_only{},
 /// cuda::device_loads{}, checkpointer_options{...}. Every policy has a default.
 /// `checkpointer_for<file_store, mpi_communicator>` names the type.
 ///
@@ -130,6 +130,9 @@ class checkpointer : public checkpointer_base {
   template <class... P>
   static detail::engine_parts parts_of(any_storage storage, std::tuple<P&...> arguments) {
     static_assert(detail::check_tier<detail::tier_for<P...>>());
+    using redundancy = detail::pick_t<role::redundancy, void, P...>;
+    static_assert(detail::check_redundancy<redundancy, detail::pick_t<role::link, void, P...>,
+                                           detail::tier_for<P...>>());
     const auto tier = take_tier(arguments);
     detail::engine_parts parts{.storage = std::move(storage),
                                .planners = take_planners(arguments),
@@ -145,6 +148,13 @@ class checkpointer : public checkpointer_base {
                                .tier = tier};
     if constexpr (detail::count_of<role::persist, P...> == 1)
       parts.persisting = detail::take<role::persist, persist, P...>(arguments);
+    if constexpr (!std::is_void_v<redundancy>) {
+      using links = detail::pick_t<role::link, void, P...>;
+      parts.spread = tier;
+      parts.redundancy =
+          make_redundant_saves(detail::take<role::redundancy, redundancy, P...>(arguments),
+                               any_link_maker(detail::take<role::link, links, P...>(arguments)));
+    }
     if constexpr (detail::count_of<role::check, P...> == 1)
       parts.checked = detail::take<role::check, cairn::checked, P...>(arguments).on;
     if constexpr (detail::count_of<role::read_sharing, P...> == 1)
@@ -184,12 +194,12 @@ class checkpointer : public checkpointer_base {
       return detail::make_default_stager();
   }
   template <class... P>
-  static std::shared_ptr<image_tier> take_tier([[maybe_unused]] std::tuple<P&...> arguments) {
+  static auto take_tier([[maybe_unused]] std::tuple<P&...> arguments) {
     if constexpr (detail::count_of<role::tier, P...> == 1)
       return detail::make_shared<detail::tier_for<P...>>(
           detail::take<role::tier, detail::tier_for<P...>, P...>(arguments));
     else
-      return nullptr;
+      return std::shared_ptr<image_tier>();
   }
   template <class... P>
   static any_executor take_executor(std::tuple<P&...> arguments) {

@@ -98,10 +98,12 @@
 #include <cairn/impl/plan/summary/validation.ipp>
 #include <cairn/impl/redundancy/block_table.ipp>
 #include <cairn/impl/redundancy/failure_groups.ipp>
+#include <cairn/impl/redundancy/held_votes.ipp>
 #include <cairn/impl/redundancy/image_rebuilds.ipp>
 #include <cairn/impl/redundancy/kept_piece.ipp>
 #include <cairn/impl/redundancy/link_reader.ipp>
 #include <cairn/impl/redundancy/lost_images.ipp>
+#include <cairn/impl/redundancy/make_redundant_saves.ipp>
 #include <cairn/impl/redundancy/partner_copies.ipp>
 #include <cairn/impl/redundancy/redundancy_checks.ipp>
 #include <cairn/impl/redundancy/redundancy_engine.ipp>

@@ -5,12 +5,15 @@
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/concepts/link_maker.hpp>
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/planner.hpp>
+#include <cairn/concepts/redundancy.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/concepts/stager.hpp>
 #include <cairn/concepts/storage.hpp>
 
+#include <concepts>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -56,7 +59,8 @@ inline constexpr bool arguments_fit =
     count_of<role::store, Arguments...> + count_of<role::storage, Arguments...> == 0 &&
     count_of<role::stager, Arguments...> + count_of<role::tier, Arguments...> <= 1 &&
     count_of<role::persist, Arguments...> <= count_of<role::tier, Arguments...> &&
-    count_of<role::redundancy, Arguments...> == 0 &&
+    count_of<role::redundancy, Arguments...> <= count_of<role::tier, Arguments...> &&
+    count_of<role::link, Arguments...> == count_of<role::redundancy, Arguments...> &&
     (... && (count_of<typename role_of<std::remove_cvref_t<Arguments>>::type, Arguments...> <= 1));
 
 // One sentence for each misuse; the concept's own diagnosis, which names the missing expression, follows it.
@@ -101,9 +105,19 @@ constexpr bool check_arguments() {
       count_of<role::persist, Arguments...> == 0 || count_of<role::tier, Arguments...> != 0,
       "cairn::checkpointer: persist says which of the saves that a tier holds go to the store; pass "
       "a tier, such as cairn::local_tier, or leave persist out");
-  static_assert(count_of<role::redundancy, Arguments...> == 0,
-                "cairn::checkpointer: partner copies and parity are not made by it; use a "
-                "cairn::redundancy_engine (docs/tiers.md)");
+  static_assert(count_of<role::redundancy, Arguments...> <= 1,
+                "cairn::checkpointer: two arguments play the role redundancy; pass partner_copies or parity");
+  static_assert(count_of<role::redundancy, Arguments...> == 0 || count_of<role::tier, Arguments...> != 0,
+                "cairn::checkpointer: partner copies and parity are made of what a tier holds; pass a tier, "
+                "such as cairn::local_tier, or leave them out");
+  static_assert(count_of<role::redundancy, Arguments...> == 0 || count_of<role::link, Arguments...> != 0,
+                "cairn::checkpointer: partner copies and parity travel over links of their own; pass "
+                "cairn::tls_links{} (cairn/links/tls_link.hpp, docs/tiers.md)");
+  static_assert(count_of<role::link, Arguments...> <= 1,
+                "cairn::checkpointer: two arguments play the role link; pass one");
+  static_assert(count_of<role::link, Arguments...> == 0 || count_of<role::redundancy, Arguments...> != 0,
+                "cairn::checkpointer: links are for partner_copies or parity; pass one of them, or leave the "
+                "links out");
   static_assert(count_of<role::check, Arguments...> <= 1,
                 "cairn::checkpointer: checked is given twice; pass one");
   static_assert(count_of<role::store, Arguments...> + count_of<role::storage, Arguments...> == 0,
@@ -187,6 +201,27 @@ constexpr bool check_tier() {
         Tier<T>,
         "cairn::checkpointer: an argument declares the role tier but does not model Tier: derive it from "
         "cairn::image_tier, and name its stager_type. See docs/concepts.md#tier");
+  return true;
+}
+template <class R, class L, class T>
+constexpr bool check_redundancy() {
+  if constexpr (!std::is_void_v<R>) {
+    static_assert(
+        Redundancy<R>,
+        "cairn::checkpointer: an argument declares the role redundancy but does not model Redundancy "
+        "(see the lines below for the missing member; docs/concepts.md#redundancy)");
+    static_assert(LinkMaker<L>,
+                  "cairn::checkpointer: an argument declares the role link but does not model LinkMaker: it "
+                  "needs connect(collectives&, deadline), which returns a PeerLink. See "
+                  "docs/concepts.md#peerlink");
+    static_assert(std::derived_from<T, spread_tier>,
+                  "cairn::checkpointer: partner copies and parity need a tier that is in several places: "
+                  "cairn::local_tier, or one that is derived from cairn::spread_tier");
+    static_assert(
+        requires(R by, any_link_maker links) { make_redundant_saves(std::move(by), std::move(links)); },
+        "cairn::checkpointer: a Redundancy of your own needs cairn/redundancy/make_redundant_saves.hpp; "
+        "include it on the page of the class");
+  }
   return true;
 }
 template <class C>

@@ -10,6 +10,8 @@
 #include <cairn/concepts/any_storage.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/concepts/redundant_saves.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <memory>
 #include <optional>
@@ -33,6 +35,8 @@ struct engine_parts {
   std::shared_ptr<device_access> devices;      ///< null: the stager's, where it brings any
   std::shared_ptr<image_tier> tier = nullptr;  ///< whose images the stager fills; null: none
   std::optional<persist> persisting = {};
+  std::shared_ptr<spread_tier> spread = nullptr;  ///< the same tier, where there is redundancy
+  owned<redundant_saves> redundancy = nullptr;    ///< null: none
 };
 
 /// Collective. @throws usage_error (usage_bad_option); what the constructor of a checkpointer throws.

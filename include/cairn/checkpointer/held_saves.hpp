@@ -5,13 +5,16 @@
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/persist_schedule.hpp>
 #include <cairn/checkpointer/save_services.hpp>
+#include <cairn/checkpointer/saves_with_pieces.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/any_executor.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/concepts/redundant_saves.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/plan/plan_cache.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
 
@@ -34,20 +37,34 @@ namespace detail {
 /// to the store. The thread of training. What it is given by reference outlives it.
 class held_saves {
  public:
+  /// `spread`: the same tier, where there is redundancy; else both are null.
   held_saves(std::shared_ptr<image_tier> tier, std::optional<persist> persisting,
-             std::shared_ptr<save_services> services)
+             std::shared_ptr<save_services> services, std::shared_ptr<spread_tier> spread,
+             owned<redundant_saves> redundancy)
       : tier_(std::move(tier)),
+        spread_(std::move(spread)),
         persisting_(persisting),
         schedule_(persisting.value_or(persist{})),
         services_(std::move(services)),
         writer_(tier_->writer()),
-        holder_(make_default_executor()) {}
+        pieces_(redundancy != nullptr
+                    ? detail::make_shared<saves_with_pieces>(std::move(redundancy), services_)
+                    : nullptr),
+        holder_(make_default_executor()) {
+    if (pieces_ == nullptr) return;
+    spread_->spread();
+    spread_->when_held([pieces = std::weak_ptr(pieces_)](const held_step& which) {
+      if (const auto there = pieces.lock()) there->held(which);
+    });
+  }
 
   /// Whether saves wait for no store.
   [[nodiscard]] bool decoupled() const noexcept { return persisting_.has_value(); }
 
   /// Opens the tier on all ranks. Collective: throws on all of them what one of them throws.
-  void open(collectives& group, const run_id& run, const std::string& job, deadline until) {
+  void open(collectives& group, const run_id& run, const std::string& job,
+            std::chrono::nanoseconds peer_timeout) {
+    const auto until = deadline::in(peer_timeout);
     const tier_user user{run, group.rank(), group.size(), job};
     static_cast<void>(read_once(
         group,
@@ -66,9 +83,14 @@ class held_saves {
       group.barrier(until, failure);
     else if (failure != nullptr)
       std::rethrow_exception(failure);
+    if (pieces_ != nullptr) places_ = pieces_->open(group, spread_, peer_timeout);
+  }
+  [[nodiscard]] std::string describe_redundancy() const {
+    return pieces_ == nullptr ? std::string() : "; " + pieces_->describe();
   }
   /// Asks for the memory of all ranks before the first of them allocates any. Collective.
   void check_room(collectives& group, const image_layout& layout, deadline until) {
+    if (pieces_ != nullptr) return check_room_of_places(group, layout, until);
     const auto sum = [](std::vector<std::byte> left, std::vector<std::byte> right) {
       return wire_writer()
           .put(wire_reader(left).get<std::uint64_t>() + wire_reader(right).get<std::uint64_t>())
@@ -124,6 +146,32 @@ class held_saves {
     if (newest_) store_has_all_ = false;  // until the next one is on its way
     newest_.reset();
   }
+  /// What rank 0 tells of what was loaded, on all ranks, where each has a part of the tier. Collective.
+  [[nodiscard]] std::optional<tier_base> base_for_all(collectives& group, std::optional<tier_base> base,
+                                                      deadline until) const {
+    if (pieces_ == nullptr || group.size() == 1) return base;
+    const auto bytes = read_once(
+        group,
+        [&] {
+          wire_writer out;
+          out.put(static_cast<std::uint8_t>(base.has_value()));
+          if (!base) return out.take();
+          out.put(static_cast<std::uint8_t>(base->step.has_value())).put(base->step.value_or(0));
+          out.put(static_cast<std::uint64_t>(base->runs.size()));
+          for (const auto& run : base->runs) out.put(run.high).put(run.low);
+          return out.take();
+        },
+        until);
+    wire_reader in(bytes);
+    if (in.get<std::uint8_t>() == 0) return std::nullopt;
+    tier_base told;
+    const bool has_step = in.get<std::uint8_t>() != 0;
+    told.step = in.get<std::int64_t>();
+    if (!has_step) told.step.reset();
+    told.runs.resize(in.get_count(2 * sizeof(std::uint64_t)));
+    for (auto& run : told.runs) run.high = in.get<std::uint64_t>(), run.low = in.get<std::uint64_t>();
+    return told;
+  }
   /// What the job has loaded, on rank 0: the saves to come go on from it. `resumed`: it is at its beginning.
   void go_on_from(std::optional<tier_base> base, bool resumed) noexcept {
     if (!base) return;
@@ -146,8 +194,10 @@ class held_saves {
     job.progress = detail::make_shared<save_progress>(job.context.step);
     job.progress->set_image(job.image.control());
     job.image.carry_notes_of(job.progress);
-    job.progress->on_end([whole, alone, services = services_](save_report&, const std::exception_ptr& why) {
+    job.progress->on_end([whole, alone, services = services_, pieces = pieces_, context = job.context](
+                             save_report&, const std::exception_ptr& why) {
       whole->set_held(why);
+      if (why != nullptr && pieces != nullptr) pieces->not_held(context);
       if (alone && why == nullptr) return whole->set_held_alone();
       if (alone) return whole->set_failed(why);
       if (why != nullptr && !whole->finished())
@@ -156,6 +206,7 @@ class held_saves {
                                   ", which goes to the store alone: " + failure_text(why));
     });
     whole->begin_holding();
+    if (pieces_ != nullptr) pieces_->expect(job.context, whole);
     try {
       tell_base();
       if (job.metadata != nullptr && job.metadata != planned_) {
@@ -181,7 +232,9 @@ class held_saves {
     newest_.reset();
     // The store may have had a save before it was held.
     static_cast<void>(holder_.drain(deadline::in(holding_timeout)));
-    if (!store_has_all_ && holds_some()) {
+    const bool stays = !store_has_all_ && holds_some();
+    if (pieces_ != nullptr) pieces_->end(!stays);
+    if (stays) {
       services_->report().warned(
           "the local tier keeps what it holds, as this job saved nothing after it and the store may not have "
           "it; "
@@ -193,6 +246,24 @@ class held_saves {
 
  private:
   static constexpr std::chrono::seconds holding_timeout{30};
+  /// Each place is asked for what its ranks need, by the lowest of them.
+  void check_room_of_places(collectives& group, const image_layout& layout, deadline until) {
+    auto needs = std::vector<std::vector<std::byte>>{wire_writer().put(tier_->missing(layout)).take()};
+    if (group.size() > 1) needs = group.all_gather(std::move(needs.front()), until);
+    std::exception_ptr failure;
+    try {
+      std::uint64_t bytes = 0;
+      for (std::size_t rank = 0; rank < needs.size(); ++rank)
+        if (places_.at(rank) == group.rank()) bytes += wire_reader(needs[rank]).get<std::uint64_t>();
+      if (bytes != 0) tier_->check_room(bytes);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    if (group.size() > 1)
+      group.barrier(until, failure);
+    else if (failure != nullptr)
+      std::rethrow_exception(failure);
+  }
   void tell_base() {
     if (!base_) return;
     // Nothing that was saved before becomes held after it.
@@ -202,6 +273,7 @@ class held_saves {
   }
   [[nodiscard]] bool holds_some() const noexcept {
     try {
+      if (spread_ != nullptr) return spread_->holds_any();
       std::vector<std::string> damaged;
       return !tier_->held(damaged).empty() || !damaged.empty();
     } catch (...) {
@@ -210,6 +282,7 @@ class held_saves {
   }
 
   const std::shared_ptr<image_tier> tier_;
+  const std::shared_ptr<spread_tier> spread_;  // null: it is in one place
   const std::optional<persist> persisting_;
   persist_schedule schedule_;
   deadline::clock::time_point went_at_ =
@@ -221,7 +294,9 @@ class held_saves {
   bool store_has_all_ = false;  // that the tier holds, or will have it when close() has succeeded
   std::shared_ptr<save_progress> storing_;
   std::optional<save_job> newest_;
-  any_executor holder_;  // last: its destructor waits for saves that are being held
+  std::vector<std::int32_t> places_;           // see saves_with_pieces::open
+  std::shared_ptr<saves_with_pieces> pieces_;  // null: no redundancy
+  any_executor holder_;                        // last: its destructor waits for saves that are being held
 };
 
 }  // namespace detail

@@ -88,9 +88,11 @@ class save_path {
   /// Waits until what prepare() began has ended.
   void finish_preparation() { preparation_.join(); }
 
-  /// Opens the tier, where there is one. Collective.
-  void open_tier(const std::string& job) {
-    if (held_ != nullptr) held_->open(group_, run_, job, peer_deadline());
+  /// Opens the tier, where there is one. Collective. Returns what is told of its redundancy.
+  [[nodiscard]] std::string open_tier(const std::string& job) {
+    if (held_ == nullptr) return {};
+    held_->open(group_, run_, job, options_.peer_timeout);
+    return held_->describe_redundancy();
   }
   /// At the end of a job: the last save goes to the store, where it was only held.
   void persist_last() {
@@ -119,9 +121,11 @@ class save_path {
     }
   }
   /// See held_saves.
-  void go_on_from(std::optional<tier_base> base, bool resumed) noexcept {
+  void go_on_from(std::optional<tier_base> base, bool resumed) {
+    if (held_ == nullptr) return;
+    base = held_->base_for_all(group_, std::move(base), peer_deadline());
     if (base) base->saves = save_count_;
-    if (held_ != nullptr) held_->go_on_from(std::move(base), resumed);
+    held_->go_on_from(std::move(base), resumed);
   }
   /// Whether the store has the step that the job resumed.
   void resumed(bool in_store) noexcept {

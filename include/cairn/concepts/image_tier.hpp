@@ -127,6 +127,44 @@ class image_tier {
   image_tier& operator=(image_tier&&) noexcept = default;
 };
 
+/// An image of this rank that a tier does not give up as long as `pin` or a copy of it lives.
+struct pinned_save {
+  std::shared_ptr<const void> pin;  ///< keeps the image
+  std::uint64_t plan_digest = 0;    ///< see save_context::plan_digest
+};
+
+/// An image_tier in several places: each host has one of its own, which the ranks of that host alone see. What
+/// cairn::checkpointer needs beside an argument of the role redundancy, by which what is lost with a place can be made
+/// again from what is in the others.
+///
+/// No rank sees what all of them hold: it is told by held_by_all(). A save that this rank holds is given up where all hold a
+/// newer one, else the newest of those that nobody has pinned; a save whose piece this rank keeps goes last.
+///
+/// Any thread calls these after open().
+class spread_tier : public image_tier {
+ public:
+  /// Ranks may see different places. The first rank that opens a place does there what rank 0 does in a tier that is in one.
+  /// A rank has two images more: of the save that is redundant, and of the one whose pieces are made. Before open().
+  virtual void spread() = 0;
+  /// Where this rank keeps pieces; the records of what it holds lie there, too.
+  [[nodiscard]] virtual std::string directory() const = 0;
+  /// The first rank of this run that opened the place of this one.
+  [[nodiscard]] virtual std::int32_t first_rank() const = 0;
+  /// Keeps this rank's image of a save; nothing where it is held no more. @throws storage_error, timeout_error
+  [[nodiscard]] virtual std::optional<pinned_save> pin(const held_step& which) = 0;
+  /// All ranks hold this save, and its plan is in each place.
+  virtual void held_by_all(const held_step& which) noexcept = 0;
+  /// All ranks keep their pieces of a save of this run: what ranks left here that are elsewhere now is needed no more.
+  virtual void redundant() noexcept = 0;
+  /// Whether anything is held here, by any rank. @throws storage_error
+  [[nodiscard]] virtual bool holds_any() = 0;
+
+ protected:
+  spread_tier() = default;
+  spread_tier(spread_tier&&) noexcept = default;
+  spread_tier& operator=(spread_tier&&) noexcept = default;
+};
+
 /// A class that plays the role tier: derived from image_tier, with the type of its stager.
 ///
 /// - `stager_type`: the Stager that stager() returns.

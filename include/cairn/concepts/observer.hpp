@@ -31,6 +31,7 @@ struct observation {
     fenced,      ///< it had not after `seconds`, and can not be committed any more; `text`
     read_back,   ///< a checkpoint was read back whole in the background; `step`, `bytes`, `seconds`
     held,        ///< a local_tier holds a save that goes to no store; `report` is complete
+    redundant,   ///< all ranks keep their pieces of a save; `report` as it is by then, `seconds` since save()
   };
   event kind = event::warning;
   std::int32_t rank = 0;

@@ -25,6 +25,7 @@ struct devices {};       ///< derived from device_access: loads into memory of d
 struct tier {};          ///< models Tier: holds saves on this host
 struct persist {};       ///< cairn::persist
 struct redundancy {};    ///< models Redundancy: what ranks keep of one another's images
+struct link {};          ///< models LinkMaker: how these pieces travel
 struct overlap {};       ///< cairn::overlapped
 struct retention {};     ///< cairn::keep_last
 struct read_sharing {};  ///< cairn::read_sharing

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/peer_link.hpp>
+#include <cairn/concepts/roles.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,8 @@
 
 namespace cairn {
 inline namespace v1 {
+
+class collectives;
 
 namespace detail {
 class thread_link_world;
@@ -66,6 +69,8 @@ class thread_link {
 /// Copies refer to the same group. Any thread. The links keep the group alive.
 class thread_link_group {
  public:
+  using cairn_role = role::link;
+
   /// @throws usage_error (usage_bad_option) if size < 1.
   explicit thread_link_group(int size);
 
@@ -73,6 +78,8 @@ class thread_link_group {
   /// The link of a rank. A rank that was lost is there again, and offers nothing.
   /// @throws usage_error (usage_bad_option) if there is no such rank or its link still exists.
   [[nodiscard]] thread_link link(int rank) const;
+  /// See LinkMaker: the link of this rank of the job, when all ranks have theirs.
+  [[nodiscard]] thread_link connect(collectives& job, deadline until) const;
   /// Loses a rank, as if its process had died: what it offers is gone, and calls that it makes or that name it throw
   /// peer_error (peer_lost), also those that wait. Its memory is not read when this has returned.
   /// @throws usage_error (usage_bad_option) if there is no such rank.

@@ -2,6 +2,7 @@
 // opt-in: cairn::links
 #pragma once
 #include <cairn/concepts/peer_link.hpp>
+#include <cairn/concepts/roles.hpp>
 #include <cairn/links/link_key.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/owned.hpp>
@@ -119,6 +120,20 @@ class tls_link {
  private:
   struct inside;
   detail::owned<inside> in_;
+};
+
+/// The role link by tls_link: an argument of checkpointer, the same on all ranks.
+///
+///     cairn::tls_links{}                                      // any address of this host, any port
+///     cairn::tls_links{{.address = "10.1.0.3", .first_port = 40000, .ports = 64}}
+struct tls_links {
+  using cairn_role = role::link;
+  tls_link_options options = {};  ///< of the link of each rank
+
+  /// See LinkMaker and tls_link::connect.
+  [[nodiscard]] tls_link connect(collectives& job, deadline until) const {
+    return tls_link::connect(job, options, until);
+  }
 };
 
 }  // namespace v1

@@ -38,6 +38,8 @@ class save_handle {
   /// True if a local_tier holds this rank's image: it survives the end of every process of this host. What is
   /// held by all ranks, resume() finds.
   [[nodiscard]] bool held() const noexcept;
+  /// True if all ranks hold the save and keep pieces of it (partner_copies, parity): hosts may be lost, and nothing of it is.
+  [[nodiscard]] bool redundant() const noexcept;
   /// True if the checkpoint exists. Until then nothing is saved.
   [[nodiscard]] bool committed() const noexcept;
   /// True if the save was not begun, because an earlier save was under way and busy_policy::skip is set.
@@ -59,6 +61,10 @@ class save_handle {
   /// See wait_released(); until held(). @throws also the reason why the tier does not hold it. Only with a
   /// local_tier: without one it waits for the end of the save.
   void wait_held(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
+  /// Waits until redundant(), and returns true; false where the save goes without pieces: it is none of those that `every`
+  /// chooses, or a newer one went before it, or they could not be made, which a line told. @throws timeout_error after
+  /// `timeout`; the save then goes on.
+  bool wait_redundant(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
   /// See wait_released(); until committed(), or held() where persist{} leaves the save in the local tier.
   void wait(std::chrono::nanoseconds timeout = std::chrono::minutes(30)) const;
 

@@ -50,6 +50,10 @@ class save_progress {
   void begin_holding() noexcept;
   /// A tier holds this rank's image; `why`: the reason why it does not.
   void set_held(std::exception_ptr why) noexcept;
+  /// Pieces may be made of this save: set_redundant() comes, unless the save is never held.
+  void begin_redundancy() noexcept;
+  /// All ranks keep their pieces, of which this rank has so many bytes; or, `made` false, the save goes without.
+  void set_redundant(bool made, std::uint64_t bytes) noexcept;
   /// Says that the checkpoint is committed, which ends the save.
   void set_committed() noexcept { end(outcome::committed, nullptr); }
   /// Ends a save that goes to no store.
@@ -87,6 +91,8 @@ class save_progress {
   [[nodiscard]] std::uint64_t bytes_written() const noexcept;
   /// True after set_held() without a reason.
   [[nodiscard]] bool held() const noexcept;
+  /// True after set_redundant(true).
+  [[nodiscard]] bool redundant() const noexcept;
   /// True after set_committed().
   [[nodiscard]] bool committed() const noexcept;
   /// True after set_skipped(); the save is finished() and has no failure().
@@ -115,6 +121,8 @@ class save_progress {
   void wait_written(deadline until) const;
   /// Waits until held(). @throws the reason why it is not, what failed, or timeout_error (timeout_staging).
   void wait_held(deadline until) const;
+  /// Waits until it is known whether the save is redundant, which it returns. @throws timeout_error (timeout_peer).
+  [[nodiscard]] bool wait_redundant(deadline until) const;
   /// Waits until committed() or skipped(). @throws what failed, or timeout_error (timeout_commit).
   void wait_committed(deadline until) const;
   /// Waits until committed or failed; false at the deadline. Does not throw.
@@ -162,6 +170,8 @@ class save_progress {
   bool handed_over_ = true;
   bool holding_ = false;
   bool held_ = false;
+  enum class pieces : std::uint8_t { none, awaited, made };
+  pieces pieces_ = pieces::none;
   bool written_ = false;
   bool ending_ = false;
   outcome outcome_ = outcome::none;

@@ -55,6 +55,9 @@ struct save_report {
   /// checkpointer_options::mean_time_between_failures.
   double suggested_interval_seconds = 0;
   double held_seconds = 0;  ///< from save() until a local_tier held this rank's image; 0: it does not
+  /// From save() until all ranks kept their pieces of it (partner_copies, parity); 0: they do not.
+  double redundant_seconds = 0;
+  std::uint64_t piece_bytes = 0;  ///< that this rank keeps of the images of others, where it is redundant
   /// False for a save that persist{} left in the local tier: it goes to no store.
   bool persisted = true;
   /// Of files of frozen items that were linked instead of copied and written; not in `bytes`.

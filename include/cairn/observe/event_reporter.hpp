@@ -71,6 +71,10 @@ class event_reporter {
         std::snprintf(text, sizeof text, "; held here after %.1f ms", r.held_seconds * 1e3);
         line += text;
       }
+      if (r.redundant_seconds > 0) {
+        std::snprintf(text, sizeof text, "; redundant after %.1f ms", r.redundant_seconds * 1e3);
+        line += text;
+      }
       if (r.worker_start_seconds > 0) {
         std::snprintf(text, sizeof text, "; a worker was ready in %.1f ms", r.worker_start_seconds * 1e3);
         line += text;
@@ -93,6 +97,19 @@ class event_reporter {
           "cairn: step %lld held by the local tier alone: %s by rank 0 in %.1f ms, training waited %.1f ms",
           static_cast<long long>(r.step), human_bytes(r.bytes).c_str(), r.held_seconds * 1e3,
           r.blocked_seconds * 1e3);
+      return std::string(text);
+    });
+  }
+  /// Told in a line where it is the first, also after others that were not.
+  void redundant(const save_report& r, bool first) noexcept {
+    observation what{observation::event::redundant, rank_, r.step, r.piece_bytes,
+                     r.redundant_seconds,           {},    &r};
+    emit(what, first && rank_ == 0, [&] {
+      char text[200];
+      std::snprintf(text, sizeof text,
+                    "cairn: step %lld is redundant: pieces of it are on other ranks (%s here) after %.1f ms",
+                    static_cast<long long>(r.step), human_bytes(r.piece_bytes).c_str(),
+                    r.redundant_seconds * 1e3);
       return std::string(text);
     });
   }

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/redundancy.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/redundancy/make_redundant_saves.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -3,6 +3,8 @@
 #include <cairn/concepts/any_peer_link.hpp>
 #include <cairn/concepts/any_redundancy.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/concepts/redundant_saves.hpp>
+#include <cairn/system/callback.hpp>
 #include <cairn/tiers/tier_files.hpp>
 
 #include <chrono>
@@ -16,23 +18,6 @@
 
 namespace cairn {
 inline namespace v1 {
-
-/// How the making of pieces ended, or that it has not.
-enum class redundancy_state : std::uint8_t {
-  pending,  ///< it waits, or its pieces are being made
-  redundant,  ///< all ranks of the job keep their pieces: of each set so many may be lost as the redundancy tolerates
-  superseded,  ///< it goes without pieces: a newer save came before the work on it had begun
-  failed,      ///< it goes without pieces, for a reason that is told
-};
-
-/// What a redundancy_engine tells of one save.
-struct redundancy_report {
-  redundancy_state state = redundancy_state::pending;  ///< how it ended
-  std::string why = {};                                ///< of `failed`: a sentence
-  double seconds = 0;                                  ///< from hold() to the end
-  std::uint64_t fetched_bytes = 0;                     ///< from other ranks
-  std::uint64_t kept_bytes = 0;                        ///< of the piece of this rank
-};
 
 /// Options of a redundancy_engine.
 struct redundancy_options {
@@ -71,8 +56,15 @@ class redundancy_engine {
 
   /// A save is held by this rank: its image (image_tier::image). Returns at once. Saves come in the order in which they
   /// were made; the first gets pieces, and of the others
-  /// those between two that are due are let go. @throws corrupt_error where the image has no record
-  void hold(held_image image);
+  /// those between two that are due are let go. False for such a one, of which there is no report.
+  /// @throws corrupt_error where the image has no record
+  bool hold(held_image image);
+  /// The same of a save whose image is asked for when the work on it begins, in the thread of the engine: a save that is not
+  /// held any more by then (`image` gives nothing) goes without pieces.
+  bool hold(const held_step& which, detail::callback<std::optional<held_image>()> image);
+  /// Calls `call`, which must not throw, each time that a save of which hold() was true has ended, also where it becomes redundant
+  /// later than that. Any thread. Before the first hold().
+  void when_ended(detail::callback<void(std::uint64_t save_count, const redundancy_report& report)> call);
   /// Whether this save (see save_count_of) is one of those that get pieces, also where it is not the first that
   /// is held.
   [[nodiscard]] bool is_due(std::uint64_t save_count) const noexcept;

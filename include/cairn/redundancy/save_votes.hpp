@@ -9,6 +9,7 @@
 #include <deque>
 #include <mutex>
 #include <span>
+#include <string>
 
 namespace cairn {
 inline namespace v1 {
@@ -23,13 +24,22 @@ struct passed_over {};
 /// fails says so, and then nobody goes on waiting for it. One thread; tell_gave_up() any.
 class save_votes {
  public:
-  /// `interrupted(until_newer)`: whether to stop waiting, because the engine ends, or, where that is asked, because a newer
+  /// `subject`: what the votes are about; those of another one never meet them. `interrupted(until_newer)`: whether to stop waiting, because the engine ends, or, where that is asked, because a newer
   /// save is there. The link outlives this.
-  save_votes(any_peer_link& link, std::chrono::nanoseconds block_timeout, callback<bool(bool)> interrupted)
-      : link_(link), block_timeout_(block_timeout), interrupted_(std::move(interrupted)) {}
+  save_votes(any_peer_link& link, const std::string& subject, std::chrono::nanoseconds block_timeout,
+             callback<bool(bool)> interrupted)
+      : link_(link),
+        block_timeout_(block_timeout),
+        interrupted_(std::move(interrupted)),
+        gave_up_(subject + ".gave_up"),
+        vote_(subject + ".vote"),
+        complete_(subject + ".complete") {}
   save_votes(const save_votes&) = delete;
   save_votes& operator=(const save_votes&) = delete;
   ~save_votes();
+
+  /// The rank above this one in the tree. @pre not rank 0
+  [[nodiscard]] static int parent_of(int rank) noexcept { return (rank - 1) / 8; }
 
   /// Waits until the peer offers something of a save; returns its size. @throws passed_over; peer_error where the peer has
   /// given up this save; what PeerLink's await_offer() throws
@@ -53,11 +63,14 @@ class save_votes {
 
  private:
   [[nodiscard]] bool is_offered(int peer, const offer_key& key, std::span<std::byte> what);
-  [[nodiscard]] int parent() const noexcept { return (link_.rank() - 1) / 8; }
+  [[nodiscard]] int parent() const noexcept { return parent_of(link_.rank()); }
 
   any_peer_link& link_;
   std::chrono::nanoseconds block_timeout_;
   callback<bool(bool)> interrupted_;
+  const std::string gave_up_;   // an offer of one byte: for which of two reasons
+  const std::string vote_;      // this rank and those below it have what the save needs
+  const std::string complete_;  // all have
   std::mutex mutex_;
   std::deque<offer_key> told_;
 };

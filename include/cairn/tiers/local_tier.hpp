@@ -36,7 +36,8 @@ struct local_tier_options {
 /// power as well. Where the trainer, its worker or both are killed, resume() finds the newest step that all ranks hold, or
 /// that the store has; every block that it reads is verified, and another number of ranks may resume.
 ///
-/// Pass it as an argument of checkpointer, in place of a stager, the same on all ranks, which are on one host.
+/// Pass it as an argument of checkpointer, in place of a stager, the same on all ranks, which are on one host; with
+/// partner_copies or parity on several, each of which has a directory of its own.
 /// Without persist{} every save goes to the store as well; persist{.every = n} writes each n-th save.
 /// close() writes the last save to the store and removes the directory; where the job saved nothing and resumed
 /// what only the tier has, it leaves it. What does not end with
@@ -45,7 +46,7 @@ struct local_tier_options {
 ///
 /// The directory is one job's: it is refused for what a job with another store left there. Cost of a save beyond
 /// the copy with its digests: a listing of the directory and a small file; see bench_tiers.
-class local_tier final : public image_tier {
+class local_tier final : public spread_tier {
  public:
   using cairn_role = role::tier;
   using stager_type = tier_stager;
@@ -71,6 +72,14 @@ class local_tier final : public image_tier {
   void withdraw(const held_step& which) override;
   void go_on_from(const tier_base& base) override;
   void end() noexcept override;
+  // See spread_tier.
+  void spread() override;
+  [[nodiscard]] std::string directory() const override;
+  [[nodiscard]] std::int32_t first_rank() const override;
+  [[nodiscard]] std::optional<pinned_save> pin(const held_step& which) override;
+  void held_by_all(const held_step& which) noexcept override;
+  void redundant() noexcept override;
+  [[nodiscard]] bool holds_any() override;
 
  private:
   std::shared_ptr<detail::tier_slots> slots_;

@@ -30,7 +30,7 @@ namespace detail {
 ///
 /// What is in the directory:
 ///   job               the name of the job's storage; what is of another job is refused
-///   run-<run>         rank 0 of that run sees this directory
+///   run-<run>         a rank of that run opened this directory first, whose number it has: rank 0, unless it is spread
 ///   lock              locked for each choice of an image, and while an image becomes held
 ///   rank-00003.lock   locked as long as a process is this rank
 ///   slot-00003.1      an image, and behind it its digests; locked as long as a process has it mapped to write it
@@ -61,6 +61,16 @@ class tier_directory {
     int file_;
   };
 
+  /// Other ranks may see other places; see spread_tier. Before open().
+  void spread() noexcept { spread_ = true; }
+  [[nodiscard]] bool is_spread() const noexcept { return spread_; }
+  /// The first rank of this run that opened this place. After open().
+  [[nodiscard]] std::int32_t first_rank() const noexcept { return first_rank_; }
+  [[nodiscard]] bool first_here() const noexcept { return first_rank_ == user_.rank; }
+  /// Whether no process is this rank here.
+  [[nodiscard]] bool is_elsewhere(std::int32_t rank) const;
+  /// Removes what ranks left here that are elsewhere now. @throws storage_error
+  void remove_of_others() const;
   /// See image_tier::open.
   void open(const tier_user& user);
   [[nodiscard]] const tier_user& user() const noexcept { return user_; }
@@ -93,6 +103,8 @@ class tier_directory {
   bool make() const;
   void look_at_place();
   void check_job() const;
+  // Of a rank that opens this place first.
+  void take_over(const std::string& mark);
   void put_durably(const std::string& temporary, const std::string& name,
                    std::span<const std::byte> bytes) const;
   // On a disk, for files that were put, and for names.
@@ -103,6 +115,8 @@ class tier_directory {
   const std::shared_ptr<tier_files> files_;
   tier_user user_;
   bool on_disk_ = false;
+  bool spread_ = false;
+  std::int32_t first_rank_ = 0;
   std::unique_ptr<unforked_file> alive_;   // the lock of this rank
   std::unique_ptr<unforked_file> choice_;  // the lock of choices
   mutable std::mutex mutex_;

@@ -53,6 +53,14 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
     std::size_t slot_;
     std::shared_ptr<shared_segment> memory_;
   };
+  /// See spread_tier; before open().
+  void spread() noexcept {
+    directory_.spread();
+    depth_ += 2;
+  }
+  void held_by_all(const held_step& which) noexcept;
+  /// Which save of this rank it is; nothing where it is held no more.
+  [[nodiscard]] std::optional<held_name> name_of(const held_step& which) const;
   /// Null where this rank does not hold the save any more.
   [[nodiscard]] std::shared_ptr<const pin> pin_image(const held_name& name, deadline until);
 
@@ -87,8 +95,8 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   void reserve(std::uint64_t bytes, deadline until);
   /// See image_tier.
   void when_held(callback<void(const held_step&)> call) { held_call_ = std::move(call); }
-  /// Says which runs the saves to come go on from; see held_record.
-  void set_runs(std::vector<run_id> runs);
+  /// Says what the saves to come go on from; see tier_base.
+  void set_base(const tier_base& base);
   /// Waits until the image of a save is complete, with its digests, and on a disk writes it: from here on it is held. @throws storage_error,
   /// timeout_error (timeout_staging)
   void hold(const save_context& c, const staged_image& image, deadline until);
@@ -120,7 +128,7 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   void give_back(std::size_t index) noexcept;
 
   tier_directory directory_;
-  const int depth_;
+  int depth_;
   std::mutex mutex_;
   shared_event returned_;
   std::vector<slot> slots_;           // only grows
@@ -128,6 +136,9 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   std::uint64_t bytes_ = 0;           // of the last image
   bool others_have_some_ = false;
   std::optional<std::vector<run_id>> runs_;
+  // Where other ranks hold saves elsewhere: the newest that all hold, and before the first one what the run goes on from.
+  std::uint64_t held_by_all_ = 0;
+  std::int64_t base_step_ = -1;
   callback<void(const held_step&)> held_call_;
 };
 

@@ -49,8 +49,10 @@ class composed_engine final : public engine {
         save_path_(options_, parts.overlapped, parts.checked, group_, services_, saves_, place_,
                    std::move(parts.planners.save), std::move(parts.stager), std::move(parts.executor),
                    devices_,
-                   tier_ != nullptr ? detail::make_owned<held_saves>(tier_, parts.persisting, services_)
-                                    : owned<held_saves>()) {
+                   tier_ != nullptr
+                       ? detail::make_owned<held_saves>(tier_, parts.persisting, services_,
+                                                        std::move(parts.spread), std::move(parts.redundancy))
+                       : owned<held_saves>()) {
     const auto bytes = read_once(
         group_, [] { return make_run(); }, peer_deadline());
     wire_reader in(bytes);
@@ -60,15 +62,15 @@ class composed_engine final : public engine {
     std::memcpy(word.data(), bytes.data(), word.size());
     group_.set_run(word);
     save_path_.set_run(run_, save_path_.ends_with_process() ? group_.communicator().watch_peers() : nullptr);
-    save_path_.open_tier(place_);
+    redundancy_ = save_path_.open_tier(place_);
   }
 
   [[nodiscard]] int rank() const override { return group_.rank(); }
   [[nodiscard]] int world_size() const override { return group_.size(); }
   [[nodiscard]] std::string describe() const override {
-    return place_ + (tier_ != nullptr ? "; saves are held by " + tier_->describe() : "") + "; saves " +
-           (save_path_.overlapped() ? "overlapped with training" : "wait for the copy") + "; digests " +
-           (save_path_.digests_in_copy() ? "in the pass that copies" : "by the writer") +
+    return place_ + (tier_ != nullptr ? "; saves are held by " + tier_->describe() : "") + redundancy_ +
+           "; saves " + (save_path_.overlapped() ? "overlapped with training" : "wait for the copy") +
+           "; digests " + (save_path_.digests_in_copy() ? "in the pass that copies" : "by the writer") +
            (!options_.checksum_in_writer                                   ? " (chosen)"
             : *options_.checksum_in_writer != save_path_.digests_in_copy() ? " (as asked for)"
                                                                            : " (checked{} needs them there)");
@@ -206,6 +208,7 @@ class composed_engine final : public engine {
 
   const checkpointer_options options_;
   const std::string place_;  // of the storage, for messages
+  std::string redundancy_;   // the same of what other hosts keep
   any_load_planner load_planner_;
   collectives group_;
   run_id run_;

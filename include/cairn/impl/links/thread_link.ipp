@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/peer_link.hpp>
 #include <cairn/links/offer_table.hpp>
 #include <cairn/links/thread_link.hpp>
@@ -228,6 +229,20 @@ CAIRN_BODY int thread_link_group::size() const noexcept {
 CAIRN_BODY thread_link thread_link_group::link(int rank) const {
   world_->join(rank);
   return thread_link(world_, rank);
+}
+CAIRN_BODY thread_link thread_link_group::connect(collectives& job, deadline until) const {
+  std::optional<thread_link> made;
+  std::exception_ptr failure;
+  try {
+    if (job.size() != size())
+      fail(error_id::usage_bad_option, "a thread_link_group has a link for each rank of a job",
+           {.expected = std::to_string(job.size()), .got = std::to_string(size())});
+    made.emplace(link(job.rank()));
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  job.barrier(until, failure);
+  return std::move(*made);
 }
 CAIRN_BODY void thread_link_group::lose(int rank) const {
   detail::check_peer(rank, world_->size());

@@ -38,6 +38,10 @@ CAIRN_BODY bool save_handle::committed() const noexcept {
   return progress_->committed();
 }
 
+CAIRN_BODY bool save_handle::redundant() const noexcept {
+  return progress_->redundant();
+}
+
 CAIRN_BODY bool save_handle::skipped() const noexcept {
   return progress_->skipped();
 }
@@ -69,6 +73,11 @@ CAIRN_BODY void save_handle::wait_written(std::chrono::nanoseconds timeout) cons
 CAIRN_BODY void save_handle::wait_held(std::chrono::nanoseconds timeout) const {
   progress_->confirm(deadline::in(timeout));
   progress_->wait_held(deadline::in(timeout));
+}
+
+CAIRN_BODY bool save_handle::wait_redundant(std::chrono::nanoseconds timeout) const {
+  progress_->confirm(deadline::in(timeout));
+  return progress_->wait_redundant(deadline::in(timeout));
 }
 
 CAIRN_BODY void save_handle::wait(std::chrono::nanoseconds timeout) const {

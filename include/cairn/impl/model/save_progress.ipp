@@ -83,6 +83,23 @@ CAIRN_BODY void save_progress::set_held(std::exception_ptr why) noexcept {
   changed_.notify_all();
 }
 
+CAIRN_BODY void save_progress::begin_redundancy() noexcept {
+  const std::lock_guard lock(mutex_);
+  pieces_ = pieces::awaited;
+}
+
+CAIRN_BODY void save_progress::set_redundant(bool made, std::uint64_t bytes) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    pieces_ = made ? pieces::made : pieces::none;
+    if (made) {
+      report_.redundant_seconds = seconds_since(begun_);
+      report_.piece_bytes = bytes;
+    }
+  }
+  changed_.notify_all();
+}
+
 CAIRN_BODY void save_progress::give_up(std::exception_ptr why) noexcept {
   set_failed(std::move(why));
   const std::lock_guard lock(mutex_);
@@ -125,6 +142,11 @@ CAIRN_BODY std::uint64_t save_progress::bytes_written() const noexcept {
 CAIRN_BODY bool save_progress::held() const noexcept {
   const std::lock_guard lock(mutex_);
   return held_;
+}
+
+CAIRN_BODY bool save_progress::redundant() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return pieces_ == pieces::made;
 }
 
 CAIRN_BODY bool save_progress::committed() const noexcept {
@@ -210,6 +232,14 @@ CAIRN_BODY void save_progress::wait_held(deadline until) const {
   if (held_) return;
   if (not_held_ != nullptr) std::rethrow_exception(not_held_);
   if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+CAIRN_BODY bool save_progress::wait_redundant(deadline until) const {
+  std::unique_lock lock(mutex_);
+  if (!wait(lock, until, [&] { return pieces_ != pieces::awaited; }))
+    fail(error_id::timeout_peer,
+         "the ranks had not made their pieces of a save in time; they go on in the background", here());
+  return pieces_ == pieces::made;
 }
 
 CAIRN_BODY void save_progress::wait_committed(deadline until) const {

@@ -193,6 +193,9 @@ CAIRN_BODY std::string progress_bar::line_of(const observation& what) {
       std::snprintf(text, sizeof text, "held by the local tier: %s in %.3f s, training waited %.1f ms",
                     human_bytes(what.bytes).c_str(), what.seconds, what.report->blocked_seconds * 1e3);
       return head + text;
+    case observation::event::redundant:
+      std::snprintf(text, sizeof text, "redundant: pieces on other ranks after %.3f s", what.seconds);
+      return head + text;
     case observation::event::loaded:
       std::snprintf(text, sizeof text, "loaded: %s in %.3f s", human_bytes(what.bytes).c_str(), what.seconds);
       return head + text;

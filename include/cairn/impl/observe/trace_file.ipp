@@ -106,6 +106,9 @@ CAIRN_BODY void trace_file::observe(const observation& what) noexcept {
       case observation::event::fenced:
         shared_->put_instant(text, track::saves, what.text);
         break;
+      case observation::event::redundant:
+        shared_->put_instant(text, track::saves, name + " is redundant");
+        break;
       case observation::event::began:
       case observation::event::read_back:
         break;

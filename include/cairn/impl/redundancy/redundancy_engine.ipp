@@ -52,11 +52,13 @@ struct redundancy_engine::state {
   /// A save that gets pieces.
   struct work {
     held_image image = {};
-    detail::held_name name = {};
+    detail::callback<std::optional<held_image>()> ask = {};  // for the image, where it is not here yet
+    run_id run = {};
+    std::int64_t step = 0;
     std::uint64_t save = 0;
     std::uint64_t number = 0;  // of those that were held here: it grows, also over runs
     clock::time_point begin = {};
-    [[nodiscard]] std::uint64_t generation() const { return detail::generation_of(name.run, save); }
+    [[nodiscard]] std::uint64_t generation() const { return detail::generation_of(run, save); }
   };
   /// One of the pieces that this rank has room for.
   struct slot {
@@ -70,7 +72,7 @@ struct redundancy_engine::state {
         by(std::move(redundancy)),
         directory(std::move(where)),
         options(std::move(given)),
-        votes(to, options.block_timeout,
+        votes(to, "cairn", options.block_timeout,
               [this](bool until_newer) { return ending() || (until_newer && has_newer()); }) {
     if (options.files == nullptr) options.files = std::make_shared<tier_files>();
   }
@@ -225,6 +227,37 @@ struct redundancy_engine::state {
     end_of_votes(votes.agree(generation, until));
     complete(number);
   }
+  [[nodiscard]] bool is_due(std::uint64_t save) const noexcept {
+    return save % static_cast<std::uint64_t>(by.every) == 0;
+  }
+  bool hold(work next) {
+    const auto save = next.save;
+    // A host that is new keeps no pieces: the step that was resumed gets them, whatever its number.
+    if (!is_due(save) && held_last) return false;
+    // What this rank will never make pieces of, the others need not wait for.
+    if (held_last && *held_last == next.run && held_save < save) {
+      const auto begin = std::max(held_save + 1, save - std::min<std::uint64_t>(save, 64));
+      for (auto missed = begin; missed < save; ++missed)
+        if (is_due(missed)) votes.tell_gave_up(detail::generation_of(next.run, missed), true);
+    }
+    held_last = next.run;
+    held_save = save;
+    const auto generation = next.generation();
+    next.number = ++held_count;
+    next.begin = clock::now();
+    std::optional<work> before = std::move(next);
+    {
+      const std::lock_guard lock(mutex);
+      before.swap(waiting);
+      reports[save] = {};
+    }
+    if (before && before->generation() != generation) {
+      votes.tell_gave_up(before->generation(), true);
+      end(before->save, {.state = redundancy_state::superseded});
+    }
+    changed.notify_all();
+    return true;
+  }
   static void end_of_votes(detail::save_votes::outcome end) {
     if (end == detail::save_votes::outcome::unknown) throw detail::unknown_end();
     if (end == detail::save_votes::outcome::given_up)
@@ -240,7 +273,7 @@ struct redundancy_engine::state {
     const auto end = votes.ask(unknown->generation());
     if (end == detail::save_votes::outcome::unknown)
       fail(error_id::peer_lost, "it is not known yet whether all ranks have their pieces of step " +
-                                    std::to_string(unknown->name.step) + ": this one goes without");
+                                    std::to_string(unknown->step) + ": this one goes without");
     if (end == detail::save_votes::outcome::complete) {
       complete(unknown->number);
       newest_redundant = std::move(unknown->image);
@@ -283,7 +316,12 @@ struct redundancy_engine::state {
       bool keeps_unknown = false;
       try {
         settle_unknown();
-        make(now.image, now.name, now.save, now.number, report);
+        if (now.ask) {
+          auto image = now.ask();
+          if (!image) throw detail::passed_over();
+          now.image = std::move(*image);
+        }
+        make(now.image, detail::name_of(now.image), now.save, now.number, report);
         report.state = redundancy_state::redundant;
       } catch (const detail::passed_over&) {
         report.state = redundancy_state::superseded;
@@ -311,10 +349,11 @@ struct redundancy_engine::state {
   void end(std::uint64_t save, redundancy_report report) {
     {
       const std::lock_guard lock(mutex);
-      reports[save] = std::move(report);
+      reports[save] = report;
       while (reports.size() > 64) reports.erase(reports.begin());
     }
     changed.notify_all();
+    if (told) told(save, report);
   }
 
   any_peer_link& link;
@@ -329,9 +368,10 @@ struct redundancy_engine::state {
   mutable std::condition_variable changed;
   std::optional<work> waiting;
   std::map<std::uint64_t, redundancy_report> reports;
+  detail::callback<void(std::uint64_t, const redundancy_report&)> told;
 
   // Of hold().
-  std::optional<detail::held_name> held_last;
+  std::optional<run_id> held_last;
   std::uint64_t held_save = 0;
   std::uint64_t held_count = 0;
 
@@ -374,38 +414,26 @@ CAIRN_BODY redundancy_engine::~redundancy_engine() {
   s.thread.join();
 }
 
-CAIRN_BODY void redundancy_engine::hold(held_image image) {
-  auto& s = *state_;
+CAIRN_BODY bool redundancy_engine::hold(held_image image) {
   const auto name = detail::name_of(image);
-  const auto save = save_count_of(name.run, name.step, name.attempt);
-  // A host that is new keeps no pieces: the step that was resumed gets them, whatever its number.
-  if (!is_due(save) && s.held_last) return;
-  // What this rank will never make pieces of, the others need not wait for.
-  if (s.held_last && s.held_last->run == name.run && s.held_save < save) {
-    const auto begin = std::max(s.held_save + 1, save - std::min<std::uint64_t>(save, 64));
-    for (auto missed = begin; missed < save; ++missed)
-      if (is_due(missed)) s.votes.tell_gave_up(detail::generation_of(name.run, missed), true);
-  }
-  s.held_last = name;
-  s.held_save = save;
-  std::optional<state::work> before = state::work{.image = std::move(image),
-                                                  .name = name,
-                                                  .save = save,
-                                                  .number = ++s.held_count,
-                                                  .begin = state::clock::now()};
-  {
-    const std::lock_guard lock(s.mutex);
-    before.swap(s.waiting);
-    s.reports[save] = {};
-  }
-  if (before && before->generation() != detail::generation_of(name.run, save)) {
-    s.votes.tell_gave_up(before->generation(), true);
-    s.end(before->save, {.state = redundancy_state::superseded});
-  }
-  s.changed.notify_all();
+  return state_->hold({.image = std::move(image),
+                       .run = name.run,
+                       .step = name.step,
+                       .save = save_count_of(name.run, name.step, name.attempt)});
+}
+CAIRN_BODY bool redundancy_engine::hold(const held_step& which,
+                                        detail::callback<std::optional<held_image>()> image) {
+  return state_->hold({.ask = std::move(image),
+                       .run = which.run,
+                       .step = which.step,
+                       .save = save_count_of(which.run, which.step, which.attempt)});
+}
+CAIRN_BODY void redundancy_engine::when_ended(
+    detail::callback<void(std::uint64_t, const redundancy_report&)> call) {
+  state_->told = std::move(call);
 }
 CAIRN_BODY bool redundancy_engine::is_due(std::uint64_t save_count) const noexcept {
-  return save_count % static_cast<std::uint64_t>(state_->by.every) == 0;
+  return state_->is_due(save_count);
 }
 CAIRN_BODY std::optional<redundancy_report> redundancy_engine::report(std::uint64_t save_count) const {
   const std::lock_guard lock(state_->mutex);

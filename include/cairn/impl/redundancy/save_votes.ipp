@@ -13,9 +13,6 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-inline constexpr const char* gave_up_offer = "cairn.gave_up";  // one byte: which of the two
-inline constexpr const char* vote_offer = "cairn.vote";  // this rank and those below it have their pieces
-inline constexpr const char* complete_offer = "cairn.complete";  // all have
 inline constexpr std::byte gave_up_for_newer{0};
 inline constexpr std::byte gave_up_failed{1};
 inline constexpr std::chrono::milliseconds vote_wait{50};
@@ -43,7 +40,7 @@ CAIRN_BODY std::uint64_t save_votes::await(int peer, const offer_key& key, deadl
       if (until.passed()) throw;
     }
     std::byte why{};
-    if (!is_offered(peer, {gave_up_offer, key.generation}, {&why, 1})) continue;
+    if (!is_offered(peer, {gave_up_, key.generation}, {&why, 1})) continue;
     if (why == gave_up_for_newer) throw passed_over();
     fail(error_id::peer_failed, "rank " + std::to_string(peer) + " failed to make the pieces of this save",
          {.rank = peer});
@@ -63,7 +60,7 @@ CAIRN_BODY void save_votes::withdraw_old() noexcept {
   for (std::unique_lock lock(mutex_); told_.size() > 256; lock.lock()) {
     // Who does not know yet how the newest complete save ended asks for it, however late.
     const auto newest = std::find_if(told_.rbegin(), told_.rend(),
-                                     [](const offer_key& key) { return key.name == complete_offer; });
+                                     [this](const offer_key& key) { return key.name == complete_; });
     auto oldest = told_.begin();
     if (newest != told_.rend() && std::prev(newest.base()) == oldest) ++oldest;
     const auto key = std::move(*oldest);
@@ -74,23 +71,23 @@ CAIRN_BODY void save_votes::withdraw_old() noexcept {
 }
 CAIRN_BODY void save_votes::tell_gave_up(std::uint64_t save, bool for_newer) noexcept {
   try {
-    tell({gave_up_offer, save}, {for_newer ? &gave_up_for_newer : &gave_up_failed, 1});
+    tell({gave_up_, save}, {for_newer ? &gave_up_for_newer : &gave_up_failed, 1});
   } catch (...) {  // it was told before, or the others wait until their deadline
   }
 }
 
 CAIRN_BODY save_votes::outcome save_votes::agree(std::uint64_t save, deadline until) {
   for (int child = link_.rank() * 8 + 1; child <= link_.rank() * 8 + 8 && child < link_.size(); ++child)
-    static_cast<void>(await(child, {vote_offer, save}, until, false));
+    static_cast<void>(await(child, {vote_, save}, until, false));
   if (link_.rank() == 0) {
-    tell({complete_offer, save}, {});
+    tell({complete_, save}, {});
     return outcome::complete;
   }
-  tell({vote_offer, save}, {});
+  tell({vote_, save}, {});
   while (!interrupted_(false)) {
     try {
       static_cast<void>(
-          link_.await_offer(parent(), {complete_offer, save}, deadline::in(vote_wait).earlier(until)));
+          link_.await_offer(parent(), {complete_, save}, deadline::in(vote_wait).earlier(until)));
     } catch (const timeout_error&) {
     } catch (...) {  // the others may rely on this rank's vote: nothing takes it back
       break;
@@ -101,12 +98,12 @@ CAIRN_BODY save_votes::outcome save_votes::agree(std::uint64_t save, deadline un
 }
 CAIRN_BODY save_votes::outcome save_votes::ask(std::uint64_t save) noexcept {
   try {
-    if (is_offered(parent(), {complete_offer, save}, {})) {
-      tell({complete_offer, save}, {});
+    if (is_offered(parent(), {complete_, save}, {})) {
+      tell({complete_, save}, {});
       return outcome::complete;
     }
     std::byte why{};
-    if (is_offered(parent(), {gave_up_offer, save}, {&why, 1})) {
+    if (is_offered(parent(), {gave_up_, save}, {&why, 1})) {
       tell_gave_up(save, why == gave_up_for_newer);
       return outcome::given_up;
     }

@@ -121,10 +121,8 @@ CAIRN_BODY any_reader local_tier::reader(const held_step& which) {
 }
 CAIRN_BODY std::optional<held_image> local_tier::image(const held_step& which) {
   auto& directory = slots_->directory();
-  for (const auto& n : directory.held_names()) {
-    if (!(n.run == which.run) || n.attempt != which.attempt || n.step != which.step ||
-        n.rank != directory.user().rank)
-      continue;
+  if (const auto named = slots_->name_of(which)) {
+    const auto& n = *named;
     const auto pinned = slots_->pin_image(n, deadline::in(std::chrono::seconds(30)));
     if (pinned == nullptr) return std::nullopt;
     const auto file = directory.path(to_string(n));
@@ -171,14 +169,50 @@ CAIRN_BODY void local_tier::withdraw(const held_step& which) {
 }
 CAIRN_BODY void local_tier::go_on_from(const tier_base& base) {
   auto& directory = slots_->directory();
+  const auto& user = directory.user();
   for (const auto& n : directory.held_names()) {
-    const bool since = n.run == directory.user().run && save_count_of(n.run, n.step, n.attempt) > base.saves;
+    // Of each rank of this run that is here, it is told itself.
+    if (directory.is_spread() && n.rank != user.rank &&
+        !(directory.first_here() && directory.is_elsewhere(n.rank)))
+      continue;
+    const bool since = n.run == user.run && save_count_of(n.run, n.step, n.attempt) > base.saves;
     if (!since && (!base.step || n.step > *base.step)) directory.remove_record(n);
   }
-  slots_->set_runs(base.runs);
+  slots_->set_base(base);
 }
 CAIRN_BODY void local_tier::end() noexcept {
   slots_->end();
+}
+
+CAIRN_BODY void local_tier::spread() {
+  slots_->spread();
+}
+CAIRN_BODY std::string local_tier::directory() const {
+  return slots_->directory().path();
+}
+CAIRN_BODY std::int32_t local_tier::first_rank() const {
+  return slots_->directory().first_rank();
+}
+CAIRN_BODY std::optional<pinned_save> local_tier::pin(const held_step& which) {
+  const auto name = slots_->name_of(which);
+  if (!name) return std::nullopt;
+  auto pinned = slots_->pin_image(*name, deadline::in(std::chrono::seconds(30)));
+  if (pinned == nullptr) return std::nullopt;
+  return pinned_save{std::move(pinned), name->plan_digest};
+}
+CAIRN_BODY void local_tier::held_by_all(const held_step& which) noexcept {
+  slots_->held_by_all(which);
+}
+CAIRN_BODY void local_tier::redundant() noexcept {
+  const auto& directory = slots_->directory();
+  if (!directory.first_here()) return;
+  try {
+    directory.remove_of_others();
+  } catch (...) {  // the next one tries again
+  }
+}
+CAIRN_BODY bool local_tier::holds_any() {
+  return !slots_->directory().held_names().empty();
 }
 
 }  // namespace v1

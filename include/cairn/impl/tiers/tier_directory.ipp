@@ -23,7 +23,9 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -63,6 +65,14 @@ namespace detail {
 /// Whether `text` is one of the two files of a plan.
 [[nodiscard]] inline bool is_of_plan(std::string_view text, std::uint64_t plan_digest) {
   return text == plan_name(plan_digest) || text == second_plan_name(plan_digest);
+}
+/// Whether one of the names is of an image or a piece that needs this file of a plan.
+[[nodiscard]] inline bool is_used(std::string_view plan, const std::vector<std::string>& names) {
+  return std::any_of(names.begin(), names.end(), [&](const std::string& each) {
+    auto of = parse_held_name(each);
+    if (!of) of = parse_kept_name(each);
+    return of && is_of_plan(plan, of->plan_digest);
+  });
 }
 /// Whether `text` is a file that is written before it gets its name.
 [[nodiscard]] inline bool is_unfinished(std::string_view text) {
@@ -211,12 +221,14 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
                 static_cast<unsigned long long>(user.run.low));
   const std::string mark = name;
   bool made = false;
-  if (user.rank == 0)
+  if (user.rank == 0 || spread_)
     made = make();
   else if (::access(path(mark).c_str(), F_OK) != 0)
-    fail(error_id::storage_not_shared,
-         "a rank does not see the local tier of rank 0: all ranks of a job with a local tier are on one host",
-         {.rank = user.rank, .file = directory_});
+    fail(
+        error_id::storage_not_shared,
+        "a rank does not see the local tier of rank 0: on several hosts a local tier needs partner_copies or "
+        "parity, and links between them (docs/tiers.md)",
+        {.rank = user.rank, .file = directory_});
   look_at_place();
   if (made && on_disk_)
     files_->sync(directory_.substr(0, std::max<std::size_t>(directory_.rfind('/'), 1)), -1);
@@ -228,15 +240,51 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
          "job before it is started again",
          {.rank = user.rank, .file = own});
   choice_ = open_unforked(path("lock"));
-  if (user.rank != 0) return;
-  check_job();
-  const auto held = held_names();
-  for (const auto& each : names()) {
-    const auto used = [&](const held_name& h) { return is_of_plan(each, h.plan_digest); };
-    if (is_run_name(each) || (is_plan_name(each) && std::none_of(held.begin(), held.end(), used)))
-      files_->remove(path(each));
+  if (spread_) {
+    const exclusion alone(*this, deadline::in(std::chrono::seconds(30)));
+    if (const auto first = kernel_file(path(mark)))
+      first_rank_ = static_cast<std::int32_t>(std::strtol(first->c_str(), nullptr, 10));
+    else
+      take_over(mark);
+  } else if (user.rank == 0) {
+    take_over(mark);
   }
-  files_->put(path(mark), {});
+}
+CAIRN_BODY void tier_directory::take_over(const std::string& mark) {
+  first_rank_ = user_.rank;
+  check_job();
+  const auto there = names();
+  for (const auto& each : there)
+    if (is_run_name(each) || (is_plan_name(each) && !is_used(each, there))) files_->remove(path(each));
+  const auto own = std::to_string(user_.rank) + "\n";
+  files_->put(path(mark), std::as_bytes(std::span(own)));
+}
+
+CAIRN_BODY bool tier_directory::is_elsewhere(std::int32_t rank) const {
+  if (rank == user_.rank) return false;
+  const file_descriptor file(
+      ::open(path(numbered("rank-%05d.lock", rank)).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  return !file.open() || ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
+}
+CAIRN_BODY void tier_directory::remove_of_others() const {
+  // Records before what they name.
+  std::vector<std::string> rest;
+  std::map<std::int32_t, bool> known;
+  const auto elsewhere = [&](std::int32_t rank) {
+    const auto [found, added] = known.try_emplace(rank);
+    if (added) found->second = is_elsewhere(rank);
+    return found->second;
+  };
+  for (const auto& each : names()) {
+    if (const auto held = parse_held_name(each)) {
+      if (elsewhere(held->rank)) remove_record(*held);
+    } else if (const auto kept = parse_kept_name(each)) {
+      if (elsewhere(kept->rank)) files_->remove(path(each));
+    } else if (auto of = rank_of_slot_name(each); of || (of = rank_of_piece_name(each))) {
+      if (elsewhere(*of)) rest.push_back(each);
+    }
+  }
+  for (const auto& each : rest) files_->remove(path(each));
 }
 
 CAIRN_BODY std::vector<std::string> tier_directory::names() const {
@@ -296,11 +344,9 @@ CAIRN_BODY void tier_directory::keep_plan(std::uint64_t plan_digest, const metad
   plans_.push_back(plan_digest);
   if (plans_.size() <= most) return;
   plans_.erase(plans_.begin());
-  const auto held = held_names();
-  for (const auto& each : names())
-    if (is_plan_name(each) &&
-        std::none_of(held.begin(), held.end(),
-                     [&](const held_name& h) { return is_of_plan(each, h.plan_digest); }) &&
+  const auto there = names();
+  for (const auto& each : there)
+    if (is_plan_name(each) && !is_used(each, there) &&
         std::none_of(plans_.begin(), plans_.end(), [&](std::uint64_t of) { return is_of_plan(each, of); }))
       files_->remove(path(each));
 }
@@ -331,6 +377,7 @@ CAIRN_BODY void tier_directory::check_room(std::uint64_t bytes) const {
 CAIRN_BODY void tier_directory::end() noexcept {
   if (alive_ == nullptr) return;
   try {
+    if (spread_ && first_here()) remove_of_others();
     for (const auto& h : held_names())
       if (h.rank == user_.rank || h.rank >= user_.world_size) remove_record(h);
     for (const auto& each : names()) {
@@ -339,8 +386,8 @@ CAIRN_BODY void tier_directory::end() noexcept {
       if (const auto kept = parse_kept_name(each)) of = kept->rank;
       const auto unfinished = is_unfinished(each);
       if (unfinished) of = rank_of_unfinished(each);
-      const bool shared_one = user_.rank == 0 && (each == "job" || each == "lock" || (unfinished && !of) ||
-                                                  is_plan_name(each) || is_run_name(each));
+      const bool shared_one = first_here() && (each == "job" || each == "lock" || (unfinished && !of) ||
+                                               is_plan_name(each) || is_run_name(each));
       if (shared_one || (of && (*of == user_.rank || *of >= user_.world_size)) ||
           each == numbered("rank-%05d.lock", user_.rank))
         files_->remove(path(each));

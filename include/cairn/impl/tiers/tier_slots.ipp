@@ -121,7 +121,11 @@ CAIRN_BODY std::optional<std::size_t> tier_slots::choose(std::uint64_t bytes, bo
   for (const auto& [which, ranks] : known) {
     const std::uint64_t number = numbers.size() + 1;
     numbers[which] = number;
-    if (ranks.first >= ranks.second) newest_complete = number;
+    // What this rank sees is not what there is, where others hold saves elsewhere.
+    const bool complete = !directory_.is_spread() ? ranks.first >= ranks.second
+                          : std::get<0>(which)    ? std::get<1>(which) <= held_by_all_
+                                               : static_cast<std::int64_t>(std::get<1>(which)) <= base_step_;
+    if (complete) newest_complete = number;
   }
   while (slots_.size() < static_cast<std::size_t>(depth_)) {
     std::int32_t number = 0;
@@ -151,11 +155,26 @@ CAIRN_BODY std::optional<std::size_t> tier_slots::choose(std::uint64_t bytes, bo
   }
   for (std::size_t i = 0; i < slots_.size(); ++i)
     if (allocated >= static_cast<std::size_t>(depth_) && slots_[i].memory == nullptr) states[i].in_use = true;
-  const auto chosen = choose_slot(states, newest_complete, early);
+  auto chosen = std::optional<std::size_t>();
+  if (directory_.is_spread()) {
+    // The images that pieces on other hosts need go last: a piece here is of one of them.
+    auto with_pieces = states;
+    for (const auto& each : directory_.names())
+      if (const auto kept = parse_kept_name(each); kept && kept->rank == user.rank)
+        for (const auto& h : held)
+          for (std::size_t i = 0; i < slots_.size(); ++i)
+            if (h.rank == user.rank && h.slot == slots_[i].number && h.run == kept->run &&
+                h.attempt == kept->attempt)
+              with_pieces[i].in_use = true;
+    chosen = choose_slot(with_pieces, newest_complete, early);
+    if (!chosen && !early) chosen = choose_slot(states, 0);
+  } else {
+    chosen = choose_slot(states, newest_complete, early);
+  }
   if (!chosen) return std::nullopt;
   for (const auto& h : held)
     if (h.rank == user.rank && h.slot == slots_[*chosen].number) directory_.remove_record(h);
-  if (user.rank == 0) {
+  if (user.rank == 0 && !directory_.is_spread()) {
     std::vector<std::uint64_t> generations;
     for (const auto& h : held) generations.push_back(numbers[key_of(h)]);
     remove_of_lost_ranks(held, newest_complete, generations);
@@ -325,9 +344,21 @@ CAIRN_BODY void tier_slots::end() noexcept {
   directory_.end();
 }
 
-CAIRN_BODY void tier_slots::set_runs(std::vector<run_id> runs) {
+CAIRN_BODY void tier_slots::set_base(const tier_base& base) {
   const std::lock_guard lock(mutex_);
-  runs_ = std::move(runs);
+  runs_ = base.runs;
+  base_step_ = base.step.value_or(-1);
+}
+CAIRN_BODY void tier_slots::held_by_all(const held_step& which) noexcept {
+  const std::lock_guard lock(mutex_);
+  held_by_all_ = std::max(held_by_all_, save_count_of(which.run, which.step, which.attempt));
+}
+CAIRN_BODY std::optional<held_name> tier_slots::name_of(const held_step& which) const {
+  for (const auto& n : directory_.held_names())
+    if (n.run == which.run && n.attempt == which.attempt && n.step == which.step &&
+        n.rank == directory_.user().rank)
+      return n;
+  return std::nullopt;
 }
 /// The file of a disk that a save is written into, until it is held or was given up.
 class tier_slots::chosen_slot {
