@@ -143,3 +143,68 @@ TEST_CASE("fsyncs that guard no checkpoint can be told apart") {
     CHECK_MESSAGE(!seen.wrong.has_value(), seen.wrong.value_or(""));
   }
 }
+
+TEST_CASE(
+    "frozen items: after a power loss at any moment, what was committed loads, whatever its files are linked "
+    "to") {
+  const recording_file_system disk;
+  using store_type = cairn::basic_file_store<recording_file_system>;
+  std::vector<float> base(5'000, 0.5F), adapter(100);
+  cairn::state_dict state;
+  state.tensor("base", base, {5'000}, cairn::frozen);
+  state.tensor("adapter", adapter, {100});
+  struct moment {
+    std::size_t operations;
+    std::int64_t step;
+  };
+  std::vector<moment> committed;  // how many operations there had been when the commit was told
+  {
+    cairn::checkpointer ckpt{store_type{"root", {}, disk}, cairn::keep_last(2), quiet};
+    for (const std::int64_t step : {1, 2, 3, 4}) {
+      adapter[0] = static_cast<float>(step);
+      const auto save = ckpt.save(state, step);
+      save.wait();
+      CHECK((save.report().linked_bytes > 0) == (step > 1));
+      committed.push_back({disk.operations(), step});
+    }
+  }
+  std::size_t states = 0;
+  for (std::size_t at = 0; at <= disk.operations(); at += rounds(1) > 1 ? 1 : 3)
+    for (const auto& cut : disk.cuts(at, 1, test_seed())) {
+      CAPTURE(cut.text());
+      cairn::checkpointer ckpt{store_type{"root", {}, disk.after(cut)}, cairn::read_only{}, quiet};
+      std::int64_t last = 0;
+      for (const auto& m : committed)
+        if (m.operations <= at) last = m.step;
+      const auto listed = ckpt.list();
+      CHECK((last == 0 || std::find(listed.begin(), listed.end(), last) != listed.end()));
+      for (const auto step : listed) {
+        std::vector<float> a(5'000), b(100);
+        cairn::state_dict back;
+        back.tensor("base", a, {5'000});
+        back.tensor("adapter", b, {100});
+        REQUIRE_NOTHROW(ckpt.load(back, step));
+        CHECK((a == base && b[0] == static_cast<float>(step)));
+      }
+      ++states;
+    }
+  CHECK(states > 100);
+}
+
+TEST_CASE("a second key lasts as soon as link() has returned, by an fsync of its directory") {
+  for (const bool synced : {true, false}) {
+    const recording_file_system disk;
+    cairn::basic_file_store<recording_file_system> store{"root", {}, disk};
+    store.put_new("a/one", std::vector<std::byte>(1'000, std::byte{7}));
+    store.put_new("b/other", {});
+    if (!synced) recording_file_system(disk).ignore_syncs([](const auto& call) { return call.directory; });
+    store.link("a/one", "b/two");
+    bool always = true;
+    for (const auto& cut : disk.cuts(disk.operations(), 20, test_seed())) {
+      cairn::basic_file_store<recording_file_system> after{"root", {}, disk.after(cut)};
+      const auto there = after.read_all("b/two", 2'000);
+      always = always && there && there->size() == 1'000;
+    }
+    CHECK(always == synced);
+  }
+}

@@ -101,6 +101,73 @@ TEST_CASE("a long object is looked up while its upload begins: both take one rou
         error_id::storage_permission);
 }
 
+TEST_CASE("the service copies an object itself, in parts; where it cannot, its bytes are sent once more") {
+  s3::server server{s3::quick_server()};
+  auto o = s3::own_bucket_at(server.endpoint());
+  o.part_bytes = 5 * mib;
+  auto store = store_at(o);
+  const auto bytes = pattern(12 * mib + 5, 3);
+  write_object(store, "object", bytes);
+  const auto sent = [&] {
+    std::uint64_t all = 0;
+    for (const auto& entry : server.journal()) all += entry.bytes_in;
+    return all;
+  };
+  server.clear_journal();
+  store.link("object", "linked");
+  CHECK(server.count("UploadPartCopy") == 3);
+  CHECK(server.count("UploadPart") == 0);
+  CHECK(sent() < mib);
+  CHECK(store.read_all("linked", 1u << 30) == bytes);
+  CHECK(server.objects().uploads() == 0);
+
+  // A part that fails leaves nothing; nor does an object that went meanwhile.
+  server.faults.add("error UploadPartCopy 2 status=403 code=AccessDenied");
+  CHECK(failure_of([&] { store.link("object", "other"); }).id == error_id::storage_permission);
+  server.faults.add("error UploadPartCopy 1+ status=404 code=NoSuchKey");
+  CHECK(failure_of([&] { store.link("object", "other"); }).id == error_id::storage_not_found);
+  CHECK_FALSE(store.size("other").has_value());
+  CHECK(server.objects().uploads() == 0);
+  CHECK(failure_of([&] { store.link("object", "linked"); }).id == error_id::storage_exists);
+
+  auto rules = s3::quick_server();
+  rules.objects.copies = false;
+  s3::server plain{rules};
+  auto there = store_at(s3::own_bucket_at(plain.endpoint()));
+  write_object(there, "object", bytes);
+  there.link("object", "linked");
+  CHECK(there.read_all("linked", 1u << 30) == bytes);
+  CHECK(plain.objects().uploads() == 0);
+}
+
+TEST_CASE("frozen items in a bucket are copied by the service: the trainer sends what changed") {
+  s3::server server{s3::quick_server()};
+  std::vector<float> weights(500'000, 0.5F), adapter(1000);
+  const auto store = store_at(s3::own_bucket_at(server.endpoint()));
+  {
+    cairn::state_dict state;
+    state.tensor("weights", weights, {500'000}, cairn::frozen);
+    state.tensor("adapter", adapter, {1000});
+    cairn::checkpointer ckpt{store, cairn::checkpointer_options{.quiet = true}};
+    ckpt.save(state, 1).wait();
+    server.clear_journal();
+    adapter[7] = 2;
+    const auto save = ckpt.save(state, 2);
+    save.wait();
+    CHECK(save.report().linked_bytes > 2'000'000);
+    std::uint64_t all = 0;
+    for (const auto& entry : server.journal()) all += entry.bytes_in;
+    CHECK(all < 100'000);
+  }
+  cairn::state_dict back;
+  std::vector<float> loaded(500'000), learnt(1000);
+  back.tensor("weights", loaded, {500'000});
+  back.tensor("adapter", learnt, {1000});
+  cairn::checkpointer{store, cairn::checkpointer_options{.quiet = true}}.load(back, 2);
+  CHECK(loaded == weights);
+  CHECK(learnt == adapter);
+}
+
 TEST_CASE("an object of another length than create() was given is written nevertheless") {
   s3::server server{s3::quick_server()};
   auto store = store_at(s3::own_bucket_at(server.endpoint()));

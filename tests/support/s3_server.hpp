@@ -368,9 +368,11 @@ class server {
       request.operation = one.operation;
       break;
     }
-    const bool copy = request.header("x-amz-copy-source") != nullptr;
+    const bool copy = request.header("x-amz-copy-source") != nullptr && request.operation != "UploadPart";
+    if (request.operation == "UploadPart" && request.header("x-amz-copy-source") != nullptr)
+      request.operation = "UploadPartCopy";
     if (request.operation.empty() || copy ||
-        (request.operation == "UploadPart" && request.parameter("uploadId") == nullptr)) {
+        (request.operation.starts_with("UploadPart") && request.parameter("uploadId") == nullptr)) {
       request.operation = "Unknown";
       return error_reply(501, "NotImplemented", "The request implies functionality that is not implemented");
     }

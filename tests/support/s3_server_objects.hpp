@@ -28,6 +28,7 @@ struct object_rules {
   bool ignore_checksums = false;   ///< x-amz-checksum-* is read over
   bool opaque_etags = false;       ///< ETags are no MD5, as with encryption
   bucket_terms terms = {};
+  bool copies = true;   ///< false: UploadPartCopy is answered with 501
   bool google = false;  ///< the dialect of Google Cloud Storage, see s3_server_google.hpp
 };
 
@@ -75,6 +76,7 @@ class object_table {
     if (operation == "ListObjectsV2") return list(request);
     if (operation == "CreateMultipartUpload") return create(request);
     if (operation == "UploadPart") return upload_part(request);
+    if (operation == "UploadPartCopy") return copy_part(request);
     if (operation == "CompleteMultipartUpload") return complete(request);
     if (operation == "AbortMultipartUpload") return abort(request);
     if (operation == "ListParts") return list_parts(request);
@@ -558,6 +560,39 @@ class object_table {
     made.etag = etag_of(request);
     reply.set("ETag", made.etag);
     made.data = std::make_shared<const std::string>(std::move(request.body));
+    to->parts[*number] = std::move(made);
+    return reply;
+  }
+
+  /// As the service answers it: errors of the copy come as a document, here always with their status.
+  http_reply copy_part(const http_request& request) {
+    if (!rules.copies)
+      return error_reply(501, "NotImplemented", "A header you provided implies no functionality");
+    const auto number = number_of(*request.parameter("partNumber"));
+    upload* to = find_upload(request);
+    if (to == nullptr) return no_such_upload();
+    auto name = percent_decoded(*request.header("x-amz-copy-source"));
+    if (!number || !name || !request.body.empty()) return invalid_argument("no copy");
+    if (name->starts_with("/")) name->erase(0, 1);
+    const auto slash = name->find('/');
+    const auto at =
+        objects_.find({name->substr(0, slash), slash == std::string::npos ? "" : name->substr(slash + 1)});
+    if (at == objects_.end()) return no_such_key();
+    const std::uint64_t size = at->second.data.size();
+    std::uint64_t begin = 0, end = size;
+    if (const auto* range = request.header("x-amz-copy-source-range")) {
+      const auto parsed = range_of(*range, size);
+      if (!parsed || size <= (std::uint64_t{5} << 20U)) return invalid_argument("the range of a copy");
+      begin = parsed->first, end = parsed->second;
+    }
+    if (end - begin > rules.max_part)
+      return error_reply(400, "InvalidRequest", "The copy source is too large");
+    part made;
+    made.data = std::make_shared<const std::string>(at->second.data.range(begin, end - begin));
+    made.modified = now_;
+    made.etag = quoted(hex_of("copied" + std::to_string(++counter_)));
+    auto reply = xml_reply("CopyPartResult",
+                           xml_element("ETag", made.etag) + xml_element("LastModified", iso_time(now_)));
     to->parts[*number] = std::move(made);
     return reply;
   }

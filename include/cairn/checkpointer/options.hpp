@@ -56,6 +56,12 @@ struct checkpointer_options {
   /// copied early in addition. They block save() by 0.1 to 0.2 ms a MiB; to wake the thread that copies the others
   /// takes some 0.01 ms.
   std::uint64_t small_tensor_bytes = std::uint64_t{64} << 10;
+  /// Finds tensors of 64 KiB and more that stay as they are, and treats them as if they were flagged cairn::frozen, for as
+  /// long as they stay: what is the same in two saves in a row goes into files of its own, which later saves link. A
+  /// change brings the tensor back within the save that finds it. save() reads these tensors to find out (some 10 GB/s a
+  /// thread, on up to four), also where it is overlapped{}, and all of them at the first save. Only memory of the host that
+  /// is contiguous and stored without a cast. See docs/frozen-items.md.
+  bool link_unchanged = false;
   /// How long resume() waits for saves of an earlier run whose processes still live, such as the worker
   /// of a trainer that was killed, but at most half of peer_timeout; then it fences them. 0: it fences
   /// them at once.

@@ -7,6 +7,7 @@
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/save_plans.hpp>
 #include <cairn/checkpointer/save_services.hpp>
+#include <cairn/checkpointer/unchanged_items.hpp>
 #include <cairn/checkpointer/unfinished_saves.hpp>
 #include <cairn/concepts/any_executor.hpp>
 #include <cairn/concepts/any_stager.hpp>
@@ -29,6 +30,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -237,13 +239,14 @@ class save_path {
     save.context.plan_digest = save.planned->digest;
     try {
       save.whole = plans_.lay_out(*save.planned, state, group_, services_->writer());
+      save.sources = save.planned->sources->sources();
+      if (options_.link_unchanged && held_ == nullptr) set_unchanged_apart(save);
       save.layout = save.whole;
       if (held_ == nullptr) {  // the image of a tier is whole
         if (checked_ && !frozen_check_.comparable(*save.whole)) frozen_->forget();
         save.layout = frozen_->choose(save.whole, save.context);
         frozen_->begun(save.context);
       }
-      save.sources = save.planned->sources->sources();
       saves_.learn(state, *save.planned->plan, save.layout);
       saves_.make_room();
       save.progress->on_end(
@@ -282,6 +285,21 @@ class save_path {
     save.cost.stage_seconds = seconds_since(stage_begin);
     if (check != nullptr) compare_with(check, image, save.progress);
     return image;
+  }
+  /// Has the files of what stays as it is be apart, as those of frozen items.
+  void set_unchanged_apart(attempt& save) {
+    const auto whole = save.whole;
+    if (!unchanged_.look(save.planned->plan, *whole, save.sources)) frozen_->forget();
+    if (!unchanged_.any()) return;
+    std::vector<bool> marks(save.planned->plan->items.size());
+    for (std::size_t i = 0; i < marks.size(); ++i) marks[i] = unchanged_.unchanged(i);
+    if (apart_ == nullptr || apart_of_ != whole || marks != apart_marks_) {
+      apart_ = plans_.lay_out_apart(*save.planned, group_.rank(), services_->writer(),
+                                    [&](std::size_t i) { return marks[i]; });
+      apart_of_ = whole;
+      apart_marks_ = std::move(marks);
+    }
+    save.whole = apart_;
   }
   /// @throws usage_error (usage_memory_changed) where a frozen item is not what it was
   void check_frozen(const attempt& save) {
@@ -390,6 +408,10 @@ class save_path {
   save_plans plans_;
   const std::shared_ptr<frozen_saves> frozen_ = detail::make_shared<frozen_saves>();
   frozen_check frozen_check_;
+  unchanged_items unchanged_;
+  std::shared_ptr<const image_layout> apart_,
+      apart_of_;  // the layout with what is unchanged apart; the one without
+  std::vector<bool> apart_marks_;
   run_id run_;
   std::shared_ptr<const peer_watch> peers_;
   std::uint64_t save_count_ = 0;

@@ -80,6 +80,19 @@ class save_plans {
     return cache_.put(key_of(state, group, writer), std::move(renewed))->layout;
   }
 
+  /// The same layout with more items apart, as if they were frozen: `apart(item)` of the plan.
+  template <class Apart>
+  [[nodiscard]] std::shared_ptr<const image_layout> lay_out_apart(const cached_plan& planned, int rank,
+                                                                  const any_writer& writer,
+                                                                  Apart&& apart) const {
+    save_plan plan = *planned.plan;
+    for (std::size_t i = 0; i < plan.items.size(); ++i)
+      if (apart(i)) plan.items[i].flags.frozen = true;
+    auto layout = writer.layout(plan, planned.sources->stored_sizes(*planned.plan), rank);
+    bound_small_tensors(layout, plan, small_tensor_bytes_);
+    return detail::make_shared<const image_layout>(std::move(layout));
+  }
+
  private:
   [[nodiscard]] plan_key key_of(const state_dict& state, const collectives& group,
                                 const any_writer& writer) const {

@@ -4,6 +4,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/store_capabilities.hpp>
 #include <cairn/concepts/store_reads.hpp>
 #include <cairn/stores/s3/bucket.hpp>
 #include <cairn/stores/s3/client.hpp>
@@ -130,6 +131,12 @@ class s3_store {
 
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix);
 
+  /// See LinksObjects: the service copies the object itself, in parts of 64 MiB and more, several at once; no byte goes
+  /// through this process, unless the service knows no such copies. Costs a request for each part and five more.
+  void link(std::string_view from, std::string_view to);
+  /// See MayLink: not with Google's dialect, whose uploads take no part from another object.
+  [[nodiscard]] bool links() const noexcept { return !bucket_->client.google(); }
+
   void remove(std::string_view key);
 
   /// See ConditionalRemove: by If-Match. Where a service ignores it for removals, the store only compares
@@ -178,7 +185,7 @@ class s3_store {
 static_assert(ByteStore<s3_store> && ConditionalRemove<s3_store>);
 static_assert(SelfTestingStore<s3_store> && SizesReads<s3_store> && OffersReadSessions<s3_store>);
 static_assert(DeadlineObjectWriter<s3_store::object_writer>);
-static_assert(Portable<s3_store>);
+static_assert(Portable<s3_store> && MayLink<s3_store>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -107,6 +107,7 @@ class composed_engine final : public engine {
   refresh_report refresh(const state_dict& state, std::optional<std::int64_t> step,
                          load_request request) override {
     saves_.check_unconfirmed();
+    save_path_.before_load();
     auto report = loader_.refresh(load_planner_, state, run_, step, std::move(request));
     save_path_.go_on_from(loader_.take_base(), false);
     return report;

@@ -4,6 +4,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/store_errors.hpp>
 #include <cairn/stores/s3/bucket.hpp>
 #include <cairn/stores/s3/client.hpp>
 #include <cairn/stores/s3/clock.hpp>
@@ -164,6 +165,31 @@ CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix) {
       std::unique(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.key == b.key; }),
       found.end());
   return found;
+}
+
+CAIRN_BODY void s3_store::link(std::string_view from, std::string_view to) {
+  const auto source_key = full_key(from), key = full_key(to);
+  const auto source = bucket_->client.head(source_key);
+  if (!source) fail_no_object(bucket_->client.place(source_key));
+  if (source->bytes == 0) return put_new(to, {});
+  {
+    detail::s3_upload upload(bucket_, key, 0);
+    upload.begin();
+    if (upload.take_from(source_key, source->bytes)) return upload.finish();
+  }
+  detail::s3_upload upload(bucket_, key, source->bytes);
+  upload.begin();
+  std::vector<std::byte> buffer(
+      static_cast<std::size_t>(std::min<std::uint64_t>(source->bytes, std::uint64_t{16} << 20)));
+  for (std::uint64_t at = 0; at < source->bytes; at += buffer.size()) {
+    const auto piece = std::span(buffer).first(
+        static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), source->bytes - at)));
+    const read_range wanted{from, at, piece};
+    read({&wanted, 1});
+    const write_range part{at, piece};
+    upload.add({&part, 1}, false);
+  }
+  upload.finish();
 }
 
 CAIRN_BODY void s3_store::remove(std::string_view key) {

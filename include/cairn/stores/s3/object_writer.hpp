@@ -42,6 +42,10 @@ class s3_upload {
 
   void add(std::span<const write_range> parts, bool lasting);
 
+  /// Has the service take all `bytes` from another object of the bucket, instead of add(): in parts, several at once.
+  /// False where it does not do that; only another upload can be used then.
+  [[nodiscard]] bool take_from(const std::string& from, std::uint64_t bytes);
+
   /// When calls that wait for their turn, or for requests, give up.
   void until(deadline when);
 
@@ -84,7 +88,7 @@ class s3_upload {
 
   void send(std::map<std::uint64_t, waiting_part>::iterator which);
 
-  void begin_upload();
+  void begin_upload(bool with_checksums = true);
 
   void finish_object();
 

@@ -177,7 +177,8 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_success() {
     }
   }
   // A proxy's page, an error under a good status: nothing that a store says of a write.
-  if (request_.method == "PUT" && (status != 200 || !answer_.bytes().empty() || !header("etag"))) {
+  if (request_.method == "PUT" && request_.root.empty() &&
+      (status != 200 || !answer_.bytes().empty() || !header("etag"))) {
     uncertain_ = true;
     note("the answer is not that of a store");
     return answer_.bytes().empty() ? retry(false) : judge_refusal();

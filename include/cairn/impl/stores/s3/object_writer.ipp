@@ -89,6 +89,56 @@ CAIRN_BODY void s3_upload::add(std::span<const write_range> parts, bool lasting)
   }
 }
 
+CAIRN_BODY bool s3_upload::take_from(const std::string& from, std::uint64_t bytes) {
+  must_be_open("take_from");
+  auto& client = bucket_->client;
+  try {
+    // One request copies some hundred MB a second. Each part is a request to pay for.
+    constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+    const auto wanted = client.options().part_bytes;
+    part_bytes_ = wanted != 0 ? part_bytes_for(bytes, wanted)
+                              : std::max(std::clamp((bytes / 64 + mib - 1) / mib * mib, 64 * mib, 512 * mib),
+                                         part_bytes_for(bytes, 0));
+    begin_upload(false);
+    const auto name = "/" + client.options().bucket + "/" + percent_encoded(from, true);
+    for (std::uint64_t index = 0; index * part_bytes_ < bytes; ++index) {
+      const auto first = index * part_bytes_, last = std::min(bytes, first + part_bytes_);
+      s3_request r{.method = "PUT", .key = key_};
+      r.query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", id_}};
+      r.headers.emplace_back(client.prefix_of_headers() + "copy-source", name);
+      // Of a small object some services take no range.
+      if (last - first != bytes)
+        r.headers.emplace_back(client.prefix_of_headers() + "copy-source-range",
+                               "bytes=" + std::to_string(first) + "-" + std::to_string(last - 1));
+      r.completes = true;
+      r.root = "CopyPartResult";
+      client.set_body(r, {}, false);
+      const auto on_end = [shared = shared_](const s3_call& call) {
+        if (!call.fine()) shared->failed.store(true);
+      };
+      try {
+        sent_[index].call = client.begin(std::move(r), shared_->group, on_end);
+      } catch (...) {
+        sent_.erase(index);
+        throw;
+      }
+    }
+    end_ = written_ = bytes;
+    if (!shared_->group->wait_until(until_)) fail_late();
+    if (!shared_->failed.load()) return true;
+    for (const auto& [index, part] : sent_)
+      if (part.call->end == http_end::answered && (part.call->status == 501 || part.call->status == 405 ||
+                                                   part.call->refusal().code == "NotImplemented")) {
+        give_up();
+        return false;
+      }
+    fail_failed_part();
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
 CAIRN_BODY void s3_upload::until(deadline when) {
   must_be_open("until");
   until_ = s3_deadline::on(bucket_->client.service().clock, when);
@@ -228,10 +278,10 @@ CAIRN_BODY void s3_upload::send(std::map<std::uint64_t, waiting_part>::iterator 
   }
 }
 
-CAIRN_BODY void s3_upload::begin_upload() {
+CAIRN_BODY void s3_upload::begin_upload(bool with_checksums) {
   auto& service = bucket_->client.service();
   for (int i = 0;; ++i) {
-    checksums_ = service.checksums.load();
+    checksums_ = with_checksums && service.checksums.load();
     const bool named = checksums_ && !bucket_->client.google();
     const bool whole = service.options.checksums == s3_checksum::crc64nvme;
     s3_request r{.method = "POST", .key = key_};
@@ -280,7 +330,7 @@ CAIRN_BODY void s3_upload::begin_again() {
   bucket_->closed(id_);
   bucket_->abort(key_, std::exchange(id_, {}));
   const auto before = std::exchange(sent_, {});
-  begin_upload();
+  begin_upload(checksums_);
   for (const auto& [index, part] : before) {
     auto r = part.call->request();
     r.query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", id_}};
@@ -305,7 +355,9 @@ CAIRN_BODY bool s3_upload::complete(bool may_begin_again) {
   bool sums = crc64;        // all parts have one
   std::uint64_t whole = 0;  // that of all parts together
   for (const auto& [index, part] : sent_) {
-    const auto etag = part.call->header("etag");
+    const bool copied = !part.call->request().root.empty();
+    const auto etag = copied ? std::optional<std::string_view>(part.call->document().text_of("ETag"))
+                             : part.call->header("etag");
     if (index != expected++ || !etag || etag->empty() || etag->size() > 1024)
       fail(error_id::corrupt_bad_value, "the server took a part without giving its ETag",
            {.file = client.place(key_)});
