@@ -2,11 +2,15 @@
 // uses: cairn::s3 cairn::zstd
 //
 // Opens a checkpoint of train_gpt in one process, whatever number of ranks wrote it, reads the model alone,
-// and prints its loss on text that training has not seen. May run while training goes on.
+// and prints its loss on text that training has not seen. May run while training goes on: with --follow it measures
+// each newer checkpoint, and reads only what changed.
 #include <cairn/cairn.hpp>
 
+#include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -17,44 +21,80 @@
 
 namespace {
 
-void evaluate(const gpt::evaluation& wanted) {
-  const auto& url = wanted.url;
-  auto step = wanted.step;
-  cairn::checkpointer checkpointer{tools::storage_type{tools::open_store(url)}};
-  if (step < 0) {
-    const auto steps = checkpointer.list();
-    if (steps.empty()) throw std::runtime_error("there is no checkpoint in " + url);
-    step = steps.back();
+/// The parameters of a run, and the text on which they are measured.
+class evaluator {
+ public:
+  explicit evaluator(const gpt::evaluation& wanted)
+      : wanted_(wanted),
+        checkpointer_(tools::storage_type{tools::open_store(wanted.url)}),
+        source_(gpt::text::read(wanted.files)) {}
+
+  void run() {
+    if (wanted_.follow)
+      follow();
+    else
+      evaluate(wanted_.step >= 0 ? wanted_.step : newest());
+    checkpointer_.close();
   }
 
-  // First the five values that tell how large the model is, then the parameters. Nothing else is read.
-  gpt::stored_config config;
-  cairn::state_dict values;
-  values.object("config", config);
-  try {
-    checkpointer.load(values, step, cairn::only{"config.*"});
-  } catch (const cairn::plan_error& error) {
-    throw std::runtime_error("train_gpt did not write the checkpoint of step " + std::to_string(step) +
-                             " in " + url + ": " + error.what());
+ private:
+  std::int64_t newest() {
+    const auto steps = checkpointer_.list();
+    if (steps.empty()) throw std::runtime_error("there is no checkpoint in " + wanted_.url);
+    return steps.back();
+  }
+  /// Each checkpoint that is the newest while the one before was measured.
+  void follow() {
+    const cairn::stop_signal stop{SIGINT, SIGTERM};
+    auto steps = checkpointer_.follow({.gone_after = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                           std::chrono::duration<double>(wanted_.gone_after)),
+                                       .stop = [&] { return stop.requested(); }});
+    while (const auto step = steps.next()) {
+      try {
+        evaluate(*step);
+      } catch (const cairn::storage_error& error) {
+        if (error.id() != cairn::error_id::storage_not_committed) throw;  // else it was removed: the next one
+      }
+    }
+    if (steps.why() == cairn::follow_end::trainer_gone) std::printf("the trainer has gone\n");
+  }
+  void evaluate(std::int64_t step) {
+    if (!net_) make_model(step);
+    // Reads only what differs from the step before; the first time everything.
+    checkpointer_.refresh(parameters_, step, cairn::only{"model.*"});
+    const double loss = gpt::evaluate(*net_, source_);
+    std::printf("step %lld held-out loss %.4f (%a)\n", static_cast<long long>(step), loss, loss);
+    gpt::rank_generator generator(1, 0);
+    if (wanted_.sample > 0)
+      std::printf("%s\n", gpt::sample(*net_, generator, "The ", wanted_.sample).c_str());
+    std::fflush(stdout);
+  }
+  /// Reads the five values that tell how large the model is.
+  void make_model(std::int64_t step) {
+    gpt::stored_config config;
+    cairn::state_dict values;
+    values.object("config", config);
+    try {
+      checkpointer_.load(values, step, cairn::only{"config.*"});
+    } catch (const cairn::plan_error& error) {
+      throw std::runtime_error("train_gpt did not write the checkpoint of step " + std::to_string(step) +
+                               " in " + wanted_.url + ": " + error.what());
+    }
+    net_.emplace(config.shape(), 1);
+    gpt::add_model(parameters_, *net_);
   }
 
-  gpt::model<float> net(config.shape(), 1);
-  cairn::state_dict parameters;
-  gpt::add_model(parameters, net);
-  checkpointer.load(parameters, step, cairn::only{"model.*"});
-
-  const gpt::text source = gpt::text::read(wanted.files);
-  const double loss = gpt::evaluate(net, source);
-  std::printf("step %lld held-out loss %.4f (%a)\n", static_cast<long long>(step), loss, loss);
-  gpt::rank_generator generator(1, 0);
-  if (wanted.sample > 0) std::printf("%s\n", gpt::sample(net, generator, "The ", wanted.sample).c_str());
-  checkpointer.close();
-}
+  const gpt::evaluation& wanted_;
+  cairn::checkpointer_for<tools::storage_type> checkpointer_;
+  const gpt::text source_;
+  std::optional<gpt::model<float>> net_;
+  cairn::state_dict parameters_;  // made once: what it has loaded is known by it
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   return gpt::run_evaluation(
       "evaluate", "Prints the loss of a checkpoint of train_gpt on text that training has not seen.", argc,
-      argv, evaluate);
+      argv, [](const gpt::evaluation& wanted) { evaluator(wanted).run(); }, true);
 }

@@ -102,6 +102,8 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     const cairn::any_store store(linking_archetype{objects});
     CHECK(store.links());
     CHECK_FALSE(cairn::any_store(not_linking_archetype{objects}).links());
+    CHECK(cairn::any_store(watching_archetype{objects}).watch("step-") != nullptr);
+    CHECK(cairn::any_store(linking_archetype{objects}).watch("step-") == nullptr);
     store.put_new("a", some_bytes());
     store.link("a", "b");
     CHECK(store.read_all("b", 10) == some_bytes());

@@ -3,6 +3,7 @@
 // cost: 5
 //
 // What refresh() reads, and what memory holds afterwards: on one rank and several, in any sharding, and when it fails.
+#include <cairn/any_checkpointer.hpp>
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/load_options.hpp>
@@ -561,6 +562,122 @@ TEST_CASE("compressed checkpoints are refreshed block by block, too") {
   trains.save(saved, 2).wait();
   CHECK(ckpt.refresh(state).blocks_equal == 5);
   CHECK(here == w);
+}
+
+static_assert(cairn::WatchesCheckpoints<cairn::safetensors_reader> &&
+              cairn::WatchesChanges<cairn::file_store> && !cairn::WatchesChanges<counted_store>);
+
+TEST_CASE("a follower gives the newest step, and each newer one while it waits") {
+  for (const bool watched : {true, false}) {
+    CAPTURE(watched);
+    trainer run;
+    run.tensors = {{"w", floats(10)}};
+    counted_store store(run.directory.path());  // tells of no changes
+    cairn::any_checkpointer ckpt;
+    if (watched)
+      ckpt = cairn::checkpointer{cairn::file_store{run.directory.path()}, quiet()};
+    else
+      ckpt = cairn::checkpointer{store, quiet()};
+    int asked = 0;
+    std::vector<std::vector<std::int64_t>> to_come = {{1}, {2}, {3, 4}};
+    const auto save = [&] {  // what the trainer does while the follower waits
+      if (++asked % 2 == 0 && !to_come.empty()) {
+        for (const auto step : to_come.front()) run.save(step);
+        to_come.erase(to_come.begin());
+      }
+      return false;
+    };
+    auto steps = ckpt.follow({.stop = save});
+    CHECK(steps.next() == 1);
+    CHECK(steps.next() == 2);
+    CHECK(steps.next() == 4);
+    CHECK(steps.why() == cairn::follow_end::none);
+    ckpt.remove(4);
+    CHECK(steps.next() == 3);  // the run went back
+    auto later = ckpt.follow({.after = 3, .gone_after = std::chrono::nanoseconds(0)});
+    CHECK_FALSE(later.next());
+    CHECK(later.why() == cairn::follow_end::trainer_gone);
+    run.save(5);
+    CHECK(later.next() == 5);
+    store.faults().fail_at(store_call::list, 0);  // a store that fails once is asked again
+    CHECK(steps.next() == 5);
+    to_come = {{6}};
+    CHECK(steps.next() == 6);
+    ckpt.close();
+    CHECK(failure_of([&] { (void)steps.next(); }).id() == error_id::usage_closed);
+  }
+}
+
+TEST_CASE("a wait ends: by its deadline, by the caller, and when the trainer has gone") {
+  scratch_directory directory;
+  cairn::file_store store{directory.path()};
+  cairn::checkpointer ckpt{store, cairn::read_only{}, quiet()};
+  constexpr std::chrono::nanoseconds none(0);
+  const auto end_of = [&](cairn::follow_options options) {
+    auto steps = ckpt.follow(std::move(options));
+    CHECK_FALSE(steps.next());
+    return steps.why();
+  };
+  CHECK(end_of({.timeout = none}) == cairn::follow_end::timed_out);
+  CHECK(end_of({.stop = [] { return true; }}) == cairn::follow_end::stopped);
+  CHECK(end_of({.gone_after = none}) == cairn::follow_end::trainer_gone);
+  {
+    auto writing = store.create("step-00000007/rank-00000.00c0ffee00c0ffee.0.safetensors", 0);
+    CHECK(end_of({.gone_after = none, .timeout = none}) == cairn::follow_end::timed_out);
+  }
+  CHECK(end_of({.gone_after = none}) == cairn::follow_end::trainer_gone);
+  CHECK(failure_of([&] { (void)ckpt.follow({.timeout = std::chrono::seconds(-1)}); }).id() ==
+        error_id::usage_bad_option);
+}
+
+TEST_CASE("files of this host are watched") {
+  trainer run;
+  run.tensors = {{"w", floats(10)}};
+  cairn::file_store store{run.directory.path()};
+  CHECK(cairn::any_store(store).watch("step-") != nullptr);
+  const auto watch = store.watch("step-");
+  REQUIRE(watch != nullptr);
+  CHECK_FALSE(watch->wait(cairn::deadline::in(std::chrono::nanoseconds(0))));
+  store.put_new("other", {});
+  CHECK_FALSE(watch->wait(cairn::deadline::in(std::chrono::nanoseconds(0))));
+  for (std::int64_t step = 1; step <= 12; ++step) {  // more than are watched at once
+    store.make_directory("step-000000" + std::to_string(10 + step));
+    CHECK(watch->wait(cairn::deadline::in(std::chrono::seconds(60))));
+    store.put_new("step-000000" + std::to_string(10 + step) + "/manifest.cairn", {});
+    CHECK(watch->wait(cairn::deadline::in(std::chrono::seconds(60))));
+    while (watch->wait(cairn::deadline::in(std::chrono::nanoseconds(0)))) {
+    }
+  }
+  CHECK(cairn::file_store{run.directory.path() + "/not/there"}.watch("step-") == nullptr);
+  CHECK(cairn::any_store(counted_store(run.directory.path())).watch("step-") == nullptr);
+}
+
+TEST_CASE("one rank waits and tells the others") {
+  trainer run;
+  run.tensors = {{"w", floats(10)}};
+  run.save(3);
+  const cairn::thread_group group(3);
+  std::vector<std::vector<std::int64_t>> got(3);
+  std::vector<cairn::follow_end> why(3);
+  std::vector<std::jthread> ranks;
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.emplace_back([&, rank] {
+      const auto r = static_cast<std::size_t>(rank);
+      cairn::checkpointer ckpt{cairn::file_store{run.directory.path()}, group.communicator(rank), quiet()};
+      int asked = 0;
+      auto steps = ckpt.follow({.stop = [&] {
+        if (++asked == 1) run.save(9);
+        return asked > 3;
+      }});
+      while (const auto step = steps.next()) got[r].push_back(*step);
+      why[r] = steps.why();
+      ckpt.close();
+    });
+  ranks.clear();
+  for (std::size_t r = 0; r < 3; ++r) {
+    CHECK(got[r] == std::vector<std::int64_t>{3, 9});
+    CHECK(why[r] == cairn::follow_end::stopped);
+  }
 }
 
 }  // namespace

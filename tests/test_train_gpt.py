@@ -342,6 +342,29 @@ def check_watch(root):
             watcher.kill()
 
 
+def check_follow(root):
+    """evaluate --follow, started before the run, measures each checkpoint that it sees and the last one, and ends well."""
+    directory = os.path.join(root, "followed")
+    os.mkdir(directory)
+    with subprocess.Popen([EVALUATE, directory, "--follow", "--gone-after", "100000"], stdout=subprocess.PIPE, text=True) as follower:
+        try:
+            output = train(directory, 2)
+            seen = []
+            while not seen or seen[-1] != STEPS:
+                line = follower.stdout.readline()
+                assert line.startswith("step "), line
+                seen.append(int(line.split()[1]))
+            assert sorted(set(seen)) == seen, seen
+            assert held_out(line) == held_out(output)
+            follower.send_signal(signal.SIGTERM)
+            assert follower.wait(240) == 0
+        finally:
+            follower.kill()
+    told = run(EVALUATE, directory, "--follow", "--gone-after", 0)
+    expect(told, re.escape(f"({held_out(output)})"))
+    expect(told, "^the trainer has gone$")
+
+
 def check_keep(root):
     directory = os.path.join(root, "kept")
     told = train(directory, 2, "--failures-every", 24, keep=2)
@@ -383,6 +406,7 @@ def main():
         check_refusals(root, directory)
         check_inspect(root, directory)
         check_watch(root)
+        check_follow(root)
         check_keep(root)
         check_stock_safetensors(root, directory)
 

@@ -19,13 +19,15 @@ struct evaluation {
   std::int64_t step = -1;  ///< below zero: the newest
   std::vector<std::string> files;
   std::size_t sample = 0;
+  bool follow = false;       ///< evaluates each newer checkpoint, too
+  double gone_after = 1800;  ///< seconds without a commit after which the trainer counts as gone
 };
 
-/// Parses the command line and calls `evaluate(evaluation)`. The program's status: 2 for wrong options, 1
+/// `follows`: whether it has the options for following a run. Parses the command line and calls `evaluate(evaluation)`. The program's status: 2 for wrong options, 1
 /// with a line on stderr for what evaluate throws.
 template <class Evaluate>
 int run_evaluation(const std::string& name, const std::string& about, int argc, char** argv,
-                   Evaluate evaluate) {
+                   Evaluate evaluate, bool follows = false) {
   evaluation wanted;
   CLI::App app{about, name};
   app.footer(tools::url_help);
@@ -35,6 +37,15 @@ int run_evaluation(const std::string& name, const std::string& about, int argc, 
   app.add_option("--text", wanted.files, "the text of the training run (default: /usr/share/common-licenses)")
       ->check(CLI::ExistingPath);
   app.add_option("--sample", wanted.sample, "let the model write this many bytes");
+  if (follows) {
+    auto* follow = app.add_flag("--follow", wanted.follow,
+                                "goes on with each newer checkpoint, of which only what changed is read");
+    app.add_option(
+           "--gone-after", wanted.gone_after,
+           "with --follow: seconds without a commit after which the trainer counts as gone (default: 1800)")
+        ->check(CLI::NonNegativeNumber)
+        ->needs(follow);
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

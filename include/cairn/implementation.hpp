@@ -22,6 +22,8 @@
 #include <cairn/impl/checkpointer.ipp>
 #include <cairn/impl/checkpointer/engine.ipp>
 #include <cairn/impl/checkpointer/engine_parts.ipp>
+#include <cairn/impl/checkpointer/follow.ipp>
+#include <cairn/impl/checkpointer/following.ipp>
 #include <cairn/impl/checkpointer/item_reading.ipp>
 #include <cairn/impl/comm/collectives.ipp>
 #include <cairn/impl/comm/single_process.ipp>
@@ -157,6 +159,7 @@
 #include <cairn/impl/storage/safetensors_reader.ipp>
 #include <cairn/impl/storage/safetensors_writer.ipp>
 #include <cairn/impl/storage/write_source.ipp>
+#include <cairn/impl/stores/file/directory_watch.ipp>
 #include <cairn/impl/stores/file/file_io.ipp>
 #include <cairn/impl/stores/file/file_system_kinds.ipp>
 #include <cairn/impl/stores/file/io_error.ipp>

@@ -148,6 +148,15 @@ struct not_linking_archetype : linking_archetype {
   bool links() & { return false; }
 };
 
+struct watching_archetype : extended_archetype {
+  using extended_archetype::extended_archetype;
+  struct least_watch : cairn::change_watch {
+    bool wait(cairn::deadline) override { return true; }
+    bool sees_all() const noexcept override { return false; }
+  };
+  std::unique_ptr<cairn::change_watch> watch(std::string_view) & { return std::make_unique<least_watch>(); }
+};
+
 struct layered_archetype : extended_archetype {
   layered_archetype(const cairn::memory_store& own, telling_archetype below)
       : extended_archetype(own), inner_(std::move(below)) {}
@@ -198,6 +207,7 @@ static_assert(cairn::LockedObjectWriter<locked_writer> && cairn::CountsHelperCpu
 static_assert(cairn::SharedStore<sharing_archetype> && cairn::MayShare<not_sharing_archetype>);
 static_assert(cairn::LinksObjects<linking_archetype> && !cairn::MayLink<linking_archetype> &&
               cairn::MayLink<not_linking_archetype>);
+static_assert(cairn::WatchesChanges<watching_archetype>);
 static_assert(cairn::LayeredStore<layered_archetype> && cairn::DecodingStore<decoding_archetype>);
 
 }  // namespace cairn_test

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/engine.hpp>
+#include <cairn/checkpointer/follow.hpp>
 #include <cairn/checkpointer/load_options.hpp>
 #include <cairn/concepts/planner.hpp>
 #include <cairn/model/annotations.hpp>
@@ -137,6 +138,16 @@ class checkpointer_base {
   template <LoadOption... Options>
   refresh_report refresh(const state_dict& state, std::int64_t step, const Options&... options) {
     return engine_.open().refresh(state, step, detail::request_of(options...));
+  }
+  /// Follows the run that saves into this store: the newest checkpoint now, if it is another one than `after` of the
+  /// options, and each newest one from then on.
+  ///
+  ///     auto steps = ckpt.follow({.gone_after = std::chrono::minutes(30)});
+  ///     while (const auto step = steps.next()) ckpt.refresh(state, *step);
+  ///
+  /// Reads nothing. @throws usage_error (usage_bad_option)
+  [[nodiscard]] step_follower follow(follow_options options = {}) {
+    return step_follower(engine_.open(), std::move(options));
   }
   /// The items that a refresh() which threw may have left partly or wholly at another step than the others, on this
   /// rank, by name. Empty after one that succeeded, and after one that threw before it changed memory.

@@ -30,6 +30,8 @@ class any_communicator;
 class any_stager;
 namespace detail {
 
+struct following;
+
 /// What a checkpointer does, whatever it is made of. Its functions are the checkpointer's; see there.
 class engine {
  public:
@@ -56,6 +58,7 @@ class engine {
   virtual refresh_report refresh(const state_dict& state, std::optional<std::int64_t> step,
                                  load_request request) = 0;
   [[nodiscard]] virtual std::vector<std::string> torn_items() = 0;
+  [[nodiscard]] virtual std::optional<std::int64_t> next_step(following& f) = 0;
   virtual std::optional<std::int64_t> resume(const state_dict& state,
                                              const std::vector<std::int64_t>* among) = 0;
   [[nodiscard]] virtual stored_items items(std::int64_t step) = 0;

@@ -70,6 +70,8 @@ class any_reader {
   std::uint64_t verify(any_checkpoint& checkpoint, deadline until, const read_gate& gate);
   /// Whether the reader models ComparesBlocks; where it does not, it reads all.
   [[nodiscard]] bool compares_blocks() const noexcept;
+  /// See WatchesCheckpoints; null where the reader does not tell.
+  [[nodiscard]] std::unique_ptr<change_watch> watch();
   /// Whether the reader models ReportsRuns.
   [[nodiscard]] bool reports_runs() const noexcept;
   /// See ReportsRuns; nothing where the reader does not tell.
@@ -90,6 +92,7 @@ class any_reader {
                                       read_options options, read_exchange& exchange, deadline until) = 0;
     virtual std::uint64_t verify(any_checkpoint::face& checkpoint, deadline until, const read_gate* gate) = 0;
     virtual bool compares_blocks() const noexcept = 0;
+    virtual std::unique_ptr<change_watch> watch() = 0;
     virtual bool reports_runs() const noexcept = 0;
     virtual std::optional<run_id> run_of(std::int64_t step) = 0;
   };
@@ -141,6 +144,12 @@ class any_reader {
       return reader.verify(inner(checkpoint), until);
     }
     bool compares_blocks() const noexcept override { return ComparesBlocks<R>; }
+    std::unique_ptr<change_watch> watch() override {
+      if constexpr (WatchesCheckpoints<R>)
+        return reader.watch();
+      else
+        return nullptr;
+    }
     bool reports_runs() const noexcept override { return ReportsRuns<R>; }
     std::optional<run_id> run_of([[maybe_unused]] std::int64_t step) override {
       if constexpr (ReportsRuns<R>)

@@ -171,6 +171,9 @@ class any_store {
   [[nodiscard]] shared_object_writer share(std::string_view key, std::uint64_t tag) const;
   [[nodiscard]] std::optional<shared_object_writer> join(std::string_view key, std::uint64_t tag) const;
 
+  /// See WatchesChanges; null where the store does not tell.
+  [[nodiscard]] std::unique_ptr<change_watch> watch(std::string_view prefix) const;
+
   /// Whether the store models LinksObjects; where it does not, link() throws usage_error (usage_bad_option).
   [[nodiscard]] bool links() const;
   void link(std::string_view from, std::string_view to) const;

@@ -90,6 +90,7 @@ struct store_face {
   virtual bool shares() = 0;
   virtual detail::owned<shared_object_face> share(std::string_view key, std::uint64_t tag) = 0;
   virtual detail::owned<shared_object_face> join(std::string_view key, std::uint64_t tag) = 0;
+  virtual std::unique_ptr<change_watch> watch(std::string_view prefix) = 0;
   virtual bool links() = 0;
   virtual void link(std::string_view from, std::string_view to) = 0;
   virtual bool decodes(std::uint16_t codec) = 0;
@@ -310,6 +311,12 @@ struct store_model final : store_face {
     } else {
       fail_to_share();
     }
+  }
+  std::unique_ptr<change_watch> watch([[maybe_unused]] std::string_view prefix) override {
+    if constexpr (WatchesChanges<S>)
+      return store.watch(prefix);
+    else
+      return nullptr;
   }
   bool links() override {
     if constexpr (MayLink<S>)

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/device_access.hpp>
+#include <cairn/model/change_watch.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
@@ -15,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -259,6 +261,15 @@ concept SharingReader =
 /// - `compares_blocks`: a constant, true.
 template <class R>
 concept ComparesBlocks = StorageReader<R> && requires { requires R::compares_blocks; };
+
+/// A StorageReader that tells of new checkpoints without being asked for them again and again.
+///
+/// - `watch()`: watches the checkpoints from now on; what it returns does not outlive the reader. Null where the store does
+///   not tell.
+template <class R>
+concept WatchesCheckpoints = StorageReader<R> && requires(R& r) {
+  { r.watch() } -> std::same_as<std::unique_ptr<change_watch>>;
+};
 
 /// A StorageReader that knows which run committed a checkpoint.
 ///

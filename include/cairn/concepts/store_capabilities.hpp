@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/model/change_watch.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -101,6 +103,15 @@ concept LinksObjects = ByteStore<S> && requires(S& s, std::string_view from, std
 template <class S>
 concept MayLink = LinksObjects<S> && requires(S& s) {
   { s.links() } -> std::same_as<bool>;
+};
+
+/// A ByteStore that tells of new objects without being asked for them again and again.
+///
+/// - `watch(prefix)`: watches the objects whose keys begin with the prefix, from now on; what it returns does not outlive
+///   the store. Null where it cannot watch them now.
+template <class S>
+concept WatchesChanges = ByteStore<S> && requires(S& s, std::string_view prefix) {
+  { s.watch(prefix) } -> std::same_as<std::unique_ptr<change_watch>>;
 };
 
 /// A ByteStore over another one, which changes the bytes of some objects, for example by compression.

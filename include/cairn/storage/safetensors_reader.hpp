@@ -59,6 +59,9 @@ class safetensors_reader {
 
   [[nodiscard]] checkpoint_type open(std::int64_t step, std::span<const std::byte> manifest_bytes);
 
+  /// See WatchesCheckpoints: by the innermost store.
+  [[nodiscard]] std::unique_ptr<change_watch> watch() { return store_.innermost().watch("step-"); }
+
   /// See ReportsRuns.
   [[nodiscard]] run_id run_of(std::int64_t step);
 

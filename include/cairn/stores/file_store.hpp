@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_store_model.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/stores/file/directory_watch.hpp>
 #include <cairn/stores/file/file_object_writer.hpp>
 #include <cairn/stores/file/file_read_session.hpp>
 #include <cairn/stores/file/options.hpp>
@@ -106,6 +107,13 @@ class basic_file_store {
   /// See LinksObjects: a hard link; where the file system refuses one, a file that shares the blocks of the other one
   /// (FICLONE), else a copy. Hard links share owner, times and permission bits.
   void link(std::string_view from, std::string_view to);
+
+  /// See WatchesChanges: by inotify(7), which tells nothing of what other hosts write.
+  [[nodiscard]] std::unique_ptr<change_watch> watch(std::string_view prefix)
+    requires std::is_empty_v<F>
+  {
+    return detail::watch_directory(root(), prefix);
+  }
 
   /// Removes also the directories above the file that become empty, except the root.
   void remove(std::string_view key);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/agreement.hpp>
 #include <cairn/checkpointer/engine_parts.hpp>
+#include <cairn/checkpointer/following.hpp>
 #include <cairn/checkpointer/loader.hpp>
 #include <cairn/checkpointer/save_path.hpp>
 #include <cairn/checkpointer/save_services.hpp>
@@ -113,6 +114,21 @@ class composed_engine final : public engine {
     return report;
   }
   [[nodiscard]] std::vector<std::string> torn_items() override { return loader_.torn_items(); }
+  [[nodiscard]] std::optional<std::int64_t> next_step(following& f) override {
+    const auto wait = [&] {
+      const auto step = wait_for_step(f, services_->reader(), services_->writer(), run_);
+      wire_writer out;
+      out.put(f.why).put(step.value_or(0));
+      return out.take();
+    };
+    const auto bytes = read_once(group_, wait, deadline::in(f.options.timeout + options_.peer_timeout));
+    wire_reader in(bytes);
+    f.why = in.get_enum(follow_end::trainer_gone);
+    const auto step = in.get<std::int64_t>();
+    if (f.why != follow_end::none) return std::nullopt;
+    f.last = step;
+    return step;
+  }
   std::optional<std::int64_t> resume(const state_dict& state,
                                      const std::vector<std::int64_t>* among) override {
     saves_.check_unconfirmed();

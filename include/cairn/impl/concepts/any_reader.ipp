@@ -50,6 +50,9 @@ CAIRN_BODY std::uint64_t any_reader::verify(any_checkpoint& checkpoint, deadline
 CAIRN_BODY bool any_reader::compares_blocks() const noexcept {
   return face_->compares_blocks();
 }
+CAIRN_BODY std::unique_ptr<change_watch> any_reader::watch() {
+  return face_->watch();
+}
 CAIRN_BODY bool any_reader::reports_runs() const noexcept {
   return face_->reports_runs();
 }

@@ -170,6 +170,9 @@ CAIRN_BODY std::optional<any_store::shared_object_writer> any_store::join(std::s
   if (joined == nullptr) return std::nullopt;
   return shared_object_writer(std::move(joined));
 }
+CAIRN_BODY std::unique_ptr<change_watch> any_store::watch(std::string_view prefix) const {
+  return face_->watch(prefix);
+}
 CAIRN_BODY bool any_store::links() const {
   return face_->links();
 }
