@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/callback.hpp>
+#include <cairn/system/deadline.hpp>
 
-#include <chrono>
 #include <cstdint>
 
 namespace cairn {
