@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/json.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -24,6 +25,7 @@ struct copy_arguments {
   std::string from, to;
   std::int64_t step = -1;
   bool newest = false;
+  bool json = false;
   std::uint64_t memory_megabytes = 128;
 };
 
@@ -43,6 +45,16 @@ tools::exit_status copy_step(tools::store_type& from, const tools::storage_type&
   const auto sent = tools::size_text(report.sent_bytes) + " in " +
                     tools::count_text(report.sent_objects, "object") + " sent, " +
                     std::to_string(report.kept_objects) + " were there";
+  if (arguments.json && report.ended != outcome::stopped) {
+    lines.say(tools::json_object()
+                  .step("step", step)
+                  .truth("was_there", report.ended == outcome::was_there)
+                  .number("sent_objects", report.sent_objects)
+                  .number("sent_bytes", report.sent_bytes)
+                  .number("kept_objects", report.kept_objects)
+                  .line());
+    return tools::fine;
+  }
   if (report.ended == outcome::was_there) lines.say(name + "  is there already");
   if (report.ended == outcome::copied) lines.say(name + "  copied and verified: " + sent);
   return report.ended == outcome::stopped ? tools::failed : tools::fine;
@@ -102,5 +114,6 @@ int main(int argc, char** argv) {
   app.add_flag("--newest", arguments.newest, "copy the newest one alone")->excludes(step);
   app.add_option("--memory", arguments.memory_megabytes, "MiB of buffers, about")
       ->check(CLI::Range(1, 65536));
+  app.add_flag("--json", arguments.json, tools::json_help);
   return tools::run_program(app, argc, argv, [&](tools::terminal& lines) { return copy(arguments, lines); });
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/json.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -23,6 +24,7 @@ namespace {
 struct export_arguments {
   std::string from, to;
   std::int64_t step = -1;
+  bool json = false;
   cairn::export_options options;
 };
 
@@ -53,6 +55,16 @@ tools::exit_status run(export_arguments& arguments, tools::terminal& lines) {
         "ended by a signal; there is no index, so nobody takes the files for a whole model. Remove what was "
         "written, then run the same command again");
     return tools::failed;
+  }
+  if (arguments.json) {
+    lines.say(tools::json_object()
+                  .step("step", step)
+                  .number("tensors", report.tensors)
+                  .number("bytes", report.bytes)
+                  .texts("files", report.files)
+                  .texts("left_out", report.left_out)
+                  .line());
+    return tools::fine;
   }
   if (!report.left_out.empty()) {
     std::string names;
@@ -88,7 +100,8 @@ int main(int argc, char** argv) {
   app.add_option("--step", arguments.step, "which checkpoint (default: the newest)")
       ->check(CLI::NonNegativeNumber)
       ->option_text("N");
-  app.add_option("--items", options.items, "only items whose name matches, such as 'model.*' (default: all)")
+  app.add_option("--items,--only", options.items,
+                 "only items whose name matches, such as 'model.*' (default: all)")
       ->option_text("GLOB ...");
   app.add_option("--strip-prefix", options.strip_prefix,
                  "take this off the beginning of names, such as 'model.'")
@@ -99,5 +112,6 @@ int main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::PositiveNumber)
       ->option_text("SIZE=5GB");
+  app.add_flag("--json", arguments.json, tools::json_help);
   return tools::run_program(app, argc, argv, [&](tools::terminal& lines) { return run(arguments, lines); });
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/json.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -22,6 +23,7 @@ namespace {
 
 struct import_arguments {
   std::string from, to;
+  bool json = false;
   cairn::import_options options;
 };
 
@@ -41,6 +43,15 @@ tools::exit_status run(import_arguments& arguments, tools::terminal& lines) {
   if (!report.complete) {
     lines.complain("ended by a signal; " + name + " is not committed. Run the same command again");
     return tools::failed;
+  }
+  if (arguments.json) {
+    lines.say(tools::json_object()
+                  .step("step", arguments.options.step)
+                  .number("tensors", report.tensors)
+                  .number("bytes", report.bytes)
+                  .number("files", report.files)
+                  .line());
+    return tools::fine;
   }
   lines.say(name + "  " + tools::count_text(report.tensors, "tensor") + ", " +
             tools::size_text(report.bytes) + " in " + tools::count_text(report.files, "file") +
@@ -68,8 +79,9 @@ int main(int argc, char** argv) {
   app.add_option("--step", arguments.options.step, "the number of the checkpoint")
       ->check(CLI::NonNegativeNumber)
       ->option_text("N=0");
-  app.add_option("--items", arguments.options.items,
+  app.add_option("--items,--only", arguments.options.items,
                  "only tensors whose name matches, such as 'model.*' (default: all)")
       ->option_text("GLOB ...");
+  app.add_flag("--json", arguments.json, tools::json_help);
   return tools::run_program(app, argc, argv, [&](tools::terminal& lines) { return run(arguments, lines); });
 }

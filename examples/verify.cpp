@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/json.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -24,6 +25,7 @@ namespace {
 struct verify_arguments {
   std::string url;
   std::int64_t step = -1;
+  bool json = false;
   std::uint64_t memory_megabytes = 128;
 };
 
@@ -33,7 +35,20 @@ tools::exit_status verify_step(tools::reader_type& reader, std::int64_t step,
   const auto name = "step " + std::to_string(step);
   cairn::verify_options options;
   options.memory_bytes = arguments.memory_megabytes << 20;
-  options.found = [&](const cairn::damage& d) { lines.complain(name + ": " + cairn::to_string(d)); };
+  options.found = [&](const cairn::damage& d) {
+    lines.complain(name + ": " + cairn::to_string(d));
+    if (arguments.json)
+      lines.say(tools::json_object()
+                    .step("step", step)
+                    .text("what", d.what)
+                    .text("item", d.item)
+                    .text("file", d.file)
+                    .step("offset", d.offset)
+                    .number("bytes", d.bytes)
+                    .step("rank", d.rank)
+                    .truth("unreadable", d.unreadable)
+                    .line());
+  };
   options.progress = [&](std::uint64_t done, std::uint64_t all) {
     lines.progress(name + "  reading", done, all);
   };
@@ -46,7 +61,17 @@ tools::exit_status verify_step(tools::reader_type& reader, std::int64_t step,
   const auto read =
       tools::size_text(report.bytes) + " in " + tools::count_text(report.files, "file") + " read" + text;
   const auto lost = report.damages - report.unreadable;
-  if (lost != 0)
+  if (arguments.json)
+    lines.say(tools::json_object()
+                  .step("step", step)
+                  .truth("good", report.good())
+                  .number("damaged_places", lost)
+                  .number("unreadable_places", report.unreadable)
+                  .number("files", report.files)
+                  .number("bytes", report.bytes)
+                  .real("seconds", seconds.count())
+                  .line());
+  else if (lost != 0)
     lines.say(name + "  is damaged in " + tools::count_text(lost, "place") + ": " + read);
   else if (report.unreadable != 0)
     lines.say(name + "  cannot be read in " + tools::count_text(report.unreadable, "place") + ": " + read);
@@ -104,6 +129,7 @@ int main(int argc, char** argv) {
       ->option_text("N");
   app.add_option("--memory", arguments.memory_megabytes, "MiB of buffers, about")
       ->check(CLI::Range(1, 65536));
+  app.add_flag("--json", arguments.json, tools::json_help);
   return tools::run_program(app, argc, argv,
                             [&](tools::terminal& lines) { return verify(arguments, lines); });
 }

@@ -6,6 +6,7 @@
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/manage/compare.hpp>
+#include <cairn/manage/reshard.hpp>
 #include <cairn/manage/statistics.hpp>
 #include <cairn/safetensors_files.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
@@ -13,6 +14,7 @@
 #include <support/planner_conformance.hpp>
 #include <support/thread_ranks.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -321,6 +323,80 @@ TEST_CASE("what is read is verified, and safetensors of others are compared and 
   auto damaged = opened(store);
   CHECK(failure_of([&] { (void)cairn::measure_checkpoint(damaged, {}); }).kind() ==
         cairn::error_kind::corrupt);
+}
+
+TEST_CASE("a checkpoint is written for other ranks, and holds the same") {
+  const auto w = weights();
+  cairn::memory_store store;
+  save(store, 2, w);
+  auto from = opened(store);
+  for (const int ranks : {1, 2, 5}) {
+    CAPTURE(ranks);
+    cairn::memory_store target;
+    cairn::reshard_options options;
+    options.ranks = ranks;
+    options.dimension = ranks == 5 ? 1 : 0;
+    options.memory_bytes = std::uint64_t{4} << 20;
+    std::uint64_t told = 0;
+    options.progress = [&](std::uint64_t done, std::uint64_t all) { told = done == all ? all : 0; };
+    const auto report = cairn::reshard_checkpoint(from, cairn::any_store(target), options);
+    CHECK(report.complete);
+    CHECK(report.items == 4);
+    CHECK(report.bytes == w.size() * 4 + 3 * 8 + 4 + static_cast<std::uint64_t>(std::min(ranks, 2)) * 8);
+    CHECK(told == report.bytes);
+    CHECK(report.left_out ==
+          (ranks == 1 ? std::vector<std::string>{"own of 1 ranks"} : std::vector<std::string>{}));
+    auto made = opened(target);
+    CHECK(made.metadata().world_size == ranks);
+    CHECK(made.metadata().find("w")->chunks.size() == static_cast<std::uint64_t>(ranks));
+    cairn::compare_options all;
+    if (ranks == 1) all.items = {"w", "small", "bytes"};
+    CHECK(cairn::compare_checkpoints(from, made, all).equal());
+    std::size_t files = 0;
+    for (const auto& object : target.list("step-00000001/")) files += object.key.ends_with(".safetensors");
+    CHECK(files == static_cast<std::size_t>(ranks));
+    // It loads and goes on as any other.
+    std::vector<float> back(w.size());
+    cairn::state_dict state;
+    state.tensor("w", back, {rows, columns});
+    cairn::checkpointer ckpt{target, quiet()};
+    (void)ckpt.load(state, 1, cairn::partial);
+    CHECK(back == w);
+    CHECK(failure_of([&] {
+            (void)cairn::reshard_checkpoint(from, cairn::any_store(target), options);
+          }).id() == cairn::error_id::storage_already_committed);
+  }
+}
+
+TEST_CASE("what ends a resharding leaves no checkpoint") {
+  const auto w = weights();
+  cairn::memory_store store, target;
+  save(store, 2, w);
+  auto from = opened(store);
+  cairn::reshard_options options;
+  options.stop = [] { return true; };
+  CHECK(!cairn::reshard_checkpoint(from, cairn::any_store(target), options).complete);
+  cairn::checkpointer looks{target, quiet(), cairn::read_only{}};
+  CHECK(looks.list().empty());
+  options.stop = {};
+  options.items = {"nothing"};
+  CHECK(failure_of([&] { (void)cairn::reshard_checkpoint(from, cairn::any_store(target), options); }).id() ==
+        cairn::error_id::usage_unknown_name);
+  options.ranks = 0;
+  CHECK(failure_of([&] { (void)cairn::reshard_checkpoint(from, cairn::any_store(target), options); }).id() ==
+        cairn::error_id::usage_bad_option);
+  options = {};
+  for (const auto& object : store.list("step-00000001/"))
+    if (object.key.ends_with(".safetensors")) {
+      auto bytes = store.read_all(object.key, object.bytes).value();
+      bytes[bytes.size() / 2] ^= std::byte{1};
+      store.remove(object.key);
+      store.put_new(object.key, bytes);
+    }
+  CHECK(failure_of([&] {
+          (void)cairn::reshard_checkpoint(from, cairn::any_store(target), options);
+        }).kind() == cairn::error_kind::corrupt);
+  CHECK(looks.list().empty());
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors diff stat doctor helper_s3_server
+# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors diff stat reshard doctor helper_s3_server
 """The programs for checkpoints by URL, as a user calls them: training, inspecting, verifying, copying and exporting, on
 directories and on the scripted S3 server.
 
-usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DIFF STAT DOCTOR HELPER_S3_SERVER
+usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DIFF STAT RESHARD DOCTOR HELPER_S3_SERVER
 """
 
 import glob
@@ -28,8 +28,8 @@ from python import programs
 from python.programs import expect
 from python.scripted_server import ScriptedServer
 
-TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, DOCTOR, SERVER = (
-    os.path.abspath(path) for path in sys.argv[1:12])
+TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, DOCTOR, SERVER = (
+    os.path.abspath(path) for path in sys.argv[1:13])
 TEXT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "LICENSE")
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--text", TEXT]
 FINE, FAILED, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE, _, NOT_FINITE = range(8)
@@ -97,14 +97,14 @@ def same(one, other):
 
 
 def check_options(root):
-    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, DOCTOR):
+    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, DOCTOR):
         expect(run(program, "--help"), r"(?s)Usage: .*s3://BUCKET/PREFIX")
         expect(run(program, "--sideways", status=WRONG_OPTIONS), "sideways|required")
-    for program in (INSPECT, VERIFY, COPY, EXPORT, IMPORT, STAT, DOCTOR):
+    for program in (INSPECT, VERIFY, COPY, EXPORT, IMPORT, STAT, RESHARD, DOCTOR):
         told = run(program, "--help")
         for number in range(6):
             expect(told, rf"\b{number} ")
-        more = [root + "/other"] if program in (COPY, EXPORT, IMPORT) else []
+        more = [root + "/other"] if program in (COPY, EXPORT, IMPORT, RESHARD) else []
         run(program, root + "/nothing", *more, status=NOTHING_THERE)
         told = run(program, "s3://user:secret-word@bucket/x", *more, status=WRONG_OPTIONS)
         assert "secret-word" not in told, told
@@ -376,6 +376,34 @@ def check_diff(root, directory, server):
     run(DIFF, root + "/broken", directory, "--step-a", 4, status=TROUBLE)
 
 
+def check_reshard(root, directory, server):
+    """One file of four, and two of it in a bucket, which loads as the first did."""
+    one, two = root + "/one-file", server.url("for-two")
+    told = run(RESHARD, directory, one, "--one-file")
+    expect(told, "^left out, since there are fewer ranks now: rng of 3 ranks$")
+    expect(told, "^step 4  27 items, .* for 1 rank, committed$")
+    assert len(glob.glob(one + "/step-00000004/*.safetensors")) == 1
+    run(VERIFY, one)
+    expect(run(DIFF, one, directory, "--items", "model.*", "adam.*", "config.*", "data_loader"), "^equal: ")
+    told = json.loads(run(RESHARD, one, two, "--ranks", 2, "--to-step", 7, "--json"))
+    assert told["step"] == 7 and told["ranks"] == 2 and not told["left_out"], told
+    expect(run(DIFF, one, two, "--only", "model.*"), "^equal: ")
+    assert evaluated(two) == evaluated(directory)
+    run(RESHARD, one, two, "--to-step", 7, status=UNREADABLE)  # it is there
+    run(RESHARD, one, two, "--items", "nothing", status=NOTHING_THERE)
+    run(RESHARD, one, two, "--one-file", "--ranks", 2, status=WRONG_OPTIONS)
+    run(RESHARD, root + "/broken", root + "/of-broken", status=DAMAGED)
+    for told, wanted in ((run(VERIFY, one, "--json"), {"step": 4, "good": True, "damaged_places": 0}),
+                         (run(COPY, one, root + "/one-copied", "--json"), {"step": 4, "was_there": False, "kept_objects": 0}),
+                         (run(EXPORT, one, root + "/one-exported", "--json", "--only", "model.wte"), {"step": 4, "tensors": 1}),
+                         (run(IMPORT, root + "/one-exported", root + "/one-back", "--json"), {"step": 0, "tensors": 1, "files": 1})):
+        told = json.loads(told)
+        assert wanted.items() <= told.items(), told
+    told = [json.loads(line) for line in run(VERIFY, root + "/broken", "--json", "--step", 4, status=DAMAGED).splitlines() if line[0] == "{"]
+    assert not told[-1]["good"] and {line["what"] for line in told[:-1]} > {"lost with its file"}, told
+    expect(run(DIFF, server.url("exported"), directory + "/step-00000002", "--items", "adam.m"), "^equal: 1 item; ")
+
+
 def check_stat(root, directory):
     expected = whole_tensors(directory + "/step-00000004")
     lines = [json.loads(line) for line in run(STAT, directory, "--json").splitlines()]
@@ -404,7 +432,7 @@ def check_installation(root):
     build = os.path.dirname(os.path.dirname(INSPECT))
     subprocess.run(["cmake", "--install", build, "--component", "cairn_tools", "--prefix", root + "/prefix"], check=True,
                    stdout=subprocess.DEVNULL)
-    names = ["cairn-" + name for name in ("copy", "diff", "doctor", "export", "import", "inspect", "stat", "verify")]
+    names = ["cairn-" + name for name in ("copy", "diff", "doctor", "export", "import", "inspect", "reshard", "stat", "verify")]
     assert sorted(os.listdir(root + "/prefix/bin")) == names, os.listdir(root + "/prefix/bin")
     for name in names:
         program = f"{root}/prefix/bin/{name}"
@@ -430,6 +458,7 @@ def main():
         check_export(root, directory, server)
         check_diff(root, directory, server)
         check_stat(root, directory)
+        check_reshard(root, directory, server)
         check_import(root, server)
     server.close()
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tools {
 
@@ -41,6 +42,11 @@ class json_object {
     char digits[40];
     std::snprintf(digits, sizeof digits, "%.17g", value);
     return raw(name, std::isfinite(value) ? digits : "null");
+  }
+  json_object& texts(std::string_view name, const std::vector<std::string>& values) {
+    std::string all;
+    for (const auto& v : values) all += (all.empty() ? "" : ", ") + json_text(v);
+    return raw(name, "[" + all + "]");
   }
   /// A value that is JSON already.
   json_object& raw(std::string_view name, std::string_view value) {

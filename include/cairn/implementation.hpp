@@ -53,9 +53,11 @@
 #include <cairn/impl/manage/element_values.ipp>
 #include <cairn/impl/manage/import_safetensors.ipp>
 #include <cairn/impl/manage/readable_checkpoint.ipp>
+#include <cairn/impl/manage/reshard.ipp>
 #include <cairn/impl/manage/resume_together.ipp>
 #include <cairn/impl/manage/statistics.ipp>
 #include <cairn/impl/manage/stop_signal.ipp>
+#include <cairn/impl/manage/streamed_checkpoint.ipp>
 #include <cairn/impl/model/annotations.ipp>
 #include <cairn/impl/model/cast.ipp>
 #include <cairn/impl/model/chunk_progression.ipp>

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/storage/foreign/foreign_reader.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -32,6 +35,9 @@ class readable_checkpoint {
   /// Reads parts of tensors. What has digests is verified before it is delivered. Returns the bytes read.
   /// @throws corrupt_error, storage_error
   std::uint64_t read(const load_plan& plan, const target_resolver& resolver, std::uint64_t memory_bytes);
+  /// The bytes of one chunk of an item as they are stored, of an item of bytes, too, verified. @pre the checkpoint is of
+  /// cairn. @throws corrupt_error, storage_error
+  [[nodiscard]] std::vector<std::byte> read_stored(std::uint32_t item, const stored_chunk& chunk);
 
  private:
   std::int64_t step_ = 0;

@@ -1,18 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/manage/readable_checkpoint.hpp>
+#include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
+#include <cairn/model/record.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/storage/foreign/foreign_checkpoint.hpp>
 #include <cairn/storage/foreign/foreign_reader.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
+#include <cairn/storage/load/stored_record.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -42,6 +53,31 @@ CAIRN_BODY std::uint64_t readable_checkpoint::read(const load_plan& plan, const 
   options.memory_budget = memory_bytes;
   return stored_ ? reader_->read(*stored_, state_dict(), plan, resolver, options, deadline::never())
                  : files_->read(*foreign_, state_dict(), plan, resolver, options, deadline::never());
+}
+
+CAIRN_BODY std::vector<std::byte> readable_checkpoint::read_stored(std::uint32_t item,
+                                                                   const stored_chunk& chunk) {
+  const auto& records = *with_records();
+  const auto& found = records.find(records.metadata().items[item], chunk);
+  const auto& record = records.record_of(chunk.rank).content();
+  std::vector<std::byte> bytes(static_cast<std::size_t>(found.bytes));
+  const auto key = records.file_key_of(chunk.rank, found.file);
+  if (bytes.empty()) return bytes;
+  const read_range range{key, found.offset, bytes};
+  reader_->store().read({&range, 1});
+  for (std::uint64_t block = 0; block < block_count(found.bytes); ++block) {
+    const auto at = block * digest_block_bytes;
+    const auto part =
+        std::span(bytes).subspan(static_cast<std::size_t>(at),
+                                 static_cast<std::size_t>(std::min(digest_block_bytes, found.bytes - at)));
+    if (digest(part) != record.blocks[static_cast<std::size_t>(found.first_block + block)])
+      fail(error_id::corrupt_digest, "a block is damaged: its bytes are not what was written",
+           {.rank = chunk.rank,
+            .item = records.metadata().items[item].name,
+            .file = key,
+            .offset = static_cast<std::int64_t>(found.offset + at)});
+  }
+  return bytes;
 }
 
 }  // namespace v1
