@@ -86,6 +86,30 @@ TEST_CASE("files are compressed, have their own extension, and the manifest name
   CHECK(s.objects.list("").empty());
 }
 
+TEST_CASE("a compressed file gets a second key as it is, and is read under it") {
+  stored s;
+  cairn::detail::compressed_store<codec> over(cairn::any_store(s.objects), make_codec(), {});
+  CHECK(over.links());
+  std::string from = s.keys(".cairnz").front();
+  from.replace(from.size() - 7, 7, ".safetensors");
+  const std::string to = "step-00000009/rank-00000.00c0ffee00c0ffee.0.safetensors";
+  over.link(from, to);
+  CHECK(s.objects.size(cairn::compressed_key(to)) == s.objects.size(cairn::compressed_key(from)));
+  CHECK_FALSE(s.objects.size(to).has_value());
+  const auto bytes = over.size(from);
+  REQUIRE(bytes.has_value());
+  CHECK(over.size(to) == bytes);
+  std::vector<std::byte> one(static_cast<std::size_t>(*bytes)), two(one.size());
+  const cairn::read_range of_one{from, 0, one}, of_two{to, 0, two};
+  over.read({&of_one, 1});
+  over.remove(from);
+  over.read({&of_two, 1});
+  CHECK(one == two);
+  s.objects.put_new("plain.safetensors", one);
+  over.link("plain.safetensors", "step-00000009/other.safetensors");
+  CHECK(s.objects.size("step-00000009/other.safetensors") == bytes);
+}
+
 TEST_CASE("a store may hold both: checkpoints that are not compressed are read as they are") {
   cairn::memory_store objects;
   const sample_world first(2, 1), second(2, 2);

@@ -336,6 +336,34 @@ struct stopped_clock : cairn::rate_clock {
 };
 }  // namespace
 
+TEST_CASE("a worker links the files of frozen items, and stages nothing of them") {
+  const scratch_directory scratch;
+  const cairn::file_store store{scratch.path()};
+  std::vector<float> base(300'000, 0.5F), adapter(1'000);
+  cairn::state_dict state;
+  state.tensor("base", base, {300'000}, cairn::frozen);
+  state.tensor("adapter", adapter, {1'000});
+  {
+    cairn::checkpointer ckpt{store, cairn::shared_stager{}, cairn::process_executor{},
+                             cairn::checkpointer_options{.quiet = true}};
+    for (const std::int64_t step : {1, 2, 3}) {
+      adapter[0] = static_cast<float>(step);
+      const auto save = ckpt.save(state, step);
+      save.wait();
+      CHECK((save.report().linked_bytes > 1'200'000) == (step > 1));
+      CHECK((save.report().copying.bytes < 20'000) == (step > 1));
+    }
+  }
+  std::filesystem::remove_all(scratch.path() + "/step-00000001");
+  std::vector<float> a(300'000), b(1'000);
+  cairn::state_dict back;
+  back.tensor("base", a, {300'000});
+  back.tensor("adapter", b, {1'000});
+  cairn::checkpointer{store, cairn::checkpointer_options{.quiet = true}}.load(back, 3);
+  CHECK(a == base);
+  CHECK(b == adapter);
+}
+
 TEST_CASE("items are waited for, changes are found and limits hold in a worker process, too") {
   const scratch_directory scratch;
   const auto clock = std::make_shared<stopped_clock>();

@@ -81,10 +81,10 @@ struct safetensors_writer_base::inside {
   record write(const save_context& c, const staged_image& image, deadline until);
   record write_shared(const save_context& c, const staged_image& image, deadline until);
   record write_files(const save_context& c, const staged_image& image, deadline until, std::size_t& finished);
-  /// Makes the files durable, several at once, as each waits for the device. `finished`: how many may exist
-  /// by then.
+  /// Makes the files durable, several at once, as each waits for the device, and links what is to be linked beside
+  /// that. `finished`: how many may exist by then.
   void finish(const save_context& c, const staged_image& image, std::vector<object>& files,
-              std::size_t& finished) const;
+              detail::linked_files& linked, std::size_t& finished) const;
   [[nodiscard]] bool record_stands(const save_context& c) const noexcept;
   void remove_files(const save_context& c, std::size_t count) const noexcept;
 
@@ -334,17 +334,12 @@ CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_contex
   image.read_completely();
   for (const auto& file : files)
     image.control()->costs().write_cpu.fetch_add(file.helper_cpu(), std::memory_order_relaxed);
-  {
-    const span_note span(image.notes().journal.get(), span_kind::sync);
-    finish(c, image, files, finished);
-  }
   const auto place = protocol_.placement(c);
   detail::linked_files linked(protocol_.store(), place, c, layout.linked,
                               static_cast<std::uint32_t>(layout.segments.size()));
-  if (!layout.linked.empty()) {
+  {
     const span_note span(image.notes().journal.get(), span_kind::sync);
-    finished = layout.segments.size() + layout.linked.size();
-    linked.link();
+    finish(c, image, files, linked, finished);
   }
   const span_note span(image.notes().journal.get(), span_kind::await);
   image.wait_released(until);
@@ -357,14 +352,20 @@ CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_contex
 
 CAIRN_BODY void safetensors_writer_base::inside::finish(const save_context& c, const staged_image& image,
                                                         std::vector<object>& files,
+                                                        detail::linked_files& linked,
                                                         std::size_t& finished) const {
-  finished = files.size();
+  const auto links = image.layout().linked.size();
+  finished = files.size() + links;
   const auto place = placement_of(options_, c.world_size);
-  detail::parallel_for(files.size(), 4, [&](std::size_t i, std::size_t thread) {
+  detail::parallel_for(files.size() + (links != 0 ? 1 : 0), 4, [&](std::size_t i, std::size_t thread) {
     const auto cpu = thread_cpu_now();
-    const files_under_way::note note(
-        image.notes().files, data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i), place));
-    files[i].finish();
+    if (i == files.size()) {
+      linked.link();
+    } else {
+      const files_under_way::note note(
+          image.notes().files, data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i), place));
+      files[i].finish();
+    }
     if (thread != 0)
       image.control()->costs().write_cpu.fetch_add(thread_cpu_now() - cpu, std::memory_order_relaxed);
   });
