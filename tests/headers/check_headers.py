@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles every header of cairn alone, after hostile macros, two at a time, and prints the CPU seconds of each.
+"""Compiles every header of cairn alone, after hostile macros, and prints the CPU seconds of it.
 
 usage: check_headers.py --compiler C --include DIR [--table FILE] [--jobs N] -- FLAG...
+       check_headers.py --compiler C --self-test     that it finds each kind of fault
 
 A header with a line `// opt-in: TARGET...` among its first lines needs optional dependencies: it is compiled with the flags that
 --optional gives for it, without the hostile macros (which the other library's headers need not stand), and only listed where
 there are none.
-With clang, a few large headers are precompiled, each alone, and a header that includes one of them starts from there, which takes
-less than half of the time: it could not see more if it were compiled alone. For the same reason headers that include one another
-are compiled in one run, the included ones first, unless a later one defines a class that an earlier one only declares: what an
-earlier one instantiates at the end of the run would find it. Where a run fails, each of its headers is compiled alone.
+With clang, all headers are compiled as the submodules of one module, in one run: the text of each is read once, and it sees no
+name and no macro but those of what it includes. So are the headers of the system, before. A module hides two faults, and which
+headers may have them can be told from their text; these are compiled alone as well:
+ - a template that was instantiated once serves all submodules, so that a class which is incomplete in a later one is not missed
+   there: headers that name, in the arguments of a template, a class which what they include only declares;
+ - a class that the standard library makes a friend of another is found by its name where it is not declared: headers that use
+   one of FRIENDS and do not reach its header.
+Headers without `#pragma once` are compiled alone, too: a module's are included once.
+Where the module does not compile, each of its headers is compiled alone, and that decides.
 A header `*.h` is for C, too: it is compiled as C99 and as C++17, and with --nvcc as CUDA C++ where nvcc is installed.
-Bodies (impl/*.ipp) come with their pages. With clang, a page that reaches one is compiled alone as a contract, without any, and
-with them where that may show more: where one of these bodies includes the page, so that it may be read before the page has ended.
-The seconds are those of both, and a run's are those of its last header.
+Bodies (impl/*.ipp) come with their pages. With clang, all is compiled twice: as contracts, without any bodies, and with them.
 """
 
 import argparse
@@ -26,12 +30,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror"]
 # What says that the bodies of core, and of what is opted into, lie in libraries.
 COMPILED = ["-DCAIRN_COMPILED", "-DCAIRN_COMPILED_S3", "-DCAIRN_COMPILED_ZSTD", "-DCAIRN_COMPILED_PARITY", "-DCAIRN_COMPILED_INTERPROCESS", "-DCAIRN_COMPILED_MPI", "-DCAIRN_COMPILED_LINKS"]
-UMBRELLA = "cairn/cairn.hpp"
+# Of a system's headers those that are no modules: parts of others, and those that say something else each time they are included.
+TEXTUAL = re.compile(r"/(bits|asm|asm-generic|debug|ext|backward|pstl|tr1|gnu)/|/(assert|features|features-time64|stdc-predef|limits|cdefs)\.h$|/cassert$"
+                     r"|/c\+\+/[\d.]+/(stdlib|math)\.h$|/lib/clang/|/clang/[\d.]+/include/")
+# Macros of a system's headers are constants of their own in each module, and a pragma around an #include has nothing to act on.
+MODULE_WARNINGS = ["-Wno-modules-ambiguous-internal-linkage", "-Wno-pragma-clang-attribute"]
+FRIENDS = {"expected": "expected", "map": "map", "multimap": "map", "optional": "optional", "packaged_task": "future", "path": "filesystem",
+           "promise": "future", "shared_ptr": "memory", "weak_ptr": "memory"}
 CLASS = r"\b(?:class|struct)\s+(?:\[\[[^\]]*\]\]\s*)?(?:alignas\([^)]*\)\s*)?(\w+)(?:\s+final)?\s*"
 
 
@@ -87,70 +96,113 @@ def find_closures(include, names, bodies):
     return {name: set(closure(name)) for name in names}
 
 
-def find_bases(include, flags, closures):
-    """For each header that has one, a large one that it includes, with its flags: few serve many, as each is compiled twice.
-
-    A header that compiles after one that it includes anyway, and that compiles alone, compiles alone.
-    """
-    weights = {}
-    for name in flags:  # roughly what takes time: the lines of cairn, and headers of others
-        text = [(include / each).read_text(encoding="utf-8") for each in closures[name]]
-        others = {each for part in text for each in re.findall(r"^#include <(?!cairn/)([^>]+)>", part, re.MULTILINE)}
-        weights[name] = sum(part.count("\n") for part in text) + 200 * len(others)
-    users = {name: [each for each in flags if each != name and name in closures[each] and flags[each] == flags[name]]
-             for name in flags}
-    bases = {}
-
-    def gain(name):
-        return sum(max(0, weights[name] - weights.get(bases.get(each), 0)) for each in users[name] if each not in bases.values())
-
-    while True:
-        best = max((name for name in flags if name not in bases.values()), key=gain)
-        if gain(best) < 2 * weights[best]:
-            return bases
-        bases.pop(best, None)
-        for each in users[best]:
-            if each not in bases.values() and weights[best] > weights.get(bases.get(each), 0):
-                bases[each] = best
-
-
-def find_chains(include, names, flags, closures, bases):
-    """The names in as few lists as possible, each for one run: headers of the same flags and base, each included by the next one."""
+def find_hidden(include, names, closures):
+    """The headers among names in which a module may hide a fault."""
     text = {each: re.sub(r"//.*", "", (include / each).read_text(encoding="utf-8")) for each in set().union(*closures.values())}
-    defined, declared = {}, {}
+    defined_anywhere = {each for part in text.values() for each in re.findall(CLASS + r"(?::(?!:)|\{)", part)}
+    found = []
     for name in names:
         whole = "\n".join(text[each] for each in closures[name])
-        defined[name] = set(re.findall(CLASS + r"(?::(?!:)|\{)", whole))
-        declared[name] = set(re.findall(CLASS + ";", whole)) - defined[name]
-    later = {name: [each for each in names
-                    if name in closures[each] and each not in closures[name] and flags[each] == flags[name]
-                    and bases.get(each) == bases.get(name) and not declared[name] & defined[each]] for name in names}
-    before = {}  # a largest matching: of each header the one before it
+        body = name.replace("cairn/", "cairn/impl/", 1).replace(".hpp", ".ipp")
+        own = text[name] + (text[body] if body in closures[name] else "")
+        declared = set(re.findall(CLASS + ";", whole)) - set(re.findall(CLASS + r"(?::(?!:)|\{)", whole))
+        arguments = {word for part in re.findall(r"<[^<>;{}]*>+", re.sub(r"# *include.*", "", own)) for word in re.findall(r"\w+", part)}
+        friends = {header for each, header in FRIENDS.items() if re.search(rf"\bstd::{each}\b", own)}
+        if declared & defined_anywhere & arguments or "#pragma once" not in text[name] or friends - set(re.findall(r"# *include <(\w+)>", whole)):
+            found.append(name)
+    return found
 
-    def follow(name, tried):
-        for each in later[name]:
-            if each not in tried:
-                tried.add(each)
-                if each not in before or follow(before[each], tried):
-                    before[each] = name
-                    return True
-        return False
 
-    for name in names:
-        follow(name, set())
-    chains = []
-    for name in set(names) - set(before.values()):
-        chain = [name]
-        while chain[0] in before:
-            chain.insert(0, before[chain[0]])
-        chains.append(chain)
-    return sorted(chains)
+class module_builder:
+    """Compiles headers as submodules, each of which sees what it includes and no more."""
+
+    def __init__(self, compiler, folder, include, core, flags):
+        self.command = [compiler, "-x", "c++", "-std=gnu++20", *flags, "-fmodules", "-fno-implicit-modules", "-fno-implicit-module-maps",
+                        "-Xclang", "-fmodules-local-submodule-visibility"]
+        self.folder, self.include = folder, include
+        self.seconds, self.usable = 0.0, False
+        used = set()
+        for name in set().union(*find_closures(include, core, bodies=True).values()):
+            used.update(re.findall(r"^#include <((?!cairn/)[^>]+)>", (include / name).read_text(encoding="utf-8"), re.MULTILINE))
+        source = "".join(f"#if __has_include(<{each}>)\n#include <{each}>\n#endif\n" for each in sorted(used))
+        good, seconds, output = compile_source([*self.command[:4], *flags, "-M", "-MT", "x", "-"], source)
+        self.seconds += seconds
+        if not good:
+            return
+        paths = {os.path.realpath(each) for each in output.replace("\\\n", " ").split()[1:] if each.startswith("/")}
+        self.write_map("system", sorted(each for each in paths if not TEXTUAL.search(each)), " [system]")
+        good, seconds, _ = self.compile("system", [])
+        self.seconds += seconds
+        self.usable = good
+
+    def write_map(self, module, paths, attribute=""):
+        lines = [f'  module h{number} {{ header "{path}" export * }}' for number, path in enumerate(paths)]
+        (self.folder / f"{module}.modulemap").write_text("\n".join([f"module {module}{attribute} {{", *lines, "}", ""]), encoding="utf-8")
+
+    def compile(self, module, more):
+        return compile_source([*self.command, f"-fmodule-name={module}", "-Xclang", "-emit-module", *more, "-c",
+                               str(self.folder / f"{module}.modulemap"), "-o", str(self.folder / f"{module}.pcm")], "")
+
+    def after(self, *modules):
+        """The flags of what uses these modules; macros may be defined that were not when those were made."""
+        files = [flag for each in modules for flag in (f"-fmodule-map-file={self.folder}/{each}.modulemap", f"-fmodule-file={self.folder}/{each}.pcm")]
+        return ["-Xclang", "-fno-validate-pch", *files, *MODULE_WARNINGS]
+
+    def check(self, module, names, more, *modules):
+        self.write_map(module, [str(self.include / name) for name in names])
+        return self.compile(module, [*WARNINGS, *more, *self.after("system", *modules)])
+
+    def check_alone(self, name, more):
+        """As alone, but for the system's headers, which come from their module."""
+        good, seconds, _ = compile_source([*self.command, *WARNINGS, *more, *self.after("system"), "-fsyntax-only", "-"],
+                                          f"#include <{name}>\n#include <{name}>\n")
+        return good, seconds
+
+
+# Small trees of headers, each with the one that does not compile alone.
+GOOD = {"part.hpp": "struct part { int size = 0; };\n#define PART_SIZE 4\n",
+        "user.hpp": "#include <cairn/part.hpp>\n#include <optional>\nstruct user { std::optional<part> it; int size = PART_SIZE; };\n",
+        "held.hpp": "template <class T>\nstruct held {\n  T* of;\n  ~held() { delete of; }\n  int size() const { return of->size; }\n};\n",
+        "first.hpp": "#include <cairn/held.hpp>\n#include <cairn/part.hpp>\ninline int first_size(const held<part>& it) { return it.size(); }\n",
+        "second.hpp": "#include <cairn/first.hpp>\ninline int second_size(const held<part>& it) { return it.size(); }\n"}
+FAULTS = {
+    "a header of the system is forgotten": ("user.hpp", "#include <optional>\n", ""),
+    "a header of cairn is forgotten": ("second.hpp", "#include <cairn/first.hpp>", "#include <cairn/part.hpp>"),
+    "a macro's header is forgotten": ("user.hpp", "#include <cairn/part.hpp>", "struct part {};"),
+    "a class that a template needs is only declared": ("second.hpp", "#include <cairn/first.hpp>", "#include <cairn/held.hpp>\nstruct part;"),
+    "a template names a friend of another class": ("second.hpp", "inline", "template <class T>\nstruct maybe {\n  std::optional<T> it;\n};\ninline"),
+    "a name is that of a hostile macro": ("part.hpp", "size", "near"),
+    "a warning": ("first.hpp", "it.size()", "static_cast<long>(it.size())"),
+    "it cannot be included twice": ("part.hpp", "#pragma once\n", ""),
+}
+
+
+def self_test(compiler):
+    for fault, (wrong, old, new) in {"nothing is wrong": ("", "", ""), **FAULTS}.items():
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in GOOD.items():
+                path = pathlib.Path(folder, "cairn", name)
+                path.parent.mkdir(exist_ok=True)
+                text = "#pragma once\n" + text
+                if name == wrong:
+                    if old not in text:
+                        sys.exit(f"check_headers: the self-test has nothing to replace: {fault}")
+                    text = text.replace(old, new)
+                path.write_text(text, encoding="utf-8")
+            command = [sys.executable, __file__, "--compiler", compiler, "--include", folder, "--", f"-I{folder}"]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = re.findall(r"(cairn/\S+)  FAILED", result.stdout)
+        if (f"cairn/{wrong}" in found) != bool(wrong) or (result.returncode != 0) != bool(wrong):
+            sys.exit(f"check_headers: {fault}: it finds {found}, status {result.returncode}\n{result.stdout}{result.stderr}")
+        if not wrong and "clang" in os.path.basename(compiler) and "not all compile" in result.stdout:
+            sys.exit(f"check_headers: modules cannot be used:\n{result.stdout}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compiler", required=True)
-    parser.add_argument("--include", required=True, type=pathlib.Path)
+    parser.add_argument("--include", type=pathlib.Path)
+    parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--table", type=pathlib.Path)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--nvcc", action="store_true")
@@ -158,6 +210,10 @@ def main():
                         help="the flags, separated by |, of headers that say `// opt-in: TARGET`")
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
+    if arguments.self_test:
+        return self_test(arguments.compiler)
+    if not arguments.include:
+        parser.error("--include is needed")
 
     hostile = pathlib.Path(__file__).with_name("hostile.hpp")
     # GNU mode, because it predefines the macros linux and unix.
@@ -181,65 +237,55 @@ def main():
         targets = reasons[name].split() if reasons[name] else []
         if all(target in optional for target in targets):
             flags[name] = [flag for target in targets for flag in optional[target]] if targets else ["-include", str(hostile)]
-    clang = "clang" in os.path.basename(arguments.compiler)
-    whole = find_closures(arguments.include, flags, bodies=True)
-    ways = {False: dict(flags)}  # by whether bodies lie in a library: the flags of each header that is compiled this way
-    closures = {False: whole}
-    if clang:
-        ways[True] = {name: flags[name] for name in flags if any(each.endswith(".ipp") for each in whole[name])}
-        closures[True] = find_closures(arguments.include, ways[True], bodies=False)
-        of_bodies = find_closures(arguments.include, {each for name in flags for each in whole[name] if each.endswith(".ipp")}, bodies=True)
-        ways[False] = {name: flags[name] for name in flags if name == UMBRELLA or name not in ways[True]
-                       or any(name in of_bodies[each] for each in whole[name] if each.endswith(".ipp"))}
-    bases = {way: find_bases(arguments.include, ways[way], closures[way]) if clang else {} for way in ways}
-    done = {(way, name): threading.Event() for way in ways for name in bases[way].values()}
+    hostile_macros = [f"-D{name}={value}" for name, value in
+                      re.findall(r"^#define (\w+(?:\([^)]*\))?) ?(.*)$", hostile.read_text(encoding="utf-8"), re.MULTILINE)]
 
-    def precompiled(way, name):
-        return folder / (("contract+" if way else "") + name.replace("/", "+") + ".pch")
+    def check_alone(name, more):
+        """Returns the (name, succeeded, CPU seconds, output) of a header that is compiled by itself."""
+        if name not in flags:
+            return name, None, reasons[name], ""
+        good, seconds, output = compile_source([*base, *flags[name], *more, "-fsyntax-only", "-"], f"#include <{name}>\n#include <{name}>\n")
+        return name, good, seconds, output if good or not more else "without bodies:\n" + output
 
-    def check_precompiled(way, chain, more, twice):
-        """Returns (succeeded, CPU seconds) of headers after their base, or of a base, which is precompiled for the others."""
-        own, spent, good = flags[chain[0]], 0.0, True
-        on = bases[way].get(chain[0], chain[0])
-        if chain[0] in bases[way]:
-            done[way, on].wait()
-        else:
-            source = precompiled(way, on).with_suffix(".hpp")
-            source.write_text(twice, encoding="utf-8")
-            good, spent, _ = compile_source([*base, *own, *more, "-x", "c++-header", "-fpch-instantiate-templates",
-                                             "-o", str(precompiled(way, on)), str(source)], "")
-        if good:
-            if "-include" in own:
-                own = []  # the base has had it
-            # For a base: what a compiler looks at when the program's source ends.
-            good, seconds, _ = compile_source([*base, "-include-pch", str(precompiled(way, on)), *own, *more,
-                                               "-fsyntax-only", "-"], twice)
-            spent += seconds
-        return good, spent
-
-    def check(way, chain):
-        """Returns the (name, succeeded, CPU seconds, output) of each header of one run."""
-        if chain[0] not in flags:
-            return [(chain[0], None, reasons[chain[0]], "")]
-        more = COMPILED if way else []
-        good, spent = False, 0.0
-        twice = {name: f"#include <{name}>\n#include <{name}>\n" for name in chain}
-        if chain[0] in bases[way] or (way, chain[0]) in done:
-            try:
-                good, spent = check_precompiled(way, chain, more, "".join(twice.values()))
-            finally:
-                if (way, chain[0]) in done:
-                    done[way, chain[0]].set()
-        elif len(chain) > 1:
-            good, spent, _ = compile_source([*base, *flags[chain[0]], *more, "-fsyntax-only", "-"], "".join(twice.values()))
-        if good:
-            return [(name, True, spent if name == chain[-1] else 0.0, "") for name in chain]
-        # That a header is wrong is decided, and said, by compiling all of it.
-        results = []
-        for name in chain:
-            good, seconds, output = compile_source([*base, *flags[name], *more, "-fsyntax-only", "-"], twice[name])
-            results.append((name, good, seconds, output if good or not way else "without bodies:\n" + output))
-        return results
+    def check_modules(folder):
+        """Returns the same of all headers by modules, and of those that modules do not decide."""
+        builder = module_builder(arguments.compiler, folder, arguments.include,
+                                 [name for name in flags if flags[name][:1] == ["-include"]], arguments.flags)
+        results, notes = [], [f"  {builder.seconds:6.2f}  the system's headers, as a module"]
+        optional_flags = list(dict.fromkeys(flag for name in flags if flags[name][:1] != ["-include"] for flag in flags[name]
+                                            if flag.startswith("-D") and not flag.startswith("-DCAIRN_COMPILED")))
+        directories = [each for each in dict.fromkeys(tuple(flags[name][at:at + 2]) for name in flags if flags[name][:1] != ["-include"]
+                                                      for at, flag in enumerate(flags[name]) if flag == "-isystem")]
+        optional_flags += [flag for each in directories for flag in each]
+        for more, bodies in ((COMPILED, False), ([], True)):
+            can = [name for name in flags if not bodies or not any(flag.startswith("-DCAIRN_COMPILED") for flag in flags[name])]
+            closures = find_closures(arguments.include, can, bodies)
+            # What includes all bodies would make a contract of nothing.
+            with_bodies = {name for name in can if not bodies and any(each.endswith(".ipp") for each in closures[name])}
+            alone = with_bodies.union(find_hidden(arguments.include, can, closures))
+            made = []
+            for module, macros in (("core", hostile_macros), ("opted", optional_flags)):
+                checked = [name for name in can if (flags[name][:1] == ["-include"]) == (module == "core")]
+                in_module = [name for name in checked if name not in with_bodies]
+                if not checked:
+                    continue
+                good, seconds, output = False, 0.0, ""
+                if builder.usable and (module == "core" or made):
+                    good, seconds, output = builder.check(module, in_module, [*more, *macros], *made)
+                made += [module] if good else []
+                notes.append(f"  {seconds:6.2f}  {len(in_module)} headers in one run, {'with' if bodies else 'without'} bodies"
+                             f"{'' if module == 'core' else ', of what is opted into'}{'' if good else ': not all compile'}")
+                if not good:
+                    notes.append("\n".join(output.splitlines()[:20]))
+                    alone.update(checked)
+                results += [(name, True, 0.0, "") for name in checked if name not in alone]
+                for name in sorted(alone & set(checked)):
+                    spent, decided = 0.0, False
+                    if good:
+                        decided, spent = builder.check_alone(name, [*flags[name], *more])
+                    result = (name, True, 0.0, "") if decided else check_alone(name, more)
+                    results.append((result[0], result[1], result[2] + spent, result[3]))
+        return results, notes
 
     def check_c(name):
         twice, seconds = f"#include <{name}>\n#include <{name}>\nint main(void) {{ return 0; }}\n", 0.0
@@ -262,17 +308,15 @@ def main():
     if nvcc:
         lines.append(f"  *.h also by {nvcc}")
     failed = []
-    tasks = [(way, [name]) for way, name in done]  # bases before those that wait for them
-    tasks += [(False, [name]) for name in names if name not in flags]
-    for way in ways:
-        others = [name for name in ways[way] if (way, name) not in done]
-        chains = find_chains(arguments.include, others, flags, closures[way], bases[way]) if clang else [[name] for name in others]
-        tasks += [(way, chain) for chain in chains]
     with tempfile.TemporaryDirectory(dir=arguments.table.parent if arguments.table else None) as temporary, \
             concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        folder = pathlib.Path(temporary)
         results = {}
-        checked = [each for run in pool.map(lambda task: check(*task), tasks) for each in run]
+        if "clang" in os.path.basename(arguments.compiler):
+            checked, notes = check_modules(pathlib.Path(temporary))
+            lines += notes
+            checked += [check_alone(name, []) for name in names if name not in flags]
+        else:
+            checked = list(pool.map(lambda name: check_alone(name, []), names))
         for name, good, seconds, output in [*checked, *pool.map(check_c, c_names)]:
             before = results.get(name, (True, 0.0, ""))
             results[name] = (None, seconds, "") if good is None else (before[0] and good, before[1] + seconds, before[2] + output)
