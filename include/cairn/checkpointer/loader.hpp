@@ -40,12 +40,13 @@ namespace detail {
 class loader {
  public:
   loader(std::shared_ptr<save_services> services, collectives& group, const checkpointer_options& options,
-         std::shared_ptr<device_access> devices, std::shared_ptr<image_tier> tier)
+         std::shared_ptr<device_access> devices, std::shared_ptr<image_tier> tier,
+         std::shared_ptr<spread_tier> spread, std::shared_ptr<image_rebuilder> rebuilder)
       : services_(std::move(services)),
         group_(group),
         options_(options),
         devices_(std::move(devices)),
-        tier_(std::move(tier), services_, group),
+        tier_(std::move(tier), std::move(spread), std::move(rebuilder), services_, group),
         cache_(options.cached_plans, options.cached_plan_bytes) {}
 
   /// Collective: throws on all ranks what one of them throws.
@@ -108,6 +109,8 @@ class loader {
     std::string reasons;  // what the tier cannot read, first
     auto held = among == nullptr ? tier_.find(steps, reasons, peers()) : std::vector<held_step>();
     std::size_t refused = 0;  // of the tier
+    int tries_of_step = 0;
+    constexpr int max_tries_of_step = 8;
     const auto with_held = [&](std::vector<std::int64_t> all) {
       for (const auto& h : held) {
         auto at = all.end();
@@ -136,7 +139,8 @@ class loader {
         if (h.step == *step) tried = h, from_tier = true;  // the newest of that step is the last
       const auto verdict = attempt_to_resume(planner, state, *step, report, from_tier ? &tried : nullptr);
       if (verdict.outcome == load_outcome::loaded) {
-        tier_.loaded(*step, from_tier ? &tried : nullptr);
+        if (from_tier) report.sources = tier_.sources(tried);
+        tier_.loaded(*step, from_tier ? &tried : nullptr, peers());
         report.from_tier = from_tier;
         store_has_resumed_ = !from_tier || has_step(steps, *step);
         services_->set_base_step(*step);
@@ -148,6 +152,12 @@ class loader {
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
+      if (from_tier && verdict.outcome == load_outcome::damaged && tries_of_step++ < max_tries_of_step &&
+          tier_.find_other_sources(tried, peers())) {
+        services_->report().fell_back(*step, "as it was read first, and is tried with other sources: " + why);
+        continue;
+      }
+      tries_of_step = 0;
       if (from_tier) {  // the store may have it
         std::erase(held, tried);
         tier_.refused(tried);
@@ -175,7 +185,7 @@ class loader {
                "another directory to begin anew: " +
                reasons);
     store_has_resumed_ = true;
-    if (among == nullptr) tier_.loaded(std::nullopt, nullptr);
+    if (among == nullptr) tier_.loaded(std::nullopt, nullptr, peers());
     return std::nullopt;
   }
 
@@ -265,10 +275,13 @@ class loader {
   fetched_checkpoint fetch(std::int64_t step, const held_step* held) {
     fetched_checkpoint c;
     c.step = step;
+    if (held != nullptr) {
+      c.manifest = tier_.manifest(*held, peers(), deadline::in(options_.timeout));
+      return c;
+    }
     c.manifest = read_once(
         group_,
         [&] {
-          if (held != nullptr) return tier_.reader(*held).fetch(step);
           if (!options_.read_only)
             c.lease = services_->lease(step, deadline::in(options_.peer_timeout / 2), true);
           return services_->reader().fetch(step);
@@ -307,7 +320,7 @@ class loader {
   /// What load() and refresh() do when all ranks have succeeded.
   void has_loaded(std::int64_t step, const load_report& report) {
     services_->set_base_step(step);
-    tier_.loaded(step, nullptr);
+    tier_.loaded(step, nullptr, peers());
     services_->report().loaded(step, report);
     report_kept_items(report, step);
   }
@@ -338,8 +351,8 @@ class loader {
     };
     std::exception_ptr failure;
     try {
-      static_cast<load_report&>(report) =
-          load_part(planner, state, opened.step, opened.manifest, request, services_->reader(), &under_way);
+      static_cast<load_report&>(report) = load_part(planner, state, opened.step, opened.manifest, request,
+                                                    services_->reader(), false, &under_way);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -377,7 +390,7 @@ class loader {
     request.world_size = group_.size();
     request.strict = false;
     try {
-      load_part(planner, state, step, manifest, request, services_->reader(), &nothing);
+      load_part(planner, state, step, manifest, request, services_->reader(), false, &nothing);
     } catch (...) {
       known_.clear();
     }
@@ -391,9 +404,10 @@ class loader {
     const auto opened = fetch(step, held);
     std::exception_ptr failure;
     try {
-      // What a tier holds is read without messages: a rank that cannot leaves none of them waiting.
+      // What the tier of one host holds is read without messages: a rank that cannot leaves none of them waiting.
       report = load_part(planner, state, step, opened.manifest, request,
-                         held != nullptr ? tier_.reader(*held) : services_->reader());
+                         held != nullptr ? tier_.reader(*held) : services_->reader(),
+                         held != nullptr && tier_.is_spread());
     } catch (...) {
       failure = std::current_exception();
     }
@@ -458,7 +472,7 @@ class loader {
   /// fails, but for what fails after the last exchange. `refreshing`: each rank reads what it lacks.
   load_report load_part(any_load_planner& planner, const state_dict& state, std::int64_t step,
                         std::span<const std::byte> manifest, const load_request& request, any_reader reader,
-                        block_refresh* refreshing = nullptr) {
+                        bool spread, block_refresh* refreshing = nullptr) {
     const auto begin = deadline::clock::now();
     const auto until = deadline::in(options_.timeout);
     std::optional<any_checkpoint> opened;
@@ -479,11 +493,11 @@ class loader {
       if (devices_ != nullptr) copies = devices_->begin_load(options_.load_memory);
     };
     owned<windowed_exchange> exchange;
-    if (refreshing == nullptr && reader.shares() && options_.sharing == read_sharing::on &&
+    if (refreshing == nullptr && reader.shares() && (spread || options_.sharing == read_sharing::on) &&
         group_.size() > 1) {
       auto own = collective_input::from([&] {
         open();
-        return encode_wants(requests_of(opened->metadata(), plan, group_.rank()));
+        return encode_wants(requests_of(opened->metadata(), plan, group_.rank(), spread));
       });
       const auto merge = [&](std::vector<std::byte> left, std::vector<std::byte> right) {
         return encode_wants(

@@ -2,7 +2,10 @@
 #pragma once
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/checkpointer/save_services.hpp>
+#include <cairn/checkpointer/spread_recovery.hpp>
+#include <cairn/concepts/image_rebuilder.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/system/owned.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <cstddef>
@@ -26,37 +29,78 @@ namespace detail {
 class tier_recovery {
  public:
   /// `tier`: null: none.
-  tier_recovery(std::shared_ptr<image_tier> tier, std::shared_ptr<save_services> services, collectives& group)
-      : tier_(std::move(tier)), services_(std::move(services)), group_(group) {}
+  /// `spread`: the same tier, where it is in several places; `rebuilder`: makes what is lost there again. Else both are null.
+  tier_recovery(std::shared_ptr<image_tier> tier, std::shared_ptr<spread_tier> spread,
+                std::shared_ptr<image_rebuilder> rebuilder, std::shared_ptr<save_services> services,
+                collectives& group)
+      : tier_(std::move(tier)), services_(std::move(services)), group_(group) {
+    if (spread != nullptr)
+      spread_ = make_owned<spread_recovery>(std::move(spread), std::move(rebuilder), services_, group_);
+  }
+  /// Whether readers read together; see spread_recovery.
+  [[nodiscard]] bool is_spread() const noexcept { return spread_ != nullptr; }
 
   /// What the tier holds of all its ranks and the job may resume, ascending by step; the same on all of ours.
   /// `stored`: the steps of the store, ascending. `reasons`: gets what cannot be read.
   [[nodiscard]] std::vector<held_step> find(const std::vector<std::int64_t>& stored, std::string& reasons,
                                             deadline until) {
     if (tier_ == nullptr) return {};
+    if (spread_ != nullptr) spread_->survey(reasons_here_, until);
     const auto bytes = read_once(
         group_, [&] { return look(stored); }, until);
     wire_reader in(bytes);
     reasons = in.get_string();
     std::vector<held_step> held(in.get_count(36));
-    for (auto& h : held) {
-      h.step = in.get<std::int64_t>(), h.run.high = in.get<std::uint64_t>(),
-      h.run.low = in.get<std::uint64_t>();
-      h.attempt = in.get<std::uint64_t>(), h.world_size = in.get<std::int32_t>();
-    }
+    for (auto& h : held) h = get_held(in);
     return held;
   }
   /// A reader of a save that find() told.
-  [[nodiscard]] any_reader reader(const held_step& which) { return tier_->reader(which); }
+  [[nodiscard]] any_reader reader(const held_step& which) {
+    return spread_ != nullptr ? spread_->reader(which) : tier_->reader(which);
+  }
+  /// The manifest of such a save, on all ranks; rebuilds images of it that are lost. Collective.
+  [[nodiscard]] std::vector<std::byte> manifest(const held_step& which, deadline until,
+                                                deadline rebuilt_until) {
+    if (spread_ == nullptr)
+      return read_once(
+          group_, [&] { return tier_->reader(which).fetch(which.step); }, until);
+    spread_->make_complete(which, rebuilt_until);
+    return spread_->manifest(which, until);
+  }
+  /// Such a save was not loaded, as something is damaged: whether there is another source of the same save now. Collective.
+  [[nodiscard]] bool find_other_sources(const held_step& which, deadline until) {
+    return spread_ != nullptr && spread_->find_other_sources(which, until);
+  }
   /// This save does not load.
   void refused(const held_step& which) { given_up_.push_back(which); }
 
-  /// The job goes on from this step of the store, or, `from`, of the tier; nothing: it begins.
-  void loaded(std::optional<std::int64_t> step, const held_step* from) noexcept {
+  /// The job goes on from this step of the store, or, `from`, of the tier; nothing: it begins. Collective where the tier
+  /// is in several places.
+  void loaded(std::optional<std::int64_t> step, const held_step* from, deadline until) noexcept {
+    if (spread_ == nullptr) return note_loaded(step, from);
+    note_loaded(step, from);
+    try {
+      tell_places(until);
+    } catch (...) {
+      services_->report().warned("other hosts may still hold saves that are not loaded",
+                                 std::current_exception());
+    }
+  }
+  /// What the saves to come go on from, once after each load; nothing but on rank 0.
+  [[nodiscard]] std::optional<tier_base> take_base() noexcept { return std::exchange(base_, std::nullopt); }
+  /// Where the save that was loaded came from, in words; nothing where that is this host.
+  [[nodiscard]] std::string sources(const held_step& which) const {
+    return spread_ != nullptr ? spread_->sources(which) : std::string();
+  }
+
+ private:
+  void note_loaded(std::optional<std::int64_t> step, const held_step* from) noexcept {
     if (tier_ == nullptr || group_.rank() != 0) return;
     try {
-      const auto given_up = std::exchange(given_up_, {});
-      for (const auto& each : given_up) tier_->withdraw(each);
+      if (spread_ == nullptr) {
+        const auto given_up = std::exchange(given_up_, {});
+        for (const auto& each : given_up) tier_->withdraw(each);
+      }
     } catch (...) {
       services_->report().warned("the local tier still has saves that are not loaded",
                                  std::current_exception());
@@ -80,21 +124,44 @@ class tier_recovery {
     base.runs = known_runs_;
     base_ = std::move(base);
   }
-  /// What the saves to come go on from, once after each load; nothing but on rank 0.
-  [[nodiscard]] std::optional<tier_base> take_base() noexcept { return std::exchange(base_, std::nullopt); }
-
- private:
+  /// Each place gives up what is not loaded.
+  void tell_places(deadline until) {
+    const auto make = [&] {
+      wire_writer out;
+      out.put(static_cast<std::uint64_t>(given_up_.size()));
+      for (const auto& h : given_up_) put_held(out, h);
+      return out.take();
+    };
+    const auto bytes = read_once(group_, make, until);
+    given_up_.clear();
+    if (!spread_->looks_after_place()) return;
+    wire_reader in(bytes);
+    std::vector<held_step> given_up(in.get_count(36));
+    for (auto& h : given_up) h = get_held(in);
+    for (const auto& each : given_up) tier_->withdraw(each);
+  }
+  static void put_held(wire_writer& out, const held_step& h) {
+    out.put(h.step).put(h.run.high).put(h.run.low).put(h.attempt).put(h.world_size);
+  }
+  [[nodiscard]] static held_step get_held(wire_reader& in) {
+    held_step h;
+    h.step = in.get<std::int64_t>(), h.run.high = in.get<std::uint64_t>(),
+    h.run.low = in.get<std::uint64_t>();
+    h.attempt = in.get<std::uint64_t>(), h.world_size = in.get<std::int32_t>();
+    return h;
+  }
   static constexpr std::size_t max_runs = 64;
 
   /// On rank 0.
   [[nodiscard]] std::vector<std::byte> look(const std::vector<std::int64_t>& stored) {
     std::vector<std::string> damaged;
-    try {
-      held_ = tier_->held(damaged);
-    } catch (const error& e) {
-      damaged.emplace_back(e.what());
-    }
-    std::string all;
+    if (spread_ != nullptr) held_ = spread_->found();
+    if (spread_ == nullptr) try {
+        held_ = tier_->held(damaged);
+      } catch (const error& e) {
+        damaged.emplace_back(e.what());
+      }
+    auto all = std::exchange(reasons_here_, {});  // told where they were found
     for (const auto& text : damaged) {
       services_->report().warned(text);
       all += (all.empty() ? "" : "; ") + text;
@@ -103,8 +170,7 @@ class tier_recovery {
     out.put(std::string_view(all));
     const auto found = descending_from(stored);
     out.put(static_cast<std::uint64_t>(found.size()));
-    for (const auto& h : found)
-      out.put(h.step).put(h.run.high).put(h.run.low).put(h.attempt).put(h.world_size);
+    for (const auto& h : found) put_held(out, h);
     return out.take();
   }
   /// Of what is held, what is not older than the newest checkpoint of the store; tells of the rest.
@@ -147,6 +213,8 @@ class tier_recovery {
   const std::shared_ptr<image_tier> tier_;
   const std::shared_ptr<save_services> services_;
   collectives& group_;
+  owned<spread_recovery> spread_;  // null: the tier is in one place
+  std::string reasons_here_;
   // Of rank 0.
   std::vector<held_step> held_;      // all, as they were found
   std::vector<held_step> given_up_;  // that are not loaded

@@ -4,6 +4,7 @@
 #include <cairn/concepts/any_stager.hpp>
 #include <cairn/concepts/any_writer.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/concepts/surveyed_tier.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/record.hpp>
@@ -141,7 +142,7 @@ struct pinned_save {
 /// newer one, else the newest of those that nobody has pinned; a save whose piece this rank keeps goes last.
 ///
 /// Any thread calls these after open().
-class spread_tier : public image_tier {
+class spread_tier : public image_tier, public surveyed_tier {
  public:
   /// Ranks may see different places. The first rank that opens a place does there what rank 0 does in a tier that is in one.
   /// A rank has two images more: of the save that is redundant, and of the one whose pieces are made. Before open().

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/image_rebuilder.hpp>
 #include <cairn/concepts/image_tier.hpp>
 #include <cairn/system/callback.hpp>
 #include <cairn/system/deadline.hpp>
@@ -42,6 +43,8 @@ class redundant_saves {
   /// Ends what is under way. What was kept stays.
   virtual ~redundant_saves() = default;
 
+  /// What makes images again that are lost, before open() already.
+  [[nodiscard]] virtual std::shared_ptr<image_rebuilder> rebuilder() = 0;
   /// What it is, for messages: "one of two copies on partners".
   [[nodiscard]] virtual std::string describe() const = 0;
   /// The failure group of this rank. @throws storage_error

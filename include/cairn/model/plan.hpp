@@ -96,6 +96,7 @@ struct load_report {
   double plan_seconds = 0;         ///< of `seconds`: deciding what to read, or finding the plan again
   double plan_saved_seconds = 0;   ///< that planning would have cost: what it did when the plan was made
   bool from_tier = false;          ///< the bytes came from a local_tier, not from the store
+  std::string sources = {};        ///< of a local_tier on several hosts: how many had it, what was rebuilt
   std::uint64_t blocks = 0;        ///< of 1 MiB or less, that refresh() compared; 0 for other loads
   std::uint64_t blocks_equal = 0;  ///< of these, that memory had already
 };

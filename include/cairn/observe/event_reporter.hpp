@@ -169,6 +169,7 @@ class event_reporter {
         if (count != 0) line += "; " + std::to_string(count) + (count == 1 ? " item " : " items ") + did;
       };
       if (const auto* report = what.load; report != nullptr) {
+        if (!report->sources.empty()) line += "; " + report->sources;
         tell(report->renamed.size(), "renamed");
         tell(report->converted.size(), "converted");
         tell(report->resized.size(), "padded or cut");

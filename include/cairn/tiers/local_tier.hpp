@@ -80,6 +80,15 @@ class local_tier final : public spread_tier {
   void held_by_all(const held_step& which) noexcept override;
   void redundant() noexcept override;
   [[nodiscard]] bool holds_any() override;
+  // See surveyed_tier.
+  [[nodiscard]] std::vector<surveyed_save> survey(std::vector<std::string>& damaged) override;
+  [[nodiscard]] std::vector<std::byte> manifest_of(const surveyed_save& all) override;
+  [[nodiscard]] any_reader spread_reader(const surveyed_save& which,
+                                         std::shared_ptr<const file_holders> holders) override;
+  std::vector<std::string> give_up_damaged(const surveyed_save& which) override;
+  [[nodiscard]] std::vector<std::byte> plan_of(const surveyed_save& which) override;
+  void take_plan(const surveyed_save& which, std::span<const std::byte> plan) override;
+  void images_were_added() override;
 
  private:
   std::shared_ptr<detail::tier_slots> slots_;

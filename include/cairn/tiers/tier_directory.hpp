@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/image_tier.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/function_ref.hpp>
 #include <cairn/system/unforked_file.hpp>
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/tier_files.hpp>
@@ -91,6 +92,8 @@ class tier_directory {
   void publish_record(const held_name& name) const;
   /// Removes a record, so that its image is held no more.
   void remove_record(const held_name& name) const;
+  /// Removes the records of the pieces that are kept and of which this is true.
+  void remove_pieces(function_ref<bool(const held_name&)> which) const;
   /// See image_tier::keep_plan. `most`: so many of the last plans stay, though nothing is held of them yet.
   void keep_plan(std::uint64_t plan_digest, const metadata& stored, std::size_t most);
   /// See image_tier::check_room.

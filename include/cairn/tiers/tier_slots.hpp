@@ -86,6 +86,8 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   /// See image_tier.
   void open(const tier_user& user);
   [[nodiscard]] std::uint64_t missing(std::uint64_t bytes);
+  /// See surveyed_tier.
+  void images_were_added();
   void end() noexcept;
 
   /// Waits for an image of at least so many bytes; what it held is given up. @throws timeout_error

@@ -3,6 +3,7 @@
 #include <cairn/comm/collectives.hpp>
 #include <cairn/redundancy/failure_groups.hpp>
 #include <cairn/redundancy/held_votes.hpp>
+#include <cairn/redundancy/image_rebuilds.hpp>
 #include <cairn/redundancy/make_redundant_saves.hpp>
 #include <cairn/redundancy/redundancy_engine.hpp>
 
@@ -29,6 +30,9 @@ class redundancy_by_links final : public redundant_saves {
     if (votes_ != nullptr) votes_->stop();
   }
 
+  [[nodiscard]] std::shared_ptr<image_rebuilder> rebuilder() override {
+    return std::make_shared<redundancy_rebuilder>(by_);
+  }
   [[nodiscard]] std::string describe() const override {
     if (engine_ == nullptr) return "redundant";
     return "of " + std::to_string(engine_->set().size()) + " ranks that keep pieces for one another any " +

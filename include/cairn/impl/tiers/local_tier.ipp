@@ -12,6 +12,7 @@
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/held_store.hpp>
 #include <cairn/tiers/local_tier.hpp>
+#include <cairn/tiers/spread_images.hpp>
 #include <cairn/tiers/tier_slots.hpp>
 
 #include <algorithm>
@@ -166,6 +167,10 @@ CAIRN_BODY void local_tier::withdraw(const held_step& which) {
   for (const auto& n : slots_->directory().held_names())
     if (n.run == which.run && n.attempt == which.attempt && n.step == which.step)
       slots_->directory().remove_record(n);
+  // Of its pieces nobody rebuilds it.
+  slots_->directory().remove_pieces([&](const detail::held_name& n) {
+    return n.run == which.run && n.attempt == which.attempt && n.step == which.step;
+  });
 }
 CAIRN_BODY void local_tier::go_on_from(const tier_base& base) {
   auto& directory = slots_->directory();
@@ -178,6 +183,11 @@ CAIRN_BODY void local_tier::go_on_from(const tier_base& base) {
     const bool since = n.run == user.run && save_count_of(n.run, n.step, n.attempt) > base.saves;
     if (!since && (!base.step || n.step > *base.step)) directory.remove_record(n);
   }
+  directory.remove_pieces([&](const detail::held_name& n) {
+    if (n.rank != user.rank && !(directory.first_here() && directory.is_elsewhere(n.rank))) return false;
+    const bool since = n.run == user.run && save_count_of(n.run, n.step, n.attempt) > base.saves;
+    return !since && (!base.step || n.step > *base.step);
+  });
   slots_->set_base(base);
 }
 CAIRN_BODY void local_tier::end() noexcept {
@@ -213,6 +223,28 @@ CAIRN_BODY void local_tier::redundant() noexcept {
 }
 CAIRN_BODY bool local_tier::holds_any() {
   return !slots_->directory().held_names().empty();
+}
+CAIRN_BODY std::vector<surveyed_save> local_tier::survey(std::vector<std::string>& damaged) {
+  return detail::survey_images(slots_->directory().path(), damaged);
+}
+CAIRN_BODY std::vector<std::byte> local_tier::manifest_of(const surveyed_save& all) {
+  return detail::spread_manifest(slots_->directory().path(), all);
+}
+CAIRN_BODY any_reader local_tier::spread_reader(const surveyed_save& which,
+                                                std::shared_ptr<const file_holders> holders) {
+  return detail::spread_reader(slots_->directory().path(), which, std::move(holders));
+}
+CAIRN_BODY std::vector<std::string> local_tier::give_up_damaged(const surveyed_save& which) {
+  return detail::give_up_damaged_images(slots_->directory().path(), which, slots_->directory().files());
+}
+CAIRN_BODY std::vector<std::byte> local_tier::plan_of(const surveyed_save& which) {
+  return detail::plan_in_tier(slots_->directory().path(), which.plan_digest).bytes;
+}
+CAIRN_BODY void local_tier::take_plan(const surveyed_save& which, std::span<const std::byte> plan) {
+  detail::take_plan(slots_->directory().path(), which, plan, slots_->directory().files());
+}
+CAIRN_BODY void local_tier::images_were_added() {
+  slots_->images_were_added();
 }
 
 }  // namespace v1

@@ -87,6 +87,11 @@ namespace detail {
   if (digits.empty() || read.ec != std::errc() || read.ptr != end) return std::nullopt;
   return rank;
 }
+/// The rank of "rank-00003.lock"; nothing for any other text.
+[[nodiscard]] inline std::optional<std::int32_t> rank_of_lock(std::string_view text) {
+  if (!text.starts_with("rank-") || !text.ends_with(".lock")) return std::nullopt;
+  return rank_of_unfinished(text.substr(0, text.size() - 5));
+}
 /// Whether a tier makes files of this name.
 [[nodiscard]] inline bool is_tier_name(std::string_view text) {
   return text == "." || text == ".." || text == "job" || text == "lock" || is_unfinished(text) ||
@@ -282,6 +287,8 @@ CAIRN_BODY void tier_directory::remove_of_others() const {
       if (elsewhere(kept->rank)) files_->remove(path(each));
     } else if (auto of = rank_of_slot_name(each); of || (of = rank_of_piece_name(each))) {
       if (elsewhere(*of)) rest.push_back(each);
+    } else if (const auto locked = rank_of_lock(each); locked && elsewhere(*locked)) {
+      rest.push_back(each);
     }
   }
   for (const auto& each : rest) files_->remove(path(each));
@@ -296,7 +303,7 @@ CAIRN_BODY std::vector<held_name> tier_directory::held_names() const {
   std::vector<held_name> found;
   for (const auto& each : names())
     if (const auto name = parse_held_name(each)) found.push_back(*name);
-  if (user_.world_size == 1 && alive_ != nullptr) known_ = found;
+  if (user_.world_size == 1 && !spread_ && alive_ != nullptr) known_ = found;
   return found;
 }
 
@@ -326,6 +333,11 @@ CAIRN_BODY void tier_directory::remove_record(const held_name& name) const {
   files_->remove(path(to_string(name)));
   const std::lock_guard lock(mutex_);
   if (known_) std::erase(*known_, name);
+}
+
+CAIRN_BODY void tier_directory::remove_pieces(function_ref<bool(const held_name&)> which) const {
+  for (const auto& each : names())
+    if (const auto kept = parse_kept_name(each); kept && which(*kept)) files_->remove(path(each));
 }
 
 CAIRN_BODY void tier_directory::keep_plan(std::uint64_t plan_digest, const metadata& stored,

@@ -43,6 +43,10 @@ CAIRN_BODY void tier_slots::open(const tier_user& user) {
   adopt();
 }
 
+CAIRN_BODY void tier_slots::images_were_added() {
+  const std::lock_guard lock(mutex_);
+  adopt();
+}
 /// Takes over the images that no process has any more. Under the lock.
 CAIRN_BODY void tier_slots::adopt() {
   others_have_some_ = false;

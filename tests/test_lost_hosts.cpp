@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+// links: cairn::interprocess
+// uses: cairn::parity
+// cost: 20
+// Jobs on several hosts that are started again after some of them were lost: resume() takes the newest step that is left in
+// memory, rebuilds what is lost, reads what lies on other hosts from there, and refuses what is damaged. Ranks are threads,
+// hosts are directories, and a host is lost when its directory is.
+#include <cairn/any_checkpointer.hpp>
+#include <cairn/cairn.hpp>
+#include <cairn/comm/thread_communicator.hpp>
+#include <cairn/links/thread_link.hpp>
+#include <cairn/redundancy/partner_copies.hpp>
+#include <cairn/tiers/held_record.hpp>
+#include <cairn/tiers/local_tier.hpp>
+#if CAIRN_USES_PARITY + 0
+#include <cairn/redundancy/parity.hpp>
+#endif
+
+#include <doctest/doctest.h>
+#include <support/scratch_directory.hpp>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+using namespace cairn;
+using cairn_test::scratch_directory;
+namespace fs = std::filesystem;
+
+/// body(rank) on a thread for each rank; the first failure is thrown.
+void on_all_ranks(int count, const std::function<void(int)>& body) {
+  std::exception_ptr failure;
+  std::mutex mutex;
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < count; ++rank)
+      threads.emplace_back([&, rank] {
+        try {
+          body(rank);
+        } catch (...) {
+          const std::lock_guard lock(mutex);
+          if (!failure) failure = std::current_exception();
+        }
+      });
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+/// A tensor in shards of uneven sizes, one that all ranks have, a value, and bytes of each rank's own.
+struct model {
+  static constexpr std::int64_t elements = 700'003;
+  std::vector<float> part;
+  std::vector<float> whole = std::vector<float>(50'001);
+  std::int64_t value = -1;
+  std::vector<std::byte> own = std::vector<std::byte>(3000);
+  std::int64_t first;
+  int rank;
+  state_dict state;
+  model(int of, int world, bool with_own) : first(elements * of / world), rank(of) {
+    part.resize(static_cast<std::size_t>(elements * (of + 1) / world - first));
+    state.tensor("part", part, shard{{elements}, {first}});
+    state.tensor("whole", whole, {static_cast<std::int64_t>(whole.size())});
+    state.value("value", value);
+    if (with_own) state.bytes("own", own, per_rank);
+  }
+  model(const model&) = delete;
+  model& operator=(const model&) = delete;
+  void train(std::int64_t step) {
+    for (std::size_t i = 0; i < part.size(); ++i)
+      part[i] = static_cast<float>((step * 7919 + first + static_cast<std::int64_t>(i)) % 65521);
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      whole[i] = static_cast<float>((step * 31 + static_cast<std::int64_t>(i)) % 65521);
+    value = step * 3;
+    for (std::size_t i = 0; i < own.size(); ++i)
+      own[i] =
+          static_cast<std::byte>(static_cast<std::size_t>(step) * 5 + i + static_cast<std::size_t>(rank) * 7);
+  }
+  [[nodiscard]] bool is(std::int64_t step, int world, bool with_own) const {
+    model wanted(rank, world, with_own);
+    wanted.train(step);
+    return part == wanted.part && whole == wanted.whole && value == wanted.value &&
+           (!with_own || own == wanted.own);
+  }
+};
+
+enum class how { copies, parity };
+
+/// What the ranks of a run tell.
+struct run_result {
+  std::optional<std::int64_t> resumed;
+  bool from_tier = false;
+  std::string sources;
+  int right = 0;  // ranks whose state was that of the step
+  int passed_over = 0;
+  int warned = 0;
+};
+class told_events {
+ public:
+  using cairn_role = role::observer;
+  told_events(run_result& to, std::mutex& mutex) : to_(&to), mutex_(&mutex) {}
+  void observe(const observation& what) noexcept {
+    const std::lock_guard lock(*mutex_);
+    using event = observation::event;
+    if (what.kind == event::fell_back) ++to_->passed_over;
+    if (what.kind == event::warning) ++to_->warned;
+    if (what.kind == event::loaded && what.rank == 0)
+      to_->from_tier = what.load->from_tier, to_->sources = what.load->sources;
+  }
+
+ private:
+  run_result* to_;
+  std::mutex* mutex_;
+};
+
+/// The hosts of a job, by name, and its store.
+struct job {
+  scratch_directory memory{"/dev/shm"};
+  scratch_directory disk;
+  std::vector<std::string> hosts;  // of each rank
+  how by = how::copies;
+  std::uint64_t persist_every = 1000;
+  bool with_own = false;
+  int keep = 2;
+
+  [[nodiscard]] std::string tier(const std::string& host) const { return memory.path() + "/" + host; }
+  void lose(const std::string& host) const { fs::remove_all(tier(host)); }
+  [[nodiscard]] any_checkpointer make(int rank, const thread_group& group, const thread_link_group& links,
+                                      run_result& result, std::mutex& mutex) const {
+    const auto& host = hosts[static_cast<std::size_t>(rank)];
+    const auto with = [&](auto redundancy) {
+      redundancy.failure_group = host;
+      return any_checkpointer(checkpointer{
+          file_store{disk.path() + "/store"}, local_tier{tier(host), {.keep = keep, .copy = {.threads = 1}}},
+          persist{.every = persist_every}, std::move(redundancy), links, group.communicator(rank),
+          told_events(result, mutex),
+          checkpointer_options{.peer_timeout = std::chrono::minutes(2), .quiet = true}});
+    };
+#if CAIRN_USES_PARITY + 0
+    if (by == how::parity) return with(parity{.data = 3, .losses = 1, .every = 1});
+#endif
+    return with(partner_copies{.every = 1});
+  }
+  /// Resumes, trains until `until` steps are done, and ends without close(), as a job does whose processes are killed; all of
+  /// its saves have their pieces then.
+  run_result run(std::int64_t until, bool close = false) const {
+    const int world = static_cast<int>(hosts.size());
+    const thread_group group(world);
+    const thread_link_group links(world);
+    run_result result;
+    std::mutex mutex;
+    on_all_ranks(world, [&](int rank) {
+      model m(rank, world, with_own);
+      auto ckpt = make(rank, group, links, result, mutex);
+      const auto step = ckpt.resume(m.state);
+      {
+        const std::lock_guard lock(mutex);
+        if (rank == 0) result.resumed = step;
+        result.right += !step || m.is(*step, world, with_own);
+      }
+      for (auto s = step.value_or(0) + 1; s <= until; ++s) {
+        m.train(s);
+        const auto save = ckpt.save(m.state, s);
+        save.wait();  // also for the store, where it goes there
+        if (!save.wait_redundant(std::chrono::minutes(2)))
+          throw std::runtime_error("step " + std::to_string(s) + " has no pieces");
+      }
+      static_cast<void>(ckpt.any_rank(false));  // nobody ends before all have come so far
+      if (close) ckpt.close();
+    });
+    return result;
+  }
+};
+std::vector<std::string> names_of(int hosts, int ranks) {
+  std::vector<std::string> names;
+  for (int r = 0; r < ranks; ++r) names.push_back("host" + std::to_string(r * hosts / ranks));
+  return names;
+}
+std::string left_in(const std::string& directory) {
+  std::string all;
+  for (const auto& e : fs::recursive_directory_iterator(directory)) all += e.path().string() + "\n";
+  return all;
+}
+void flip(const std::string& path, ::off_t at) {
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  REQUIRE(file >= 0);
+  unsigned char byte = 0;
+  REQUIRE(::pread(file, &byte, 1, at) == 1);
+  byte ^= 4;
+  REQUIRE(::pwrite(file, &byte, 1, at) == 1);
+  ::close(file);
+}
+/// The record of the newest image, or the newest piece, of a rank on a host.
+std::optional<detail::held_name> newest(const std::string& tier, int rank, bool piece) {
+  std::optional<detail::held_name> found;
+  for (const auto& e : fs::directory_iterator(tier)) {
+    const auto text = e.path().filename().string();
+    const auto name = piece ? detail::parse_kept_name(text) : detail::parse_held_name(text);
+    if (name && name->rank == rank && (!found || name->step > found->step)) found = name;
+  }
+  return found;
+}
+
+TEST_CASE("each host that is lost costs no step") {
+  for (int lost = 0; lost < 4; ++lost) {
+    CAPTURE(lost);
+    job j;
+    j.with_own = true;
+    j.hosts = names_of(4, 4);
+    const auto first = j.run(3);
+    CHECK_FALSE(first.resumed);
+    j.lose("host" + std::to_string(lost));
+    const auto again = j.run(5);
+    CHECK(again.resumed == 3);
+    CHECK(again.right == 4);
+    CHECK(again.from_tier);
+    CHECK(again.sources.find("rank " + std::to_string(lost)) != std::string::npos);
+    // The step that was rebuilt, and those that follow, survive another host.
+    j.lose("host" + std::to_string((lost + 2) % 4));
+    const auto last = j.run(6, true);
+    CHECK(last.resumed == 5);
+    CHECK(last.right == 4);
+    CHECK(left_in(j.memory.path()) == "");
+  }
+}
+
+TEST_CASE("two ranks of each host, and a host less: others have what was lost, and what lies elsewhere") {
+  job j;
+  j.hosts = names_of(4, 8);
+  j.run(3);
+  j.lose("host1");
+  j.hosts = {"host0", "host0", "host2", "host2", "host3", "host3"};
+  const auto six = j.run(5);
+  CHECK(six.resumed == 3);
+  CHECK(six.right == 6);
+  CHECK(six.from_tier);
+  // Hosts swapped, and two that are new.
+  j.hosts = {"host3", "host9", "host2", "host8", "host0", "host0", "host2", "host3"};
+  const auto eight = j.run(6);
+  CHECK(eight.resumed == 5);
+  CHECK(eight.right == 8);
+  CHECK(eight.from_tier);
+  j.lose("host9");
+  const auto last = j.run(7, true);
+  CHECK(last.resumed == 6);
+  CHECK(last.right == 8);
+  CHECK(left_in(j.memory.path()) == "");
+}
+#if CAIRN_USES_PARITY + 0
+TEST_CASE("a host with two ranks is rebuilt from parity, also by fewer ranks") {
+  job j;
+  j.by = how::parity;
+  j.hosts = names_of(4, 8);
+  j.run(3);
+  j.lose("host2");
+  j.hosts = names_of(4, 4);
+  const auto again = j.run(4);
+  CHECK(again.resumed == 3);
+  CHECK(again.right == 4);
+  CHECK(again.from_tier);
+}
+#endif
+
+TEST_CASE(
+    "where more hosts are lost than may be, the newest step that the store has is taken, and nothing of "
+    "two") {
+  job j;
+  j.persist_every = 2;
+  j.hosts = names_of(4, 4);
+  j.run(3);
+  for (const auto* host : {"host0", "host1", "host2"}) j.lose(host);
+  const auto again = j.run(4);
+  CHECK(again.resumed == 2);
+  CHECK(again.right == 4);
+  CHECK_FALSE(again.from_tier);
+  // Step 3 of the host that was left is not taken for one of the new run.
+  j.lose("host1");
+  const auto last = j.run(5);
+  CHECK(last.resumed == 4);
+  CHECK(last.right == 4);
+}
+
+TEST_CASE("a bit that flipped in an image is found, and the image is rebuilt, or another step is taken") {
+  int older = 0;
+  for (const auto* lost : {"", "host0", "host2", "host3"}) {
+    CAPTURE(lost);
+    job j;
+    j.persist_every = 2;
+    j.hosts = names_of(4, 4);
+    j.run(3);
+    const auto name = newest(j.tier("host1"), 1, false);
+    REQUIRE(name);
+    flip(j.tier("host1") + "/" + detail::slot_name(1, name->slot), 4096 + 200'000);
+    if (*lost != 0) j.lose(lost);
+    const auto again = j.run(4);
+    CHECK(again.right == 4);
+    CHECK(again.warned + again.passed_over > 0);
+    CHECK(again.from_tier);
+    // Without the host of its partner nothing is left that its image could be made of; pieces of step 2 are.
+    older += again.resumed == 2;
+    CHECK((again.resumed == 2 || again.resumed == 3));
+  }
+  CHECK(older == 1);
+}
+TEST_CASE(
+    "a bit that flipped in what a rank keeps for another, or in a record, costs nothing that another source "
+    "has") {
+  enum class in { record, piece, piece_record, plan };
+  for (const auto where : {in::record, in::piece, in::piece_record, in::plan}) {
+    CAPTURE(static_cast<int>(where));
+    job j;
+    j.persist_every = 2;
+    j.hosts = names_of(4, 4);
+    j.run(3);
+    for (int host = 0; host < 4; ++host) {
+      const auto tier = j.tier("host" + std::to_string(host));
+      const auto image = newest(tier, host, false);
+      const auto piece = newest(tier, host, true);
+      REQUIRE(image);
+      REQUIRE(piece);
+      if (where == in::record && host == 1) flip(tier + "/" + to_string(*image), 200);
+      if (where == in::piece) flip(tier + "/" + detail::piece_name(host, piece->slot), 300'000);
+      if (where == in::piece_record) flip(tier + "/" + detail::kept_record_name(*piece), 100);
+      if (where == in::plan) flip(tier + "/" + detail::plan_name(image->plan_digest), 100);
+    }
+    // Without a loss nobody needs the pieces.
+    const auto again = j.run(4);
+    CHECK(again.right == 4);
+    CHECK(again.resumed == 3);
+    CHECK(again.from_tier);
+  }
+}
+TEST_CASE("a piece with a flipped bit is not used, and an older step is taken that loads") {
+  job j;
+  j.persist_every = 2;
+  j.hosts = names_of(4, 4);
+  j.run(3);
+  for (int host = 0; host < 4; ++host) {
+    const auto tier = j.tier("host" + std::to_string(host));
+    flip(tier + "/" + detail::piece_name(host, newest(tier, host, true).value().slot), 300'000);
+  }
+  j.lose("host3");
+  const auto again = j.run(4);
+  CHECK(again.right == 4);
+  CHECK(again.resumed == 2);
+  CHECK(again.warned + again.passed_over > 0);
+}
+
+TEST_CASE("the tier of another job on one host ends the start, with its name, and stays") {
+  job j;
+  j.hosts = names_of(2, 2);
+  j.run(2);
+  job other;
+  other.hosts = names_of(2, 2);
+  other.run(1);
+  for (const bool older : {false, true}) {
+    CAPTURE(older);
+    if (older) {  // the first line of a directory says in which format it is
+      const auto file = j.tier("host1") + "/job";
+      fs::remove(file);
+      std::ofstream(file) << "cairn local tier 1\n" << j.disk.path() << "/store\n";
+    } else {
+      fs::rename(j.tier("host1"), j.tier("aside"));
+      fs::copy(other.tier("host1"), j.tier("host1"), fs::copy_options::recursive);
+    }
+    CHECK_THROWS_AS(j.run(3), usage_error);
+    CHECK(newest(j.tier("host0"), 0, false)->step == 2);
+    j.lose("host1");
+    if (!older) fs::rename(j.tier("aside"), j.tier("host1"));
+  }
+  const auto again = j.run(3);
+  CHECK(again.resumed == 2);
+  CHECK(again.right == 2);
+}
+
+}  // namespace
