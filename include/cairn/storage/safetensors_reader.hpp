@@ -3,7 +3,6 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/device_access.hpp>
-#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
@@ -22,6 +21,8 @@
 
 namespace cairn {
 inline namespace v1 {
+
+struct file_holders;
 
 namespace detail {
 struct load_work;
