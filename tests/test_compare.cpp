@@ -66,6 +66,7 @@ void save(const cairn::memory_store& store, int ranks, const std::vector<float>&
     state.bytes("bytes", bytes);
     if (of_ranks) state.value("own", own, cairn::per_rank);
     cairn::checkpointer ckpt{store, std::move(comm), quiet()};
+    ckpt.annotate({{"loss", 2.5}});
     (void)ckpt.save(state, 1).wait();
   });
   for (const auto& t : thrown)
@@ -345,9 +346,11 @@ TEST_CASE("a checkpoint is written for other ranks, and holds the same") {
     CHECK(report.bytes == w.size() * 4 + 3 * 8 + 4 + static_cast<std::uint64_t>(std::min(ranks, 2)) * 8);
     CHECK(told == report.bytes);
     CHECK(report.left_out ==
-          (ranks == 1 ? std::vector<std::string>{"own of 1 ranks"} : std::vector<std::string>{}));
+          (ranks == 1 ? std::vector<std::string>{"own of 1 rank"} : std::vector<std::string>{}));
     auto made = opened(target);
     CHECK(made.metadata().world_size == ranks);
+    REQUIRE(made.metadata().annotations.find("loss") != nullptr);
+    CHECK(made.metadata().annotations == from.metadata().annotations);
     CHECK(made.metadata().find("w")->chunks.size() == static_cast<std::uint64_t>(ranks));
     cairn::compare_options all;
     if (ranks == 1) all.items = {"w", "small", "bytes"};

@@ -36,9 +36,9 @@ struct reshard_report {
 
 /// Writes a checkpoint as another number of ranks would have saved it: fewer files, or more. A load needs none of this:
 /// it takes any number of ranks as it is; files that other programs read, stores with a price for each object, and
-/// a thousand files of a few kB each do. What is read is verified, names and dtypes are kept; what each rank has for
-/// itself stays with the rank of that number. Committed as every save is; ended before, nothing is there but files that
-/// the next run into this store removes.
+/// a thousand files of a few kB each do. What is read is verified; names, dtypes, annotations and the version of the
+/// state are kept; what each rank has for itself stays with the rank of that number. Committed as every save is; ended
+/// before, nothing is there but files that the next run into this store removes.
 /// @throws storage_error: storage_already_committed where the target has a checkpoint of this step; corrupt_error;
 /// usage_error where no item is selected, or an option is out of range
 [[nodiscard]] reshard_report reshard_checkpoint(readable_checkpoint& from, const any_store& target,

@@ -53,6 +53,8 @@ class resharding {
     const auto ranks = static_cast<std::size_t>(options_.ranks);
     made_.plans.resize(ranks), sources_.resize(ranks), bytes_of_rank_.resize(ranks);
     made_.stored.world_size = options_.ranks;
+    made_.stored.state_version = from_.metadata().state_version;
+    made_.stored.annotations = from_.metadata().annotations;
     const auto& items = from_.metadata().items;
     for (std::uint32_t i = 0; i < items.size(); ++i)
       if (is_wanted(options_.items, items[i].name)) take(i);
@@ -83,7 +85,7 @@ class resharding {
       }
       if (chunks.size() < item.chunks.size())
         report_.left_out.push_back(item.name + " of " + std::to_string(item.chunks.size() - chunks.size()) +
-                                   " ranks");
+                                   (item.chunks.size() - chunks.size() == 1 ? " rank" : " ranks"));
       if (chunks.empty()) return;
     } else if (item.kind == item_kind::bytes) {
       chunks.push_back(put(index, item, item.chunks[0].box, lightest(), 0));
