@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::interprocess
-// uses: cairn::mpi
+// uses: cairn::mpi cairn::links
 // Ranks as processes of one host: a save of replicated and sharded state against one process that saves the
 // same, a load of replicated state that shares its reads against one in which every rank reads for itself
 // (over shared memory and over MPI), a reduction against MPI's, what many saves leave behind, and overlapped saves
 // by worker processes against those by threads, with 1, 2 and 4 ranks: until durable, and the worst that blocked,
-// with how often another thread was given the processor meanwhile, and what the machine adds to as much other work.
-//   bench_ranks [--bytes 1GiB] [--ranks 4] [--pairs 7] [--only save|load|reduce|many|overlapped] [--overlapped 100]
+// with how often another thread was given the processor meanwhile, and what the machine adds to as much other work;
+// and collective calls over sockets, with TLS and in the clear, against those over shared memory.
+//   bench_ranks [--bytes 1GiB] [--ranks 4] [--pairs 7] [--only save|load|reduce|many|overlapped|sockets] [--overlapped 100]
 //     [--directory DIR] [--json FILE]
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/collectives.hpp>
@@ -51,6 +52,9 @@
 #include <utility>
 #include <vector>
 
+#ifdef CAIRN_USES_LINKS
+#include <cairn/comm/socket_communicator.hpp>
+#endif
 #ifdef CAIRN_USES_MPI
 #include <mpi.h>
 #include <cairn/comm/mpi_communicator.hpp>
@@ -589,6 +593,67 @@ void bench_reduce(const options& o, cairn_bench::report& report) {
 #endif
 }
 
+#ifdef CAIRN_USES_LINKS
+// --- Collective calls over sockets and over shared memory
+
+/// Each turn of a kind: 0, a barrier; 1, a reduction of reduce_bytes; 2, a broadcast of 8 MiB. Tells the seconds of one call.
+auto collective_caller(const options& o, const std::shared_ptr<cairn::collectives>& all) {
+  return [&o, all](int, int kind, std::array<double, 8>& told) {
+    const bytes in(kind == 1   ? static_cast<std::size_t>(o.reduce_bytes)
+                   : kind == 2 ? std::size_t{8} << 20
+                               : 0);
+    const auto call = [&] {
+      if (kind == 0)
+        all->barrier(ample());
+      else if (kind == 1)
+        static_cast<void>(all->tree_reduce_broadcast(in, add_floats, ample()));
+      else
+        static_cast<void>(all->broadcast(0, in, ample()));
+    };
+    const int calls = kind == 2 ? o.reductions / 10 + 1 : o.reductions;
+    for (int i = 0; i < calls / 10 + 1; ++i) call();
+    all->barrier(ample());
+    const auto begin = deadline::clock::now();
+    for (int i = 0; i < calls; ++i) call();
+    all->barrier(ample());
+    told[0] = cairn::seconds_since(begin) / calls;
+  };
+}
+
+void bench_sockets(const options& o, cairn_bench::report& report) {
+  const cairn_bench::scratch place(o.directory);
+  const auto job = fresh_job();
+  rank_group shared(o.ranks, [&](int rank) {
+    return collective_caller(
+        o, std::make_shared<cairn::collectives>(cairn::shared_memory_communicator{job, rank, o.ranks}));
+  });
+  const auto over_sockets = [&](const char* name, cairn::socket_protection protection) {
+    return [&, path = place.path() + "/" + name, protection](int rank) {
+      cairn::socket_communicator made{cairn::socket_job::in_file(path, rank, o.ranks),
+                                      {.protection = protection}};
+      return collective_caller(o, std::make_shared<cairn::collectives>(std::move(made)));
+    };
+  };
+  rank_group tls(o.ranks, over_sockets("tls", cairn::socket_protection::encrypted));
+  rank_group plain(o.ranks, over_sockets("plain", cairn::socket_protection::plaintext));
+  const char* const kinds[] = {"barrier", "tree_reduce_broadcast", "broadcast_8MiB"};
+  for (int kind = 0; kind < 3; ++kind) {
+    const auto seconds_of = [&](rank_group& group) {
+      return [&group, kind] {
+        group.turn(kind);
+        return group.told(0);
+      };
+    };
+    const auto name = std::string(kinds[kind]) + "/" + std::to_string(o.ranks) + "_ranks/sockets=";
+    const auto twin = "/twin=shared_memory";
+    report.add(name + "tls" + twin,
+               cairn_bench::interleaved_pairs(seconds_of(tls), seconds_of(shared), o.pairs), "s");
+    report.add(name + "plaintext" + twin,
+               cairn_bench::interleaved_pairs(seconds_of(plain), seconds_of(shared), o.pairs), "s");
+  }
+}
+#endif
+
 // --- Overlapped saves by a thread of each rank, and by a worker process of each
 
 template <class... Policies>
@@ -784,7 +849,7 @@ int main(int argc, char** argv) {
   app.add_option("--saves", o.saves, "Saves, for what they leave behind")->check(CLI::Range(1, 1000000));
   app.add_option("--overlapped", o.overlapped, "Overlapped saves of each way")->check(CLI::Range(1, 100000));
   app.add_option("--only", o.only, "One part alone")
-      ->check(CLI::IsMember({"save", "load", "reduce", "many", "overlapped"}));
+      ->check(CLI::IsMember({"save", "load", "reduce", "many", "overlapped", "sockets"}));
   app.add_option("--directory", o.directory,
                  "Where checkpoints are written, in a fresh directory that is removed at the end; on a disk")
       ->check(CLI::ExistingDirectory);
@@ -804,6 +869,9 @@ int main(int argc, char** argv) {
 #endif
     cairn_bench::report report("ranks");
     if (o.only.empty() || o.only == "reduce") bench_reduce(o, report);
+#ifdef CAIRN_USES_LINKS
+    if (o.only.empty() || o.only == "sockets") bench_sockets(o, report);
+#endif
     if (o.only.empty() || o.only == "many") bench_many(o, report);
     if (o.only.empty() || o.only == "save") bench_save(o, report);
     if (o.only.empty() || o.only == "load") bench_load(o, report);

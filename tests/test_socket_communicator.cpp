@@ -57,6 +57,7 @@ socket_job job_at_ports(int rank, int size, const std::string& name = "test") {
   job.port = static_cast<std::uint16_t>(20000 + ::getpid() % 750 * 16);
   job.ports = 16;
   job.key = secret;
+  job.run = std::to_string(::getpid());
   return job;
 }
 
@@ -207,14 +208,16 @@ TEST_CASE(
   talks.say("GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n");
   CHECK(talks.hear_all().empty());
 
-  // The file of another job: its key is another one.
-  const auto other = place.path() + "/other";
-  cairn::detail::write_job_file(other, {cairn::link_key::random(), file.rank_0});
-  auto e = error_of([&] { socket_communicator(socket_job::in_file(other, 1, 2), {.timeout = 300ms}); });
-  CHECK(e->id() == error_id::timeout_peer);
-  CHECK(says(*e, "does not have the key"));
+  // Another secret; and a second rank 0 where the port is taken.
+  run_ranks(2, [&](int rank) {
+    auto job = socket_job::at("job", rank, 2, "127.0.0.1:" + std::to_string(file.rank_0.port));
+    job.key = secret;
+    const auto refused = error_of([&] { socket_communicator{job}; });
+    CHECK(refused->id() == (rank == 0 ? error_id::usage_bad_option : error_id::peer_refused));
+    CHECK((rank == 0 || (refused->fields().rank == 0 && says(*refused, "CAIRN_JOB_KEY"))));
+  });
 
-  e = error_of([&] { socket_communicator(socket_job::in_file(path, 1, 3)); });
+  auto e = error_of([&] { socket_communicator(socket_job::in_file(path, 1, 3)); });
   CHECK(e->id() == error_id::usage_bad_option);
   CHECK(says(*e, "another number of ranks"));
 
@@ -228,20 +231,6 @@ TEST_CASE(
 
   one.get().send(0, bytes_of("here"), ample());
   CHECK(text_of(zero.get().receive(1, ample())) == "here");
-}
-
-TEST_CASE("a rank without the secret is told that rank 0's address is not its job's") {
-  // A port of a program that is no rank, and closes what it does not understand.
-  const own_server other([](cairn::detail::file_descriptor) {});
-  auto job = socket_job::at("test", 1, 2, "127.0.0.1:" + std::to_string(other.port()));
-  job.key = secret;
-  const auto e = error_of([&] { socket_communicator{job}; });
-  CHECK(e->id() == error_id::peer_refused);
-  CHECK(e->fields().rank == 0);
-  CHECK(says(*e, "CAIRN_JOB_KEY"));
-  // Rank 0 finds the port taken.
-  job.rank = 0;
-  CHECK(error_of([&] { socket_communicator{job}; })->id() == error_id::usage_bad_option);
 }
 
 TEST_CASE("a rank that never comes is named, on all that came") {

@@ -11,6 +11,7 @@
 #include <cairn/comm/collective_pieces.hpp>
 #include <cairn/comm/shared_memory/job_rendezvous.hpp>
 #include <cairn/comm/shared_memory/message_ring.hpp>
+#include <cairn/comm/socket/socket_frame.hpp>
 #include <cairn/execute/job_message.hpp>
 #include <cairn/execute/worker_settings.hpp>
 #include <cairn/links/link_frame.hpp>
@@ -956,6 +957,16 @@ void read_link(input in) {
     demand(same(encode(*answer)), "an answer that was read is written as it was");
   if (const auto address = decode_address(in))
     demand(same(encode(*address)), "an address that was read is written as it was");
+  // And ranks over sockets.
+  if (in.size() == socket_head_bytes)
+    if (const auto head = decode_socket_head(in))
+      demand(same(encode(*head)), "a head that was read is written as it was");
+  if (const auto hello = decode_socket_hello(in))
+    demand(same(encode(*hello)), "a hello that was read is written as it was");
+  if (const auto answer = decode_socket_answer(in))
+    demand(same(encode(*answer)), "an answer that was read is written as it was");
+  if (const auto places = decode_socket_places(in))
+    demand(same(encode(*places)), "places that were read are written as they were");
 }
 
 struct target {
@@ -1222,6 +1233,18 @@ void write_seeds(const std::string& root) {
   put("link", "answer", {answer.begin(), answer.end()});
   put("link", "address",
       cairn::detail::encode(cairn::detail::link_address{7, 40001, {"10.0.0.3", "fd00::3"}}));
+  const auto head = cairn::detail::encode(cairn::detail::socket_frame{
+      .what = cairn::detail::socket_frame::kind::lost, .left = true, .rank = 3, .bytes = 40});
+  put("link", "socket_head", {head.begin(), head.end()});
+  put("link", "socket_hello",
+      cairn::detail::encode(cairn::detail::socket_hello{
+          7, 3, 8, "train (run-7 node1 29400)", "node2", {9, 40002, {"10.0.0.4", "fd00::4"}}}));
+  put("link", "socket_answer",
+      cairn::detail::encode(cairn::detail::socket_answer{
+          .what = cairn::detail::socket_answer::status::taken, .size = 8, .text = "rank 3 on node2"}));
+  put("link", "socket_places",
+      cairn::detail::encode(std::vector<cairn::detail::socket_place>{
+          {"node1", {7, 40001, {"10.0.0.3"}}}, {"node2", {9, 40002, {"10.0.0.4", "fd00::4"}}}}));
 
   // Weights of two dtypes, and text; each as it is and encoded.
   const auto sized_item = [](unsigned choice, cairn::dtype type, std::size_t size, input rest) {

@@ -57,7 +57,8 @@ class socket_connection {
   bool in_message = false;  ///< a caller of send() has written a part of a message
   bool trusted = false;     ///< it has proved that it is of this job
   bool paused = false;      ///< it is not read from
-  bool pause_now = false;   ///< whether it is to be paused; of the thread that serves it
+  bool held = false;        ///< a caller of receive() reads it, and the thread that serves it does not
+  bool more = false;        ///< that caller has left something, perhaps decrypted already
   std::uint32_t armed = 1;  ///< the events that the thread waits for, of which EPOLLIN is 1
   deadline::clock::time_point last_sent = deadline::clock::now();
   // Under the mutex of the service:

@@ -44,6 +44,7 @@ struct socket_peer {
   std::deque<std::vector<std::byte>> ready;  ///< messages that nobody has received yet
   std::size_t ready_bytes = 0;
   std::shared_ptr<socket_connection> out;  ///< the one connection over which this rank sends to it
+  std::shared_ptr<socket_connection> in;   ///< the one over which it sends to this rank, once it has
   int open = 0;                            ///< connections to it
   bool came = false;                       ///< it was admitted; of rank 0's peers
   bool paused = false;                     ///< its messages are not read until some were received
@@ -78,6 +79,10 @@ class socket_service {
   void give_up(const std::exception_ptr& failure);
   /// Waits for what a connection has to write, if anything. @pre its mutex is locked
   void arm(socket_connection& c) noexcept;
+  /// Reads what has come over a connection, and does what it says. The mutex of neither is locked.
+  void go_on(std::uint64_t id, bool by_caller);
+  /// From now on, or no more, the caller looks for what comes, and not the thread. The mutex of neither is locked.
+  void hold(socket_connection& c, bool held);
   /// Reads on from a peer whose messages were received. The mutex is not locked.
   void resume(int rank);
 
@@ -118,7 +123,6 @@ class socket_service {
   bool control(int what, int number, std::uint32_t events, std::uint64_t id) noexcept;
   void serve() noexcept;
   void accept_some();
-  void go_on(std::uint64_t id);
   bool take(const connection_ptr& from, received_frame&& frame, std::vector<posting>& after, bool& good,
             bool& left);
   [[nodiscard]] socket_answer admit(const connection_ptr& from, const socket_hello& hello);

@@ -93,8 +93,8 @@ CAIRN_BODY socket_progress::state socket_connection::read(function_ref<bool(rece
     }
     in_body_ = false;
     have_ = 0;
-    const bool more = take(std::exchange(coming_, {}));
-    if (!more) return state::moved;
+    const bool goes_on = take(std::exchange(coming_, {}));
+    if (!goes_on) return state::moved;
     if (budget == 0) return state::moved;
   }
 }

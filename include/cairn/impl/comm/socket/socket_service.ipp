@@ -113,7 +113,7 @@ CAIRN_BODY void socket_service::serve() noexcept {
     const int ready = ::epoll_wait(poller_.get(), events.data(), static_cast<int>(events.size()),
                                    unfinished.empty() ? next_turn() : 0);
     try {
-      for (const auto id : unfinished) go_on(id);
+      for (const auto id : unfinished) go_on(id, false);
       unfinished.clear();
       for (int i = 0; i < ready; ++i) {
         const auto id = events[static_cast<std::size_t>(i)].data.u64;
@@ -123,7 +123,7 @@ CAIRN_BODY void socket_service::serve() noexcept {
         else if (id == socket_of_wake)
           static_cast<void>(!::read(wake_.get(), &count, sizeof count));
         else
-          go_on(id);
+          go_on(id, false);
       }
       sweep();
     } catch (...) {
@@ -192,8 +192,8 @@ CAIRN_BODY void socket_service::forget(const connection_ptr& c) noexcept {
 
 CAIRN_BODY void socket_service::arm(socket_connection& c) noexcept {
   const bool out = c.has_waiting() && !c.in_message;
-  // Of one that is paused, its end is told once.
-  const std::uint32_t events = (c.paused ? EPOLLET : EPOLLIN) | (out ? EPOLLOUT : 0U);
+  // Of one that is not to be read, its end is told once.
+  const std::uint32_t events = (c.paused || c.held ? EPOLLET : EPOLLIN) | (out ? EPOLLOUT : 0U);
   if (events == c.armed || c.id == 0) return;
   c.armed = events;
   control(EPOLL_CTL_MOD, c.number(), events, c.id);
@@ -219,9 +219,20 @@ CAIRN_BODY void socket_service::resume(int rank) {
   static_cast<void>(!::write(wake_.get(), &one, sizeof one));
 }
 
-CAIRN_BODY void socket_service::go_on(std::uint64_t id) {
+CAIRN_BODY void socket_service::hold(socket_connection& c, bool held) {
+  const std::lock_guard lock(c.mutex);
+  c.held = held;
+  arm(c);
+  if (held || !std::exchange(c.more, false)) return;
+  const std::lock_guard of_all(mutex);
+  unfinished_.push_back(c.id);
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+}
+
+CAIRN_BODY void socket_service::go_on(std::uint64_t id, bool by_caller) {
   connection_ptr c;
-  bool stranger = false;
+  bool stranger = false, pause = false;
   {
     const std::lock_guard lock(mutex);
     const auto at_id = all_.find(id);
@@ -229,7 +240,7 @@ CAIRN_BODY void socket_service::go_on(std::uint64_t id) {
     c = at_id->second;
     stranger = c->peer < 0;
     if (!stranger && peer(c->peer).ready_bytes >= max_message_bytes) peer(c->peer).paused = true;
-    if (!stranger) c->pause_now = peer(c->peer).paused;
+    if (!stranger) pause = peer(c->peer).paused;
   }
   std::vector<posting> after;
   bool good = true, left = false, more = false;
@@ -243,13 +254,15 @@ CAIRN_BODY void socket_service::go_on(std::uint64_t id) {
     }
     if (good && c->trusted) {
       if (!c->in_message) good = c->flush() != socket_progress::state::ended;
-      c->paused = c->pause_now;
-      if (good && !c->paused) {
+      c->paused = pause;
+      if (good && !c->paused && c->held == by_caller) {
         const auto longest = stranger ? max_hello_bytes : max_message_bytes;
         const auto came = c->read(
             [&](received_frame&& frame) { return take(c, std::move(frame), after, good, left); }, longest);
         good = good && came != socket_progress::state::ended;
-        more = came == socket_progress::state::moved;  // perhaps decrypted already: epoll does not know it
+        // Perhaps decrypted already, of which epoll knows nothing.
+        more = came == socket_progress::state::moved && !by_caller;
+        c->more = came == socket_progress::state::moved && by_caller;
       }
     }
     if (good) arm(*c);
@@ -293,6 +306,7 @@ CAIRN_BODY bool socket_service::take(const connection_ptr& from, received_frame&
       auto& p = peer(from->peer);
       p.ready_bytes += frame.body.size() + sizeof frame.body;
       p.ready.push_back(std::move(frame.body));
+      if (p.in != from) p.in = from;
       changed.notify();
       return p.ready_bytes < max_message_bytes;
     }
@@ -467,6 +481,7 @@ CAIRN_BODY void socket_service::end(const connection_ptr& ended, bool left, std:
   auto& p = peer(rank);
   --p.open;
   if (p.out == ended) p.out.reset();
+  if (p.in == ended) p.in.reset();
   if (ending_.load(std::memory_order_relaxed)) return;
   if (left && options.rank == 0 && at == phase::gathering) {
     // It gave up to wait. It may come again.

@@ -368,15 +368,35 @@ CAIRN_BODY void socket_world::send(int to, std::span<const std::byte> bytes, dea
   }
 }
 
+/// While it lives, the caller of receive() reads a connection itself, which spares it to be woken by the thread.
+struct held_connection {
+  explicit held_connection(socket_service& of) : service(of) {}
+  held_connection(const held_connection&) = delete;
+  held_connection& operator=(const held_connection&) = delete;
+  ~held_connection() { hold(nullptr); }
+  /// Whether it was not held before.
+  bool hold(const std::shared_ptr<socket_connection>& next) {
+    if (next == held) return false;
+    if (held != nullptr) service.hold(*held, false);
+    held = next;
+    if (held != nullptr) service.hold(*held, true);
+    return held != nullptr;
+  }
+  socket_service& service;
+  std::shared_ptr<socket_connection> held;
+};
+
 CAIRN_BODY std::vector<std::byte> socket_world::receive(int from, deadline until) {
   auto& in = *in_;
   check(from);
+  held_connection own(in);
   const auto silence = deadline::in(in.options.lost_after);
   auto next_look = deadline::in(std::chrono::seconds(1));
   for (;;) {
     const auto seen = in.changed.current();
     bool lost = false, alone = false;
     auto next = until;
+    std::shared_ptr<socket_connection> over_which;
     {
       std::unique_lock lock(in.mutex);
       auto& p = in.peer(from);
@@ -395,6 +415,7 @@ CAIRN_BODY std::vector<std::byte> socket_world::receive(int from, deadline until
       lost = p.gone && (p.open == 0 || deadline::clock::now() >= over);
       if (p.gone) next = next.earlier(deadline::at(over));
       alone = p.open == 0 && !p.gone && from != 0 && in.peer(0).gone;
+      if (!p.gone && !p.paused) over_which = p.in;
     }
     if (lost) fail_lost(from);
     if (from == rank() || until.passed())
@@ -413,7 +434,17 @@ CAIRN_BODY std::vector<std::byte> socket_world::receive(int from, deadline until
       }
       next = next.earlier(next_look);
     }
-    in.changed.wait(seen, next);
+    if (own.hold(over_which)) {
+      in.go_on(over_which->id, true);  // what the thread has left, of which poll() may know nothing
+      continue;
+    }
+    if (over_which == nullptr) {
+      in.changed.wait(seen, next);
+    } else {
+      // A rank sends over one connection alone. What others tell of it is looked at a few times a second.
+      next = next.earlier(deadline::in(std::chrono::milliseconds(50)));
+      if (poll_one(over_which->number(), POLLIN, next)) in.go_on(over_which->id, true);
+    }
   }
 }
 
