@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <cairn/cairn.hpp>
 #include <cairn/plan/glob.hpp>
+#include <cairn/storage/commit/pins.hpp>
 #include <cairn/storage/load/stored_record.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -72,18 +73,20 @@ std::string ranks_text(const cairn::chunk_set& chunks) {
 /// One line for each checkpoint.
 exit_status print_list(const std::string& url, store_type& store, reader_type& reader, bool json) {
   const auto steps = reader.list();
+  const auto pinned = cairn::detail::step_pins(cairn::any_store::lent(store)).steps();
   exit_status status = steps.empty() ? tools::nothing_there : tools::fine;
   if (!json) std::printf("%s in %s\n", count_text(steps.size(), "checkpoint").c_str(), url.c_str());
   for (const auto step : steps) {
     try {
       const auto checkpoint = open(reader, step);
       const auto damage = damage_listed(store, checkpoint.manifest());
+      const bool is_pinned = std::binary_search(pinned.begin(), pinned.end(), step);
       if (!damage.empty()) status = tools::damaged;
       if (json) {
-        inspecting::print_json(inspecting::json_of(checkpoint.manifest(), damage));
+        inspecting::print_json(inspecting::json_of(checkpoint.manifest(), damage).truth("pinned", is_pinned));
         continue;
       }
-      std::printf("%s%s\n", summary(checkpoint.manifest()).c_str(),
+      std::printf("%s%s%s\n", summary(checkpoint.manifest()).c_str(), is_pinned ? "  pinned" : "",
                   damage.empty() ? "" : ("  damaged: " + damage).c_str());
     } catch (const cairn::corrupt_error& error) {
       status = tools::damaged;

@@ -3,6 +3,8 @@
 // threaded
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/manage/prune.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 
 #include <sys/wait.h>
@@ -12,10 +14,12 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -30,7 +34,7 @@
 #include <thread>
 #include <vector>
 
-// What keep_last(n) removes, and what it never does.
+// What policies of retention remove, and what they never do.
 
 namespace {
 
@@ -217,6 +221,159 @@ TEST_CASE("keep_last(0) is refused") {
     CHECK(e.id() == cairn::error_id::usage_bad_option);
     CHECK(std::string(e.what()).find("leave keep_last out") != std::string::npos);
   }
+  for (const auto& bad :
+       {cairn::retention_policy(cairn::keep_every(0)), cairn::keep_last(1) | cairn::keep_best("loss", 0),
+        cairn::keep_last(1) | cairn::keep_best("", 1),
+        cairn::keep_last(1) | cairn::keep_within(std::chrono::hours(-1))})
+    CHECK_THROWS_AS((cairn::checkpointer{cairn::memory_store{}, bad, quiet}), cairn::usage_error);
+}
+
+namespace {
+/// Saves the steps 1 to `last`, with a loss where `loss(step)` has a value.
+template <class Loss>
+void save_steps(cairn::checkpointer_base& ckpt, std::int64_t last, Loss loss) {
+  for (std::int64_t step = 1; step <= last; ++step) {
+    small_state t(step);
+    if (const std::optional<cairn::annotation_value> said = loss(step)) ckpt.annotate({{"loss", *said}});
+    ckpt.save(t.state, step).wait();
+  }
+}
+/// As if the checkpoint had been committed so many hours earlier.
+void make_older(cairn::memory_store& store, std::int64_t step, int hours) {
+  const auto key = cairn::manifest_key(step);
+  auto m = cairn::decode_manifest(*store.read_all(key, 1u << 20), key);
+  m.unix_time -= hours * 3600;
+  store.remove(key);
+  store.put_new(key, cairn::encode_manifest(m));
+}
+}  // namespace
+
+TEST_CASE("a checkpoint stays if any policy keeps it") {
+  cairn::memory_store store;
+  const auto text_is_no_loss = [](std::int64_t step) -> std::optional<cairn::annotation_value> {
+    // 8, 7, then NaN, then none, then a text, 3, 2 and 9
+    if (step == 3) return std::nan("");
+    if (step == 4) return std::nullopt;
+    if (step == 5) return "low";
+    if (step < 3) return 9 - step;
+    return step == 8 ? 9.0 : 9.0 - static_cast<double>(step);
+  };
+  SUBCASE("the last and each n-th") {
+    cairn::checkpointer ckpt{store, cairn::keep_last(2) | cairn::keep_every(3), quiet};
+    save_steps(ckpt, 8, text_is_no_loss);
+    CHECK(ckpt.list() == steps{3, 6, 7, 8});
+  }
+  SUBCASE("the best alone, and what was just committed") {
+    cairn::checkpointer ckpt{store, cairn::keep_best("loss", 2), quiet};
+    save_steps(ckpt, 8, text_is_no_loss);
+    CHECK(ckpt.list() == steps{6, 7, 8});
+  }
+  SUBCASE("the highest are the best, with each fourth") {
+    cairn::checkpointer ckpt{store, cairn::keep_every(4) | cairn::keep_best("loss", 2, cairn::best::highest),
+                             quiet};
+    save_steps(ckpt, 8, text_is_no_loss);
+    CHECK(ckpt.list() == steps{1, 4, 8});
+  }
+  SUBCASE("what is young, of an earlier run, too") {
+    {
+      cairn::checkpointer ckpt{store, quiet};
+      save_steps(ckpt, 5, text_is_no_loss);
+    }
+    for (const int step : {1, 2, 3}) make_older(store, step, 7 - step);
+    cairn::checkpointer ckpt{store, cairn::keep_within(std::chrono::minutes(5 * 60 - 30)), quiet};
+    small_state t;
+    CHECK(ckpt.resume(t.state) == 5);
+    ckpt.save(t.state, 6).wait();
+    CHECK(ckpt.list() == steps{3, 4, 5, 6});
+  }
+  SUBCASE("and what is pinned, whoever would remove it") {
+    cairn::checkpointer ckpt{store, cairn::keep_last(1), quiet};
+    small_state t;
+    ckpt.save(t.state, 1).wait();
+    ckpt.pin(1);
+    ckpt.pin(1);
+    ckpt.save(t.state, 2).wait();
+    ckpt.save(t.state, 3).wait();
+    CHECK(ckpt.list() == steps{1, 3});
+    CHECK(ckpt.pinned() == steps{1});
+    cairn::checkpointer other{store, quiet};
+    try {
+      other.remove(1);
+      FAIL("removed");
+    } catch (const cairn::storage_error& e) {
+      CHECK(e.id() == cairn::error_id::storage_pinned);
+    }
+    try {
+      ckpt.pin(2);
+      FAIL("pinned what is gone");
+    } catch (const cairn::storage_error& e) {
+      CHECK(e.id() == cairn::error_id::storage_not_committed);
+    }
+    CHECK(other.pinned() == steps{1});
+    other.unpin(1);
+    other.unpin(1);
+    ckpt.save(t.state, 4).wait();
+    CHECK(ckpt.list() == steps{4});
+    CHECK(store.list("pin.").empty());
+  }
+  SUBCASE("prune says the same of a whole store, and does it when it is told to") {
+    {
+      cairn::checkpointer ckpt{store, quiet};
+      save_steps(ckpt, 8, text_is_no_loss);
+      ckpt.pin(1);
+    }
+    const cairn::any_storage storage(cairn::safetensors_storage{store});
+    const auto policy = cairn::keep_every(4) | cairn::keep_best("loss", 2);
+    const auto would = cairn::prune(storage, policy);
+    std::vector<std::string> why;
+    for (const auto& c : would.checkpoints) {
+      CHECK_FALSE(c.removed);
+      CHECK(c.bytes > 0);
+      why.push_back(c.kept);
+    }
+    CHECK(why == std::vector<std::string>{"it is pinned", "", "", "divisible by 4", "",
+                                          "one of the best 2 by loss", "one of the best 2 by loss",
+                                          "divisible by 4"});
+    cairn::checkpointer reader{store, quiet};
+    CHECK(reader.list() == steps{1, 2, 3, 4, 5, 6, 7, 8});
+    int asked = 0;
+    const auto stopped =
+        cairn::prune(storage, policy, {.remove = true, .stop = [&] { return ++asked == 2; }});
+    CHECK_FALSE(stopped.complete);
+    CHECK(reader.list() == steps{1, 3, 4, 5, 6, 7, 8});
+    CHECK(cairn::prune(storage, policy, {.remove = true}).complete);
+    CHECK(reader.list() == steps{1, 4, 6, 7, 8});
+    // One whose manifest cannot be read neither counts nor goes; the newest that can stays.
+    const auto key = cairn::manifest_key(8);
+    store.remove(key);
+    store.put_new(key, {});
+    (void)cairn::prune(storage, cairn::keep_last(1), {.remove = true, .live_seconds = 0});
+    CHECK(reader.list() == steps{1, 7, 8});
+    CHECK_THROWS_AS((void)cairn::prune(storage, {}), cairn::usage_error);
+  }
+}
+
+TEST_CASE("prune leaves alone what is read, what a run resumed from, and what it committed last") {
+  const scratch_directory directory(memory_disk());
+  const cairn::file_store store{directory.path()};
+  const cairn::any_storage storage(cairn::safetensors_storage{store});
+  small_state t;
+  cairn::checkpointer first{store, quiet};
+  for (const int step : {1, 2, 3, 4, 50}) first.save(t.state, step).wait();
+  const auto lease = first.lease(1);
+  cairn::checkpointer second{store, quiet};
+  CHECK(second.resume(t.state, {2}) == 2);  // which leaves no note
+  cairn::checkpointer third{store, quiet};
+  CHECK(third.resume(t.state) == 50);
+  for (const int step : {60, 70}) third.save(t.state, step).wait();
+  second.save(t.state, 20).wait();
+  const auto report = cairn::prune(storage, cairn::keep_last(1), {.remove = true});
+  CHECK(third.list() == steps{1, 20, 50, 70});  // a lease; the last of the second, the first, the third
+  CHECK(report.checkpoints.front().kept.starts_with("it is read by process "));
+  // A run that has resumed from a step and committed nothing since.
+  storage.writer().note_restart({1, 2}, 50);
+  (void)cairn::prune(storage, cairn::keep_last(1), {.remove = true, .live_seconds = -1});
+  CHECK(third.list() == steps{1, 50, 70});
 }
 
 TEST_CASE("a leased checkpoint stays until the lease ends, and remove() names the readers") {
@@ -429,18 +586,23 @@ class two_runs {
     }
     return wrong_.empty() ? "" : wrong_ + " after:" + told_;
   }
-  std::uint64_t commits = 0, loads = 0, fall_backs = 0, leases = 0, removed = 0;
+  std::uint64_t commits = 0, loads = 0, fall_backs = 0, leases = 0, removed = 0, pruned = 0;
 
  private:
   using store = cairn_test::faulty_store<cairn::file_store>;
   struct one_run {
     std::optional<cairn::checkpointer_for<cairn::safetensors_storage<store>>> ckpt;
-    std::size_t keep = 0;
+    std::size_t keep = 0;                   ///< the last; 0: that policy is not among them
+    std::int64_t every = 0;                 ///< 0: likewise
+    std::size_t best = 0;                   ///< likewise
+    bool within = false;                    ///< all that is an hour old
+    bool knows = true;                      ///< no step of its line became another one's meanwhile
     std::optional<std::int64_t> committed;  ///< last
     std::optional<std::int64_t> stands_on;
     std::set<std::int64_t> own;   ///< committed since it stands there
     std::set<std::int64_t> line;  ///< these, and those before
     std::int64_t at = 0;
+    [[nodiscard]] bool policies() const { return keep != 0 || every != 0 || best != 0 || within; }
   };
 
   std::size_t roll(std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(dice_); }
@@ -454,7 +616,7 @@ class two_runs {
   }
 
   void call(one_run& run) {
-    const auto what = run.ckpt ? roll(16) : 15;
+    const auto what = run.ckpt ? roll(19) : 15;
     if (what < 7)
       save(run);
     else if (what == 7)
@@ -465,14 +627,43 @@ class two_runs {
       read();
     else if (what < 14)
       end_reading();
-    else
+    else if (what < 16)
       restart(run);
+    else if (what == 16)
+      pin_or_unpin(run);
+    else
+      prune();
+  }
+  /// What the policies of a run keep of some steps.
+  [[nodiscard]] std::set<std::int64_t> kept_by(const one_run& run, const std::set<std::int64_t>& line) const {
+    std::set<std::int64_t> kept;
+    if (run.within) kept = line;
+    std::vector<std::pair<double, std::int64_t>> by_loss;
+    for (const auto s : line) {
+      if (run.every != 0 && s % run.every == 0) kept.insert(s);
+      const auto loss = losses_.find(s);
+      if (loss != losses_.end() && loss->second == loss->second) by_loss.emplace_back(loss->second, s);
+    }
+    std::sort(by_loss.begin(), by_loss.end());
+    for (std::size_t i = 0; i < by_loss.size() && i < run.best && run.knows; ++i)
+      kept.insert(by_loss[i].second);
+    return kept;
+  }
+  [[nodiscard]] std::set<std::int64_t> present(const std::set<std::int64_t>& line) {
+    std::set<std::int64_t> there;
+    for (const auto s : reader_.list())
+      if (line.count(s) != 0) there.insert(s);
+    return there;
   }
   void save(one_run& run) {
     const auto step = run.at + 1 + static_cast<std::int64_t>(roll(30));
     small_state t(step);
     const auto before = reader_.list();
     const bool taken = std::count(before.begin(), before.end(), step) != 0;
+    const auto line_before = present(run.line);
+    std::optional<double> loss;
+    if (roll(4) != 0) loss = roll(8) == 0 ? std::nan("") : static_cast<double>(dice_() >> 11);
+    if (loss) run.ckpt->annotate({{"loss", *loss}});
     try {
       run.ckpt->save(t.state, step).wait();
     } catch (const cairn::storage_error& e) {
@@ -486,22 +677,34 @@ class two_runs {
     run.committed = step;
     run.own.insert(step);
     run.line.insert(step);
+    losses_.erase(step);
+    if (loss) losses_[step] = *loss;
     auto& other = &run == &runs_[0] ? runs_[1] : runs_[0];
     other.own.erase(step);  // one of this number was removed, this is another one
+    if (other.line.count(step) != 0) other.knows = false;
     for (auto* theirs : {&other.committed, &other.stands_on})
       if (*theirs && run.line.count(**theirs) != 0) theirs->reset();
     ++commits;
     const auto there = reader_.list();
     removed += before.size() + 1 - there.size();
-    if (run.keep == 0) return;
-    // Retention must act, too: of its own only the last n stay, and what readers keep.
-    std::size_t kept = 0;
+    if (!run.policies()) return;
+    auto line_now = line_before;
+    line_now.insert(step);
+    const auto kept = kept_by(run, line_now);
+    for (const auto s : kept)
+      if (std::count(there.begin(), there.end(), s) == 0)
+        wrong_ = "step " + std::to_string(s) + " is gone, which a policy keeps";
+    // Retention must act, too: of its own only the last n stay, what other policies keep, and what readers keep.
+    if (run.within || !run.knows) return;
+    std::size_t stay = 0;
     for (const auto s : run.own)
-      kept += std::count(there.begin(), there.end(), s) != 0 && !is_leased(s) && s != run.stands_on;
-    if (kept > run.keep) wrong_ = std::to_string(kept) + " of its own are kept";
+      stay += std::count(there.begin(), there.end(), s) != 0 && !is_leased(s) && s != run.stands_on &&
+              kept.count(s) == 0 && pins_.count(s) == 0 && (run.best == 0 || broken_->count(s) == 0);
+    if (stay > std::max<std::size_t>(run.keep, 1)) wrong_ = std::to_string(stay) + " of its own are kept";
   }
   void set_base_step(one_run& run, std::int64_t step) {
     run.stands_on = step;
+    run.knows = true;
     run.at = step;
     run.own.clear();
     run.line.clear();
@@ -525,14 +728,17 @@ class two_runs {
   }
   void restart(one_run& run) {
     run = {};
-    run.keep = roll(4);  // 0: no retention
+    // All of nothing: no retention.
+    cairn::retention_policy policy;
+    if ((run.keep = roll(4)) != 0) policy = policy | cairn::keep_last(run.keep);
+    if (roll(3) == 0) policy = policy | cairn::keep_every(run.every = 2 + static_cast<std::int64_t>(roll(9)));
+    if (roll(3) == 0) policy = cairn::keep_best("loss", run.best = 1 + roll(3)) | policy;
+    if ((run.within = roll(12) == 0)) policy = policy | cairn::keep_within(std::chrono::hours(1));
     const cairn::safetensors_storage<store> storage{store{files_, faults_}};
-    if (run.keep == 0)
-      run.ckpt.emplace(storage, quiet);
-    else
-      run.ckpt.emplace(storage, cairn::keep_last(run.keep), quiet);
+    run.ckpt.emplace(storage, policy, quiet);
     small_state t;
-    tell(run, "resume with keep_last " + std::to_string(run.keep));
+    tell(run, "resume with keep_last " + std::to_string(run.keep) + " every " + std::to_string(run.every) +
+                  " best " + std::to_string(run.best) + (run.within ? " within" : ""));
     const auto there = reader_.list();
     try {
       const auto step = run.ckpt->resume(t.state);
@@ -546,6 +752,49 @@ class two_runs {
       if (e.id() != cairn::error_id::storage_nothing_loads) wrong_ = e.what();
       run.ckpt.reset();
     }
+  }
+  void pin_or_unpin(one_run& run) {
+    if (!pins_.empty() && (pins_.size() > 2 || roll(2) == 0)) {
+      const auto step = *one_of(pins_);
+      run.ckpt->unpin(step);
+      pins_.erase(step);
+      tell(run, "unpin " + std::to_string(step));
+    } else if (const auto step = one_of(reader_.list())) {
+      run.ckpt->pin(*step);
+      pins_.insert(*step);
+      tell(run, "pin " + std::to_string(*step));
+    }
+  }
+  /// Somebody else's: what a run committed last stays, and what one resumed from, as long as there is a note of it.
+  void prune() {
+    one_run as;
+    as.keep = 1 + roll(3), as.every = roll(2) == 0 ? 0 : 7, as.best = roll(3);
+    cairn::retention_policy policy = cairn::keep_last(as.keep);
+    if (as.every != 0) policy = policy | cairn::keep_every(as.every);
+    if (as.best != 0) policy = policy | cairn::keep_best("loss", as.best);
+    const auto before = reader_.list();
+    const cairn::any_storage storage(cairn::safetensors_storage{files_});
+    const auto resumed = storage.writer().restarts();
+    told_ +=
+        " prune " + std::to_string(as.keep) + "," + std::to_string(as.every) + "," + std::to_string(as.best);
+    const auto report = cairn::prune(storage, policy, {.remove = roll(4) != 0});
+    auto there = reader_.list();
+    std::set<std::int64_t> all(before.begin(), before.end());
+    auto kept = kept_by(as, all);
+    if (!before.empty()) kept.insert(before.back());
+    for (const auto s : resumed)
+      if (all.count(s) != 0) kept.insert(s);
+    for (const auto s : kept)
+      if (std::count(there.begin(), there.end(), s) == 0) wrong_ = "prune removed step " + std::to_string(s);
+    if (report.checkpoints.size() != before.size())
+      wrong_ = "prune looks at other checkpoints than are there";
+    for (const auto& c : report.checkpoints)
+      if (c.removed == (std::count(there.begin(), there.end(), c.step) != 0) ||
+          (c.removed && !c.kept.empty()))
+        wrong_ = "prune says another thing of step " + std::to_string(c.step) + " than it did";
+    pruned += before.size() - there.size();
+    for (auto& run : runs_)
+      if (run.stands_on && std::count(there.begin(), there.end(), *run.stands_on) == 0) run.stands_on.reset();
   }
   void break_or_mend() {
     if (broken_->size() > 2 || roll(3) == 0) {
@@ -582,6 +831,7 @@ class two_runs {
       if (run.stands_on) needed.insert(*run.stands_on);
     }
     for (const auto& r : readers_) needed.insert(r.step());
+    needed.insert(pins_.begin(), pins_.end());
     for (const auto step : needed) try {
         small_state t;
         reader_.load(t.state, step);
@@ -611,6 +861,8 @@ class two_runs {
   cairn::checkpointer_for<cairn::file_store> reader_{files_, quiet};
   std::vector<cairn::checkpoint_lease> readers_;
   std::array<one_run, 2> runs_;
+  std::map<std::int64_t, double> losses_;
+  std::set<std::int64_t> pins_;
   std::string wrong_, told_;
 };
 
@@ -620,7 +872,7 @@ TEST_CASE(
     "whatever runs save, load and resume, and whoever reads, what was committed and is stood on stays") {
   const auto begin = std::chrono::steady_clock::now();
   const auto sequences = cairn_test::rounds(30, 100);
-  std::uint64_t commits = 0, loads = 0, fall_backs = 0, leases = 0, removed = 0, failures = 0;
+  std::uint64_t commits = 0, loads = 0, fall_backs = 0, leases = 0, removed = 0, pruned = 0, failures = 0;
   for (std::uint64_t i = 0; i < sequences && failures < 3; ++i) {
     const auto seed = cairn_test::test_seed() + i;
     two_runs runs(seed);
@@ -628,10 +880,11 @@ TEST_CASE(
     CHECK_MESSAGE(wrong == "", "CAIRN_TEST_SEED=", seed, " repeats it: ", wrong);
     failures += wrong != "";
     commits += runs.commits, loads += runs.loads, fall_backs += runs.fall_backs;
-    leases += runs.leases, removed += runs.removed;
+    leases += runs.leases, removed += runs.removed, pruned += runs.pruned;
   }
   CHECK(removed > sequences);
   CHECK(fall_backs > sequences / 20);
+  CHECK(pruned > sequences / 2);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   cairn_test::report_figures("retention", {{"sequences", sequences},
                                            {"commits", commits},
@@ -639,6 +892,7 @@ TEST_CASE(
                                            {"fall_backs", fall_backs},
                                            {"leases", leases},
                                            {"removed", removed},
+                                           {"pruned", pruned},
                                            {"failures", failures},
                                            {"seed", cairn_test::test_seed()},
                                            {"seconds", static_cast<std::uint64_t>(seconds.count())}});

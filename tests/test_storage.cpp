@@ -88,12 +88,15 @@ static_assert(!cairn::StorageReader<list_gives_ints> && !cairn::StorageReader<fe
 static_assert(cairn::FindsWritingRank<real_writer> && cairn::TestsStore<real_writer> &&
               cairn::LeasingWriter<real_writer> && cairn::TracksRestarts<real_writer> &&
               cairn::AnnouncesSaves<real_writer> && cairn::ReportsLiveSaves<real_writer> &&
-              cairn::LocatesCheckpoints<real_writer>);
+              cairn::LocatesCheckpoints<real_writer> && cairn::ReportsReaders<real_writer> &&
+              cairn::PinsCheckpoints<real_writer>);
 static_assert(cairn::GatedReader<real_reader> && cairn::SharingReader<real_reader> &&
               cairn::ReportsRuns<real_reader> && cairn::ComparesBlocks<real_reader>);
 static_assert(!cairn::AnnouncesSaves<storage_writer_archetype> &&
               !cairn::ReportsLiveSaves<storage_writer_archetype> &&
               !cairn::LocatesCheckpoints<storage_writer_archetype> &&
+              !cairn::ReportsReaders<storage_writer_archetype> &&
+              !cairn::PinsCheckpoints<storage_writer_archetype> &&
               !cairn::SharingReader<storage_reader_archetype> &&
               !cairn::ReportsRuns<storage_reader_archetype> &&
               !cairn::ComparesBlocks<storage_reader_archetype>);
@@ -109,6 +112,13 @@ struct live_saves_are_steps : real_writer {
 struct place_is_a_number : real_writer {
   int location_of(std::int64_t) { return 0; }
 };
+struct pinned_are_ints : real_writer {
+  std::vector<int> pinned() { return {}; }
+};
+struct readers_are_counted : real_writer {
+  std::size_t readers(std::int64_t) { return 0; }
+};
+static_assert(!cairn::PinsCheckpoints<pinned_are_ints> && !cairn::ReportsReaders<readers_are_counted>);
 struct run_is_a_number : real_reader {
   std::uint64_t run_of(std::int64_t) { return 0; }
 };

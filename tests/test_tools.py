@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors diff stat reshard doctor helper_s3_server
+# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors diff stat reshard prune doctor helper_s3_server
 """The programs for checkpoints by URL, as a user calls them: training, inspecting, verifying, copying and exporting, on
 directories and on the scripted S3 server.
 
-usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DIFF STAT RESHARD DOCTOR HELPER_S3_SERVER
+usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DIFF STAT RESHARD PRUNE DOCTOR HELPER_S3_SERVER
 """
 
 import glob
@@ -28,8 +28,8 @@ from python import programs
 from python.programs import expect
 from python.scripted_server import ScriptedServer
 
-TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, DOCTOR, SERVER = (
-    os.path.abspath(path) for path in sys.argv[1:13])
+TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, PRUNE, DOCTOR, SERVER = (
+    os.path.abspath(path) for path in sys.argv[1:14])
 TEXT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "LICENSE")
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--text", TEXT]
 FINE, FAILED, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE, _, NOT_FINITE = range(8)
@@ -97,14 +97,14 @@ def same(one, other):
 
 
 def check_options(root):
-    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, DOCTOR):
+    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, PRUNE, DOCTOR):
         expect(run(program, "--help"), r"(?s)Usage: .*s3://BUCKET/PREFIX")
         expect(run(program, "--sideways", status=WRONG_OPTIONS), "sideways|required")
-    for program in (INSPECT, VERIFY, COPY, EXPORT, IMPORT, STAT, RESHARD, DOCTOR):
+    for program in (INSPECT, VERIFY, COPY, EXPORT, IMPORT, STAT, RESHARD, PRUNE, DOCTOR):
         told = run(program, "--help")
         for number in range(6):
             expect(told, rf"\b{number} ")
-        more = [root + "/other"] if program in (COPY, EXPORT, IMPORT, RESHARD) else []
+        more = [root + "/other"] if program in (COPY, EXPORT, IMPORT, RESHARD) else ["--keep-last", 1] if program == PRUNE else []
         run(program, root + "/nothing", *more, status=NOTHING_THERE)
         told = run(program, "s3://user:secret-word@bucket/x", *more, status=WRONG_OPTIONS)
         assert "secret-word" not in told, told
@@ -427,12 +427,43 @@ def check_stat(root, directory):
     run(STAT, odd, "--fail-on", "none")
 
 
+def check_prune(root, directory, server):
+    """What no policy keeps goes, when it is told to; pins are seen by everybody."""
+    pruned, bucket = root + "/pruned", server.url("pruned")
+    for to in (pruned, bucket):
+        run(COPY, directory, to)  # steps 2 and 4
+    train(pruned, 1, 8)
+    losses = {c["step"]: c["annotations"]["loss"] for c in map(json.loads, run(INSPECT, pruned, "--json").splitlines())}
+    assert losses.keys() == {2, 4, 6, 8}, losses
+    best = min((loss, -step) for step, loss in losses.items())
+    expect(run(PRUNE, pruned, status=WRONG_OPTIONS), "say what stays")
+    expect(run(PRUNE, pruned, "--keep-best", "loss", status=WRONG_OPTIONS), "such as loss:3")
+    expect(run(PRUNE, pruned, "--pin", 2, "--remove", status=WRONG_OPTIONS), "excludes")
+    told = run(PRUNE, pruned, "--keep-last", 1, "--keep-best", "loss:1", "--live-within", 0)
+    expect(told, "nothing was changed: --remove")
+    expect(told, rf"^step {-best[1]}  stays: one of the " + ("last 1$" if best[1] == -8 else "best 1 by loss$"))
+    assert run(INSPECT, pruned).count("step ") == 4
+    expect(run(PRUNE, pruned, "--pin", 2), "^step 2  pinned$")
+    run(PRUNE, pruned, "--pin", 3, status=NOTHING_THERE)
+    expect(run(PRUNE, pruned, "--pins"), "^step 2  is pinned$")
+    expect(run(INSPECT, pruned), "^step 2  .* items  pinned$")
+    verdicts = [json.loads(line) for line in run(PRUNE, pruned, "--keep-last", 1, "--remove", "--json").splitlines()]
+    assert [(v["step"], v["verdict"]) for v in verdicts] == [
+        (2, "stays"), (4, "stays"), (6, "removed"), (8, "stays")], verdicts  # 4: the copied run's last, a moment ago
+    run(VERIFY, pruned)
+    run(PRUNE, pruned, "--unpin", 2)
+    expect(run(PRUNE, pruned, "--keep-every", 8, "--live-within", 0, "--remove"), "^2 checkpoints removed, ")
+    expect(run(INSPECT, pruned), "^1 checkpoint in ")
+    expect(run(PRUNE, bucket, "--keep-last", 1, "--remove"), "^step 2  removed")
+    expect(run(INSPECT, bucket), "^1 checkpoint in ")
+
+
 def check_installation(root):
     """Installed under names that say whose they are, which they call themselves, with manual pages."""
     build = os.path.dirname(os.path.dirname(INSPECT))
     subprocess.run(["cmake", "--install", build, "--component", "cairn_tools", "--prefix", root + "/prefix"], check=True,
                    stdout=subprocess.DEVNULL)
-    names = ["cairn-" + name for name in ("copy", "diff", "doctor", "export", "import", "inspect", "reshard", "stat", "verify")]
+    names = ["cairn-" + name for name in ("copy", "diff", "doctor", "export", "import", "inspect", "prune", "reshard", "stat", "verify")]
     assert sorted(os.listdir(root + "/prefix/bin")) == names, os.listdir(root + "/prefix/bin")
     for name in names:
         program = f"{root}/prefix/bin/{name}"
@@ -460,6 +491,7 @@ def main():
         check_stat(root, directory)
         check_reshard(root, directory, server)
         check_import(root, server)
+        check_prune(root, directory, server)
     server.close()
 
 

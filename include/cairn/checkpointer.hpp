@@ -75,7 +75,8 @@ inline constexpr bool overlapped_in = (plays<A, role::overlap> || ...);
 ///
 /// `checkpointer ckpt{file_store{"checkpoints"}, policies...};` The first argument is a ByteStore or a
 /// Storage; the others are policies that declare their roles, in any order: a planner, stager, executor,
-/// communicator, observer, overlapped{}, local_tier{...}, persist{...}, partner_copies{...} or parity{...} with tls_links{}, keep_last(n), read_sharing::off, checked{}, read_only{},
+/// communicator, observer, overlapped{}, local_tier{...}, persist{...}, partner_copies{...} or parity{...} with tls_links{}, keep_last(n) and other
+/// policies, read_sharing::off, checked{}, read_only{},
 /// cuda::device_loads{}, checkpointer_options{...}. Every policy has a default.
 /// `checkpointer_for<file_store, mpi_communicator>` names the type.
 ///
@@ -162,7 +163,7 @@ class checkpointer : public checkpointer_base {
     if constexpr (detail::count_of<role::access, P...> == 1 || detail::is_read_only<StorageType>)
       parts.options.read_only = true;
     if constexpr (detail::count_of<role::retention, P...> == 1)
-      parts.keep = detail::take<role::retention, keep_last, P...>(arguments);
+      parts.keep = detail::take<role::retention, retention_policy, P...>(arguments);
     return parts;
   }
   template <class First>

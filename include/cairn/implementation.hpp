@@ -53,6 +53,7 @@
 #include <cairn/impl/manage/element_reads.ipp>
 #include <cairn/impl/manage/element_values.ipp>
 #include <cairn/impl/manage/import_safetensors.ipp>
+#include <cairn/impl/manage/prune.ipp>
 #include <cairn/impl/manage/readable_checkpoint.ipp>
 #include <cairn/impl/manage/reshard.ipp>
 #include <cairn/impl/manage/resume_together.ipp>
@@ -74,6 +75,7 @@
 #include <cairn/impl/model/plan.ipp>
 #include <cairn/impl/model/rank_set.ipp>
 #include <cairn/impl/model/record.ipp>
+#include <cairn/impl/model/retention_policy.ipp>
 #include <cairn/impl/model/save_context.ipp>
 #include <cairn/impl/model/save_handle.ipp>
 #include <cairn/impl/model/save_journal.ipp>
@@ -132,6 +134,7 @@
 #include <cairn/impl/storage/commit/commit_parts.ipp>
 #include <cairn/impl/storage/commit/commit_protocol.ipp>
 #include <cairn/impl/storage/commit/leases.ipp>
+#include <cairn/impl/storage/commit/pins.ipp>
 #include <cairn/impl/storage/commit/record_collection.ipp>
 #include <cairn/impl/storage/commit/restart_notes.ipp>
 #include <cairn/impl/storage/commit/shared_mark.ipp>

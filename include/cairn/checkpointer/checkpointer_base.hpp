@@ -39,7 +39,7 @@ template <class... Options>
 /// holds one of any composition.
 ///
 /// Collective: all ranks call the constructor, prepare, save, load, refresh, resume, items, annotations, read, list,
-/// lease, remove, quarantine and any_rank in the same order, by one thread at a time; only these use the communicator. Any thread may
+/// lease, pin, unpin, pinned, remove, quarantine and any_rank in the same order, by one thread at a time; only these use the communicator. Any thread may
 /// call before_update() and use handles. close() waits for this rank's saves.
 ///
 /// Movable, not copyable. After a move from it every call throws usage_error (usage_closed), except
@@ -219,8 +219,16 @@ class checkpointer_base {
   /// file; in a bucket five requests, and one every few seconds. @throws storage_error
   /// (storage_not_committed), timeout_error
   [[nodiscard]] checkpoint_lease lease(std::int64_t step) { return engine_.open().lease(step); }
+  /// Keeps the checkpoint of this step until unpin(), whatever policy any run or program has: an empty object beside
+  /// the checkpoints, which outlives the process. Once is enough. Collective. @throws storage_error
+  /// (storage_not_committed), usage_error (usage_bad_option) where the storage has no pins
+  void pin(std::int64_t step) { engine_.open().pin(step, true); }
+  /// Ends pin(). No error if it is not pinned. Collective.
+  void unpin(std::int64_t step) { engine_.open().pin(step, false); }
+  /// The steps that are pinned, ascending. Collective.
+  [[nodiscard]] std::vector<std::int64_t> pinned() { return engine_.open().pinned(); }
   /// Removes a checkpoint. No error if there is none.
-  /// @throws storage_error (storage_leased) naming who reads it; it removes nothing then.
+  /// @throws storage_error (storage_leased) naming who reads it, or (storage_pinned); it removes nothing then.
   void remove(std::int64_t step) { engine_.open().remove(step); }
   /// Renames the manifest of this checkpoint to `manifest.damaged.0`, or a higher number: the checkpoint no longer
   /// exists, but no data is lost. False if the store is read-only. No error if there is none.

@@ -87,7 +87,8 @@ constexpr bool check_arguments() {
   static_assert(count_of<role::overlap, Arguments...> <= 1,
                 "cairn::checkpointer: overlapped is given twice; pass one");
   static_assert(count_of<role::retention, Arguments...> <= 1,
-                "cairn::checkpointer: keep_last is given twice; pass one");
+                "cairn::checkpointer: which checkpoints stay is said twice; join policies with |, "
+                "such as cairn::keep_last(3) | cairn::keep_every(1000)");
   static_assert(count_of<role::read_sharing, Arguments...> <= 1,
                 "cairn::checkpointer: read_sharing is given twice; pass one");
   static_assert(count_of<role::access, Arguments...> <= 1,

@@ -70,6 +70,8 @@ class engine {
   [[nodiscard]] virtual std::vector<std::int64_t> list() = 0;
   [[nodiscard]] virtual checkpoint_lease lease(std::int64_t step) = 0;
   virtual void remove(std::int64_t step) = 0;
+  virtual void pin(std::int64_t step, bool pinned) = 0;
+  [[nodiscard]] virtual std::vector<std::int64_t> pinned() = 0;
   [[nodiscard]] virtual bool quarantine(std::int64_t step) = 0;
   [[nodiscard]] virtual std::optional<std::chrono::duration<double>> time_to_save() const = 0;
   [[nodiscard]] virtual bool any_rank(bool here) = 0;

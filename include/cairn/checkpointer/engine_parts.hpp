@@ -29,7 +29,7 @@ struct engine_parts {
   any_communicator communicator;
   any_observer observer;
   checkpointer_options options;
-  std::optional<keep_last> keep;
+  retention_policy keep;  ///< empty: everything stays
   bool overlapped = false;
   bool checked = false;
   std::shared_ptr<device_access> devices;      ///< null: the stager's, where it brings any

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/roles.hpp>
+#include <cairn/model/retention_policy.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -133,33 +134,26 @@ struct checked {
   bool on = true;
 };
 
-/// For keep_last: a checkpoint counts as kept only after rank 0 has read it back whole and verified it.
-/// Rank 0 does that in the background, from the commit on; of the checkpoints that are committed
-/// meanwhile, it verifies the newest next. Older checkpoints stay until then. It reads at most so many
-/// bytes per second; 0: no limit. A failed verification is reported with the file, and nothing is
-/// removed; close() and the destructor abandon a verification that is under way.
-struct verified_t {
-  /// The limit of the read-back, in bytes per second; 0: none.
-  std::uint64_t bytes_per_second = std::uint64_t{256} << 20;
+// Which checkpoints stay, an argument like the others: keep_last(3), or several policies with |; see retention_policy.
+template <>
+struct role_of<retention_policy> {
+  using type = role::retention;
 };
-/// `cairn::keep_last(3, cairn::verified)`
-inline constexpr verified_t verified{};
-
-/// After each commit, removes all but the newest n checkpoints of this run's line. The line consists of
-/// the checkpoints up to the one that the run resumed from or loaded last, as they were then, and of
-/// those that the run has committed since. Never removed are the checkpoint that was just committed, the
-/// one that the run resumed from or loaded last, and steps after the one just committed. A checkpoint
-/// that is not in the line (of another run, of a branch left by a roll-back, or passed over by resume())
-/// neither counts nor is removed; a warning says so once. n is at least 1; the checkpointer refuses 0.
-/// Pass it as any argument.
-struct keep_last {
-  using cairn_role = role::retention;
-  explicit constexpr keep_last(std::size_t n) noexcept : count(n) {}
-  constexpr keep_last(std::size_t n, verified_t how) noexcept : count(n), scrub(how) {}
-  /// How many checkpoints stay; at least 1.
-  std::size_t count;
-  /// With a value: only what was read back and verified counts as kept.
-  std::optional<verified_t> scrub = {};
+template <>
+struct role_of<keep_last> {
+  using type = role::retention;
+};
+template <>
+struct role_of<keep_every> {
+  using type = role::retention;
+};
+template <>
+struct role_of<keep_best> {
+  using type = role::retention;
+};
+template <>
+struct role_of<keep_within> {
+  using type = role::retention;
 };
 
 }  // namespace v1

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/step_list.hpp>
+#include <cairn/model/retention_policy.hpp>
 #include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
@@ -16,18 +17,18 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Chooses what keep_last(n) removes. It counts the line of this run alone, in the order in which it came to
+/// Chooses what a run removes by its policy. It looks at the line of this run alone, in the order in which it came to
 /// be: the checkpoints up to the one that the run resumed from or loaded last, as they were then, and those
-/// that it has committed since. The last n of the line stay, and so does the one that the run stands on, and
+/// that it has committed since. What the policy keeps of it stays, and so does the one that the run stands on, and
 /// all that are larger than the one just committed. What is not in the line neither counts nor is removed:
 /// another run's, a branch that was left by a roll-back, what resume() passed over. Any thread.
 class retention {
  public:
-  /// `keep` 0: no rule. `verified`: a checkpoint counts when verified() was told of it.
-  explicit retention(std::size_t keep, bool verified) noexcept : keep_(keep), counts_verified_(verified) {}
+  explicit retention(retention_policy policy)
+      : policy_(std::move(policy)), counts_verified_(policy_.scrub().has_value()) {}
 
-  /// Whether there is a rule at all.
-  [[nodiscard]] bool removes() const noexcept { return keep_ > 0; }
+  /// Whether there is a policy at all.
+  [[nodiscard]] bool removes() const noexcept { return !policy_.empty(); }
 
   /// The run resumed from `step`, or loaded it, when `there` was committed, ascending.
   void set_base_step(std::int64_t step, std::vector<std::int64_t> there) {
@@ -54,6 +55,7 @@ class retention {
     if (!committed) return;
     std::erase(line_, step);
     std::erase(verified_, step);  // another one of this number
+    forget(step);
     line_.push_back(step);
     newest_ = step;
   }
@@ -62,23 +64,43 @@ class retention {
     verified_.push_back(step);
   }
 
+  /// Steps of the line whose manifests the policy asks for and was not told of yet.
+  [[nodiscard]] std::vector<std::int64_t> unknown() {
+    std::vector<std::int64_t> steps;
+    if (!policy_.asks_manifests()) return steps;
+    const std::lock_guard lock(mutex_);
+    for (const auto step : line_)
+      if (known_of(step) == nullptr) steps.push_back(step);
+    return steps;
+  }
+  /// What the manifest of a step says.
+  void learn(retained_checkpoint about) {
+    const std::lock_guard lock(mutex_);
+    forget(about.step);
+    known_.push_back(std::move(about));
+  }
+
   struct choice {
     std::vector<std::int64_t> remove;       ///< the oldest first
     std::vector<std::int64_t> other_lines;  ///< steps that are not in the line and were not reported before
   };
-  /// After a commit, where `there` is committed, ascending.
-  [[nodiscard]] choice choose(const std::vector<std::int64_t>& there) {
+  /// After a commit, where `there` is committed, ascending, and `now` is in seconds since 1970.
+  [[nodiscard]] choice choose(const std::vector<std::int64_t>& there, std::int64_t now) {
     const std::lock_guard lock(mutex_);
+    detail::erase_if(known_, [&](const auto& k) { return !has_step(there, k.step); });
     for (auto* steps : {&line_, &reported_, &leased_, &verified_})
       detail::erase_if(*steps, [&](auto s) { return !has_step(there, s); });
     choice chosen;
-    std::size_t counted = 0;
-    auto oldest = line_.size();  // of those that stay
-    for (; oldest > 0 && counted < keep_; --oldest)
-      counted += !counts_verified_ || has_step(verified_, line_[oldest - 1]);
-    if (counted == keep_)
-      for (std::size_t i = 0; i < oldest; ++i)
-        if (line_[i] < newest_ && line_[i] != base_step_) chosen.remove.push_back(line_[i]);
+    std::vector<retained_checkpoint> line;
+    for (const auto step : line_) {
+      const auto* known = known_of(step);
+      line.push_back(known != nullptr ? *known : retained_checkpoint{.step = step, .readable = false});
+      line.back().counts = !counts_verified_ || has_step(verified_, step);
+    }
+    const auto reasons = policy_.reasons(line, now);
+    for (std::size_t i = 0; i < line_.size(); ++i)
+      if (reasons[i].empty() && line_[i] < newest_ && line_[i] != base_step_)
+        chosen.remove.push_back(line_[i]);
     for (const auto s : there)
       if (!has_step(line_, s) && !has_step(under_way_, s) && !has_step(reported_, s)) {
         reported_.push_back(s);
@@ -91,6 +113,7 @@ class retention {
   void removed(std::int64_t step) {
     const std::lock_guard lock(mutex_);
     std::erase(line_, step);
+    forget(step);
   }
   /// True at the first call for a checkpoint that would go and is read.
   [[nodiscard]] bool first_lease_of(std::int64_t step) {
@@ -101,7 +124,17 @@ class retention {
   }
 
  private:
-  const std::size_t keep_;
+  /// Under the lock, as forget().
+  [[nodiscard]] const retained_checkpoint* known_of(std::int64_t step) const noexcept {
+    for (const auto& k : known_)
+      if (k.step == step) return &k;
+    return nullptr;
+  }
+  void forget(std::int64_t step) {
+    detail::erase_if(known_, [&](const auto& k) { return k.step == step; });
+  }
+
+  const retention_policy policy_;
   const bool counts_verified_;
   std::mutex mutex_;
   std::vector<std::int64_t> line_;
@@ -109,6 +142,7 @@ class retention {
   std::vector<std::int64_t> reported_;   ///< steps of other lines that were reported
   std::vector<std::int64_t> leased_;     ///< would go, and stay while they are read
   std::vector<std::int64_t> verified_;
+  std::vector<retained_checkpoint> known_;  ///< what manifests of the line say
   std::optional<std::int64_t> base_step_;
   std::int64_t newest_ = -1;  ///< committed last
 };

@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -32,15 +33,15 @@ namespace detail {
 class save_services : public std::enable_shared_from_this<save_services> {
  public:
   save_services(any_writer writer, any_reader reader, any_observer observer, int rank,
-                const checkpointer_options& options, const std::optional<keep_last>& keep)
+                const checkpointer_options& options, const retention_policy& keep)
       : writer_(std::move(writer)),
         reader_(std::move(reader)),
         reporter_(std::move(observer), rank, options.quiet),
         history_(options.mean_time_between_failures),
         restarts_(rank, options.read_only ? 0 : options.max_restarts),
         rank_(rank),
-        retention_(keep ? keep->count : 0, keep && keep->scrub) {
-    if (rank == 0 && keep && keep->scrub) scrubber_ = make_owned<scrubber>(keep->scrub->bytes_per_second);
+        retention_(keep) {
+    if (rank == 0 && keep.scrub()) scrubber_ = make_owned<scrubber>(keep.scrub()->bytes_per_second);
   }
 
   [[nodiscard]] any_writer& writer() noexcept { return writer_; }
@@ -62,7 +63,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
     try {
       retention_.set_base_step(step, reader_.list());
     } catch (...) {
-      reporter_.warned("the store could not be listed: keep_last removes nothing of earlier runs",
+      reporter_.warned("the store could not be listed: nothing of earlier runs is removed",
                        std::current_exception());
       retention_.set_base_step_unlisted(step);
     }
@@ -171,11 +172,24 @@ class save_services : public std::enable_shared_from_this<save_services> {
     }
   }
   void remove_outdated(step_listing& listing, save_journal* journal) {
-    const auto chosen = retention_.choose(listing.steps());
+    for (const auto step : retention_.unknown()) retention_.learn(about(step));
+    const auto chosen = retention_.choose(listing.steps(), static_cast<std::int64_t>(std::time(nullptr)));
     warn_of_other_lines(chosen.other_lines);
     if (chosen.remove.empty()) return;
     const span_note span(journal, span_kind::remove);
-    for (const auto old : chosen.remove) remove_old(old);
+    const auto pinned = writer_.pinned();
+    for (const auto old : chosen.remove)
+      if (!has_step(pinned, old)) remove_old(old);
+  }
+  /// What the manifest of a step says that a policy asks for.
+  [[nodiscard]] retained_checkpoint about(std::int64_t step) {
+    try {
+      auto opened = reader_.open(step, reader_.fetch(step));
+      const auto& said = opened.metadata();
+      return {.step = step, .committed_at = said.committed_at, .annotations = said.annotations};
+    } catch (const error&) {  // it stays; the next one that reads it tells why
+      return {.step = step, .readable = false};
+    }
   }
   /// On the scrubber's thread.
   void scrub(std::int64_t step, const scrubber::gate& gate) noexcept {
@@ -208,6 +222,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
                            " would go now and stays, others still go: " + e.what());
         return;
       }
+      if (e.id() == error_id::storage_pinned) return;  // since the pins were listed
       if (e.id() != error_id::storage_leased) throw;
       if (retention_.first_lease_of(step))
         reporter_.warned("the checkpoint of step " + std::to_string(step) +
@@ -221,7 +236,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
   }
   void warn_of_other_lines(const std::vector<std::int64_t>& steps) {
     if (steps.empty()) return;
-    reporter_.warned("keep_last leaves " + std::to_string(steps.size()) +
+    reporter_.warned("retention leaves " + std::to_string(steps.size()) +
                      " checkpoints alone that are not of this run, the first of step " +
                      std::to_string(steps.front()) +
                      ": it has neither committed them nor resumed from one at or after them; remove(step) "

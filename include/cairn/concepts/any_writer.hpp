@@ -60,6 +60,10 @@ struct writer_face {
   virtual mark_visibility sees_mark(run_id run) = 0;
   virtual void remove_mark(run_id run) noexcept = 0;
   virtual checkpoint_lease lease(std::int64_t step, deadline until) = 0;
+  virtual std::vector<std::string> readers(std::int64_t step) = 0;
+  virtual void pin(std::int64_t step, deadline until) = 0;
+  virtual void unpin(std::int64_t step) = 0;
+  virtual std::vector<std::int64_t> pinned() = 0;
   virtual void note_restart(run_id run, std::int64_t step) = 0;
   virtual std::vector<std::int64_t> restarts() = 0;
   virtual void forget_restart(run_id run, std::int64_t step) = 0;
@@ -129,6 +133,13 @@ class any_writer {
   void remove_mark(run_id run) noexcept;
   /// See LeasingWriter; a lease that is not held() where the writer takes none.
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until);
+  /// See ReportsReaders; none where the writer does not tell.
+  [[nodiscard]] std::vector<std::string> readers(std::int64_t step);
+  /// See PinsCheckpoints; where the writer pins nothing, this throws usage_error (usage_bad_option).
+  void pin(std::int64_t step, deadline until);
+  /// See PinsCheckpoints; nothing happens, and nothing is pinned, where the writer pins nothing.
+  void unpin(std::int64_t step);
+  [[nodiscard]] std::vector<std::int64_t> pinned();
   // See TracksRestarts; nothing is noted where the writer keeps no notes.
   void note_restart(run_id run, std::int64_t step);
   [[nodiscard]] std::vector<std::int64_t> restarts();
@@ -214,6 +225,28 @@ class any_writer {
         return writer->lease(step, until);
       else
         return {step, nullptr};
+    }
+    std::vector<std::string> readers([[maybe_unused]] std::int64_t step) override {
+      if constexpr (ReportsReaders<W>)
+        return writer->readers(step);
+      else
+        return {};
+    }
+    void pin([[maybe_unused]] std::int64_t step, [[maybe_unused]] deadline until) override {
+      if constexpr (PinsCheckpoints<W>)
+        writer->pin(step, until);
+      else
+        fail(error_id::usage_bad_option, "this storage has no pins: keep the checkpoint by a policy",
+             {.got = std::string(type_name())});
+    }
+    void unpin([[maybe_unused]] std::int64_t step) override {
+      if constexpr (PinsCheckpoints<W>) writer->unpin(step);
+    }
+    std::vector<std::int64_t> pinned() override {
+      if constexpr (PinsCheckpoints<W>)
+        return writer->pinned();
+      else
+        return {};
     }
     void note_restart([[maybe_unused]] run_id run, [[maybe_unused]] std::int64_t step) override {
       if constexpr (TracksRestarts<W>) writer->note_restart(run, step);

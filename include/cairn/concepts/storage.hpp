@@ -124,6 +124,30 @@ concept LeasingWriter = StorageWriter<W> && requires(W& w, std::int64_t step, de
   { w.lease(step, until) } -> std::same_as<checkpoint_lease>;
 };
 
+/// A StorageWriter that tells who has leases, for programs that say what they would remove.
+///
+/// - `readers(step)`: returns the processes that have a lease on a checkpoint, for messages; none where the store has
+///   no leases. Throws the store's errors.
+template <class W>
+concept ReportsReaders = LeasingWriter<W> && requires(W& w, std::int64_t step) {
+  { w.readers(step) } -> std::same_as<std::vector<std::string>>;
+};
+
+/// A StorageWriter whose checkpoints can be pinned: they stay until the pin is taken off, in every process.
+///
+/// - `pin(step, deadline)`: pins a committed checkpoint, durably; no error where it is pinned. Throws storage_error
+///   (storage_not_committed).
+/// - `unpin(step)`: takes the pin off; no error where there is none.
+/// - `pinned()`: returns the steps with a pin, ascending.
+///
+/// remove() of a pinned checkpoint throws storage_error (storage_pinned) and removes nothing. All throw the store's errors.
+template <class W>
+concept PinsCheckpoints = StorageWriter<W> && requires(W& w, std::int64_t step, deadline until) {
+  { w.pin(step, until) } -> std::same_as<void>;
+  { w.unpin(step) } -> std::same_as<void>;
+  { w.pinned() } -> std::same_as<std::vector<std::int64_t>>;
+};
+
 /// A StorageWriter that remembers which runs resumed from which step and have committed nothing since, so
 /// that resume() can pass over a checkpoint that makes every run crash. Rank 0 calls these.
 ///

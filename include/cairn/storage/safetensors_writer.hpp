@@ -49,10 +49,17 @@ class safetensors_writer_base {
   void await_commit(const save_context& c, deadline until);
   void abort(const save_context& c, std::exception_ptr failure) noexcept;
   [[nodiscard]] int other_writing_rank(const save_context& c) noexcept;
-  /// See StorageWriter. @throws storage_error (storage_leased) if somebody reads the checkpoint
+  /// See StorageWriter. @throws storage_error (storage_leased) if somebody reads the checkpoint, (storage_pinned)
   void remove(std::int64_t step);
   /// See LeasingWriter.
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until);
+  /// See ReportsReaders.
+  [[nodiscard]] std::vector<std::string> readers(std::int64_t step);
+  // See PinsCheckpoints. Where the store has leases, one that is pinned while another process removes it is either
+  // pinned and there, or gone and not pinned.
+  void pin(std::int64_t step, deadline until);
+  void unpin(std::int64_t step);
+  [[nodiscard]] std::vector<std::int64_t> pinned();
   bool quarantine(std::int64_t step);
   std::uint64_t clean(run_id run);
   /// See AnnouncesSaves; clean() finds the announcement. Announces nothing where the store does not track

@@ -61,6 +61,7 @@ enum class error_id : std::uint16_t {
   storage_device = 315,
   storage_unsafe = 316,
   storage_leased = 317,
+  storage_pinned = 318,
 
   corrupt_truncated = 401,
   corrupt_digest = 402,
@@ -180,6 +181,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "storage.unsafe";
     case error_id::storage_leased:
       return "storage.leased";
+    case error_id::storage_pinned:
+      return "storage.pinned";
     case error_id::corrupt_truncated:
       return "corrupt.truncated";
     case error_id::corrupt_digest:

@@ -170,6 +170,23 @@ class composed_engine final : public engine {
         },
         peer_deadline()));
   }
+  void pin(std::int64_t step, bool pinned) override {
+    check_writable();
+    static_cast<void>(read_once(
+        group_,
+        [&] {
+          if (pinned)
+            services_->writer().pin(step, deadline::in(options_.peer_timeout / 2));
+          else
+            services_->writer().unpin(step);
+          return std::vector<std::byte>();
+        },
+        peer_deadline()));
+  }
+  [[nodiscard]] std::vector<std::int64_t> pinned() override {
+    return decode_steps(read_once(
+        group_, [&] { return encode_steps(services_->writer().pinned()); }, peer_deadline()));
+  }
   [[nodiscard]] checkpoint_lease lease(std::int64_t step) override {
     checkpoint_lease own;
     const auto held = read_once(
@@ -241,10 +258,8 @@ class composed_engine final : public engine {
 };
 
 /// @throws usage_error (usage_bad_option)
-CAIRN_BODY void check_options(const checkpointer_options& options, const std::optional<keep_last>& keep) {
-  if (keep && keep->count == 0)
-    fail(error_id::usage_bad_option,
-         "keep_last(0) would keep no checkpoint; leave keep_last out to keep all of them");
+CAIRN_BODY void check_options(const checkpointer_options& options, const retention_policy& keep) {
+  keep.check();
   if (options.timeout.count() <= 0 || options.peer_timeout.count() <= 0 || options.max_fallback < 0 ||
       options.max_restarts < 0 || options.max_consecutive_failures < 0 || options.load_memory == 0 ||
       options.cached_plans == 0 || options.mean_time_between_failures.count() < 0 ||

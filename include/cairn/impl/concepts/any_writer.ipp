@@ -77,6 +77,18 @@ CAIRN_BODY void any_writer::remove_mark(run_id run) noexcept {
 CAIRN_BODY checkpoint_lease any_writer::lease(std::int64_t step, deadline until) {
   return face_->lease(step, until);
 }
+CAIRN_BODY std::vector<std::string> any_writer::readers(std::int64_t step) {
+  return face_->readers(step);
+}
+CAIRN_BODY void any_writer::pin(std::int64_t step, deadline until) {
+  face_->pin(step, until);
+}
+CAIRN_BODY void any_writer::unpin(std::int64_t step) {
+  face_->unpin(step);
+}
+CAIRN_BODY std::vector<std::int64_t> any_writer::pinned() {
+  return face_->pinned();
+}
 CAIRN_BODY void any_writer::note_restart(run_id run, std::int64_t step) {
   face_->note_restart(run, step);
 }

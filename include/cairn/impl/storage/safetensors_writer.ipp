@@ -19,6 +19,7 @@
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/commit/leases.hpp>
+#include <cairn/storage/commit/pins.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
 #include <cairn/storage/commit/shared_mark.hpp>
 #include <cairn/storage/linked_files.hpp>
@@ -72,6 +73,7 @@ struct safetensors_writer_base::inside {
   inside(any_store store, commit_options with);
 
   [[nodiscard]] detail::step_leases leases() const { return detail::step_leases(protocol_.store()); }
+  [[nodiscard]] detail::step_pins pins() const { return detail::step_pins(protocol_.store()); }
   [[nodiscard]] detail::shared_mark mark() const noexcept { return detail::shared_mark(protocol_.store()); }
   [[nodiscard]] detail::restart_notes restart_notes() const noexcept {
     return detail::restart_notes(protocol_.store());
@@ -127,6 +129,33 @@ CAIRN_BODY int safetensors_writer_base::other_writing_rank(const save_context& c
 }
 CAIRN_BODY checkpoint_lease safetensors_writer_base::lease(std::int64_t step, deadline until) {
   return inside_->leases().lease(step, until);
+}
+CAIRN_BODY std::vector<std::string> safetensors_writer_base::readers(std::int64_t step) {
+  return inside_->leases().readers(step);
+}
+CAIRN_BODY void safetensors_writer_base::pin(std::int64_t step, deadline until) {
+  const auto require = [&] {
+    if (!inside_->protocol_.store().size(manifest_key(step)))
+      fail(error_id::storage_not_committed,
+           "there is no committed checkpoint of step " + std::to_string(step) + " to pin",
+           {.file = manifest_key(step)});
+  };
+  require();
+  const auto kept = inside_->leases().lease(step, until);  // nobody removes it meanwhile
+  const auto pins = inside_->pins();
+  pins.add(step);
+  try {
+    require();
+  } catch (const storage_error& e) {
+    if (e.id() == error_id::storage_not_committed) pins.remove(step);
+    throw;
+  }
+}
+CAIRN_BODY void safetensors_writer_base::unpin(std::int64_t step) {
+  inside_->pins().remove(step);
+}
+CAIRN_BODY std::vector<std::int64_t> safetensors_writer_base::pinned() {
+  return inside_->pins().steps();
 }
 CAIRN_BODY bool safetensors_writer_base::quarantine(std::int64_t step) {
   return inside_->catalog_.quarantine(step);
@@ -227,11 +256,18 @@ CAIRN_BODY void safetensors_writer_base::abort(const save_context& c, std::excep
 
 CAIRN_BODY void safetensors_writer_base::remove(std::int64_t step) {
   const auto shown = inside_->leases().begin_removal(step);
+  if (inside_->pins().has(step))
+    fail(error_id::storage_pinned,
+         "the checkpoint is pinned and was not removed; take the pin off first: unpin(step), or cairn-prune "
+         "URL "
+         "--unpin STEP",
+         {.file = step_directory(step)});
   inside_->catalog_.remove(step);
 }
 
 CAIRN_BODY std::uint64_t safetensors_writer_base::clean(run_id run) {
   inside_->leases().clean();
+  inside_->pins().clean();
   return inside_->catalog_.clean(run) + inside_->mark().remove_others(run);
 }
 

@@ -39,6 +39,9 @@ class step_leases {
   /// @throws storage_error (storage_leased) naming who reads it; it removes nothing then.
   [[nodiscard]] std::shared_ptr<void> begin_removal(std::int64_t step);
 
+  /// The processes that have a lease on a checkpoint, by host and process number.
+  [[nodiscard]] std::vector<std::string> readers(std::int64_t step);
+
   /// Removes the leases of processes that have died.
   void clean();
 

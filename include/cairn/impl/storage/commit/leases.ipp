@@ -53,6 +53,10 @@ CAIRN_BODY std::shared_ptr<void> step_leases::begin_removal(std::int64_t step) {
   return shown;
 }
 
+CAIRN_BODY std::vector<std::string> step_leases::readers(std::int64_t step) {
+  return possible() ? who(step, reads) : std::vector<std::string>();
+}
+
 CAIRN_BODY void step_leases::clean() {
   if (!possible()) return;
   for (const auto& key : store_.leftovers(beginning)) {

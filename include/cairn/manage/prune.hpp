@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_storage.hpp>
+#include <cairn/model/retention_policy.hpp>
+#include <cairn/system/callback.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+
+/// What becomes of one checkpoint.
+struct pruned_checkpoint {
+  std::int64_t step = 0;
+  std::uint64_t bytes = 0;  ///< of its data files; 0 where the manifest cannot be read
+  std::string kept = {};    ///< why it stays; empty: it goes
+  bool removed = false;     ///< it is gone
+};
+
+/// Options of a prune.
+struct prune_options {
+  bool remove = false;  ///< false: only says what would go
+  /// What a run committed last, within so many seconds, stays: the run may be going on from it.
+  double live_seconds = 24 * 3600;
+  /// Called for each checkpoint in ascending order, when it was decided and, with `remove`, removed.
+  detail::callback<void(const pruned_checkpoint&)> told = {};
+  /// Called before each removal; true ends the prune early.
+  detail::callback<bool()> stop = {};
+};
+
+/// The result of a prune.
+struct prune_report {
+  std::vector<pruned_checkpoint> checkpoints;  ///< ascending by step
+  bool complete = true;                        ///< false: `stop` said so
+};
+
+/// Says which checkpoints of a store no policy keeps, and removes them where it is asked to, the oldest first. A job may
+/// train on the same store meanwhile. These stay whatever the policy says: the newest; what is pinned; what
+/// somebody reads; what a run resumed from that has committed nothing since; what each run committed last,
+/// if lately (live_seconds); one whose manifest cannot be read, which does not count for keep_last.
+/// Saves that are under way are not touched. Costs a listing, and the reading of all manifests.
+///
+///   cairn::safetensors_storage storage{cairn::file_store{"checkpoints"}};
+///   cairn::prune(cairn::any_storage(storage), cairn::keep_last(3) | cairn::keep_every(1000), {.remove = true});
+///
+/// @throws usage_error (usage_bad_option) where the policy is empty; storage_error
+prune_report prune(const any_storage& storage, const retention_policy& policy,
+                   const prune_options& options = {});
+
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/manage/prune.ipp>
+#endif
