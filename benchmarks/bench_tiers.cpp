@@ -2,8 +2,12 @@
 // What a local tier adds to a save of every step: overlapped saves with it against overlapped saves without it, in
 // turns. Both compute the digests in the copy, into memory that is there already, and go to a store that drops their
 // bytes, so that nothing but the tier differs; saves that the tier alone has stand beside them. A state whose copy
-// takes no time shows what is the same for each save.
+// takes no time shows what is the same for each save. With two ranks that keep copies of each other's images the same is
+// compared with two that do not: what pieces, which are made beside training, cost training.
 #include <cairn/cairn.hpp>
+#include <cairn/comm/thread_communicator.hpp>
+#include <cairn/links/thread_link.hpp>
+#include <cairn/redundancy/partner_copies.hpp>
 #include <cairn/system/clocks.hpp>
 #include <cairn/tiers/local_tier.hpp>
 
@@ -12,8 +16,10 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -26,6 +32,7 @@
 #include <support/bench.hpp>
 #include <support/program.hpp>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -125,6 +132,7 @@ cost save_step(Checkpointer& ckpt, const state_dict& state, std::int64_t step, b
     if (held) save.wait_held();
   });
   save.wait();
+  static_cast<void>(save.wait_redundant());
   c.cpu = static_cast<double>(process_cpu_now() - cpu) * 1e-9;
   return c;
 }
@@ -204,6 +212,77 @@ void measure(cairn_bench::report& out, const tier_options& o, std::uint64_t byte
   compare("tier and store vs store", turns[1]);
   compare("tier alone vs store", turns[2]);
 }
+
+/// Two ranks, as threads, whose saves of every step are held, and copied to each other or not. Of rank 0; its processor time is
+/// that of both.
+void measure_copies(cairn_bench::report& out, const tier_options& o) {
+  const memory_directory place(o.memory);
+  const thread_group plain_group(2);
+  const thread_group copies_group(2);
+  const thread_link_group links(2);
+  const dropping_store plain_store;
+  const dropping_store copies_store;
+  std::barrier together(2);
+  std::array<costs, 2> turns;
+  const auto rank_body = [&](int rank) {
+    training_state t(o.bytes / 2, o.tensors);
+    const checkpointer_options same{.checksum_in_writer = false, .quiet = true};
+    const host_copy_options copy{.threads = o.threads};
+    const auto own = place.path() + "/host-" + std::to_string(rank);
+    checkpointer plain{plain_store,
+                       local_tier{place.path() + "/plain", {.copy = copy}},
+                       persist{.every = UINT64_MAX},
+                       plain_group.communicator(rank),
+                       overlapped{},
+                       same};
+    checkpointer copies{copies_store,
+                        local_tier{own, {.copy = copy}},
+                        persist{.every = UINT64_MAX},
+                        partner_copies{.failure_group = own},
+                        links,
+                        copies_group.communicator(rank),
+                        overlapped{},
+                        same};
+    plain.prepare(t.state), copies.prepare(t.state);
+    constexpr int warm = 10;
+    for (std::int64_t step = 0; step < warm + o.pairs; ++step)
+      for (std::size_t k = 0; k < 2; ++k) {
+        const bool copied = (k + static_cast<std::size_t>(step)) % 2 != 0;
+        together.arrive_and_wait();
+        const auto now =
+            copied ? save_step(copies, t.state, step, true) : save_step(plain, t.state, step, true);
+        if (rank == 0 && step >= warm) turns[copied].push_back(now);
+      }
+    together.arrive_and_wait();
+    plain.close(), copies.close();
+  };
+  std::exception_ptr failure;
+  {
+    const std::jthread other([&] {
+      try {
+        rank_body(1);
+      } catch (...) {
+        failure = std::current_exception();
+        together.arrive_and_drop();
+      }
+    });
+    try {
+      rank_body(0);
+    } catch (...) {
+      together.arrive_and_drop();
+      throw;
+    }
+  }
+  if (failure != nullptr) std::rethrow_exception(failure);
+  const auto row = [&](const std::string& what, double cost::*value, cairn_bench::goal wanted = {}) {
+    out.add("partner copies vs tiers alone/" + size_text(o.bytes) + "/" + what,
+            cairn_bench::make_pairs(of(turns[1], value), of(turns[0], value)), "s", wanted);
+  };
+  row("save() blocks", &cost::blocked);
+  row("until training may go on", &cost::copied, cairn_bench::at_most(1.05));
+  row("until held", &cost::held);
+  row("processor time", &cost::cpu);
+}
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -219,7 +298,7 @@ int main(int argc, char** argv) {
   app.add_option("--tensors", o.tensors, "Number of tensors in it")->check(CLI::Range(1, 1'000'000));
   app.add_option("--threads", o.threads, "Copy threads of both")->check(CLI::Range(1, 256));
   app.add_option("--pairs", o.pairs, "Turns of all")->check(CLI::Range(1, 10'000));
-  app.add_option("--memory", o.memory, "A directory of a tmpfs, with room for eight images of the state")
+  app.add_option("--memory", o.memory, "A directory of a tmpfs, with room for twelve images of the state")
       ->check(CLI::ExistingDirectory);
   app.add_option("--json", o.json,
                  "File for the figures: an array of {name, value, unit, against, ratio, ...}");
@@ -227,6 +306,7 @@ int main(int argc, char** argv) {
     cairn_bench::report out("tiers");
     measure(out, o, o.bytes, o.tensors);
     if (o.small_bytes != 0) measure(out, o, o.small_bytes, 1);
+    measure_copies(out, o);
     out.write(o.json);
   });
 }

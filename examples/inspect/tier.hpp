@@ -31,17 +31,30 @@ inline std::string job_of_tier(const std::string& directory) {
   return job;
 }
 
+/// Of each save that not all ranks hold here: how many there are, and how many keep a piece of the others' images.
+struct part_of_save {
+  int held = 0;
+  int pieces = 0;
+  int world_size = 0;
+};
+
 /// A line for each save that a tier has; reads all of those that are held where `verify`.
 inline tools::exit_status print_tier(const std::string& directory, const std::string& job, bool verify) {
   std::vector<cairn::detail::held_name> names;
-  std::map<std::pair<std::int64_t, std::uint64_t>, std::pair<int, int>>
-      ranks;  // that hold it, and that there are
-  for (const auto& entry : std::filesystem::directory_iterator(directory))
-    if (const auto name = cairn::detail::parse_held_name(entry.path().filename().string())) {
+  std::map<std::pair<std::int64_t, std::uint64_t>, part_of_save> parts;
+  bool spread = false;  // hosts keep pieces for one another, and each has a tier of its own
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    const auto text = entry.path().filename().string();
+    if (const auto name = cairn::detail::parse_held_name(text)) {
       names.push_back(*name);
-      auto& of = ranks[{name->step, name->attempt}];
-      ++of.first, of.second = name->world_size;
+      auto& of = parts[{name->step, name->attempt}];
+      ++of.held, of.world_size = name->world_size;
+    } else if (const auto kept = cairn::detail::parse_kept_name(text)) {
+      auto& of = parts[{kept->step, kept->attempt}];
+      ++of.pieces, of.world_size = kept->world_size;
+      spread = true;
     }
+  }
   std::vector<std::string> damaged;
   const auto held = cairn::detail::complete_saves(directory, names, damaged);
   std::printf("%s held in %s, a local tier of %s\n", tools::count_text(held.size(), "save").c_str(),
@@ -66,10 +79,17 @@ inline tools::exit_status print_tier(const std::string& directory, const std::st
     }
   }
   for (const auto& text : damaged) std::printf("damaged: %s\n", text.c_str());
-  for (const auto& [save, of] : ranks)
-    if (of.first < of.second)
-      std::printf("step %lld  is held by %d of %d ranks, and so not held\n",
-                  static_cast<long long>(save.first), of.first, of.second);
+  for (const auto& [save, of] : parts) {
+    const auto step = static_cast<long long>(save.first);
+    if (of.held == of.world_size) continue;
+    if (!spread)
+      std::printf("step %lld  is held by %d of %d ranks, and so not held\n", step, of.held, of.world_size);
+    else
+      std::printf(
+          "step %lld  here: images of %d and pieces for others of %d of %d ranks; see the other hosts\n",
+          step, of.held, of.pieces, of.world_size);
+    if (spread && status == tools::nothing_there) status = tools::fine;
+  }
   return status;
 }
 
