@@ -9,7 +9,9 @@
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/links/thread_link.hpp>
+#include <cairn/redundancy/lost_images.hpp>
 #include <cairn/redundancy/partner_copies.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/local_tier.hpp>
 #if CAIRN_USES_PARITY + 0
@@ -362,6 +364,30 @@ TEST_CASE("a piece with a flipped bit is not used, and an older step is taken th
   CHECK(again.warned + again.passed_over > 0);
 }
 
+TEST_CASE("what a job left on hosts is one store, with images rebuilt that were lost or are damaged") {
+  job j;
+  j.hosts = names_of(4, 4);
+  j.run(3);
+  const auto name = newest(j.tier("host1"), 1, false);
+  REQUIRE(name);
+  flip(j.tier("host1") + "/" + detail::slot_name(1, name->slot), 4096 + 200'000);
+  const any_redundancy by(partner_copies{});
+  std::vector<std::string> left;
+  for (int host = 0; host < 4; ++host) left.push_back(j.tier("host" + std::to_string(host)));
+  std::vector<std::string> notes;
+  const auto before = find_surviving_steps(left, by, notes);
+  REQUIRE_FALSE(before.empty());
+  CHECK(before.back().lost.empty());
+  CHECK(give_up_damaged_images(left, before.back()).size() == 1);
+  const auto step = find_surviving_steps(left, by, notes).back();
+  CHECK(step.which.step == 3);
+  CHECK(step.lost == std::vector<std::int32_t>{1});
+  CHECK_THROWS_AS((void)surviving_store(left, step), corrupt_error);
+  rebuild_lost_images(left, by, step, left.front(), notes);
+  safetensors_reader reader(surviving_store(left, step));
+  auto whole = reader.open(3, reader.fetch(3));
+  CHECK(reader.verify(whole, deadline::in(std::chrono::minutes(1))) > 2'000'000);
+}
 TEST_CASE("the tier of another job on one host ends the start, with its name, and stays") {
   job j;
   j.hosts = names_of(2, 2);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors diff stat reshard prune doctor helper_s3_server
+# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors diff stat reshard prune scavenge doctor helper_s3_server
 """The programs for checkpoints by URL, as a user calls them: training, inspecting, verifying, copying and exporting, on
 directories and on the scripted S3 server.
 
@@ -463,7 +463,7 @@ def check_installation(root):
     build = os.path.dirname(os.path.dirname(INSPECT))
     subprocess.run(["cmake", "--install", build, "--component", "cairn_tools", "--prefix", root + "/prefix"], check=True,
                    stdout=subprocess.DEVNULL)
-    names = ["cairn-" + name for name in ("copy", "diff", "doctor", "export", "import", "inspect", "prune", "reshard", "stat", "verify")]
+    names = ["cairn-" + name for name in ("copy", "diff", "doctor", "export", "import", "inspect", "prune", "reshard", "scavenge", "stat", "verify")]
     assert sorted(os.listdir(root + "/prefix/bin")) == names, os.listdir(root + "/prefix/bin")
     for name in names:
         program = f"{root}/prefix/bin/{name}"

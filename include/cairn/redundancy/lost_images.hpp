@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_redundancy.hpp>
+#include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/image_tier.hpp>
 
 #include <cstddef>
@@ -36,6 +37,15 @@ struct surviving_step {
 void rebuild_lost_images(std::span<const std::string> directories, const any_redundancy& by,
                          const surviving_step& step, const std::string& into,
                          std::vector<std::string>& notes);
+
+/// Reads all images of a save whole, and gives up those with a wrong block: then they are lost, and may be rebuilt. Returns
+/// a sentence for each. @throws storage_error
+std::vector<std::string> give_up_damaged_images(std::span<const std::string> directories,
+                                                const surviving_step& step);
+
+/// A save of which no image is lost, as a store that nobody writes, for what reads or copies checkpoints.
+/// @throws corrupt_error, storage_error
+[[nodiscard]] any_store surviving_store(std::span<const std::string> directories, const surviving_step& step);
 
 }  // namespace v1
 }  // namespace cairn

@@ -48,6 +48,9 @@ class held_store {
   /// What a directory has of one save of several: the records and data files of the images that are whole and have these
   /// names, which are of one save. No manifest. @throws storage_error
   held_store(const std::string& directory, std::span<const held_name> names);
+  /// The same of several directories, with a manifest; of two images of a rank the first.
+  held_store(std::span<const std::string> directories, std::span<const std::vector<held_name>> names,
+             std::int64_t step, std::vector<std::byte> manifest);
 
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint);
   [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes);

@@ -111,5 +111,49 @@ CAIRN_BODY void rebuild_lost_images(std::span<const std::string> directories, co
   }
 }
 
+namespace detail {
+
+[[nodiscard]] inline surveyed_save named_save(const surviving_step& step) {
+  surveyed_save save;
+  save.run = step.which.run, save.attempt = step.which.attempt, save.step = step.which.step;
+  save.world_size = step.which.world_size, save.plan_digest = step.plan_digest;
+  return save;
+}
+
+}  // namespace detail
+
+CAIRN_BODY std::vector<std::string> give_up_damaged_images(std::span<const std::string> directories,
+                                                           const surviving_step& step) {
+  std::vector<std::string> given_up;
+  tier_files files;
+  for (const auto& directory : directories)
+    for (auto& why : detail::give_up_damaged_images(directory, detail::named_save(step), files))
+      given_up.push_back(std::move(why));
+  return given_up;
+}
+
+CAIRN_BODY any_store surviving_store(std::span<const std::string> directories, const surviving_step& step) {
+  const auto which = detail::named_save(step);
+  std::vector<surveyed_save> all;
+  std::vector<std::vector<detail::held_name>> names(directories.size());
+  const std::string* with_plan = nullptr;
+  std::vector<std::string> damaged;
+  for (std::size_t i = 0; i < directories.size(); ++i) {
+    auto own = detail::survey_images(directories[i], damaged);
+    std::erase_if(own, [&](const surveyed_save& s) { return !s.is_same_save(which); });
+    if (with_plan == nullptr && !own.empty() && own.front().has_plan) with_plan = &directories[i];
+    add_survey(all, own);
+    for (const auto& each : detail::names_in_tier(directories[i]))
+      if (const auto name = detail::parse_held_name(each); name && detail::names_save(*name, which))
+        names[i].push_back(*name);
+  }
+  if (all.empty() || with_plan == nullptr ||
+      all.front().images.size() != static_cast<std::size_t>(which.world_size))
+    fail(error_id::corrupt_missing_file, "the local tiers do not have all of this save",
+         {.expected = "step " + std::to_string(which.step)});
+  return any_store(
+      detail::held_store(directories, names, which.step, detail::spread_manifest(*with_plan, all.front())));
+}
+
 }  // namespace v1
 }  // namespace cairn

@@ -110,6 +110,25 @@ CAIRN_BODY held_store::held_store(const std::string& directory, std::span<const 
   content_ = std::move(made);
 }
 
+CAIRN_BODY held_store::held_store(std::span<const std::string> directories,
+                                  std::span<const std::vector<held_name>> names, std::int64_t step,
+                                  std::vector<std::byte> manifest)
+    : describe_("local tiers in " + std::to_string(directories.size()) + " directories") {
+  auto made = std::make_shared<content>();
+  for (std::size_t i = 0; i < directories.size(); ++i)
+    for (const auto& name : names[i]) {
+      if (made->objects.contains(record_key(name.step, name.rank, name.attempt))) continue;
+      try {
+        static_cast<void>(add_image(*made, directories[i], name));
+      } catch (const corrupt_error&) {  // who wants it finds it missing
+      }
+    }
+  object whole{.bytes = std::move(manifest)};
+  whole.size = whole.bytes.size();
+  made->objects.insert_or_assign(manifest_key(step), std::move(whole));
+  content_ = std::move(made);
+}
+
 CAIRN_BODY held_store::held_store(const std::string& directory, const held_step& which,
                                   std::span<const held_name> names)
     : describe_("local tier " + directory) {
