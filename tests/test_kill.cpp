@@ -109,3 +109,70 @@ TEST_CASE("a run that is killed at any call that changes the disk loses nothing 
   CHECK(places.size() > 80 / thinned);
   MESSAGE(kills << " kills, at " << places.size() << " different calls");
 }
+
+TEST_CASE(
+    "a run with frozen items is killed at any call that changes the disk: what links there are, all is "
+    "whole") {
+  const scratch_directory directory(std::filesystem::exists("/dev/shm") ? "/dev/shm" : nullptr);
+  const auto root = directory.path() + "/now";
+  std::vector<float> base(20'000, 0.5F), adapter(100);
+  cairn::state_dict state;
+  state.tensor("base", base, {20'000}, cairn::frozen);
+  state.tensor("adapter", adapter, {100});
+  const auto loads = [&](auto& ckpt, std::int64_t step) {
+    std::vector<float> a(20'000), b(100);
+    cairn::state_dict back;
+    back.tensor("base", a, {20'000});
+    back.tensor("adapter", b, {100});
+    ckpt.load(back, step);
+    return a == base && b[99] == static_cast<float>(step);
+  };
+  const auto save = [&](auto& ckpt, std::int64_t step) {
+    std::fill(adapter.begin(), adapter.end(), static_cast<float>(step));
+    return ckpt.save(state, step);
+  };
+  std::uint64_t kills = 0;
+  const auto is_killed = [&](const kill_plan& plan) {
+    std::filesystem::remove_all(root);
+    const shared_page page;
+    const bool killed = dies(plan, page, [&](const std::shared_ptr<killer>& watch, run_report& report) {
+      try {
+        cairn::checkpointer ckpt{store{root, small_requests, watched_file_system<>{watch}},
+                                 cairn::keep_last(1), quiet};
+        for (const std::int64_t step : {1, 2, 3}) {
+          report.begun = step;
+          save(ckpt, step).wait();
+          report.acknowledged = step;
+        }
+      } catch (const std::exception& e) {
+        std::snprintf(report.where, sizeof report.where, "%s", e.what());
+        report.trouble = true;
+      }
+    });
+    kills += killed ? 1 : 0;
+    const std::string where = page->where;
+    CAPTURE(where);
+    {
+      cairn::checkpointer ckpt{store{root, small_requests}, cairn::read_only{}, quiet};
+      const auto there = ckpt.list();
+      for (const auto step : there) CHECK(loads(ckpt, step));
+      // What was acknowledged goes when the one after it is committed.
+      if (page->acknowledged > 0) CHECK((!there.empty() && there.back() >= page->acknowledged));
+    }
+    cairn::checkpointer next{store{root, small_requests}, cairn::keep_last(1), quiet};
+    (void)next.resume(state);
+    for (const std::int64_t step : {4, 5}) {
+      const auto saved = save(next, step);
+      saved.wait();
+      CHECK((saved.report().linked_bytes > 0) == (step == 5));
+    }
+    CHECK(loads(next, 5));
+    CHECK(litter(root, true) == "");
+    return killed;
+  };
+  for (const auto when : {moment::before, moment::after})
+    CHECK(is_killed({.at = event{when, file_call::link, "step-00000002"}, .gate = {}}));
+  for (std::uint64_t k = 1; is_killed({.at = {}, .gate = {}, .change = k}); k += 2 * thinned) {
+  }
+  CHECK(kills > 10);
+}

@@ -180,9 +180,9 @@ inline void train(const std::string& root, const scenario& run, const std::share
   other.join();
 }
 
-/// Runs it in a child. True if it killed itself; false if it came to its end.
-inline bool dies(const std::string& root, const scenario& run, const kill_plan& plan,
-                 const shared_page& page) {
+/// Runs `body(watch, report)` in a child. True if it killed itself; false if it came to its end.
+template <class Body>
+bool dies(const kill_plan& plan, const shared_page& page, Body body) {
   await_still_threads();
   const auto child = ::fork();
   REQUIRE(child >= 0);
@@ -190,7 +190,7 @@ inline bool dies(const std::string& root, const scenario& run, const kill_plan& 
     ::alarm(240);
     auto watch = std::make_shared<killer>(*page.operator->(), plan);
     kill_watch::of_this_process = watch.get();
-    train(root, run, watch, *page.operator->());
+    body(watch, *page.operator->());
     ::_exit(0);
   }
   int status = 0;
@@ -201,6 +201,13 @@ inline bool dies(const std::string& root, const scenario& run, const kill_plan& 
   CHECK_FALSE(page->trouble.load());
   CHECK((killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0)));
   return killed;
+}
+
+inline bool dies(const std::string& root, const scenario& run, const kill_plan& plan,
+                 const shared_page& page) {
+  return dies(plan, page, [&](const std::shared_ptr<killer>& watch, run_report& report) {
+    train(root, run, watch, report);
+  });
 }
 
 /// A directory in which earlier runs were stopped: it has the checkpoints of 11 and 12, a damaged one of 15, and at 25
