@@ -35,6 +35,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -604,6 +605,37 @@ TEST_CASE("a checkpoint of a bucket that somebody reads stays until the lease en
   ckpt.save(training.state, 3).wait();
   CHECK(ckpt.list() == std::vector<std::int64_t>{3});
   CHECK(server.objects().uploads() == 0);
+}
+
+TEST_CASE("a bucket is followed, and only what changed is read of it") {
+  s3::server server{strict()};
+  large_state training(1);
+  large_state here(0);
+  cairn::checkpointer ckpt{quick(server), calm};
+  cairn::checkpointer evaluator{quick(server), calm};
+  bool saved = false;
+  auto steps = evaluator.follow({.stop = [&] {
+    if (!std::exchange(saved, true)) ckpt.save(training.state, 1).wait();
+    return false;
+  }});
+  CHECK(steps.next() == 1);
+  CHECK(evaluator.refresh(here.state, 1).blocks_equal == 0);
+  CHECK(here == training);
+  training.weights[7] = -1;
+  saved = true;
+  ckpt.save(training.state, 2).wait();
+  CHECK(steps.next() == 2);
+  server.clear_journal();
+  const auto report = evaluator.refresh(here.state);
+  CHECK(report.step == 2);
+  CHECK(report.blocks == 7);
+  CHECK(report.blocks_equal == 6);
+  CHECK(here == training);
+  std::uint64_t fetched = 0;
+  for (const auto& entry : server.journal())
+    if (entry.operation == "GetObject") fetched += entry.bytes_out;
+  CHECK(fetched >= cairn::digest_block_bytes);
+  CHECK(fetched < 3 * cairn::digest_block_bytes);  // also where a slow request is made twice
 }
 
 /// What the trainer that is killed finds in its environment: the end point.
