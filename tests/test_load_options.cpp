@@ -557,4 +557,109 @@ TEST_CASE("each rank reads a whole item, or its own of those that each rank has"
     CHECK(text.find("plan.missing_item") != std::string::npos);
 }
 
+/// A checkpoint of step 1 of one rank: "w" [4], "old" and "rate", of this version.
+cairn::memory_store saved_of_version(std::int64_t version) {
+  cairn::memory_store store;
+  auto w = floats(4, 1), old = floats(1);
+  double rate = 50;
+  cairn::state_dict state;
+  state.version(version);
+  state.tensor("w", w, {4});
+  state.tensor("old", old, {1});
+  state.value("rate", rate);
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.save(state, 1);
+  ckpt.close();
+  return store;
+}
+
+TEST_CASE("a hook migrates a checkpoint of an older version, on one rank and on two") {
+  for (const std::int64_t from : {0, 1}) {
+    const auto store = saved_of_version(from);
+    for (const int ranks : {1, 2}) {
+      cairn::thread_group group{ranks};
+      std::vector<std::thread> threads;
+      std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
+      for (int r = 0; r < ranks; ++r)
+        threads.emplace_back([&, r] {
+          auto& told = wrong[static_cast<std::size_t>(r)];
+          const auto expect = [&](bool right, const char* what) {
+            if (!right) told += std::string(what) + "; ";
+          };
+          try {
+            const std::int64_t rows = 6 / ranks;
+            std::vector<float> weight(static_cast<std::size_t>(rows)), average(6, -1);
+            double rate = 0;
+            int asked = 0;
+            cairn::state_dict state;
+            state.tensor("weight", weight, cairn::shard{{6}, {r * rows}});
+            state.tensor("average", average, {6});
+            state.value("rate", rate);
+            state.version(2);
+            state.migrate([&](cairn::migration& m) {
+              ++asked;
+              expect(m.from() == from && m.to() == 2 && m.items().find("w") != nullptr, "what it is told");
+              m.use(cairn::rename{{"w", "weight"}}, cairn::pad{"weight", 0, -7});
+              m.added("aver*");
+              m.dropped("old");
+              m.after([&] { rate /= 100; });
+              m.after([&] { average.assign(6, weight[0]); });
+            });
+            cairn::checkpointer ckpt{store, group.communicator(r), quiet()};
+            const auto report = ckpt.load(state, 1);
+            expect(asked == 1 && report.migrated_from == from, "the hook");
+            expect(report.renamed.size() == 1 && report.resized.size() == 1 && report.unexpected.empty() &&
+                       report.missing == std::vector<std::string>{"average"},
+                   "the report");
+            const std::vector<float> whole{1, 2, 3, 4, -7, -7};
+            expect(std::equal(weight.begin(), weight.end(), whole.begin() + r * rows), "the weights");
+            expect(rate == 0.5 && average[5] == weight[0], "what is computed");
+            // A resume does the same, and what it saves needs none.
+            expect(ckpt.resume(state) == 1 && asked == 2, "the resume");
+            ckpt.save(state, 2).wait();
+            expect(ckpt.load(state, 2).migrated_from == -1 && asked == 2, "a load of the same version");
+            ckpt.remove(2);
+          } catch (const std::exception& e) {
+            told += e.what();
+          }
+        });
+      for (auto& t : threads) t.join();
+      for (const auto& w : wrong) CHECK(w == "");
+    }
+  }
+}
+
+TEST_CASE("a version that does not fit is refused, and nothing is passed over for it") {
+  const auto store = saved_of_version(3);
+  auto w = floats(4), old = floats(1);
+  double rate = 0;
+  cairn::state_dict state;
+  state.tensor("w", w, {4});
+  state.tensor("old", old, {1});
+  state.value("rate", rate);
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.load(state, 1);  // of no version: it asks for none
+  CHECK(w == floats(4, 1));
+  const auto refused = [&](std::int64_t version) {
+    state.version(version);
+    const auto of_load = failure_of([&] { (void)ckpt.load(state, 1); });
+    const auto of_resume = failure_of([&] { (void)ckpt.resume(state); });
+    CHECK(of_load.id() == error_id::plan_state_version);
+    CHECK(of_resume.id() == error_id::plan_state_version);
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+    return std::string(of_load.what());
+  };
+  CHECK(refused(2).find("a newer version") != std::string::npos);
+  CHECK(refused(4).find("state.migrate(hook)") != std::string::npos);
+  state.migrate([](cairn::migration&) { throw std::runtime_error("no way from there"); });
+  CHECK_THROWS_WITH_AS((void)ckpt.load(state, 1), "no way from there", std::runtime_error);
+  CHECK(refused(2).find("a newer version") != std::string::npos);
+  state.version(4);
+  state.migrate([](cairn::migration& m) { m.after([] { throw std::runtime_error("it does not add up"); }); });
+  CHECK_THROWS_WITH_AS((void)ckpt.load(state, 1), "it does not add up", std::runtime_error);
+  state.migrate([](cairn::migration&) {});
+  CHECK(ckpt.load(state, 1).migrated_from == 3);
+  CHECK_THROWS_AS(state.version(-1), cairn::usage_error);
+}
+
 }  // namespace

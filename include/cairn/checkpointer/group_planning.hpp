@@ -56,6 +56,16 @@ class summary_fold {
   std::uint64_t digest_ = 0;
 };
 
+/// What is stored of a state: what its planner says, and its version.
+inline std::shared_ptr<const metadata> stored_of(metadata planned, const state_dict& state) {
+  planned.state_version = state.version();
+  return detail::make_shared<const metadata>(std::move(planned));
+}
+/// A plan of another version of the state is another plan, if nothing but its meaning has changed.
+inline std::uint64_t digest_for(const state_dict& state, std::uint64_t plan) {
+  return state.version() == 0 ? plan : digest_stream().put(plan).put(state.version()).value();
+}
+
 /// Makes this rank's final plan together with the other ranks: one reduction of summaries, and one barrier
 /// after which the plan is known to stand on all ranks. Everything that any rank throws on the way is thrown
 /// on all ranks. `look` is asked now and then whether the others plan at all, and throws where not.
@@ -70,8 +80,8 @@ inline cached_plan plan_together(any_save_planner& planner, collectives& group, 
     const auto summary = planner.summarise(local, rank);
     planned.plan =
         detail::make_shared<const save_plan>(planner.finish(std::move(local), summary, rank, world));
-    planned.stored = detail::make_shared<const metadata>(planner.metadata(summary, world));
-    planned.digest = digest_of(*planned.plan);
+    planned.stored = stored_of(planner.metadata(summary, world), state);
+    planned.digest = digest_for(state, digest_of(*planned.plan));
     for (const auto& i : planned.plan->items) planned.bytes += sizeof i + i.name.size();
     return planned;
   }
@@ -91,8 +101,8 @@ inline cached_plan plan_together(any_save_planner& planner, collectives& group, 
     const auto summary = decode_summary(planner, bytes);
     planned.plan =
         detail::make_shared<const save_plan>(planner.finish(std::move(local), summary, rank, world));
-    if (rank == 0) planned.stored = detail::make_shared<const metadata>(planner.metadata(summary, world));
-    planned.digest = digest(std::span<const std::byte>(bytes));
+    if (rank == 0) planned.stored = stored_of(planner.metadata(summary, world), state);
+    planned.digest = digest_for(state, digest(std::span<const std::byte>(bytes)));
     planned.bytes = bytes.size();
   } catch (...) {
     failure = std::current_exception();

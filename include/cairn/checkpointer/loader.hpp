@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/checkpointer/item_reading.hpp>
+#include <cairn/checkpointer/load_options.hpp>
 #include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/steps_to_resume.hpp>
 #include <cairn/checkpointer/tier_recovery.hpp>
@@ -471,24 +472,26 @@ class loader {
   /// where the ranks share what several want: then all read together, and it ends alike on all ranks where one
   /// fails, but for what fails after the last exchange. `refreshing`: each rank reads what it lacks.
   load_report load_part(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                        std::span<const std::byte> manifest, const load_request& request, any_reader reader,
+                        std::span<const std::byte> manifest, load_request request, any_reader reader,
                         bool spread, block_refresh* refreshing = nullptr) {
     const auto begin = deadline::clock::now();
     const auto until = deadline::in(options_.timeout);
     std::optional<any_checkpoint> opened;
     load_plan plan;
-    const auto* changes = request.changes.get();
+    std::vector<callback<void()>> after;  // of a migration
     decltype(devices_->begin_load(options_.load_memory)) copies = nullptr;
     // All that can fail on one rank before the ranks read together.
     const auto open = [&] {
       opened.emplace(reader.open(step, manifest));
-      plan = plan_part(planner, state, opened->metadata(), step, manifest, request);
+      const bool migrated = migrate(state, opened->metadata(), step, request, after);
+      plan = plan_part(planner, state, opened->metadata(), step, manifest, request, !migrated);
+      if (migrated) plan.report.migrated_from = opened->metadata().state_version;
       if (group_.size() == 1) refuse_unmatched(plan.report, state);
       for (auto rest : plan.fills) {
         const auto dimension = static_cast<int>(std::exchange(rest.chunk, 0u));
         const auto view = planner.resolve(state, opened->metadata(), rest).view;
         known_.forget({range_of(view)});
-        changes->fill(state.entries()[rest.entry].name, dimension, view);
+        request.changes->fill(state.entries()[rest.entry].name, dimension, view);
       }
       if (devices_ != nullptr) copies = devices_->begin_load(options_.load_memory);
     };
@@ -509,6 +512,7 @@ class loader {
       open();
     }
     const metadata& stored = opened->metadata();
+    const auto* changes = request.changes.get();
     const target_resolver resolver = [&](const cairn::read_item& item) {
       auto target = planner.resolve(state, stored, item);
       if (changes != nullptr)
@@ -557,6 +561,8 @@ class loader {
     plan.report.stages = stages;
     plan.report.blocks = pass.blocks;
     plan.report.blocks_equal = pass.equal;
+    if (!after.empty()) known_.clear();  // what it computes is in no checkpoint
+    for (const auto& call : after) call();
     for (const auto& item : plan.items) {
       const auto& entry = state.entries()[item.entry];
       plan.report.bytes +=
@@ -565,10 +571,32 @@ class loader {
     plan.report.seconds = seconds_since(begin);
     return std::move(plan.report);
   }
+  /// Asks the state what is different in a checkpoint of an older version; false where it is of the same one.
+  static bool migrate(const state_dict& state, const metadata& stored, std::int64_t step,
+                      load_request& request, std::vector<callback<void()>>& after) {
+    const auto from = stored.state_version;
+    const auto to = state.version();
+    if (to == 0 || from == to) return false;
+    if (from > to || !state.migrates())
+      fail(error_id::plan_state_version,
+           "the checkpoint of step " + std::to_string(step) +
+               (from > to
+                    ? " is of a newer version of the state than this program knows: load it with the program "
+                      "that wrote it, or a newer one"
+                    : " is of an older version of the state: say what has changed since with "
+                      "state.migrate(hook), or give a hook that does nothing"),
+           {.rank = request.rank,
+            .expected = "version " + std::to_string(to),
+            .got = from == 0 ? "no version" : "version " + std::to_string(from)});
+    migration asked(from, to, stored.items, request, after);
+    state.migrates()(asked);
+    return true;
+  }
   /// What this rank reads: the plan of an earlier load of the same checkpoint into a state of the same
   /// structure, or a new one. Planners without a fingerprint plan anew each time.
   load_plan plan_part(any_load_planner& planner, const state_dict& state, const metadata& stored,
-                      std::int64_t step, std::span<const std::byte> manifest, const load_request& request) {
+                      std::int64_t step, std::span<const std::byte> manifest, const load_request& request,
+                      bool repeated) {
     const auto begin = deadline::clock::now();
     load_plan_key key{.step = step,
                       .structure = state.structure(),
@@ -577,7 +605,7 @@ class loader {
                       .strict = request.strict,
                       .only = request.only};
     auto fingerprint = planner.fingerprint();
-    if (request.changes != nullptr)
+    if (request.changes != nullptr || !repeated)
       fingerprint.reset();  // the key does not hold it, and such loads are not repeated
     if (fingerprint) {
       key.planner = *fingerprint;

@@ -87,6 +87,7 @@ struct load_report {
   std::vector<std::string> renamed;    ///< "name: the name in the checkpoint"
   std::vector<std::string> converted;  ///< "name: F32 to BF16"
   std::vector<std::string> resized;    ///< "name: [50257, 768] to [50304, 768]"
+  std::int64_t migrated_from = -1;     ///< the version of a checkpoint that was migrated; -1: none was
   std::uint64_t bytes = 0;             ///< of the state that were filled, or that refresh() found filled
   std::uint64_t bytes_read = 0;        ///< fetched from the store
   /// How long the load took on this rank.

@@ -6,6 +6,7 @@
 #include <cairn/model/placement.hpp>
 #include <cairn/model/state_entry.hpp>
 #include <cairn/model/tensor_view.hpp>
+#include <cairn/system/callback.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -22,6 +23,7 @@ namespace cairn {
 inline namespace v1 {
 
 class digest_stream;
+class migration;
 class state_scope;
 
 /// Registers the state of a type that you cannot change; specialise it. A type of yours has a member instead:
@@ -144,6 +146,26 @@ class state_dict {
   template <class T>
   void object(std::string_view prefix, T& object);
 
+  /// The version of what the names, shapes and values mean; raise it when a program that has an older one would load
+  /// them wrongly. It stands in each checkpoint. A load refuses a checkpoint of a newer version, and
+  /// one of an older version unless migrate() was called (plan_state_version). A state without a version, which is 0, takes every
+  /// checkpoint as it is; one without a version is older than 1. The same on all ranks.
+  /// @throws usage_error (usage_bad_option) if it is negative
+  void version(std::int64_t number);
+  [[nodiscard]] std::int64_t version() const noexcept { return version_; }
+  /// What a load of a checkpoint with an older version does: `hook(cairn::migration&)` is called on each rank, before
+  /// anything is planned or read, and says what is different there:
+  ///
+  ///   state.version(2);
+  ///   state.migrate([](cairn::migration& m) {
+  ///     if (m.from() < 2) m.use(cairn::rename{{"w", "weight"}});
+  ///   });
+  ///
+  /// What it throws fails the load, on all ranks. The state_dict keeps a copy.
+  void migrate(detail::callback<void(migration&)> hook) { migrate_ = std::move(hook); }
+  /// What migrate() was given; holds nothing where it was not called.
+  [[nodiscard]] const detail::callback<void(migration&)>& migrates() const noexcept { return migrate_; }
+
   /// Gives a new address to a tensor that was added by pointer or view; a view also gives its strides and
   /// memory space. @throws usage_error if the name is unknown or bound to a container, or the view has
   /// another shape; plan_error for another dtype.
@@ -160,7 +182,7 @@ class state_dict {
   /// True if it has no item.
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
 
-  /// A digest of everything that a plan depends on: names, kinds, dtypes, shapes, boxes and flags, but
+  /// A digest of everything that a plan depends on: names, kinds, dtypes, shapes, boxes, flags and the version, but
   /// not addresses, values, or the sizes of items of bytes. Cached until the next registration: O(1)
   /// after the first call.
   [[nodiscard]] std::uint64_t structure() const;
@@ -233,6 +255,8 @@ class state_dict {
 
   std::vector<state_entry> entries_;
   std::vector<std::size_t> slots_;  // a hash table of the names: one more than the number of an entry, or 0
+  std::int64_t version_ = 0;
+  detail::callback<void(migration&)> migrate_;
   mutable std::uint64_t structure_ = 0;
   mutable bool structure_known_ = false;
   mutable std::shared_ptr<const void> bindings_;  // made when it is asked for

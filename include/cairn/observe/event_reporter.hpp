@@ -170,6 +170,8 @@ class event_reporter {
       };
       if (const auto* report = what.load; report != nullptr) {
         if (!report->sources.empty()) line += "; " + report->sources;
+        if (report->migrated_from >= 0)
+          line += "; migrated from version " + std::to_string(report->migrated_from);
         tell(report->renamed.size(), "renamed");
         tell(report->converted.size(), "converted");
         tell(report->resized.size(), "padded or cut");

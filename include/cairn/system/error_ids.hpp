@@ -43,6 +43,7 @@ enum class error_id : std::uint16_t {
   plan_disagreement = 209,
   plan_bad_message = 210,
   plan_no_cast = 211,
+  plan_state_version = 212,
 
   storage_io = 301,
   storage_no_space = 302,
@@ -147,6 +148,8 @@ constexpr std::string_view error_name(error_id id) noexcept {
       return "plan.bad_message";
     case error_id::plan_no_cast:
       return "plan.no_cast";
+    case error_id::plan_state_version:
+      return "plan.state_version";
     case error_id::storage_io:
       return "storage.io";
     case error_id::storage_no_space:

@@ -110,9 +110,18 @@ CAIRN_BODY std::uint64_t state_dict::structure() const {
     d.put(static_cast<std::uint64_t>(e.boxes.size()));
     for (const auto& b : e.boxes) put(d, b.offsets), put(d, b.sizes);
   }
+  if (version_ != 0) d.put(version_);
   structure_ = d.value();
   structure_known_ = true;
   return structure_;
+}
+
+CAIRN_BODY void state_dict::version(std::int64_t number) {
+  if (number < 0)
+    fail(error_id::usage_bad_option, "the version of a state is not negative",
+         {.got = std::to_string(number)});
+  version_ = number;
+  structure_known_ = false;
 }
 
 CAIRN_BODY std::shared_ptr<const void> state_dict::bindings() const {

@@ -152,7 +152,9 @@ CAIRN_BODY load_plan load_planning::finish() {
   }
   if (detail::contains(known_, false))
     stored_.items.for_each_name([&](std::size_t k, std::string_view name) {
-      if (!known_[k] && is_wanted(request_.only, name)) plan_.report.unexpected.emplace_back(name);
+      if (!known_[k] && is_wanted(request_.only, name) &&
+          (request_.dropped.empty() || !is_wanted(request_.dropped, name)))
+        plan_.report.unexpected.emplace_back(name);
     });
   if (request_.strict && !required_.empty())
     fail_names(error_id::plan_missing_item, "the state",
@@ -175,7 +177,8 @@ CAIRN_BODY void load_planning::match(std::string_view name) {
 
 CAIRN_BODY void load_planning::miss(const state_entry& e) {
   plan_.report.missing.push_back(e.name);
-  if (!e.flags.optional) required_.push_back(e.name);
+  if (!e.flags.optional && (request_.may_miss.empty() || !is_wanted(request_.may_miss, e.name)))
+    required_.push_back(e.name);
 }
 
 CAIRN_BODY void load_planning::mismatch(const state_entry& e, error_id id, const std::string& what,
