@@ -62,8 +62,8 @@ class annotation_value {
 
 /// A name and what it stands for.
 struct annotation {
-  std::string name;  ///< as that of an item, at most 256 bytes
-  annotation_value value;
+  std::string name;        ///< as that of an item, at most 256 bytes
+  annotation_value value;  ///< a text, a number, or whether something is so
   friend bool operator==(const annotation&, const annotation&) = default;
 };
 
@@ -90,9 +90,12 @@ class annotations {
 
   /// The value of a name, or nullptr.
   [[nodiscard]] const annotation_value* find(std::string_view name) const noexcept;
+  /// True if nothing is said.
   [[nodiscard]] bool empty() const noexcept { return list_.empty(); }
   [[nodiscard]] std::size_t size() const noexcept { return list_.size(); }
+  /// The first one; they are sorted by name.
   [[nodiscard]] std::vector<annotation>::const_iterator begin() const noexcept { return list_.begin(); }
+  /// One past the last one.
   [[nodiscard]] std::vector<annotation>::const_iterator end() const noexcept { return list_.end(); }
   friend bool operator==(const annotations&, const annotations&) = default;
 
