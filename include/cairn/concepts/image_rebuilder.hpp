@@ -20,8 +20,8 @@ struct rebuild_range {
     piece,   ///< in the piece that the rank keeps
     record,  ///< they are all that there is to know of that piece
   };
-  std::int32_t rank = 0;  ///< that saved; it may be elsewhere now, or no more
-  kind what = kind::image;
+  std::int32_t rank = 0;    ///< that saved; it may be elsewhere now, or no more
+  kind what = kind::image;  ///< where the bytes lie
   std::uint64_t begin = 0;  ///< the first of them
   std::uint64_t bytes = 0;  ///< how many; of a record, which is as long as it is: 0
 };

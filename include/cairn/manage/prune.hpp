@@ -13,7 +13,7 @@ inline namespace v1 {
 
 /// What becomes of one checkpoint.
 struct pruned_checkpoint {
-  std::int64_t step = 0;
+  std::int64_t step = 0;    ///< of the checkpoint
   std::uint64_t bytes = 0;  ///< of its data files; 0 where the manifest cannot be read
   std::string kept = {};    ///< why it stays; empty: it goes
   bool removed = false;     ///< it is gone

@@ -15,8 +15,8 @@ struct tensor_view;
 
 /// Addresses of memory, from the first byte to behind the last one.
 struct memory_range {
-  std::uintptr_t begin = 0;
-  std::uintptr_t end = 0;
+  std::uintptr_t begin = 0;  ///< of the first byte
+  std::uintptr_t end = 0;    ///< behind the last one
 };
 /// Where the elements of a view lie; with strides, also what lies between them. Empty for an empty view.
 [[nodiscard]] memory_range range_of(const tensor_view& view) noexcept;
@@ -41,7 +41,9 @@ class known_blocks {
   void forget(std::vector<memory_range> ranges);
   /// Remembers what memory holds now, and forgets what else lay there.
   void put(const std::shared_ptr<const void>& state, std::vector<filled_memory> parts);
+  /// Forgets everything.
   void clear() noexcept { states_.clear(); }
+  /// True if nothing is known.
   [[nodiscard]] bool empty() const noexcept { return states_.empty(); }
   /// The memory that it takes.
   [[nodiscard]] std::uint64_t bytes() const noexcept;
@@ -63,7 +65,7 @@ struct block_pass {
   };
   known_blocks* known = nullptr;      ///< outlives the load
   std::shared_ptr<const void> state;  ///< state_dict::bindings()
-  action what = action::read_all;
+  action what = action::read_all;     ///< what the load is to do
   bool hash_memory = false;  ///< for compare: finds equal blocks by the bytes in memory, not by what is known
   detail::callback<void()>
       ready;  ///< for compare: called once, before memory changes; what it throws ends the load

@@ -37,7 +37,7 @@ struct keep_last {
 /// Steps that are divisible by n stay; at least 1.
 struct keep_every {
   explicit constexpr keep_every(std::int64_t n) noexcept : steps(n) {}
-  std::int64_t steps;
+  std::int64_t steps;  ///< n
 };
 
 /// Which values of an annotation are the best.
@@ -48,9 +48,9 @@ enum class best : std::uint8_t { lowest, highest };
 struct keep_best {
   keep_best(std::string annotation, std::size_t n, best which = best::lowest)
       : name(std::move(annotation)), count(n), order(which) {}
-  std::string name;
-  std::size_t count;
-  best order;
+  std::string name;   ///< of the annotation
+  std::size_t count;  ///< n
+  best order;         ///< which values are the best
 };
 
 /// What was committed within this time stays: `cairn::keep_within(std::chrono::hours(48))`. By the clock of the host
@@ -64,16 +64,16 @@ struct keep_within {
   explicit constexpr keep_within(Duration time) noexcept
       : seconds(static_cast<double>(time.count()) * static_cast<double>(Duration::period::num) /
                 static_cast<double>(Duration::period::den)) {}
-  double seconds;
+  double seconds;  ///< the time
 };
 
 /// What policies ask about a checkpoint.
 struct retained_checkpoint {
-  std::int64_t step = 0;
-  bool counts = true;    ///< for keep_last; false: it was not verified yet
-  bool readable = true;  ///< false: the manifest could not be read; where it matters, the checkpoint stays
+  std::int64_t step = 0;  ///< of the checkpoint
+  bool counts = true;     ///< for keep_last; false: it was not verified yet
+  bool readable = true;   ///< false: the manifest could not be read; where it matters, the checkpoint stays
   std::int64_t committed_at = 0;  ///< in seconds since 1970; 0: not known, and it stays where that matters
-  cairn::annotations annotations = {};
+  cairn::annotations annotations = {};  ///< what was said about it
 };
 
 /// Which checkpoints stay: those that any of its policies keeps. Made of one, or of several with `|`:
