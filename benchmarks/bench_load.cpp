@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a load costs from a cold cache: as it was saved, resharded from rows to columns, replicated, with and
 // without sharing what is read, and a verification. With --warm what it costs where the page cache has the files. And
-// what a load of somebody else's safetensors costs beside one of cairn's own.
+// what a load of somebody else's safetensors costs beside one of cairn's own. With --refresh what it costs to read only
+// what has changed.
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/safetensors_files.hpp>
@@ -46,6 +47,7 @@ constexpr int shards = 4;
 struct load_options : cairn_bench::program_options {
   bool warm = false;
   bool new_memory = false;
+  bool refresh = false;
   std::string peers;
   std::string script = "benchmarks/load_peer.py";
 };
@@ -96,6 +98,11 @@ class load_benchmark {
         size_("/" + cairn_bench::size_text(o.bytes) + "/tensors=" + std::to_string(o.tensors)) {}
 
   void run() {
+    if (options_.refresh) {
+      measure_refresh();
+      report_.write(options_.json);
+      return;
+    }
     measure_whole();
     if (options_.warm) {
       measure_ranks_warm();
@@ -111,6 +118,45 @@ class load_benchmark {
     cairn::checkpointer_options o;
     o.quiet = true;
     return o;
+  }
+  /// A refresh after every twentieth block has changed, against a load of everything, both from a cold cache.
+  void measure_refresh() {
+    bench_state memory(rows_);
+    bench_state copy(rows_);
+    const auto saved = memory.whole();
+    const auto loaded = copy.whole();
+    cairn::checkpointer c{store("refreshed"), quiet()};
+    c.save(saved, 1).wait();
+    std::uint64_t changed = 0;
+    std::uint64_t block = 0;
+    for (std::size_t i = 0; i < rows_.size(); ++i)
+      for (std::uint64_t at = 0; at < memory.size(i); at += mebibyte)
+        if (block++ % 20 == 0) {
+          memory.place(i)[at] ^= std::byte{1};
+          changed += std::min(mebibyte, memory.size(i) - at);
+        }
+    c.save(saved, 2).wait();
+    const auto files = directory_.files();
+    const auto cold = [&](auto&& work) {
+      for (const auto& path : files) cairn_bench::make_cold(path);
+      return cairn_bench::seconds_of(work);
+    };
+    c.load(loaded, 1);
+    std::uint64_t read = 0;
+    const auto seconds = cairn_bench::interleaved(
+        options_.pairs,
+        [&] {
+          (void)c.refresh(loaded, 1);
+          const auto took = cold([&] { read = c.refresh(loaded).bytes_read; });
+          check_equal(memory, copy);
+          return took;
+        },
+        [&] { return cold([&] { c.load(loaded, 2); }); });
+    report_.add("load_cold/refresh_5_percent_against_load" + size_,
+                cairn_bench::make_pairs(seconds[0], seconds[1]), "s");
+    report_.add_against("load_cold/refresh_5_percent/read" + size_,
+                        cairn_bench::samples({static_cast<double>(read)}), "B", static_cast<double>(changed),
+                        at_most(1.05));
   }
   [[nodiscard]] cairn::file_store store(const char* name) const {
     return cairn::file_store{directory_.path() + "/" + name};
@@ -535,6 +581,7 @@ int main(int argc, char** argv) {
   cairn_bench::add_directory_option(app, o);
   app.add_flag("--warm", o.warm, "From the page cache, by one rank and by four");
   app.add_flag("--new-memory", o.new_memory, "Into memory that was not touched before, in pages of 4 KiB");
+  app.add_flag("--refresh", o.refresh, "A refresh after 5 % of the blocks have changed, against a load");
   app.add_option("--peers", o.peers,
                  "A virtual environment of Python with safetensors and PyTorch, which are measured, too");
   app.add_option("--script", o.script, "What runs them: benchmarks/load_peer.py");
