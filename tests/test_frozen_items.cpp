@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: checkpoints
+// threaded
 // Items that never change are written once and linked by later saves: what is on disk, what loads, what goes wrong.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>

@@ -67,6 +67,7 @@ class event_reporter {
                     static_cast<long long>(r.step), human_bytes(r.bytes).c_str(), r.committed_seconds,
                     r.blocked_seconds * 1e3, r.plan_cached ? "" : " (planned)");
       std::string line = text;
+      if (r.linked_bytes > 0) line += "; " + human_bytes(r.linked_bytes) + " linked";
       if (r.held_seconds > 0) {
         std::snprintf(text, sizeof text, "; held here after %.1f ms", r.held_seconds * 1e3);
         line += text;
