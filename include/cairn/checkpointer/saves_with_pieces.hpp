@@ -29,6 +29,9 @@ class saves_with_pieces {
  public:
   saves_with_pieces(owned<redundant_saves> redundancy, std::shared_ptr<save_services> services)
       : services_(std::move(services)), redundancy_(std::move(redundancy)) {}
+  saves_with_pieces(const saves_with_pieces&) = delete;
+  saves_with_pieces& operator=(const saves_with_pieces&) = delete;
+  ~saves_with_pieces() { end(false); }
 
   /// The tier is open on all ranks. Collective: throws on all of them what one of them throws. Returns for
   /// each rank the lowest one that sees the same place.
@@ -89,8 +92,13 @@ class saves_with_pieces {
     if (const auto save = take(save_count_of(context.run, context.step, context.attempt)))
       save->set_redundant(false, 0);
   }
-  /// The job has ended in order; see redundant_saves::end.
-  void end(bool remove) noexcept { redundancy_->end(remove); }
+  /// No pieces are made any more; see redundant_saves::end. Saves that still wait for theirs go without.
+  void end(bool remove) noexcept {
+    redundancy_->end(remove);
+    const std::lock_guard lock(mutex_);
+    for (const auto& each : expected_) each.second->set_redundant(false, 0);
+    expected_.clear();
+  }
 
  private:
   /// So many in a row that newer ones went before: pieces are made more slowly than saves come.
