@@ -16,6 +16,7 @@
 #include <support/link_peers.hpp>
 #include <support/process_ranks.hpp>
 #include <support/scratch_directory.hpp>
+#include <support/still_threads.hpp>
 
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -369,6 +370,7 @@ TEST_CASE("a process that is killed is named on all others, with its host, and w
   const auto path = place.path() + "/job";
   process_ranks ranks(4);
   ranks.kill_at(2, "in training");
+  await_still_threads();
   const auto ends = ranks.run([&](rank_process& me) {
     socket_communicator comm(socket_job::in_file(path, me.rank(), 4));
     if (me.rank() == 2) comm.send(3, bytes_of("last words"), ample());
@@ -393,9 +395,11 @@ TEST_CASE(
   const auto path = place.path() + "/job";
   process_ranks ranks(3);
   ranks.hang_at(2, "stopped");
+  await_still_threads();
   const auto ends = ranks.run([&](rank_process& me) {
     socket_communicator comm(socket_job::in_file(path, me.rank(), 3));
     if (me.rank() == 1) {
+      await_still_threads();
       const auto child = ::fork();
       if (child == 0) {
         const auto e = error_of([&] { comm.send(0, {}, ample()); });
