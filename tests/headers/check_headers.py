@@ -324,7 +324,8 @@ def main():
             if good is None:
                 lines.append(f"  opt-in  {name} ({seconds})")
                 continue
-            lines.append(f"  {seconds:6.2f}  {name}{'' if good else '  FAILED'}")
+            if seconds or not good:  # the others are in the seconds of a run
+                lines.append(f"  {seconds:6.2f}  {name}{'' if good else '  FAILED'}")
             if not good:
                 failed.append(name)
                 lines.append("\n".join(output.splitlines()[:40]))
