@@ -79,9 +79,10 @@ struct load_request {
   /// Other names, dtypes and sizes that a checkpoint may have, see <cairn/load_options.hpp>; null: none. A planner that
   /// does not derive from basic_planner asks it itself.
   std::shared_ptr<const load_changes> changes = nullptr;
-  /// Patterns of items of the state that may be missing, as if they were optional, and of items of the checkpoint that the
-  /// state no longer has, which are not unexpected; see migration.
-  std::vector<std::string> may_miss = {}, dropped = {};
+  /// Patterns of items of the state that may be missing, as if they were optional; see migration.
+  std::vector<std::string> may_miss = {};
+  /// Patterns of items of the checkpoint that the state no longer has, which are not unexpected; see migration.
+  std::vector<std::string> dropped = {};
   bool hash_memory = false;  ///< of refresh(): see cairn::verify_memory
 };
 
