@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_reader.hpp>
-#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/model/surveyed_save.hpp>
 
 #include <cstddef>
@@ -13,6 +12,8 @@
 
 namespace cairn {
 inline namespace v1 {
+
+struct file_holders;
 
 /// What the ranks of a job ask a tier that is in several places, to find the newest save that all places hold together,
 /// and to read it. One thread calls these, after image_tier::open(); a save is named by its run, attempt and step.
