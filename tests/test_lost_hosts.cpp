@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
@@ -35,6 +36,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -131,6 +133,31 @@ class told_events {
   std::mutex* mutex_;
 };
 
+/// Ends its rank at the n-th message that it would send or wait for, as a kill does: nothing leaves it from then on.
+class dying_communicator {
+ public:
+  using cairn_role = role::communicator;
+  dying_communicator(thread_communicator inner, int messages) : inner_(std::move(inner)), left_(messages) {}
+  [[nodiscard]] int rank() const { return inner_.rank(); }
+  [[nodiscard]] int size() const { return inner_.size(); }
+  void send(int to, std::span<const std::byte> bytes, deadline until) {
+    live();
+    inner_.send(to, bytes, until);
+  }
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
+    live();
+    return inner_.receive(from, until);
+  }
+
+ private:
+  void live() {
+    if (left_ == 0) fail(error_id::peer_lost, "this rank is killed", {.rank = rank()});
+    --left_;
+  }
+  thread_communicator inner_;
+  int left_;
+};
+
 /// The hosts of a job, by name, and its store.
 struct job {
   scratch_directory memory{"/dev/shm"};
@@ -140,6 +167,8 @@ struct job {
   std::uint64_t persist_every = 1000;
   bool with_own = false;
   int keep = 2;
+  int dies = -1;  // a rank, after so many messages
+  int messages = 0;
 
   [[nodiscard]] std::string tier(const std::string& host) const { return memory.path() + "/" + host; }
   void lose(const std::string& host) const { fs::remove_all(tier(host)); }
@@ -150,9 +179,10 @@ struct job {
       redundancy.failure_group = host;
       return any_checkpointer(checkpointer{
           file_store{disk.path() + "/store"}, local_tier{tier(host), {.keep = keep, .copy = {.threads = 1}}},
-          persist{.every = persist_every}, std::move(redundancy), links, group.communicator(rank),
+          persist{.every = persist_every}, std::move(redundancy), links,
+          dying_communicator(group.communicator(rank), rank == dies ? messages : 1'000'000),
           told_events(result, mutex),
-          checkpointer_options{.peer_timeout = std::chrono::minutes(2), .quiet = true}});
+          checkpointer_options{.peer_timeout = std::chrono::minutes(2), .max_restarts = 0, .quiet = true}});
     };
 #if CAIRN_USES_PARITY + 0
     if (by == how::parity) return with(parity{.data = 3, .losses = 1, .every = 1});
@@ -364,6 +394,28 @@ TEST_CASE("a piece with a flipped bit is not used, and an older step is taken th
   CHECK(again.warned + again.passed_over > 0);
 }
 
+TEST_CASE("a rank that is killed in the middle of a recovery leaves what the next one finds") {
+  job j;
+  j.hosts = names_of(4, 4);
+  j.run(3);
+  j.lose("host2");
+  int killed = 0;
+  for (int messages = 20; messages <= 130; messages += 10) {
+    j.dies = messages % 20 == 0 ? 1 : 2;  // one that has what is lost, or the one that rebuilds it
+    j.messages = messages;
+    try {
+      const auto again = j.run(0);  // it resumes, and ends
+      CHECK(again.resumed == 3);
+    } catch (const error&) {
+      ++killed;
+    }
+  }
+  CHECK(killed >= 2);
+  j.dies = -1;
+  const auto last = j.run(4);
+  CHECK(last.resumed == 3);
+  CHECK(last.right == 4);
+}
 TEST_CASE("what a job left on hosts is one store, with images rebuilt that were lost or are damaged") {
   job j;
   j.hosts = names_of(4, 4);
