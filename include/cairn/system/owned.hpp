@@ -23,6 +23,7 @@ class owned {
     return *this;
   }
   ~owned() {
+    // NOLINTNEXTLINE(bugprone-sizeof-expression): it asks whether T is complete
     static_assert(sizeof(T) > 0, "where the owner ends, the class is complete");
     delete held_;
   }

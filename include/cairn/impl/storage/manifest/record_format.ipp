@@ -218,7 +218,7 @@ CAIRN_BODY record decode_record(std::span<const std::byte> whole, std::string_vi
     corrupt(error_id::corrupt_bad_value, "a record's header and tables disagree on the number of files", file,
             record_header_bytes, std::to_string(h.files), std::to_string(files));
 
-  record r{h, {}, {}, {}};
+  record r{static_cast<const record_identity&>(h), {}, {}, {}};
   r.files.resize(files);
   std::uint64_t sum = 0;
   bool overflow = false;
