@@ -262,7 +262,7 @@ TEST_CASE("C: impossible registrations are refused, and remembered") {
        [&](auto* c) {
          return cairn_tensor(c, "x", bytes, static_cast<cairn_dtype>(20), 2, sizes.data(), 0);
        }},
-      {option, [&](auto* c) { return cairn_tensor(c, "x", bytes, cairn_f64, 2, sizes.data(), 8); }},
+      {option, [&](auto* c) { return cairn_tensor(c, "x", bytes, cairn_f64, 2, sizes.data(), 16); }},
       {shape, [&](auto* c) { return cairn_flat_range(c, "x", bytes, cairn_f64, 2, sizes.data(), 0, -1, 0); }},
       {shape, [&](auto* c) { return cairn_flat_range(c, "x", bytes, cairn_f64, 2, sizes.data(), -1, 1, 0); }},
       {shape, [&](auto* c) { return cairn_flat_range(c, "x", bytes, cairn_f64, 2, sizes.data(), 3, 2, 0); }},
