@@ -4,7 +4,7 @@
 """The programs for checkpoints by URL, as a user calls them: training, inspecting, verifying, copying and exporting, on
 directories and on the scripted S3 server.
 
-usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DIFF STAT RESHARD PRUNE DOCTOR HELPER_S3_SERVER
+usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DIFF STAT RESHARD PRUNE SCAVENGE DOCTOR HELPER_S3_SERVER
 """
 
 import glob
@@ -28,8 +28,8 @@ from python import programs
 from python.programs import expect
 from python.scripted_server import ScriptedServer
 
-TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, PRUNE, DOCTOR, SERVER = (
-    os.path.abspath(path) for path in sys.argv[1:14])
+TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, PRUNE, SCAVENGE, DOCTOR, SERVER = (
+    os.path.abspath(path) for path in sys.argv[1:15])
 TEXT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "LICENSE")
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--text", TEXT]
 FINE, FAILED, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE, _, NOT_FINITE = range(8)
@@ -97,15 +97,17 @@ def same(one, other):
 
 
 def check_options(root):
-    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, PRUNE, DOCTOR):
+    for program in (TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, PRUNE, SCAVENGE, DOCTOR):
         expect(run(program, "--help"), r"(?s)Usage: .*s3://BUCKET/PREFIX")
         expect(run(program, "--sideways", status=WRONG_OPTIONS), "sideways|required")
-    for program in (INSPECT, VERIFY, COPY, EXPORT, IMPORT, STAT, RESHARD, PRUNE, DOCTOR):
+    for program in (INSPECT, VERIFY, COPY, EXPORT, IMPORT, STAT, RESHARD, PRUNE, SCAVENGE, DOCTOR):
         told = run(program, "--help")
         for number in range(6):
             expect(told, rf"\b{number} ")
-        more = [root + "/other"] if program in (COPY, EXPORT, IMPORT, RESHARD) else ["--keep-last", 1] if program == PRUNE else []
+        more = [root + "/other"] if program in (COPY, EXPORT, IMPORT, RESHARD, SCAVENGE) else ["--keep-last", 1] if program == PRUNE else []
         run(program, root + "/nothing", *more, status=NOTHING_THERE)
+        if program == SCAVENGE:  # its first names are directories
+            continue
         told = run(program, "s3://user:secret-word@bucket/x", *more, status=WRONG_OPTIONS)
         assert "secret-word" not in told, told
     run(DIFF, root + "/nothing", root + "/nothing", status=TROUBLE)
