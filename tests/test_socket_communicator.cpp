@@ -9,8 +9,10 @@
 
 #include <cairn/comm/collectives.hpp>
 #include <cairn/comm/socket/socket_rendezvous.hpp>
+#include <cairn/comm/socket/socket_world.hpp>
 #include <cairn/comm/socket_communicator.hpp>
 #include <cairn/concepts/any_communicator.hpp>
+#include <cairn/links/link_sockets.hpp>
 #include <cairn/system/backoff.hpp>
 #include <support/communicator_conformance.hpp>
 #include <support/link_peers.hpp>
@@ -33,6 +35,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 using namespace cairn_test;
@@ -182,6 +185,64 @@ TEST_CASE("ranks that send much to each other at once do not wait for each other
     const auto got = comm.receive(1 - rank, ample());
     expect(got.size() == much.size() && got.back() == static_cast<std::byte>(2 - rank), "it differs");
   }));
+}
+
+TEST_CASE("messages keep their order where two ranks connect to each other at the same time") {
+  namespace in = cairn::detail;
+  const auto key = cairn::link_key::random();
+  const auto make = [&](int rank, const std::function<void(in::link_address&)>& change) {
+    in::link_address own;
+    auto listening = in::listen_at("127.0.0.1", 0, 1, own);
+    own.link = static_cast<std::uint64_t>(rank) + 1;
+    change(own);
+    const in::socket_world_options told{
+        .job = "test", .rank = rank, .size = 3, .plain = true, .handshake_timeout = 60s};
+    return std::make_unique<in::socket_world>(told, key, std::move(listening), own);
+  };
+  std::uint16_t port_of_0 = 0;
+  const auto zero = make(0, [&](auto& own) { port_of_0 = own.port; });
+  std::unique_ptr<in::socket_world> two;
+  // What the first connection from rank 1 to rank 2 goes through. It lets rank 2 connect to rank 1 before rank 1
+  // has its answer, and then keeps back all that rank 1 writes.
+  std::atomic<bool> keeps_back{true};
+  std::atomic<std::uint16_t> port_of_2{0};
+  std::atomic<in::socket_world*> rank_2{nullptr};
+  const own_server between([&](in::file_descriptor from) {
+    rank_2.load()->send(1, bytes_of("of 2"), ample());
+    const auto to = stranger(port_of_2).release();
+    ::fcntl(from.get(), F_SETFL, O_NONBLOCK);
+    for (bool answered = false;;) {
+      const bool closed = answered && keeps_back;
+      pollfd both[] = {{from.get(), static_cast<short>(closed ? 0 : POLLIN), 0}, {to.get(), POLLIN, 0}};
+      if (::poll(both, 2, 10) < 0) return;
+      for (int side = 0; side < 2; ++side) {
+        if (both[side].revents == 0) continue;
+        char some[4096];
+        const auto got = ::recv(both[side].fd, some, sizeof some, 0);
+        if (got <= 0) return;
+        static_cast<void>(!::send(both[1 - side].fd, some, static_cast<std::size_t>(got), MSG_NOSIGNAL));
+        answered = answered || side == 1;
+      }
+    }
+  });
+  const auto one = make(1, [](auto&) {});
+  struct release {
+    std::atomic<bool>& flag;
+    ~release() { flag = false; }
+  };
+  const release at_end{keeps_back};
+  two = make(2, [&](auto& own) { port_of_2 = std::exchange(own.port, between.port()); });
+  rank_2 = two.get();
+  for (auto* const each : {one.get(), two.get()}) CHECK(each->come("127.0.0.1", port_of_0, 0, ample()).came);
+  zero->gather(ample());
+  for (auto* const each : {one.get(), two.get()}) each->await_begin(ample());
+
+  one->send(2, bytes_of("first"), ample());
+  one->send(2, bytes_of("second"), ample());
+  CHECK(text_of(two->receive(1, ample())) == "first");
+  keeps_back = false;
+  CHECK(text_of(two->receive(1, ample())) == "second");
+  CHECK(text_of(one->receive(2, ample())) == "of 2");
 }
 
 TEST_CASE("two jobs of one secret share a range of ports, and never mix") {

@@ -279,7 +279,10 @@ CAIRN_BODY std::shared_ptr<socket_connection> socket_world::try_connect(int to, 
     auto made = dial(host, place.port, place.link, until);
     if (made.answer && made.answer->what == socket_answer::status::welcome) {
       in.add(made.connection, to, false);
-      return made.connection;
+      // Its own may have come meanwhile. All messages go over one, or they would overtake each other.
+      const std::lock_guard lock(in.mutex);
+      const auto& out = in.peer(to).out;
+      return out != nullptr ? out : made.connection;
     }
     // The same address may be that of another host, or of another network.
     reached = reached || (made.reached && !made.answer) ||
