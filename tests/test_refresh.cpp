@@ -28,6 +28,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -266,6 +267,79 @@ TEST_CASE("what was saved is known, too") {
   report = ckpt.refresh(state);
   CHECK(report.step == 2);  // the run went back
   CHECK(report.blocks_equal == 0);
+}
+
+TEST_CASE("what one state was saved as is not taken for the memory of another") {
+  scratch_directory directory;
+  cairn::checkpointer ckpt{cairn::file_store{directory.path()}, quiet()};
+  const auto saved = floats(2 * block_floats);
+  const auto size = static_cast<std::int64_t>(saved.size());
+  auto w = saved;
+  cairn::state_dict state;
+  state.tensor("w", w, {size});
+  {
+    std::vector<float> here(w.size());
+    cairn::state_dict other;  // of the same structure
+    other.tensor("w", here, {size});
+    ckpt.save(state, 1).wait();
+    CHECK(ckpt.refresh(other, 1).blocks_equal == 0);
+    CHECK(here == saved);
+  }
+  {
+    std::vector<float> moved(w.size());
+    ckpt.save(state, 2).wait();
+    w.swap(moved);  // the container has other memory
+    CHECK(ckpt.refresh(state, 2).blocks_equal == 0);
+    CHECK(w == saved);
+  }
+  {
+    std::vector<float> here(w.size());
+    auto bound = w;
+    cairn::state_dict views;
+    views.tensor("w", bound.data(), {size});
+    ckpt.save(views, 3).wait();
+    views.rebind("w", here.data());
+    CHECK(ckpt.refresh(views, 3).blocks_equal == 0);
+    CHECK(here == saved);
+  }
+  ckpt.save(state, 4).wait();
+  int asked = 0;
+  state.version(7);
+  state.migrate([&](cairn::migration&) { ++asked; });
+  ckpt.refresh(state, 4);
+  CHECK(asked == 1);  // by the refresh alone
+  CHECK(w == saved);
+}
+
+TEST_CASE("a save that made no checkpoint tells nothing, though an earlier one of its step did") {
+  scratch_directory directory;
+  counted_store store(directory.path());
+  auto options = quiet();
+  options.when_busy = cairn::busy_policy::skip;
+  cairn::checkpointer ckpt{store, options};
+  const auto first = floats(2 * block_floats);
+  auto w = first;
+  cairn::state_dict state;
+  state.tensor("w", w, {static_cast<std::int64_t>(w.size())});
+  ckpt.save(state, 10).wait();
+  w[0] = -1;
+  CHECK(failure_of([&] { ckpt.save(state, 10).wait(); }).id() == error_id::storage_already_committed);
+  CHECK(ckpt.refresh(state, 10).blocks_equal == 0);
+  CHECK(w == first);
+
+  std::promise<void> go;
+  const auto gone = go.get_future().share();
+  store.faults().add({.kind = store_call::create,
+                      .key_contains = "step-00000011",
+                      .action = [gone](std::string_view) { gone.wait_for(std::chrono::seconds(60)); }});
+  const auto under_way = ckpt.save(state, 11);
+  w[0] = -2;
+  const auto skipped = ckpt.save(state, 10);
+  go.set_value();
+  under_way.wait();
+  CHECK(skipped.skipped());
+  CHECK(ckpt.refresh(state, 10).blocks_equal == 0);
+  CHECK(w == first);
 }
 
 TEST_CASE("any sharding of files and memory: a refresh leaves what a load leaves") {

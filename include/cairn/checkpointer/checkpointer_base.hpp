@@ -123,9 +123,10 @@ class checkpointer_base {
   /// Brings memory to the newest checkpoint, and reads only the blocks of 1 MiB that differ from what this checkpointer
   /// has last loaded, refreshed or saved with this state_dict or a copy of it. Any sharding; what cannot be compared
   /// is read whole: memory that is not known, containers that have moved, tensors that are stored in other pieces than
-  /// before, and everything where the storage has no digests. The memory must be unchanged since then, which is not
-  /// looked at, unless cairn::verify_memory is given. A checkpoint of a lower number is taken as well, where it is the
-  /// newest: the run went back. Options: those of load(). Collective; each rank reads what it lacks.
+  /// before, and everything where the storage has no digests. The memory must be unchanged since then, and after a save()
+  /// what several ranks hold must be the same bytes on all of them; neither is looked at, unless cairn::verify_memory is
+  /// given. A checkpoint of a lower number is taken as well, where it is the newest: the run went back. Options: those
+  /// of load(). Collective; each rank reads what it lacks.
   ///
   /// The digests that it needs take 8 bytes of memory for each MiB and some 150 for each item.
   /// @throws the same error on all ranks: storage_error (storage_not_committed) where there is no checkpoint. Memory is as

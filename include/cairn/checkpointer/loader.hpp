@@ -4,6 +4,7 @@
 #include <cairn/checkpointer/item_reading.hpp>
 #include <cairn/checkpointer/load_options.hpp>
 #include <cairn/checkpointer/restart_journal.hpp>
+#include <cairn/checkpointer/saved_memory.hpp>
 #include <cairn/checkpointer/steps_to_resume.hpp>
 #include <cairn/checkpointer/tier_recovery.hpp>
 #include <cairn/checkpointer/windowed_exchange.hpp>
@@ -66,7 +67,7 @@ class loader {
                          std::optional<std::int64_t> step, load_request request) {
     request.rank = group_.rank();
     request.world_size = group_.size();
-    if (saved_) remember_saved(planner, state, run, *std::exchange(saved_, std::nullopt));
+    if (saved_.begun()) remember_saved(planner, state, run, std::exchange(saved_, {}));
     const auto until = deadline::in(options_.timeout);
     for (;;) {
       const auto opened = step ? fetch(*step, nullptr) : fetch_newest(until);
@@ -86,11 +87,13 @@ class loader {
   }
   /// See checkpointer_base::torn_items().
   [[nodiscard]] const std::vector<std::string>& torn_items() const noexcept { return torn_; }
-  /// The memory of a state is saved as a checkpoint of this step, and training goes on: nothing else is known of it.
-  void memory_is_saved(std::int64_t step) {
+  /// A save of the memory of this state is about to begin, and training goes on: nothing else is known of it.
+  void before_save(const state_dict& state) noexcept {
     known_.clear();
-    saved_ = step;
+    saved_.begin(state);
   }
+  /// That save has begun.
+  void has_begun(const save_handle& save) noexcept { saved_.set(save); }
 
   /// Ends what earlier runs have left, and loads the newest checkpoint (of the steps `among`, where given)
   /// that loads on all ranks, of the store or of the tier; sets aside those that are damaged. Nothing where there is none. Collective.
@@ -367,23 +370,30 @@ class loader {
     detail::erase_repeated(torn_);
     return failure;
   }
-  /// Learns the digests of what memory has been saved as, where that was committed; else nothing is known of it.
-  /// Collective.
+  /// Learns the digests of what this state's memory has been saved as, where that very save was committed; else
+  /// nothing is known of it. Collective.
   void remember_saved(any_load_planner& planner, const state_dict& state, const run_id& run,
-                      std::int64_t step) {
+                      const saved_memory& saved) {
     if (!services_->reader().compares_blocks()) return;
-    const auto manifest = read_once(
+    const auto answer = read_once(
         group_,
         [&]() -> std::vector<std::byte> {
+          if (!saved.committed()) return {};
           try {
             auto& reader = services_->reader();
-            if (reader.run_of(step) == run) return reader.fetch(step);
-          } catch (const error&) {  // not committed, or removed: everything is read
+            wire_writer out;
+            out.put(saved.step()).raw(reader.fetch(saved.step()));
+            // After it: a run commits a step again only by a later save, so what was fetched is of this one.
+            if (reader.run_of(saved.step()) == run) return out.take();
+          } catch (const error&) {  // removed: everything is read
           }
           return {};
         },
         peers());
-    if (manifest.empty()) return;
+    if (answer.empty()) return;
+    wire_reader in(answer);
+    const auto step = in.get<std::int64_t>();
+    const auto manifest = std::span(answer).subspan(sizeof step);
     block_refresh nothing;
     nothing.pass.what = block_pass::action::remember;
     load_request request;
@@ -391,7 +401,8 @@ class loader {
     request.world_size = group_.size();
     request.strict = false;
     try {
-      load_part(planner, state, step, manifest, request, services_->reader(), false, &nothing);
+      if (saved.is_of(state))
+        load_part(planner, state, step, manifest, request, services_->reader(), false, &nothing);
     } catch (...) {
       known_.clear();
     }
@@ -401,7 +412,7 @@ class loader {
                        load_request request, load_report& report, const held_step* held) {
     request.rank = group_.rank();
     request.world_size = group_.size();
-    saved_.reset();
+    saved_.clear();
     const auto opened = fetch(step, held);
     std::exception_ptr failure;
     try {
@@ -639,8 +650,8 @@ class loader {
   bool store_has_resumed_ = false;
   load_plan_cache cache_;
   known_blocks known_;
-  std::optional<std::int64_t> saved_;  ///< memory was saved so since it was loaded
-  std::vector<std::string> torn_;      ///< sorted
+  saved_memory saved_;             ///< since it was loaded
+  std::vector<std::string> torn_;  ///< sorted
 };
 
 }  // namespace detail

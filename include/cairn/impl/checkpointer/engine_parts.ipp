@@ -88,8 +88,10 @@ class composed_engine final : public engine {
   }
   save_handle save(const state_dict& state, std::int64_t step) override {
     check_writable();
-    loader_.memory_is_saved(step);
-    return save_path_.save(state, step);
+    loader_.before_save(state);
+    auto begun = save_path_.save(state, step);
+    loader_.has_begun(begun);
+    return begun;
   }
   void before_update() override { saves_.before_update(); }
   void before_update(std::string_view name) override { saves_.before_update(name); }
