@@ -22,11 +22,13 @@
 #include <support/scratch_directory.hpp>
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -378,6 +380,55 @@ TEST_CASE(
     CHECK(again.from_tier);
   }
 }
+/// The system refuses to read the file from then on, as it does where a disk fails: no link is followed.
+void make_unreadable(const std::string& path) {
+  fs::rename(path, path + ".aside");
+  fs::create_symlink(path + ".aside", path);
+}
+TEST_CASE("a file that the system cannot read costs no more than one that is damaged") {
+  for (const bool piece : {false, true}) {
+    CAPTURE(piece);
+    job j;
+    j.persist_every = 2;
+    j.hosts = names_of(4, 4);
+    j.run(3);
+    const auto name = newest(j.tier("host1"), 1, piece);
+    REQUIRE(name);
+    make_unreadable(j.tier("host1") + "/" + (piece ? detail::kept_record_name(*name) : to_string(*name)));
+    const auto again = j.run(4);
+    CHECK(again.resumed == 3);
+    CHECK(again.right == 4);
+    CHECK(again.from_tier);
+    CHECK(again.warned > 0);
+  }
+}
+TEST_CASE("where an image cannot be rebuilt for want of room, the start ends, and the step stays") {
+  job j;
+  j.persist_every = 2;
+  j.hosts = names_of(4, 4);
+  j.run(3);
+  j.lose("host2");
+  {
+    // A file of an image would be larger than the process may make one.
+    ::rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+    const ::rlimit small{.rlim_cur = 256 << 10, .rlim_max = before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    std::string why;
+    try {
+      j.run(0);
+    } catch (const storage_error& e) {
+      why = e.what();
+    }
+    static_cast<void>(::setrlimit(RLIMIT_FSIZE, &before));
+    static_cast<void>(std::signal(SIGXFSZ, handler));
+    CHECK(why.find("make room there and start again") != std::string::npos);
+  }
+  const auto again = j.run(4);
+  CHECK(again.resumed == 3);
+  CHECK(again.right == 4);
+}
 TEST_CASE("a piece with a flipped bit is not used, and an older step is taken that loads") {
   job j;
   j.persist_every = 2;
@@ -439,6 +490,21 @@ TEST_CASE("what a job left on hosts is one store, with images rebuilt that were 
   safetensors_reader reader(surviving_store(left, step));
   auto whole = reader.open(3, reader.fetch(3));
   CHECK(reader.verify(whole, deadline::in(std::chrono::minutes(1))) > 2'000'000);
+}
+TEST_CASE("an image whose record the system cannot read is given up as a damaged one is") {
+  job j;
+  j.hosts = names_of(2, 2);
+  j.run(2);
+  const any_redundancy by(partner_copies{});
+  const std::vector<std::string> left{j.tier("host0"), j.tier("host1")};
+  std::vector<std::string> notes;
+  const auto before = find_surviving_steps(left, by, notes);
+  REQUIRE_FALSE(before.empty());
+  const auto name = newest(left[1], 1, false);
+  REQUIRE(name);
+  make_unreadable(left[1] + "/" + to_string(*name));
+  CHECK(give_up_damaged_images(left, before.back()).size() == 1);
+  CHECK(find_surviving_steps(left, by, notes).back().lost == std::vector<std::int32_t>{1});
 }
 TEST_CASE("the tier of another job on one host ends the start, with its name, and stays") {
   job j;

@@ -154,6 +154,7 @@ class loader {
         return *step;
       }
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
+      if (from_tier && is_for_want_of_room(verdict.failure)) std::rethrow_exception(verdict.failure);
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
       if (from_tier && verdict.outcome == load_outcome::damaged && tries_of_step++ < max_tries_of_step &&
@@ -253,6 +254,18 @@ class loader {
     } catch (const error& e) {
       return e.id() == error_id::storage_not_committed || e.id() == error_id::storage_not_found ||
              e.id() == error_id::corrupt_missing_file;
+    } catch (...) {
+      return false;
+    }
+  }
+  /// Whether what the tier holds was not loaded for a limit of the host, which somebody can raise: it is not given up for
+  /// that. The same on all ranks.
+  [[nodiscard]] static bool is_for_want_of_room(const std::exception_ptr& failure) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const storage_error& e) {
+      return e.id() == error_id::storage_no_space || e.id() == error_id::storage_limit ||
+             e.id() == error_id::storage_out_of_memory || e.id() == error_id::storage_permission;
     } catch (...) {
       return false;
     }

@@ -21,6 +21,9 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+/// Throws why a file of a tier could not be opened or read: a limit, memory and permission as they are, and anything else,
+/// such as an I/O error of the disk, as damage of this file, since another host may have what it held.
+[[noreturn]] void fail_unreadable(int code, const std::string& what, const std::string& path);
 /// A whole small file of a tier; nothing if there is none. @throws storage_error, corrupt_error
 [[nodiscard]] std::optional<std::vector<std::byte>> tier_file(const std::string& path);
 /// Whether a directory is of a tmpfs: what lies there ends with its host, and need not be made durable.

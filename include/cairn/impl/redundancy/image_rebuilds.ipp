@@ -47,7 +47,10 @@ class new_slot {
     }
     if (code != 0) {
       static_cast<void>(::unlink(path_.c_str()));
-      fail_system(code, "there is no room in the local tier for an image that is rebuilt: " + path_);
+      fail_system(code,
+                  "there is no room in the local tier for an image that is rebuilt; nothing was given up: "
+                  "make room there and start again, or remove the local tiers to go on from the store: " +
+                      path_);
     }
   }
   new_slot(const new_slot&) = delete;

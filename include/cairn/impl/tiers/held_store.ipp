@@ -191,7 +191,8 @@ CAIRN_BODY void held_store::read(std::span<const read_range> ranges) const {
     if (code == file_has_ended)
       fail(error_id::corrupt_truncated, "an image of the local tier has become shorter",
            {.file = std::string(range.key)});
-    if (code != 0) fail_system(code, "an image of the local tier could not be read");
+    if (code != 0)
+      fail_unreadable(code, "an image of the local tier could not be read", std::string(range.key));
   }
 }
 CAIRN_BODY std::optional<std::uint64_t> held_store::size(std::string_view key) const {

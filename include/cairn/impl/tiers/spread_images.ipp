@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <map>
 #include <tuple>
@@ -153,8 +154,7 @@ inline void verify_image(const std::string& directory, const held_name& name) {
   const auto r = decode_record(held.record, path);
   const auto image = directory + "/" + slot_name(name.rank, name.slot);
   const file_descriptor file(::open(image.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!file.open())
-    fail(error_id::corrupt_missing_file, "the local tier has lost the image of a save", {.file = image});
+  if (!file.open()) fail_unreadable(errno, "an image of the local tier could not be opened", image);
   std::vector<std::byte> room(digest_block_bytes);
   for (const auto& item : r.items)
     for (std::uint64_t at = 0; at < item.bytes; at += digest_block_bytes) {
@@ -163,7 +163,7 @@ inline void verify_image(const std::string& directory, const held_name& name) {
       const int code = read_exactly(file.get(), held.begins.at(item.file) + item.offset + at, block);
       if (code == file_has_ended)
         fail(error_id::corrupt_truncated, "an image of the local tier has become shorter", {.file = image});
-      if (code != 0) fail_system(code, "an image of the local tier could not be read: " + image);
+      if (code != 0) fail_unreadable(code, "an image of the local tier could not be read", image);
       if (digest(block) != r.blocks[item.first_block + at / digest_block_bytes])
         fail(error_id::corrupt_digest, "a block of an image of the local tier is not what was saved",
              {.file = image, .offset = static_cast<std::int64_t>(held.begins[item.file] + item.offset + at)});

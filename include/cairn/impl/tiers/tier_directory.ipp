@@ -105,11 +105,19 @@ namespace detail {
   return text;
 }
 
+CAIRN_BODY void fail_unreadable(int code, const std::string& what, const std::string& path) {
+  try {
+    fail_system(code, what + ": " + path);
+  } catch (const storage_error& e) {
+    if (e.id() != error_id::storage_io) throw;
+    fail(error_id::corrupt_missing_file, what, {.file = path, .got = std::generic_category().message(code)});
+  }
+}
 CAIRN_BODY std::optional<std::vector<std::byte>> tier_file(const std::string& path) {
   const file_descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!file.open()) {
     if (errno == ENOENT) return std::nullopt;
-    fail_system(errno, "a file of the local tier could not be opened: " + path);
+    fail_unreadable(errno, "a file of the local tier could not be opened", path);
   }
   struct stat s {};
   if (::fstat(file.get(), &s) != 0 || !S_ISREG(s.st_mode) || s.st_size < 0 ||
@@ -120,7 +128,7 @@ CAIRN_BODY std::optional<std::vector<std::byte>> tier_file(const std::string& pa
   const int code = read_exactly(file.get(), 0, bytes);
   if (code == file_has_ended)
     fail(error_id::corrupt_truncated, "a file of the local tier ends early", {.file = path});
-  if (code != 0) fail_system(code, "a file of the local tier could not be read: " + path);
+  if (code != 0) fail_unreadable(code, "a file of the local tier could not be read", path);
   return bytes;
 }
 
