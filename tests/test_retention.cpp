@@ -32,6 +32,7 @@
 #include <support/scratch_directory.hpp>
 #include <support/still_threads.hpp>
 #include <thread>
+#include <utility>
 #include <vector>
 
 // What policies of retention remove, and what they never do.
@@ -374,6 +375,37 @@ TEST_CASE("prune leaves alone what is read, what a run resumed from, and what it
   storage.writer().note_restart({1, 2}, 50);
   (void)cairn::prune(storage, cairn::keep_last(1), {.remove = true, .live_seconds = -1});
   CHECK(third.list() == steps{1, 50, 70});
+}
+
+TEST_CASE("prune removes what it judged, not what a run has made of the step meanwhile") {
+  cairn::memory_store store;
+  const cairn::any_storage storage(cairn::safetensors_storage{store});
+  cairn::checkpointer ckpt{store, quiet};
+  small_state t;
+  for (const int step : {1, 2, 3, 4, 5, 6}) ckpt.save(t.state, step).wait();
+  bool asked = false;
+  const auto meanwhile = [&] {
+    if (std::exchange(asked, true)) return false;
+    ckpt.remove(2);
+    t.fill(9);
+    ckpt.save(t.state, 2).wait();
+    ckpt.remove(3);
+    CHECK(storage.writer().quarantine(4));
+    storage.writer().note_restart({1, 2}, 5);
+    return false;
+  };
+  const auto report = cairn::prune(storage, cairn::keep_last(1), {.remove = true, .stop = meanwhile});
+  CHECK(ckpt.list() == steps{2, 5, 6});
+  steps removed;
+  for (const auto& c : report.checkpoints)
+    if (c.removed) removed.push_back(c.step);
+  CHECK(removed == steps{1});
+  CHECK(report.checkpoints[1].kept.find("committed anew") != std::string::npos);
+  CHECK(report.checkpoints[4].kept.find("resumed from it") != std::string::npos);
+  CHECK_FALSE(store.list("step-00000004/").empty());  // its data, moved aside
+  small_state loaded;
+  ckpt.load(loaded.state, 2);
+  CHECK(loaded.weights == t.weights);
 }
 
 TEST_CASE("a leased checkpoint stays until the lease ends, and remove() names the readers") {

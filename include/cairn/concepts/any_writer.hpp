@@ -49,6 +49,7 @@ struct writer_face {
   virtual void await_commit(const save_context& context, deadline until) = 0;
   virtual void abort(const save_context& context, std::exception_ptr failure) noexcept = 0;
   virtual void remove(std::int64_t step) = 0;
+  virtual bool remove_attempt(save_attempt attempt) = 0;
   virtual bool quarantine(std::int64_t step) = 0;
   virtual std::uint64_t clean(run_id run) = 0;
   virtual void check_space(space_needed needed) = 0;
@@ -121,6 +122,8 @@ class any_writer {
   std::uint64_t clean(run_id run);
   void check_space(space_needed needed);
 
+  /// See RemovesAttempts; remove() and true where the writer does not compare.
+  bool remove_attempt(save_attempt attempt);
   /// See FindsWritingRank; -1 where the writer does not tell.
   [[nodiscard]] int other_writing_rank(const save_context& context) noexcept;
   /// Whether the writer models TestsStore. Where it does not, the next five do nothing, test_store()
@@ -189,6 +192,12 @@ class any_writer {
       writer->abort(context, failure);
     }
     void remove(std::int64_t step) override { writer->remove(step); }
+    bool remove_attempt(save_attempt attempt) override {
+      if constexpr (RemovesAttempts<W>)
+        return writer->remove_attempt(attempt);
+      else
+        return writer->remove(attempt.step), true;
+    }
     bool quarantine(std::int64_t step) override { return writer->quarantine(step); }
     std::uint64_t clean(run_id run) override { return writer->clean(run); }
     void check_space(space_needed needed) override { writer->check_space(needed); }

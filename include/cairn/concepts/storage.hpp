@@ -133,6 +133,15 @@ concept ReportsReaders = LeasingWriter<W> && requires(W& w, std::int64_t step) {
   { w.readers(step) } -> std::same_as<std::vector<std::string>>;
 };
 
+/// A StorageWriter that removes a checkpoint only while it is the one that its caller looked at.
+///
+/// - `remove_attempt(attempt)`: as remove(attempt.step), where the manifest is of this attempt; other saves of the step
+///   go on. False where there is no manifest or another one, which stays. Throws what remove() throws.
+template <class W>
+concept RemovesAttempts = StorageWriter<W> && requires(W& w, save_attempt attempt) {
+  { w.remove_attempt(attempt) } -> std::same_as<bool>;
+};
+
 /// A StorageWriter whose checkpoints can be pinned: they stay until the pin is taken off, in every process.
 ///
 /// - `pin(step, deadline)`: pins a committed checkpoint, durably; no error where it is pinned. Throws storage_error

@@ -51,6 +51,8 @@ class safetensors_writer_base {
   [[nodiscard]] int other_writing_rank(const save_context& c) noexcept;
   /// See StorageWriter. @throws storage_error (storage_leased) if somebody reads the checkpoint, (storage_pinned)
   void remove(std::int64_t step);
+  /// See RemovesAttempts. @throws as remove()
+  bool remove_attempt(save_attempt attempt);
   /// See LeasingWriter.
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until);
   /// See ReportsReaders.

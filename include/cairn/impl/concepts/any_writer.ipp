@@ -44,6 +44,9 @@ CAIRN_BODY void any_writer::abort(const save_context& context, std::exception_pt
 CAIRN_BODY void any_writer::remove(std::int64_t step) {
   face_->remove(step);
 }
+CAIRN_BODY bool any_writer::remove_attempt(save_attempt attempt) {
+  return face_->remove_attempt(attempt);
+}
 CAIRN_BODY bool any_writer::quarantine(std::int64_t step) {
   return face_->quarantine(step);
 }

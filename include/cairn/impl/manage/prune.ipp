@@ -32,6 +32,7 @@ struct prune_listing {
   std::vector<pruned_checkpoint> verdicts;
   /// The run that committed it, and which of its saves it was.
   std::vector<std::pair<run_id, std::uint64_t>> saved;
+  std::vector<std::uint64_t> attempts;
 };
 
 /// Whether no other checkpoint is a later save of the same run.
@@ -49,12 +50,14 @@ inline prune_listing list_for_prune(any_reader reader) {
     retained_checkpoint about{.step = step};
     pruned_checkpoint verdict{.step = step};
     std::pair<run_id, std::uint64_t> saved;
+    std::uint64_t attempt = 0;
     try {
       const auto m = open_manifest(reader.fetch(step), manifest_key(step));
       about.committed_at = m.unix_time, about.annotations = m.content.annotations;
       for (const auto& r : m.records)
         if (r.rank == m.placement.first_of(r.rank)) verdict.bytes += r.data_bytes;
       saved = {m.run, save_count_of(m.run, m.step, m.attempt)};
+      attempt = m.attempt;
     } catch (const error& e) {
       if (e.id() == error_id::storage_not_committed) continue;  // gone since it was listed
       about.readable = about.counts = false;
@@ -63,6 +66,7 @@ inline prune_listing list_for_prune(any_reader reader) {
     all.line.push_back(std::move(about));
     all.verdicts.push_back(std::move(verdict));
     all.saved.push_back(saved);
+    all.attempts.push_back(attempt);
   }
   return all;
 }
@@ -84,6 +88,7 @@ CAIRN_BODY prune_report prune(const any_storage& storage, const retention_policy
   const auto reasons = policy.reasons(all.line, now);
   const auto pinned = writer.pinned();
   const auto restarts = writer.restarts();
+  constexpr auto resumed_from = "a run resumed from it and has committed nothing since";
   bool newest = true;
   for (auto i = all.verdicts.size(); i-- > 0;) {
     auto& kept = all.verdicts[i].kept;
@@ -94,15 +99,15 @@ CAIRN_BODY prune_report prune(const any_storage& storage, const retention_policy
     keep(!reasons[i].empty(), reasons[i]);
     keep(detail::contains(pinned, all.line[i].step), "it is pinned");
     keep(newest, "it is the newest");
-    keep(detail::contains(restarts, all.line[i].step),
-         "a run resumed from it and has committed nothing since");
+    keep(detail::contains(restarts, all.line[i].step), resumed_from);
     keep(readable && static_cast<double>(now - all.line[i].committed_at) <= options.live_seconds &&
              detail::last_of_run(all, i),
          "a run committed it last that may be going on");
     if (readable) newest = false;
   }
   prune_report report;
-  for (auto& verdict : all.verdicts) {
+  for (std::size_t i = 0; i < all.verdicts.size(); ++i) {
+    auto& verdict = all.verdicts[i];
     if (verdict.kept.empty()) {
       std::string who;
       for (const auto& name : writer.readers(verdict.step)) who += (who.empty() ? "" : ", ") + name;
@@ -113,9 +118,13 @@ CAIRN_BODY prune_report prune(const any_storage& storage, const retention_policy
         report.complete = false;
         break;
       }
-      try {
-        writer.remove(verdict.step);
-        verdict.removed = true;
+      try {  // a job that trains meanwhile may have gone back to it, or have made another of this number
+        if (detail::contains(writer.restarts(), verdict.step))
+          verdict.kept = resumed_from;
+        else if (writer.remove_attempt({verdict.step, all.attempts[i]}))
+          verdict.removed = true;
+        else
+          verdict.kept = "it was removed or committed anew since it was looked at";
       } catch (const storage_error& e) {  // since it was looked at
         if (e.id() == error_id::storage_leased)
           verdict.kept = "it is read by " + e.fields().got;

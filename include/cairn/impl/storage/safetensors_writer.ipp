@@ -80,6 +80,8 @@ struct safetensors_writer_base::inside {
   }
   /// Whether files of frozen items are linked. Files that ranks share hold items of all of them.
   [[nodiscard]] bool links() const { return options_.ranks_per_file == 1 && protocol_.store().links(); }
+  /// Readers see the removal while the result lives. @throws storage_error (storage_leased, storage_pinned)
+  [[nodiscard]] std::shared_ptr<void> begin_removal(std::int64_t step) const;
   record write(const save_context& c, const staged_image& image, deadline until);
   record write_shared(const save_context& c, const staged_image& image, deadline until);
   record write_files(const save_context& c, const staged_image& image, deadline until, std::size_t& finished);
@@ -254,15 +256,25 @@ CAIRN_BODY void safetensors_writer_base::abort(const save_context& c, std::excep
   inside_->protocol_.abort(c, failure);
 }
 
-CAIRN_BODY void safetensors_writer_base::remove(std::int64_t step) {
-  const auto shown = inside_->leases().begin_removal(step);
-  if (inside_->pins().has(step))
+CAIRN_BODY std::shared_ptr<void> safetensors_writer_base::inside::begin_removal(std::int64_t step) const {
+  auto shown = leases().begin_removal(step);
+  if (pins().has(step))
     fail(error_id::storage_pinned,
          "the checkpoint is pinned and was not removed; take the pin off first: unpin(step), or cairn-prune "
          "URL "
          "--unpin STEP",
          {.file = step_directory(step)});
+  return shown;
+}
+
+CAIRN_BODY void safetensors_writer_base::remove(std::int64_t step) {
+  const auto shown = inside_->begin_removal(step);
   inside_->catalog_.remove(step);
+}
+
+CAIRN_BODY bool safetensors_writer_base::remove_attempt(save_attempt attempt) {
+  const auto shown = inside_->begin_removal(attempt.step);
+  return inside_->catalog_.remove_attempt(attempt);
 }
 
 CAIRN_BODY std::uint64_t safetensors_writer_base::clean(run_id run) {

@@ -47,6 +47,11 @@ class checkpoint_catalog {
   /// meantime stays.
   void remove(std::int64_t step) const;
 
+  /// Removes a checkpoint, the manifest first, if it is of this attempt: false, and nothing is removed, where there is
+  /// no manifest or another one. Saves of the step that are under way go on; what remains of attempts that ended
+  /// without a checkpoint is left to clean().
+  [[nodiscard]] bool remove_attempt(save_attempt attempt) const;
+
   /// Renames the manifest of a checkpoint to `manifest.damaged.0`, or a higher number: the checkpoint no longer
   /// exists, but no data is lost. False if the store refuses the change.
   [[nodiscard]] bool quarantine(std::int64_t step) const;

@@ -75,6 +75,27 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
   (void)discard_leftovers(step_directory(step) + "/", nullptr);
 }
 
+CAIRN_BODY bool checkpoint_catalog::remove_attempt(save_attempt attempt) const {
+  const auto bytes = manifest_bytes(attempt.step);
+  if (!bytes || objects_.attempt_in(*bytes, manifest_key(attempt.step)) != attempt.attempt) return false;
+  if (!remove_manifest(attempt.step, *bytes)) return false;
+  const auto objects = objects_.objects_of(attempt.step);
+  const auto aside = objects_.quarantined_attempts(objects);
+  if (detail::is_among(aside, attempt.attempt)) return false;  // moved aside meanwhile: its data stays
+  const auto is_first = [](const auto& o) {
+    return o.name.rank == 0 && o.name.kind == object_kind::record;  // as in remove()
+  };
+  const auto goes = [&](const auto& o) {
+    return o.is_quarantined() || (o.is_mark() && o.name.attempt == attempt.attempt) ||
+           (o.is_file() && (o.name.attempt == attempt.attempt || detail::is_among(aside, o.name.attempt)));
+  };
+  for (const auto& o : objects)
+    if (goes(o) && is_first(o)) store_.remove(o.key);
+  for (const auto& o : objects)
+    if (goes(o)) store_.remove(o.key);
+  return true;
+}
+
 CAIRN_BODY bool checkpoint_catalog::quarantine(std::int64_t step) const {
   try {
     const auto bytes = manifest_bytes(step);
