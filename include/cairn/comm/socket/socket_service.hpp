@@ -117,7 +117,7 @@ class socket_service {
   struct posting {
     connection_ptr to;
     socket_frame head;
-    std::vector<std::byte> body;
+    std::shared_ptr<const std::vector<std::byte>> body;  ///< which many share; null: none
   };
 
   bool control(int what, int number, std::uint32_t events, std::uint64_t id) noexcept;
@@ -144,6 +144,7 @@ class socket_service {
   sorted_map<std::uint64_t, connection_ptr> all_;  // under the mutex
   std::vector<std::uint64_t> unfinished_;          // connections that may have more, under the mutex
   std::size_t strangers_ = 0;
+  bool listens_ = true;  ///< of the thread: it is woken for those that come
   std::uint64_t next_id_ = 2;
   background_thread thread_;
 };

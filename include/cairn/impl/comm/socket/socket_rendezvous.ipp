@@ -24,6 +24,7 @@
 #include <netinet/in.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -234,6 +235,21 @@ inline void check(const socket_job& job, const socket_options& options) {
   if (options.ports < 1) refuse("socket_options::ports is at least 1", "0");
 }
 
+/// @throws storage_error (storage_limit) where rank 0 cannot have a connection to each of the others
+inline void check_limits(const socket_job& job) {
+  struct rlimit files {};
+  const auto needed = static_cast<std::uint64_t>(job.size) + 2;
+  if (job.rank != 0 || job.size == 1 || ::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= needed)
+    return;
+  fail(error_id::storage_limit,
+       "rank 0 has a connection to each of the others, and its process may not have so many files open; "
+       "raise that limit (ulimit -n)",
+       {.rank = 0,
+        .item = job.name,
+        .expected = "more than " + std::to_string(needed),
+        .got = std::to_string(files.rlim_cur)});
+}
+
 /// Listens for other ranks; where they come in the clear, at `meeting` and nowhere else unless the user says so.
 inline owned<unforked_file> listen_for_ranks(const socket_job& job, const socket_options& options,
                                              const std::string& meeting, link_address& told) {
@@ -333,6 +349,7 @@ inline owned<socket_world> find_by_file(const socket_world_options& told, const 
 
 CAIRN_BODY owned<socket_world> meet(const socket_job& job, const socket_options& options) {
   check(job, options);
+  check_limits(job);
   const auto until = deadline::in(options.timeout);
   const bool plain = options.protection == socket_protection::plaintext;
   socket_world_options told;

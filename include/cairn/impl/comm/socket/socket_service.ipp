@@ -31,7 +31,9 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -82,7 +84,7 @@ CAIRN_BODY socket_service::~socket_service() {
     const std::lock_guard lock(mutex);
     for (const auto& each : all_)
       if (each.second->peer >= 0)
-        goodbyes.push_back({each.second, {.what = socket_frame::kind::goodbye}, {}});
+        goodbyes.push_back({each.second, {.what = socket_frame::kind::goodbye}, nullptr});
     end_by_ = deadline::in(std::chrono::seconds(2)).time_point();
   }
   post(goodbyes);
@@ -155,11 +157,25 @@ CAIRN_BODY bool socket_service::all_have_heard() {
 CAIRN_BODY void socket_service::accept_some() {
   for (int i = 0; i < 16; ++i) {
     owned<unforked_file> made;
+    int why = 0;
     {
       const fork_pause pause;
       file_descriptor number(::accept4(listener_->get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!number.open()) return;
-      made = detail::make_owned<unforked_file>(std::move(number), pause);
+      if (number.open())
+        made = detail::make_owned<unforked_file>(std::move(number), pause);
+      else
+        why = errno;
+    }
+    if (why == EAGAIN) return;
+    if (why == EINTR || why == ECONNABORTED) continue;
+    if (made == nullptr) {
+      // Who waits to be let in would wake the thread at once again. The next sweep tries again.
+      listens_ = !control(EPOLL_CTL_MOD, listener_->get(), 0, socket_of_listener);
+      const std::lock_guard lock(mutex);
+      last_refused = "rank " + std::to_string(options.rank) +
+                     " could not take a connection: " + std::generic_category().message(why) +
+                     (why == EMFILE ? "; raise the limit of its open files (ulimit -n)" : "");
+      return;
     }
     prepare_socket(made->get(), options.lost_after);
     auto added = detail::make_shared<socket_connection>(context, std::move(made), secure_socket::side::server,
@@ -414,20 +430,20 @@ CAIRN_BODY void socket_service::begin_if_all_came(std::vector<posting>& after) {
   if (options.rank != 0 || at != phase::gathering) return;
   for (int rank = 1; rank < options.size; ++rank)
     if (!peer(rank).came || peer(rank).gone) return;
-  at = phase::begun;
   std::vector<socket_place> places;
   places.reserve(peers.size());
   for (const auto& each : peers) places.push_back(each.place);
-  const auto body = encode(places);
+  const auto body = detail::make_shared<const std::vector<std::byte>>(encode(places));
   for (const auto& each : all_)
     if (each.second->peer > 0) after.push_back({each.second, {.what = socket_frame::kind::begun}, body});
+  at = phase::begun;
 }
 
 CAIRN_BODY void socket_service::post(std::vector<posting>& all) noexcept {
   for (auto& each : all) {
     try {
       const std::lock_guard lock(each.to->mutex);
-      each.to->post(each.head, each.body);
+      each.to->post(each.head, each.body != nullptr ? std::span(*each.body) : std::span<const std::byte>());
       arm(*each.to);
     } catch (...) {
       // No memory for it. Its reader would wait for ever: the end of the connection tells it.
@@ -505,9 +521,9 @@ CAIRN_BODY void socket_service::end(const connection_ptr& ended, bool left, std:
   if (!first || options.rank != 0 || at != phase::begun) return;
   const auto* const text = reinterpret_cast<const std::byte*>(why.data());
   const socket_frame head{.what = socket_frame::kind::lost, .left = left, .rank = rank};
+  const auto body = detail::make_shared<const std::vector<std::byte>>(text, text + why.size());
   for (const auto& each : all_)
-    if (each.second->peer > 0 && each.second->peer != rank)
-      after.push_back({each.second, head, {text, text + why.size()}});
+    if (each.second->peer > 0 && each.second->peer != rank) after.push_back({each.second, head, body});
 }
 
 CAIRN_BODY void socket_service::give_up(const std::exception_ptr& why) {
@@ -517,7 +533,7 @@ CAIRN_BODY void socket_service::give_up(const std::exception_ptr& why) {
     if (at != phase::gathering) return;
     at = phase::given_up;
     failure = why;
-    const auto body = encode_failure(why);
+    const auto body = detail::make_shared<const std::vector<std::byte>>(encode_failure(why));
     for (const auto& each : all_)
       if (each.second->peer > 0) after.push_back({each.second, {.what = socket_frame::kind::given_up}, body});
   }
@@ -531,6 +547,7 @@ CAIRN_BODY void socket_service::sweep() {
   const auto beat_every = options.lost_after / 4;
   const bool beat = now >= next_beat_;
   if (beat) next_beat_ = now + beat_every / 2;
+  if (!listens_) listens_ = control(EPOLL_CTL_MOD, listener_->get(), EPOLLIN, socket_of_listener);
   std::vector<connection_ptr> overdue, quiet;
   std::vector<posting> after;
   {
@@ -548,13 +565,12 @@ CAIRN_BODY void socket_service::sweep() {
     }
     if (count > 16) missing += " and " + std::to_string(count - 16) + " more";
     const auto* const text = reinterpret_cast<const std::byte*>(missing.data());
+    const auto body = detail::make_shared<const std::vector<std::byte>>(text, text + missing.size());
     for (const auto& each : all_) {
       if (each.second->peer < 0) {
         if (each.second->due <= now) overdue.push_back(each.second);
       } else if (gathering) {
-        after.push_back({each.second,
-                         {.what = socket_frame::kind::waiting, .rank = first},
-                         {text, text + missing.size()}});
+        after.push_back({each.second, {.what = socket_frame::kind::waiting, .rank = first}, body});
       } else if (beat) {
         quiet.push_back(each.second);
       }

@@ -76,6 +76,7 @@ CAIRN_BODY std::shared_ptr<const peer_watch> socket_world::watch() const {
 
 CAIRN_BODY void socket_world::gather(deadline until) {
   auto& in = *in_;
+  std::optional<deadline> told_by;
   for (;;) {
     const auto seen = in.changed.current();
     std::exception_ptr failure;
@@ -101,12 +102,19 @@ CAIRN_BODY void socket_world::gather(deadline until) {
                                "ranks did not come to the job by the deadline: " + missing +
                                    (in.last_refused.empty() ? "" : "; " + in.last_refused),
                                {.rank = first, .item = in.options.job});
+      if (!told_by && in.at == socket_service::phase::begun)
+        told_by = deadline::in(in.options.handshake_timeout);
+      if (failure == nullptr && told_by && told_by->passed() && until.passed())
+        failure = make_failure(error_id::timeout_peer,
+                               "all ranks have come, and rank 0 could not tell them by the deadline; see "
+                               "whether its host is out of memory",
+                               {.item = in.options.job});
     }
     if (failure != nullptr) {
       in.give_up(failure);
       std::rethrow_exception(failure);
     }
-    in.changed.wait(seen, until);
+    in.changed.wait(seen, told_by && until.passed() ? *told_by : until);
   }
 }
 
@@ -158,7 +166,10 @@ CAIRN_BODY socket_world::dialled socket_world::dial(const std::string& host, std
     const auto progress = c->handshake();
     if (progress.what == state::moved) break;
     if (wait(progress.what)) continue;
-    made.text = where + ": what listens there does not have the key of this job";
+    made.text = where + (progress.what == state::ended
+                             ? ": what listens there does not have the key of this job"
+                             : ": what listens there did not answer in time; it may be no rank, or have no "
+                               "time, or no more descriptors (ulimit -n)");
     return made;
   }
   c->post({.what = socket_frame::kind::hello}, in.hello(listener));
