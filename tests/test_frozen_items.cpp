@@ -188,6 +188,59 @@ TEST_CASE("a load, or a change of the state's structure, has frozen items writte
   CHECK(loads(store, 6));
 }
 
+TEST_CASE("frozen items of another state, or at another address, are written anew") {
+  const cairn::memory_store store;
+  std::vector<float> one(2'000, 1.0F), two(2'000, 2.0F), three(2'000, 3.0F);
+  cairn::state_dict a, b;
+  a.tensor("weights", one.data(), {2'000}, cairn::frozen);
+  b.tensor("weights", two, {2'000}, cairn::frozen);
+  cairn::checkpointer ckpt{store, quiet()};
+  const auto linked = [&](std::int64_t step, const cairn::state_dict& state) {
+    const auto save = ckpt.save(state, step);
+    save.wait();
+    return save.report().linked_bytes > 0;
+  };
+  CHECK(!linked(1, a));
+  CHECK(!linked(2, b));
+  CHECK(linked(3, b));
+  CHECK(!linked(4, a));
+  a.rebind("weights", three.data());
+  CHECK(!linked(5, a));
+  CHECK(linked(6, a));
+  cairn::state_dict again;
+  again.tensor("weights", three, {2'000}, cairn::frozen);
+  CHECK(linked(7, again));  // the same memory, whatever names it
+  const auto stored = [&](std::int64_t step) {
+    std::vector<float> back(2'000);
+    cairn::state_dict state;
+    state.tensor("weights", back, {2'000});
+    cairn::checkpointer{store, quiet()}.load(state, step);
+    return back;
+  };
+  CHECK(stored(2) == two);
+  CHECK(stored(3) == two);
+  CHECK(stored(4) == one);
+  CHECK(stored(5) == three);
+  CHECK(stored(7) == three);
+}
+
+TEST_CASE("two states that are saved in turn never link what retention removes") {
+  const cairn::memory_store store;
+  std::vector<float> one(2'000, 1.0F), two(2'000, 2.0F);
+  cairn::state_dict a, b;
+  a.tensor("one", one, {2'000}, cairn::frozen);
+  b.tensor("two", two, {2'000}, cairn::frozen);
+  auto options = quiet();
+  SUBCASE("where a save waits for the earlier one") {}
+  SUBCASE("where it does not") {
+    options.when_busy = cairn::busy_policy::queue;
+  }
+  cairn::checkpointer ckpt{store, options, cairn::keep_last(1)};
+  std::vector<cairn::save_handle> saves;
+  for (std::int64_t step = 1; step <= 16; ++step) saves.push_back(ckpt.save(step % 2 == 0 ? a : b, step));
+  for (const auto& save : saves) CHECK(failure_of(save) == error_id{});
+}
+
 TEST_CASE(
     "what stays as it is is found after two saves, and a change brings it back in the save that finds it") {
   const cairn::memory_store store;
@@ -404,6 +457,45 @@ TEST_CASE("a save whose files to link are gone fails, leaves nothing, and the ne
   CHECK(after.report().linked_bytes > 0);
   remove_step(3);
   CHECK(loads(memory, 4));
+}
+
+TEST_CASE("after a link that fails the next save writes everything, and after two such all do") {
+  cairn::memory_store memory;
+  const auto faults = std::make_shared<store_faults>();
+  adapted t;
+  cairn::checkpointer ckpt{cairn::safetensors_storage{faulty_store<cairn::memory_store>{memory, faults}},
+                           quiet()};
+  const auto fails = [&](std::int64_t step) {
+    t.train(step);
+    const auto save = ckpt.save(t.state, step);
+    const auto why = failure_of(save);
+    CHECK((why == error_id{} || why == error_id::storage_permission));
+    return why != error_id{};
+  };
+  const auto refuse = [&] {
+    faults->fail_at(store_call::link, 0, true, false, error_id::storage_permission);
+  };
+  CHECK(!fails(1));
+  refuse();
+  CHECK(fails(2));
+  CHECK(!fails(3));
+  SUBCASE("for the rest of the run") {
+    CHECK(fails(4));
+    for (const std::int64_t step : {5, 6, 7}) CHECK(!fails(step));
+    CHECK(faults->count(store_call::link) == 2);
+    CHECK(loads(memory, 7));
+  }
+  SUBCASE("unless one is linked between them") {
+    faults->clear();
+    CHECK(!fails(4));
+    refuse();
+    CHECK(fails(5));
+    CHECK(!fails(6));
+    faults->clear();
+    CHECK(!fails(7));
+    CHECK(faults->count(store_call::link) == 4);
+    CHECK(loads(memory, 7));
+  }
 }
 
 TEST_CASE("a fault at any call of a save that links leaves nothing of it, and the next one is right") {

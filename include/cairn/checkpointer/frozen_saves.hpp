@@ -2,10 +2,11 @@
 #pragma once
 #include <cairn/checkpointer/copy_check.hpp>
 #include <cairn/model/image_layout.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/source_table.hpp>
 #include <cairn/system/algorithm.hpp>
-#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 #include <cairn/system/shared.hpp>
 
 #include <cstddef>
@@ -25,18 +26,21 @@ namespace detail {
 class frozen_saves {
  public:
   /// What a save that was laid out like this puts into its image: where the newest committed save of this rank has the
-  /// same files of frozen items, everything else; then `c` says where those files are. Later saves that are still under
-  /// way are named before it, since their end may have the older one removed.
+  /// same files of frozen items, from the same memory, everything else; then `c` says where those files are. Later saves
+  /// that are still under way are named before it, since their end may have the older one removed; where one of them has
+  /// other files, the image is whole. `plan` and `sources`: of this save.
   [[nodiscard]] std::shared_ptr<const image_layout> choose(const std::shared_ptr<const image_layout>& whole,
+                                                           const save_plan& plan, const source_table& sources,
                                                            save_context& c) {
     const std::lock_guard lock(mutex_);
     look_at(whole);
-    if (files_.empty()) return whole;
+    look_at(plan, sources);
+    if (files_.empty() || gives_up_) return whole;
     std::vector<save_attempt> from;
     for (auto i = saves_.rbegin(); i != saves_.rend(); ++i) {
-      if (i->files == files_) from.push_back(i->attempt);
+      if (i->files != files_ || i->memory != memory_) break;
+      from.push_back(i->attempt);
       if (!i->committed) continue;
-      if (i->files != files_) break;
       if (rest_ == nullptr) rest_ = detail::make_shared<const image_layout>(with_linked_files(*whole));
       c.link_from = std::move(from);
       return rest_;
@@ -46,21 +50,27 @@ class frozen_saves {
   /// A save that `choose` was asked for is under way.
   void begun(const save_context& c) {
     const std::lock_guard lock(mutex_);
-    saves_.push_back({{c.step, c.attempt}, files_, !c.link_from.empty(), false});
+    saves_.push_back({{c.step, c.attempt}, files_, memory_, !c.link_from.empty(), false});
   }
-  /// It has ended.
-  void ended(std::uint64_t attempt, const std::exception_ptr& failure) noexcept {
+  /// It has ended. After a save that linked has failed, for whatever reason, the next one writes everything; after two
+  /// such failures with no save that linked between them, all do. True at the second one.
+  [[nodiscard]] bool ended(std::uint64_t attempt, const std::exception_ptr& failure) noexcept {
     const std::lock_guard lock(mutex_);
     const auto at = detail::find_if(saves_, [&](const save& s) { return s.attempt.attempt == attempt; });
-    if (at == saves_.end()) return;
+    if (at == saves_.end()) return false;
     if (failure == nullptr) {
       at->committed = true;
+      if (at->linked) failures_ = 0;
       saves_.erase(saves_.begin(), last_committed());
-    } else if (at->linked && are_gone(failure)) {
+    } else if (at->linked) {
       saves_.clear();
+      if (++failures_ != 2) return false;
+      gives_up_ = true;
+      return true;
     } else {
       saves_.erase(at);
     }
+    return false;
   }
   /// The next save writes frozen items anew: memory may have other values than it had.
   void forget() noexcept {
@@ -72,6 +82,7 @@ class frozen_saves {
   struct save {
     save_attempt attempt;
     std::vector<linked_file> files;
+    std::vector<const std::byte*> memory;
     bool linked;
     bool committed;
   };
@@ -81,27 +92,28 @@ class frozen_saves {
     rest_ = nullptr;
     whole_ = whole;
   }
+  /// Where the items lie that are flagged as frozen. What is found unchanged by its bytes may move.
+  void look_at(const save_plan& plan, const source_table& sources) {
+    memory_.clear();
+    if (files_.empty()) return;
+    for (const auto& place : whole_->items)
+      if (plan.items[place.item].flags.frozen) memory_.push_back(sources[place.item].view.data);
+  }
   [[nodiscard]] std::vector<save>::iterator last_committed() noexcept {
     auto found = saves_.begin();
     for (auto i = saves_.begin(); i != saves_.end(); ++i)
       if (i->committed) found = i;
     return found;
   }
-  [[nodiscard]] static bool are_gone(const std::exception_ptr& failure) noexcept {
-    try {
-      std::rethrow_exception(failure);
-    } catch (const error& e) {
-      return e.id() == error_id::storage_not_found;
-    } catch (...) {
-      return false;
-    }
-  }
 
   std::mutex mutex_;
   std::vector<save> saves_;  // in the order in which they began; from the newest committed one on
   std::shared_ptr<const image_layout> whole_;
-  std::vector<linked_file> files_;  // of whole_
+  std::vector<linked_file> files_;        // of whole_
+  std::vector<const std::byte*> memory_;  // of its frozen items
   std::shared_ptr<const image_layout> rest_;
+  int failures_ = 0;  // of saves that linked, since one was committed
+  bool gives_up_ = false;
 };
 
 /// With checked{}: whether frozen items are still what they were when they were written. One thread at a time.

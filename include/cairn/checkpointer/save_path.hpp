@@ -168,7 +168,7 @@ class save_path {
     if (held_ != nullptr) held_->make_room();
     staged_image image;
     try {
-      image = stage(save);
+      image = stage(save, state);
     } catch (const usage_error& e) {
       abort(save);
       if (e.id() != error_id::usage_memory_changed) throw;
@@ -182,6 +182,7 @@ class save_path {
     try {
       save_job job{services_->writer(), save.context, std::move(image), save.planned->stored, save.progress};
       if (held_ != nullptr) held_->hold(job, save.planned->digest, !save.persisted);
+      if (held_ == nullptr) frozen_->begun(save.context);
       if (save.persisted) executor_.submit(std::move(job));
     } catch (...) {
       // With a tier the image is held nevertheless.
@@ -241,18 +242,15 @@ class save_path {
       save.whole = plans_.lay_out(*save.planned, state, group_, services_->writer());
       save.sources = save.planned->sources->sources();
       if (options_.link_unchanged && held_ == nullptr) set_unchanged_apart(save);
-      save.layout = save.whole;
-      if (held_ == nullptr) {  // the image of a tier is whole
-        if (checked_ && !frozen_check_.comparable(*save.whole)) frozen_->forget();
-        save.layout = frozen_->choose(save.whole, save.context);
-        frozen_->begun(save.context);
-      }
-      saves_.learn(state, *save.planned->plan, save.layout);
       saves_.make_room();
       save.progress->on_end(
           [shared = services_, &notes = save.progress->notes(), frozen = frozen_,
            attempt = save.context.attempt](save_report& report, const std::exception_ptr& why) {
-            frozen->ended(attempt, why);
+            if (frozen->ended(attempt, why))
+              shared->report().warned(
+                  "two saves in a row that linked the files of frozen items have failed: this checkpointer "
+                  "links nothing any more, and every save writes them",
+                  why);
             shared->ended(report, why, notes.journal.get());
           });
     } catch (...) {
@@ -261,7 +259,7 @@ class save_path {
       throw;
     }
   }
-  staged_image stage(attempt& save) {
+  staged_image stage(attempt& save, const state_dict& state) {
     const auto wait_begin = deadline::clock::now();
     {
       const span_note span(save.journal(), span_kind::wait);
@@ -270,6 +268,13 @@ class save_path {
         saves_.wait_for_earlier();
     }
     save.cost.wait_seconds = seconds_since(wait_begin);
+    save.layout = save.whole;
+    if (held_ == nullptr) {  // the image of a tier is whole
+      if (checked_ && !frozen_check_.comparable(*save.whole)) frozen_->forget();
+      // After the wait: the end of an earlier save may have had the files removed that this one would link.
+      save.layout = frozen_->choose(save.whole, *save.planned->plan, save.sources, save.context);
+    }
+    saves_.learn(state, *save.planned->plan, save.layout);
     std::shared_ptr<const copy_check> check;
     if (checked_)
       check = detail::make_shared<const copy_check>(save.planned, save.layout, save.sources, group_.rank(),
