@@ -20,8 +20,8 @@ inline constexpr std::size_t values_at_once = 1024;
 
 /// The value of a small float whose bits are sign, exponent, mantissa. `last`: what the largest exponent means.
 enum class small_float_end : std::uint8_t { numbers, nan_alone, infinity };
-[[nodiscard]] inline double small_float(unsigned bits, int exponent_bits, int mantissa_bits,
-                                        small_float_end last) noexcept {
+[[nodiscard]] inline double value_of_small_float(unsigned bits, int exponent_bits, int mantissa_bits,
+                                                 small_float_end last) noexcept {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const unsigned mantissa = bits & ((1u << mantissa_bits) - 1);
   const int exponent = static_cast<int>(bits >> mantissa_bits & ((1u << exponent_bits) - 1));
@@ -39,18 +39,18 @@ enum class small_float_end : std::uint8_t { numbers, nan_alone, infinity };
 [[nodiscard]] inline double small_value(dtype type, unsigned bits) noexcept {
   switch (type) {
     case dtype::f8_e5m2:
-      return small_float(bits, 5, 2, small_float_end::infinity);
+      return value_of_small_float(bits, 5, 2, small_float_end::infinity);
     case dtype::f8_e4m3:
-      return small_float(bits, 4, 3, small_float_end::nan_alone);
+      return value_of_small_float(bits, 4, 3, small_float_end::nan_alone);
     case dtype::f8_e8m0:
       return bits == 255 ? std::numeric_limits<double>::quiet_NaN()
                          : std::ldexp(1.0, static_cast<int>(bits) - 127);
     case dtype::f6_e2m3:
-      return small_float(bits & 63, 2, 3, small_float_end::numbers);
+      return value_of_small_float(bits & 63, 2, 3, small_float_end::numbers);
     case dtype::f6_e3m2:
-      return small_float(bits & 63, 3, 2, small_float_end::numbers);
+      return value_of_small_float(bits & 63, 3, 2, small_float_end::numbers);
     case dtype::f4:
-      return small_float(bits & 15, 2, 1, small_float_end::numbers);
+      return value_of_small_float(bits & 15, 2, 1, small_float_end::numbers);
     case dtype::boolean:
       return bits != 0;
     case dtype::i8:
