@@ -22,7 +22,7 @@ class tier_slots;
 /// Options of a local_tier.
 struct local_tier_options {
   /// How many saves each rank holds while the next one is copied and another one is written to the store: a rank
-  /// has `keep + 2` images. At least 1.
+  /// has `keep + 2` images, with redundancy `keep + 4`. At least 1.
   int keep = 2;
   /// Of the threads that copy into the images.
   host_copy_options copy = {};

@@ -387,8 +387,9 @@ CAIRN_BODY void tier_directory::check_room(std::uint64_t bytes) const {
   fail(room.id,
        "the images of the local tier in " + directory_ + " cannot be allocated: " + std::to_string(bytes) +
            " bytes are needed and " + std::to_string(room.bytes) + " are free; the limit is " + room.limit +
-           " of " + std::to_string(room.most) +
-           " bytes. Raise it, keep fewer images (each rank has keep + 2), or leave local_tier out",
+           " of " + std::to_string(room.most) + " bytes. Raise it, keep fewer images (each rank has " +
+           (spread_ ? "keep + 4, and needs room for two pieces besides" : "keep + 2") +
+           "), or leave local_tier out",
        {.file = directory_,
         .expected = std::to_string(bytes) + " bytes",
         .got = std::to_string(room.bytes) + " bytes"});
