@@ -9,12 +9,18 @@ A header with a line `// opt-in: TARGET...` among its first lines needs optional
 --optional gives for it, without the hostile macros (which the other library's headers need not stand), and only listed where
 there are none.
 With clang, all headers are compiled as the submodules of one module, in one run: the text of each is read once, and it sees no
-name and no macro but those of what it includes. So are the headers of the system, before. A module hides two faults, and which
-headers may have them can be told from their text; these are compiled alone as well:
- - a template that was instantiated once serves all submodules, so that a class which is incomplete in a later one is not missed
-   there: headers that name, in the arguments of a template, a class which what they include only declares;
+name and no macro but those of what it includes. So are the headers of the system, before. But a template that was instantiated
+once, and a concept that was asked once, serve all submodules, also one that does not include what decided it there. Headers whose
+text tells that they may have such a fault are compiled alone as well:
+ - those that name, in the arguments of a template, a class which what they include only declares;
+ - those that name a class for which a template that they include is specialised, and do not include the specialisation;
+ - those that name what a header declares whose templates call a function that it does not include, and which do not include
+   that function either;
  - a class that the standard library makes a friend of another is found by its name where it is not declared: headers that use
    one of FRIENDS and do not reach its header.
+What the text does not tell: an operator that a template uses and the header does not include; a class that is used without its
+name, by auto or as a function's result; a template that is reached through the name of a third header; a function that another
+one of the same name hides. In --full, headers.alone.g++ finds these: it compiles each header by itself.
 Headers without `#pragma once` are compiled alone, too: a module's are included once.
 Where the module does not compile, each of its headers is compiled alone, and that decides.
 A header `*.h` is for C, too: it is compiled as C99 and as C++17, and with --nvcc as CUDA C++ where nvcc is installed.
@@ -41,6 +47,10 @@ TEXTUAL = re.compile(r"/(bits|asm|asm-generic|debug|ext|backward|pstl|tr1|gnu)/|
 MODULE_WARNINGS = ["-Wno-modules-ambiguous-internal-linkage", "-Wno-pragma-clang-attribute"]
 FRIENDS = {"expected": "expected", "map": "map", "multimap": "map", "optional": "optional", "packaged_task": "future", "path": "filesystem",
            "promise": "future", "shared_ptr": "memory", "weak_ptr": "memory"}
+# What is no type before a name, and no function before a parenthesis.
+NO_TYPE = re.compile(r"(return|throw|else|case|and|or|not|new|delete|do|co_return|co_await|co_yield|typename|goto)$")
+NO_CALL = re.compile(r"(if|for|while|switch|catch|sizeof|alignof|alignas|decltype|noexcept|requires|explicit|operator|offsetof|static_assert|asm|defined"
+                     r"|__\w+|auto|void|bool|char|int|unsigned|long|float|double)$")
 CLASS = r"\b(?:class|struct)\s+(?:\[\[[^\]]*\]\]\s*)?(?:alignas\([^)]*\)\s*)?(\w+)(?:\s+final)?\s*"
 
 
@@ -96,19 +106,62 @@ def find_closures(include, names, bodies):
     return {name: set(closure(name)) for name in names}
 
 
+def find_specialised(text, classes):
+    """[(header, primaries, classes)]: the headers that specialise a template of others, its headers, and for which of these classes."""
+    found = []
+    for name, part in text.items():
+        for arguments, head, template in re.findall(r"\btemplate\s*<([^;{}()]*)>([^;{}()<]*?\b(\w+)\s*<[^;{}()=]*>)\s*(?:final\s*)?[:{;=]", part):
+            if not arguments.strip() or re.search(rf"\b(?:struct|class|bool|auto)\s+{template}\s*<", head):
+                primary = re.compile(rf"\btemplate\s*<[^;{{}}]*>[^;{{}}()]*\b(?:struct|class|bool|auto)\s+{template}\b(?!\s*<)")
+                primaries = {each for each, other in text.items() if template in other and primary.search(other)}
+                if name not in primaries:
+                    found.append((name, primaries, classes & set(re.findall(r"\w+", head)) - {template}))
+    return found
+
+
+def find_late_calls(text, closures):
+    """[(names, header, headers)]: what a header declares whose templates call a function that only these others declare."""
+    declared, functions = {}, {}
+    for name, part in text.items():
+        pairs = [pair for pair in re.findall(r"(\w+>*|>|\])(?:\s*[&*]+\s*|\s+)(?=(\w+\b\(?))", part) if not NO_TYPE.match(pair[0])]
+        functions[name] = {word[:-1] for _, word in pairs if word.endswith("(")}
+        declared[name] = {word.rstrip("(") for _, word in pairs}.union(
+            re.findall(r"[\[,&]\s*(\w+)\s*=[^=]", part), re.findall(r"# *define (\w+)", part),
+            *(re.findall(r"\w+", words) for words in re.findall(r"\bauto&?&? \[([^\]]*)\]", part)))
+    found = []
+    for name in closures:
+        if not re.search(r"\btemplate\b|\bauto\b", text[name]):
+            continue
+        known = set().union(*(declared[each] for each in closures[name]))
+        for word in set(re.findall(r"(?<![\w.>:~#])(\w+)\(", text[name])) - known:
+            if NO_TYPE.match(word) or NO_CALL.match(word):
+                continue
+            others = {each for each in text if word in functions[each]}
+            if others:
+                found.append((functions[name].union(re.findall(r"\b(?:class|struct|concept)\s+(\w+)", text[name])), name, others))
+    return found
+
+
 def find_hidden(include, names, closures):
     """The headers among names in which a module may hide a fault."""
     text = {each: re.sub(r"//.*", "", (include / each).read_text(encoding="utf-8")) for each in set().union(*closures.values())}
-    defined_anywhere = {each for part in text.values() for each in re.findall(CLASS + r"(?::(?!:)|\{)", part)}
+    only_named = {each: set(re.findall(CLASS + ";", part)) for each, part in text.items()}
+    defined = {each: set(re.findall(CLASS + r"(?::(?!:)|\{)", part)) for each, part in text.items()}
+    systems = {each: set(re.findall(r"# *include <(\w+)>", part)) for each, part in text.items()}
+    defined_anywhere = set().union(*defined.values())
+    specialised, late_calls = find_specialised(text, defined_anywhere), find_late_calls(text, closures)
     found = []
     for name in names:
-        whole = "\n".join(text[each] for each in closures[name])
         body = name.replace("cairn/", "cairn/impl/", 1).replace(".hpp", ".ipp")
         own = text[name] + (text[body] if body in closures[name] else "")
-        declared = set(re.findall(CLASS + ";", whole)) - set(re.findall(CLASS + r"(?::(?!:)|\{)", whole))
-        arguments = {word for part in re.findall(r"<[^<>;{}]*>+", re.sub(r"# *include.*", "", own)) for word in re.findall(r"\w+", part)}
+        own = re.sub(r"# *include.*", "", own)
+        declared, known, reached = (set().union(*(each[header] for header in closures[name])) for each in (only_named, defined, systems))
+        arguments = {word for part in re.findall(r"<[^<>;{}]*>+", own) for word in re.findall(r"\w+", part)}
         friends = {header for each, header in FRIENDS.items() if re.search(rf"\bstd::{each}\b", own)}
-        if declared & defined_anywhere & arguments or "#pragma once" not in text[name] or friends - set(re.findall(r"# *include <(\w+)>", whole)):
+        words = set(re.findall(r"\w+", own))
+        late = any(each not in closures[name] and primaries & closures[name] and classes & words for each, primaries, classes in specialised) or \
+            any(each in closures[name] and used & words and not others & closures[name] for used, each, others in late_calls)
+        if (declared - known) & defined_anywhere & arguments or late or "#pragma once" not in text[name] or friends - reached:
             found.append(name)
     return found
 
@@ -164,12 +217,23 @@ GOOD = {"part.hpp": "struct part { int size = 0; };\n#define PART_SIZE 4\n",
         "user.hpp": "#include <cairn/part.hpp>\n#include <optional>\nstruct user { std::optional<part> it; int size = PART_SIZE; };\n",
         "held.hpp": "template <class T>\nstruct held {\n  T* of;\n  ~held() { delete of; }\n  int size() const { return of->size; }\n};\n",
         "first.hpp": "#include <cairn/held.hpp>\n#include <cairn/part.hpp>\ninline int first_size(const held<part>& it) { return it.size(); }\n",
-        "second.hpp": "#include <cairn/first.hpp>\ninline int second_size(const held<part>& it) { return it.size(); }\n"}
+        "second.hpp": "#include <cairn/first.hpp>\ninline int second_size(const held<part>& it) { return it.size(); }\n",
+        "measure.hpp": "#include <cairn/part.hpp>\ninline int measure(const part& it) { return it.size; }\n",
+        "measured.hpp": "template <class T>\ninline int measured(const T& it) { return measure(it); }\n",
+        "third.hpp": "#include <cairn/measure.hpp>\n#include <cairn/measured.hpp>\ninline int third(const part& it) { return measured(it); }\n",
+        "zone.hpp": "#include <cairn/measure.hpp>\n#include <cairn/measured.hpp>\ninline int zone(const part& it) { return measured(it); }\n",
+        "role.hpp": "template <class T>\nstruct role_of {};\ntemplate <class T>\nconcept has_role = requires { typename role_of<T>::type; };\n"
+                    "template <has_role T>\nint play(const T&) { return 1; }\n",
+        "role_of_part.hpp": "#include <cairn/part.hpp>\n#include <cairn/role.hpp>\ntemplate <>\nstruct role_of<part> {\n  using type = int;\n};\n"
+                            "inline int play_part() { return play(part{}); }\n",
+        "stage.hpp": "#include <cairn/role_of_part.hpp>\ninline int stage() { return play(part{}); }\n"}
 FAULTS = {
     "a header of the system is forgotten": ("user.hpp", "#include <optional>\n", ""),
     "a header of cairn is forgotten": ("second.hpp", "#include <cairn/first.hpp>", "#include <cairn/part.hpp>"),
     "a macro's header is forgotten": ("user.hpp", "#include <cairn/part.hpp>", "struct part {};"),
     "a class that a template needs is only declared": ("second.hpp", "#include <cairn/first.hpp>", "#include <cairn/held.hpp>\nstruct part;"),
+    "a function that a template calls is forgotten": ("zone.hpp", "#include <cairn/measure.hpp>", "#include <cairn/part.hpp>"),
+    "a specialisation is forgotten": ("stage.hpp", "#include <cairn/role_of_part.hpp>", "#include <cairn/part.hpp>\n#include <cairn/role.hpp>"),
     "a template names a friend of another class": ("second.hpp", "inline", "template <class T>\nstruct maybe {\n  std::optional<T> it;\n};\ninline"),
     "a name is that of a hostile macro": ("part.hpp", "size", "near"),
     "a warning": ("first.hpp", "it.size()", "static_cast<long>(it.size())"),
