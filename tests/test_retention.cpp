@@ -354,6 +354,33 @@ TEST_CASE("a checkpoint stays if any policy keeps it") {
   }
 }
 
+TEST_CASE(
+    "a policy asks again for a manifest that the store did not give, and reads at most 64 at a commit") {
+  cairn::memory_store store;
+  const auto loss_is_step = [](std::int64_t step) { return std::optional<cairn::annotation_value>(step); };
+  {
+    cairn::checkpointer ckpt{store, quiet};
+    save_steps(ckpt, 70, loss_is_step);
+  }
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  cairn::checkpointer ckpt{cairn_test::faulty_store<cairn::memory_store>(store, faults),
+                           cairn::keep_best("loss", 2), quiet};
+  small_state t;
+  CHECK(ckpt.resume(t.state) == 70);
+  bool fails = true;
+  faults->add({.for_ever = true, .key_contains = cairn::manifest_key(3), .action = [&](std::string_view key) {
+                 if (fails)
+                   cairn::fail(cairn::error_id::storage_io, "the store is busy", {.file = std::string(key)});
+               }});
+  ckpt.save(t.state, 71).wait();
+  CHECK(ckpt.list().size() == 71);  // nothing is known of those from 3 on
+  ckpt.save(t.state, 72).wait();
+  CHECK(ckpt.list() == steps{1, 2, 3, 68, 69, 70, 71, 72});
+  fails = false;
+  ckpt.save(t.state, 73).wait();
+  CHECK(ckpt.list() == steps{1, 2, 70, 73});
+}
+
 TEST_CASE("prune leaves alone what is read, what a run resumed from, and what it committed last") {
   const scratch_directory directory(memory_disk());
   const cairn::file_store store{directory.path()};

@@ -64,14 +64,24 @@ class retention {
     verified_.push_back(step);
   }
 
-  /// Steps of the line whose manifests the policy asks for and was not told of yet.
-  [[nodiscard]] std::vector<std::int64_t> unknown() {
+  /// At most so many steps of the line whose manifests the policy asks for and was not told of yet, those that were
+  /// postponed last.
+  [[nodiscard]] std::vector<std::int64_t> unknown(std::size_t max) {
     std::vector<std::int64_t> steps;
     if (!policy_.asks_manifests()) return steps;
     const std::lock_guard lock(mutex_);
     for (const auto step : line_)
-      if (known_of(step) == nullptr) steps.push_back(step);
+      if (steps.size() < max && known_of(step) == nullptr && !has_step(postponed_, step))
+        steps.push_back(step);
+    for (const auto step : postponed_)
+      if (steps.size() < max && known_of(step) == nullptr && has_step(line_, step)) steps.push_back(step);
     return steps;
+  }
+  /// The manifest could not be read now.
+  void postpone(std::int64_t step) {
+    const std::lock_guard lock(mutex_);
+    std::erase(postponed_, step);
+    postponed_.push_back(step);
   }
   /// What the manifest of a step says.
   void learn(retained_checkpoint about) {
@@ -88,7 +98,7 @@ class retention {
   [[nodiscard]] choice choose(const std::vector<std::int64_t>& there, std::int64_t now) {
     const std::lock_guard lock(mutex_);
     detail::erase_if(known_, [&](const auto& k) { return !has_step(there, k.step); });
-    for (auto* steps : {&line_, &reported_, &leased_, &verified_})
+    for (auto* steps : {&line_, &reported_, &leased_, &verified_, &postponed_})
       detail::erase_if(*steps, [&](auto s) { return !has_step(there, s); });
     choice chosen;
     std::vector<retained_checkpoint> line;
@@ -132,6 +142,7 @@ class retention {
   }
   void forget(std::int64_t step) {
     detail::erase_if(known_, [&](const auto& k) { return k.step == step; });
+    std::erase(postponed_, step);
   }
 
   const retention_policy policy_;
@@ -142,6 +153,7 @@ class retention {
   std::vector<std::int64_t> reported_;   ///< steps of other lines that were reported
   std::vector<std::int64_t> leased_;     ///< would go, and stay while they are read
   std::vector<std::int64_t> verified_;
+  std::vector<std::int64_t> postponed_;     ///< their manifests could not be read, the last one last
   std::vector<retained_checkpoint> known_;  ///< what manifests of the line say
   std::optional<std::int64_t> base_step_;
   std::int64_t newest_ = -1;  ///< committed last

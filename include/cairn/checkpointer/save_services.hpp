@@ -172,7 +172,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
     }
   }
   void remove_outdated(step_listing& listing, save_journal* journal) {
-    for (const auto step : retention_.unknown()) retention_.learn(about(step));
+    learn_of_line();
     const auto chosen = retention_.choose(listing.steps(), static_cast<std::int64_t>(std::time(nullptr)));
     warn_of_other_lines(chosen.other_lines);
     if (chosen.remove.empty()) return;
@@ -181,14 +181,24 @@ class save_services : public std::enable_shared_from_this<save_services> {
     for (const auto old : chosen.remove)
       if (!has_step(pinned, old)) remove_old(old);
   }
-  /// What the manifest of a step says that a policy asks for.
-  [[nodiscard]] retained_checkpoint about(std::int64_t step) {
-    try {
-      auto opened = reader_.open(step, reader_.fetch(step));
-      const auto& said = opened.metadata();
-      return {.step = step, .committed_at = said.committed_at, .annotations = said.annotations};
-    } catch (const error&) {  // it stays; the next one that reads it tells why
-      return {.step = step, .readable = false};
+  /// Reads some of the manifests that a policy asks for. What is not read yet stays.
+  void learn_of_line() {
+    constexpr std::size_t max_of_a_commit = 64;  // they are read one after another, and the save waits
+    for (const auto step : retention_.unknown(max_of_a_commit)) {
+      try {
+        auto opened = reader_.open(step, reader_.fetch(step));
+        const auto& said = opened.metadata();
+        retention_.learn({.step = step, .committed_at = said.committed_at, .annotations = said.annotations});
+      } catch (const storage_error& e) {
+        if (e.id() == error_id::storage_not_committed) continue;  // gone since it was listed
+        retention_.postpone(step);
+        return;  // the next commit goes on with the others
+      } catch (const timeout_error&) {
+        retention_.postpone(step);
+        return;
+      } catch (const error&) {  // it stays; the next one that reads it tells why
+        retention_.learn({.step = step, .readable = false});
+      }
     }
   }
   /// On the scrubber's thread.
