@@ -166,8 +166,10 @@ int main(int argc, char** argv) {
   app.add_option("--keep-within", arguments.hours, "what was committed in the last so many hours stays")
       ->check(CLI::NonNegativeNumber)
       ->option_text("HOURS");
-  app.add_option("--live-within", arguments.live_hours,
-                 "the newest checkpoint of a run stays that committed it in the last so many hours (24)")
+  app.add_option(
+         "--live-within", arguments.live_hours,
+         "the newest checkpoint of a run stays that committed it in the last so many hours (24); pin what "
+         "a run has gone back to")
       ->check(CLI::NonNegativeNumber)
       ->option_text("HOURS");
   auto* remove = app.add_flag("--remove", arguments.remove, "remove them; without it nothing is changed");
