@@ -6,6 +6,7 @@
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/manage/verify.hpp>
+#include <cairn/storage/linked_files.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 
@@ -496,6 +497,47 @@ TEST_CASE("after a link that fails the next save writes everything, and after tw
     CHECK(faults->count(store_call::link) == 4);
     CHECK(loads(memory, 7));
   }
+}
+
+TEST_CASE("a save whose files are all linked is seen to be under way until it is committed") {
+  const scratch_directory directory;
+  const cairn::file_store files{directory.path()};
+  const auto faults = std::make_shared<store_faults>();
+  std::vector<float> weights(2'000, 1.0F);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {2'000}, cairn::frozen);
+  cairn::checkpointer ckpt{cairn::safetensors_storage{faulty_store<cairn::file_store>{files, faults}},
+                           quiet()};
+  cairn::safetensors_writer another{std::make_shared<cairn::file_store>(files)};
+  ckpt.save(state, 1).wait();
+  std::vector<std::size_t> seen;
+  const auto look = [&](std::string_view) { seen.push_back(another.live_saves({}).size()); };
+  faults->add({.kind = store_call::link, .action = look});
+  faults->add({.kind = store_call::publish_new, .key_contains = "manifest", .action = look});
+  const auto save = ckpt.save(state, 2);
+  save.wait();
+  CHECK(save.report().linked_bytes > 8'000);
+  CHECK(seen == std::vector<std::size_t>{1, 1});
+  CHECK(another.live_saves({}).empty());
+  CHECK(cairn::any_store(files).leftovers("step-").empty());
+}
+
+TEST_CASE("no file is linked when the time of a save is over") {
+  const cairn::any_store store{cairn::memory_store{}};
+  cairn::save_context c;
+  c.link_from = {{1, 1}};
+  const std::vector<cairn::linked_file> files(1);
+  cairn::detail::linked_files linked(store, {}, c, files, 0);
+  const auto why = [&](cairn::deadline until) {
+    try {
+      linked.link(until);
+    } catch (const cairn::error& e) {
+      return e.id();
+    }
+    return error_id{};
+  };
+  CHECK(why(cairn::deadline::in(std::chrono::nanoseconds(0))) == error_id::timeout_write);
+  CHECK(why(cairn::deadline::never()) == error_id::storage_not_found);
 }
 
 TEST_CASE("a fault at any call of a save that links leaves nothing of it, and the next one is right") {

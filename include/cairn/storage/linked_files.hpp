@@ -5,6 +5,7 @@
 #include <cairn/model/record.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <cstdint>
 #include <optional>
@@ -23,16 +24,19 @@ class linked_files {
       : store_(store), place_(place), context_(context), files_(files), first_(first) {}
 
   /// Links all of them: those of the first of context.link_from that has them. They are durable then.
-  /// @throws storage_error (storage_not_found) where none has them: they were removed; the store's errors
-  void link();
+  /// The time is looked at before each file: one that the store has begun to copy is waited for.
+  /// @throws storage_error (storage_not_found) where none has them: they were removed; timeout_error (timeout_write);
+  /// the store's errors
+  void link(deadline until);
   /// Adds the files and their items behind what the record has. @pre link() has returned
   void add_to(record& written) const;
 
  private:
+  void require_time(deadline until) const;
   /// The record of that save, if it has these files.
   [[nodiscard]] std::optional<record> record_with_files(const save_attempt& of) const;
   /// False where a file is gone; nothing is linked then.
-  [[nodiscard]] bool link_all(const save_attempt& of) const;
+  [[nodiscard]] bool link_all(const save_attempt& of, deadline until) const;
 
   const any_store& store_;
   const file_placement place_;

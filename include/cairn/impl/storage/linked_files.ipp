@@ -8,6 +8,7 @@
 #include <cairn/storage/load/stored_record.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -23,10 +24,11 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY void linked_files::link() {
+CAIRN_BODY void linked_files::link(deadline until) {
   for (const auto& of : context_.link_from) {
+    require_time(until);
     auto found = record_with_files(of);
-    if (!found || !link_all(of)) continue;
+    if (!found || !link_all(of, until)) continue;
     source_ = std::move(*found);
     return;
   }
@@ -36,6 +38,15 @@ CAIRN_BODY void linked_files::link() {
        "step " +
            std::to_string(step) + " removed? The next save writes these items anew",
        {.rank = context_.rank, .file = step_directory(step)});
+}
+
+CAIRN_BODY void linked_files::require_time(deadline until) const {
+  if (until.passed())
+    fail(
+        error_id::timeout_write,
+        "the files of frozen items were not linked in time: where the store copies them, that takes its time "
+        "(checkpointer_options::timeout)",
+        {.rank = context_.rank, .file = step_directory(context_.step)});
 }
 
 CAIRN_BODY std::optional<record> linked_files::record_with_files(const save_attempt& of) const {
@@ -64,12 +75,13 @@ CAIRN_BODY std::optional<record> linked_files::record_with_files(const save_atte
   }
 }
 
-CAIRN_BODY bool linked_files::link_all(const save_attempt& of) const {
+CAIRN_BODY bool linked_files::link_all(const save_attempt& of, deadline until) const {
   const auto own = [&](std::size_t k) {
     return data_key(context_.step, context_.rank, context_.attempt, first_ + static_cast<std::uint32_t>(k),
                     place_);
   };
   for (std::size_t k = 0; k < files_.size(); ++k) try {
+      require_time(until);
       const auto index = first_ + static_cast<std::uint32_t>(k);
       store_.link(data_key(of.step, context_.rank, of.attempt, index, place_), own(k));
     } catch (const storage_error& e) {

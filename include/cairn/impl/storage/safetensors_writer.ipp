@@ -88,7 +88,7 @@ struct safetensors_writer_base::inside {
   /// Makes the files durable, several at once, as each waits for the device, and links what is to be linked beside
   /// that. `finished`: how many may exist by then.
   void finish(const save_context& c, const staged_image& image, std::vector<object>& files,
-              detail::linked_files& linked, std::size_t& finished) const;
+              detail::linked_files& linked, deadline until, std::size_t& finished) const;
   [[nodiscard]] bool record_stands(const save_context& c) const noexcept;
   void remove_files(const save_context& c, std::size_t count) const noexcept;
 
@@ -348,6 +348,12 @@ CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_contex
   const auto& layout = image.layout();
   std::vector<object> files;
   files.reserve(layout.segments.size());
+  std::shared_ptr<object> shown;  // where no file of its own shows that the save goes on
+  if (layout.segments.empty() && protocol_.store().tracks_writers()) {
+    shown = detail::make_shared<object>(
+        protocol_.store().create(detail::announcement_key(c, protocol_.placement(c)), 0));
+    shown->announce();
+  }
   {
     detail::write_source source(image, *rings_, until);
     for (std::uint32_t k = 0; k < layout.segments.size(); ++k) {
@@ -387,20 +393,22 @@ CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_contex
                               static_cast<std::uint32_t>(layout.segments.size()));
   {
     const span_note span(image.notes().journal.get(), span_kind::sync);
-    finish(c, image, files, linked, finished);
+    finish(c, image, files, linked, until, finished);
   }
   const span_note span(image.notes().journal.get(), span_kind::await);
   image.wait_released(until);
   auto written = record_of(layout, image.digests());
   linked.add_to(written);
-  if (protocol_.store().tracks_writers())
+  if (shown != nullptr)
+    held_->keep(c, std::move(shown));
+  else if (protocol_.store().tracks_writers())
     held_->keep(c, detail::make_shared<std::vector<object>>(std::move(files)));
   return written;
 }
 
 CAIRN_BODY void safetensors_writer_base::inside::finish(const save_context& c, const staged_image& image,
                                                         std::vector<object>& files,
-                                                        detail::linked_files& linked,
+                                                        detail::linked_files& linked, deadline until,
                                                         std::size_t& finished) const {
   const auto links = image.layout().linked.size();
   finished = files.size() + links;
@@ -408,7 +416,7 @@ CAIRN_BODY void safetensors_writer_base::inside::finish(const save_context& c, c
   detail::parallel_for(files.size() + (links != 0 ? 1 : 0), 4, [&](std::size_t i, std::size_t thread) {
     const auto cpu = thread_cpu_now();
     if (i == files.size()) {
-      linked.link();
+      linked.link(until);
     } else {
       const files_under_way::note note(
           image.notes().files, data_key(c.step, c.rank, c.attempt, static_cast<std::uint32_t>(i), place));
