@@ -159,6 +159,20 @@ TEST_CASE(
   CHECK(three.lost == 0);
   CHECK(three.blocked == 0);
 }
+TEST_CASE("an image with pieces goes last, and the newest complete one does not go at all") {
+  // Generation 4 is complete; those of 5 and 6 are still being written.
+  std::vector<slot_state> slots{{.generation = 4, .has_pieces = true},
+                                {.generation = 5, .in_use = true},
+                                {.generation = 3, .has_pieces = true},
+                                {.generation = 2},
+                                {.generation = 6, .in_use = true}};
+  CHECK(cairn::detail::choose_slot(slots, 4) == 3);
+  slots[3].in_use = true;
+  CHECK(cairn::detail::choose_slot(slots, 4) == 2);
+  CHECK(cairn::detail::choose_slot(slots, 4, true) == std::nullopt);
+  slots[2].in_use = true;
+  CHECK(cairn::detail::choose_slot(slots, 4) == std::nullopt);
+}
 TEST_CASE("the search finds a rule that loses the common save") {
   CHECK(explore(2, 3, 6, 5, false, true).lost > 0);
 }

@@ -158,7 +158,7 @@ class loader {
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
       if (from_tier && verdict.outcome == load_outcome::damaged && tries_of_step++ < max_tries_of_step &&
-          tier_.find_other_sources(tried, peers())) {
+          tier_.find_other_sources(tried, deadline::in(options_.timeout))) {
         services_->report().fell_back(*step, "as it was read first, and is tried with other sources: " + why);
         continue;
       }

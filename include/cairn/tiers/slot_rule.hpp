@@ -16,6 +16,7 @@ struct slot_state {
   std::uint64_t generation = 0;  ///< that it holds: a later save has a larger number; 0: it holds none
   bool in_use = false;    ///< being filled, being written to the store, or a worker of an earlier run has it
   bool allocated = true;  ///< its memory is there and has the right size
+  bool has_pieces = false;  ///< other hosts keep pieces of what it holds
 };
 
 /// The image that the next save of a rank fills; nothing where all are in use or must stay. What it holds is given
@@ -25,6 +26,8 @@ struct slot_state {
 /// are apart, and the newest generation that is not complete goes: never the newest complete one, so that the ranks
 /// always have one in common. The choice, and giving up what the image held, is one step that no other rank's
 /// choice comes between; else two ranks could give up what each takes for safe with the other.
+///
+/// Images with pieces on other hosts go last, as a host that is lost is rebuilt from such saves; not `early`.
 ///
 /// `early`: no save waits for the image yet, so that only one that holds nothing, or an older save than the newest
 /// complete one, is given: the others may still become complete.
@@ -49,7 +52,10 @@ struct slot_state {
     return early ? s.generation < newest_complete : s.generation != newest_complete;
   };
   for (std::size_t i = 0; i < slots.size(); ++i)
-    if (may_go(slots[i]) && better(i)) chosen = i;
+    if (!slots[i].has_pieces && may_go(slots[i]) && better(i)) chosen = i;
+  const bool found = chosen.has_value();
+  for (std::size_t i = 0; i < slots.size() && !found && !early; ++i)
+    if (slots[i].has_pieces && may_go(slots[i]) && better(i)) chosen = i;
   return chosen;
 }
 

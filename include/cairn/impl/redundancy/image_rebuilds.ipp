@@ -234,6 +234,10 @@ class stepwise_rebuild final : public image_rebuild {
   }
 
   std::vector<std::string> finish() override {
+    if (slot_ == nullptr || block_ != own_table().blocks())
+      fail(error_id::corrupt_missing_file,
+           "an image could not be rebuilt whole: what is left of its set ends before it does",
+           {.rank = own().rank});
     tier_files files;
     auto name = head_.name;
     const auto content = decode_held(head_.record, name, directory_);

@@ -45,6 +45,8 @@ CAIRN_BODY void tier_slots::open(const tier_user& user) {
 
 CAIRN_BODY void tier_slots::images_were_added() {
   const std::lock_guard lock(mutex_);
+  // The image that waits for the next save may have had no file yet, and one that was added has its name now.
+  if (ready_) slots_[*std::exchange(ready_, std::nullopt)].in_use = false;
   adopt();
 }
 /// Takes over the images that no process has any more. Under the lock.
@@ -159,22 +161,16 @@ CAIRN_BODY std::optional<std::size_t> tier_slots::choose(std::uint64_t bytes, bo
   }
   for (std::size_t i = 0; i < slots_.size(); ++i)
     if (allocated >= static_cast<std::size_t>(depth_) && slots_[i].memory == nullptr) states[i].in_use = true;
-  auto chosen = std::optional<std::size_t>();
-  if (directory_.is_spread()) {
-    // The images that pieces on other hosts need go last: a piece here is of one of them.
-    auto with_pieces = states;
+  if (directory_.is_spread())
+    // Where this rank keeps a piece of a save, others keep pieces of its own image.
     for (const auto& each : directory_.names())
       if (const auto kept = parse_kept_name(each); kept && kept->rank == user.rank)
         for (const auto& h : held)
           for (std::size_t i = 0; i < slots_.size(); ++i)
             if (h.rank == user.rank && h.slot == slots_[i].number && h.run == kept->run &&
                 h.attempt == kept->attempt)
-              with_pieces[i].in_use = true;
-    chosen = choose_slot(with_pieces, newest_complete, early);
-    if (!chosen && !early) chosen = choose_slot(states, 0);
-  } else {
-    chosen = choose_slot(states, newest_complete, early);
-  }
+              states[i].has_pieces = true;
+  const auto chosen = choose_slot(states, newest_complete, early);
   if (!chosen) return std::nullopt;
   for (const auto& h : held)
     if (h.rank == user.rank && h.slot == slots_[*chosen].number) directory_.remove_record(h);
