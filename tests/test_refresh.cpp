@@ -118,6 +118,28 @@ void damage(const std::string& file, std::uint64_t at) {
   f.put(c);
 }
 
+/// A communicator that notes how long a receive() may take at most, and gives it two minutes.
+class noting_communicator {
+ public:
+  using cairn_role = cairn::role::communicator;
+  explicit noting_communicator(cairn::thread_communicator inner) : inner_(std::move(inner)) {}
+  [[nodiscard]] int rank() const { return inner_.rank(); }
+  [[nodiscard]] int size() const { return inner_.size(); }
+  void send(int to, std::span<const std::byte> bytes, cairn::deadline until) {
+    inner_.send(to, bytes, until);
+  }
+  [[nodiscard]] std::vector<std::byte> receive(int from, cairn::deadline until) {
+    *longest_ = std::max(*longest_, until.left());
+    return inner_.receive(from, cairn::deadline::in(std::chrono::minutes(2)));
+  }
+  /// The longest so far; for the thread that receives, and after its end.
+  [[nodiscard]] const std::shared_ptr<std::chrono::nanoseconds>& longest() const noexcept { return longest_; }
+
+ private:
+  cairn::thread_communicator inner_;
+  std::shared_ptr<std::chrono::nanoseconds> longest_ = std::make_shared<std::chrono::nanoseconds>(0);
+};
+
 TEST_CASE("a refresh reads the blocks that changed, and little else") {
   trainer run;
   run.tensors = {{"w", floats(36 * block_floats)}, {"v", floats(4 * block_floats - 7)}};
@@ -611,6 +633,45 @@ TEST_CASE("ranks refresh together: memory changes on all of them or on none") {
   });
 }
 
+TEST_CASE("one rank decides whether there is time for another checkpoint") {
+  trainer run;
+  run.tensors = {{"w", floats(10)}};
+  run.save(2);
+  const cairn::thread_group group(2);
+  std::vector<std::string> ends(2);
+  const auto refresh = [&](int rank, auto communicator, cairn::checkpointer_options options) {
+    counted_store store(run.directory.path());
+    if (rank == 1)
+      store.faults().add(
+          {.kind = store_call::size, .key_contains = ".safetensors", .action = [&](std::string_view) {
+             run.save(3);
+             cairn::checkpointer{cairn::file_store{run.directory.path()}, quiet()}.remove(2);
+             std::this_thread::sleep_for(options.timeout);  // here it is too late now
+           }});
+    std::vector<float> w(10);
+    cairn::state_dict state;
+    state.tensor("w", w, {10});
+    auto& end = ends[static_cast<std::size_t>(rank)];
+    try {
+      cairn::checkpointer ckpt{store, std::move(communicator), cairn::read_only{}, options};
+      end = "step " + std::to_string(ckpt.refresh(state).step);
+      ckpt.close();
+    } catch (const cairn::error& e) {
+      end = cairn::error_name(e.id());
+    }
+  };
+  {
+    std::jthread first([&] { refresh(0, group.communicator(0), quiet()); });
+    std::jthread second([&] {
+      auto options = quiet();
+      options.timeout = std::chrono::milliseconds(100);
+      refresh(1, noting_communicator(group.communicator(1)), options);
+    });
+  }
+  CHECK_FALSE(ends[0].empty());
+  CHECK(ends[0] == ends[1]);
+}
+
 TEST_CASE("compressed checkpoints are refreshed block by block, too") {
   scratch_directory directory;
 #if CAIRN_USES_ZSTD + 0
@@ -751,6 +812,50 @@ TEST_CASE("one rank waits and tells the others") {
   for (std::size_t r = 0; r < 3; ++r) {
     CHECK(got[r] == std::vector<std::int64_t>{3, 9});
     CHECK(why[r] == cairn::follow_end::stopped);
+  }
+}
+
+TEST_CASE("the other ranks wait for as long as the one that looks") {
+  using std::chrono::nanoseconds;
+  trainer run;
+  run.tensors = {{"w", floats(10)}};
+  for (const bool never : {false, true}) {
+    const cairn::thread_group group(2);
+    std::shared_ptr<nanoseconds> waited;
+    std::vector<cairn::follow_end> why(2);
+    const auto follow = [&](int rank, auto communicator, nanoseconds timeout) {
+      cairn::checkpointer ckpt{cairn::file_store{run.directory.path()}, std::move(communicator), quiet()};
+      if (rank == 1) *waited = nanoseconds(0);
+      auto steps = ckpt.follow({.timeout = timeout, .stop = [] { return true; }});
+      if (!steps.next()) why[static_cast<std::size_t>(rank)] = steps.why();
+      ckpt.close();
+    };
+    {
+      std::jthread first(
+          [&] { follow(0, group.communicator(0), never ? nanoseconds::max() : std::chrono::hours(24)); });
+      std::jthread second([&] {
+        noting_communicator communicator(group.communicator(1));
+        waited = communicator.longest();
+        follow(1, std::move(communicator), never ? nanoseconds::max() : nanoseconds(0));
+      });
+    }
+    CHECK(why == std::vector<cairn::follow_end>(2, cairn::follow_end::stopped));
+    CHECK(*waited > std::chrono::hours(23));
+  }
+}
+
+TEST_CASE("a follower may look as often as it likes") {
+  trainer run;
+  run.tensors = {{"w", floats(10)}};
+  cairn::checkpointer ckpt{counted_store(run.directory.path()), quiet()};
+  std::int64_t saved = 0, seen = 0;
+  auto steps = ckpt.follow({.max_pause = std::chrono::nanoseconds(1), .stop = [&] {
+                              if (saved == seen) run.save(++saved);
+                              return false;
+                            }});
+  while (seen < 3) {
+    const auto step = steps.next();
+    CHECK(step == ++seen);
   }
 }
 

@@ -79,10 +79,9 @@ class loader {
         return report;
       }
       // Removed since it was listed: there may be newer ones instead.
-      if (step || !may_be_gone(failure) || until.passed()) std::rethrow_exception(failure);
-      const auto steps = decode_steps(read_once(
-          group_, [&] { return encode_steps(services_->reader().list()); }, peers()));
-      if (has_step(steps, opened.step)) std::rethrow_exception(failure);
+      if (step || !may_be_gone(failure)) std::rethrow_exception(failure);
+      const auto steps = list_before(until);
+      if (!steps || has_step(*steps, opened.step)) std::rethrow_exception(failure);
     }
   }
   /// See checkpointer_base::torn_items().
@@ -170,11 +169,12 @@ class loader {
         services_->report().fell_back(*step, "as the local tier holds it: " + why);
         continue;
       }
-      if (may_be_gone(verdict.failure) && !until.passed()) {
+      if (may_be_gone(verdict.failure)) {
         // Removed since it was listed: there may be newer ones instead.
-        steps = decode_steps(read_once(
-            group_, [&] { return encode_steps(services_->reader().list()); }, peers()));
-        if (!has_step(steps, *step)) continue;
+        if (auto listed = list_before(until)) {
+          steps = std::move(*listed);
+          if (!has_step(steps, *step)) continue;
+        }
       }
       passed.push_back(*step);
       if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !options_.read_only)
@@ -269,6 +269,16 @@ class loader {
     } catch (...) {
       return false;
     }
+  }
+  /// What the store lists now; nothing where `until` has passed on rank 0, which decides for all: they began at
+  /// different times. Collective.
+  std::optional<std::vector<std::int64_t>> list_before(deadline until) {
+    const auto listed = read_once(
+        group_,
+        [&] { return until.passed() ? std::vector<std::byte>() : encode_steps(services_->reader().list()); },
+        peers());
+    if (listed.empty()) return std::nullopt;
+    return decode_steps(listed);
   }
   load_verdict attempt_to_resume(any_load_planner& planner, const state_dict& state, std::int64_t step,
                                  load_report& report, const held_step* held) {

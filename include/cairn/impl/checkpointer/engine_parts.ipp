@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -118,13 +119,23 @@ class composed_engine final : public engine {
   }
   [[nodiscard]] std::vector<std::string> torn_items() override { return loader_.torn_items(); }
   [[nodiscard]] std::optional<std::int64_t> next_step(following& f) override {
+    // How long rank 0 waits, first: the others may have been given another time.
+    const auto limit = read_once(
+        group_,
+        [&] {
+          wire_writer out;
+          out.put(std::int64_t{f.options.timeout.count()});
+          return out.take();
+        },
+        after_peers(f.options.timeout));
+    const std::chrono::nanoseconds timeout(wire_reader(limit).get<std::int64_t>());
     const auto wait = [&] {
       const auto step = wait_for_step(f, services_->reader(), services_->writer(), run_);
       wire_writer out;
       out.put(f.why).put(step.value_or(0));
       return out.take();
     };
-    const auto bytes = read_once(group_, wait, deadline::in(f.options.timeout + options_.peer_timeout));
+    const auto bytes = read_once(group_, wait, after_peers(timeout));
     wire_reader in(bytes);
     f.why = in.get_enum(follow_end::trainer_gone);
     const auto step = in.get<std::int64_t>();
@@ -236,6 +247,12 @@ class composed_engine final : public engine {
     return bytes;
   }
   [[nodiscard]] deadline peer_deadline() const noexcept { return deadline::in(options_.peer_timeout); }
+  /// peer_deadline(), where a peer may wait for so long itself.
+  [[nodiscard]] deadline after_peers(std::chrono::nanoseconds timeout) const noexcept {
+    return timeout > std::chrono::nanoseconds::max() - options_.peer_timeout
+               ? deadline::never()
+               : deadline::in(timeout + options_.peer_timeout);
+  }
   void probe_store() {
     if (!probed_ && !options_.read_only)
       probe_shared_store(group_, services_->writer(), run_, place_, options_.peer_timeout,

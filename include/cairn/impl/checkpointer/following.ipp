@@ -25,6 +25,7 @@ namespace detail {
   digest_stream chance;
   chance.put(run.high).put(run.low).put(deadline::clock::now().time_since_epoch().count());
   const auto part = static_cast<std::int64_t>(chance.value() % 1001);
+  pause = std::min(pause, std::chrono::nanoseconds::max() / 2);
   return pause / 4 * 3 + pause / 2000 * part;
 }
 
@@ -68,7 +69,7 @@ CAIRN_BODY std::optional<std::int64_t> wait_for_step(following& f, any_reader& r
 
     auto longest = f.options.max_pause;
     const bool told = f.watch != nullptr && f.watch->sees_all();
-    if (!told && f.interval.count() != 0) longest = std::clamp(f.interval / 10, shortest, longest);
+    if (!told && f.interval.count() != 0) longest = std::min(std::max(f.interval / 10, shortest), longest);
     auto next = deadline::in(with_jitter(std::min(told ? longest : pause, longest), run)).earlier(until);
     if (silent < f.options.gone_after) next = next.earlier(deadline::in(f.options.gone_after - silent));
     pause = std::min(2 * pause, longest);
