@@ -73,6 +73,21 @@ cairn::any_redundancy redundancy_of(const scavenge_arguments& arguments) {
 #endif
 }
 
+/// Whether a resume would go on from the step: another run may have committed since to the store, from an older one.
+bool leads_on(const cairn::held_step& which, const std::optional<cairn::run_id>& newest) {
+  return !newest || which.run == *newest || !which.runs ||
+         std::find(which.runs->begin(), which.runs->end(), *newest) != which.runs->end();
+}
+/// Who saved the newest checkpoint of a store that can be read; nothing where there is none.
+std::optional<cairn::run_id> newest_run(const tools::storage_type& store,
+                                        const std::vector<std::int64_t>& stored) {
+  for (auto step = stored.rbegin(); step != stored.rend(); ++step) try {
+      return store.reader().run_of(*step);
+    } catch (const cairn::corrupt_error&) {
+    }
+  return std::nullopt;
+}
+
 tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
   const cairn::stop_signal stop{SIGINT, SIGTERM};
   const auto store_name = arguments.places.back();
@@ -116,6 +131,7 @@ tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
 
   const tools::storage_type to{tools::open_store(store_name)};
   const auto stored = to.reader().list();
+  const auto newest = newest_run(to, stored);
   for (auto s = steps.rbegin(); s != steps.rend(); ++s) {
     if (!s->missing.empty() || (arguments.step >= 0 && s->which.step != arguments.step)) continue;
     const auto step = s->which.step;
@@ -125,10 +141,19 @@ tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
                 "  is the newest of the store already; nothing was saved");
       return tools::fine;
     }
+    if (arguments.step < 0 && !leads_on(s->which, newest)) {
+      lines.complain(name + ": the job went on elsewhere since, and another run committed step " +
+                     std::to_string(stored.back()) + " of the store; --step " + std::to_string(step) +
+                     " saves it all the same");
+      continue;
+    }
     try {
       for (const auto& why : cairn::give_up_damaged_images(directories, *s)) lines.complain(why);
       auto now = look();
-      const auto same = [&](const auto& each) { return each.which == s->which; };
+      const auto same = [&](const cairn::surviving_step& each) {
+        return each.which.step == s->which.step && each.which.run == s->which.run &&
+               each.which.attempt == s->which.attempt && each.which.world_size == s->which.world_size;
+      };
       const auto found = std::find_if(now.begin(), now.end(), same);
       if (found == now.end() || !found->missing.empty()) continue;
       if (!found->lost.empty()) {

@@ -481,6 +481,7 @@ TEST_CASE("what a job left on hosts is one store, with images rebuilt that were 
   const auto before = find_surviving_steps(left, by, notes);
   REQUIRE_FALSE(before.empty());
   CHECK(before.back().lost.empty());
+  CHECK(before.back().which.runs.has_value());  // who it descends from
   CHECK(give_up_damaged_images(left, before.back()).size() == 1);
   const auto step = find_surviving_steps(left, by, notes).back();
   CHECK(step.which.step == 3);

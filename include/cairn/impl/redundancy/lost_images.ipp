@@ -64,6 +64,7 @@ CAIRN_BODY std::vector<surviving_step> find_surviving_steps(std::span<const std:
         .plan_digest = save.plan_digest,
         .lost = {},
         .missing = {}};
+    if (save.has_runs) step.which.runs = save.runs;
     auto image = save.images.begin();
     for (std::int32_t rank = 0; rank < save.world_size; ++rank)
       if (image != save.images.end() && image->rank == rank)

@@ -48,7 +48,7 @@ class redundancy_by_links final : public redundant_saves {
         form_sets(groups, by_.set_count(static_cast<std::int32_t>(groups.size())), by_.tolerated()));
     tier_ = std::move(tier);
     link_.emplace(maker_.connect(job, until));
-    const redundancy_options options{.timeout = std::min<std::chrono::nanoseconds>(timeout, longest),
+    const redundancy_options options{.timeout = timeout,
                                      .block_timeout = std::min<std::chrono::nanoseconds>(timeout, block)};
     votes_ = std::make_unique<held_votes>(*link_, tier_, places[static_cast<std::size_t>(job.rank())],
                                           options.timeout, options.block_timeout);
@@ -80,7 +80,6 @@ class redundancy_by_links final : public redundant_saves {
   }
 
  private:
-  static constexpr std::chrono::seconds longest{60};
   static constexpr std::chrono::seconds block{5};
 
   const any_redundancy by_;
